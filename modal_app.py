@@ -89,10 +89,8 @@ def _with_engine(name: str) -> modal.Image:
     """An engine on PATH, in a Python of its own: it needs another torch than the harness."""
     base = modal.Image.from_registry(CUDA, add_python="3.12").entrypoint([])
     # FlashInfer calls ninja by its name, and that of the engine's Python is not on PATH
-    base = base.apt_install("ninja-build").env(
-        {"FLASHINFER_WORKSPACE_BASE": f"{COMPILED}/flashinfer"}
-    )
-    return _with_packages(base).run_commands(
+    kernels = {"FLASHINFER_WORKSPACE_BASE": f"{COMPILED}/flashinfer"}
+    return _with_packages(base.apt_install("ninja-build").env(kernels)).run_commands(
         "python -m venv /opt/engine",
         f"/opt/engine/bin/pip install {ENGINES[name]}",
         f"ln -s /opt/engine/bin/{name} /usr/local/bin/{name}",
@@ -301,7 +299,7 @@ def _store_call(folder: str, call_id: str | None) -> None:
         batch.put_file(io.BytesIO(content), f"{folder}/{CALL}")
 
 
-def _stored_call(folder: str) -> dict[str, str | None]:
+def _stored_call(folder: str) -> dict[str, Any]:
     """The call that last wrote into a folder of the results volume, and its app; empty if none."""
     try:
         return json.loads(b"".join(runs.read_file(f"{folder}/{CALL}")))

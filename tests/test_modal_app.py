@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -18,11 +19,10 @@ from types import SimpleNamespace
 from typing import Any, BinaryIO, ClassVar
 
 import pytest
-from modal import App, FunctionCall
+from modal import App, FunctionCall, exception
 from modal._utils.async_utils import synchronizer
 from modal.cli.import_refs import _get_runnable_app, import_and_filter, parse_import_ref
 from modal.exception import (
-    ConnectionError,
     InternalError,
     NotFoundError,
     RemoteError,
@@ -481,15 +481,29 @@ def test_images_have_the_transformers_of_pyproject_and_keep_what_engines_compile
     assert f"FLASHINFER_WORKSPACE_BASE={modal_app.COMPILED}/" in of_engine
 
 
-def interrupted_sweep(cloud: Card, volume: Path) -> tuple[Job, Path, str]:
-    """A sweep's job, and the run that a container left unfinished, with its stored trials."""
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A volume with the run of `sweep_job`, which is complete; copied by each test."""
+    volume = tmp_path_factory.mktemp("finished")
+    modal_app.on_gpu.local(sweep_job(), str(volume))
+    return volume
+
+
+def coordinated(job: Job, root: Path) -> remote.Delivery:
+    """What the coordinator gives of a launch with one job."""
+    deliveries = modal_app.in_cloud.local([job], str(root))
+    assert deliveries is not None
+    (delivery,) = deliveries
+    return delivery
+
+
+def copied(finished: Path, volume: Path) -> tuple[Job, Path]:
+    """The job of a finished sweep, and its run on another volume."""
     job = sweep_job()
-    first = cloud.run(job, str(volume))
-    trials = Path(first.folder or "") / "trials.jsonl"
-    stored = "".join(trials.read_text().splitlines(keepends=True)[:2])
-    trials.write_text(stored)
-    RunFolder(trials.parent, load(trials.parent).manifest).update_manifest({"status": "running"})
-    return job, trials.parent, stored
+    shutil.copytree(finished, volume, dirs_exist_ok=True)
+    folder = remote.stored_run(job.home(volume))
+    assert folder is not None
+    return job, folder
 
 
 @pytest.mark.slow
@@ -614,14 +628,14 @@ def test_a_coordinator_that_is_replaced_takes_the_calls_that_run(
     running = Call(lambda: remote.Delivery(job, 1, error="of the first call"), polls=2)
     content = {"call": running.object_id, "app": modal_app.app.app_id}
     stored[f"{job.launch}/{job.name}/call.json"] = json.dumps(content).encode()
-    (delivery,) = modal_app.in_cloud.local([job], str(tmp_path))
+    delivery = coordinated(job, tmp_path)
     assert delivery.error == "of the first call"
     assert list(Call.made.values()) == [running], "no other call was spawned"
     (line,) = capsys.readouterr().out.splitlines()
     assert line == "sweep-l4: still running or queued, waiting (0 min)"
 
 
-@pytest.mark.parametrize("answer", [ServiceError, InternalError, ConnectionError])
+@pytest.mark.parametrize("answer", [ServiceError, InternalError, exception.ConnectionError])
 def test_a_job_goes_on_where_modal_is_not_reached_for_a_while(
     answer: type[Exception],
     tmp_path: Path,
@@ -631,7 +645,7 @@ def test_a_job_goes_on_where_modal_is_not_reached_for_a_while(
     card = Card(absent="L4", polls=2, answer=answer)
     monkeypatch.setattr(modal_app, "on_gpu", card)
     monkeypatch.setattr(modal_app, "SILENCE_S", 0.0)
-    (delivery,) = modal_app.in_cloud.local([sweep_job()], str(tmp_path))
+    delivery = coordinated(sweep_job(), tmp_path)
     assert delivery.error == "RuntimeError: no such card was free", "of the job itself"
     assert capsys.readouterr().out.count("sweep-l4: Modal was not reached, asking again") == 2
 
@@ -645,7 +659,7 @@ def test_a_job_that_waits_for_a_card_says_so_and_one_that_runs_does_not(
 ) -> None:
     monkeypatch.setattr(modal_app, "on_gpu", Card(absent="L4", polls=2, running=running))
     monkeypatch.setattr(modal_app, "SILENCE_S", 0.0)
-    (delivery,) = modal_app.in_cloud.local([sweep_job()], str(tmp_path))
+    delivery = coordinated(sweep_job(), tmp_path)
     assert delivery.error == "RuntimeError: no such card was free", "also where nobody can say"
     lines = capsys.readouterr().out.splitlines()
     waits = [line for line in lines if line.startswith("sweep-l4: no container with L4 so far")]
@@ -666,12 +680,15 @@ def test_a_timeout_inside_a_job_is_not_taken_for_a_job_that_still_runs(
 
 @pytest.mark.slow
 def test_a_container_with_another_card_begins_a_new_run_and_leaves_the_first_as_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job, first, stored = interrupted_sweep(Card(), tmp_path)
+    job, first = copied(finished, tmp_path)
+    stored = "".join((first / "trials.jsonl").read_text().splitlines(keepends=True)[:2])
+    (first / "trials.jsonl").write_text(stored)
     manifest = load(first).manifest
     environment = {**manifest["environment"], "device_name": "NVIDIA A10"}
-    RunFolder(first, manifest).update_manifest({"environment": environment})
+    changed = {"environment": environment, "status": "running"}
+    RunFolder(first, manifest).update_manifest(changed)
     again = modal_app.on_gpu.local(job, str(tmp_path))
     assert (again.status, again.error) == (0, None)
     assert again.folder is not None
@@ -814,22 +831,21 @@ def test_a_job_that_is_given_up_brings_back_what_it_had_stored(
 
 
 def test_a_container_that_takes_over_goes_on_with_what_the_first_one_stored(
-    tmp_path: Path,
+    finished: Path, tmp_path: Path
 ) -> None:
-    job, volume = sweep_job(), str(tmp_path)
-    first = modal_app.on_gpu.local(job, volume)
-    trials = Path(first.folder or "") / "trials.jsonl"
+    (job, first), volume = copied(finished, tmp_path), str(tmp_path)
+    trials = first / "trials.jsonl"
     stored = trials.read_text().splitlines(keepends=True)
     trials.write_text("".join(stored[:2]) + stored[2][:9])
     folder = RunFolder(trials.parent, load(trials.parent).manifest)
     folder.update_manifest({"status": "running"})
     again = modal_app.on_gpu.local(job, volume)
-    assert (again.folder, again.status) == (first.folder, 0)
+    assert (again.folder, again.status) == (str(first), 0)
     lines = trials.read_text().splitlines(keepends=True)
     assert lines[:2] == stored[:2]
     assert len(lines) == len(stored)
     (delivery,) = remote.fan_out([job], volume, lambda _: pytest.fail("complete: nothing to rent"))
-    assert delivery.folder == first.folder
+    assert delivery.folder == str(first)
 
 
 def test_what_the_user_can_fix_is_not_tried_again(tmp_path: Path) -> None:

@@ -203,9 +203,10 @@ class PairAnalysis:
         baseline that nobody serves, and with drafts that are compared with another one.
         """
         apart = self.setup.timed_apart
-        plain_s = next(
-            (lat.rounds.plain_s for name, lat in latencies.items() if name not in apart), None
-        )
+        first = next((draft for draft in latencies if draft not in apart), None)
+        if first is None:
+            return latencies
+        plain_s = latencies[first].rounds.plain_s
         return {
             name: replace(latency, rounds=replace(latency.rounds, other_plain_s=plain_s))
             if name in apart
