@@ -30,9 +30,9 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +88,9 @@ def _with_packages(base: modal.Image) -> modal.Image:
 def _with_engine(name: str) -> modal.Image:
     """An engine on PATH, in a Python of its own: it needs another torch than the harness."""
     base = modal.Image.from_registry(CUDA, add_python="3.12").entrypoint([])
-    return _with_packages(base).run_commands(
+    # FlashInfer calls ninja by its name, and that of the engine's Python is not on PATH
+    kernels = {"FLASHINFER_WORKSPACE_BASE": f"{COMPILED}/flashinfer"}
+    return _with_packages(base.apt_install("ninja-build").env(kernels)).run_commands(
         "python -m venv /opt/engine",
         f"/opt/engine/bin/pip install {ENGINES[name]}",
         f"ln -s /opt/engine/bin/{name} /usr/local/bin/{name}",
@@ -171,26 +173,45 @@ def on_engine(job: "Job", root: str = RUNS) -> "Delivery":
 def _run(job: "Job", root: str) -> "Delivery":
     from harness.cloud import remote
 
-    _reload()
+    with _as_its_own_errors():
+        _reload()
+        try:
+            return remote.run_job(job, root)
+        finally:
+            if not modal.is_local():
+                for volume in (runs, hub_cache, compiled):
+                    volume.commit()
+
+
+@contextmanager
+def _as_its_own_errors() -> Iterator[None]:
+    """Raise a call's own time-outs, and Modal's errors in it, as RuntimeErrors.
+
+    A caller that polls takes them for answers: there is no result yet, or it is not known.
+    """
     try:
-        return remote.run_job(job, root)
-    except TimeoutError as error:
-        # A caller that polls is told by a TimeoutError that there is no result yet
-        raise RuntimeError(f"TimeoutError: {error}") from error
-    finally:
-        if not modal.is_local():
-            for volume in (runs, hub_cache, compiled):
-                volume.commit()
+        yield
+    except (TimeoutError, *UNKNOWN) as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
 # Stopped, it would leave its jobs to a second one that starts them again
 @app.function(image=image, volumes={RUNS: runs}, timeout=WAIT_S, nonpreemptible=True)
-def in_cloud(jobs: "Sequence[Job]", root: str = RUNS) -> "list[Delivery]":
-    """Run the jobs of one launch, each on its GPU, and return what each of them gave."""
+def in_cloud(jobs: "Sequence[Job]", root: str = RUNS) -> "list[Delivery] | None":
+    """Run the jobs of one launch, each on its GPU, and return what each of them gave.
+
+    None where another call runs the launch. The call stores its id itself, before it starts
+    anything: whoever asked for it may be stopped before he has learned the id.
+    """
     from harness.cloud import remote
 
-    _reload()
-    return remote.fan_out(jobs, root, lambda waiting: _run_each(waiting, root))
+    launch, call_id = jobs[0].launch, modal.current_function_call_id()
+    with _as_its_own_errors():
+        if _stored_call(launch).get("call") != call_id and _unfinished(launch) is not None:
+            return None
+        _store_call(launch, call_id)
+        _reload()
+        return remote.fan_out(jobs, root, lambda waiting: _run_each(waiting, root))
 
 
 def _run_each(jobs: "Sequence[Job]", root: str) -> "list[Delivery]":
@@ -211,7 +232,10 @@ def _run_each(jobs: "Sequence[Job]", root: str) -> "list[Delivery]":
                 try:
                     return call.get(timeout=SILENCE_S)
                 except TimeoutError:  # no result so far; a call that finds no card raises nothing
-                    _say_if_queued(sized, job, time.monotonic() - begin)
+                    _say_waiting(None if running else sized, job, time.monotonic() - begin)
+                except UNKNOWN as error:  # the job itself goes on
+                    print(f"{job.name}: Modal was not reached, asking again: {error}", flush=True)
+                    time.sleep(SILENCE_S)
         except Exception as error:
             return error
 
@@ -224,10 +248,18 @@ def _run_each(jobs: "Sequence[Job]", root: str) -> "list[Delivery]":
     ]
 
 
-def _say_if_queued(function: Any, job: "Job", seconds: float) -> None:
-    with suppress(modal.Error):  # a line is not worth a result
+def _say_waiting(function: Any | None, job: "Job", seconds: float) -> None:
+    """Say what is waited for; `function` is None where the call may be of an earlier app.
+
+    The statistics are of this app's function, and say nothing of such a call.
+    """
+    minutes = f"{seconds / 60:.0f} min"
+    if function is None:
+        print(f"{job.name}: still running or queued, waiting ({minutes})", flush=True)
+        return
+    # Not only Modal's errors: whatever fails here, the line is not worth the job's result
+    with suppress(Exception):
         if function.get_current_stats().num_running_inputs == 0:
-            minutes = f"{seconds / 60:.0f} min"
             print(
                 f"{job.name}: no container with {job.gpu} so far, waiting ({minutes})", flush=True
             )
@@ -236,12 +268,15 @@ def _say_if_queued(function: Any, job: "Job", seconds: float) -> None:
 def _started(jobs: "list[Job]") -> "list[Delivery]":
     """The results of a launch; one that still runs is waited for, and then what it lacks is run."""
     launch, wait_s = jobs[0].launch, 0.0
-    while (running := _unfinished(launch, wait_s)) is not None:
-        print(f"{launch}: still running, waiting for it; logs: {_logs(running[1])}", flush=True)
-        wait_s = SILENCE_S
-    call = _spawned(in_cloud, launch, jobs)
-    print(f"logs: {_logs(app.app_id)}", flush=True)
-    return call.get()
+    while True:
+        while (running := _unfinished(launch, wait_s)) is not None:
+            print(f"{launch}: still running, waiting for it; logs: {_logs(running[1])}", flush=True)
+            wait_s = SILENCE_S
+        call = in_cloud.spawn(jobs)
+        print(f"logs: {_logs(app.app_id)}", flush=True)
+        deliveries = call.get()
+        if deliveries is not None:  # else another call runs the launch, started meanwhile
+            return deliveries
 
 
 def _logs(app_id: str | None) -> str:
@@ -254,10 +289,22 @@ def _spawned(function: Any, folder: str, *arguments: Any) -> Any:
     A lock on a file does not reach from one container to another: the id says who writes.
     """
     call = function.spawn(*arguments)
-    content = json.dumps({"call": call.object_id, "app": app.app_id}).encode()
+    _store_call(folder, call.object_id)
+    return call
+
+
+def _store_call(folder: str, call_id: str | None) -> None:
+    content = json.dumps({"call": call_id, "app": app.app_id}).encode()
     with runs.batch_upload(force=True) as batch:
         batch.put_file(io.BytesIO(content), f"{folder}/{CALL}")
-    return call
+
+
+def _stored_call(folder: str) -> dict[str, Any]:
+    """The call that last wrote into a folder of the results volume, and its app; empty if none."""
+    try:
+        return json.loads(b"".join(runs.read_file(f"{folder}/{CALL}")))
+    except FileNotFoundError:
+        return {}
 
 
 def _unfinished(folder: str, wait_s: float = 0.0) -> tuple[Any, str | None] | None:
@@ -270,9 +317,8 @@ def _unfinished(folder: str, wait_s: float = 0.0) -> tuple[Any, str | None] | No
     Raises:
         modal.Error: Modal cannot be asked, so that it is not known.
     """
-    try:
-        stored = json.loads(b"".join(runs.read_file(f"{folder}/{CALL}")))
-    except FileNotFoundError:
+    stored = _stored_call(folder)
+    if not stored:
         return None
     call = modal.FunctionCall.from_id(stored["call"])
     try:
@@ -335,6 +381,10 @@ def server(
     resume: str = "",
 ) -> None:
     """Measure one pair on the engine that will serve it, on one GPU."""
+    if any(word.lstrip("+").startswith("engine=") for word in shlex.split(overrides)):
+        # The image was chosen by --engine before the overrides are read
+        print("error: --overrides engine=...: give --engine instead", file=sys.stderr)
+        sys.exit(2)
     fixed = [f"engine={engine}", f"model={model}", f"draft={draft}"]
     _launch("server", fixed, [gpu], overrides, resume)
 

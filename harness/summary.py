@@ -330,9 +330,11 @@ class RoundSummary:
     plain_s: float  # R(0), one plain token
     round_s: dict[int, float]  # R(K) by K, where it was timed; rounds in between lie on a line
     visits: int = 0  # how often they were timed
+    # The plain token that speedups are over, where the target ran in a slower way for this draft
+    other_plain_s: float | None = None
 
     def relative(self, k: int) -> float:
-        """R(K) / R(0): what a round costs in plain tokens."""
+        """R(K) / R(0): what a round costs in plain tokens, timed next to it."""
         return self.round_s[k] / self.plain_s
 
 

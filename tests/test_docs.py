@@ -22,10 +22,15 @@ TEST = re.compile(r"`(test_\w+)?::(test_\w+)`")
 IN_MODAL = """
 import json, sys
 from contextlib import nullcontext
+import functools
 import modal.cli.run
+from harness import cli
 from click.testing import CliRunner
 from modal.cli.entry_point import entrypoint_cli
 modal.cli.run.run_app = lambda *_, **__: nullcontext()
+# What several lines ask for alike is composed once
+composed = functools.cache(cli._composed)
+cli._composed = lambda command, words: composed(command, tuple(words))
 def typed(words):
     sys.argv = ["modal", *words]
     result = CliRunner().invoke(entrypoint_cli, words)

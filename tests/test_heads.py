@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from transformers import LlamaConfig
 
 from harness import prompts as prompt_sets
 from harness.analysis import analyse
+from harness.analysis.cards import rank_cards
 from harness.cli import compose, draft_conf
 from harness.commands.pair import open_drafted
 from harness.config import ModelConf
@@ -50,7 +51,7 @@ from harness.models.head_files import load_head
 from harness.models.lean.model import LeanModel
 from harness.models.lean.pieces import compiled_pieces
 from harness.models.load import LoadedModel
-from harness.records import RULES, Rule, UserError
+from harness.records import RULES, RoundTiming, Rule, UserError
 from harness.reporting.sentences.caveats import caveats
 from harness.storage import RunFolder, StoredRun, load_traces
 from harness.summary import Summary
@@ -518,6 +519,65 @@ def test_a_head_makes_no_other_draft_of_an_audition_eager(tmp_path: Path) -> Non
     assert summary.price_per_hour_usd is not None
     cost = usd_per_million_tokens(plain_s, summary.price_per_hour_usd)
     assert summary.plain_usd_per_million_tokens == pytest.approx(cost)
+
+
+# Of the target as the others run it and for the head, and of a round with K = 1, seconds
+PLAIN_S = {"tiny": 0.010, "tiny, eager": 0.030}
+ROUND_S = {"tiny_eagle3": 0.020, "tiny_good": 0.012}
+
+
+def timed_as(run: StoredRun, drafts: Sequence[str]) -> Summary:
+    """What is said of an audition of these drafts, in this order, had rounds taken ROUND_S."""
+    timing = RoundTiming(0, "", "", 0, 0.0, 64, 1, rounds=100, new_tokens=100, seconds=0.0)
+    rounds = [
+        replace(timing, visit=visit, draft=draft, model=model, k=k, seconds=100 * seconds)
+        for draft in drafts
+        for visit in (0, 1)
+        for model in ("tiny, eager" if draft == "tiny_eagle3" else "tiny",)
+        for k, seconds in ((0, PLAIN_S[model]), (1, ROUND_S[draft]))
+    ]
+    timed = replace(run, rounds=tuple(rounds))
+    vars(timed)["traces"] = sorted(run.traces, key=lambda trace: drafts.index(trace.draft))
+    return on_a_card(timed)
+
+
+def test_a_head_that_ran_eagerly_is_compared_with_what_the_others_are_in_any_order(
+    tmp_path: Path,
+) -> None:
+    words = [*FEW, f"results_root={tmp_path}", "gpu=a10g", "latency.measure=false"]
+    run = ran("audition", *words, "drafts=[tiny_eagle3,tiny_good]")
+    pages = []
+    for drafts in (["tiny_eagle3", "tiny_good"], ["tiny_good", "tiny_eagle3"]):
+        summary = timed_as(run, drafts)
+        plain = [row.ms_per_token for row in summary.results if row.k == 0]
+        assert plain
+        assert plain == pytest.approx([10.0] * len(plain))
+        rows = [row for row in summary.results if row.k]
+        assert {row.draft for row in rows} == set(drafts)
+        for row in rows:
+            assert row.draft is not None
+            assert row.rounds is not None
+            assert row.drafted is not None
+            # A round that proposes nothing is a plain token of the target as it ran there
+            nothing = row.rounds - row.drafted
+            own_plain_s = PLAIN_S["tiny, eager" if row.draft == "tiny_eagle3" else "tiny"]
+            seconds = row.drafted * ROUND_S[row.draft] + nothing * own_plain_s
+            assert row.ms_per_token == pytest.approx(1e3 * seconds / (row.new_tokens or 0))
+            assert row.speedup is not None
+            assert row.ms_per_token == pytest.approx(10.0 / row.speedup)
+        for board in summary.leaderboards:
+            assert [row.speedup for row in board.rows] == sorted(
+                (row.speedup for row in board.rows), reverse=True
+            )
+            for row in board.rows:
+                price = usd_per_million_tokens(0.010 / row.speedup, summary.price_per_hour_usd or 0)
+                assert row.usd_per_million_tokens == pytest.approx(price)
+            names = [row.draft for row in board.rows]
+            assert names.index("tiny_good") < names.index("tiny_eagle3")
+        for row in rank_cards([run], [summary]).drafts:
+            assert row.seconds_per_token == pytest.approx(0.010 / row.speedup)
+        pages.append({(row.draft, row.prompt_set, row.k): row.ms_per_token for row in rows})
+    assert pages[0] == pytest.approx(pages[1])
 
 
 @pytest.mark.usefixtures("graphs_on_the_cpu", "few_samples")

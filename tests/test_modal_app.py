@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -18,10 +19,15 @@ from types import SimpleNamespace
 from typing import Any, BinaryIO, ClassVar
 
 import pytest
-from modal import App, FunctionCall
+from modal import App, FunctionCall, exception
 from modal._utils.async_utils import synchronizer
 from modal.cli.import_refs import _get_runnable_app, import_and_filter, parse_import_ref
-from modal.exception import NotFoundError, RemoteError, ServiceError
+from modal.exception import (
+    InternalError,
+    NotFoundError,
+    RemoteError,
+    ServiceError,
+)
 from modal.types import AppState
 from packaging.requirements import Requirement
 
@@ -79,24 +85,33 @@ class Call:
     """Stands for a call that was spawned: its work is done once, when its result is asked for."""
 
     made: ClassVar[dict[str, "Call"]] = {}
+    running: ClassVar[str | None] = None  # the id that the work of a call is told
 
-    def __init__(self, work: Callable[[], Any], polls: int = 0) -> None:
-        self.work, self.polls = functools.cache(work), polls
+    def __init__(
+        self, work: Callable[[], Any], polls: int = 0, answer: type[Exception] = TimeoutError
+    ) -> None:
+        self.work, self.polls, self.answer = functools.cache(work), polls, answer
         self.object_id = f"fc-{len(self.made)}"
         self.made[self.object_id] = self
 
     def get(self, timeout: float | None = None) -> Any:
         if timeout is not None and self.polls:
             self.polls -= 1
-            raise TimeoutError
+            raise self.answer
         return self.work()
 
 
 class Card:
     """Stands for the remote function: cards that are there run the work here, others fail."""
 
-    def __init__(self, absent: str | None = None, polls: int = 0, running: int = 0) -> None:
-        self.absent, self.polls, self.running = absent, polls, running
+    def __init__(
+        self,
+        absent: str | None = None,
+        polls: int = 0,
+        running: int | None = 0,
+        answer: type[Exception] = TimeoutError,
+    ) -> None:
+        self.absent, self.polls, self.running, self.answer = absent, polls, running, answer
         self.done: list[Job] = []
 
     def with_options(self, *, gpu: str, cpu: float, memory: int) -> "Card":
@@ -106,10 +121,12 @@ class Card:
         return self
 
     def get_current_stats(self) -> SimpleNamespace:
+        if self.running is None:
+            raise OSError("no route to host")
         return SimpleNamespace(num_running_inputs=self.running)
 
     def spawn(self, job: Job, root: str) -> Call:
-        return Call(lambda: self.run(job, root), self.polls)
+        return Call(lambda: self.run(job, root), self.polls, self.answer)
 
     def run(self, job: Job, root: str) -> remote.Delivery:
         if job.gpu == self.absent:
@@ -128,7 +145,13 @@ class Cloud:
 
     def spawn(self, jobs: list[Job]) -> Call:
         self.spawned += 1
-        return Call(lambda: self.function.local(jobs, str(self.root)))
+
+        def work() -> Any:
+            Call.running = call.object_id
+            return self.function.local(jobs, str(self.root))
+
+        call = Call(work)
+        return call
 
 
 class Results(dict[str, bytes]):
@@ -153,6 +176,7 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> Results:
     """The results volume's files; no test reaches Modal."""
     results = Results()
     Call.made.clear()
+    monkeypatch.setattr("modal.current_function_call_id", lambda: Call.running)
     monkeypatch.setattr(FunctionCall, "from_id", lambda number: Call.made[number])
     monkeypatch.setattr(modal_app, "runs", results)
     return results
@@ -315,6 +339,16 @@ def test_a_server_runs_in_its_engines_image_and_its_share_of_the_card_is_decided
     assert given.get("flags") == (None if engine == "own" else "[--enforce-eager]")
 
 
+@pytest.mark.parametrize("word", ["engine=vllm", "++engine=sglang"])
+def test_an_engine_among_the_overrides_of_a_server_is_refused(
+    word: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modal_app, "in_cloud", None)
+    assert typed(modal_app.server, engine="own", overrides=f"k=[1] {word}") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "give --engine" in line
+
+
 @dataclass(frozen=True)
 class Registered:
     """What Modal creates, and so builds and mounts, before it calls an entrypoint."""
@@ -442,17 +476,34 @@ def test_images_have_the_transformers_of_pyproject_and_keep_what_engines_compile
         assert pin in image
         (cache,) = re.findall(r"VLLM_CACHE_ROOT=(\S+)", image)
         assert cache.startswith(f"{modal_app.COMPILED}/")
+    of_engine = registered(monkeypatch, "modal_app.py::server").images["on_engine"]
+    assert re.search(r"apt-get install .*\bninja-build\b", of_engine)
+    assert f"FLASHINFER_WORKSPACE_BASE={modal_app.COMPILED}/" in of_engine
 
 
-def interrupted_sweep(cloud: Card, volume: Path) -> tuple[Job, Path, str]:
-    """A sweep's job, and the run that a container left unfinished, with its stored trials."""
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A volume with the run of `sweep_job`, which is complete; copied by each test."""
+    volume = tmp_path_factory.mktemp("finished")
+    modal_app.on_gpu.local(sweep_job(), str(volume))
+    return volume
+
+
+def coordinated(job: Job, root: Path) -> remote.Delivery:
+    """What the coordinator gives of a launch with one job."""
+    deliveries = modal_app.in_cloud.local([job], str(root))
+    assert deliveries is not None
+    (delivery,) = deliveries
+    return delivery
+
+
+def copied(finished: Path, volume: Path) -> tuple[Job, Path]:
+    """The job of a finished sweep, and its run on another volume."""
     job = sweep_job()
-    first = cloud.run(job, str(volume))
-    trials = Path(first.folder or "") / "trials.jsonl"
-    stored = "".join(trials.read_text().splitlines(keepends=True)[:2])
-    trials.write_text(stored)
-    RunFolder(trials.parent, load(trials.parent).manifest).update_manifest({"status": "running"})
-    return job, trials.parent, stored
+    shutil.copytree(finished, volume, dirs_exist_ok=True)
+    folder = remote.stored_run(job.home(volume))
+    assert folder is not None
+    return job, folder
 
 
 @pytest.mark.slow
@@ -535,8 +586,41 @@ def test_a_call_is_replaced_only_where_it_is_known_to_have_ended(
         modal_app._started([job])
 
 
+def test_a_launch_that_another_call_has_begun_meanwhile_is_waited_for(
+    stored: Results,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job, card = sweep_job(), Card(absent="L4")
+    other = Call(lambda: None, polls=2)
+
+    class Overtaken(Cloud):
+        """The other call's container starts after this one was asked for, and before it starts."""
+
+        def spawn(self, jobs: list[Job]) -> Call:
+            if not self.spawned:
+                content = {"call": other.object_id, "app": modal_app.app.app_id}
+                stored[f"{job.launch}/call.json"] = json.dumps(content).encode()
+            return super().spawn(jobs)
+
+    coordinator = Overtaken(tmp_path)
+    monkeypatch.setattr(modal_app, "on_gpu", card)
+    monkeypatch.setattr(modal_app, "in_cloud", coordinator)
+    monkeypatch.setattr(modal_app, "SILENCE_S", 0.0)
+    (delivery,) = modal_app._started([job])
+    assert delivery.error == "RuntimeError: no such card was free"
+    assert capsys.readouterr().out.count(f"{job.launch}: still running, waiting for it") == 1
+    assert coordinator.spawned == 2
+    _, second, _ = (name for name in Call.made if Call.made[name] is not other)
+    assert json.loads(stored[f"{job.launch}/call.json"])["call"] == second
+
+
 def test_a_coordinator_that_is_replaced_takes_the_calls_that_run(
-    stored: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stored: Results,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     card, job = Card(), sweep_job()
     monkeypatch.setattr(modal_app, "on_gpu", card)
@@ -544,31 +628,50 @@ def test_a_coordinator_that_is_replaced_takes_the_calls_that_run(
     running = Call(lambda: remote.Delivery(job, 1, error="of the first call"), polls=2)
     content = {"call": running.object_id, "app": modal_app.app.app_id}
     stored[f"{job.launch}/{job.name}/call.json"] = json.dumps(content).encode()
-    (delivery,) = modal_app.in_cloud.local([job], str(tmp_path))
+    delivery = coordinated(job, tmp_path)
     assert delivery.error == "of the first call"
     assert list(Call.made.values()) == [running], "no other call was spawned"
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == "sweep-l4: still running or queued, waiting (0 min)"
 
 
-@pytest.mark.parametrize("running", [0, 1])
+@pytest.mark.parametrize("answer", [ServiceError, InternalError, exception.ConnectionError])
+def test_a_job_goes_on_where_modal_is_not_reached_for_a_while(
+    answer: type[Exception],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    card = Card(absent="L4", polls=2, answer=answer)
+    monkeypatch.setattr(modal_app, "on_gpu", card)
+    monkeypatch.setattr(modal_app, "SILENCE_S", 0.0)
+    delivery = coordinated(sweep_job(), tmp_path)
+    assert delivery.error == "RuntimeError: no such card was free", "of the job itself"
+    assert capsys.readouterr().out.count("sweep-l4: Modal was not reached, asking again") == 2
+
+
+@pytest.mark.parametrize("running", [0, 1, None])
 def test_a_job_that_waits_for_a_card_says_so_and_one_that_runs_does_not(
-    running: int,
+    running: int | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(modal_app, "on_gpu", Card(absent="L4", polls=2, running=running))
     monkeypatch.setattr(modal_app, "SILENCE_S", 0.0)
-    modal_app.in_cloud.local([sweep_job()], str(tmp_path))
+    delivery = coordinated(sweep_job(), tmp_path)
+    assert delivery.error == "RuntimeError: no such card was free", "also where nobody can say"
     lines = capsys.readouterr().out.splitlines()
     waits = [line for line in lines if line.startswith("sweep-l4: no container with L4 so far")]
-    assert len(waits) == (0 if running else 2)
+    assert len(waits) == (2 if running == 0 else 0)
 
 
+@pytest.mark.parametrize("error", [TimeoutError, ServiceError])
 def test_a_timeout_inside_a_job_is_not_taken_for_a_job_that_still_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slow(*_: Any) -> None:
-        raise TimeoutError("the hub did not answer")
+        raise error("the hub did not answer")
 
     monkeypatch.setattr(remote, "run_command", slow)
     with pytest.raises(RuntimeError, match="the hub did not answer"):
@@ -577,12 +680,15 @@ def test_a_timeout_inside_a_job_is_not_taken_for_a_job_that_still_runs(
 
 @pytest.mark.slow
 def test_a_container_with_another_card_begins_a_new_run_and_leaves_the_first_as_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job, first, stored = interrupted_sweep(Card(), tmp_path)
+    job, first = copied(finished, tmp_path)
+    stored = "".join((first / "trials.jsonl").read_text().splitlines(keepends=True)[:2])
+    (first / "trials.jsonl").write_text(stored)
     manifest = load(first).manifest
     environment = {**manifest["environment"], "device_name": "NVIDIA A10"}
-    RunFolder(first, manifest).update_manifest({"environment": environment})
+    changed = {"environment": environment, "status": "running"}
+    RunFolder(first, manifest).update_manifest(changed)
     again = modal_app.on_gpu.local(job, str(tmp_path))
     assert (again.status, again.error) == (0, None)
     assert again.folder is not None
@@ -725,22 +831,21 @@ def test_a_job_that_is_given_up_brings_back_what_it_had_stored(
 
 
 def test_a_container_that_takes_over_goes_on_with_what_the_first_one_stored(
-    tmp_path: Path,
+    finished: Path, tmp_path: Path
 ) -> None:
-    job, volume = sweep_job(), str(tmp_path)
-    first = modal_app.on_gpu.local(job, volume)
-    trials = Path(first.folder or "") / "trials.jsonl"
+    (job, first), volume = copied(finished, tmp_path), str(tmp_path)
+    trials = first / "trials.jsonl"
     stored = trials.read_text().splitlines(keepends=True)
     trials.write_text("".join(stored[:2]) + stored[2][:9])
     folder = RunFolder(trials.parent, load(trials.parent).manifest)
     folder.update_manifest({"status": "running"})
     again = modal_app.on_gpu.local(job, volume)
-    assert (again.folder, again.status) == (first.folder, 0)
+    assert (again.folder, again.status) == (str(first), 0)
     lines = trials.read_text().splitlines(keepends=True)
     assert lines[:2] == stored[:2]
     assert len(lines) == len(stored)
     (delivery,) = remote.fan_out([job], volume, lambda _: pytest.fail("complete: nothing to rent"))
-    assert delivery.folder == first.folder
+    assert delivery.folder == str(first)
 
 
 def test_what_the_user_can_fix_is_not_tried_again(tmp_path: Path) -> None:

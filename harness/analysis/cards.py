@@ -172,12 +172,13 @@ def _draft_rows(name: str, summary: Summary) -> Iterator[CardDraftRow]:
 
 
 def _plain_s(summary: Summary, temperature: float | None, draft: str | None) -> float:
-    """R(0) at a temperature, as it was timed next to a draft's rounds; seconds."""
+    """The plain token at a temperature that a draft's speedup is over; seconds."""
 
     def unlike(times: RoundSummary) -> tuple[bool, bool]:
         return times.temperature not in (None, temperature), times.draft != draft
 
-    return min(summary.round_times, key=unlike).plain_s
+    times = min(summary.round_times, key=unlike)
+    return times.plain_s if times.other_plain_s is None else times.other_plain_s
 
 
 def _by_price(rows: Sequence[Row]) -> list[Row]:

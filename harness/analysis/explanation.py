@@ -151,7 +151,7 @@ def explain(case: Case, decision: Decision, temperature: float) -> Explanation:
     alpha = case.cells[k].alpha
     assert alpha is not None  # of `case_of`
     # In target steps: a plain token, and what the steps leave over of a round
-    plain = case.rounds.plain_s / steps.target_s
+    plain = case.rounds.baseline_s / steps.target_s
     loop = case.rounds.at(k) / steps.target_s - k * c - v
     explanation = Explanation(
         draft=case.draft,

@@ -128,10 +128,12 @@ class Latency:
         """`relative` as each visit timed it, [visit, k + 1]; (1, k + 1) where it is exact."""
         if self.visits is None:
             return self.relative(k)[None]
+        # Visits are relative to the plain token that was timed with the draft
+        to_baseline = self.rounds.plain_s / self.rounds.baseline_s
         # A look-up that found nothing is exact
         columns = {
             0: np.full(len(self.visits.ratios), self.rounds.relative(0)),
-            **dict(zip(self.visits.ks, self.visits.ratios.T, strict=True)),
+            **dict(zip(self.visits.ks, self.visits.ratios.T * to_baseline, strict=True)),
         }
         lines = [
             sum(share * columns[timed] for timed, share in self.rounds.parts(n))
@@ -173,6 +175,7 @@ class Latency:
             temperature=self.visits.temperature if self.visits else None,
             source=self.source,
             plain_s=self.rounds.plain_s,
+            other_plain_s=self.rounds.other_plain_s,
             round_s={k: seconds for k, seconds in self.rounds.round_s if k > 0},
             visits=len(self.visits.plain_s) if self.visits else 0,
         )

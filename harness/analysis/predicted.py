@@ -7,7 +7,8 @@ together. What is said of the whole workload weighs the prompt sets (`prompts.we
 
 Every candidate is judged against the plain token that was timed with its own draft; where these
 differ, its seconds are scaled to the first draft's, so that a machine whose pace changed between
-drafts does not favour any.
+drafts does not favour any. A draft for which the target ran in a slower way is judged against the
+plain token of the others (`RoundTimes.other_plain_s`), its seconds as they were timed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,7 +60,7 @@ def evidence_of(replays: Replays, latencies: Latencies) -> Evidence:
     """Predicted decode seconds of every candidate on each prompt."""
     _check_times(replays, latencies)
     tokens = replays.new_tokens
-    plain_s = latencies[replays.drafts[0]].rounds.plain_s
+    baseline_s = latencies[replays.drafts[0]].rounds.baseline_s
     costs = {
         name: counts.proposals @ latencies[name.draft].relative(name.k)
         for name, counts in replays.candidates.items()
@@ -68,8 +69,8 @@ def evidence_of(replays: Replays, latencies: Latencies) -> Evidence:
         temperature=replays.temperature,
         prompts=replays.prompts,
         prompt_sets=replays.prompt_sets,
-        baseline=Timed(tokens * plain_s, tokens),
-        candidates={name: Timed(cost * plain_s, tokens) for name, cost in costs.items()},
+        baseline=Timed(tokens * baseline_s, tokens),
+        candidates={name: Timed(cost * baseline_s, tokens) for name, cost in costs.items()},
         facts={
             name: Facts(
                 counts.accepted,
@@ -132,7 +133,7 @@ def replayed_rows(replays: Replays, latencies: Latencies, *, model: str) -> list
         rows.append(_baseline_row(part, baseline, model))
         for name in part.candidates:
             latency = latencies[name.draft]
-            pace = baseline.rounds.plain_s / latency.rounds.plain_s
+            pace = baseline.rounds.baseline_s / latency.rounds.baseline_s
             rows.append(_at_pace(_row(name, part, latency, gains[name], model), pace))
     return rows
 
@@ -164,7 +165,7 @@ def _predicted_cell(row: ResultRow, latency: Latency, tokens_per_round: float | 
     """What R predicts of a measured cell with so many tokens per round; None for a plain token."""
     rounds = latency.rounds
     speedup = 1.0 if tokens_per_round is None else rounds.speedup(tokens_per_round, row.k)
-    ms_per_token = 1e3 * rounds.plain_s / speedup
+    ms_per_token = 1e3 * rounds.baseline_s / speedup
     return ResultRow(
         model=row.model,
         draft=row.draft,
@@ -205,7 +206,7 @@ def _timed(part: Replays, k: int, seconds: Array, model: str) -> ResultRow:
 
 
 def _baseline_row(part: Replays, latency: Latency, model: str) -> ResultRow:
-    plain_s = latency.rounds.plain_s
+    plain_s = latency.rounds.baseline_s
     row = replace(_timed(part, 0, part.new_tokens * plain_s, model), speedup=1.0)
     prefill = _prefill_seconds(part, latency)
     if prefill is None:
@@ -215,7 +216,7 @@ def _baseline_row(part: Replays, latency: Latency, model: str) -> ResultRow:
 
 
 def _row(name: Candidate, part: Replays, latency: Latency, gain: Speedup, model: str) -> ResultRow:
-    counts, plain_s = part.candidates[name], latency.rounds.plain_s
+    counts, plain_s = part.candidates[name], latency.rounds.baseline_s
     seconds = plain_s * (counts.proposals @ latency.relative(name.k))
     bounds = gain.interval
     alphas = share_interval(counts.accepted, counts.judged, part.prompt_sets)
@@ -279,7 +280,7 @@ def request_summary(
     its decoding, and may lose where the prompt is long and the answer short. None where a prefill
     was not timed, or not at the prompts' lengths.
     """
-    counts, plain_s = replays.candidates[name], latency.rounds.plain_s
+    counts, plain_s = replays.candidates[name], latency.rounds.baseline_s
     plain = _prefill_seconds(replays, latency)
     both = _prefill_seconds(replays, latency, name.draft)
     if plain is None or both is None:

@@ -6,7 +6,7 @@ acceptance rule, alpha by category, whole requests and memory come from replay i
 that changes greedy texts gets no verdict.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -186,12 +186,32 @@ class PairAnalysis:
         """By temperature, what each draft costs; of the drafts that were timed."""
         drafts = [self.setup.draft] if self.setup.command == "sweep" else list(self.traces)
         return {
-            temperature: {
-                draft: latency
-                for draft in drafts
-                if (latency := self._latency(draft, temperature)) is not None
-            }
+            temperature: self._on_one_baseline(
+                {
+                    draft: latency
+                    for draft in drafts
+                    if (latency := self._latency(draft, temperature)) is not None
+                }
+            )
             for temperature in self.setup.temperatures
+        }
+
+    def _on_one_baseline(self, latencies: dict[str, Latency]) -> dict[str, Latency]:
+        """The same seconds; speedups of drafts that were timed apart are over the others' token.
+
+        Next to its own plain token, a head whose target ran eagerly would be compared with a
+        baseline that nobody serves, and with drafts that are compared with another one.
+        """
+        apart = self.setup.timed_apart
+        first = next((draft for draft in latencies if draft not in apart), None)
+        if first is None:
+            return latencies
+        plain_s = latencies[first].rounds.plain_s
+        return {
+            name: replace(latency, rounds=replace(latency.rounds, other_plain_s=plain_s))
+            if name in apart
+            else latency
+            for name, latency in latencies.items()
         }
 
     def _latency(self, draft: str, temperature: float) -> Latency | None:
@@ -227,12 +247,8 @@ class PairAnalysis:
     @property
     def times_of_first_draft(self) -> dict[float, RoundSummary]:
         """By temperature, the round times of the first draft: where predictions are from."""
-        first = {at: self._first_of(each) for at, each in self.latencies.items() if each}
-        return {at: self.latencies[at][draft].round_summary(draft) for at, draft in first.items()}
-
-    def _first_of(self, drafts: Iterable[str]) -> str:
-        """The first draft; one that is timed with the target as it runs for most, if there is."""
-        return min(drafts, key=lambda draft: draft in self.setup.timed_apart)
+        first = {at: next(iter(each.items())) for at, each in self.latencies.items() if each}
+        return {at: latency.round_summary(draft) for at, (draft, latency) in first.items()}
 
     @cached_property
     def unstable(self) -> tuple[Unstable, ...]:
@@ -300,8 +316,8 @@ class PairAnalysis:
                 counts_of = self._adaptive_counts if rule == adaptive else None
                 replays = replay_drafts(traces, rule, ks, temperature, counts_of)
                 ranking = rank(replays, latencies, self.setup.weights, seed=self.setup.seed)
-                plain_s = latencies[self._first_of(replays.drafts)].rounds.plain_s
-                board = with_costs(ranking.leaderboard, self.setup, plain_s)
+                baseline_s = latencies[replays.drafts[0]].rounds.baseline_s
+                board = with_costs(ranking.leaderboard, self.setup, baseline_s)
                 rankings[rule, temperature] = replace(ranking, leaderboard=board)
         return rankings
 
@@ -542,10 +558,10 @@ class PairAnalysis:
         price, verdict = self.setup.price_per_hour, summary.verdict
         if price is None or verdict is None or verdict.temperature is None or self.texts_differ:
             return summary
-        rounds = self.times_of_first_draft.get(verdict.temperature)
-        if rounds is None:
+        latency = next(iter(self.latencies.get(verdict.temperature, {}).values()), None)
+        if latency is None:
             return summary
-        plain = usd_per_million_tokens(rounds.plain_s, price)
+        plain = usd_per_million_tokens(latency.rounds.baseline_s, price)
         speedup = verdict.speedup if verdict.speculate and verdict.speedup else 1.0
         return replace(
             summary,

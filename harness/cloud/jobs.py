@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,12 @@ def card_named(gpu: str) -> tuple[str, GpuConf]:
     if colon and (not count.isdecimal() or not 1 <= int(count) <= MOST_CARDS):
         raise UserError(f"--gpu {gpu}: after the colon stands how many, 1 to {MOST_CARDS}")
     several = f":{int(count)}" if colon and int(count) > 1 else ""
-    return name + several, compose("sweep", [f"gpu={GPUS[name]}"]).gpu
+    return name + several, _data_sheet(GPUS[name])
+
+
+@cache  # composing takes a good part of a second
+def _data_sheet(name: str) -> GpuConf:
+    return compose("sweep", [f"gpu={name}"]).gpu
 
 
 def _count(gpu: str) -> int:

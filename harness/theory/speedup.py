@@ -95,10 +95,18 @@ class RoundTimes:
             two, or on the one from the plain token to the first, whichever is slower: the first
             line alone may promise rounds that are cheaper than a plain token. An entry for 0 is the
             round of a look-up that found nothing; without one that is a plain token.
+        other_plain_s: a plain token of the target as it runs without this draft, where it must run
+            in a slower way for it; None where it runs alike.
     """
 
     plain_s: float
     round_s: tuple[tuple[int, float], ...]
+    other_plain_s: float | None = None
+
+    @property
+    def baseline_s(self) -> float:
+        """The plain token that speedups are over: what is decoded where this draft is not used."""
+        return self.plain_s if self.other_plain_s is None else self.other_plain_s
 
     @property
     def largest(self) -> int:
@@ -139,8 +147,8 @@ class RoundTimes:
         return sum(share * known[k] for k, share in parts)
 
     def relative(self, n: int) -> float:
-        """R(n) / R(0): what a round costs in plain tokens."""
-        return self.at(n) / self.plain_s
+        """R(n) / R(0): what a round costs in plain tokens, those of `baseline_s`."""
+        return self.at(n) / self.baseline_s
 
     def speedup(self, tokens_per_round: float, k: int) -> float:
         """tokens_per_round x R(0) / R(k): no model of the text; k + 1 tokens are the ideal."""
