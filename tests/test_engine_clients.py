@@ -990,15 +990,15 @@ def test_what_a_server_says_of_itself_is_asked_again_where_that_fails_in_passing
 
 def test_a_name_that_a_server_may_still_say_is_not_passed_over(stand_in: Start) -> None:
     server = stand_in(vllm_answers())
-    running = attached(VllmServer, server.url).open(0)
+    running = attached(VllmServer, server.url).open(2)
     server.answers["/v1/models"] = 503
-    with pytest.raises(RequestFailedError, match="status 503: .*asked 6 times"):
+    with pytest.raises(RequestFailedError, match=r"status 503: .*asked 6 times"):
         _ = running.model_name
     server.answers["/v1/models"] = 404
     assert running.model_name is None
     server.close()
     with pytest.raises(ServerDiedError, match="not reachable") as error:
-        attached(VllmServer, server.url).open(0)
+        attached(VllmServer, server.url).open(2)
     assert "asked" not in str(error.value), "an address is mistyped more often than late"
 
 

@@ -178,7 +178,6 @@ class HttpClient:
 
     def stated(self, path: str) -> Any:
         """What the server says of itself at `path`; see `get`."""
-
         answer, _ = self.repeated(lambda: self.get(path), listening=True)
         return answer
 
