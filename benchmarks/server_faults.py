@@ -1,6 +1,6 @@
 """Faults of servers: what a run loses by them, and what it says.
 
-    python benchmarks/server_faults.py                  # 66 faults, about 10 minutes on two cores
+    python benchmarks/server_faults.py                  # 68 faults, about 10 minutes on two cores
     python benchmarks/server_faults.py --only 503 hang  # those whose name holds one of these words
 
 Every fault is put into a run of the command `server` on llama.cpp with the embedded pair, of two
