@@ -373,7 +373,7 @@ def proxied(elsewhere: str) -> Iterator[tuple[int, Fault]]:
 
 
 def kills() -> Iterator[tuple[str, int, int, tuple[str, ...]]]:
-    """Name, K, after how many trials (or, under load, seconds of it), and more words."""
+    """Name, K, after how many trials (or after a visit under load), and more words."""
     of_a_visit = TRIALS // VISITS
     for k in (0, K):
         who = "plain" if k == 0 else f"K={k}"
@@ -389,11 +389,13 @@ def killer(root: Path, k: int, trials: int, *, load: bool, stop: threading.Event
     found: psutil.Process | None = None
     while not stop.wait(0.002):
         found = found or victim(k, load=load)
-        files = [*root.glob("*/trials.jsonl")]
-        if found is None or not files or files[0].read_bytes().count(b"\n") < trials:
+        # Under load once a visit of it is stored
+        files, least = (
+            [*root.glob(f"*/{'loads' if load else 'trials'}.jsonl")],
+            1 if load else trials,
+        )
+        if found is None or not files or files[0].read_bytes().count(b"\n") < least:
             continue
-        if load:
-            stop.wait(2.0)  # until it is loaded
         with suppress(psutil.Error):
             found.kill()
         return
