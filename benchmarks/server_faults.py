@@ -1,6 +1,6 @@
 """Faults of servers: what a run loses by them, and what it says.
 
-    python benchmarks/server_faults.py                  # 66 faults, about 10 minutes on two cores
+    python benchmarks/server_faults.py                  # 68 faults, about 10 minutes on two cores
     python benchmarks/server_faults.py --only 503 hang  # those whose name holds one of these words
 
 Every fault is put into a run of the command `server` on llama.cpp with the embedded pair, of two
@@ -12,8 +12,9 @@ For each: the exit status, the trials stored at the end of the first attempt and
 whether there was a report then, the seconds of that attempt, and what is wrong. Wrong is: a trial
 that was stored and is not there any more; a run that is not complete after `resume=`, or has no
 report; an error without `resume=`; a measured cell called complete that lacks a visit; the key
-in what was printed or stored, or sent to another address; a wait longer than `--silence` seconds in
-which no line names the address.
+in what was printed or stored, or sent to another address; a pause longer than `--silence` seconds
+without a line; a server that hangs or trickles and no line that says that its address is waited
+for; a load that is not stored after `resume=`.
 """
 
 import argparse
@@ -51,10 +52,15 @@ K, VISITS, PROMPTS = 2, 2, 2
 GRID = (f"k=[{K}]", "temperature=[0,1]", f"repetitions={VISITS}", "new_tokens=16")
 SETTINGS = (*GRID, "prompts.sets=[easy]", f"prompts.limit={PROMPTS}", "own_loop=false", "threads=1")
 EXACT = ("kv_type=f32", "flash_attention=off", "servers=3")
-# A request has 1.2 s, and all pauses between its repetitions together as long
-QUICK = 0.01
+# A request has 3.6 s, and all pauses between its repetitions together as long
+QUICK = 0.03
 TRIALS = 2 * 2 * VISITS * PROMPTS
+# Per visit, temperature, K and concurrency: two halves of the prompts, with two budgets
+LOADS = VISITS * 2 * 2 * 2 * 2 * 2
 LOAD = "concurrency=[1,2]"
+OF_A_LOAD = ("visit", "temperature", "k", "concurrency", "group")
+# Faults that are waited for
+SLOW = ("hang", "trickle")
 # A visit to the proxy asks each server once per prompt and temperature, and as often for a part of
 # the budget; before the visits it is tried, and warmed up at each temperature
 BEFORE, OF_A_VISIT = 1 + 2, 2 * PROMPTS * 2
@@ -208,11 +214,11 @@ class Result:
 
 
 class Timed(io.StringIO):
-    """Standard error, with when each line was written."""
+    """Standard error, with when it was opened, each line was written, and the run ended."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.at: list[tuple[float, str]] = []
+        self.at: list[tuple[float, str]] = [(time.monotonic(), "")]
 
     def write(self, text: str) -> int:
         if text.strip():
@@ -243,15 +249,24 @@ def attempt(root: Path, words: Sequence[str]) -> tuple[Attempt, Timed]:
         logging.getLogger("harness").removeHandler(handler)
     made = {*root.iterdir()} - before
     seconds = time.monotonic() - begin
+    err.at.append((begin + seconds, ""))
     return Attempt(
         status, out.getvalue() + err.getvalue(), folder or next(iter(made), None), seconds
     ), err
 
 
 def examined(
-    name: str, root: Path, words: Sequence[str], heal: Callable[[], None], silence_s: float
+    name: str,
+    root: Path,
+    words: Sequence[str],
+    heal: Callable[[], None],
+    silence_s: float,
+    awaited: str | None = None,
 ) -> Result:
-    """Run with the fault, heal, resume, and see what is wrong."""
+    """Run with the fault, heal, resume, and see what is wrong.
+
+    `awaited`: the address that some line must name, where the run waits for it.
+    """
     first, lines = attempt(root, words)
     wrong: list[str] = []
     stored: StoredRun | None = None
@@ -265,6 +280,8 @@ def examined(
     if first.status and first.folder is not None and f"resume={first.folder}" not in first.said:
         wrong.append("resume= is not named")
     wrong += silences(lines, silence_s)
+    if awaited and not any(f"waiting for {awaited}" in line for _, line in lines.at):
+        wrong.append(f"no line says that {awaited} is waited for")
     heal()
     last = first
     if first.status and first.folder is not None:
@@ -279,6 +296,11 @@ def examined(
         wrong += lacking_visits(done)
         if len(ok) != TRIALS:
             wrong.append(f"{len(ok)} of {TRIALS} trials")
+        loads = {
+            (*(getattr(load, name) for name in OF_A_LOAD), sum(load.budgets)) for load in done.loads
+        }
+        if len(loads) != (LOADS if LOAD in words else 0):
+            wrong.append(f"{len(loads)} of {LOADS} loads")
         if stored is not None and done.trials[: len(trials)] != trials:
             wrong.append("stored trials are lost")
         if stored is not None and done.loads[: len(stored.loads)] != stored.loads:
@@ -313,9 +335,9 @@ def lacking_visits(run: StoredRun) -> list[str]:
 
 
 def silences(lines: Timed, silence_s: float) -> list[str]:
-    """Waits longer than that between two lines."""
+    """Waits longer than that between two lines, before the first, or after the last."""
     moments = [at for at, _ in lines.at]
-    longest = max((b - a for a, b in itertools.pairwise(moments)), default=0.0)
+    longest = max(b - a for a, b in itertools.pairwise(moments))
     return [f"silent for {longest:.1f} s"] if longest > silence_s else []
 
 
@@ -351,7 +373,7 @@ def proxied(elsewhere: str) -> Iterator[tuple[int, Fault]]:
 
 
 def kills() -> Iterator[tuple[str, int, int, tuple[str, ...]]]:
-    """Name, K, after how many trials (or, under load, seconds of it), and more words."""
+    """Name, K, after how many trials (or after a visit under load), and more words."""
     of_a_visit = TRIALS // VISITS
     for k in (0, K):
         who = "plain" if k == 0 else f"K={k}"
@@ -367,11 +389,13 @@ def killer(root: Path, k: int, trials: int, *, load: bool, stop: threading.Event
     found: psutil.Process | None = None
     while not stop.wait(0.002):
         found = found or victim(k, load=load)
-        files = [*root.glob("*/trials.jsonl")]
-        if found is None or not files or files[0].read_bytes().count(b"\n") < trials:
+        # Under load once a visit of it is stored
+        files, least = (
+            [*root.glob(f"*/{'loads' if load else 'trials'}.jsonl")],
+            1 if load else trials,
+        )
+        if found is None or not files or files[0].read_bytes().count(b"\n") < least:
             continue
-        if load:
-            stop.wait(2.0)  # until it is loaded
         with suppress(psutil.Error):
             found.kill()
         return
@@ -405,7 +429,7 @@ def results(only: Sequence[str], silence_s: float) -> Iterator[Result]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         target, draft = stack.enter_context(models(folder))
-        # A request's limit is a second here, and so is what is said while it is waited for
+        # A request's limit is some seconds here, and so is what is said while it is waited for
         for name, value in (("EVERY_S", 0.5), ("SOON_S", 0.1), ("LATE_S", 0.3)):
             stack.enter_context(patch.object(progress, name, value))
         stack.enter_context(patch.dict("os.environ", {"FAULTS_KEY": KEY}))
@@ -430,7 +454,8 @@ def results(only: Sequence[str], silence_s: float) -> Iterator[Result]:
                     proxy.fault = None
 
                 words = (*words, f"timeout_factor={QUICK}")
-                result = examined(fault.name, root, words, heal, silence_s)
+                awaited = proxies[k].url if fault.name.startswith(SLOW) else None
+                result = examined(fault.name, root, words, heal, silence_s, awaited)
                 if proxies[k].met <= fault.first:
                     result.wrong.append("the fault was not met")
                 if elsewhere.keys:

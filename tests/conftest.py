@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from stand_in_server import StandIn
 
@@ -17,6 +18,9 @@ pytest.register_assert_rewrite("checks_of_heads", "runs", "stubs")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "agg")
 os.environ["HF_HUB_OFFLINE"] = "1"
+# An example may take long on a busy machine
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 Door = Callable[..., subprocess.CompletedProcess[str]]
 

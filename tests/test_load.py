@@ -29,12 +29,18 @@ from harness.analysis.batch_schedule import (
 )
 from harness.analysis.user_latency import under_load
 from harness.decoding.sampling import SamplingParameters
-from harness.engines.protocol import Completion, EngineFacts, ServerDiedError
+from harness.engines.protocol import (
+    Completion,
+    EngineFacts,
+    RefusedError,
+    RequestFailedError,
+    ServerDiedError,
+)
 from harness.measurement.draft_scores import score_texts
 from harness.measurement.generations import Request
 from harness.measurement.load import Load, LoadFailedError, groups_of, load_visit, requests_of_load
 from harness.measurement.returned_texts import ReturnedText
-from harness.records import ServerCommand, ServingEngine
+from harness.records import ServerCommand, ServingEngine, UserError
 from harness.reporting.sentences.served import reasons
 from harness.reporting.serving import schedule_snippets
 from harness.reporting.tables.served import served_tables
@@ -234,6 +240,27 @@ def test_a_server_that_dies_ends_the_load():
         list(load_visit({0: server}, groups, [Load(2)], 0, np.random.default_rng(1), "engine"))
     assert len(server.sent) < 20
     assert (error.value.k, error.value.died) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "died"),
+    [
+        (UserError("it drafted nothing"), True),
+        (RefusedError("status 500", 500), False),
+        (RequestFailedError("its answer is garbled"), False),
+    ],
+)
+def test_what_a_server_cannot_do_under_load_ends_its_load_and_not_the_run(error, died):
+    class Cannot(StandIn):
+        def generate(self, *_):
+            raise error
+
+    groups = {"easy": requests_of([("easy", "0"), ("easy", "1")])}
+    with pytest.raises(LoadFailedError, match=str(error)) as failed:
+        list(
+            load_visit({4: Cannot(4, [])}, groups, [Load(2)], 0, np.random.default_rng(1), "engine")
+        )
+    assert (failed.value.k, failed.value.died) == (4, died)
 
 
 def test_a_load_with_a_repeated_request_is_sent_again_as_a_whole():

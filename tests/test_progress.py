@@ -2,9 +2,10 @@
 
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from stand_in_server import StandIn
 from harness.commands import progress as shown
 from harness.commands.progress import fetching, progress
 from harness.engines.client import HttpClient
-from harness.engines.protocol import ServerDiedError
 
 Captured = pytest.CaptureFixture[str]
 
@@ -60,17 +60,28 @@ def test_a_line_says_for_which_server_it_waits_and_how_long_at_most(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shown, "LATE_S", 0.1)
-    hangs = StandIn({"/v1/completions": lambda _: time.sleep(2)})
-    with progress("asking the servers", 4) as tick, suppress(ServerDiedError):
+    said: list[str] = []
+
+    def lines(least: int) -> bool:
+        said.extend(capsys.readouterr().err.splitlines())
+        return len(said) >= least
+
+    enough = threading.Event()
+    hangs = StandIn({"/v1/completions": lambda _: {"in time": enough.wait(20)}})
+    with progress("asking the servers", 4) as tick, ThreadPoolExecutor(1) as pool:
         tick()
-        HttpClient(hangs.url).post("/v1/completions", {}, 0.9)
+        answer = pool.submit(HttpClient(hangs.url).post, "/v1/completions", {}, 30)
+        assert waited(lambda: lines(3))
+        enough.set()
+        assert answer.result() == {"in time": True}
+    waiting = rf"waiting for {hangs.url}/v1/completions, 0:00:\d\d of 0:00:30 at most"
+    assert len([line for line in said if re.search(rf"servers 1/4.*; {waiting}$", line)]) >= 2
+    capsys.readouterr()
+    said.clear()
     with progress("asking the servers", 4):
-        time.sleep(0.3)
+        assert waited(lambda: lines(1))
     hangs.close()
-    *waited, answered = capsys.readouterr().err.splitlines()
-    said = rf"waiting for {hangs.url}/v1/completions, 0:00:0[01] of 0:00:01 at most"
-    assert len([line for line in waited if re.search(rf"servers 1/4.*; {said}$", line)]) >= 2
-    assert "waiting" not in answered
+    assert "waiting" not in said[0]
 
 
 @pytest.mark.usefixtures("fast")

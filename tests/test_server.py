@@ -3,7 +3,7 @@
 import os
 import re
 import shlex
-import time
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -32,7 +32,7 @@ from harness.analysis import analyse
 from harness.analysis.server_gate import text_z
 from harness.cli import compose
 from harness.commands import server as command
-from harness.commands import server_visits
+from harness.commands import server_start, server_visits
 from harness.config import ModelConf
 from harness.models.load import load_vocabulary
 from harness.records import ServingEngine, Trial, UserError
@@ -319,13 +319,19 @@ def test_a_server_that_dies_costs_its_own_cells_and_resume_asks_them_again(
     assert {key for _, key in sent} == lacked
 
 
+# The rounds of a visit, which follow its six requests to each server, are of no trial
 @needs_llamacpp
+@pytest.mark.parametrize(("after", "visits"), [(4, 1), (8, 1), (8, 2)])
 def test_without_the_server_that_decodes_plainly_the_visits_end_and_can_be_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    after: int,
+    visits: int,
 ) -> None:
-    settings = asked(tmp_path, "k=[1]", "temperature=[0]", "repetitions=1")
+    settings = asked(tmp_path, "k=[1]", "temperature=[0]", f"repetitions={visits}")
     with monkeypatch.context() as patched:
-        Killed(0, 4, patched)
+        Killed(0, after, patched)
         outcome = command.run(settings)
     run = stored(outcome)
     assert outcome.status == 1
@@ -336,9 +342,11 @@ def test_without_the_server_that_decodes_plainly_the_visits_end_and_can_be_resum
     ok = [trial for trial in run.trials if trial.status == "ok"]
     assert {trial.k for trial in ok} == {0, 1}
     assert "FAILED RUN" in (run.folder / "report.md").read_text()
+    assert run.manifest["status"] == "failed"
     assert not _servers()
     again = ran("server", f"resume={run.folder}")
     assert again.trials[: len(run.trials)] == run.trials
+    assert set(again.results.status) == {"complete"}
 
 
 def _servers() -> list[str]:
@@ -542,12 +550,17 @@ def test_a_server_that_does_not_draft_or_does_not_tell_is_refused_before_there_i
         (["score=false"], r"model\.gguf: not given, and score=false leaves no weights to convert"),
         (["prompts.sets=[]", "prompts.hub=null"], "give at least one"),
         (["url=[http://h:1,http://h:2]", "clock=cpu"], "clock=cpu: not with url=, since the proc"),
+        (
+            ["url=[http://h:1,http://h:2]", "api_key_env=BAD_KEY"],
+            "api_key_env=BAD_KEY: the key has",
+        ),
         (["timeout_factor=0"], "timeout_factor"),
     ],
 )
 def test_input_that_cannot_be_used_is_one_line(
-    tmp_path: Path, words: list[str], message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
+    monkeypatch.setenv("BAD_KEY", "sk-\r\nsecret")
     with pytest.raises(UserError, match=message) as error:
         command.run(asked(tmp_path, "k=[4]", *words))
     assert "\n" not in str(error.value)
@@ -561,12 +574,25 @@ def test_a_port_that_is_taken_is_named(stand_in: Callable[..., StandIn], tmp_pat
         command.run(asked(tmp_path, "k=[4]", f"port={port}"))
 
 
-def completing(stand_in: Callable[..., StandIn], token_s: float) -> str:
-    """The address of a server that completes texts alone, each token in so long."""
+class Seconds:
+    """The clock of requests; it moves as servers answer, however busy the machine is."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._now, self._lock = 0.0, threading.Lock()
+        for module in ("engines.http_server", "measurement.load"):
+            monkeypatch.setattr(f"harness.{module}.perf_counter", lambda: self._now)
+
+    def pass_by(self, seconds: float) -> None:
+        with self._lock:
+            self._now += seconds
+
+
+def completing(stand_in: Callable[..., StandIn], clock: Seconds, token_s: float) -> StandIn:
+    """A server that completes texts alone, each token in so long."""
     tokenizer = load_vocabulary(TINY, "model").tokenizer
 
     def answer(body: dict[str, Any]) -> dict[str, Any]:
-        time.sleep(0.02 + token_s * body["max_tokens"])
+        clock.pass_by(0.02 + token_s * body["max_tokens"])
         counts = {
             "prompt_tokens": len(tokenizer(body["prompt"])["input_ids"]),
             "completion_tokens": body["max_tokens"],
@@ -575,16 +601,19 @@ def completing(stand_in: Callable[..., StandIn], token_s: float) -> str:
         return {"choices": choices, "usage": counts}
 
     models = {"data": [{"id": "tiny"}]}
-    return stand_in({"/v1/models": models, "/v1/completions": answer}).url
+    return stand_in({"/v1/models": models, "/v1/completions": answer})
 
 
 def test_an_endpoint_that_only_completes_texts_is_timed_and_nothing_is_predicted(
     stand_in: Callable[..., StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("A_KEY", "secret")
-    urls = f"url=[{completing(stand_in, 8e-3)},{completing(stand_in, 2e-3)}]"
+    monkeypatch.setenv("A_KEY", "secret\n")  # as a variable that a file was read into
+    clock = Seconds(monkeypatch)
+    servers = [completing(stand_in, clock, token_s) for token_s in (8e-3, 2e-3)]
+    urls = f"url=[{','.join(server.url for server in servers)}]"
     words = ["engine=openai", urls, "api_key_env=A_KEY", "k=[4]", "temperature=[0]"]
     run = stored(command.run(asked(tmp_path, "score=false", "repetitions=1", *words)))
+    assert [server.keys for server in servers] == [{"Bearer secret"}] * 2
     for trial in run.trials:
         assert (trial.rule, trial.rounds, trial.new_tokens) == (None, None, 23)
         assert trial.decode_s is not None
@@ -601,10 +630,18 @@ def test_an_endpoint_that_only_completes_texts_is_timed_and_nothing_is_predicted
 
 
 def test_a_headline_says_of_which_load_it_is_and_why_the_table_of_loads_differs(
-    stand_in: Callable[..., StandIn], tmp_path: Path
+    stand_in: Callable[..., StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    urls = f"url=[{completing(stand_in, 6e-3)},{completing(stand_in, 2e-3)}]"
-    words = ["engine=openai", urls, "k=[4]", "temperature=[0]", "score=false", "repetitions=1"]
+    clock = Seconds(monkeypatch)
+    urls = ",".join(completing(stand_in, clock, token_s).url for token_s in (6e-3, 2e-3))
+    words = [
+        "engine=openai",
+        f"url=[{urls}]",
+        "k=[4]",
+        "temperature=[0]",
+        "score=false",
+        "repetitions=1",
+    ]
     words += ["new_tokens=12", "prompts.limit=2", "concurrency=[1,2]"]
     run = stored(command.run(asked(tmp_path, *words)))
     assert run.summary is not None
@@ -645,6 +682,43 @@ def test_a_headline_says_of_which_load_it_is_and_why_the_table_of_loads_differs(
     assert {row.first_token or row.per_token for row in loads.values()} == {None}
     without = replace(run.summary, served=replace(served, load=()))
     assert "at a time" not in content_of(without).verdicts[0]
+
+
+@pytest.mark.parametrize(("k", "lost"), [(0, {2, 4}), (2, {2})])
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions"])
+def test_a_server_that_fails_in_a_later_group_costs_its_cells_and_resume_asks_for_them(
+    stand_in: Callable[..., StandIn],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    k: int,
+    lost: set[int],
+    path: str,
+) -> None:
+    clock, begun = Seconds(monkeypatch), list[Any]()
+    # Groups of K=1, of K=2 and of K=4, each with plain decoding
+    servers = {each: completing(stand_in, clock, 4e-3) for each in (0, 1, 2, 4)}
+    sound = {**servers[k].answers}
+
+    def started(*asked_for: Any, **how: Any) -> Any:
+        begun.append(asked_for)
+        if len(begun) == 2:
+            servers[k].answers[path] = 401
+        return server_start.started(*asked_for, **how)
+
+    urls = f"url=[{','.join(server.url for server in servers.values())}]"
+    words = ["engine=openai", urls, "servers=2", "k=[1,2,4]", "temperature=[0]", "score=false"]
+    with monkeypatch.context() as patched:
+        patched.setattr(server_visits, "started", started)
+        outcome = command.run(asked(tmp_path, *words))
+    run = stored(outcome)
+    assert (outcome.status, run.manifest["status"]) == (1, "failed")
+    assert len(begun) == (2 if k == 0 else 3)
+    statuses = {row.k: row.status for row in run.results.itertuples() if row.k}
+    assert statuses == {each: "failed" if each in lost else "complete" for each in (1, 2, 4)}
+    servers[k].answers.update(sound)
+    again = ran("server", f"resume={run.folder}")
+    assert set(again.results.status) == {"complete"}
+    assert again.trials[: len(run.trials)] == run.trials
 
 
 # ---- our own loop --------------------------------------------------------------------------------

@@ -215,9 +215,10 @@ def waiting_of(folder: RunFolder, tasks: Sequence[Task]) -> list[Task]:
     A time is compared with plain decoding's next to it. So where a K lacks a request, plain
     decoding is asked it again just before; where plain decoding lacks one, every K is asked again.
     """
-    finished = {
-        "trials": {trial.cell for trial in folder.trials.read() if trial.status == "ok"},
-        "starts": {trial.cell for trial in folder.starts.read() if trial.status == "ok"},
+    # One that was asked again, next to another K, and failed then is a failure of the run
+    last = {
+        name: {trial.cell: trial.status for trial in file.read()}
+        for name, file in (("trials", folder.trials), ("starts", folder.starts))
     }
     rounds = Counter(
         (timing.visit, timing.k, timing.temperature, timing.context_tokens)
@@ -227,7 +228,7 @@ def waiting_of(folder: RunFolder, tasks: Sequence[Task]) -> list[Task]:
     def lacks(task: Task) -> bool:
         """Whether its answer is not stored."""
         if task.file != "rounds":
-            return task.request.cell not in finished[task.file]
+            return last[task.file].get(task.request.cell) != "ok"
         stored = rounds[task.of_rounds] > 0
         rounds[task.of_rounds] -= stored
         return not stored

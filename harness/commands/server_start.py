@@ -356,20 +356,20 @@ def started(
         with progress(f"starting {config.engine}", len(roles)) as tick:
             for number, role in enumerate(roles):
                 rates = [0.0] * role.k if role.rejects else None
-                if config.url is not None:
-                    engine = attached(config, adapter, work.vocabulary.tokenizer)
-                else:
-                    assert adapter.start is not None
-                    port = None if config.port is None else config.port + number
-                    # Read anew for each: those before it have taken their part
-                    memory = None
-                    if adapter.alone:
-                        memory = _card_memory(work, role.k, len(roles) - number)
-                    engine = adapter.start(replace(serve, memory=memory), port)
-                    _note_memory(folder, engine, role, slots)
-                    if (log := engine.log(role.k, rates)) is not None:
-                        tick.say(f"starting {config.engine} at {role} (log: {log})", soon=True)
                 try:
+                    if config.url is not None:
+                        engine = attached(config, adapter, work.vocabulary.tokenizer)
+                    else:
+                        assert adapter.start is not None
+                        port = None if config.port is None else config.port + number
+                        # Read anew for each: those before it have taken their part
+                        memory = None
+                        if adapter.alone:
+                            memory = _card_memory(work, role.k, len(roles) - number)
+                        engine = adapter.start(replace(serve, memory=memory), port)
+                        _note_memory(folder, engine, role, slots)
+                        if (log := engine.log(role.k, rates)) is not None:
+                            tick.say(f"starting {config.engine} at {role} (log: {log})", soon=True)
                     servers[role] = stack.enter_context(engine.open(role.k, rates))
                 except UserError as error:
                     if not left_out(role, error):

@@ -13,7 +13,7 @@ the rest. Only before anything is measured is an error the end of the run.
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -95,17 +95,32 @@ class Failures:
         if task.file == "trials":
             self._folder.trials.append(task.request.as_trial(status="failed", error=line))
         else:
-            self._note({"rounds": _rounds_of, "starts": _starts_of}[task.file](task.role), line)
+            self._note(NOTES[task.file](task.role), line)
 
     def of_server(self, role: Role, error: UserError, left: Sequence[Task]) -> None:
-        """A server is asked no more; the rest of this visit is marked as failed."""
-        self.dead.add(role)
+        """A server is asked no more: what is lost with it is marked as failed.
+
+        Its own tasks are, and all with the one that decodes plainly, for they are not compared with
+        anything any more: of each K the trials of one visit, and notes.
+
+        Args:
+            role: of the server.
+            error: why.
+            left: the tasks that are not done, of all servers, in their order.
+        """
         line = self._count(role, error)
-        if role.rejects:
-            self._note(_rounds_of(role), line)
-        for task in left:
-            if task.file == "trials" and task.visit == left[0].visit:
+        lost = [
+            task
+            for task in left
+            if task.role == role or (role == PLAIN and task.role not in self.dead)
+        ]
+        self.dead.add(role)
+        visits: dict[Role, int] = {}
+        for task in lost:
+            if task.file == "trials" and task.visit == visits.setdefault(task.role, task.visit):
                 self._folder.trials.append(task.request.as_trial(status="failed", error=line))
+        for note in sorted({NOTES[task.file](task.role) for task in lost if task.file in NOTES}):
+            self._note(note, line)
 
     def of_load(self, role: Role, error: UserError) -> None:
         """A server did not answer under load."""
@@ -148,6 +163,10 @@ def _loads_of(role: Role) -> str:
     return f"requests side by side at {role}"
 
 
+# Of tasks that are no trials
+NOTES: Mapping[str, Callable[[Role], str]] = {"rounds": _rounds_of, "starts": _starts_of}
+
+
 # ---- one at a time -----------------------------------------------------------------------------
 
 
@@ -163,14 +182,19 @@ def _measure_visits(
     with resumable(folder):
         settle_threads(folder, work, adapter)
         check_card(folder, work, adapter, roles)
+    begun: set[Role] = set()
     for group in side_by_side(roles, work, adapter):
+        begun |= {*group}
         of_group = [task for task in waiting if task.role in group]
+        later = [task for task in waiting if task.role not in begun]
 
-        def left_out(role: Role, error: UserError, tasks: Sequence[Task] = of_group) -> bool:
+        def left_out(
+            role: Role, error: UserError, left: Sequence[Task] = (*of_group, *later)
+        ) -> bool:
             """Whether what is measured is worth going on without this server."""
             if not any(trial.status == "ok" for trial in folder.trials.read()):
                 return False
-            failures.of_server(role, error, [task for task in tasks if task.role == role])
+            failures.of_server(role, error, left)
             return True
 
         with ExitStack() as stack:
@@ -179,17 +203,24 @@ def _measure_visits(
                 servers = stack.enter_context(opened)
             if PLAIN in failures.dead:
                 return False
-            of_group = [task for task in of_group if task.role in servers]
             with progress("checking the servers", len(servers)) as tick:
-                for role, server in servers.items():
+                for role, server in [*servers.items()]:
                     with resumable(folder):
-                        check_vocabulary(server, work.vocabulary.tokenizer, work.conversations)
-                        if not role.rejects:
-                            check_model(server, work, adapter)
-                    if not role.rejects:
+                        try:
+                            check_vocabulary(server, work.vocabulary.tokenizer, work.conversations)
+                            if not role.rejects:
+                                check_model(server, work, adapter)
+                        except (ServerDiedError, RequestFailedError, RefusedError) as error:
+                            if not left_out(role, error):
+                                raise
+                            del servers[role]
+                    if role in servers and not role.rejects:
                         note_engine(folder, work, adapter, server)
                     tick()
-            if not _visit(folder, work, servers, of_group, failures):
+            if PLAIN in failures.dead:
+                return False
+            of_group = [task for task in of_group if task.role in servers]
+            if not _visit(folder, work, servers, of_group, later, failures):
                 return False
     return True
 
@@ -199,9 +230,12 @@ def _visit(
     work: Workload,
     servers: Mapping[Role, Server],
     tasks: Sequence[Task],
+    later: Sequence[Task],
     failures: Failures,
 ) -> bool:
     """Send every request, store each answer; a server that dies is asked no more.
+
+    `later` are those of servers that are still to be started.
 
     Returns:
         Whether the one that decodes plainly is there to the end.
@@ -210,11 +244,6 @@ def _visit(
         UserError: a server is not what was asked for, or cannot do what it will be asked for.
     """
     dead, in_a_row = failures.dead, Counter[Role]()
-
-    def died(role: Role, error: UserError, left: Sequence[Task]) -> None:
-        # Without plain decoding the others' requests are not compared with anything either
-        lost = [task for task in left if role in (task.role, PLAIN)]
-        failures.of_server(role, error, lost)
 
     longest = max(work.prompts, key=lambda entry: len(entry.tokens))
     with progress("warming the servers up", len(servers)) as tick:
@@ -227,7 +256,7 @@ def _visit(
                 except (ServerDiedError, RequestFailedError) as error:
                     failed = error
             if failed is not None:
-                died(role, failed, tasks)
+                failures.of_server(role, failed, [*tasks, *later])
             tick()
     with progress("asking the servers", len(tasks)) as tick, undisturbed():
         for number, task in enumerate(tasks):
@@ -237,12 +266,13 @@ def _visit(
                 try:
                     line = _ask(work, servers[task.role], task)
                 except ServerDiedError as error:
-                    died(task.role, error, tasks[number:])
+                    failures.of_server(task.role, error, [*tasks[number:], *later])
                 except (RequestFailedError, RefusedError) as error:
                     failures.of_task(task, error)
                     in_a_row[task.role] += 1
                     if in_a_row[task.role] == FAILED_IN_A_ROW:
-                        died(task.role, error, tasks[number + 1 :])
+                        left = [*tasks[number + 1 :], *later]
+                        failures.of_server(task.role, error, left)
                 except UserError:  # it is not what was asked for
                     with resumable(folder):
                         raise

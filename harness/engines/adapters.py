@@ -203,9 +203,14 @@ def api_key(name: str | None) -> str | None:
     """The servers' API key, from the environment variable of that name; None for none."""
     if name is None:
         return None
-    key = os.environ.get(name)
+    key = os.environ.get(name, "").strip()  # what a file is read into ends with a line's end
     if not key:
         raise UserError(f"api_key_env={name}: no such variable is set")
+    if not (key.isascii() and key.isprintable()):
+        raise UserError(
+            f"api_key_env={name}: the key has characters that no header can hold; give it in"
+            " printable ASCII"
+        )
     return key
 
 

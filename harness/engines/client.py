@@ -8,7 +8,8 @@ as there is time for it.
 
 An answer has a deadline that follows from its tokens (`HttpClient.deadline_s`), whatever trickles
 in meanwhile; once it has begun, two minutes without a byte end it too. A server that lets it pass
-hangs, and is not asked again.
+hangs, and is not asked again. What a server says of itself when it is attached to is asked again
+as requests are, but for an address where nobody listens: it is mistyped more often than late.
 
 Redirects are refused: whoever they lead to would be sent the key.
 """
@@ -33,6 +34,7 @@ from urllib3.exceptions import (
     HTTPError,
     InvalidHeader,
     MaxRetryError,
+    NewConnectionError,
     ReadTimeoutError,
     URLSchemeUnknown,
 )
@@ -62,6 +64,10 @@ MOST_BYTES = 64 * 2**20
 ON_THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 # A shorter key may be a part of an answer's own words
 MASKED, SHORTEST_MASKED = "***", 6
+
+
+class NobodyListensError(ServerDiedError):
+    """Nothing listens at the address, or no connection to it is made."""
 
 
 class HttpClient:
@@ -100,13 +106,14 @@ class HttpClient:
         # It logs the head of an answer that it cannot parse, which may hold the key
         logging.getLogger(urllib3.__name__).setLevel(logging.CRITICAL)
 
-    def get(self, path: str, timeout_s: float = CHECK_S) -> Any:
+    def get(self, path: str, timeout_s: float | None = None) -> Any:
         """What the server has at `path`: JSON decoded, anything else as text.
 
         Raises:
             ServerDiedError, RequestFailedError, RefusedError: there is no usable answer.
         """
-        text = self._text("GET", path, None, timeout_s)
+        check_s = CHECK_S * max(1.0, self._factor)
+        text = self._text("GET", path, None, check_s if timeout_s is None else timeout_s)
         try:
             return self._masked(json.loads(text))
         except (ValueError, RecursionError):
@@ -126,11 +133,12 @@ class HttpClient:
         tokens_s = TOKEN_S * budget + PROMPT_TOKEN_S * prompt_tokens
         return self._factor * max(LEAST_S, tokens_s)
 
-    def repeated(self, ask: Callable[[], T]) -> tuple[T, int]:
+    def repeated(self, ask: Callable[[], T], *, listening: bool = False) -> tuple[T, int]:
         """Ask, and ask again where a failure may pass.
 
         Args:
             ask: requests to this server.
+            listening: only where something listens at the address.
 
         Returns:
             What it returned in the end, and how often it was asked.
@@ -145,7 +153,8 @@ class HttpClient:
             try:
                 return ask(), asked
             except (ServerDiedError, RequestFailedError) as error:
-                if not error.repeatable or not self._alive():
+                mistyped = listening and isinstance(error, NobodyListensError)
+                if mistyped or not error.repeatable or not self._alive():
                     raise
                 try:
                     policy = policy.increment(error=error)
@@ -156,12 +165,21 @@ class HttpClient:
                 if isinstance(error, RequestFailedError) and error.retry_after_s is not None:
                     pause_s = max(pause_s, error.retry_after_s)
                 if pause_s > pauses_s:
-                    error.args = (f"{error} (it asks for {pause_s:.0f} s, which is too long)",)
+                    most_s = PAUSES_S * self._factor
+                    why = f"asked {asked} times, with pauses of {most_s:.0f} s at most in all"
+                    if pause_s > most_s:
+                        why = f"it asks for {pause_s:.0f} s, which is too long"
+                    error.args = (f"{error} ({why})",)
                     raise
                 pauses_s -= pause_s
                 asked += 1
                 with waiting_for(f"{self.url} to be asked again ({error})", pause_s):
                     time.sleep(pause_s)
+
+    def stated(self, path: str) -> Any:
+        """What the server says of itself at `path`; see `get`."""
+        answer, _ = self.repeated(lambda: self.get(path), listening=True)
+        return answer
 
     def about(self, path: str, field: str, server: str) -> Mapping[str, Any]:
         """What the server says of itself at `path`; refuse one that is not `server`.
@@ -172,7 +190,7 @@ class HttpClient:
             server: the kind, for the error.
         """
         try:
-            answer = self.get(path)
+            answer = self.stated(path)
         except RefusedError as error:
             reason = str(error).removeprefix(f"{self.where}: ")
             raise UserError(f"{self.where}: not {server} ({path}: {reason})") from error
@@ -251,7 +269,8 @@ class HttpClient:
         reason = self._shown(str(cause))
         if isinstance(cause, HTTPException) and not isinstance(cause, RemoteDisconnected):
             return RequestFailedError(f"{self.where}: its answer is no HTTP ({reason[:80]})")
-        return ServerDiedError(
+        unconnected = isinstance(error, NewConnectionError | ConnectTimeoutError)
+        return (NobodyListensError if unconnected else ServerDiedError)(
             f"{self.where}: not reachable ({reason}); is the server running, and at this address?",
             repeatable=True,
         )

@@ -349,9 +349,9 @@ class HttpServer(Server):
         request_s, after = perf_counter() - begin, self._request_cpu_s()
         return Answer(answer, request_s, None if cpu is None or after is None else after - cpu)
 
-    def get(self, path: str) -> Any:
-        """What it has at `path`."""
-        return self._client.get(path)
+    def get(self, path: str, deadline_s: float) -> Any:
+        """What it has at `path`, within so many seconds: those of the request it belongs to."""
+        return self._client.get(path, deadline_s)
 
     def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
         """Refuse a server whose model reads token ids as another text; see `protocol.Server`."""
@@ -428,8 +428,12 @@ class HttpServer(Server):
         """See `protocol.Server`."""
         try:
             return only_model(self._client)
+        except (ServerDiedError, RequestFailedError) as error:
+            if error.repeatable:  # it might have said
+                raise
         except UserError:
-            return None
+            pass
+        return None
 
     def without_counters(self, where: str, needs: str) -> UserError:
         """What to do about a server that drafts and does not tell its rounds.
@@ -516,7 +520,7 @@ def field_of(answer: Any, field: str, where: str, expected: str) -> Any:
 def only_model(client: HttpClient) -> str:
     """The name of the model that an OpenAI-compatible server has."""
     where = client.where
-    listed = field_of(client.get(MODELS), "data", where, "an OpenAI-compatible server")
+    listed = field_of(client.stated(MODELS), "data", where, "an OpenAI-compatible server")
     if not listed:
         raise UserError(f"{where}: it serves no model")
     return str(listed[0]["id"])

@@ -168,18 +168,18 @@ class LlamaCppServer(HttpServer):
         deadline_s: float,
     ) -> Completion:
         """Ask once for a completion; see `HttpServer`."""
-        drafts = self._drafts()
+        drafts = self._drafts(deadline_s)
         body = {"prompt": list(prompt), **request_settings(sampling, seed, budget)}
         answer = self.ask("/completion", body, deadline_s)
-        drafts_now = self._drafts()
+        drafts_now = self._drafts(deadline_s)
         drafted = None if drafts is None or drafts_now is None else drafts_now - drafts
         return self._completion(answer, budget, drafts=drafted)
 
-    def _drafts(self) -> int | None:
+    def _drafts(self, deadline_s: float) -> int | None:
         """Rounds that drafted, since the server started; None where they are not one request's."""
         if not self._alone or self.k == 0:
             return None
-        lines = str(self.get("/metrics")).splitlines()
+        lines = str(self.get("/metrics", deadline_s)).splitlines()
         counts = [line.split()[1] for line in lines if line.startswith(DRAFTS_COUNTER)]
         return int(counts[0]) if counts else None
 

@@ -69,7 +69,7 @@ class OpenAiServer(HttpServer):
         self._dialect, self._tokenizer = DIALECTS[name], tokenizer
         self.facts = EngineFacts(name, "unknown", self._dialect.rule, None, returns_ids=False)
         if self._dialect.one_model:
-            running.client.get(MODELS)  # whether it answers
+            running.client.stated(MODELS)  # whether it answers
         self._named = {} if self._dialect.one_model else {"model": only_model(running.client)}
 
     @cached_property

@@ -181,7 +181,7 @@ class VllmServer(HttpServer):
         deadline_s: float,
     ) -> Completion:
         """Ask once for a completion; see `HttpServer`."""
-        before = None if self._answers_tell else self._sums()
+        before = None if self._answers_tell else self._sums(deadline_s)
         body = {"prompt": list(prompt), **request_settings(sampling, seed, budget), **self.named()}
         answer = self.ask("/v1/completions", body, deadline_s)
         (choice,) = field_of(answer.body, "choices", self.where, SERVER)
@@ -193,7 +193,7 @@ class VllmServer(HttpServer):
         self._answers_tell = told and not self._steps_counted
         sums = None
         if before is not None and not self._answers_tell:
-            sums = self._sums_of_request(before, len(tokens))
+            sums = self._sums_of_request(before, len(tokens), deadline_s)
         if speculative is None and sums is not None:
             speculative = counters(sums)
         if self.k and speculative is None and before is None:
@@ -240,19 +240,21 @@ class VllmServer(HttpServer):
         self.check_drafts(drafted, tokens, "--speculative-config")
         return rounds, drafted, accepted
 
-    def _sums(self) -> dict[str, float] | None:
+    def _sums(self, deadline_s: float) -> dict[str, float] | None:
         """What it counts over all requests, by name; None where it does not show them."""
         try:
-            sums = metric_sums(str(self.get("/metrics")))
+            sums = metric_sums(str(self.get("/metrics", deadline_s)))
         except RefusedError:  # it has no such page
             return None
         return sums if GENERATED in sums else None
 
-    def _sums_of_request(self, before: Mapping[str, float], tokens: int) -> dict[str, float] | None:
+    def _sums_of_request(
+        self, before: Mapping[str, float], tokens: int, deadline_s: float
+    ) -> dict[str, float] | None:
         """What was counted since; None where other requests were counted with it."""
         give_up = monotonic() + COUNTED_WITHIN_S
         while True:
-            now = self._sums()
+            now = self._sums(deadline_s)
             if now is None:
                 return None
             since = {name: value - before.get(name, 0.0) for name, value in now.items()}
@@ -323,7 +325,7 @@ def metric_sums(text: str) -> dict[str, float]:
 def drafts(client: HttpClient) -> bool:
     """Whether the page of a server's sums has those of drafts; no where it has no page."""
     try:
-        return DRAFTED in metric_sums(str(client.get("/metrics")))
+        return DRAFTED in metric_sums(str(client.stated("/metrics")))
     except RefusedError:
         return False
 

@@ -28,7 +28,6 @@ from harness.engines.protocol import (
     RefusedError,
     RequestFailedError,
     Server,
-    ServerDiedError,
 )
 from harness.measurement.generations import Request
 from harness.records import HALF, LoadTiming, ServerClock, UserError
@@ -48,13 +47,14 @@ class LoadFailedError(UserError):
 
     Attributes:
         k: of the server.
-        died: whether it is of no use to ask it again.
+        died: whether it is of no use to ask it again: it ended, or is not what was asked for.
     """
 
     def __init__(self, k: int, error: UserError) -> None:
         """With the line of the request that failed."""
         super().__init__(str(error))
-        self.k, self.died = k, isinstance(error, ServerDiedError)
+        self.k = k
+        self.died = not isinstance(error, RequestFailedError | RefusedError)
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def load_visit(
             arrive are waited for by the client's clock, as they are with `engine`.
 
     Raises:
-        LoadFailedError: a server ended, or a request of it has no answer.
+        LoadFailedError: a server ended, or a request of it has no answer that can be used.
     """
     for load in loads:
         for name, group in groups.items():
@@ -145,7 +145,7 @@ def load_visit(
                 for asked in (order,) if load.rate else (_short(order), order):
                     try:
                         yield _timed(servers[int(k)], name, asked, load, gaps_s, number, clock)
-                    except (ServerDiedError, RequestFailedError, RefusedError) as error:
+                    except UserError as error:
                         raise LoadFailedError(int(k), error) from error
 
 

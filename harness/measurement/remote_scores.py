@@ -184,7 +184,7 @@ def _said(
 ) -> Mapping[str, Any]:
     """A server's answer at a path; empty where it has none there."""
     try:
-        answer = client.get(path) if body is None else client.post(path, body)
+        answer = client.stated(path) if body is None else client.post(path, body)
     except RefusedError:  # no such path
         return {}
     return answer if isinstance(answer, dict) else {}
