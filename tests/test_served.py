@@ -216,20 +216,18 @@ def test_the_time_of_a_resumed_run_is_that_of_the_text_that_counts() -> None:
     assert (one.tokens, one.decode_s) == ((1,), pytest.approx(2.0))
 
 
-def test_texts_of_one_round_are_no_pace_where_a_request_for_one_token_costs_nearly_a_round() -> (
-    None
-):
+def test_texts_of_one_round_set_no_pace_where_a_start_is_nearly_a_round_below_0() -> None:
     round_s, start = 0.02, -0.9
     made = [
-        replace(trial(visit, seconds, text=visit, temperature=1.0, rounds=rounds), one_token_s=0.03)
-        for visit, (rounds, seconds) in enumerate(
-            (rounds, 1e-6 if rounds == 1 else round_s * (start + rounds))
-            for rounds in (1, 12, 1, 9, 1, 15, 1, 12)
+        replace(
+            trial(visit, seconds, text=visit, temperature=1.0, rounds=rounds),
+            one_token_s=0.0304 if visit else 0.03,
         )
+        for visit, rounds in enumerate((1, 12, 1, 9, 1, 15, 1, 12))
+        for seconds in [1e-6 if rounds == 1 else round_s * (start + rounds)]
     ]
-    for one in settled(made):
-        if one.rounds and one.rounds > 1:
-            assert one.decode_s == pytest.approx(round_s * (start + one.rounds), rel=0.1)
+    found = [(one.rounds, one.decode_s) for one in settled(made) if one.rounds != 1]
+    assert found == [(n, pytest.approx(round_s * (start + n), rel=0.02)) for n in (12, 9, 15, 12)]
 
 
 @pytest.mark.parametrize("dead_after", [2, 12, 40])
