@@ -1086,6 +1086,15 @@ class Percentiles:
 
 
 @dataclass(frozen=True)
+class PairedWaits:
+    """Medians of what plain decoding and a K made users wait for, (plain, at K) each; seconds."""
+
+    first_token: tuple[float, float] | None
+    per_token: tuple[float, float] | None
+    request: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
 class UserLatency:
     """What those who send requests to a server wait for, at one K under one load."""
 
@@ -1103,6 +1112,10 @@ class UserLatency:
     first_token: Percentiles | None = None
     per_token: Percentiles | None = None
     request: Percentiles | None = None
+    visits: Visits | None = None  # None where it has all that were asked for
+    # Of the same prompts in the same visits: medians at this K, and of plain decoding. None of
+    # plain decoding itself, of loads, and where they share none.
+    paired: PairedWaits | None = None
 
 
 @dataclass(frozen=True)
@@ -1216,7 +1229,7 @@ class ServedK:
     own_predicted: float | None  # from our own loop's round times; None where not known
     tokens_per_round: float | None
     round_cost: float | None  # R(K) / R(0): what a round costs in plain tokens
-    request_speedup: float | None = None  # `speedup` of whole requests, prefills among them
+    whole_request_speedup: float | None = None  # prefills among them; metrics.md has both
 
 
 NotPredicted = Literal[

@@ -40,7 +40,7 @@ from harness.measurement.draft_scores import score_texts
 from harness.measurement.generations import Request
 from harness.measurement.load import Load, LoadFailedError, groups_of, load_visit, requests_of_load
 from harness.measurement.returned_texts import ReturnedText
-from harness.records import ServerCommand, ServingEngine, UserError
+from harness.records import HALF, ServerCommand, ServingEngine, UserError
 from harness.reporting.sentences.served import reasons
 from harness.reporting.serving import schedule_snippets
 from harness.reporting.tables.served import served_tables
@@ -528,6 +528,10 @@ def test_a_k_that_was_timed_in_few_visits_is_compared_over_these_and_not_named()
         assert all(entry.k != 4 for chosen in results.schedules for entry in chosen.entries)
         lacking = {cell.k: cell.visits for cell in results.cells}
         assert lacking == {0: None, 1: None, 2: None, 4: Visits(2, 8)}
+        # Of a K that is not chosen from, no visits are needed to tell what a choice loses
+        once = [t for t in kept if t.k != 4 or t.visit == 0]
+        (chosen,) = analyse_loads(once, [], None, None, "llamacpp", 8).schedules
+        assert None not in {entry.loss for entry in chosen.entries}
     assert found == pytest.approx([1.0] * len(found), rel=0.05)
 
 
@@ -538,6 +542,8 @@ def test_requests_beyond_a_servers_slots_are_a_queue_and_get_no_k(slots):
     results = analyse_loads(known, [], None, None, "llamacpp")
     (chosen,) = results.schedules
     queues = slots == 2
+    # Where a larger load waits, nothing is known of more requests than the last one's
+    assert chosen.entries[-1].high == (2 if queues else None)
     assert [e.concurrency for e in chosen.entries] == ([1, 2] if queues else [1, 2, 4])
     assert {cell.slots for cell in results.cells if cell.concurrency == 4} == {
         2 if queues else None
@@ -565,6 +571,13 @@ def test_errors_of_prediction_under_load_are_given_for_each_prompt_set():
     assert f"over {2 * len(cells)} cells" in said
     largest = max(abs(part.error) for cell in cells for part in cell.groups)
     assert f"largest {100 * largest:.1f} %" in said
+    # One prompt set, of which each half is predicted from the other
+    halves = tuple(
+        replace(cell, groups=tuple(replace(p, group=f"{p.group}{HALF}1") for p in cell.groups))
+        for cell in cells
+    )
+    of_halves = reasons(replace(summary, served=replace(served, load=halves)))
+    assert any("Under load each half of the prompt set" in text for text in of_halves)
 
 
 @pytest.mark.parametrize(
@@ -649,24 +662,29 @@ def test_a_plan_counts_the_requests_of_a_load(prompts, largest):
 
 
 @pytest.mark.parametrize(
-    ("engine", "expected"),
+    ("engine", "high", "expected"),
     [
         (
             "vllm",
+            None,
             """vllm serve T --speculative-config '{"model": "D", """
             """"num_speculative_tokens_per_batch_size": [[1, 1, 2], [2, 2, 0]]}'""",
         ),
-        (
-            "llamacpp",
-            '# concurrency 1\nvllm serve T --speculative-config \'{"model": "D"}\'\n'
-            "# concurrency 2 and more\nvllm serve T",
+        *(
+            (
+                "llamacpp",
+                high,
+                '# concurrency 1\nvllm serve T --speculative-config \'{"model": "D"}\'\n'
+                f"# concurrency {load}\nvllm serve T",
+            )
+            for high, load in [(None, "2 and more"), (2, "2"), (4, "2 to 4")]
         ),
     ],
 )
-def test_a_schedule_of_servers_that_were_started_has_their_commands(engine, expected):
+def test_a_schedule_of_servers_that_were_started_has_their_commands(engine, high, expected):
     entries = (
         ScheduleEntry(1, 1, 1, 2, (), 1.2, 1.2, 0.0),
-        ScheduleEntry(2, None, 2, 0, (), 1.0, 1.0, 0.0),
+        ScheduleEntry(2, high, 2, 0, (), 1.0, 1.0, 0.0),
     )
     commands = (
         ServerCommand(2, 1, "alone"),

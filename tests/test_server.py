@@ -656,7 +656,7 @@ def test_a_headline_says_of_which_load_it_is_and_why_the_table_of_loads_differs(
     assert run.summary.verdict is not None
     ratios = (
         run.summary.verdict.speedup,
-        speculating.request_speedup,
+        speculating.whole_request_speedup,
         loaded.throughput_ratio,
     )
     # A start of 20 ms that nothing speeds up: decoding gains more than a whole request

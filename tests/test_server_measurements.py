@@ -246,9 +246,12 @@ def test_the_interval_of_a_benchmark_is_that_of_requests_whose_rounds_accept_ali
 
 def test_what_the_server_measured_goes_before_the_arithmetic(tmp_path: Path) -> None:
     plain = write(tmp_path / "plain.json", json.dumps({"mean_tpot_ms": 13.4}))
-    measured = benchmark(tmp_path)
+    measured = benchmark(tmp_path, completed=200)
     summary = judged(tmp_path, acceptance_from=measured, baseline_from=plain, draft_ms=2.0)
     assert summary["verdict"]["speedup"] == pytest.approx(13.4 / 9.0)
+    # The requests bound the acceptance's error, not that of two measured times
+    assert (summary["verdict"]["speedup_lo"], summary["verdict"]["speedup_hi"]) == (None, None)
+    assert "measured by the server (from the numbers given, no interval)" in summary["report"]
     assert "server measured 1.49x at K=4, the arithmetic says 2.00x" in summary["report"]
     assert "max_concurrency: no limit" in summary["report"]
 

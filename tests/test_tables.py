@@ -66,6 +66,11 @@ UNFILLED = {
     },
     "served.CELLS visits": "a server that ended before the last visit",
     "served.BRIEF_CELLS visits": "a server that ended before the last visit",
+    "served.LATENCIES visits": "a server that ended before the last visit",
+    "served.BRIEF_LATENCIES visits": "a server that ended before the last visit",
+    "served.VISITS": "a server that ended before the last visit",
+    "served.REQUESTS concurrency": "a server, and more requests",
+    "served.REQUESTS requests per second": "a server, and more requests",
     "served.LOADS": "a server that decodes several requests at a time",
     "served.SCHEDULE": "a server that decodes several requests at a time",
 }

@@ -32,7 +32,8 @@ class Question:
 
     # By prompt set, and "all": the drafts to choose from; every draft where there is no entry
     drafts: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
-    visits: Visits | None = None  # of a server's, where no K has all that were asked for
+    # Of a server's K that lack some of the visits asked for
+    visits: Mapping[int, Visits] = field(default_factory=dict[int, Visits])
 
     def by_servers(
         self, alike: Callable[[str, str], bool], weights: Mapping[str, float] | None
@@ -61,6 +62,13 @@ class Question:
         if not by_drafts:
             yield replace(self, servers=())
 
+    def visits_of(self, verdict: Verdict) -> Visits | None:
+        """Those that a verdict rests on; of one that names no K, the fewest."""
+        k = verdict.k or verdict.reason_values.get("k")
+        if isinstance(k, int):
+            return self.visits.get(k)
+        return min(self.visits.values(), key=lambda visits: visits.timed, default=None)
+
     def on(self, prompt_set: str) -> Evidence:
         """The evidence to decide a prompt set on, or "all"."""
         drafts = self.drafts.get(prompt_set)
@@ -83,7 +91,7 @@ class Answered:
                         engine=self.question.engine,
                         rule=rule,
                         source=self.question.source,
-                        visits=self.question.visits,
+                        visits=self.question.visits_of(verdict),
                         servers=tuple(s for s in self.question.servers if SERVERS[s] == rule),
                         **{name: getattr(verdict, name) for name in OF_VERDICT},
                     )

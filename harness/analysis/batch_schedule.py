@@ -37,6 +37,7 @@ from harness.analysis.server_costs import (
     least_squares,
     pace_of,
     shared_visits,
+    with_enough_visits,
 )
 from harness.records import LoadTiming, ResultRow, Rule, TextTrace, grouped, set_of
 from harness.serving.counting import Counting
@@ -371,7 +372,9 @@ def analyse_loads(
         waiting = {cell.concurrency for cell in cells if cell.slots is not None}
         side_by_side = [row for row in totals if row.concurrency not in waiting]
         if side_by_side:
-            schedules.append(schedule(temperature, side_by_side, without_visits(made, requests)))
+            largest_waits = max(row.concurrency for row in totals) in waiting
+            without = without_visits(made, requests)
+            schedules.append(schedule(temperature, side_by_side, without, ends=largest_waits))
         for row in over_groups(compared, set_of):  # the halves of a set together
             if row.concurrency > 1:  # the requests that were sent one at a time have that row
                 rows += _result_rows(row, loads, engine, asked)
@@ -581,31 +584,37 @@ def schedule(
     temperature: float,
     totals: Sequence[Throughput],
     without: Mapping[int, Sequence[Throughput]],
+    *,
+    ends: bool = False,
 ) -> Schedule:
     """The K of the largest predicted throughput at each measured concurrency.
 
     Among those that tie with it, the one that was measured fastest; where nothing was predicted,
-    the fastest of all. A K that lacks visits which another has is not named.
+    the fastest of all. A K that lacks many visits which another has is not named.
 
     Args:
         temperature: of all.
         totals: the throughputs of all groups.
         without: by visit, what the others alone say of them (`without_visits`).
+        ends: whether the largest concurrency is the most that the servers decode side by side, so
+            that nothing is known above it.
     """
     by_batch = grouped(totals, lambda row: row.concurrency)
     error = _prediction_error(totals)
     entries: list[ScheduleEntry] = []
-    for at, (concurrency, rows) in enumerate(sorted(by_batch.items())):
+    for at, (concurrency, every) in enumerate(sorted(by_batch.items())):
+        rows = _eligible(every)
         best, equal = _chosen(rows, error)
+        ks = {row.k for row in rows}
         chosen_without = {
-            visit: _chosen(of_batch, _prediction_error(others))[0].k
+            visit: _chosen(_eligible(of_batch), _prediction_error(others))[0].k
             for visit, others in without.items()
-            if (of_batch := [row for row in others if row.concurrency == concurrency])
+            if (of_batch := [r for r in others if r.concurrency == concurrency and r.k in ks])
         }
         entries.append(
             ScheduleEntry(
                 low=entries[-1].high + 1 if entries and entries[-1].high else 1,
-                high=None if at + 1 == len(by_batch) else concurrency,
+                high=None if at + 1 == len(by_batch) and not ends else concurrency,
                 concurrency=concurrency,
                 k=best.k,
                 tied=tuple(row.k for row in equal if row is not best),
@@ -617,11 +626,15 @@ def schedule(
     return Schedule(temperature, tuple(entries))
 
 
+def _eligible(rows: Sequence[Throughput]) -> list[Throughput]:
+    """Plain decoding, and the K that enough visits timed."""
+    enough = with_enough_visits({row.k: len(row.by_visit) for row in rows if row.k})
+    return [row for row in rows if not row.k or row.k in enough]
+
+
 def _chosen(rows: Sequence[Throughput], error: float) -> tuple[Throughput, list[Throughput]]:
     """The K to serve at a concurrency, and all that tie for it."""
-    most = max((len(row.by_visit) for row in rows if row.k), default=0)
-    whole = [row for row in rows if not row.k or len(row.by_visit) == most]
-    ranked = sorted(whole, key=_ratio, reverse=True)
+    ranked = sorted(rows, key=_ratio, reverse=True)
     equal = [row for row in ranked if not _leads(ranked[0], row, error)]
     return max(equal, key=lambda row: row.measured), equal
 
@@ -630,7 +643,7 @@ def _loss(rows: Sequence[Throughput], chosen: Mapping[int, int]) -> float | None
     """What a choice lacks to the fastest K of all visits, in visits that it has not seen.
 
     Args:
-        rows: every K at one concurrency.
+        rows: the K to choose from at one concurrency.
         chosen: by visit, the K that the other visits choose.
 
     Returns:

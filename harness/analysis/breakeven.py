@@ -13,7 +13,8 @@ A file that says how many requests it rests on has a bound. All rounds of a requ
 alike, so the tokens per round of one request vary at most as those of one round do, whose variance
 follows from the acceptance by position: with n requests the standard error of the mean is at most
 that round's deviation / sqrt(n), for requests of like length. Fewer than MIN_PROMPTS requests, or
-an interval by this bound that has 1 in it, decide nothing.
+an interval by this bound that has 1 in it, decide nothing. It is the error of the acceptance alone:
+a speedup that a server measured has that of its clock as well, so it is given no interval.
 
 Numbers that a server's files gave are in the manifest's entry `inputs`: the keys of the
 configuration that they filled in (draft_ms, target_ms, verify_ms, k, acceptance_rate,
@@ -236,6 +237,7 @@ def _verdict(measured: Sequence[ResultRow], inputs: Inputs) -> Verdict | None:
         return None
     k = max(speedups, key=lambda number: (speedups[number], -number))
     speedup, row = speedups[k], next(row for row in reversed(measured) if row.k == k)
+    by_server = k in server_speedups
     interval = None if requests is None else _interval(speedup, row, inputs, len(speedups))
     few = requests is not None and requests < MIN_PROMPTS
     spans = interval is not None and interval.lo < 1.0 < interval.hi
@@ -250,12 +252,12 @@ def _verdict(measured: Sequence[ResultRow], inputs: Inputs) -> Verdict | None:
         temperature=None,
         prompt_set="all",
         speedup=speedup,
-        speedup_lo=interval and interval.lo,
-        speedup_hi=interval and interval.hi,
+        speedup_lo=None if by_server else interval and interval.lo,
+        speedup_hi=None if by_server else interval and interval.hi,
         reason="given_numbers",
         reason_values={
             "k": k,
-            "measured": k in server_speedups,
+            "measured": by_server,
             "alpha": row.alpha,
             "breakeven_alpha": row.breakeven_alpha,
             "near": UNDECIDED_MARGIN,

@@ -38,24 +38,34 @@ from harness.analysis.server_costs import (
     Requests,
     ServerCosts,
     TimedRequests,
+    Visit,
+    compared_pace,
     fit_costs,
+    pace_of,
     seconds_of_rounds,
     speedup_variance,
     timed_rounds,
-    undisturbed,
+    with_enough_visits,
 )
 from harness.analysis.server_gate import gate_caveats, gates
 from harness.analysis.setup import Setup
 from harness.analysis.unstable import impossible, unstable_cells
 from harness.analysis.user_latency import one_by_one, under_load
 from harness.analysis.verdict import Candidate, Evidence, Timed, evidence_from_trials
-from harness.records import GREEDY, Cell, LatencyRow, ResultRow, RoundTiming, Trial, grouped
+from harness.records import GREEDY, Cell, LatencyRow, ResultRow, RoundTiming, Trial, grouped, where
 from harness.serving.counting import Counting
-from harness.stats.jackknife import Array, Interval, enough_prompts, speedup_interval
+from harness.stats.jackknife import (
+    CONFIDENCE,
+    Array,
+    Interval,
+    enough_prompts,
+    speedup_interval,
+)
 from harness.summary import (
     AcceptanceByPosition,
     Caveat,
     Doubt,
+    LoadCell,
     NotPredicted,
     OtherK,
     RoundSummary,
@@ -402,7 +412,7 @@ class ServedRun(ServedTexts):
                 continue
             costs = self.costs_by_temperature.get(temperature)
             whole = self._evidence(self._whole_requests(temperature), temperature)
-            request_speedups = whole.speedups(self.setup.weights)
+            whole_request_speedups = whole.speedups(self.setup.weights)
             for name, speedup in evidence.speedups(self.setup.weights).items():
                 done = [
                     trial
@@ -419,13 +429,14 @@ class ServedRun(ServedTexts):
                     round_cost=costs.times.relative(name.k)
                     if costs and costs.times.covers(name.k)
                     else None,
-                    request_speedup=request_speedups.get(name),
+                    whole_request_speedup=whole_request_speedups.get(name),
                 )
 
     def _whole_requests(self, temperature: float) -> list[Trial]:
         """The trials of a temperature, their prefills part of the decoding, by the run's clock.
 
-        That is the client's where the server's is: loads are timed by it.
+        That is the client's where the server's is: loads are timed by it. What came before the
+        decoding is of the visits that plain decoding shares, as the decoding is.
         """
 
         def before_s(trial: Trial) -> float | None:
@@ -437,18 +448,26 @@ class ServedRun(ServedTexts):
         def cell(trial: Trial) -> tuple[str, str, int]:
             return (trial.prompt_set, trial.prompt, trial.k)
 
-        visits = [trial for trial in completed(self.trials) if trial.temperature == temperature]
-        known = {
-            name: undisturbed([each for each in starts if each is not None])
-            for name, made in grouped(visits, cell).items()
-            if None not in (starts := [before_s(trial) for trial in made])
+        done = [trial for trial in completed(self.trials) if trial.temperature == temperature]
+        visits = {
+            name: [
+                Visit(trial.repetition, place, each)
+                for place, trial in made
+                if (each := before_s(trial)) is not None
+            ]
+            for name, made in grouped(enumerate(done), lambda entry: cell(entry[1])).items()
         }
-        return [
-            replace(trial, decode_s=trial.decode_s + known[cell(trial)])
-            for trial in completed(self.settled)
-            if trial.temperature == temperature
-            if trial.decode_s is not None and cell(trial) in known
-        ]
+        whole: list[Trial] = []
+        for trial in completed(self.settled):
+            if trial.temperature != temperature or trial.decode_s is None:
+                continue
+            made, plain = visits.get(cell(trial), []), visits.get((*cell(trial)[:2], 0), [])
+            started_s = None
+            if made:
+                started_s = compared_pace(made, plain) if trial.k and plain else pace_of(made)
+            if started_s is not None:
+                whole.append(replace(trial, decode_s=trial.decode_s + started_s))
+        return whole
 
     def other_ks(self) -> Iterator[OtherK]:
         """What gains more at another K than at the headline's.
@@ -495,6 +514,8 @@ class ServedRun(ServedTexts):
             timed[k].tokens,
             evidence.prompt_sets,
             weights,
+            # It is the fastest of several by the same requests (Bonferroni)
+            level=1.0 - (1.0 - CONFIDENCE) / max(1, len(evidence.candidates)),
         )
         yield OtherK(
             temperature=evidence.temperature,
@@ -563,7 +584,11 @@ class ServedRun(ServedTexts):
                 (self.engine.rule,),
                 "measured",
                 self.engine.name,
-                visits=self._lacking(temperature, self._answered_ks(temperature)),
+                visits={
+                    k: lacking
+                    for k in self._answered_ks(temperature)
+                    if (lacking := self._lacking(temperature, [k])) is not None
+                },
             )
 
     def _lacking(self, temperature: float, ks: Iterable[int]) -> Visits | None:
@@ -573,12 +598,12 @@ class ServedRun(ServedTexts):
         return min(known, key=lambda visits: visits.timed, default=None)
 
     def _answered_ks(self, temperature: float) -> list[int]:
-        """The K that an answer chooses from: those with the most visits."""
+        """The K that an answer chooses from: those with enough visits."""
         lacking = {k: self._lacking(temperature, [k]) for k in self.ks}
-        if None in lacking.values():
-            return [k for k, visits in lacking.items() if visits is None]
-        timed = {k: visits.timed for k, visits in lacking.items() if visits is not None}
-        return [k for k in timed if timed[k] == max(timed.values())]
+        every = self.visits_asked or 0
+        return sorted(
+            with_enough_visits({k: every if v is None else v.timed for k, v in lacking.items()})
+        )
 
     def _comparable(self, temperature: float) -> list[Trial]:
         """The settled requests that an answer rests on.
@@ -660,6 +685,7 @@ class ServedRun(ServedTexts):
         engine, first = self.engine, self.engine.first_position
         # Where some K changes what is generated, no K is given for any load
         changed = {gate.temperature for gate in self.failed_gates}
+        loaded = {(c.temperature, c.concurrency, c.k): c.visits for c in self.loads.cells}
         return ServedSummary(
             engine=engine.name,
             version=engine.version,
@@ -671,8 +697,14 @@ class ServedRun(ServedTexts):
             by_k=tuple(self.by_k()),
             other_ks=tuple(self.other_ks()),
             latencies=(
-                *one_by_one(self.trials, engine, self.setup.weights),
-                *under_load(self.setup.run.loads, engine, self.setup.weights),
+                *(
+                    replace(row, visits=self._lacking(row.temperature, [row.k]))
+                    for row in one_by_one(self.trials, engine, self.setup.weights)
+                ),
+                *(
+                    replace(row, visits=loaded.get((row.temperature, row.concurrency, row.k)))
+                    for row in under_load(self.setup.run.loads, engine, self.setup.weights)
+                ),
             ),
             gates=self.gates,
             costs=tuple(
@@ -774,7 +806,6 @@ class ServedRun(ServedTexts):
         ).items():
             assert visits is not None
             ks = {cell.k for cell in cells}
-            others = {c.k for c in self.loads.cells if c.temperature == temperature and c.k} - ks
             yield Caveat(
                 "server_visits_lacking",
                 {
@@ -782,10 +813,22 @@ class ServedRun(ServedTexts):
                     "ks": ", ".join(map(str, sorted(ks))),
                     "timed": visits.timed,
                     "asked": visits.asked,
-                    "left_out": bool(others),
+                    "left_out": not any(self._may_be_named(cell) for cell in cells),
                     "load": True,
                 },
             )
+
+    def _may_be_named(self, cell: LoadCell) -> bool:
+        """Whether a schedule may name the K of a cell."""
+        every = self.visits_asked or 0
+        timed = {
+            c.k: every if c.visits is None else c.visits.timed
+            for c in where(
+                self.loads.cells, temperature=cell.temperature, concurrency=cell.concurrency
+            )
+            if c.k
+        }
+        return not cell.k or cell.k in with_enough_visits(timed)
 
 
 def _cell(row: ResultRow) -> Cell:

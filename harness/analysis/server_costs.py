@@ -36,7 +36,9 @@ from harness.theory.speedup import RoundTimes
 PARTS = 8
 # The quantile of a request's visits that is taken as its time
 UNDISTURBED = 0.1
-NO_SHARED_VISIT = "not timed in any visit that timed plain decoding"
+# A K that lacks more than this share of the visits that another has is not held against it
+MOST_LACKING = 0.1
+NO_SHARED_VISIT = "not timed in any visit that timed plain decoding's text"
 # A time from those of several visits
 Settle = Callable[[Sequence[float]], float]
 
@@ -330,6 +332,12 @@ def compared_pace(
     return pace * pace_of(plain, settle) / shared if shared > 0.0 else pace
 
 
+def with_enough_visits(timed: Mapping[int, int]) -> set[int]:
+    """The K to choose from, of those that so many visits timed."""
+    most = max(timed.values(), default=0)
+    return {k for k, visits in timed.items() if most - visits <= MOST_LACKING * most}
+
+
 class _Asked(NamedTuple):
     """What was asked in every visit."""
 
@@ -350,50 +358,56 @@ def settled(trials: Sequence[Trial]) -> list[Trial]:
     A greedy text is the same in every visit, so one trial stands for all; where rounding makes it
     another one, the commonest counts. Sampled texts differ: each keeps its rounds, at the pace of
     that prompt's requests, their start among it. A K is timed over the visits that plain decoding
-    has too, and a greedy one without any has failed.
+    has too; without any a greedy text has failed, and sampled ones keep the times that they took.
 
     Args:
         trials: as they were stored, in their order: of a generation that was stored more than once
             all are timed.
     """
-    timed = [
-        (place, trial)
-        for place, trial in enumerate(trials)
-        if trial.status == "ok" and trial.decode_s is not None
-    ]
+    timed = [(place, trial) for place, trial in enumerate(trials) if _is_timed(trial)]
     sampled = (trial for _, trial in timed if trial.temperature != GREEDY)
     cells = grouped(sampled, lambda trial: (trial.temperature, trial.k))
     lengths = {cell: _Lengths.of(made) for cell, made in cells.items()}
-    stored = grouped(timed, lambda entry: _Asked.of(entry[1]))
+    generations = grouped(latest(trials), _Asked.of)
+    texts = {asked: _commonest(group) for asked, group in generations.items()}
     visits = {
-        asked: _visits(entries, lengths.get((asked.temperature, asked.k)))
-        for asked, entries in stored.items()
+        asked: _visits(entries, texts[asked], lengths.get((asked.temperature, asked.k)))
+        for asked, entries in grouped(timed, lambda entry: _Asked.of(entry[1])).items()
     }
     made: list[Trial] = []
-    for asked, group in grouped(latest(trials), _Asked.of).items():
-        plain = asked._replace(k=0)
-        timed_in, plain_in = visits.get(asked, []), visits.get(plain, [])
-        pace = pace_of(timed_in) if timed_in else None
-        if asked.k and timed_in and plain_in:
-            pace = compared_pace(timed_in, plain_in) or pace
-        if asked.temperature != GREEDY:
+    for asked, group in generations.items():
+        timed_in, plain_in = visits.get(asked, []), visits.get(asked._replace(k=0), [])
+        pace = None
+        if timed_in:
+            compared = asked.k and plain_in
+            pace = compared_pace(timed_in, plain_in) if compared else pace_of(timed_in)
+        if asked.temperature == GREEDY:
+            made.append(_settled(group, texts[asked], pace))
+        else:
             made += _at_pace(group, pace, lengths.get((asked.temperature, asked.k)))
-            continue
-        numbers, of_plain = (
-            {trial.repetition for _, trial in stored.get(each, ())} for each in (asked, plain)
-        )
-        apart = bool(numbers and of_plain) and not numbers & of_plain
-        made.append(_settled(group, None if apart else pace))
     return made
 
 
-def _visits(entries: Sequence[tuple[int, Trial]], length: "_Lengths | None") -> list[Visit]:
-    """The visits by which a request is timed, with the place of each trial; no length if greedy."""
+def _is_timed(trial: Trial) -> bool:
+    return trial.status == "ok" and trial.decode_s is not None
+
+
+def _visits(
+    entries: Sequence[tuple[int, Trial]], text: tuple[int, ...] | None, length: "_Lengths | None"
+) -> list[Visit]:
+    """The visits by which a request is timed, with the place of each trial.
+
+    Args:
+        entries: its trials, with their places.
+        text: the greedy one that counts.
+        length: of sampled ones; None if greedy.
+    """
     if length is None:
-        text = _commonest([trial for _, trial in entries])
         measured = [(place, trial, 1.0) for place, trial in entries if trial.tokens == text]
     else:
         measured = [(p, trial, length(trial)) for p, trial in entries if trial.decode_s]
+        # Divided by less than a round, a text's noise would be most of its pace
+        measured = [each for each in measured if each[-1] >= 1.0] or measured
     return [
         Visit(trial.repetition, place, trial.decode_s or 0.0, trial.one_token_s or 0.0, each)
         for place, trial, each in measured
@@ -402,20 +416,18 @@ def _visits(entries: Sequence[tuple[int, Trial]], length: "_Lengths | None") -> 
 
 
 def _commonest(trials: Sequence[Trial]) -> tuple[int, ...] | None:
-    """The text of most of them."""
-    texts = [trial.tokens for trial in trials]
-    return max(texts, key=texts.count)
+    """The text of most of those that were timed."""
+    texts = [trial.tokens for trial in trials if _is_timed(trial)]
+    return max(texts, key=texts.count, default=None)
 
 
-def _settled(trials: Sequence[Trial], seconds: float | None) -> Trial:
-    """Of one prompt and K; the last failure where no visit succeeded."""
-    done = [trial for trial in trials if trial.status == "ok" and trial.decode_s is not None]
-    if not done:
+def _settled(trials: Sequence[Trial], text: tuple[int, ...] | None, seconds: float | None) -> Trial:
+    """Of one prompt and K, the text that counts; the last failure where no visit succeeded."""
+    alike = next((t for t in trials if _is_timed(t) and t.tokens == text), None)
+    if alike is None:
         return replace(trials[-1], repetition=0)
     if seconds is None:
-        return replace(done[-1], repetition=0, status="failed", error=NO_SHARED_VISIT)
-    text = _commonest(done)
-    alike = next(trial for trial in done if trial.tokens == text)
+        return replace(alike, repetition=0, status="failed", error=NO_SHARED_VISIT)
     return replace(alike, repetition=0, decode_s=seconds)
 
 

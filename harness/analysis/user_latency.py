@@ -7,6 +7,8 @@ Tokens of a round arrive in bundles, so the time per token is the request's, not
 
 A percentile is of the whole workload, in which prompt sets count by their weights. It is given
 where at least one request is expected beyond it: p50 from 2 requests on, p95 from 20, p99 from 100.
+Where a K lacks visits, its percentiles are of other visits than plain decoding's: the two are
+compared by their medians over the requests that both finished.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +20,7 @@ import numpy as np
 from harness.analysis.batch_schedule import full_loads
 from harness.records import LoadTiming, ServingEngine, Trial, grouped, set_of
 from harness.stats.jackknife import token_weights
-from harness.summary import Percentiles, UserLatency
+from harness.summary import PairedWaits, Percentiles, UserLatency
 
 PERCENTS = (50, 95, 99)
 
@@ -55,11 +57,44 @@ def one_by_one(
     clock: Literal["client", "engine"] = "client" if seen else "engine"
     if not seen:
         seen = done if engine.clock == "engine" else []
-    for (temperature, k), made in sorted(grouped(seen, lambda t: (t.temperature, t.k)).items()):
+    cells = grouped(seen, lambda t: (t.temperature, t.k))
+    for (temperature, k), made in sorted(cells.items()):
         waited = [_of_trial(trial, engine) for trial in made]
         side_by_side = max(trial.concurrency for trial in made)
         row = UserLatency(temperature, k, side_by_side, None, load=False, clock=clock)
+        if k:
+            plain = {trial.key: trial for trial in cells.get((temperature, 0), ())}
+            both = [(plain[trial.key], trial) for trial in made if trial.key in plain]
+            pairs = [(_of_trial(one, engine), _of_trial(other, engine)) for one, other in both]
+            row = replace(row, paired=_paired(row, pairs, weights))
         yield from _with_percentiles(row, waited, weights)
+
+
+def _paired(
+    row: UserLatency,
+    pairs: Sequence[tuple[_Waited, _Waited]],
+    weights: Mapping[str, float] | None,
+) -> PairedWaits | None:
+    """Medians over pairs of one prompt and visit, plain and at the row's K; None without any."""
+    known = [
+        made
+        for waited in zip(*pairs, strict=True)
+        for made in _with_percentiles(row, waited, weights)
+    ]
+    if not known:
+        return None
+    plain, at_k = known
+
+    def medians(one: Percentiles | None, other: Percentiles | None) -> tuple[float, float] | None:
+        if one is None or other is None or one.p50 is None or other.p50 is None:
+            return None
+        return one.p50, other.p50
+
+    return PairedWaits(
+        medians(plain.first_token, at_k.first_token),
+        medians(plain.per_token, at_k.per_token),
+        medians(plain.request, at_k.request),
+    )
 
 
 def _of_trial(trial: Trial, engine: ServingEngine) -> _Waited:

@@ -406,7 +406,7 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, measured: ServedSumm
             "With an EAGLE draft instead, one server changes K: --speculative-adaptive"
             f" --speculative-adaptive-config FILE, and in it {tiers}"
         )
-    code = _server_per_k(engine, pasted, commands, merged(k_by_load))
+    code = _server_per_k(engine, pasted, commands, merged(k_by_load), schedule.entries[-1].high)
     return Snippet(title, code, tuple(notes), engine.language, used)
 
 
@@ -424,11 +424,15 @@ def _vllm_schedule(
 
 
 def _server_per_k(
-    engine: Engine, served: Served, commands: Mapping[int, str], k_by_load: Mapping[int, int]
+    engine: Engine,
+    served: Served,
+    commands: Mapping[int, str],
+    k_by_load: Mapping[int, int],
+    largest: int | None,
 ) -> str:
-    """A server for each K, below the loads that it is for."""
+    """A server for each K, below the loads that it is for, up to the largest that has one."""
     lines: list[str] = []
-    ends = [*[*k_by_load][1:], None]
+    ends = [*[*k_by_load][1:], None if largest is None else largest + 1]
     for (low, k), after in zip(k_by_load.items(), ends, strict=True):
         load = f"{low} and more"
         if after is not None:

@@ -288,6 +288,7 @@ def speedup_interval(
     prompt_sets: Sequence[str] | None = None,
     weights: Mapping[str, float] | None = None,
     shared: Variance | None = None,
+    level: float = CONFIDENCE,
 ) -> Interval | None:
     """The interval of a workload's speedup, a prompt's two runs left out together.
 
@@ -301,6 +302,7 @@ def speedup_interval(
         prompt_sets: the set of each prompt; one set if None.
         weights: of the sets; equal if None.
         shared: of the logarithm, an error that all prompts have in common.
+        level: of confidence.
 
     Returns:
         None with too few prompts.
@@ -308,7 +310,7 @@ def speedup_interval(
     sets = ("",) * len(seconds) if prompt_sets is None else prompt_sets
     before = workload_ratio(baseline_s, baseline_tokens, sets, weights)
     log_speedup = before.log() - workload_ratio(seconds, tokens, sets, weights).log()
-    return exponential(log_speedup.interval(shared=shared))
+    return exponential(log_speedup.interval(level, shared))
 
 
 def exponential(interval: Interval | None) -> Interval | None:

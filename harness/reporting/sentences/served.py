@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from harness.records import first, grouped, where
+from harness.records import first, grouped, set_of, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
@@ -118,12 +118,12 @@ def _other_numbers(served: ServedSummary, answer: Answer) -> Iterator[str]:
     """Why the table of loads has another ratio for one request at a time."""
     cell: dict[str, float] = {"temperature": answer.temperature, "k": grid.k_of(answer)}
     alone, loaded = first(served.by_k, **cell), first(served.load, **cell, concurrency=1)
-    if alone is None or loaded is None or None in (answer.speedup, alone.request_speedup):
+    if alone is None or loaded is None or None in (answer.speedup, alone.whole_request_speedup):
         return
     yield (
         f"K={alone.k} has three ratios to plain decoding, one request at a time:"
         f" {fmt.speedup(answer.speedup)} (the headline) of decoding alone,"
-        f" {fmt.speedup(alone.request_speedup)} of the same requests with their prefills, and"
+        f" {fmt.speedup(alone.whole_request_speedup)} of the same requests with their prefills, and"
         f" {fmt.speedup(loaded.throughput_ratio)} (under load) of requests for half of the tokens"
         " and more, whose start weighs more, on servers with room for several."
     )
@@ -172,22 +172,23 @@ def _apart(entry: OtherK) -> str:
 
 
 def _waits(rows: Sequence[UserLatency]) -> Iterator[str]:
-    """Medians of a request at the answer's K, next to plain decoding's."""
-    *_, last = rows or (None,)
-    if len(rows) < 2 or last is None:
-        return
-    names = ("for its first token", "for each token after it", "for the whole answer")
-    parts: list[str] = []
-    for name, *of in zip(names, *map(_medians, (last, rows[0])), strict=True):
-        if None not in of:
-            at_k, plain = map(fmt.seconds, of)
-            parts.append(f"{at_k} (plain: {plain}) {name}")
-    if parts:
-        yield f"At K={last.k} a user waits {', '.join(parts)}, in the median."
-
-
-def _medians(row: UserLatency) -> list[float | None]:
-    return [None if of is None else of.p50 for of in (row.first_token, row.per_token, row.request)]
+    """Medians of a request at the answer's K, next to plain decoding's of the same requests."""
+    for row in rows:
+        if row.paired is None:
+            continue
+        medians = {
+            "for its first token": row.paired.first_token,
+            "for each token after it": row.paired.per_token,
+            "for the whole answer": row.paired.request,
+        }
+        parts = [
+            f"{fmt.seconds(of[1])} (plain: {fmt.seconds(of[0])}) {name}"
+            for name, of in medians.items()
+            if of is not None
+        ]
+        few = "" if row.visits is None else " of the requests that both finished"
+        if parts:
+            yield f"At K={row.k} a user waits {', '.join(parts)}, in the median{few}."
 
 
 def _predictions(cells: Sequence[ServedCell]) -> Iterator[str]:
@@ -209,12 +210,13 @@ def _predictions(cells: Sequence[ServedCell]) -> Iterator[str]:
 
 def _load_predictions(cells: Sequence[LoadCell]) -> Iterator[str]:
     side_by_side = [cell for cell in cells if cell.k and cell.slots is None]
-    errors = [part.error for cell in side_by_side for part in cell.groups if part.error is not None]
+    parts = [part for cell in side_by_side for part in cell.groups]
+    errors = [part.error for part in parts if part.error is not None]
     if errors:
-        yield (
-            f"Under load each prompt set's throughput was predicted from the others': "
-            f"{_errors(errors)} over {len(errors)} cells."
-        )
+        halves = any(set_of(part.group) != part.group for part in parts)
+        which = "half of the prompt set has its throughput predicted from the other half's"
+        which = which if halves else "prompt set's throughput was predicted from the others'"
+        yield f"Under load each {which}: {_errors(errors)} over {len(errors)} cells."
 
 
 def _errors(errors: Sequence[float]) -> str:
@@ -368,9 +370,9 @@ def rounds_unlike_replay(values: Quoted) -> str:
 def visits_lacking(values: Quoted) -> str:
     """A caveat: which K were timed in fewer visits than asked for, and what follows."""
     consequence = (
-        "no answer names it before it has them all"
+        "no answer names it while another K has so many more"
         if values["left_out"]
-        else "no K has more, so the answer rests on these"
+        else "an answer that names it rests on these"
     )
     load = "under load " if values["load"] else ""
     return (

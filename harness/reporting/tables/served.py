@@ -19,6 +19,10 @@ from harness.summary import (
     UserLatency,
 )
 
+VISITS: Column[ServedCell | LoadCell | UserLatency] = Column(  # of those that lack some
+    "visits", lambda row: row.visits and f"{row.visits.timed} of {row.visits.asked}"
+)
+Percentile = Literal["p50", "p95", "p99"]
 LOSSLESS = {True: "yes", False: "NO", None: None}
 CELLS: tuple[Column[ServedCell], ...] = (
     Column("prompt set", lambda cell: cell.prompt_set, key=True),
@@ -32,8 +36,7 @@ CELLS: tuple[Column[ServedCell], ...] = (
     Column("its\nerror", lambda cell: cell.own_error, fmt.signed_percent),
     Column("tokens/round\nmeasured", lambda cell: cell.tokens_per_round, fmt.decimal),
     Column("tokens/round\nreplayed", lambda cell: cell.replayed_tokens_per_round, fmt.decimal),
-    # Of cells that lack some
-    Column("visits", lambda cell: cell.visits and f"{cell.visits.timed} of {cell.visits.asked}"),
+    VISITS,
 )
 # Those that fit a terminal
 BRIEF_CELLS = tuple(c for c in CELLS if not c.title.startswith(("its", "tokens/round")))
@@ -71,7 +74,7 @@ LOADS: tuple[Column[LoadCell], ...] = (
     Column("error\nby set", lambda cell: _errors_by_set(cell), flexible=True),
     Column("spread", lambda cell: cell.spread, fmt.percent),
     Column("slots", lambda cell: cell.slots, fmt.count),
-    Column("visits", lambda cell: cell.visits and f"{cell.visits.timed} of {cell.visits.asked}"),
+    VISITS,
 )
 
 
@@ -81,22 +84,26 @@ def _errors_by_set(cell: LoadCell) -> str | None:
     return ", ".join(f"{group} {fmt.signed_percent(error)}" for group, error in known) or None
 
 
+PERCENTILES: tuple[Percentile, ...] = ("p50", "p95", "p99")
+
+
 class Quantity(NamedTuple):
     """What a user waits for, as its columns are called, and where its percentiles are."""
 
     title: str
     of: Callable[[UserLatency], Percentiles | None]
     definition: str
+    brief: tuple[Percentile, ...]  # those that fit a terminal
 
 
 QUANTITIES = (
-    Quantity("TTFT", lambda row: row.first_token, "time to first token"),
-    Quantity("TPOT", lambda row: row.per_token, "time per output token"),
-    Quantity("request", lambda row: row.request, "request latency"),
+    Quantity("TTFT", lambda row: row.first_token, "time to first token", PERCENTILES[:2]),
+    Quantity("TPOT", lambda row: row.per_token, "time per output token", PERCENTILES[:2]),
+    Quantity("request", lambda row: row.request, "request latency", PERCENTILES),
 )
 
 
-def _percentile(quantity: Quantity, name: Literal["p50", "p95", "p99"]) -> Column[UserLatency]:
+def _percentile(quantity: Quantity, name: Percentile) -> Column[UserLatency]:
     """Its column of one percentile."""
 
     def value(row: UserLatency) -> float | None:
@@ -112,16 +119,24 @@ def _side_by_side(row: UserLatency) -> int | None:
     return row.concurrency if row.load or row.concurrency != 1 else None
 
 
-LATENCIES: tuple[Column[UserLatency], ...] = (
-    Column("T", lambda row: row.temperature, fmt.temperature, key=True, definition="temperature"),
+REQUESTS: tuple[Column[UserLatency], ...] = (
     Column("concur-\nrency", _side_by_side, fmt.count, key=True),
     Column("requests\nper second", lambda row: row.rate, fmt.rate, key=True),
     Column("K", lambda row: row.k, fmt.count, key=True),
     Column("requests", lambda row: row.requests, fmt.count),
-    *(_percentile(quantity, name) for quantity in QUANTITIES for name in ("p50", "p95", "p99")),
+)
+LATENCIES: tuple[Column[UserLatency], ...] = (
+    Column("T", lambda row: row.temperature, fmt.temperature, key=True, definition="temperature"),
+    *REQUESTS,
+    *(_percentile(quantity, name) for quantity in QUANTITIES for name in PERCENTILES),
+    VISITS,
 )
 # Those that fit a terminal
-BRIEF_LATENCIES = tuple(c for c in LATENCIES if c.title not in ("T", "TTFT\np99", "TPOT\np99"))
+BRIEF_LATENCIES: tuple[Column[UserLatency], ...] = (
+    *REQUESTS,
+    *(_percentile(quantity, name) for quantity in QUANTITIES for name in quantity.brief),
+    VISITS,
+)
 
 
 class Scheduled(NamedTuple):
