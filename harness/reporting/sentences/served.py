@@ -98,7 +98,7 @@ def reasons(summary: Summary) -> tuple[str, ...]:
     if served is None:
         return ()
     of_answer = () if shown is None else _of_answer(served, shown.row.answer)
-    # Models whose memory matters to no one
+    # The memory of toy models decides nothing
     toys = any(entry.code == "embedded_models" for entry in summary.caveats)
     memory = () if toys or served.memory is None else _memory(served.memory)
     loads = _load_predictions(served.load)
