@@ -169,7 +169,8 @@ class ServedRun(ServedTexts):
         timings = self._rounds_near(temperature)
         if self.counting is None or not timings:
             return None
-        return timed_rounds([t for t in timings if t.k in (0, *ks)], self.counting)
+        timings = [timing for timing in timings if timing.k in (0, *ks)]
+        return timed_rounds(timings, self.counting, self.settle)
 
     def _requests(
         self, temperature: float, prompt_set: str | None, ks: Sequence[int]
@@ -464,7 +465,12 @@ class ServedRun(ServedTexts):
             made, plain = visits.get(cell(trial), []), visits.get((*cell(trial)[:2], 0), [])
             started_s = None
             if made:
-                started_s = compared_pace(made, plain) if trial.k and plain else pace_of(made)
+                compared = trial.k and plain
+                started_s = (
+                    compared_pace(made, plain, self.settle)
+                    if compared
+                    else pace_of(made, self.settle)
+                )
             if started_s is not None:
                 whole.append(replace(trial, decode_s=trial.decode_s + started_s))
         return whole

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from harness.analysis.cells import completed, latest
 from harness.analysis.lossless import text_checks, without_faulty
 from harness.analysis.replayed import as_served
-from harness.analysis.server_costs import settled
+from harness.analysis.server_costs import Settle, settled, settling
 from harness.analysis.setup import Setup
 from harness.records import Cell, Rule, ServingEngine, TextTrace, Trial, grouped
 from harness.serving.counting import Counting, counting_of, shorter_budget
@@ -91,14 +91,19 @@ class ServedTexts:
         return max((trial.concurrency for trial in self.setup.run.trials), default=1)
 
     @cached_property
+    def settle(self) -> Settle:
+        """A request's time over its visits."""
+        return settling(self._stored)
+
+    @cached_property
     def settled(self) -> list[Trial]:
         """One trial per greedy text, its seconds settled over visits; all others."""
-        return settled(self._stored)
+        return settled(self._stored, self.settle)
 
     @cached_property
     def _settled_starts(self) -> list[Trial]:
         """The same of requests for a part of their budget."""
-        return settled(self.setup.run.starts)
+        return settled(self.setup.run.starts, self.settle)
 
     @property
     def visits_asked(self) -> int | None:

@@ -7,13 +7,15 @@ line in its rounds, and these are fitted by least squares over requests whose re
 rounds there were, and what each drafted. A round that drafted another number of tokens than any
 measured K is made of those that are fitted exactly as a prediction makes it (`RoundTimes.parts`).
 
-A visit sends every request to every server. The lowest tenth of a request's visits is taken as its
-time (`undisturbed`): what else runs on a machine only adds to it, and may add to most. Where a time
-of decoding is a request less another for one token, each of the two is settled so, for the lowest
-differences are those whose one-token request was disturbed. Such a start may be below 0: the
-one-token request has costs that a longer one does not have again.
+A visit sends every request to every server. A low quantile of a request's visits is taken as its
+time, by default the lowest tenth (`undisturbed`): what else runs on a machine only adds to it, and
+may add to most. Where the machine itself is now slow, now fast, low quantiles vary more than the
+median: `least_varying` tells from a run's visits which of them to take. Where a time of decoding is
+a request less another for one token, each of the two is settled so, for the lowest differences are
+those whose one-token request was disturbed. Such a start may be below 0: the one-token request has
+costs that a longer one does not have again.
 
-The lowest tenth of few visits is higher than that of many. So a K whose server ended early, or
+A low quantile of few visits is higher than that of many. So a K whose server ended early, or
 whose requests failed, is compared over the visits that plain decoding shares with it: its time is
 that of the shared visits, times what plain decoding took in all of its visits / in the shared ones.
 """
@@ -34,8 +36,10 @@ from harness.theory.speedup import RoundTimes
 
 # Costs' error is that of leaving out one such part of the requests at a time
 PARTS = 8
-# The quantile of a request's visits that is taken as its time
-UNDISTURBED = 0.1
+# The quantile of a request's visits that is taken as its time, and higher ones that may be
+UNDISTURBED, HIGHER = 0.1, (0.25, 0.5)
+# A higher one is only chosen where a request has so many visits
+ENOUGH_VISITS = 8
 # A K that lacks more than this share of the visits that another has is not held against it
 MOST_LACKING = 0.1
 NO_SHARED_VISIT = "not timed in any visit that timed plain decoding's text"
@@ -273,6 +277,34 @@ def undisturbed(seconds: Sequence[float]) -> float:
     return float(np.quantile(seconds, UNDISTURBED))
 
 
+def least_varying(requests: Iterable[Sequence[float]]) -> Settle:
+    """The quantile that settles a request's time over visits with the least error.
+
+    An L-estimator whose trimming is chosen by its estimated variance (Jaeckel, Some flexible
+    estimates of location, 1971). The error of a quantile is by how much it changes, relatively,
+    where its share of the visits changes by a standard deviation; the mean over requests counts.
+    Of equal errors the lowest quantile does.
+
+    Args:
+        requests: of each, the seconds that its visits took.
+    """
+    made = [seconds for seconds in requests if len(seconds) >= ENOUGH_VISITS]
+    if not made:
+        return undisturbed
+
+    def error(share: float) -> float:
+        changes: list[float] = []
+        for seconds in made:
+            deviation = np.sqrt(share * (1.0 - share) / len(seconds))
+            shares = (max(0.0, share - deviation), share, share + deviation)
+            low, middle, high = np.quantile(seconds, shares)
+            changes.append((high - low) / middle)
+        return float(np.mean(changes))
+
+    chosen = min((UNDISTURBED, *HIGHER), key=error)
+    return lambda seconds: float(np.quantile(seconds, chosen))
+
+
 class Visit(NamedTuple):
     """What a request, or a load of them, took in one visit.
 
@@ -338,6 +370,15 @@ def with_enough_visits(timed: Mapping[int, int]) -> set[int]:
     return {k for k, visits in timed.items() if most - visits <= MOST_LACKING * most}
 
 
+def settling(trials: Sequence[Trial]) -> Settle:
+    """How a run's requests are settled over visits, as its greedy ones tell: these are alike."""
+    timed = [trial for trial in trials if _is_timed(trial) and trial.temperature == GREEDY]
+    return least_varying(
+        [(trial.decode_s or 0.0) + (trial.one_token_s or 0.0) for trial in group]
+        for group in grouped(timed, _Asked.of).values()
+    )
+
+
 class _Asked(NamedTuple):
     """What was asked in every visit."""
 
@@ -352,7 +393,7 @@ class _Asked(NamedTuple):
         return cls(trial.prompt_set, trial.prompt, trial.temperature, trial.k)
 
 
-def settled(trials: Sequence[Trial]) -> list[Trial]:
+def settled(trials: Sequence[Trial], settle: Settle = undisturbed) -> list[Trial]:
     """One trial per generation, with times that are settled over visits.
 
     A greedy text is the same in every visit, so one trial stands for all; where rounding makes it
@@ -363,6 +404,7 @@ def settled(trials: Sequence[Trial]) -> list[Trial]:
     Args:
         trials: as they were stored, in their order: of a generation that was stored more than once
             all are timed.
+        settle: a request's time over its visits.
     """
     timed = [(place, trial) for place, trial in enumerate(trials) if _is_timed(trial)]
     sampled = (trial for _, trial in timed if trial.temperature != GREEDY)
@@ -380,7 +422,9 @@ def settled(trials: Sequence[Trial]) -> list[Trial]:
         pace = None
         if timed_in:
             compared = asked.k and plain_in
-            pace = compared_pace(timed_in, plain_in) if compared else pace_of(timed_in)
+            pace = (
+                compared_pace(timed_in, plain_in, settle) if compared else pace_of(timed_in, settle)
+            )
         if asked.temperature == GREEDY:
             made.append(_settled(group, texts[asked], pace))
         else:
@@ -478,13 +522,16 @@ def _at_pace(trials: Sequence[Trial], pace: float | None, length: _Lengths | Non
     ]
 
 
-def timed_rounds(timings: Sequence[RoundTiming], counting: Counting) -> TimedRequests | None:
+def timed_rounds(
+    timings: Sequence[RoundTiming], counting: Counting, settle: Settle = undisturbed
+) -> TimedRequests | None:
     """Requests of servers that were told to reject every draft, and plain ones next to them.
 
     Args:
         timings: of one draft and temperature, in the order in which they were stored; each round
             emitted one token.
         counting: of the engine; tells how many tokens each round drafted.
+        settle: a request's time over its visits.
 
     Returns:
         None without any.
@@ -501,7 +548,7 @@ def timed_rounds(timings: Sequence[RoundTiming], counting: Counting) -> TimedReq
     by_k: dict[int, list[tuple[int, bool, float]]] = {}
     for (k, context, tokens, shortened), made in sorted(visits.items()):
         plain = visits.get((0, context, tokens, False), [])
-        seconds = compared_pace(made, plain) if k and plain else pace_of(made)
+        seconds = compared_pace(made, plain, settle) if k and plain else pace_of(made, settle)
         # A length that fewer than half of the visits have is an end of text's
         if 2 * len(made) >= most[k] and seconds is not None:
             by_k.setdefault(k, []).append((tokens, shortened, seconds))

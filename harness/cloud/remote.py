@@ -44,10 +44,12 @@ MAX_UNPACKED_BYTES = 16 * 2**30
 OUTPUT = "output.txt"
 # Steps of a smoke run; {model} and {folder} are filled in. Each must end with status 0.
 _VERSIONS = (
-    "import sys, torch, transformers, triton;"
+    "import sys, torch, transformers;"
     " print('torch', torch.__version__, 'CUDA', torch.version.cuda,"
-    " 'transformers', transformers.__version__, 'triton', triton.__version__);"
-    " sys.exit(None if torch.cuda.is_available() else 'torch sees no CUDA device')"
+    " 'transformers', transformers.__version__);"
+    # Triton comes with torch's CUDA builds alone, so the card is asked for first
+    " torch.cuda.is_available() or sys.exit('torch sees no CUDA device');"
+    " import triton; print('triton', triton.__version__)"
 )
 SMOKE_STEPS = (
     ("nvidia-smi",),

@@ -1,0 +1,63 @@
+"""Make the stored runs of tests/frozen anew, by the commands themselves.
+
+    python tools/freeze_runs.py [NAME ...]
+
+Every test of the analysis and of reports reads these runs, and the golden reports are of them. They
+are small and seeded, but their times are this machine's: use a machine that does nothing else, then
+`make golden`, and read the difference. What a report derives is not kept.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+FROZEN = Path(__file__).parents[1] / "tests" / "frozen"
+PROMPTS = ("prompts.limit=8", "new_tokens=32", "k=[1,2,4]", "seed=3", "threads=1")
+SWEEP = (*PROMPTS, "temperature=[0.0,1.0]", "prompts.weights={easy: 3, hard: 1}")
+TYPED = (
+    *("draft_ms=17.1", "target_ms=23.4", "k=[1,2,4]", "verify_ms=[23.4,24.5,26.0,28.0,30.5]"),
+    "acceptance_rate={4: 0.34}",
+)
+DRAFTS = "drafts=[tiny_good,tiny_small,tiny_eagle3,ngram,suffix,early_exit@layers:4]"
+# By the run's name, its command and overrides
+RUNS = {
+    "sweep": ("sweep", *SWEEP),
+    "sweep_replay": ("sweep", *SWEEP, "mode=replay"),
+    "sweep_small": ("sweep", *PROMPTS, "draft=tiny_small", "temperature=[0.0]"),
+    "audition": ("audition", *PROMPTS, "temperature=[0.0,1.0]", DRAFTS),
+    "profile": ("profile", "k=[1,2,4]", "seed=3", "threads=1"),
+    "breakeven": ("breakeven", *TYPED),
+    "snapshot": ("snapshot", "prompts.limit=8", "new_tokens=32", "seed=3", "threads=1"),
+    "server": (
+        *("server", "engine=llamacpp", "clock=cpu", "prompts.limit=5", "new_tokens=32"),
+        *("k=[1,2,4]", "seed=3", "threads=1", "repetitions=3", "concurrency=[1,4]"),
+    ),
+}
+# Derived from the rest, or of the servers alone
+LEFT_OUT = ("results.csv", "summary.json", "report.*", "plots", "logs", "gguf", "*.lock", ".lock")
+
+
+def freeze(name: str) -> None:
+    """Run one command in an empty folder and keep its run folder."""
+    command, *words = RUNS[name]
+    with tempfile.TemporaryDirectory() as root:
+        line = [sys.executable, "-m", f"harness.{command}", *words]
+        subprocess.run(line, cwd=root, check=True, stdin=subprocess.DEVNULL)
+        (run,) = (path for path in Path(root, "results").iterdir() if path.is_dir())
+        for pattern in LEFT_OUT:
+            for path in run.glob(pattern):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.rmtree(FROZEN / name, ignore_errors=True)
+        shutil.copytree(run, FROZEN / name)
+
+
+def main() -> None:
+    """Freeze the runs that are named, or all."""
+    for name in sys.argv[1:] or RUNS:
+        freeze(name)
+
+
+if __name__ == "__main__":
+    main()
