@@ -38,7 +38,9 @@ from typing import TYPE_CHECKING, Any
 
 import modal
 
-if TYPE_CHECKING:  # the harness and its libraries are imported only where work is done
+from harness.serving.engines import rented  # which needs no library
+
+if TYPE_CHECKING:  # the rest of the harness is imported only where work is done
     from harness.cloud.jobs import Job
     from harness.cloud.remote import Delivery
 
@@ -60,8 +62,6 @@ UNKNOWN = (
     modal.exception.ServiceError,
 )
 
-# Engines that have an image, and the release that is in it
-ENGINES = {"vllm": "vllm==0.33.0", "sglang": "sglang==0.5.23"}
 DEFAULT_ENGINE = "vllm"
 # Their kernels are compiled for the card by CUDA's own compiler
 CUDA = "nvidia/cuda:13.0.1-devel-ubuntu24.04"
@@ -92,7 +92,7 @@ def _with_engine(name: str) -> modal.Image:
     kernels = {"FLASHINFER_WORKSPACE_BASE": f"{COMPILED}/flashinfer"}
     return _with_packages(base.apt_install("ninja-build").env(kernels)).run_commands(
         "python -m venv /opt/engine",
-        f"/opt/engine/bin/pip install {ENGINES[name]}",
+        f"/opt/engine/bin/pip install {rented()[name]}",
         f"ln -s /opt/engine/bin/{name} /usr/local/bin/{name}",
     )
 
@@ -120,7 +120,7 @@ def _typed_engine(words: Sequence[str]) -> str | None:
     parser.add_argument("--engine", default=DEFAULT_ENGINE)
     with suppress(argparse.ArgumentError):  # Modal's own parser says what is wrong
         engine = parser.parse_known_args(words[entrypoints[0] + 1 :])[0].engine
-        return engine if engine in ENGINES else None
+        return engine if engine in rented() else None
     return None
 
 

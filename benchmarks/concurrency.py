@@ -37,7 +37,7 @@ from harness.analysis.batch_schedule import (
 from harness.config import ModelConf, PromptsConf
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.gguf_file import write_gguf
-from harness.engines.llamacpp import COUNTING, LlamaCpp
+from harness.engines.llamacpp import LlamaCpp
 from harness.measurement.draft_scores import score_texts
 from harness.measurement.generations import Request
 from harness.measurement.load import Load, groups_of, load_visit
@@ -46,6 +46,7 @@ from harness.models.load import LoadedModel, load, open_pair
 from harness.models.tokenizer import encode
 from harness.records import LoadTiming, TextTrace
 from harness.reporting import formatting as fmt
+from harness.serving.llamacpp import COUNTING
 from harness.summary import Schedule
 
 DRAFTS = ("tiny_good", "tiny_small", "tiny_unrelated")

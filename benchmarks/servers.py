@@ -37,7 +37,7 @@ from harness.cli import compose
 from harness.commands import server
 from harness.records import GREEDY
 from harness.reporting import formatting as fmt
-from harness.reporting import grid
+from harness.serving.engines import spec_of
 from harness.storage import load
 from harness.summary import ServedCell, ServedGate, ServedSummary, Summary
 
@@ -89,7 +89,7 @@ class Run:
     @property
     def engine(self) -> str:
         """The engine, and the rule where it is not the default of engines."""
-        name = grid.SERVED[self.served.engine]
+        name = spec_of(self.served.engine).title
         return f"{name}, draft sampled" if self.served.rule == "ratio" else name
 
     @property

@@ -26,7 +26,8 @@ from urllib.parse import urlsplit
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from harness.records import LOOKUPS, NGRAM, RULES, SERVERS, UserError
+from harness.records import LOOKUPS, NGRAM, RULES, UserError
+from harness.serving.engines import ENGINES, OWN, measurable, with_lines
 from harness.theory.architecture import architecture_of
 
 # The shipped YAML: inside the installed package, or next to it in a checkout
@@ -67,9 +68,9 @@ def key(default: Any, meaning: str, **limits: Any) -> Any:
         meaning: what `--help` says of it.
         limits: of a number, or of each in a list: `least`, `most` (inclusive), `above` (exclusive),
             `zero` (0 is accepted as well), `whole` (where the type is Any), `why` they are so. Of
-            a text: `choices`, or a `pattern` and what it `takes`. Of the value itself: `auto` is
-            accepted, `distinct` entries, `form` (list or dict, where the type is Any), `example`
-            of one (it must not be empty).
+            a text: `choices`, or what lists them, or a `pattern` and what it `takes`. Of the value
+            itself: `auto` is accepted, `distinct` entries, `form` (list or dict, where the type is
+            Any), `example` of one (it must not be empty).
     """
     about = {"meaning": meaning, **limits}
     if isinstance(default, list):
@@ -101,7 +102,7 @@ def _repetitions(default: int, meaning: str) -> Any:
 
 def _engine() -> Any:
     meaning = "vllm, sglang, llamacpp, mlx, ...: whose serving line comes first"
-    return key(None, meaning, choices=tuple(SERVERS))
+    return key(None, meaning, choices=with_lines)
 
 
 def _api_key_env() -> Any:
@@ -493,9 +494,6 @@ class SweepConfig(PairConfig):
             )
 
 
-SERVING = ("own", "llamacpp", "vllm", "sglang", "mlx", "openai")
-
-
 def check_address(key: str, url: str) -> None:
     """Refuse what is no server's address, or holds more, of which some may be secret."""
     parts = urlsplit(url)
@@ -514,7 +512,7 @@ class ServerConfig(PairConfig):
 
     gpu: GpuConf | None = None
     temperature: list[float] = _temperatures(0.0, 1.0)
-    engine: str = key("llamacpp", "own, llamacpp, vllm, sglang, mlx, openai", choices=SERVING)
+    engine: str = key("llamacpp", ", ".join(measurable()), choices=measurable)
     url: list[str] | None = key(None, "servers that run, the plain one first, then one per K")
     api_key_env: str | None = _api_key_env()
     concurrency: list[int] = key(
@@ -554,7 +552,7 @@ class ServerConfig(PairConfig):
     @property
     def default_rule(self) -> str | None:
         """The engine's own default; None where it is not known."""
-        return "ratio" if self.engine == "own" else SERVERS.get(self.engine)
+        return ENGINES[self.engine].rule
 
     @property
     def not_with_url(self) -> tuple[str, ...]:
@@ -567,8 +565,8 @@ class ServerConfig(PairConfig):
 
     @property
     def takes_gguf(self) -> bool:
-        """Only a server of llama.cpp that is started here."""
-        return self.engine == "llamacpp" and self.url is None
+        """Only of an engine that reads them, whose servers are started here."""
+        return ENGINES[self.engine].reads_gguf and self.url is None
 
     def check(self, _: str) -> None:
         """Refuse addresses that are none, or not one per server."""
@@ -582,11 +580,11 @@ class ServerConfig(PairConfig):
                 "clock=cpu: not with url=, since the processor time of a server that runs elsewhere"
                 " is not known; leave clock out, or let the run start the servers"
             )
-        if self.url is not None and self.engine == "own":
+        if self.url is not None and self.engine == OWN.name:
             raise UserError("url: engine=own decodes in this process; leave it out")
-        if self.engine == "own" and not self.score:
+        if self.engine == OWN.name and not self.score:
             raise UserError("score=false: engine=own decodes with the weights; leave it out")
-        if self.engine == "own" and (max(self.concurrency) > 1 or self.rate is not None):
+        if self.engine == OWN.name and (max(self.concurrency) > 1 or self.rate is not None):
             raise UserError("concurrency: engine=own decodes one request at a time; leave it out")
 
 
@@ -857,9 +855,10 @@ def _check(name: str, value: Any, kind: Any, limits: Mapping[str, Any]) -> None:
     elif form is list:
         entries = [(name, item) for item in value]
     for where, entry in entries:
-        if "choices" in limits and entry not in limits["choices"]:
-            known = ", ".join(limits["choices"])
-            raise UserError(f"{where}: {entry!r} is unknown; use one of {known}")
+        choices = limits.get("choices")
+        known = choices() if callable(choices) else choices
+        if known is not None and entry not in known:
+            raise UserError(f"{where}: {entry!r} is unknown; use one of {', '.join(known)}")
         if "pattern" in limits and not limits["pattern"].fullmatch(entry):
             raise UserError(f"{where}: {entry!r} is unknown; use {limits['takes']}")
         whole = "int" in str(kind) or "whole" in limits

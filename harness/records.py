@@ -36,15 +36,6 @@ LONGEST_NGRAM, LONGEST_SUFFIX = 2, 64
 # The temperature at which the likeliest token is taken
 GREEDY = 0.0
 RULES: tuple[Rule, ...] = ("ratio", "exact_match", "greedy_draft")
-# The servers that a report has a line for, and the rule that each accepts by
-SERVERS: Mapping[str, Rule] = {
-    "vllm": "greedy_draft",
-    "vllm_probabilistic": "ratio",
-    "sglang": "greedy_draft",
-    "llamacpp": "greedy_draft",
-    "mlx": "exact_match",
-    "transformers": "ratio",
-}
 
 # How a speculative greedy text compares with plain decoding's, in words
 GREEDY_RESULTS = {"PASS": "equal", "TIE": "tie", "FAIL": "different", "OPEN": "not judged"}

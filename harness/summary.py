@@ -208,7 +208,7 @@ class Answer:
     decision: Decision
     reason: VerdictReason
     reason_values: Values = field(default_factory=dict[str, Value])
-    # Of SERVERS, those that it is for; none where our own loop alone drafts so, or of a server run
+    # The engines that it is for; none where our own loop alone drafts so, or of a server run
     servers: tuple[str, ...] = ()
     visits: Visits | None = None  # where no K of a server run has all that were asked for
 
@@ -266,9 +266,7 @@ class RunFacts:
     draft: str | None
     models: tuple[ModelFacts, ...] = ()  # the target first
     sampling: SamplingFacts = field(default_factory=SamplingFacts)
-    serve_on: str | None = (
-        None  # the server whose line is shown first (`engine=`); a key of SERVERS
-    )
+    serve_on: str | None = None  # the server whose line is shown first (`engine=`); an engine
     ks: tuple[int, ...] = ()
     temperatures: tuple[float, ...] = ()
     seed: int | None = None

@@ -99,9 +99,9 @@ class Served:
             draft_name=self.draft.name,
             draft_sampling=facts.draft_sampling,
         )
-        assert facts.counting is not None
+        assert facts.spec.counting is not None
         assert facts.rule is not None
-        limits = [facts.counting.proposed(k, text.request.budget) for text in texts]
+        limits = [facts.spec.counting.proposed(k, text.request.budget) for text in texts]
         lengths = [len(trace.tokens) for trace in traces]
         return replay_texts(*as_served(traces, lengths, limits, facts.rule, k))
 

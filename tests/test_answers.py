@@ -20,11 +20,12 @@ from runs import FROZEN
 
 from harness import reporting
 from harness.analysis import analyse
-from harness.records import GREEDY, SERVERS, Trial
+from harness.records import GREEDY, Trial
 from harness.reporting import grid, html, markdown
 from harness.reporting.console import MOST_LINES
 from harness.reporting.content import content_of
 from harness.reporting.sentences.verdict import next_step
+from harness.serving.engines import with_lines
 from harness.storage import StoredRun, load
 from harness.summary import Answer, Caveat, Failure, Summary
 
@@ -203,7 +204,7 @@ def drafted(code: str) -> int | None:
 
 
 @any_run
-@pytest.mark.parametrize("server", [None, *SERVERS])
+@pytest.mark.parametrize("server", [None, *with_lines()])
 def test_the_headline_the_grid_and_the_line_to_serve_are_one_answer(
     name: str, server: str | None
 ) -> None:
@@ -280,7 +281,7 @@ def test_every_rule_and_temperature_is_answered_and_at_temperature_0_by_one(name
             for answer in made.answers
             if (answer.temperature, answer.prompt_set) == (temperature, "all")
         }
-        assert set(cells) == set(SERVERS.values())
+        assert set(cells) == {spec.rule for spec in with_lines().values()}
         if temperature == GREEDY and not adaptive:
             assert len({repr(answer) for answer in cells.values()}) == 1
 

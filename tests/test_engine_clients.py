@@ -48,7 +48,7 @@ from harness.engines.adapters import OpenedPair, ToServe, adapter_of
 from harness.engines.client import HttpClient
 from harness.engines.http_server import AttachedEngine, CardMemory, HttpServer, only_model
 from harness.engines.llamacpp import LlamaCpp, LlamaCppServer
-from harness.engines.openai import Name, OpenAiServer
+from harness.engines.openai import OpenAiServer
 from harness.engines.protocol import (
     Completion,
     Engine,
@@ -60,6 +60,7 @@ from harness.engines.sglang import Sglang, SglangServer
 from harness.engines.vllm import Vllm, VllmServer, metric_sums, rounds_of
 from harness.models.load import load, load_vocabulary
 from harness.records import Round, UserError
+from harness.serving.engines import ENGINES
 from harness.serving.kinds import DraftKind
 from harness.storage import load as load_run
 
@@ -341,12 +342,12 @@ def tokenizer() -> Any:
 
 @pytest.mark.parametrize(("name", "rule"), [("openai", None), ("mlx", "exact_match")])
 def test_an_endpoint_that_completes_texts_is_timed_and_counts_nothing(
-    stand_in: Start, tokenizer: Any, name: Name, rule: str | None
+    stand_in: Start, tokenizer: Any, name: str, rule: str | None
 ) -> None:
     text = "the river ran"
     answer = completion(choice={"text": text, "finish_reason": "stop"})
     server = stand_in({"/v1/models": {"data": [{"id": "m"}]}, "/v1/completions": answer})
-    engine = attached(OpenAiServer, server.url, tokenizer=tokenizer, name=name)
+    engine = attached(OpenAiServer, server.url, tokenizer=tokenizer, spec=ENGINES[name])
     prompt = tokenizer("Once upon a time")["input_ids"]
     done = engine.open(2).generate(prompt, GREEDY, 7, 6)
     assert (done.rounds, done.drafted, done.accepted) == (None, None, None)
@@ -355,7 +356,7 @@ def test_an_endpoint_that_completes_texts_is_timed_and_counts_nothing(
     # By its own count it has an end of text besides
     assert (tokenizer.decode(done.tokens), done.returned, done.stop_reason) == (text, 6, "eos")
     facts = engine.open(2).facts
-    assert (facts.rule, facts.counting, facts.returns_ids) == (rule, None, False)
+    assert (facts.rule, facts.spec.counting, facts.returns_ids) == (rule, None, False)
     (asked,) = server.asked
     assert asked["prompt"] == "Once upon a time"
     assert asked.get("num_draft_tokens") == (2 if name == "mlx" else None)
@@ -376,10 +377,10 @@ def test_an_endpoint_that_completes_texts_is_timed_and_counts_nothing(
     ],
 )
 def test_a_setting_that_an_endpoint_lacks_is_refused(
-    stand_in: Start, tokenizer: Any, name: Name, sampling: SamplingParameters, refused: str | None
+    stand_in: Start, tokenizer: Any, name: str, sampling: SamplingParameters, refused: str | None
 ) -> None:
     server = stand_in({"/v1/models": {"data": [{"id": "m"}]}, "/v1/completions": completion()})
-    engine = attached(OpenAiServer, server.url, tokenizer=tokenizer, name=name)
+    engine = attached(OpenAiServer, server.url, tokenizer=tokenizer, spec=ENGINES[name])
     if refused is None:
         ask(engine, sampling=sampling)
         assert (server.asked[0]["top_k"], server.asked[0]["min_p"]) == (5, 0.1)
@@ -1076,7 +1077,7 @@ def test_what_a_server_says_of_itself_is_asked_again_where_that_fails_in_passing
     stand_in: Start, engine: Callable[..., HttpServer], path: str, answer: Any, fault: str
 ) -> None:
     answers = {**vllm_answers(), path: in_order(PASSING[fault], PASSING[fault], answer)}
-    assert attached(engine, stand_in(answers).url).open(2).facts.name
+    assert attached(engine, stand_in(answers).url).open(2).facts.version
 
 
 def test_a_name_that_a_server_may_still_say_is_not_passed_over(stand_in: Start) -> None:

@@ -456,7 +456,7 @@ def test_a_server_that_the_user_runs_is_attached_to_and_counts_the_same(served: 
         # Attaching leaves the server running
         text = served.loaded.tokenizer.decode(served.requests[0].tokens)
         running.open(4).check_vocabulary(served.requests[0].tokens, text)
-    assert attached_facts.counting == facts.counting
+    assert attached_facts.spec.counting == facts.spec.counting
     for ours, theirs in zip(started, attached, strict=True):
         assert theirs.completion.tokens == ours.completion.tokens
         assert theirs.completion.rounds in (ours.completion.rounds, None)

@@ -45,6 +45,7 @@ from harness.reporting.sentences.served import reasons
 from harness.reporting.serving import schedule_snippets
 from harness.reporting.tables.served import served_tables
 from harness.serving.counting import Counting
+from harness.serving.llamacpp import SPEC
 from harness.storage import RunFolder
 from harness.storage import load as stored
 from harness.summary import (
@@ -86,7 +87,7 @@ class StandIn:
 
     def __init__(self, k, lengths, seconds=0.0, dies_at=None):
         self.k, self.lengths, self.seconds, self.dies_at = k, lengths, seconds, dies_at
-        self.facts = EngineFacts("llamacpp", "1", "greedy_draft", COUNTING)
+        self.facts = EngineFacts(SPEC, "1", "greedy_draft")
         self.lock, self.active, self.most, self.sent = threading.Lock(), 0, 0, []
 
     def generate(self, prompt, _sampling, _seed, budget):
@@ -718,7 +719,7 @@ def test_llamacpp_decodes_side_by_side_what_it_decodes_alone(tmp_path):
         facts = plain.facts
     decoded = [text.decoded(facts) for text in texts]
     traces = score_texts(decoded, pair.target_model, pair.draft_model, draft_name=pair.draft.name)
-    replays = ReplayedRequests(traces, facts.rule, facts.counting)
+    replays = ReplayedRequests(traces, facts.rule, facts.spec.counting)
     for timing in timings:
         replayed = replays.replayed(timing)
         assert replayed is not None

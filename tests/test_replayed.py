@@ -9,7 +9,7 @@ import pytest
 from workloads import DRAFTS, KS, SETS, Steps, population, trace
 
 from harness.analysis.latency import Visits, latency_of, typed_latency, visits_of
-from harness.analysis.leaderboard import ENGINES, rank
+from harness.analysis.leaderboard import rank
 from harness.analysis.lengths import length_alpha
 from harness.analysis.predicted import (
     category_alpha,
@@ -22,6 +22,7 @@ from harness.analysis.predicted import (
 from harness.analysis.replayed import replay_check, replay_drafts, replayed
 from harness.analysis.verdict import Candidate, ErrorBudget, decide, least_regret
 from harness.records import (
+    RULES,
     Cell,
     ResultRow,
     RoundTiming,
@@ -84,7 +85,7 @@ def test_texts_of_uneven_length_are_replayed_as_if_each_were_alone(traces, monke
 def test_an_ngrams_rounds_are_written_out():
     # Starts 0 and 3 propose: 0 finds 2 of which both match, 3 finds 2 of which the first does.
     text = looked_up([[1, 1], [0, 0], [0, 0], [1, 0], [0, 0], [0, 0]], [2, 0, 0, 2, 0, 0])
-    for rule in ENGINES:
+    for rule in RULES:
         counts = replayed([text], rule, [1, 2])
         # K = 2: [a a b] from 0, [a c] from 3, [s] from 5: a bonus, a rejection, a plain step.
         assert counts[2].proposals[0].tolist() == [1, 0, 2]

@@ -5,8 +5,9 @@ from typing import Any, get_args
 
 import pytest
 
-from harness.records import RULES, SERVERS
+from harness.records import RULES
 from harness.reporting.sentences import caveats, explanation, run, verdict
+from harness.serving.engines import with_lines
 from harness.summary import (
     Answer,
     Caveat,
@@ -105,7 +106,7 @@ REASONS: dict[str, tuple[Verdict, str]] = {
 def answered(entry: Verdict, rule: Any = "ratio", source: Any = "measured") -> Answer:
     values = {field.name: getattr(entry, field.name) for field in fields(entry)}
     values.pop("speculate")
-    servers = tuple(server for server, accepts in SERVERS.items() if accepts == rule)
+    servers = tuple(server for server, spec in with_lines().items() if spec.rule == rule)
     return Answer(**values, engine="own", rule=rule, source=source, servers=servers)
 
 

@@ -12,12 +12,12 @@ import torch
 from transformers import GenerationConfig, GenerationMixin
 
 from harness.models.load import EMBEDDED
-from harness.records import LONGEST_NGRAM, LOOKUPS, RULES, SERVERS
+from harness.records import LONGEST_NGRAM, LOOKUPS, RULES
 from harness.reporting import serving
 from harness.reporting.content import content_of
-from harness.reporting.grid import PHRASES
 from harness.reporting.serving import Snippet, snippets_of
-from harness.serving.kinds import drafts_alike, kind_of
+from harness.serving.engines import drafts_alike, spec_of, with_lines
+from harness.serving.kinds import kind_of
 from harness.summary import (
     AcceptanceByPosition,
     Answer,
@@ -73,8 +73,8 @@ def decided(
             "held_out_gain",
             servers=tuple(
                 server
-                for server, accepts in SERVERS.items()
-                if accepts == rule
+                for server, spec in with_lines().items()
+                if spec.rule == rule
                 and drafts_alike(server, kind, temperature)
                 and (server == "transformers" or "stop_threshold" not in (sampling or {}))
             ),
@@ -125,10 +125,10 @@ def test_the_first_line_is_that_of_the_marked_cell() -> None:
     assert "probabilistic at temperature 1" in only.title
 
 
-@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("server", with_lines())
 def test_every_server_that_can_be_asked_for_has_its_line_first(server: str) -> None:
     first, *others = snippets_of(decided(GREEDY, temperature=0.0, serve_on=server))
-    assert first.title.startswith(f"For {PHRASES[server]} at temperature 0")
+    assert first.title.startswith(f"For {spec_of(server).in_headlines} at temperature 0")
     assert str(2) in first.code
     assert first.title not in {other.title for other in others}
 

@@ -18,7 +18,8 @@ from harness.analysis.verdict import (
     evidence_from_trials,
     least_regret,
 )
-from harness.records import SERVERS, Trial, UserError
+from harness.records import Trial, UserError
+from harness.serving.engines import with_lines
 from harness.theory.speedup import RoundTimes
 
 KS = (1, 2, 3, 4, 5, 6, 8, 16)
@@ -57,7 +58,8 @@ def of_drafts(speedups):
     return replace(base, temperature=0.0, candidates=timed, facts={})
 
 
-HAVE = {"exit": {"transformers"}, "head": {*SERVERS} - {"mlx", "transformers"}, "small": {*SERVERS}}
+ALL = {*with_lines()}
+HAVE = {"exit": {"transformers"}, "head": ALL - {"mlx", "transformers"}, "small": ALL}
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """Write README's table of what can draft for what: python tools/drafts_table.py.
 
-The engines' columns are those of `harness.reporting.serving_lines`.
+The engines' columns are those of `harness.serving.engines`.
 """
 
 from pathlib import Path
 
-from harness.reporting.serving_lines import ENGINES
-from harness.serving.kinds import ALIKE, NAMES, DraftKind
+from harness.serving.engines import with_lines
+from harness.serving.kinds import NAMES, DraftKind
+from harness.serving.spec import EngineSpec
 
 PAGE = Path(__file__).resolve().parents[1] / "README.md"
 HEADING = "## What can draft for what\n"
@@ -22,24 +23,24 @@ ENTRIES: dict[DraftKind, str] = {
     "early_exit": "`early_exit@layers:4`",
     "copy": "`bf16`; with `pip install .[quantization]` also `int8`, `int4`",
 }
-SERVERS = ("vllm", "sglang", "llamacpp", "mlx", "transformers")
 
 
 def table() -> str:
     """A row for each kind of draft."""
-    engines = " | ".join(ENGINES[server].name for server in SERVERS)
-    rows = [f"| draft | entry of `drafts` | {engines} |", "|---|---|" + "---|" * len(SERVERS)]
+    engines = [spec for spec in with_lines().values() if spec.variant_of is None]
+    titles = " | ".join(spec.title for spec in engines)
+    rows = [f"| draft | entry of `drafts` | {titles} |", "|---|---|" + "---|" * len(engines)]
     for kind, entry in ENTRIES.items():
-        cells = " | ".join(_cell(server, kind) for server in SERVERS)
+        cells = " | ".join(_cell(spec, kind) for spec in engines)
         rows.append(f"| {NAMES[kind]} | {entry} | {cells} |")
     return "\n".join(rows) + "\n"
 
 
-def _cell(server: str, kind: DraftKind) -> str:
+def _cell(spec: EngineSpec, kind: DraftKind) -> str:
     """Whether an engine has a line for a kind."""
-    if kind not in ENGINES[server].lines:
+    if kind not in spec.lines:
         return "-"
-    return "yes" if kind in ALIKE[server] else "another look-up"
+    return "yes" if kind in spec.alike else "another look-up"
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from harness.analysis.verdict import ErrorBudget, Evidence, decide
-from harness.records import GREEDY, RULES, SERVERS, Rule, Source
+from harness.records import GREEDY, RULES, Rule, Source
+from harness.serving.engines import ENGINES, OWN, with_lines
 from harness.summary import Answer, Doubt, Verdict, Visits
 
 # What an answer says of its verdict
@@ -27,8 +28,8 @@ class Question:
     evidence: Evidence
     rules: tuple[Rule | None, ...]  # None: of a server that does not say
     source: Source  # "measured" or "replayed"
-    engine: str = "own"  # which it is of; our own loop, or a server
-    servers: tuple[str, ...] = ()  # of SERVERS, those that it is for
+    engine: str = OWN.name  # which it is of; our own loop, or a server
+    servers: tuple[str, ...] = ()  # the engines that it is for
 
     # By prompt set, and "all": the drafts to choose from; every draft where there is no entry
     drafts: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
@@ -56,7 +57,7 @@ class Question:
                 chosen = (names if one is None or one in has else has for one in best.values())
                 by_drafts.setdefault(tuple(chosen), []).append(server)
         for chosen, servers in by_drafts.items():
-            rules = tuple(rule for rule in self.rules if rule in {SERVERS[s] for s in servers})
+            rules = tuple(rule for rule in self.rules if rule in {ENGINES[s].rule for s in servers})
             drafts = dict(zip(best, chosen, strict=True))
             yield replace(self, rules=rules, servers=tuple(servers), drafts=drafts)
         if not by_drafts:
@@ -92,7 +93,7 @@ class Answered:
                         rule=rule,
                         source=self.question.source,
                         visits=self.question.visits_of(verdict),
-                        servers=tuple(s for s in self.question.servers if SERVERS[s] == rule),
+                        servers=tuple(s for s in self.question.servers if ENGINES[s].rule == rule),
                         **{name: getattr(verdict, name) for name in OF_VERDICT},
                     )
 
@@ -116,15 +117,18 @@ def questions(
         rule: the run's.
         replay_only: whether `own` was replayed as well.
         coincide: whether all rules accept alike at every temperature.
-        adaptive: whether the run stopped drafting early, which transformers alone does.
+        adaptive: whether the run stopped drafting early, which few engines do.
         alike: whether a server's drafts of a name are the run's at a temperature.
         weights: of the prompt sets.
     """
 
     def asked(evidence: Evidence, rules: Sequence[Rule], source: Source) -> Iterator[Question]:
-        servers = [name for name, accepts in SERVERS.items() if accepts in rules]
-        if adaptive and rule in rules:
-            servers = [name for name in servers if name == "transformers"]
+        stopping = adaptive and rule in rules
+        servers = [
+            name
+            for name, spec in with_lines().items()
+            if spec.rule in rules and (spec.stops_early or not stopping)
+        ]
         question = Question(evidence, tuple(rules), source, servers=tuple(servers))
         return question.by_servers(
             lambda server, draft: alike(server, draft, evidence.temperature), weights

@@ -21,6 +21,7 @@ from harness.records import (
     ThrottleReason,
     Trial,
 )
+from harness.serving.engines import OWN
 from harness.stats.jackknife import MIN_PROMPTS
 from harness.summary import (
     Caveat,
@@ -171,7 +172,7 @@ def _of_the_steps(setup: Setup, timings: Sequence[StepTiming]) -> Iterator[Cavea
     if load.get("load", 0.0) > BUSY * load.get("processors", 1):
         engine = setup.engine
         code: CaveatCode = "busy_machine"
-        if engine is not None and engine.name != "own" and engine.started:
+        if engine is not None and engine.name != OWN.name and engine.started:
             code = "busy_servers" if engine.clock == "engine" else "busy_cpu_clock"
         yield Caveat(code, dict(load))
     processes = setup.run.manifest.get("other_gpu_processes")

@@ -14,16 +14,17 @@ from harness.analysis.served_texts import ServedTexts
 from harness.analysis.setup import Setup
 from harness.analysis.verdict import evidence_from_trials
 from harness.records import GREEDY, Trial
+from harness.serving.engines import OWN
 from harness.stats.jackknife import speedup_interval
 from harness.summary import EngineRow, ServedSummary
-
-OWN = "own"
 
 
 def engine_of(setup: Setup) -> tuple[str, str | None]:
     """Which engine a run measured, and its version; our own loop has none."""
     engine = setup.engine
-    return (OWN, None) if engine is None or engine.name == OWN else (engine.name, engine.version)
+    if engine is None or engine.name == OWN.name:
+        return OWN.name, None
+    return engine.name, engine.version
 
 
 def timed_trials(setup: Setup) -> list[Trial]:

@@ -25,13 +25,13 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
-from harness.records import SERVERS, ServingEngine, StopReason, Trial, UserError
+from harness.records import ServingEngine, StopReason, Trial, UserError
+from harness.serving.engines import spec_of
 
 # One prompt set for all of them: no record says of what kind its prompt is
 PROMPT_SET = "requests"
 # Of every engine here the prefill gives the first token
 FIRST_POSITION = 1
-SHORTENS_LAST_DRAFT = frozenset({"llamacpp"})
 STOP_REASONS: Mapping[str, StopReason] = {
     "stop": "eos",
     "eos": "eos",
@@ -384,7 +384,7 @@ def imported(
                 f"temperature={temperature:g}: {file} says that its requests ran at {other:g};"
                 " leave temperature= out"
             )
-    engine = _common("engines", {record.engine for record in known})
+    spec = spec_of(_common("engines", {record.engine for record in known}))
     told = {record.temperature for record in known} - {None}
     if temperature is None and not told:
         raise UserError("records: they do not say their temperature; give temperature=")
@@ -399,11 +399,11 @@ def imported(
     models = sorted({record.model for record in known if record.model})
     return Imported(
         engine=ServingEngine(
-            name=engine,
+            name=spec.name,
             version="unknown",
-            rule=SERVERS.get(engine),
+            rule=spec.rule,
             first_position=FIRST_POSITION,
-            shortens_last_draft=engine in SHORTENS_LAST_DRAFT,
+            shortens_last_draft=spec.counting is not None and spec.counting.shortens_last_draft,
             draft_top_k=None,
             clock="engine",
             synthetic=False,
@@ -513,7 +513,7 @@ def _trials(
             repetition=repetition,
             k=k,
             temperature=temperature,
-            rule=SERVERS.get(record.engine) if k else None,
+            rule=spec_of(record.engine).rule if k else None,
             status="ok" if record.error is None else "failed",
             error=record.error,
             model=record.model,

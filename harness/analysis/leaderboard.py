@@ -16,6 +16,7 @@ from harness.analysis.replayed import Replays
 from harness.analysis.setup import Setup
 from harness.analysis.verdict import Candidate, Evidence
 from harness.records import Rule
+from harness.serving.engines import with_lines
 from harness.stats.crossfit import Workload
 from harness.stats.jackknife import enough_prompts, set_weights, share_interval
 from harness.summary import DraftMemory, Leaderboard, LeaderboardRow
@@ -24,12 +25,6 @@ from harness.theory.planning import ModelBytes, memory_view
 
 # Of the speedups, for the chance that a draft is the fastest
 DRAWS = 4000
-# Which engine accepts by which rule
-ENGINES: Mapping[Rule, tuple[str, ...]] = {
-    "ratio": ("transformers", "vLLM with draft_sample_method=probabilistic"),
-    "greedy_draft": ("vLLM (default)", "SGLang at topk 1", "llama.cpp"),
-    "exact_match": ("mlx-lm",),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +69,15 @@ def rank(
     # On a tie plain decoding comes first.
     rows.sort(key=lambda row: (-row.speedup, row.draft is not None))
     ranked = tuple(replace(row, rank=place) for place, row in enumerate(rows, start=1))
-    board = Leaderboard(replays.rule, replays.temperature, ENGINES[replays.rule], ranked)
+    board = Leaderboard(replays.rule, replays.temperature, _engines(replays.rule), ranked)
     return Ranking(replays, evidence, board)
+
+
+def _engines(rule: Rule) -> tuple[str, ...]:
+    """The engines that accept by a rule, variants of others last."""
+    specs = [spec for spec in with_lines().values() if spec.rule == rule]
+    specs.sort(key=lambda spec: spec.variant_of is not None)
+    return tuple(spec.ranked_as or spec.in_headlines for spec in specs)
 
 
 def _chances_best(workload: Workload, best: Sequence[int], seed: int) -> list[float | None]:

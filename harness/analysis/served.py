@@ -53,7 +53,7 @@ from harness.analysis.unstable import impossible, unstable_cells
 from harness.analysis.user_latency import one_by_one, under_load
 from harness.analysis.verdict import Candidate, Evidence, Timed, evidence_from_trials
 from harness.records import GREEDY, Cell, LatencyRow, ResultRow, RoundTiming, Trial, grouped, where
-from harness.serving.counting import Counting
+from harness.serving.engines import OWN, spec_of
 from harness.stats.jackknife import (
     CONFIDENCE,
     Array,
@@ -86,8 +86,6 @@ from harness.theory.speedup import RoundTimes
 
 # What gains more at another K by less than this share is not worth a sentence
 LEAST_GAIN = 0.01
-# Our own loop takes every token from a round, and always drafts K
-OWN_LOOP = Counting(first_position=0, shortens_last_draft=False)
 
 
 def analyse_served(setup: Setup) -> Summary:
@@ -386,7 +384,7 @@ class ServedRun(ServedTexts):
         texts = self.plain_texts(row)
         if not texts.trials or not times.covers(row.k):
             return None
-        seconds = seconds_of_rounds(self.replayed(texts, row.k, OWN_LOOP), times)
+        seconds = seconds_of_rounds(self.replayed(texts, row.k, OWN.counting), times)
         return float(texts.tokens.sum() * times.plain_s / seconds.sum())
 
     def _from_two_k(self, row: ResultRow) -> float | None:
@@ -631,19 +629,19 @@ class ServedRun(ServedTexts):
 
     def _own_questions(self) -> Iterator[Question]:
         """The same on our own loop, predicted; none of its own run."""
-        if self.engine.name == "own" or self.not_predicted in ("no_counting", "no_weights"):
+        if self.engine.name == OWN.name or self.not_predicted in ("no_counting", "no_weights"):
             return
         for temperature in self.temperatures:
             times = self.own_times(temperature)
             texts = self.texts(self.settled, 0, temperature)
             if times is not None and texts.trials:
                 evidence = self._predicted_evidence(texts, temperature, times)
-                yield Question(evidence, (self.engine.rule,), "replayed", "own")
+                yield Question(evidence, (self.engine.rule,), "replayed", OWN.name)
 
     def _predicted_evidence(self, texts: Texts, temperature: float, times: RoundTimes) -> Evidence:
         """Seconds per prompt at our own loop's round times."""
         ks = [k for k in self.ks if times.covers(k)]
-        rounds_s = (seconds_of_rounds(self.replayed(texts, k, OWN_LOOP), times) for k in ks)
+        rounds_s = (seconds_of_rounds(self.replayed(texts, k, OWN.counting), times) for k in ks)
         plain_s = texts.tokens * times.plain_s
         names, (tokens, plain, *seconds) = _by_prompt(texts, texts.tokens, plain_s, *rounds_s)
         return Evidence(
@@ -743,7 +741,7 @@ class ServedRun(ServedTexts):
         if served is None or not served.k or served.context_tokens is None:
             return None
         setup, plain = self.setup, commands.get(0)
-        kv_type = setup.run.config.get("kv_type") if self.engine.name == "llamacpp" else None
+        kv_type = setup.run.config.get("kv_type") if spec_of(self.engine.name).reads_gguf else None
         target, draft = setup.model_bytes(), setup.model_bytes(setup.draft)
         of_target, of_draft = target and target.weights, draft and draft.weights
         if plain is not None and None not in (plain.weights_bytes, served.weights_bytes):

@@ -13,7 +13,7 @@ from harness.analysis.replayed import as_served
 from harness.analysis.server_costs import Settle, settled, settling
 from harness.analysis.setup import Setup
 from harness.records import Cell, Rule, ServingEngine, TextTrace, Trial, grouped
-from harness.serving.counting import Counting, counting_of, shorter_budget
+from harness.serving.counting import Counting, shorter_budget
 from harness.stats.jackknife import Array
 from harness.summary import TextCheck, Visits
 from harness.theory.replay import Replayed, replay_texts, rounds_variance
@@ -68,7 +68,8 @@ class ServedTexts:
     @property
     def counting(self) -> Counting | None:
         """How its counters count; None where it has none."""
-        return counting_of(self.engine)
+        first, shortens = self.engine.first_position, self.engine.shortens_last_draft
+        return None if first is None or shortens is None else Counting(first, shortens)
 
     @cached_property
     def checks(self) -> list[TextCheck]:

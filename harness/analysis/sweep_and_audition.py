@@ -27,7 +27,7 @@ from harness.analysis.latency import (
     stored_rows,
     typed_latency,
 )
-from harness.analysis.leaderboard import ENGINES, Ranking, draft_memory, rank, with_costs
+from harness.analysis.leaderboard import Ranking, draft_memory, rank, with_costs
 from harness.analysis.lengths import length_alpha
 from harness.analysis.lossless import distrust, text_checks, without_faulty
 from harness.analysis.predicted import (
@@ -54,7 +54,8 @@ from harness.records import (
     Trial,
     grouped,
 )
-from harness.serving.kinds import drafts_alike, kind_of
+from harness.serving.engines import drafts_alike, with_lines
+from harness.serving.kinds import kind_of
 from harness.summary import (
     AcceptanceByPosition,
     AdaptiveDrafting,
@@ -297,7 +298,8 @@ class PairAnalysis:
     @cached_property
     def rankings(self) -> dict[tuple[Rule, float], Ranking]:
         """By rule, the verdict's first, and temperature; of drafts that were scored and timed."""
-        rules: list[Rule] = [*dict.fromkeys((self.setup.rule, *ENGINES))]
+        accepted_by = (spec.rule for spec in with_lines().values() if spec.rule is not None)
+        rules: list[Rule] = [*dict.fromkeys((self.setup.rule, *accepted_by))]
         # Engines with the other rules stop no drafting early
         adaptive = self.setup.rule if self.setup.adaptive else None
         if adaptive and not self.confidences:  # those of a repetition penalty are not known

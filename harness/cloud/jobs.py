@@ -16,6 +16,7 @@ from harness.commands.pairing import sizes_of
 from harness.config import SCHEMAS, GpuConf, ModelConf
 from harness.engines.adapters import adapter_of
 from harness.records import LOOKUPS, Prompt, UserError
+from harness.serving.engines import OWN, rented
 
 # What the cloud calls a card, and its file in conf/gpu.
 GPUS = {
@@ -34,8 +35,6 @@ GPUS = {
 # Checks a card with benchmarks/gpu.py; everything else is a command of the package
 SMOKE = "smoke"
 LOCAL_KEYS = ("dry_run", "resume", "traces_from", "texts_from", "latency_from", "combine", "url")
-# Engines that run where the harness does, or have an image
-ENGINES = ("own", "vllm", "sglang")
 # A container's memory: Python, torch with its CUDA context and the compiler's workers, plus the
 # part of a checkpoint that is being copied to the card, at most MOST_OF_WEIGHTS_MIB
 BASE_MIB, MOST_OF_WEIGHTS_MIB = 12 * 1024, 24 * 1024
@@ -70,7 +69,7 @@ class Job:
     overrides: tuple[str, ...]
     prompts: PromptFiles = ()
     memory_mib: int = BASE_MIB
-    engine: str = "own"
+    engine: str = OWN.name
 
     @property
     def price_per_hour_usd(self) -> float:
@@ -110,7 +109,7 @@ def plan_jobs(
         raise UserError(" ".join(str(error).split())) from error
     drafts = draft_confs(config) if command == "audition" else [config.draft]
     _check_rentable(command, config, drafts)
-    engine = _engine(config) if command == "server" else "own"
+    engine = _engine(config) if command == "server" else OWN.name
     needed = _check_fits(config, prompt_sets.load(config.prompts), drafts, cards, engine)
     for gpu, card in cards.items():
         _check_fits_twice(engine, config, gpu, card, needed)
@@ -180,9 +179,10 @@ def _check_rentable(command: str, config: Any, drafts: Sequence[ModelConf]) -> N
 
 def _engine(config: Any) -> str:
     """The engine of a server run, refused where a rented machine has none, or it cannot do this."""
-    if config.engine not in ENGINES:
+    known = (OWN.name, *rented())
+    if config.engine not in known:
         raise UserError(
-            f"engine={config.engine}: not on a rented machine; there are {', '.join(ENGINES)}"
+            f"engine={config.engine}: not on a rented machine; there are {', '.join(known)}"
         )
     adapter_of(config)
     return config.engine
@@ -200,7 +200,7 @@ def _check_fits_twice(engine: str, config: Any, gpu: str, card: GpuConf, needed:
         card: its data sheet.
         needed: bytes of both models with their caches; 0 where that is not known.
     """
-    if engine != "own" and config.score and 2 * needed > card.memory_gb * 1e9:
+    if engine != OWN.name and config.score and 2 * needed > card.memory_gb * 1e9:
         raise UserError(
             f"--gpu {gpu}: the server and the models that score its texts need"
             f" {2 * needed / 1e9:,.3g} GB, and the card has {card.memory_gb:g} GB; use a larger"
@@ -241,7 +241,7 @@ def _check_fits(
     shares = ", ".join(f"{part.bytes / 1e9:,.3g} GB for {part.name}" for part in parts)
     for gpu, card in cards.items():
         count = _count(gpu)
-        if count > 1 and not spread and engine == "own":
+        if count > 1 and not spread and engine == OWN.name:
             raise UserError(
                 f"--gpu {gpu}: only one card would be used; model.device_map=auto spreads the model"
             )

@@ -36,6 +36,7 @@ from harness.reporting.console import print_brief, print_table
 from harness.reporting.tables.cards import cards_table, cost_table
 from harness.reporting.tables.specification import Column, Table, table
 from harness.serving.counting import shorter_budget
+from harness.serving.engines import OWN
 from harness.theory.architecture import architecture_of
 from harness.theory.cost import (
     USABLE_SHARE,
@@ -138,7 +139,7 @@ def print_server_plan(
         **_load_rows(config, by_set, each_k),
         "returned texts": "scored for replay" if config.score else "not scored (score=false)",
     }
-    if config.score and config.own_loop and config.engine != "own":
+    if config.score and config.own_loop and config.engine != OWN.name:
         rows["our own loop"] = "its rounds are timed too (own_loop=false leaves them out)"
     # On machines that are not known here, or on this one, which costs nothing
     if config.url is not None or config.gpu is None:
@@ -302,7 +303,7 @@ def _print_plan(
     backend, heads = BACKENDS[config.backend], [d.name for d in drafts if d.kind in HEADS]
     if heads and config.backend != "eager":
         backend += f"; {EAGER_FOR_HEADS.format(heads=', '.join(heads))}"
-    of_servers = isinstance(config, ServerConfig) and config.engine != "own"
+    of_servers = isinstance(config, ServerConfig) and config.engine != OWN.name
     first: Rows = {
         **({} if of_servers else {"backend": backend}),
         "target": _model_line(config.model),

@@ -42,6 +42,7 @@ from harness.engines.process import check_port_free
 from harness.engines.protocol import Completion, EngineFacts
 from harness.measurement.returned_texts import ReturnedText, likelihood_test
 from harness.records import GREEDY, TextTrace, Trial, grouped
+from harness.serving.engines import OWN
 from harness.storage import SERVER, RunFolder
 from harness.summary import TextLikelihood
 
@@ -70,7 +71,7 @@ def run(config: ServerConfig) -> Outcome:
         measure(folder, work, adapter)
         if work.pair is not None:
             _judge(folder, work, work.pair)
-            if config.engine != "own":
+            if config.engine != OWN.name:
                 time_own_loop(folder, work.pair, config, own_rounds)
     return concluded(folder, verbose=config.verbose)
 
@@ -94,7 +95,7 @@ def _judge(folder: RunFolder, work: Workload, pair: Drafted) -> None:
 
     with unless_broken(folder, "the scores of the returned texts"):
         check_texts(folder, trials, pair, work.config, _likelihoods(trials, returned, pair))
-        if facts.counting is not None:
+        if facts.spec.counting is not None:
             _score(folder, work, trials, returned, facts, pair)
 
 
@@ -129,7 +130,7 @@ def _score(
             wanted[trial.key, trial.k] = trial
         elif trial.k == 0:
             wanted.setdefault((replace(trial.key, repetition=0), 0), replace(trial, repetition=0))
-    counting = facts.counting
+    counting = facts.spec.counting
     assert counting is not None
     emitted = {name: tuple(counting.decoded(t.tokens or ())) for name, t in wanted.items()}
     if emitted == {(trace.key, trace.k): tuple(trace.tokens.tolist()) for trace in folder.traces()}:

@@ -50,7 +50,7 @@ from harness.records import (
     UserError,
     in_one_line,
 )
-from harness.serving.counting import counting_of
+from harness.serving.engines import OWN, spec_of
 from harness.storage import RunFolder
 from harness.storage.contents import plain
 
@@ -156,7 +156,7 @@ def states_of_addresses(config: ServerConfig, adapter: Adapter) -> dict[str, str
         try:
             with engine.open(k) as server:
                 room = _too_few_slots(config, server)
-                states[url] = f"answers, {server.facts.name} {server.facts.version}{room}"
+                states[url] = f"answers, {server.facts.spec.name} {server.facts.version}{room}"
         except UserError as error:
             states[url] = in_one_line(error).removeprefix(f"url={url}: ")
     return states
@@ -180,7 +180,7 @@ def check_vocabulary(server: Server, tokenizer: Any, prompts: Sequence[Prompt]) 
 def check_model(server: Server, work: Workload, adapter: Adapter) -> None:
     """Refuse a server whose greedy texts are another model's, where the target is loaded here."""
     config, pair = work.config, work.pair
-    if pair is None or config.engine == "own":
+    if pair is None or config.engine == OWN.name:
         return
     texts: list[ReturnedText] = []
     apart = max(1, len(work.prompts) // TRIED_TEXTS)
@@ -235,7 +235,7 @@ def settle_threads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
     """
     if work.config.threads != "auto":
         folder.update_manifest({THREADS: int(work.config.threads)})
-    start = adapter.start if work.config.url is None and adapter.tries_threads else None
+    start = adapter.start if work.config.url is None and adapter.spec.tries_threads else None
     if THREADS in folder.manifest or start is None:
         return
     cores = psutil.cpu_count(logical=False) or 1
@@ -259,7 +259,7 @@ def is_synthetic(config: ServerConfig, adapter: Adapter) -> bool:
     known = {"everywhere": True, "on CUDA": torch.cuda.is_available(), "nowhere": False}
     if config.url is not None or kind_of(config) in LOOKUPS:  # which draft as much as they find
         return False
-    return known[adapter.synthetic]
+    return known[adapter.spec.synthetic]
 
 
 def side_by_side(roles: Sequence[Role], work: Workload, adapter: Adapter) -> Iterator[list[Role]]:
@@ -279,9 +279,9 @@ def _at_a_time(work: Workload, adapter: Adapter) -> int:
     config = work.config
     if config.servers != "auto":
         return int(config.servers)
-    if config.url is not None or config.engine == "own":
+    if config.url is not None or config.engine == OWN.name:
         return len(work.ks) * 2
-    if adapter.alone:
+    if adapter.spec.alone:
         return 1
     needed = sum(_weight_bytes(work).values())
     free = psutil.virtual_memory().available
@@ -364,7 +364,7 @@ def started(
                         port = None if config.port is None else config.port + number
                         # Read anew for each: those before it have taken their part
                         memory = None
-                        if adapter.alone:
+                        if adapter.spec.alone:
                             memory = _card_memory(work, role.k, len(roles) - number)
                         engine = adapter.start(replace(serve, memory=memory), port)
                         _note_memory(folder, engine, role, slots)
@@ -384,7 +384,7 @@ def check_card(folder: RunFolder, work: Workload, adapter: Adapter, roles: Seque
     Raises:
         UserError: what is needed, and what is free.
     """
-    if work.config.url is not None or adapter.start is None or not adapter.alone:
+    if work.config.url is not None or adapter.start is None or not adapter.spec.alone:
         return
     k = max(role.k for role in roles)
     memory = _card_memory(work, k, min(len(roles), _at_a_time(work, adapter)))
@@ -409,21 +409,21 @@ def _note_memory(folder: RunFolder, engine: Any, role: Role, slots: int) -> None
 def note_engine(folder: RunFolder, work: Workload, adapter: Adapter, server: Server) -> None:
     """Write the manifest's entry; refuse to resume a run on another engine or version."""
     config, facts = work.config, server.facts
-    counting = facts.counting
+    counting = facts.spec.counting
     entry = ServingEngine(
-        name=facts.name,
+        name=facts.spec.name,
         version=facts.version,
         rule=facts.rule,
         first_position=None if counting is None else counting.first_position,
         shortens_last_draft=None if counting is None else counting.shortens_last_draft,
-        draft_top_k=facts.draft_top_k,
-        draft_by_temperature=facts.draft_by_temperature,
+        draft_top_k=facts.spec.draft_top_k,
+        draft_by_temperature=facts.spec.draft_by_temperature,
         clock=work.clock,
         synthetic=is_synthetic(config, adapter),
         started=config.url is None,
         urls=tuple(urlsplit(url).netloc for url in config.url or ()),
         commands=tuple(_commands(folder, work, adapter)),
-        dtype=_to_serve(folder, work, slots=1).dtype if adapter.one_dtype else None,
+        dtype=_to_serve(folder, work, slots=1).dtype if adapter.spec.one_dtype else None,
     )
     described, known = plain(asdict(entry)), folder.manifest.get(ENGINE) or {}
     # A command follows from the configuration, which is the same; a file's path may have changed
@@ -439,17 +439,9 @@ def note_engine(folder: RunFolder, work: Workload, adapter: Adapter, server: Ser
 
 
 def stored_facts(folder: RunFolder) -> EngineFacts:
-    """What the manifest says of the engine."""
+    """The engine that the run began with, which `note_engine` has found to be this one."""
     entry = ServingEngine.of(folder.manifest[ENGINE])
-    counting = counting_of(entry)
-    return EngineFacts(
-        entry.name,
-        entry.version,
-        entry.rule,
-        counting,
-        draft_by_temperature=entry.draft_by_temperature,
-        draft_top_k=entry.draft_top_k,
-    )
+    return EngineFacts(spec_of(entry.name), entry.version, entry.rule)
 
 
 def _commands(folder: RunFolder, work: Workload, adapter: Adapter) -> Iterator[ServerCommand]:

@@ -25,6 +25,7 @@ from harness.engines.protocol import (
 )
 from harness.records import Rule, ServerCommand, StopReason, UserError
 from harness.serving.kinds import DraftKind
+from harness.serving.spec import EngineSpec
 
 # Positions beside prompt, budget and one draft, so that the context never shortens a draft
 SPARE_POSITIONS = 8
@@ -105,10 +106,9 @@ class StartedEngine(ABC):
         timeout_factor: of the limits on the time of requests.
     """
 
-    # As `engine=` has it, which also names the logs; as errors have it; and seconds until a server
-    # has loaded its models, and compiled them where it does
-    name: ClassVar[str]
-    title: ClassVar[str]
+    # What is known of the engine; and seconds until a server has loaded its models, and compiled
+    # them where it does
+    spec: ClassVar[EngineSpec]
     ready_s: ClassVar[float] = 1200.0
     # What a user's own server is started by, where it is not called as `engine=` has it; the flags
     # that a measurement needs and a server in production does not; and how the names of the
@@ -116,9 +116,6 @@ class StartedEngine(ABC):
     binary: ClassVar[str | None] = None
     measuring: ClassVar[frozenset[str]]
     variables: ClassVar[tuple[str, ...]]
-    # What tells a server the share of a card's memory that it may take; None where it takes what it
-    # needs
-    memory_flag: ClassVar[str | None] = None
 
     target: str | Path
     draft: str | Path | None
@@ -147,12 +144,13 @@ class StartedEngine(ABC):
             alive=lambda: process.alive,
             timeout_factor=self.timeout_factor,
         )
-        what = f"{self.title} at k={k} to have loaded its models (log: {self.log(k, synthetic)})"
+        server, log = f"{self.spec.title} at k={k}", self.log(k, synthetic)
+        what = f"{server} to have loaded its models (log: {log})"
         try:
             late = client.wait_until_ready("/health", self.ready_s, what)
             if late or not process.alive:
                 why = f": {late}" if process.alive else " ended"
-                raise UserError(f"{self.title} at k={k}{why}; {process.last_words()}")
+                raise UserError(f"{server}{why}; {process.last_words()}")
             return self.server(Running(client, process, self.slots == 1), k)
         except BaseException:  # another server than was wanted does not go on
             process.stop()
@@ -166,14 +164,16 @@ class StartedEngine(ABC):
             k=k,
             slots=self.slots,
             line=_line({**variables, **self.environment()}, self.started_as(), flags),
-            production=_line(variables, (self.binary or self.name,), [*served, *self.more_flags]),
+            production=_line(
+                variables, (self.binary or self.spec.name,), [*served, *self.more_flags]
+            ),
             context_tokens=self.positions(k),
             weights_bytes=self.weights_bytes(k),
         )
 
     def started_as(self) -> Sequence[str]:
         """The program as a user types it."""
-        return (self.name,)
+        return (self.spec.name,)
 
     def positions(self, k: int) -> int:
         """What the context of a request has room for at K."""
@@ -195,15 +195,15 @@ class StartedEngine(ABC):
 
     def log(self, k: int, synthetic: Sequence[float] | None = None) -> Path:
         """Where a server's log goes; servers with synthetic acceptance have one of their own."""
-        return self.logs / f"{self.name}_k{k}{'' if synthetic is None else '_synthetic'}.log"
+        return self.logs / f"{self.spec.name}_k{k}{'' if synthetic is None else '_synthetic'}.log"
 
     def program(self) -> list[str]:
         """What starts a server, before its flags."""
-        found = shutil.which(self.name)
+        name = self.spec.name
+        found = shutil.which(name)
         if found is None:
             raise UserError(
-                f"engine={self.name}: no {self.name} on PATH; install it, or give url= of a server"
-                " that runs"
+                f"engine={name}: no {name} on PATH; install it, or give url= of a server that runs"
             )
         return [found]
 
@@ -217,7 +217,7 @@ class StartedEngine(ABC):
         Raises:
             UserError: the card has too little free for the weights.
         """
-        flag, memory = self.memory_flag, self.memory
+        flag, memory = self.spec.memory_flag, self.memory
         if flag is None or memory is None or self._given(flag):
             return {}
         room = memory.part - self.spare_bytes(k)
@@ -226,10 +226,11 @@ class StartedEngine(ABC):
             fewer = "lower servers=, " if memory.servers > 1 else ""
             needed = (memory.weights + self.spare_bytes(k)) * memory.servers
             raise UserError(
-                f"engine={self.name} at k={k}: {needed / 1e9:,.3g} GB of the card's memory needed"
-                f"{shared}, and {memory.free / 1e9:,.3g} GB of {memory.total / 1e9:,.3g} GB are"
-                f" free next to the models that score its texts and to other processes; {fewer}use"
-                " a larger card, or score=false, which loads no models here and predicts nothing"
+                f"engine={self.spec.name} at k={k}: {needed / 1e9:,.3g} GB of the card's memory"
+                f" needed{shared}, and {memory.free / 1e9:,.3g} GB of {memory.total / 1e9:,.3g}"
+                f" GB are free next to the models that score its texts and to other processes;"
+                f" {fewer}use a larger card, or score=false, which loads no models here and"
+                " predicts nothing"
             )
         share = self.memory_share(room, memory)
         return {flag: f"{math.floor(1e3 * share) / 1e3:.3f}"}

@@ -11,25 +11,24 @@ Read in tools/server of the release (build 11549) and run:
   round emits its accepted tokens and one of the target's own. After an end of text they are
   `spec_decode_num_drafts_total` of `/metrics` (rounds that drafted anything) where the server
   decodes this request alone, and `draft_n` / K elsewhere.
-- The draft proposes its argmax, and the target's sample decides: the rule `greedy_draft`. With
-  `--spec-draft-sampling probabilistic` (from build 11368) it draws among its ten likeliest tokens,
-  at the request's temperature and without its top_k, top_p and min_p, and accepts by the ratio.
 - `/props` has `total_slots`, the requests that are decoded side by side; others wait for a slot.
-- `--spec-synth-rates` imposes acceptance, for timing: unconditional per position, K of them.
 """
 
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from harness import PACKAGE
+from harness.config import ModelConf, ServerConfig
 from harness.decoding.sampling import SamplingParameters
+from harness.engines.adapters import Adapter, ToServe, rule_of, started_with
 from harness.engines.http_server import (
     Answer,
     HttpServer,
@@ -40,10 +39,9 @@ from harness.engines.http_server import (
 from harness.engines.process import ServerProcess
 from harness.engines.protocol import Completion, EngineFacts, RequestFailedError
 from harness.records import Rule, StopReason, UserError
-from harness.serving.counting import Counting
+from harness.serving.llamacpp import COUNTING, SPEC
+from harness.serving.spec import EngineSpec
 
-COUNTING = Counting(first_position=1, shortens_last_draft=True)
-PROBABILISTIC_TOP_K = 10
 WHEEL = "xllamacpp"
 BINARY = "llama-server"
 STOP_REASONS: Mapping[str, StopReason] = {"eos": "eos", "word": "stop_string", "limit": "budget"}
@@ -60,8 +58,7 @@ class LlamaCpp(StartedEngine):
         flash_attention: on, off, or auto, llama.cpp's default.
     """
 
-    name = "llamacpp"
-    title = "llama.cpp"
+    spec = SPEC
     ready_s = 300.0  # large models take minutes from a slow disk
     binary = BINARY
     measuring = frozenset(
@@ -150,12 +147,9 @@ class LlamaCppServer(HttpServer):
         super().__init__(f"llama.cpp at k={k}", k, running)
         facts = running.client.about("/props", "build_info", SERVER)
         self.facts = EngineFacts(
-            "llamacpp",
+            SPEC,
             _version(str(facts["build_info"]), running.process),
             rule,
-            COUNTING,
-            draft_by_temperature=True,
-            draft_top_k=PROBABILISTIC_TOP_K,
             slots=facts.get("total_slots"),
         )
 
@@ -263,3 +257,68 @@ def _version(build: str, process: ServerProcess | None) -> str:
         except PackageNotFoundError:
             pass
     return build
+
+
+# ---- how its servers are used --------------------------------------------------------------------
+
+
+def adapter(spec: EngineSpec) -> Adapter:
+    """How its servers are used."""
+    return Adapter(
+        spec,
+        attach=lambda config, _: partial(LlamaCppServer, rule=rule_of(config)),
+        start=_started,
+        check=_check,
+    )
+
+
+def _started(serve: ToServe, port: int | None) -> LlamaCpp:
+    config = serve.config
+    return LlamaCpp(
+        _gguf(serve, config.model, "model"),
+        _gguf(serve, config.draft, "draft"),
+        **started_with(serve, port),
+        kv_type=config.kv_type,
+        flash_attention=cast("Any", config.flash_attention),
+    )
+
+
+def _check(config: ServerConfig) -> None:
+    """Refuse files that are not there, none where none can be written, and no program."""
+    from harness.engines.gguf_file import gguf_package
+
+    models = {"model": config.model, "draft": config.draft}
+    for key, conf in models.items():
+        if conf.gguf is not None:
+            _check_gguf(Path(conf.gguf), f"{key}.gguf={conf.gguf}")
+        elif not config.score:
+            raise UserError(f"{key}.gguf: not given, and score=false leaves no weights to convert")
+    for key, conf in models.items():
+        if conf.gguf is None:
+            gguf_package(key)
+    program()
+
+
+def _check_gguf(file: Path, where: str) -> None:
+    if not file.is_file():
+        raise UserError(f"{where}: no such file")
+    with file.open("rb") as opened:
+        if opened.read(4) != b"GGUF":
+            raise UserError(f"{where}: not a GGUF file, whose first bytes are GGUF")
+
+
+def _gguf(serve: ToServe, conf: ModelConf, key: str) -> Path:
+    """The user's file of a model, else one that is written in the run folder once."""
+    from harness.engines.gguf_file import write_gguf
+
+    if conf.gguf is not None:
+        return Path(conf.gguf).resolve()
+    assert serve.pair is not None  # refused with score=false
+    folder = serve.folder / "gguf"
+    folder.mkdir(exist_ok=True)
+    file = folder / f"{key}.gguf"
+    if file.exists():
+        return file
+    loaded = serve.pair.target if key == "model" else serve.pair.draft
+    assert loaded is not None  # a draft of another kind is refused
+    return write_gguf(loaded, file)

@@ -15,12 +15,12 @@ from harness import PACKAGE
 from harness.decoding.loops import autoregressive_rounds, speculative_rounds
 from harness.decoding.protocols import CausalModel, Drafter, Generation
 from harness.decoding.sampling import SamplingParameters, Uniforms
+from harness.engines.adapters import Adapter, ToServe
 from harness.engines.protocol import Completion, EngineFacts, Server
-from harness.records import Rule
-from harness.serving.counting import Counting
+from harness.records import LOOKUPS, Rule
+from harness.serving.engines import OWN
+from harness.serving.spec import EngineSpec
 from harness.theory.acceptance import conditional
-
-COUNTING = Counting(first_position=0, shortens_last_draft=False)
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,7 @@ class OwnServer(Server):
     def __init__(self, loop: OwnLoop, k: int, synthetic: Sequence[float] | None) -> None:
         """Decode with `k` draft tokens; `synthetic` given those before each."""
         self.k, self._loop, self._synthetic = k, loop, synthetic
-        self.facts = EngineFacts(
-            "own", version(PACKAGE), loop.rule, COUNTING, drafts_fewer=loop.drafts_fewer
-        )
+        self.facts = EngineFacts(OWN, version(PACKAGE), loop.rule, drafts_fewer=loop.drafts_fewer)
 
     @torch.inference_mode()
     def generate(
@@ -115,3 +113,21 @@ class OwnServer(Server):
 
     def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
         """The tokenizer is the target's own."""
+
+
+def adapter(spec: EngineSpec) -> Adapter:
+    """How the loop is used."""
+    return Adapter(spec, start=_started)
+
+
+def _started(serve: ToServe, _: int | None) -> OwnLoop:
+    pair = serve.pair
+    assert pair is not None  # refused with score=false
+    return OwnLoop(
+        pair.target_model,
+        pair.drafter,
+        pair.target.eos,
+        serve.rule,
+        pair.now,
+        drafts_fewer=serve.kind in LOOKUPS,
+    )

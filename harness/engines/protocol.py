@@ -13,7 +13,7 @@ from typing import Protocol, Self
 
 from harness.decoding.sampling import SamplingParameters
 from harness.records import Round, Rule, ServerCommand, StopReason, UserError
-from harness.serving.counting import Counting
+from harness.serving.spec import EngineSpec
 
 
 class ServerDiedError(UserError):
@@ -62,16 +62,12 @@ class RefusedError(UserError):
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What an engine is.
+    """An engine as it runs.
 
     Attributes:
-        name: as `engine=` has it.
+        spec: what is known of the engine.
         version: as the engine reports it; "unknown" where it does not.
         rule: by which it accepts drafted tokens; None where it cannot be known.
-        counting: how its counters count; None where it has none.
-        draft_by_temperature: whether a draft that is sampled takes the request's temperature alone,
-            and no top_p, min_p or penalty of it; else it is sampled as the target is.
-        draft_top_k: a draft that is sampled draws among so many of its likeliest tokens; None: all.
         drafts_fewer: whether any round may draft fewer than K tokens, or none: a look-up's.
         slots: requests that it decodes side by side; None where it does not tell.
         returns_ids: whether it takes and returns token ids. Where it does not, texts are encoded
@@ -79,20 +75,18 @@ class EngineFacts:
             but not replayed.
     """
 
-    name: str
+    spec: EngineSpec
     version: str
     rule: Rule | None
-    counting: Counting | None
-    draft_by_temperature: bool = False
-    draft_top_k: int | None = None
     drafts_fewer: bool = False
     returns_ids: bool = True
     slots: int | None = None
 
     def draft_sampling(self, target: SamplingParameters) -> SamplingParameters:
         """How a draft is sampled for a request that samples the target so."""
-        draft = SamplingParameters(target.temperature) if self.draft_by_temperature else target
-        return draft if self.draft_top_k is None else replace(draft, top_k=self.draft_top_k)
+        spec = self.spec
+        draft = SamplingParameters(target.temperature) if spec.draft_by_temperature else target
+        return draft if spec.draft_top_k is None else replace(draft, top_k=spec.draft_top_k)
 
     @property
     def first_position(self) -> int:
@@ -100,7 +94,8 @@ class EngineFacts:
 
         One where no rounds are counted: what times their tokens is a request less another for one.
         """
-        return 1 if self.counting is None else self.counting.first_position
+        counting = self.spec.counting
+        return 1 if counting is None else counting.first_position
 
 
 @dataclass(frozen=True)

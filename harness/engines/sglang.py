@@ -9,10 +9,6 @@ project's test machines, so only its answers were tried, from a server that stan
   prefill apart, so decoding is not told; take the time of a one-token request off.
 - The first token comes from the prefill. Every round verifies K drafted tokens, near the budget
   too, where the text is cut.
-- `--speculative-algorithm STANDALONE`, or EAGLE3 for a head, at `--speculative-eagle-topk 1`
-  proposes the draft's argmax and accepts it with the target's probability of it: the rule
-  `greedy_draft`.
-- `--speculative-num-draft-tokens` is K + 1: it counts the token that a round begins with.
 - A request's `sampling_seed` counts only with `--enable-deterministic-inference`.
 """
 
@@ -22,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.decoding.sampling import SamplingParameters
+from harness.engines.adapters import Adapter, checkpoints, started_with
 from harness.engines.http_server import (
     CardMemory,
     HttpServer,
@@ -31,10 +28,9 @@ from harness.engines.http_server import (
 )
 from harness.engines.protocol import Completion, EngineFacts
 from harness.records import UserError
-from harness.serving.counting import Counting
-from harness.serving.kinds import sglang_flags
+from harness.serving.sglang import SPEC, speculative_flags
+from harness.serving.spec import EngineSpec
 
-COUNTING = Counting(first_position=1, shortens_last_draft=False)
 SERVER = "SGLang's server"
 # What SGLang itself leaves free by default (`_handle_gpu_memory_settings` in
 # sglang/srt/server_args.py): metadata, activations by tokens of a prefill, CUDA graphs by requests,
@@ -54,8 +50,7 @@ class Sglang(StartedEngine):
             bits.
     """
 
-    name = "sglang"
-    title = "SGLang"
+    spec = SPEC
     measuring = frozenset(
         (
             *("--context-length", "--max-running-requests", "--mem-fraction-static"),
@@ -63,7 +58,6 @@ class Sglang(StartedEngine):
         )
     )
     variables = ("SGLANG_", "SGL_")
-    memory_flag = "--mem-fraction-static"
 
     dtype: str = "auto"
 
@@ -86,7 +80,8 @@ class Sglang(StartedEngine):
             flags["--revision"] = self.revision
         flags |= self.memory_flags(k)
         if k:
-            flags |= sglang_flags(self.kind, None if self.draft is None else str(self.draft), k)
+            draft = None if self.draft is None else str(self.draft)
+            flags |= speculative_flags(self.kind, draft, k)
             if self.draft is not None and self.draft_revision is not None:
                 flags["--speculative-draft-model-revision"] = self.draft_revision
         return [
@@ -135,11 +130,9 @@ class SglangServer(HttpServer):
         states = facts.get("internal_states") or [{}]
         each = states[0].get("effective_max_running_requests_per_dp")
         self.facts = EngineFacts(
-            "sglang",
+            SPEC,
             str(facts["version"]),
-            "greedy_draft",
-            COUNTING,
-            draft_by_temperature=True,
+            SPEC.rule,
             slots=None if each is None else int(each) * len(states),
         )
         steps = facts.get("speculative_num_steps") or 0
@@ -189,3 +182,14 @@ def request_settings(sampling: SamplingParameters, seed: int, budget: int) -> di
         "sampling_seed": seed,
         "skip_special_tokens": False,
     }
+
+
+def adapter(spec: EngineSpec) -> Adapter:
+    """How its servers are used."""
+    return Adapter(
+        spec,
+        attach=lambda *_: SglangServer,
+        start=lambda serve, port: Sglang(
+            *checkpoints(serve), **started_with(serve, port), dtype=serve.dtype or "auto"
+        ),
+    )

@@ -16,23 +16,20 @@ Read in vllm/entrypoints/openai and vllm/v1 of releases 0.29 to 0.33, and run (0
 - A look-up's step may draft fewer tokens, or none, and the answer tells of no step without drafts.
   So its rounds are the steps that `/metrics` counts meanwhile (`iteration_tokens_total`), less the
   prefill's.
-- The draft proposes its argmax, and is accepted with the target's probability of it: the rule
-  `greedy_draft`. With `"draft_sample_method": "probabilistic"` it is sampled at the request's
-  temperature, without its other sampling parameters (vllm#56724), and accepted by the ratio.
 - `--dtype auto` serves a float32 checkpoint in 16 bits (vllm/config/model.py), so the dtype that is
   replayed is given. A draft is served in its target's: vllm/config/speculative.py takes it from
   there, and `--speculative-config` has none.
-- `"rejection_sample_method": "synthetic"` imposes acceptance, for timing: unconditional per
-  position, K of them, never increasing. Its CPU builds refuse it.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic, sleep
 from typing import Any
 
 from harness.decoding.sampling import SamplingParameters
+from harness.engines.adapters import Adapter, checkpoints, kind_of, rule_of, started_with
 from harness.engines.client import HttpClient
 from harness.engines.http_server import (
     CardMemory,
@@ -45,10 +42,10 @@ from harness.engines.http_server import (
 from harness.engines.process import LOOPBACK
 from harness.engines.protocol import Completion, EngineFacts, RefusedError
 from harness.records import LOOKUPS, Round, Rule, StopReason, UserError
-from harness.serving.counting import Counting
-from harness.serving.kinds import DraftKind, vllm_config
+from harness.serving.kinds import DraftKind
+from harness.serving.spec import EngineSpec
+from harness.serving.vllm import COUNTING, SPEC, speculative_config
 
-COUNTING = Counting(first_position=1, shortens_last_draft=False)
 SERVER = "vLLM's server"
 STOP_REASONS: Mapping[str, StopReason] = {"stop": "eos", "length": "budget"}
 # Of a card: the CUDA context and what NCCL takes, before vLLM looks at what is free
@@ -73,8 +70,7 @@ class Vllm(StartedEngine):
         dtype: of both models' weights and caches, as vLLM names it.
     """
 
-    name = "vllm"
-    title = "vLLM"
+    spec = SPEC
     measuring = frozenset(
         (
             *("--max-model-len", "--max-num-seqs", "--gpu-memory-utilization"),
@@ -83,7 +79,6 @@ class Vllm(StartedEngine):
         )
     )
     variables = ("VLLM_",)
-    memory_flag = "--gpu-memory-utilization"
 
     dtype: str = "auto"
 
@@ -106,7 +101,8 @@ class Vllm(StartedEngine):
             flags["--revision"] = self.revision
         flags |= self.memory_flags(k)
         if k:
-            speculative = vllm_config(self.kind, None if self.draft is None else str(self.draft), k)
+            draft = None if self.draft is None else str(self.draft)
+            speculative = speculative_config(self.kind, draft, k)
             if self.draft_revision is not None:
                 speculative["revision"] = self.draft_revision
             if self.rule == "ratio" and self.kind not in LOOKUPS:
@@ -163,9 +159,7 @@ class VllmServer(HttpServer):
         super().__init__(f"vLLM at k={k}", k, running)
         version = str(running.client.about("/version", "version", SERVER)["version"])
         lookup = kind in LOOKUPS
-        self.facts = EngineFacts(
-            "vllm", version, rule, COUNTING, draft_by_temperature=True, drafts_fewer=lookup
-        )
+        self.facts = EngineFacts(SPEC, version, rule, drafts_fewer=lookup)
         self._model = only_model(running.client)
         # Whether answers hold what the request took; asked of the first one
         self._answers_tell = False
@@ -350,3 +344,14 @@ def _times(
     if sums is None:
         return None, None
     return sums.get(PREFILL_S), sums.get(DECODE_S)
+
+
+def adapter(spec: EngineSpec) -> Adapter:
+    """How its servers are used."""
+    return Adapter(
+        spec,
+        attach=lambda config, _: partial(VllmServer, rule=rule_of(config), kind=kind_of(config)),
+        start=lambda serve, port: Vllm(
+            *checkpoints(serve), **started_with(serve, port), dtype=serve.dtype or "auto"
+        ),
+    )

@@ -37,9 +37,9 @@ class ReturnedText:
 
     def decoded(self, facts: EngineFacts) -> GeneratedText:
         """The part that rounds emitted, after a prompt that holds the rest."""
-        assert facts.counting is not None
+        assert facts.spec.counting is not None
         request, tokens = self.request, self.completion.tokens
-        rounds_emitted = tuple(facts.counting.decoded(tokens))
+        rounds_emitted = tuple(facts.spec.counting.decoded(tokens))
         before = tokens[: len(tokens) - len(rounds_emitted)]
         after_prefill = replace(
             request, tokens=(*request.tokens, *before), budget=request.budget - len(before)

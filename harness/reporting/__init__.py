@@ -4,8 +4,8 @@
 of a command. Both read the Summary alone: a report can be made again without any model.
 
     sentences/  every sentence, by subject          tables/  every table, as column specifications
-    serving     what to paste into a server         plots/   every plot
-    serving_lines  each engine's syntax             grid     which answer is shown where
+    plots/      every plot
+    grid        which answer is shown where     serving  what to paste into a server
     content     what a report says, in order        formatting  numbers as text
     console, markdown, html  lay it out             definitions  metrics.md as data
     index       every run of a folder on one page

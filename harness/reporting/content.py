@@ -10,6 +10,7 @@ from harness.reporting import grid, serving
 from harness.reporting.sentences import caveats, explanation, run, verdict
 from harness.reporting.tables import answers, brief_tables, tables_of
 from harness.reporting.tables.specification import Table
+from harness.serving.engines import spec_of
 from harness.summary import Summary
 
 # The lines of "How it was measured", each with the manifest's entry: the end of its dotted name.
@@ -107,7 +108,7 @@ def measured_with(summary: Summary) -> tuple[Pairs, Pairs]:
         if key is not None and (value := entries.pop(key)) not in (None, ""):
             shown[label] = fmt.text(value)
     if summary.served is not None:
-        shown["server"] = f"{grid.SERVED[summary.served.engine]} {summary.served.version}"
+        shown["server"] = f"{spec_of(summary.served.engine).title} {summary.served.version}"
     if summary.run.command in ("sweep", "server") and summary.text_checks:
         shown["greedy texts against plain decoding"] = run.greedy_counts(summary.text_checks)
     return tuple(shown.items()), tuple((key, fmt.text(value)) for key, value in entries.items())

@@ -12,8 +12,9 @@ Of a server run the marked row is the server's own, and our own loop's stand bel
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness.records import SERVERS, Decision, Rule, grouped, where
+from harness.records import Decision, Rule, grouped, where
 from harness.reporting import formatting as fmt
+from harness.serving.engines import ENGINES, OWN, spec_of, with_lines
 from harness.summary import (
     Answer,
     SamplingFacts,
@@ -30,36 +31,9 @@ DECISIONS: Mapping[Decision, str] = {
     "does_not_pay": "do not speculate",
     "undecided": "undecided",
 }
-DEFAULT_SERVER = "vllm"
 # Of the marked row and of its serving line
 MARK = "*"
-# Of the rules, the engines that accept by them; vLLM's default first
-ENGINES: dict[Rule, str] = {
-    "greedy_draft": "vLLM, SGLang, llama.cpp",
-    "ratio": "transformers",
-    "exact_match": "mlx-lm",
-}
-PHRASES = {
-    "vllm": "vLLM with its defaults",
-    "vllm_probabilistic": "vLLM with draft_sample_method=probabilistic",
-    "sglang": "SGLang",
-    "llamacpp": "llama.cpp",
-    "mlx": "mlx-lm",
-    "transformers": "transformers",
-    "own": "our own loop",
-}
-NAMES = {**PHRASES, "vllm": "vLLM", "vllm_probabilistic": "probabilistic vLLM"}
-PROBABILISTIC = "vLLM with draft_sample_method=probabilistic accepts as transformers does."
 SOURCES = {"measured": "measured", "replayed": "predicted", "theory": "predicted"}
-# What a server run can measure, and what else its answers are of
-SERVED: Mapping[str, str] = {
-    "own": "our own loop",
-    "llamacpp": "llama.cpp",
-    "vllm": "vLLM",
-    "sglang": "SGLang",
-    "mlx": "mlx-lm",
-    "openai": "OpenAI-compatible server",
-}
 
 
 @dataclass(frozen=True)
@@ -68,7 +42,7 @@ class GridRow:
 
     temperature: float
     rules: tuple[Rule | None, ...]
-    servers: tuple[str, ...]  # of SERVERS, in their order; none of a server run, or of our own loop
+    servers: tuple[str, ...]  # engines, in their order; none of a server run, or of our own loop
     answer: Answer  # of the whole workload
     sets: tuple[Answer, ...]  # of each prompt set alone
     every: bool  # whether it holds on every engine
@@ -79,17 +53,11 @@ class GridRow:
     def engines(self) -> str:
         """The engines in words."""
         if self.served is not None:
-            return SERVED[self.served]
+            return spec_of(self.served).title
         if self.every:
             return "all engines"
         names = names_of(self.servers)
         return f"{names}, adaptive" if self.adaptive else names
-
-    @property
-    def sampled(self) -> bool:
-        """Whether it holds for transformers and vLLM with sampled drafts, not for vLLM as it is."""
-        with_vllm = {"vllm", "vllm_probabilistic"} & set(self.servers)
-        return "transformers" in self.servers and with_vllm == {"vllm_probabilistic"}
 
     @property
     def where(self) -> str:
@@ -103,14 +71,41 @@ class GridRow:
 
 
 def names_of(servers: Collection[str]) -> str:
-    """Some of SERVERS in words.
+    """Engines in words.
 
-    vLLM with sampled drafts is left out beside vLLM, or beside transformers, which accepts alike.
+    A variant is left out next to its engine, and next to another that accepts alike.
     """
-    known = {"vllm", "transformers"} & set(servers)
-    named = [name for name in SERVERS if name in servers]
-    shown = (NAMES[name] for name in named if name != "vllm_probabilistic" or not known)
-    return ", ".join(shown) or NAMES["own"]
+    named = [spec for name, spec in with_lines().items() if name in servers]
+    accepts_alike = {spec.rule for spec in named if spec.variant_of is None}
+    shown = (
+        spec.in_rows
+        for spec in named
+        if spec.variant_of not in servers
+        and (spec.variant_of is None or spec.rule not in accepts_alike)
+    )
+    return ", ".join(shown) or OWN.title
+
+
+def left_out(servers: Collection[str]) -> tuple[str, ...]:
+    """Of each variant that stands for itself there, that it accepts as another engine does."""
+    named = [spec for name, spec in with_lines().items() if name in servers]
+    return tuple(
+        f"{spec.in_headlines} accepts as {other.title} does."
+        for spec in named
+        if spec.variant_of is not None and spec.variant_of not in servers
+        for other in named
+        if other.variant_of is None and other.rule == spec.rule
+    )
+
+
+def engines_by_rule() -> dict[Rule, str]:
+    """Of the rules, the engines that accept by them by default; the first engine's rule first."""
+    by_rule = grouped(with_lines().values(), lambda spec: spec.rule)
+    return {
+        rule: ", ".join(spec.title for spec in specs if spec.variant_of is None)
+        for rule, specs in by_rule.items()
+        if rule is not None
+    }
 
 
 @dataclass(frozen=True)
@@ -118,12 +113,13 @@ class Marked:
     """The row whose headline and serving line are shown, and the server that they are for."""
 
     row: GridRow
-    server: str  # a key of SERVERS, or "own"; of a server run one of SERVED
+    server: str  # an engine; of a server run the one that was measured
 
     @property
     def phrase(self) -> str:
         """As "vLLM with its defaults at temperature 0"."""
-        name = PHRASES[self.server] if self.row.served is None else SERVED[self.row.served]
+        spec = spec_of(self.row.served or self.server)
+        name = spec.in_headlines if self.row.served is None else spec.title
         return f"{name} at temperature {fmt.temperature(self.row.temperature)}"
 
 
@@ -156,8 +152,8 @@ def _shown(answer: Answer) -> str:
 
 def _place(servers: tuple[str, ...], rule: Rule | None) -> tuple[int, int]:
     """The place of a row: by its first server, and our own loop last."""
-    first = min(map([*SERVERS].index, servers), default=len(SERVERS))
-    return first, [*ENGINES, None].index(rule)
+    first = min(map([*ENGINES].index, servers), default=len(ENGINES))
+    return first, [*engines_by_rule(), None].index(rule)
 
 
 def _served_rows(summary: Summary) -> Iterator[GridRow]:
@@ -175,10 +171,10 @@ def _row(temperature: float, answers: Sequence[Answer], sampling: SamplingFacts)
     return GridRow(
         temperature,
         tuple(by_rule),
-        tuple(server for server in SERVERS if server in servers),
+        tuple(server for server in with_lines() if server in servers),
         next(answer for answer in first if answer.prompt_set == "all"),
         tuple(answer for answer in first if answer.prompt_set != "all"),
-        every=servers == set(SERVERS),
+        every=servers == set(with_lines()),
         adaptive=sampling.stop_threshold is not None and sampling.rule in by_rule,
     )
 
@@ -191,14 +187,14 @@ def marked(summary: Summary) -> Marked | None:
         best = [*(row for row in own if row.speculates), *own]
         return Marked(best[0], summary.served.engine) if best else None
     asked = summary.run.serve_on
-    server = asked or DEFAULT_SERVER
+    server = asked or next(iter(with_lines()))
     for_server = [row for row in made if server in row.servers]
     serving = [row for row in for_server if row.speculates]
     if serving or asked:
         return next((Marked(row, server) for row in (*serving, *for_server)), None)
     others = [row for row in made if row.speculates]
     return next(
-        (Marked(row, (*row.servers, "own")[0]) for row in (*others, *for_server, *made)), None
+        (Marked(row, (*row.servers, OWN.name)[0]) for row in (*others, *for_server, *made)), None
     )
 
 
@@ -251,4 +247,4 @@ def rule_of(summary: Summary) -> Rule | None:
     if summary.served is not None:
         return summary.served.rule
     asked = summary.run.serve_on
-    return SERVERS[asked] if asked else summary.run.sampling.rule
+    return spec_of(asked).rule if asked else summary.run.sampling.rule

@@ -4,39 +4,22 @@ The first line is that of the marked cell (`harness.reporting.grid`); the others
 other engines at the same temperature. An engine without a cell in the grid was not replayed: it
 gets the marked cell's draft and K, and its speedup is not known. Round times are always this run's.
 
-`serving_lines` has each engine's syntax.
+Each engine's syntax is in its module of `harness.serving`.
 """
 
-import json
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness.records import SERVERS, ServerCommand, first, grouped, where
+from harness.records import first, grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
-from harness.reporting.serving_lines import (
-    ENGINES,
-    PROBABILISTIC,
-    VLLM,
-    Engine,
-    Served,
-    not_available,
-    vllm_serve,
-)
-from harness.serving.kinds import kind_of, vllm_config
-from harness.serving.schedules import merged, sglang_tiers, vllm_ranges
+from harness.serving.engines import ENGINES, OWN, drafts_alike, spec_of, with_lines
+from harness.serving.kinds import NAMES, DraftKind, kind_of
+from harness.serving.spec import EngineSpec, PairToServe, changes
 from harness.summary import Answer, Schedule, ServedSummary, Summary
 
-# Of vLLM's --speculative-config: K by the size of a batch
-RANGES = "num_speculative_tokens_per_batch_size"
-# By which flags a user gives context, slots and the like, where the engine's own are not right
-IN_PRODUCTION: Mapping[str, str] = {
-    "llamacpp": "--ctx-size, --parallel and --threads",
-    "vllm": "--max-model-len, --max-num-seqs and --gpu-memory-utilization",
-    "sglang": "--context-length, --max-running-requests and --mem-fraction-static",
-}
+ROUND_TIMES = ", at this run's round times"
 
 
 @dataclass(frozen=True)
@@ -120,11 +103,14 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
         return (*_measured_server(summary, summary.served, shown), *schedule_snippets(summary))
     marked = _line(summary, shown, shown.server)
     marked = replace(marked, notes=(*marked.notes, *_toys(summary)))
-    # At temperature 0 both of vLLM's lines are one
-    shown_above = {shown.server, "vllm_probabilistic" if shown.row.temperature == 0 else ""}
+    # At temperature 0 a variant drafts as its engine does
+    greedy = shown.row.temperature == 0
     others: list[Snippet] = []
-    for line in (_line(summary, shown, server) for server in SERVERS if server not in shown_above):
-        # vLLM has one line for a look-up, whose tokens are chosen, however it samples drafts
+    for server, spec in with_lines().items():
+        if server == shown.server or (greedy and spec.variant_of is not None):
+            continue
+        line = _line(summary, shown, server)
+        # A variant has its engine's line for a look-up, whose tokens are chosen
         if not line.code or line.code not in {other.code for other in (marked, *others)}:
             others.append(line)
     if not shown.row.speculates:
@@ -143,27 +129,24 @@ def _measured_server(summary: Summary, served: ServedSummary, shown: Marked) -> 
     """The server that was measured; other engines' speed is not known from it."""
     if served.commands:
         return (_measured_command(summary, served, shown),)
-    key = "vllm_probabilistic" if (served.engine, served.rule) == ("vllm", "ratio") else None
-    engine = ENGINES.get(key or served.engine)
-    if engine is None:
+    engine = spec_of(served.engine)
+    if not engine.lines:
         return ()
     title = f"For {shown.phrase} ({_version(served)})"
     answer = shown.row.answer
     pasted = _served(summary, answer.draft, answer.k, answer.temperature)
+    pasted = replace(pasted, rule=served.rule)
     if not shown.row.speculates:
         return (_without_draft(engine, pasted, title),)
     if pasted.kind == "unknown":
         return (Snippet(title, "", (UNKNOWN_SERVED,)),)
     pasted = _on(engine, pasted)
-    code = engine.lines[pasted.kind].line(pasted)
-    if (served.engine, served.rule) == ("llamacpp", "ratio"):
-        code = f"{code} {PROBABILISTIC}"
-    known = (_measured(answer, served), pasted.requests, *_only_here(served, answer))
+    known = (_measured(answer, served), _requests(pasted), *_only_here(served, answer))
     line = engine.lines[pasted.kind]
     more = (*filter(None, (line.note,)), *line.more(pasted), *_toys(summary))
-    syntax = f"The line has the syntax of {engine.title}."
+    syntax = f"The line has the syntax of {_titled(engine)}."
     notes = (*known, *more, *(() if engine.version == served.version else (syntax,)))
-    return (Snippet(title, code, notes, engine.language),)
+    return (Snippet(title, line.line(pasted), notes, engine.language),)
 
 
 def _measured_command(summary: Summary, served: ServedSummary, shown: Marked) -> Snippet:
@@ -176,31 +159,25 @@ def _measured_command(summary: Summary, served: ServedSummary, shown: Marked) ->
     changed = served.not_lossless(answer.temperature)
     if shown.row.speculates:
         pasted = _served(summary, answer.draft, answer.k, answer.temperature)
-        notes += [_measured(answer, served), pasted.requests, *_only_here(served, answer)]
+        notes += [_measured(answer, served), _requests(pasted), *_only_here(served, answer)]
         heads = {answer.k: ""}
     elif answer.decision == "undecided" and isinstance(best, int) and not changed:
         heads = {0: "# until it is decided\n"}
         heads |= {best: f"# to try K={best}\n"} if best in commands else {}
     else:
         title = f"{title}, without a draft"
-    flags = IN_PRODUCTION[served.engine]
-    code, measured = (
-        "\n".join(f"{head}{line(commands[k])}" for k, head in heads.items())
-        for line in (_production, lambda command: command.line)
-    )
-    if code == measured:  # of an earlier version
+    flags = spec_of(served.engine).in_production
+    code = "\n".join(f"{h}{commands[k].production or commands[k].line}" for k, h in heads.items())
+    measured = "\n".join(f"{head}{commands[k].line}" for k, head in heads.items())
+    as_measured = code == measured  # of an earlier version
+    if flags and as_measured:
         notes.append(f"It was measured as it stands; in production give {flags} what you need.")
-        return Snippet(title, code, tuple(notes))
-    notes.append(
-        f"It leaves {flags} to the engine: give those that your requests need. The measurement's"
-        " are those of this run's requests."
-    )
-    return Snippet(title, code, tuple(notes), measured=measured)
-
-
-def _production(command: ServerCommand) -> str:
-    """The line to paste; as it was measured where a run of an earlier version knows no other."""
-    return command.production or command.line
+    elif flags:
+        notes.append(
+            f"It leaves {flags} to the engine: give those that your requests need. The"
+            " measurement's are those of this run's requests."
+        )
+    return Snippet(title, code, tuple(notes), measured="" if as_measured else measured)
 
 
 def _only_here(served: ServedSummary, answer: Answer) -> Sequence[str]:
@@ -218,7 +195,7 @@ def _only_here(served: ServedSummary, answer: Answer) -> Sequence[str]:
 def _version(served: ServedSummary) -> str:
     """The engine and its version, as it answered."""
     told = served.version if served.version != "unknown" else "of unknown version"
-    return f"{grid.SERVED[served.engine]} {told}"
+    return f"{spec_of(served.engine).title} {told}"
 
 
 def _measured(answer: Answer, served: ServedSummary) -> str:
@@ -227,23 +204,26 @@ def _measured(answer: Answer, served: ServedSummary) -> str:
 
 def _line(summary: Summary, shown: Marked, server: str) -> Snippet:
     """A server's line at the marked temperature."""
-    if server == "own":
+    if server == OWN.name:
         return Snippet(f"For {shown.phrase}", "", (NO_ENGINE,))
-    engine, answers = ENGINES[server], _answers(summary, shown)
+    engine = ENGINES[server]
+    at_temperature = where(summary.answers, temperature=shown.row.temperature, prompt_set="all")
+    answers = {name: answer for answer in at_temperature for name in answer.servers}
     answer = answers.get(server)
     is_marked = server == shown.server
-    title = f"For {shown.phrase} ({engine.title})" if is_marked else engine.title
-    if server == "vllm_probabilistic" and not is_marked:
-        title = f"{engine.title}, draft_sample_method=probabilistic"
+    title = f"{_titled(engine)}{engine.line_title}"
+    if is_marked:
+        title = f"For {shown.phrase} ({_titled(engine)})"
     chosen = answer or shown.row.answer
     served = _served(summary, chosen.draft, chosen.k, chosen.temperature, answers)
+    served = replace(served, rule=engine.rule)
     if chosen.decision == "speculate":
         lacking = kind_of(shown.row.answer.draft, summary.run.models)
         said = "" if lacking in (*engine.lines, "unknown") else not_available(lacking)
         if served.kind not in engine.lines:
             unknown = UNKNOWN.format(draft=served.draft)
             return Snippet(title, "", (unknown if served.kind == "unknown" else said,))
-        snippet = _snippet(server, served, title)
+        snippet = _snippet(engine, served, title, answers)
         if not said:
             return snippet
         known, *notes = snippet.notes
@@ -255,23 +235,18 @@ def _line(summary: Summary, shown: Marked, server: str) -> Snippet:
     return Snippet(title, "", ("Without a draft: none is known to pay on it.",))
 
 
-def _snippet(server: str, served: Served, title: str) -> Snippet:
+def _snippet(
+    engine: EngineSpec, served: PairToServe, title: str, answers: Mapping[str, Answer]
+) -> Snippet:
     """A server's line for a draft of a kind that it has."""
-    engine = ENGINES[server]
     entry = engine.lines[served.kind]
-    requests = served.requests if engine.sampling_in_requests else ""
+    requests = _requests(served) if engine.sampling_in_requests else ""
     notes = (
-        engine.known(server, served),
+        _known(engine, served, answers.get(engine.name)),
         *filter(None, (requests, entry.note)),
         *entry.more(served),
     )
     return Snippet(title, entry.line(served), notes, engine.language)
-
-
-def _answers(summary: Summary, shown: Marked) -> dict[str, Answer]:
-    """The workload's answer for each server at the marked temperature."""
-    answers = where(summary.answers, temperature=shown.row.temperature, prompt_set="all")
-    return {server: answer for answer in answers for server in answer.servers}
 
 
 def _target(summary: Summary) -> str:
@@ -285,36 +260,40 @@ def _served(
     k: int,
     temperature: float,
     answers: Mapping[str, Answer] | None = None,
-) -> Served:
+) -> PairToServe:
     target, facts = _target(summary), summary.run.facts_of(draft)
-    return Served(
+    return PairToServe(
         target=target,
         draft=(facts and facts.id) or draft or "DRAFT",
         k=k,
         temperature=temperature,
         sampling=summary.run.sampling,
-        answers=answers or {},
         synthetic=summary.run.synthetic,
         kind=kind_of(draft, summary.run.models),
         layers=facts and facts.layers,
+        gains={
+            server: f"{fmt.speedup(answer.speedup)} at K={answer.k}"
+            for server, answer in (answers or {}).items()
+            if answer.decision == "speculate"
+        },
     )
 
 
-def _on(engine: Engine, served: Served) -> Served:
+def _on(engine: EngineSpec, served: PairToServe) -> PairToServe:
     """As a draft model where the engine has no line for the kind."""
     return served if served.kind in engine.lines else replace(served, kind="model")
 
 
-def _without_draft(engine: Engine, served: Served, title: str) -> Snippet:
+def _without_draft(engine: EngineSpec, served: PairToServe, title: str) -> Snippet:
     """The target alone, where the headline says so."""
     code = engine.plain(served)
     file = f"TARGET.gguf stands for your conversion of {served.target}."
-    notes = (file,) if "TARGET.gguf" in code else ()
+    notes = (file,) if engine.reads_gguf else ()
     return Snippet(f"{title}, without a draft", code, notes, engine.language)
 
 
 def _validation(summary: Summary, shown: Marked) -> Sequence[Snippet]:
-    """VLLM with random weights and the acceptance of the run, for its latency alone."""
+    """Engines with random weights and the run's acceptance, for their latency alone."""
     rule = summary.run.sampling.rule
     answers = where(summary.answers, temperature=shown.row.temperature, prompt_set="all")
     chosen = first(answers, rule=rule)
@@ -324,21 +303,21 @@ def _validation(summary: Summary, shown: Marked) -> Sequence[Snippet]:
     served = _served(summary, chosen.draft, chosen.k, chosen.temperature)
     if len(rates) < chosen.k or served.kind != "model":
         return ()
-    config = {
-        **vllm_config("model", served.draft, served.k),
-        "rejection_sample_method": "synthetic",
-        "synthetic_acceptance_rates": [round(rate, 4) for rate in rates[: served.k]],
-    }
+    rounded = [round(rate, 4) for rate in rates[: served.k]]
     origin = "that was set for this run" if served.synthetic else "of this run"
-    snippet = Snippet(
-        f"{VLLM.title}, to check the speedup on your server without the weights",
-        vllm_serve(served.target, config, "--load-format dummy "),
-        (
-            f"Random weights with the acceptance {origin}, position by position: its latency is"
-            " real, its text is not.",
-        ),
+    note = (
+        f"Random weights with the acceptance {origin}, position by position: its latency is real,"
+        " its text is not."
     )
-    return (snippet,)
+    return tuple(
+        Snippet(
+            f"{_titled(engine)}, to check the speedup on your server without the weights",
+            engine.check_line(served, rounded),
+            (note,),
+        )
+        for engine in with_lines().values()
+        if engine.check_line is not None
+    )
 
 
 def _acceptance(summary: Summary, chosen: Answer) -> tuple[float, ...]:
@@ -355,7 +334,7 @@ def _acceptance(summary: Summary, chosen: Answer) -> tuple[float, ...]:
 def schedule_snippets(summary: Summary) -> tuple[Snippet, ...]:
     """K by load at each temperature, as the measured engine takes it; of one load there is none."""
     served = summary.served
-    if served is None or served.engine not in ENGINES:
+    if served is None or not spec_of(served.engine).lines:
         return ()
     return tuple(
         _schedule_snippet(summary, schedule, served)
@@ -371,8 +350,8 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, measured: ServedSumm
     # Of the servers that had room for the load; none of servers that the run attached to
     slots = max((each.slots for each in measured.commands), default=0)
     started = {each.k: each for each in measured.commands if each.slots == slots}
-    commands = {k: _production(command) for k, command in started.items()}
-    chosen = (largest_k,) if engine is VLLM else sorted({*k_by_load.values()})
+    commands = {k: command.production or command.line for k, command in started.items()}
+    chosen = (largest_k,) if engine.schedule is not None else sorted({*k_by_load.values()})
     used = "\n".join(started[k].line for k in chosen if k in started)
     version = _version(measured)
     title = f"K by concurrency at temperature {fmt.temperature(schedule.temperature)} ({version})"
@@ -388,44 +367,19 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, measured: ServedSumm
     facts = summary.run.facts_of(summary.run.draft)
     pasted = _served(summary, summary.run.draft, largest_k, schedule.temperature)
     pasted = _on(engine, replace(pasted, draft=(facts and facts.id) or "DRAFT"))
-    if engine is VLLM:
-        largest = max(entry.concurrency for entry in schedule.entries)
-        code = _vllm_schedule(pasted, commands, vllm_ranges(k_by_load, largest))
-        notes = [*ties, f"Above concurrency {largest}, not measured, vLLM keeps the last K."]
-        if 0 in k_by_load.values():
-            notes.append(
-                "At K=0 it still runs the draft in each step; what was measured at K=0 is a server"
-                " without one, so its throughput and loss are not this line's."
-            )
+    largest = max(entry.concurrency for entry in schedule.entries)
+    notes = [*ties, *engine.schedule_notes(k_by_load, largest)]
+    if engine.schedule is not None:
+        code = engine.schedule(pasted, commands, k_by_load, largest)
         return Snippet(title, code, tuple(notes), measured=used)
-    one_k = f"{engine.name} has one K per server: take that of the expected concurrency."
-    notes = [one_k, *ties]
-    if engine is ENGINES["sglang"]:
-        tiers = json.dumps(sglang_tiers(k_by_load))
-        notes.append(
-            "With an EAGLE draft instead, one server changes K: --speculative-adaptive"
-            f" --speculative-adaptive-config FILE, and in it {tiers}"
-        )
-    code = _server_per_k(engine, pasted, commands, merged(k_by_load), schedule.entries[-1].high)
-    return Snippet(title, code, tuple(notes), engine.language, used)
-
-
-def _vllm_schedule(
-    served: Served, commands: Mapping[int, str], ranges: Sequence[Sequence[int]]
-) -> str:
-    """One server with K by the size of a batch: the command that was measured, where one was."""
-    if not commands:
-        config = vllm_config(served.kind, served.weights, served.k)
-        return vllm_serve(served.target, {**config, RANGES: ranges})
-    words = shlex.split(commands[served.k])
-    config = words[words.index("--speculative-config") + 1]
-    ranged = json.dumps({**json.loads(config), RANGES: ranges})
-    return commands[served.k].replace(shlex.quote(config), shlex.quote(ranged))
+    one_k = f"{engine.title} has one K per server: take that of the expected concurrency."
+    code = _server_per_k(engine, pasted, commands, changes(k_by_load), schedule.entries[-1].high)
+    return Snippet(title, code, (one_k, *notes), engine.language, used)
 
 
 def _server_per_k(
-    engine: Engine,
-    served: Served,
+    engine: EngineSpec,
+    served: PairToServe,
     commands: Mapping[int, str],
     k_by_load: Mapping[int, int],
     largest: int | None,
@@ -442,3 +396,53 @@ def _server_per_k(
             unmeasured = engine.lines[served.kind].line(replace(served, k=k))
         lines += [f"# concurrency {load}", commands.get(k, unmeasured)]
     return "\n".join(lines)
+
+
+def _titled(engine: EngineSpec) -> str:
+    return " ".join(filter(None, (engine.title, engine.version)))
+
+
+def _known(engine: EngineSpec, served: PairToServe, answer: Answer | None) -> str:
+    """What is known of an engine's speedup, as a sentence."""
+    if not drafts_alike(engine.name, served.kind, served.temperature):
+        return "Its speedup is not known: it proposes other tokens than this run's look-up."
+    stopped = served.sampling.stop_threshold is not None and engine.rule == served.sampling.rule
+    if stopped and not engine.stops_early and not served.synthetic:
+        return "Its speedup is not known: the run stopped drafting early, it does not."
+    if answer is None:
+        return "Its speedup is not known: this run did not replay its acceptance rule."
+    if served.synthetic:
+        return (
+            f"{fmt.gain(answer)} at the synthetic acceptance of this run; what this engine would"
+            " accept is not known."
+        )
+    source = grid.SOURCES[answer.source]
+    return f"{fmt.gain(answer)}, {source} on held-out prompts{ROUND_TIMES}."
+
+
+def _requests(served: PairToServe) -> str:
+    """Which requests the speedup is of, for an engine whose requests say how to sample."""
+    sampling = served.sampling
+    penalty = sampling.repetition_penalty
+    penalised = "" if penalty is None else f" and repetition_penalty {penalty:g}"
+    if served.temperature == 0:
+        return f"For requests that set temperature 0{penalised}."
+    min_p = "" if sampling.min_p is None else f", min_p {sampling.min_p:g}"
+    top_k, top_p = (
+        f"no {name}" if value is None else f"{name} {value:g}"
+        for name, value in (("top_k", sampling.top_k), ("top_p", sampling.top_p))
+    )
+    return (
+        f"For requests that set temperature {fmt.temperature(served.temperature)}, {top_k} and"
+        f" {top_p}{min_p}{penalised}."
+    )
+
+
+def not_available(kind: DraftKind) -> str:
+    """What is said of an engine that has no such drafting."""
+    if kind == "copy":
+        return (
+            "Not available here: engines make no copy of the target; convert one, and serve it as"
+            " a draft model."
+        )
+    return f"Not available here: no {NAMES[kind].removeprefix('an ').removeprefix('a ')}."

@@ -13,11 +13,11 @@ Read in the sources and checked against replay of returned texts, token for toke
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from harness.records import ServingEngine
+if TYPE_CHECKING:  # every command's --help imports this module, and must not wait for numpy
+    import numpy as np
+    from numpy.typing import NDArray
 
 # A shorter budget is this part of the whole, and no fewer tokens
 SHORTER, SHORTEST = 4, 4
@@ -40,7 +40,7 @@ class Counting:
         """The tokens of a returned text that rounds emitted."""
         return tokens[self.first_position :]
 
-    def proposed(self, k: int, budget: int) -> NDArray[np.intp]:
+    def proposed(self, k: int, budget: int) -> "NDArray[np.intp]":
         """Tokens drafted by a round from each start: `proposed` of `harness.theory.replay`.
 
         Args:
@@ -50,14 +50,10 @@ class Counting:
         Returns:
             Shape (budget - first_position,); 0 is a plain step.
         """
+        import numpy as np
+
         left = np.arange(budget - self.first_position, 0, -1)
         return np.minimum(k, left - 1) if self.shortens_last_draft else np.full(len(left), k)
-
-
-def counting_of(engine: ServingEngine) -> Counting | None:
-    """How a stored run's engine counts; None where it counts no rounds."""
-    first, shortens = engine.first_position, engine.shortens_last_draft
-    return None if first is None or shortens is None else Counting(first, shortens)
 
 
 def shorter_budget(budget: int) -> int:

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from harness.records import grouped
 from harness.reporting import formatting as fmt
-from harness.reporting.grid import SERVED
 from harness.reporting.sentences import as_sentence
+from harness.serving.engines import spec_of
 from harness.summary import ComparedRun, Comparison, ComparisonCaveat, EngineRow
 
 OUTCOMES = {
@@ -128,7 +128,7 @@ def _engines(comparison: Comparison) -> Iterator[str]:
 
 def engine(row: EngineRow) -> str:
     """An engine with its version."""
-    return " ".join(filter(None, (SERVED[row.engine], row.version)))
+    return " ".join(filter(None, (spec_of(row.engine).title, row.version)))
 
 
 def _verdict(run: ComparedRun) -> str:

@@ -29,7 +29,7 @@ def explanation(summary: Summary) -> tuple[str, ...]:
     first, *others = _because(entry)
     rule, temperature = summary.run.sampling.rule, entry.temperature
     if shown and (rule not in shown.row.rules or shown.row.temperature != temperature):
-        where = f"temperature {fmt.temperature(temperature)}, {grid.ENGINES[rule]}"
+        where = f"temperature {fmt.temperature(temperature)}, {grid.engines_by_rule()[rule]}"
         first = f"{where}: {first}"
     return tuple(as_sentence(clause) for clause in (first, *others))
 

@@ -9,6 +9,7 @@ from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
 from harness.reporting.sentences import Quoted
+from harness.serving.engines import OWN, spec_of
 from harness.summary import (
     Answer,
     LoadCell,
@@ -24,8 +25,6 @@ from harness.summary import (
 
 # Of the target's memory, the share that a draft takes from which it is worth a sentence
 LEAST_SHARE = 0.01
-# What gives a server more slots
-SLOTS = {"llamacpp": "--parallel", "sglang": "--max-running-requests"}
 NOT_PREDICTED = {
     "no_weights": (
         "target and draft are not loaded here, so the texts that the server returned were not"
@@ -49,7 +48,7 @@ def contrast(summary: Summary, shown: Marked) -> str:
     and emits 2.8."
     """
     rows = [row for row in grid.rows(summary) if row.temperature == shown.row.temperature]
-    own = next((row for row in rows if row.served == "own" != shown.row.served), None)
+    own = next((row for row in rows if row.served == OWN.name != shown.row.served), None)
     entries = summary.served.by_k if summary.served else ()
     by_k = {entry.k: entry for entry in entries if entry.temperature == shown.row.temperature}
     if own is not None:
@@ -338,7 +337,7 @@ def unlike_target(values: Quoted) -> str:
 def other_dtype(values: Quoted) -> str:
     """A caveat: the draft was scored in other numbers than the server's."""
     return (
-        f"on {grid.SERVED[str(values['engine'])]} a draft is served in its target's dtype,"
+        f"on {spec_of(str(values['engine'])).title} a draft is served in its target's dtype,"
         f" {values['served']}, and here it scored texts in {values['scored']}:"
         f" draft.dtype={values['served']} scores what is served"
     )
@@ -384,7 +383,7 @@ def visits_lacking(values: Quoted) -> str:
 
 def queues(values: Quoted) -> str:
     """A caveat: more requests in flight than the servers decode side by side."""
-    flag = SLOTS.get(str(values["engine"]))
+    flag = spec_of(str(values["engine"])).slots_flag
     more = "" if flag is None else f"; more slots: {flag} {values['concurrency']}"
     return (
         f"the servers decode {values['slots']} requests side by side, so of"

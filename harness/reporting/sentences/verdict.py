@@ -9,6 +9,7 @@ from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
 from harness.reporting.sentences import Quoted, comparison, served
+from harness.serving.engines import OWN, measurable, spec_of
 from harness.summary import Answer, CheckResult, Summary, Verdict, VerdictReason
 
 NO_ADVICE = "Not a recommendation (dummy weights): "
@@ -87,7 +88,8 @@ def headline(shown: Marked, load: str = "") -> str:
     if row.served is None:
         end = f", for {shown.phrase}" if row.speculates else f" (for {shown.phrase})"
         return f"{_capital(start)}: {why}{end}."
-    name = "our own loop" if row.served == "own" else f"your server ({grid.SERVED[row.served]})"
+    title = spec_of(row.served).title
+    name = title if row.served == OWN.name else f"your server ({title})"
     mark = "," if row.speculates else ";"
     where = ", ".join(filter(None, (name, load, f"temperature {fmt.temperature(row.temperature)}")))
     return f"On {where}: {start}{mark} {why}."
@@ -266,7 +268,7 @@ def _without_answers(summary: Summary) -> tuple[str, ...]:
     if summary.comparison is not None:
         return comparison.verdicts(summary.comparison)
     if command in grid.DECIDING_COMMANDS and summary.answers and summary.run.serve_on:
-        server = grid.PHRASES[summary.run.serve_on]
+        server = spec_of(summary.run.serve_on).in_headlines
         return (
             f"Not known for {server}: this run has no prediction under its acceptance rule, of a"
             " draft that it has.",
@@ -348,11 +350,11 @@ def next_step(summary: Summary) -> str | None:
             None if own else "serve your own requests so (prompts.files=[...] measures with them)"
         )
     if answer.source == "measured":
-        if shown.server in ("transformers", "own"):
+        engine = spec_of(shown.server).variant_of or shown.server
+        if engine == OWN.name or engine not in measurable():
             if summary.run.own_prompts:
                 return None
             return "run your own requests with this draft and without it, and compare"
-        engine = shown.server.removesuffix("_probabilistic")
         return f"python -m harness.server engine={engine} measures this pair on that server"
     served_by = next((c.values["engine"] for c in summary.caveats if c.code == "texts_from"), None)
     if served_by is not None:

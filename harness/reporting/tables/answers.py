@@ -4,11 +4,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from harness.records import GREEDY, SERVERS, ResultRow, first, where
+from harness.records import GREEDY, ResultRow, first, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.tables.specification import Column, Table, columns_by, table
-from harness.serving.kinds import drafts_alike, kind_of
+from harness.serving.engines import OWN, drafts_alike, spec_of, with_lines
+from harness.serving.kinds import kind_of
 from harness.summary import Answer, LeaderboardRow, Summary
 
 MOST_SETS = 4  # prompt sets that get a column of the grid
@@ -123,7 +124,7 @@ def _for_server(row: grid.GridRow, shown: grid.Marked) -> bool:
     """Whether a row holds for the marked row's server."""
     if shown.row.served is not None:
         return row.served == shown.row.served
-    return shown.server in (*row.servers, "own")
+    return shown.server in (*row.servers, OWN.name)
 
 
 def _grid(columns: Sequence[Column[Line]], lines: Sequence[Line], notes: Iterable[str]) -> Table:
@@ -153,26 +154,25 @@ def _grid_notes(lines: Sequence[Line], summary: Summary) -> Iterator[str]:
         yield f"Prompt sets weigh {shares} (prompts.weights)."
     if any(line.row.answer.decision == "does_not_pay" for line in lines):
         yield NO_DRAFT_NOTE
-    if any(line.row.sampled for line in lines):
-        yield grid.PROBABILISTIC
+    yield from dict.fromkeys(note for line in lines for note in grid.left_out(line.row.servers))
     yield from _lacking(summary)
 
 
 def _lacking(summary: Summary) -> Iterator[str]:
     """The drafts that look faster than the marked row's, and that its server does not have."""
     shown = grid.marked(summary)
-    if shown is None or shown.server not in SERVERS:
+    if shown is None or not spec_of(shown.server).lines:
         return
-    temperature = shown.row.temperature
-    board = first(summary.leaderboards, rule=SERVERS[shown.server], temperature=temperature)
+    engine, temperature = spec_of(shown.server), shown.row.temperature
+    board = first(summary.leaderboards, rule=engine.rule, temperature=temperature)
     faster: list[str] = []
     for row in board.rows if board else ():
         kind = kind_of(row.draft, summary.run.models)
-        if row.draft is None or drafts_alike(shown.server, kind, temperature):
+        if row.draft is None or drafts_alike(engine.name, kind, temperature):
             break
         faster.append(f"{row.draft} at K={row.k} ({fmt.speedup(row.speedup)})")
     if faster:
-        yield f"Faster here, but not available on {grid.NAMES[shown.server]}: {', '.join(faster)}."
+        yield f"Faster here, but not available on {engine.in_rows}: {', '.join(faster)}."
 
 
 def _words_of_set(line: Line, name: str) -> str | None:
@@ -183,7 +183,7 @@ def _words_of_set(line: Line, name: str) -> str | None:
 def sets_table(summary: Summary) -> Table:
     """Each prompt set alone, on the engine that was asked for, else under the run's own rule."""
     rule, served, shown = grid.rule_of(summary), summary.served, grid.marked(summary)
-    engine = served.engine if served else "own"
+    engine = served.engine if served else OWN.name
     rows: dict[float, grid.GridRow] = {}
     for row in grid.rows(summary):
         # Of several with one rule the marked one's
@@ -197,9 +197,9 @@ def sets_table(summary: Summary) -> Table:
         if answer.prompt_set != "all"
         and set(answer.servers) <= set(rows[answer.temperature].servers)
     ]
-    common = set(SERVERS).intersection(*(row.servers for row in rows.values()))
-    of_rule = [name for name in common if SERVERS[name] == rule]
-    on = grid.SERVED[served.engine] if served else grid.names_of(of_rule)
+    common = set(with_lines()).intersection(*(row.servers for row in rows.values()))
+    of_rule = [name for name in common if spec_of(name).rule == rule]
+    on = spec_of(served.engine).title if served else grid.names_of(of_rule)
     return table(f"Each prompt set alone ({on})", SETS, lines)
 
 

@@ -1,8 +1,8 @@
 """Compared runs: the table of cells, the settings that differ, and the sentences about both."""
 
 from harness.reporting import formatting as fmt
-from harness.reporting.grid import SERVED
 from harness.reporting.tables.specification import Column, Table, table
+from harness.serving.engines import spec_of
 from harness.summary import Comparison, ComparisonRow, Difference, EngineRow, Summary
 
 COLUMNS: tuple[Column[ComparisonRow], ...] = (
@@ -25,7 +25,7 @@ COLUMNS: tuple[Column[ComparisonRow], ...] = (
 )
 ENGINES: tuple[Column[EngineRow], ...] = (
     Column("run", lambda row: row.run, key=True, flexible=True),
-    Column("engine", lambda row: SERVED[row.engine]),
+    Column("engine", lambda row: spec_of(row.engine).title),
     Column("version", lambda row: row.version),
     Column("draft", lambda row: row.draft),
     Column("temperature", lambda row: row.temperature, fmt.temperature, key=True),

@@ -7,7 +7,7 @@ Rules whose rows are alike to the last digit shown (at temperature 0 all are) sh
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from harness.records import LOOKUPS, SERVERS, Failure, Rule, first, grouped, where
+from harness.records import LOOKUPS, Failure, Rule, first, grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.sentences.explanation import rule_of_thumb
@@ -21,7 +21,8 @@ from harness.reporting.tables.specification import (
     columns_by,
     table,
 )
-from harness.serving.kinds import drafts_alike, kind_of
+from harness.serving.engines import drafts_alike, with_lines
+from harness.serving.kinds import kind_of
 from harness.summary import (
     AcceptanceByPosition,
     CategoryAlpha,
@@ -53,7 +54,7 @@ class Board(NamedTuple):
     @property
     def name(self) -> str:
         """As "temperature 1, mlx-lm"; "all engines" where they all rank alike."""
-        names = ", ".join(grid.ENGINES[rule] for rule in self.rules)
+        names = ", ".join(grid.engines_by_rule()[rule] for rule in self.rules)
         engines = "all engines" if self.every_rule else names
         return f"temperature {fmt.temperature(self.temperature)}, {engines}"
 
@@ -201,8 +202,8 @@ def _to_serve(summary: Summary, board: Board) -> Iterator[str]:
         kind = kind_of(draft, summary.run.models)
         without = [
             server
-            for server, rule in SERVERS.items()
-            if rule in board.rules and not drafts_alike(server, kind, board.temperature)
+            for server, spec in with_lines().items()
+            if spec.rule in board.rules and not drafts_alike(server, kind, board.temperature)
         ]
         if without:
             lacking.append(f"{draft} is not for {grid.names_of(without)}")

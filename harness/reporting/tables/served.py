@@ -7,6 +7,7 @@ from harness.records import grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.tables.specification import Column, Table, columns_by, table
+from harness.serving.engines import spec_of
 from harness.summary import (
     AcceptanceLength,
     LoadCell,
@@ -264,7 +265,7 @@ def served_tables(summary: Summary) -> list[Table]:
     served = summary.served
     if served is None:
         return []
-    name = grid.SERVED[served.engine]
+    name = spec_of(served.engine).title
     source = next((SOURCES[costs.source] for costs in served.costs), "")
     predicted = any(cell.predicted is not None for cell in served.cells)
     two_k = any(cell.two_k_error is not None for cell in served.cells)

@@ -1,0 +1,70 @@
+"""The engines: to add one, write its `EngineSpec` in a module next to this one and list it here."""
+
+from harness.records import GREEDY, RULES
+from harness.serving import llamacpp, mlx, sglang, transformers, vllm
+from harness.serving.counting import Counting
+from harness.serving.kinds import DraftKind
+from harness.serving.spec import EngineSpec
+
+# Our own loop, which decodes in this process
+OWN = EngineSpec(
+    name="own",
+    title="our own loop",
+    rules=RULES,
+    counting=Counting(first_position=0, shortens_last_draft=False),
+    client="harness.engines.own",
+    drafts=("model", "eagle3", "mtp", "medusa", "dflash", "ngram", "early_exit", "copy"),
+    synthetic="everywhere",
+)
+# Any server with OpenAI's /v1/completions
+OPENAI = EngineSpec(
+    name="openai",
+    title="OpenAI-compatible server",
+    client="harness.engines.openai",
+    drafts=("model", "eagle3", "mtp", "ngram"),
+)
+# By name; reports list them in this order, and their first line is for the first that has one
+ENGINES: dict[str, EngineSpec] = {
+    spec.name: spec
+    for spec in (
+        OWN,
+        vllm.SPEC,
+        vllm.PROBABILISTIC,
+        sglang.SPEC,
+        llamacpp.SPEC,
+        mlx.SPEC,
+        transformers.SPEC,
+        OPENAI,
+    )
+}
+
+
+def spec_of(name: str) -> EngineSpec:
+    """The engine of a stored run; one that is not listed here is known by its name alone."""
+    return ENGINES.get(name) or EngineSpec(name, name)
+
+
+def with_lines() -> dict[str, EngineSpec]:
+    """The engines that a report has a line and a row for."""
+    return {name: spec for name, spec in ENGINES.items() if spec.lines}
+
+
+def measurable() -> dict[str, EngineSpec]:
+    """The engines that the command `server` measures."""
+    return {name: spec for name, spec in ENGINES.items() if spec.client is not None}
+
+
+def drafts_alike(name: str, kind: DraftKind, temperature: float) -> bool:
+    """Whether an engine's drafts of a kind are a run's; of an unknown kind they may be.
+
+    At temperature 0 a variant that samples its drafts drafts as its engine does.
+    """
+    spec = ENGINES[name]
+    if temperature == GREEDY and spec.variant_of is not None:
+        spec = ENGINES[spec.variant_of]
+    return kind == "unknown" or kind in spec.alike
+
+
+def rented() -> dict[str, str]:
+    """What pip installs in the image of each engine that has one on rented machines."""
+    return {name: spec.rented for name, spec in ENGINES.items() if spec.rented}

@@ -1,0 +1,97 @@
+"""llama.cpp: what it accepts and drafts, and what it is started with. Read in build 11368.
+
+- common/speculative.cpp, draft-simple: the argmax is proposed, and accepted where the target's
+  sampler draws the same. Near the budget it drafts at most as many tokens as can still be emitted
+  before the round's own; with one left it takes a plain step.
+- tools/server/README.md: `--spec-draft-p-min` is 0 by default, `--spec-draft-sampling` greedy. With
+  `probabilistic` (from build 11368) it draws among its ten likeliest tokens, at the request's
+  temperature and without its top_k, top_p and min_p, and accepts by the ratio. `--spec-synth-rates`
+  imposes acceptance, for timing: unconditional per position, K of them.
+- docs/speculative.md: draft-eagle3 (`-md` is the head, converted with --target-model-dir),
+  draft-mtp, draft-dflash, ngram-simple (the *last* earlier match of exactly size-n tokens; its
+  drafts, too, are cut to --spec-draft-n-max, 3 by default).
+"""
+
+from collections.abc import Callable, Sequence
+
+from harness.records import LONGEST_NGRAM
+from harness.serving.counting import Counting
+from harness.serving.spec import BLOCK, EngineSpec, PairToServe, ServingLine
+
+COUNTING = Counting(first_position=1, shortens_last_draft=True)
+# The target alone; its files are conversions that only the reader knows
+SERVER = "llama-server -m TARGET.gguf"
+# Without it the draft's argmax is proposed
+PROBABILISTIC = "--spec-draft-sampling probabilistic"
+
+
+def _drafting(options: str) -> Callable[[PairToServe], str]:
+    def line(pair: PairToServe) -> str:
+        sampled = f" {PROBABILISTIC}" if pair.rule == "ratio" else ""
+        return f"{SERVER} {options.format(k=pair.k, n=LONGEST_NGRAM)}{sampled}"
+
+    return line
+
+
+def _notes_of_a_model(pair: PairToServe) -> Sequence[str]:
+    files = (
+        f"TARGET.gguf and DRAFT.gguf stand for your conversions of {pair.target} and"
+        f" {pair.draft}; quantised weights accept differently."
+    )
+    sampled = pair.gains.get("vllm_probabilistic")
+    if pair.temperature == 0 or pair.synthetic or sampled is None:
+        return (files,)
+    return (
+        files,
+        f"With {PROBABILISTIC} it accepts by a ratio, but draws among the draft's ten likeliest"
+        f" tokens only: less than the {sampled} of the whole distribution. python -m harness.server"
+        " engine=llamacpp decode.rule=ratio measures it.",
+    )
+
+
+SPEC = EngineSpec(
+    name="llamacpp",
+    title="llama.cpp",
+    rules=("greedy_draft", "ratio"),
+    counting=COUNTING,
+    draft_by_temperature=True,
+    draft_top_k=10,
+    # Its look-up finds other tokens
+    alike=frozenset(("model", "eagle3", "mtp", "dflash")),
+    version="b11368 or later",
+    plain=lambda _: SERVER,
+    lines={
+        "model": ServingLine(
+            _drafting("-md DRAFT.gguf --spec-type draft-simple --spec-draft-n-max {k}"),
+            more=_notes_of_a_model,
+        ),
+        "eagle3": ServingLine(
+            _drafting("-md HEAD.gguf --spec-type draft-eagle3 --spec-draft-n-max {k}"),
+            "TARGET.gguf and HEAD.gguf stand for your conversions; convert_hf_to_gguf.py takes"
+            " the head with --target-model-dir.",
+        ),
+        "mtp": ServingLine(
+            _drafting("--spec-type draft-mtp --spec-draft-n-max {k}"),
+            "TARGET.gguf stands for your conversion, with its MTP layers.",
+        ),
+        "dflash": ServingLine(
+            _drafting("-md DRAFT.gguf --spec-type draft-dflash --spec-draft-n-max {k}"),
+            "TARGET.gguf and DRAFT.gguf stand for your conversions; the drafter's needs"
+            f" --target-model-dir. {BLOCK}",
+        ),
+        "ngram": ServingLine(
+            _drafting(
+                "--spec-type ngram-simple --spec-ngram-simple-size-n {n}"
+                " --spec-ngram-simple-size-m {k} --spec-draft-n-max {k}"
+            ),
+            "TARGET.gguf stands for your conversion. It takes the last earlier match of exactly"
+            " that many tokens, this run the first of them or of one token.",
+        ),
+    },
+    reads_gguf=True,
+    in_production="--ctx-size, --parallel and --threads",
+    slots_flag="--parallel",
+    client="harness.engines.llamacpp",
+    synthetic="everywhere",
+    tries_threads=True,
+)

@@ -1,0 +1,152 @@
+"""vLLM: what it accepts and drafts, and what it is started with. Read in release 0.33 and run.
+
+- vllm/config/speculative.py, `SpeculativeMethod`: draft_model, eagle3, mtp, medusa, dflash, ngram,
+  suffix. `mtp` takes the target's own layers, or those of the checkpoint that is its `model`;
+  `medusa` needs a hidden_size in the config.json of FasterDecoding's layout, too; `suffix` needs
+  the package arctic-inference, and its num_speculative_tokens is the most it proposes. eagle3 was
+  run (0.32) with a head in SpecForge's layout and in speculators', and so was ngram:
+  v1/spec_decode/ngram_proposer.py proposes what followed the first occurrence of the longest match,
+  as `harness.decoding.lookups` does, but does not stop before an end of text in the prompt.
+- `draft_sample_method` is greedy by default, with the draft's distribution taken as one-hot;
+  `probabilistic` samples at the request's temperature, without its other sampling parameters
+  (vllm#56724), and accepts by the ratio. v1/spec_decode/llm_base_proposer.py: heads take it;
+  v1/spec_decode/medusa.py: Medusa heads do not.
+- `rejection_sample_method: synthetic` imposes `synthetic_acceptance_rates`: unconditional per
+  position, K of them, never increasing. Its CPU builds refuse it.
+- vllm/v1/spec_decode/dynamic (0.32): `num_speculative_tokens_per_batch_size` is [low, high, K] with
+  both ends included, from 1; a gap and everything above the last range keep the last K. The batch
+  is the requests scheduled in a step. K is at most `num_speculative_tokens`. At K = 0 the draft
+  still runs once in each step, so a plain server is faster. Off under data parallelism.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from harness.records import LONGEST_NGRAM, LOOKUPS
+from harness.serving.counting import Counting
+from harness.serving.kinds import WITH_WEIGHTS, DraftKind
+from harness.serving.spec import BLOCK, EngineSpec, PairToServe, ServingLine, changes
+
+COUNTING = Counting(first_position=1, shortens_last_draft=False)
+
+
+def speculative_config(kind: DraftKind, draft: str | None, k: int) -> dict[str, Any]:
+    """`--speculative-config`.
+
+    Args:
+        kind: of the draft, one that vLLM serves.
+        draft: hub id or folder of its weights; None for look-ups and the target's own MTP layers.
+        k: num_draft_tokens.
+    """
+    config: dict[str, Any] = {"method": "draft_model" if kind == "model" else kind}
+    if draft is not None and kind in (*WITH_WEIGHTS, "mtp"):
+        config["model"] = draft
+    config["num_speculative_tokens"] = k
+    if kind == "ngram":
+        config |= {"prompt_lookup_max": LONGEST_NGRAM, "prompt_lookup_min": 1}
+    return config
+
+
+def _serve(pair: PairToServe) -> str:
+    return f"vllm serve {shlex.quote(pair.target)}"
+
+
+def _drafting(pair: PairToServe, options: str = "", **settings: Any) -> str:
+    config = speculative_config(pair.kind, pair.weights, pair.k)
+    if pair.rule == "ratio" and pair.kind not in LOOKUPS:  # what a look-up proposes is chosen
+        config["draft_sample_method"] = "probabilistic"
+    packed = json.dumps(config | settings, separators=(",", ":"))
+    return f"{_serve(pair)} {options}--speculative-config {shlex.quote(packed)}"
+
+
+def _without_sampling(pair: PairToServe) -> Sequence[str]:
+    gain = pair.gains.get(SPEC.name) if pair.rule == "ratio" else None
+    return (f"Without draft_sample_method vLLM drafts greedily: {gain}.",) if gain else ()
+
+
+def _check_line(pair: PairToServe, rates: Sequence[float]) -> str:
+    synthetic = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [*rates]}
+    return _drafting(pair, "--load-format dummy ", **synthetic)
+
+
+def _schedule(
+    pair: PairToServe, commands: Mapping[int, str], k_by_load: Mapping[int, int], largest: int
+) -> str:
+    """One server with K by the size of a batch: the command that was measured, where one was."""
+    by_change = changes(k_by_load)
+    ends = [*(low - 1 for low in [*by_change][1:]), max(largest, *by_change)]
+    ranges = [[low, high, k] for (low, k), high in zip(by_change.items(), ends, strict=True)]
+    by_batch = {"num_speculative_tokens_per_batch_size": ranges}
+    if not commands:
+        return _drafting(pair, **by_batch)
+    words = shlex.split(commands[pair.k])
+    config = words[words.index("--speculative-config") + 1]
+    ranged = json.dumps({**json.loads(config), **by_batch})
+    return commands[pair.k].replace(shlex.quote(config), shlex.quote(ranged))
+
+
+def _schedule_notes(k_by_load: Mapping[int, int], largest: int) -> Sequence[str]:
+    notes = [f"Above concurrency {largest}, not measured, vLLM keeps the last K."]
+    if 0 in k_by_load.values():
+        notes.append(
+            "At K=0 it still runs the draft in each step; what was measured at K=0 is a server"
+            " without one, so its throughput and loss are not this line's."
+        )
+    return notes
+
+
+SPEC = EngineSpec(
+    name="vllm",
+    title="vLLM",
+    rules=("greedy_draft", "ratio"),
+    phrase="vLLM with its defaults",
+    ranked_as="vLLM (default)",
+    counting=COUNTING,
+    draft_by_temperature=True,
+    # Its suffix look-up finds other tokens
+    alike=frozenset(("model", "eagle3", "mtp", "medusa", "dflash", "ngram")),
+    version="0.33",
+    plain=_serve,
+    lines={
+        "model": ServingLine(_drafting, more=_without_sampling),
+        "eagle3": ServingLine(_drafting),
+        "mtp": ServingLine(_drafting),
+        "medusa": ServingLine(_drafting),
+        "dflash": ServingLine(_drafting, BLOCK),
+        "ngram": ServingLine(_drafting),
+        "suffix": ServingLine(
+            _drafting,
+            "It needs the package arctic-inference, and scores matches by its own trees.",
+        ),
+    },
+    check_line=_check_line,
+    schedule=_schedule,
+    schedule_notes=_schedule_notes,
+    in_production="--max-model-len, --max-num-seqs and --gpu-memory-utilization",
+    client="harness.engines.vllm",
+    drafts=("model", "eagle3", "mtp", "ngram"),
+    synthetic="on CUDA",
+    one_dtype=True,
+    alone=True,
+    memory_flag="--gpu-memory-utilization",
+    rented="vllm==0.33.0",
+)
+PROBABILISTIC = replace(
+    SPEC,
+    name="vllm_probabilistic",
+    rules=("ratio",),
+    variant_of=SPEC.name,
+    phrase="vLLM with draft_sample_method=probabilistic",
+    row_name="probabilistic vLLM",
+    ranked_as="",
+    # Medusa heads' drafts are chosen, always
+    alike=SPEC.alike - {"medusa"},
+    lines={kind: line for kind, line in SPEC.lines.items() if kind != "medusa"},
+    line_title=", draft_sample_method=probabilistic",
+    check_line=None,
+    client=None,
+    rented="",
+)

@@ -1,0 +1,105 @@
+"""An engine is added by one module and one line, as CONTRIBUTING says, and nothing else."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import toy_engine
+from runs import FROZEN, ran
+from served_pair import Served
+from stand_in_server import StandIn
+
+from harness.analysis import analyse
+from harness.commands import report
+from harness.config import ReportConfig
+from harness.records import ServingEngine, UserError
+from harness.reporting.serving import snippets_of
+from harness.serving.engines import ENGINES
+from harness.storage import StoredRun, load
+
+K = 2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ENGINES, "toy", toy_engine.SPEC)
+        yield
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("results")
+
+
+@pytest.fixture(scope="module")
+def runs(root: Path) -> list[StoredRun]:
+    """Two runs of servers of the toy engine, one that decodes plainly and one that drafts."""
+    pair = Served(root)
+    servers = [
+        StandIn(toy_engine.answers(pair.own().open(k), pair.loaded.tokenizer.decode))
+        for k in (0, K)
+    ]
+    words = [
+        *("engine=toy", f"url=[{','.join(server.url for server in servers)}]", f"k=[{K}]"),
+        *("temperature=[0.0]", "repetitions=2", "new_tokens=24", "prompts.limit=5"),
+    ]
+    made = [ran("server", root, *words, "own_loop=false", f"seed={seed}") for seed in (0, 1)]
+    for server in servers:
+        server.close()
+    return made
+
+
+def test_a_run_of_its_server_is_counted_replayed_and_decided(runs: list[StoredRun]) -> None:
+    run = runs[0]
+    entry = ServingEngine.of(run.manifest["engine"])
+    assert (entry.name, entry.version, entry.rule) == ("toy", "1.0", "greedy_draft")
+    rows = run.results[(run.results.k == K) & (run.results.prompt_set == "easy")]
+    rounds = {row.source: float(row.rounds) for row in rows.itertuples()}
+    assert rounds["measured"] == rounds["replayed"] > 0
+    (snippet, *_) = snippets_of(analyse(run))
+    assert snippet.title == "For Toy at temperature 0 (Toy 1.0)"
+    assert snippet.code.endswith(f"--k {K}")
+    assert "It is a toy." in snippet.notes
+
+
+def test_its_report_names_it(runs: list[StoredRun]) -> None:
+    assert report.run(ReportConfig(run=str(runs[0].folder))).status == 0
+    text = (runs[0].folder / "report.md").read_text(encoding="utf-8")
+    assert "On your server (Toy), temperature 0: serve tiny_good at K=2" in text
+    assert f"--k {K}" in text
+
+
+def test_two_runs_of_it_are_compared(runs: list[StoredRun], tmp_path: Path) -> None:
+    folders = [str(run.folder) for run in runs]
+    outcome = report.run(ReportConfig(runs=folders, results_root=str(tmp_path)))
+    assert outcome.status == 0
+    assert outcome.folder is not None
+    text = (outcome.folder / "report.md").read_text(encoding="utf-8")
+    assert re.search(r"\| Toy +\| 1\.0 +\| tiny_good", text)
+
+
+def test_the_index_lists_its_runs(runs: list[StoredRun], root: Path) -> None:
+    assert runs
+    assert report.run(ReportConfig(index=str(root))).status == 0
+    assert "Toy" in (root / "index.html").read_text(encoding="utf-8")
+
+
+def test_every_other_report_has_its_row_and_line_by_its_rule() -> None:
+    summary = analyse(load(FROZEN / "sweep"))
+    served_by = {server for answer in summary.answers for server in answer.servers}
+    assert "toy" in served_by
+    (line,) = [line for line in snippets_of(summary) if line.title == "Toy 1.0"]
+    assert line.code.startswith("toy serve")
+
+
+def test_what_it_cannot_do_is_refused_in_one_line(root: Path) -> None:
+    url = "url=[http://127.0.0.1:9,http://127.0.0.1:9]"
+    for words, says in (
+        (("decode.rule=ratio", url), "decode.rule=ratio: engine=toy accepts by greedy_draft"),
+        (("draft=ngram", url), "engine=toy does not draft with an n-gram look-up here"),
+        ((), r"engine=toy: its servers are not started here; give url=\[...\]"),
+    ):
+        with pytest.raises(UserError, match=says):
+            ran("server", root, "engine=toy", f"k=[{K}]", *words)
