@@ -855,8 +855,8 @@ def _check(name: str, value: Any, kind: Any, limits: Mapping[str, Any]) -> None:
     elif form is list:
         entries = [(name, item) for item in value]
     for where, entry in entries:
-        choices = limits.get("choices")
-        known = choices() if callable(choices) else choices
+        choices: Any = limits.get("choices")
+        known: Any = choices() if callable(choices) else choices
         if known is not None and entry not in known:
             raise UserError(f"{where}: {entry!r} is unknown; use one of {', '.join(known)}")
         if "pattern" in limits and not limits["pattern"].fullmatch(entry):

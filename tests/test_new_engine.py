@@ -56,7 +56,7 @@ def test_a_run_of_its_server_is_counted_replayed_and_decided(runs: list[StoredRu
     entry = ServingEngine.of(run.manifest["engine"])
     assert (entry.name, entry.version, entry.rule) == ("toy", "1.0", "greedy_draft")
     rows = run.results[(run.results.k == K) & (run.results.prompt_set == "easy")]
-    rounds = {row.source: float(row.rounds) for row in rows.itertuples()}
+    rounds = dict(zip(rows.source, rows.rounds.astype(float), strict=True))
     assert rounds["measured"] == rounds["replayed"] > 0
     (snippet, *_) = snippets_of(analyse(run))
     assert snippet.title == "For Toy at temperature 0 (Toy 1.0)"

@@ -100,12 +100,11 @@ def left_out(servers: Collection[str]) -> tuple[str, ...]:
 
 def engines_by_rule() -> dict[Rule, str]:
     """Of the rules, the engines that accept by them by default; the first engine's rule first."""
-    by_rule = grouped(with_lines().values(), lambda spec: spec.rule)
-    return {
-        rule: ", ".join(spec.title for spec in specs if spec.variant_of is None)
-        for rule, specs in by_rule.items()
-        if rule is not None
-    }
+    names: dict[Rule, list[str]] = {}
+    for spec in with_lines().values():
+        if spec.rule is not None:
+            names.setdefault(spec.rule, []).extend([] if spec.variant_of else [spec.title])
+    return {rule: ", ".join(titles) for rule, titles in names.items()}
 
 
 @dataclass(frozen=True)

@@ -68,8 +68,12 @@ def _without_sampling(pair: PairToServe) -> Sequence[str]:
 
 
 def _check_line(pair: PairToServe, rates: Sequence[float]) -> str:
-    synthetic = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [*rates]}
-    return _drafting(pair, "--load-format dummy ", **synthetic)
+    return _drafting(
+        pair,
+        "--load-format dummy ",
+        rejection_sample_method="synthetic",
+        synthetic_acceptance_rates=[*rates],
+    )
 
 
 def _schedule(
@@ -79,7 +83,7 @@ def _schedule(
     by_change = changes(k_by_load)
     ends = [*(low - 1 for low in [*by_change][1:]), max(largest, *by_change)]
     ranges = [[low, high, k] for (low, k), high in zip(by_change.items(), ends, strict=True)]
-    by_batch = {"num_speculative_tokens_per_batch_size": ranges}
+    by_batch: dict[str, Any] = {"num_speculative_tokens_per_batch_size": ranges}
     if not commands:
         return _drafting(pair, **by_batch)
     words = shlex.split(commands[pair.k])
