@@ -14,31 +14,45 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from runs import EXAMPLES, FROZEN, analysed
+from runs import FROZEN, analysed, ran
 
 from harness import reporting
-from harness.analysis.comparison import compare
 from harness.records import Failure
 from harness.reporting import formatting, markdown
 from harness.reporting.console import MOST_LINES, fold
 from harness.reporting.content import content_of
 from harness.reporting.tables import tables_of
 from harness.reporting.tables.specification import Column, table
-from harness.storage import load
 from harness.summary import ModelFacts, Summary
 
 HERE = Path(__file__).parent
-GOLDEN = ("sweep", "audition", "profile")
-RUNS = (*GOLDEN, "sweep_replay", "breakeven", "snapshot")
+# The report of every command, `report` itself (a comparison) last
+RUNS = ("sweep", "audition", "profile", "breakeven", "snapshot", "server", "comparison")
 any_run = pytest.mark.parametrize("name", RUNS)
 
 
 @pytest.fixture(scope="module")
-def rendered(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def summary_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Summary]:
+    @cache
+    def summary(name: str) -> Summary:
+        if name != "comparison":
+            return analysed(name)
+        runs = f"runs=[{FROZEN / 'sweep'},{FROZEN / 'sweep_small'}]"
+        made = ran("report", tmp_path_factory.mktemp("results"), runs).summary
+        assert made is not None
+        return replace(made, run=replace(made.run, folder="results/compared", environment={}))
+
+    return summary
+
+
+@pytest.fixture(scope="module")
+def rendered(
+    tmp_path_factory: pytest.TempPathFactory, summary_of: Callable[[str], Summary]
+) -> Callable[[str], Path]:
     @cache
     def folder(name: str) -> Path:
         made = tmp_path_factory.mktemp(name)
-        reporting.render(analysed(name), made)
+        reporting.render(summary_of(name), made)
         return made
 
     return folder
@@ -58,7 +72,7 @@ def compared_with_golden(file: str, text: str, renew: bool) -> None:
     assert text == golden.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", GOLDEN)
+@any_run
 def test_a_report_reads_as_the_golden_one(
     name: str, rendered: Callable[[str], Path], pytestconfig: pytest.Config
 ) -> None:
@@ -66,11 +80,13 @@ def test_a_report_reads_as_the_golden_one(
     compared_with_golden(f"{name}.md", text, bool(pytestconfig.getoption("renew_golden")))
 
 
-@pytest.mark.parametrize("name", GOLDEN)
-def test_the_console_prints_the_golden_text(name: str, pytestconfig: pytest.Config) -> None:
+@any_run
+def test_the_console_prints_the_golden_text(
+    name: str, summary_of: Callable[[str], Summary], pytestconfig: pytest.Config
+) -> None:
     compared_with_golden(
         f"{name}.txt",
-        printed(analysed(name), 80, verbose=False),
+        printed(summary_of(name), 80, verbose=False),
         bool(pytestconfig.getoption("renew_golden")),
     )
 
@@ -104,36 +120,36 @@ def test_rendering_again_gives_the_same_bytes_and_leaves_other_files_alone(
 @any_run
 @pytest.mark.parametrize("width", [60, 80, 200])
 @pytest.mark.parametrize("verbose", [False, True])
-def test_no_line_is_wider_than_the_console(name: str, width: int, verbose: bool) -> None:
-    content = content_of(analysed(name))
+def test_no_line_is_wider_than_the_console(
+    name: str, width: int, verbose: bool, summary_of: Callable[[str], Summary]
+) -> None:
+    content = content_of(summary_of(name))
     pasted = {line.rstrip() for entry in content.snippets for line in entry.code.splitlines()}
-    text = printed(analysed(name), width, verbose=verbose)
+    text = printed(summary_of(name), width, verbose=verbose)
     lines = [line for line in text.splitlines() if line not in pasted and content.page not in line]
     assert max(map(len, lines)) <= width
 
 
 @any_run
-def test_a_narrow_console_still_shows_every_column_complete(name: str) -> None:
-    words = " ".join(printed(analysed(name), 80).split())
-    for entry in tables_of(analysed(name)):
+def test_a_narrow_console_still_shows_every_column_complete(
+    name: str, summary_of: Callable[[str], Summary]
+) -> None:
+    words = " ".join(printed(summary_of(name), 80).split())
+    for entry in tables_of(summary_of(name)):
         for index, column in enumerate(entry.columns):
             texts = {" ".join(row.cells[index].text.split()) for row in entry.rows}
             assert column.flexible or all(text in words for text in texts)
 
 
-@pytest.mark.parametrize("name", [*RUNS, "comparison"])
-def test_the_console_has_the_answer_and_the_path_in_few_lines(name: str) -> None:
-    made = analysed(name) if name != "comparison" else compared()
+@any_run
+def test_the_console_has_the_answer_and_the_path_in_few_lines(
+    name: str, summary_of: Callable[[str], Summary]
+) -> None:
+    made = summary_of(name)
     content, lines = content_of(made), printed(made, 80, verbose=False).splitlines()
     assert sum(max(1, -(-len(line) // 80)) for line in lines) <= MOST_LINES
     assert content.verdicts[0] in " ".join(" ".join(lines).split())
     assert lines[-1] == f"report: {content.page}"
-
-
-def compared() -> Summary:
-    runs = [load(FROZEN / "sweep"), load(EXAMPLES / "embedded_sweep")]
-    return replace(analysed("sweep"), run=replace(analysed("sweep").run, command="report"),
-                   answers=(), verdict=None, comparison=compare(runs, 0.95))  # fmt: skip
 
 
 def test_profile_and_break_even_answer_in_one_sentence() -> None:
@@ -163,8 +179,10 @@ def test_a_folded_table_repeats_what_names_its_rows() -> None:
 
 
 @any_run
-def test_markdown_tables_have_as_many_cells_in_every_line(name: str) -> None:
-    for entry in tables_of(analysed(name)):
+def test_markdown_tables_have_as_many_cells_in_every_line(
+    name: str, summary_of: Callable[[str], Summary]
+) -> None:
+    for entry in tables_of(summary_of(name)):
         lines = markdown.table(entry).splitlines()
         assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(entry.columns) + 1}
 
