@@ -6,7 +6,8 @@ The engines' columns are those of `harness.reporting.serving_lines`.
 from pathlib import Path
 
 from harness.reporting.serving_lines import ENGINES
-from harness.serving.kinds import ALIKE, NAMES, DraftKind
+from harness.serving.drafts import DRAFTS, DraftKind
+from harness.serving.kinds import ALIKE
 
 PAGE = Path(__file__).resolve().parents[1] / "README.md"
 HEADING = "## What can draft for what\n"
@@ -31,7 +32,7 @@ def table() -> str:
     rows = [f"| draft | entry of `drafts` | {engines} |", "|---|---|" + "---|" * len(SERVERS)]
     for kind, entry in ENTRIES.items():
         cells = " | ".join(_cell(server, kind) for server in SERVERS)
-        rows.append(f"| {NAMES[kind]} | {entry} | {cells} |")
+        rows.append(f"| {DRAFTS[kind].phrase} | {entry} | {cells} |")
     return "\n".join(rows) + "\n"
 
 

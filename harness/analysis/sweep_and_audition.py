@@ -54,7 +54,8 @@ from harness.records import (
     Trial,
     grouped,
 )
-from harness.serving.kinds import drafts_alike, kind_of
+from harness.serving.drafts import kind_of
+from harness.serving.kinds import drafts_alike
 from harness.summary import (
     AcceptanceByPosition,
     AdaptiveDrafting,

@@ -20,8 +20,8 @@ from harness.engines.openai import OpenAiServer
 from harness.engines.protocol import StartableEngine
 from harness.engines.sglang import Sglang, SglangServer
 from harness.engines.vllm import Vllm, VllmServer
-from harness.records import LOOKUPS, RULES, Rule, UserError
-from harness.serving.kinds import NAMES, WITH_WEIGHTS, DraftKind
+from harness.records import RULES, Rule, UserError
+from harness.serving.drafts import DRAFTS, DraftKind
 
 if TYPE_CHECKING:
     from harness.models.cached import CachedModel
@@ -139,7 +139,7 @@ def kind_of(config: ServerConfig) -> DraftKind:
     same = (draft.id, draft.gguf) == (target.id, target.gguf)
     if same and (draft.quantization or draft.dtype not in ("auto", target.dtype)):
         return "copy"
-    return cast("DraftKind", draft.kind)
+    return draft.kind
 
 
 def adapter_of(config: ServerConfig) -> Adapter:
@@ -155,8 +155,8 @@ def adapter_of(config: ServerConfig) -> Adapter:
         able = [other for other, each in ADAPTERS.items() if each.start and kind in each.kinds]
         instead = f"; engine={' or '.join(able)} does" if able else ""
         raise UserError(
-            f"draft={config.draft.name}: engine={name} does not draft with {NAMES[kind]} here"
-            f"{instead}"
+            f"draft={config.draft.name}: engine={name} does not draft with {DRAFTS[kind].phrase}"
+            f" here{instead}"
         )
     rule = config.decode.rule
     if rule is not None and rule not in adapter.rules:
@@ -228,7 +228,7 @@ def _own(serve: ToServe, _: int | None) -> StartableEngine:
         pair.target.eos,
         serve.rule,
         pair.now,
-        drafts_fewer=serve.kind in LOOKUPS,
+        drafts_fewer=DRAFTS[serve.kind].looks_up,
     )
 
 
@@ -239,7 +239,7 @@ def _started(serve: ToServe, port: int | None) -> dict[str, Any]:
         "context_tokens": serve.context_tokens,
         "threads": serve.threads,
         "revision": serve.config.model.revision,
-        "draft_revision": serve.config.draft.revision if serve.kind not in LOOKUPS else None,
+        "draft_revision": serve.config.draft.revision if not DRAFTS[serve.kind].looks_up else None,
         "kind": serve.kind,
         "rule": serve.rule,
         "slots": serve.slots,
@@ -311,9 +311,8 @@ def _checkpoints(serve: ToServe) -> tuple[str, str | None]:
     from harness.models.load import source_of
 
     target, draft = serve.config.model, serve.config.draft
-    # MTP layers may be those of another checkpoint than the target's
-    weights = serve.kind in WITH_WEIGHTS or (serve.kind == "mtp" and draft.id != target.id)
-    return source_of(target, "model"), source_of(draft, "draft") if weights else None
+    own = DRAFTS[serve.kind].has_own_checkpoint(draft.id, target.id)
+    return source_of(target, "model"), source_of(draft, "draft") if own else None
 
 
 def _rule(config: ServerConfig) -> Rule:

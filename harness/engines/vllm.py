@@ -44,9 +44,10 @@ from harness.engines.http_server import (
 )
 from harness.engines.process import LOOPBACK
 from harness.engines.protocol import Completion, EngineFacts, RefusedError
-from harness.records import LOOKUPS, Round, Rule, StopReason, UserError
+from harness.records import Round, Rule, StopReason, UserError
 from harness.serving.counting import Counting
-from harness.serving.kinds import DraftKind, vllm_config
+from harness.serving.drafts import DraftKind, looks_up
+from harness.serving.kinds import vllm_config
 
 COUNTING = Counting(first_position=1, shortens_last_draft=False)
 SERVER = "vLLM's server"
@@ -109,7 +110,7 @@ class Vllm(StartedEngine):
             speculative = vllm_config(self.kind, None if self.draft is None else str(self.draft), k)
             if self.draft_revision is not None:
                 speculative["revision"] = self.draft_revision
-            if self.rule == "ratio" and self.kind not in LOOKUPS:
+            if self.rule == "ratio" and not looks_up(self.kind):
                 speculative["draft_sample_method"] = "probabilistic"
             if synthetic is not None:
                 speculative["rejection_sample_method"] = "synthetic"
@@ -144,7 +145,8 @@ class Vllm(StartedEngine):
         # On a CPU it would bind its threads to cores that it chooses, each server to the same
         threads = {"OMP_NUM_THREADS": str(self.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         # Its look-up has threads of its own; on a busy machine they wait for each other for seconds
-        return threads | ({"NUMBA_NUM_THREADS": str(self.threads)} if self.kind in LOOKUPS else {})
+        numba = {"NUMBA_NUM_THREADS": str(self.threads)} if looks_up(self.kind) else {}
+        return threads | numba
 
 
 class VllmServer(HttpServer):
@@ -162,7 +164,7 @@ class VllmServer(HttpServer):
         """Take over a server that drafts `k` tokens per round and accepts by `rule`."""
         super().__init__(f"vLLM at k={k}", k, running)
         version = str(running.client.about("/version", "version", SERVER)["version"])
-        lookup = kind in LOOKUPS
+        lookup = looks_up(kind)
         self.facts = EngineFacts(
             "vllm", version, rule, COUNTING, draft_by_temperature=True, drafts_fewer=lookup
         )

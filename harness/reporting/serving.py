@@ -25,7 +25,8 @@ from harness.reporting.serving_lines import (
     not_available,
     vllm_serve,
 )
-from harness.serving.kinds import kind_of, vllm_config
+from harness.serving.drafts import kind_of
+from harness.serving.kinds import vllm_config
 from harness.serving.schedules import merged, sglang_tiers, vllm_ranges
 from harness.summary import Answer, Schedule, ServedSummary, Summary
 

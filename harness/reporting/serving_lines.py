@@ -36,7 +36,8 @@ from typing import Any
 from harness.records import LONGEST_NGRAM, Rule
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
-from harness.serving.kinds import NAMES, DraftKind, drafts_alike, sglang_flags, vllm_config
+from harness.serving.drafts import DRAFTS, DraftKind
+from harness.serving.kinds import drafts_alike, sglang_flags, vllm_config
 from harness.summary import Answer, SamplingFacts
 
 ROUND_TIMES = ", at this run's round times"
@@ -431,4 +432,4 @@ def not_available(kind: DraftKind) -> str:
             "Not available here: engines make no copy of the target; convert one, and serve it as"
             " a draft model."
         )
-    return f"Not available here: no {NAMES[kind].removeprefix('an ').removeprefix('a ')}."
+    return f"Not available here: no {DRAFTS[kind].noun}."

@@ -17,28 +17,12 @@ One place for the servers that are started and for the lines that a report print
   (srt/speculative/dflash_worker.py) takes the block's positions as number of draft tokens.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from collections.abc import Mapping
+from typing import Any
 
-from harness.records import GREEDY, LONGEST_NGRAM, LOOKUPS, first
-from harness.summary import ModelFacts
+from harness.records import GREEDY, LONGEST_NGRAM
+from harness.serving.drafts import DRAFTS, UNKNOWN, DraftKind
 
-# Unknown where only a name is known of the draft: no engine has a line for it
-DraftKind = Literal[
-    "model", "eagle3", "mtp", "medusa", "dflash", "ngram", "suffix", "early_exit", "copy", "unknown"
-]
-# What a sentence calls a draft of that kind
-NAMES: Mapping[DraftKind, str] = {
-    "model": "a draft model",
-    "eagle3": "an EAGLE-3 head",
-    "mtp": "MTP layers",
-    "medusa": "Medusa heads",
-    "dflash": "a DFlash drafter",
-    "ngram": "an n-gram look-up",
-    "suffix": "a suffix look-up",
-    "early_exit": "early exit of the target's layers",
-    "copy": "a copy of the target",
-}
 # What each of SERVERS proposes token for token as a run here does, so that the run's speedup holds.
 # A look-up of llama.cpp or SGLang, and vLLM's suffix, finds other tokens; no engine makes a copy of
 # its target. vLLM samples no Medusa heads.
@@ -50,20 +34,6 @@ ALIKE: Mapping[str, frozenset[DraftKind]] = {
     "mlx": frozenset(("model",)),
     "transformers": frozenset(("model", "ngram", "early_exit")),
 }
-# Those that have weights of their own
-WITH_WEIGHTS: tuple[DraftKind, ...] = ("model", "eagle3", "medusa", "dflash")
-
-
-def kind_of(draft: str | None, models: Sequence[ModelFacts]) -> DraftKind:
-    """The kind of a run's draft, by its name."""
-    if draft in LOOKUPS:
-        return cast("DraftKind", draft)
-    target = first(models, role="target")
-    facts = first((model for model in models if model is not target), name=draft)
-    if facts is None or (facts.kind == "model" and facts.id is None):
-        return "unknown"
-    is_copy = facts.kind == "model" and target is not None and facts.id == target.id
-    return "copy" if is_copy else facts.kind
 
 
 def drafts_alike(server: str, kind: DraftKind, temperature: float) -> bool:
@@ -73,7 +43,7 @@ def drafts_alike(server: str, kind: DraftKind, temperature: float) -> bool:
     """
     if server == "vllm_probabilistic" and temperature == GREEDY:
         server = "vllm"
-    return kind == "unknown" or kind in ALIKE[server]
+    return kind == UNKNOWN or kind in ALIKE[server]
 
 
 def vllm_config(kind: DraftKind, draft: str | None, k: int) -> dict[str, Any]:
@@ -85,7 +55,7 @@ def vllm_config(kind: DraftKind, draft: str | None, k: int) -> dict[str, Any]:
         k: num_draft_tokens.
     """
     config: dict[str, Any] = {"method": "draft_model" if kind == "model" else kind}
-    if draft is not None and kind in (*WITH_WEIGHTS, "mtp"):
+    if draft is not None and DRAFTS[kind].has_checkpoint:
         config["model"] = draft
     config["num_speculative_tokens"] = k
     if kind == "ngram":
@@ -105,7 +75,7 @@ SGLANG_ALGORITHMS: Mapping[DraftKind, str] = {
 def sglang_flags(kind: DraftKind, draft: str | None, k: int) -> dict[str, str | int]:
     """The flags of SGLang's server by name; arguments as of `vllm_config`."""
     flags: dict[str, str | int] = {"--speculative-algorithm": SGLANG_ALGORITHMS[kind]}
-    if draft is not None and kind in (*WITH_WEIGHTS, "mtp"):
+    if draft is not None and DRAFTS[kind].has_checkpoint:
         flags["--speculative-draft-model-path"] = draft
     if kind != "dflash":  # which has no steps
         flags |= {"--speculative-num-steps": k, "--speculative-eagle-topk": 1}

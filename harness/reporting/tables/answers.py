@@ -8,7 +8,8 @@ from harness.records import GREEDY, SERVERS, ResultRow, first, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.tables.specification import Column, Table, columns_by, table
-from harness.serving.kinds import drafts_alike, kind_of
+from harness.serving.drafts import kind_of
+from harness.serving.kinds import drafts_alike
 from harness.summary import Answer, LeaderboardRow, Summary
 
 MOST_SETS = 4  # prompt sets that get a column of the grid
