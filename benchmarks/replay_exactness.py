@@ -47,7 +47,7 @@ from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.models.cached import CachedModel
 from harness.models.load import LoadedModel, load, open_pair
 from harness.models.tokenizer import encode
-from harness.records import NGRAM, TextTrace, Trial
+from harness.records import TextTrace, Trial
 from harness.stats.jackknife import holm
 
 MODEL_DRAFTS = ("tiny_good", "tiny_small", "tiny_unrelated")
@@ -67,7 +67,7 @@ class Family:
     def traces(self, draft: str, texts: Sequence[GeneratedText], k: int) -> list[TextTrace]:
         model = self.drafts[draft]
         if callable(model):
-            return lookup_traces(texts, NGRAM, num_draft_tokens=k, draft_name=draft)
+            return lookup_traces(texts, "ngram", num_draft_tokens=k, draft_name=draft)
         assert isinstance(model, CachedModel)
         return score_texts(texts, self.target, model, draft_name=draft)
 

@@ -41,7 +41,6 @@ from harness.config import (
     AUTO_DRAFTS,
     CONF_DIR,
     DRAFT_KEYS,
-    KINDS,
     OWN_DRAFT,
     SCHEMAS,
     AuditionConfig,
@@ -55,6 +54,7 @@ from harness.config import (
     split_draft,
 )
 from harness.records import UserError
+from harness.serving.drafts import DRAFTS
 from harness.storage import files, lock
 
 OK, CELLS_FAILED, USER_ERROR, SIGNALLED = 0, 1, 2, 128
@@ -312,7 +312,7 @@ def draft_conf(entry: str) -> ModelConf:
         conf = replace(_group_draft(draft.id), name=draft.name)  # half@early_exit, four@int4
     else:
         # The one or the other says its kind: a@copy, eagle3@folder
-        kind = next((name for name in (draft.id, draft.name) if name in KINDS), "model")
+        kind = next((name for name in (draft.id, draft.name) if name in DRAFTS), "model")
         conf = ModelConf(name=draft.name, id=draft.id, kind=kind)
     for key, value in draft.settings.items():
         if key not in DRAFT_KEYS:

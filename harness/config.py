@@ -26,7 +26,8 @@ from urllib.parse import urlsplit
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from harness.records import LOOKUPS, NGRAM, RULES, UserError
+from harness.records import RULES, UserError
+from harness.serving.drafts import DRAFTS, DraftSpec
 from harness.serving.engines import ENGINES, OWN, measurable, with_lines
 from harness.theory.architecture import architecture_of
 
@@ -38,18 +39,12 @@ DEVICE: dict[str, Any] = {
     "pattern": re.compile(r"auto|cpu|mps|cuda(:\d+)?"),
     "takes": "auto, cpu, mps, cuda or cuda:0",
 }
-# What a draft can be
-KINDS = ("model", "eagle3", "mtp", "medusa", "dflash", "early_exit", "copy", *LOOKUPS)
-# Of these, the kinds that draft from hidden states of the target
-HEADS = ("eagle3", "mtp", "medusa", "dflash")
-# Of these, the kinds that take a pass for every token; the others draft a block at once
-CHAINED = ("eagle3", "mtp")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTIONS = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 CORES = os.cpu_count() or 1
 # What prompts.sets and drafts are where they are not given
 SHIPPED_SETS = ("easy", "hard")
-EMBEDDED_DRAFTS = ("tiny_good", "tiny_small", "tiny_eagle3", "tiny_unrelated", NGRAM)
+EMBEDDED_DRAFTS = ("tiny_good", "tiny_small", "tiny_eagle3", "tiny_unrelated", "ngram")
 # The entry of `drafts` that stands for every shipped draft that can serve the target
 AUTO_DRAFTS = "auto"
 # The entry of `drafts` that stands for draft.id=...
@@ -126,7 +121,7 @@ class ModelConf:
     kind: str = key(
         "model",
         "model, eagle3, mtp, medusa, dflash, early_exit, copy or a look-up",
-        choices=KINDS,
+        choices=DRAFTS,
     )
     id: str = key(MISSING, "hub id, local folder, or embedded:NAME of one that ships here")
     revision: str | None = key(None, "commit, tag or branch of the hub repository")
@@ -159,6 +154,11 @@ class ModelConf:
     gguf: str | None = key(None, "its GGUF file, for llama.cpp; null: converted where small")
     # Any, as prompts.weights; `harness.theory.architecture` reads it
     architecture: Any = key(None, "its sizes: family, layers, ...; for floors and dummy weights")
+
+    @property
+    def spec(self) -> DraftSpec:
+        """What is known of its kind."""
+        return DRAFTS[self.kind]
 
     def check(self, role: str) -> None:
         """Refuse an empty id and random weights without an architecture; fill in the name."""
@@ -413,7 +413,7 @@ class PairConfig(ModelsConfig):
                 f"draft.name={self.draft.name}: the same as model.name, of another model; "
                 "give one of them another name (draft.name=...)"
             )
-        if self.draft.kind not in LOOKUPS and self.model.weights != self.draft.weights:
+        if not self.draft.spec.looks_up and self.model.weights != self.draft.weights:
             raise UserError(
                 f"model.weights={self.model.weights} and draft.weights={self.draft.weights}: their "
                 "tokenizers cannot be compared; set both to dummy or both to pretrained"
@@ -482,7 +482,7 @@ class SweepConfig(PairConfig):
     def check(self, _: str) -> None:
         """A recorded graph drafts a fixed number of tokens; a look-up is sure of none."""
         super().check(_)
-        if self.decode.stop != "none" and self.draft.kind in LOOKUPS:
+        if self.decode.stop != "none" and self.draft.spec.looks_up:
             raise UserError(
                 f"decode.stop={self.decode.stop}: draft={self.draft.name} gives its tokens no "
                 "probability that a threshold could be compared with; leave it out"
@@ -969,11 +969,12 @@ def of_target(target: ModelConf, draft: ModelConf) -> ModelConf:
     Raises:
         UserError: a copy of something else, or one that does not differ from the target.
     """
-    if draft.kind == "early_exit":
+    weights = draft.spec.weights
+    if weights == "target_layers":
         return replace(draft, weights=target.weights)
-    if draft.kind == draft.id == "mtp":
+    if weights == "target_checkpoint" and draft.id == draft.kind:
         return replace(draft, id=target.id, revision=target.revision)
-    if draft.kind != "copy":
+    if weights != "copy":
         return draft
     if draft.id not in ("copy", target.id):
         raise UserError(
@@ -997,7 +998,7 @@ def like_target(target: ModelConf, draft: ModelConf) -> ModelConf:
     """
     with drafts_entry(draft):
         draft = of_target(target, draft)
-    if target.weights != "dummy" or draft.kind in LOOKUPS or draft.kind == "early_exit":
+    if target.weights != "dummy" or draft.spec.weights in ("none", "target_layers"):
         return draft
     if not isinstance(draft.architecture, dict):
         raise UserError(

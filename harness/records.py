@@ -27,11 +27,7 @@ Rule = Literal["ratio", "exact_match", "greedy_draft"]
 Decision = Literal["speculate", "does_not_pay", "undecided"]
 Source = Literal["measured", "replayed", "theory"]
 StopReason = Literal["eos", "stop_string", "budget"]
-
-# Kinds, and names, of the drafts that look tokens up instead of running a model: n-grams of the
-# text, and the longest end of the text that occurred in it or in earlier answers
-NGRAM, SUFFIX = "ngram", "suffix"
-LOOKUPS = (NGRAM, SUFFIX)
+# Tokens that a look-up matches at most
 LONGEST_NGRAM, LONGEST_SUFFIX = 2, 64
 # The temperature at which the likeliest token is taken
 GREEDY = 0.0

@@ -236,8 +236,8 @@ class ModelFacts:
     engine_reason: str | None = None  # why it is not the requested engine, or not all of it
     # Whether a CUDA graph's work was compiled; None where that does not apply.
     compiled: bool | None = None
-    # What a draft is (`ModelConf.kind`), and the layers of an early exit
-    kind: Literal["model", "eagle3", "mtp", "medusa", "dflash", "early_exit"] = "model"
+    # What a draft is, of `serving.drafts.DRAFTS`, and the layers of an early exit
+    kind: str = "model"
     layers: int | None = None
 
 

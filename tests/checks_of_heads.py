@@ -32,7 +32,7 @@ from harness.measurement.generations import Request
 from harness.measurement.head_scores import score_with_head
 from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.models.cached import CachedModel
-from harness.models.heads import Head
+from harness.models.heads.base import Head
 from harness.models.lean.model import LeanModel
 from harness.models.load import LoadedModel
 from harness.records import Rule

@@ -21,15 +21,13 @@ from harness import prompts
 from harness.analysis import analyse
 from harness.analysis.adaptive import THRESHOLDS, ScoredTexts, replayed_adaptively
 from harness.cli import compose
-from harness.commands.completions import confidences
-from harness.commands.pair import Drafted, HeadPair, Pair, open_drafted, request
+from harness.commands.drafted import Drafted, Scoring
+from harness.commands.pair import open_drafted, request
 from harness.config import SweepConfig
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.confidences import draft_confidences
-from harness.measurement.draft_scores import score_texts
 from harness.measurement.generations import Request, round_counts, run_trial
-from harness.measurement.head_scores import score_with_head
 from harness.measurement.target_texts import GeneratedText
 from harness.records import Round, Rule, TextTrace, UserError
 from harness.stats.jackknife import Array
@@ -172,14 +170,8 @@ class Opened(NamedTuple):
             GeneratedText(replace(each, k=0), trial.tokens or (), trial.stop_reason or "budget")
             for each, trial in zip(requests, trials, strict=True)
         ]
-        if isinstance(self.pair, HeadPair):
-            head = self.pair.head_model
-            traces = score_with_head(texts, target, head, num_draft_tokens=K, draft_name="draft")
-        else:
-            assert isinstance(self.pair, Pair)
-            head = self.pair.draft_model
-            traces = score_texts(texts, target, head, draft_name="draft")
-        known = confidences(self.pair, texts, config)
+        traces = self.pair.score(texts, Scoring(K))
+        known = self.pair.confidences(texts, config)
         scored = ScoredTexts(traces, {each.key: each for each in known}, "ratio")
         expected = replayed_adaptively(scored, K, threshold)
         return np.array(

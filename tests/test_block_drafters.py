@@ -35,18 +35,17 @@ from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, 
 
 from harness.analysis import analyse
 from harness.cli import draft_conf
-from harness.commands.pair import HEAD_READERS
 from harness.config import ModelConf
 from harness.decoding.heads import HeadDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.lossless import distribution_tests
 from harness.measurement.target_texts import generate_texts
 from harness.models.cached import CachedModel
-from harness.models.dflash import DFlashNetwork
-from harness.models.heads import BlockHead, Head, HeadNetwork
+from harness.models.heads.base import BlockHead, Head, HeadNetwork
+from harness.models.heads.dflash import DFlashNetwork
+from harness.models.heads.medusa import MedusaNetwork
 from harness.models.lean.model import LeanModel
 from harness.models.load import LoadedModel, load
-from harness.models.medusa import MedusaNetwork
 from harness.records import Rule, UserError
 
 # Logits per unit of a least-squares fit to the tokens: some certainty at temperature 1
@@ -257,7 +256,7 @@ def written(
 
 def read(folder: Path, target: LoadedModel, kind: str, **more: Any) -> HeadNetwork:
     conf = ModelConf(name="head", kind=kind, id=str(folder), **more)
-    return HEAD_READERS[kind](conf, target).network
+    return conf.spec.load(conf, target).network
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ def test_an_early_exit_is_the_networks_first_layers_and_shares_their_weights(
     with torch.inference_mode():
         states = network(input_ids=ids, output_hidden_states=True).hidden_states[2]
         expected = network.get_output_embeddings()(network.base_model.norm(states))
-    exit_at_2 = early_exit(tiny, "exit", None)
+    exit_at_2 = early_exit(ModelConf(name="exit"), tiny)
     model = cached_model(exit_at_2.network, tiny.vocab_size, "draft=exit")
     with torch.inference_mode():
         torch.testing.assert_close(exit_at_2.network(input_ids=ids).logits, expected)
@@ -43,7 +43,7 @@ def test_an_early_exit_is_the_networks_first_layers_and_shares_their_weights(
     assert exit_at_2.describe()["weights_bytes"] == 0
     assert (len(network.base_model.layers), network.config.num_hidden_layers) == (8, 8)
     with pytest.raises(UserError, match="layers=8, and model=tiny has 8; give fewer"):
-        early_exit(tiny, "exit", 8)
+        early_exit(ModelConf(name="exit", layers=8), tiny)
 
 
 GRID = ["temperature=[0]", "new_tokens=12", "threads=1", "prompts.limit=2"]

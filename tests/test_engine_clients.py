@@ -60,8 +60,8 @@ from harness.engines.sglang import Sglang, SglangServer
 from harness.engines.vllm import Vllm, VllmServer, metric_sums, rounds_of
 from harness.models.load import load, load_vocabulary
 from harness.records import Round, UserError
+from harness.serving.drafts import DraftKind
 from harness.serving.engines import ENGINES
-from harness.serving.kinds import DraftKind
 from harness.storage import load as load_run
 
 GREEDY = SamplingParameters(0.0)

@@ -43,11 +43,12 @@ from harness.decoding.sampling import SamplingParameters
 from harness.measurement.generations import run_trial
 from harness.measurement.head_scores import score_with_head
 from harness.measurement.target_texts import generate_texts
-from harness.models import head_files, memory, probe
-from harness.models.block_files import load_dflash, load_medusa
+from harness.models import memory, probe
 from harness.models.cached import CachedModel, SnapshotModel
-from harness.models.eagle3 import Eagle3Head, Eagle3Network
-from harness.models.head_files import load_head
+from harness.models.heads.dflash import load_dflash
+from harness.models.heads.eagle3 import Eagle3Head, Eagle3Network, load_eagle3
+from harness.models.heads.files import memory_need
+from harness.models.heads.medusa import load_medusa
 from harness.models.lean.model import LeanModel
 from harness.models.lean.pieces import compiled_pieces
 from harness.models.load import LoadedModel
@@ -109,7 +110,7 @@ def head(
 
 def read(folder: Path, target: LoadedModel) -> Eagle3Network:
     conf = ModelConf(name="head", kind="eagle3", id=str(folder))
-    network = load_head(conf, target).network
+    network = load_eagle3(conf, target).network
     assert isinstance(network, Eagle3Network)
     return network
 
@@ -374,7 +375,7 @@ def test_a_head_without_a_config_that_can_be_read_is_refused_with_the_reason(
         folder.mkdir()
         if content is not None:
             (folder / "config.json").write_text(content)
-    for load_kind in (load_head, load_medusa, load_dflash):
+    for load_kind in (load_eagle3, load_medusa, load_dflash):
         with pytest.raises(UserError, match=says):
             load_kind(ModelConf(id="org/head" if content == "a hub id" else str(folder)), target)
 
@@ -433,7 +434,8 @@ def test_a_heads_memory_is_known_before_its_weights_are_read(
     opened = open_drafted(config, prompt_sets.load(config.prompts))
     described, target = opened.describe()["models"]["draft"], opened.target.memory_need
     assert target is not None
-    need = head_files.memory_need(config.draft, "draft", target)
+    need = memory_need(config.draft, "draft", target)
+    assert need is not None
     assert need.weight_bytes == described["weights_bytes"] > 0
     assert need.kv_bytes_per_token == described["kv_bytes_per_token"] == 2 * 2 * 32 * 4
     monkeypatch.setattr(memory, "free_bytes", lambda _: target.weight_bytes)

@@ -36,9 +36,9 @@ from harness.commands.pairing import pairings
 from harness.config import ModelConf
 from harness.decoding.heads import HeadDrafter
 from harness.models.cached import CachedModel
-from harness.models.heads import Head
+from harness.models.heads.base import Head
+from harness.models.heads.mtp import MODEL_TYPES, load_mtp
 from harness.models.load import EMBEDDED, LoadedModel, load
-from harness.models.mtp import MODEL_TYPES, load_mtp
 from harness.models.probe import cached_model
 from harness.records import UserError
 
@@ -264,7 +264,7 @@ def test_scores_do_not_depend_on_how_many_chains_run_at_once(
     states = torch.randn(1, 23, head.network.width)
     with torch.inference_mode():
         at_once = head.network.passes(text, states, 4, 3)
-        monkeypatch.setattr("harness.models.mtp.STARTS", 7)
+        monkeypatch.setattr("harness.models.heads.mtp.STARTS", 7)
         in_parts = head.network.passes(text, states, 4, 3)
     assert [rows.shape[1] for rows in at_once] == [20, 19, 18, 17]
     for one, other in zip(at_once, in_parts, strict=True):

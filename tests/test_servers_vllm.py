@@ -22,8 +22,7 @@ from harness.decoding.sampling import SamplingParameters
 from harness.measurement.draft_scores import score_texts
 from harness.measurement.remote_scores import DraftServer, TextServer
 from harness.measurement.target_texts import GeneratedText
-from harness.models.eagle3 import Eagle3Network
-from harness.models.head_files import load_head
+from harness.models.heads.eagle3 import Eagle3Network, load_eagle3
 from harness.storage import StoredRun
 from harness.summary import ServedSummary
 from tools.train_embedded.head_files import save_head
@@ -75,7 +74,7 @@ def no_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     folder = tmp_path_factory.mktemp(request.param)
     words = ["draft=ngram"]
     if request.param != "ngram":
-        head = load_head(draft_conf("tiny_eagle3"), embedded("tiny")).network
+        head = load_eagle3(draft_conf("tiny_eagle3"), embedded("tiny")).network
         assert isinstance(head, Eagle3Network)
         save_head(head, folder / "head", request.param, "embedded:tiny")
         words = ["draft=eagle3", f"draft.id={folder / 'head'}", f"draft.name={request.param}"]

@@ -12,12 +12,12 @@ import torch
 from transformers import GenerationConfig, GenerationMixin
 
 from harness.models.load import EMBEDDED
-from harness.records import LONGEST_NGRAM, LOOKUPS, RULES
+from harness.records import LONGEST_NGRAM, RULES
 from harness.reporting import serving
 from harness.reporting.content import content_of
 from harness.reporting.serving import Snippet, snippets_of
+from harness.serving.drafts import kind_of, looks_up
 from harness.serving.engines import drafts_alike, spec_of, with_lines
-from harness.serving.kinds import kind_of
 from harness.summary import (
     AcceptanceByPosition,
     Answer,
@@ -298,8 +298,8 @@ def of_kind(
     sampling: dict[str, Any] | None = None,
 ) -> dict[str, Snippet]:
     own = kind == "mtp"  # the target's layers
-    facts = ModelFacts("draft", kind, target if own else DRAFT, kind=kind, layers=4)  # type: ignore[arg-type]
-    drafts = () if kind in LOOKUPS else (facts,)
+    facts = ModelFacts("draft", kind, target if own else DRAFT, kind=kind, layers=4)
+    drafts = () if looks_up(kind) else (facts,)
     models = (ModelFacts("target", "big", target), *drafts)
     answers = dict.fromkeys(ANSWERS, (3, 1.5))
     made = decided(answers, name=kind, models=models, temperature=temperature, sampling=sampling)

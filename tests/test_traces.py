@@ -27,7 +27,7 @@ from harness.measurement.target_texts import (
     generate_texts,
 )
 from harness.models.cached import CachedModel, SnapshotModel, SplitNetwork, split_network
-from harness.records import NGRAM, TextTrace, UserError
+from harness.records import TextTrace, UserError
 from harness.storage import RunFolder, load_traces
 
 DRAFTS = ("tiny_good", "tiny_small", "tiny_unrelated")
@@ -430,7 +430,7 @@ def test_greedy_replay_equals_the_loop_for_every_prompt_draft_and_k(
     texts = generate_texts(target, requests, name="model=tiny")
     for name, make in factories(drafts).items():
         if name == "ngram":
-            traces = lookup_traces(texts, NGRAM, num_draft_tokens=16, draft_name=name)
+            traces = lookup_traces(texts, "ngram", num_draft_tokens=16, draft_name=name)
         else:
             traces = score_texts(texts, target, drafts[name], draft_name=name)
         by_k = replayed(traces, "ratio", ks)
@@ -469,7 +469,7 @@ def test_traces_come_back_as_they_were(
     texts = generate_texts(target, asked, name="model=tiny")
     traces = [
         *score_texts(texts, target, drafts["tiny_good"], draft_name="tiny_good"),
-        *lookup_traces(texts, NGRAM, num_draft_tokens=5, draft_name="ngram"),
+        *lookup_traces(texts, "ngram", num_draft_tokens=5, draft_name="ngram"),
         *score_texts(texts, target, drafts["tiny_small"], draft_name="tiny_small"),
     ]
     folder = RunFolder.create(tmp_path, "audition", ["tiny"], {})

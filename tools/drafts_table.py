@@ -5,8 +5,8 @@ The engines' columns are those of `harness.serving.engines`.
 
 from pathlib import Path
 
+from harness.serving.drafts import DRAFTS, DraftKind
 from harness.serving.engines import with_lines
-from harness.serving.kinds import NAMES, DraftKind
 from harness.serving.spec import EngineSpec
 
 PAGE = Path(__file__).resolve().parents[1] / "README.md"
@@ -32,7 +32,7 @@ def table() -> str:
     rows = [f"| draft | entry of `drafts` | {titles} |", "|---|---|" + "---|" * len(engines)]
     for kind, entry in ENTRIES.items():
         cells = " | ".join(_cell(spec, kind) for spec in engines)
-        rows.append(f"| {NAMES[kind]} | {entry} | {cells} |")
+        rows.append(f"| {DRAFTS[kind].phrase} | {entry} | {cells} |")
     return "\n".join(rows) + "\n"
 
 

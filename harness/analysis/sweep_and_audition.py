@@ -54,8 +54,8 @@ from harness.records import (
     Trial,
     grouped,
 )
+from harness.serving.drafts import kind_of
 from harness.serving.engines import drafts_alike, with_lines
-from harness.serving.kinds import kind_of
 from harness.summary import (
     AcceptanceByPosition,
     AdaptiveDrafting,

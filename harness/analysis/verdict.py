@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from harness.analysis.cells import (
+    Count,
     accepted,
     completed,
     decode_s,
@@ -202,6 +203,10 @@ def _rows(timed: Timed, keep: NDArray[np.bool_]) -> Timed:
     return Timed(timed.seconds[keep], timed.tokens[keep])
 
 
+# Seconds, tokens, accepted and judged drafts, generations
+COUNTS: tuple[Count, ...] = (decode_s, new_tokens, accepted, judged, lambda _: 1.0)
+
+
 def evidence_from_trials(
     trials: Sequence[Trial], *, draft: str, temperature: float, times: RoundTimes | None
 ) -> Evidence:
@@ -213,38 +218,41 @@ def evidence_from_trials(
     that failed most of a single set, unless every K did.
     """
     considered = [trial for trial in latest(trials) if trial.temperature == temperature]
-    repetitions = len({trial.repetition for trial in considered})
-    seen = {((t.prompt_set, t.conversation), t.turn) for t in considered}
-    turns = Counter(name for name, _ in seen)
-    done: dict[int, dict[tuple[str, str], Array]] = {0: {}}
-    for k in sorted({trial.k for trial in considered}):
-        cell = completed([trial for trial in considered if trial.k == k])
-        sums = per_prompt(cell, [decode_s, new_tokens, accepted, judged, lambda _: 1.0])
-        done[k] = {name: row for name, row in sums.items() if row[-1] == repetitions * turns[name]}
-    kept = {k: cell for k, cell in done.items() if 2 * len(cell) >= len(done[0])}
-    failed = {k for k in kept if k and _mostly_failed([t for t in considered if t.k == k])}
-    if {0, *failed} != {*kept}:
-        kept = {k: cell for k, cell in kept.items() if k not in failed}
+    kept = _kept(considered)
     # A server may not tell how its rounds ended
     uncounted = {t.k for t in completed(considered) if t.accepted is None or t.rejected is None}
-    names = sorted(name for name in done[0] if all(name in cell for cell in kept.values()))
-    sums_of = {
-        Candidate(draft, k): np.array([cell[name] for name in names]).reshape(len(names), 5)
-        for k, cell in kept.items()
-    }
-    timed = {name: Timed(sums[:, 0], sums[:, 1]) for name, sums in sums_of.items()}
+    names = sorted(name for name in kept[0] if all(name in cell for cell in kept.values()))
+    timed: dict[Candidate, Timed] = {}
+    facts: dict[Candidate, Facts] = {}
+    for k, cell in kept.items():
+        columns = np.array([cell[name] for name in names]).reshape(-1, len(COUNTS)).T
+        seconds, tokens, accepted_tokens, judged_tokens, _ = columns
+        timed[Candidate(draft, k)] = Timed(seconds, tokens)
+        if k > 0 and k not in uncounted:
+            alpha = times.break_even_alpha(k) if times else None
+            facts[Candidate(draft, k)] = Facts(accepted_tokens, judged_tokens, alpha)
     return Evidence(
         temperature=temperature,
         prompts=tuple(prompt for _, prompt in names),
         prompt_sets=tuple(prompt_set for prompt_set, _ in names),
         baseline=timed.pop(Candidate(draft, 0)),
         candidates=timed,
-        facts={
-            name: Facts(sums[:, 2], sums[:, 3], times.break_even_alpha(name.k) if times else None)
-            for name, sums in sums_of.items()
-            if name.k > 0 and name.k not in uncounted
-        },
+        facts=facts,
     )
+
+
+def _kept(trials: Sequence[Trial]) -> dict[int, dict[tuple[str, str], Array]]:
+    """By K that is not left out, the sums of `COUNTS` of each prompt that is complete there."""
+    repetitions = len({trial.repetition for trial in trials})
+    turns = Counter(name for name, _ in {((t.prompt_set, t.conversation), t.turn) for t in trials})
+    kept: dict[int, dict[tuple[str, str], Array]] = {0: {}}
+    for k, of_k in sorted(grouped(trials, lambda trial: trial.k).items()):
+        sums = per_prompt(completed(of_k), COUNTS)
+        cell = {name: row for name, row in sums.items() if row[-1] == repetitions * turns[name]}
+        if 2 * len(cell) >= len(kept[0]):
+            kept[k] = cell
+    failed = {k for k in kept if k and _mostly_failed([t for t in trials if t.k == k])}
+    return {k: cell for k, cell in kept.items() if k not in failed or {0, *failed} == {*kept}}
 
 
 def _mostly_failed(trials: Sequence[Trial]) -> bool:

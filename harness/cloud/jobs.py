@@ -15,7 +15,7 @@ from harness.commands.dry_run import all_cards
 from harness.commands.pairing import sizes_of
 from harness.config import SCHEMAS, GpuConf, ModelConf
 from harness.engines.adapters import adapter_of
-from harness.records import LOOKUPS, Prompt, UserError
+from harness.records import Prompt, UserError
 from harness.serving.engines import OWN, rented
 
 # What the cloud calls a card, and its file in conf/gpu.
@@ -280,7 +280,7 @@ def _bytes(part: _Part) -> float:
 def _parts(models: Sequence[tuple[str, ModelConf]], tokens: int) -> Iterator[_Part]:
     """What each model takes, where its sizes are known."""
     for role, conf in models:
-        sizes = None if conf.kind in LOOKUPS or conf.quantization else sizes_of(conf)
+        sizes = None if conf.spec.looks_up or conf.quantization else sizes_of(conf)
         if sizes is not None:
             unit = sizes.bytes_per_parameter
             cache = sizes.shape.kv_bytes_read(tokens, unit)

@@ -26,7 +26,7 @@ from harness.commands.run_lifecycle import (
 )
 from harness.config import AuditionConfig, ModelConf, like_target
 from harness.measurement.environment import describe_host
-from harness.records import LOOKUPS, Failure, Prompt, TextTrace, UserError
+from harness.records import Failure, Prompt, TextTrace, UserError
 from harness.storage import RunFolder, load
 from harness.storage.tables import read_tables
 
@@ -87,7 +87,7 @@ def _measured(
 
     names = [conf.name for conf in drafts]
     texts = stored_texts(config, names) if config.latency.measure else None
-    lookups = [conf.name for conf in drafts if conf.kind in LOOKUPS]
+    lookups = [conf.name for conf in drafts if conf.spec.looks_up]
     times = stored_times(config, names, lookups=lookups)
     target = open_target(config, prompts, drafts)
     folder = begin(config, AUDITION, folder, target.describe())

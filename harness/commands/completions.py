@@ -3,35 +3,22 @@
 Also the target's answers to the earlier turns of a conversation, which later turns continue.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from harness import prompts as prompt_sets
-from harness.analysis.adaptive import THRESHOLDS
-from harness.commands.pair import (
-    Drafted,
-    EncodedPrompt,
-    HeadPair,
-    LookupPair,
-    Target,
-    completion,
-    reserve,
-)
+from harness.commands.drafted import BATCH, Drafted, EncodedPrompt, Scoring, Target
+from harness.commands.pair import completion, reserve
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import unless_broken
 from harness.config import AuditionConfig, PairConfig, SweepConfig
-from harness.measurement.confidences import draft_confidences
-from harness.measurement.draft_scores import DraftSampling, as_target, lookup_traces, score_texts
 from harness.measurement.generations import Request
-from harness.measurement.head_scores import score_with_head
 from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.models.load import Vocabulary
 from harness.models.tokenizer import encode
-from harness.records import DraftConfidence, TextTrace, Trial
+from harness.records import Trial
 from harness.storage import RunFolder
-
-BATCH = 32
 
 Opened = TypeVar("Opened", bound=Target)
 
@@ -135,77 +122,10 @@ def score_pair(
         unless_broken(folder, "the draft's scores of the target's text"),
         progress("the draft scores", len(texts)) as tick,
     ):
-        traces = scores(pair, texts, max(config.k), tick=tick)
-        if sure := confidences(pair, texts, config):
+        traces = pair.score(texts, Scoring(max(config.k), tick=tick))
+        if sure := pair.confidences(texts, config):
             folder.add_confidences(sure)
         folder.write_traces(traces)
-
-
-def scores(
-    pair: Drafted,
-    texts: Sequence[GeneratedText],
-    largest_k: int,
-    *,
-    draft_sampling: DraftSampling = as_target,
-    batch: int = BATCH,
-    tick: Callable[[], None] = lambda: None,
-) -> list[TextTrace]:
-    """Texts of the target as what drafts for it sees them.
-
-    Args:
-        pair: the target and its draft.
-        texts: in the order in which they are answered.
-        largest_k: the largest K that is replayed of a look-up or a head.
-        draft_sampling, batch: see `score_texts`.
-        tick: called once per scored text.
-    """
-    if isinstance(pair, LookupPair):
-        name = pair.draft_name
-        traces = lookup_traces(texts, pair.kind, num_draft_tokens=largest_k, draft_name=name)
-        for _ in texts:
-            tick()
-        return traces
-    target_name = f"model={pair.target.name}"
-    if isinstance(pair, HeadPair):
-        return score_with_head(
-            texts,
-            pair.target_model,
-            pair.head_model,
-            num_draft_tokens=largest_k,
-            draft_name=pair.draft_name,
-            target_name=target_name,
-            draft_sampling=draft_sampling,
-            tick=tick,
-        )
-    return score_texts(
-        texts,
-        pair.target_model,
-        pair.draft_model,
-        draft_name=pair.draft_name,
-        target_name=target_name,
-        draft_sampling=draft_sampling,
-        batch=batch,
-        tick=tick,
-    )
-
-
-def confidences(
-    pair: Drafted, texts: Sequence[GeneratedText], config: AuditionConfig | PairConfig
-) -> list[DraftConfidence]:
-    """How sure a draft is of what it drafts off the texts; empty where nothing asks for it."""
-    if config.decode.stop == "none" or isinstance(pair, LookupPair):
-        return []
-    with progress(f"{pair.draft_name} drafts off the texts", len(texts)) as tick:
-        return draft_confidences(
-            texts,
-            pair.target_model,
-            pair.head_model if isinstance(pair, HeadPair) else pair.draft_model,
-            draft_name=pair.draft_name,
-            rule=config.decode.rule,  # type: ignore[arg-type]  # validated
-            num_draft_tokens=max(config.k),
-            least=min(*THRESHOLDS, config.decode.stop_threshold),
-            tick=tick,
-        )
 
 
 def text_requests(

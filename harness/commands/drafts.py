@@ -17,30 +17,20 @@ from typing import Any
 import torch
 
 from harness.analysis.latency import latency_rows
-from harness.commands.completions import completions, confidences, scores
-from harness.commands.pair import (
-    Drafted,
-    EncodedPrompt,
-    HeadPair,
-    LookupPair,
-    Pair,
-    Target,
-    load_draft,
-    opening,
-    reserve,
-    with_head,
-)
+from harness.commands.completions import completions
+from harness.commands.drafted import Drafted, EncodedPrompt, LookupPair, Pair, Scoring, Target
+from harness.commands.pair import load_draft, opening, reserve, with_head
 from harness.commands.progress import progress
 from harness.commands.time_rounds import visits_of_draft
 from harness.commands.time_steps import timed_steps
-from harness.config import HEADS, AuditionConfig, ModelConf, named_in_drafts
+from harness.config import AuditionConfig, ModelConf, named_in_drafts
 from harness.measurement import step_times
 from harness.measurement.target_texts import GeneratedText
 from harness.models.cached import CachedModel
 from harness.models.load import LoadedModel, Vocabulary
 from harness.models.probe import cached_model, check_length
 from harness.models.tokenizer import tokenizer_difference
-from harness.records import LOOKUPS, DraftConfidence, StepTiming, TextTrace, UserError, in_one_line
+from harness.records import DraftConfidence, StepTiming, TextTrace, UserError, in_one_line
 from harness.storage import RunFolder
 
 # The manifest's entry: drafts that cannot be used and why, and what generating and scoring took
@@ -207,14 +197,14 @@ def _with_draft(
         NotEligible: another tokenizer.
         UserError: a draft that cannot be loaded, rewound or read, or for another target.
     """
-    if conf.kind in LOOKUPS:
+    if conf.spec.looks_up:
         answers = [trial.tokens or () for trial in folder.trials.read()]
         return LookupPair(**vars(target), draft_name=conf.name, kind=conf.kind, answers=answers)
-    if conf.kind in HEADS:
+    if conf.spec.reads_states:
         return with_head(target, conf)
     device = target.target_model.device
     draft, model = checked_draft(conf, target.target, device, target.prompts, config)
-    return Pair(**vars(target), draft=draft, draft_model=model)
+    return Pair(**vars(target), draft_name=draft.name, draft=draft, draft_model=model)
 
 
 def _measured(
@@ -232,12 +222,12 @@ def _measured(
     """
     pair = _with_draft(target, conf, folder, config)
     try:
-        most = pair.head_model.drafts if isinstance(pair, HeadPair) else None
-        visits = visits_of_draft(folder, pair, conf, pair.timed_drafting, config, most)
+        visits = visits_of_draft(folder, pair, conf, pair.timed_drafting, config, pair.most)
         visits.up_to(0.5)
         begin = time.perf_counter()
         with progress(f"{conf.name} scores", len(texts)) as tick:
-            traces = scores(pair, texts, max(config.k), batch=config.batch, tick=tick)
+            how = Scoring(max(config.k), batch=config.batch, tick=tick)
+            traces = pair.score(texts, how)
         scoring_s = time.perf_counter() - begin
         timings: list[StepTiming] = []
         if not timed:
@@ -251,7 +241,7 @@ def _measured(
                 doing=f"timing {conf.name}",
             )
         visits.up_to(1.0)
-        sure = confidences(pair, texts, config)
+        sure = pair.confidences(texts, config)
         described = described_draft(conf, pair.draft_entry)
         return DraftResult(traces, timings, scoring_s, described, sure)
     finally:

@@ -17,9 +17,7 @@ from harness.commands.pairing import SERVED_BYTES, Pairing, draft_size, pairings
 from harness.commands.server_requests import load_slots
 from harness.config import (
     AUTO_DRAFTS,
-    CHAINED,
     CONF_DIR,
-    HEADS,
     AuditionConfig,
     GpuConf,
     ModelConf,
@@ -30,7 +28,7 @@ from harness.config import (
     SweepConfig,
 )
 from harness.measurement.load import requests_of_load
-from harness.records import LOOKUPS, Prompt, TextTrace, grouped
+from harness.records import Prompt, TextTrace, grouped
 from harness.reporting import formatting as fmt
 from harness.reporting.console import print_brief, print_table
 from harness.reporting.tables.cards import cards_table, cost_table
@@ -290,17 +288,15 @@ def _scores_line(traces: Sequence[TextTrace]) -> str:
 
 def _prefills(draft: ModelConf, largest_k: int) -> int:
     """What scores a text: a draft's prefill; of a head the target's too, and K where it chains."""
-    if draft.kind in LOOKUPS:
-        return 0
-    passes = largest_k if draft.kind in CHAINED else 1
-    return passes + (draft.kind in HEADS)
+    spec = draft.spec
+    return 0 if spec.looks_up else (largest_k if spec.chained else 1) + spec.reads_states
 
 
 def _print_plan(
     config: Config, drafts: Sequence[ModelConf], rows: Rows, *more: Table | str
 ) -> None:
     """What would be run with which models, and further parts."""
-    backend, heads = BACKENDS[config.backend], [d.name for d in drafts if d.kind in HEADS]
+    backend, heads = BACKENDS[config.backend], [d.name for d in drafts if d.spec.reads_states]
     if heads and config.backend != "eager":
         backend += f"; {EAGER_FOR_HEADS.format(heads=', '.join(heads))}"
     of_servers = isinstance(config, ServerConfig) and config.engine != OWN.name
@@ -394,8 +390,8 @@ def _costs(
         work = [*work, *text_forwards(waiting, prompt_sets.answer_tokens(config), batch)]
     models = {"target": config.model}
     if isinstance(config, AuditionConfig):
-        models |= {conf.name: conf for conf in drafts if conf.kind not in LOOKUPS}
-    elif config.draft.kind not in LOOKUPS:
+        models |= {conf.name: conf for conf in drafts if not conf.spec.looks_up}
+    elif not config.draft.spec.looks_up:
         models["draft"] = config.draft
     sizes = {name: draft_size(conf, config.model) for name, conf in models.items()}
     unknown = " and ".join(models[name].name for name, size in sizes.items() if size is None)

@@ -9,37 +9,37 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from dataclasses import asdict, replace
 from typing import Any
 
 from harness import prompts as prompt_sets
+from harness.commands.drafted import (
+    Config,
+    Drafted,
+    EncodedPrompt,
+    HeadPair,
+    LookupPair,
+    Pair,
+    Target,
+)
 from harness.commands.other_runs import Rates
 from harness.commands.progress import Bar, fetching, progress
-from harness.config import HEADS, AuditionConfig, DecodeConf, ModelConf, PairConfig
-from harness.decoding.heads import HeadDrafter
-from harness.decoding.lookups import DRAFTERS, LookupDrafter
+from harness.config import AuditionConfig, DecodeConf, ModelConf, PairConfig
 from harness.decoding.protocols import recorder_of
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import environment
 from harness.measurement.clock import undisturbed
 from harness.measurement.generations import Draft, Request, run_trial
-from harness.measurement.round_times import FullLookup, RoundVisits
-from harness.measurement.step_times import TimedModel
-from harness.models import head_files
+from harness.measurement.round_times import RoundVisits
 from harness.models import load as models
-from harness.models.block_files import load_dflash, load_medusa
 from harness.models.cached import CachedModel
 from harness.models.device import resolve_device
-from harness.models.early_exit import early_exit
-from harness.models.head_files import load_head
-from harness.models.heads import Head, LoadedHead
+from harness.models.heads.files import memory_need
 from harness.models.load import LoadedModel, Vocabulary
 from harness.models.memory import MemoryNeed, check_fits
-from harness.models.mtp import load_mtp
-from harness.models.probe import cached_model, check_length, wants_graphs
+from harness.models.probe import cached_model, wants_graphs
 from harness.models.tokenizer import check_thinking, encode, stop_rule
-from harness.records import LOOKUPS, NGRAM, SUFFIX, Cell, Prompt, TextKey, Trial, UserError
+from harness.records import Cell, Prompt, TextKey, Trial, UserError
 from harness.storage import RunFolder
 from harness.theory.acceptance import conditional
 
@@ -47,218 +47,7 @@ WARMUP_TOKENS = 8
 GRAPHS_KEEP_NO_STATES = "a head reads hidden states, which recorded graphs do not keep"
 STEPS_READ_BACK = "adaptive drafting reads every draft step back, which a recorded graph cannot"
 
-# By the kinds of `config.HEADS`
-HEAD_READERS = {
-    "eagle3": load_head,
-    "mtp": load_mtp,
-    "medusa": load_medusa,
-    "dflash": load_dflash,
-}
-
-Config = PairConfig | AuditionConfig
 Models = Callable[[Request], tuple[CachedModel, Draft | None]]
-
-
-@dataclass(frozen=True)
-class EncodedPrompt:
-    """A prompt with its token ids.
-
-    Attributes:
-        prompt: the conversation up to the turn to answer.
-        tokens: at least one id.
-        pending: tokens that the target's answers may add, where they are not generated yet.
-    """
-
-    prompt: Prompt
-    tokens: tuple[int, ...]
-    pending: int = 0
-
-    @property
-    def turn(self) -> int:
-        """The number of the turn to answer, from 1."""
-        return len(self.prompt.turns)
-
-    @property
-    def length(self) -> int:
-        """Tokens at most, with the answers that are not generated yet."""
-        return len(self.tokens) + self.pending
-
-
-@dataclass(frozen=True)
-class Target:
-    """A target that is ready to generate.
-
-    Attributes:
-        target, target_model: the loaded model, and the same with a cache, as the loop sees it.
-        conversations: in the order of their prompt sets.
-        prompts: their turns, encoded for the target; only the first turns until the answers to
-            them are generated (`harness.commands.completions.with_turns`).
-        positions: that the longest generation needs, the drafts of its last round included.
-    """
-
-    target: LoadedModel
-    target_model: CachedModel
-    conversations: tuple[Prompt, ...]
-    prompts: tuple[EncodedPrompt, ...]
-    positions: int
-
-    @property
-    def opened(self) -> Mapping[str, tuple[LoadedModel, CachedModel]]:
-        """The models by role."""
-        return {"target": (self.target, self.target_model)}
-
-    @property
-    def timed(self) -> tuple[TimedModel, ...]:
-        """The models, as the measurement of step times wants them."""
-        return tuple(
-            TimedModel("draft" if role == "draft" else "target", loaded.name, model)
-            for role, (loaded, model) in self.opened.items()
-        )
-
-    @property
-    def draft_entry(self) -> dict[str, Any] | None:
-        """The manifest's entry of the draft; None where there is none, or it has no weights."""
-        return None
-
-    def describe(self) -> dict[str, Any]:
-        """The manifest's entries about models, prompts and machine."""
-        entries = {
-            "target": {**self.target.describe(), **self.target_model.describe()},
-            "draft": self.draft_entry,
-        }
-        models = {role: entry for role, entry in entries.items() if entry is not None}
-        return described(self.target_model.device, models, self.conversations)
-
-    def check_lengths(self) -> None:
-        """Refuse models whose texts, at the run's lengths, are not those of uncached forwards."""
-        for opened, model in self.opened.values():
-            with progress(f"checking the longest text of {opened.name}"):
-                check_length(model, self.positions, f"{opened.key}={opened.name}")
-
-    def typical_context(self, new_tokens: int) -> list[int]:
-        """Token ids of the length a typical step sees: the median prompt plus half the budget."""
-        lengths = sorted(len(entry.tokens) for entry in self.prompts)
-        length = max(1, lengths[len(lengths) // 2] + new_tokens // 2)
-        ids = [token for entry in self.prompts for token in entry.tokens]
-        return [ids[index % len(ids)] for index in range(length)]
-
-
-def described(
-    device: Any, models: Mapping[str, Mapping[str, Any]], prompts: Sequence[Prompt]
-) -> dict[str, Any]:
-    """The manifest's entries about machine, models by role and prompts."""
-    sets = [prompt.prompt_set for prompt in prompts]
-    return {
-        "environment": environment.describe(device),
-        "models": models,
-        "prompts": {name: sets.count(name) for name in dict.fromkeys(sets)},
-        "prompts_sha256": prompt_sets.prompt_set_hash(prompts),
-    }
-
-
-@dataclass(frozen=True)
-class Pair(Target):
-    """A target and a draft of the same tokenizer, ready to be timed."""
-
-    draft: LoadedModel
-    draft_model: CachedModel
-
-    @property
-    def opened(self) -> Mapping[str, tuple[LoadedModel, CachedModel]]:
-        """The models by role."""
-        return {**super().opened, "draft": (self.draft, self.draft_model)}
-
-    @property
-    def draft_entry(self) -> dict[str, Any]:
-        """The manifest's entry of the draft."""
-        return {**self.draft.describe(), **self.draft_model.describe()}
-
-    @property
-    def draft_name(self) -> str:
-        """The draft's name in the records."""
-        return self.draft.name
-
-    @property
-    def drafting(self) -> CachedModel:
-        """What the loop drafts with."""
-        return self.draft_model
-
-    @property
-    def timed_drafting(self) -> CachedModel:
-        """What rounds are timed with."""
-        return self.draft_model
-
-
-@dataclass(frozen=True)
-class LookupPair(Target):
-    """A target whose draft looks its tokens up: there is no second model.
-
-    Attributes:
-        draft_name: in the records.
-        kind: of look-up.
-        answers: that were given before; a look-up in earlier answers has read them.
-    """
-
-    draft_name: str
-    kind: str = NGRAM
-    answers: Sequence[Sequence[int]] = ()
-
-    @cached_property
-    def drafter(self) -> LookupDrafter:
-        """What looks the tokens up; it begins anew with each generation."""
-        drafter = DRAFTERS[self.kind](self.target.eos)
-        for answer in self.answers:
-            drafter.learn(answer)
-        return drafter
-
-    def drafting(self, _: Request) -> LookupDrafter:
-        """What the loop drafts with."""
-        return self.drafter
-
-    def timed_drafting(self, _: Request) -> FullLookup:
-        """What rounds are timed with: it proposes as many tokens as it is asked for."""
-        return FullLookup(self.drafter)
-
-
-@dataclass(frozen=True)
-class HeadPair(Target):
-    """A target that keeps its hidden states, and the head that drafts from them."""
-
-    head: LoadedHead
-    head_model: Head
-
-    @property
-    def draft_name(self) -> str:
-        """The head's name in the records."""
-        return self.head.name
-
-    @property
-    def timed(self) -> tuple[TimedModel, ...]:
-        """The target and the head, as the measurement of step times wants them."""
-        return (*super().timed, TimedModel("draft", self.head.name, self.head_model))
-
-    @property
-    def draft_entry(self) -> dict[str, Any]:
-        """The manifest's entry of the head, which runs eagerly for its target's reason."""
-        reason = self.target_model.engine_reason
-        ran = {"engine_reason": reason} if reason else {}
-        return {**self.head.describe(), **self.head_model.describe(), **ran}
-
-    def drafting(self, request: Request) -> HeadDrafter:
-        """What the loop drafts with."""
-        stop_below = request.stop_below or 0.0
-        return HeadDrafter(
-            self.head_model, self.target_model, request.sampling, request.rule, stop_below
-        )
-
-    @property
-    def timed_drafting(self) -> Callable[[Request], HeadDrafter]:
-        """What rounds are timed with."""
-        return self.drafting
-
-
-# A target with what drafts for it
-Drafted = Pair | LookupPair | HeadPair
 
 
 # ---- opening -------------------------------------------------------------------------------------
@@ -266,23 +55,20 @@ Drafted = Pair | LookupPair | HeadPair
 
 def open_drafted(config: PairConfig, prompts: Sequence[Prompt]) -> Drafted:
     """As `open_pair`, where the draft may also be a head, or one without a model."""
-    if config.draft.kind in HEADS:
-        return _open_head_pair(config, prompts)
-    if config.draft.kind not in LOOKUPS:
+    draft = config.draft
+    if draft.spec.reads_states:
+        if config.backend == "cuda_graphs":
+            raise UserError(f"backend=cuda_graphs: {GRAPHS_KEEP_NO_STATES}; use backend=eager")
+        target = _open_target(config, prompts, draft, GRAPHS_KEEP_NO_STATES)
+        return with_head(target, draft)
+    if not draft.spec.looks_up:
         return open_pair(config, prompts)
-    if config.draft.kind == SUFFIX:
+    if draft.spec.learns:
         raise UserError(
-            f"draft={config.draft.name}: what it finds depends on the answers before it, so no "
-            "generation stands alone; audition it: python -m harness.audition drafts=[suffix]"
+            f"draft={draft.name}: what it finds depends on the answers before it, so no generation "
+            f"stands alone; audition it: python -m harness.audition drafts=[{draft.name}]"
         )
-    return LookupPair(**vars(_open_target(config, prompts)), draft_name=config.draft.name)
-
-
-def _open_head_pair(config: PairConfig, prompts: Sequence[Prompt]) -> HeadPair:
-    if config.backend == "cuda_graphs":
-        raise UserError(f"backend=cuda_graphs: {GRAPHS_KEEP_NO_STATES}; use backend=eager")
-    target = _open_target(config, prompts, config.draft, GRAPHS_KEEP_NO_STATES)
-    return with_head(target, config.draft)
+    return LookupPair(**vars(_open_target(config, prompts)), draft_name=draft.name, kind=draft.kind)
 
 
 def with_head(target: Target, conf: ModelConf) -> HeadPair:
@@ -292,7 +78,7 @@ def with_head(target: Target, conf: ModelConf) -> HeadPair:
     one. It has another name, under which its times are stored apart.
     """
     with fetching(f"loading {conf.name}", _hub_id(conf)):
-        head = HEAD_READERS[conf.kind](conf, target.target)
+        head = conf.spec.load(conf, target.target)
     if recorder_of(target.target_model) is not None:
         loaded, graphs = target.target, target.target_model
         with opening("eager", graphs.device.type, f"model {loaded.name}, run eagerly,"):
@@ -304,24 +90,24 @@ def with_head(target: Target, conf: ModelConf) -> HeadPair:
         target = replace(target, target=named, target_model=eager)
     target.target_model.keep_states(head.network.layers)
     model = head.network.with_cache(target.target_model.vocab_size)
-    return HeadPair(**vars(target), head=head, head_model=model)
+    return HeadPair(**vars(target), draft_name=head.name, head=head, head_model=model)
 
 
 def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Pair:
     """Load what the configuration names and check all that can be checked before measuring."""
-    if config.draft.kind in HEADS:
+    if config.draft.spec.reads_states:
         raise UserError(
             f"draft={config.draft.name}: this command takes a draft model, and that is a head; "
             "sweep or audition it"
         )
-    if config.draft.kind in LOOKUPS:
+    if config.draft.spec.looks_up:
         raise UserError(
             f"draft={config.draft.name}: this command times steps of a draft model, and a look-up "
             "has none; sweep it: python -m harness.sweep draft=ngram"
         )
     device = resolve_device(config.device.name)
     confs = {"model": config.model, "draft": config.draft}
-    if config.draft.kind == "early_exit":  # shares the target's weights
+    if config.draft.spec.weights == "target_layers":
         del confs["draft"]
     _check_memory(confs, prompts, config, device)
     target = load_model(config.model, "model", device)
@@ -332,7 +118,9 @@ def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Pair:
         target_model, draft_model = models.open_pair(target, draft, config.backend, because)
     opened = ((target, target_model), (draft, draft_model))
     first, positions = _first_turns(config, prompts, opened)
-    return Pair(target, target_model, tuple(prompts), first, positions, draft, draft_model)
+    return Pair(
+        target, target_model, tuple(prompts), first, positions, draft.name, draft, draft_model
+    )
 
 
 def open_target(
@@ -342,7 +130,7 @@ def open_target(
 
     It runs as recorded graphs, where it can, unless all of `drafts` are heads.
     """
-    only_heads = bool(drafts) and all(conf.kind in HEADS for conf in drafts)
+    only_heads = bool(drafts) and all(conf.spec.reads_states for conf in drafts)
     because = GRAPHS_KEEP_NO_STATES if only_heads else None
     opened = _open_target(config, prompts, eager_because=because)
     opened.check_lengths()
@@ -382,11 +170,11 @@ def load_draft(conf: ModelConf, key: str, device: Any, target: Vocabulary) -> Lo
     Raises:
         UserError: an early exit of a target whose weights are not here, or that cannot be.
     """
-    if conf.kind != "early_exit":
+    if not conf.spec.loader:
         return load_model(conf, key, device)
     if not isinstance(target, LoadedModel):
-        raise UserError(f"draft={conf.name}: an early exit needs the target's weights here")
-    return early_exit(target, conf.name, conf.layers)
+        raise UserError(f"draft={conf.name}: made of the target, whose weights are not here")
+    return conf.spec.load(conf, target)
 
 
 def _hub_id(conf: ModelConf) -> str | None:
@@ -409,11 +197,12 @@ def _check_memory(
     needs: list[MemoryNeed] = []
     for role, conf in confs.items():
         with fetching(f"reading the sizes of {conf.name}", _hub_id(conf)):
-            if conf.kind == "eagle3":
-                needs += [head_files.memory_need(conf, role, target) for target in needs]
-            elif conf.kind not in HEADS:  # the sizes of other heads are known when they are read
-                need = models.memory_need(conf, role, device)
-                needs += [] if need is None else [need]
+            if conf.spec.reads_states:
+                # Where its config.json does not say its sizes, they are known when it is read
+                found = [memory_need(conf, role, target) for target in needs]
+            else:
+                found = [models.memory_need(conf, role, device)]
+            needs += [need for need in found if need is not None]
     positions = max(prompt_sets.estimated_tokens(prompts, config))
     positions += config.new_tokens + max(config.k)
     check_fits(needs, positions)

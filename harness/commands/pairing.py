@@ -20,10 +20,9 @@ from typing import Any, Literal
 from omegaconf import OmegaConf
 
 import harness.models
-from harness.config import CONF_DIR, HEADS, OWN_DRAFT, GpuConf, ModelConf, checked, drafts_entry
-from harness.models.head_files import head_shape
+from harness.config import CONF_DIR, OWN_DRAFT, GpuConf, ModelConf, checked, drafts_entry
 from harness.models.memory import shape_of
-from harness.records import LOOKUPS, UserError
+from harness.records import UserError
 from harness.theory.architecture import architecture_of
 from harness.theory.cost import ModelSize
 
@@ -115,9 +114,10 @@ def shipped_drafts() -> list[ModelConf]:
 
 
 def _pairing(target: ModelConf, draft: ModelConf, card: GpuConf | None) -> Pairing:
-    if draft.kind in LOOKUPS:
+    if draft.spec.looks_up:
         return Pairing(draft, "eligible", "looks its tokens up")
-    if draft.kind == "mtp" and not mtp_layers(target):
+    weights = draft.spec.weights
+    if weights == "target_checkpoint" and not mtp_layers(target):
         return Pairing(draft, "not eligible", "no config.json in a local folder names MTP layers")
     size, target_size = draft_size(draft, target), sizes_of(target)
     numbers = (None, None) if size is None else (float(size.shape.parameters), size.weight_bytes)
@@ -125,15 +125,15 @@ def _pairing(target: ModelConf, draft: ModelConf, card: GpuConf | None) -> Pairi
     def no(why: str) -> Pairing:
         return Pairing(draft, "not eligible", why, *numbers)
 
-    if draft.kind == "mtp":
+    if weights == "target_checkpoint":
         return Pairing(draft, "eligible", "the target's own", *numbers)
-    if draft.kind in HEADS:
+    if draft.spec.reads_states:
         if draft.head_of != target.id:
             return no(f"a head of {draft.head_of or 'another target'}")
         return Pairing(draft, "eligible", "a head of this target", *numbers)
-    if draft.kind == "copy":
+    if weights == "copy":
         return no("a copy of the target, taken where it is named")
-    if draft.kind == "early_exit":
+    if weights == "target_layers":
         return Pairing(draft, "with a note", "if the target is trained for early exit", *numbers)
     if draft.id == target.id:
         return no("the target itself")
@@ -169,19 +169,20 @@ def draft_size(draft: ModelConf, target: ModelConf) -> ModelSize | None:
     A head's weights have the target's dtype.
     """
     size = sizes_of(target)
-    if draft.kind == "eagle3":
+    if draft.spec.shape:
         stored = _stored_config(draft)
         if stored is None or size is None:
             return None
         with drafts_entry(draft):
-            shape = head_shape(stored, f"draft.id={draft.id}")
+            shape = draft.spec.read_shape(stored, f"draft.id={draft.id}")
         return ModelSize(shape, size.bytes_per_parameter)
-    if draft.kind not in ("early_exit", "mtp"):
+    if draft.spec.weights not in ("target_layers", "target_checkpoint"):
         return sizes_of(draft)
     if size is None:
         return None
-    exit_layers = draft.layers or max(1, size.shape.layers // 4)
-    layers = 1 if draft.kind == "mtp" else exit_layers
+    layers = draft.layers or max(1, size.shape.layers // 4)
+    if draft.spec.weights == "target_checkpoint":
+        layers = 1
     return replace(size, shape=replace(size.shape, layers=layers))
 
 

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from harness import prompts as prompt_sets
 from harness.commands.completions import stored_text, text_requests, trial_of
+from harness.commands.drafted import EncodedPrompt, described
 from harness.commands.drafts import (
     DraftResult,
     NotEligible,
@@ -20,10 +21,9 @@ from harness.commands.drafts import (
     each_draft,
 )
 from harness.commands.other_runs import stored_times
-from harness.commands.pair import EncodedPrompt, described
 from harness.commands.progress import fetching, progress
 from harness.commands.run_lifecycle import begin, measuring, resumable
-from harness.config import HEADS, SERVER_URL, AuditionConfig, ModelConf
+from harness.config import SERVER_URL, AuditionConfig, ModelConf
 from harness.engines.adapters import api_key
 from harness.measurement.draft_scores import lookup_traces, score_texts
 from harness.measurement.generations import Request
@@ -32,7 +32,7 @@ from harness.measurement.target_texts import GeneratedText
 from harness.models.device import resolve_device
 from harness.models.load import Vocabulary, load_vocabulary
 from harness.models.tokenizer import check_thinking, encode
-from harness.records import LOOKUPS, Prompt, TextKey, TextTrace, Trial, UserError
+from harness.records import Prompt, TextKey, TextTrace, Trial, UserError
 from harness.storage import RunFolder
 
 # The manifest's entry: the server that the completions are from
@@ -51,7 +51,7 @@ def audition_texts(
         UserError: no times to price rounds by, a server or a tokenizer that cannot be used,
             sampling parameters whose log-probabilities no server tells, or no draft left to rank.
     """
-    lookups = [conf.name for conf in drafts if conf.kind in LOOKUPS]
+    lookups = [conf.name for conf in drafts if conf.spec.looks_up]
     times = stored_times(config, [conf.name for conf in drafts], lookups=lookups)
     key = api_key(config.api_key_env)
     with fetching(f"reading the tokenizer of {config.model.name}", config.model.id):
@@ -134,9 +134,9 @@ def _scored(
 ) -> DraftResult:
     """One draft's scores: looked up, by its weights here, or by its server."""
     name, described, start = conf.name, None, time.perf_counter()
-    if conf.kind in LOOKUPS:
+    if conf.spec.looks_up:
         traces = lookup_traces(texts, conf.kind, num_draft_tokens=max(config.k), draft_name=name)
-    elif conf.kind in HEADS:
+    elif conf.spec.reads_states:
         raise NotEligible("a head reads the target's hidden states, which servers do not return")
     elif SERVER_URL.match(conf.id):
         server = DraftServer(conf.id, key, config.timeout_factor)

@@ -12,10 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from harness.analysis.cells import latest
-from harness.commands.completions import scores
+from harness.commands.drafted import Drafted, Scoring
 from harness.commands.dry_run import print_server_plan
 from harness.commands.other_runs import stored_own_rounds
-from harness.commands.pair import Drafted
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import (
     Outcome,
@@ -139,12 +138,8 @@ def _score(
     traces: list[TextTrace] = []
     with progress("scoring the returned texts", len(by_k)) as tick:
         for k, texts in sorted(by_k.items()):
-            scored = scores(
-                pair,
-                [returned(trial).decoded(facts) for trial in texts],
-                max(work.ks),
-                draft_sampling=facts.draft_sampling,
-            )
+            decoded = [returned(trial).decoded(facts) for trial in texts]
+            scored = pair.score(decoded, Scoring(max(work.ks), facts.draft_sampling))
             traces += [replace(trace, k=k) for trace in scored]
             tick()
     folder.write_traces(traces)

@@ -17,16 +17,8 @@ import numpy as np
 import torch
 
 from harness.commands.completions import with_turns
-from harness.commands.pair import (
-    Drafted,
-    EncodedPrompt,
-    check_lengths,
-    completion,
-    described,
-    hash_of,
-    open_drafted,
-    sampling_of,
-)
+from harness.commands.drafted import Drafted, EncodedPrompt, described
+from harness.commands.pair import check_lengths, completion, hash_of, open_drafted, sampling_of
 from harness.commands.progress import progress
 from harness.config import ServerConfig
 from harness.measurement.generations import Request

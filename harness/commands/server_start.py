@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import psutil
 import torch
 
-from harness.commands.pair import HeadPair, Pair, sampling_of
+from harness.commands.pair import sampling_of
 from harness.commands.progress import progress
 from harness.commands.server_requests import Role, Workload, load_slots
 from harness.config import ModelConf, ServerConfig
@@ -42,7 +42,6 @@ from harness.measurement.served import check_drafts
 from harness.models.load import load_vocabulary, memory_need
 from harness.records import (
     GREEDY,
-    LOOKUPS,
     Prompt,
     ServerCommand,
     ServerMemory,
@@ -50,6 +49,7 @@ from harness.records import (
     UserError,
     in_one_line,
 )
+from harness.serving.drafts import DRAFTS
 from harness.serving.engines import OWN, spec_of
 from harness.storage import RunFolder
 from harness.storage.contents import plain
@@ -213,7 +213,7 @@ def _to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
         return drafter_of(request, pair.drafting)
 
     if pair is not None:
-        draft = pair.draft if isinstance(pair, Pair) else None
+        draft, _ = pair.opened.get("draft", (None, None))
         clock = Clock(*(timed.model for timed in pair.timed))
         opened = OpenedPair(pair.target, draft, pair.target_model, drafter, clock.now)
     longest = max(len(entry.tokens) for entry in work.prompts)
@@ -257,7 +257,8 @@ def settle_threads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
 def is_synthetic(config: ServerConfig, adapter: Adapter) -> bool:
     """Whether servers can be told to reject every draft, so that their rounds are timed."""
     known = {"everywhere": True, "on CUDA": torch.cuda.is_available(), "nowhere": False}
-    if config.url is not None or kind_of(config) in LOOKUPS:  # which draft as much as they find
+    # Look-ups draft as much as they find
+    if config.url is not None or DRAFTS[kind_of(config)].looks_up:
         return False
     return known[adapter.spec.synthetic]
 
@@ -292,17 +293,10 @@ def _at_a_time(work: Workload, adapter: Adapter) -> int:
 
 def _weight_bytes(work: Workload) -> dict[str, int]:
     """Bytes of "model" and "draft", as far as they are known: of files, or of what is loaded."""
-    pair, weights = work.pair, dict[str, list[torch.Tensor]]()
+    pair, known = work.pair, dict[str, int]()
     if pair is not None:
-        weights["model"] = list(pair.target.network.parameters())
-    if isinstance(pair, Pair):
-        weights["draft"] = list(pair.draft.network.parameters())
-    elif isinstance(pair, HeadPair):
-        weights["draft"] = [*pair.head.network.weights]
-    known = {
-        key: sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        for key, tensors in weights.items()
-    }
+        entries = {"model": pair.target.describe(), "draft": pair.draft_entry or {}}
+        known = {key: entry.get("weights_bytes", 0) for key, entry in entries.items()}
     for key, conf in (("model", work.config.model), ("draft", work.config.draft)):
         if conf.gguf is not None:
             known[key] = Path(conf.gguf).stat().st_size if Path(conf.gguf).is_file() else 0

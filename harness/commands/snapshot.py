@@ -2,20 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from harness.analysis.lossless import with_plain
 from harness.commands.completions import with_turns
+from harness.commands.drafted import Drafted
 from harness.commands.dry_run import print_snapshot_plan
-from harness.commands.pair import (
-    Drafted,
-    HeadPair,
-    LookupPair,
-    open_drafted,
-    plan,
-    run_requests,
-    sampling_of,
-)
+from harness.commands.pair import open_drafted, plan, request, run_requests
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import (
     Outcome,
@@ -27,11 +20,7 @@ from harness.commands.run_lifecycle import (
     unless_broken,
 )
 from harness.config import ServerConfig, SnapshotConfig, SweepConfig
-from harness.decoding.heads import HeadDrafter
-from harness.decoding.lookups import NgramDrafter
-from harness.decoding.sampling import SamplingParameters
 from harness.measurement.lossless import compare_texts, distribution_tests
-from harness.models.cached import CachedModel
 from harness.records import GREEDY, Trial, UserError
 from harness.reporting.console import MarkedText, Piece, show_tokens
 from harness.stats.jackknife import holm
@@ -125,29 +114,19 @@ def _cell_tests(
     pair: Drafted, config: SnapshotConfig, k: int, temperature: float
 ) -> list[DistributionTest]:
     """One test per offset, after the prompt that tests most."""
-    sampling = sampling_of(config.decode, temperature)
+    asked = request(pair, config, pair.prompts[0], k, temperature, 0)
+    drafting = pair.drafting
+    draft = cast("Any", drafting(asked) if callable(drafting) else drafting)
     return distribution_tests(
         pair.target_model,
-        _drafting(pair, sampling, config),
+        draft,
         [entry.tokens for entry in pair.prompts],
         num_draft_tokens=k,
-        sampling=sampling,
-        rule=config.decode.rule,  # type: ignore[arg-type]  # validated
+        sampling=asked.sampling,
+        rule=asked.rule,
         draws=config.draws,
         seed=config.seed,
     )
-
-
-def _drafting(
-    pair: Drafted, sampling: SamplingParameters, config: SnapshotConfig
-) -> CachedModel | NgramDrafter | HeadDrafter:
-    """What the tests of distributions draw drafts from."""
-    if isinstance(pair, LookupPair):
-        return NgramDrafter(pair.target.eos)
-    if isinstance(pair, HeadPair):
-        rule: Any = config.decode.rule  # validated
-        return HeadDrafter(pair.head_model, pair.target_model, sampling, rule)
-    return pair.draft_model
 
 
 def _with_results(tests: Sequence[DistributionTest]) -> list[DistributionTest]:

@@ -7,15 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from harness.analysis.latency import can_pay
+from harness.commands.drafted import Drafted, EncodedPrompt, Target
 from harness.commands.other_runs import Rates
-from harness.commands.pair import (
-    Drafted,
-    EncodedPrompt,
-    HeadPair,
-    Target,
-    completion,
-    request,
-)
+from harness.commands.pair import completion, request
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import NOT_MEASURED
 from harness.config import AuditionConfig, ModelConf, PairConfig, ServerConfig
@@ -27,7 +21,7 @@ from harness.measurement.round_times import (
     timed_ks,
     visits_for,
 )
-from harness.records import LOOKUPS, Cell, RoundTiming, grouped
+from harness.records import Cell, RoundTiming, grouped
 from harness.storage import RunFolder
 from harness.storage.contents import Lines
 
@@ -50,11 +44,10 @@ def visits_of_pair(
     rounds.jsonl, or in `store`.
     """
     ks = sorted({k for k in config.k if k > 0})
-    most = pair.head_model.drafts if isinstance(pair, HeadPair) else None
     if config.decode.stop != "none":
-        ks = timed_ks(ks, most)
-    elif most is not None and most < max(ks, default=0):  # what rounds of a larger K draft
-        ks = sorted({*ks, most})
+        ks = timed_ks(ks, pair.most)
+    elif pair.most is not None and pair.most < max(ks, default=0):  # what a larger K drafts
+        ks = sorted({*ks, pair.most})
 
     def asked(entry: EncodedPrompt, k: int, temperature: float) -> Request:
         made = request(pair, config, entry, k, temperature, 0, synthetic=synthetic)
@@ -125,7 +118,7 @@ def visits_of_draft(
         cells,
         asked,
         visits,
-        enough=lambda timings: conf.kind not in LOOKUPS and not can_pay(timings, conf.name),
+        enough=lambda timings: not conf.spec.looks_up and not can_pay(timings, conf.name),
     )
 
 

@@ -14,12 +14,12 @@ import torch
 from harness.analysis.latency import latency_rows, visits_of
 from harness.analysis.setup import is_card
 from harness.analysis.unstable import unstable_steps
-from harness.commands.pair import Drafted, LookupPair
+from harness.commands.drafted import Drafted
 from harness.commands.progress import progress
 from harness.config import AuditionConfig, PairConfig, ProfileConfig, SweepConfig
 from harness.measurement import environment
 from harness.measurement.environment import copy_bandwidth
-from harness.measurement.step_times import time_forwards, time_lookups
+from harness.measurement.step_times import time_forwards
 from harness.models.load import LoadedModel
 from harness.models.memory import is_out_of_memory, shape_of
 from harness.records import GREEDY, CopyBandwidth, StepTiming, UserError
@@ -42,8 +42,9 @@ def measure_steps(
     lacks_floors = not timings or load(folder.path).latency["floor_ms"].isna().all()
     if not timings:
         with enough_memory("single steps"):
-            looked_up = pair.draft_name if isinstance(pair, LookupPair) else None
-            timings = timed_steps(folder, pair, config, paired_with=looked_up, doing="timing steps")
+            has_steps = any(timed.role == "draft" for timed in pair.timed)
+            name = None if has_steps else pair.draft_name
+            timings = timed_steps(folder, pair, config, paired_with=name, doing="timing steps")
     if lacks_floors:
         folder.write_latency(with_floors(latency_rows(timings), reading), timings)
     return timings
@@ -80,9 +81,7 @@ def timed_steps(
             expect=bar.expect,
             tick=bar,
         )
-    if isinstance(pair, LookupPair):
-        timings.append(time_lookups(pair.drafter, pair.draft_name, max_k, context))
-    return timings
+    return [*timings, *pair.time_proposals(max_k, context)]
 
 
 @contextmanager

@@ -19,7 +19,7 @@ Two kinds:
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,32 +29,39 @@ from torch import Tensor
 
 from harness.decoding.protocols import Proposal
 from harness.decoding.sampling import host_tokens
-from harness.records import LONGEST_NGRAM, LONGEST_SUFFIX, NGRAM, SUFFIX
+from harness.records import LONGEST_NGRAM, LONGEST_SUFFIX
 
 # Of the places where the text's end was found, the share that must agree on the tokens proposed
 LEAST_SHARE = 0.1
 
 
 class LookupDrafter(ABC):
-    """A `Drafter` that looks its tokens up: all of them are chosen, nothing is drawn."""
+    """A `Drafter` that looks its tokens up: all of them are chosen, nothing is drawn.
 
-    text: list[int]  # so far, the prompt included
+    Attributes:
+        eos: the ids that end a text; they are never proposed, nor what is behind them.
+        text: so far, the prompt included.
+    """
 
-    @abstractmethod
+    def __init__(self, eos: Collection[int]) -> None:
+        self.eos, self.text = frozenset(eos), list[int]()
+
     def begin(self, prompt: Sequence[int]) -> None:
         """Start with the prompt as the text; there is nothing to prefill."""
+        self.text = []
+        self.append(prompt)
 
-    @abstractmethod
     def append(self, tokens: Sequence[int]) -> None:
         """Let the text go on."""
+        self.text += tokens
+
+    def learn(self, answer: Sequence[int]) -> None:
+        """Take note of an answer that was given earlier; most look in the text alone."""
+        del answer
 
     @abstractmethod
     def draft(self, count: int) -> list[int]:
         """What is proposed after the text, at most `count` tokens; of fewer the beginning."""
-
-    @abstractmethod
-    def learn(self, answer: Sequence[int]) -> None:
-        """Take note of an answer that was given earlier."""
 
     def propose(self, count: int, uniforms: Tensor) -> Proposal:
         """Propose up to `count` tokens, perhaps none, on the uniforms' device."""
@@ -71,18 +78,15 @@ class NgramDrafter(LookupDrafter):
 
     def __init__(self, eos: Collection[int], ngram: int = LONGEST_NGRAM) -> None:
         """Look for n-grams of at most `ngram` tokens; `eos` are the ids that end a text."""
-        self._eos, self._ngram = frozenset(eos), ngram
-        self.text = []
+        super().__init__(eos)
+        self._ngram = ngram
         # Where each n-gram's first occurrence goes on
         self._after: dict[tuple[int, ...], int] = {}
 
-    def learn(self, answer: Sequence[int]) -> None:
-        """Nothing: it looks in the text alone."""
-
     def begin(self, prompt: Sequence[int]) -> None:
         """Start with the prompt as the text; there is nothing to prefill."""
-        self.text, self._after = [], {}
-        self.append(prompt)
+        self._after = {}
+        super().begin(prompt)
 
     def append(self, tokens: Sequence[int]) -> None:
         """Let the text go on."""
@@ -99,7 +103,7 @@ class NgramDrafter(LookupDrafter):
         sizes = range(min(self._ngram, len(text) - 1), 0, -1)
         places = (self._after.get(tuple(text[-size:])) for size in sizes)
         place = next((place for place in places if place is not None), len(text))
-        return _before_end(text[place : place + count], self._eos)
+        return _before_end(text[place : place + count], self.eos)
 
 
 class SuffixDrafter(LookupDrafter):
@@ -107,9 +111,9 @@ class SuffixDrafter(LookupDrafter):
 
     def __init__(self, eos: Collection[int], longest: int = LONGEST_SUFFIX) -> None:
         """Look for ends of at most `longest` tokens; `eos` are the ids that end a text."""
-        self._eos, self._longest = frozenset(eos), longest
+        super().__init__(eos)
+        self._longest = longest
         self._earlier: list[list[int]] = []
-        self.text = []
         # By a token, each (sequence, place behind it); the sequence -1 is the text itself
         self._of_earlier: dict[int, list[tuple[int, int]]] = {}
         self._of_text: dict[int, list[tuple[int, int]]] = {}
@@ -122,8 +126,8 @@ class SuffixDrafter(LookupDrafter):
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Start with the prompt as the text; there is nothing to prefill."""
-        self.text, self._of_text = [], {}
-        self.append(prompt)
+        self._of_text = {}
+        super().begin(prompt)
 
     def append(self, tokens: Sequence[int]) -> None:
         """Let the text go on."""
@@ -151,7 +155,7 @@ class SuffixDrafter(LookupDrafter):
             # Of tokens that are as frequent, the one that came first
             most_common = Counter(following.values()).most_common(1)
             token, times = most_common[0] if most_common else (-1, 0)
-            if times < max(1.0, least) or token in self._eos:
+            if times < max(1.0, least) or token in self.eos:
                 break
             found = [place for place, next_token in following.items() if next_token == token]
             draft.append(token)
@@ -172,13 +176,6 @@ class SuffixDrafter(LookupDrafter):
 def _before_end(draft: list[int], eos: Collection[int]) -> list[int]:
     end = next((n for n, token in enumerate(draft) if token in eos), len(draft))
     return draft[:end]
-
-
-# By the kinds of their configurations
-DRAFTERS: Mapping[str, type[NgramDrafter] | type[SuffixDrafter]] = {
-    NGRAM: NgramDrafter,
-    SUFFIX: SuffixDrafter,
-}
 
 
 class Lookups(NamedTuple):

@@ -15,9 +15,9 @@ from harness.decoding.protocols import Drafter
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.http_server import AttachedEngine, CardMemory, HttpServer, Running
 from harness.engines.protocol import StartableEngine
-from harness.records import LOOKUPS, Rule, UserError
+from harness.records import Rule, UserError
+from harness.serving.drafts import DRAFTS, DraftKind
 from harness.serving.engines import ENGINES, OWN, measurable
-from harness.serving.kinds import NAMES, WITH_WEIGHTS, DraftKind
 from harness.serving.spec import EngineSpec
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def kind_of(config: ServerConfig) -> DraftKind:
     same = (draft.id, draft.gguf) == (target.id, target.gguf)
     if same and (draft.quantization or draft.dtype not in ("auto", target.dtype)):
         return "copy"
-    return cast("DraftKind", draft.kind)
+    return draft.kind
 
 
 def adapter_of(config: ServerConfig) -> Adapter:
@@ -142,8 +142,8 @@ def adapter_of(config: ServerConfig) -> Adapter:
         ]
         instead = f"; engine={' or '.join(able)} does" if able else ""
         raise UserError(
-            f"draft={config.draft.name}: engine={name} does not draft with {NAMES[kind]} here"
-            f"{instead}"
+            f"draft={config.draft.name}: engine={name} does not draft with {DRAFTS[kind].phrase}"
+            f" here{instead}"
         )
     rule = config.decode.rule
     if rule is not None and rule not in spec.rules:
@@ -213,7 +213,7 @@ def started_with(serve: ToServe, port: int | None) -> dict[str, Any]:
         "context_tokens": serve.context_tokens,
         "threads": serve.threads,
         "revision": serve.config.model.revision,
-        "draft_revision": serve.config.draft.revision if serve.kind not in LOOKUPS else None,
+        "draft_revision": serve.config.draft.revision if not DRAFTS[serve.kind].looks_up else None,
         "kind": serve.kind,
         "rule": serve.rule,
         "slots": serve.slots,
@@ -229,9 +229,8 @@ def checkpoints(serve: ToServe) -> tuple[str, str | None]:
     from harness.models.load import source_of
 
     target, draft = serve.config.model, serve.config.draft
-    # MTP layers may be those of another checkpoint than the target's
-    weights = serve.kind in WITH_WEIGHTS or (serve.kind == "mtp" and draft.id != target.id)
-    return source_of(target, "model"), source_of(draft, "draft") if weights else None
+    own = DRAFTS[serve.kind].has_own_checkpoint(draft.id, target.id)
+    return source_of(target, "model"), source_of(draft, "draft") if own else None
 
 
 def rule_of(config: ServerConfig) -> Rule:

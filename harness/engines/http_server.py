@@ -24,7 +24,7 @@ from harness.engines.protocol import (
     ServerDiedError,
 )
 from harness.records import Rule, ServerCommand, StopReason, UserError
-from harness.serving.kinds import DraftKind
+from harness.serving.drafts import DraftKind
 from harness.serving.spec import EngineSpec
 
 # Positions beside prompt, budget and one draft, so that the context never shortens a draft

@@ -17,7 +17,8 @@ from harness.decoding.protocols import CausalModel, Drafter, Generation
 from harness.decoding.sampling import SamplingParameters, Uniforms
 from harness.engines.adapters import Adapter, ToServe
 from harness.engines.protocol import Completion, EngineFacts, Server
-from harness.records import LOOKUPS, Rule
+from harness.records import Rule
+from harness.serving.drafts import DRAFTS
 from harness.serving.engines import OWN
 from harness.serving.spec import EngineSpec
 from harness.theory.acceptance import conditional
@@ -129,5 +130,5 @@ def _started(serve: ToServe, _: int | None) -> OwnLoop:
         pair.target.eos,
         serve.rule,
         pair.now,
-        drafts_fewer=serve.kind in LOOKUPS,
+        drafts_fewer=DRAFTS[serve.kind].looks_up,
     )

@@ -41,8 +41,8 @@ from harness.engines.http_server import (
 )
 from harness.engines.process import LOOPBACK
 from harness.engines.protocol import Completion, EngineFacts, RefusedError
-from harness.records import LOOKUPS, Round, Rule, StopReason, UserError
-from harness.serving.kinds import DraftKind
+from harness.records import Round, Rule, StopReason, UserError
+from harness.serving.drafts import DraftKind, looks_up
 from harness.serving.spec import EngineSpec
 from harness.serving.vllm import COUNTING, SPEC, speculative_config
 
@@ -105,7 +105,7 @@ class Vllm(StartedEngine):
             speculative = speculative_config(self.kind, draft, k)
             if self.draft_revision is not None:
                 speculative["revision"] = self.draft_revision
-            if self.rule == "ratio" and self.kind not in LOOKUPS:
+            if self.rule == "ratio" and not looks_up(self.kind):
                 speculative["draft_sample_method"] = "probabilistic"
             if synthetic is not None:
                 speculative["rejection_sample_method"] = "synthetic"
@@ -140,7 +140,8 @@ class Vllm(StartedEngine):
         # On a CPU it would bind its threads to cores that it chooses, each server to the same
         threads = {"OMP_NUM_THREADS": str(self.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         # Its look-up has threads of its own; on a busy machine they wait for each other for seconds
-        return threads | ({"NUMBA_NUM_THREADS": str(self.threads)} if self.kind in LOOKUPS else {})
+        numba = {"NUMBA_NUM_THREADS": str(self.threads)} if looks_up(self.kind) else {}
+        return threads | numba
 
 
 class VllmServer(HttpServer):
@@ -158,7 +159,7 @@ class VllmServer(HttpServer):
         """Take over a server that drafts `k` tokens per round and accepts by `rule`."""
         super().__init__(f"vLLM at k={k}", k, running)
         version = str(running.client.about("/version", "version", SERVER)["version"])
-        lookup = kind in LOOKUPS
+        lookup = looks_up(kind)
         self.facts = EngineFacts(SPEC, version, rule, drafts_fewer=lookup)
         self._model = only_model(running.client)
         # Whether answers hold what the request took; asked of the first one

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from harness.decoding.lookups import DRAFTERS, LookupDrafter, Lookups, lookups
+from harness.decoding.lookups import LookupDrafter, Lookups, lookups
 from harness.decoding.sampling import (
     SamplingParameters,
     penalised,
@@ -41,6 +41,7 @@ from harness.measurement.target_texts import (
 from harness.models.cached import CachedModel, SplitNetwork, split_network
 from harness.models.probe import difference, probe_tokens, uncached_logits
 from harness.records import TextTrace
+from harness.serving.drafts import DRAFTS
 
 # Positions of all rows that go through a body at once; longer texts are prefilled in pieces.
 PREFILL_POSITIONS = 8192
@@ -150,7 +151,7 @@ def lookup_traces(
     Args:
         texts: in the order in which they are answered: to a look-up in earlier answers, the texts
             before one of the same temperature and repetition are.
-        kind: of look-up, a key of `DRAFTERS`.
+        kind: of look-up.
         num_draft_tokens: the largest K that is to be replayed.
     """
     drafters: dict[tuple[float, int], LookupDrafter] = {}
@@ -158,7 +159,7 @@ def lookup_traces(
     for text in texts:
         request = text.request
         group = (request.sampling.temperature, request.repetition)
-        drafter = drafters.setdefault(group, DRAFTERS[kind](request.eos))
+        drafter = drafters.setdefault(group, DRAFTS[kind].load(request.eos))
         looked_up = lookups(drafter, request.tokens, text.tokens, num_draft_tokens)
         drafter.learn(text.tokens)
         traces.append(_lookup_trace(text, looked_up, draft_name))

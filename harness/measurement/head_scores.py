@@ -27,7 +27,7 @@ from harness.measurement.draft_scores import (
 )
 from harness.measurement.target_texts import GeneratedText, broken_logits
 from harness.models.cached import CachedModel
-from harness.models.heads import Head
+from harness.models.heads.base import Head
 from harness.records import TextTrace
 
 

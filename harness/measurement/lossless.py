@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from harness.decoding.heads import HeadDrafter
-from harness.decoding.lookups import NgramDrafter
+from harness.decoding.lookups import LookupDrafter
 from harness.decoding.loops import autoregressive_rounds
 from harness.decoding.protocols import CausalModel, Generation
 from harness.decoding.sampling import (
@@ -224,7 +224,7 @@ def _margin(logits: Tensor) -> float:
 
 def distribution_tests(
     target: CausalModel,
-    draft: CausalModel | NgramDrafter | HeadDrafter,
+    draft: CausalModel | LookupDrafter | HeadDrafter,
     prompts: Iterable[Sequence[int]],
     *,
     num_draft_tokens: int,
@@ -254,8 +254,8 @@ def distribution_tests(
     prompt, forced, target_probs = max(
         map(forced_after, prompts), key=lambda each: float((1.0 - each[2].max(-1).values).min())
     )
-    chosen = rule == "greedy_draft" or isinstance(draft, NgramDrafter)
-    if isinstance(draft, NgramDrafter):
+    chosen = rule == "greedy_draft" or isinstance(draft, LookupDrafter)
+    if isinstance(draft, LookupDrafter):
         draft_probs = _looked_up_along(draft, prompt, forced, target_probs)
     elif isinstance(draft, HeadDrafter):
         draft_probs = torch.zeros_like(target_probs[:-1])
@@ -291,7 +291,7 @@ class _Distributions(NamedTuple):
 
 
 def _looked_up_along(
-    drafter: NgramDrafter, prompt: Sequence[int], forced: Tensor, like: Tensor
+    drafter: LookupDrafter, prompt: Sequence[int], forced: Tensor, like: Tensor
 ) -> Tensor:
     """One where a look-up's next token is, after the prompt and each forced token but the last.
 

@@ -12,19 +12,21 @@ from typing import Any
 
 from torch import nn
 
+from harness.config import ModelConf
 from harness.models.load import LoadedModel
 from harness.records import UserError
 
 
-def early_exit(target: LoadedModel, name: str, layers: int | None) -> LoadedModel:
+def early_exit(conf: ModelConf, target: LoadedModel) -> LoadedModel:
     """A model of the target's first layers, which shares its weights.
 
-    Where `layers` is None they are a quarter, and at least one.
+    Where `conf.layers` is None they are a quarter, and at least one.
 
     Raises:
         UserError: not fewer layers than the target has, or a network that does not keep them in one
             list.
     """
+    name, layers = conf.name, conf.layers
     network: Any = target.network
     backbone: Any = network.base_model
     all_layers = getattr(backbone, "layers", None)

@@ -14,8 +14,8 @@ from harness.records import first, grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
+from harness.serving.drafts import DRAFTS, DraftKind, kind_of
 from harness.serving.engines import ENGINES, OWN, drafts_alike, spec_of, with_lines
-from harness.serving.kinds import NAMES, DraftKind, kind_of
 from harness.serving.spec import EngineSpec, PairToServe, changes
 from harness.summary import Answer, Schedule, ServedSummary, Summary
 
@@ -445,4 +445,4 @@ def not_available(kind: DraftKind) -> str:
             "Not available here: engines make no copy of the target; convert one, and serve it as"
             " a draft model."
         )
-    return f"Not available here: no {NAMES[kind].removeprefix('an ').removeprefix('a ')}."
+    return f"Not available here: no {DRAFTS[kind].noun}."

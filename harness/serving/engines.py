@@ -3,7 +3,7 @@
 from harness.records import GREEDY, RULES
 from harness.serving import llamacpp, mlx, sglang, transformers, vllm
 from harness.serving.counting import Counting
-from harness.serving.kinds import DraftKind
+from harness.serving.drafts import DraftKind
 from harness.serving.spec import EngineSpec
 
 # Our own loop, which decodes in this process

@@ -20,7 +20,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from harness.serving.counting import Counting
-from harness.serving.kinds import WITH_WEIGHTS, DraftKind
+from harness.serving.drafts import DRAFTS, DraftKind
 from harness.serving.spec import BLOCK, EngineSpec, PairToServe, ServingLine, changes
 
 # `--speculative-algorithm`, for a chain or a block of drafted tokens
@@ -35,7 +35,7 @@ ALGORITHMS: Mapping[DraftKind, str] = {
 def speculative_flags(kind: DraftKind, draft: str | None, k: int) -> dict[str, str | int]:
     """The flags of a server by name; arguments as of `vllm.speculative_config`."""
     flags: dict[str, str | int] = {"--speculative-algorithm": ALGORITHMS[kind]}
-    if draft is not None and kind in (*WITH_WEIGHTS, "mtp"):
+    if draft is not None and DRAFTS[kind].has_checkpoint:
         flags["--speculative-draft-model-path"] = draft
     if kind != "dflash":  # which has no steps
         flags |= {"--speculative-num-steps": k, "--speculative-eagle-topk": 1}

@@ -11,7 +11,7 @@ from typing import Literal
 
 from harness.records import Rule
 from harness.serving.counting import Counting
-from harness.serving.kinds import DraftKind
+from harness.serving.drafts import DraftKind
 from harness.summary import SamplingFacts
 
 # Of every engine that serves DFlash drafters

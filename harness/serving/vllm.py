@@ -25,9 +25,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.records import LONGEST_NGRAM, LOOKUPS
+from harness.records import LONGEST_NGRAM
 from harness.serving.counting import Counting
-from harness.serving.kinds import WITH_WEIGHTS, DraftKind
+from harness.serving.drafts import DRAFTS, DraftKind
 from harness.serving.spec import BLOCK, EngineSpec, PairToServe, ServingLine, changes
 
 COUNTING = Counting(first_position=1, shortens_last_draft=False)
@@ -42,7 +42,7 @@ def speculative_config(kind: DraftKind, draft: str | None, k: int) -> dict[str, 
         k: num_draft_tokens.
     """
     config: dict[str, Any] = {"method": "draft_model" if kind == "model" else kind}
-    if draft is not None and kind in (*WITH_WEIGHTS, "mtp"):
+    if draft is not None and DRAFTS[kind].has_checkpoint:
         config["model"] = draft
     config["num_speculative_tokens"] = k
     if kind == "ngram":
@@ -56,7 +56,7 @@ def _serve(pair: PairToServe) -> str:
 
 def _drafting(pair: PairToServe, options: str = "", **settings: Any) -> str:
     config = speculative_config(pair.kind, pair.weights, pair.k)
-    if pair.rule == "ratio" and pair.kind not in LOOKUPS:  # what a look-up proposes is chosen
+    if pair.rule == "ratio" and not DRAFTS[pair.kind].looks_up:  # what a look-up proposes is chosen
         config["draft_sample_method"] = "probabilistic"
     packed = json.dumps(config | settings, separators=(",", ":"))
     return f"{_serve(pair)} {options}--speculative-config {shlex.quote(packed)}"

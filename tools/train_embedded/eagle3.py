@@ -25,7 +25,7 @@ from harness.decoding.sampling import SamplingParameters
 from harness.measurement.generations import Request
 from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.models.cached import CachedModel, output_weight
-from harness.models.eagle3 import Eagle3Network, default_layers
+from harness.models.heads.eagle3 import Eagle3Network, default_layers
 from tools.train_embedded.corpus import documents
 from tools.train_embedded.head_files import Layout, save_head
 from tools.train_embedded.measure import load, load_tokenizer, read_prompts

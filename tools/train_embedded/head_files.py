@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from safetensors.torch import save_file
 
-from harness.models.eagle3 import Eagle3Network
+from harness.models.heads.eagle3 import Eagle3Network
 
 Layout = Literal["specforge", "speculators"]
 # Of the layer's config, what both layouts need

@@ -7,7 +7,7 @@
     tiny_eagle3      an EAGLE-3 head of tiny, trained on tiny's own texts, in SpecForge's layout
 
 Each folder of a model is a checkpoint in transformers' format; `harness.models.load` reads it as
-`embedded:<name>`, and `harness.models.head_files` the head. The text they learned and the training
-are in tools/train_embedded; `make embedded` trains them again and measures how often each draft
-model is accepted.
+`embedded:<name>`, and `harness.models.heads.eagle3` the head. The text they learned and the
+training are in tools/train_embedded; `make embedded` trains them again and measures how often each
+draft model is accepted.
 """

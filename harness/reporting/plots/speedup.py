@@ -6,12 +6,13 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from harness.records import LOOKUPS, ResultRow, grouped
+from harness.records import ResultRow, grouped
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.plots import style
 from harness.reporting.tables import stability
 from harness.reporting.tables.leaderboard import PLAIN, Board, boards
+from harness.serving.drafts import looks_up
 from harness.summary import LeaderboardRow, Summary
 
 GAIN_CAPTION = (
@@ -109,7 +110,7 @@ ALPHA_UNDER = (
 
 def draw_alpha(summary: Summary, across: int) -> style.Plot | None:
     """A panel per temperature; None without an alpha or a break-even alpha to compare it with."""
-    drafted = [row for row in summary.generated if row.k > 0 and row.draft not in LOOKUPS]
+    drafted = [row for row in summary.generated if row.k > 0 and not looks_up(row.draft)]
     points = [row for row in drafted if row.alpha is not None]
     # A replayed row has its own break-even
     needs = points if summary.run.replay_only else _predicted(summary)

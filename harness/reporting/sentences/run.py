@@ -6,6 +6,7 @@ from harness.records import GREEDY_RESULTS, ResultRow
 from harness.reporting import formatting as fmt
 from harness.reporting.sentences import as_sentence
 from harness.reporting.sentences.caveats import CAVEATS
+from harness.serving.drafts import DRAFTS
 from harness.summary import RunFacts, Summary, TextCheck
 
 TITLES = {
@@ -21,10 +22,7 @@ ENGINES = {
     "cuda_graphs": "CUDA graphs",
     "lean": "eager forward of the harness",
     "transformers": "eager forward of transformers",
-    "eagle3": "eager EAGLE-3 head",
-    "mtp": "eager MTP layers",
-    "medusa": "eager Medusa heads",
-    "dflash": "eager DFlash drafter",
+    **{kind: f"eager {spec.noun}" for kind, spec in DRAFTS.items() if spec.reads_states},
 }
 _FAILURES_SHOWN = 8
 

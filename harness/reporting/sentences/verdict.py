@@ -4,11 +4,12 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from harness.config import CONF_DIR, OWN_DRAFT
-from harness.records import GREEDY, LOOKUPS, NGRAM, Rule
+from harness.records import GREEDY, Rule
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
 from harness.reporting.sentences import Quoted, comparison, served
+from harness.serving.drafts import DRAFTS, kind_of
 from harness.serving.engines import OWN, measurable, spec_of
 from harness.summary import Answer, CheckResult, Summary, Verdict, VerdictReason
 
@@ -378,17 +379,18 @@ def next_step(summary: Summary) -> str | None:
 
 def _draft_keys(summary: Summary, draft: str) -> str | None:
     """What names a draft of an audition on a sweep's command line; None where nothing does."""
-    if draft in LOOKUPS:
-        return f"draft={draft}" if draft == NGRAM else None
-    facts = summary.run.facts_of(draft)
-    if facts is None:
+    kind, facts = kind_of(draft, summary.run.models), summary.run.facts_of(draft)
+    spec = DRAFTS.get(kind)
+    if spec is not None and spec.learns:  # a sweep refuses it
         return None
-    if facts.kind == "early_exit" and facts.layers is not None:
+    if facts is not None and facts.layers is not None and kind == "early_exit":
         return f"draft=early_exit draft.layers={facts.layers}"
     shipped = CONF_DIR / "draft" / f"{draft}.yaml"
     if draft != OWN_DRAFT and shipped.is_file() and "???" not in shipped.read_text("utf-8"):
         return f"draft={draft}"
-    if facts.id is None or facts.kind == "copy":
+    if spec is not None and spec.looks_up:
+        return f"draft={OWN_DRAFT} draft.id={kind} draft.kind={kind}"
+    if facts is None or facts.id is None or kind == "copy":
         return None
     group = OWN_DRAFT if facts.kind == "model" else facts.kind
     return f"draft={group} draft.id={shlex.quote(facts.id)}"

@@ -8,8 +8,8 @@ from harness.records import GREEDY, ResultRow, first, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.tables.specification import Column, Table, columns_by, table
+from harness.serving.drafts import kind_of
 from harness.serving.engines import OWN, drafts_alike, spec_of, with_lines
-from harness.serving.kinds import kind_of
 from harness.summary import Answer, LeaderboardRow, Summary
 
 MOST_SETS = 4  # prompt sets that get a column of the grid

@@ -7,7 +7,7 @@ Rules whose rows are alike to the last digit shown (at temperature 0 all are) sh
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from harness.records import LOOKUPS, Failure, Rule, first, grouped, where
+from harness.records import Failure, Rule, first, grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.sentences.explanation import rule_of_thumb
@@ -21,8 +21,8 @@ from harness.reporting.tables.specification import (
     columns_by,
     table,
 )
+from harness.serving.drafts import DRAFTS, kind_of, looks_up
 from harness.serving.engines import drafts_alike, with_lines
-from harness.serving.kinds import kind_of
 from harness.summary import (
     AcceptanceByPosition,
     CategoryAlpha,
@@ -74,7 +74,7 @@ class DraftCosts(NamedTuple):
 
 
 def _breakeven(row: LeaderboardRow) -> Value:
-    if row.draft in (None, *LOOKUPS) or row.alpha is None:
+    if row.draft is None or looks_up(row.draft) or row.alpha is None:
         return None
     return fmt.NO_ROOT if row.breakeven_alpha is None else row.breakeven_alpha
 
@@ -183,7 +183,8 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
         title = board.name[0].upper() + board.name[1:]
         how = "" if board.every_rule else f": {board.acceptance}"
         no_root = any(_breakeven(row) == fmt.NO_ROOT for row in board.rows)
-        looked_up = ", ".join(name for name in LOOKUPS if name in {row.draft for row in board.rows})
+        shown = {row.draft for row in board.rows}
+        looked_up = ", ".join(kind for kind in DRAFTS if kind in shown and looks_up(kind))
         notes = (
             f"Holds for {', '.join(board.engines)}{how}.",
             NO_ROOT_NOTE if no_root else "",

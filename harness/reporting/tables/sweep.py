@@ -8,10 +8,11 @@ title says so; where both were made, `replay_table` shows them next to each othe
 
 from typing import NamedTuple
 
-from harness.records import LOOKUPS, ResultRow, grouped
+from harness.records import ResultRow, grouped
 from harness.reporting import formatting as fmt
 from harness.reporting.tables import stability
 from harness.reporting.tables.specification import Column, Table, table
+from harness.serving.drafts import looks_up
 from harness.summary import (
     AdaptiveDrafting,
     AdaptiveRow,
@@ -51,7 +52,7 @@ class Cell(NamedTuple):
     @property
     def breakeven(self) -> float | str | None:
         """The alpha this K needs; "none" where even alpha = 1 is predicted to lose."""
-        if self.row.k == 0 or self.row.draft in LOOKUPS:
+        if self.row.k == 0 or looks_up(self.row.draft):
             return None
         for row in (self.row, self.predicted):
             if row is not None and row.breakeven_alpha is not None:

@@ -39,7 +39,7 @@ from transformers.utils.hub import cached_file
 
 from harness.config import ModelConf
 from harness.models.checkpoint import explained, quiet_transformers, small_file
-from harness.models.heads import ChainHead, HeadNetwork, LoadedHead
+from harness.models.heads.base import ChainHead, HeadNetwork, LoadedHead
 from harness.models.load import LoadedModel, source_of
 from harness.models.memory import MemoryNeed, check_fits
 from harness.records import UserError

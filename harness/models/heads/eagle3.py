@@ -7,15 +7,22 @@ three of its layers. The layer's query, key and value take the normed embedding 
 feature side by side. Positions are rotary and those of the text: row t, or t + j for the j-th row
 of a chain. The output is over a reduced vocabulary; `d2t` gives the distance of each of its tokens
 to the target's id (Li et al. 2025, EAGLE-3; tensors and conventions as in SGLang's SpecForge and
-vllm-project/speculators, whose layouts `harness.models.head_files` reads).
+vllm-project/speculators).
 
 `Eagle3Network` holds the arithmetic, `Eagle3Head` is the same with a cache, for the loop. `passes`
 is what training and replay need: the drafts from every start of a given text. Pass j runs the j-th
 row of every chain at once, fed with the text's tokens; it attends to the rows of pass 0 up to its
 own start, and to its own chain's earlier rows, which is a diagonal of each earlier pass.
+
+Two layouts are read. SpecForge's (SGLang) is a config of the layer itself with `architectures:
+[LlamaForCausalLMEagle3]`, and tensors `midlayer.*`. That of vllm-project/speculators has
+`speculators_model_type: eagle3`, the layer's config under `transformer_layer_config`, and tensors
+`layers.0.*`.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +37,13 @@ from transformers.models.llama.modeling_llama import (
     repeat_kv,
 )
 
-from harness.models.heads import ChainHead, HeadNetwork, in_target_ids
+from harness.config import ModelConf
+from harness.models.checkpoint import explained
+from harness.models.heads.base import ChainHead, HeadNetwork, LoadedHead, in_target_ids
+from harness.models.heads.files import HeadFiles, config_of, found_in, unknown_layout
+from harness.models.load import LoadedModel
+from harness.records import UserError
+from harness.theory.architecture import HeadArchitecture
 
 # Of the target, as both training frameworks take them where a checkpoint names no others
 STATES = 3
@@ -289,3 +302,162 @@ class Eagle3Head(ChainHead):
         places = torch.arange(capacity, device=self.device).unsqueeze(0)
         with torch.no_grad():
             self._cosines, self._sines = network.angles(places)
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+# What it is, and the layouts of it that are read
+EAGLE3 = (
+    "an EAGLE-3 head",
+    "SpecForge's (config.json with architectures [LlamaForCausalLMEagle3], tensors midlayer.*) and "
+    "speculators' (speculators_model_type eagle3, tensors layers.0.*)",
+)
+EAGLE3_CLASS = re.compile("eagle-?3", re.IGNORECASE)
+# What a config.json may ask for, as vLLM reads it, that is not computed here
+UNREAD = ("norm_output", "norm_before_fc", "fc_norm")
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What a head's config.json says.
+
+    Attributes:
+        name: of the layout.
+        layer: the decoder layer's config.
+        layers: of the target, whose inputs are read; None where it takes the usual ones.
+        norm_before_residual: see `Eagle3Network`.
+        vocabulary: of the target; None where it does not say.
+        draft_vocabulary: tokens that it can draft; None where it is the target's vocabulary.
+    """
+
+    name: str
+    layer: LlamaConfig
+    layers: tuple[int, ...] | None
+    norm_before_residual: bool
+    vocabulary: int | None
+    draft_vocabulary: int | None
+
+    @property
+    def shape(self) -> HeadArchitecture:
+        """The sizes; of a target as wide as the layer, where the config names no other width."""
+        layer = self.layer
+        target_hidden = getattr(layer, "target_hidden_size", None) or layer.hidden_size
+        return HeadArchitecture(
+            layers=1,
+            hidden=layer.hidden_size,
+            heads=layer.num_attention_heads,
+            kv_heads=layer.num_key_value_heads or layer.num_attention_heads,
+            head_dim=layer.head_dim or layer.hidden_size // layer.num_attention_heads,
+            ffn=layer.intermediate_size,
+            vocab=self.draft_vocabulary or layer.vocab_size,
+            tied=True,
+            states=len(self.layers or range(STATES)) * target_hidden,
+        )
+
+
+def load_eagle3(conf: ModelConf, target: LoadedModel, key: str = "draft") -> LoadedHead:
+    """Read the EAGLE-3 head that `conf` names, for this target, onto its device and in its dtype.
+
+    Raises:
+        UserError: it is no EAGLE-3 head in a known layout, incomplete, or for another target.
+    """
+    files = HeadFiles(conf, key, target, *EAGLE3)
+    with explained(conf, key):
+        layout = _layout(config_of(conf, key), files.where)
+    network = _network(layout, _by_specforge(files.tensors()), files)
+    facts = {
+        "architecture": "EAGLE-3",
+        "layout": layout.name,
+        "draft_vocab": len(network.d2t),
+        "norm_before_residual": network.norm_before_residual,
+    }
+    context_tokens = getattr(layout.layer, "max_position_embeddings", None)
+    return files.loaded(network, facts, context_tokens)
+
+
+def eagle3_shape(config: Mapping[str, Any], where: str) -> HeadArchitecture:
+    """The sizes that a head's config.json says; errors call it `where`."""
+    return _layout(config, where).shape
+
+
+def _layout(config: Mapping[str, Any], where: str) -> _Layout:
+    """Which layout it is, and what it says."""
+    names = [str(name) for name in config.get("architectures") or ()]
+    kind = str(config.get("speculators_model_type") or "")
+    if kind != "eagle3" and (kind or not any(EAGLE3_CLASS.search(name) for name in names)):
+        raise unknown_layout(where, *EAGLE3, found_in(config))
+    of_eagle = config.get("eagle_config") or {}
+    settings = {**config, **of_eagle}
+    unread = [name for name in UNREAD if settings.get(name)]
+    unread += ["logit_scale"] if settings.get("logit_scale", 1.0) != 1.0 else []
+    if unread:
+        raise UserError(
+            f"{where}: an EAGLE-3 head with {', '.join(unread)}, which is not read here; give one "
+            "without"
+        )
+    layers = _layer_ids(config.get("eagle_aux_hidden_state_layer_ids"), 0)
+    if kind:
+        layer = config.get("transformer_layer_config")
+        if not isinstance(layer, Mapping):
+            raise UserError(f"{where}: its config.json has no transformer_layer_config")
+        return _Layout(
+            "speculators",
+            LlamaConfig(**layer),
+            layers,
+            bool(config.get("norm_before_residual", True)),
+            layer.get("vocab_size"),
+            config.get("draft_vocab_size"),
+        )
+    return _Layout(
+        "specforge",
+        LlamaConfig(**config),
+        # As SGLang reads it, which counts the layers whose output it is
+        layers or _layer_ids(of_eagle.get("eagle_aux_hidden_state_layer_ids"), 1),
+        bool(config.get("norm_before_residual", False)),
+        config.get("vocab_size"),
+        config.get("draft_vocab_size"),
+    )
+
+
+def _layer_ids(given: Any, shift: int) -> tuple[int, ...] | None:
+    # Whatever their order, engines take the states as the target computes them
+    return tuple(sorted(int(layer) + shift for layer in given)) if given else None
+
+
+def _by_specforge(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights by SpecForge's names."""
+    return {
+        re.sub(r"^(layers\.0\.)?", lambda m: "midlayer." if m[1] else "", name): tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def _network(layout: _Layout, tensors: dict[str, Tensor], files: HeadFiles) -> Eagle3Network:
+    """The head, its weights filled in, after all that can be compared with the target."""
+    config, vocabulary = files.target_config, files.target.vocab_size
+    layers = layout.layers or default_layers(config.num_hidden_layers)
+    if min(layers) < 0 or max(layers) >= config.num_hidden_layers or len(set(layers)) < len(layers):
+        raise files.other_layers(layers, "" if layout.layers else " by default")
+    files.check_width(tensors, layers)
+    files.check_vocabulary(layout.vocabulary)
+    d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
+    if t2d is not None and len(t2d) != vocabulary:
+        raise files.other_vocabulary(len(t2d))
+    if d2t is None and "lm_head.weight" in tensors and len(tensors["lm_head.weight"]) != vocabulary:
+        raise files.other_vocabulary(len(tensors["lm_head.weight"]))
+    network = Eagle3Network(
+        layout.layer,
+        target_hidden=config.hidden_size,
+        layers=layers,
+        draft_vocabulary=vocabulary if d2t is None else len(d2t),
+        vocabulary=vocabulary,
+        norm_before_residual=layout.norm_before_residual,
+    )
+    shared: Any = files.target.network.get_input_embeddings()
+    hidden = layout.layer.hidden_size
+    own = files.own_matrix(tensors, "embed_tokens.weight", shared, vocabulary, hidden)
+    network.embed_tokens = shared if own is None else nn.Embedding.from_pretrained(own)
+    network.own_embedding = own is not None
+    files.fill(network, tensors, given=("embed_tokens.",), optional=("d2t", "t2d"))
+    files.check_ids(network.d2t + torch.arange(len(network.d2t)))
+    return network

@@ -1,205 +1,29 @@
-"""Read an EAGLE-3 head from a folder or the hub, for one target, in both published layouts.
+"""The files of a head, read from a folder or the hub for one target.
 
-SpecForge's (SGLang) is a config of the layer itself with `architectures: [LlamaForCausalLMEagle3]`,
-and tensors `midlayer.*`. That of vllm-project/speculators has `speculators_model_type: eagle3`, the
-layer's config under `transformer_layer_config`, and tensors `layers.0.*`. Neither has a tokenizer:
-a head's tokens are its target's. A head that was trained for another target would draft nonsense
-without an error, so everything that can be compared with the target is.
+No published layout has a tokenizer: a head's tokens are its target's. A head that was trained for
+another target would draft nonsense without an error, so everything that can be compared with the
+target is.
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import LlamaConfig
 
 from harness.config import ModelConf
 from harness.models.checkpoint import explained, file_of, quiet_transformers
-from harness.models.eagle3 import STATES, Eagle3Network, default_layers
-from harness.models.heads import LoadedHead
+from harness.models.heads.base import LoadedHead
 from harness.models.load import LoadedModel, source_of
 from harness.models.memory import MemoryNeed, check_fits
 from harness.records import UserError, first_line
-from harness.theory.architecture import HeadArchitecture
+from harness.serving.drafts import DRAFTS
 
-# What it is, and the layouts of it that are read
-EAGLE3 = (
-    "an EAGLE-3 head",
-    "SpecForge's (config.json with architectures [LlamaForCausalLMEagle3], tensors midlayer.*) and "
-    "speculators' (speculators_model_type eagle3, tensors layers.0.*)",
-)
-EAGLE3_CLASS = re.compile("eagle-?3", re.IGNORECASE)
-# What a config.json may ask for, as vLLM reads it, that is not computed here
-UNREAD = ("norm_output", "norm_before_fc", "fc_norm")
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 # Of tensors that only training needs
 UNUSED = frozenset({"verifier_lm_head.weight", "verifier_norm.weight"})
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """What a head's config.json says.
-
-    Attributes:
-        name: of the layout.
-        layer: the decoder layer's config.
-        layers: of the target, whose inputs are read; None where it takes the usual ones.
-        norm_before_residual: see `Eagle3Network`.
-        vocabulary: of the target; None where it does not say.
-        draft_vocabulary: tokens that it can draft; None where it is the target's vocabulary.
-    """
-
-    name: str
-    layer: LlamaConfig
-    layers: tuple[int, ...] | None
-    norm_before_residual: bool
-    vocabulary: int | None
-    draft_vocabulary: int | None
-
-    @property
-    def shape(self) -> HeadArchitecture:
-        """The sizes; of a target as wide as the layer, where the config names no other width."""
-        layer = self.layer
-        target_hidden = getattr(layer, "target_hidden_size", None) or layer.hidden_size
-        return HeadArchitecture(
-            layers=1,
-            hidden=layer.hidden_size,
-            heads=layer.num_attention_heads,
-            kv_heads=layer.num_key_value_heads or layer.num_attention_heads,
-            head_dim=layer.head_dim or layer.hidden_size // layer.num_attention_heads,
-            ffn=layer.intermediate_size,
-            vocab=self.draft_vocabulary or layer.vocab_size,
-            tied=True,
-            states=len(self.layers or range(STATES)) * target_hidden,
-        )
-
-
-def load_head(conf: ModelConf, target: LoadedModel, key: str = "draft") -> LoadedHead:
-    """Read the EAGLE-3 head that `conf` names, for this target, onto its device and in its dtype.
-
-    Raises:
-        UserError: it is no EAGLE-3 head in a known layout, incomplete, or for another target.
-    """
-    files, layout = HeadFiles(conf, key, target, *EAGLE3), _layout_of(conf, key)
-    network = _network(layout, _by_specforge(files.tensors()), files)
-    facts = {
-        "architecture": "EAGLE-3",
-        "layout": layout.name,
-        "draft_vocab": len(network.d2t),
-        "norm_before_residual": network.norm_before_residual,
-    }
-    context_tokens = getattr(layout.layer, "max_position_embeddings", None)
-    return files.loaded(network, facts, context_tokens)
-
-
-def memory_need(conf: ModelConf, key: str, target: MemoryNeed) -> MemoryNeed:
-    """What memory a head will take, from its config before its weights are read.
-
-    That of an embedding of its own is not known before.
-    """
-    shape = _layout_of(conf, key).shape
-    return MemoryNeed.of(shape, target.dtype, target.device, key, conf.name)
-
-
-def head_shape(config: Mapping[str, Any], where: str) -> HeadArchitecture:
-    """The sizes that a head's config.json says; errors call it `where`."""
-    return _layout(config, where).shape
-
-
-def _layout_of(conf: ModelConf, key: str) -> _Layout:
-    with explained(conf, key):
-        return _layout(config_of(conf, key), f"{key}.id={conf.id}")
-
-
-def _layout(config: Mapping[str, Any], where: str) -> _Layout:
-    """Which layout it is, and what it says."""
-    names = [str(name) for name in config.get("architectures") or ()]
-    kind = str(config.get("speculators_model_type") or "")
-    if kind != "eagle3" and (kind or not any(EAGLE3_CLASS.search(name) for name in names)):
-        raise unknown_layout(where, *EAGLE3, found_in(config))
-    of_eagle = config.get("eagle_config") or {}
-    settings = {**config, **of_eagle}
-    unread = [name for name in UNREAD if settings.get(name)]
-    unread += ["logit_scale"] if settings.get("logit_scale", 1.0) != 1.0 else []
-    if unread:
-        raise UserError(
-            f"{where}: an EAGLE-3 head with {', '.join(unread)}, which is not read here; give one "
-            "without"
-        )
-    layers = _layer_ids(config.get("eagle_aux_hidden_state_layer_ids"), 0)
-    if kind:
-        layer = config.get("transformer_layer_config")
-        if not isinstance(layer, Mapping):
-            raise UserError(f"{where}: its config.json has no transformer_layer_config")
-        return _Layout(
-            "speculators",
-            LlamaConfig(**layer),
-            layers,
-            bool(config.get("norm_before_residual", True)),
-            layer.get("vocab_size"),
-            config.get("draft_vocab_size"),
-        )
-    return _Layout(
-        "specforge",
-        LlamaConfig(**config),
-        # As SGLang reads it, which counts the layers whose output it is
-        layers or _layer_ids(of_eagle.get("eagle_aux_hidden_state_layer_ids"), 1),
-        bool(config.get("norm_before_residual", False)),
-        config.get("vocab_size"),
-        config.get("draft_vocab_size"),
-    )
-
-
-def _layer_ids(given: Any, shift: int) -> tuple[int, ...] | None:
-    # Whatever their order, engines take the states as the target computes them
-    return tuple(sorted(int(layer) + shift for layer in given)) if given else None
-
-
-def _by_specforge(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights by SpecForge's names."""
-    return {
-        re.sub(r"^(layers\.0\.)?", lambda m: "midlayer." if m[1] else "", name): tensor
-        for name, tensor in tensors.items()
-    }
-
-
-def _network(layout: _Layout, tensors: dict[str, Tensor], files: "HeadFiles") -> Eagle3Network:
-    """The head, its weights filled in, after all that can be compared with the target."""
-    config, vocabulary = files.target_config, files.target.vocab_size
-    layers = layout.layers or default_layers(config.num_hidden_layers)
-    if min(layers) < 0 or max(layers) >= config.num_hidden_layers or len(set(layers)) < len(layers):
-        raise files.other_layers(layers, "" if layout.layers else " by default")
-    files.check_width(tensors, layers)
-    files.check_vocabulary(layout.vocabulary)
-    d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
-    if t2d is not None and len(t2d) != vocabulary:
-        raise files.other_vocabulary(len(t2d))
-    if d2t is None and "lm_head.weight" in tensors and len(tensors["lm_head.weight"]) != vocabulary:
-        raise files.other_vocabulary(len(tensors["lm_head.weight"]))
-    network = Eagle3Network(
-        layout.layer,
-        target_hidden=config.hidden_size,
-        layers=layers,
-        draft_vocabulary=vocabulary if d2t is None else len(d2t),
-        vocabulary=vocabulary,
-        norm_before_residual=layout.norm_before_residual,
-    )
-    shared: Any = files.target.network.get_input_embeddings()
-    hidden = layout.layer.hidden_size
-    own = files.own_matrix(tensors, "embed_tokens.weight", shared, vocabulary, hidden)
-    network.embed_tokens = shared if own is None else nn.Embedding.from_pretrained(own)
-    network.own_embedding = own is not None
-    files.fill(network, tensors, given=("embed_tokens.",), optional=("d2t", "t2d"))
-    files.check_ids(network.d2t + torch.arange(len(network.d2t)))
-    return network
-
-
-# ---- any head ------------------------------------------------------------------------------------
 
 
 class HeadFiles:
@@ -407,3 +231,22 @@ def unknown_layout(where: str, kind: str, layouts: str, found: str) -> UserError
     return UserError(
         f"{where}: not {kind} in a layout that is known: {found}; read here are {layouts}"
     )
+
+
+def is_of(config: Mapping[str, Any], kind: str) -> bool:
+    """Whether a config.json's model type or architectures name a kind of head."""
+    names = [config.get("model_type"), *(config.get("architectures") or ())]
+    return any(kind in str(name).lower() for name in names)
+
+
+def memory_need(conf: ModelConf, key: str, target: MemoryNeed) -> MemoryNeed | None:
+    """What memory a head will take, from its config before its weights are read.
+
+    That of an embedding of its own is not known before; None where its config says no sizes.
+    """
+    spec = DRAFTS[conf.kind]
+    if not spec.shape:
+        return None
+    with explained(conf, key):
+        shape = spec.read_shape(config_of(conf, key), f"{key}.id={conf.id}")
+    return MemoryNeed.of(shape, target.dtype, target.device, key, conf.name)

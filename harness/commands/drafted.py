@@ -1,0 +1,330 @@
+"""A target, and what drafts for it: a model, a head or a look-up, ready to be timed and scored.
+
+Each kind of draft answers for itself what the commands ask of it: what the loop drafts with, what
+its rounds are timed with, and how it scores the target's texts.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from harness import prompts as prompt_sets
+from harness.analysis.adaptive import THRESHOLDS
+from harness.commands.progress import progress
+from harness.config import AuditionConfig, PairConfig
+from harness.decoding.heads import HeadDrafter
+from harness.decoding.lookups import LookupDrafter
+from harness.measurement import environment
+from harness.measurement.confidences import draft_confidences
+from harness.measurement.draft_scores import DraftSampling, as_target, lookup_traces, score_texts
+from harness.measurement.generations import Draft, Request
+from harness.measurement.head_scores import score_with_head
+from harness.measurement.round_times import FullLookup
+from harness.measurement.step_times import TimedModel, time_lookups
+from harness.measurement.target_texts import GeneratedText
+from harness.models.cached import CachedModel
+from harness.models.heads.base import Head, LoadedHead
+from harness.models.load import LoadedModel
+from harness.models.probe import check_length
+from harness.records import DraftConfidence, Prompt, StepTiming, TextTrace
+from harness.serving.drafts import DRAFTS
+
+# Texts that are generated or scored at the same time
+BATCH = 32
+
+Config = PairConfig | AuditionConfig
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt with its token ids.
+
+    Attributes:
+        prompt: the conversation up to the turn to answer.
+        tokens: at least one id.
+        pending: tokens that the target's answers may add, where they are not generated yet.
+    """
+
+    prompt: Prompt
+    tokens: tuple[int, ...]
+    pending: int = 0
+
+    @property
+    def turn(self) -> int:
+        """The number of the turn to answer, from 1."""
+        return len(self.prompt.turns)
+
+    @property
+    def length(self) -> int:
+        """Tokens at most, with the answers that are not generated yet."""
+        return len(self.tokens) + self.pending
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target that is ready to generate.
+
+    Attributes:
+        target, target_model: the loaded model, and the same with a cache, as the loop sees it.
+        conversations: in the order of their prompt sets.
+        prompts: their turns, encoded for the target; only the first turns until the answers to
+            them are generated (`harness.commands.completions.with_turns`).
+        positions: that the longest generation needs, the drafts of its last round included.
+    """
+
+    target: LoadedModel
+    target_model: CachedModel
+    conversations: tuple[Prompt, ...]
+    prompts: tuple[EncodedPrompt, ...]
+    positions: int
+
+    @property
+    def opened(self) -> Mapping[str, tuple[LoadedModel, CachedModel]]:
+        """The models by role."""
+        return {"target": (self.target, self.target_model)}
+
+    @property
+    def timed(self) -> tuple[TimedModel, ...]:
+        """The models, as the measurement of step times wants them."""
+        return tuple(
+            TimedModel("draft" if role == "draft" else "target", loaded.name, model)
+            for role, (loaded, model) in self.opened.items()
+        )
+
+    @property
+    def draft_entry(self) -> dict[str, Any] | None:
+        """The manifest's entry of the draft; None where there is none, or it has no weights."""
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        """The manifest's entries about models, prompts and machine."""
+        entries = {
+            "target": {**self.target.describe(), **self.target_model.describe()},
+            "draft": self.draft_entry,
+        }
+        models = {role: entry for role, entry in entries.items() if entry is not None}
+        return described(self.target_model.device, models, self.conversations)
+
+    def check_lengths(self) -> None:
+        """Refuse models whose texts, at the run's lengths, are not those of uncached forwards."""
+        for opened, model in self.opened.values():
+            with progress(f"checking the longest text of {opened.name}"):
+                check_length(model, self.positions, f"{opened.key}={opened.name}")
+
+    def typical_context(self, new_tokens: int) -> list[int]:
+        """Token ids of the length a typical step sees: the median prompt plus half the budget."""
+        lengths = sorted(len(entry.tokens) for entry in self.prompts)
+        length = max(1, lengths[len(lengths) // 2] + new_tokens // 2)
+        ids = [token for entry in self.prompts for token in entry.tokens]
+        return [ids[index % len(ids)] for index in range(length)]
+
+
+def described(
+    device: Any, models: Mapping[str, Mapping[str, Any]], prompts: Sequence[Prompt]
+) -> dict[str, Any]:
+    """The manifest's entries about machine, models by role and prompts."""
+    sets = [prompt.prompt_set for prompt in prompts]
+    return {
+        "environment": environment.describe(device),
+        "models": models,
+        "prompts": {name: sets.count(name) for name in dict.fromkeys(sets)},
+        "prompts_sha256": prompt_sets.prompt_set_hash(prompts),
+    }
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How texts are scored.
+
+    Attributes:
+        largest_k: the largest K that is replayed of a look-up or a head.
+        draft_sampling, batch: see `score_texts`.
+        tick: called once per scored text.
+    """
+
+    largest_k: int
+    draft_sampling: DraftSampling = as_target
+    batch: int = BATCH
+    tick: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True)
+class Drafted(Target, ABC):
+    """A target with what drafts for it, ready to be timed.
+
+    Attributes:
+        draft_name: in the records.
+    """
+
+    draft_name: str
+
+    @property
+    @abstractmethod
+    def drafting(self) -> Draft:
+        """What the loop drafts with: a model, or what makes the drafter of a request."""
+
+    @property
+    def timed_drafting(self) -> Draft:
+        """What rounds are timed with."""
+        return self.drafting
+
+    @property
+    def most(self) -> int | None:
+        """Tokens that it drafts a round at most; None: any number."""
+        return None
+
+    def time_proposals(self, max_k: int, context: Sequence[int]) -> list[StepTiming]:
+        """The times of a draft that has no steps."""
+        del max_k, context
+        return []
+
+    @abstractmethod
+    def score(self, texts: Sequence[GeneratedText], how: Scoring) -> list[TextTrace]:
+        """Texts of the target, in the order in which they are answered, as the draft sees them."""
+
+    def confidences(self, texts: Sequence[GeneratedText], config: Config) -> list[DraftConfidence]:
+        """How sure the draft is of what it drafts off the texts; empty where nobody asks."""
+        models = [timed.model for timed in self.timed if timed.role == "draft"]
+        if config.decode.stop == "none" or not models:
+            return []
+        with progress(f"{self.draft_name} drafts off the texts", len(texts)) as tick:
+            return draft_confidences(
+                texts,
+                self.target_model,
+                models[0],
+                draft_name=self.draft_name,
+                rule=config.decode.rule,  # type: ignore[arg-type]  # validated
+                num_draft_tokens=max(config.k),
+                least=min(*THRESHOLDS, config.decode.stop_threshold),
+                tick=tick,
+            )
+
+
+@dataclass(frozen=True)
+class Pair(Drafted):
+    """A target and a draft model of the same tokenizer."""
+
+    draft: LoadedModel
+    draft_model: CachedModel
+
+    @property
+    def opened(self) -> Mapping[str, tuple[LoadedModel, CachedModel]]:
+        """The models by role."""
+        return {**super().opened, "draft": (self.draft, self.draft_model)}
+
+    @property
+    def draft_entry(self) -> dict[str, Any]:
+        """The manifest's entry of the draft."""
+        return {**self.draft.describe(), **self.draft_model.describe()}
+
+    @property
+    def drafting(self) -> CachedModel:
+        """What the loop drafts with."""
+        return self.draft_model
+
+    def score(self, texts: Sequence[GeneratedText], how: Scoring) -> list[TextTrace]:
+        """Texts as the model sees them, which serve every K."""
+        return score_texts(
+            texts,
+            self.target_model,
+            self.draft_model,
+            draft_name=self.draft_name,
+            target_name=f"model={self.target.name}",
+            draft_sampling=how.draft_sampling,
+            batch=how.batch,
+            tick=how.tick,
+        )
+
+
+@dataclass(frozen=True)
+class LookupPair(Drafted):
+    """A target whose draft looks its tokens up: there is no second model.
+
+    Attributes:
+        kind: of look-up.
+        answers: that were given before; a look-up in earlier answers has read them.
+    """
+
+    kind: str
+    answers: Sequence[Sequence[int]] = ()
+
+    @cached_property
+    def drafter(self) -> LookupDrafter:
+        """What looks the tokens up; it begins anew with each generation."""
+        drafter = DRAFTS[self.kind].load(self.target.eos)
+        for answer in self.answers:
+            drafter.learn(answer)
+        return drafter
+
+    @property
+    def drafting(self) -> Draft:
+        """What the loop drafts with."""
+        return lambda _: self.drafter
+
+    @property
+    def timed_drafting(self) -> Draft:
+        """What rounds are timed with: it proposes as many tokens as it is asked for."""
+        return lambda _: FullLookup(self.drafter)
+
+    def time_proposals(self, max_k: int, context: Sequence[int]) -> list[StepTiming]:
+        """What one proposal of max_k tokens takes."""
+        return [time_lookups(self.drafter, self.draft_name, max_k, context)]
+
+    def score(self, texts: Sequence[GeneratedText], how: Scoring) -> list[TextTrace]:
+        """What is proposed along the texts: it is chosen, not sampled."""
+        traces = lookup_traces(
+            texts, self.kind, num_draft_tokens=how.largest_k, draft_name=self.draft_name
+        )
+        for _ in texts:
+            how.tick()
+        return traces
+
+
+@dataclass(frozen=True)
+class HeadPair(Drafted):
+    """A target that keeps its hidden states, and the head that drafts from them."""
+
+    head: LoadedHead
+    head_model: Head
+
+    @property
+    def timed(self) -> tuple[TimedModel, ...]:
+        """The target and the head, as the measurement of step times wants them."""
+        return (*super().timed, TimedModel("draft", self.head.name, self.head_model))
+
+    @property
+    def draft_entry(self) -> dict[str, Any]:
+        """The manifest's entry of the head, which runs eagerly for its target's reason."""
+        reason = self.target_model.engine_reason
+        ran = {"engine_reason": reason} if reason else {}
+        return {**self.head.describe(), **self.head_model.describe(), **ran}
+
+    @property
+    def drafting(self) -> Draft:
+        """What the loop drafts with."""
+
+        def drafter(request: Request) -> HeadDrafter:
+            head, target, stop_below = self.head_model, self.target_model, request.stop_below or 0.0
+            return HeadDrafter(head, target, request.sampling, request.rule, stop_below)
+
+        return drafter
+
+    @property
+    def most(self) -> int | None:
+        """Tokens that it drafts a round at most; None: any number."""
+        return self.head_model.drafts
+
+    def score(self, texts: Sequence[GeneratedText], how: Scoring) -> list[TextTrace]:
+        """The head's drafts from every start of each text."""
+        return score_with_head(
+            texts,
+            self.target_model,
+            self.head_model,
+            num_draft_tokens=how.largest_k,
+            draft_name=self.draft_name,
+            target_name=f"model={self.target.name}",
+            draft_sampling=how.draft_sampling,
+            tick=how.tick,
+        )

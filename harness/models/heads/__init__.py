@@ -1,0 +1,6 @@
+"""Heads: drafts that read the hidden states of their target.
+
+One module per kind, each with the network and the reader of its published checkpoints: EAGLE-3, a
+model's own MTP layer, Medusa heads and DFlash drafters. `base` is what they have in common, `files`
+reads the files of any of them and compares them with the target.
+"""

@@ -1,0 +1,126 @@
+"""The kinds of drafts: one `DraftSpec` for each, and nothing else says what a kind is.
+
+A kind is added by an entry of `DRAFTS` and the module that its `loader` names. Whatever a command,
+an analysis or a report does for some kinds and not for others, it decides by a field of the entry.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Literal
+
+from harness.records import first
+
+if TYPE_CHECKING:  # every command's --help imports this module
+    from harness.summary import ModelFacts
+
+# A key of DRAFTS; "unknown" where only a name is known of the draft: no engine has a line for it
+DraftKind = str
+UNKNOWN: DraftKind = "unknown"
+
+
+@dataclass(frozen=True)
+class DraftSpec:
+    """A kind of draft.
+
+    Attributes:
+        phrase: what a sentence calls such a draft, with its article.
+        weights: where they are: its `own`, in the checkpoint that its id names; in the
+            `target_checkpoint`, unless its id names another; `target_layers`, shared with the
+            loaded target; a `copy` of the target in another dtype; or `none`, since it looks its
+            tokens up. A look-up has the name of its kind in the records.
+        loader: what makes one, as "module:name"; "" for a model that transformers loads. Of a kind
+            without weights a `LookupDrafter`, by the ids that end a text; else a function of its
+            `ModelConf` and the loaded target, which gives a `LoadedHead` where it reads states, a
+            `LoadedModel` where it does not.
+        shape: what reads a head's sizes from its config.json, in the same form; "" for nothing.
+        reads_states: whether it is a head, which drafts from hidden states of the target.
+        chained: whether a head takes a pass for every token, and does not draft a block at once.
+        learns: whether a look-up depends on the answers before, so that no generation stands alone.
+    """
+
+    phrase: str
+    weights: Literal["own", "target_checkpoint", "target_layers", "copy", "none"] = "own"
+    loader: str = ""
+    shape: str = ""
+    reads_states: bool = False
+    chained: bool = False
+    learns: bool = False
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether there is no model, and tokens are looked up."""
+        return self.weights == "none"
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether its id names weights that an engine loads."""
+        return self.weights in ("own", "target_checkpoint")
+
+    @property
+    def noun(self) -> str:
+        """The phrase without its article."""
+        return self.phrase.removeprefix("an ").removeprefix("a ")
+
+    def has_own_checkpoint(self, draft: str, target: str) -> bool:
+        """Whether the weights of the draft of this id are not in the target's checkpoint."""
+        return self.weights == "own" or (self.has_checkpoint and draft != target)
+
+    @property
+    def load(self) -> Callable[..., Any]:
+        """What `loader` names, imported only now: commands that load no model need no torch."""
+        return resolve_name(self.loader)
+
+    @property
+    def read_shape(self) -> Callable[..., Any]:
+        """What `shape` names: the `HeadArchitecture` of a config.json and what errors call it."""
+        return resolve_name(self.shape)
+
+
+_IN = "harness.models.heads"
+DRAFTS: dict[DraftKind, DraftSpec] = {
+    "model": DraftSpec("a draft model"),
+    "eagle3": DraftSpec(
+        "an EAGLE-3 head",
+        loader=f"{_IN}.eagle3:load_eagle3",
+        shape=f"{_IN}.eagle3:eagle3_shape",
+        reads_states=True,
+        chained=True,
+    ),
+    "mtp": DraftSpec(
+        "MTP layers",
+        "target_checkpoint",
+        loader=f"{_IN}.mtp:load_mtp",
+        reads_states=True,
+        chained=True,
+    ),
+    "medusa": DraftSpec("Medusa heads", loader=f"{_IN}.medusa:load_medusa", reads_states=True),
+    "dflash": DraftSpec("a DFlash drafter", loader=f"{_IN}.dflash:load_dflash", reads_states=True),
+    "early_exit": DraftSpec(
+        "early exit of the target's layers",
+        "target_layers",
+        loader="harness.models.early_exit:early_exit",
+    ),
+    "copy": DraftSpec("a copy of the target", "copy"),
+    "ngram": DraftSpec("an n-gram look-up", "none", loader="harness.decoding.lookups:NgramDrafter"),
+    "suffix": DraftSpec(
+        "a suffix look-up", "none", loader="harness.decoding.lookups:SuffixDrafter", learns=True
+    ),
+}
+
+
+def looks_up(draft: str | None) -> bool:
+    """Whether the draft of a record, by its name there, looks its tokens up."""
+    return draft in DRAFTS and DRAFTS[draft].looks_up
+
+
+def kind_of(draft: str | None, models: "Sequence[ModelFacts]") -> DraftKind:
+    """The kind of a run's draft, by its name in the records."""
+    if draft is not None and looks_up(draft):
+        return draft
+    target = first(models, role="target")
+    facts = first((model for model in models if model is not target), name=draft)
+    if facts is None or facts.kind not in DRAFTS or (facts.kind == "model" and facts.id is None):
+        return UNKNOWN
+    is_copy = facts.kind == "model" and target is not None and facts.id == target.id
+    return "copy" if is_copy else facts.kind
