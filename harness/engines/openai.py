@@ -20,11 +20,10 @@ from typing import Any, Literal
 
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.http_server import MODELS, HttpServer, Running, field_of, only_model
-from harness.engines.protocol import Completion, EngineFacts
-from harness.records import Rule, StopReason, UserError
+from harness.engines.protocol import STOP_REASONS, Asked, Completion, EngineFacts
+from harness.records import Rule, UserError
 
 SERVER = "an OpenAI-compatible server"
-STOP_REASONS: Mapping[str, StopReason] = {"stop": "eos", "length": "budget"}
 Name = Literal["openai", "mlx"]
 
 
@@ -77,17 +76,10 @@ class OpenAiServer(HttpServer):
         """What the tokenizer puts before every text, and so will the server's."""
         return tuple(self._tokenizer("")["input_ids"])
 
-    def complete(
-        self,
-        prompt: Sequence[int],
-        sampling: SamplingParameters,
-        seed: int,
-        budget: int,
-        deadline_s: float,
-    ) -> Completion:
+    def complete(self, asked: Asked, deadline_s: float) -> Completion:
         """Ask once for a completion; see `HttpServer`."""
-        settings = request_settings(self._name, sampling, seed, budget)
-        body = {"prompt": self._text(prompt), **self._named, **settings}
+        settings = request_settings(self._name, asked.sampling, asked.seed, asked.budget)
+        body = {"prompt": self._text(asked.prompt), **self._named, **settings}
         if self.k and self._dialect.k is not None:
             body[self._dialect.k] = self.k
         answer = self.ask("/v1/completions", body, deadline_s)
