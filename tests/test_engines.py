@@ -26,10 +26,10 @@ from harness.config import ModelConf
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.gguf_file import write_gguf
 from harness.engines.http_server import AttachedEngine
-from harness.engines.llamacpp import LlamaCpp, LlamaCppServer, request_settings, rounds_at_eos
+from harness.engines.llamacpp import LlamaCpp, LlamaCppServer, request_body, rounds_at_eos
 from harness.engines.own import OwnLoop
 from harness.engines.process import ServerProcess
-from harness.engines.protocol import Engine, ServerDiedError
+from harness.engines.protocol import Asked, Engine, ServerDiedError
 from harness.measurement.clock import Clock
 from harness.measurement.generations import Request
 from harness.measurement.returned_texts import (
@@ -48,7 +48,8 @@ needs_llamacpp = pytest.mark.skipif(
 
 # ---- a server that says what a test wants --------------------------------------------------------
 
-TIMINGS = {"prompt_ms": 2.0, "predicted_ms": 30.0, "draft_n": 8, "draft_n_accepted": 4}
+TIMES = {"prompt_ms": 2.0, "predicted_ms": 30.0, "predicted_n": 6}
+TIMINGS = {**TIMES, "draft_n": 8, "draft_n_accepted": 4}
 ANSWER: dict[str, Any] = {
     "tokens": [5, 6, 7, 8, 9, 10],
     "stop_type": "limit",
@@ -156,12 +157,12 @@ def test_rounds_of_a_text_that_ended_early_follow_from_counts_or_are_unknown(
 
 
 def test_a_request_switches_the_servers_samplers_off() -> None:
-    asked = request_settings(SamplingParameters(0.7), seed=2**32 - 1, budget=5)
+    asked = request_body(Asked([1], SamplingParameters(0.7), seed=2**32 - 1, budget=5))
     assert asked["temperature"] == 0.7
     assert (asked["top_k"], asked["top_p"], asked["min_p"]) == (0, 1.0, 0.0)
     assert asked["seed"] != 2**32 - 1  # which would ask for a random one
     with pytest.raises(UserError, match="repetition_penalty"):
-        request_settings(SamplingParameters(0.7, repetition_penalty=1.1), 1, 5)
+        request_body(Asked([1], SamplingParameters(0.7, repetition_penalty=1.1), 1, 5))
 
 
 # ---- processes -----------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ asked of its server.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,11 +14,18 @@ from typing import Any
 import pytest
 from runs import outcome_of, ran
 from served_pair import Served
+from server_answers import sglang_answers, vllm_answers
+from stand_in_server import StandIn
 
 from harness.analysis import analyse
-from harness.analysis.imports import ServedRecord, record_of
+from harness.decoding.sampling import SamplingParameters
 from harness.engines.client import HttpClient
-from harness.engines.llamacpp import LlamaCppServer, request_settings
+from harness.engines.http_server import AttachedEngine, HttpServer
+from harness.engines.llamacpp import LlamaCppServer, request_body
+from harness.engines.protocol import Asked, ServedRecord
+from harness.engines.records import record_of
+from harness.engines.sglang import SglangServer
+from harness.engines.vllm import VllmServer
 from harness.records import UserError
 from harness.reporting.content import content_of
 from harness.storage import StoredRun
@@ -54,6 +61,7 @@ FROM_VLLM = {
     "decode_s": pytest.approx(0.06),
     "stop_reason": "budget",
     "tokens": (1, 2, 3),
+    "text": "abc",
     "model": "org/target",
 }
 PER_STEP = {"per_step_accepted": [0, 2, 1], "per_step_drafted": [2, 2, 2]}
@@ -173,7 +181,10 @@ def with_counts(**speculative: Any) -> dict[str, Any]:
             {**AIPERF, "metrics": {}, "error": {"code": 499, "message": "cancelled"}},
             {"engine": "vllm", "prompt": "session-1", "error": "cancelled"},
         ),
-        ({"text": "a", "output_ids": [1], "meta_info": META}, {**FROM_SGLANG, "tokens": (1,)}),
+        (
+            {"text": "a", "output_ids": [1], "meta_info": META},
+            {**FROM_SGLANG, "tokens": (1,), "text": "a"},
+        ),
         ({"choices": [{"meta_info": META}]}, FROM_SGLANG),
         ({"meta_info": OLDER_META}, {**FROM_SGLANG, "accepted_lengths": None}),
         (
@@ -206,6 +217,28 @@ def test_each_kind_of_entry_is_read_by_its_documented_fields(
     assert record is not None
     nothing = {field.name: field.default for field in fields(ServedRecord)}
     assert vars(record) == {**nothing, **expected}
+
+
+@pytest.mark.parametrize(
+    ("server", "answers", "path"),
+    [
+        (VllmServer, vllm_answers(), "/v1/completions"),
+        (SglangServer, sglang_answers(), "/generate"),
+    ],
+)
+def test_a_stored_answer_is_read_as_the_running_server_is(
+    server: Callable[..., HttpServer],
+    answers: dict[str, Any],
+    path: str,
+    stand_in: Callable[[Mapping[str, Any]], StandIn],
+) -> None:
+    with AttachedEngine({2: stand_in(answers).url}, server).open(2) as running:
+        done = running.generate([1, 2, 3], SamplingParameters(0.0), 7, 6)
+    record = record_of(answers[path], "here")
+    assert record is not None
+    assert record.rounds
+    names = ("tokens", "stop_reason", "rounds", "drafted", "accepted", "prefill_s", "decode_s")
+    assert [getattr(record, name) for name in names] == [getattr(done, name) for name in names]
 
 
 def test_requests_that_warm_a_server_up_are_passed_over() -> None:
@@ -532,8 +565,8 @@ def test_llamacpps_own_answers_give_the_rounds_that_its_adapter_counts(tmp_path:
             assert isinstance(server, LlamaCppServer)
             client = HttpClient(server.url)
             for asked in pair.requests:
-                settings = request_settings(asked.sampling, asked.seed, asked.budget)
-                answers.append(client.post("/completion", {"prompt": asked.tokens, **settings}))
+                request = Asked(asked.tokens, asked.sampling, asked.seed, asked.budget)
+                answers.append(client.post("/completion", request_body(request)))
                 done = server.generate(asked.tokens, asked.sampling, asked.seed, asked.budget)
                 if k:
                     expected.append((len(done.tokens) - 1, done.rounds, done.drafted))

@@ -15,6 +15,7 @@ import pytest
 import torch
 from runs import FROZEN, ran
 from served_pair import Served, embedded
+from server_answers import META, SPECULATIVE
 from stand_in_server import StandIn
 
 from harness.analysis import analyse
@@ -33,6 +34,7 @@ BUDGET = 10
 LATENCIES = ["latency.target_ms=10", "latency.draft_ms=2"]
 SMALL = [f"new_tokens={BUDGET}", "prompts.limit=2", "k=[1,4]", "temperature=[0,1]", "threads=1"]
 NUMBERS = ("target_logprob", "draft_logprob", "draft_is_argmax")
+TIMINGS = {"prompt_ms": 2.0, "predicted_ms": 30.0, "predicted_n": BUDGET}
 
 
 class Models:
@@ -104,6 +106,7 @@ def llamacpp(models: Models) -> dict[str, Any]:
         asked = (body["temperature"], body["seed"], body["n_predict"])
         tokens, logprobs = models.complete(body["prompt"], *asked)
         answer: dict[str, Any] = {"content": models.text(tokens), "tokens": tokens}
+        answer["timings"] = TIMINGS
         if body["n_probs"]:
             pairs = zip(tokens, logprobs, strict=True)
             told = [{"id": token, "logprob": logprob} for token, logprob in pairs]
@@ -321,9 +324,9 @@ def test_log_probabilities_that_a_server_keeps_to_itself_are_not_guessed(
 
 
 DRAFTING: dict[Any, dict[str, Any]] = {
-    llamacpp: {"timings": {"draft_n": 7, "draft_n_accepted": 7}},
-    sglang: {"meta_info": {"spec_verify_ct": 3}},
-    vllm: {"metrics": {"speculative_decoding": {"num_spec_steps": 3}}},
+    llamacpp: {"timings": {**TIMINGS, "draft_n": 7, "draft_n_accepted": 7}},
+    sglang: {"meta_info": META},
+    vllm: {"metrics": {"speculative_decoding": SPECULATIVE}},
 }
 
 

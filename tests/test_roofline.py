@@ -23,7 +23,8 @@ from harness.theory.cost import (
     timing_forwards,
     usd_per_million_tokens,
 )
-from harness.theory.planning import ModelBytes, PlanRequest, memory_view, plan_card, plan_cards
+from harness.theory.memory import ModelBytes, memory_view
+from harness.theory.planning import PlanRequest, plan_card, plan_cards
 from harness.theory.roofline import (
     Card,
     ReadingModel,

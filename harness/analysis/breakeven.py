@@ -16,30 +16,29 @@ that round's deviation / sqrt(n), for requests of like length. Fewer than MIN_PR
 an interval by this bound that has 1 in it, decide nothing. It is the error of the acceptance alone:
 a speedup that a server measured has that of its clock as well, so it is given no interval.
 
-Numbers that a server's files gave are in the manifest's entry `inputs`: the keys of the
-configuration that they filled in (draft_ms, target_ms, verify_ms, k, acceptance_rate,
-acceptance_by_position), `plain_ms` and `round_ms` (R(0), and R(K) by K, of a run), `served` (K to
-the speedup that the server itself measured), `caveats`
-(code and values of each) and `round_fit` (a `harness.summary.RoundFit`).
+Numbers that files gave are in the manifest's entry `inputs`, a `MeasuredInputs`; they go before the
+configuration's.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
 import numpy as np
+from pydantic import TypeAdapter
 from scipy.special import stdtrit
 
 from harness.analysis.latency import Latency, stored_rows
 from harness.analysis.profile import ceilings
+from harness.analysis.server_measurements import MeasuredInputs
 from harness.analysis.setup import Setup
+from harness.config import BreakevenConfig
 from harness.records import Decision, ResultRow, UserError
 from harness.stats.jackknife import CONFIDENCE, MIN_PROMPTS, Interval
 from harness.summary import (
     BestKAtAlpha,
     Caveat,
-    FittedRound,
     RoundFit,
     SpeedupByK,
     Summary,
@@ -71,54 +70,52 @@ class Inputs:
     round_fit: RoundFit | None = None
 
 
-def inputs_of(config: Mapping[str, Any]) -> Inputs:
-    """The inputs from the configuration's keys, with those of the manifest's `inputs` over them."""
-    verify = config.get("verify_ms")
-    if verify is not None and not verify:
+def inputs_of(config: BreakevenConfig, measured: MeasuredInputs) -> Inputs:
+    """What the configuration says, and in its place what files measured.
+
+    Raises:
+        UserError: times, alphas or acceptances that cannot be, or a K whose time is not known.
+    """
+    verify_ms = measured.verify_ms or config.verify_ms
+    if verify_ms == []:
         raise UserError("verify_ms=[]: give the times for 1, 2, ... positions, or leave it out")
-    alphas = tuple(float(value) for value in config.get("alpha") or ())
-    if not alphas:
+    if not config.alpha:
         raise UserError("alpha=[]: give at least one, for example alpha=[0.6,0.8,1.0]")
-    if len(set(alphas)) != len(alphas):
+    if len(set(config.alpha)) != len(config.alpha):
         raise UserError("alpha: a value is given twice; list each once")
-    ks = tuple(sorted({int(k) for k in config.get("k") or () if k > 0}))
-    positions = tuple(config.get("acceptance_by_position") or ())
+    ks = tuple(sorted({k for k in measured.k or config.k if k > 0}))
+    positions = tuple(measured.acceptance_by_position or config.acceptance_by_position or ())
     if positions:
         theory.acceptance_rate_from_positions(positions)  # refuses a bad list whatever k is
-    fit = config.get("round_fit")
     times = StepTimes(
-        (config.get("draft_ms") or 0.0) / 1e3,
-        (config.get("target_ms") or 0.0) / 1e3,
-        tuple(value / 1e3 for value in verify or ()),
+        (measured.draft_ms or config.draft_ms or 0.0) / 1e3,
+        (measured.target_ms or config.target_ms or 0.0) / 1e3,
+        tuple(value / 1e3 for value in verify_ms or ()),
     )
     return Inputs(
         times=times,
-        rounds=_rounds(config, times, max(ks, default=0)),
-        rounds_measured=bool(config.get("round_ms")),
+        rounds=_rounds(measured, times, max(ks, default=0)),
+        rounds_measured=bool(measured.round_ms),
         ks=ks,
-        alphas=alphas,
-        acceptance_rate=_rates(config.get("acceptance_rate"), ks),
+        alphas=tuple(theory.check_share("alpha", alpha) for alpha in config.alpha),
+        acceptance_rate=_rates(measured.acceptance_rate or config.acceptance_rate, ks),
         acceptance_by_position=positions,
-        server_speedups={int(k): float(x) for k, x in (config.get("served") or {}).items()},
-        requests=config.get("requests"),
-        caveats=tuple(Caveat(**entry) for entry in config.get("caveats") or ()),
-        round_fit=None if fit is None else _fit(fit),
+        server_speedups=measured.served,
+        requests=measured.requests,
+        caveats=measured.caveats,
+        round_fit=measured.round_fit,
     )
 
 
-def _rounds(config: Mapping[str, Any], times: StepTimes, largest: int) -> RoundTimes:
-    """R as a run measured it, else by the formula."""
-    measured: Mapping[str, float] = config.get("round_ms") or {}
-    if not measured:
-        times.v(largest)  # refuses a verify curve that is too short
+def _rounds(measured: MeasuredInputs, times: StepTimes, largest: int) -> RoundTimes:
+    """R as a run measured it, else by the formula; a K beyond what is known is refused."""
+    if not measured.round_ms or measured.plain_ms is None:
+        times.v(largest)
         return RoundTimes.from_steps(times, largest)
-    by_k = sorted((int(k), ms / 1e3) for k, ms in measured.items())
-    return RoundTimes(config["plain_ms"] / 1e3, tuple(by_k))
-
-
-def _fit(raw_fit: Mapping[str, Any]) -> RoundFit:
-    rows = tuple(FittedRound(**row) for row in raw_fit["rows"])
-    return RoundFit(**{**raw_fit, "rows": rows})
+    by_k = sorted((k, ms / 1e3) for k, ms in measured.round_ms.items())
+    rounds = RoundTimes(measured.plain_ms / 1e3, tuple(by_k))
+    rounds.at(largest)
+    return rounds
 
 
 def _rates(value: Any, ks: Sequence[int]) -> dict[int, float]:
@@ -131,20 +128,23 @@ def _rates(value: Any, ks: Sequence[int]) -> dict[int, float]:
                 f"acceptance_rate={value}: a rate belongs to the K it was measured at; give that"
                 " K alone as k=[K], or a rate for each as 'acceptance_rate={4:0.34,8:0.21}'"
             )
-        return {ks[0]: float(value)}
+        return {ks[0]: theory.check_share("acceptance_rate", value)}
     if not isinstance(value, Mapping):
         raise UserError(f"acceptance_rate={value}: give a number, or {{K: rate}}")
     entries = cast("Mapping[Any, Any]", value)
     wrong = next((k for k in entries if not str(k).isdigit() or int(k) not in ks), None)
     if wrong is not None:
         raise UserError(f"acceptance_rate: {wrong} is not among k={list(ks)}")
-    return {int(k): rate for k, rate in entries.items()}
+    return {int(k): theory.check_share("acceptance_rate", rate) for k, rate in entries.items()}
 
 
 def analyse_breakeven(setup: Setup) -> Summary:
     """Every row, ceiling and best K, and the verdict where an acceptance was given."""
     run = setup.run
-    inputs = inputs_of({**run.config, **(run.manifest.get("inputs") or {})})
+    known = {each.name for each in fields(BreakevenConfig)}
+    config = BreakevenConfig(**{name: run.config[name] for name in known & run.config.keys()})
+    stored = run.manifest.get("inputs") or {}
+    inputs = inputs_of(config, TypeAdapter(MeasuredInputs).validate_python(stored))
     measured = list(measured_rows(inputs))
     iid = list(iid_rows(inputs))
     rows = (*iid, *measured)
@@ -164,7 +164,7 @@ def analyse_breakeven(setup: Setup) -> Summary:
         best_k=tuple(
             BestKAtAlpha(alpha, *inputs.rounds.best_k(alpha, inputs.ks)) for alpha in inputs.alphas
         ),
-        speedups_by_k=tuple(_by_each_rule(iid, inputs, linear=bool(run.config.get("linear")))),
+        speedups_by_k=tuple(_by_each_rule(iid, inputs, linear=config.linear)),
         from_acceptance=tuple(measured),
         alphas=inputs.alphas,
         round_fit=inputs.round_fit,

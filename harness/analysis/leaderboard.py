@@ -21,7 +21,7 @@ from harness.stats.crossfit import Workload
 from harness.stats.jackknife import enough_prompts, set_weights, share_interval
 from harness.summary import DraftMemory, Leaderboard, LeaderboardRow
 from harness.theory.cost import usd_per_million_tokens
-from harness.theory.planning import ModelBytes, memory_view
+from harness.theory.memory import ModelBytes, memory_view
 
 # Of the speedups, for the chance that a draft is the fastest
 DRAWS = 4000

@@ -15,7 +15,7 @@ from harness.storage import StoredRun
 from harness.storage.contents import flattened
 from harness.summary import ModelFacts, RunFacts, SamplingFacts, Status, Value
 from harness.theory.architecture import Architecture
-from harness.theory.planning import ModelBytes
+from harness.theory.memory import ModelBytes
 from harness.theory.roofline import Card
 
 Entry = Mapping[str, Any]

@@ -298,7 +298,7 @@ class PairAnalysis:
     @cached_property
     def rankings(self) -> dict[tuple[Rule, float], Ranking]:
         """By rule, the verdict's first, and temperature; of drafts that were scored and timed."""
-        accepted_by = (spec.rule for spec in with_lines().values() if spec.rule is not None)
+        accepted_by: list[Rule] = [spec.rule for spec in with_lines().values() if spec.rule]
         rules: list[Rule] = [*dict.fromkeys((self.setup.rule, *accepted_by))]
         # Engines with the other rules stop no drafting early
         adaptive = self.setup.rule if self.setup.adaptive else None

@@ -1,5 +1,6 @@
 """What is to be done on rented machines: one job per card, checked before anything is rented."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from harness.config import SCHEMAS, GpuConf, ModelConf
 from harness.engines.adapters import adapter_of
 from harness.records import Prompt, UserError
 from harness.serving.engines import OWN, rented
+from harness.theory.memory import MemoryFit
 
 # What the cloud calls a card, and its file in conf/gpu.
 GPUS = {
@@ -110,9 +112,7 @@ def plan_jobs(
     drafts = draft_confs(config) if command == "audition" else [config.draft]
     _check_rentable(command, config, drafts)
     engine = _engine(config) if command == "server" else OWN.name
-    needed = _check_fits(config, prompt_sets.load(config.prompts), drafts, cards, engine)
-    for gpu, card in cards.items():
-        _check_fits_twice(engine, config, gpu, card, needed)
+    _check_fits(config, prompt_sets.load(config.prompts), drafts, cards, engine)
     if resume and (Path(resume).name != resume or resume.startswith(".")):
         raise UserError(f"--resume {resume}: give the launch's name, as it was printed")
     launch = resume or f"{datetime.now(UTC):%Y%m%d-%H%M%S}_{command}"
@@ -188,26 +188,6 @@ def _engine(config: Any) -> str:
     return config.engine
 
 
-def _check_fits_twice(engine: str, config: Any, gpu: str, card: GpuConf, needed: float) -> None:
-    """Refuse a card too small for a server next to the models which score its texts.
-
-    Which share of its memory the server gets is decided on the card, by what is free there.
-
-    Args:
-        engine: whose servers hold the models a second time.
-        config: the command's.
-        gpu: the card as the cloud calls it.
-        card: its data sheet.
-        needed: bytes of both models with their caches; 0 where that is not known.
-    """
-    if engine != OWN.name and config.score and 2 * needed > card.memory_gb * 1e9:
-        raise UserError(
-            f"--gpu {gpu}: the server and the models that score its texts need"
-            f" {2 * needed / 1e9:,.3g} GB, and the card has {card.memory_gb:g} GB; use a larger"
-            " card, or score=false, which predicts nothing"
-        )
-
-
 def _prompt_files(config: Any) -> PromptFiles:
     """The user's own prompt files; they must go along."""
     labels = prompt_sets.file_labels(config.prompts)
@@ -224,14 +204,12 @@ def _check_fits(
     drafts: Sequence[ModelConf],
     cards: Mapping[str, GpuConf],
     engine: str,
-) -> float:
+) -> None:
     """Refuse a card whose memory the weights and the caches of the longest generation exceed.
 
     Drafts are loaded one at a time. What `device_map` spreads takes the memory of all cards
-    together; everything else is on the first.
-
-    Returns:
-        The bytes that are needed, of the models whose sizes are known.
+    together; everything else is on the first. A server holds its models a second time, next to
+    those that score its texts; its share of the card is decided there, by what is free.
     """
     tokens = max(prompt_sets.estimated_tokens(prompts, config)) + config.new_tokens + max(config.k)
     parts = list(_parts([("model", config.model)], tokens))
@@ -247,6 +225,12 @@ def _check_fits(
             )
         memory = card.memory_gb * 1e9
         if on_one_card <= memory and needed <= count * memory:
+            if engine != "own" and config.score and 2 * needed > memory:
+                raise UserError(
+                    f"--gpu {gpu}: the server and the models that score its texts need"
+                    f" {2 * needed / 1e9:,.3g} GB, and the card has {card.memory_gb:g} GB; use a"
+                    " larger card, or score=false, which predicts nothing"
+                )
             continue
         fitting = {entry.name for entry in all_cards() if needed <= entry.memory_gb * 1e9}
         names = [name for name, short in GPUS.items() if short in fitting and name[-1] != "!"]
@@ -261,7 +245,6 @@ def _check_fits(
             f"--gpu {gpu}: {needed / 1e9:,.3g} GB of memory needed ({shares}, each with a cache of "
             f"{tokens:,} tokens), and {has}; {advice} a smaller model"
         )
-    return needed
 
 
 @dataclass(frozen=True)
@@ -282,10 +265,8 @@ def _parts(models: Sequence[tuple[str, ModelConf]], tokens: int) -> Iterator[_Pa
     for role, conf in models:
         sizes = None if conf.spec.looks_up or conf.quantization else sizes_of(conf)
         if sizes is not None:
-            unit = sizes.bytes_per_parameter
-            cache = sizes.shape.kv_bytes_read(tokens, unit)
-            size = sizes.shape.parameters * unit + cache
-            yield _Part(f"{role}={conf.name}", size, conf.device_map is not None)
+            kept = MemoryFit(math.inf, (sizes.memory,), tokens).needed_bytes
+            yield _Part(f"{role}={conf.name}", kept, conf.device_map is not None)
 
 
 def container_memory_mib(models: Sequence[ModelConf]) -> int:

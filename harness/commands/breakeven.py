@@ -24,7 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from harness.analysis.breakeven import iid_rows, inputs_of, measured_rows
+from harness.analysis.breakeven import inputs_of
 from harness.analysis.latency import Latency, latency_of_draft
 from harness.analysis.server_measurements import (
     MeasuredInputs,
@@ -63,15 +63,13 @@ LOG_COLUMNS = "k,tokens_per_round (or acceptance_rate),ms_per_token"
 def run(config: BreakevenConfig) -> Outcome:
     """Compute every row, store the run and print it."""
     measured = measured_inputs(config)
-    from_files = {
-        key: value for key, value in asdict(measured).items() if value or key == "requests"
+    inputs = inputs_of(config, measured)  # refuses what cannot be before a folder is made
+    stored = {
+        name: value for name, value in asdict(measured).items() if value or name == "requests"
     }
-    inputs = inputs_of({**asdict(config), **from_files})
-    for _ in (*iid_rows(inputs), *measured_rows(inputs)):
-        pass  # refuses what cannot be before a folder is made
     folder = RunFolder.create(config.results_root, "breakeven", (), asdict(config))
     folder.write_latency(list(_typed_latency(inputs.times)), ())
-    folder.update_manifest({"environment": describe_host(), "inputs": from_files})
+    folder.update_manifest({"environment": describe_host(), "inputs": stored})
     return concluded(folder, verbose=config.verbose)
 
 

@@ -37,13 +37,13 @@ from harness.serving.counting import shorter_budget
 from harness.serving.engines import OWN
 from harness.theory.architecture import architecture_of
 from harness.theory.cost import (
-    USABLE_SHARE,
     Forwards,
     estimate,
     pair_forwards,
     text_forwards,
     timing_forwards,
 )
+from harness.theory.memory import MemoryFit, usable_bytes
 from harness.theory.planning import PlanRequest, plan_cards
 from harness.theory.roofline import Card
 
@@ -312,7 +312,9 @@ def _print_plan(
 def _too_large(config: Config) -> Rows:
     """That the target alone does not fit the chosen card."""
     card, size = getattr(config, "gpu", None), sizes_of(config.model)
-    if card is None or size is None or size.weight_bytes <= USABLE_SHARE * card.memory_gb * 1e9:
+    if card is None or size is None:
+        return {}
+    if MemoryFit(usable_bytes(card.memory_gb), (size.memory,)).fits:
         return {}
     weights = f"{size.weight_bytes / 1e9:,.3g} GB of weights, {card.memory_gb:g} GB of memory"
     return {f"target on {card.name}": f"does not fit: {weights}"}

@@ -6,9 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from harness.analysis.imports import PROMPT_SET, ServedRecord, imported, record_of
 from harness.commands.run_lifecycle import Outcome, concluded
 from harness.config import ReportConfig
+from harness.engines.protocol import ServedRecord
+from harness.engines.records import PROMPT_SET, imported, record_of
 from harness.measurement.environment import describe_host
 from harness.records import UserError
 from harness.storage import RunFolder

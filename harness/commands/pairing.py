@@ -25,6 +25,7 @@ from harness.models.memory import shape_of
 from harness.records import UserError
 from harness.theory.architecture import architecture_of
 from harness.theory.cost import ModelSize
+from harness.theory.memory import MemoryFit
 
 _log = logging.getLogger(__name__)
 
@@ -152,11 +153,11 @@ def _pairing(target: ModelConf, draft: ModelConf, card: GpuConf | None) -> Pairi
         return no("has no fewer parameters than the target")
     if share >= 1.0:
         return no(f"reads {share:.2g} times the target's bytes per token")
-    both = size.weight_bytes + target_size.weight_bytes
-    if card is not None and both > card.memory_gb * 1e9:
-        return no(
-            f"with the target {both / 1e9:,.3g} GB, and {card.name} has {card.memory_gb:g} GB"
-        )
+    if card is not None:
+        both = MemoryFit(card.memory_gb * 1e9, (size.memory, target_size.memory))
+        needed = f"{both.needed_bytes / 1e9:,.3g} GB"
+        if not both.fits:
+            return no(f"with the target {needed}, and {card.name} has {card.memory_gb:g} GB")
     if share > LARGE_SHARE:
         why = f"reads {share:.0%} of the target's bytes per token"
         return Pairing(draft, "with a note", why, *numbers)

@@ -15,7 +15,6 @@ from rich.console import Console
 from harness import reporting
 from harness.analysis import analyse
 from harness.analysis.comparison import compare
-from harness.commands import imports
 from harness.commands.run_lifecycle import Outcome, shown, write_analysis
 from harness.config import ReportConfig
 from harness.measurement.environment import describe_host
@@ -46,6 +45,8 @@ def run(config: ReportConfig) -> Outcome:
     if config.records:
         if config.fail_below is not None:
             raise UserError("fail_below: needs run= or runs=; give it with the run of the records")
+        from harness.commands import imports  # the engines load torch
+
         return imports.run(config)
     unused = next(
         (name for name in ("k", "temperature") if getattr(config, name) is not None), None

@@ -7,7 +7,7 @@ decoding's texts and with the target's distribution (checks.jsonl). Where only a
 (score=false) there is nothing of that.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,8 +38,8 @@ from harness.commands.time_rounds import time_own_loop
 from harness.config import ServerConfig
 from harness.engines.adapters import adapter_of
 from harness.engines.process import check_port_free
-from harness.engines.protocol import Completion, EngineFacts
-from harness.measurement.returned_texts import ReturnedText, likelihood_test
+from harness.engines.protocol import EngineFacts
+from harness.measurement.returned_texts import likelihood_test
 from harness.records import GREEDY, TextTrace, Trial, grouped
 from harness.serving.engines import OWN
 from harness.storage import SERVER, RunFolder
@@ -83,31 +83,20 @@ def _judge(folder: RunFolder, work: Workload, pair: Drafted) -> None:
     facts = stored_facts(folder)
     stored = latest(list(folder.trials.read()))
     trials = [trial for trial in stored if trial.status == "ok" and trial.tokens]
-    prompts = {(entry.prompt.prompt_set, entry.prompt.id): entry for entry in work.prompts}
-
-    def returned(trial: Trial) -> ReturnedText:
-        entry = prompts[trial.prompt_set, trial.prompt]
-        request = work.request(entry, trial.temperature, trial.k, trial.repetition)
-        request_s = (trial.prefill_s or 0.0) + (trial.decode_s or 0.0)
-        completion = Completion(trial.tokens or (), trial.stop_reason or "budget", request_s)
-        return ReturnedText(request, completion)
-
     with unless_broken(folder, "the scores of the returned texts"):
-        check_texts(folder, trials, pair, work.config, _likelihoods(trials, returned, pair))
+        check_texts(folder, trials, pair, work.config, _likelihoods(trials, work, pair))
         if facts.spec.counting is not None:
-            _score(folder, work, trials, returned, facts, pair)
+            _score(folder, work, trials, facts, pair)
 
 
-def _likelihoods(
-    trials: Sequence[Trial], returned: Callable[[Trial], ReturnedText], pair: Drafted
-) -> list[TextLikelihood]:
+def _likelihoods(trials: Sequence[Trial], work: Workload, pair: Drafted) -> list[TextLikelihood]:
     """A test of each temperature above 0 and K."""
     sampled = [trial for trial in trials if trial.temperature != GREEDY]
     cells = grouped(sampled, lambda trial: (trial.temperature, trial.k))
     with progress("testing the returned texts", len(cells)) as tick:
         tests: list[TextLikelihood] = []
         for _, cell in sorted(cells.items()):
-            tests.append(likelihood_test([returned(trial) for trial in cell], pair.target_model))
+            tests.append(likelihood_test([work.returned(each) for each in cell], pair.target_model))
             tick()
     return tests
 
@@ -116,7 +105,6 @@ def _score(
     folder: RunFolder,
     work: Workload,
     trials: Sequence[Trial],
-    returned: Callable[[Trial], ReturnedText],
     facts: EngineFacts,
     pair: Drafted,
 ) -> None:
@@ -138,7 +126,7 @@ def _score(
     traces: list[TextTrace] = []
     with progress("scoring the returned texts", len(by_k)) as tick:
         for k, texts in sorted(by_k.items()):
-            decoded = [returned(trial).decoded(facts) for trial in texts]
+            decoded = [work.returned(trial).decoded(facts) for trial in texts]
             scored = pair.score(decoded, Scoring(max(work.ks), facts.draft_sampling))
             traces += [replace(trace, k=k) for trace in scored]
             tick()

@@ -21,11 +21,13 @@ from harness.commands.drafted import Drafted, EncodedPrompt, described
 from harness.commands.pair import check_lengths, completion, hash_of, open_drafted, sampling_of
 from harness.commands.progress import progress
 from harness.config import ServerConfig
+from harness.engines.protocol import Completion
 from harness.measurement.generations import Request
+from harness.measurement.returned_texts import ReturnedText
 from harness.measurement.served import shorter
 from harness.models.load import Vocabulary, load_vocabulary
 from harness.models.tokenizer import check_thinking, encode
-from harness.records import Prompt, Rule, ServerClock, TextKey, UserError, grouped
+from harness.records import Prompt, Rule, ServerClock, TextKey, Trial, UserError, grouped
 from harness.storage import RunFolder
 
 # Requests that a server decodes side by side where they arrive at random
@@ -110,6 +112,18 @@ class Workload:
             k=k,
             rule=cast("Rule", config.decode.rule or "ratio"),
         )
+
+    def returned(self, trial: Trial) -> ReturnedText:
+        """A stored text, with the request that it answers."""
+        entry = next(
+            entry
+            for entry in self.prompts
+            if (entry.prompt.prompt_set, entry.prompt.id) == (trial.prompt_set, trial.prompt)
+        )
+        request = self.request(entry, trial.temperature, trial.k, trial.repetition)
+        request_s = (trial.prefill_s or 0.0) + (trial.decode_s or 0.0)
+        completion = Completion(trial.tokens or (), trial.stop_reason or "budget", request_s)
+        return ReturnedText(request, completion)
 
 
 def open_workload(config: ServerConfig, prompts: Sequence[Prompt]) -> Workload:

@@ -17,13 +17,15 @@ from harness.decoding.sampling import SamplingParameters
 from harness.engines.client import HttpClient
 from harness.engines.process import LOOPBACK, ServerProcess, check_port_free, free_port
 from harness.engines.protocol import (
+    Asked,
     Completion,
     RefusedError,
     RequestFailedError,
+    ServedRecord,
     Server,
     ServerDiedError,
 )
-from harness.records import Rule, ServerCommand, StopReason, UserError
+from harness.records import Rule, ServerCommand, UserError
 from harness.serving.drafts import DraftKind
 from harness.serving.spec import EngineSpec
 
@@ -63,6 +65,33 @@ class Answer:
     body: Any
     request_s: float
     cpu_s: float | None
+
+
+@dataclass(frozen=True)
+class Interface:
+    """How a kind of server is recognised, asked for a text as token ids, and read.
+
+    Attributes:
+        engine: its name.
+        probe: a path, and the field of its answer that shows the kind.
+        version: a path, and the field with the engine's version.
+        path: of completions.
+        ids: the field of an answer that has the token ids.
+        body: a request.
+        parse: an answer; raises LookupError, TypeError, ValueError or AttributeError.
+        names_model: whether a request names the model.
+        drafts: whether it drafts, where its answers do not say so.
+    """
+
+    engine: str
+    probe: tuple[str, str]
+    version: tuple[str, str]
+    path: str
+    ids: str
+    body: Callable[[Asked], dict[str, Any]]
+    parse: Callable[[Mapping[str, Any]], ServedRecord]
+    names_model: bool = False
+    drafts: Callable[[HttpClient], bool] = lambda _: False
 
 
 @dataclass(frozen=True)
@@ -302,30 +331,22 @@ class HttpServer(Server):
         self, prompt: Sequence[int], sampling: SamplingParameters, seed: int, budget: int
     ) -> Completion:
         """Complete a prompt, asked again where a failure may pass; see `protocol.Server`."""
+        asked = Asked(prompt, sampling, seed, budget)
         with self._lock:
             self._in_flight += 1
             queued = max(1.0, self._in_flight / SIDE_BY_SIDE)
         deadline_s = queued * self._client.deadline_s(len(prompt), budget)
         try:
             with self._named_in_errors():
-                done, asked = self._client.repeated(
-                    lambda: self._complete(prompt, sampling, seed, budget, deadline_s)
-                )
+                done, times = self._client.repeated(lambda: self._complete(asked, deadline_s))
         finally:
             with self._lock:
                 self._in_flight -= 1
-        return replace(done, asked=asked)
+        return replace(done, asked=times)
 
-    def _complete(
-        self,
-        prompt: Sequence[int],
-        sampling: SamplingParameters,
-        seed: int,
-        budget: int,
-        deadline_s: float,
-    ) -> Completion:
+    def _complete(self, asked: Asked, deadline_s: float) -> Completion:
         try:
-            return self.complete(prompt, sampling, seed, budget, deadline_s)
+            return self.complete(asked, deadline_s)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             kind = type(error).__name__
             raise RequestFailedError(
@@ -333,14 +354,7 @@ class HttpServer(Server):
             ) from error
 
     @abstractmethod
-    def complete(
-        self,
-        prompt: Sequence[int],
-        sampling: SamplingParameters,
-        seed: int,
-        budget: int,
-        deadline_s: float,
-    ) -> Completion:
+    def complete(self, asked: Asked, deadline_s: float) -> Completion:
         """Ask once for a completion, within so many seconds."""
 
     def ask(self, path: str, body: Mapping[str, Any], deadline_s: float) -> Answer:
@@ -395,33 +409,19 @@ class HttpServer(Server):
         if self.k and drafted == 0 and tokens > 2 and not self.facts.drafts_fewer:
             raise UserError(f"{self.where}: it drafted nothing; k={self.k} needs {needs}")
 
-    def completion(
-        self,
-        answer: Answer,
-        tokens: Sequence[int],
-        reason: StopReason,
-        counts: tuple[int | None, int | None, int | None],
-        **more: Any,
-    ) -> Completion:
-        """A request's result.
-
-        Args:
-            answer: of the server.
-            tokens: that it returned.
-            reason: why the text ends.
-            counts: rounds, drafted and accepted tokens; passed over where it decodes plainly.
-            more: further fields.
-        """
-        rounds, drafted, accepted = counts if self.k else (None, None, None)
+    def completion(self, answer: Answer, record: ServedRecord) -> Completion:
+        """A request's result; counts are passed over where it decodes plainly."""
         return Completion(
-            tokens=tuple(tokens),
-            stop_reason=reason,
+            tokens=record.tokens or (),
+            stop_reason=record.stop_reason or "budget",
             request_s=answer.request_s,
-            rounds=rounds,
-            drafted=drafted,
-            accepted=accepted,
+            rounds=record.rounds if self.k else None,
+            drafted=record.drafted if self.k else None,
+            accepted=record.accepted if self.k else None,
+            prefill_s=record.prefill_s,
+            decode_s=record.decode_s,
             cpu_s=answer.cpu_s,
-            **more,
+            steps=record.steps if self.k else None,
         )
 
     @property

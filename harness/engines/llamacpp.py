@@ -17,7 +17,7 @@ Read in tools/server of the release (build 11549) and run:
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
@@ -27,26 +27,35 @@ from typing import Any, Literal, cast
 
 from harness import PACKAGE
 from harness.config import ModelConf, ServerConfig
-from harness.decoding.sampling import SamplingParameters
 from harness.engines.adapters import Adapter, ToServe, rule_of, started_with
 from harness.engines.http_server import (
     Answer,
     HttpServer,
+    Interface,
     Running,
     StartedEngine,
     field_of,
 )
 from harness.engines.process import ServerProcess
-from harness.engines.protocol import Completion, EngineFacts, RequestFailedError
-from harness.records import Rule, StopReason, UserError
+from harness.engines.protocol import (
+    STOP_REASONS,
+    Asked,
+    Completion,
+    EngineFacts,
+    RequestFailedError,
+    ServedRecord,
+    seconds,
+    token_ids,
+)
+from harness.records import Rule, UserError
 from harness.serving.llamacpp import COUNTING, SPEC
 from harness.serving.spec import EngineSpec
 
 WHEEL = "xllamacpp"
 BINARY = "llama-server"
-STOP_REASONS: Mapping[str, StopReason] = {"eos": "eos", "word": "stop_string", "limit": "budget"}
 DRAFTS_COUNTER = "llamacpp:spec_decode_num_drafts_total"
 SERVER = "llama.cpp's server, build 11368 or later"
+ABOUT = ("/props", "build_info")
 
 
 @dataclass(frozen=True)
@@ -145,7 +154,7 @@ class LlamaCppServer(HttpServer):
     def __init__(self, running: Running, k: int, rule: Rule = "greedy_draft") -> None:
         """Take over a server that drafts `k` tokens per round and accepts by `rule`."""
         super().__init__(f"llama.cpp at k={k}", k, running)
-        facts = running.client.about("/props", "build_info", SERVER)
+        facts = running.client.about(*ABOUT, SERVER)
         self.facts = EngineFacts(
             SPEC,
             _version(str(facts["build_info"]), running.process),
@@ -153,21 +162,13 @@ class LlamaCppServer(HttpServer):
             slots=facts.get("total_slots"),
         )
 
-    def complete(
-        self,
-        prompt: Sequence[int],
-        sampling: SamplingParameters,
-        seed: int,
-        budget: int,
-        deadline_s: float,
-    ) -> Completion:
+    def complete(self, asked: Asked, deadline_s: float) -> Completion:
         """Ask once for a completion; see `HttpServer`."""
         drafts = self._drafts(deadline_s)
-        body = {"prompt": list(prompt), **request_settings(sampling, seed, budget)}
-        answer = self.ask("/completion", body, deadline_s)
+        answer = self.ask(INTERFACE.path, request_body(asked), deadline_s)
         drafts_now = self._drafts(deadline_s)
         drafted = None if drafts is None or drafts_now is None else drafts_now - drafts
-        return self._completion(answer, budget, drafts=drafted)
+        return self._completion(answer, asked.budget, drafts=drafted)
 
     def _drafts(self, deadline_s: float) -> int | None:
         """Rounds that drafted, since the server started; None where they are not one request's."""
@@ -178,32 +179,56 @@ class LlamaCppServer(HttpServer):
         return int(counts[0]) if counts else None
 
     def _completion(self, answer: Answer, budget: int, *, drafts: int | None) -> Completion:
-        body, where = answer.body, self.where
-        tokens, timings = (field_of(body, name, where, SERVER) for name in ("tokens", "timings"))
-        if body.get("truncated"):
+        where = self.where
+        for name in ("tokens", "timings"):
+            field_of(answer.body, name, where, SERVER)
+        record = parse(answer.body)
+        if record.truncated:
             raise UserError(f"{where}: its context is too small for prompt and {budget} tokens")
-        if not tokens:
+        if not record.tokens:
             raise RequestFailedError(f"{where}: an answer without tokens", repeatable=False)
         # Both are missing where nothing was drafted
-        drafted, accepted = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
-        self.check_drafts(drafted, len(tokens), "--spec-draft-model and --spec-type draft-simple")
-        reason = STOP_REASONS.get(str(body.get("stop_type")), "budget")
+        drafted, accepted = record.drafted or 0, record.accepted or 0
+        returned = len(record.tokens)
+        self.check_drafts(drafted, returned, "--spec-draft-model and --spec-type draft-simple")
         rounds = None
         if self.k:
-            own = len(tokens) - COUNTING.first_position - accepted
+            own = returned - COUNTING.first_position - accepted
             rounds = (
                 own
-                if reason == "budget"
-                else rounds_at_eos(own, drafted, self.k, left=budget - len(tokens), drafts=drafts)
+                if record.stop_reason in ("budget", None)
+                else rounds_at_eos(own, drafted, self.k, left=budget - returned, drafts=drafts)
             )
-        return self.completion(
-            answer,
-            [int(token) for token in tokens],
-            reason,
-            (rounds, drafted, accepted),
-            prefill_s=timings["prompt_ms"] / 1e3,
-            decode_s=timings["predicted_ms"] / 1e3,
-        )
+        counted = replace(record, rounds=rounds, drafted=drafted, accepted=accepted)
+        return self.completion(answer, counted)
+
+
+def parse(answer: Mapping[str, Any]) -> ServedRecord:
+    """What an answer tells, of `/completion` or of its OpenAI-compatible paths.
+
+    Raises:
+        LookupError, TypeError, ValueError, AttributeError: it is not llama.cpp's.
+    """
+    timings = answer["timings"]
+    (choice, *_) = answer.get("choices") or [{}]
+    drafted = timings.get("draft_n")
+    logprobs = answer.get("completion_probabilities") or ()
+    return ServedRecord(
+        engine="llamacpp",
+        returned=int(timings["predicted_n"]),
+        k=None if drafted else 0,
+        drafted=drafted,
+        accepted=timings.get("draft_n_accepted"),
+        prefill_s=seconds(timings.get("prompt_ms")),
+        decode_s=seconds(timings["predicted_ms"]),
+        stop_reason=STOP_REASONS.get(str(answer.get("stop_type") or choice.get("finish_reason"))),
+        tokens=token_ids(answer.get("tokens")),
+        text=answer.get("content"),
+        logprobs=tuple(entry.get("logprob") for entry in logprobs),
+        truncated=bool(answer.get("truncated")),
+        model=answer.get("model"),
+        temperature=(answer.get("generation_settings") or {}).get("temperature"),
+    )
 
 
 def rounds_at_eos(own: int, drafted: int, k: int, *, left: int, drafts: int | None) -> int | None:
@@ -229,24 +254,30 @@ def rounds_at_eos(own: int, drafted: int, k: int, *, left: int, drafts: int | No
     return full if left >= k and not rest and own <= full <= own + k else None
 
 
-def request_settings(sampling: SamplingParameters, seed: int, budget: int) -> dict[str, Any]:
-    """How a request samples: as our loop does, in its order, and nothing besides."""
+def request_body(asked: Asked) -> dict[str, Any]:
+    """A request that is sampled as our loop does, in its order, and nothing besides."""
+    sampling = asked.sampling
     if sampling.repetition_penalty is not None:
         raise UserError(
             "decode.repetition_penalty: not comparable on llama.cpp, which counts it over another"
             " window; leave it out"
         )
     return {
-        "n_predict": budget,
+        "prompt": list(asked.prompt),
+        "n_predict": asked.budget,
         "temperature": sampling.temperature,
         "samplers": ["temperature", "top_k", "top_p", "min_p"],
         "top_k": sampling.top_k or 0,
         "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
         "min_p": sampling.min_p or 0.0,
-        "seed": seed % (2**32 - 1),  # the largest of 32 bits asks for a random one
+        "seed": asked.seed % (2**32 - 1),  # the largest of 32 bits asks for a random one
         "cache_prompt": False,
         "return_tokens": True,
+        "n_probs": int(asked.logprobs),
     }
+
+
+INTERFACE = Interface("llamacpp", ABOUT, ABOUT, "/completion", "tokens", request_body, parse)
 
 
 def _version(build: str, process: ServerProcess | None) -> str:

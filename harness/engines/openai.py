@@ -6,20 +6,19 @@ text of its ids, and the returned text is encoded here; both may be other tokens
 has. `EngineSpec.completions` says how servers differ in what a request may hold.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
 
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.adapters import Adapter
 from harness.engines.http_server import MODELS, HttpServer, Running, field_of, only_model
-from harness.engines.protocol import Completion, EngineFacts
-from harness.records import StopReason, UserError
+from harness.engines.protocol import STOP_REASONS, Asked, Completion, EngineFacts
+from harness.records import UserError
 from harness.serving.engines import OPENAI
 from harness.serving.spec import EngineSpec
 
 SERVER = "an OpenAI-compatible server"
-STOP_REASONS: Mapping[str, StopReason] = {"stop": "eos", "length": "budget"}
 
 
 class OpenAiServer(HttpServer):
@@ -46,17 +45,10 @@ class OpenAiServer(HttpServer):
         """What the tokenizer puts before every text, and so will the server's."""
         return tuple(self._tokenizer("")["input_ids"])
 
-    def complete(
-        self,
-        prompt: Sequence[int],
-        sampling: SamplingParameters,
-        seed: int,
-        budget: int,
-        deadline_s: float,
-    ) -> Completion:
+    def complete(self, asked: Asked, deadline_s: float) -> Completion:
         """Ask once for a completion; see `HttpServer`."""
-        settings = request_settings(self._spec, sampling, seed, budget)
-        body = {"prompt": self._text(prompt), **self._named, **settings}
+        settings = request_settings(self._spec, asked.sampling, asked.seed, asked.budget)
+        body = {"prompt": self._text(asked.prompt), **self._named, **settings}
         if self.k and self._spec.completions.k is not None:
             body[self._spec.completions.k] = self.k
         answer = self.ask("/v1/completions", body, deadline_s)

@@ -6,14 +6,23 @@ again may have other tokens.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 from harness.decoding.sampling import SamplingParameters
 from harness.records import Round, Rule, ServerCommand, StopReason, UserError
 from harness.serving.spec import EngineSpec
+
+# Why a text ends, in the words of every engine
+STOP_REASONS: Mapping[str, StopReason] = {
+    "stop": "eos",
+    "eos": "eos",
+    "word": "stop_string",
+    "length": "budget",
+    "limit": "budget",
+}
 
 
 class ServerDiedError(UserError):
@@ -96,6 +105,67 @@ class EngineFacts:
         """
         counting = self.spec.counting
         return 1 if counting is None else counting.first_position
+
+
+class Asked(NamedTuple):
+    """A request: see `Server.generate`; with `logprobs` for those of its ids."""
+
+    prompt: Sequence[int]
+    sampling: SamplingParameters
+    seed: int
+    budget: int
+    logprobs: bool = False
+
+
+@dataclass(frozen=True)
+class ServedRecord:
+    """What an engine's answer, or a client's line, tells of one request; None where it does not.
+
+    Attributes:
+        engine: that answered.
+        returned: tokens of the answer.
+        k: that the server drafted with; 0 where it decodes plainly.
+        rounds, drafted, accepted: as the engine counts them.
+        accepted_lengths: rounds that accepted exactly 0, 1, ... tokens.
+        steps: each of the rounds.
+        prefill_s, decode_s: until the first token, and from there to the last.
+        tokens, text: of the answer; `logprobs` are its tokens', empty where none were asked for.
+        truncated: whether the server's context was too small for it.
+        model, prompt: their names.
+        span_s: when it was sent and when it was answered, by a clock that all records share.
+        error: why there is no answer.
+    """
+
+    engine: str
+    returned: int = 0
+    k: int | None = None
+    rounds: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    accepted_lengths: tuple[int, ...] | None = None
+    steps: tuple[Round, ...] | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
+    stop_reason: StopReason | None = None
+    tokens: tuple[int, ...] | None = None
+    text: str | None = None
+    logprobs: tuple[float, ...] = ()
+    truncated: bool = False
+    model: str | None = None
+    prompt: str | None = None
+    temperature: float | None = None
+    span_s: tuple[float, float] | None = None
+    error: str | None = None
+
+
+def token_ids(told: Sequence[int] | None) -> tuple[int, ...] | None:
+    """The ids of an answer; None where it has none."""
+    return None if told is None else tuple(int(token) for token in told)
+
+
+def seconds(told_ms: float | None) -> float | None:
+    """A time that an answer has in milliseconds."""
+    return None if told_ms is None else float(told_ms) / 1e3
 
 
 @dataclass(frozen=True)

@@ -5,33 +5,46 @@ project's test machines, so only its answers were tried, from a server that stan
 
 - `POST /generate` takes `input_ids` and returns `output_ids`, with `meta_info`.
 - `meta_info` has `spec_verify_ct` (rounds), `spec_num_proposed_drafts` and
-  `spec_num_correct_drafts` of a request that drafted, and `e2e_latency`. It has no time of the
-  prefill apart, so decoding is not told; take the time of a one-token request off.
+  `spec_num_correct_drafts` of a request that drafted (other names before 0.5.11), and
+  `e2e_latency`. It has no time of the prefill apart, so decoding is not told; take the time of a
+  one-token request off.
 - The first token comes from the prefill. Every round verifies K drafted tokens, near the budget
   too, where the text is cut.
 - A request's `sampling_seed` counts only with `--enable-deterministic-inference`.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.decoding.sampling import SamplingParameters
 from harness.engines.adapters import Adapter, checkpoints, started_with
 from harness.engines.http_server import (
     CardMemory,
     HttpServer,
+    Interface,
     Running,
     StartedEngine,
     field_of,
 )
-from harness.engines.protocol import Completion, EngineFacts
+from harness.engines.protocol import (
+    STOP_REASONS,
+    Asked,
+    Completion,
+    EngineFacts,
+    ServedRecord,
+    token_ids,
+)
 from harness.records import UserError
 from harness.serving.sglang import SPEC, speculative_flags
 from harness.serving.spec import EngineSpec
 
 SERVER = "SGLang's server"
+ABOUT = ("/server_info", "version")
+# Its names of drafted tokens, accepted tokens, and rounds by accepted tokens, today's first
+DRAFTED = ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
+ACCEPTED = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num")
+LENGTHS = ("spec_correct_drafts_histogram", "spec_accept_histogram")
 # What SGLang itself leaves free by default (`_handle_gpu_memory_settings` in
 # sglang/srt/server_args.py): metadata, activations by tokens of a prefill, CUDA graphs by requests,
 # and those of a draft
@@ -125,7 +138,7 @@ class SglangServer(HttpServer):
     def __init__(self, running: Running, k: int) -> None:
         """Take over a server that drafts `k` tokens per round."""
         super().__init__(f"SGLang at k={k}", k, running)
-        facts = running.client.about("/server_info", "version", SERVER)
+        facts = running.client.about(*ABOUT, SERVER)
         # Of each data-parallel copy of the model, in releases that tell
         states = facts.get("internal_states") or [{}]
         each = states[0].get("effective_max_running_requests_per_dp")
@@ -140,48 +153,81 @@ class SglangServer(HttpServer):
         if k and steps and steps != k:
             raise UserError(f"{self.where}: it drafts {steps} tokens per round, not k={k}")
 
-    def complete(
-        self,
-        prompt: Sequence[int],
-        sampling: SamplingParameters,
-        seed: int,
-        budget: int,
-        deadline_s: float,
-    ) -> Completion:
+    def complete(self, asked: Asked, deadline_s: float) -> Completion:
         """Ask once for a completion; see `HttpServer`."""
-        settings = request_settings(sampling, seed, budget)
-        body = {"input_ids": list(prompt), "sampling_params": settings}
-        answer = self.ask("/generate", body, deadline_s)
-        tokens, told = (
+        answer = self.ask(INTERFACE.path, request_body(asked), deadline_s)
+        tokens, _ = (
             field_of(answer.body, name, self.where, SERVER) for name in ("output_ids", "meta_info")
         )
-        names = ("spec_verify_ct", "spec_num_proposed_drafts", "spec_num_correct_drafts")
-        rounds, drafted, accepted = (told.get(name) for name in names)
-        if rounds is None:
+        record = parse(answer.body)
+        if record.rounds is None:
             if self.k and self._drafts and len(tokens) > 2:
                 raise self.without_counters(
                     "in its answers, though it drafts", "release 0.5.11 or later has them"
                 )
-            rounds = drafted = accepted = 0  # they are missing where nothing was drafted
-        self.check_drafts(drafted, len(tokens), "--speculative-algorithm")
-        reason = told.get("finish_reason") or {}
-        ended = "eos" if reason.get("type") == "stop" else "budget"
-        return self.completion(answer, tokens, ended, (rounds, drafted, accepted))
+            # They are missing where nothing was drafted
+            record = replace(record, rounds=0, drafted=0, accepted=0)
+        self.check_drafts(record.drafted, len(tokens), "--speculative-algorithm")
+        return self.completion(answer, record)
 
 
-def request_settings(sampling: SamplingParameters, seed: int, budget: int) -> dict[str, Any]:
-    """How a request samples: as our loop does, and nothing besides."""
+def request_body(asked: Asked) -> dict[str, Any]:
+    """A request that is sampled as our loop does, and nothing besides."""
+    sampling = asked.sampling
     penalty = sampling.repetition_penalty
-    return {
-        "max_new_tokens": budget,
+    settings = {
+        "max_new_tokens": asked.budget,
         "temperature": sampling.temperature,
         "top_k": sampling.top_k or -1,
         "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
         "min_p": sampling.min_p or 0.0,
         "repetition_penalty": 1.0 if penalty is None else penalty,
-        "sampling_seed": seed,
-        "skip_special_tokens": False,
+        "sampling_seed": asked.seed,
     }
+    return {
+        "input_ids": list(asked.prompt),
+        "sampling_params": settings,
+        "return_logprob": asked.logprobs,
+    }
+
+
+def parse(answer: Mapping[str, Any]) -> ServedRecord:
+    """What an answer tells, of `/generate` or of its OpenAI-compatible paths.
+
+    Raises:
+        LookupError, TypeError, ValueError, AttributeError: it is not SGLang's.
+    """
+    (choice, *_) = answer.get("choices") or [{}]
+    meta = answer.get("meta_info") or choice["meta_info"]
+    rounds, drafted = meta.get("spec_verify_ct"), _first(meta, DRAFTED)
+    accepted, lengths = _first(meta, ACCEPTED), _first(meta, LENGTHS)
+    kept = sum(kept * count for kept, count in enumerate(lengths or ()))
+    logprobs = meta.get("output_token_logprobs") or ()
+    record = ServedRecord(
+        engine="sglang",
+        returned=int(meta["completion_tokens"]),
+        k=0,
+        stop_reason=STOP_REASONS.get(str((meta.get("finish_reason") or {}).get("type"))),
+        tokens=token_ids(answer.get("output_ids")),
+        text=answer.get("text"),
+        logprobs=tuple(entry[0] for entry in logprobs),
+        model=answer.get("model"),
+    )
+    if not rounds:
+        return record
+    return replace(
+        record,
+        k=None if drafted is None else math.ceil(drafted / rounds),
+        rounds=int(rounds),
+        drafted=drafted,
+        accepted=accepted,
+        # Of some releases it counts another thing
+        accepted_lengths=tuple(lengths) if lengths and kept == accepted else None,
+    )
+
+
+def _first(told: Mapping[str, Any], names: Sequence[str]) -> Any:
+    return next((told[name] for name in names if told.get(name) is not None), None)
 
 
 def adapter(spec: EngineSpec) -> Adapter:
@@ -193,3 +239,6 @@ def adapter(spec: EngineSpec) -> Adapter:
             *checkpoints(serve), **started_with(serve, port), dtype=serve.dtype or "auto"
         ),
     )
+
+
+INTERFACE = Interface("sglang", ABOUT, ABOUT, "/generate", "output_ids", request_body, parse)

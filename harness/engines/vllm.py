@@ -22,32 +22,43 @@ Read in vllm/entrypoints/openai and vllm/v1 of releases 0.29 to 0.33, and run (0
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic, sleep
 from typing import Any
 
-from harness.decoding.sampling import SamplingParameters
 from harness.engines.adapters import Adapter, checkpoints, kind_of, rule_of, started_with
 from harness.engines.client import HttpClient
 from harness.engines.http_server import (
+    MODELS,
     CardMemory,
     HttpServer,
+    Interface,
     Running,
     StartedEngine,
     field_of,
     only_model,
 )
 from harness.engines.process import LOOPBACK
-from harness.engines.protocol import Completion, EngineFacts, RefusedError
-from harness.records import Round, Rule, StopReason, UserError
+from harness.engines.protocol import (
+    STOP_REASONS,
+    Asked,
+    Completion,
+    EngineFacts,
+    RefusedError,
+    ServedRecord,
+    seconds,
+    token_ids,
+)
+from harness.records import Round, Rule, UserError
 from harness.serving.drafts import DraftKind, looks_up
 from harness.serving.spec import EngineSpec
 from harness.serving.vllm import COUNTING, SPEC, speculative_config
 
 SERVER = "vLLM's server"
-STOP_REASONS: Mapping[str, StopReason] = {"stop": "eos", "length": "budget"}
+ABOUT = ("/version", "version")
 # Of a card: the CUDA context and what NCCL takes, before vLLM looks at what is free
 SPARE_BYTES = 0.7e9
 # The sums of `/metrics` that are read, each of a server's only model
@@ -158,7 +169,7 @@ class VllmServer(HttpServer):
     ) -> None:
         """Take over a server that drafts `k` tokens per round and accepts by `rule`."""
         super().__init__(f"vLLM at k={k}", k, running)
-        version = str(running.client.about("/version", "version", SERVER)["version"])
+        version = str(running.client.about(*ABOUT, SERVER)["version"])
         lookup = looks_up(kind)
         self.facts = EngineFacts(SPEC, version, rule, drafts_fewer=lookup)
         self._model = only_model(running.client)
@@ -167,47 +178,31 @@ class VllmServer(HttpServer):
         # Whether some of its rounds draft nothing, of which no answer tells
         self._steps_counted = lookup and k > 0
 
-    def complete(
-        self,
-        prompt: Sequence[int],
-        sampling: SamplingParameters,
-        seed: int,
-        budget: int,
-        deadline_s: float,
-    ) -> Completion:
+    def complete(self, asked: Asked, deadline_s: float) -> Completion:
         """Ask once for a completion; see `HttpServer`."""
         before = None if self._answers_tell else self._sums(deadline_s)
-        body = {"prompt": list(prompt), **request_settings(sampling, seed, budget), **self.named()}
-        answer = self.ask("/v1/completions", body, deadline_s)
+        body = {**request_body(asked), **self.named()}
+        answer = self.ask(INTERFACE.path, body, deadline_s)
         (choice,) = field_of(answer.body, "choices", self.where, SERVER)
-        tokens = tuple(field_of(choice, "token_ids", self.where, f"{SERVER}, 0.11 or later"))
-        metrics = answer.body.get("metrics") or {}
-        speculative = metrics.get("speculative_decoding")
-        timed = metrics.get("generation_time_ms") is not None
-        told = timed and (self.k == 0 or speculative is not None)
-        self._answers_tell = told and not self._steps_counted
+        returned = len(field_of(choice, "token_ids", self.where, f"{SERVER}, 0.11 or later"))
+        record = parse(answer.body)
+        counted = record.rounds is not None
+        if self.k and counted and record.k != self.k:
+            raise UserError(f"{self.where}: it drafts {record.k} tokens per round, not k={self.k}")
+        timed = record.decode_s is not None
+        self._answers_tell = timed and (self.k == 0 or counted) and not self._steps_counted
         sums = None
         if before is not None and not self._answers_tell:
-            sums = self._sums_of_request(before, len(tokens), deadline_s)
-        if speculative is None and sums is not None:
-            speculative = counters(sums)
-        if self.k and speculative is None and before is None:
+            sums = self._sums_of_request(before, returned, deadline_s)
+            record = record if sums is None else _with_sums(record, sums)
+        if self.k and not counted and before is None:
             raise self.without_counters(
                 "in its answers or at /metrics",
                 "start it with --enable-per-request-metrics --per-request-spec-decode-metrics"
                 " detailed",
             )
-        reason = STOP_REASONS.get(str(choice.get("finish_reason")), "budget")
-        prefill_s, decode_s = _times(metrics, sums)
-        completion = self.completion(
-            answer,
-            tokens,
-            reason,
-            self._counts(speculative, len(tokens)),
-            prefill_s=prefill_s,
-            decode_s=decode_s,
-            steps=rounds_of(tokens, speculative) if self.k and speculative is not None else None,
-        )
+        self.check_drafts(record.drafted, returned, "--speculative-config")
+        completion = self.completion(answer, record)
         if not self._steps_counted:
             return completion
         steps = None if sums is None else sums.get(STEPS)
@@ -218,22 +213,6 @@ class VllmServer(HttpServer):
     def named(self) -> Mapping[str, Any]:
         """A server may have adapters besides its model."""
         return {"model": self._model}
-
-    def _counts(
-        self, told: Mapping[str, Any] | None, tokens: int
-    ) -> tuple[int | None, int | None, int | None]:
-        """Rounds, drafted and accepted tokens of an answer with so many tokens."""
-        rounds = drafted = accepted = None
-        if told is not None:
-            names = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
-            rounds, drafted, accepted = (int(told[name]) for name in names)
-            told_k = told.get("num_spec_tokens", self.k)
-            if self.k and told_k != self.k:
-                raise UserError(
-                    f"{self.where}: it drafts {told_k} tokens per round, not k={self.k}"
-                )
-        self.check_drafts(drafted, tokens, "--speculative-config")
-        return rounds, drafted, accepted
 
     def _sums(self, deadline_s: float) -> dict[str, float] | None:
         """What it counts over all requests, by name; None where it does not show them."""
@@ -260,11 +239,13 @@ class VllmServer(HttpServer):
             sleep(COUNTED_POLL_S)
 
 
-def request_settings(sampling: SamplingParameters, seed: int, budget: int) -> dict[str, Any]:
-    """How a request samples: as our loop does, and nothing besides."""
+def request_body(asked: Asked) -> dict[str, Any]:
+    """A request, without the name of its model, that is sampled as our loop does."""
+    sampling = asked.sampling
     penalty = sampling.repetition_penalty
     return {
-        "max_tokens": budget,
+        "prompt": list(asked.prompt),
+        "max_tokens": asked.budget,
         "temperature": sampling.temperature,
         "top_k": sampling.top_k or 0,
         "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
@@ -272,8 +253,63 @@ def request_settings(sampling: SamplingParameters, seed: int, budget: int) -> di
         "repetition_penalty": 1.0 if penalty is None else penalty,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
-        "seed": seed,
+        "seed": asked.seed,
         "return_token_ids": True,
+        **({"logprobs": 1} if asked.logprobs else {}),
+    }
+
+
+def parse(answer: Mapping[str, Any]) -> ServedRecord:
+    """What an answer tells.
+
+    Raises:
+        LookupError, TypeError, ValueError, AttributeError: it is not vLLM's, or contradicts itself.
+    """
+    (choice, *_) = answer.get("choices") or [{}]
+    metrics, usage = answer.get("metrics") or {}, answer.get("usage")
+    tokens, told = token_ids(choice.get("token_ids")), metrics.get("speculative_decoding")
+    counted = counts(told)
+    return ServedRecord(
+        engine="vllm",
+        returned=len(tokens or ()) if usage is None else int(usage["completion_tokens"]),
+        steps=rounds_of(tokens, told) if tokens and told is not None else None,
+        prefill_s=seconds(metrics.get("time_to_first_token_ms")),
+        decode_s=seconds(metrics.get("generation_time_ms")),
+        stop_reason=STOP_REASONS.get(str(choice.get("finish_reason"))),
+        tokens=tokens,
+        text=choice.get("text"),
+        logprobs=tuple((choice.get("logprobs") or {}).get("token_logprobs") or ()),
+        model=answer.get("model"),
+        **counted,
+    )
+
+
+def counts(told: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Fields of a record from the counts that vLLM tells of a request, and AIPerf passes on.
+
+    Args:
+        told: `speculative_decoding` of an answer; None where it decodes plainly.
+    """
+    if told is None:
+        return {"k": 0}
+    steps, drafted = told.get("per_step_accepted"), told.get("per_step_drafted")
+    histogram = told.get("acceptance_histogram") or Counter(steps or ())
+    pairs = histogram.items() if isinstance(histogram, Mapping) else enumerate(histogram)
+    by_length = {int(kept): int(rounds) for kept, rounds in pairs}
+    k = told.get("num_spec_tokens") or max(drafted or by_length or [0])
+    if max(by_length, default=0) > k:
+        raise ValueError(f"{max(by_length)} tokens accepted in a round of K={k}")
+    if steps is not None and drafted is not None and len(steps) != len(drafted):
+        raise ValueError(f"per_step_drafted of {len(drafted)} rounds, accepted of {len(steps)}")
+    if steps is not None:
+        counted = {"num_spec_steps": len(steps), "num_accepted_draft_tokens": sum(steps)}
+        told = {"num_draft_tokens": sum(drafted or [k] * len(steps)), **counted, **told}
+    return {
+        "k": int(k),
+        "rounds": int(told["num_spec_steps"]),
+        "drafted": int(told["num_draft_tokens"]),
+        "accepted": int(told["num_accepted_draft_tokens"]),
+        "accepted_lengths": tuple(by_length.get(kept, 0) for kept in range(int(k) + 1)),
     }
 
 
@@ -325,26 +361,14 @@ def drafts(client: HttpClient) -> bool:
         return False
 
 
-def counters(sums: Mapping[str, float]) -> dict[str, float]:
-    """The counters of `/metrics` under the names of an answer; zeros where it does not draft."""
-    names = {
-        "num_spec_steps": DRAFTS,
-        "num_draft_tokens": DRAFTED,
-        "num_accepted_draft_tokens": ACCEPTED,
-    }
-    return {ours: sums.get(theirs, 0.0) for ours, theirs in names.items()}
-
-
-def _times(
-    metrics: Mapping[str, Any], sums: Mapping[str, float] | None
-) -> tuple[float | None, float | None]:
-    """Prefill and decoding, seconds."""
-    prefill_ms, decode_ms = metrics.get("time_to_first_token_ms"), metrics.get("generation_time_ms")
-    if prefill_ms is not None and decode_ms is not None:
-        return prefill_ms / 1e3, decode_ms / 1e3
-    if sums is None:
-        return None, None
-    return sums.get(PREFILL_S), sums.get(DECODE_S)
+def _with_sums(record: ServedRecord, sums: Mapping[str, float]) -> ServedRecord:
+    """A record with what its answer lacks from `/metrics`; zero rounds where it does not draft."""
+    if record.rounds is None:
+        rounds, drafted, accepted = (int(sums.get(n, 0)) for n in (DRAFTS, DRAFTED, ACCEPTED))
+        record = replace(record, rounds=rounds, drafted=drafted, accepted=accepted)
+    if record.prefill_s is None or record.decode_s is None:
+        record = replace(record, prefill_s=sums.get(PREFILL_S), decode_s=sums.get(DECODE_S))
+    return record
 
 
 def adapter(spec: EngineSpec) -> Adapter:
@@ -356,3 +380,16 @@ def adapter(spec: EngineSpec) -> Adapter:
             *checkpoints(serve), **started_with(serve, port), dtype=serve.dtype or "auto"
         ),
     )
+
+
+INTERFACE = Interface(
+    engine="vllm",
+    probe=(MODELS, "data"),
+    version=ABOUT,
+    path="/v1/completions",
+    ids="token_ids",
+    body=request_body,
+    parse=parse,
+    names_model=True,
+    drafts=drafts,
+)

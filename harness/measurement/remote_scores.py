@@ -19,14 +19,13 @@ completion as one prompt.
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from harness.decoding.sampling import SamplingParameters
 from harness.engines import llamacpp, sglang, vllm
 from harness.engines.client import HttpClient
-from harness.engines.http_server import only_model
-from harness.engines.protocol import RefusedError
+from harness.engines.http_server import Interface, field_of, only_model
+from harness.engines.protocol import Asked, RefusedError, ServedRecord
 from harness.measurement.draft_scores import served_trace
 from harness.measurement.generations import Request, stop_reason
 from harness.measurement.target_texts import GeneratedText
@@ -61,36 +60,7 @@ def refuse_sampling(sampling: SamplingParameters) -> None:
 
 # ---- completions ---------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True)
-class _Answer:
-    """Of one request: ids, text, and the ids' log-probabilities, empty where none were told.
-
-    Attributes:
-        drafted: whether a draft proposed any of them, where that is told.
-    """
-
-    tokens: Sequence[int]
-    text: str
-    logprobs: Sequence[float]
-    drafted: bool = False
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """How a kind of server is recognised and asked.
-
-    Attributes:
-        name: of the engine.
-        probe: a path, and the field of its answer that shows the kind.
-        version: a path, and the field with the engine's version.
-        complete: the answer to a request, with log-probabilities or without.
-    """
-
-    name: str
-    probe: tuple[str, str]
-    version: tuple[str, str]
-    complete: Callable[[HttpClient, Request, int, bool], _Answer]
+KINDS = (llamacpp.INTERFACE, sglang.INTERFACE, vllm.INTERFACE)
 
 
 class TextServer:
@@ -109,7 +79,7 @@ class TextServer:
     @property
     def engine(self) -> str:
         """Its name."""
-        return self._kind.name
+        return self._kind.engine
 
     @property
     def version(self) -> str:
@@ -130,30 +100,47 @@ class TextServer:
             UserError: what the server refuses or cannot tell, it drafts, or it has another model.
         """
         wanted = not request.sampling.greedy
-        answer, _ = self._client.repeated(
-            lambda: self._kind.complete(self._client, request, _seed(request), wanted)
-        )
+        answer, _ = self._client.repeated(lambda: self._ask(request, wanted))
         where = self._client.where
-        if answer.drafted:
+        if answer.tokens is None:
+            raise UserError(f"{where}: its answer has no {self._kind.ids!r}; texts need token ids")
+        if answer.truncated:
+            raise UserError(f"{where}: its context is too small for prompt and new_tokens")
+        if answer.k != 0 or self._kind.drafts(self._client):
             raise UserError(
                 f"{where}: it drafts, and so its texts are those of the target and a draft, as far"
                 " as it is lossless; give a server that decodes plainly"
             )
-        tokens = tuple(int(token) for token in answer.tokens)
-        if not tokens:
+        if not answer.tokens:
             raise UserError(f"{where}: an answer without tokens")
-        if wanted and len(answer.logprobs) != len(tokens):
+        if wanted and len(answer.logprobs) != len(answer.tokens):
             raise UserError(
-                f"{where}: {len(answer.logprobs)} log-probabilities of {len(tokens)} tokens; a"
-                " server that speculates may not tell them, use one that decodes plainly"
+                f"{where}: {len(answer.logprobs)} log-probabilities of {len(answer.tokens)} tokens;"
+                " a server that speculates may not tell them, use one that decodes plainly"
             )
-        self._compare(answer.text, decode(tokens))
+        self._compare(answer.text or "", decode(answer.tokens))
         return GeneratedText(
             request,
-            tokens,
-            stop_reason(tokens, request.eos, request.stop),
+            answer.tokens,
+            stop_reason(answer.tokens, request.eos, request.stop),
             logprobs=tuple(map(float, answer.logprobs)) if wanted else None,
         )
+
+    def _ask(self, request: Request, logprobs: bool) -> ServedRecord:
+        client, kind = self._client, self._kind
+        seed = _seed(request)
+        body = kind.body(Asked(request.tokens, request.sampling, seed, request.budget, logprobs))
+        if kind.names_model:
+            body["model"] = only_model(client)
+        deadline_s = client.deadline_s(len(request.tokens), request.budget)
+        answer = client.post(kind.path, body, deadline_s)
+        try:
+            return kind.parse(answer)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            name = type(error).__name__
+            raise UserError(
+                f"{client.where}: its answer cannot be read ({name}: {error})"
+            ) from error
 
     def _compare(self, said: str, decoded: str) -> None:
         """Refuse another model: the first answer with text is not what its ids stand for."""
@@ -168,7 +155,7 @@ class TextServer:
             )
         self._compared = True
 
-    def _recognised(self) -> _Kind:
+    def _recognised(self) -> Interface:
         for kind in KINDS:
             path, field = kind.probe
             if field in _said(self._client, path):
@@ -194,63 +181,6 @@ def _seed(request: Request) -> int:
     """Of 31 bits, of the run's seed and the text."""
     digest = hashlib.sha256(f"{request.seed} {request.key}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
-
-
-def _deadline_s(client: HttpClient, request: Request) -> float:
-    return client.deadline_s(len(request.tokens), request.budget)
-
-
-def _field(answer: Any, name: str, client: HttpClient) -> Any:
-    if not isinstance(answer, dict) or answer.get(name) is None:
-        raise UserError(f"{client.where}: its answer has no {name!r}; texts need token ids")
-    return answer[name]
-
-
-def _from_llamacpp(client: HttpClient, request: Request, seed: int, logprobs: bool) -> _Answer:
-    settings = llamacpp.request_settings(request.sampling, seed, request.budget)
-    body = {"prompt": list(request.tokens), **settings, "n_probs": int(logprobs)}
-    answer = client.post("/completion", body, _deadline_s(client, request))
-    tokens = _field(answer, "tokens", client)
-    if answer.get("truncated"):
-        raise UserError(f"{client.where}: its context is too small for prompt and new_tokens")
-    told = answer.get("completion_probabilities") or ()
-    drafted = bool((answer.get("timings") or {}).get("draft_n"))
-    logprobs_told = [entry["logprob"] for entry in told]
-    return _Answer(tokens, answer.get("content") or "", logprobs_told, drafted)
-
-
-def _from_sglang(client: HttpClient, request: Request, seed: int, logprobs: bool) -> _Answer:
-    sampling = sglang.request_settings(request.sampling, seed, request.budget)
-    body = {
-        "input_ids": list(request.tokens),
-        "sampling_params": {**sampling, "skip_special_tokens": True},
-        "return_logprob": logprobs,
-    }
-    answer = client.post("/generate", body, _deadline_s(client, request))
-    tokens = _field(answer, "output_ids", client)
-    meta = answer.get("meta_info") or {}
-    told, drafted = meta.get("output_token_logprobs") or (), bool(meta.get("spec_verify_ct"))
-    return _Answer(tokens, answer.get("text") or "", [entry[0] for entry in told], drafted)
-
-
-def _from_vllm(client: HttpClient, request: Request, seed: int, logprobs: bool) -> _Answer:
-    settings = vllm.request_settings(request.sampling, seed, request.budget)
-    body = {"model": only_model(client), "prompt": list(request.tokens), **settings}
-    body = {**body, "logprobs": 1} if logprobs else body
-    answer = client.post("/v1/completions", body, _deadline_s(client, request))
-    (choice,) = _field(answer, "choices", client)
-    tokens = _field(choice, "token_ids", client)
-    told = choice.get("logprobs") or {}
-    metrics = answer.get("metrics") or {}
-    drafted = metrics.get("speculative_decoding") is not None or vllm.drafts(client)
-    return _Answer(tokens, choice.get("text") or "", told.get("token_logprobs") or (), drafted)
-
-
-KINDS = (
-    _Kind("llamacpp", ("/props", "build_info"), ("/props", "build_info"), _from_llamacpp),
-    _Kind("sglang", ("/server_info", "version"), ("/server_info", "version"), _from_sglang),
-    _Kind("vllm", ("/v1/models", "data"), ("/version", "version"), _from_vllm),
-)
 
 
 # ---- a draft's scores ----------------------------------------------------------------------------
@@ -288,7 +218,7 @@ class DraftServer:
         answer, _ = self._client.repeated(
             lambda: self._client.post("/v1/completions", body, deadline_s)
         )
-        (choice,) = _field(answer, "choices", self._client)
+        (choice,) = field_of(answer, "choices", self._client.where, vllm.SERVER)
         told = choice.get("prompt_logprobs") or answer.get("prompt_logprobs")
         if told is None or len(told) != len(prompt):
             raise UserError(

@@ -14,6 +14,7 @@ import torch
 
 from harness.records import UserError
 from harness.theory.architecture import Architecture
+from harness.theory.memory import MemoryFit, ModelBytes
 
 # Sizes that decide step time and memory: our names, and those of transformers' configs
 NAMES: dict[str, str | tuple[str, ...]] = {
@@ -154,10 +155,6 @@ def check_fits(
         UserError: what is needed, and what is free where.
     """
 
-    def sizes(need: MemoryNeed) -> tuple[float, float]:
-        weights = 0.0 if loaded else need.weight_bytes
-        return weights, need.kv_bytes_per_token * cached_tokens * batch
-
     def places(need: MemoryNeed) -> tuple[torch.device, ...]:
         current = need.device.type == "cuda" and need.device.index is None
         return need.cards or (torch.device("cuda", 0) if current else need.device,)
@@ -165,28 +162,32 @@ def check_fits(
     for devices in dict.fromkeys(map(places, needs)):
         # On several cards, those on one of them as well
         models = [need for need in needs if {*places(need)} <= {*devices}]
-        weights, cache = (sum(part) for part in zip(*map(sizes, models), strict=True))
         known = [free for device in devices if (free := free_bytes(device)) is not None]
         if len(known) < len(devices):
             continue
         free, largest = sum(known), max(need.largest_bytes for need in models)
+        kept = tuple(
+            ModelBytes(0.0 if loaded else need.weight_bytes, need.kv_bytes_per_token)
+            for need in models
+        )
+        memory = MemoryFit(free, kept, cached_tokens, batch)
         names = " and ".join(f"{need.key}={need.name}" for need in models)
         where = str(devices[0]) if len(devices) == 1 else f"{len(devices)} cards"
         placed = 0.0 if loaded else sum(need.weight_bytes for need in models if need.cards)
         fillable = free * FILLED_BY_WEIGHTS if len(devices) == 1 else math.inf
-        if weights + cache > free or placed > fillable:
+        if not memory.fits or placed > fillable:
             texts = f"{batch} texts of {cached_tokens:,}" if batch > 1 else f"{cached_tokens:,}"
             parts = [
                 f"{_gb(need.weight_bytes)} for {need.key}={need.name}"
                 for need in models
                 if not loaded
             ]
-            parts.append(f"{_gb(cache)} for the cache of {texts} tokens")
+            parts.append(f"{_gb(memory.cache_bytes)} for the cache of {texts} tokens")
             filled = f", of which device_map fills {FILLED_BY_WEIGHTS:.0%} with weights"
             raise UserError(
-                f"{names}: {_gb(weights + cache)} of memory needed ({', '.join(parts)}),"
+                f"{names}: {_gb(memory.needed_bytes)} of memory needed ({', '.join(parts)}),"
                 f" {_gb(free)} free on {where}{filled if placed > fillable else ''};"
-                f" {_way_out(models, weights > free or placed > fillable)}"
+                f" {_way_out(models, memory.weights_bytes > free or placed > fillable)}"
             )
         if len(devices) > 1 and not loaded and largest > max(known):
             raise UserError(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from harness.records import UserError
 from harness.theory.acceptance import expected_tokens_per_round
 from harness.theory.architecture import Architecture
+from harness.theory.memory import MemoryFit, ModelBytes, usable_bytes
 from harness.theory.roofline import Card, forward_floor
 
 SECONDS_PER_HOUR = 3600.0
@@ -27,8 +28,6 @@ START_S = 60.0
 LOAD_BYTES_PER_S = 0.5e9
 # How often each step is timed, in every command that times steps.
 TIMINGS = 40
-# Servers leave part of the memory to activations and the allocator; vLLM's default is 0.9.
-USABLE_SHARE = 0.9
 
 
 def money(seconds: float, price_per_hour: float) -> float:
@@ -56,6 +55,11 @@ class ModelSize:
     def weight_bytes(self) -> float:
         """Of all weights."""
         return self.shape.parameters * self.bytes_per_parameter
+
+    @property
+    def memory(self) -> ModelBytes:
+        """What it keeps in memory, its cache in the dtype of its weights."""
+        return ModelBytes(self.weight_bytes, self.shape.kv_bytes_read(1, self.bytes_per_parameter))
 
 
 @dataclass(frozen=True)
@@ -129,9 +133,10 @@ def estimate(
         models: by name, `target` among them; a drafter without a model (an n-gram) costs nothing.
         context_tokens: of a typical step.
     """
-    drafts = [model.weight_bytes for name, model in models.items() if name != "target"]
+    drafts = [model for name, model in models.items() if name != "target"]
     # An audition loads one draft after the other.
-    together = models["target"].weight_bytes + max(drafts, default=0.0)
+    heaviest = sorted(drafts, key=lambda model: model.weight_bytes)[-1:]
+    together = tuple(model.memory for model in (models["target"], *heaviest))
     start = START_S + sum(model.weight_bytes for model in models.values()) / LOAD_BYTES_PER_S
     low = high = start
     for entry in work:
@@ -151,7 +156,7 @@ def estimate(
     price = card.price_per_hour_usd or 0.0
     return Estimate(
         card=card.name,
-        fits=together <= USABLE_SHARE * card.memory_gb * 1e9,
+        fits=MemoryFit(usable_bytes(card.memory_gb), together).fits,
         start_s=start,
         low_s=low,
         high_s=high,

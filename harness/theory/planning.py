@@ -1,9 +1,5 @@
 """A pair on cards that nobody has at hand: what fits, what a step takes, what speculation gains.
 
-A draft's weights and its keys and values are on the same card as the target's. What is left of the
-memory after both models' weights holds cached tokens; each costs the target's bytes and, with
-speculation, the draft's as well. So a draft costs context or concurrency (`memory_view`).
-
 Times follow from the sizes of two models and the data sheet of a card (`plan_cards`), so they can
 be asked for before anything is rented or downloaded. That is a model, not a measurement: both
 models are taken at their floors, which flatters small drafts most, since those are the farthest
@@ -11,70 +7,18 @@ from theirs.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.records import UserError
-from harness.summary import DraftMemory
 from harness.theory.architecture import Architecture
-from harness.theory.cost import USABLE_SHARE, usd_per_million_tokens
+from harness.theory.cost import ModelSize, usd_per_million_tokens
+from harness.theory.memory import MemoryFit, usable_bytes
 from harness.theory.roofline import Card, forward_floor
 from harness.theory.speedup import RoundTimes, StepTimes
 
 # Larger batches than this are beyond what one asks of a single card.
 LARGEST_BATCH = 1024
-
-
-@dataclass(frozen=True)
-class ModelBytes:
-    """What a model keeps in memory: weights of its own, and cache for every token of a text."""
-
-    weights: float = 0.0
-    kv_per_token: float = 0.0
-
-
-def memory_view(
-    target: ModelBytes,
-    drafts: Mapping[str, ModelBytes],
-    memory_bytes: float,
-    *,
-    context_tokens: int,
-    device: str | None = None,
-) -> tuple[DraftMemory, ...]:
-    """What each draft leaves of the memory, and what is lost of what the target alone leaves.
-
-    Args:
-        drafts: by name.
-        memory_bytes: of the device; USABLE_SHARE of it may be filled.
-        context_tokens: of each concurrent sequence, prompt and answer.
-        device: its name.
-    """
-    if not (math.isfinite(memory_bytes) and memory_bytes > 0.0):
-        raise UserError(f"memory_bytes={memory_bytes}: must be above 0")
-    if context_tokens < 1:
-        raise UserError(f"context_tokens={context_tokens}: must be 1 or more")
-    free = memory_bytes * USABLE_SHARE - target.weights
-
-    def tokens_with(draft: ModelBytes) -> int:
-        per_token = target.kv_per_token + draft.kv_per_token
-        return max(0, math.floor((free - draft.weights) / per_token))
-
-    alone = tokens_with(ModelBytes())
-    return tuple(
-        DraftMemory(
-            draft=name,
-            device=device,
-            weights_bytes=draft.weights,
-            kv_bytes_per_token=draft.kv_per_token,
-            fits=free >= draft.weights,
-            context_tokens=tokens,
-            context_tokens_lost=alone - tokens,
-            sequences=tokens // context_tokens,
-            sequences_lost=alone // context_tokens - tokens // context_tokens,
-        )
-        for name, draft in drafts.items()
-        for tokens in (tokens_with(draft),)
-    )
 
 
 @dataclass(frozen=True)
@@ -155,14 +99,18 @@ class PlannedCard:
 
 def plan_card(card: Card, request: PlanRequest) -> PlannedCard:
     """What `request` comes to on `card`."""
-    weights, per_sequence = _bytes(request)
-    needed, usable = weights + request.batch * per_sequence, card.memory_gb * 1e9 * USABLE_SHARE
-    sequences = max(0, math.floor((usable - weights) / per_sequence))
+    models = (request.target, request.draft)
+    memory = MemoryFit(
+        usable_bytes(card.memory_gb),
+        tuple(ModelSize(model, request.bytes_per_parameter).memory for model in models),
+        request.context_tokens + max(request.ks) + 1,  # the last drafts included
+        request.batch,
+    )
     floors, largest = _floors(card, request, request.batch), max(request.ks)
-    fits, largest_batch = needed <= usable, min(sequences, LARGEST_BATCH)
+    largest_batch = min(memory.most_sequences, LARGEST_BATCH)
 
     def price(seconds_per_token: float) -> float | None:
-        if card.price_per_hour_usd is None or not fits:
+        if card.price_per_hour_usd is None or not memory.fits:
             return None
         return usd_per_million_tokens(seconds_per_token / request.batch, card.price_per_hour_usd)
 
@@ -174,10 +122,10 @@ def plan_card(card: Card, request: PlanRequest) -> PlannedCard:
         gains.append(PlannedGain(alpha, k, speedup, cost, stops))
     return PlannedCard(
         card=card.name,
-        fits=fits,
-        needed_bytes=needed,
-        cards_needed=math.ceil(needed / usable),
-        sequences=sequences,
+        fits=memory.fits,
+        needed_bytes=memory.needed_bytes,
+        cards_needed=math.ceil(memory.needed_bytes / memory.room_bytes),
+        sequences=memory.most_sequences,
         largest_batch=largest_batch,
         target_ms=floors.target_s * 1e3,
         draft_ms=floors.draft_s * 1e3,
@@ -198,14 +146,6 @@ def plan_cards(cards: Sequence[Card], request: PlanRequest) -> tuple[PlannedCard
         return (not plan.fits, math.inf if price is None else price, plan.target_ms)
 
     return tuple(sorted((plan_card(card, request) for card in cards), key=order))
-
-
-def _bytes(request: PlanRequest) -> tuple[float, float]:
-    """Bytes of both models' weights, and of both caches per sequence, the last drafts included."""
-    models, unit = (request.target, request.draft), request.bytes_per_parameter
-    positions = request.context_tokens + max(request.ks) + 1
-    weights = sum(model.parameters for model in models) * unit
-    return weights, sum(model.kv_bytes_read(positions, unit) for model in models)
 
 
 def _floors(card: Card, request: PlanRequest, batch: int) -> StepTimes:

@@ -25,66 +25,22 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
-from harness.records import ServingEngine, StopReason, Trial, UserError
+from harness.engines import llamacpp, sglang, vllm
+from harness.engines.protocol import ServedRecord
+from harness.records import ServingEngine, Trial, UserError
 from harness.serving.engines import spec_of
 
 # One prompt set for all of them: no record says of what kind its prompt is
 PROMPT_SET = "requests"
 # Of every engine here the prefill gives the first token
 FIRST_POSITION = 1
-STOP_REASONS: Mapping[str, StopReason] = {
-    "stop": "eos",
-    "eos": "eos",
-    "word": "stop_string",
-    "length": "budget",
-    "limit": "budget",
-}
-UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0}
-# SGLang's names of the drafted and the accepted tokens, today's first
-SGLANG_DRAFTED = ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
-SGLANG_ACCEPTED = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num")
+SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0}
 PROMPT_FIELDS = ("prompt", "messages", "input_ids", "text")
 # What a record and its trial have in common; of a request that failed none is known
 OF_TRIAL = (
     *("rounds", "drafted", "accepted", "accepted_lengths", "prefill_s", "decode_s"),
     *("stop_reason", "tokens"),
 )
-SGLANG_LENGTHS = ("spec_correct_drafts_histogram", "spec_accept_histogram")
-
-
-@dataclass(frozen=True)
-class ServedRecord:
-    """What is known of one request; None where nothing says.
-
-    Attributes:
-        engine: that answered.
-        returned: tokens of the answer.
-        k: that the server drafted with; 0 where it decodes plainly.
-        rounds, drafted, accepted: as the engine counts them.
-        accepted_lengths: rounds that accepted exactly 0, 1, ... tokens.
-        prefill_s, decode_s: until the first token, and from there to the last.
-        tokens: ids of the answer.
-        model, prompt: their names.
-        span_s: when it was sent and when it was answered, by a clock that all records share.
-        error: why there is no answer.
-    """
-
-    engine: str
-    returned: int = 0
-    k: int | None = None
-    rounds: int | None = None
-    drafted: int | None = None
-    accepted: int | None = None
-    accepted_lengths: tuple[int, ...] | None = None
-    prefill_s: float | None = None
-    decode_s: float | None = None
-    stop_reason: StopReason | None = None
-    tokens: tuple[int, ...] | None = None
-    model: str | None = None
-    prompt: str | None = None
-    temperature: float | None = None
-    span_s: tuple[float, float] | None = None
-    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -113,16 +69,15 @@ def record_of(entry: Mapping[str, Any], where: str) -> ServedRecord | None:
         raise UserError(f"{where}: its response is not a JSON object")
     _check_fields(entry, where)
     try:
-        choices = answer.get("choices") or [{}]
-        meta = answer.get("meta_info") or choices[0].get("meta_info")
+        (choice, *_) = answer.get("choices") or [{}]
         if isinstance(answer.get("metadata"), Mapping):
             record = _aiperf(answer)
-        elif meta:
-            record = _sglang(answer, meta)
+        elif answer.get("meta_info") or choice.get("meta_info"):
+            record = sglang.parse(answer)
         elif isinstance(answer.get("timings"), Mapping):
-            record = _llamacpp(answer, answer["timings"], choices[0])
+            record = llamacpp.parse(answer)
         elif isinstance(answer.get("usage"), Mapping):
-            record = _vllm(answer, choices[0])
+            record = vllm.parse(answer)
         elif answer.get("per_step_accepted") is not None:
             record = _rounds_alone(answer)
         else:
@@ -141,7 +96,8 @@ def record_of(entry: Mapping[str, Any], where: str) -> ServedRecord | None:
     sampling = request.get("sampling_params") or request
     return replace(
         record,
-        prompt=record.prompt or _prompt_name(request, choices[0]),
+        tokens=record.tokens or None,
+        prompt=record.prompt or _prompt_name(request, choice),
         temperature=sampling.get("temperature", record.temperature),
     )
 
@@ -167,13 +123,13 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
         (
             *("k", "completion_tokens", "num_spec_tokens", "num_spec_steps", "num_draft_tokens"),
-            *("num_accepted_draft_tokens", "spec_verify_ct", *SGLANG_DRAFTED, *SGLANG_ACCEPTED),
+            *("num_accepted_draft_tokens", "spec_verify_ct", *sglang.DRAFTED, *sglang.ACCEPTED),
             *("predicted_n", "draft_n", "draft_n_accepted"),
         ),
         (_is_count, "a whole number from 0"),
     ),
     **dict.fromkeys(
-        ("per_step_accepted", "per_step_drafted", "acceptance_histogram", *SGLANG_LENGTHS),
+        ("per_step_accepted", "per_step_drafted", "acceptance_histogram", *sglang.LENGTHS),
         (_are_counts, "a list of whole numbers from 0"),
     ),
     **dict.fromkeys(
@@ -208,49 +164,9 @@ def _prompt_name(request: Mapping[str, Any], choice: Mapping[str, Any]) -> str |
     return hashlib.sha256(json.dumps(prompt, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _vllm(answer: Mapping[str, Any], choice: Mapping[str, Any]) -> ServedRecord:
-    metrics = answer.get("metrics") or {}
-    ids = choice.get("token_ids")
-    return ServedRecord(
-        engine="vllm",
-        returned=int(answer["usage"]["completion_tokens"]),
-        prefill_s=_seconds(metrics.get("time_to_first_token_ms"), "ms"),
-        decode_s=_seconds(metrics.get("generation_time_ms"), "ms"),
-        stop_reason=STOP_REASONS.get(str(choice.get("finish_reason"))),
-        tokens=tuple(ids) if ids else None,
-        model=answer.get("model"),
-        **_vllm_counts(metrics.get("speculative_decoding")),
-    )
-
-
-def _vllm_counts(told: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The counts that vLLM tells of a request, and AIPerf passes on."""
-    if told is None:
-        return {"k": 0}
-    steps, drafted = told.get("per_step_accepted"), told.get("per_step_drafted")
-    histogram = told.get("acceptance_histogram") or Counter(steps or ())
-    pairs = histogram.items() if isinstance(histogram, Mapping) else enumerate(histogram)
-    by_length = {int(kept): int(rounds) for kept, rounds in pairs}
-    k = told.get("num_spec_tokens") or max(drafted or by_length or [0])
-    if max(by_length, default=0) > k:
-        raise ValueError(f"{max(by_length)} tokens accepted in a round of K={k}")
-    if steps is not None and drafted is not None and len(steps) != len(drafted):
-        raise ValueError(f"per_step_drafted of {len(drafted)} rounds, accepted of {len(steps)}")
-    if steps is not None:
-        counted = {"num_spec_steps": len(steps), "num_accepted_draft_tokens": sum(steps)}
-        told = {"num_draft_tokens": sum(drafted or [k] * len(steps)), **counted, **told}
-    return {
-        "k": int(k),
-        "rounds": int(told["num_spec_steps"]),
-        "drafted": int(told["num_draft_tokens"]),
-        "accepted": int(told["num_accepted_draft_tokens"]),
-        "accepted_lengths": tuple(by_length.get(kept, 0) for kept in range(int(k) + 1)),
-    }
-
-
 def _rounds_alone(entry: Mapping[str, Any]) -> ServedRecord:
     """A request of which only the tokens accepted in each round are known, in order."""
-    counts = _vllm_counts({"num_spec_tokens": entry.get("k"), **entry})
+    counts = vllm.counts({"num_spec_tokens": entry.get("k"), **entry})
     if entry.get("k") is None and not entry.get("per_step_drafted"):
         counts |= {"k": None, "drafted": None}  # no round need have accepted K
     return ServedRecord(
@@ -285,70 +201,14 @@ def _aiperf(entry: Mapping[str, Any]) -> ServedRecord | None:
         prefill_s=first_s,
         decode_s=None if first_s is None or whole_s is None else whole_s - first_s,
         span_s=(metadata["request_start_ns"] * 1e-9, metadata["request_end_ns"] * 1e-9),
-        **_vllm_counts(told),
+        **vllm.counts(told),
     )
 
 
 def _measured(metrics: Mapping[str, Any], name: str) -> float | None:
     """A metric of AIPerf, seconds."""
     told = metrics.get(name)
-    return None if told is None else _seconds(told["value"], told["unit"])
-
-
-def _sglang(answer: Mapping[str, Any], meta: Mapping[str, Any]) -> ServedRecord:
-    ids = answer.get("output_ids")
-    reason = meta.get("finish_reason") or {}
-    record = ServedRecord(
-        engine="sglang",
-        returned=int(meta["completion_tokens"]),
-        k=0,
-        stop_reason=STOP_REASONS.get(str(reason.get("type"))),
-        tokens=tuple(ids) if ids else None,
-        model=answer.get("model"),
-    )
-    rounds, drafted = meta.get("spec_verify_ct"), _first(meta, SGLANG_DRAFTED)
-    accepted, lengths = _first(meta, SGLANG_ACCEPTED), _first(meta, SGLANG_LENGTHS)
-    if not rounds:
-        return record
-    kept = sum(kept * count for kept, count in enumerate(lengths or ()))
-    return replace(
-        record,
-        k=None if drafted is None else math.ceil(drafted / rounds),
-        rounds=int(rounds),
-        drafted=drafted,
-        accepted=accepted,
-        # Of some releases it counts another thing
-        accepted_lengths=tuple(lengths) if lengths and kept == accepted else None,
-    )
-
-
-def _llamacpp(
-    answer: Mapping[str, Any], timings: Mapping[str, Any], choice: Mapping[str, Any]
-) -> ServedRecord:
-    ids = answer.get("tokens")
-    settings = answer.get("generation_settings") or {}
-    drafted = timings.get("draft_n")
-    return ServedRecord(
-        engine="llamacpp",
-        returned=int(timings["predicted_n"]),
-        k=None if drafted else 0,
-        drafted=drafted,
-        accepted=timings.get("draft_n_accepted"),
-        prefill_s=_seconds(timings.get("prompt_ms"), "ms"),
-        decode_s=_seconds(timings["predicted_ms"], "ms"),
-        stop_reason=STOP_REASONS.get(str(answer.get("stop_type") or choice.get("finish_reason"))),
-        tokens=tuple(ids) if ids else None,
-        model=answer.get("model"),
-        temperature=settings.get("temperature"),
-    )
-
-
-def _first(told: Mapping[str, Any], names: Sequence[str]) -> Any:
-    return next((told[name] for name in names if told.get(name) is not None), None)
-
-
-def _seconds(value: float | None, unit: str) -> float | None:
-    return None if value is None else float(value) * UNITS[unit]
+    return None if told is None else float(told["value"]) * SECONDS[told["unit"]]
 
 
 # ---- a run ---------------------------------------------------------------------------------------
@@ -479,8 +339,7 @@ def _rounds_at_budget(record: ServedRecord) -> int | None:
 def _counted(record: ServedRecord, k: int) -> ServedRecord:
     """A record with the rounds that its other counts leave no doubt of.
 
-    An end of text may be the target's own token or an accepted draft, and builds of llama.cpp
-    differ in what they count there. Where no draft was shortened, drafted / K are the rounds.
+    Of a text that ended early no draft is taken to be shortened.
     """
     if not k:
         return replace(record, rounds=None, drafted=None, accepted=None, accepted_lengths=None)
@@ -492,8 +351,7 @@ def _counted(record: ServedRecord, k: int) -> ServedRecord:
     rounds = _rounds_at_budget(record)
     if rounds is None:
         own = record.returned - FIRST_POSITION - record.accepted
-        full, rest = divmod(record.drafted, k)
-        rounds = full if not rest and own <= full <= own + k else None
+        rounds = llamacpp.rounds_at_eos(own, record.drafted, k, left=k, drafts=None)
     return replace(record, rounds=rounds)
 
 

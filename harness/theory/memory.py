@@ -1,0 +1,120 @@
+"""Whether models fit in a memory, and what they leave of it: one calculation for every check.
+
+Of a card that is rented or not, of the free bytes of a device, and of what a draft costs: its
+weights and its keys and values are on the same card as the target's, and what is left after both
+models' weights holds cached tokens, each of which costs the bytes of both. So a draft costs context
+or concurrency (`memory_view`).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from harness.records import UserError
+from harness.summary import DraftMemory
+
+# Servers leave part of the memory to activations and the allocator; vLLM's default is 0.9.
+USABLE_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class ModelBytes:
+    """What a model keeps in memory: weights of its own, and cache for every token of a text."""
+
+    weights: float = 0.0
+    kv_per_token: float = 0.0
+
+
+@dataclass(frozen=True)
+class MemoryFit:
+    """Models that share a memory.
+
+    Attributes:
+        room_bytes: that they may fill.
+        models: each with a cache.
+        context_tokens: in every cache, of each sequence.
+        sequences: side by side.
+    """
+
+    room_bytes: float
+    models: tuple[ModelBytes, ...]
+    context_tokens: int = 0
+    sequences: int = 1
+
+    @property
+    def weights_bytes(self) -> float:
+        """Of all models."""
+        return sum(model.weights for model in self.models)
+
+    @property
+    def cache_bytes(self) -> float:
+        """Of all models and sequences."""
+        per_token = sum(model.kv_per_token for model in self.models)
+        return self.sequences * self.context_tokens * per_token
+
+    @property
+    def needed_bytes(self) -> float:
+        """Weights and caches."""
+        return self.weights_bytes + self.cache_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room for them."""
+        return self.needed_bytes <= self.room_bytes
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that the caches can hold in what the weights leave."""
+        left = self.room_bytes - self.weights_bytes
+        return max(0, math.floor(left / sum(model.kv_per_token for model in self.models)))
+
+    @property
+    def most_sequences(self) -> int:
+        """Sequences of `context_tokens` that the caches can hold."""
+        return self.most_tokens // self.context_tokens
+
+
+def usable_bytes(memory_gb: float) -> float:
+    """What models may fill of a card's memory."""
+    return USABLE_SHARE * memory_gb * 1e9
+
+
+def memory_view(
+    target: ModelBytes,
+    drafts: Mapping[str, ModelBytes],
+    memory_bytes: float,
+    *,
+    context_tokens: int,
+    device: str | None = None,
+) -> tuple[DraftMemory, ...]:
+    """What each draft leaves of the memory, and what is lost of what the target alone leaves.
+
+    Args:
+        drafts: by name.
+        memory_bytes: of the device; USABLE_SHARE of it may be filled.
+        context_tokens: of each concurrent sequence, prompt and answer.
+        device: its name.
+    """
+    if not (math.isfinite(memory_bytes) and memory_bytes > 0.0):
+        raise UserError(f"memory_bytes={memory_bytes}: must be above 0")
+    if context_tokens < 1:
+        raise UserError(f"context_tokens={context_tokens}: must be 1 or more")
+    room = memory_bytes * USABLE_SHARE
+    alone = MemoryFit(room, (target,), context_tokens)
+    fits = {
+        name: MemoryFit(room, (target, draft), context_tokens) for name, draft in drafts.items()
+    }
+    return tuple(
+        DraftMemory(
+            draft=name,
+            device=device,
+            weights_bytes=drafts[name].weights,
+            kv_bytes_per_token=drafts[name].kv_per_token,
+            fits=fit.weights_bytes <= room,
+            context_tokens=fit.most_tokens,
+            context_tokens_lost=alone.most_tokens - fit.most_tokens,
+            sequences=fit.most_sequences,
+            sequences_lost=alone.most_sequences - fit.most_sequences,
+        )
+        for name, fit in fits.items()
+    )
