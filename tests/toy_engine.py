@@ -6,7 +6,7 @@ from typing import Any
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.adapters import Adapter
 from harness.engines.http_server import HttpServer, Running
-from harness.engines.protocol import Completion, EngineFacts
+from harness.engines.protocol import Asked, Completion, EngineFacts
 from harness.engines.protocol import Server as EngineServer
 from harness.serving.counting import Counting
 from harness.serving.spec import EngineSpec, PairToServe, ServingLine
@@ -40,17 +40,11 @@ class ToyServer(HttpServer):
         version = running.client.about("/about", "version", "a toy server")["version"]
         self.facts = EngineFacts(SPEC, version, SPEC.rule)
 
-    def complete(
-        self,
-        prompt: Sequence[int],
-        sampling: SamplingParameters,
-        seed: int,
-        budget: int,
-        deadline_s: float,
-    ) -> Completion:
+    def complete(self, asked: Asked, deadline_s: float) -> Completion:
         """Ask once for a completion."""
-        body = {"prompt": [*prompt], "seed": seed, "budget": budget}
-        answer = self.ask("/complete", {**body, "temperature": sampling.temperature}, deadline_s)
+        body = {"prompt": [*asked.prompt], "seed": asked.seed, "budget": asked.budget}
+        body["temperature"] = asked.sampling.temperature
+        answer = self.ask("/complete", body, deadline_s)
         told = dict(answer.body)
         return Completion(tokens=tuple(told.pop("tokens")), request_s=answer.request_s, **told)
 
