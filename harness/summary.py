@@ -237,7 +237,7 @@ class ModelFacts:
     # Whether a CUDA graph's work was compiled; None where that does not apply.
     compiled: bool | None = None
     # What a draft is (`ModelConf.kind`), and the layers of an early exit
-    kind: Literal["model", "eagle3", "mtp", "medusa", "dflash", "early_exit"] = "model"
+    kind: str = "model"
     layers: int | None = None
 
 

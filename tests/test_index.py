@@ -222,7 +222,7 @@ def reported(folder: Path) -> str:
 def test_a_run_killed_before_it_stored_anything_has_a_report(command: str, tmp_path: Path) -> None:
     config = asdict(compose(command))
     folder = RunFolder.create(tmp_path, command, ["tiny", "tiny_good"], config)
-    folder.update_manifest({"status": "running"})
+    folder.note(status="running")
     assert "<h1>" in reported(folder.path)
 
 

@@ -151,7 +151,7 @@ def test_only_the_same_run_of_this_version_is_resumed_or_read(
         (lambda: load(tmp_path / "absent"), "not a run folder"),
     ):
         assert said in refusal(act)
-    folder.update_manifest({"schema_version": SCHEMA_VERSION + 1})
+    folder.note(schema_version=SCHEMA_VERSION + 1)
     assert "newer version" in refusal(lambda: load(folder.path))
 
 
@@ -309,7 +309,7 @@ def test_a_lost_line_break_or_a_lost_line_is_not_passed_over(folder: RunFolder) 
     with pytest.raises(UserError, match=f"line {len(trials)}: damaged"):
         folder.trials.read()
     file.write_bytes(content)
-    folder.update_manifest({"status": "complete"})
+    folder.note(status="complete")
     file.write_bytes(b"".join(content.splitlines(keepends=True)[:-1]))
     assert load(folder.path).lost_trials == 1
     runs = [str(folder.path), str(FROZEN / "sweep")]
@@ -444,7 +444,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
         lambda: folder.write_results([]),
         lambda: folder.write_traces(traces[:1]),
         lambda: folder.write_latency((), folder.timings()[:1]),
-        lambda: folder.update_manifest({"status": "complete"}),
+        lambda: folder.note(status="complete"),
         lambda: reporting.render(summary, stored.folder),
     ):
         said = refusal(write)
@@ -546,7 +546,7 @@ def test_a_second_process_is_refused_with_the_first_ones_id_until_it_ends(
 def test_a_report_on_a_run_being_written_writes_only_the_report(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder.update_manifest({"status": "running"})
+    folder.note(status="running")
     for name in ("results.csv", "summary.json"):
         (folder.path / name).unlink()
 
@@ -569,7 +569,7 @@ def test_a_file_system_without_locks_is_written_without_and_says_so(
     monkeypatch.setattr("fcntl.flock", unsupported)
     run = RunFolder.create(tmp_path, "sweep", ["tiny"], {})
     run.trials.append(TRIAL)
-    assert load(run.path).manifest["written_without_lock"] == "flock: No locks available"
+    assert load(run.path).manifest.written_without_lock == "flock: No locks available"
     assert "written without a lock" in caplog.text
 
 
@@ -603,9 +603,9 @@ def test_a_signal_ends_a_command_with_one_line_and_the_manifest_says_so(
     )
     assert restored is before
     manifest = load(run.path).manifest
-    assert (manifest["status"], manifest["interrupted_by"]) == ("running", name)
+    assert (manifest.status, manifest.interrupted_by) == ("running", name)
     with running(run):
-        assert "interrupted_by" not in load(run.path).manifest
+        assert load(run.path).manifest.interrupted_by is None
 
 
 def test_a_signal_that_is_ignored_stays_ignored(door: Callable[..., int]) -> None:
@@ -824,8 +824,8 @@ def test_no_environment_variable_is_stored(tmp_path: Path, monkeypatch: pytest.M
     stored = b"".join(path.read_bytes() for path in files)
     for value in (*secrets.values(), *typed, "me:pass"):
         assert value.encode() not in stored
-    said = load(run).manifest["environment"]["command"]
-    assert said[3:] == ["k=[1]", "key0=$MODAL_TOKEN_SECRET", "key1=***", "key2=https://***@host/x"]
+    said = load(run).manifest.environment.command
+    assert said[3:] == ("k=[1]", "key0=$MODAL_TOKEN_SECRET", "key1=***", "key2=https://***@host/x")
 
 
 def test_confidences_that_are_stored_again_replace_the_first(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def _rates(value: Any, ks: Sequence[int]) -> dict[int, float]:
 def analyse_breakeven(setup: Setup) -> Summary:
     """Every row, ceiling and best K, and the verdict where an acceptance was given."""
     run = setup.run
-    inputs = inputs_of({**run.config, **(run.manifest.get("inputs") or {})})
+    inputs = inputs_of({**run.config, **run.manifest.inputs})
     measured = list(measured_rows(inputs))
     iid = list(iid_rows(inputs))
     rows = (*iid, *measured)

@@ -22,7 +22,7 @@ weights) all sequences advance by the iid formula's tokens per round at an assum
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,15 +39,14 @@ from harness.records import (
     LatencyRow,
     PartTiming,
     ResultRow,
-    SkippedCell,
     TextTrace,
     Trial,
     grouped,
 )
+from harness.storage.manifest import MemoryBandwidth
 from harness.summary import (
     Bandwidth,
     BatchGain,
-    BytesRead,
     CeilingAtK,
     RoundBreakdown,
     RoundPart,
@@ -81,24 +80,20 @@ def analyse_profile(setup: Setup) -> Summary:
         else assumed_gains(latency, setup.alphas)
     )
     timed_rounds = latency_of_pair.rounds if latency_of_pair and latency_of_pair.visits else None
-    bandwidth = run.manifest.get("bandwidth")
     base = Summary(
         run=setup.facts(measured),
         failures=failures(setup),
         results=tuple(measured),
         latency=latency,
         alphas=setup.alphas,
-        bandwidth=bandwidth
-        and Bandwidth(**{field.name: bandwidth.get(field.name) for field in fields(Bandwidth)}),
-        bytes_read=tuple(BytesRead(**entry) for entry in run.manifest.get("bytes_read") or ()),
+        bandwidth=_bandwidth(run.manifest.bandwidth),
+        bytes_read=run.manifest.bytes_read or (),
         step_bounds=tuple(bounds),
         rounds=tuple(round_breakdowns(run.parts, timed_rounds)),
         step_curves=tuple(step_curves(latency)),
         batch_gains=tuple(gains),
         stopping_batches=tuple(stopping_batches(gains)),
-        skipped_cells=tuple(
-            SkippedCell(**entry) for entry in run.manifest.get("skipped_cells") or ()
-        ),
+        skipped_cells=run.manifest.skipped_cells or (),
     )
     if latency_of_pair is None:
         return replace(base, caveats=caveats(setup, measured))
@@ -118,6 +113,14 @@ def analyse_profile(setup: Setup) -> Summary:
         steps=() if steps is None else (steps,),
         round_times=(latency_of_pair.round_summary(setup.draft),),
         ceilings=ceilings(rounds, latency_of_pair.steps, ks),
+    )
+
+
+def _bandwidth(measured: MemoryBandwidth | None) -> Bandwidth | None:
+    if measured is None or measured.gb_s is None or measured.source is None:
+        return None
+    return Bandwidth(
+        measured.gb_s, measured.source, measured.target_gb_s, measured.draft_gb_s
     )
 
 

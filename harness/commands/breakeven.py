@@ -71,7 +71,7 @@ def run(config: BreakevenConfig) -> Outcome:
         pass  # refuses what cannot be before a folder is made
     folder = RunFolder.create(config.results_root, "breakeven", (), asdict(config))
     folder.write_latency(list(_typed_latency(inputs.times)), ())
-    folder.update_manifest({"environment": describe_host(), "inputs": from_files})
+    folder.note(environment=describe_host(), inputs=from_files)
     return concluded(folder, verbose=config.verbose)
 
 

@@ -28,7 +28,7 @@ from harness.measurement.head_scores import score_with_head
 from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.models.load import Vocabulary
 from harness.models.tokenizer import encode
-from harness.records import DraftConfidence, TextTrace, Trial
+from harness.records import DraftConfidence, NotMeasured, TextTrace, Trial
 from harness.storage import RunFolder
 
 BATCH = 32
@@ -132,7 +132,7 @@ def score_pair(
     }
     texts = [stored_text(entry, plain[entry.key]) for entry in requests if entry.key in plain]
     with (
-        unless_broken(folder, "the draft's scores of the target's text"),
+        unless_broken(folder, NotMeasured("draft_scores")),
         progress("the draft scores", len(texts)) as tick,
     ):
         traces = scores(pair, texts, max(config.k), tick=tick)

@@ -16,6 +16,7 @@ from typing import Any
 from harness import prompts as prompt_sets
 from harness.commands.other_runs import Rates
 from harness.commands.progress import Bar, fetching, progress
+from harness.commands.run_lifecycle import Described
 from harness.config import HEADS, AuditionConfig, DecodeConf, ModelConf, PairConfig
 from harness.decoding.heads import HeadDrafter
 from harness.decoding.lookups import DRAFTERS, LookupDrafter
@@ -41,6 +42,7 @@ from harness.models.probe import cached_model, check_length, wants_graphs
 from harness.models.tokenizer import check_thinking, encode, stop_rule
 from harness.records import LOOKUPS, NGRAM, SUFFIX, Cell, Prompt, TextKey, Trial, UserError
 from harness.storage import RunFolder
+from harness.storage.manifest import Environment, ModelEntry
 from harness.theory.acceptance import conditional
 
 WARMUP_TOKENS = 8
@@ -120,8 +122,8 @@ class Target:
         """The manifest's entry of the draft; None where there is none, or it has no weights."""
         return None
 
-    def describe(self) -> dict[str, Any]:
-        """The manifest's entries about models, prompts and machine."""
+    def describe(self) -> Described:
+        """What a run with it notes of itself."""
         entries = {
             "target": {**self.target.describe(), **self.target_model.describe()},
             "draft": self.draft_entry,
@@ -145,15 +147,15 @@ class Target:
 
 def described(
     device: Any, models: Mapping[str, Mapping[str, Any]], prompts: Sequence[Prompt]
-) -> dict[str, Any]:
-    """The manifest's entries about machine, models by role and prompts."""
+) -> Described:
+    """What a run notes of its machine, models by role and prompts."""
     sets = [prompt.prompt_set for prompt in prompts]
-    return {
-        "environment": environment.describe(device),
-        "models": models,
-        "prompts": {name: sets.count(name) for name in dict.fromkeys(sets)},
-        "prompts_sha256": prompt_sets.prompt_set_hash(prompts),
-    }
+    return Described(
+        Environment.of(environment.describe(device)),
+        {role: ModelEntry.of(entry) for role, entry in models.items()},
+        {name: sets.count(name) for name in dict.fromkeys(sets)},
+        prompt_sets.prompt_set_hash(prompts),
+    )
 
 
 @dataclass(frozen=True)

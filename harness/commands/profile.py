@@ -5,7 +5,6 @@ model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 
 from harness.analysis.latency import latency_rows, merged
 from harness.analysis.unstable import unstable_steps
@@ -32,7 +31,7 @@ from harness.measurement.generations import Request
 from harness.measurement.round_times import RoundVisits
 from harness.models.cached import CachedModel
 from harness.models.memory import check_fits
-from harness.records import GREEDY, Cell, PartTiming, SkippedCell, StepTiming, UserError
+from harness.records import GREEDY, Cell, NotMeasured, PartTiming, SkippedCell, StepTiming, UserError
 from harness.storage import RunFolder, load
 from harness.summary import BytesRead
 from harness.theory.acceptance import conditional
@@ -106,22 +105,21 @@ def _measure(
     reading = readers(folder, pair, config)
     timings = measure_steps(folder, pair, config)
     visits.up_to(0.25)
-    if "bytes_read" not in folder.manifest:
+    if folder.manifest.bytes_read is None:
         context = next(t.context_tokens for t in timings if t.kind == "step")
         reads = _bytes_read(pair, reading, context, max(config.k) + 1)
-        folder.update_manifest({"bytes_read": [asdict(entry) for entry in reads]})
+        folder.note(bytes_read=reads)
     # An interrupted run may have noted its curves in the manifest but not stored them
-    expected = folder.manifest.get("timed_forwards", len(timings))
-    if "skipped_cells" not in folder.manifest or expected != len(timings):
+    expected = folder.manifest.timed_forwards
+    if folder.manifest.skipped_cells is None or expected not in (None, len(timings)):
         timed, skipped = _time_curves(pair, config, cells)
         timings = merged([*timings, *timed])
-        entries = [asdict(cell) for cell in skipped]
-        folder.update_manifest({"skipped_cells": entries, "timed_forwards": len(timings)})
+        folder.note(skipped_cells=skipped, timed_forwards=len(timings))
         folder.write_latency(with_floors(latency_rows(timings), reading), timings)
     visits.up_to(0.5)
     if not load(folder.path).parts:
-        what = "the parts of a round"
-        with enough_memory(what), unless_broken(folder, what):
+        parts = NotMeasured("round_parts")
+        with enough_memory("the parts of a round"), unless_broken(folder, parts):
             folder.write_parts(_time_parts(pair, config))
 
 

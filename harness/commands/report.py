@@ -86,7 +86,7 @@ def _analysed(stored: StoredRun) -> Summary:
         for key in ("traces_from", "latency_from")
         if stored.door == "audition" and stored.config.get(key)
     ]
-    if other_runs and stored.manifest.get("schema_version") == 1:
+    if other_runs and stored.manifest.schema_version == 1:
         raise UserError(
             f"{stored.folder}: an audition of an older version, which did not store what it took "
             f"from another run ({' '.join(other_runs)}); make it again with the same command"
@@ -109,7 +109,7 @@ def _to_store(stored: StoredRun, summary: Summary) -> bool:
         return True
     if stored.summary is None:
         return False
-    return stored.manifest.get("schema_version") == SCHEMA_VERSION and stored.summary != summary
+    return stored.manifest.schema_version == SCHEMA_VERSION and stored.summary != summary
 
 
 def _compared(config: ReportConfig) -> Outcome:
@@ -120,7 +120,7 @@ def _compared(config: ReportConfig) -> Outcome:
     comparison = compare(runs, config.fail_below)
     folder = RunFolder.create(config.results_root, "report", ("compare",), asdict(config))
     folder.write_table("comparison.csv", ComparisonRow, comparison.rows)
-    folder.update_manifest({"environment": describe_host(), "status": "complete"})
+    folder.note(environment=describe_host(), status="complete")
     summary = replace(analyse(load(folder.path)), comparison=comparison)
     folder.write_summary(summary)
     return shown(summary, folder.path, int(comparison.failed), verbose=config.verbose)

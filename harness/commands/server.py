@@ -41,7 +41,7 @@ from harness.engines.adapters import adapter_of
 from harness.engines.process import check_port_free
 from harness.engines.protocol import Completion, EngineFacts
 from harness.measurement.returned_texts import ReturnedText, likelihood_test
-from harness.records import GREEDY, TextTrace, Trial, grouped
+from harness.records import GREEDY, NotMeasured, TextTrace, Trial, grouped
 from harness.serving.engines import OWN
 from harness.storage import SERVER, RunFolder
 from harness.summary import TextLikelihood
@@ -93,7 +93,7 @@ def _judge(folder: RunFolder, work: Workload, pair: Drafted) -> None:
         completion = Completion(trial.tokens or (), trial.stop_reason or "budget", request_s)
         return ReturnedText(request, completion)
 
-    with unless_broken(folder, "the scores of the returned texts"):
+    with unless_broken(folder, NotMeasured("returned_texts")):
         check_texts(folder, trials, pair, work.config, _likelihoods(trials, returned, pair))
         if facts.spec.counting is not None:
             _score(folder, work, trials, returned, facts, pair)

@@ -6,7 +6,7 @@ measured on the same run by copying memory (or, where that cannot be, the named 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import asdict
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from harness.models.load import LoadedModel
 from harness.models.memory import is_out_of_memory, shape_of
 from harness.records import GREEDY, CopyBandwidth, StepTiming, UserError
 from harness.storage import RunFolder, load
+from harness.storage.manifest import MemoryBandwidth
 from harness.theory.roofline import ReadingModel, with_floors
 
 # A model this much smaller than the copied buffer may be read from a cache
@@ -35,8 +36,6 @@ def measure_steps(
 ) -> list[StepTiming]:
     """Time single steps, unless the folder has them; store them with their floors."""
     timings = folder.timings()
-    if timings and "bandwidth" not in folder.manifest:
-        return timings  # from a version that measured no bandwidth
     reading = readers(folder, pair, config)
     # Without floors, the run was stopped before they were added
     lacks_floors = not timings or load(folder.path).latency["floor_ms"].isna().all()
@@ -103,44 +102,45 @@ def readers(
     folder: RunFolder, pair: Drafted, config: ProfileConfig | SweepConfig
 ) -> dict[str, ReadingModel]:
     """Target and draft with the bandwidth they are read at; those whose bytes can be counted."""
-    stored = folder.manifest.get("bandwidth")
+    stored = folder.manifest.bandwidth
     if stored is None:
         with progress("measuring the bandwidth of the memory"):
             stored = _bandwidth(pair, config)
-        folder.update_manifest({"bandwidth": stored})
+        known = {name: value for name, value in asdict(stored).items() if value is not None}
+        folder.note(bandwidth=known)
     by_role: dict[str, ReadingModel] = {}
+    if stored.source is None:
+        return by_role
     confs = {"target": config.model, "draft": config.draft}
     for role, (loaded, _) in pair.opened.items():
         shape = shape_of(loaded.network.config)
-        speed = stored.get(f"{role}_gb_s") or stored.get("gb_s")
+        speed = (stored.target_gb_s if role == "target" else stored.draft_gb_s) or stored.gb_s
         if shape is None or speed is None or confs[role].quantization is not None:
             continue
         unit = float(loaded.network.dtype.itemsize)
-        by_role[role] = ReadingModel(shape, unit, speed, stored["source"])
+        by_role[role] = ReadingModel(shape, unit, speed, stored.source)
     return by_role
 
 
-def _bandwidth(pair: Drafted, config: ProfileConfig | SweepConfig) -> dict[str, Any]:
-    """The manifest's entry: measured on the target's device, else the named card's data sheet."""
+def _bandwidth(pair: Drafted, config: ProfileConfig | SweepConfig) -> MemoryBandwidth:
+    """Measured on the target's device, else the named card's data sheet."""
     device = pair.target_model.device
     copied = _copied(device)
     if copied is None:
         memory = environment.describe(device)["device_memory_bytes"]
         name = environment.device_name(device)
         if config.gpu and is_card(config.gpu.name, config.gpu.memory_gb, name, memory):
-            return {"gb_s": config.gpu.bandwidth_gb_s, "source": "datasheet"}
-        return {}
-    entry: dict[str, Any] = {
-        "gb_s": copied.gb_s,
-        "buffer_bytes": copied.buffer_bytes,
-        "samples": copied.samples,
-        "source": "measured",
-    }
-    for role, (loaded, _) in pair.opened.items():
-        speed = _in_cache(loaded, device, copied)
-        if speed is not None:
-            entry[f"{role}_gb_s"] = speed
-    return entry
+            return MemoryBandwidth(config.gpu.bandwidth_gb_s, source="datasheet")
+        return MemoryBandwidth()
+    speeds = {role: _in_cache(model, device, copied) for role, (model, _) in pair.opened.items()}
+    return MemoryBandwidth(
+        copied.gb_s,
+        copied.buffer_bytes,
+        copied.samples,
+        "measured",
+        speeds.get("target"),
+        speeds.get("draft"),
+    )
 
 
 def _copied(device: torch.device, buffer_bytes: int | None = None) -> CopyBandwidth | None:

@@ -92,35 +92,6 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """manifest.json, of a schema that this version reads."""
-    file = folder / "manifest.json"
-    content = files.read(file, files.TEXT_BYTES)
-    if content is None:
-        raise UserError(f"{folder}: not a run folder (it has no manifest.json)")
-    try:
-        manifest = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file}: cannot be read as JSON ({error})") from error
-    if not isinstance(manifest, dict):
-        raise UserError(f"{file}: expected a JSON object")
-    files.check_values(manifest, file)
-    version = manifest.get("schema_version")
-    if not isinstance(version, int):
-        raise UserError(f"{file}: no schema_version; this is not a run's manifest")
-    if version > SCHEMA_VERSION:
-        raise UserError(
-            f"{folder}: written by a newer version (schema {version}; this one reads up to "
-            f"{SCHEMA_VERSION}); upgrade the harness to read it"
-        )
-    for name in ("environment", "models", "cloud"):
-        if not isinstance(manifest.get(name) or {}, dict):
-            raise UserError(f"{file}: {name} is not an object; this is not a run's manifest")
-    if not all(isinstance(entry, dict) for entry in (manifest.get("models") or {}).values()):
-        raise UserError(f"{file}: an entry of models is not an object")
-    return manifest
-
-
 def read_config(folder: Path) -> dict[str, Any]:
     """config.yaml."""
     file = folder / "config.yaml"
