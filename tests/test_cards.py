@@ -9,7 +9,7 @@ from runs import FROZEN, outcome_of, ran
 
 from harness.analysis import analyse
 from harness.analysis.cards import rank_cards
-from harness.analysis.setup import is_card
+from harness.theory.roofline import is_card
 from harness.cloud.jobs import card_named
 from harness.commands.dry_run import all_cards
 from harness.records import UserError

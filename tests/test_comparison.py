@@ -288,7 +288,7 @@ def folders(tmp_path: Path) -> list[str]:
         folder = RunFolder.create(tmp_path / name, "sweep", ["tiny"], SWEEP.config)
         for trial in SWEEP.trials:
             folder.trials.append(change(trial))
-        folder.write_latency((), RunFolder(SWEEP.folder, SWEEP.manifest).timings())
+        folder.write_timings(RunFolder(SWEEP.folder, SWEEP.manifest).timings())
         folder.note(**{**SWEEP.manifest.entries, "status": "running"})
         paths.append(str(folder.path))
     return paths

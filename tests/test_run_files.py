@@ -101,7 +101,8 @@ def test_folders_are_named_by_time_command_and_models_and_never_shared(tmp_path:
 def test_tables_have_the_contracts_columns_and_empty_means_empty(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "profile", ["7"], {})
     timings = [StepTiming("draft", "007", "step", 1, 16, 1, (0.001,), "12")]
-    folder.write_latency(latency_rows(timings), timings)
+    folder.write_timings(timings)
+    folder.write_latency(latency_rows(timings))
     folder.write_results(
         [ResultRow(model="tiny", prompt_set="easy", temperature=0.0, k=0, source="measured")]
     )
@@ -236,7 +237,7 @@ def test_a_file_that_was_edited_on_purpose_can_be_read_after_all(folder: RunFold
     assert "renamed" in set(stored.results.draft)
     assert set(stored.unverified) == {*TABLES, "config.yaml", "summary.json", "traces.parquet"}
     again = RunFolder.resume(folder.path, "sweep", CONFIG)
-    again.write_latency(latency_rows(again.timings()), again.timings())
+    again.write_latency(latency_rows(again.timings()))
     assert "latency.csv" not in load(folder.path).unverified
 
 
@@ -345,7 +346,8 @@ def test_a_kill_between_two_writes_is_not_taken_for_damage(
             done = 0
             patch.setattr(os, "replace", killed_at(count, bool(after)))
             try:
-                again.write_latency(latency_rows(new), new)
+                again.write_latency(latency_rows(new))
+                again.write_timings(new)
                 again.write_summary(SUMMARY)
             except SystemExit:
                 pass
@@ -443,7 +445,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
         lambda: folder.trials.append(extra),
         lambda: folder.write_results([]),
         lambda: folder.write_traces(traces[:1]),
-        lambda: folder.write_latency((), folder.timings()[:1]),
+        lambda: folder.write_timings(folder.timings()[:1]),
         lambda: folder.note(status="complete"),
         lambda: reporting.render(summary, stored.folder),
     ):

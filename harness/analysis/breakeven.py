@@ -31,10 +31,10 @@ from typing import Any, cast
 import numpy as np
 from scipy.special import stdtrit
 
-from harness.analysis.latency import Latency, stored_rows
+from harness.analysis.latency import Latency
 from harness.analysis.profile import ceilings
 from harness.analysis.setup import Setup
-from harness.records import Decision, ResultRow, UserError
+from harness.records import Decision, LatencyRow, ResultRow, UserError
 from harness.stats.jackknife import CONFIDENCE, MIN_PROMPTS, Interval
 from harness.summary import (
     BestKAtAlpha,
@@ -157,7 +157,7 @@ def analyse_breakeven(setup: Setup) -> Summary:
         verdict=_verdict(measured, inputs),
         caveats=tuple(_caveats(inputs, measured)),
         results=rows,
-        latency=stored_rows(run),
+        latency=tuple(_typed_rows(inputs.times)),
         steps=() if steps is None else (steps,),
         round_times=(round_times,),
         ceilings=ceilings(inputs.rounds, inputs.times, inputs.ks),
@@ -169,6 +169,15 @@ def analyse_breakeven(setup: Setup) -> Summary:
         alphas=inputs.alphas,
         round_fit=inputs.round_fit,
     )
+
+
+def _typed_rows(times: StepTimes) -> Iterator[LatencyRow]:
+    """Latencies that were typed, not measured: no samples stand behind them."""
+    steps = [("draft", "step", 1, times.draft_s), ("target", "step", 1, times.target_s)]
+    steps += [("target", "verify", n, value) for n, value in enumerate(times.verify_s, start=1)]
+    for role, kind, tokens, seconds in steps:
+        ms = 1e3 * seconds
+        yield LatencyRow(role, "", kind, tokens, 0, 1, ms, ms, ms, samples=0)
 
 
 def _by_each_rule(

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from harness.analysis.caveats import caveats, failures, launch_bound, of_the_timings
 from harness.analysis.cells import measured_rows
-from harness.analysis.latency import Latency, latency_of_draft, reference, stored_rows
+from harness.analysis.latency import Latency, latency_of_draft, latency_table, reference
 from harness.analysis.replayed import replayed
 from harness.analysis.setup import Setup
 from harness.analysis.unstable import unstable_steps
@@ -71,7 +71,7 @@ def analyse_profile(setup: Setup) -> Summary:
     """Everything a profile says; what was not measured is empty."""
     run = setup.run
     measured = [row for name in (setup.model, setup.draft) for row in _plain_rows(run.trials, name)]
-    latency = stored_rows(run)
+    latency = latency_table(setup)
     bounds = step_bounds(latency)
     latency_of_pair = latency_of_draft(run, setup.draft, GREEDY)
     gains = (

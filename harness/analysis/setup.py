@@ -4,7 +4,6 @@ A folder of an older version may lack keys that came later; what is missing gets
 and nowhere else.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -15,13 +14,11 @@ from harness.storage import StoredRun
 from harness.storage.contents import flattened
 from harness.storage.manifest import Environment, ModelEntry
 from harness.summary import ModelFacts, RunFacts, SamplingFacts, Status, Value
-from harness.theory.architecture import NUMBERS, Architecture
+from harness.theory.architecture import COUNTED, NUMBERS, Architecture
 from harness.theory.planning import ModelBytes
-from harness.theory.roofline import Card
+from harness.theory.roofline import Card, is_card
 
 Entry = Mapping[str, Any]
-# A card's usable memory is up to some percent below the number it is sold by.
-MEMORY_TOLERANCE = 0.15
 # Per weight and cached number, where a manifest does not say it
 SERVED_BYTES = 2
 # Per cached number by llama.cpp's type; of q8_0 a block of 32 has a scale of two bytes
@@ -332,27 +329,12 @@ class Setup:
 def architecture(entry: ModelEntry) -> Architecture | None:
     """A model's sizes; None where the manifest does not say them all."""
     sizes = {field.name: getattr(entry, field.name) for field in fields(Architecture)}
+    counted = entry.architecture in COUNTED.values()
+    if counted and entry.head_dim is None and entry.hidden and entry.heads:
+        sizes["head_dim"] = entry.hidden // entry.heads
     if any(sizes[name] is None for name in (*NUMBERS, "tied")):
         return None
     return Architecture(**{name: 0 if size is None else size for name, size in sizes.items()})
-
-
-def is_card(
-    card: str, memory_gb: float, device_name: str | None, memory_bytes: float | None
-) -> bool:
-    """Whether a device can be the card that is called so in conf/gpu.
-
-    By its name ("NVIDIA A100-SXM4-80GB" for a100_80) and, where that is known, by its memory: the
-    same name is sold with different amounts.
-    """
-    wanted = card.lower().split("_")[0]
-    words = set(re.split(r"[^a-z0-9]+", (device_name or "").lower()))
-    # The A10G is sold as an A10 too, and answers to either name.
-    if not words & {wanted, wanted.removesuffix("g")}:
-        return False
-    if memory_bytes is None:
-        return True
-    return abs(memory_bytes / 1e9 / memory_gb - 1.0) <= MEMORY_TOLERANCE
 
 
 def named_values(entries: Entry) -> Iterator[tuple[str, Value]]:

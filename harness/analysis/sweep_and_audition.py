@@ -24,7 +24,7 @@ from harness.analysis.latency import (
     LOOKUP_S,
     Latency,
     latency_of_draft,
-    stored_rows,
+    latency_table,
     typed_latency,
 )
 from harness.analysis.leaderboard import Ranking, draft_memory, rank, with_costs
@@ -168,7 +168,7 @@ class PairAnalysis:
     @cached_property
     def latency(self) -> tuple[LatencyRow, ...]:
         """Rows of latency.csv."""
-        return stored_rows(self.setup.run)
+        return latency_table(self.setup)
 
     @cached_property
     def traces(self) -> dict[str, list[TextTrace]]:

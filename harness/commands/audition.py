@@ -211,5 +211,5 @@ def combine(config: AuditionConfig, failures: Sequence[Failure] = ()) -> Outcome
             if trial.status == "ok":  # the failures are in the manifest
                 folder.trials.append(trial)
         folder.write_traces(best.traces)
-        folder.write_latency(summaries[ranked.best].latency, best.timings)
+        folder.write_timings(best.timings)
     return concluded(folder, verbose=config.verbose)

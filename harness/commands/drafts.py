@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from harness.analysis.latency import latency_rows
 from harness.commands.completions import completions, confidences, scores
 from harness.commands.pair import (
     Drafted,
@@ -163,7 +162,7 @@ def _store(folder: RunFolder, name: str, result: DraftResult) -> None:
     if result.described is not None:
         folder.note(models={**folder.manifest.models, name: result.described})
     timings = [*folder.timings(), *result.timings]
-    folder.write_latency(latency_rows(timings), timings)
+    folder.write_timings(timings)
     if result.confidences:
         folder.add_confidences(result.confidences)
     folder.add_traces(result.traces)

@@ -10,7 +10,7 @@ from typing import Any
 
 from harness import prompts as prompt_sets
 from harness.analysis.cells import acceptance_by_position, completed, latest
-from harness.analysis.latency import LOOKUP_S, latency_rows
+from harness.analysis.latency import LOOKUP_S
 from harness.analysis.lossless import distrust, text_checks
 from harness.analysis.setup import Setup
 from harness.config import AuditionConfig, DecodeConf, ServerConfig, SweepConfig, rates_for
@@ -211,7 +211,7 @@ class StoredTimes:
     def copy_to(self, folder: RunFolder) -> None:
         """Put them into a run; what is stored there stays."""
         if self.steps and not folder.timings():
-            folder.write_latency(latency_rows(self.steps), self.steps)
+            folder.write_timings(self.steps)
         stored = {*folder.rounds.read()}
         for timing in self.rounds:
             if timing not in stored:

@@ -6,7 +6,7 @@ model.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from harness.analysis.latency import latency_rows, merged
+from harness.analysis.latency import merged, reading_models
 from harness.analysis.unstable import unstable_steps
 from harness.commands.completions import score_pair, with_turns
 from harness.commands.dry_run import print_profile_plan
@@ -22,7 +22,7 @@ from harness.commands.run_lifecycle import (
     unless_broken,
 )
 from harness.commands.time_rounds import visits_of_pair
-from harness.commands.time_steps import enough_memory, measure_steps, readers
+from harness.commands.time_steps import enough_memory, measure_steps
 from harness.config import ProfileConfig, rates_for
 from harness.decoding.protocols import recorder_of
 from harness.decoding.sampling import SamplingParameters
@@ -36,7 +36,7 @@ from harness.storage import RunFolder, load
 from harness.summary import BytesRead
 from harness.theory.acceptance import conditional
 from harness.theory.architecture import experts_touched
-from harness.theory.roofline import ReadingModel, with_floors
+from harness.theory.roofline import ReadingModel
 
 AUTO_CONTEXTS = (128, 512, 2048)
 AUTO_BATCHES = (1, 4, 16)
@@ -98,15 +98,17 @@ def _measure(
     cells: Sequence[step_times.CurveCell],
     visits: RoundVisits,
 ) -> None:
-    """Time steps, curves and parts, unless the folder has them; store all, floors included.
+    """Time steps, curves and parts, unless the folder has them, and store them.
 
     Some of the `visits` that time rounds lie between them.
     """
-    reading = readers(folder, pair, config)
     timings = measure_steps(folder, pair, config)
     visits.up_to(0.25)
     if folder.manifest.bytes_read is None:
         context = next(t.context_tokens for t in timings if t.kind == "step")
+        confs = {"target": config.model, "draft": config.draft}
+        quantized = [role for role, conf in confs.items() if conf.quantization is not None]
+        reading = reading_models(folder.manifest, quantized)
         reads = _bytes_read(pair, reading, context, max(config.k) + 1)
         folder.note(bytes_read=reads)
     # An interrupted run may have noted its curves in the manifest but not stored them
@@ -115,7 +117,7 @@ def _measure(
         timed, skipped = _time_curves(pair, config, cells)
         timings = merged([*timings, *timed])
         folder.note(skipped_cells=skipped, timed_forwards=len(timings))
-        folder.write_latency(with_floors(latency_rows(timings), reading), timings)
+        folder.write_timings(timings)
     visits.up_to(0.5)
     if not load(folder.path).parts:
         parts = NotMeasured("round_parts")

@@ -105,22 +105,12 @@ def begin(
 def resumed(config: PairConfig | AuditionConfig, command: str) -> RunFolder | None:
     """The folder to resume, checked before any model is loaded; None for a new run.
 
-    What is auto becomes what the run began with: its backend, and the attention of its models,
-    which was sdpa before auto was the default.
-
     Raises:
         UserError: a folder that is not this run's, or no new one can be made.
     """
     if config.resume is None:
         check_writable(config.results_root)
         return None
-    began = load(config.resume).config
-    if config.backend == "auto":
-        config.backend = began.get("backend", config.backend)
-    for role in ("model", "draft"):
-        model, stored = getattr(config, role, None), began.get(role) or {}
-        if model is not None and model.attention == "auto":
-            model.attention = stored.get("attention", model.attention)
     return RunFolder.resume(config.resume, command, asdict(config))
 
 
@@ -273,8 +263,8 @@ def concluded(folder: RunFolder, *, verbose: bool) -> Outcome:
 def write_analysis(folder: RunFolder, summary: Summary) -> None:
     """Store what the analysis of a run gave."""
     folder.write_results(summary.results)
-    if any(row.kind == "round" for row in summary.latency):
-        folder.write_latency_rows(summary.latency)
+    if summary.latency:
+        folder.write_latency(summary.latency)
     folder.write_summary(summary)
 
 

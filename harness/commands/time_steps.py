@@ -1,4 +1,4 @@
-"""Time the steps of a pair and say how close they come to the memory's speed; stored once.
+"""Time the steps of a pair, and the memory that they read from; stored once.
 
 A floor is the time that reading a forward's bytes takes at the device's bandwidth, which is
 measured on the same run by copying memory (or, where that cannot be, the named card's data sheet).
@@ -11,8 +11,8 @@ from dataclasses import asdict
 import numpy as np
 import torch
 
-from harness.analysis.latency import latency_rows, visits_of
-from harness.analysis.setup import is_card
+from harness.analysis.latency import visits_of
+from harness.theory.roofline import is_card
 from harness.analysis.unstable import unstable_steps
 from harness.commands.pair import Drafted, LookupPair
 from harness.commands.progress import progress
@@ -21,11 +21,10 @@ from harness.measurement import environment
 from harness.measurement.environment import copy_bandwidth
 from harness.measurement.step_times import time_forwards, time_lookups
 from harness.models.load import LoadedModel
-from harness.models.memory import is_out_of_memory, shape_of
+from harness.models.memory import is_out_of_memory
 from harness.records import GREEDY, CopyBandwidth, StepTiming, UserError
-from harness.storage import RunFolder, load
+from harness.storage import RunFolder
 from harness.storage.manifest import MemoryBandwidth
-from harness.theory.roofline import ReadingModel, with_floors
 
 # A model this much smaller than the copied buffer may be read from a cache
 IN_CACHE = 4
@@ -34,17 +33,17 @@ IN_CACHE = 4
 def measure_steps(
     folder: RunFolder, pair: Drafted, config: ProfileConfig | SweepConfig
 ) -> list[StepTiming]:
-    """Time single steps, unless the folder has them; store them with their floors."""
+    """Time single steps, unless the folder has them, and the bandwidth that floors are of."""
+    if folder.manifest.bandwidth is None:
+        with progress("measuring the bandwidth of the memory"):
+            measured = asdict(_bandwidth(pair, config))
+        folder.note(bandwidth={key: value for key, value in measured.items() if value is not None})
     timings = folder.timings()
-    reading = readers(folder, pair, config)
-    # Without floors, the run was stopped before they were added
-    lacks_floors = not timings or load(folder.path).latency["floor_ms"].isna().all()
     if not timings:
         with enough_memory("single steps"):
             looked_up = pair.draft_name if isinstance(pair, LookupPair) else None
             timings = timed_steps(folder, pair, config, paired_with=looked_up, doing="timing steps")
-    if lacks_floors:
-        folder.write_latency(with_floors(latency_rows(timings), reading), timings)
+        folder.write_timings(timings)
     return timings
 
 
@@ -96,30 +95,6 @@ def enough_memory(doing: str) -> Iterator[None]:
             f"out of memory while timing {doing}; lower new_tokens or k, leave out long prompts "
             "(prompts.limit), or use a smaller model or model.dtype=bfloat16"
         ) from error
-
-
-def readers(
-    folder: RunFolder, pair: Drafted, config: ProfileConfig | SweepConfig
-) -> dict[str, ReadingModel]:
-    """Target and draft with the bandwidth they are read at; those whose bytes can be counted."""
-    stored = folder.manifest.bandwidth
-    if stored is None:
-        with progress("measuring the bandwidth of the memory"):
-            stored = _bandwidth(pair, config)
-        known = {name: value for name, value in asdict(stored).items() if value is not None}
-        folder.note(bandwidth=known)
-    by_role: dict[str, ReadingModel] = {}
-    if stored.source is None:
-        return by_role
-    confs = {"target": config.model, "draft": config.draft}
-    for role, (loaded, _) in pair.opened.items():
-        shape = shape_of(loaded.network.config)
-        speed = (stored.target_gb_s if role == "target" else stored.draft_gb_s) or stored.gb_s
-        if shape is None or speed is None or confs[role].quantization is not None:
-            continue
-        unit = float(loaded.network.dtype.itemsize)
-        by_role[role] = ReadingModel(shape, unit, speed, stored.source)
-    return by_role
 
 
 def _bandwidth(pair: Drafted, config: ProfileConfig | SweepConfig) -> MemoryBandwidth:

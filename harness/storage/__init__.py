@@ -238,14 +238,13 @@ class RunFolder:
         """
         return cls(stored.folder, stored.manifest, take(stored.folder))
 
-    def write_latency(self, rows: Sequence[LatencyRow], timings: Sequence[StepTiming]) -> None:
-        """Write latency.csv and the raw samples behind it."""
-        self.write_latency_rows(rows)
+    def write_timings(self, timings: Sequence[StepTiming]) -> None:
+        """Write latency_samples.csv, one line per sample."""
         self._write_table("latency_samples.csv", samples_of(timings))
 
-    def write_latency_rows(self, rows: Sequence[LatencyRow]) -> None:
-        """Write latency.csv alone, where the samples behind it are stored already."""
-        self._write_table("latency.csv", (asdict(row) for row in rows))
+    def write_latency(self, rows: Sequence[LatencyRow]) -> None:
+        """Write latency.csv, what analysis makes of samples and rounds."""
+        self._write_table("latency.csv", map(asdict, rows))
 
     def timings(self) -> list[StepTiming]:
         """The step timings already stored, raw samples and all; empty where there are none."""

@@ -67,6 +67,7 @@ class ModelEntry:
     Attributes:
         id: of an auditioned draft; the others' are in the configuration.
         kind: of an auditioned draft, as `ModelConf.kind`.
+        architecture: the class of its network.
         layers, hidden, heads, kv_heads, head_dim, ffn, vocab, tied, experts, experts_per_token,
             moe_ffn: sizes; None where the model's configuration has none.
         devices: that hold its weights, where there are several.
@@ -78,6 +79,7 @@ class ModelEntry:
     name: str | None = None
     id: str | None = None
     kind: str | None = None
+    architecture: str | None = None
     weights: str | None = None
     dtype: str | None = None
     parameters: int | None = None
