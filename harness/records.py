@@ -815,7 +815,7 @@ class NotMeasured:
 
 @dataclass(frozen=True)
 class MachineLoad:
-    """Processors that other work kept busy while a run measured, on average, and how many it has."""
+    """Processors that other work kept busy while a run measured, on average, and all there are."""
 
     load: float
     processors: int

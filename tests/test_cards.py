@@ -9,13 +9,13 @@ from runs import FROZEN, outcome_of, ran
 
 from harness.analysis import analyse
 from harness.analysis.cards import rank_cards
-from harness.theory.roofline import is_card
 from harness.cloud.jobs import card_named
 from harness.commands.dry_run import all_cards
 from harness.records import UserError
 from harness.reporting.console import MOST_LINES
 from harness.storage import RunFolder, StoredRun, load
 from harness.summary import Summary
+from harness.theory.roofline import is_card
 
 AUDITION = load(FROZEN / "audition")
 SMALL = ["k=[1,4]", "temperature=[0]", "new_tokens=8", "prompts.limit=4", "threads=1"]
@@ -122,7 +122,7 @@ def test_where_a_card_has_no_price_the_faster_one_comes_first(
 
 def test_runs_that_are_not_of_one_audition_are_refused(l4: Entry, a10g: Entry) -> None:
     seed, door = {"seed": 7}, a10g[0].manifest.updated(door="sweep")
-    combined = a10g[0].manifest.updated(cards=rank_cards(*zip(l4, a10g, strict=True)).cards)
+    combined = a10g[0].manifest.updated(cards=rank_cards([l4[0], a10g[0]], [l4[1], a10g[1]]).cards)
     for other, says in (
         (replace(a10g[0], config={**a10g[0].config, **seed}), "differ in seed"),
         (replace(a10g[0], manifest=door), "was made by sweep, not by audition"),

@@ -431,11 +431,11 @@ def test_a_heads_memory_is_known_before_its_weights_are_read(
 ) -> None:
     config = compose("sweep", [*WORDS, "draft=tiny_eagle3", f"results_root={tmp_path}"])
     opened = open_drafted(config, prompt_sets.load(config.prompts))
-    described, target = opened.describe()["models"]["draft"], opened.target.memory_need
+    described, target = opened.describe().models["draft"], opened.target.memory_need
     assert target is not None
     need = head_files.memory_need(config.draft, "draft", target)
-    assert need.weight_bytes == described["weights_bytes"] > 0
-    assert need.kv_bytes_per_token == described["kv_bytes_per_token"] == 2 * 2 * 32 * 4
+    assert need.weight_bytes == described.weights_bytes > 0
+    assert need.kv_bytes_per_token == described.kv_bytes_per_token == 2 * 2 * 32 * 4
     monkeypatch.setattr(memory, "free_bytes", lambda _: target.weight_bytes)
     with pytest.raises(UserError, match=r"model=tiny and draft=tiny_eagle3: .*for draft=tiny_eag"):
         open_drafted(config, prompt_sets.load(config.prompts))

@@ -192,21 +192,6 @@ def test_what_cannot_be_reported_is_refused_in_one_line(
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("key", ["traces_from", "latency_from"])
-def test_an_audition_of_schema_1_that_rests_on_another_run_is_refused(
-    key: str, tmp_path: Path
-) -> None:
-    """It did not store what it took from there, so that its numbers cannot be derived again."""
-    folder = copied("audition", tmp_path / "old")
-    config = (folder / "config.yaml").read_text(encoding="utf-8")
-    assert f"{key}: null" in config
-    (folder / "config.yaml").write_text(config.replace(f"{key}: null", f"{key}: results/x"))
-    with pytest.raises(UserError, match=rf"old: an audition of an older version.*{key}=results/x"):
-        report.run(ReportConfig(run=str(folder)))
-    assert "an audition of an older version" in indexed(tmp_path)
-    assert not (folder / "report.md").exists()
-
-
 # ---- runs that were stopped ---------------------------------------------------------------------
 
 

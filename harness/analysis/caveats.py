@@ -375,7 +375,10 @@ def failures(
         ),
         *((_measurement(note), note.error) for note in setup.run.manifest.not_measured),
     ]
-    return (*(Failure(where, error) for where, error in failed), *setup.run.manifest.audition.failures)
+    return (
+        *(Failure(where, error) for where, error in failed),
+        *setup.run.manifest.audition.failures,
+    )
 
 
 def _measurement(note: NotMeasured) -> str:

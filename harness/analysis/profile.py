@@ -119,9 +119,7 @@ def analyse_profile(setup: Setup) -> Summary:
 def _bandwidth(measured: MemoryBandwidth | None) -> Bandwidth | None:
     if measured is None or measured.gb_s is None or measured.source is None:
         return None
-    return Bandwidth(
-        measured.gb_s, measured.source, measured.target_gb_s, measured.draft_gb_s
-    )
+    return Bandwidth(measured.gb_s, measured.source, measured.target_gb_s, measured.draft_gb_s)
 
 
 def _plain_rows(trials: Sequence[Trial], model: str) -> list[ResultRow]:

@@ -33,9 +33,8 @@ class Setup:
 
     @property
     def command(self) -> str:
-        """Which command made the run; from the folder's name where the manifest does not say."""
-        parts = self.run.folder.name.split("_")
-        return self.run.door or (parts[1] if len(parts) > 1 else "run")
+        """Which command made the run."""
+        return self.run.door
 
     def conf(self, key: str) -> Entry:
         """A group of the configuration; empty where there is none."""
@@ -334,7 +333,7 @@ def architecture(entry: ModelEntry) -> Architecture | None:
         sizes["head_dim"] = entry.hidden // entry.heads
     if any(sizes[name] is None for name in (*NUMBERS, "tied")):
         return None
-    return Architecture(**{name: 0 if size is None else size for name, size in sizes.items()})
+    return Architecture(**{name: size for name, size in sizes.items() if size is not None})
 
 
 def named_values(entries: Entry) -> Iterator[tuple[str, Value]]:

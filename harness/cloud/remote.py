@@ -28,7 +28,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from harness.theory.roofline import is_card
 from harness.cli import compose
 from harness.cloud.jobs import SMOKE, Job, plan_jobs
 from harness.commands.run_lifecycle import Outcome
@@ -40,6 +39,7 @@ from harness.reporting import formatting as fmt
 from harness.storage import RunFolder, load
 from harness.storage.manifest import CloudRental
 from harness.theory.cost import money
+from harness.theory.roofline import is_card
 
 MAX_UNPACKED_BYTES = 16 * 2**30
 OUTPUT = "output.txt"

@@ -31,7 +31,15 @@ from harness.measurement.generations import Request
 from harness.measurement.round_times import RoundVisits
 from harness.models.cached import CachedModel
 from harness.models.memory import check_fits
-from harness.records import GREEDY, Cell, NotMeasured, PartTiming, SkippedCell, StepTiming, UserError
+from harness.records import (
+    GREEDY,
+    Cell,
+    NotMeasured,
+    PartTiming,
+    SkippedCell,
+    StepTiming,
+    UserError,
+)
 from harness.storage import RunFolder, load
 from harness.summary import BytesRead
 from harness.theory.acceptance import conditional

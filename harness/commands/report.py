@@ -19,7 +19,7 @@ from harness.commands import imports
 from harness.commands.run_lifecycle import Outcome, shown, write_analysis
 from harness.config import ReportConfig
 from harness.measurement.environment import describe_host
-from harness.records import SCHEMA_VERSION, UserError
+from harness.records import UserError
 from harness.reporting import grid, index
 from harness.reporting.index import Entry
 from harness.storage import RunFolder, StoredRun, load, refuse_lost_trials
@@ -80,17 +80,6 @@ def _rendered(name: str, config: ReportConfig) -> Outcome:
 def _analysed(stored: StoredRun) -> Summary:
     """What a run comes to, refused where its own raw files do not hold what it rests on."""
     refuse_lost_trials(stored)
-    # Since schema 2 an audition stores what it takes from another run
-    other_runs = [
-        f"{key}={stored.config[key]}"
-        for key in ("traces_from", "latency_from")
-        if stored.door == "audition" and stored.config.get(key)
-    ]
-    if other_runs and stored.manifest.schema_version == 1:
-        raise UserError(
-            f"{stored.folder}: an audition of an older version, which did not store what it took "
-            f"from another run ({' '.join(other_runs)}); make it again with the same command"
-        )
     summary = analyse(stored)
     if len(stored.results) and not summary.results:
         raise UserError(
@@ -103,13 +92,11 @@ def _analysed(stored: StoredRun) -> Summary:
 def _to_store(stored: StoredRun, summary: Summary) -> bool:
     """Whether a run's summary.json is missing or not what its raw files give now.
 
-    One of an older version stays as it is: it may hold what no raw file of that version does.
+    One that another version wrote stays: a comparison is in no other file.
     """
     if not (stored.folder / "summary.json").exists():
         return True
-    if stored.summary is None:
-        return False
-    return stored.manifest.schema_version == SCHEMA_VERSION and stored.summary != summary
+    return stored.summary is not None and stored.summary != summary
 
 
 def _compared(config: ReportConfig) -> Outcome:

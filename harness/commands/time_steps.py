@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from harness.analysis.latency import visits_of
-from harness.theory.roofline import is_card
 from harness.analysis.unstable import unstable_steps
 from harness.commands.pair import Drafted, LookupPair
 from harness.commands.progress import progress
@@ -25,6 +24,7 @@ from harness.models.memory import is_out_of_memory
 from harness.records import GREEDY, CopyBandwidth, StepTiming, UserError
 from harness.storage import RunFolder
 from harness.storage.manifest import MemoryBandwidth
+from harness.theory.roofline import is_card
 
 # A model this much smaller than the copied buffer may be read from a cache
 IN_CACHE = 4

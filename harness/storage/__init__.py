@@ -41,7 +41,6 @@ from harness.storage.contents import (
     check_lines,
     csv_text,
     flattened,
-    older_checks,
     part_samples_of,
     parts_from,
     plain,
@@ -73,8 +72,6 @@ FREE_KEYS = frozenset(
 )
 # The command of which the engine is not how a run is shown, but what it measures
 SERVER = "server"
-# Keys of older versions, with the value at which they changed nothing
-FORMER_KEYS = {"stop": "none", "draft_temperature": None}
 # Keys of models that came later, with the value of runs without them
 LATER_KEYS = {"kind": "model"}
 # Of models, what no number depends on
@@ -99,8 +96,7 @@ class StoredRun:
         own_rounds: own_rounds.jsonl: rounds of our own loop, in a run of a server.
         loads: loads.jsonl: what a server took under load; empty where none was put on it.
         checks: checks.jsonl: greedy texts and distributions as the models judged them.
-        unverified: the files that had no checksum to hold them against: those of an earlier
-            version, or of a run whose checksums.json was deleted.
+        unverified: the files without a checksum, as where checksums.json was deleted.
         lost_trials: how many fewer generations a complete run holds than it had when it ended.
     """
 
@@ -340,16 +336,15 @@ def load(folder: str | Path) -> StoredRun:
     """Read a run folder back, complete or not.
 
     Raises:
-        UserError: not a run folder, one of a newer schema than this version reads, or one with a
-            file that is not as it was written.
+        UserError: not a run folder, one of another schema, or one with a file that is not as it
+            was written.
     """
     path = Path(folder)
     manifest = read_manifest(path)
     run = RunFolder(path, manifest)
     trials = tuple(run.trials.read())
     known = files.record(path)
-    content = files.read_verified(path, "summary.json", files.TEXT_BYTES) or b""
-    summary = summary_from(content)
+    summary = summary_from(files.read_verified(path, "summary.json", files.TEXT_BYTES) or b"")
     lost = (known.trials or 0) - len(trials) if manifest.status == "complete" else 0
     return StoredRun(
         folder=path,
@@ -365,7 +360,7 @@ def load(folder: str | Path) -> StoredRun:
         starts=tuple(run.starts.read()),
         own_rounds=tuple(run.own_rounds.read()),
         loads=tuple(run.loads.read()),
-        checks=read_checks(path, CHECKS) or (() if summary else older_checks(content)),
+        checks=read_checks(path, CHECKS),
         unverified=tuple(
             name for name in CHECKED if name not in known.files and (path / name).exists()
         ),
@@ -452,6 +447,5 @@ def _differences(
         if key.split(".")[0] not in free
         and key.split(".")[-1] not in DESCRIBING_KEYS
         and not (key not in left and right[key] == LATER_KEYS.get(key.split(".")[-1]))
-        and not (key in FORMER_KEYS and key not in right and left[key] == FORMER_KEYS[key])
         and (left[key] != right.get(key) if key in left else bool(right[key]))
     ]

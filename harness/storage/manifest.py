@@ -314,7 +314,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise UserError(f"{file}: no schema_version; this is not a run's manifest")
     if version > SCHEMA_VERSION:
         raise UserError(
-            f"{folder}: written by a newer version (schema {version}; this one reads up to "
+            f"{folder}: written by a newer version (schema {version}; this one reads "
             f"{SCHEMA_VERSION}); upgrade the harness to read it"
         )
     from pydantic import ValidationError  # see `_adapter`
