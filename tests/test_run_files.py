@@ -231,6 +231,14 @@ def test_a_file_that_was_edited_on_purpose_can_be_read_after_all(folder: RunFold
     assert "latency.csv" not in load(folder.path).unverified
 
 
+def test_a_run_of_an_earlier_version_is_refused_in_one_line(folder: RunFolder) -> None:
+    folder.note(schema_version=SCHEMA_VERSION - 1)
+    said = refusal(lambda: load(folder.path))
+    assert f"made by an earlier version (schema {SCHEMA_VERSION - 1};" in said
+    assert "make it again" in said
+    assert refusal(lambda: RunFolder.resume(folder.path, "sweep", CONFIG)) == said
+
+
 def test_a_line_without_a_checksum_is_damaged(folder: RunFolder) -> None:
     file, count = folder.path / "trials.jsonl", len(folder.trials.read())
     with file.open("a") as lines:

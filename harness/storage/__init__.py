@@ -197,7 +197,7 @@ class RunFolder:
         """Continue a stored run of the same command and configuration.
 
         Raises:
-            UserError: not a run folder, another command's, a newer schema's, one whose
+            UserError: not a run folder, another command's, another schema's, one whose
                 configuration differs (every differing key is named), one with a damaged
                 generation, or one that another process is writing.
         """
