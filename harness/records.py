@@ -10,9 +10,9 @@ The words are those of harness/reporting/metrics.md: a *round* is one draft-veri
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 if TYPE_CHECKING:  # every command's --help imports this module, and must not wait for numpy
     import numpy as np
@@ -674,27 +674,20 @@ class ServingEngine:
     draft_by_temperature: bool = False
     dtype: str | None = None
 
-    @classmethod
-    def of(
-        cls, entry: Mapping[str, Any], memory: Sequence[Mapping[str, Any]] = ()
-    ) -> "ServingEngine":
-        """From the manifest's entry; keys of earlier versions are passed over.
+    def started_with(self, memory: Sequence[ServerMemory]) -> "ServingEngine":
+        """With the flags of each command that its server was started with last.
 
-        With the entries of `server_memory` each command has the flags that its server was started
-        with last: the entry is written when the first servers answer, and a share of a card is
-        known only when a server starts.
+        The engine is noted when the first servers answer, and a share of a card is known only when
+        a server starts.
         """
-        known = {field.name: entry.get(field.name) for field in fields(cls)}
-        starts = (ServerMemory(**each) for each in memory)
-        flags = {(each.k, each.slots): each.flags for each in starts if not each.rejects}
-        commands = [ServerCommand(**each) for each in entry.get("commands") or ()]
-        started = tuple(
+        flags = {(each.k, each.slots): each.flags for each in memory if not each.rejects}
+        commands = tuple(
             replace(each, line=" ".join((each.line, *chain(*flags[each.k, each.slots].items()))))
             if (each.k, each.slots) in flags
             else each
-            for each in commands
+            for each in self.commands
         )
-        return cls(**{**known, "commands": started})  # type: ignore[arg-type]
+        return replace(self, commands=commands)
 
 
 # Why a card's clocks are lower than they could be, as its driver says: heat (the hardware's or the
@@ -766,17 +759,59 @@ class CardReadings:
     default_power_limit_w: float | None = None
     device: str | None = None
 
-    @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> "CardReadings":
-        """From the manifest's entry."""
-        names = ("sm_mhz", "memory_mhz", "power_w", "temperature_c")
-        spreads: dict[str, Any] = {name: entry[name] and Spread(**entry[name]) for name in names}
-        return cls(**{**entry, **spreads})
-
 
 @dataclass(frozen=True)
 class Failure:
-    """A cell, or a draft, that could not be finished, and why."""
+    """A cell, or a draft, that could not be finished, and why.
+
+    Attributes:
+        where: what it is, in words.
+        draft: its name, where a whole draft broke down.
+    """
 
     where: str
     error: str
+    draft: str | None = None
+
+
+# `server_*` of servers: rounds that reject every draft, requests for a part of the budget, and
+# requests side by side
+Measurement = Literal[
+    "plain_tokens",
+    "rounds",
+    "round_parts",
+    "draft_scores",
+    "returned_texts",
+    "distribution_test",
+    "server_rounds",
+    "server_starts",
+    "server_loads",
+]
+
+
+@dataclass(frozen=True)
+class NotMeasured:
+    """A measurement that failed while the run went on: an entry of the manifest's `not_measured`.
+
+    Two are equal that are of the same measurement, whatever their errors.
+
+    Attributes:
+        what: one of `Measurement`; words in runs of earlier versions.
+        error: in one line.
+        draft, k, temperature, rejects: of which, where it has them; `rejects` as of `ServerMemory`.
+    """
+
+    what: Measurement | str
+    error: str = field(default="", compare=False)
+    draft: str | None = None
+    k: int | None = None
+    temperature: float | None = None
+    rejects: bool = False
+
+
+@dataclass(frozen=True)
+class MachineLoad:
+    """Processors that other work kept busy while a run measured, on average, and all there are."""
+
+    load: float
+    processors: int

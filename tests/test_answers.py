@@ -39,7 +39,7 @@ def changed(run: StoredRun, trials: Sequence[Trial] | None = None, **settings: A
         group, _, key = name.rpartition("__")
         (config[group] if group else config)[key] = value
     kept = run.trials if trials is None else tuple(trials)
-    made = replace(run, config=config, manifest=deepcopy(run.manifest), trials=kept)
+    made = replace(run, config=config, trials=kept)
     vars(made).update(traces=run.traces, timings=run.timings)
     return made
 
@@ -99,7 +99,8 @@ def every_set_differs(run: StoredRun) -> StoredRun:
     made = slower(run, factor)
     trials = [replace(t, prompt_set=name(t.prompt_set, t.prompt)) for t in made.trials]
     renamed = changed(made, trials, prompts__weights=None)
-    renamed.manifest["prompts"] = dict.fromkeys(order, 4)
+    manifest = renamed.manifest.updated(prompts=dict.fromkeys(order, 4))
+    renamed = replace(renamed, manifest=manifest)
     vars(renamed)["traces"] = [
         replace(t, prompt_set=name(t.prompt_set, t.prompt)) for t in run.traces
     ]

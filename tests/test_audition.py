@@ -86,11 +86,13 @@ def test_every_draft_prompt_set_temperature_and_k_is_a_replayed_row(auditioned: 
 def test_the_manifest_says_how_each_model_ran_and_how_its_texts_were_batched(
     auditioned: StoredRun,
 ) -> None:
-    models = auditioned.manifest["models"]
+    models = {role: entry.entries for role, entry in auditioned.manifest.models.items()}
     assert models["target"]["text_batches"] == {"generation": "padded", "scoring": "padded"}
     assert models["target"]["attention"] == "sdpa"
     assert models["tiny_good"]["text_batches"] == {"scoring": "padded"}
-    assert set(auditioned.manifest["audition"]["costs"]) == {"generation_s", "scoring_s"}
+    costs = auditioned.manifest.audition.costs
+    assert (costs.generation_s or 0.0) > 0
+    assert (costs.scoring_s or 0.0) > 0
 
 
 def test_leaderboards_rank_every_draft_and_not_speculating_under_every_rule(
@@ -298,7 +300,7 @@ def test_an_audition_whose_prompts_changed_is_not_resumed(tmp_path: Path) -> Non
     file.write_text('{"id": "a", "prompt": "four"}\n{"id": "b", "prompt": "five"}\n')
     with pytest.raises(UserError, match="prompts changed since; one run cannot mix the two"):
         run(tmp_path, *asked, f"resume={before.folder}", drafts=["tiny_small"])
-    assert load(before.folder).manifest["status"] == "complete"
+    assert load(before.folder).manifest.status == "complete"
 
 
 def test_texts_of_one_token_and_k_beyond_the_text_are_fine(tmp_path: Path) -> None:
@@ -455,9 +457,9 @@ def test_pieces_that_do_not_compile_go_on_uncompiled_with_a_caveat(
     grid += ["drafts=[tiny_good]"] if command == "audition" else []
     run = ran(command, tmp_path, *small, *grid)
     roles = ("target", "tiny_good" if command == "audition" else "draft")
-    described = [run.manifest["models"][role] for role in roles]
-    assert all(model["engine"] == "cuda_graphs" for model in described)
-    assert all(model["compiled"] is compiles for model in described)
+    described = [run.manifest.models[role] for role in roles]
+    assert all(model.engine == "cuda_graphs" for model in described)
+    assert all(model.compiled is compiles for model in described)
     fallbacks = [c.values for c in analyse(run).caveats if c.code == "engine_fallback"]
     assert [(v["role"], v["reason"]) for v in fallbacks] == [
         (role, UNCOMPILED) for role in roles if not compiles

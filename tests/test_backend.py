@@ -12,7 +12,7 @@ from runs import FROZEN
 
 from harness.analysis import analyse
 from harness.cli import compose
-from harness.commands.run_lifecycle import note_or_check, resumed
+from harness.commands.run_lifecycle import Described, note_or_check, resumed
 from harness.models import load as loading
 from harness.models import memory, probe
 from harness.models.dummy import config_of
@@ -23,6 +23,7 @@ from harness.records import UserError
 from harness.reporting.sentences import run as sentences
 from harness.storage import RunFolder
 from harness.storage import load as load_run
+from harness.storage.manifest import Environment, ModelEntry
 from harness.summary import Summary
 
 CUDA = torch.device("cuda")
@@ -70,9 +71,10 @@ def test_a_run_begun_with_eager_goes_on_with_eager(tmp_path: Path) -> None:
 
 
 def test_one_run_does_not_mix_two_engines(tmp_path: Path) -> None:
-    def described(**ran: Any) -> dict[str, Any]:
-        models = {"target": {"name": "t", **ran}, "draft": {"name": "d", **ran}}
-        return {"prompts_sha256": "0", "environment": {"device_name": "H100"}, "models": models}
+    def described(**ran: Any) -> Described:
+        names = {"target": "t", "draft": "d"}
+        models = {role: ModelEntry.of({"name": name, **ran}) for role, name in names.items()}
+        return Described(Environment.of({"device_name": "H100"}), models, {}, "0")
 
     run = RunFolder.create(tmp_path, "sweep", ["tiny"], {})
     note_or_check(run, described(**GRAPHS), 0)
@@ -88,12 +90,12 @@ def test_one_run_does_not_mix_two_engines(tmp_path: Path) -> None:
 def ran_on(target: dict[str, Any], draft: dict[str, Any], **environment: Any) -> Summary:
     """The frozen sweep, had it run on these engines."""
     run = load_run(FROZEN / "sweep")
-    described = run.manifest["models"]
+    described = {role: entry.entries for role, entry in run.manifest.models.items()}
     for role, ran in (("target", target), ("draft", draft)):
         engine = {"engine": None, "engine_reason": None, "compiled": None, **ran}
         described = {**described, role: {**described[role], **engine}}
-    machine = {**run.manifest["environment"], **environment}
-    manifest = {**run.manifest, "models": described, "environment": machine}
+    machine = {**run.manifest.environment.entries, **environment}
+    manifest = run.manifest.updated(models=described, environment=machine)
     return analyse(replace(run, manifest=manifest))
 
 

@@ -584,7 +584,7 @@ def test_an_audition_ranks_block_drafters_with_others(
     timed = {(timing.draft, timing.k) for timing in run.rounds if timing.k}
     ks = {"medusa": (1, 3, 4), "dflash": (1, 4), "ngram": (1, 4)}
     assert timed == {(draft, k) for draft, each in ks.items() for k in each}
-    kinds = {entry["name"]: entry.get("kind") for entry in run.manifest["models"].values()}
+    kinds = {entry.name: entry.kind for entry in run.manifest.models.values()}
     assert (kinds["medusa"], kinds["dflash"]) == ("medusa", "dflash")
 
 

@@ -9,13 +9,13 @@ from runs import FROZEN, outcome_of, ran
 
 from harness.analysis import analyse
 from harness.analysis.cards import rank_cards
-from harness.analysis.setup import is_card
 from harness.cloud.jobs import card_named
 from harness.commands.dry_run import all_cards
 from harness.records import UserError
 from harness.reporting.console import MOST_LINES
 from harness.storage import RunFolder, StoredRun, load
 from harness.summary import Summary
+from harness.theory.roofline import is_card
 
 AUDITION = load(FROZEN / "audition")
 SMALL = ["k=[1,4]", "temperature=[0]", "new_tokens=8", "prompts.limit=4", "threads=1"]
@@ -54,7 +54,7 @@ def on(device: str, card: str, price: float, slower: float = 1.0, **config: Any)
     """The stored audition as another card would have made it."""
     gpu = {**asdict(card_named("L4")[1]), "name": card, "price_per_hour_usd": price}
     environment = {
-        **AUDITION.manifest["environment"],
+        **AUDITION.manifest.environment.entries,
         "device_name": device,
         "device_memory_bytes": 24e9,
     }
@@ -62,7 +62,7 @@ def on(device: str, card: str, price: float, slower: float = 1.0, **config: Any)
     return replace(
         AUDITION,
         config={**AUDITION.config, "gpu": gpu, **config},
-        manifest={**AUDITION.manifest, "environment": environment},
+        manifest=AUDITION.manifest.updated(environment=environment),
         latency_samples=samples,
     )
 
@@ -121,8 +121,8 @@ def test_where_a_card_has_no_price_the_faster_one_comes_first(
 
 
 def test_runs_that_are_not_of_one_audition_are_refused(l4: Entry, a10g: Entry) -> None:
-    seed, door = {"seed": 7}, {**a10g[0].manifest, "door": "sweep"}
-    combined = {**a10g[0].manifest, "cards": [{"card": "l4"}]}
+    seed, door = {"seed": 7}, a10g[0].manifest.updated(door="sweep")
+    combined = a10g[0].manifest.updated(cards=rank_cards([l4[0], a10g[0]], [l4[1], a10g[1]]).cards)
     for other, says in (
         (replace(a10g[0], config={**a10g[0].config, **seed}), "differ in seed"),
         (replace(a10g[0], manifest=door), "was made by sweep, not by audition"),
@@ -149,8 +149,8 @@ def two_cards(tmp_path_factory: pytest.TempPathFactory) -> tuple[StoredRun, Stor
     second = audition(root, "drafts=[tiny_good,ngram]", "gpu=a10g", *shared)
     for run, name, memory in ((first, "NVIDIA L4", 23.6e9), (second, "NVIDIA A10G", 23.8e9)):
         device = {"device_name": name, "device_memory_bytes": memory}
-        environment = {**run.manifest["environment"], **device}
-        RunFolder(run.folder, run.manifest).update_manifest({"environment": environment})
+        environment = {**run.manifest.environment.entries, **device}
+        RunFolder(run.folder, run.manifest).note(environment=environment)
     return load(first.folder), load(second.folder)
 
 
@@ -192,7 +192,7 @@ def test_cards_are_combined_into_one_run(
         return ran("audition", tmp_path, f"combine=[{names}]")
 
     combined = combine(*(run.folder for run in two_cards))
-    assert (combined.door, combined.manifest["status"]) == ("audition", "complete")
+    assert (combined.door, combined.manifest.status) == ("audition", "complete")
     again = analyse(combined)
     assert {(row.card, row.price_per_hour_usd) for row in again.cards} == {
         *(("l4", 0.7992), ("a10g", 1.1016))

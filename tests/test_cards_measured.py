@@ -1,7 +1,7 @@
 """What a card does while it is measured, and models that are spread over several cards."""
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,8 +65,8 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return answer
 
 
-def measured(tmp_path: Path, readings: int = 4) -> dict[str, Any]:
-    """The manifest of a run that measured until the card was read so often."""
+def measured(tmp_path: Path, readings: int = 4) -> tuple[CardReadings, ...]:
+    """The readings of a run that measured until the card was read so often."""
     folder = RunFolder.create(tmp_path, "sweep", ["tiny"], {})
     read = []
     state = devices.card_state
@@ -80,13 +80,13 @@ def measured(tmp_path: Path, readings: int = 4) -> dict[str, Any]:
         with measuring(folder, CUDA):
             while len(read) < readings:
                 pass
-    return load_run(folder.path).manifest
+    return load_run(folder.path).manifest.card_readings
 
 
-def throttled_by(manifest: dict[str, Any]) -> tuple[str | None, str]:
+def throttled_by(*readings: CardReadings) -> tuple[str | None, str]:
     """The frozen sweep, had its card done that: the reason that is said, and the sentence."""
     run = load_run(FROZEN / "sweep")
-    manifest = {**run.manifest, "card_readings": manifest["card_readings"]}
+    manifest = run.manifest.updated(card_readings=readings)
     found = [
         entry
         for entry in analyse(replace(run, manifest=manifest)).caveats
@@ -104,31 +104,32 @@ def test_a_cards_clocks_power_and_temperature_are_read_while_it_is_measured(
 ) -> None:
     clocks = iter([1410, 1200, 900])
     card(nvmlDeviceGetClockInfo=lambda _, clock: next(clocks, 1000) if clock == 1 else 1593)
-    (entry,) = measured(tmp_path)["card_readings"]
-    assert entry["samples"] >= 4
-    assert entry["busy"] == entry["samples"]
-    assert entry["sm_mhz"]["lowest"] == 900
-    assert entry["sm_mhz"]["highest"] == 1410
-    assert (entry["max_sm_mhz"], entry["max_memory_mhz"]) == (1410, 1593)
-    assert (entry["power_w"]["median"], entry["power_limit_w"]) == (250.0, 400.0)
-    assert entry["temperature_c"] == {"lowest": 61, "median": 61, "highest": 61}
-    assert entry["throttled"] == {}
-    assert throttled_by({"card_readings": [entry]}) == (None, "")
+    (entry,) = measured(tmp_path)
+    assert entry.samples >= 4
+    assert entry.busy == entry.samples
+    assert entry.sm_mhz is not None
+    assert (entry.sm_mhz.lowest, entry.sm_mhz.highest) == (900, 1410)
+    assert (entry.max_sm_mhz, entry.max_memory_mhz) == (1410, 1593)
+    assert entry.power_w is not None
+    assert (entry.power_w.median, entry.power_limit_w) == (250.0, 400.0)
+    assert entry.temperature_c == Spread(61, 61, 61)
+    assert entry.throttled == {}
+    assert throttled_by(entry) == (None, "")
 
 
 def test_what_a_driver_does_not_tell_is_none_and_a_run_without_nvml_is_measured_all_the_same(
     card: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     card(**dict.fromkeys(ANSWERS, unknown))
-    (entry,) = measured(tmp_path / "silent")["card_readings"]
-    numbers = {name for name, value in entry.items() if value is not None}
+    (entry,) = measured(tmp_path / "silent")
+    numbers = {name for name, value in vars(entry).items() if value is not None}
     assert numbers == {"samples", "busy", "device"}
-    assert throttled_by({"card_readings": [entry]}) == (None, "")
+    assert throttled_by(entry) == (None, "")
     monkeypatch.setattr(pynvml, "nvmlInit", unknown)
     folder = RunFolder.create(tmp_path / "none", "sweep", ["tiny"], {})
     with measuring(folder, CUDA):
         pass
-    assert "card_readings" not in load_run(folder.path).manifest
+    assert load_run(folder.path).manifest.card_readings == ()
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ def test_a_card_that_throttled_is_a_caveat_by_its_reason(
         nvmlDeviceGetCurrentClocksEventReasons=unknown,
         nvmlDeviceGetCurrentClocksThrottleReasons=lambda _: bits,
     )
-    said, sentence = throttled_by(measured(tmp_path))
+    said, sentence = throttled_by(*measured(tmp_path))
     assert said == reason
     assert text in sentence
 
@@ -183,12 +184,11 @@ def test_readings_of_a_card_that_idles_count_for_nothing_and_those_of_a_resumed_
         nvmlDeviceGetCurrentClocksEventReasons=reasons,
         nvmlDeviceGetClockInfo=lambda _, kind: now[0][0] if kind == 1 else 1593,
     )
-    first = measured(tmp_path, 4)["card_readings"]
-    (entry,) = first
-    assert entry["busy"] == 2
-    assert entry["sm_mhz"] == {"lowest": 1200, "median": 1305, "highest": 1410}
-    assert entry["throttled"] == {"hw_thermal": 1}
-    assert "in 2 of 4 readings" in throttled_by({"card_readings": [*first, *first]})[1]
+    (entry,) = measured(tmp_path, 4)
+    assert entry.busy == 2
+    assert entry.sm_mhz == Spread(1200, 1305, 1410)
+    assert entry.throttled == {"hw_thermal": 1}
+    assert "in 2 of 4 readings" in throttled_by(entry, entry)[1]
 
 
 def test_the_second_of_two_cards_is_read_too_and_named_where_it_throttled(
@@ -202,9 +202,9 @@ def test_the_second_of_two_cards_is_read_too_and_named_where_it_throttled(
     # The third idles
     bits = {b"GPU-0": 0x0, b"GPU-1": 0x40, b"GPU-2": 0x1}
     card(nvmlDeviceGetCurrentClocksEventReasons=bits.__getitem__)
-    manifest = measured(tmp_path, 12)
-    assert [each["device"] for each in manifest["card_readings"]] == ["cuda:0", "cuda:1"]
-    reason, sentence = throttled_by(manifest)
+    readings = measured(tmp_path, 12)
+    assert [each.device for each in readings] == ["cuda:0", "cuda:1"]
+    reason, sentence = throttled_by(*readings)
     assert reason == "hw_thermal"
     assert "card cuda:1 was slowed by heat" in sentence
 
@@ -215,11 +215,9 @@ def test_a_reason_of_fewer_than_one_reading_in_a_hundred_is_no_caveat(
 ) -> None:
     first = iter([0x40])
     card(nvmlDeviceGetCurrentClocksEventReasons=lambda _: next(first, 0x0))
-    manifest = measured(tmp_path, 4)
-    (entry,) = manifest["card_readings"]
-    assert entry["throttled"] == {"hw_thermal": 1}
-    counts = {"samples": readings, "busy": readings}
-    assert throttled_by({"card_readings": [{**entry, **counts}]})[0] == reason
+    (entry,) = measured(tmp_path, 4)
+    assert entry.throttled == {"hw_thermal": 1}
+    assert throttled_by(replace(entry, samples=readings, busy=readings))[0] == reason
 
 
 # ---- several cards -------------------------------------------------------------------------------
@@ -341,9 +339,9 @@ def test_a_model_spread_over_cards_says_what_it_is() -> None:
     run = load_run(FROZEN / "sweep")
 
     def said(devices: list[str] | None) -> list[str]:
-        models = run.manifest["models"]
-        target = {**models["target"], **({"devices": devices} if devices else {})}
-        manifest = {**run.manifest, "models": {**models, "target": target}}
+        models = run.manifest.models
+        target = {**models["target"].entries, **({"devices": devices} if devices else {})}
+        manifest = run.manifest.updated(models={**models, "target": target})
         summary = analyse(replace(run, manifest=manifest))
         entries = tuple(c for c in summary.caveats if c.code == "spread_over_cards")
         return [*caveats.caveats(replace(summary, caveats=entries, comparison=None))]
@@ -358,4 +356,5 @@ def test_a_model_spread_over_cards_says_what_it_is() -> None:
 
 def test_readings_are_read_back_as_they_were_stored() -> None:
     stored = CardReadings(3, 2, sm_mhz=Spread(1.0, 2.0, 3.0), throttled={"power_cap": 1})
-    assert CardReadings.of(asdict(stored)) == stored
+    manifest = load_run(FROZEN / "sweep").manifest.updated(card_readings=[stored])
+    assert manifest.card_readings == (stored,)

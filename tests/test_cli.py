@@ -246,7 +246,7 @@ def test_breakeven_stores_and_prints_a_run(door: Door, tmp_path: Path) -> None:
     assert results["source"].unique().tolist() == ["theory"]
     assert results["breakeven_alpha"].round(3).unique().tolist() == [0.738, 0.882]
     assert stored.latency["median_ms"].tolist() == [22.09, 29.92]
-    assert stored.manifest["status"] == "complete"
+    assert stored.manifest.status == "complete"
     assert (tmp_path / folder / "report.md").is_file()
 
 

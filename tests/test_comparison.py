@@ -3,7 +3,7 @@
 The reference is the stored sweep of tests/frozen; what changed in the other run is made from it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -21,6 +21,7 @@ from harness.records import Trial, UserError
 from harness.reporting.sentences.comparison import CAVEATS
 from harness.stats.jackknife import speedup_interval
 from harness.storage import RunFolder, StoredRun, load
+from harness.storage.manifest import Manifest
 from harness.summary import Comparison, ComparisonCaveatCode, ComparisonRow
 
 SWEEP = load(FROZEN / "sweep")
@@ -54,7 +55,7 @@ def codes(comparison: Comparison) -> list[str]:
     return [caveat.code for caveat in comparison.caveats]
 
 
-def nested(entries: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+def nested(entries: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
     """A copy of nested mappings with one value replaced."""
     key, _, rest = path.partition(".")
     return {**entries, key: nested(entries.get(key) or {}, rest, value) if rest else value}
@@ -190,22 +191,22 @@ def cut_early(trial: Trial) -> Trial:
 
 PENALTY = nested(SWEEP.config, "decode.repetition_penalty", 1.3)
 OTHER_DRAFT = nested(SWEEP.config, "draft.id", "embedded:tiny_small")
-DUMMY = nested(SWEEP.manifest, "models.draft.weights", "dummy")
-ELSEWHERE = nested(SWEEP.manifest, "environment.device", "cuda")
+DUMMY = Manifest.of(nested(SWEEP.manifest.entries, "models.draft.weights", "dummy"))
+ELSEWHERE = Manifest.of(nested(SWEEP.manifest.entries, "environment.device", "cuda"))
 
 
 @pytest.mark.parametrize(
     ("run", "code"),
     [
         (other(), None),
-        (other(manifest={**SWEEP.manifest, "status": "failed"}), "failed_run"),
-        (other(manifest={**SWEEP.manifest, "status": "running"}), "unfinished_run"),
+        (other(manifest=SWEEP.manifest.updated(status="failed")), "failed_run"),
+        (other(manifest=SWEEP.manifest.updated(status="running")), "unfinished_run"),
         (other(manifest=ELSEWHERE), "different_devices"),
         (other(slower(1.2)), "machine_changed"),
         (other(slower(1.02)), None),  # too little to matter
         (other(slower(1.0, noise=0.3)), None),  # it may be chance
         (other(manifest=DUMMY), "other_acceptance"),
-        (other(manifest={**SWEEP.manifest, "prompts_sha256": "other"}), "other_hash"),
+        (other(manifest=SWEEP.manifest.updated(prompts_sha256="other")), "other_hash"),
         (other(trials=SWEEP.trials[:64]), "some_prompts"),
         (other(other_word), "texts_differ_in_float32"),
         (other(ended_early), "texts_differ_in_float32"),
@@ -236,7 +237,7 @@ def test_dummy_weights_are_compared_in_time_only() -> None:
         ([SWEEP, SWEEP], "is given twice"),
         ([SWEEP, other(lambda t: replace(t, prompt="x"))], "no prompt in common"),
         ([SWEEP, other(config=nested(SWEEP.config, "model", {"id": "b"}))], "different targets"),
-        ([SWEEP, other(manifest={**SWEEP.manifest, "door": "breakeven"})], "made by breakeven"),
+        ([SWEEP, other(manifest=SWEEP.manifest.updated(door="breakeven"))], "made by breakeven"),
         ([SWEEP, other(trials=())], "holds no results yet"),
     ],
 )
@@ -266,7 +267,8 @@ def test_replayed_runs_are_compared_unpaired() -> None:
 
 def test_differences_name_what_differs_and_not_what_always_does() -> None:
     config = nested(nested(SWEEP.config, "new_tokens", 64), "results_root", "there")
-    manifest = nested(nested(SWEEP.manifest, "environment.device_name", "Xeon"), "created_utc", "")
+    machine = {**SWEEP.manifest.environment.entries, "device_name": "Xeon"}
+    manifest = SWEEP.manifest.updated(environment=machine, created_utc="")
     differences = compare([SWEEP, other(config=config, manifest=manifest)]).differences
     assert [(entry.name, entry.values[1]) for entry in differences] == [
         ("device_name", "Xeon"),
@@ -286,8 +288,8 @@ def folders(tmp_path: Path) -> list[str]:
         folder = RunFolder.create(tmp_path / name, "sweep", ["tiny"], SWEEP.config)
         for trial in SWEEP.trials:
             folder.trials.append(change(trial))
-        folder.write_latency((), RunFolder(SWEEP.folder, {}).timings())
-        folder.update_manifest({**SWEEP.manifest, "status": "running"})
+        folder.write_timings(RunFolder(SWEEP.folder, SWEEP.manifest).timings())
+        folder.note(**{**SWEEP.manifest.entries, "status": "running"})
         paths.append(str(folder.path))
     return paths
 
@@ -304,7 +306,7 @@ def test_a_comparison_is_a_run_of_its_own(
     assert ended.folder is not None
     assert ended.folder.name.endswith("_report_compare")
     assert len(pd.read_csv(ended.folder / "comparison.csv")) == 24
-    assert load(ended.folder).manifest["status"] == "complete"
+    assert load(ended.folder).manifest.status == "complete"
     for text in (capsys.readouterr().out, (ended.folder / "report.md").read_text()):
         assert "FAIL, the whole interval is below fail_below=0.95: " in " ".join(text.split())
     assert compared(*folders, fail_below=0.7).status == 0

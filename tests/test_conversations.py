@@ -107,7 +107,7 @@ def test_a_turn_continues_the_greedy_targets_own_answers_in_every_cell(
 
 def test_results_and_manifest_count_conversations(swept: StoredRun) -> None:
     assert (swept.results.prompts == 4).all()
-    assert swept.manifest["prompts"] == {"talks": 4}
+    assert swept.manifest.prompts == {"talks": 4}
     assert "talks" in (swept.folder / "report.md").read_text(encoding="utf-8")
 
 

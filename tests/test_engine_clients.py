@@ -799,16 +799,16 @@ def test_the_share_of_the_card_is_read_when_the_server_starts(
     with started(folder, work, adapter_of(config), roles, slots=1):
         arguments, _ = json.loads(file.read_text())
     flag = {"vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static"}[engine]
-    noted = load_run(folder.path).manifest.get("server_memory", [])
+    noted = load_run(folder.path).manifest.server_memory
     if not card:
         assert flag not in arguments
-        assert (done, noted) == ([], [])
+        assert (done, noted) == ([], ())
         return
     assert done == ["freed", "read"] * 2
     share = arguments[arguments.index(flag) + 1]
-    assert 5e6 < noted[0]["weights"] < noted[1]["weights"] < 7e6
-    assert [(each["k"], each["servers"]) for each in noted] == [(0, 2), (2, 1)]
-    assert noted[1]["flags"] == {flag: share}
+    assert 5e6 < noted[0].weights < noted[1].weights < 7e6
+    assert [(each.k, each.servers) for each in noted] == [(0, 2), (2, 1)]
+    assert noted[1].flags == {flag: share}
     expected = {"vllm": (14 - 0.7) / 24, "sglang": (14 - 5.9) / 14}
     assert float(share) == pytest.approx(expected[engine], abs=0.01)
 
@@ -878,9 +878,9 @@ def test_the_fullest_of_the_cards_that_a_server_uses_decides(
     with started(folder, work, adapter_of(config), [Role(0)], slots=1):
         pass
     assert asked == [*range(read)]
-    (noted,) = load_run(folder.path).manifest["server_memory"]
-    assert noted["free"] == (21 - read) * GB
-    assert (noted["weights"] > 0) == (read == 1)
+    (noted,) = load_run(folder.path).manifest.server_memory
+    assert noted.free == (21 - read) * GB
+    assert (noted.weights > 0) == (read == 1)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])

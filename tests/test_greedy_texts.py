@@ -70,7 +70,7 @@ def crossing(tmp_path_factory: pytest.TempPathFactory, models: list[str]) -> Sto
 def test_such_a_pair_has_no_verdict_and_each_such_generation_has_failed(
     crossing: StoredRun,
 ) -> None:
-    assert crossing.manifest["status"] == "failed"
+    assert crossing.manifest.status == "failed"
     summary = analyse(crossing)
     counts = results(summary)
     assert counts["FAIL"] >= 1

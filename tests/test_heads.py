@@ -402,7 +402,7 @@ FEW += ["temperature=[0.0]"]
 def test_a_sweep_measures_the_shipped_head_and_replays_it_exactly(tmp_path: Path) -> None:
     run = ran("sweep", *WORDS, "draft=tiny_eagle3", tmp_path)
     assert {trace.depth for trace in run.traces} == {2}
-    assert run.manifest["models"]["draft"]["layers_read"] == [2, 4, 5]
+    assert run.manifest.models["draft"].entries["layers_read"] == [2, 4, 5]
     assert_replay_is_exact(run)
 
 
@@ -432,12 +432,12 @@ def test_a_heads_memory_is_known_before_its_weights_are_read(
 ) -> None:
     config = compose("sweep", [*WORDS, "draft=tiny_eagle3", f"results_root={tmp_path}"])
     opened = open_drafted(config, prompt_sets.load(config.prompts))
-    described, target = opened.describe()["models"]["draft"], opened.target.memory_need
+    described, target = opened.describe().models["draft"], opened.target.memory_need
     assert target is not None
     need = memory_need(config.draft, "draft", target)
     assert need is not None
-    assert need.weight_bytes == described["weights_bytes"] > 0
-    assert need.kv_bytes_per_token == described["kv_bytes_per_token"] == 2 * 2 * 32 * 4
+    assert need.weight_bytes == described.weights_bytes > 0
+    assert need.kv_bytes_per_token == described.kv_bytes_per_token == 2 * 2 * 32 * 4
     monkeypatch.setattr(memory, "free_bytes", lambda _: target.weight_bytes)
     with pytest.raises(UserError, match=r"model=tiny and draft=tiny_eagle3: .*for draft=tiny_eag"):
         open_drafted(config, prompt_sets.load(config.prompts))
@@ -457,8 +457,8 @@ def graphs_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def on_a_card(run: StoredRun) -> Summary:
     """What is said of the run, had its device been an A10G."""
     device = {"device": "cuda", "device_name": "NVIDIA A10G", "device_memory_bytes": 24e9}
-    environment = {**run.manifest["environment"], **device}
-    return analyse(replace(run, manifest={**run.manifest, "environment": environment}))
+    environment = {**run.manifest.environment.entries, **device}
+    return analyse(replace(run, manifest=run.manifest.updated(environment=environment)))
 
 
 def fallbacks(summary: Summary) -> dict[str, Any]:
@@ -482,7 +482,7 @@ def test_what_runs_eagerly_on_a_card_says_so_with_its_reason(
 ) -> None:
     words = [*FEW, f"results_root={tmp_path}", f"draft={draft}", f"decode.stop={stop}"]
     run = ran("sweep", *words)
-    assert run.manifest["models"]["target"]["engine"] == "lean"
+    assert run.manifest.models["target"].engine == "lean"
     said = fallbacks(on_a_card(run))
     assert {role: entry["name"] for role, entry in said.items()} == {
         "target": "tiny",
@@ -497,8 +497,8 @@ def test_what_runs_eagerly_on_a_card_says_so_with_its_reason(
 def test_a_head_makes_no_other_draft_of_an_audition_eager(tmp_path: Path) -> None:
     words = [*FEW, f"results_root={tmp_path}", "gpu=a10g"]
     run = ran("audition", *words, "drafts=[tiny_eagle3,tiny_good,ngram]")
-    models = run.manifest["models"]
-    assert {role: entry["engine"] for role, entry in models.items()} == {
+    models = run.manifest.models
+    assert {role: entry.engine for role, entry in models.items()} == {
         "target": "cuda_graphs",
         "tiny_good": "cuda_graphs",
         "tiny_eagle3": "eagle3",

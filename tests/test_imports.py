@@ -297,7 +297,7 @@ def test_records_of_two_servers_become_a_run_with_its_speedup_and_acceptance_len
     files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = run(tmp_path, files, "temperature=0")
-    assert (done.door, done.manifest["status"]) == ("server", "complete")
+    assert (done.door, done.manifest.status) == ("server", "complete")
     emitted = sum(20 + number for number in range(10))
     rounds = sum((21 + number) // 2 for number in range(10))
     plain, drafted = (done.results[done.results.k == k].iloc[0] for k in (0, 1))
@@ -410,7 +410,7 @@ def test_a_request_that_failed_is_named_and_the_others_are_compared(tmp_path: Pa
         write(tmp_path / "b.jsonl", AIPERF, bad),
     ]
     done = run(tmp_path, files, "temperature=0", status=1)
-    assert done.manifest["status"] == "failed"
+    assert done.manifest.status == "failed"
     row = done.results[done.results.k == 2].iloc[0]
     assert (row.status, row.speedup) == ("partial", pytest.approx(1.0))
     assert "server error" in row.error

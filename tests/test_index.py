@@ -192,21 +192,6 @@ def test_what_cannot_be_reported_is_refused_in_one_line(
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("key", ["traces_from", "latency_from"])
-def test_an_audition_of_schema_1_that_rests_on_another_run_is_refused(
-    key: str, tmp_path: Path
-) -> None:
-    """It did not store what it took from there, so that its numbers cannot be derived again."""
-    folder = copied("audition", tmp_path / "old")
-    config = (folder / "config.yaml").read_text(encoding="utf-8")
-    assert f"{key}: null" in config
-    (folder / "config.yaml").write_text(config.replace(f"{key}: null", f"{key}: results/x"))
-    with pytest.raises(UserError, match=rf"old: an audition of an older version.*{key}=results/x"):
-        report.run(ReportConfig(run=str(folder)))
-    assert "an audition of an older version" in indexed(tmp_path)
-    assert not (folder / "report.md").exists()
-
-
 # ---- runs that were stopped ---------------------------------------------------------------------
 
 
@@ -222,7 +207,7 @@ def reported(folder: Path) -> str:
 def test_a_run_killed_before_it_stored_anything_has_a_report(command: str, tmp_path: Path) -> None:
     config = asdict(compose(command))
     folder = RunFolder.create(tmp_path, command, ["tiny", "tiny_good"], config)
-    folder.update_manifest({"status": "running"})
+    folder.note(status="running")
     assert "<h1>" in reported(folder.path)
 
 

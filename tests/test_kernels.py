@@ -194,7 +194,7 @@ def test_no_command_lets_key_lengths_that_vary_reach_cudnn(
     words += ["drafts=[tiny_good]"] if name == "audition" else []
     run = ran(name, *words)
     check_varying_lengths_never_reach_cudnn(key_lengths)
-    kernels = run.manifest["environment"]["kernels"]
+    kernels = run.manifest.environment.entries["kernels"]
     assert set(kernels) == set(kernel_settings())
     assert not any(kernels.values())
 

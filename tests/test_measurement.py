@@ -1,7 +1,7 @@
 """Timed generations and steps: what is counted, and that nothing timed is lost."""
 
 from collections import namedtuple
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +19,7 @@ from harness.measurement.generations import Request, run_trial
 from harness.measurement.lossless import chi_square, compare_texts, distribution_tests
 from harness.measurement.step_times import TimedModel, time_forwards
 from harness.models.lean.model import LeanModel
-from harness.records import RULES, Rule, UserError
+from harness.records import RULES, MachineLoad, Rule, UserError
 
 PROMPT = (3, 1, 4, 1, 5)
 
@@ -198,9 +198,9 @@ def test_other_work_on_the_machine_is_counted_apart_from_this_process(
     ours = SimpleNamespace(cpu_times=lambda: now[1])
     monkeypatch.setattr(environment.psutil, "Process", lambda: ours)
     load = environment.OtherLoad()
-    assert load.so_far() == {"load": 0.0, "processors": 2}
+    assert load.so_far() == MachineLoad(0.0, 2)
     now[:] = machine(107.0, 13.0, 58.0, 7.0, 31.0), process(9.0, 2.0, 0.5, 0.5)
-    assert load.so_far() == pytest.approx({"load": 0.6, "processors": 2})
+    assert asdict(load.so_far()) == pytest.approx({"load": 0.6, "processors": 2})
 
 
 def test_equal_texts_pass_and_a_wide_margin_fails() -> None:

@@ -301,12 +301,13 @@ def test_every_command_runs_to_a_report_from_exactly_the_files_that_the_image_mo
     page = (folder / "report.html").read_text()
     assert '<dt id="m-' in page
     stored = load(folder)
-    assert stored.manifest["status"] == "complete"
+    assert stored.manifest.status == "complete"
     if command not in ("breakeven", "report"):
         assert stored.door == command
         assert folder.name.endswith("_l4")
-        assert stored.manifest["cloud"]["asked_gpu"] == "L4"
-        assert stored.manifest["cloud"]["upgraded"]
+        assert stored.manifest.cloud is not None
+        assert stored.manifest.cloud.asked_gpu == "L4"
+        assert stored.manifest.cloud.upgraded
 
 
 @pytest.mark.parametrize(
@@ -686,9 +687,8 @@ def test_a_container_with_another_card_begins_a_new_run_and_leaves_the_first_as_
     stored = "".join((first / "trials.jsonl").read_text().splitlines(keepends=True)[:2])
     (first / "trials.jsonl").write_text(stored)
     manifest = load(first).manifest
-    environment = {**manifest["environment"], "device_name": "NVIDIA A10"}
-    changed = {"environment": environment, "status": "running"}
-    RunFolder(first, manifest).update_manifest(changed)
+    environment = {**manifest.environment.entries, "device_name": "NVIDIA A10"}
+    RunFolder(first, manifest).note(environment=environment, status="running")
     again = modal_app.on_gpu.local(job, str(tmp_path))
     assert (again.status, again.error) == (0, None)
     assert again.folder is not None
@@ -696,7 +696,7 @@ def test_a_container_with_another_card_begins_a_new_run_and_leaves_the_first_as_
     assert again.folder != str(first)
     assert (first / "trials.jsonl").read_text() == stored
     assert f"{first} was begun on another card" in capsys.readouterr().out
-    assert load(again.folder).manifest["environment"]["device_name"] != "NVIDIA A10"
+    assert load(again.folder).manifest.environment.device_name != "NVIDIA A10"
 
 
 @pytest.mark.parametrize(
@@ -838,7 +838,7 @@ def test_a_container_that_takes_over_goes_on_with_what_the_first_one_stored(
     stored = trials.read_text().splitlines(keepends=True)
     trials.write_text("".join(stored[:2]) + stored[2][:9])
     folder = RunFolder(trials.parent, load(trials.parent).manifest)
-    folder.update_manifest({"status": "running"})
+    folder.note(status="running")
     again = modal_app.on_gpu.local(job, volume)
     assert (again.folder, again.status) == (str(first), 0)
     lines = trials.read_text().splitlines(keepends=True)
@@ -939,7 +939,7 @@ def test_prompt_files_go_along_and_those_of_one_name_stay_two_prompt_sets(tmp_pa
     for file in files:
         file.unlink()
     delivery = modal_app.on_gpu.local(job, str(tmp_path / "volume"))
-    prompts = load(delivery.folder or "").manifest["prompts"]
+    prompts = load(delivery.folder or "").manifest.prompts
     assert prompts == {"a/mine": 1, "b/mine": 1}
     assert {prompt.prompt_set for prompt in wanted} == set(prompts)
 
@@ -964,7 +964,7 @@ def test_an_audition_over_cards_generates_the_texts_once_and_ranks_the_cards(
     parts = [run for run in runs if run is not combined]
     assert len({tuple(sorted((t.prompt, t.tokens) for t in run.trials)) for run in parts}) == 1
     assert all(not run.latency_samples.empty for run in parts)
-    assert combined.manifest["status"] == "failed"
+    assert combined.manifest.status == "failed"
     assert out.splitlines()[-1] == f"run: {combined.folder}"
     assert {trace.draft for trace in load_traces(combined.folder)} == {"tiny_good", "ngram"}
     report_text = (combined.folder / "report.md").read_text()
@@ -999,7 +999,7 @@ def fanned_out(
         keys = dict(word.split("=", 1) for word in job.overrides)
         config = {"traces_from": keys.get("traces_from")}
         run = RunFolder.create(job.home(root), "audition", [job.name], config)
-        run.update_manifest({"status": "complete"})
+        run.note(status="complete")
         return remote.deliver(job, run.path)
 
     deliveries = remote.fan_out(jobs, root, lambda several: [one(job) for job in several])
@@ -1025,6 +1025,6 @@ def test_the_first_card_that_there_is_generates_the_texts_and_a_launch_goes_on(
     assert all(entry.archive for entry in deliveries)
     previous_run = remote.stored_run(deliveries[2].job.home(tmp_path))
     assert previous_run is not None
-    RunFolder(previous_run, load(previous_run).manifest).update_manifest({"status": "failed"})
+    RunFolder(previous_run, load(previous_run).manifest).note(status="failed")
     _, rented = fanned_out(tmp_path)
     assert rented == [("audition-a10g", "audition-l4")], "the texts that it began with"

@@ -393,7 +393,7 @@ def test_a_sweep_measures_mtp_layers_and_replays_them_exactly(
     words: list[str], tmp_path: Path
 ) -> None:
     run = ran("sweep", *words, "draft=mtp", tmp_path)
-    assert run.manifest["models"]["draft"]["layers_read"] == [LAYERS]
+    assert run.manifest.models["draft"].entries["layers_read"] == [LAYERS]
     assert_replay_is_exact(run, accepted=False)
 
 
@@ -403,7 +403,7 @@ def test_an_audition_ranks_mtp_layers_with_others(words: list[str], tmp_path: Pa
     run = ran("audition", *words, "drafts=[mtp,ngram]", tmp_path)
     assert {trace.draft for trace in run.traces} == {"mtp", "ngram"}
     assert {timing.draft for timing in run.rounds} == {"mtp", "ngram"}
-    assert run.manifest["models"]["mtp"]["kind"] == "mtp"
+    assert run.manifest.models["mtp"].kind == "mtp"
 
 
 @pytest.mark.parametrize("words", BOTH[1:], indirect=True)

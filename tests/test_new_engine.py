@@ -13,7 +13,7 @@ from stand_in_server import StandIn
 from harness.analysis import analyse
 from harness.commands import report
 from harness.config import ReportConfig
-from harness.records import ServingEngine, UserError
+from harness.records import UserError
 from harness.reporting.serving import snippets_of
 from harness.serving.engines import ENGINES
 from harness.storage import StoredRun, load
@@ -53,7 +53,8 @@ def runs(root: Path) -> list[StoredRun]:
 
 def test_a_run_of_its_server_is_counted_replayed_and_decided(runs: list[StoredRun]) -> None:
     run = runs[0]
-    entry = ServingEngine.of(run.manifest["engine"])
+    entry = run.manifest.engine
+    assert entry is not None
     assert (entry.name, entry.version, entry.rule) == ("toy", "1.0", "greedy_draft")
     rows = run.results[(run.results.k == K) & (run.results.prompt_set == "easy")]
     rounds = dict(zip(rows.source, rows.rounds.astype(float), strict=True))

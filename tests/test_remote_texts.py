@@ -5,7 +5,7 @@ itself is asked at the end.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -190,12 +190,13 @@ def test_texts_of_a_server_are_scored_as_those_of_a_target_that_is_loaded(
                 np.testing.assert_allclose(
                     getattr(trace, number), getattr(expected, number), atol=1e-4
                 )
-    server = done.manifest["texts_from"]
-    assert server["engine"] == kind.__name__
-    assert f"http://{server['url']}" == target.url
+    server = done.manifest.texts_from
+    assert server is not None
+    assert server.engine == kind.__name__
+    assert f"http://{server.url}" == target.url
     summary = analyse(done)
     caveat = next(caveat for caveat in summary.caveats if caveat.code == "texts_from")
-    assert caveat.values == server
+    assert caveat.values == asdict(server)
     assert {row.draft for row in summary.results if row.k} == {"tiny_good", "remote", "ngram"}
     # The prompts of one temperature have seeds of their own
     seeds = {str(body.get("seed") or body.get("sampling_params")) for body in target.asked}
@@ -220,7 +221,7 @@ def test_a_server_that_dies_is_asked_by_a_resumed_run_for_what_is_missing(
     (folder,) = tmp_path.iterdir()
     assert f"resume={folder} continues the run" in str(died.value)
     stored = load(folder)
-    assert stored.manifest["status"] == "failed"
+    assert stored.manifest.status == "failed"
     assert len(stored.trials) == 3
     left[0] = 5
     done = run(tmp_path, f"resume={folder}")
@@ -285,7 +286,7 @@ def test_a_sampling_parameter_is_no_matter_at_temperature_0(
 ) -> None:
     server = stand_in(vllm(models))
     asked = [f"texts_from={server.url}", *LATENCIES, "temperature=[0]", "decode.top_k=5"]
-    assert run(tmp_path, *asked, "drafts=[ngram]").manifest["status"] == "complete"
+    assert run(tmp_path, *asked, "drafts=[ngram]").manifest.status == "complete"
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

@@ -29,7 +29,7 @@ from harness.measurement.round_times import (
     visits_for,
 )
 from harness.measurement.step_times import TimedModel, time_forwards
-from harness.records import RoundTiming
+from harness.records import NotMeasured, RoundTiming
 
 PROMPTS = {"easy": [(3, 1, 4, 1, 5), (2, 7, 1, 8)], "hard": [(1, 6, 1, 8, 0, 3, 3)]}
 KS, TEMPERATURES = (0, 2, 4), (0.0, 1.0)
@@ -63,7 +63,7 @@ class Stored:
     """What a run folder would keep."""
 
     def __init__(self, *lines: RoundTiming) -> None:
-        self.lines, self.notes = list(lines), dict[str, str]()
+        self.lines, self.notes = list(lines), list[NotMeasured]()
 
     def visits(
         self,
@@ -77,7 +77,7 @@ class Stored:
             visits=number,
             enough=enough,
             store=self.lines.append,
-            refuse=self.notes.__setitem__,
+            refuse=self.notes.append,
             refused=self.notes,
             counted=self.counted,
         )
@@ -213,8 +213,9 @@ def test_what_cannot_be_timed_is_noted_once_and_the_rest_is_timed() -> None:
 
     stored = Stored()
     stored.visits(loop(Failing())).up_to(1.0)
-    assert set(stored.notes) == {f"rounds of draft at K=4, temperature {t}" for t in (0, 1)}
-    assert all(note.startswith("out of memory") for note in stored.notes.values())
+    refused = {NotMeasured("rounds", draft="draft", k=4, temperature=t) for t in (0.0, 1.0)}
+    assert {*stored.notes} == refused
+    assert all(note.error.startswith("out of memory") for note in stored.notes)
     assert {line.k for line in stored.lines} == {0, 2}
     assert stored.visits(loop(Failing())).missing == 0, "a resumed run does not try again"
 

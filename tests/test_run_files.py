@@ -36,6 +36,8 @@ from harness.records import (
     DraftConfidence,
     LatencyRow,
     LoadTiming,
+    MachineLoad,
+    NotMeasured,
     ResultRow,
     RoundTiming,
     StepTiming,
@@ -101,7 +103,8 @@ def test_folders_are_named_by_time_command_and_models_and_never_shared(tmp_path:
 def test_tables_have_the_contracts_columns_and_empty_means_empty(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "profile", ["7"], {})
     timings = [StepTiming("draft", "007", "step", 1, 16, 1, (0.001,), "12")]
-    folder.write_latency(latency_rows(timings), timings)
+    folder.write_timings(timings)
+    folder.write_latency(latency_rows(timings))
     folder.write_results(
         [ResultRow(model="tiny", prompt_set="easy", temperature=0.0, k=0, source="measured")]
     )
@@ -151,20 +154,8 @@ def test_only_the_same_run_of_this_version_is_resumed_or_read(
         (lambda: load(tmp_path / "absent"), "not a run folder"),
     ):
         assert said in refusal(act)
-    folder.update_manifest({"schema_version": SCHEMA_VERSION + 1})
+    folder.note(schema_version=SCHEMA_VERSION + 1)
     assert "newer version" in refusal(lambda: load(folder.path))
-
-
-def test_a_key_that_is_gone_hinders_a_resume_only_where_it_was_used(tmp_path: Path) -> None:
-    for stop in ("none", "sequential"):
-        former = {**CONFIG, "stop": stop, "draft_temperature": None}
-        folder = RunFolder.create(tmp_path, "audition", [], former).path
-        if stop == "none":
-            assert RunFolder.resume(folder, "audition", CONFIG).path == folder
-        else:
-            assert "differs in stop=None (the run: sequential);" in refusal(
-                lambda folder=folder: RunFolder.resume(folder, "audition", CONFIG)
-            )
 
 
 def test_a_key_that_came_later_hinders_no_resume_where_it_changes_nothing(tmp_path: Path) -> None:
@@ -236,32 +227,55 @@ def test_a_file_that_was_edited_on_purpose_can_be_read_after_all(folder: RunFold
     assert "renamed" in set(stored.results.draft)
     assert set(stored.unverified) == {*TABLES, "config.yaml", "summary.json", "traces.parquet"}
     again = RunFolder.resume(folder.path, "sweep", CONFIG)
-    again.write_latency(latency_rows(again.timings()), again.timings())
+    again.write_latency(latency_rows(again.timings()))
     assert "latency.csv" not in load(folder.path).unverified
 
 
-def test_a_folder_of_an_earlier_version_is_read_and_said_to_be_unverified(tmp_path: Path) -> None:
-    old = Path(shutil.copytree(EXAMPLES / "embedded_audition", tmp_path / "old"))
-    (old / "checksums.json").unlink(missing_ok=True)
-    lines = [json.loads(line) for line in (old / "trials.jsonl").read_text().splitlines()]
-    plain = [{k: v for k, v in line.items() if k != "checksum"} for line in lines]
-    (old / "trials.jsonl").write_text("".join(json.dumps(line) + "\n" for line in plain))
-    stored = load(old)
-    assert len(stored.trials) == len(lines) > 0
-    assert "traces.parquet" in stored.unverified
-    folder = RunFolder(old, stored.manifest)
-    folder.trials.append(replace(stored.trials[0], cell="new"))
-    assert len(load(old).trials) == len(lines) + 1
-    # What that version derived is derived again; its summary stays, for what no raw file holds
-    now, former = (f'"schema_version": {number}' for number in (SCHEMA_VERSION, 1))
-    summary = (old / "summary.json").read_text().replace(now, former)
-    (old / "summary.json").write_text(summary)
-    assert load(old).summary is None
-    report.run(ReportConfig(run=str(old)))
-    assert (old / "summary.json").read_text() == summary
-    with (old / "trials.jsonl").open("a") as file:
-        file.write(json.dumps(plain[0]) + "\n")
-    assert f"line {len(lines) + 2}: damaged (it has no checksum)" in refusal(lambda: load(old))
+def test_a_run_of_an_earlier_version_is_refused_in_one_line(folder: RunFolder) -> None:
+    folder.note(schema_version=SCHEMA_VERSION - 1)
+    said = refusal(lambda: load(folder.path))
+    assert f"made by an earlier version (schema {SCHEMA_VERSION - 1};" in said
+    assert "make it again" in said
+    assert refusal(lambda: RunFolder.resume(folder.path, "sweep", CONFIG)) == said
+
+
+def test_a_line_without_a_checksum_is_damaged(folder: RunFolder) -> None:
+    file, count = folder.path / "trials.jsonl", len(folder.trials.read())
+    with file.open("a") as lines:
+        lines.write("{}\n")
+    assert f"line {count + 1}: damaged (it has no checksum)" in refusal(folder.trials.read)
+
+
+def test_what_the_manifest_does_not_know_survives_and_what_it_knows_is_typed(
+    folder: RunFolder,
+) -> None:
+    file = folder.path / "manifest.json"
+    words = {"words": "an error"}  # how notes were stored before they had fields
+    known = {"other_load": {"load": 1, "processors": 2, "by": "me"}, "not_measured": words}
+    entries = {**json.loads(file.read_text()), "remark": "warm room", "seed": None, **known}
+    file.write_text(json.dumps(entries))
+    again = RunFolder.resume(folder.path, "sweep", CONFIG)
+    assert again.manifest.other_load == MachineLoad(1.0, 2)
+    assert again.manifest.seed is None
+    (before,) = again.manifest.not_measured
+    assert (before.what, before.error) == ("words", "an error")
+    rounds = NotMeasured("rounds", "out of memory", draft="d", k=4, temperature=0.0)
+    again.note_not_measured(rounds)
+    again.note_not_measured(replace(rounds, error="once more"))
+    assert [each.error for each in load(folder.path).manifest.not_measured] == [
+        "an error",
+        "once more",
+    ]
+    again.note_not_measured(retried=[rounds])
+    again.note(status="complete", interrupted_by=None)
+    stored = json.loads(file.read_text())
+    assert stored["remark"] == "warm room"
+    assert stored["other_load"] == known["other_load"]
+    assert load(folder.path).manifest == again.manifest
+    with pytest.raises(TypeError, match="a manifest has no statuss"):
+        again.note(statuss="complete")
+    with pytest.raises(ValueError, match="server_threads"):
+        again.note(server_threads="many")
 
 
 def test_damaged_trials_are_all_named_and_only_they_are_measured_again(folder: RunFolder) -> None:
@@ -309,7 +323,7 @@ def test_a_lost_line_break_or_a_lost_line_is_not_passed_over(folder: RunFolder) 
     with pytest.raises(UserError, match=f"line {len(trials)}: damaged"):
         folder.trials.read()
     file.write_bytes(content)
-    folder.update_manifest({"status": "complete"})
+    folder.note(status="complete")
     file.write_bytes(b"".join(content.splitlines(keepends=True)[:-1]))
     assert load(folder.path).lost_trials == 1
     runs = [str(folder.path), str(FROZEN / "sweep")]
@@ -345,7 +359,8 @@ def test_a_kill_between_two_writes_is_not_taken_for_damage(
             done = 0
             patch.setattr(os, "replace", killed_at(count, bool(after)))
             try:
-                again.write_latency(latency_rows(new), new)
+                again.write_latency(latency_rows(new))
+                again.write_timings(new)
                 again.write_summary(SUMMARY)
             except SystemExit:
                 pass
@@ -443,8 +458,8 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
         lambda: folder.trials.append(extra),
         lambda: folder.write_results([]),
         lambda: folder.write_traces(traces[:1]),
-        lambda: folder.write_latency((), folder.timings()[:1]),
-        lambda: folder.update_manifest({"status": "complete"}),
+        lambda: folder.write_timings(folder.timings()[:1]),
+        lambda: folder.note(status="complete"),
         lambda: reporting.render(summary, stored.folder),
     ):
         said = refusal(write)
@@ -546,7 +561,7 @@ def test_a_second_process_is_refused_with_the_first_ones_id_until_it_ends(
 def test_a_report_on_a_run_being_written_writes_only_the_report(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder.update_manifest({"status": "running"})
+    folder.note(status="running")
     for name in ("results.csv", "summary.json"):
         (folder.path / name).unlink()
 
@@ -569,7 +584,7 @@ def test_a_file_system_without_locks_is_written_without_and_says_so(
     monkeypatch.setattr("fcntl.flock", unsupported)
     run = RunFolder.create(tmp_path, "sweep", ["tiny"], {})
     run.trials.append(TRIAL)
-    assert load(run.path).manifest["written_without_lock"] == "flock: No locks available"
+    assert load(run.path).manifest.written_without_lock == "flock: No locks available"
     assert "written without a lock" in caplog.text
 
 
@@ -603,9 +618,9 @@ def test_a_signal_ends_a_command_with_one_line_and_the_manifest_says_so(
     )
     assert restored is before
     manifest = load(run.path).manifest
-    assert (manifest["status"], manifest["interrupted_by"]) == ("running", name)
+    assert (manifest.status, manifest.interrupted_by) == ("running", name)
     with running(run):
-        assert "interrupted_by" not in load(run.path).manifest
+        assert load(run.path).manifest.interrupted_by is None
 
 
 def test_a_signal_that_is_ignored_stays_ignored(door: Callable[..., int]) -> None:
@@ -683,19 +698,6 @@ def fifo(run: Path, _: Path) -> None:
     os.mkfifo(run / "trials.jsonl")
 
 
-def times_elsewhere(run: Path, outside: Path) -> None:
-    """An early version's, stopped early, with its step times said to be in another folder."""
-    shutil.copytree(run, outside / "run")
-    for name in ("summary.json", "results.csv"):
-        (run / name).unlink()
-    config, file = (run / "config.yaml").read_text(), run / "manifest.json"
-    changed = config.replace("latency_from: null", f"latency_from: {outside / 'run'}")
-    assert changed != config
-    (run / "config.yaml").write_text(changed)
-    noted = {"status": "running", "schema_version": 1}
-    file.write_text(json.dumps({**json.loads(file.read_text()), **noted}))
-
-
 FILES = ("manifest.json", "config.yaml", "results.csv", "summary.json", "trials.jsonl")
 HOSTILE: dict[str, tuple[Change, str | None]] = {
     **{f"{name} is a link": (linked(name), f"{name}: a symbolic link")
@@ -717,12 +719,11 @@ HOSTILE: dict[str, tuple[Change, str | None]] = {
         ("deep manifest", "manifest.json", '{"a": ' + "[" * 90 + "]" * 90 + "}", "nested too deep"),
         ("5,000 digits in it", "manifest.json", '{"a": ' + "9" * 5000 + "}", "be read as JSON"),
         ("a list for a manifest", "manifest.json", "[1, 2]", "expected a JSON object"),
-        ("models of another shape", "manifest.json", '{"schema_version": 1, "models": [1]}',
-         "models is not an object"),
+        ("models of another shape", "manifest.json", '{"schema_version": 2, "models": [1]}',
+         "models: Input should be a valid dictionary; not a run's manifest"),
         ("deep summary", "summary.json", '{"a": ' + "[" * 9000 + "]" * 9000 + "}", None),
         ("5,000 digits", "summary.json", '{"run": ' + "9" * 5000 + "}", None),
     )},
-    "step times elsewhere": (times_elsewhere, "an audition of an older version"),
     "names and reports that lead out": (reports_lead_out, None),
 }  # fmt: skip
 
@@ -737,9 +738,7 @@ def test_a_run_from_elsewhere_reads_and_writes_nothing_outside_itself(
     outside.mkdir()
     (outside / "private.txt").write_text(SECRET)
     (outside / "verify_cost.svg").write_text(SECRET)
-    # A profile is analysed fast; only an audition may take its step times from elsewhere
-    example = "embedded_audition" if change is times_elsewhere else "embedded_profile"
-    shutil.copytree(EXAMPLES / example, run)
+    shutil.copytree(EXAMPLES / "embedded_profile", run)  # analysed fast
     (run / "checksums.json").unlink(missing_ok=True)
     change(run, outside)
     before = {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()}
@@ -824,8 +823,8 @@ def test_no_environment_variable_is_stored(tmp_path: Path, monkeypatch: pytest.M
     stored = b"".join(path.read_bytes() for path in files)
     for value in (*secrets.values(), *typed, "me:pass"):
         assert value.encode() not in stored
-    said = load(run).manifest["environment"]["command"]
-    assert said[3:] == ["k=[1]", "key0=$MODAL_TOKEN_SECRET", "key1=***", "key2=https://***@host/x"]
+    said = load(run).manifest.environment.command
+    assert said[3:] == ("k=[1]", "key0=$MODAL_TOKEN_SECRET", "key1=***", "key2=https://***@host/x")
 
 
 def test_confidences_that_are_stored_again_replace_the_first(tmp_path: Path) -> None:

@@ -979,8 +979,8 @@ Change = Callable[[StoredRun], StoredRun]
 
 def with_engine(**changes: Any) -> Change:
     def changed(run: StoredRun) -> StoredRun:
-        engine = {**run.manifest["engine"], **changes}
-        return replace(run, manifest={**run.manifest, "engine": engine})
+        engine = {**run.manifest.entries["engine"], **changes}
+        return replace(run, manifest=run.manifest.updated(engine=engine))
 
     return changed
 
@@ -1188,7 +1188,7 @@ def test_the_memory_of_a_draft_is_that_of_the_servers_configuration(
     assert memory is not None
     assert (memory.slots, memory.context_tokens, memory.kv_type) == (4, 100, kv_type)
     assert (memory.target_weights_bytes, memory.draft_weights_bytes) == (2 * 2**20, 2**20)
-    described = stored.manifest["models"]["draft"]  # in float32
+    described = stored.manifest.models["draft"].entries  # in float32
     loaded = 2 * described["layers"] * described["kv_heads"] * described["head_dim"] * 4
     width = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}[kv_type]
     assert memory.draft_kv_bytes_per_token == pytest.approx(loaded * width / 4)

@@ -35,7 +35,7 @@ from harness.commands import server as command
 from harness.commands import server_start, server_visits
 from harness.config import ModelConf
 from harness.models.load import load_vocabulary
-from harness.records import ServingEngine, Trial, UserError
+from harness.records import Trial, UserError
 from harness.reporting.content import content_of
 from harness.storage import StoredRun
 from harness.summary import TextLikelihood
@@ -188,7 +188,8 @@ def test_a_server_that_takes_long_or_fails_is_shown_with_its_log(
 
 @needs_llamacpp
 def test_the_manifest_says_which_engine_it_was(served: StoredRun) -> None:
-    entry = ServingEngine.of(served.manifest["engine"])
+    entry = served.manifest.engine
+    assert entry is not None
     assert (entry.name, entry.rule, entry.clock) == ("llamacpp", "greedy_draft", "engine")
     assert (entry.first_position, entry.shortens_last_draft) == (1, True)
     assert entry.started
@@ -207,9 +208,11 @@ def test_the_manifest_says_which_engine_it_was(served: StoredRun) -> None:
         assert not {"--ctx-size", "--parallel", "--threads", "--metrics"} & set(production)
         assert ("--spec-draft-n-max" in production) == (each.k > 0)
         assert (each.weights_bytes or 0) > model.stat().st_size - 1
-    earlier = {**served.manifest["engine"], "flags": ["--parallel", "1"]}
+    earlier = {**served.manifest.entries["engine"], "flags": ["--parallel", "1"]}
     del earlier["commands"]
-    assert ServingEngine.of(earlier).commands == ()
+    read = served.manifest.updated(engine=earlier).engine
+    assert read is not None
+    assert read.commands == ()
     logs = {path.name for path in (served.folder / "logs").iterdir()}
     assert {"llamacpp_k0.log", "llamacpp_k4.log", "llamacpp_k4_synthetic.log"} <= logs
 
@@ -342,7 +345,7 @@ def test_without_the_server_that_decodes_plainly_the_visits_end_and_can_be_resum
     ok = [trial for trial in run.trials if trial.status == "ok"]
     assert {trial.k for trial in ok} == {0, 1}
     assert "FAILED RUN" in (run.folder / "report.md").read_text()
-    assert run.manifest["status"] == "failed"
+    assert run.manifest.status == "failed"
     assert not _servers()
     again = ran("server", f"resume={run.folder}")
     assert again.trials[: len(run.trials)] == run.trials
@@ -377,7 +380,8 @@ def test_servers_that_the_user_runs_are_measured_without_weights(
 ) -> None:
     urls = f"url=[{running['plain']},{running['k4']}]"
     run = stored(command.run(asked(tmp_path, "k=[4]", "score=false", urls)))
-    entry = ServingEngine.of(run.manifest["engine"])
+    entry = run.manifest.engine
+    assert entry is not None
     assert not entry.started
     assert not entry.commands
     assert not entry.synthetic
@@ -711,7 +715,7 @@ def test_a_server_that_fails_in_a_later_group_costs_its_cells_and_resume_asks_fo
         patched.setattr(server_visits, "started", started)
         outcome = command.run(asked(tmp_path, *words))
     run = stored(outcome)
-    assert (outcome.status, run.manifest["status"]) == (1, "failed")
+    assert (outcome.status, run.manifest.status) == (1, "failed")
     assert len(begun) == (2 if k == 0 else 3)
     statuses = {row.k: row.status for row in run.results.itertuples() if row.k}
     assert statuses == {each: "failed" if each in lost else "complete" for each in (1, 2, 4)}
@@ -739,7 +743,8 @@ def test_our_own_loop_through_the_same_door_decodes_what_a_snapshot_does(
         return {(t.key, t.k): [getattr(t, name) for name in counted] for t in each.trials}
 
     assert counts(run) == counts(shot)
-    assert ServingEngine.of(run.manifest["engine"]).first_position == 0
+    assert run.manifest.engine is not None
+    assert run.manifest.engine.first_position == 0
     # A server that rejects every draft cannot be made of a look-up, which drafts what it finds
     assert {timing.k for timing in run.rounds} == (set() if draft == "ngram" else {0, 4})
     assert {start.k for start in run.starts} == ({0, 4} if draft == "ngram" else set())

@@ -19,7 +19,7 @@ from harness.commands.run_lifecycle import Outcome
 from harness.config import SweepConfig
 from harness.measurement.generations import run_trial
 from harness.models.lean.model import LeanModel
-from harness.records import UserError
+from harness.records import NotMeasured, UserError
 from harness.storage import RESULT_COLUMNS, StoredRun, load
 from harness.summary import from_json
 
@@ -39,7 +39,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
 
 
 def test_a_sweep_measures_predicts_and_replays_every_cell(swept: StoredRun) -> None:
-    assert swept.manifest["status"] == "complete"
+    assert swept.manifest.status == "complete"
     assert tuple(swept.results.columns) == RESULT_COLUMNS
     names = ["prompt_set", "temperature", "k"]
     cells = {
@@ -146,7 +146,7 @@ def test_a_run_is_not_resumed_with_other_prompts_or_other_weights(tmp_path: Path
     file.write_text('{"prompt": "Count from 2 to 8."}\n')
     with pytest.raises(UserError, match="prompts changed since"):
         sweep.run(config(tmp_path / "results", *again))
-    assert stored(before).manifest["status"] == "complete"
+    assert stored(before).manifest.status == "complete"
 
 
 def test_every_k_leads_equally_often_at_every_temperature(tmp_path: Path) -> None:
@@ -182,16 +182,18 @@ def test_a_cell_out_of_memory_is_recorded_and_the_sweep_goes_on(
     monkeypatch.setattr(sweep, "measure_steps", steps_then)
     outcome = sweep.run(config(tmp_path, "prompts.limit=2", "temperature=[0]"))
     run = stored(outcome)
-    assert (outcome.status, run.manifest["status"]) == (1, "failed")
+    assert (outcome.status, run.manifest.status) == (1, "failed")
     measured = run.results[run.results.source == "measured"]
     status = dict(measured.groupby("k").status.first())
     assert status == {0: "complete", 1: "complete", 4: "failed"}
     assert measured[measured.k == 4].error.str.contains("out of memory").all()
     assert {line.k for line in run.rounds} == {0, 1, 4}, "one visit came before the steps"
-    (noted,) = run.manifest["not_measured"].items()
-    assert noted[0] == "rounds of tiny_good at K=4, temperature 0"
-    assert noted[1].startswith("out of memory")
-    assert len(analyse(run).failures) == 4 + 1
+    (noted,) = run.manifest.not_measured
+    assert noted == NotMeasured("rounds", draft="tiny_good", k=4, temperature=0.0)
+    assert noted.error.startswith("out of memory")
+    failures = analyse(run).failures
+    assert len(failures) == 4 + 1
+    assert failures[-1].where == "rounds of tiny_good at K=4, temperature 0"
 
 
 def test_nothing_is_stored_where_nothing_can_be_or_is_to_be_run(

@@ -132,12 +132,12 @@ def test_a_sweep_predicts_from_rates_that_were_set_and_another_run_can_take_its_
     assert "Acceptance is synthetic" in (run.folder / "report.md").read_text()
 
     source = f"decode.acceptance_from={run.folder}"
-    stored = swept(tmp_path, source).manifest["synthetic_acceptance"]
-    rates = {(entry["prompt_set"], entry["k"]): entry["rates"] for entry in stored}
+    stored = swept(tmp_path, source).manifest.synthetic_acceptance
+    rates = {(entry.prompt_set, entry.k): entry.rates for entry in stored}
     assert set(rates) == set(itertools.product(("easy", "hard"), (1, 2)))
     hard = [t for t in run.trials if t.k == 1 and t.prompt_set == "hard"]
     rate = sum(t.accepted or 0 for t in hard) / sum((t.room or (0,))[0] for t in hard)
-    assert rates["hard", 1] == pytest.approx([rate])
+    assert rates["hard", 1] == pytest.approx((rate,))
     with pytest.raises(UserError, match="no generations of easy at T=0, K=3; it has easy T=0 K=1"):
         swept(tmp_path, source, "k=[3]")
 

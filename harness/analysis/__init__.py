@@ -20,7 +20,6 @@ def analyse(run: StoredRun) -> Summary:
     """
     # numpy, scipy and pandas are imported where they are used, so that --help does not wait
     from harness.analysis.breakeven import analyse_breakeven
-    from harness.analysis.cards import stored_cards
     from harness.analysis.lossless import analyse_snapshot
     from harness.analysis.profile import analyse_profile
     from harness.analysis.served import analyse_served
@@ -38,5 +37,5 @@ def analyse(run: StoredRun) -> Summary:
     setup = Setup(run)
     if setup.command not in commands:
         return Summary(setup.facts(()), comparison=run.summary and run.summary.comparison)
-    cards, drafts = stored_cards(run.manifest)
+    cards, drafts = run.manifest.cards, run.manifest.card_drafts
     return replace(commands[setup.command](setup), cards=cards, card_drafts=drafts)

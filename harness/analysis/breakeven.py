@@ -29,12 +29,12 @@ import numpy as np
 from pydantic import TypeAdapter
 from scipy.special import stdtrit
 
-from harness.analysis.latency import Latency, stored_rows
+from harness.analysis.latency import Latency
 from harness.analysis.profile import ceilings
 from harness.analysis.server_measurements import MeasuredInputs
 from harness.analysis.setup import Setup
 from harness.config import BreakevenConfig
-from harness.records import Decision, ResultRow, UserError
+from harness.records import Decision, LatencyRow, ResultRow, UserError
 from harness.stats.jackknife import CONFIDENCE, MIN_PROMPTS, Interval
 from harness.summary import (
     BestKAtAlpha,
@@ -143,8 +143,7 @@ def analyse_breakeven(setup: Setup) -> Summary:
     run = setup.run
     known = {each.name for each in fields(BreakevenConfig)}
     config = BreakevenConfig(**{name: run.config[name] for name in known & run.config.keys()})
-    stored = run.manifest.get("inputs") or {}
-    inputs = inputs_of(config, TypeAdapter(MeasuredInputs).validate_python(stored))
+    inputs = inputs_of(config, TypeAdapter(MeasuredInputs).validate_python(run.manifest.inputs))
     measured = list(measured_rows(inputs))
     iid = list(iid_rows(inputs))
     rows = (*iid, *measured)
@@ -157,7 +156,7 @@ def analyse_breakeven(setup: Setup) -> Summary:
         verdict=_verdict(measured, inputs),
         caveats=tuple(_caveats(inputs, measured)),
         results=rows,
-        latency=stored_rows(run),
+        latency=tuple(_typed_rows(inputs.times)),
         steps=() if steps is None else (steps,),
         round_times=(round_times,),
         ceilings=ceilings(inputs.rounds, inputs.times, inputs.ks),
@@ -169,6 +168,15 @@ def analyse_breakeven(setup: Setup) -> Summary:
         alphas=inputs.alphas,
         round_fit=inputs.round_fit,
     )
+
+
+def _typed_rows(times: StepTimes) -> Iterator[LatencyRow]:
+    """Latencies that were typed, not measured: no samples stand behind them."""
+    steps = [("draft", "step", 1, times.draft_s), ("target", "step", 1, times.target_s)]
+    steps += [("target", "verify", n, value) for n, value in enumerate(times.verify_s, start=1)]
+    for role, kind, tokens, seconds in steps:
+        ms = 1e3 * seconds
+        yield LatencyRow(role, "", kind, tokens, 0, 1, ms, ms, ms, samples=0)
 
 
 def _by_each_rule(

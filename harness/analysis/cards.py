@@ -6,9 +6,9 @@ what the evidence says to serve there: the draft if speculation pays, plain deco
 or is undecided.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from harness.analysis.setup import Setup
 from harness.records import UserError
@@ -19,9 +19,6 @@ from harness.theory.cost import money, usd_per_million_tokens
 # What must be alike for two auditions to be compared.
 ALIKE = ("k", "temperature", "new_tokens", "repetitions", "seed", "decode", "backend")
 ALIKE_MODEL = ("id", "revision", "dtype", "weights", "quantization")
-
-# Fields of combined runs before rounds were timed: a plain token's time was the step's
-FORMER = {"target_step_s": "plain_s"}
 
 Row = TypeVar("Row", CardRow, CardDraftRow)
 
@@ -53,16 +50,6 @@ def rank_cards(runs: Sequence[StoredRun], summaries: Sequence[Summary]) -> Ranke
     return RankedCards(names.index(first[0].card), tuple(placed), tuple(_by_price(drafts)))
 
 
-def stored_cards(
-    manifest: Mapping[str, Any],
-) -> tuple[tuple[CardRow, ...], tuple[CardDraftRow, ...]]:
-    """The ranking in the manifest of a combined run; empty in any other."""
-    entries: Sequence[Mapping[str, Any]] = manifest.get("cards") or ()
-    cards = ({FORMER.get(key, key): value for key, value in each.items()} for each in entries)
-    drafts = manifest.get("card_drafts") or ()
-    return tuple(CardRow(**row) for row in cards), tuple(CardDraftRow(**row) for row in drafts)
-
-
 def _check(runs: Sequence[StoredRun], summaries: Sequence[Summary]) -> None:
     """Refuse runs whose numbers cannot be compared."""
     for run, summary in zip(runs, summaries, strict=True):
@@ -72,7 +59,7 @@ def _check(runs: Sequence[StoredRun], summaries: Sequence[Summary]) -> None:
             raise UserError(
                 f"combine: {run.folder} ranked no draft; resume={run.folder} continues it"
             )
-        if run.manifest.get("cards"):
+        if run.manifest.cards:
             raise UserError(
                 f"combine: {run.folder} is combined already; name the runs it was made of"
             )
@@ -95,7 +82,7 @@ def _differing(one: StoredRun, two: StoredRun) -> Iterator[str]:
             yield f"model.{key}"
     if configs[0]["prompts"].get("weights") != configs[1]["prompts"].get("weights"):
         yield "prompts.weights"
-    if one.manifest.get("prompts_sha256") != two.manifest.get("prompts_sha256"):
+    if one.manifest.prompts_sha256 != two.manifest.prompts_sha256:
         yield "prompts"
 
 
@@ -118,14 +105,14 @@ def _names(runs: Sequence[StoredRun]) -> list[str]:
 
 
 def _device(setup: Setup) -> str:
-    return str(setup.environment.get("device_name") or "typed latencies")
+    return setup.environment.device_name or "typed latencies"
 
 
 def _card_rows(name: str, run: StoredRun, summary: Summary) -> Iterator[CardRow]:
     """One per temperature, not yet placed."""
     price = summary.price_per_hour_usd
-    rented = run.manifest.get("cloud") or {}
-    seconds, rate = rented.get("seconds"), rented.get("price_per_hour_usd")
+    rental = run.manifest.cloud
+    seconds, rate = (rental.seconds, rental.price_per_hour_usd) if rental else (None, None)
     for verdict in summary.per_temperature:
         gain = verdict.speedup if verdict.speculate and verdict.speedup else 1.0
         plain_s = _plain_s(summary, verdict.temperature, verdict.draft)

@@ -16,6 +16,7 @@ from harness.analysis.setup import Setup
 from harness.records import (
     CardReadings,
     Failure,
+    NotMeasured,
     ResultRow,
     StepTiming,
     ThrottleReason,
@@ -86,9 +87,9 @@ def _of_the_models(setup: Setup) -> Iterator[Caveat]:
         yield Caveat("embedded_models")
     largest = max(setup.ks, default=0)
     for entry in setup.described.values():
-        most = entry.get("drafts_at_most")
+        most = entry.drafts_at_most
         if most is not None and most < largest:
-            values: Values = {"draft": entry["name"], "tokens": most, "k": largest}
+            values: Values = {"draft": entry.name, "tokens": most, "k": largest}
             yield Caveat("fewer_drafts", values)
 
 
@@ -101,16 +102,15 @@ def _of_the_run(
         if fewest < MIN_PROMPTS:
             values = {"prompts": fewest, "needed": MIN_PROMPTS, "in_cell": prompts is None}
             yield Caveat("few_prompts", values)
-        unused = setup.environment.get("unused_card")
+        unused = setup.environment.unused_card
         if unused and setup.conf("device").get("name") == "auto":
-            yield Caveat("unused_card", {"card": str(unused)})
+            yield Caveat("unused_card", {"card": unused})
         thinking = setup.conf("prompts").get("enable_thinking")
         if thinking is True or (isinstance(thinking, list) and True in thinking):
             yield Caveat("thinking_mode")
-        target = setup.described.get("target") or {}
-        if target.get("chat_template") and setup.conf("prompts").get("chat_template") == "never":
+        if setup.target.chat_template and setup.conf("prompts").get("chat_template") == "never":
             yield Caveat("chat_template_unused")
-        elif target.get("thinking_mode") and not thinking:
+        elif setup.target.thinking_mode and not thinking:
             yield Caveat("thinking_mode_off")
     yield from _generation_settings(setup)
     yield from _other_budget(setup)
@@ -127,7 +127,7 @@ def _generation_settings(setup: Setup) -> Iterator[Caveat]:
             return value not in temperatures
         return value != (decode.get(key) or _NEUTRAL.get(key))
 
-    settings = ((setup.described.get("target") or {}).get("generation_config") or {}).items()
+    settings = setup.target.generation_config.items()
     unused = {key: value for key, value in settings if differs(key, value)}
     if unused:
         yield Caveat(
@@ -143,7 +143,9 @@ def _generation_settings(setup: Setup) -> Iterator[Caveat]:
 
 def _other_budget(setup: Setup) -> Iterator[Caveat]:
     """What the command asks for, but the texts of another run were not generated with."""
-    made_with = setup.run.manifest.get("texts_made_with") or {}
+    if setup.run.manifest.texts_made_with is None:
+        return
+    made_with = asdict(setup.run.manifest.texts_made_with)
     config = setup.run.config
     differing = [key for key, value in made_with.items() if value != config.get(key)]
     if differing:
@@ -153,8 +155,8 @@ def _other_budget(setup: Setup) -> Iterator[Caveat]:
 
 
 def _of_the_steps(setup: Setup, timings: Sequence[StepTiming]) -> Iterator[Caveat]:
-    if completed_by := setup.run.manifest.get("texts_from"):
-        yield Caveat("texts_from", {**completed_by})
+    if completed_by := setup.run.manifest.texts_from:
+        yield Caveat("texts_from", asdict(completed_by))
     if setup.typed_latency:
         yield Caveat("typed_latency")
         if not setup.conf("latency").get("verify_ms"):
@@ -165,18 +167,17 @@ def _of_the_steps(setup: Setup, timings: Sequence[StepTiming]) -> Iterator[Cavea
         return
     yield from _engine_fallbacks(setup)
     if setup.gpu is not None and not setup.ran_on_gpu:
-        device = setup.environment.get("device_name") or "another device"
+        device = setup.environment.device_name or "another device"
         code = "gpu_not_timed" if setup.command == "audition" else "other_card"
-        yield Caveat(code, {"card": setup.gpu.name, "device": str(device)})
-    load = setup.run.manifest.get("other_load") or {}
-    if load.get("load", 0.0) > BUSY * load.get("processors", 1):
+        yield Caveat(code, {"card": setup.gpu.name, "device": device})
+    load = setup.run.manifest.other_load
+    if load is not None and load.load > BUSY * load.processors:
         engine = setup.engine
         code: CaveatCode = "busy_machine"
         if engine is not None and engine.name != OWN.name and engine.started:
             code = "busy_servers" if engine.clock == "engine" else "busy_cpu_clock"
-        yield Caveat(code, dict(load))
-    processes = setup.run.manifest.get("other_gpu_processes")
-    if processes:
+        yield Caveat(code, asdict(load))
+    if processes := setup.run.manifest.other_gpu_processes:
         yield Caveat("busy_card", {"processes": processes})
     yield from _throttled_card(setup)
     yield from _spread_over_cards(setup)
@@ -198,7 +199,7 @@ def _throttled_card(setup: Setup) -> Iterator[Caveat]:
     Of several reasons the one of most samples is named; `hw_slowdown` is set along with those that
     say more.
     """
-    entries = [CardReadings.of(each) for each in setup.run.manifest.get("card_readings") or ()]
+    entries = setup.run.manifest.card_readings
     counted = [(entry, _throttled(entry)) for entry in entries]
     samples = sum((by_reason for _, by_reason in counted), Counter[ThrottleReason]())
     if not samples:
@@ -246,10 +247,9 @@ def _throttled(entry: CardReadings) -> Counter[ThrottleReason]:
 def _spread_over_cards(setup: Setup) -> Iterator[Caveat]:
     """Models whose layers transformers put on several devices."""
     for role, entry in setup.described.items():
-        devices: Sequence[str] = entry.get("devices") or ()
-        cards = [device for device in devices if device.startswith("cuda")]
-        if len(devices) > 1:
-            offloaded = len(cards) < len(devices)
+        cards = [device for device in entry.devices if device.startswith("cuda")]
+        if len(entry.devices) > 1:
+            offloaded = len(cards) < len(entry.devices)
             values: Values = {"role": role, "cards": len(cards), "offloaded": offloaded}
             yield Caveat("spread_over_cards", values)
 
@@ -280,20 +280,20 @@ def _engine_fallbacks(setup: Setup) -> Iterator[Caveat]:
         entry = setup.described[role]
         values: Values = {
             "role": role,
-            "name": str(entry.get("name") or role),
-            "reason": str(entry["engine_reason"]),
+            "name": entry.name or role,
+            "reason": entry.engine_reason,
             "compiled": compiled,
             "plain_too": role in setup.timed_apart,
         }
         return Caveat("engine_fallback", values)
 
-    reasons = {role: entry for role, entry in setup.described.items() if entry.get("engine_reason")}
+    reasons = {role: entry for role, entry in setup.described.items() if entry.engine_reason}
     for role, entry in reasons.items():
-        if entry.get("compiled") is False:
+        if entry.compiled is False:
             yield fallback(role, compiled=False)
-    if setup.run.config.get("backend") != "eager" and setup.environment.get("device") == "cuda":
+    if setup.run.config.get("backend") != "eager" and setup.environment.device == "cuda":
         for role, entry in reasons.items():
-            if entry.get("engine") != "cuda_graphs":
+            if entry.engine != "cuda_graphs":
                 yield fallback(role, compiled=None)
 
 
@@ -353,7 +353,6 @@ def failures(
     `trials` stand in for the stored ones, where some were marked failed.
     """
     latest = {t.cell: t for t in (setup.run.trials if trials is None else trials)}
-    broken: Mapping[str, str] = setup.run.manifest.get("not_measured") or {}
     untested = tests and not checks and all(test.result == "UNTESTED" for test in tests)
     failed = [
         *((f"{c.prompt_set}/{c.prompt} K={c.k}", fault(c)) for c in checks if c.result == "FAIL"),
@@ -374,9 +373,30 @@ def failures(
             for t in latest.values()
             if t.status == "failed"
         ),
-        *broken.items(),
+        *((_measurement(note), note.error) for note in setup.run.manifest.not_measured),
     ]
-    return (*(Failure(where, error) for where, error in failed), *setup.draft_failures)
+    return (
+        *(Failure(where, error) for where, error in failed),
+        *setup.run.manifest.audition.failures,
+    )
+
+
+def _measurement(note: NotMeasured) -> str:
+    """What was not measured, in words."""
+    at_k = f"K={note.k}{', rejecting every draft' if note.rejects else ''}"
+    at = f"temperature {note.temperature or 0.0:g}"
+    words = {
+        "plain_tokens": f"plain tokens at {at}",
+        "rounds": f"rounds of {note.draft} at {at_k}, {at}",
+        "round_parts": "the parts of a round",
+        "draft_scores": "the draft's scores of the target's text",
+        "returned_texts": "the scores of the returned texts",
+        "distribution_test": f"{at_k} temperature={note.temperature or 0.0:g}",
+        "server_rounds": f"rounds at {at_k}",
+        "server_starts": f"requests for a part of the budget at {at_k}",
+        "server_loads": f"requests side by side at {at_k}",
+    }
+    return words.get(note.what, note.what)
 
 
 def fault(check: TextCheck) -> str:

@@ -205,7 +205,7 @@ def _compare_two(pair: _Pair) -> tuple[list[ComparisonRow], list[ComparisonCavea
 def _check_target(pair: _Pair) -> None:
     """Refuse two targets; one model in two folders, as in two checkouts, is one target."""
     models = [setup.conf("model") for setup in pair.setups]
-    sizes = [setup.described.get("target", {}).get("parameters") for setup in pair.setups]
+    sizes = [setup.target.parameters for setup in pair.setups]
     alike = models[0].get("name") == models[1].get("name") and sizes[0] == sizes[1]
     if models[0].get("id") != models[1].get("id") and not alike:
         both = " and ".join(
@@ -446,17 +446,16 @@ def deciding(
 
 def _unfinished(pair: _Pair) -> Iterator[ComparisonCaveat]:
     for name, run in zip(pair.names, pair.runs, strict=True):
-        status = run.manifest.get("status")
-        if status != "complete":
-            code = "failed_run" if status == "failed" else "unfinished_run"
+        if run.manifest.status != "complete":
+            code = "failed_run" if run.manifest.status == "failed" else "unfinished_run"
             yield ComparisonCaveat(code, {"run": name})
 
 
 def _devices(pair: _Pair) -> Iterator[ComparisonCaveat]:
     devices: list[str] = []
     for environment in (setup.environment for setup in pair.setups):
-        name = environment.get("device_name") or environment.get("cpu")
-        kind = environment.get("device", "an unknown device")
+        name = environment.device_name or environment.cpu
+        kind = environment.device or "an unknown device"
         devices.append(f"{kind} ({name})" if name else "an unknown device")
     if devices[0] != devices[1]:
         yield ComparisonCaveat("different_devices", pair.values(device=devices))
@@ -499,7 +498,7 @@ def _shared_prompts(pair: _Pair) -> Iterator[ComparisonCaveat]:
     if same < len(names):
         yield ComparisonCaveat("other_lengths", {"prompts": len(names) - same})
     totals = [len({(t.prompt_set, t.prompt) for t in run.trials}) for run in pair.runs]
-    hashes = [run.manifest.get("prompts_sha256") for run in pair.runs]
+    hashes = [run.manifest.prompts_sha256 for run in pair.runs]
     if totals != [same, same]:
         yield ComparisonCaveat("some_prompts", {"prompts": same, **pair.values(total=totals)})
     elif hashes[0] != hashes[1]:
@@ -568,7 +567,7 @@ def _changed_texts(pair: _Pair) -> Iterator[ComparisonCaveat]:
     setting = pair.differing_key("decode", TEXT_SETTINGS)
     changed = [one for one, two in texts if not _same_text(one, two)]
     if changed:
-        dtypes = {str(setup.described.get("target", {}).get("dtype")) for setup in pair.setups}
+        dtypes = {setup.target.dtype for setup in pair.setups}
         same_model = pair.differing_key("model", MODEL_SETTINGS) is None
         exact = dtypes == {"float32"} and same_model and pair.one_engine
         code = "texts_differ_in_float32" if exact else "texts_differ_by_rounding"
@@ -622,7 +621,7 @@ def _differences(runs: Sequence[StoredRun]) -> tuple[Difference, ...]:
 
 
 def _entries(run: StoredRun) -> Iterator[tuple[str, Value]]:
-    for name, value in (*named_values(run.config), *named_values(run.manifest)):
+    for name, value in (*named_values(run.config), *named_values(run.manifest.entries)):
         if name.split(".")[0] not in FREE_KEYS and not name.endswith(PASSED_OVER):
             shown = str(value)[:SHOWN_HASH] if name == "prompts_sha256" else value
             yield name.removeprefix("environment."), shown

@@ -13,21 +13,24 @@ verify of K + 1 positions. A drafter that looks its proposal up (an n-gram) cost
 however much it proposes, and where it proposes n < K tokens the verify is of n + 1 positions.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import pandas as pd
 from scipy.stats import trim_mean
 
+from harness.analysis.setup import Setup, architecture
 from harness.analysis.unstable import unstable_steps
 from harness.records import GREEDY, LatencyRow, RoundTiming, StepTiming, UserError, grouped
 from harness.stats.crossfit import TRIMMED
 from harness.stats.jackknife import Array
 from harness.storage import StoredRun
+from harness.storage.manifest import Manifest, ModelEntry
 from harness.summary import RoundSummary, StepSummary, Unstable
+from harness.theory.architecture import COUNTED
+from harness.theory.roofline import ReadingModel, with_floors
 from harness.theory.speedup import RoundTimes, StepTimes
 
 VERIFY = ("target", "verify")
@@ -240,19 +243,31 @@ def latency_row(
     return LatencyRow(role, model, kind, tokens, context_tokens, batch, median, p10, p90, samples)
 
 
-def stored_rows(run: StoredRun) -> tuple[LatencyRow, ...]:
-    """The rows of latency.csv, an empty field is None; those of rounds are made of rounds.jsonl."""
-    integers = {"tokens", "context_tokens", "batch", "samples"}
-    names = [field.name for field in fields(LatencyRow)]
-    rows: list[LatencyRow] = []
-    for entry in run.latency.to_dict("records"):
-        values: dict[str, Any] = {
-            name: None if pd.isna(entry.get(name)) else entry.get(name) for name in names
-        }
-        values |= {name: int(values[name]) for name in integers if values[name] is not None}
-        if values["kind"] != "round":
-            rows.append(LatencyRow(**{**values, "model": values["model"] or ""}))
-    return (*rows, *_round_rows(run.rounds))
+def latency_table(setup: Setup) -> tuple[LatencyRow, ...]:
+    """Rows of latency.csv: single forwards, with floors where bytes are counted, and rounds."""
+    run, conf = setup.run, setup.conf
+    quantized = [
+        role
+        for role, key in (("target", "model"), ("draft", "draft"))
+        if conf(key).get("quantization") is not None
+    ]
+    reading = reading_models(run.manifest, quantized)
+    return (*with_floors(latency_rows(run.timings), reading), *_round_rows(run.rounds))
+
+
+def reading_models(manifest: Manifest, quantized: Container[str] = ()) -> dict[str, ReadingModel]:
+    """Target and draft with the bandwidth they are read at; those whose bytes can be counted."""
+    models: dict[str, ReadingModel] = {}
+    speeds = manifest.bandwidth
+    if speeds is None or speeds.source is None:
+        return models
+    for role, own_gb_s in (("target", speeds.target_gb_s), ("draft", speeds.draft_gb_s)):
+        entry, speed = manifest.models.get(role, ModelEntry()), own_gb_s or speeds.gb_s
+        shape = architecture(entry) if entry.architecture in COUNTED.values() else None
+        width = entry.bytes_per_parameter
+        if shape is not None and speed is not None and width and role not in quantized:
+            models[role] = ReadingModel(shape, width, speed, speeds.source)
+    return models
 
 
 def reference(timings: Sequence[StepTiming]) -> list[StepTiming]:

@@ -122,7 +122,7 @@ def with_costs(board: Leaderboard, setup: Setup, plain_s: float) -> Leaderboard:
     price = setup.price_per_hour
 
     def costed(row: LeaderboardRow) -> LeaderboardRow:
-        weights = 0 if row.draft is None else setup.described_draft(row.draft).get("weights_bytes")
+        weights = 0 if row.draft is None else setup.described_draft(row.draft).weights_bytes
         return replace(
             row,
             draft_memory_bytes=weights,

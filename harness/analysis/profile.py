@@ -22,14 +22,14 @@ weights) all sequences advance by the iid formula's tokens per round at an assum
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.caveats import caveats, failures, launch_bound, of_the_timings
 from harness.analysis.cells import measured_rows
-from harness.analysis.latency import Latency, latency_of_draft, reference, stored_rows
+from harness.analysis.latency import Latency, latency_of_draft, latency_table, reference
 from harness.analysis.replayed import replayed
 from harness.analysis.setup import Setup
 from harness.analysis.unstable import unstable_steps
@@ -39,15 +39,14 @@ from harness.records import (
     LatencyRow,
     PartTiming,
     ResultRow,
-    SkippedCell,
     TextTrace,
     Trial,
     grouped,
 )
+from harness.storage.manifest import MemoryBandwidth
 from harness.summary import (
     Bandwidth,
     BatchGain,
-    BytesRead,
     CeilingAtK,
     RoundBreakdown,
     RoundPart,
@@ -72,7 +71,7 @@ def analyse_profile(setup: Setup) -> Summary:
     """Everything a profile says; what was not measured is empty."""
     run = setup.run
     measured = [row for name in (setup.model, setup.draft) for row in _plain_rows(run.trials, name)]
-    latency = stored_rows(run)
+    latency = latency_table(setup)
     bounds = step_bounds(latency)
     latency_of_pair = latency_of_draft(run, setup.draft, GREEDY)
     gains = (
@@ -81,24 +80,20 @@ def analyse_profile(setup: Setup) -> Summary:
         else assumed_gains(latency, setup.alphas)
     )
     timed_rounds = latency_of_pair.rounds if latency_of_pair and latency_of_pair.visits else None
-    bandwidth = run.manifest.get("bandwidth")
     base = Summary(
         run=setup.facts(measured),
         failures=failures(setup),
         results=tuple(measured),
         latency=latency,
         alphas=setup.alphas,
-        bandwidth=bandwidth
-        and Bandwidth(**{field.name: bandwidth.get(field.name) for field in fields(Bandwidth)}),
-        bytes_read=tuple(BytesRead(**entry) for entry in run.manifest.get("bytes_read") or ()),
+        bandwidth=_bandwidth(run.manifest.bandwidth),
+        bytes_read=run.manifest.bytes_read or (),
         step_bounds=tuple(bounds),
         rounds=tuple(round_breakdowns(run.parts, timed_rounds)),
         step_curves=tuple(step_curves(latency)),
         batch_gains=tuple(gains),
         stopping_batches=tuple(stopping_batches(gains)),
-        skipped_cells=tuple(
-            SkippedCell(**entry) for entry in run.manifest.get("skipped_cells") or ()
-        ),
+        skipped_cells=run.manifest.skipped_cells or (),
     )
     if latency_of_pair is None:
         return replace(base, caveats=caveats(setup, measured))
@@ -119,6 +114,12 @@ def analyse_profile(setup: Setup) -> Summary:
         round_times=(latency_of_pair.round_summary(setup.draft),),
         ceilings=ceilings(rounds, latency_of_pair.steps, ks),
     )
+
+
+def _bandwidth(measured: MemoryBandwidth | None) -> Bandwidth | None:
+    if measured is None or measured.gb_s is None or measured.source is None:
+        return None
+    return Bandwidth(measured.gb_s, measured.source, measured.target_gb_s, measured.draft_gb_s)
 
 
 def _plain_rows(trials: Sequence[Trial], model: str) -> list[ResultRow]:

@@ -765,12 +765,9 @@ class ServedRun(ServedTexts):
             values = {"file": files, "max_concurrency": self.concurrency}
             yield Caveat("server_concurrency", values)
         yield from gate_caveats(self.gates, self.engine.rule)
-        served, scored = (
-            self.engine.dtype,
-            self.setup.described_draft(self.setup.draft).get("dtype"),
-        )
+        served, scored = self.engine.dtype, self.setup.described_draft(self.setup.draft).dtype
         if served is not None and scored not in (None, served):
-            values = {"engine": self.engine.name, "served": served, "scored": scored}
+            values: Values = {"engine": self.engine.name, "served": served, "scored": scored}
             yield Caveat("draft_served_in_other_dtype", values)
         yield from self._visits_lacking()
         yield from self._load_caveats()

@@ -4,23 +4,21 @@ A folder of an older version may lack keys that came later; what is missing gets
 and nowhere else.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, cast
 
-from harness.records import Cell, Failure, ResultRow, Rule, ServingEngine
+from harness.records import ResultRow, Rule, ServingEngine
 from harness.storage import StoredRun
 from harness.storage.contents import flattened
+from harness.storage.manifest import Environment, ModelEntry
 from harness.summary import ModelFacts, RunFacts, SamplingFacts, Status, Value
-from harness.theory.architecture import Architecture
+from harness.theory.architecture import COUNTED, NUMBERS, Architecture
 from harness.theory.memory import ModelBytes
-from harness.theory.roofline import Card
+from harness.theory.roofline import Card, is_card
 
 Entry = Mapping[str, Any]
-# A card's usable memory is up to some percent below the number it is sold by.
-MEMORY_TOLERANCE = 0.15
 # Per weight and cached number, where a manifest does not say it
 SERVED_BYTES = 2
 # Per cached number by llama.cpp's type; of q8_0 a block of 32 has a scale of two bytes
@@ -35,9 +33,8 @@ class Setup:
 
     @property
     def command(self) -> str:
-        """Which command made the run; from the folder's name where the manifest does not say."""
-        parts = self.run.folder.name.split("_")
-        return self.run.door or (parts[1] if len(parts) > 1 else "run")
+        """Which command made the run."""
+        return self.run.door
 
     def conf(self, key: str) -> Entry:
         """A group of the configuration; empty where there is none."""
@@ -45,27 +42,19 @@ class Setup:
         return cast("Entry", value) if isinstance(value, Mapping) else {}
 
     @property
-    def environment(self) -> Entry:
-        """The manifest's environment."""
-        return self.run.manifest.get("environment") or {}
+    def environment(self) -> Environment:
+        """The machine and the software."""
+        return self.run.manifest.environment
 
     @property
-    def described(self) -> Mapping[str, Entry]:
-        """The manifest's entries of the models: `target` and `draft`, or each draft's name."""
-        return self.run.manifest.get("models") or {}
+    def described(self) -> Mapping[str, ModelEntry]:
+        """The models by role: `target` and `draft`, or each draft's name."""
+        return self.run.manifest.models
 
     @property
-    def audition(self) -> Entry:
-        """The manifest's notes on drafts that could not be used, and on what scoring took."""
-        return self.run.manifest.get("audition") or {}
-
-    @property
-    def draft_failures(self) -> tuple[Failure, ...]:
-        """The drafts that broke down while they were scored or timed."""
-        entries: Sequence[Entry] = self.audition.get("failures") or ()
-        # Earlier versions named the draft in place of `where`
-        where = (entry.get("where") or f"draft {entry['draft']}" for entry in entries)
-        return tuple(Failure(w, entry["error"]) for w, entry in zip(where, entries, strict=True))
+    def target(self) -> ModelEntry:
+        """What the target says of itself; empty where no model was opened."""
+        return self.described.get("target", ModelEntry())
 
     @property
     def model(self) -> str:
@@ -101,9 +90,8 @@ class Setup:
     @cached_property
     def engine(self) -> ServingEngine | None:
         """The server that a server run measured; None of every other command."""
-        entry: Entry = self.run.manifest.get("engine") or {}
-        memory = self.run.manifest.get("server_memory") or ()
-        return ServingEngine.of(entry, memory) if entry else None
+        manifest = self.run.manifest
+        return manifest.engine and manifest.engine.started_with(manifest.server_memory)
 
     @property
     def rule(self) -> Rule:
@@ -119,8 +107,7 @@ class Setup:
     @property
     def shares(self) -> Mapping[str, float] | None:
         """The weights of all sets of the run: one that brought nothing leaves "all" undecided."""
-        names = self.run.manifest.get("prompts") or ()
-        return self.weights or dict.fromkeys(names, 1.0) or None
+        return self.weights or dict.fromkeys(self.run.manifest.prompts, 1.0) or None
 
     @property
     def adaptive(self) -> bool:
@@ -144,7 +131,7 @@ class Setup:
     @property
     def dummy(self) -> bool:
         """Whether a model has random weights."""
-        return any(entry.get("weights") == "dummy" for entry in self.described.values())
+        return any(entry.weights == "dummy" for entry in self.described.values())
 
     @property
     def replay_only(self) -> bool:
@@ -154,7 +141,7 @@ class Setup:
     @property
     def tokenizers_compared(self) -> bool:
         """Whether models with tokenizers of their own were loaded."""
-        return not self.dummy and not self.run.manifest.get("scores_from")
+        return not self.dummy and not self.run.manifest.scores_from
 
     @property
     def embedded(self) -> bool:
@@ -188,8 +175,10 @@ class Setup:
             return False
         if self.typed_latency or self.latency_from is not None:
             return True
-        name, memory = (self.environment.get(f"device_{key}") for key in ("name", "memory_bytes"))
-        return is_card(self.gpu.name, self.gpu.memory_gb, name, memory)
+        machine = self.environment
+        return is_card(
+            self.gpu.name, self.gpu.memory_gb, machine.device_name, machine.device_memory_bytes
+        )
 
     @property
     def price_per_hour(self) -> float | None:
@@ -201,27 +190,25 @@ class Setup:
         """Of the named card, else of the device that ran; None if unknown."""
         if self.gpu is not None:
             return self.gpu.memory_gb * 1e9
-        environment = self.environment
-        return environment.get("device_memory_bytes") or environment.get("memory_bytes")
+        return self.environment.device_memory_bytes or self.environment.memory_bytes
 
     @property
     def device_of_memory(self) -> str | None:
         """Whose memory that is."""
-        return self.gpu.name if self.gpu else self.environment.get("device_name")
+        return self.gpu.name if self.gpu else self.environment.device_name
 
-    def described_draft(self, name: str) -> Entry:
-        """The manifest's entry of a draft; empty for one without a model."""
+    def described_draft(self, name: str) -> ModelEntry:
+        """What a draft says of itself; empty for one without a model."""
         drafts = (entry for role, entry in self.described.items() if role != "target")
-        return next((entry for entry in drafts if entry.get("name") == name), {})
+        return next((entry for entry in drafts if entry.name == name), ModelEntry())
 
     def model_bytes(self, name: str | None = None) -> ModelBytes | None:
         """What a draft, or the target, keeps in memory; None where the manifest does not say it."""
-        entry = self.described.get("target", {}) if name is None else self.described_draft(name)
-        sizes, width = architecture(entry), entry.get("bytes_per_parameter", SERVED_BYTES)
-        kv = entry.get("kv_bytes_per_token")
+        entry = self.target if name is None else self.described_draft(name)
+        sizes, width = architecture(entry), entry.bytes_per_parameter or SERVED_BYTES
+        kv, weights = entry.kv_bytes_per_token, entry.weights_bytes
         if kv is None and sizes is not None:
             kv = sizes.kv_bytes_read(1, width)
-        weights = entry.get("weights_bytes")
         if weights is None and sizes is not None:
             weights = sizes.parameters * width
         return None if kv is None or weights is None else ModelBytes(weights, kv)
@@ -234,14 +221,13 @@ class Setup:
         kept = self.model_bytes(name)
         if kept is None:
             return None
-        entry = self.described.get("target", {}) if name is None else self.described_draft(name)
-        loaded = entry.get("bytes_per_parameter", SERVED_BYTES)
+        entry = self.target if name is None else self.described_draft(name)
+        loaded = entry.bytes_per_parameter or SERVED_BYTES
         return kept.kv_per_token * (KV_BYTES[kv_type] / loaded if kv_type else 1.0)
 
     def parameter_share(self, draft: str) -> float | None:
         """The draft's parameters / the target's; None if unknown."""
-        parameters = self.described_draft(draft).get("parameters")
-        of_target = (self.described.get("target") or {}).get("parameters")
+        parameters, of_target = self.described_draft(draft).parameters, self.target.parameters
         return parameters / of_target if parameters is not None and of_target else None
 
     def facts(self, results: Sequence[ResultRow]) -> RunFacts:
@@ -249,15 +235,14 @@ class Setup:
         ran = [row for row in results if row.source == "measured"]
         if self.replay_only:
             ran = [row for row in results if row.source == "replayed"]
-        stored = self.run.manifest.get("status")
+        stored = self.run.manifest.status
         known = ("complete", "running", "failed")
-        counts: Mapping[str, int] = self.run.manifest.get("prompts") or {}
         decode = self.conf("decode")
         return RunFacts(
             command=self.command,
             folder=str(self.run.folder),
             status=cast("Status", stored) if stored in known else "unknown",
-            created_utc=self.run.manifest.get("created_utc"),
+            created_utc=self.run.manifest.created_utc,
             model=self.model or None,
             draft=self.draft or None,
             models=self.model_facts,
@@ -273,7 +258,7 @@ class Setup:
             ks=self.ks,
             temperatures=self.temperatures,
             seed=self.run.config.get("seed"),
-            prompts=sum(counts.values()) or None,
+            prompts=sum(self.run.manifest.prompts.values()) or None,
             synthetic=self.synthetic,
             weights=dict(self.weights or {}),
             own_prompts=bool(self.conf("prompts").get("files") or self.run.config.get("records")),
@@ -281,7 +266,7 @@ class Setup:
             measured_cells=len(ran),
             failed_cells=sum(row.status == "failed" for row in ran),
             partial_cells=sum(row.status == "partial" for row in ran),
-            environment={**dict(named_values(self.run.manifest)), **self._command_line()},
+            environment={**dict(named_values(self.run.manifest.entries)), **self._command_line()},
         )
 
     @property
@@ -291,7 +276,7 @@ class Setup:
 
     def _command_line(self) -> dict[str, Value]:
         """The command line as it can be typed again."""
-        words = [str(word) for word in self.environment.get("command") or ()]
+        words = [*self.environment.command]
         if words and words[0] == self.command:
             words = ["python", "-m", f"harness.{words[0]}", *words[1:]]
         quoted = (f"'{word}'" if " " in word and "'" not in word else word for word in words)
@@ -318,64 +303,37 @@ class Setup:
             confs["draft"] = self.conf("draft")
         described = self.described
         if not described and confs["target"]:  # stopped before a model was opened
-            described = {role: conf for role, conf in confs.items() if conf}
+            described = {
+                role: ModelEntry(conf.get("name"), weights=conf.get("weights"))
+                for role, conf in confs.items()
+                if conf
+            }
         for role, entry in described.items():
             conf = confs.get(role, {})
             yield ModelFacts(
                 role=role,
-                name=str(entry.get("name") or role),
-                id=conf.get("id") or entry.get("id"),
-                weights=entry.get("weights"),
-                parameters=entry.get("parameters"),
-                weights_bytes=entry.get("weights_bytes"),
-                engine=entry.get("engine"),
-                engine_reason=entry.get("engine_reason"),
-                compiled=entry.get("compiled"),
-                kind=entry.get("kind") or conf.get("kind") or "model",
-                layers=entry.get("layers"),
+                name=entry.name or role,
+                id=conf.get("id") or entry.id,
+                weights=entry.weights,
+                parameters=entry.parameters,
+                weights_bytes=entry.weights_bytes,
+                engine=entry.engine,
+                engine_reason=entry.engine_reason,
+                compiled=entry.compiled,
+                kind=entry.kind or conf.get("kind") or "model",
+                layers=entry.layers,
             )
 
 
-def architecture(described: Entry) -> Architecture | None:
-    """A model's sizes from the manifest's entry; None where it does not say them all."""
-    names = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "tied")
-    if any(described.get(name) is None for name in names):
+def architecture(entry: ModelEntry) -> Architecture | None:
+    """A model's sizes; None where the manifest does not say them all."""
+    sizes = {field.name: getattr(entry, field.name) for field in fields(Architecture)}
+    counted = entry.architecture in COUNTED.values()
+    if counted and entry.head_dim is None and entry.hidden and entry.heads:
+        sizes["head_dim"] = entry.hidden // entry.heads
+    if any(sizes[name] is None for name in (*NUMBERS, "tied")):
         return None
-    return Architecture(
-        **{name: described[name] for name in names},
-        experts=described.get("experts") or 0,
-        experts_per_token=described.get("experts_per_token") or 0,
-        moe_ffn=described.get("moe_ffn") or 0,
-    )
-
-
-def stored_rates(manifest: Entry) -> dict[Cell, tuple[float, ...]]:
-    """The acceptance that was set; empty where it was measured. An older run has another key."""
-    entries = manifest.get("synthetic_acceptance") or manifest.get("imposed_acceptance") or ()
-    return {
-        Cell(entry["prompt_set"], float(entry["temperature"]), int(entry["k"])): tuple(
-            entry["rates"]
-        )
-        for entry in entries
-    }
-
-
-def is_card(
-    card: str, memory_gb: float, device_name: str | None, memory_bytes: float | None
-) -> bool:
-    """Whether a device can be the card that is called so in conf/gpu.
-
-    By its name ("NVIDIA A100-SXM4-80GB" for a100_80) and, where that is known, by its memory: the
-    same name is sold with different amounts.
-    """
-    wanted = card.lower().split("_")[0]
-    words = set(re.split(r"[^a-z0-9]+", (device_name or "").lower()))
-    # The A10G is sold as an A10 too, and answers to either name.
-    if not words & {wanted, wanted.removesuffix("g")}:
-        return False
-    if memory_bytes is None:
-        return True
-    return abs(memory_bytes / 1e9 / memory_gb - 1.0) <= MEMORY_TOLERANCE
+    return Architecture(**{name: size for name, size in sizes.items() if size is not None})
 
 
 def named_values(entries: Entry) -> Iterator[tuple[str, Value]]:

@@ -24,7 +24,7 @@ from harness.analysis.latency import (
     LOOKUP_S,
     Latency,
     latency_of_draft,
-    stored_rows,
+    latency_table,
     typed_latency,
 )
 from harness.analysis.leaderboard import Ranking, draft_memory, rank, with_costs
@@ -38,7 +38,7 @@ from harness.analysis.predicted import (
     synthetic_rows,
 )
 from harness.analysis.replayed import replay_check, replay_drafts
-from harness.analysis.setup import Setup, stored_rates
+from harness.analysis.setup import Setup
 from harness.analysis.unstable import impossible, outlier_cells, unstable_cells
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials, least_regret
 from harness.config import AUTO_DRAFTS, split_draft
@@ -83,7 +83,7 @@ def analyse_pair(setup: Setup) -> Summary:
     """Everything a sweep or an audition says, as far as what it stored allows."""
     pair = PairAnalysis(setup)
     explanation, rules = pair.explained()
-    costs: Mapping[str, float] = setup.audition.get("costs") or {}
+    notes = setup.run.manifest.audition
     summary = Summary(
         run=replace(setup.facts(pair.results), not_scored=tuple(pair.not_scored())),
         verdict=pair.verdict,
@@ -132,12 +132,9 @@ def analyse_pair(setup: Setup) -> Summary:
         rules_of_thumb=rules,
         request=pair.request(),
         memory=pair.memory(),
-        ineligible=tuple(
-            Failure(entry["draft"], entry["reason"])
-            for entry in setup.audition.get("not_eligible") or ()
-        ),
-        generation_s=costs.get("generation_s"),
-        scoring_s=costs.get("scoring_s"),
+        ineligible=tuple(Failure(each.draft, each.reason) for each in notes.not_eligible),
+        generation_s=notes.costs.generation_s,
+        scoring_s=notes.costs.scoring_s,
         text_checks=tuple(pair.checks),
     )
     return pair.with_cost(summary)
@@ -171,12 +168,12 @@ class PairAnalysis:
     @cached_property
     def latency(self) -> tuple[LatencyRow, ...]:
         """Rows of latency.csv."""
-        return stored_rows(self.setup.run)
+        return latency_table(self.setup)
 
     @cached_property
     def traces(self) -> dict[str, list[TextTrace]]:
         """The run's traces by draft, in stored order; not of drafts that failed."""
-        failed = {entry.where.removeprefix("draft ") for entry in self.setup.draft_failures}
+        failed = {entry.draft for entry in self.setup.run.manifest.audition.failures}
         return grouped(
             (trace for trace in self.setup.run.traces if trace.draft not in failed),
             lambda trace: trace.draft,
@@ -365,7 +362,7 @@ class PairAnalysis:
 
         A round of adaptive drafting has no fixed length, so its cells have no prediction.
         """
-        rates = stored_rates(self.setup.run.manifest)
+        rates = self.setup.run.manifest.synthetic_rates
         if not rates or self.setup.adaptive:
             return []
         done = completed(latest(self.trials))

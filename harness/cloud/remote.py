@@ -23,12 +23,11 @@ import tarfile
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from harness.analysis.setup import is_card
 from harness.cli import compose
 from harness.cloud.jobs import SMOKE, Job, plan_jobs
 from harness.commands.run_lifecycle import Outcome
@@ -38,7 +37,9 @@ from harness.models.device import resolve_device
 from harness.records import Failure, UserError, in_one_line
 from harness.reporting import formatting as fmt
 from harness.storage import RunFolder, load
+from harness.storage.manifest import CloudRental
 from harness.theory.cost import money
+from harness.theory.roofline import is_card
 
 MAX_UNPACKED_BYTES = 16 * 2**30
 OUTPUT = "output.txt"
@@ -266,23 +267,23 @@ def stored_run(home: Path, device: str | None = None) -> Path | None:
     """
     runs = sorted(path.parent for path in home.glob("*/manifest.json"))
     if device is not None:
-        runs = [run for run in runs if _device(load(run).manifest) in (None, device)]
+        runs = [run for run in runs if load(run).manifest.environment.device_name in (None, device)]
     return runs[-1] if runs else None
 
 
 def deliver(job: Job, folder: Path) -> Delivery:
     """Pack a stored run."""
     manifest = load(folder).manifest
-    rental = manifest.get("cloud") or {}
+    rental = manifest.cloud
     return Delivery(
         job,
         status=0 if _complete(folder) else 1,
         folder=str(folder),
         archive=pack(folder),
-        device=_device(manifest),
-        upgraded=bool(rental.get("upgraded")),
-        seconds=rental.get("seconds", 0.0),
-        usd=rental.get("usd"),
+        device=manifest.environment.device_name,
+        upgraded=rental.upgraded if rental else False,
+        seconds=rental.seconds if rental else 0.0,
+        usd=rental.usd if rental else None,
     )
 
 
@@ -294,12 +295,8 @@ def failed(job: Job, error: BaseException, root: str | Path) -> Delivery:
     return replace(delivery, status=status, error=in_one_line(error))
 
 
-def _device(manifest: Mapping[str, Any]) -> str | None:
-    return (manifest.get("environment") or {}).get("device_name")
-
-
 def _complete(folder: str | Path) -> bool:
-    return load(folder).manifest.get("status") == "complete"
+    return load(folder).manifest.status == "complete"
 
 
 def _folder_with_texts(entry: Delivery) -> str | None:
@@ -331,17 +328,17 @@ def _prompts(job: Job, home: Path) -> list[str]:
 def _record_rental(folder: Path, job: Job, seconds: float) -> None:
     """Write into the manifest what was rented and what ran."""
     manifest = load(folder).manifest
-    environment = manifest.get("environment") or {}
-    name, memory = _device(manifest), environment.get("device_memory_bytes")
-    rental = {
-        "asked_gpu": job.gpu,
-        "upgraded": not is_card(job.card.name, job.card.memory_gb, name, memory),
-        "seconds": seconds,
-        "price_per_hour_usd": job.price_per_hour_usd,
-        "price_date": job.card.date,
-        "usd": money(seconds, job.price_per_hour_usd),
-    }
-    RunFolder(folder, manifest).update_manifest({"cloud": rental})
+    machine = manifest.environment
+    name, memory = machine.device_name, machine.device_memory_bytes
+    rental = CloudRental(
+        asked_gpu=job.gpu,
+        upgraded=not is_card(job.card.name, job.card.memory_gb, name, memory),
+        seconds=seconds,
+        price_per_hour_usd=job.price_per_hour_usd,
+        price_date=job.card.date,
+        usd=money(seconds, job.price_per_hour_usd),
+    )
+    RunFolder(folder, manifest).note(cloud=rental)
 
 
 def _smoke_run(job: Job, folder: Path) -> Delivery:

@@ -8,7 +8,7 @@ elsewhere no model is loaded. The completions may come from a server that has th
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from harness.analysis import analyse
 from harness.analysis.cards import rank_cards
@@ -28,14 +28,12 @@ from harness.config import AuditionConfig, ModelConf, like_target
 from harness.measurement.environment import describe_host
 from harness.records import Failure, Prompt, TextTrace, UserError
 from harness.storage import RunFolder, load
+from harness.storage.manifest import TextsMadeWith
 from harness.storage.tables import read_tables
 
 AUDITION = "audition"
-# What a run on another's traces has from there
-TEXTS_MADE_WITH = ("new_tokens", "repetitions")
-OF_TRACES = ("models", "prompts", "prompts_sha256")
 OF_DRAFT = ("name", "id", "kind", "layers")
-OF_BEST_CARD = ("environment", *OF_TRACES, "seed")
+OF_BEST_CARD = ("environment", "models", "prompts", "prompts_sha256", "seed")
 
 
 def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
@@ -110,13 +108,13 @@ def _from_elsewhere(
     folder = folder or create(config, AUDITION)
     folder.write_traces(traces)
     times.copy_to(folder)
-    folder.update_manifest(
-        {
-            **{key: source.manifest.get(key) for key in OF_TRACES},
-            "environment": describe_host(),
-            "traces_from": str(source.folder),
-            "texts_made_with": {key: source.config.get(key) for key in TEXTS_MADE_WITH},
-        }
+    folder.note(
+        models=source.manifest.models,
+        prompts=source.manifest.prompts,
+        prompts_sha256=source.manifest.prompts_sha256,
+        environment=describe_host(),
+        traces_from=str(source.folder),
+        texts_made_with=TextsMadeWith(source.config["new_tokens"], source.config["repetitions"]),
     )
     return folder
 
@@ -152,16 +150,14 @@ def _from_tables(
     folder.write_traces(traces)
     times.copy_to(folder)
     prompts = {(trace.prompt_set, trace.conversation) for trace in traces}
-    folder.update_manifest(
-        {
-            "models": {
-                "target": {"name": config.model.name},
-                **{conf.name: {name: getattr(conf, name) for name in OF_DRAFT} for conf in drafts},
-            },
-            "prompts": Counter(prompt_set for prompt_set, _ in sorted(prompts)),
-            "environment": describe_host(),
-            "scores_from": list(config.scores_from),
-        }
+    folder.note(
+        models={
+            "target": {"name": config.model.name},
+            **{conf.name: {name: getattr(conf, name) for name in OF_DRAFT} for conf in drafts},
+        },
+        prompts=Counter(prompt_set for prompt_set, _ in sorted(prompts)),
+        environment=describe_host(),
+        scores_from=config.scores_from,
     )
     return folder
 
@@ -193,7 +189,7 @@ def combine(config: AuditionConfig, failures: Sequence[Failure] = ()) -> Outcome
         for run, summary in zip(runs, summaries, strict=True)
         for failure in summary.failures
     ]
-    failed = [asdict(failure) for failure in (*others, *failures)]
+    audition = replace(best.manifest.audition, failures=(*others, *failures))
     settings = {
         "combine": list(config.combine),
         "results_root": config.results_root,
@@ -202,14 +198,12 @@ def combine(config: AuditionConfig, failures: Sequence[Failure] = ()) -> Outcome
     names = [best.config["model"]["name"], "cards"]
     folder = RunFolder.create(config.results_root, AUDITION, names, {**best.config, **settings})
     with running(folder):
-        folder.update_manifest(
-            {
-                **{key: best.manifest.get(key) for key in OF_BEST_CARD},
-                "combined": [run.folder.name for run in runs],
-                "cards": [asdict(row) for row in ranked.cards],
-                "card_drafts": [asdict(row) for row in ranked.drafts],
-                "audition": {**(best.manifest.get("audition") or {}), "failures": failed},
-            }
+        folder.note(
+            **{key: getattr(best.manifest, key) for key in OF_BEST_CARD},
+            combined=[run.folder.name for run in runs],
+            cards=ranked.cards,
+            card_drafts=ranked.drafts,
+            audition=audition,
         )
         for timing in best.rounds:
             folder.rounds.append(timing)
@@ -217,5 +211,5 @@ def combine(config: AuditionConfig, failures: Sequence[Failure] = ()) -> Outcome
             if trial.status == "ok":  # the failures are in the manifest
                 folder.trials.append(trial)
         folder.write_traces(best.traces)
-        folder.write_latency(summaries[ranked.best].latency, best.timings)
+        folder.write_timings(best.timings)
     return concluded(folder, verbose=config.verbose)

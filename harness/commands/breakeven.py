@@ -19,7 +19,7 @@ A server without speculation writes the last one only.
 import csv
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -38,14 +38,13 @@ from harness.analysis.server_measurements import (
 from harness.commands.run_lifecycle import Outcome, concluded
 from harness.config import BreakevenConfig
 from harness.measurement.environment import describe_host
-from harness.records import GREEDY, LatencyRow, UserError
+from harness.records import GREEDY, UserError
 from harness.storage import RunFolder, load
 from harness.theory.acceptance import (
     acceptance_rate_from_positions,
     check_share,
     mean_acceptance_length_from_positions,
 )
-from harness.theory.speedup import StepTimes
 
 ACCEPTANCE_KEYS = ("acceptance_rate", "acceptance_by_position", "acceptance_from")
 RATE, LENGTH = "spec_decode_acceptance_rate", "spec_decode_acceptance_length"
@@ -63,23 +62,14 @@ LOG_COLUMNS = "k,tokens_per_round (or acceptance_rate),ms_per_token"
 def run(config: BreakevenConfig) -> Outcome:
     """Compute every row, store the run and print it."""
     measured = measured_inputs(config)
-    inputs = inputs_of(config, measured)  # refuses what cannot be before a folder is made
+    inputs_of(config, measured)  # refuses what cannot be before a folder is made
     stored = {
         name: value for name, value in asdict(measured).items() if value or name == "requests"
     }
     folder = RunFolder.create(config.results_root, "breakeven", (), asdict(config))
-    folder.write_latency(list(_typed_latency(inputs.times)), ())
-    folder.update_manifest({"environment": describe_host(), "inputs": stored})
+    folder.write_timings(())  # none stand behind times that are typed
+    folder.note(environment=describe_host(), inputs=stored)
     return concluded(folder, verbose=config.verbose)
-
-
-def _typed_latency(times: StepTimes) -> Iterator[LatencyRow]:
-    """Latencies that were typed, not measured: no samples stand behind them."""
-    steps = [("draft", "step", 1, times.draft_s), ("target", "step", 1, times.target_s)]
-    steps += [("target", "verify", n, value) for n, value in enumerate(times.verify_s, start=1)]
-    for role, kind, tokens, seconds in steps:
-        ms = 1e3 * seconds
-        yield LatencyRow(role, "", kind, tokens, 0, 1, ms, ms, ms, samples=0)
 
 
 # ---- files of a server or a run ------------------------------------------------------------------

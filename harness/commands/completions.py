@@ -17,7 +17,7 @@ from harness.measurement.generations import Request
 from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.models.load import Vocabulary
 from harness.models.tokenizer import encode
-from harness.records import Trial
+from harness.records import NotMeasured, Trial
 from harness.storage import RunFolder
 
 Opened = TypeVar("Opened", bound=Target)
@@ -119,7 +119,7 @@ def score_pair(
     }
     texts = [stored_text(entry, plain[entry.key]) for entry in requests if entry.key in plain]
     with (
-        unless_broken(folder, "the draft's scores of the target's text"),
+        unless_broken(folder, NotMeasured("draft_scores")),
         progress("the draft scores", len(texts)) as tick,
     ):
         traces = pair.score(texts, Scoring(max(config.k), tick=tick))

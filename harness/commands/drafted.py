@@ -13,6 +13,7 @@ from typing import Any
 from harness import prompts as prompt_sets
 from harness.analysis.adaptive import THRESHOLDS
 from harness.commands.progress import progress
+from harness.commands.run_lifecycle import Described
 from harness.config import AuditionConfig, PairConfig
 from harness.decoding.heads import HeadDrafter
 from harness.decoding.lookups import LookupDrafter
@@ -30,6 +31,7 @@ from harness.models.load import LoadedModel
 from harness.models.probe import check_length
 from harness.records import DraftConfidence, Prompt, StepTiming, TextTrace
 from harness.serving.drafts import DRAFTS
+from harness.storage.manifest import Environment, ModelEntry
 
 # Texts that are generated or scored at the same time
 BATCH = 32
@@ -98,8 +100,8 @@ class Target:
         """The manifest's entry of the draft; None where there is none, or it has no weights."""
         return None
 
-    def describe(self) -> dict[str, Any]:
-        """The manifest's entries about models, prompts and machine."""
+    def describe(self) -> Described:
+        """What a run with it notes of itself."""
         entries = {
             "target": {**self.target.describe(), **self.target_model.describe()},
             "draft": self.draft_entry,
@@ -123,15 +125,15 @@ class Target:
 
 def described(
     device: Any, models: Mapping[str, Mapping[str, Any]], prompts: Sequence[Prompt]
-) -> dict[str, Any]:
-    """The manifest's entries about machine, models by role and prompts."""
+) -> Described:
+    """What a run notes of its machine, models by role and prompts."""
     sets = [prompt.prompt_set for prompt in prompts]
-    return {
-        "environment": environment.describe(device),
-        "models": models,
-        "prompts": {name: sets.count(name) for name in dict.fromkeys(sets)},
-        "prompts_sha256": prompt_sets.prompt_set_hash(prompts),
-    }
+    return Described(
+        Environment.of(environment.describe(device)),
+        {role: ModelEntry.of(entry) for role, entry in models.items()},
+        {name: sets.count(name) for name in dict.fromkeys(sets)},
+        prompt_sets.prompt_set_hash(prompts),
+    )
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,12 @@ import gc
 import math
 import time
 import traceback
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from harness.analysis.latency import latency_rows
 from harness.commands.completions import completions
 from harness.commands.drafted import Drafted, EncodedPrompt, LookupPair, Pair, Scoring, Target
 from harness.commands.pair import load_draft, opening, reserve, with_head
@@ -30,11 +28,16 @@ from harness.models.cached import CachedModel
 from harness.models.load import LoadedModel, Vocabulary
 from harness.models.probe import cached_model, check_length
 from harness.models.tokenizer import tokenizer_difference
-from harness.records import DraftConfidence, StepTiming, TextTrace, UserError, in_one_line
+from harness.records import (
+    DraftConfidence,
+    Failure,
+    StepTiming,
+    TextTrace,
+    UserError,
+    in_one_line,
+)
 from harness.storage import RunFolder
-
-# The manifest's entry: drafts that cannot be used and why, and what generating and scoring took
-AUDITION = "audition"
+from harness.storage.manifest import AuditionCosts, AuditionNotes, IneligibleDraft, ModelEntry
 
 
 class NotEligible(Exception):
@@ -55,7 +58,7 @@ class DraftResult:
     traces: list[TextTrace]
     timings: list[StepTiming]
     scoring_s: float
-    described: dict[str, Any] | None = None
+    described: ModelEntry | None = None
     confidences: Sequence[DraftConfidence] = ()
 
 
@@ -82,8 +85,7 @@ def score_drafts(
 
     each_draft(folder, texts, drafts, measure, generation_s, debug=config.debug)
     # The target again: how its texts are batched is known only now
-    models = {**folder.manifest["models"], **target.describe()["models"]}
-    folder.update_manifest({"models": models})
+    folder.note(models={**folder.manifest.models, **target.describe().models})
 
 
 def each_draft(
@@ -109,10 +111,11 @@ def each_draft(
     Raises:
         UserError: none could be measured, now or before a resume.
     """
-    costs = defaultdict[str, float](float, (folder.manifest.get(AUDITION) or {}).get("costs") or {})
-    costs["generation_s"] += generation_s
-    not_eligible: list[dict[str, str]] = []
-    failures: list[dict[str, str]] = []
+    costs = folder.manifest.audition.costs
+    generation_s += costs.generation_s or 0.0
+    scoring_s = costs.scoring_s
+    not_eligible: list[IneligibleDraft] = []
+    failures: list[Failure] = []
     finished = 0
     for conf in drafts:
         scored = {trace.key for trace in folder.traces() if trace.draft == conf.name}
@@ -120,36 +123,35 @@ def each_draft(
         try:
             result = measure(conf, waiting)
         except NotEligible as reason:
-            not_eligible.append({"draft": conf.name, "reason": str(reason)})
+            not_eligible.append(IneligibleDraft(conf.name, str(reason)))
             continue
         except Exception as error:  # a draft's own code and files may raise anything
             if debug:
                 traceback.print_exception(error)
-            failures.append({"where": f"draft {conf.name}", "error": _reason(error, conf)})
+            failures.append(Failure(f"draft {conf.name}", _reason(error, conf), conf.name))
             continue
         finally:  # one draft in memory at a time
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
         if result is not None:
-            costs["scoring_s"] += result.scoring_s
+            scoring_s = (scoring_s or 0.0) + result.scoring_s
             _store(folder, conf.name, result)
         finished += 1
-    noted = {"not_eligible": not_eligible, "failures": failures, "costs": costs}
-    folder.update_manifest({AUDITION: noted})
+    costs = AuditionCosts(generation_s, scoring_s)
+    folder.note(audition=AuditionNotes(tuple(not_eligible), tuple(failures), costs))
     if not finished:
-        reasons = [f"{entry['draft']}: {entry['reason']}" for entry in not_eligible]
-        reasons += [f"{entry['where']}: {entry['error']}" for entry in failures]
+        reasons = [f"{entry.draft}: {entry.reason}" for entry in not_eligible]
+        reasons += [f"{entry.where}: {entry.error}" for entry in failures]
         raise UserError("drafts: none could be auditioned; " + "; ".join(reasons))
 
 
 def _store(folder: RunFolder, name: str, result: DraftResult) -> None:
     """Store what was measured of a draft; its traces last, since they say that it is done."""
     if result.described is not None:
-        known = folder.manifest["models"]
-        folder.update_manifest({"models": {**known, name: result.described}})
+        folder.note(models={**folder.manifest.models, name: result.described})
     timings = [*folder.timings(), *result.timings]
-    folder.write_latency(latency_rows(timings), timings)
+    folder.write_timings(timings)
     if result.confidences:
         folder.add_confidences(result.confidences)
     folder.add_traces(result.traces)
@@ -248,9 +250,11 @@ def _measured(
         pair.target_model.keep_states(())
 
 
-def described_draft(conf: ModelConf, entry: dict[str, Any] | None) -> dict[str, Any] | None:
+def described_draft(conf: ModelConf, entry: dict[str, Any] | None) -> ModelEntry | None:
     """The manifest's entry of an auditioned draft; None for one without weights."""
-    return None if entry is None else {"id": conf.id, "kind": conf.kind, **entry}
+    if entry is None:
+        return None
+    return ModelEntry.of({"id": conf.id, "kind": conf.kind, **entry})
 
 
 def _reason(error: Exception, draft: ModelConf) -> str:

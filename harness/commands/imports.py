@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +36,11 @@ def run(config: ReportConfig) -> Outcome:
     }
     folder = RunFolder.create(config.results_root, "server", [found.model, "records"], settings)
     prompts = {trial.prompt for trial in found.trials}
-    folder.update_manifest(
-        {
-            "environment": describe_host(),
-            "prompts": {PROMPT_SET: len(prompts)},
-            "engine": asdict(found.engine),
-            "records": {file: len(records) for file, records in files.items()},
-        }
+    folder.note(
+        environment=describe_host(),
+        prompts={PROMPT_SET: len(prompts)},
+        engine=found.engine,
+        records={file: len(records) for file, records in files.items()},
     )
     for trial in found.trials:
         folder.trials.append(trial)

@@ -10,7 +10,7 @@ from typing import Any
 
 from harness import prompts as prompt_sets
 from harness.analysis.cells import acceptance_by_position, completed, latest
-from harness.analysis.latency import LOOKUP_S, latency_rows
+from harness.analysis.latency import LOOKUP_S
 from harness.analysis.lossless import distrust, text_checks
 from harness.analysis.setup import Setup
 from harness.config import AuditionConfig, DecodeConf, ServerConfig, SweepConfig, rates_for
@@ -82,7 +82,7 @@ def stored_traces(
         )
     prompts = prompt_sets.load(config.prompts)
     asked = prompt_sets.prompt_set_hash(prompts)
-    if run.manifest.get("prompts_sha256") != asked:
+    if run.manifest.prompts_sha256 != asked:
         raise UserError(
             f"{key}: other prompts than these; leave prompts.* out, they come from that run "
             "(its prompt files must be as they were)"
@@ -126,9 +126,9 @@ def _text_keys(run: StoredRun, prompts: Sequence[Prompt]) -> Iterator[TextKey]:
 
 def _how_to_get(run: StoredRun) -> str:
     """What to do about something that a run lacks."""
-    if run.manifest.get("status") == "complete":
+    if run.manifest.status == "complete":
         return "name the folder of an audition, or of a sweep, that has it"
-    stopped = run.manifest.get("interrupted_by")
+    stopped = run.manifest.interrupted_by
     why = f", interrupted by {stopped}" if stopped else ""
     command = f"python -m harness.{run.door} resume={run.folder}"
     return f"that run is unfinished{why}: {command} completes it"
@@ -155,7 +155,7 @@ class StoredTexts:
         stored = {trial.key for trial in folder.trials.read()}
         if not stored:
             folder.write_traces(self.traces)
-            folder.update_manifest({"traces_from": str(self.run.folder)})
+            folder.note(traces_from=str(self.run.folder))
         answered = {trial.key for trial in folder.answers.read()}
         for answer in self.answers:
             if answer.key not in answered:
@@ -211,7 +211,7 @@ class StoredTimes:
     def copy_to(self, folder: RunFolder) -> None:
         """Put them into a run; what is stored there stays."""
         if self.steps and not folder.timings():
-            folder.write_latency(latency_rows(self.steps), self.steps)
+            folder.write_timings(self.steps)
         stored = {*folder.rounds.read()}
         for timing in self.rounds:
             if timing not in stored:
@@ -249,7 +249,7 @@ def stored_times(
             raise UserError(
                 f"{key}: no latency_samples.csv there; name a profile, sweep or audition"
             )
-        if source.manifest.get("status") == "running":  # rounds are timed to a run's end
+        if source.manifest.status == "running":  # rounds are timed to a run's end
             raise UserError(f"{key}: it may lack times; {_how_to_get(source)}")
     if source is None:
         return StoredTimes()
@@ -260,7 +260,7 @@ def stored_times(
         raise UserError(f"{key}: no step times of draft {absent!r}; there are {known}")
     in_rounds = {timing.draft for timing in source.rounds}
     absent = next((name for name in drafts if in_rounds and name not in in_rounds), None)
-    if absent is not None and source.manifest.get("status") == "running":
+    if absent is not None and source.manifest.status == "running":
         raise UserError(f"{key}: no round times of draft {absent!r}; {_how_to_get(source)}")
     interleaved = {timed[name] for name in drafts}
     steps = [
@@ -361,16 +361,3 @@ def _measured_rates(key: str, source: StoredRun, cell: Cell) -> Rates:
             "a run with a larger new_tokens"
         )
     return tuple(falling)
-
-
-def as_stored(rates: Mapping[Cell, Rates]) -> list[dict[str, Any]]:
-    """The manifest's entry, so that the run explains itself when its source is gone."""
-    return [
-        {
-            "prompt_set": cell.prompt_set,
-            "temperature": cell.temperature,
-            "k": cell.k,
-            "rates": list(shares),
-        }
-        for cell, shares in rates.items()
-    ]

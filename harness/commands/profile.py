@@ -5,9 +5,8 @@ model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 
-from harness.analysis.latency import latency_rows, merged
+from harness.analysis.latency import merged, reading_models
 from harness.analysis.unstable import unstable_steps
 from harness.commands.completions import score_pair, with_turns
 from harness.commands.dry_run import print_profile_plan
@@ -23,7 +22,7 @@ from harness.commands.run_lifecycle import (
     unless_broken,
 )
 from harness.commands.time_rounds import visits_of_pair
-from harness.commands.time_steps import enough_memory, measure_steps, readers
+from harness.commands.time_steps import enough_memory, measure_steps
 from harness.config import ProfileConfig, rates_for
 from harness.decoding.protocols import recorder_of
 from harness.decoding.sampling import SamplingParameters
@@ -32,12 +31,20 @@ from harness.measurement.generations import Request
 from harness.measurement.round_times import RoundVisits
 from harness.models.cached import CachedModel
 from harness.models.memory import check_fits
-from harness.records import GREEDY, Cell, PartTiming, SkippedCell, StepTiming, UserError
+from harness.records import (
+    GREEDY,
+    Cell,
+    NotMeasured,
+    PartTiming,
+    SkippedCell,
+    StepTiming,
+    UserError,
+)
 from harness.storage import RunFolder, load
 from harness.summary import BytesRead
 from harness.theory.acceptance import conditional
 from harness.theory.architecture import experts_touched
-from harness.theory.roofline import ReadingModel, with_floors
+from harness.theory.roofline import ReadingModel
 
 AUTO_CONTEXTS = (128, 512, 2048)
 AUTO_BATCHES = (1, 4, 16)
@@ -99,29 +106,30 @@ def _measure(
     cells: Sequence[step_times.CurveCell],
     visits: RoundVisits,
 ) -> None:
-    """Time steps, curves and parts, unless the folder has them; store all, floors included.
+    """Time steps, curves and parts, unless the folder has them, and store them.
 
     Some of the `visits` that time rounds lie between them.
     """
-    reading = readers(folder, pair, config)
     timings = measure_steps(folder, pair, config)
     visits.up_to(0.25)
-    if "bytes_read" not in folder.manifest:
+    if folder.manifest.bytes_read is None:
         context = next(t.context_tokens for t in timings if t.kind == "step")
+        confs = {"target": config.model, "draft": config.draft}
+        quantized = [role for role, conf in confs.items() if conf.quantization is not None]
+        reading = reading_models(folder.manifest, quantized)
         reads = _bytes_read(pair, reading, context, max(config.k) + 1)
-        folder.update_manifest({"bytes_read": [asdict(entry) for entry in reads]})
+        folder.note(bytes_read=reads)
     # An interrupted run may have noted its curves in the manifest but not stored them
-    expected = folder.manifest.get("timed_forwards", len(timings))
-    if "skipped_cells" not in folder.manifest or expected != len(timings):
+    expected = folder.manifest.timed_forwards
+    if folder.manifest.skipped_cells is None or expected not in (None, len(timings)):
         timed, skipped = _time_curves(pair, config, cells)
         timings = merged([*timings, *timed])
-        entries = [asdict(cell) for cell in skipped]
-        folder.update_manifest({"skipped_cells": entries, "timed_forwards": len(timings)})
-        folder.write_latency(with_floors(latency_rows(timings), reading), timings)
+        folder.note(skipped_cells=skipped, timed_forwards=len(timings))
+        folder.write_timings(timings)
     visits.up_to(0.5)
     if not load(folder.path).parts:
-        what = "the parts of a round"
-        with enough_memory(what), unless_broken(folder, what):
+        parts = NotMeasured("round_parts")
+        with enough_memory("the parts of a round"), unless_broken(folder, parts):
             folder.write_parts(_time_parts(pair, config))
 
 

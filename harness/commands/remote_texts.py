@@ -34,9 +34,7 @@ from harness.models.load import Vocabulary, load_vocabulary
 from harness.models.tokenizer import check_thinking, encode
 from harness.records import Prompt, TextKey, TextTrace, Trial, UserError
 from harness.storage import RunFolder
-
-# The manifest's entry: the server that the completions are from
-TEXTS_FROM = "texts_from"
+from harness.storage.manifest import TextsFrom
 
 
 def audition_texts(
@@ -74,8 +72,7 @@ def audition_texts(
         start = time.perf_counter()
         if server is not None:
             host = urlsplit(str(config.texts_from)).netloc
-            source = {"engine": server.engine, "version": server.version, "url": host}
-            folder.update_manifest({TEXTS_FROM: source})
+            folder.note(texts_from=TextsFrom(server.engine, server.version, host))
             stored |= _complete(folder, server, waiting, target)
         generation_s = time.perf_counter() - start
         texts = [stored_text(request, stored[request.key]) for request in requests]

@@ -18,7 +18,7 @@ from harness.analysis.comparison import compare
 from harness.commands.run_lifecycle import Outcome, shown, write_analysis
 from harness.config import ReportConfig
 from harness.measurement.environment import describe_host
-from harness.records import SCHEMA_VERSION, UserError
+from harness.records import UserError
 from harness.reporting import grid, index
 from harness.reporting.index import Entry
 from harness.storage import RunFolder, StoredRun, load, refuse_lost_trials
@@ -81,17 +81,6 @@ def _rendered(name: str, config: ReportConfig) -> Outcome:
 def _analysed(stored: StoredRun) -> Summary:
     """What a run comes to, refused where its own raw files do not hold what it rests on."""
     refuse_lost_trials(stored)
-    # Since schema 2 an audition stores what it takes from another run
-    other_runs = [
-        f"{key}={stored.config[key]}"
-        for key in ("traces_from", "latency_from")
-        if stored.door == "audition" and stored.config.get(key)
-    ]
-    if other_runs and stored.manifest.get("schema_version") == 1:
-        raise UserError(
-            f"{stored.folder}: an audition of an older version, which did not store what it took "
-            f"from another run ({' '.join(other_runs)}); make it again with the same command"
-        )
     summary = analyse(stored)
     if len(stored.results) and not summary.results:
         raise UserError(
@@ -104,13 +93,11 @@ def _analysed(stored: StoredRun) -> Summary:
 def _to_store(stored: StoredRun, summary: Summary) -> bool:
     """Whether a run's summary.json is missing or not what its raw files give now.
 
-    One of an older version stays as it is: it may hold what no raw file of that version does.
+    One that another version wrote stays: a comparison is in no other file.
     """
     if not (stored.folder / "summary.json").exists():
         return True
-    if stored.summary is None:
-        return False
-    return stored.manifest.get("schema_version") == SCHEMA_VERSION and stored.summary != summary
+    return stored.summary is not None and stored.summary != summary
 
 
 def _compared(config: ReportConfig) -> Outcome:
@@ -121,7 +108,7 @@ def _compared(config: ReportConfig) -> Outcome:
     comparison = compare(runs, config.fail_below)
     folder = RunFolder.create(config.results_root, "report", ("compare",), asdict(config))
     folder.write_table("comparison.csv", ComparisonRow, comparison.rows)
-    folder.update_manifest({"environment": describe_host(), "status": "complete"})
+    folder.note(environment=describe_host(), status="complete")
     summary = replace(analyse(load(folder.path)), comparison=comparison)
     folder.write_summary(summary)
     return shown(summary, folder.path, int(comparison.failed), verbose=config.verbose)

@@ -16,7 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 from harness.config import keys_of
 from harness.records import UserError
 from harness.storage import FREE_KEYS, free_keys
-from harness.storage.contents import read_config, read_manifest
+from harness.storage.contents import read_config
+from harness.storage.manifest import read_manifest
 
 # Keys that mean one thing together: where one is typed, none of them is the run's
 TOGETHER = (("draft", "drafts"), ("latency", "latency_from", "gpu"))
@@ -39,7 +40,7 @@ def with_keys_of_run(config: DictConfig, words: Sequence[str]) -> DictConfig:
     key = "resume" if resumed else "traces_from"
     folder = Path(str(config[key]))
     try:
-        door = read_manifest(folder).get("door")  # its error says what a run folder is
+        door = read_manifest(folder).door  # its error says what a run folder is
         stored = read_config(folder)
     except UserError as error:
         raise UserError(f"{key}: {error}") from error
@@ -47,7 +48,7 @@ def with_keys_of_run(config: DictConfig, words: Sequence[str]) -> DictConfig:
     known = {name.split(".")[0] for name, _ in keys_of(schema)}
     if not {name.split(".")[0] for name in typed} <= known:
         return config  # an experiment sets what it likes: all keys count as typed
-    free = free_keys(str(door)) if resumed else FREE_KEYS
+    free = free_keys(door) if resumed else FREE_KEYS
     kept = {*free, "combine", *(() if resumed else NOT_OF_TRACES), *typed}
     for names in TOGETHER:
         if any(_overlap(name, other) for name in typed for other in names):

@@ -19,25 +19,27 @@ from harness.analysis import analyse
 from harness.commands.progress import fetching, progress
 from harness.config import AuditionConfig, PairConfig
 from harness.measurement.environment import CardWatch, OtherLoad
-from harness.records import BrokenLogitsError, Prompt, UserError, in_one_line
+from harness.records import BrokenLogitsError, NotMeasured, Prompt, UserError, in_one_line
 from harness.storage import RunFolder, check_writable, load
+from harness.storage.manifest import Environment, ModelEntry
 from harness.summary import Summary
 
 if TYPE_CHECKING:
     import torch
 
-INTERRUPTED = "interrupted_by"
-# The manifest's entries for what others did on the machine while it measured: processors that they
-# kept busy, and processes on the card
-OTHER_LOAD, OTHER_PROCESSES = "other_load", "other_gpu_processes"
-# The manifest's entry for the card's clocks, power and temperature, a list: one each time that the
-# run was begun or resumed
-CARD_READINGS = "card_readings"
-# The manifest's entry for measurements that failed because logits were not finite
-NOT_MEASURED = "not_measured"
 # What of a model's entry in the manifest must stay as it was for a run to be resumed
 WEIGHTS = ("name", "dtype", "commit", "parameters", "weights_sample_sha256")
 ENGINE = ("engine", "compiled")
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a new run notes of itself: entries of its manifest."""
+
+    environment: Environment
+    models: Mapping[str, ModelEntry]
+    prompts: Mapping[str, int]
+    prompts_sha256: str
 
 
 class Interrupted(KeyboardInterrupt):
@@ -92,7 +94,7 @@ def begin(
     config: PairConfig | AuditionConfig,
     command: str,
     folder: RunFolder | None,
-    described: Mapping[str, Any],
+    described: Described,
 ) -> RunFolder:
     """The folder to resume, or a new one, with the manifest's entries noted or checked."""
     folder = folder or create(config, command)
@@ -103,49 +105,36 @@ def begin(
 def resumed(config: PairConfig | AuditionConfig, command: str) -> RunFolder | None:
     """The folder to resume, checked before any model is loaded; None for a new run.
 
-    What is auto becomes what the run began with: its backend, and the attention of its models,
-    which was sdpa before auto was the default.
-
     Raises:
         UserError: a folder that is not this run's, or no new one can be made.
     """
     if config.resume is None:
         check_writable(config.results_root)
         return None
-    began = load(config.resume).config
-    if config.backend == "auto":
-        config.backend = began.get("backend", config.backend)
-    for role in ("model", "draft"):
-        model, stored = getattr(config, role, None), began.get(role) or {}
-        if model is not None and model.attention == "auto":
-            model.attention = stored.get("attention", model.attention)
     return RunFolder.resume(config.resume, command, asdict(config))
 
 
-def note_or_check(folder: RunFolder, described: Mapping[str, Any], seed: int) -> None:
+def note_or_check(folder: RunFolder, described: Described, seed: int) -> None:
     """Write a new run's manifest entries; refuse to resume one whose prompts or models changed.
 
     Of the run's models, those that are not in `described` are passed over.
     """
-    known = folder.manifest.get("models") or {}
-    if "prompts_sha256" in folder.manifest:
+    if folder.manifest.prompts_sha256 is not None:
         _check_unchanged(folder, described)
-    models = {**known, **described["models"]}
-    folder.update_manifest({**described, "models": models, "seed": seed})
+    models = {**folder.manifest.models, **described.models}
+    folder.note(**{**vars(described), "models": models}, seed=seed)
 
 
-def _check_unchanged(folder: RunFolder, described: Mapping[str, Any]) -> None:
-    known = folder.manifest
-    models = {role: known["models"][role] for role in described["models"]}
-    stored = {**known, "models": models}
-    now, before = described["environment"], known.get("environment", {})
+def _check_unchanged(folder: RunFolder, described: Described) -> None:
+    stored = folder.manifest
+    now, before = described.models, {role: stored.models[role] for role in described.models}
     changed = [
         what
         for what, one, other in (
-            ("prompts", known["prompts_sha256"], described["prompts_sha256"]),
-            ("device", before.get("device_name"), now["device_name"]),
-            ("models", _noted(WEIGHTS, stored, stored), _noted(WEIGHTS, described, stored)),
-            ("engines", _noted(ENGINE, stored, stored), _noted(ENGINE, described, stored)),
+            ("prompts", stored.prompts_sha256, described.prompts_sha256),
+            ("device", stored.environment.device_name, described.environment.device_name),
+            ("models", _noted(WEIGHTS, before, before), _noted(WEIGHTS, now, before)),
+            ("engines", _noted(ENGINE, before, before), _noted(ENGINE, now, before)),
         )
         if one != other
     ]
@@ -157,12 +146,12 @@ def _check_unchanged(folder: RunFolder, described: Mapping[str, Any]) -> None:
 
 
 def _noted(
-    names: Sequence[str], manifest: Mapping[str, Any], known: Mapping[str, Any]
+    names: Sequence[str], models: Mapping[str, ModelEntry], stored: Mapping[str, ModelEntry]
 ) -> list[tuple[Any, ...]]:
-    """These entries of each model, as far as the run that is resumed noted them."""
+    """These fields of each model, as far as the run that is resumed noted them."""
     return [
-        tuple(entry.get(name) for name in names if name in noted)
-        for entry, noted in zip(manifest["models"].values(), known["models"].values(), strict=True)
+        tuple(getattr(models[role], name) for name in names if name in entry.entries)
+        for role, entry in stored.items()
     ]
 
 
@@ -175,16 +164,15 @@ def running(folder: RunFolder) -> Iterator[None]:
 
     A run that was interrupted is not failed: it is unfinished, and its manifest says what ended it.
     """
-    folder.manifest.pop(INTERRUPTED, None)
-    folder.update_manifest({"status": "running"})
+    folder.note(status="running", interrupted_by=None)
     try:
         yield
     except KeyboardInterrupt as stop:
         name = str(stop) if isinstance(stop, Interrupted) else "SIGINT"
-        _note(folder, {INTERRUPTED: name})
+        _note(folder, interrupted_by=name)
         raise
     except BaseException:
-        _note(folder, {"status": "failed"})
+        _note(folder, status="failed")
         raise
 
 
@@ -201,15 +189,13 @@ def measuring(folder: RunFolder, device: "torch.device") -> Iterator[None]:
                 yield
         finally:
             if readings := card.readings():
-                noted = folder.manifest.get(CARD_READINGS) or []
-                _note(folder, {CARD_READINGS: [*noted, *map(asdict, readings)]})
-            before = folder.manifest.get(OTHER_LOAD) or {}
-            now = load.so_far()
-            _note(folder, {OTHER_LOAD: max(before, now, key=lambda one: one.get("load", 0.0))})
-            known = [folder.manifest.get(OTHER_PROCESSES), processes, _others_on(device)]
+                _note(folder, card_readings=(*folder.manifest.card_readings, *readings))
+            before, now = folder.manifest.other_load, load.so_far()
+            _note(folder, other_load=before if before and before.load > now.load else now)
+            known = [folder.manifest.other_gpu_processes, processes, _others_on(device)]
             counts = [count for count in known if count is not None]
             if counts:
-                _note(folder, {OTHER_PROCESSES: max(counts)})
+                _note(folder, other_gpu_processes=max(counts))
 
 
 @contextmanager
@@ -232,25 +218,22 @@ def _others_on(device: "torch.device") -> int | None:
     return other_gpu_processes(device)
 
 
-def _note(folder: RunFolder, entries: Mapping[str, Any]) -> None:
+def _note(folder: RunFolder, **changes: Any) -> None:
     with suppress(UserError):  # on a full disk what ended the run is the error to show
-        folder.update_manifest(entries)
+        folder.note(**changes)
 
 
 @contextmanager
-def unless_broken(folder: RunFolder, what: str) -> Iterator[None]:
-    """Note in the manifest that `what` met logits that are not finite, and let the run go on.
+def unless_broken(folder: RunFolder, measurement: NotMeasured) -> Iterator[None]:
+    """Note in the manifest that a measurement met logits that are not finite; let the run go on.
 
     `harness.analysis` makes failures of these notes.
     """
-    notes = dict(folder.manifest.get(NOT_MEASURED) or {})
     try:
         yield
-        notes.pop(what, None)  # of the attempt that this one resumes
+        folder.note_not_measured(retried=[measurement])  # of the attempt that this one resumes
     except BrokenLogitsError as error:
-        notes[what] = str(error)
-    if notes != (folder.manifest.get(NOT_MEASURED) or {}):
-        folder.update_manifest({NOT_MEASURED: notes})
+        folder.note_not_measured(replace(measurement, error=str(error)))
 
 
 # ---- ending --------------------------------------------------------------------------------------
@@ -273,15 +256,15 @@ def concluded(folder: RunFolder, *, verbose: bool) -> Outcome:
         raise
     except Exception as error:  # the caller reports it
         return Outcome(folder.path, 1, error)
-    folder.update_manifest({"status": status})
+    folder.note(status=status)
     return shown(summary, folder.path, int(bool(summary.failures)), verbose=verbose)
 
 
 def write_analysis(folder: RunFolder, summary: Summary) -> None:
     """Store what the analysis of a run gave."""
     folder.write_results(summary.results)
-    if any(row.kind == "round" for row in summary.latency):
-        folder.write_latency_rows(summary.latency)
+    if summary.latency:
+        folder.write_latency(summary.latency)
     folder.write_summary(summary)
 
 

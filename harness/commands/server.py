@@ -40,7 +40,7 @@ from harness.engines.adapters import adapter_of
 from harness.engines.process import check_port_free
 from harness.engines.protocol import EngineFacts
 from harness.measurement.returned_texts import likelihood_test
-from harness.records import GREEDY, TextTrace, Trial, grouped
+from harness.records import GREEDY, NotMeasured, TextTrace, Trial, grouped
 from harness.serving.engines import OWN
 from harness.storage import SERVER, RunFolder
 from harness.summary import TextLikelihood
@@ -83,7 +83,7 @@ def _judge(folder: RunFolder, work: Workload, pair: Drafted) -> None:
     facts = stored_facts(folder)
     stored = latest(list(folder.trials.read()))
     trials = [trial for trial in stored if trial.status == "ok" and trial.tokens]
-    with unless_broken(folder, "the scores of the returned texts"):
+    with unless_broken(folder, NotMeasured("returned_texts")):
         check_texts(folder, trials, pair, work.config, _likelihoods(trials, work, pair))
         if facts.spec.counting is not None:
             _score(folder, work, trials, facts, pair)

@@ -11,7 +11,7 @@ What rounds cost comes from the same visits: from servers that are told to rejec
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from harness.commands.completions import with_turns
 from harness.commands.drafted import Drafted, EncodedPrompt, described
 from harness.commands.pair import check_lengths, completion, hash_of, open_drafted, sampling_of
 from harness.commands.progress import progress
+from harness.commands.run_lifecycle import Described
 from harness.config import ServerConfig
 from harness.engines.protocol import Completion
 from harness.measurement.generations import Request
@@ -73,8 +74,8 @@ class Workload:
         """Every K, plain decoding first."""
         return [0, *(k for k in self.config.k if k)]
 
-    def describe(self) -> dict[str, Any]:
-        """The manifest's entries about models, prompts and machine."""
+    def describe(self) -> Described:
+        """What a run with it notes of itself."""
         if self.pair is not None:
             return self.pair.describe()
         names = {"target": self.vocabulary.name, "draft": self.config.draft.name}

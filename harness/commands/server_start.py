@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
@@ -52,12 +52,8 @@ from harness.records import (
 from harness.serving.drafts import DRAFTS
 from harness.serving.engines import OWN, spec_of
 from harness.storage import RunFolder
-from harness.storage.contents import plain
 
 _log = logging.getLogger(__name__)
-# The manifest's entries of the engine, of the threads that each server gets, and of the share of
-# the card's memory that each was started with
-ENGINE, THREADS, MEMORY = "engine", "server_threads", "server_memory"
 # The user's flags of servers that take several cards; a number follows
 SPREAD_FLAGS = re.compile(r"--?(tp|pp|dp|(tensor|pipeline|data)-parallel)(-size)?")
 # Tokens of a text by which an address is tried, or a number of threads judged
@@ -222,7 +218,7 @@ def _to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
         folder=folder.path,
         context_tokens=longest + work.config.new_tokens,
         slots=slots,
-        threads=folder.manifest.get(THREADS),
+        threads=folder.manifest.server_threads,
         pair=opened,
     )
 
@@ -234,9 +230,9 @@ def settle_threads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
     many times slower than one. A resumed run keeps what it began with.
     """
     if work.config.threads != "auto":
-        folder.update_manifest({THREADS: int(work.config.threads)})
+        folder.note(server_threads=int(work.config.threads))
     start = adapter.start if work.config.url is None and adapter.spec.tries_threads else None
-    if THREADS in folder.manifest or start is None:
+    if folder.manifest.server_threads is not None or start is None:
         return
     cores = psutil.cpu_count(logical=False) or 1
     counts = sorted({1, max(1, cores // 2), cores})
@@ -251,7 +247,7 @@ def settle_threads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
                     done = server.generate(request.tokens, request.sampling, 0, TRIED_TOKENS)
                     seconds[count] = done.decode_s or done.request_s
             tick()
-    folder.update_manifest({THREADS: fewest_threads(seconds)})
+    folder.note(server_threads=fewest_threads(seconds))
 
 
 def is_synthetic(config: ServerConfig, adapter: Adapter) -> bool:
@@ -396,8 +392,7 @@ def _note_memory(folder: RunFolder, engine: Any, role: Role, slots: int) -> None
     if flags:
         memory = asdict(engine.memory)
         entry = ServerMemory(role.k, slots, **memory, flags=flags, rejects=role.rejects)
-        noted = folder.manifest.get(MEMORY) or []
-        folder.update_manifest({MEMORY: [*noted, asdict(entry)]})
+        folder.note(server_memory=(*folder.manifest.server_memory, entry))
 
 
 def note_engine(folder: RunFolder, work: Workload, adapter: Adapter, server: Server) -> None:
@@ -419,22 +414,24 @@ def note_engine(folder: RunFolder, work: Workload, adapter: Adapter, server: Ser
         commands=tuple(_commands(folder, work, adapter)),
         dtype=_to_serve(folder, work, slots=1).dtype if adapter.spec.one_dtype else None,
     )
-    described, known = plain(asdict(entry)), folder.manifest.get(ENGINE) or {}
+    known = folder.manifest.engine
+    if known is None:
+        folder.note(engine=entry)
+        return
     # A command follows from the configuration, which is the same; a file's path may have changed
-    compared = [name for name in described if name != "commands"]
-    changed = [name for name in compared if known.get(name) != described[name]]
-    if known and changed:
+    compared = [field.name for field in fields(entry) if field.name != "commands"]
+    changed = [name for name in compared if getattr(known, name) != getattr(entry, name)]
+    if changed:
         raise UserError(
             f"resume={folder.path}: the engine's {' and '.join(changed)} changed since; one run"
             " cannot mix the two, start a new one without resume="
         )
-    if not known:
-        folder.update_manifest({ENGINE: described})
 
 
 def stored_facts(folder: RunFolder) -> EngineFacts:
     """The engine that the run began with, which `note_engine` has found to be this one."""
-    entry = ServingEngine.of(folder.manifest[ENGINE])
+    entry = folder.manifest.engine
+    assert entry is not None  # the servers answered
     return EngineFacts(spec_of(entry.name), entry.version, entry.rule)
 
 

@@ -13,14 +13,14 @@ the rest. Only before anything is measured is an error the end of the run.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
 
 from harness.commands.progress import progress
-from harness.commands.run_lifecycle import NOT_MEASURED, resumable
+from harness.commands.run_lifecycle import resumable
 from harness.commands.server_requests import (
     Role,
     Task,
@@ -51,7 +51,14 @@ from harness.measurement.clock import undisturbed
 from harness.measurement.generations import Request
 from harness.measurement.load import Load, LoadFailedError, groups_of, load_visit
 from harness.measurement.served import ask
-from harness.records import RoundTiming, Trial, UserError, in_one_line
+from harness.records import (
+    Measurement,
+    NotMeasured,
+    RoundTiming,
+    Trial,
+    UserError,
+    in_one_line,
+)
 from harness.storage import RunFolder
 
 _log = logging.getLogger(__name__)
@@ -59,6 +66,9 @@ PLAIN = Role(0)
 # Requests of a server without an answer, one after the other, after which it is asked no more; and
 # visits under load
 FAILED_IN_A_ROW, FAILED_VISITS = 3, 2
+# How what a server did not answer is noted: tasks that are no trials, by their file, and loads
+NOTES: Mapping[str, Measurement] = {"rounds": "server_rounds", "starts": "server_starts"}
+LOADS: Measurement = "server_loads"
 
 
 def measure(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
@@ -83,11 +93,8 @@ class Failures:
         self._first: dict[Role, str] = {}
         self._number: Counter[Role] = Counter()
         roles = [Role(k, rejects) for k in work.ks for rejects in (False, True)]
-        forgotten = {name(role) for role in roles for name in (_rounds_of, _starts_of, _loads_of)}
-        notes = folder.manifest.get(NOT_MEASURED) or {}
-        kept = {what: why for what, why in notes.items() if what not in forgotten}
-        if kept != notes:
-            folder.update_manifest({NOT_MEASURED: kept})
+        retried = [_missing(role, what) for role in roles for what in (*NOTES.values(), LOADS)]
+        folder.note_not_measured(retried=retried)
 
     def of_task(self, task: Task, error: UserError) -> None:
         """A request has no answer."""
@@ -95,7 +102,7 @@ class Failures:
         if task.file == "trials":
             self._folder.trials.append(task.request.as_trial(status="failed", error=line))
         else:
-            self._note(NOTES[task.file](task.role), line)
+            self._folder.note_not_measured(_missing(task.role, NOTES[task.file], line))
 
     def of_server(self, role: Role, error: UserError, left: Sequence[Task]) -> None:
         """A server is asked no more: what is lost with it is marked as failed.
@@ -119,12 +126,12 @@ class Failures:
         for task in lost:
             if task.file == "trials" and task.visit == visits.setdefault(task.role, task.visit):
                 self._folder.trials.append(task.request.as_trial(status="failed", error=line))
-        for note in sorted({NOTES[task.file](task.role) for task in lost if task.file in NOTES}):
-            self._note(note, line)
+        notes = (_missing(task.role, NOTES[task.file], line) for task in lost if task.file in NOTES)
+        self._folder.note_not_measured(*dict.fromkeys(notes))
 
     def of_load(self, role: Role, error: UserError) -> None:
         """A server did not answer under load."""
-        self._note(_loads_of(role), self._count(role, error))
+        self._folder.note_not_measured(_missing(role, LOADS, self._count(role, error)))
 
     def say(self) -> None:
         """One line on standard error, where anything failed."""
@@ -146,25 +153,9 @@ class Failures:
         self._first.setdefault(role, line)
         return line
 
-    def _note(self, what: str, line: str) -> None:
-        notes = self._folder.manifest.get(NOT_MEASURED) or {}
-        self._folder.update_manifest({NOT_MEASURED: {**notes, what: line}})
 
-
-def _rounds_of(role: Role) -> str:
-    return f"rounds at {role}"
-
-
-def _starts_of(role: Role) -> str:
-    return f"requests for a part of the budget at {role}"
-
-
-def _loads_of(role: Role) -> str:
-    return f"requests side by side at {role}"
-
-
-# Of tasks that are no trials
-NOTES: Mapping[str, Callable[[Role], str]] = {"rounds": _rounds_of, "starts": _starts_of}
+def _missing(role: Role, what: Measurement, error: str = "") -> NotMeasured:
+    return NotMeasured(what, error, k=role.k, rejects=role.rejects)
 
 
 # ---- one at a time -----------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from harness.commands.run_lifecycle import (
 )
 from harness.config import ServerConfig, SnapshotConfig, SweepConfig
 from harness.measurement.lossless import compare_texts, distribution_tests
-from harness.records import GREEDY, Trial, UserError
+from harness.records import GREEDY, NotMeasured, Trial, UserError
 from harness.reporting.console import MarkedText, Piece, show_tokens
 from harness.stats.jackknife import holm
 from harness.storage import RunFolder
@@ -104,7 +104,8 @@ def _tests(folder: RunFolder, pair: Drafted, config: SnapshotConfig) -> list[Dis
     tests: list[DistributionTest] = []
     with progress("drawing", len(cells)) as tick:
         for k, temperature in cells:
-            with unless_broken(folder, f"K={k} temperature={temperature:g}"):
+            cell = NotMeasured("distribution_test", k=k, temperature=temperature)
+            with unless_broken(folder, cell):
                 tests += _cell_tests(pair, config, k, temperature)
             tick()
     return _with_results(tests)

@@ -6,10 +6,9 @@ every cell is replayed next to its measurement, early stops included. With `mode
 texts are generated, in batches, and no speculative generation is run.
 """
 
-from harness.analysis.setup import stored_rates
 from harness.commands.completions import completions, score_pair, text_requests, with_turns
 from harness.commands.dry_run import print_sweep_plan
-from harness.commands.other_runs import as_stored, synthetic_rates
+from harness.commands.other_runs import synthetic_rates
 from harness.commands.pair import open_drafted, plan, run_requests
 from harness.commands.run_lifecycle import (
     Outcome,
@@ -23,6 +22,7 @@ from harness.commands.snapshot import check_texts
 from harness.commands.time_rounds import visits_of_pair
 from harness.commands.time_steps import measure_steps
 from harness.config import SweepConfig
+from harness.storage.manifest import SyntheticAcceptance
 
 
 def run(config: SweepConfig) -> Outcome:
@@ -32,12 +32,18 @@ def run(config: SweepConfig) -> Outcome:
         print_sweep_plan(config, prompts)
         return Outcome(None)
     folder = resumed(config, "sweep")
-    synthetic = stored_rates(folder.manifest) if folder else {}
+    synthetic = folder.manifest.synthetic_rates if folder else {}
     synthetic = synthetic or synthetic_rates(config, prompts)
     pair = open_drafted(config, prompts)
     folder = begin(config, "sweep", folder, pair.describe())
     if synthetic:
-        folder.update_manifest({"synthetic_acceptance": as_stored(synthetic)})
+        # So that the run explains itself when what it took its acceptance from is gone
+        folder.note(
+            synthetic_acceptance=[
+                SyntheticAcceptance(cell.prompt_set, cell.temperature, cell.k, rates)
+                for cell, rates in synthetic.items()
+            ]
+        )
     with measuring(folder, pair.target_model.device):
         pair = with_turns(folder, pair, config)
         if config.mode == "replay" or 0.0 not in config.temperature:  # no greedy texts to compare

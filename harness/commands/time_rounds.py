@@ -11,7 +11,6 @@ from harness.commands.drafted import Drafted, EncodedPrompt, Target
 from harness.commands.other_runs import Rates
 from harness.commands.pair import completion, request
 from harness.commands.progress import progress
-from harness.commands.run_lifecycle import NOT_MEASURED
 from harness.config import AuditionConfig, ModelConf, PairConfig, ServerConfig
 from harness.decoding.protocols import Drafter
 from harness.measurement.generations import Draft, Request
@@ -139,18 +138,14 @@ def _visits(
     prompts = {key: [entry.tokens for entry in each] for key, each in by_set.items()}
     loop = TimedLoop(target.target_model, draft, name, requests, prompts, target.positions)
 
-    def refuse(what: str, reason: str) -> None:
-        notes = folder.manifest.get(NOT_MEASURED) or {}
-        folder.update_manifest({NOT_MEASURED: {**notes, what: reason}})
-
     rounds = folder.rounds if store is None else store
     return RoundVisits(
         loop,
         rounds.read(),
         visits=visits,
         store=rounds.append,
-        refuse=refuse,
-        refused=folder.manifest.get(NOT_MEASURED) or {},
+        refuse=folder.note_not_measured,
+        refused=folder.manifest.not_measured,
         enough=enough,
         counted=lambda doing, number: progress(f"{doing} rounds of {name}", number),
     )

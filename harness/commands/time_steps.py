@@ -1,4 +1,4 @@
-"""Time the steps of a pair and say how close they come to the memory's speed; stored once.
+"""Time the steps of a pair, and the memory that they read from; stored once.
 
 A floor is the time that reading a forward's bytes takes at the device's bandwidth, which is
 measured on the same run by copying memory (or, where that cannot be, the named card's data sheet).
@@ -6,13 +6,12 @@ measured on the same run by copying memory (or, where that cannot be, the named 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import asdict
 
 import numpy as np
 import torch
 
-from harness.analysis.latency import latency_rows, visits_of
-from harness.analysis.setup import is_card
+from harness.analysis.latency import visits_of
 from harness.analysis.unstable import unstable_steps
 from harness.commands.drafted import Drafted
 from harness.commands.progress import progress
@@ -21,10 +20,11 @@ from harness.measurement import environment
 from harness.measurement.environment import copy_bandwidth
 from harness.measurement.step_times import time_forwards
 from harness.models.load import LoadedModel
-from harness.models.memory import is_out_of_memory, shape_of
+from harness.models.memory import is_out_of_memory
 from harness.records import GREEDY, CopyBandwidth, StepTiming, UserError
-from harness.storage import RunFolder, load
-from harness.theory.roofline import ReadingModel, with_floors
+from harness.storage import RunFolder
+from harness.storage.manifest import MemoryBandwidth
+from harness.theory.roofline import is_card
 
 # A model this much smaller than the copied buffer may be read from a cache
 IN_CACHE = 4
@@ -33,20 +33,18 @@ IN_CACHE = 4
 def measure_steps(
     folder: RunFolder, pair: Drafted, config: ProfileConfig | SweepConfig
 ) -> list[StepTiming]:
-    """Time single steps, unless the folder has them; store them with their floors."""
+    """Time single steps, unless the folder has them, and the bandwidth that floors are of."""
+    if folder.manifest.bandwidth is None:
+        with progress("measuring the bandwidth of the memory"):
+            measured = asdict(_bandwidth(pair, config))
+        folder.note(bandwidth={key: value for key, value in measured.items() if value is not None})
     timings = folder.timings()
-    if timings and "bandwidth" not in folder.manifest:
-        return timings  # from a version that measured no bandwidth
-    reading = readers(folder, pair, config)
-    # Without floors, the run was stopped before they were added
-    lacks_floors = not timings or load(folder.path).latency["floor_ms"].isna().all()
     if not timings:
         with enough_memory("single steps"):
             has_steps = any(timed.role == "draft" for timed in pair.timed)
             name = None if has_steps else pair.draft_name
             timings = timed_steps(folder, pair, config, paired_with=name, doing="timing steps")
-    if lacks_floors:
-        folder.write_latency(with_floors(latency_rows(timings), reading), timings)
+        folder.write_timings(timings)
     return timings
 
 
@@ -98,48 +96,25 @@ def enough_memory(doing: str) -> Iterator[None]:
         ) from error
 
 
-def readers(
-    folder: RunFolder, pair: Drafted, config: ProfileConfig | SweepConfig
-) -> dict[str, ReadingModel]:
-    """Target and draft with the bandwidth they are read at; those whose bytes can be counted."""
-    stored = folder.manifest.get("bandwidth")
-    if stored is None:
-        with progress("measuring the bandwidth of the memory"):
-            stored = _bandwidth(pair, config)
-        folder.update_manifest({"bandwidth": stored})
-    by_role: dict[str, ReadingModel] = {}
-    confs = {"target": config.model, "draft": config.draft}
-    for role, (loaded, _) in pair.opened.items():
-        shape = shape_of(loaded.network.config)
-        speed = stored.get(f"{role}_gb_s") or stored.get("gb_s")
-        if shape is None or speed is None or confs[role].quantization is not None:
-            continue
-        unit = float(loaded.network.dtype.itemsize)
-        by_role[role] = ReadingModel(shape, unit, speed, stored["source"])
-    return by_role
-
-
-def _bandwidth(pair: Drafted, config: ProfileConfig | SweepConfig) -> dict[str, Any]:
-    """The manifest's entry: measured on the target's device, else the named card's data sheet."""
+def _bandwidth(pair: Drafted, config: ProfileConfig | SweepConfig) -> MemoryBandwidth:
+    """Measured on the target's device, else the named card's data sheet."""
     device = pair.target_model.device
     copied = _copied(device)
     if copied is None:
         memory = environment.describe(device)["device_memory_bytes"]
         name = environment.device_name(device)
         if config.gpu and is_card(config.gpu.name, config.gpu.memory_gb, name, memory):
-            return {"gb_s": config.gpu.bandwidth_gb_s, "source": "datasheet"}
-        return {}
-    entry: dict[str, Any] = {
-        "gb_s": copied.gb_s,
-        "buffer_bytes": copied.buffer_bytes,
-        "samples": copied.samples,
-        "source": "measured",
-    }
-    for role, (loaded, _) in pair.opened.items():
-        speed = _in_cache(loaded, device, copied)
-        if speed is not None:
-            entry[f"{role}_gb_s"] = speed
-    return entry
+            return MemoryBandwidth(config.gpu.bandwidth_gb_s, source="datasheet")
+        return MemoryBandwidth()
+    speeds = {role: _in_cache(model, device, copied) for role, (model, _) in pair.opened.items()}
+    return MemoryBandwidth(
+        copied.gb_s,
+        copied.buffer_bytes,
+        copied.samples,
+        "measured",
+        speeds.get("target"),
+        speeds.get("draft"),
+    )
 
 
 def _copied(device: torch.device, buffer_bytes: int | None = None) -> CopyBandwidth | None:

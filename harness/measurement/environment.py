@@ -24,6 +24,7 @@ from harness.records import (
     CardReadings,
     CardState,
     CopyBandwidth,
+    MachineLoad,
     Spread,
     ThrottleReason,
     UserError,
@@ -155,14 +156,14 @@ class OtherLoad:
         """Begin now."""
         self._begin = self._seconds()
 
-    def so_far(self) -> dict[str, float]:
-        """Processors that others kept busy, on average, and how many there are."""
+    def so_far(self) -> MachineLoad:
+        """Until now."""
         busy, all_processors = (
             now - before for now, before in zip(self._seconds(), self._begin, strict=True)
         )
         processors = psutil.cpu_count() or 1
         share = busy / all_processors if all_processors > 0 else 0.0
-        return {"load": max(0.0, share) * processors, "processors": processors}
+        return MachineLoad(max(0.0, share) * processors, processors)
 
     @staticmethod
     def _seconds() -> tuple[float, float]:

@@ -17,10 +17,9 @@ looks up as ever, but fills every proposal up to n tokens.
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ from harness.decoding.lookups import LookupDrafter
 from harness.decoding.protocols import CausalModel, Proposal
 from harness.measurement.clock import undisturbed
 from harness.measurement.generations import Draft, Request, run_trial
-from harness.records import RoundTiming, grouped
+from harness.records import NotMeasured, RoundTiming, grouped
 
 # Of a pair; each draft among many gets half of them
 LEAST_VISITS, MOST_VISITS = 6, 24
@@ -180,8 +179,8 @@ class RoundVisits:
         *,
         visits: int,
         store: Callable[[RoundTiming], None],
-        refuse: Callable[[str, str], None],
-        refused: Mapping[str, Any],
+        refuse: Callable[[NotMeasured], None],
+        refused: Iterable[NotMeasured],
         enough: Callable[[Sequence[RoundTiming]], bool] = lambda _: False,
         counted: Counted = lambda _doing, _generations: nullcontext(lambda: None),
     ) -> None:
@@ -206,7 +205,7 @@ class RoundVisits:
             (entry.k, entry.sampling.temperature)
             for entries in loop.requests.values()
             for entry in entries
-            if self._name(entry) not in self._refused
+            if self._measurement(entry) not in self._refused
         }
         by_visit = grouped(lines, lambda line: line.visit)
         self._next = max(by_visit, default=-1) + 1
@@ -247,11 +246,12 @@ class RoundVisits:
 
     def _visit(self, number: int, tick: Callable[[], None]) -> None:
         for entry in self._loop.requests_of(number):
-            if self._name(entry) not in self._refused:
+            if self._measurement(entry) not in self._refused:
                 timing = self._timed(entry, number)
                 if isinstance(timing, str):
-                    self._refused.add(self._name(entry))
-                    self._refuse(self._name(entry), timing)
+                    failed = replace(self._measurement(entry), error=timing)
+                    self._refused.add(failed)
+                    self._refuse(failed)
                 else:
                     self._store(timing)
                     self._lines.append(timing)
@@ -289,9 +289,9 @@ class RoundVisits:
     def _models(self) -> tuple[CausalModel, Draft]:
         return self._loop.target, self._loop.draft
 
-    def _name(self, request: Request) -> str:
-        """How a note calls what is timed."""
-        where = f"temperature {request.sampling.temperature:g}"
+    def _measurement(self, request: Request) -> NotMeasured:
+        temperature = request.sampling.temperature
         if request.k == 0:
-            return f"plain tokens at {where}"
-        return f"rounds of {self._loop.draft_name} at K={request.k}, {where}"
+            return NotMeasured("plain_tokens", temperature=temperature)
+        draft = self._loop.draft_name
+        return NotMeasured("rounds", draft=draft, k=request.k, temperature=temperature)

@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from harness.records import UserError
-from harness.theory.architecture import Architecture
+from harness.theory.architecture import COUNTED, Architecture
 from harness.theory.memory import MemoryFit, ModelBytes
 
 # Sizes that decide step time and memory: our names, and those of transformers' configs
@@ -32,8 +32,6 @@ NAMES: dict[str, str | tuple[str, ...]] = {
 # What a device_map fills of the only device with weights (`get_balanced_memory` in
 # transformers/integrations/accelerate.py, except for sequential); of several cards it may fill all
 FILLED_BY_WEIGHTS = 0.9
-# Architectures whose parameters the theory counts right
-COUNTED = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe"})
 # How messages of a plain RuntimeError begin when memory ran out: those of the CPU allocator
 # (torch's and the system's), of Apple's, and of CUDA's libraries, which allocate workspaces of
 # their own. Other errors also name memory ("an illegal memory access was encountered").

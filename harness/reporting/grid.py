@@ -11,8 +11,9 @@ Of a server run the marked row is the server's own, and our own loop's stand bel
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from harness.records import Decision, Rule, grouped, where
+from harness.records import Decision, Rule, Source, grouped, where
 from harness.reporting import formatting as fmt
 from harness.serving.engines import ENGINES, OWN, spec_of, with_lines
 from harness.summary import (
@@ -21,7 +22,9 @@ from harness.summary import (
     ServedSummary,
     Summary,
     UserLatency,
+    Value,
     Verdict,
+    VerdictReason,
 )
 
 # Those whose reports say what to serve
@@ -132,7 +135,7 @@ def rows(summary: Summary, *, alone: bool = True) -> tuple[GridRow, ...]:
     sampling = summary.run.sampling
     made: list[GridRow] = []
     for temperature, answers in grouped(summary.answers, lambda answer: answer.temperature).items():
-        alike: dict[tuple[str, ...], list[Answer]] = {}
+        alike: dict[tuple[_Shown, ...], list[Answer]] = {}
         by_question = grouped(answers, lambda answer: (answer.servers, answer.rule))
         for _, group in sorted(by_question.items(), key=lambda item: _place(*item[0])):
             compared = group if alone else where(group, prompt_set="all")
@@ -142,11 +145,26 @@ def rows(summary: Summary, *, alone: bool = True) -> tuple[GridRow, ...]:
     return tuple(made)
 
 
-def _shown(answer: Answer) -> str:
-    """What a row shows of an answer."""
-    if answer.prompt_set != "all":
-        return f"{answer.prompt_set}: {words_of_set(answer)}"
-    return f"{words_of_row(answer)} {fmt.gain(answer)} {answer.source} {answer.reason}"
+class _Shown(NamedTuple):
+    prompt_set: str
+    decision: Decision
+    draft: Value
+    k: Value
+    gain: tuple[float | None, ...]
+    source: Source | None = None
+    reason: VerdictReason | None = None
+
+
+def _shown(answer: Answer) -> _Shown:
+    """What a row shows of an answer: engines with the same share it."""
+    gain = tuple(value and round(value, 2) for value in fmt.bounded(answer))
+    pays, alone = answer.decision == "speculate", answer.prompt_set != "all"
+    draft, k = (answer.draft, answer.k) if pays else (None, None)
+    if alone:
+        return _Shown(answer.prompt_set, answer.decision, draft, k, gain[:1] if pays else ())
+    if answer.decision == "undecided":
+        draft, k = (answer.reason_values.get(name) for name in ("draft", "k"))
+    return _Shown("all", answer.decision, draft, k, gain, answer.source, answer.reason)
 
 
 def _place(servers: tuple[str, ...], rule: Rule | None) -> tuple[int, int]:

@@ -10,7 +10,7 @@ nothing that was measured is dropped, or measured again, unless you ask for it.
 
 import json
 import os
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from functools import cached_property
@@ -24,6 +24,7 @@ from harness.records import (
     DraftConfidence,
     LatencyRow,
     LoadTiming,
+    NotMeasured,
     PartTiming,
     ResultRow,
     RoundTiming,
@@ -40,19 +41,18 @@ from harness.storage.contents import (
     check_lines,
     csv_text,
     flattened,
-    older_checks,
     part_samples_of,
     parts_from,
     plain,
     read_checks,
     read_config,
-    read_manifest,
     read_table,
     samples_of,
     summary_from,
     timings_from,
 )
 from harness.storage.lock import Lock, take
+from harness.storage.manifest import Manifest, read_manifest
 from harness.summary import Summary, to_json
 
 if TYPE_CHECKING:  # every command's --help imports this module, and must not wait for pandas
@@ -72,8 +72,6 @@ FREE_KEYS = frozenset(
 )
 # The command of which the engine is not how a run is shown, but what it measures
 SERVER = "server"
-# Keys of older versions, with the value at which they changed nothing
-FORMER_KEYS = {"stop": "none", "draft_temperature": None}
 # Keys of models that came later, with the value of runs without them
 LATER_KEYS = {"kind": "model"}
 # Of models, what no number depends on
@@ -87,7 +85,7 @@ class StoredRun:
     Attributes:
         folder: where it lies.
         config: the resolved configuration.
-        manifest: environment, status, schema_version.
+        manifest: what it was measured on, and what became of it.
         results, latency, latency_samples: the tables; empty with the right columns where missing.
         trials: every whole line of trials.jsonl, in the order they were run.
         summary: summary.json; None while there is none, or where another version wrote it.
@@ -98,14 +96,13 @@ class StoredRun:
         own_rounds: own_rounds.jsonl: rounds of our own loop, in a run of a server.
         loads: loads.jsonl: what a server took under load; empty where none was put on it.
         checks: checks.jsonl: greedy texts and distributions as the models judged them.
-        unverified: the files that had no checksum to hold them against: those of an earlier
-            version, or of a run whose checksums.json was deleted.
+        unverified: the files without a checksum, as where checksums.json was deleted.
         lost_trials: how many fewer generations a complete run holds than it had when it ended.
     """
 
     folder: Path
     config: dict[str, Any]
-    manifest: dict[str, Any]
+    manifest: Manifest
     results: "pd.DataFrame"
     latency: "pd.DataFrame"
     latency_samples: "pd.DataFrame"
@@ -123,7 +120,7 @@ class StoredRun:
     @property
     def door(self) -> str:
         """The command that made the run: profile, sweep, breakeven, snapshot, audition, server."""
-        return str(self.manifest.get("door", ""))
+        return self.manifest.door
 
     @cached_property
     def traces(self) -> list[TextTrace]:
@@ -162,7 +159,7 @@ class RunFolder:
         loads: what servers took under load, of each visit all lines or none.
     """
 
-    def __init__(self, path: Path, manifest: dict[str, Any], lock: Lock | None = None) -> None:
+    def __init__(self, path: Path, manifest: Manifest, lock: Lock | None = None) -> None:
         """Wrap an existing folder; use `create`, `resume` or `reopen` to write more than notes."""
         self.path = path
         self.manifest = manifest
@@ -176,7 +173,7 @@ class RunFolder:
         self.own_rounds = Lines(path / "own_rounds.jsonl", RoundTiming)
         self.loads = Lines(path / "loads.jsonl", LoadTiming)
         if lock is not None and lock.unlocked is not None:
-            manifest["written_without_lock"] = lock.unlocked
+            self.manifest = manifest.updated(written_without_lock=lock.unlocked)
 
     @classmethod
     def create(
@@ -189,10 +186,10 @@ class RunFolder:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         stem = "_".join([stamp, door, *(_safe(name) for name in names if name)])
         path = _new_folder(Path(root), stem)
-        manifest = {"schema_version": SCHEMA_VERSION, "door": door, "status": "running"}
-        run = cls(path, manifest, take(path))
+        begun = {"schema_version": SCHEMA_VERSION, "door": door, "status": "running"}
+        run = cls(path, Manifest.of(begun), take(path))
         run._write("config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
-        run.update_manifest({"created_utc": datetime.now(UTC).isoformat(timespec="seconds")})
+        run.note(created_utc=datetime.now(UTC).isoformat(timespec="seconds"))
         return run
 
     @classmethod
@@ -200,7 +197,7 @@ class RunFolder:
         """Continue a stored run of the same command and configuration.
 
         Raises:
-            UserError: not a run folder, another command's, a newer schema's, one whose
+            UserError: not a run folder, another command's, another schema's, one whose
                 configuration differs (every differing key is named), one with a damaged
                 generation, or one that another process is writing.
         """
@@ -208,8 +205,8 @@ class RunFolder:
         read_manifest(path)
         lock = take(path)
         manifest = read_manifest(path)  # as its last writer left it
-        if manifest.get("door") != door:
-            raise UserError(f"resume={folder}: made by {manifest.get('door')}, not by {door}")
+        if manifest.door != door:
+            raise UserError(f"resume={folder}: made by {manifest.door}, not by {door}")
         differing = _differences(read_config(path), dict(config), free_keys(door))
         if differing:
             raise UserError(
@@ -237,14 +234,13 @@ class RunFolder:
         """
         return cls(stored.folder, stored.manifest, take(stored.folder))
 
-    def write_latency(self, rows: Sequence[LatencyRow], timings: Sequence[StepTiming]) -> None:
-        """Write latency.csv and the raw samples behind it."""
-        self.write_latency_rows(rows)
+    def write_timings(self, timings: Sequence[StepTiming]) -> None:
+        """Write latency_samples.csv, one line per sample."""
         self._write_table("latency_samples.csv", samples_of(timings))
 
-    def write_latency_rows(self, rows: Sequence[LatencyRow]) -> None:
-        """Write latency.csv alone, where the samples behind it are stored already."""
-        self._write_table("latency.csv", (asdict(row) for row in rows))
+    def write_latency(self, rows: Sequence[LatencyRow]) -> None:
+        """Write latency.csv, what analysis makes of samples and rounds."""
+        self._write_table("latency.csv", map(asdict, rows))
 
     def timings(self) -> list[StepTiming]:
         """The step timings already stored, raw samples and all; empty where there are none."""
@@ -308,14 +304,26 @@ class RunFolder:
 
         self._files.write(TRACES, content(traces, before))
 
-    def update_manifest(self, entries: Mapping[str, Any]) -> None:
-        """Merge `entries` into manifest.json; with a status that ends the run, count its trials."""
-        if entries.get("status") in ENDED and self.trials.file.exists():
+    def note(self, **changes: Any) -> None:
+        """Change entries of manifest.json; with a status that ends the run, count its trials.
+
+        Raises:
+            TypeError: there is no such entry (`storage.manifest.Manifest`).
+        """
+        if changes.get("status") in ENDED and self.trials.file.exists():
             self._files.end(len(self.trials.read()))
-        self.manifest.update(entries)
+        self.manifest = self.manifest.updated(**changes)
         with files.writing(self.path):  # notes are made in it by hand, so it has no checksum
-            text = json.dumps(plain(self.manifest), indent=2) + "\n"
+            text = json.dumps(plain(self.manifest.entries), indent=2) + "\n"
             files.write(self.path / "manifest.json", text.encode())
+
+    def note_not_measured(
+        self, *failed: NotMeasured, retried: Collection[NotMeasured] = ()
+    ) -> None:
+        """Note what failed, in place of earlier notes on it and on what was tried again."""
+        kept = [each for each in self.manifest.not_measured if each not in (*failed, *retried)]
+        if failed or len(kept) < len(self.manifest.not_measured):
+            self.note(not_measured=(*kept, *failed))
 
     def _write_table(self, name: str, rows: Any) -> None:
         self._write(name, csv_text(TABLES[name].columns, rows))
@@ -328,17 +336,16 @@ def load(folder: str | Path) -> StoredRun:
     """Read a run folder back, complete or not.
 
     Raises:
-        UserError: not a run folder, one of a newer schema than this version reads, or one with a
-            file that is not as it was written.
+        UserError: not a run folder, one of another schema, or one with a file that is not as it
+            was written.
     """
     path = Path(folder)
     manifest = read_manifest(path)
     run = RunFolder(path, manifest)
     trials = tuple(run.trials.read())
     known = files.record(path)
-    content = files.read_verified(path, "summary.json", files.TEXT_BYTES) or b""
-    summary = summary_from(content)
-    lost = (known.trials or 0) - len(trials) if manifest.get("status") == "complete" else 0
+    summary = summary_from(files.read_verified(path, "summary.json", files.TEXT_BYTES) or b"")
+    lost = (known.trials or 0) - len(trials) if manifest.status == "complete" else 0
     return StoredRun(
         folder=path,
         config=read_config(path),
@@ -353,7 +360,7 @@ def load(folder: str | Path) -> StoredRun:
         starts=tuple(run.starts.read()),
         own_rounds=tuple(run.own_rounds.read()),
         loads=tuple(run.loads.read()),
-        checks=read_checks(path, CHECKS) or (() if summary else older_checks(content)),
+        checks=read_checks(path, CHECKS),
         unverified=tuple(
             name for name in CHECKED if name not in known.files and (path / name).exists()
         ),
@@ -440,6 +447,5 @@ def _differences(
         if key.split(".")[0] not in free
         and key.split(".")[-1] not in DESCRIBING_KEYS
         and not (key not in left and right[key] == LATER_KEYS.get(key.split(".")[-1]))
-        and not (key in FORMER_KEYS and key not in right and left[key] == FORMER_KEYS[key])
         and (left[key] != right.get(key) if key in left else bool(right[key]))
     ]

@@ -48,7 +48,7 @@ STEP_KEY = ("role", "model", "kind", "tokens", "context_tokens", "batch")
 class Table:
     """A csv file of the run: its columns, those that hold numbers, those no row may leave empty.
 
-    A run of an earlier version may lack columns that came later, but none of those required.
+    A run may lack columns that came later, but none of those required.
     """
 
     columns: tuple[str, ...]
@@ -90,35 +90,6 @@ def plain(value: Any) -> Any:
     if hasattr(value, "item"):
         return plain(value.item())
     return str(value) if isinstance(value, Path) else value
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """manifest.json, of a schema that this version reads."""
-    file = folder / "manifest.json"
-    content = files.read(file, files.TEXT_BYTES)
-    if content is None:
-        raise UserError(f"{folder}: not a run folder (it has no manifest.json)")
-    try:
-        manifest = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file}: cannot be read as JSON ({error})") from error
-    if not isinstance(manifest, dict):
-        raise UserError(f"{file}: expected a JSON object")
-    files.check_values(manifest, file)
-    version = manifest.get("schema_version")
-    if not isinstance(version, int):
-        raise UserError(f"{file}: no schema_version; this is not a run's manifest")
-    if version > SCHEMA_VERSION:
-        raise UserError(
-            f"{folder}: written by a newer version (schema {version}; this one reads up to "
-            f"{SCHEMA_VERSION}); upgrade the harness to read it"
-        )
-    for name in ("environment", "models", "cloud"):
-        if not isinstance(manifest.get(name) or {}, dict):
-            raise UserError(f"{file}: {name} is not an object; this is not a run's manifest")
-    if not all(isinstance(entry, dict) for entry in (manifest.get("models") or {}).values()):
-        raise UserError(f"{file}: an entry of models is not an object")
-    return manifest
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -182,15 +153,14 @@ class Lines(Generic[Line]):
         if files.sealed(torn) is not None:
             lines.append(torn)
         known = {field.name for field in fields(self.kind)}
-        verified, reasons = False, dict[int, str]()
+        reasons: dict[int, str] = {}
         records: list[Line] = []
         for number, line in enumerate(lines, start=1):
             intact = files.sealed(line)
-            verified = verified or intact is not None
-            if not intact and verified:
+            if not intact:
                 reasons[number] = "it has no checksum" if intact is None else "its checksum differs"
                 continue
-            try:  # lines of an earlier version come first and have no checksum
+            try:
                 entry = {key: value for key, value in json.loads(line).items() if key in known}
                 lists = {
                     name: tuple(each) for name, each in entry.items() if isinstance(each, list)
@@ -241,35 +211,6 @@ def summary_from(content: bytes) -> Summary | None:
     except ValueError:
         return None
     return summary if summary.schema_version == SCHEMA_VERSION else None
-
-
-def older_checks(content: bytes) -> tuple[Check, ...]:
-    """The checks in the summary.json of a version that had no checks.jsonl."""
-    try:
-        stored = {"prompts": (), "greedy_texts": None, "sampled": (), **json.loads(content)}
-        texts = [*stored["prompts"]]
-        if stored["greedy_texts"]:
-            texts += stored["greedy_texts"]["differences"]
-        return (
-            *(
-                TextCheck(
-                    prompt_set=entry["prompt_set"],
-                    prompt=entry["prompt"],
-                    repetition=entry.get("repetition") or 0,
-                    k=entry["k"],
-                    result=entry["result"],
-                    first_difference=entry.get("first_difference"),
-                    target_margin=entry.get("target_margin"),
-                    verify_margin=entry.get("spec_margin"),
-                    rounding=entry.get("noise"),
-                )
-                for entry in texts
-                if entry["result"] != "OPEN"
-            ),
-            *(DistributionTest(**entry) for entry in stored["sampled"]),
-        )
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return ()
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:

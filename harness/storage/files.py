@@ -8,7 +8,7 @@ Checksums. A trial's line ends with the CRC-32 of its own bytes, so each line is
 the other files checksums.json holds SHA-256 digests. A file and its digest cannot be replaced in
 one step, so the new digest is stored first, next to that of the file still in place, and both are
 valid until the next write: a process killed in between leaves no file that looks damaged. A file
-without a digest (a folder of an earlier version, or checksums.json deleted) is read unverified.
+without a digest (checksums.json was deleted) is read unverified.
 
 Reading. Run folders are sent around. Only regular files inside the folder are read or replaced:
 a symbolic link could lead a reader, or the next report, out of it.
@@ -290,7 +290,7 @@ class Files:
         with writing(self.folder):
             known, new = self._record(), digest(content)
             valid = known.files.get(name)
-            if valid is None:  # a folder of an earlier version has files without a digest
+            if valid is None:  # checksums.json was deleted
                 present = read(self.folder / name)
                 valid = [] if present is None else [digest(present)]
             known.files[name] = list(dict.fromkeys([new, *valid]))

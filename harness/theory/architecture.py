@@ -17,6 +17,14 @@ from typing import Any
 from harness.records import UserError
 
 FAMILIES = ("qwen3", "qwen3_moe", "llama", "qwen2")
+# Families whose parameters are counted right, as transformers calls them, and their classes
+COUNTED = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
 # Families that publish a head_dim of their own; the others divide the hidden size by the heads.
 HEAD_DIM = {"qwen3": 128, "qwen3_moe": 128}
 NUMBERS = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")

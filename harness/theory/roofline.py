@@ -18,6 +18,7 @@ A step is launch-bound where reading is less than 40 % of it and overhead more t
 verify curve alone does not show that: a step that waits for memory is as flat.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -29,6 +30,8 @@ from harness.theory.architecture import Architecture
 LAUNCH_BOUND_MBU = 0.4
 LAUNCH_BOUND_OVERHEAD = 0.5
 DECODING = ("step", "verify")
+# A card's usable memory is up to some percent below the number it is sold by.
+MEMORY_TOLERANCE = 0.15
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,24 @@ class Card:
         for key in ("bandwidth_gb_s", "bf16_tflops", "memory_gb"):
             if not getattr(self, key) > 0.0:
                 raise UserError(f"gpu.{key}={getattr(self, key)}: must be above 0")
+
+
+def is_card(
+    card: str, memory_gb: float, device_name: str | None, memory_bytes: float | None
+) -> bool:
+    """Whether a device can be the card that is called so in conf/gpu.
+
+    By its name ("NVIDIA A100-SXM4-80GB" for a100_80) and, where that is known, by its memory: the
+    same name is sold with different amounts.
+    """
+    wanted = card.lower().split("_")[0]
+    words = set(re.split(r"[^a-z0-9]+", (device_name or "").lower()))
+    # The A10G is sold as an A10 too, and answers to either name.
+    if not words & {wanted, wanted.removesuffix("g")}:
+        return False
+    if memory_bytes is None:
+        return True
+    return abs(memory_bytes / 1e9 / memory_gb - 1.0) <= MEMORY_TOLERANCE
 
 
 def memory_floor_s(bytes_read: float, bandwidth_gb_s: float) -> float:

@@ -14,7 +14,6 @@ from harness.reporting.sentences.explanation import rule_of_thumb
 from harness.reporting.sentences.verdict import RULES
 from harness.reporting.tables import stability
 from harness.reporting.tables.specification import (
-    Cell,
     Column,
     Table,
     Value,
@@ -27,7 +26,6 @@ from harness.summary import (
     AcceptanceByPosition,
     CategoryAlpha,
     DraftMemory,
-    Leaderboard,
     LeaderboardRow,
     LengthAlpha,
     RequestSummary,
@@ -155,11 +153,11 @@ THUMB_NOTE = (
 
 
 def boards(summary: Summary) -> list[Board]:
-    """The leaderboards rule by rule; those whose rows read alike as one."""
+    """The leaderboards rule by rule; those with the same rows as one."""
     ranked = [board for board in summary.leaderboards if board.rows]
     rules = list(dict.fromkeys(board.rule for board in ranked))
     by_rule = sorted(ranked, key=lambda board: rules.index(board.rule))
-    alike = grouped(by_rule, lambda board: (board.temperature, _shown(board)))
+    alike = grouped(by_rule, lambda board: (board.temperature, board.rows))
     return [
         Board(
             rules=tuple(board.rule for board in group),
@@ -170,10 +168,6 @@ def boards(summary: Summary) -> list[Board]:
         )
         for (temperature, _), group in alike.items()
     ]
-
-
-def _shown(board: Leaderboard) -> tuple[tuple[Cell, ...], ...]:
-    return tuple(row.cells for row in table("", RANKS, board.rows).rows)
 
 
 def leaderboard_tables(summary: Summary) -> list[Table]:

@@ -1,0 +1,357 @@
+"""manifest.json: what a run is, what it measured on, and what became of it, as one typed record.
+
+People edit the file by hand and other versions write it too. So a record is a typed view of the
+entries of the file, and keeps them: what this version does not know survives a rewrite, and a
+report shows all that is there.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from harness.records import (
+    SCHEMA_VERSION,
+    CardReadings,
+    Cell,
+    Failure,
+    MachineLoad,
+    NotMeasured,
+    ServerMemory,
+    ServingEngine,
+    SkippedCell,
+    UserError,
+)
+from harness.storage import files
+from harness.storage.contents import plain
+from harness.summary import BytesRead, CardDraftRow, CardRow
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+Entries = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The command line, the software and the machine (`harness.measurement.environment`).
+
+    Attributes:
+        device: its kind: cpu, cuda or mps; None where no model ran.
+        memory_bytes: of the host.
+        unused_card: why a card that is there was not used.
+        entries: all of it.
+    """
+
+    command: tuple[str, ...] = ()
+    cpu: str | None = None
+    memory_bytes: int | None = None
+    device: str | None = None
+    device_name: str | None = None
+    device_memory_bytes: int | None = None
+    unused_card: str | None = None
+    entries: Entries = field(default_factory=dict[str, Any])
+
+    @classmethod
+    def of(cls, entries: Entries) -> "Environment":
+        """From the entries of the file."""
+        return _adapter(cls).validate_python(_view(entries))
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """What a loaded model says of itself (`describe` of `harness.models`).
+
+    Attributes:
+        id: of an auditioned draft; the others' are in the configuration.
+        kind: of an auditioned draft, as `ModelConf.kind`.
+        architecture: the class of its network.
+        layers, hidden, heads, kv_heads, head_dim, ffn, vocab, tied, experts, experts_per_token,
+            moe_ffn: sizes; None where the model's configuration has none.
+        devices: that hold its weights, where there are several.
+        engine_reason: why not a faster engine.
+        drafts_at_most: tokens that a head drafts per round.
+        entries: all of it.
+    """
+
+    name: str | None = None
+    id: str | None = None
+    kind: str | None = None
+    architecture: str | None = None
+    weights: str | None = None
+    dtype: str | None = None
+    parameters: int | None = None
+    weights_bytes: int | None = None
+    bytes_per_parameter: float | None = None
+    kv_bytes_per_token: float | None = None
+    layers: int | None = None
+    hidden: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    ffn: int | None = None
+    vocab: int | None = None
+    tied: bool | None = None
+    experts: int | None = None
+    experts_per_token: int | None = None
+    moe_ffn: int | None = None
+    devices: tuple[str, ...] = ()
+    chat_template: bool | None = None
+    thinking_mode: bool | None = None
+    commit: str | None = None
+    weights_sample_sha256: str | None = None
+    generation_config: Entries = field(default_factory=dict[str, Any])
+    drafts_at_most: int | None = None
+    engine: str | None = None
+    engine_reason: str | None = None
+    compiled: bool | None = None
+    entries: Entries = field(default_factory=dict[str, Any])
+
+    @classmethod
+    def of(cls, entries: Entries) -> "ModelEntry":
+        """From the entries of the file."""
+        return _adapter(cls).validate_python(_view(entries))
+
+
+@dataclass(frozen=True)
+class IneligibleDraft:
+    """A draft that cannot be used with the target."""
+
+    draft: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class AuditionCosts:
+    """What the texts and their scores took, over all processes that made them."""
+
+    generation_s: float | None = None
+    scoring_s: float | None = None
+
+
+@dataclass(frozen=True)
+class AuditionNotes:
+    """What became of an audition's drafts; `failures` are of those that broke down."""
+
+    not_eligible: tuple[IneligibleDraft, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    costs: AuditionCosts = AuditionCosts()
+
+
+@dataclass(frozen=True)
+class MemoryBandwidth:
+    """Bytes read and written, 10^9 per second; without `gb_s` it could not be found.
+
+    Attributes:
+        target_gb_s, draft_gb_s: where a model is small enough to be read from a cache.
+    """
+
+    gb_s: float | None = None
+    buffer_bytes: int | None = None
+    samples: int | None = None
+    source: Literal["measured", "datasheet"] | None = None
+    target_gb_s: float | None = None
+    draft_gb_s: float | None = None
+
+
+@dataclass(frozen=True)
+class CloudRental:
+    """The machine that was rented for the run."""
+
+    asked_gpu: str
+    upgraded: bool
+    seconds: float
+    price_per_hour_usd: float | None
+    price_date: str | None
+    usd: float | None
+
+
+@dataclass(frozen=True)
+class TextsFrom:
+    """The server that the target's completions are from."""
+
+    engine: str
+    version: str | None
+    url: str
+
+
+@dataclass(frozen=True)
+class TextsMadeWith:
+    """Settings of the run that texts were taken from."""
+
+    new_tokens: int | None = None
+    repetitions: int | None = None
+
+
+@dataclass(frozen=True)
+class SyntheticAcceptance:
+    """Acceptance that was set for a prompt set, temperature and K: rates by position."""
+
+    prompt_set: str
+    temperature: float
+    k: int
+    rates: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The entries of manifest.json; None where a run has none.
+
+    Attributes:
+        door: the command that made it.
+        status: running, complete or failed; a run that was interrupted stays running.
+        interrupted_by: the signal that ended it.
+        written_without_lock: why.
+        models: by role, target and draft; in an audition a draft's role is its name.
+        prompts: conversations of each prompt set.
+        audition: notes on the drafts.
+        traces_from, scores_from, texts_from, texts_made_with: where texts and scores are from.
+        bandwidth: of the memory, under which floors are computed.
+        skipped_cells, timed_forwards: of a profile's curves; both are there once they were timed.
+        engine, server_threads, server_memory: of servers: which, and what each was started with.
+        inputs: of a breakeven run: keys of the configuration that files gave.
+        records: imported files, with how many requests each holds.
+        combined, cards, card_drafts: of a run that ranks others by card.
+        cloud: the rented machine.
+        not_measured: what failed and was passed over.
+        card_readings: one for each card and each time that the run was begun or resumed.
+        other_load, other_gpu_processes: what others did on the machine meanwhile.
+        entries: the whole file, of which all else is a view.
+    """
+
+    schema_version: int
+    door: str = ""
+    status: str | None = None
+    written_without_lock: str | None = None
+    created_utc: str | None = None
+    interrupted_by: str | None = None
+    environment: Environment = Environment()
+    models: Mapping[str, ModelEntry] = field(default_factory=dict[str, ModelEntry])
+    prompts: Mapping[str, int] = field(default_factory=dict[str, int])
+    prompts_sha256: str | None = None
+    seed: int | None = None
+    audition: AuditionNotes = AuditionNotes()
+    traces_from: str | None = None
+    scores_from: tuple[str, ...] = ()
+    texts_from: TextsFrom | None = None
+    texts_made_with: TextsMadeWith | None = None
+    synthetic_acceptance: tuple[SyntheticAcceptance, ...] = ()
+    bandwidth: MemoryBandwidth | None = None
+    bytes_read: tuple[BytesRead, ...] | None = None
+    skipped_cells: tuple[SkippedCell, ...] | None = None
+    timed_forwards: int | None = None
+    engine: ServingEngine | None = None
+    server_threads: int | None = None
+    server_memory: tuple[ServerMemory, ...] = ()
+    inputs: Entries = field(default_factory=dict[str, Any])
+    records: Mapping[str, int] = field(default_factory=dict[str, int])
+    combined: tuple[str, ...] = ()
+    cards: tuple[CardRow, ...] = ()
+    card_drafts: tuple[CardDraftRow, ...] = ()
+    cloud: CloudRental | None = None
+    not_measured: tuple[NotMeasured, ...] = ()
+    card_readings: tuple[CardReadings, ...] = ()
+    other_load: MachineLoad | None = None
+    other_gpu_processes: int | None = None
+    entries: Entries = field(default_factory=dict[str, Any])
+
+    @classmethod
+    def of(cls, entries: Entries) -> "Manifest":
+        """From the entries of the file.
+
+        Raises:
+            ValueError: an entry of another type than this version writes.
+        """
+        views = _view(entries)
+        if "environment" in views:
+            views["environment"] = _view(views["environment"])
+        if isinstance(models := views.get("models"), Mapping):
+            views["models"] = {role: _view(entry) for role, entry in models.items()}
+        if isinstance(noted := views.get("not_measured"), Mapping):  # before it was a list
+            views["not_measured"] = [{"what": what, "error": noted[what]} for what in noted]
+        return _adapter(cls).validate_python(views)
+
+    def updated(self, **changes: Any) -> "Manifest":
+        """With other entries, as records or as what the file holds; None removes one.
+
+        Raises:
+            TypeError: there is no such entry.
+            ValueError: it is of another type.
+        """
+        unknown = changes.keys() - {each.name for each in fields(self)}
+        if unknown:
+            raise TypeError(f"a manifest has no {', '.join(sorted(unknown))}")
+        entries = {**self.entries, **plain(_as_entry(changes))}
+        removed = {name for name, value in changes.items() if value is None}
+        return Manifest.of({key: value for key, value in entries.items() if key not in removed})
+
+    @property
+    def synthetic_rates(self) -> dict[Cell, tuple[float, ...]]:
+        """The acceptance that was set; empty where it was measured."""
+        return {
+            Cell(each.prompt_set, each.temperature, each.k): each.rates
+            for each in self.synthetic_acceptance
+        }
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """manifest.json, of a schema that this version reads."""
+    file = folder / "manifest.json"
+    content = files.read(file, files.TEXT_BYTES)
+    if content is None:
+        raise UserError(f"{folder}: not a run folder (it has no manifest.json)")
+    try:
+        entries = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file}: cannot be read as JSON ({error})") from error
+    if not isinstance(entries, dict):
+        raise UserError(f"{file}: expected a JSON object")
+    files.check_values(entries, file)
+    version = entries.get("schema_version")
+    if not isinstance(version, int):
+        raise UserError(f"{file}: no schema_version; this is not a run's manifest")
+    if version < SCHEMA_VERSION:
+        raise UserError(
+            f"{folder}: made by an earlier version (schema {version}; this one reads "
+            f"{SCHEMA_VERSION}); make it again, or read it with the version that made it"
+        )
+    if version > SCHEMA_VERSION:
+        raise UserError(
+            f"{folder}: written by a newer version (schema {version}; this one reads "
+            f"{SCHEMA_VERSION}); upgrade the harness to read it"
+        )
+    from pydantic import ValidationError  # see `_adapter`
+
+    try:
+        return Manifest.of(entries)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise UserError(f"{file}: {place}: {first['msg']}; not a run's manifest") from error
+
+
+def _as_entry(value: Any) -> Any:
+    if isinstance(value, Environment | ModelEntry):
+        return value.entries
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, Mapping):
+        return {key: _as_entry(item) for key, item in value.items()}
+    return [_as_entry(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+@cache
+def _adapter(record: type[Any]) -> "TypeAdapter[Any]":
+    from pydantic import TypeAdapter  # --help of every command imports this module
+
+    return TypeAdapter(record)
+
+
+def _view(entries: Any) -> Any:
+    """What is there of an entry's fields, with the entry itself; null, as people write, is none."""
+    if not isinstance(entries, Mapping):
+        return entries  # which pydantic refuses
+    known = {name: value for name, value in entries.items() if value is not None}
+    return {**known, "entries": entries}
