@@ -124,7 +124,8 @@ def test_no_line_is_wider_than_the_console(
     name: str, width: int, verbose: bool, summary_of: Callable[[str], Summary]
 ) -> None:
     content = content_of(summary_of(name))
-    pasted = {line.rstrip() for entry in content.snippets for line in entry.code.splitlines()}
+    codes = (f"{entry.code}\n{entry.measured}" for entry in content.snippets)
+    pasted = {line.rstrip() for code in codes for line in code.splitlines()}
     text = printed(summary_of(name), width, verbose=verbose)
     lines = [line for line in text.splitlines() if line not in pasted and content.page not in line]
     assert max(map(len, lines)) <= width
