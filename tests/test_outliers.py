@@ -112,9 +112,7 @@ def test_a_forward_of_the_target_counts_once_however_many_drafts_it_was_timed_wi
         else entry
         for entry in run.timings
     ]
-    beside = [
-        entry.beside for entry in run.timings if (entry.kind, entry.tokens) == ("verify", 3)
-    ]
+    beside = [entry.beside for entry in run.timings if (entry.kind, entry.tokens) == ("verify", 3)]
     assert len(beside) == len(set(beside)) > 1
     made = analyse(run)
     assert [(entry.kind, entry.tokens) for entry in made.unstable].count(("verify", 3)) == 1
