@@ -20,14 +20,14 @@ from runs import FROZEN
 
 from harness import reporting
 from harness.analysis import analyse
-from harness.records import GREEDY, Trial
+from harness.records import GREEDY, Trial, grouped
 from harness.reporting import grid, html, markdown
 from harness.reporting.console import MOST_LINES
 from harness.reporting.content import content_of
 from harness.reporting.sentences.verdict import next_step
 from harness.serving.engines import with_lines
 from harness.storage import StoredRun, load
-from harness.summary import Answer, Caveat, Failure, Summary
+from harness.summary import Answer, Caveat, Failure, Summary, Verdict
 
 Change = Callable[[StoredRun], StoredRun]
 
@@ -50,8 +50,17 @@ def slower(run: StoredRun, factor: Callable[[Trial], float]) -> StoredRun:
 
 
 def slow_draft(run: StoredRun, factor: float) -> StoredRun:
-    """Draft steps that take longer."""
-    made = changed(run)
+    """Draft steps that take longer, and with them the rounds."""
+    steps_s = {
+        timing.model: float(np.median(timing.samples_s))
+        for timing in run.timings
+        if (timing.role, timing.kind) == ("draft", "step")
+    }
+    rounds = [
+        replace(t, seconds=t.seconds + (factor - 1) * steps_s[t.draft] * t.k * t.rounds)
+        for t in run.rounds
+    ]
+    made = changed(replace(run, rounds=tuple(rounds)))
     vars(made)["timings"] = [
         replace(timing, samples_s=tuple(factor * s for s in timing.samples_s))
         if timing.role == "draft"
@@ -139,11 +148,12 @@ def few_prompts(run: StoredRun) -> StoredRun:
 
 
 def texts_differ(run: StoredRun) -> StoredRun:
-    """One greedy text of speculation is not plain decoding's."""
+    """One greedy text of speculation is not plain decoding's; the run ended before judging any."""
     greedy = [i for i, trial in enumerate(run.trials) if trial.k and trial.temperature == GREEDY]
     first = run.trials[greedy[0]]
     other = replace(first, tokens=(*(first.tokens or ())[:-1], 7))
-    return changed(run, [*run.trials[: greedy[0]], other, *run.trials[greedy[0] + 1 :]])
+    trials = [*run.trials[: greedy[0]], other, *run.trials[greedy[0] + 1 :]]
+    return changed(replace(run, checks=()), trials)
 
 
 RUNS: Mapping[str, tuple[str, Change]] = {
@@ -204,6 +214,28 @@ def drafted(code: str) -> int | None:
     return None if match is None else int(next(filter(None, match.groups())))
 
 
+@pytest.mark.parametrize(
+    ("name", "measured", "predicted"),
+    [
+        ("nothing pays", "does_not_pay", "does_not_pay"),
+        ("an audition where nothing pays", None, "does_not_pay"),
+        ("only the measured rule pays", "speculate", "does_not_pay"),
+        ("only predicted rules pay", "does_not_pay", "speculate"),
+        ("texts differ", "undecided", "undecided"),
+    ],
+)
+def test_the_changed_runs_are_what_their_names_say(
+    name: str, measured: str | None, predicted: str
+) -> None:
+    decisions = {
+        (answer.source, answer.decision)
+        for answer in summary(name).answers
+        if answer.prompt_set == "all"
+    }
+    expected = {("measured", measured), ("replayed", predicted)}
+    assert decisions == {pair for pair in expected if pair[1] is not None}
+
+
 @any_run
 @pytest.mark.parametrize("server", [None, *with_lines()])
 def test_the_headline_the_grid_and_the_line_to_serve_are_one_answer(
@@ -252,24 +284,29 @@ def test_every_line_drafts_what_some_cell_of_its_temperature_says(name: str) -> 
 
 @any_run
 def test_the_summarys_verdicts_are_cells_of_the_grid(name: str) -> None:
+    """Of the cells of one group of engines, where those of the run's rule have different drafts."""
     made = summary(name)
 
-    def cell(temperature: float | None, prompt_set: str) -> Answer:
-        (answer_of_cell,) = [
-            answer
-            for answer in made.answers
-            if (answer.rule, answer.temperature, answer.prompt_set)
-            == (made.run.sampling.rule, temperature, prompt_set)
-        ]
-        return answer_of_cell
+    def content(entry: Answer | Verdict) -> tuple[Any, ...]:
+        served = (entry.decision, entry.draft, entry.k, entry.speedup, entry.speedup_lo)
+        return entry.prompt_set, *served
 
     assert made.verdict == made.per_temperature[0]
-    for verdict in (*made.per_temperature, *made.per_prompt_set):
-        answer = cell(verdict.temperature, verdict.prompt_set)
-        assert (verdict.decision, verdict.draft, verdict.k) == (
-            answer.decision, answer.draft, answer.k,
-        )  # fmt: skip
-        assert (verdict.speedup, verdict.speedup_lo) == (answer.speedup, answer.speedup_lo)
+    for workload in made.per_temperature:
+        at = workload.temperature
+        sets = [verdict for verdict in made.per_prompt_set if verdict.temperature == at]
+        cells = grouped(
+            [
+                answer
+                for answer in made.answers
+                if (answer.temperature, answer.rule) == (at, made.run.sampling.rule)
+            ],
+            lambda answer: answer.servers,
+        )
+        assert [content(verdict) for verdict in (workload, *sets)] in [
+            [content(answer) for answer in group] for group in cells.values()
+        ]
+        assert len(cells) == 1 or made.run.command == "audition"
 
 
 @any_run

@@ -59,11 +59,13 @@ def on(device: str, card: str, price: float, slower: float = 1.0, **config: Any)
         "device_memory_bytes": 24e9,
     }
     samples = AUDITION.latency_samples.assign(ms=AUDITION.latency_samples["ms"] * slower)
+    rounds = [replace(timing, seconds=timing.seconds * slower) for timing in AUDITION.rounds]
     return replace(
         AUDITION,
         config={**AUDITION.config, "gpu": gpu, **config},
         manifest=AUDITION.manifest.updated(environment=environment),
         latency_samples=samples,
+        rounds=tuple(rounds),
     )
 
 

@@ -1,6 +1,6 @@
 """Stored runs of every command are analysed, whole or stopped early, and their summaries read back.
 
-The runs are of schema 1. What is derived from them is held by the golden reports (test_reports).
+What is derived from them is held by the golden reports (test_reports).
 """
 
 import math
@@ -13,7 +13,7 @@ from harness.analysis import analyse
 from harness.storage import StoredRun, load
 from harness.summary import from_json, to_json
 
-RUNS = ("breakeven", "profile", "snapshot", "sweep", "sweep_replay", "audition")
+RUNS = ("breakeven", "profile", "snapshot", "sweep", "sweep_replay", "audition", "server")
 
 
 @pytest.mark.parametrize("kind", RUNS)
@@ -50,7 +50,7 @@ def test_every_rule_and_temperature_has_a_leaderboard_and_an_answer(kind: str) -
 
 
 def interrupted(run: StoredRun, trials: int, traces: int) -> StoredRun:
-    """The run as it would be had it been stopped that early, with the step times or without."""
+    """The run as it would be had it been stopped that early."""
     cut = replace(run, trials=run.trials[:trials], parts=(), summary=None)
     cut.__dict__["traces"] = run.traces[:traces]
     return cut
@@ -62,8 +62,11 @@ def test_a_run_that_stopped_early_is_analysed_as_far_as_it_got(
     kind: str, trials: int, traces: int
 ) -> None:
     run = interrupted(load(FROZEN / kind), trials, traces)
-    untimed = replace(run, latency=run.latency[:0], latency_samples=run.latency_samples[:0])
-    for early in (run, untimed):
+    without_rounds = replace(run, rounds=())
+    untimed = replace(
+        without_rounds, latency=run.latency[:0], latency_samples=run.latency_samples[:0]
+    )
+    for early in (run, without_rounds, untimed):
         early_summary = analyse(early)
         assert from_json(to_json(early_summary)) == early_summary
         assert len(early_summary.results) <= len(analysed(kind).results)

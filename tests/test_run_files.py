@@ -225,7 +225,8 @@ def test_a_file_that_was_edited_on_purpose_can_be_read_after_all(folder: RunFold
     assert "checksums.json" in str(refused.value)
     stored = load(folder.path)
     assert "renamed" in set(stored.results.draft)
-    assert set(stored.unverified) == {*TABLES, "config.yaml", "summary.json", "traces.parquet"}
+    others = {"config.yaml", "summary.json", "traces.parquet", "checks.jsonl"}
+    assert set(stored.unverified) == {*TABLES, *others}
     again = RunFolder.resume(folder.path, "sweep", CONFIG)
     again.write_latency(latency_rows(again.timings()))
     assert "latency.csv" not in load(folder.path).unverified
@@ -296,11 +297,12 @@ def test_damaged_trials_are_all_named_and_only_they_are_measured_again(folder: R
 
 
 def test_round_times_come_back_and_a_killed_writers_half_line_is_cut_off(folder: RunFolder) -> None:
-    assert load(folder.path).rounds == (), "an earlier version timed none"
+    file = folder.path / "rounds.jsonl"
+    file.unlink()
+    assert load(folder.path).rounds == (), "it was stopped before it timed any"
     timings = [replace(TIMING, visit=visit, k=k) for visit in range(2) for k in (0, 2)]
     for timing in timings:
         folder.rounds.append(timing)
-    file = folder.path / "rounds.jsonl"
     content = file.read_bytes()
     file.write_bytes(content[:-9])
     assert load(folder.path).rounds == tuple(timings[:-1])

@@ -267,9 +267,19 @@ def test_the_published_log_says_do_not_speculate(tmp_path: Path) -> None:
     assert "16.88" in separated["report"], "the draft step, 0.2 ms less than without the curve"
 
 
+def without_rounds(folder: Path) -> Path:
+    """The stored profile, stopped before it timed any round."""
+    run = Path(shutil.copytree(PROFILE, folder))
+    (run / "rounds.jsonl").unlink()
+    return run
+
+
 def test_step_times_may_come_from_a_run(tmp_path: Path) -> None:
-    summary = judged(tmp_path, latency_from=PROFILE, acceptance_by_position=[0.9, 0.8], k=[2, 99])
-    steps = load(PROFILE).latency.query("context_tokens == 30 and batch == 1")
+    run = without_rounds(tmp_path / "run")
+    summary = judged(tmp_path, latency_from=str(run), acceptance_by_position=[0.9, 0.8], k=[2, 99])
+    profile = load(PROFILE)
+    timed = next(timing for timing in profile.timings if timing.kind == "step")
+    steps = profile.latency.query(f"context_tokens == {timed.context_tokens} and batch == 1")
     medians = steps.set_index(["role", "kind", "tokens"])["median_ms"].to_dict()
     draft_ms, target_ms = (medians[role, "step", 1] for role in ("draft", "target"))
     expected = 2.7 * target_ms / (2 * draft_ms + medians["target", "verify", 3])
@@ -287,7 +297,7 @@ def test_step_times_may_come_from_a_run(tmp_path: Path) -> None:
 def test_a_run_that_timed_rounds_gives_them_and_not_what_its_steps_add_up_to(
     tmp_path: Path,
 ) -> None:
-    run = Path(shutil.copytree(PROFILE, tmp_path / "timed"))
+    run = without_rounds(tmp_path / "timed")
     folder = RunFolder.reopen(load(run))
     for k, seconds in {0: 0.010, 1: 0.016, 4: 0.028}.items():
         rounds = RoundTiming(0, "tiny", "tiny_good", k, 0.0, 30, 1, 16, 16, 16 * seconds)
