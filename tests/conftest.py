@@ -25,17 +25,6 @@ hypothesis.settings.load_profile("no deadline")
 Door = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def few_deals() -> Iterator[None]:
-    """Most tests ask what is said of a verdict, not how little it depends on the deals."""
-    from harness.analysis.verdict import decide
-
-    with pytest.MonkeyPatch.context() as patch:
-        assert decide.__kwdefaults__ is not None
-        patch.setitem(decide.__kwdefaults__, "deals", 20)
-        yield
-
-
 @pytest.fixture
 def door(tmp_path: Path) -> Door:
     """Runs `python -m harness.<name> <overrides>` in an empty folder, away from the checkout."""
@@ -72,9 +61,17 @@ def stand_in() -> Iterator[Callable[[Mapping[str, Any]], StandIn]]:
 
 
 @pytest.fixture(scope="module")
-def few_samples() -> Iterator[None]:
+def no_plots() -> Iterator[None]:
+    """For tests that run commands and look at no picture: drawing takes most of a small run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harness.reporting.plots.draw", lambda *_: ())
+        yield
+
+
+@pytest.fixture(scope="module")
+def few_samples(no_plots: None) -> Iterator[None]:  # noqa: ARG001
     """For tests that run commands and are not about times: each step is timed three times, and
-    rounds in two visits.
+    rounds in two visits. Nor are plots drawn.
     """
     from harness.records import CopyBandwidth
 

@@ -106,6 +106,7 @@ def test_latency_csv_has_a_row_of_plain_tokens_and_of_each_k_by_temperature(
     assert swept.latency[swept.latency.kind != "round"].temperature.isna().all()
 
 
+@pytest.mark.usefixtures("few_samples")
 def test_a_replayed_sweep_measures_no_generation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +129,7 @@ def test_resuming_runs_what_is_missing_and_nothing_else(
         sweep.run(config(swept.folder.parent, "seed=5", "prompts.limit=9", same[1]))
 
 
+@pytest.mark.usefixtures("few_samples")
 def test_a_run_is_not_resumed_with_other_prompts_or_other_weights(tmp_path: Path) -> None:
     file = tmp_path / "mine.jsonl"
     models = [save(qwen3(seed), tmp_path / name) for seed, name in ((1, "one"), (2, "two"))]
@@ -161,6 +163,7 @@ def test_every_k_leads_equally_often_at_every_temperature(tmp_path: Path) -> Non
             assert max(counts) - min(counts) <= 1
 
 
+@pytest.mark.usefixtures("few_samples")
 def test_a_cell_out_of_memory_is_recorded_and_the_sweep_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,12 +231,13 @@ def test_greedy_text_is_identical_on_every_shipped_prompt(tmp_path: Path, draft:
 
 @pytest.mark.slow
 def test_the_headline_command_runs_from_a_filled_hub_cache(tmp_path: Path, door: Door) -> None:
-    """`python -m harness.sweep model=qwen3_4b draft=qwen3_0_6b`, without a network, texts short."""
+    """The command of the README, without a network, on few short texts."""
     home = tmp_path / "hf"
     for name in ("Qwen/Qwen3-4B", "Qwen/Qwen3-0.6B"):
         fill_hub_cache(home, name, qwen3(1, layers=1, max_position_embeddings=512))
     offline = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
-    done = door("sweep", "model=qwen3_4b", "draft=qwen3_0_6b", "new_tokens=16", env=offline)
+    pair = ("model=qwen3_4b", "draft=qwen3_0_6b")
+    done = door("sweep", *pair, "new_tokens=8", "prompts.limit=2", "k=[4]", env=offline)
     assert done.returncode == 0, done.stderr
     last = done.stdout.strip().splitlines()[-1]
     assert last.startswith("run: results/")

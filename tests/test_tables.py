@@ -87,7 +87,10 @@ UNWRITTEN = {
 
 
 @pytest.fixture(scope="module")
-def summaries(tmp_path_factory: pytest.TempPathFactory) -> list[Summary]:
+def summaries(
+    few_samples: None,  # noqa: ARG001
+    tmp_path_factory: pytest.TempPathFactory,
+) -> list[Summary]:
     root = tmp_path_factory.mktemp("made")
     (root / "log.csv").write_text(LOG)
     made = []
