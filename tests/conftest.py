@@ -62,26 +62,19 @@ def stand_in() -> Iterator[Callable[[Mapping[str, Any]], StandIn]]:
 
 @pytest.fixture(scope="module")
 def no_plots() -> Iterator[None]:
-    """For tests that run commands and look at no picture: drawing takes most of a small run."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harness.reporting.plots.draw", lambda *_: ())
+    """For tests that run commands and look at no picture."""
+    from runs import without_plots
+
+    with without_plots():
         yield
 
 
 @pytest.fixture(scope="module")
-def few_samples(no_plots: None) -> Iterator[None]:  # noqa: ARG001
-    """For tests that run commands and are not about times: each step is timed three times, and
-    rounds in two visits. Nor are plots drawn.
-    """
-    from harness.records import CopyBandwidth
+def few_samples() -> Iterator[None]:
+    """For tests that run commands and are not about times either."""
+    from runs import timed_little, without_plots
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harness.measurement.step_times.REPETITIONS", 3)
-        patch.setattr("harness.measurement.round_parts.MOST_VISITS", 4)
-        patch.setattr("harness.measurement.round_times.MOST_VISITS", 2)
-        patch.setattr(
-            "harness.commands.time_steps.copy_bandwidth", lambda *_: CopyBandwidth(10.0, 1, 1)
-        )
+    with without_plots(), timed_little():
         yield
 
 

@@ -16,10 +16,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from harness.commands import time_steps
-from harness.measurement import round_parts, round_times, step_times
-from harness.records import CopyBandwidth
-from harness.reporting import plots
+from runs import without_plots
+
+from harness.measurement import step_times
 
 
 def main() -> None:
@@ -30,10 +29,6 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     import_module(f"harness.commands.{command}")
     import_module("harness.commands.drafts")
-    # Nothing here is about times or pictures
-    step_times.REPETITIONS, round_parts.MOST_VISITS, round_times.MOST_VISITS = 3, 4, 2
-    time_steps.copy_bandwidth = lambda *_: CopyBandwidth(10.0, 1, 1)
-    plots.draw = lambda *_: ()
     attempt = Attempts(command, root, overrides)
     begin = time.monotonic()
     calm = attempt.run(None, None, "calm")
@@ -118,4 +113,6 @@ def group_exists(child: int) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    step_times.REPETITIONS = 3
+    with without_plots():
+        main()

@@ -296,7 +296,8 @@ def test_an_audition_whose_prompts_changed_is_not_resumed(tmp_path: Path) -> Non
 
 
 def test_texts_of_one_token_and_k_beyond_the_text_are_fine(tmp_path: Path) -> None:
-    outcome = run(tmp_path, "new_tokens=1", "temperature=[1]", "prompts.limit=2")
+    few = ["new_tokens=1", "temperature=[1]", "prompts.limit=2"]
+    outcome = run(tmp_path, *few, drafts=["tiny_good", "ngram"])
     assert outcome.status == 0
     replayed = stored(outcome).results.query("k > 0")
     assert (replayed.tokens_per_round == 1.0).all()
@@ -399,7 +400,7 @@ def target_of(asked: AuditionConfig) -> Target:
 
 
 @pytest.mark.usefixtures("graphs_on_the_cpu")
-@pytest.mark.parametrize("left", [8, 1, *exhaustive(*range(2, 8))])
+@pytest.mark.parametrize("left", [1, *exhaustive(*range(2, 9))])
 def test_graphs_are_timed_at_every_context_near_the_end_of_a_cache(
     left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -238,14 +238,16 @@ def cross_fit(workload: Workload, seed: int, *, deals: int) -> CrossFit | None:
 
 @dataclass(frozen=True, eq=False)
 class _Set:
-    """One prompt set: its members, its weight, and what all prompts outside a split sum to."""
+    """One prompt set: its members, its weight, and what those outside and inside splits sum to."""
 
     members: Index
     share: float
-    baseline_s: Array  # [split]
+    baseline_s: Array  # [split] outside
     baseline_tokens: Array
-    seconds: Array  # [candidate, split]
+    seconds: Array  # [candidate, split] outside
     tokens: Array
+    scored_s: Array  # [candidate, split] inside
+    scored_tokens: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,12 +264,15 @@ class _Factors:
     scored: Array
     every: Array
 
-    def replaced(self, candidates: Index, group: "_Factors") -> "_Factors":
-        """With those of some candidates."""
-        arrays = [self.chosen.copy(), self.scored.copy(), self.every.copy()]
-        for array, of_group in zip(arrays, (group.chosen, group.scored, group.every), strict=True):
-            array[candidates] = of_group
-        return _Factors(*arrays)
+    def copy(self) -> "_Factors":
+        """Another one, to `replace` in."""
+        return _Factors(self.chosen.copy(), self.scored.copy(), self.every.copy())
+
+    def replace(self, candidates: Index, group: "_Factors") -> None:
+        """Put those of some candidates in place."""
+        self.chosen[candidates] = group.chosen
+        self.scored[candidates] = group.scored
+        self.every[candidates] = group.every
 
 
 def _group_factors(inside: Array, costs: Array, left_out: int | None = None) -> _Factors:
@@ -334,9 +339,9 @@ class _Splits:
     def factors(self) -> _Factors:
         """By all visits; 1 for candidates without visits."""
         ones = np.ones((len(self.workload.seconds), len(self.inside)))
-        factors = _Factors(ones, ones, np.ones(len(ones)))
+        factors = _Factors(ones, ones, np.ones(len(ones))).copy()
         for inside, group in zip(self.visits_inside, self.visits, strict=True):
-            factors = factors.replaced(group.candidates, _group_factors(inside, group.costs))
+            factors.replace(group.candidates, _group_factors(inside, group.costs))
         return factors
 
     def score(
@@ -350,30 +355,26 @@ class _Splits:
             factors: of the visits.
             left_out: a prompt.
         """
-        work, kept = self.workload, np.ones(len(self.workload.prompt_sets))
-        if left_out is not None:
-            kept[left_out] = 0.0
-        chosen = np.bincount(choice)
-        names = np.flatnonzero(chosen)
-        counts = chosen[names]
-        hits = (choice == names[:, None]).astype(np.float64)
-        # How often each prompt scored each of the choices, [choice, prompt]
-        scored, times = (hits * factors.scored[names]) @ self.inside, hits @ self.inside
+        work = self.workload
+        # In arrays of [candidate, split], laid flat
+        chosen = choice * len(choice) + np.arange(len(choice))
+        counts = np.bincount(choice, minlength=len(work.seconds))
+        scored = factors.scored.take(chosen)
         # Seconds per token: plain decoding; the named candidate; the choices on what was held out
         # of them, and on everything
         plain = of_named = held_out = every = 0.0
         for part in self.sets:
-            rows, keep = part.members, kept[part.members]
-            seconds, tokens = work.seconds[:, rows] * keep, work.tokens[:, rows] * keep
-            sums, totals = counts @ (seconds.sum(axis=1) * factors.every)[names], tokens.sum(axis=1)
-            plain += part.share * (
-                (work.baseline_s[rows] @ keep) / (work.baseline_tokens[rows] @ keep)
-            )
-            of_named += part.share * factors.every[named] * seconds[named].sum() / totals[named]
-            held_out += part.share * (
-                (scored[:, rows] * seconds[names]).sum() / (times[:, rows] * tokens[names]).sum()
-            )
-            every += part.share * sums / (counts @ totals[names])
+            rows = part.members[part.members != left_out]
+            seconds, tokens = work.seconds[:, rows].sum(axis=1), work.tokens[:, rows].sum(axis=1)
+            held_s, held_tokens = part.scored_s.take(chosen), part.scored_tokens.take(chosen)
+            if len(rows) < len(part.members):
+                held_s = held_s - self.inside[:, left_out] * work.seconds[choice, left_out]
+                held_tokens = held_tokens - self.inside[:, left_out] * work.tokens[choice, left_out]
+            seconds *= factors.every
+            plain += part.share * work.baseline_s[rows].sum() / work.baseline_tokens[rows].sum()
+            of_named += part.share * seconds[named] / tokens[named]
+            held_out += part.share * (scored @ held_s) / held_tokens.sum()
+            every += part.share * (counts @ seconds) / (counts @ tokens)
         # The named candidate was chosen on all prompts and not on (1 - 1 / folds) of them, and what
         # luck is worth to a choice goes with the square root of their number; luck that held-out
         # prompts do not see is that much more.
@@ -399,11 +400,13 @@ class _Splits:
         """Every choice and score again without each visit."""
         variances = [Variance(np.zeros(()), np.ones(()))]
         for inside, group in zip(self.visits_inside, self.visits, strict=True):
-            without = np.empty(group.costs.shape[1])
+            without, factors = np.empty(group.costs.shape[1]), self.factors.copy()
+            costs = self.prompt_costs * factors.chosen
             for visit in range(len(without)):
-                of_group = _group_factors(inside, group.costs, visit)
-                factors = self.factors.replaced(group.candidates, of_group)
-                choice = _cheapest(self.prompt_costs * factors.chosen)
+                factors.replace(group.candidates, _group_factors(inside, group.costs, visit))
+                of_group = factors.chosen[group.candidates]
+                costs[group.candidates] = self.prompt_costs[group.candidates] * of_group
+                choice = _cheapest(costs)
                 without[visit] = self.score(choice, named, factors)
             variances.append(left_out_variance(without, _counted(len(without))))
         return joined(variances)
@@ -428,6 +431,8 @@ def _deal(workload: Workload, rng: np.random.Generator, deals: int) -> _Splits:
             outside[:, members] @ workload.baseline_tokens[members],
             workload.seconds[:, members] @ outside[:, members].T,
             workload.tokens[:, members] @ outside[:, members].T,
+            workload.seconds[:, members] @ held_out[:, members].T,
+            workload.tokens[:, members] @ held_out[:, members].T,
         )
         for name, members in set_members(workload.prompt_sets)
     )
