@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import Any, TypeVar, get_args, get_origin
@@ -1042,6 +1043,7 @@ SCHEMAS: dict[str, type[CommandConfig]] = {
 }
 
 
+@cache
 def register(command: str) -> None:
     """Register a command's schema with Hydra as `<command>_schema`, which its yaml file builds on.
 

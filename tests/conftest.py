@@ -25,17 +25,6 @@ hypothesis.settings.load_profile("no deadline")
 Door = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def few_deals() -> Iterator[None]:
-    """Most tests ask what is said of a verdict, not how little it depends on the deals."""
-    from harness.analysis.verdict import decide
-
-    with pytest.MonkeyPatch.context() as patch:
-        assert decide.__kwdefaults__ is not None
-        patch.setitem(decide.__kwdefaults__, "deals", 20)
-        yield
-
-
 @pytest.fixture
 def door(tmp_path: Path) -> Door:
     """Runs `python -m harness.<name> <overrides>` in an empty folder, away from the checkout."""
@@ -72,19 +61,20 @@ def stand_in() -> Iterator[Callable[[Mapping[str, Any]], StandIn]]:
 
 
 @pytest.fixture(scope="module")
-def few_samples() -> Iterator[None]:
-    """For tests that run commands and are not about times: each step is timed three times, and
-    rounds in two visits.
-    """
-    from harness.records import CopyBandwidth
+def no_plots() -> Iterator[None]:
+    """For tests that run commands and look at no picture."""
+    from runs import without_plots
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harness.measurement.step_times.REPETITIONS", 3)
-        patch.setattr("harness.measurement.round_parts.MOST_VISITS", 4)
-        patch.setattr("harness.measurement.round_times.MOST_VISITS", 2)
-        patch.setattr(
-            "harness.commands.time_steps.copy_bandwidth", lambda *_: CopyBandwidth(10.0, 1, 1)
-        )
+    with without_plots():
+        yield
+
+
+@pytest.fixture(scope="module")
+def few_samples() -> Iterator[None]:
+    """For tests that run commands and are not about times either."""
+    from runs import timed_little, without_plots
+
+    with without_plots(), timed_little():
         yield
 
 

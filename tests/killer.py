@@ -16,6 +16,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from runs import without_plots
+
+from harness.measurement import step_times
+
 
 def main() -> None:
     command, root, seed, names, overrides = (
@@ -25,7 +29,6 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     import_module(f"harness.commands.{command}")
     import_module("harness.commands.drafts")
-    import_module("matplotlib.pyplot")
     attempt = Attempts(command, root, overrides)
     begin = time.monotonic()
     calm = attempt.run(None, None, "calm")
@@ -110,4 +113,6 @@ def group_exists(child: int) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    step_times.REPETITIONS = 3
+    with without_plots():
+        main()

@@ -1,12 +1,17 @@
 """Commands run in this process and what they stored, and the runs that are stored here."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 
+import pytest
+
 from harness.analysis import analyse
 from harness.cli import compose
 from harness.commands.run_lifecycle import Outcome
+from harness.records import CopyBandwidth
 from harness.storage import StoredRun, load
 from harness.summary import Summary, TextLikelihood
 
@@ -18,6 +23,27 @@ EXAMPLES = Path(__file__).parents[1] / "results" / "examples"
 def analysed(name: str) -> Summary:
     """What the analysis says of a run in tests/frozen."""
     return analyse(load(FROZEN / name))
+
+
+@contextmanager
+def without_plots() -> Iterator[None]:
+    """Commands draw no plots, which take most of the time of a small run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harness.reporting.plots.draw", lambda *_: ())
+        yield
+
+
+@contextmanager
+def timed_little() -> Iterator[None]:
+    """Commands time each step three times, and rounds in two visits."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harness.measurement.step_times.REPETITIONS", 3)
+        patch.setattr("harness.measurement.round_parts.MOST_VISITS", 4)
+        patch.setattr("harness.measurement.round_times.MOST_VISITS", 2)
+        patch.setattr(
+            "harness.commands.time_steps.copy_bandwidth", lambda *_: CopyBandwidth(10.0, 1, 1)
+        )
+        yield
 
 
 def outcome_of(command: str, *words: str | Path) -> Outcome:

@@ -17,6 +17,7 @@ from harness.config import ModelConf
 from harness.models.load import load
 from harness.records import UserError
 
+pytestmark = pytest.mark.usefixtures("few_samples")
 CPU = torch.device("cpu")
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from harness import cli
 from harness.config import SCHEMAS, ModelConf
 
+pytestmark = pytest.mark.usefixtures("no_plots")
 SEED_DOORS = ("sweep", "audition", "profile", "snapshot", "server", "breakeven", "report")
 SAMPLE, EXHAUSTIVE = 40, 2500
 

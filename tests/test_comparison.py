@@ -24,6 +24,7 @@ from harness.storage import RunFolder, StoredRun, load
 from harness.storage.manifest import Manifest
 from harness.summary import Comparison, ComparisonCaveatCode, ComparisonRow
 
+pytestmark = pytest.mark.usefixtures("no_plots")
 SWEEP = load(FROZEN / "sweep")
 Change = Callable[[Trial], Trial]
 
@@ -62,7 +63,9 @@ def nested(entries: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 
 def test_a_slower_machine_moves_times_and_leaves_speedups() -> None:
-    for (_, k), row in rows(other(slower(1.2))).items():
+    compared = rows(other(slower(1.2)))
+    assert {k for _, k in compared} == {0, 1, 2, 4}
+    for (_, k), row in compared.items():
         assert row.ms_per_token == pytest.approx(1.2 * (row.reference_ms_per_token or 0.0))
         assert row.speedup_ratio is None if k == 0 else row.speedup_ratio == pytest.approx(1)
         assert k == 0 or (row.p_value_holm, row.alpha_difference) == (1.0, 0.0)
@@ -223,7 +226,9 @@ def test_what_a_reader_must_know_is_said(run: StoredRun, code: str | None) -> No
 
 def test_dummy_weights_are_compared_in_time_only() -> None:
     run = other(manifest=DUMMY)
-    for row in compare([SWEEP, run]).rows:
+    compared = compare([SWEEP, run]).rows
+    assert compared
+    for row in compared:
         assert row.ms_per_token == row.reference_ms_per_token
         assert row.speedup is row.speedup_ratio is row.alpha is row.p_value_holm is None
     with pytest.raises(UserError, match="no speedup of other can be compared"):

@@ -195,26 +195,6 @@ def test_an_architecture_that_cannot_be_is_refused_by_its_key(
     assert "\n" not in str(refused.value)
 
 
-RANDOM = ["model=qwen3_4b", "model.weights=dummy"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "line"),
-    [
-        (["model.weights=dummy"], "model.weights=dummy: model=tiny has no architecture"),
-        (RANDOM, "set both to dummy or both to pretrained"),
-        (["draft=qwen3_4b", "draft.weights=dummy"], "set both to dummy or both to pretrained"),
-        ([*RANDOM, "model.quantization=int4"], "model.quantization: not with model.weights=dummy"),
-        ([*RANDOM, "model.architecture.layers=0"], "model.architecture.layers=0"),
-    ],
-)
-def test_dummies_that_make_no_sense_are_refused_before_anything_is_made(
-    overrides: list[str], line: str
-) -> None:
-    with pytest.raises(UserError, match=line):
-        compose("sweep", overrides)
-
-
 def test_auditioned_drafts_have_the_targets_kind_of_weights() -> None:
     target, draft = conf("big"), replace(conf("small"), weights="pretrained")
     assert like_target(target, draft).weights == "dummy"

@@ -104,6 +104,8 @@ def test_a_page_is_one_balanced_file_that_loads_nothing(name: str, pages: dict[s
     assert not page.all("iframe")
     assert all(image["alt"] for image in page.all("img"))
     pictures = [*page.values("src"), *page.values("srcset")]
+    assert pictures
+    assert page.values("href")
     assert all(source.startswith("data:image/svg+xml;base64,") for source in pictures)
     assert all(address.startswith("#") for address in page.values("href"))
     styles = "".join(page.words) + " ".join(page.values("style"))
@@ -208,6 +210,7 @@ def test_what_a_user_calls_a_model_stays_text(tmp_path: Path) -> None:
     page = parsed(tmp_path / "report.html")
     assert len(page.all("script")) == 1
     pictures = [*page.values("src"), *page.values("srcset")]
+    assert pictures
     assert all(source.startswith("data:") for source in pictures)
     assert not [name for _, found in page.elements for name in found if name.startswith("on")]
     assert not page.unbalanced

@@ -1,5 +1,6 @@
 """Records that servers and clients write of requests become a server run.
 
+pytestmark = pytest.mark.usefixtures("no_plots")
 Entries are those of the documentation of vLLM 0.32, AIPerf 0.13 and SGLang 0.5.23; llama.cpp's are
 asked of its server.
 """
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import outcome_of, ran
+from runs import ran
 from served_pair import Served
 from server_answers import sglang_answers, vllm_answers
 from stand_in_server import StandIn
@@ -529,14 +530,6 @@ def test_records_that_cannot_be_used_are_refused_in_one_line(
     assert says.replace("{file}", str(file)) in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "results").exists()
-
-
-@pytest.mark.parametrize("key", ["temperature=[0]", "k=[2]"])
-def test_what_is_said_of_records_has_no_silent_effect_on_a_stored_run(
-    key: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=f"^{key.partition('=')[0]}: needs records="):
-        outcome_of("report", f"run={tmp_path}", key)
 
 
 @pytest.mark.parametrize("drafted", [DRAFTED_4, json.dumps(VLLM)])

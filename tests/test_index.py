@@ -116,9 +116,9 @@ def test_a_row_says_what_the_run_decided_and_on_what(page: str) -> None:
     assert [sweep[name] for name in ("temperature", "status", "command", "model", "draft")] == [
         "0", "complete", "sweep", "tiny", "tiny_good",
     ]  # fmt: skip
-    made_on = load(FROZEN / "sweep").manifest["environment"]
-    commit = made_on["git"]["commit"][:10]
-    assert (sweep["device"], sweep["commit"]) == (made_on["device_name"], commit)
+    made_on = load(FROZEN / "sweep").manifest.environment
+    commit = made_on.entries["git"]["commit"][:10]
+    assert (sweep["device"], sweep["commit"]) == (made_on.device_name, commit)
     assert (decided["audition"]["status"], decided["audition"]["command"]) == ("failed", "audition")
     assert decided["breakeven"]["verdict"] == "Do not speculate"
 

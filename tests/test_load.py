@@ -253,7 +253,7 @@ def test_a_server_that_dies_ends_the_load():
 )
 def test_what_a_server_cannot_do_under_load_ends_its_load_and_not_the_run(error, died):
     class Cannot(StandIn):
-        def generate(self, *_):
+        def generate(self, prompt, _sampling, _seed, budget):
             raise error
 
     groups = {"easy": requests_of([("easy", "0"), ("easy", "1")])}
@@ -384,9 +384,12 @@ def test_sampled_texts_of_other_lengths_are_no_other_throughput():
     for row in totals:
         assert row.measured == pytest.approx(token_s[0] / token_s[row.k])
         assert row.spread == pytest.approx(0.0, abs=1e-9)
-    for cell in load_cells(paced, totals):
+    cells, rows = load_cells(paced, totals), analyse_loads(paced, [], None, None, "llamacpp").rows
+    assert cells
+    for cell in cells:
         assert cell.tokens_per_second == pytest.approx(1 / token_s[cell.k])
-    for row in analyse_loads(paced, [], None, None, "llamacpp").rows:
+    assert rows
+    for row in rows:
         assert row.ms_per_token == pytest.approx(1e3 * (row.concurrency or 0) * token_s[row.k])
         assert (row.rounds is None) == (row.k == 0)
 
@@ -423,7 +426,7 @@ def test_the_best_k_falls_as_the_load_grows_and_every_entry_is_a_measured_cell()
     assert [(cell.concurrency, cell.k) for cell in cells] == [
         (batch, k) for batch in BATCHES for k in (0, 1, 2, 4)
     ]
-    assert all(cell.throughput_ratio == 1.0 for cell in cells if cell.k == 0)
+    assert {cell.throughput_ratio for cell in cells if cell.k == 0} == {1.0}
 
 
 def test_a_lead_within_the_spread_of_visits_is_a_tie():
@@ -484,9 +487,9 @@ def test_loads_come_back_from_their_file_and_say_rows_of_results(tmp_path):
 def test_without_scored_texts_loads_are_compared_but_not_predicted():
     timings, _ = loads()
     totals = over_groups(throughputs(closed_loads(timings, ReplayedRequests([], None, None))))
-    assert all(row.predicted is None for row in totals)
+    assert {row.predicted for row in totals} == {None}
     chosen = schedule(0.0, totals, {})
-    assert all(entry.loss is None for entry in chosen.entries), "one visit has none to be held in"
+    assert {entry.loss for entry in chosen.entries} == {None}, "one visit has none to be held in"
 
 
 def test_what_a_choice_loses_is_found_in_visits_that_did_not_choose():
@@ -526,7 +529,8 @@ def test_a_k_that_was_timed_in_few_visits_is_compared_over_these_and_not_named()
             *((k, "complete") for k in (0, 1, 2)),
             (4, "partial"),
         }
-        assert all(entry.k != 4 for chosen in results.schedules for entry in chosen.entries)
+        assert 4 not in {entry.k for chosen in results.schedules for entry in chosen.entries}
+        assert results.schedules
         lacking = {cell.k: cell.visits for cell in results.cells}
         assert lacking == {0: None, 1: None, 2: None, 4: Visits(2, 8)}
         # Of a K that is not chosen from, no visits are needed to tell what a choice loses
@@ -549,7 +553,7 @@ def test_requests_beyond_a_servers_slots_are_a_queue_and_get_no_k(slots):
     assert {cell.slots for cell in results.cells if cell.concurrency == 4} == {
         2 if queues else None
     }
-    assert all(cell.slots is None for cell in results.cells if cell.concurrency != 4)
+    assert {cell.slots for cell in results.cells if cell.concurrency != 4} == {None}
 
 
 def test_errors_of_prediction_under_load_are_given_for_each_prompt_set():

@@ -234,6 +234,7 @@ assert Path(harness.__file__).is_relative_to(here)
 from harness.commands import time_steps
 from harness.measurement import round_parts, round_times, step_times
 from harness.records import CopyBandwidth
+from harness.reporting import plots
 from harness.cloud.jobs import plan_jobs
 from harness.cloud.remote import run_command
 step_times.REPETITIONS, round_parts.MOST_VISITS, round_times.MOST_VISITS = 3, 4, 2
@@ -254,6 +255,7 @@ def rented(command, *words):
 def local(command, *words):
     return str(run_command(command, [*words, f"results_root={here / 'results'}"]).folder)
 noted("sweep", lambda: rented("sweep", "draft=tiny_good"))
+plots.draw = lambda *_: ()  # once is enough, and it takes most of the time
 noted("profile", lambda: rented("profile", "draft=tiny_good"))
 noted("snapshot", lambda: rented("snapshot", "draft=tiny_good"))
 noted("audition", lambda: rented("audition", "drafts=[tiny_good,ngram]"))

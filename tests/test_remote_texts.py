@@ -1,5 +1,6 @@
 """Auditions whose target is on a server: completions and log-probabilities from there.
 
+pytestmark = pytest.mark.usefixtures("few_samples")
 The servers answer as vLLM's, SGLang's and llama.cpp's do, from the embedded models; llama.cpp's
 itself is asked at the end.
 """
@@ -13,13 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from runs import FROZEN, ran
+from runs import ran
 from served_pair import Served, embedded
 from server_answers import META, SPECULATIVE
 from stand_in_server import StandIn
 
 from harness.analysis import analyse
-from harness.cli import compose
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.llamacpp import LlamaCppServer
 from harness.measurement.draft_scores import score_texts
@@ -257,30 +257,6 @@ def test_a_key_is_sent_to_every_server_and_stored_nowhere(
         run(tmp_path, *asked)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        ([], "texts_from: nothing is timed here; give latency.target_ms="),
-        (
-            [*LATENCIES, f"traces_from={FROZEN}/audition"],
-            "texts_from and traces_from: give one of the two",
-        ),
-        ([*LATENCIES, "temperature=0.7"], "temperature=0.7: a server tells log-probabilities"),
-        ([*LATENCIES, "decode.top_k=5"], "decode.top_k at temperature 1"),
-        ([*LATENCIES, "decode.repetition_penalty=1.1"], "decode.repetition_penalty"),
-        ([*LATENCIES, 'decode.stop_strings=["a"]'], "decode.stop_strings"),
-        ([*LATENCIES, "model.weights=dummy"], "model.weights=dummy"),
-    ],
-)
-def test_what_a_servers_texts_do_not_go_with_is_refused_before_it_is_asked(
-    overrides: list[str], says: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=says) as refused:
-        run(tmp_path, "texts_from=http://127.0.0.1:9", "drafts=[ngram]", *overrides)
-    assert "\n" not in str(refused.value)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_sampling_parameter_is_no_matter_at_temperature_0(
     models: Models, stand_in: Start, tmp_path: Path
 ) -> None:
@@ -368,20 +344,6 @@ def test_a_draft_server_that_cannot_score_is_named_and_the_others_are_ranked(
     assert summary.drafts == ("ngram",)
     (failure,) = summary.failures
     assert (failure.where, says in failure.error) == ("draft remote", True)
-
-
-def test_an_address_that_holds_more_than_an_address_is_refused_and_not_repeated() -> None:
-    for asked in (["texts_from=http://me:secret@host"], ["drafts=[a@http://me:secret@host]"]):
-        with pytest.raises(UserError, match="host, port and path; name the variable") as refused:
-            compose("audition", [*asked, *LATENCIES])
-        assert "secret" not in str(refused.value)
-    with pytest.raises(UserError, match="texts_from: 'host:8000' is not an address"):
-        compose("audition", ["texts_from=host:8000", *LATENCIES])
-
-
-def test_a_draft_on_a_server_needs_texts_from_one() -> None:
-    with pytest.raises(UserError, match="drafts: remote is on a server"):
-        compose("audition", ["drafts=[remote@http://127.0.0.1:9]"])
 
 
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")

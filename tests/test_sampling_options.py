@@ -22,7 +22,6 @@ from harness.decoding.sampling import (
 )
 from harness.models.load import load
 from harness.models.tokenizer import StopStrings, stop_rule
-from harness.records import UserError
 from harness.reporting.content import content_of
 from harness.storage import load as load_run
 
@@ -85,8 +84,10 @@ def test_replay_counts_the_rounds_under_a_penalty_and_stop_strings(
     measured = loop.results.query("k > 0 and source == 'measured'")
     rounds = {(row.prompt_set, row.k): row.rounds for row in measured.itertuples()}
     assert rounds
-    for row in replay.results.query("k > 0 and source == 'replayed'").itertuples():
-        assert row.rounds == pytest.approx(rounds[row.prompt_set, row.k])
+    replayed = replay.results.query("k > 0 and source == 'replayed'")
+    assert {(row.prompt_set, row.k): row.rounds for row in replayed.itertuples()} == pytest.approx(
+        rounds
+    )
 
 
 def test_sampled_tokens_follow_the_penalised_distribution(tmp_path: Path) -> None:
@@ -162,34 +163,6 @@ def test_what_generation_config_asks_for_and_the_run_did_not_do_is_a_caveat(tmp_
     assert "decode.top_k=20 decode.repetition_penalty=1.05" in both
     greedy = caveat("temperature=[0]", "decode.repetition_penalty=1.05")
     assert "sets suppress_tokens=[3]:" in greedy
-
-
-@pytest.mark.parametrize(
-    ("command", "override", "named"),
-    [
-        ("sweep", "+decode.min_q=0.1", "min_q: there is no such key; similar names: decode.min_p"),
-        ("sweep", "+new_token=5", "new_token: there is no such key; similar names: new_tokens"),
-        ("sweep", "++prompts.wieghts={easy:1}", "similar names: prompts.weights"),
-        ("sweep", "+decode.presence_penalty=1", "similar names: decode.repetition_penalty"),
-        ("sweep", "+zzz=1", "zzz: there is no such key; it takes: "),
-        ("sweep", "temperature=[1e-39]", "temperature: 1e-39 is not 0 (greedy) or a number of at"),
-        ("sweep", "threads=100000", "threads: 100000 is not auto or a whole number"),
-        ("sweep", "k=[1000000]", "k: 1000000 is not a whole number of at least 0 and at most 1024"),
-        ("sweep", "repetitions=1000000000", "not a whole number of at least 1 and at most 10000"),
-        ("sweep", "decode.min_p=1.5", "decode.min_p: 1.5 is not a number above 0 and at most 1"),
-        ("sweep", "decode.repetition_penalty=0", "decode.repetition_penalty: 0.0 is not a number"),
-        ("sweep", "decode.stop_strings=['']", "decode.stop_strings: an empty string"),
-        ("sweep", r"decode.stop_strings=['\n']", "holds a backslash and an n, not a line break"),
-        ("snapshot", "draws=1000000000", "draws: 1000000000 is not a whole number of at least"),
-        ("profile", "decode.repetition_penalty=1.2", "decode.repetition_penalty: a profile times"),
-    ],
-)
-def test_a_key_or_value_that_makes_no_sense_is_refused_by_name(
-    command: str, override: str, named: str
-) -> None:
-    with pytest.raises(UserError) as refusal:
-        compose(command, [override])
-    assert named in str(refusal.value)
 
 
 def test_groups_and_mappings_of_the_users_own_may_still_be_added() -> None:

@@ -18,6 +18,7 @@ from harness.storage import load_traces, traces
 from harness.storage.tables import read_table, read_tables
 from harness.summary import Caveat
 
+pytestmark = pytest.mark.usefixtures("no_plots")
 # A stored audition of a draft model and a look-up, at temperatures 0 and 1
 TIMES = ["latency.target_ms=12", "latency.draft_ms=1"]
 NEEDED = ["draft", "prompt_set", "prompt", "token", "draft_is_argmax"]

@@ -99,6 +99,7 @@ def test_a_hostile_run_adds_no_element_no_attribute_and_no_link_to_its_page(
     assert added <= {"li", "ul", "p", "p.class", "details", "summary", "code", "section.id"} | {
         name for name in added if name.split(".")[0] in ("g", "path", "use", "svg", "text", "rect")
     }
+    assert hostile.links
     for link in hostile.links:
         assert link.startswith(("#", "data:image/", "report.", "plots/")), link
     assert PAYLOADS[0] in hostile.text

@@ -40,6 +40,7 @@ from harness.reporting.content import content_of
 from harness.storage import StoredRun
 from harness.summary import TextLikelihood
 
+pytestmark = pytest.mark.usefixtures("few_samples")
 needs_llamacpp = pytest.mark.skipif(
     find_spec("xllamacpp") is None, reason="needs the llamacpp extra"
 )
@@ -618,6 +619,7 @@ def test_an_endpoint_that_only_completes_texts_is_timed_and_nothing_is_predicted
     words = ["engine=openai", urls, "api_key_env=A_KEY", "k=[4]", "temperature=[0]"]
     run = stored(command.run(asked(tmp_path, "score=false", "repetitions=1", *words)))
     assert [server.keys for server in servers] == [{"Bearer secret"}] * 2
+    assert run.trials
     for trial in run.trials:
         assert (trial.rule, trial.rounds, trial.new_tokens) == (None, None, 23)
         assert trial.decode_s is not None

@@ -16,6 +16,7 @@ from harness.config import BreakevenConfig
 from harness.records import RoundTiming, UserError
 from harness.storage import RunFolder, load
 
+pytestmark = pytest.mark.usefixtures("no_plots")
 PROFILE = str(FROZEN / "profile")
 # A published K sweep of two prompt sets: K, ms per token, acceptance_rate.
 POST = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import outcome_of, ran
+from runs import ran
 
 from harness.analysis.cells import expected_tokens_per_round as expected_on_texts
 from harness.config import rates_for
@@ -158,23 +158,3 @@ def test_a_run_that_does_not_show_the_acceptance_is_no_source_of_it(
     run = swept(tmp_path, *source, "prompts.limit=1")
     with pytest.raises(UserError, match=message):
         swept(tmp_path, f"decode.acceptance_from={run.folder}", source[-1])
-
-
-RATE = "decode.acceptance=0.8"
-
-
-@pytest.mark.parametrize(
-    ("command", "words", "message"),
-    [
-        ("snapshot", [RATE], "decode.acceptance: only a sweep with mode=measure"),
-        ("audition", [RATE], "decode.acceptance: only a sweep with mode=measure"),
-        ("sweep", [RATE, "mode=replay"], "decode.acceptance: only a sweep with mode=measure"),
-        ("sweep", [RATE, "decode.acceptance_from=results"], "give one of the two"),
-        ("sweep", ["decode.acceptance=[0.5]", "k=[8]"], "needs 8"),
-    ],
-)
-def test_synthetic_acceptance_is_refused_where_no_loop_is_measured(
-    command: str, words: list[str], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=message):
-        outcome_of(command, tmp_path, *words)

@@ -274,7 +274,15 @@ def least_squares(columns: Array, seconds: Array, known_s: Array | float = 0.0) 
 
 def undisturbed(seconds: Sequence[float]) -> float:
     """A request's time from that of each visit."""
-    return float(np.quantile(seconds, UNDISTURBED))
+    return _quantile(seconds, UNDISTURBED)
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    """As numpy's, which takes a hundred times as long for so few values."""
+    ordered, place = sorted(values), share * (len(values) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 def least_varying(requests: Iterable[Sequence[float]]) -> Settle:
@@ -302,7 +310,7 @@ def least_varying(requests: Iterable[Sequence[float]]) -> Settle:
         return float(np.mean(changes))
 
     chosen = min((UNDISTURBED, *HIGHER), key=error)
-    return lambda seconds: float(np.quantile(seconds, chosen))
+    return lambda seconds: _quantile(seconds, chosen)
 
 
 class Visit(NamedTuple):

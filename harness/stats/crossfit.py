@@ -46,8 +46,6 @@ DEALS_WORK = 400_000
 LEAST_DEALS, MOST_DEALS = 240, 3840
 # Share of the visits at either end that the mean of round times leaves out
 TRIMMED = 0.25
-# Costs in memory at once, where prompts are left out one by one
-MOST_COSTS = 8_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,15 +217,15 @@ def cross_fit(workload: Workload, seed: int, *, deals: int) -> CrossFit | None:
     if not enough_prompts(workload.prompt_sets):
         return None
     splits = _deal(workload, np.random.default_rng(seed), deals)
-    costs = splits.prompt_costs * splits.factors.chosen[0]
-    choice = costs.argmin(axis=1)
+    costs = splits.prompt_costs * splits.factors.chosen
+    choice = _cheapest(costs)
     plain_scores = workload.log_speedups()
     named = int(plain_scores.argmax())
     return CrossFit(
         named=named,
-        chose_plain=int((costs.min(axis=1) >= splits.plain_cost).sum()),
+        chose_plain=int((costs.min(axis=0) >= splits.plain_cost).sum()),
         choices=len(choice),
-        score=splits.score(choice, named),
+        score=splits.score(choice, named, splits.factors),
         prompts=splits.prompt_variance(named),
         visits=splits.visit_variance(named),
         plain_scores=plain_scores,
@@ -240,65 +238,72 @@ def cross_fit(workload: Workload, seed: int, *, deals: int) -> CrossFit | None:
 
 @dataclass(frozen=True, eq=False)
 class _Set:
-    """One prompt set: its members, its weight, and what all prompts outside a split sum to."""
+    """One prompt set: its members, its weight, and what those outside and inside splits sum to."""
 
     members: Index
     share: float
-    baseline_s: Array  # [split]
+    baseline_s: Array  # [split] outside
     baseline_tokens: Array
-    seconds: Array  # [split, candidate]
+    seconds: Array  # [candidate, split] outside
     tokens: Array
+    scored_s: Array  # [candidate, split] inside
+    scored_tokens: Array
 
 
 @dataclass(frozen=True, eq=False)
 class _Factors:
-    """What rounds cost by some of the visits, relative to all of them; in one case or several.
+    """What rounds cost by some of the visits, relative to all of them.
 
     Attributes:
-        chosen: [case, split, candidate] by the visits outside each split, which a choice sees.
-        scored: [case, split, candidate] by those inside.
-        every: [case, candidate] by both.
+        chosen: [candidate, split] by the visits outside each split, which a choice sees.
+        scored: [candidate, split] by those inside.
+        every: [candidate] by both.
     """
 
     chosen: Array
     scored: Array
     every: Array
 
-    def rows(self, cases: slice) -> "_Factors":
-        """Some of the cases."""
-        return _Factors(self.chosen[cases], self.scored[cases], self.every[cases])
+    def copy(self) -> "_Factors":
+        """Another one, to `replace` in."""
+        return _Factors(self.chosen.copy(), self.scored.copy(), self.every.copy())
 
-    def replaced(self, candidates: Index, group: "_Factors") -> "_Factors":
-        """With the factors of some candidates in the group's cases."""
-        cases = len(group.every)
-        pairs = (
-            (self.chosen, group.chosen),
-            (self.scored, group.scored),
-            (self.every, group.every),
-        )
-        arrays = [np.repeat(one, cases, axis=0) for one, _ in pairs]
-        for array, (_, of_group) in zip(arrays, pairs, strict=True):
-            array[..., candidates] = of_group
-        return _Factors(*arrays)
+    def replace(self, candidates: Index, group: "_Factors") -> None:
+        """Put those of some candidates in place."""
+        self.chosen[candidates] = group.chosen
+        self.scored[candidates] = group.scored
+        self.every[candidates] = group.every
 
 
-def _group_factors(inside: Array, costs: Array) -> _Factors:
-    """Of one group of visits: by all of them, then without each in turn.
+def _group_factors(inside: Array, costs: Array, left_out: int | None = None) -> _Factors:
+    """Of one group of visits: by all of them, or without one.
 
     Args:
         inside: [split, visit] 1.0 where the split holds the visit out.
         costs: [candidate of the group, visit].
+        left_out: the visit.
     """
-    without = np.concatenate([np.ones((1, len(inside.T))), 1.0 - np.eye(len(inside.T))])
-    every = (without @ costs.T) / without.sum(axis=1, keepdims=True)
+    kept = np.ones(costs.shape[1])
+    if left_out is not None:
+        kept[left_out] = 0.0
+    counts, sums = inside @ kept, (costs * kept) @ inside.T
+    number, total = kept.sum(), (costs @ kept)[:, None]
 
-    def mean(chosen: Array) -> Array:
-        kept = without[:, None] * chosen
-        counts = kept.sum(axis=2, keepdims=True)
-        means = kept @ costs.T / np.maximum(counts, 1.0)
-        return np.asarray(np.where(counts > 0.0, means, every[:, None]), dtype=np.float64)
+    def mean(sums: Array, counts: Array) -> Array:
+        means = np.where(counts > 0.0, sums / np.maximum(counts, 1.0), total / number)
+        return np.asarray(means, dtype=np.float64)
 
-    return _Factors(mean(1.0 - inside), mean(inside), every)
+    every = total[:, 0] / number
+    return _Factors(mean(total - sums, number - counts), mean(sums, counts), every)
+
+
+def _cheapest(costs: Array) -> Index:
+    """The candidate of the lowest cost, the first of several, [split] of [candidate, split]."""
+    lowest, choice = costs[0].copy(), np.zeros(costs.shape[1], dtype=np.intp)
+    for candidate, cost in enumerate(costs[1:], start=1):
+        choice[cost < lowest] = candidate
+        np.minimum(lowest, cost, out=lowest)
+    return choice
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,94 +332,82 @@ class _Splits:
 
     @cached_property
     def prompt_costs(self) -> Array:
-        """Seconds per token of each candidate outside each split, [split, candidate]."""
-        parts = [part.share * part.seconds / part.tokens for part in self.sets]
-        return np.sum(parts, axis=0)
-
-    @cached_property
-    def group_factors(self) -> tuple[_Factors, ...]:
-        """By group of visits: by all visits, then without each."""
-        pairs = zip(self.visits_inside, self.visits, strict=True)
-        return tuple(_group_factors(inside, group.costs) for inside, group in pairs)
+        """Seconds per token of each candidate outside each split, [candidate, split]."""
+        return np.sum([part.share * part.seconds / part.tokens for part in self.sets], axis=0)
 
     @cached_property
     def factors(self) -> _Factors:
         """By all visits; 1 for candidates without visits."""
-        number = len(self.workload.seconds)
-        ones = np.ones((1, len(self.inside), number))
-        factors = _Factors(ones, ones, np.ones((1, number)))
-        for group, of_group in zip(self.visits, self.group_factors, strict=True):
-            factors = factors.replaced(group.candidates, of_group.rows(slice(0, 1)))
+        ones = np.ones((len(self.workload.seconds), len(self.inside)))
+        factors = _Factors(ones, ones, np.ones(len(ones))).copy()
+        for inside, group in zip(self.visits_inside, self.visits, strict=True):
+            factors.replace(group.candidates, _group_factors(inside, group.costs))
         return factors
 
-    def score(self, choice: Index, named: int) -> float:
-        """The named candidate's log speedup less the optimism of the choices, [split]."""
-        everyone = np.ones((1, len(self.workload.prompt_sets)))
-        return float(self.scores(choice[None], everyone, self.factors, named)[0])
-
-    def scores(self, choice: Index, kept: Array, factors: _Factors, named: int) -> Array:
-        """The same in several cases, [case].
+    def score(
+        self, choice: Index, named: int, factors: _Factors, left_out: int | None = None
+    ) -> float:
+        """The named candidate's log speedup less the optimism of the choices.
 
         Args:
-            choice: [case, split].
-            kept: [case, prompt] 1.0 but for prompts that are left out.
-            factors: of the visits.
+            choice: [split].
             named: the candidate.
+            factors: of the visits.
+            left_out: a prompt.
         """
         work = self.workload
-        chosen = [(name, choice == name) for name in np.unique(choice)]
+        # In arrays of [candidate, split], laid flat
+        chosen = choice * len(choice) + np.arange(len(choice))
+        counts = np.bincount(choice, minlength=len(work.seconds))
+        scored = factors.scored.take(chosen)
         # Seconds per token: plain decoding; the named candidate; the choices on what was held out
         # of them, and on everything
-        plain, of_named, held_out, every = np.zeros((4, len(kept)))
+        plain = of_named = held_out = every = 0.0
         for part in self.sets:
-            rows, keep = part.members, kept[:, part.members]
-            inside = self.inside[:, rows]
-            seconds, tokens = keep @ work.seconds[:, rows].T, keep @ work.tokens[:, rows].T
-            sums = np.zeros((4, len(kept)))
-            for name, hits in chosen:
-                scored = keep * ((hits * factors.scored[:, :, name]) @ inside)
-                sums[0] += scored @ work.seconds[name, rows]
-                sums[1] += (keep * (hits @ inside)) @ work.tokens[name, rows]
-                sums[2] += hits.sum(axis=1) * factors.every[:, name] * seconds[:, name]
-                sums[3] += hits.sum(axis=1) * tokens[:, name]
-            plain += (
-                part.share * (keep @ work.baseline_s[rows]) / (keep @ work.baseline_tokens[rows])
-            )
-            of_named += part.share * factors.every[:, named] * seconds[:, named] / tokens[:, named]
-            held_out += part.share * sums[0] / sums[1]
-            every += part.share * sums[2] / sums[3]
+            rows = part.members[part.members != left_out]
+            seconds, tokens = work.seconds[:, rows].sum(axis=1), work.tokens[:, rows].sum(axis=1)
+            held_s, held_tokens = part.scored_s.take(chosen), part.scored_tokens.take(chosen)
+            if len(rows) < len(part.members):
+                held_s = held_s - self.inside[:, left_out] * work.seconds[choice, left_out]
+                held_tokens = held_tokens - self.inside[:, left_out] * work.tokens[choice, left_out]
+            seconds *= factors.every
+            plain += part.share * work.baseline_s[rows].sum() / work.baseline_tokens[rows].sum()
+            of_named += part.share * seconds[named] / tokens[named]
+            held_out += part.share * (scored @ held_s) / held_tokens.sum()
+            every += part.share * (counts @ seconds) / (counts @ tokens)
         # The named candidate was chosen on all prompts and not on (1 - 1 / folds) of them, and what
         # luck is worth to a choice goes with the square root of their number; luck that held-out
         # prompts do not see is that much more.
         more = 1.0 / math.sqrt(1.0 - 1.0 / self.folds)
-        return np.log(plain / of_named) - more * np.log(held_out / every)
+        return float(np.log(plain / of_named) - more * np.log(held_out / every))
 
     def prompt_variance(self, named: int) -> Variance:
         """Every choice and score again without each prompt."""
         work = self.workload
         without = np.empty(len(work.prompt_sets))
         for part in self.sets:
-            of_set = part.seconds / part.tokens
-            chunks = math.ceil(len(part.members) * self.prompt_costs.size / MOST_COSTS)
-            for rows in np.array_split(part.members, min(chunks, len(part.members))):
-                outside = (1.0 - self.inside.T[rows])[:, :, None]
-                seconds = part.seconds - outside * work.seconds.T[rows][:, None]
-                tokens = part.tokens - outside * work.tokens.T[rows][:, None]
-                costs = self.prompt_costs + part.share * (seconds / tokens - of_set)
-                choice = (costs * self.factors.chosen).argmin(axis=2)
-                kept = np.ones((len(rows), len(without)))
-                kept[np.arange(len(rows)), rows] = 0.0
-                without[rows] = self.scores(choice, kept, self.factors, named)
+            of_others = self.prompt_costs - part.share * part.seconds / part.tokens
+            for prompt in part.members:
+                outside = 1.0 - self.inside[:, prompt]
+                seconds = part.seconds - work.seconds[:, prompt, None] * outside
+                tokens = part.tokens - work.tokens[:, prompt, None] * outside
+                costs = of_others + part.share * seconds / tokens
+                choice = _cheapest(costs * self.factors.chosen)
+                without[prompt] = self.score(choice, named, self.factors, prompt)
         return prompt_variance(without, work.prompt_sets, work.baseline_tokens)
 
     def visit_variance(self, named: int) -> Variance:
         """Every choice and score again without each visit."""
         variances = [Variance(np.zeros(()), np.ones(()))]
-        for group, of_group in zip(self.visits, self.group_factors, strict=True):
-            factors = self.factors.replaced(group.candidates, of_group.rows(slice(1, None)))
-            choice = (self.prompt_costs * factors.chosen).argmin(axis=2)
-            everyone = np.ones((len(choice), len(self.workload.prompt_sets)))
-            without = self.scores(choice, everyone, factors, named)
+        for inside, group in zip(self.visits_inside, self.visits, strict=True):
+            without, factors = np.empty(group.costs.shape[1]), self.factors.copy()
+            costs = self.prompt_costs * factors.chosen
+            for visit in range(len(without)):
+                factors.replace(group.candidates, _group_factors(inside, group.costs, visit))
+                of_group = factors.chosen[group.candidates]
+                costs[group.candidates] = self.prompt_costs[group.candidates] * of_group
+                choice = _cheapest(costs)
+                without[visit] = self.score(choice, named, factors)
             variances.append(left_out_variance(without, _counted(len(without))))
         return joined(variances)
 
@@ -436,8 +429,10 @@ def _deal(workload: Workload, rng: np.random.Generator, deals: int) -> _Splits:
             shares[name],
             outside[:, members] @ workload.baseline_s[members],
             outside[:, members] @ workload.baseline_tokens[members],
-            outside[:, members] @ workload.seconds[:, members].T,
-            outside[:, members] @ workload.tokens[:, members].T,
+            workload.seconds[:, members] @ outside[:, members].T,
+            workload.tokens[:, members] @ outside[:, members].T,
+            workload.seconds[:, members] @ held_out[:, members].T,
+            workload.tokens[:, members] @ held_out[:, members].T,
         )
         for name, members in set_members(workload.prompt_sets)
     )

@@ -94,9 +94,8 @@ def read(content: bytes, file: Path) -> list[TextTrace]:
         raise UserError(f"{file}: not the traces of a run; it has no column {missing[0]}")
     if "chosen" not in stored.columns or stored["chosen"].isna().any():
         stored = _with_starts(stored)
-    groups = stored.groupby(list(TEXT_COLUMNS), sort=False, dropna=False, observed=True)
     try:
-        return [_trace(rows) for _, rows in groups]
+        return _traces(stored)
     except (ValueError, TypeError, IndexError) as error:
         raise UserError(f"{file}: not the traces of a run ({error})") from error
 
@@ -162,25 +161,49 @@ def _at(values: NDArray[np.float64], at: NDArray[np.int64]) -> NDArray[np.float6
     return np.append(values, np.nan)[np.minimum(at, len(values))]
 
 
-def _trace(rows: pd.DataFrame) -> TextTrace:
-    """Rebuild one trace from its rows."""
-    head: dict[str, Any] = {}
-    for name in TEXT_COLUMNS:
-        (value,) = rows[name].iloc[:1].tolist()
-        head[name] = None if pd.isna(value) else value
-    numbers: dict[str, Any] = {name: rows[name].to_numpy() for name in NUMBER_COLUMNS}
-    tokens = rows["token"].to_numpy(np.float64, na_value=np.nan)
-    if rows["start"].isna().all():
-        return TextTrace(**head, tokens=tokens.astype(np.int64), **numbers)
-    shape = (int(rows["start"].max()) + 1, int(rows["offset"].max()) + 1)
+def _traces(stored: pd.DataFrame) -> list[TextTrace]:
+    """Rebuild the traces from their rows, in the order of their first ones."""
+    if stored.empty:
+        return []
+    texts = stored.groupby([*TEXT_COLUMNS], sort=False, dropna=False, observed=True).ngroup()
+    order = np.argsort(texts, kind="stable")
+    rows_of = np.split(order, np.flatnonzero(np.diff(texts.to_numpy()[order])) + 1)
+    firsts = stored[[*TEXT_COLUMNS]].iloc[[rows[0] for rows in rows_of]]
+    heads = zip(*(firsts[name].tolist() for name in TEXT_COLUMNS), strict=True)
+    numbers = {name: stored[name].to_numpy() for name in NUMBER_COLUMNS}
+    places = {name: stored[name].to_numpy(np.float64, na_value=np.nan) for name in PLACES}
+    return [
+        _trace(
+            {
+                n: None if pd.isna(value) else value
+                for n, value in zip(TEXT_COLUMNS, head, strict=True)
+            },
+            {name: values[rows] for name, values in numbers.items()},
+            {name: values[rows] for name, values in places.items()},
+        )
+        for head, rows in zip(heads, rows_of, strict=True)
+    ]
+
+
+def _trace(
+    head: dict[str, Any], numbers: dict[str, NDArray[Any]], places: dict[str, NDArray[np.float64]]
+) -> TextTrace:
+    """One trace: what its text is, and by column its scores and where they belong."""
+    tokens, start, proposed = (places[name] for name in ("token", "start", "proposed"))
+    if np.isnan(start).all():
+        return TextTrace(**head, tokens=_whole(tokens), **numbers)
+    shape = (int(np.nanmax(start)) + 1, int(np.nanmax(places["offset"])) + 1)
     numbers = {name: values.reshape(shape) for name, values in numbers.items()}
     first = {name: numbers[name][:, 0].copy() for name in TARGET_COLUMNS}
-    proposed = None
-    if rows["proposed"].notna().any():
-        proposed = rows["proposed"].to_numpy(np.int64).reshape(shape)[:, 0].copy()
     return TextTrace(
         **head,
-        tokens=tokens.reshape(shape)[:, 0].astype(np.int64),
+        tokens=_whole(tokens.reshape(shape)[:, 0]),
         **{**numbers, **first},
-        proposed=proposed,
+        proposed=None if np.isnan(proposed).all() else _whole(proposed).reshape(shape)[:, 0].copy(),
     )
+
+
+def _whole(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    if np.isnan(values).any():
+        raise ValueError("a row lacks its token, or how many were proposed")
+    return values.astype(np.int64)

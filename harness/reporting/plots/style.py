@@ -91,7 +91,6 @@ def panels(
     figure = Figure(
         figsize=(NARROW_INCHES if across == NARROW else wide, height * rows), layout="constrained"
     )
-    FigureCanvasSVG(figure)
     grid = figure.subplots(rows, columns, sharey=share_y, squeeze=False)
     for axes in grid[:, 0]:
         axes.set_ylabel(y)
@@ -119,7 +118,8 @@ def plot(name: str, caption: str, figure: Figure, under: str) -> Plot:
     lines = "\n".join(textwrap.wrap(under, int(width * LETTERS_PER_INCH)))
     figure.supxlabel(lines, fontsize=SMALL, color=GREY)
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    # Not savefig, which draws the figure once more, to lay it out
+    FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None})
     text = "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
     return Plot(name, caption, f"{text}\n")
 
