@@ -253,7 +253,7 @@ def test_a_server_that_dies_ends_the_load():
 )
 def test_what_a_server_cannot_do_under_load_ends_its_load_and_not_the_run(error, died):
     class Cannot(StandIn):
-        def generate(self, prompt, _sampling, _seed, budget):
+        def generate(self, prompt, _sampling, _seed, budget):  # noqa: ARG002
             raise error
 
     groups = {"easy": requests_of([("easy", "0"), ("easy", "1")])}
