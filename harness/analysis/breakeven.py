@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
 import numpy as np
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from scipy.special import stdtrit
 
 from harness.analysis.latency import Latency
@@ -143,7 +143,13 @@ def analyse_breakeven(setup: Setup) -> Summary:
     run = setup.run
     known = {each.name for each in fields(BreakevenConfig)}
     config = BreakevenConfig(**{name: run.config[name] for name in known & run.config.keys()})
-    inputs = inputs_of(config, TypeAdapter(MeasuredInputs).validate_python(run.manifest.inputs))
+    try:
+        measured_by_files = TypeAdapter(MeasuredInputs).validate_python(run.manifest.inputs)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        at = ".".join(map(str, ("inputs", *wrong["loc"])))
+        raise UserError(f"{run.folder}/manifest.json: {at}: {wrong['msg']}") from error
+    inputs = inputs_of(config, measured_by_files)
     measured = list(measured_rows(inputs))
     iid = list(iid_rows(inputs))
     rows = (*iid, *measured)
