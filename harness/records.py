@@ -441,7 +441,7 @@ class LoadTiming:
     """Requests that a server decoded side by side: a line of loads.jsonl.
 
     Every request is sent with its full budget in one load and with a part of it in another, so
-    that what a request costs beside its rounds can be told apart.
+    that what a request costs besides its rounds can be told apart.
 
     Attributes:
         visit: from 0; loads of one visit were taken within moments of one another.
@@ -647,8 +647,8 @@ class ServingEngine:
         name: as `engine=` has it.
         version: as the engine reports it.
         rule: by which it accepts drafted tokens; None where it cannot be known.
-        first_position, shortens_last_draft: how it counts (`harness.serving.counting`); None where
-            it counts no rounds.
+        first_position, shortens_last_draft: how it counts (`harness.serving.round_counting`);
+            None where it counts no rounds.
         draft_top_k: a draft that is sampled draws among so many of its likeliest tokens.
         clock: whose seconds the run stores: the engine's, or its process's processor time.
         synthetic: whether its round times come from servers that are told to reject every draft.

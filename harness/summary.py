@@ -1138,8 +1138,8 @@ class ServedCosts:
     temperature: float
     # Requests of the other prompt sets; with "synthetic" also servers that reject every draft.
     source: Literal["synthetic", "other_sets"]
-    plain_start_s: float  # of a plain request, beside its tokens
-    start_s: float  # of a speculative request, beside its rounds
+    plain_start_s: float  # of a plain request, besides its tokens
+    start_s: float  # of a speculative request, besides its rounds
     plain_s: float  # of a plain token
     round_s: dict[int, float]  # of a round that drafts n tokens, by n; in between on a line
 

@@ -21,7 +21,7 @@ from stand_in_server import StandIn
 from stubs import CPU, GREEDY
 from transformers import GemmaConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
-from harness.analysis.server_gate import text_z
+from harness.analysis.server_lossless import text_z
 from harness.config import ModelConf
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.gguf_file import write_gguf
@@ -35,11 +35,11 @@ from harness.measurement.generations import Request
 from harness.measurement.returned_texts import (
     likelihood_test,
 )
-from harness.measurement.served import accepted_tokens, ask
+from harness.measurement.server_request import accepted_tokens, ask
 from harness.models.cached import CachedModel
 from harness.models.load import load
 from harness.records import UserError
-from harness.serving.counting import Counting
+from harness.serving.round_counting import Counting
 
 needs_llamacpp = pytest.mark.skipif(
     find_spec("xllamacpp") is None, reason="needs the llamacpp extra"

@@ -24,8 +24,8 @@ from harness.engines.client import HttpClient
 from harness.engines.http_server import AttachedEngine, HttpServer
 from harness.engines.llamacpp import LlamaCppServer, request_body
 from harness.engines.protocol import Asked, ServedRecord
-from harness.engines.records import record_of
 from harness.engines.sglang import SglangServer
+from harness.engines.stored_answers import record_of
 from harness.engines.vllm import VllmServer
 from harness.records import UserError
 from harness.reporting.content import content_of

@@ -44,8 +44,8 @@ from harness.records import HALF, ServerCommand, ServingEngine, UserError
 from harness.reporting.sentences.served import reasons
 from harness.reporting.serving import schedule_snippets
 from harness.reporting.tables.served import served_tables
-from harness.serving.counting import Counting
 from harness.serving.llamacpp import SPEC
+from harness.serving.round_counting import Counting
 from harness.storage import RunFolder
 from harness.storage import load as stored
 from harness.summary import (

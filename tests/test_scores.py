@@ -15,7 +15,7 @@ from harness.analysis.replayed import replayed
 from harness.records import RULES, TextTrace, UserError
 from harness.reporting.content import content_of
 from harness.storage import load_traces, traces
-from harness.storage.tables import read_table, read_tables
+from harness.storage.imported_scores import read_table, read_tables
 from harness.summary import Caveat
 
 pytestmark = pytest.mark.usefixtures("no_plots")

@@ -15,21 +15,18 @@ from harness.analysis import analyse
 from harness.analysis.batch_schedule import LoadResults
 from harness.analysis.compared_engines import engine_rows
 from harness.analysis.comparison import compare
-from harness.analysis.served import ServedRun
-from harness.analysis.served_texts import ServedTexts
+from harness.analysis.request_times import NO_SHARED_VISIT, least_varying, settled, undisturbed
 from harness.analysis.server_costs import (
-    NO_SHARED_VISIT,
     PlainRequests,
     Requests,
     ServerCosts,
     TimedRequests,
     fit_costs,
-    least_varying,
-    settled,
     speedup_variance,
     timed_rounds,
-    undisturbed,
 )
+from harness.analysis.server_run import ServedRun
+from harness.analysis.server_texts import ServedTexts
 from harness.analysis.setup import Setup
 from harness.analysis.user_latency import one_by_one
 from harness.records import RoundTiming, Rule, ServerClock, Trial
@@ -38,8 +35,8 @@ from harness.reporting.content import content_of
 from harness.reporting.html import column_definition
 from harness.reporting.sentences.comparison import verdicts
 from harness.reporting.tables import tables_of
-from harness.serving.counting import Counting
 from harness.serving.llamacpp import PROBABILISTIC
+from harness.serving.round_counting import Counting
 from harness.stats import jackknife
 from harness.storage import StoredRun, load
 from harness.summary import (

@@ -29,7 +29,7 @@ from server_answers import (
 from stand_in_server import StandIn
 
 from harness.analysis import analyse
-from harness.analysis.server_gate import text_z
+from harness.analysis.server_lossless import text_z
 from harness.cli import compose
 from harness.commands import server as command
 from harness.commands import server_start, server_visits

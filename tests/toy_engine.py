@@ -8,7 +8,7 @@ from harness.engines.adapters import Adapter
 from harness.engines.http_server import HttpServer, Running
 from harness.engines.protocol import Asked, Completion, EngineFacts
 from harness.engines.protocol import Server as EngineServer
-from harness.serving.counting import Counting
+from harness.serving.round_counting import Counting
 from harness.serving.spec import EngineSpec, PairToServe, ServingLine
 
 

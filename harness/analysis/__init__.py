@@ -22,7 +22,7 @@ def analyse(run: StoredRun) -> Summary:
     from harness.analysis.breakeven import analyse_breakeven
     from harness.analysis.lossless import analyse_snapshot
     from harness.analysis.profile import analyse_profile
-    from harness.analysis.served import analyse_served
+    from harness.analysis.server_run import analyse_served
     from harness.analysis.setup import Setup
     from harness.analysis.sweep_and_audition import analyse_pair
 

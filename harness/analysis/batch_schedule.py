@@ -10,8 +10,8 @@ Predicted: replay gives the rounds of every request, `harness.theory.batching` t
 closed loop makes of them and how many requests each has, and the loads of the *other* groups what
 such an iteration costs, R(K, B), fitted by least squares with a start for each request, from the
 rounds that these loads returned where a server tells them. So no
-prediction has seen the requests that it is held against. What a token costs beside its round is not
-fitted: rounds and tokens of one group tell the two apart too badly.
+prediction has seen the requests that it is held against. What a token costs besides its round is
+not fitted: rounds and tokens of one group tell the two apart too badly.
 
 The schedule names, for each measured concurrency, the K with the largest predicted throughput; of
 those that tie with it, the one that was measured fastest. Its
@@ -30,17 +30,17 @@ import numpy as np
 
 from harness.analysis.cells import lacking_visits
 from harness.analysis.replayed import as_served
-from harness.analysis.server_costs import (
+from harness.analysis.request_times import (
     Visit,
     compared_pace,
-    fit_rounds,
     least_squares,
     pace_of,
     shared_visits,
     with_enough_visits,
 )
+from harness.analysis.server_costs import fit_rounds
 from harness.records import LoadTiming, ResultRow, Rule, TextTrace, grouped, set_of
-from harness.serving.counting import Counting
+from harness.serving.round_counting import Counting
 from harness.stats.jackknife import Array
 from harness.summary import GroupRatio, LoadCell, Schedule, ScheduleEntry, Visits
 from harness.theory.batching import BatchTimes, closed_loop
@@ -274,7 +274,7 @@ class LoadCosts:
     """What closed loops cost on a server.
 
     Attributes:
-        plain_start_s, start_s: of a request beside its rounds, its prefill among it, plain and
+        plain_start_s, start_s: of a request besides its rounds, its prefill among it, plain and
             speculative.
         times: R(n, B).
     """

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from harness.analysis.cells import completed, latest
 from harness.analysis.lossless import distrust, text_checks
-from harness.analysis.served_texts import ServedTexts
+from harness.analysis.server_texts import ServedTexts
 from harness.analysis.setup import Setup
 from harness.analysis.verdict import evidence_from_trials
 from harness.records import GREEDY, Trial

@@ -37,7 +37,7 @@ VERIFY = ("target", "verify")
 # Of a look-up in a text of some thousand tokens, where step times were typed in
 LOOKUP_S = 1e-5
 # A ceiling of the speedup that is as low as this is below 1 whatever the machine does meanwhile
-HOPELESS = 0.8
+CEILING_THAT_LOSES = 0.8
 
 
 @dataclass(frozen=True, eq=False)
@@ -351,7 +351,7 @@ def can_pay(timings: Sequence[RoundTiming], draft: str) -> bool:
         visits = visits_of(timings, draft, temperature)
         if visits is None:
             return True
-        if ((np.array(visits.ks) + 1) / visits.mean_ratios).max() > HOPELESS:
+        if ((np.array(visits.ks) + 1) / visits.mean_ratios).max() > CEILING_THAT_LOSES:
             return True
     return False
 

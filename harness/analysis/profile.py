@@ -15,7 +15,7 @@ that parts and R(K) are of one pace of the machine.
 
 Batches. Sequences decoded together share the reading of the weights, which is what speculation
 gains from: the more of them, the more a drafted position costs. R(K, B) is K draft steps and a
-verify of that batch, and what this loop's rounds take beside their forwards, once for all of them.
+verify of that batch, and what this loop's rounds take besides their forwards, once for all of them.
 The pair's own texts are replayed, and their rounds decoded so many side by side, one that ends
 followed by the next (`harness.theory.batching`). Where acceptance is not the pair's (random
 weights) all sequences advance by the iid formula's tokens per round at an assumed alpha.
@@ -331,7 +331,7 @@ def _steps(curve: StepCurve) -> StepTimes:
 
 
 def _with_host_work(curve: StepCurve, latency: Latency | None) -> RoundTimes:
-    """R of a batch: its steps, and what rounds of one sequence take beside theirs."""
+    """R of a batch: its steps, and what rounds of one sequence take besides theirs."""
     steps = _steps(curve)
 
     def beside(k: int) -> float:

@@ -7,44 +7,31 @@ line in its rounds, and these are fitted by least squares over requests whose re
 rounds there were, and what each drafted. A round that drafted another number of tokens than any
 measured K is made of those that are fitted exactly as a prediction makes it (`RoundTimes.parts`).
 
-A visit sends every request to every server. A low quantile of a request's visits is taken as its
-time, by default the lowest tenth (`undisturbed`): what else runs on a machine only adds to it, and
-may add to most. Where the machine itself is now slow, now fast, low quantiles vary more than the
-median: `least_varying` tells from a run's visits which of them to take. Where a time of decoding is
-a request less another for one token, each of the two is settled so, for the lowest differences are
-those whose one-token request was disturbed. Such a start may be below 0: the one-token request has
-costs that a longer one does not have again.
-
-A low quantile of few visits is higher than that of many. So a K whose server ended early, or
-whose requests failed, is compared over the visits that plain decoding shares with it: its time is
-that of the shared visits, times what plain decoding took in all of its visits / in the shared ones.
+What a request takes is settled over visits first (`harness.analysis.request_times`).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls
 
-from harness.analysis.cells import latest
-from harness.records import GREEDY, RoundTiming, Trial, grouped
-from harness.serving.counting import Counting
+from harness.analysis.request_times import (
+    Settle,
+    Visit,
+    compared_pace,
+    fit_line,
+    least_squares,
+    pace_of,
+    undisturbed,
+)
+from harness.records import RoundTiming
+from harness.serving.round_counting import Counting
 from harness.stats.jackknife import Array, Index, Variance, left_out_variance
 from harness.theory.replay import Replayed, replay_texts, stacked
 from harness.theory.speedup import RoundTimes
 
 # Costs' error is that of leaving out one such part of the requests at a time
 PARTS = 8
-# The quantile of a request's visits that is taken as its time, and higher ones that may be
-UNDISTURBED, HIGHER = 0.1, (0.25, 0.5)
-# A higher one is only chosen where a request has so many visits
-ENOUGH_VISITS = 8
-# A K that lacks more than this share of the visits that another has is not held against it
-MOST_LACKING = 0.1
-NO_SHARED_VISIT = "not timed in any visit that timed plain decoding's text"
-# A time from those of several visits
-Settle = Callable[[Sequence[float]], float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +110,7 @@ class ServerCosts:
     """What decoding costs on a server.
 
     Attributes:
-        plain_start_s, start_s: of a request beside its rounds, plain and speculative.
+        plain_start_s, start_s: of a request besides its rounds, plain and speculative.
         times: of a plain token, and of a round that drafts n tokens.
     """
 
@@ -185,17 +172,6 @@ def fit_costs(timed: TimedRequests) -> ServerCosts | None:
     return None if fitted is None else ServerCosts(plain_start_s, fitted[0], fitted[1][0])
 
 
-def fit_line(counts: Array, seconds: Array, *, net: bool) -> tuple[float, float]:
-    """A start, and what each of [n] counts costs.
-
-    No start is below 0; where another request was taken off (`net`), none with its first count is.
-    """
-    start_s, each_s = least_squares(
-        np.column_stack([np.ones_like(counts), counts - 1.0 if net else counts]), seconds
-    )
-    return start_s - each_s if net else start_s, each_s
-
-
 def fit_rounds(
     plain_s: Sequence[float],
     rounds: Sequence[tuple[int, Array]],
@@ -255,279 +231,6 @@ def _shares(times: RoundTimes, k: int) -> Array:
         for part, share in times.parts(n):
             made[n, columns[part]] += share
     return made
-
-
-def least_squares(columns: Array, seconds: Array, known_s: Array | float = 0.0) -> list[float]:
-    """What each of the [n, column] counts costs, none below 0, errors relative to the seconds.
-
-    Args:
-        columns: how often each thing was done.
-        seconds: [n] that it took together.
-        known_s: what of these is known already.
-    """
-    fitted, _ = nnls(columns / seconds[:, None], 1.0 - known_s / seconds)
-    return fitted.tolist()
-
-
-# ---- over visits ---------------------------------------------------------------------------------
-
-
-def undisturbed(seconds: Sequence[float]) -> float:
-    """A request's time from that of each visit."""
-    return _quantile(seconds, UNDISTURBED)
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    """As numpy's, which takes a hundred times as long for so few values."""
-    ordered, place = sorted(values), share * (len(values) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
-
-
-def least_varying(requests: Iterable[Sequence[float]]) -> Settle:
-    """The quantile that settles a request's time over visits with the least error.
-
-    An L-estimator whose trimming is chosen by its estimated variance (Jaeckel, Some flexible
-    estimates of location, 1971). The error of a quantile is by how much it changes, relatively,
-    where its share of the visits changes by a standard deviation; the mean over requests counts.
-    Of equal errors the lowest quantile does.
-
-    Args:
-        requests: of each, the seconds that its visits took.
-    """
-    made = [seconds for seconds in requests if len(seconds) >= ENOUGH_VISITS]
-    if not made:
-        return undisturbed
-
-    def error(share: float) -> float:
-        changes: list[float] = []
-        for seconds in made:
-            deviation = np.sqrt(share * (1.0 - share) / len(seconds))
-            shares = (max(0.0, share - deviation), share, share + deviation)
-            low, middle, high = np.quantile(seconds, shares)
-            changes.append((high - low) / middle)
-        return float(np.mean(changes))
-
-    chosen = min((UNDISTURBED, *HIGHER), key=error)
-    return lambda seconds: _quantile(seconds, chosen)
-
-
-class Visit(NamedTuple):
-    """What a request, or a load of them, took in one visit.
-
-    Attributes:
-        number: of the visit.
-        place: among all that were stored, in their order.
-        seconds: of decoding.
-        one_token_s: what was taken off to give them; 0.0 where nothing was.
-        length: by which they are divided.
-    """
-
-    number: int
-    place: int
-    seconds: float
-    one_token_s: float = 0.0
-    length: float = 1.0
-
-
-def shared_visits(visits: Iterable[Visit], plain: Iterable[Visit]) -> list[tuple[Visit, Visit]]:
-    """The visits of a K, each with that of plain decoding that was made next to it.
-
-    They have one number. A run that was resumed may have several of it; then those go together that
-    were stored nearest to each other.
-    """
-    by_number = grouped(plain, lambda visit: visit.number)
-    pairs = [
-        (visit, min(by_number[visit.number], key=lambda each: abs(each.place - visit.place)))
-        for visit in visits
-        if visit.number in by_number
-    ]
-    pairs.sort(key=lambda pair: -abs(pair[0].place - pair[1].place))
-    nearest = {other: visit for visit, other in pairs}
-    return [(visit, other) for other, visit in nearest.items()]
-
-
-def pace_of(visits: Sequence[Visit], settle: Settle = undisturbed) -> float:
-    """Seconds per length, settled over visits."""
-    one_token_s = settle([visit.one_token_s for visit in visits])
-    requests = [(v.seconds + v.one_token_s - one_token_s) / v.length for v in visits]
-    return max(0.0, settle(requests))
-
-
-def compared_pace(
-    visits: Sequence[Visit], plain: Sequence[Visit], settle: Settle = undisturbed
-) -> float | None:
-    """The pace of a K, whose ratio to plain decoding's is that of the visits that they share.
-
-    Returns:
-        None where they share none.
-    """
-    pairs = shared_visits(visits, plain)
-    if not pairs:
-        return None
-    pace = pace_of([visit for visit, _ in pairs], settle)
-    shared = pace_of([other for _, other in pairs], settle)
-    # Plain decoding's pace is one for every K: that of all of its visits
-    return pace * pace_of(plain, settle) / shared if shared > 0.0 else pace
-
-
-def with_enough_visits(timed: Mapping[int, int]) -> set[int]:
-    """The K to choose from, of those that so many visits timed."""
-    most = max(timed.values(), default=0)
-    return {k for k, visits in timed.items() if most - visits <= MOST_LACKING * most}
-
-
-def settling(trials: Sequence[Trial]) -> Settle:
-    """How a run's requests are settled over visits, as its greedy ones tell: these are alike."""
-    timed = [trial for trial in trials if _is_timed(trial) and trial.temperature == GREEDY]
-    return least_varying(
-        [(trial.decode_s or 0.0) + (trial.one_token_s or 0.0) for trial in group]
-        for group in grouped(timed, _Asked.of).values()
-    )
-
-
-class _Asked(NamedTuple):
-    """What was asked in every visit."""
-
-    prompt_set: str
-    prompt: str
-    temperature: float
-    k: int
-
-    @classmethod
-    def of(cls, trial: Trial) -> "_Asked":
-        """By a trial."""
-        return cls(trial.prompt_set, trial.prompt, trial.temperature, trial.k)
-
-
-def settled(trials: Sequence[Trial], settle: Settle = undisturbed) -> list[Trial]:
-    """One trial per generation, with times that are settled over visits.
-
-    A greedy text is the same in every visit, so one trial stands for all; where rounding makes it
-    another one, the commonest counts. Sampled texts differ: each keeps its rounds, at the pace of
-    that prompt's requests, their start among it. A K is timed over the visits that plain decoding
-    has too; without any a greedy text has failed, and sampled ones keep the times that they took.
-
-    Args:
-        trials: as they were stored, in their order: of a generation that was stored more than once
-            all are timed.
-        settle: a request's time over its visits.
-    """
-    timed = [(place, trial) for place, trial in enumerate(trials) if _is_timed(trial)]
-    sampled = (trial for _, trial in timed if trial.temperature != GREEDY)
-    cells = grouped(sampled, lambda trial: (trial.temperature, trial.k))
-    lengths = {cell: _Lengths.of(made) for cell, made in cells.items()}
-    generations = grouped(latest(trials), _Asked.of)
-    texts = {asked: _commonest(group) for asked, group in generations.items()}
-    visits = {
-        asked: _visits(entries, texts[asked], lengths.get((asked.temperature, asked.k)))
-        for asked, entries in grouped(timed, lambda entry: _Asked.of(entry[1])).items()
-    }
-    made: list[Trial] = []
-    for asked, group in generations.items():
-        timed_in, plain_in = visits.get(asked, []), visits.get(asked._replace(k=0), [])
-        pace = None
-        if timed_in:
-            compared = asked.k and plain_in
-            pace = (
-                compared_pace(timed_in, plain_in, settle) if compared else pace_of(timed_in, settle)
-            )
-        if asked.temperature == GREEDY:
-            made.append(_settled(group, texts[asked], pace))
-        else:
-            made += _at_pace(group, pace, lengths.get((asked.temperature, asked.k)))
-    return made
-
-
-def _is_timed(trial: Trial) -> bool:
-    return trial.status == "ok" and trial.decode_s is not None
-
-
-def _visits(
-    entries: Sequence[tuple[int, Trial]], text: tuple[int, ...] | None, length: "_Lengths | None"
-) -> list[Visit]:
-    """The visits by which a request is timed, with the place of each trial.
-
-    Args:
-        entries: its trials, with their places.
-        text: the greedy one that counts.
-        length: of sampled ones; None if greedy.
-    """
-    if length is None:
-        measured = [(place, trial, 1.0) for place, trial in entries if trial.tokens == text]
-    else:
-        measured = [(p, trial, length(trial)) for p, trial in entries if trial.decode_s]
-        # Divided by less than a round, a text's noise would be most of its pace
-        measured = [each for each in measured if each[-1] >= 1.0] or measured
-    return [
-        Visit(trial.repetition, place, trial.decode_s or 0.0, trial.one_token_s or 0.0, each)
-        for place, trial, each in measured
-        if each > 0.0
-    ]
-
-
-def _commonest(trials: Sequence[Trial]) -> tuple[int, ...] | None:
-    """The text of most of those that were timed."""
-    texts = [trial.tokens for trial in trials if _is_timed(trial)]
-    return max(texts, key=texts.count, default=None)
-
-
-def _settled(trials: Sequence[Trial], text: tuple[int, ...] | None, seconds: float | None) -> Trial:
-    """Of one prompt and K, the text that counts; the last failure where no visit succeeded."""
-    alike = next((t for t in trials if _is_timed(t) and t.tokens == text), None)
-    if alike is None:
-        return replace(trials[-1], repetition=0)
-    if seconds is None:
-        return replace(alike, repetition=0, status="failed", error=NO_SHARED_VISIT)
-    return replace(alike, repetition=0, decode_s=seconds)
-
-
-@dataclass(frozen=True)
-class _Lengths:
-    """How long sampled requests of one K are, in rounds.
-
-    Attributes:
-        told: whether the server tells rounds; else tokens stand for them, as where it decodes
-            plainly.
-        start: how many rounds a request's start lasts. Without it the lowest time per round would
-            be the longest text's.
-    """
-
-    told: bool
-    start: float
-
-    @classmethod
-    def of(cls, trials: Sequence[Trial]) -> "_Lengths":
-        """Of all prompts' requests."""
-        told = all(trial.rounds for trial in trials if trial.status == "ok" and trial.new_tokens)
-        bare = cls(told, 0.0)
-        timed = [trial for trial in trials if trial.decode_s and bare.rounds(trial)]
-        rounds = np.array([bare.rounds(trial) for trial in timed], dtype=np.float64)
-        if len(set(rounds)) < 2:
-            return bare
-        net = any(trial.one_token_s is not None for trial in timed)
-        start_s, round_s = fit_line(rounds, np.array([trial.decode_s for trial in timed]), net=net)
-        return cls(told, start_s / round_s) if round_s > 0.0 else bare
-
-    def rounds(self, trial: Trial) -> int:
-        """Without the start."""
-        return (trial.rounds if self.told else trial.new_tokens) or 0
-
-    def __call__(self, trial: Trial) -> float:
-        """With it; 0.0 where there was no round."""
-        rounds = self.rounds(trial)
-        return self.start + rounds if rounds else 0.0
-
-
-def _at_pace(trials: Sequence[Trial], pace: float | None, length: _Lengths | None) -> list[Trial]:
-    """Of one prompt and K: every text at the settled pace."""
-    if pace is None or length is None:
-        return list(trials)
-    return [
-        trial if trial.decode_s is None else replace(trial, decode_s=pace * length(trial))
-        for trial in trials
-    ]
 
 
 def timed_rounds(

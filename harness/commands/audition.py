@@ -28,8 +28,8 @@ from harness.config import AuditionConfig, ModelConf, like_target
 from harness.measurement.environment import describe_host
 from harness.records import Failure, Prompt, TextTrace, UserError
 from harness.storage import RunFolder, load
+from harness.storage.imported_scores import read_tables
 from harness.storage.manifest import TextsMadeWith
-from harness.storage.tables import read_tables
 
 AUDITION = "audition"
 OF_DRAFT = ("name", "id", "kind", "layers")

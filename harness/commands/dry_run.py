@@ -33,8 +33,8 @@ from harness.reporting import formatting as fmt
 from harness.reporting.console import print_brief, print_table
 from harness.reporting.tables.cards import cards_table, cost_table
 from harness.reporting.tables.specification import Column, Table, table
-from harness.serving.counting import shorter_budget
 from harness.serving.engines import OWN
+from harness.serving.round_counting import shorter_budget
 from harness.theory.architecture import architecture_of
 from harness.theory.cost import (
     Forwards,

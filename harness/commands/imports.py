@@ -8,7 +8,7 @@ from typing import Any
 from harness.commands.run_lifecycle import Outcome, concluded
 from harness.config import ReportConfig
 from harness.engines.protocol import ServedRecord
-from harness.engines.records import PROMPT_SET, imported, record_of
+from harness.engines.stored_answers import PROMPT_SET, imported, record_of
 from harness.measurement.environment import describe_host
 from harness.records import UserError
 from harness.storage import RunFolder

@@ -25,7 +25,7 @@ from harness.config import ServerConfig
 from harness.engines.protocol import Completion
 from harness.measurement.generations import Request
 from harness.measurement.returned_texts import ReturnedText
-from harness.measurement.served import shorter
+from harness.measurement.server_request import shorter
 from harness.models.load import Vocabulary, load_vocabulary
 from harness.models.tokenizer import check_thinking, encode
 from harness.records import Prompt, Rule, ServerClock, TextKey, Trial, UserError, grouped

@@ -38,7 +38,7 @@ from harness.measurement.clock import Clock
 from harness.measurement.environment import fewest_threads
 from harness.measurement.generations import drafter_of
 from harness.measurement.returned_texts import ReturnedText, unlikely_share
-from harness.measurement.served import check_drafts
+from harness.measurement.server_request import check_drafts
 from harness.models.load import load_vocabulary, memory_need
 from harness.records import (
     GREEDY,

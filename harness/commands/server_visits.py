@@ -50,7 +50,7 @@ from harness.engines.protocol import (
 from harness.measurement.clock import undisturbed
 from harness.measurement.generations import Request
 from harness.measurement.load import Load, LoadFailedError, groups_of, load_visit
-from harness.measurement.served import ask
+from harness.measurement.server_request import ask
 from harness.records import (
     Measurement,
     NotMeasured,

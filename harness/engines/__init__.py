@@ -4,13 +4,14 @@
    turns token ids into a `Completion`: the returned ids, the engine's counters and its clocks.
 2. `own.py`: our loop behind that protocol. `llamacpp.py`, `vllm.py`, `sglang.py`: their HTTP
    servers, each in one module: started here or running somewhere, asked, and their answers parsed.
-   `openai.py`: any other endpoint that completes texts,
-   mlx-lm's among them; it is timed, and counts nothing.
+   `openai.py`: any other endpoint that completes texts, mlx-lm's among them; it is timed, and
+   counts nothing.
 3. `http_server.py`: what these servers share. `process.py` and `supervisor.py`: a server process
    that listens on this machine only and ends with the run, however the run ends. `client.py`:
    requests to it, and what goes wrong with them. `waiting.py`: what is being waited for.
-4. `adapters.py`: the one table of engines by name, which the command `server` reads.
-5. `records.py`: answers that a server or a client stored elsewhere, by the same parsers.
+4. `adapters.py`: how the command `server` starts an engine or attaches to one. The table of engines
+   is `harness.serving.engines`: to add one, begin there.
+5. `stored_answers.py`: answers that a server or a client stored elsewhere, by the same parsers.
 6. `gguf_file.py`: small models as GGUF files for llama.cpp. `xllamacpp_server.py`: `llama-server`
    for those who have the Python wheel and no binary.
 

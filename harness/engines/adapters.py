@@ -207,7 +207,7 @@ def api_key(name: str | None) -> str | None:
 
 
 def started_with(serve: ToServe, port: int | None) -> dict[str, Any]:
-    """What every engine is started with beside the models."""
+    """What every engine is started with besides the models."""
     return {
         "logs": serve.logs,
         "context_tokens": serve.context_tokens,

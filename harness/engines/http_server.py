@@ -29,7 +29,7 @@ from harness.records import Rule, ServerCommand, UserError
 from harness.serving.drafts import DraftKind
 from harness.serving.spec import EngineSpec
 
-# Positions beside prompt, budget and one draft, so that the context never shortens a draft
+# Positions in addition to prompt, budget and one draft, so that the context never shortens a draft
 SPARE_POSITIONS = 8
 # Words of a variable's name that say what nobody else should read, or what holds here alone
 SECRETS = frozenset(("AUTH", "CREDENTIALS", "KEY", "PASSWORD", "SECRET", "TOKEN"))
@@ -237,7 +237,7 @@ class StartedEngine(ABC):
         return [found]
 
     def environment(self) -> Mapping[str, str]:
-        """Variables of a server beside this process's own."""
+        """Variables of a server in addition to this process's own."""
         return {}
 
     def memory_flags(self, k: int) -> dict[str, str]:

@@ -49,7 +49,7 @@ class ServerProcess:
         Args:
             command: program and arguments.
             log: file, written anew.
-            environment: variables beside this process's own.
+            environment: variables in addition to this process's own.
         """
         self._log = log
         with log.open("wb") as output:

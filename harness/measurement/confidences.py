@@ -1,4 +1,4 @@
-"""How sure a draft is of what it drafts: what adaptive drafting needs beside a draft's scores.
+"""How sure a draft is of what it drafts: what adaptive drafting needs besides a draft's scores.
 
 Adaptive drafting (`decode.stop=threshold`) drafts no more after a token that the draft was unsure
 of. Along the target's text its probabilities are those of the scores. Where a drafted token is not

@@ -31,7 +31,7 @@ from harness.engines.protocol import (
 )
 from harness.measurement.generations import Request
 from harness.records import HALF, LoadTiming, ServerClock, UserError
-from harness.serving.counting import SHORTER, SHORTEST
+from harness.serving.round_counting import SHORTER, SHORTEST
 
 # Requests of a load for each that is in flight: fewer are mostly start and end
 REQUESTS_PER_SLOT = 4

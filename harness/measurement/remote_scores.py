@@ -85,7 +85,7 @@ class TextServer:
     def version(self) -> str:
         """As it reports it; "unknown" where it does not."""
         path, field = self._kind.version
-        answer = _said(self._client, path)
+        answer = _answer_or_empty(self._client, path)
         return str(answer.get(field, "unknown"))
 
     def complete(self, request: Request, decode: Callable[[Sequence[int]], str]) -> GeneratedText:
@@ -142,9 +142,9 @@ class TextServer:
                 f"{client.where}: its answer cannot be read ({name}: {error})"
             ) from error
 
-    def _compare(self, said: str, decoded: str) -> None:
+    def _compare(self, answer: str, decoded: str) -> None:
         """Refuse another model: the first answer with text is not what its ids stand for."""
-        ours, theirs = (text.strip()[:COMPARED_CHARACTERS] for text in (decoded, said))
+        ours, theirs = (text.strip()[:COMPARED_CHARACTERS] for text in (decoded, answer))
         if self._compared or not ours:
             return
         # The end of a character may be held back
@@ -158,7 +158,7 @@ class TextServer:
     def _recognised(self) -> Interface:
         for kind in KINDS:
             path, field = kind.probe
-            if field in _said(self._client, path):
+            if field in _answer_or_empty(self._client, path):
                 return kind
         raise UserError(
             f"{self._client.where}: neither llama.cpp's server nor SGLang's nor one with"
@@ -166,7 +166,7 @@ class TextServer:
         )
 
 
-def _said(
+def _answer_or_empty(
     client: HttpClient, path: str, body: Mapping[str, Any] | None = None
 ) -> Mapping[str, Any]:
     """A server's answer at a path; empty where it has none there."""
@@ -201,11 +201,11 @@ class DraftServer:
     def check_vocabulary(self, tokens: Sequence[int], decoded: str) -> None:
         """Refuse a draft that reads ids as another text than the target's tokenizer, if it says."""
         body = {"model": self._model, "tokens": list(tokens)}
-        said = _said(self._client, "/detokenize", body).get("prompt")
-        if said is not None and str(said).strip() != decoded.strip():
+        answer = _answer_or_empty(self._client, "/detokenize", body).get("prompt")
+        if answer is not None and str(answer).strip() != decoded.strip():
             raise UserError(
                 f"{self._client.where}: a draft of another vocabulary than the target's: ids that"
-                f" stand for {decoded[:30]!r} are {str(said)[:30]!r} there"
+                f" stand for {decoded[:30]!r} are {str(answer)[:30]!r} there"
             )
 
     def score(self, text: GeneratedText, draft_name: str) -> TextTrace:
@@ -226,11 +226,11 @@ class DraftServer:
                 " (prompt_logprobs), for others load the draft here: drafts=[name@folder-or-hub-id]"
             )
         pairs = zip(text.tokens, told[len(text.request.tokens) :], strict=True)
-        told_of = [(entry[str(token)], entry.values()) for token, entry in pairs]
+        ranked = [(entry[str(token)], entry.values()) for token, entry in pairs]
         return served_trace(
             text,
             draft_name,
-            [float(entry["logprob"]) for entry, _ in told_of],
+            [float(entry["logprob"]) for entry, _ in ranked],
             # Not by rank: of two tied likeliest tokens vLLM says rank 2
-            [e["logprob"] >= max(each["logprob"] for each in all_) for e, all_ in told_of],
+            [e["logprob"] >= max(each["logprob"] for each in all_) for e, all_ in ranked],
         )

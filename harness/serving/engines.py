@@ -2,8 +2,8 @@
 
 from harness.records import GREEDY, RULES
 from harness.serving import llamacpp, mlx, sglang, transformers, vllm
-from harness.serving.counting import Counting
 from harness.serving.drafts import DraftKind
+from harness.serving.round_counting import Counting
 from harness.serving.spec import EngineSpec
 
 # Our own loop, which decodes in this process

@@ -15,7 +15,7 @@
 from collections.abc import Callable, Sequence
 
 from harness.records import LONGEST_NGRAM
-from harness.serving.counting import Counting
+from harness.serving.round_counting import Counting
 from harness.serving.spec import BLOCK, EngineSpec, PairToServe, ServingLine
 
 COUNTING = Counting(first_position=1, shortens_last_draft=True)

@@ -19,8 +19,8 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 
-from harness.serving.counting import Counting
 from harness.serving.drafts import DRAFTS, DraftKind
+from harness.serving.round_counting import Counting
 from harness.serving.spec import BLOCK, EngineSpec, PairToServe, ServingLine, changes
 
 # `--speculative-algorithm`, for a chain or a block of drafted tokens

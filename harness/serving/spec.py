@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from harness.records import Rule
-from harness.serving.counting import Counting
 from harness.serving.drafts import DraftKind
+from harness.serving.round_counting import Counting
 from harness.summary import SamplingFacts
 
 # Of every engine that serves DFlash drafters

@@ -26,8 +26,8 @@ from dataclasses import replace
 from typing import Any
 
 from harness.records import LONGEST_NGRAM
-from harness.serving.counting import Counting
 from harness.serving.drafts import DRAFTS, DraftKind
+from harness.serving.round_counting import Counting
 from harness.serving.spec import BLOCK, EngineSpec, PairToServe, ServingLine, changes
 
 COUNTING = Counting(first_position=1, shortens_last_draft=False)

@@ -1,10 +1,11 @@
 """The run folder: append, resume, load.
 
 One run is one folder (`results/<UTC yyyymmdd-hhmmss>_<command>_<model>[_<draft>]/`) whose files are
-a contract that notebooks and other tools read. A generation is one line of trials.jsonl, written
-whole and fsynced before the next begins, so a killed process loses at most the generation in
-flight; every other file is replaced as a whole. All carry checksums, which are verified whenever a
-run is read (`harness.storage.files` says how). A file that is damaged is an error that names it;
+a contract that notebooks and other tools read. Files of lines (trials.jsonl and its like) grow by
+whole, fsynced lines, a generation or a timing each, so a killed process loses at most the one in
+flight; checks.jsonl and every other file is replaced as a whole. All but manifest.json, which
+people edit, carry checksums, which are verified whenever a run is read (`harness.storage.files`
+says how). A file that is damaged is an error that names it;
 nothing that was measured is dropped, or measured again, unless you ask for it.
 """
 

@@ -8,8 +8,8 @@ R(0) that of a plain token (`RoundTimes`), exactly and whatever the text,
 
 Where only single steps are known (`StepTimes`), R(K) / R(0) is taken as `K c + v`, with `c` = draft
 step / target step and `v` = the target's forward over K+1 positions / target step; v = 1 gives LKM
-theorem 3.8. That leaves out what a loop does beside its forwards; it serves for typed latencies and
-for the floors of a card.
+theorem 3.8. That leaves out what a loop does besides its forwards; it serves for typed latencies
+and for the floors of a card.
 
 What needs a model of the text is tokens_per_round. The iid model says that every draft token is
 accepted with one probability `alpha`, given that all before it in its round were. It explains and
@@ -86,7 +86,7 @@ class RoundTimes:
 
     A prediction is tokens_per_round x R(0) / R(K). R is measured on consecutive rounds of the loop
     that will serve, or follows from typed step times (`from_steps`), which leave out what a loop
-    does beside its forwards.
+    does besides its forwards.
 
     Attributes:
         plain_s: R(0), one plain token.

@@ -3,9 +3,10 @@
 An EAGLE-3 head and a model's own MTP layer draft token by token (`ChainHead`); Medusa heads and
 DFlash drafters draft a block from the same states (`BlockHead`).
 
-Row t of a text x takes token x[t + 1] and a feature, and predicts x[t + 2]. The feature of a row
-that starts afresh is made of the target's hidden states at t; that of each further row of a chain
-is the head's own output of the row before. `harness.decoding.heads` runs that in the loop.
+Of a `ChainHead`, row t of a text x takes token x[t + 1] and a feature, and predicts x[t + 2]. The
+feature of a row that starts afresh is made of the target's hidden states at t; that of each further
+row of a chain is the head's own output of the row before. `harness.decoding.heads` runs that in the
+loop.
 """
 
 from abc import ABC, abstractmethod

@@ -60,7 +60,7 @@ NAME = re.compile(
     r"(?:model\.)?(?:language_model\.)?(?:mtp\.(?:layers\.(?P<mtp>\d+)\.)?|layers\.(?P<layer>\d+)\.)"
     r"(?P<part>.+)"
 )
-# What both layouts have beside the decoder layer, by their names
+# What both layouts have besides the decoder layer, by their names
 PARTS = {
     "fc.weight": "fc.weight",
     "eh_proj.weight": "fc.weight",
@@ -324,11 +324,13 @@ def _network(
     network.set_input_embeddings(_own_or_shared(tensors.get(SHARED[0]), shared[0]))
     network.set_output_embeddings(_own_or_shared(tensors.get(SHARED[1]), shared[1]))
     mtp = MtpNetwork(network, config.num_hidden_layers, [module.weight for module in shared])
-    beside = {name: weight for name, weight in mtp.state_dict().items() if name in PROJECTION}
-    missing = sorted(beside.keys() - tensors.keys())
+    projection = {name: weight for name, weight in mtp.state_dict().items() if name in PROJECTION}
+    missing = sorted(projection.keys() - tensors.keys())
     missing += sorted(name for name in report["missing_keys"] if not name.startswith(REPLACED))
     wrong = [
-        name for name in beside.keys() & tensors.keys() if tensors[name].shape != beside[name].shape
+        name
+        for name in projection.keys() & tensors.keys()
+        if tensors[name].shape != projection[name].shape
     ]
     wrong += [entry[0] for entry in report["mismatched_keys"]]
     left = sorted(report["unexpected_keys"])
@@ -338,7 +340,7 @@ def _network(
                 f"{where} {fault} {', '.join(names[:SHOWN])}; give a checkpoint of "
                 f"{target.key}={target.name} whose MTP layer is neither quantized nor cut off"
             )
-    mtp.load_state_dict({name: tensors[name] for name in beside}, strict=False)
+    mtp.load_state_dict({name: tensors[name] for name in projection}, strict=False)
     return mtp
 
 

@@ -117,7 +117,7 @@ ROUND_NOTE = (
     " A prediction is tokens per round x R(0) / R(K)."
 )
 SERVER_ROUND_NOTE = (
-    "R(K): a round with K draft tokens on the server, beside the start of its request; K = 0: one"
+    "R(K): a round with K draft tokens on the server, without the start of its request; K = 0: one"
     " plain token. Fitted over all requests."
 )
 ROUND_BY_STEPS_NOTE = (

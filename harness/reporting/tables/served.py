@@ -200,7 +200,7 @@ GATE_NOTES = (
     " Rounds test the draft and its rule, not the texts; they have a z where a draft is sampled.",
 )
 COST_NOTE = (
-    "start: what a request costs beside its prefill and its rounds. A round costs by how many"
+    "start: what a request costs besides its prefill and its rounds. A round costs by how many"
     " tokens it drafted: R(K) below."
 )
 CLOCKS = {

@@ -16,7 +16,7 @@ from typing import Any
 from harness.engines.protocol import Completion, EngineFacts, Server
 from harness.measurement.generations import Request, round_counts
 from harness.records import RoundTiming, ServerClock, Trial, UserError
-from harness.serving.counting import shorter_budget
+from harness.serving.round_counting import shorter_budget
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from harness.analysis.cells import completed
-from harness.analysis.served_texts import ServedTexts, Texts
+from harness.analysis.server_texts import ServedTexts, Texts
 from harness.records import GREEDY, Rule, Trial, grouped
 from harness.stats.jackknife import Array
 from harness.stats.skewed import normal_z

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from harness.analysis.cells import completed, latest
 from harness.analysis.lossless import text_checks, without_faulty
 from harness.analysis.replayed import as_served
-from harness.analysis.server_costs import Settle, settled, settling
+from harness.analysis.request_times import Settle, settled, settling
 from harness.analysis.setup import Setup
 from harness.records import Cell, Rule, ServingEngine, TextTrace, Trial, grouped
-from harness.serving.counting import Counting, shorter_budget
+from harness.serving.round_counting import Counting, shorter_budget
 from harness.stats.jackknife import Array
 from harness.summary import TextCheck, Visits
 from harness.theory.replay import Replayed, replay_texts, rounds_variance

@@ -1,14 +1,15 @@
 """How an engine counts rounds and drafted tokens, so that replay can count alike.
 
-All engines decode the same texts at temperature 0, and at one K they all take the same rounds
-through the middle of a text. They differ at its two ends:
+At temperature 0 engines should return the same text, and at one K take the same rounds through the
+middle of it. They count differently at its two ends:
 
 - Most take the first token from the logits of the prefill, so that rounds begin at the second
-  (position 1). Our loop and ONNX Runtime's begin at position 0.
+  (position 1). Our loop's begin at position 0.
 - Near the budget llama.cpp drafts at most as many tokens as can still be emitted before the
   round's own; with one left it takes a plain step. vLLM drafts K always, and cuts.
 
-Read in the sources and checked against replay of returned texts, token for token.
+Read in the sources; llama.cpp's and vLLM's were checked against replay of returned texts, token for
+token. SGLang's were read alone.
 """
 
 from collections.abc import Sequence

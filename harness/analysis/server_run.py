@@ -6,7 +6,7 @@ it: the rounds that replay expects of the plain server's texts, and what this en
 in the requests of the other prompt sets, and on servers that were told to reject every draft. What
 our own loop's rounds would have predicted stands next to it.
 
-A temperature at which a speculating server is not lossless (`server_gate`) gets no verdict.
+A temperature at which a speculating server is not lossless (`server_lossless`) gets no verdict.
 """
 
 from collections import Counter
@@ -32,22 +32,19 @@ from harness.analysis.cells import (
 )
 from harness.analysis.latency import latency_of, latency_row, near, visits_of
 from harness.analysis.lossless import distrust
-from harness.analysis.served_texts import ServedTexts, Texts
+from harness.analysis.request_times import Visit, compared_pace, pace_of, with_enough_visits
 from harness.analysis.server_costs import (
     PlainRequests,
     Requests,
     ServerCosts,
     TimedRequests,
-    Visit,
-    compared_pace,
     fit_costs,
-    pace_of,
     seconds_of_rounds,
     speedup_variance,
     timed_rounds,
-    with_enough_visits,
 )
-from harness.analysis.server_gate import gate_caveats, gates
+from harness.analysis.server_lossless import gate_caveats, gates
+from harness.analysis.server_texts import ServedTexts, Texts
 from harness.analysis.setup import Setup
 from harness.analysis.unstable import impossible, unstable_cells
 from harness.analysis.user_latency import one_by_one, under_load

@@ -32,7 +32,7 @@ from harness.serving.engines import spec_of
 
 # One prompt set for all of them: no record says of what kind its prompt is
 PROMPT_SET = "requests"
-# Of every engine here the prefill gives the first token
+# Of every engine whose answers are read here the prefill gives the first token
 FIRST_POSITION = 1
 SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0}
 PROMPT_FIELDS = ("prompt", "messages", "input_ids", "text")
@@ -330,7 +330,7 @@ def _k_of(file: str, records: Sequence[ServedRecord], given: int | None) -> int:
 
 
 def _rounds_at_budget(record: ServedRecord) -> int | None:
-    """Rounds of llama.cpp's request that ended at its budget: each emits one token of its own."""
+    """Rounds of a request that ended at its budget: each emits one token of the target's own."""
     if record.stop_reason != "budget" or record.accepted is None:
         return None
     return record.returned - FIRST_POSITION - record.accepted
