@@ -1,8 +1,8 @@
 """The files of a run folder: written whole, and verified when read.
 
-Writing. A file is written next to its place, fsynced and renamed into it; a line of trials.jsonl,
-or of another file of lines, is appended and fsynced, and cut off again where it could not be written
-whole. A full or read-only disk therefore leaves what was stored before as it was.
+Writing. A file is written next to its place, fsynced and renamed into it. A line of trials.jsonl,
+or of another file of lines, is appended and fsynced, and cut off again where it could not be
+written whole. A full or read-only disk therefore leaves what was stored before as it was.
 
 Checksums. Such a line ends with the CRC-32 of its own bytes, so each line is verified alone. For
 the other files checksums.json holds SHA-256 digests. A file and its digest cannot be replaced in
