@@ -7,19 +7,14 @@ that changes greedy texts gets no verdict.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from harness.analysis.adaptive import ScoredTexts, adaptive_drafting, replayed_adaptively
 from harness.analysis.answers import Answered, Question, answered, questions
 from harness.analysis.caveats import caveats, failures, greedy_texts_differ, of_the_timings
-from harness.analysis.cells import (
-    completed,
-    latest,
-    measured_positions,
-    measured_rows,
-)
-from harness.analysis.explanation import Case, case_of, explain, rules_of_thumb
+from harness.analysis.cells import completed, latest, measured_positions, measured_rows
+from harness.analysis.explanation import case_of, explain, rules_of_thumb
 from harness.analysis.latency import (
     LOOKUP_S,
     Latency,
@@ -61,13 +56,10 @@ from harness.summary import (
     AdaptiveDrafting,
     Caveat,
     Doubt,
-    DraftMemory,
     Explanation,
     LengthAlpha,
     OutlierCell,
     ReplayCheck,
-    RequestSummary,
-    RoundSummary,
     RuleOfThumb,
     Summary,
     TextCheck,
@@ -76,99 +68,50 @@ from harness.summary import (
 )
 from harness.theory.cost import usd_per_million_tokens
 from harness.theory.replay import Replayed
-from harness.theory.speedup import RoundTimes, StepTimes
+from harness.theory.speedup import StepTimes
 
 
 def analyse_pair(setup: Setup) -> Summary:
     """Everything a sweep or an audition says, as far as what it stored allows."""
-    pair = PairAnalysis(setup)
-    explanation, rules = pair.explained()
-    notes = setup.run.manifest.audition
-    summary = Summary(
-        run=replace(setup.facts(pair.results), not_scored=tuple(pair.not_scored())),
-        verdict=pair.verdict,
-        per_temperature=tuple(whole_workload for whole_workload, _ in pair.verdicts),
-        per_prompt_set=tuple(verdict for _, sets in pair.verdicts for verdict in sets),
-        answers=tuple(answer for entry in pair.answered for answer in entry.answers()),
-        failures=failures(setup, pair.trials),
-        caveats=(
-            *greedy_texts_differ(pair.checks),
-            *caveats(
-                setup,
-                pair.results,
-                () if setup.command == "audition" else setup.run.timings,
-                prompts=pair.audition_prompts,
-            ),
-            *of_the_timings(pair.unstable, pair.outlier_cells, pair.times_of_first_draft),
-            *pair.k_not_timed(),
-        ),
-        results=tuple(pair.results),
-        latency=pair.latency,
-        steps=tuple(
-            steps
-            for draft, latency in pair.first_latencies.items()
-            if (steps := latency.summary(draft)) is not None
-        ),
-        round_times=pair.round_times,
-        unstable=pair.unstable,
-        outlier_cells=pair.outlier_cells,
-        leaderboards=tuple(ranking.leaderboard for ranking in pair.rankings.values()),
-        least_regret=tuple(
-            row
-            for evidence in (() if pair.texts_differ else pair.evidence)
-            if (row := least_regret(evidence, setup.weights)) is not None
-        ),
-        acceptance_by_position=(
-            *measured_positions(setup.draft, pair.trials, setup.weights),
-            *pair.positions(),
-        ),
-        category_alpha=tuple(
-            row for ranking in pair.rankings_of_run_rule for row in category_alpha(ranking.replays)
-        ),
-        length_alpha=tuple(pair.length_alpha()),
-        adaptive=tuple(pair.adaptive_drafting()),
-        replay_checks=tuple(pair.replay_checks()),
-        explanation=explanation,
-        rules_of_thumb=rules,
-        request=pair.request(),
-        memory=pair.memory(),
-        ineligible=tuple(Failure(each.draft, each.reason) for each in notes.not_eligible),
-        generation_s=notes.costs.generation_s,
-        scoring_s=notes.costs.scoring_s,
-        text_checks=tuple(pair.checks),
-    )
-    return pair.with_cost(summary)
+    if setup.command == "audition":
+        return Audition(setup).summary()
+    return (PairAnalysis if setup.replay_only else MeasuredSweep)(setup).summary()
 
 
-@dataclass(frozen=True)
 class PairAnalysis:
-    """A run's inputs, derived step by step; each is computed once."""
+    """What replay and round times say of a run's drafts, derived step by step, each step once.
 
-    setup: Setup
+    This is all of a sweep with mode=replay, which runs no speculative generation.
+
+    Attributes:
+        drafts: those to predict for.
+        trials: timed generations; those whose text is not the target's have failed.
+        checks: greedy texts compared with plain decoding's.
+        distrusted: why no verdict can rest on these texts.
+    """
+
+    trials: Sequence[Trial] = ()
+    checks: Sequence[TextCheck] = ()
+    distrusted: Doubt | None = None
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.drafts = [setup.draft]
+
+    def generated(self) -> Sequence[ResultRow]:
+        """Rows of results.csv about the cells that were measured."""
+        return ()
 
     @cached_property
-    def checks(self) -> list[TextCheck]:
-        """Greedy texts compared with plain decoding's; none where acceptance was set."""
-        if self.setup.synthetic or self.setup.replay_only:
-            return []
-        return text_checks(self.setup.run.trials, self.setup.run.checks)
+    def evidence(self) -> Sequence[Evidence]:
+        """What each temperature's verdict rests on."""
+        return [ranking.evidence for ranking in self.own_rankings]
 
-    @property
-    def texts_differ(self) -> bool:
-        """Whether speculation changed a text, or may have."""
-        return distrust(self.checks) is not None
+    def run_caveats(self) -> Sequence[Caveat]:
+        """Those of the configuration, the machine and the rows."""
+        return caveats(self.setup, self.results, self.setup.run.timings)
 
-    @cached_property
-    def trials(self) -> Sequence[Trial]:
-        """Timed generations; those whose text is not the target's have failed."""
-        if self.setup.replay_only:
-            return ()
-        return without_faulty(self.setup.run.trials, self.checks)
-
-    @cached_property
-    def latency(self) -> tuple[LatencyRow, ...]:
-        """Rows of latency.csv."""
-        return latency_table(self.setup)
+    # ---- what a round costs ----
 
     @cached_property
     def traces(self) -> dict[str, list[TextTrace]]:
@@ -179,74 +122,32 @@ class PairAnalysis:
             lambda trace: trace.draft,
         )
 
+    def looks_up(self, draft: str) -> bool:
+        """Whether a draft's tokens are looked up, by its traces."""
+        return draft in self.traces and self.traces[draft][0].chosen
+
     @cached_property
     def latencies(self) -> dict[float, dict[str, Latency]]:
         """By temperature, what each draft costs; of the drafts that were timed."""
-        drafts = [self.setup.draft] if self.setup.command == "sweep" else list(self.traces)
-        return {
-            temperature: self._on_one_baseline(
-                {
-                    draft: latency
-                    for draft in drafts
-                    if (latency := self._latency(draft, temperature)) is not None
-                }
-            )
-            for temperature in self.setup.temperatures
+        return {value: self.latencies_at(value) for value in self.setup.temperatures}
+
+    def latencies_at(self, temperature: float) -> dict[str, Latency]:
+        """Those of one temperature."""
+        found = {
+            draft: latency_of_draft(self.setup.run, draft, temperature, lookup=self.looks_up(draft))
+            for draft in self.drafts
         }
-
-    def _on_one_baseline(self, latencies: dict[str, Latency]) -> dict[str, Latency]:
-        """The same seconds; speedups of drafts that were timed apart are over the others' token.
-
-        Next to its own plain token, a head whose target ran eagerly would be compared with a
-        baseline that nobody serves, and with drafts that are compared with another one.
-        """
-        apart = self.setup.timed_apart
-        first = next((draft for draft in latencies if draft not in apart), None)
-        if first is None:
-            return latencies
-        plain_s = latencies[first].rounds.plain_s
-        return {
-            name: replace(latency, rounds=replace(latency.rounds, other_plain_s=plain_s))
-            if name in apart
-            else latency
-            for name, latency in latencies.items()
-        }
-
-    def _latency(self, draft: str, temperature: float) -> Latency | None:
-        """From the configuration if target_ms is given, otherwise timed."""
-        traces = self.traces.get(draft)
-        lookup = traces is not None and traces[0].chosen
-        if not self.setup.typed_latency:
-            return latency_of_draft(self.setup.run, draft, temperature, lookup=lookup)
-        typed = self.setup.conf("latency")
-        draft_ms = typed.get("draft_ms")
-        if isinstance(draft_ms, Mapping):
-            draft_ms = draft_ms.get(draft)
-        elif lookup:
-            draft_ms = LOOKUP_S * 1e3
-        if draft_ms is None:
-            return None
-        verify = tuple(value / 1e3 for value in typed.get("verify_ms") or ())
-        times = StepTimes(draft_ms / 1e3, typed["target_ms"] / 1e3, verify)
-        return typed_latency(times, max(self.setup.ks, default=0), lookup=lookup)
+        return {draft: latency for draft, latency in found.items() if latency is not None}
 
     @property
     def first_latencies(self) -> dict[str, Latency]:
         """Those at the first temperature."""
         return next(iter(self.latencies.values()), {})
 
-    @property
-    def round_times(self) -> tuple[RoundSummary, ...]:
-        """R(0) and R(K) of each draft, at each temperature where rounds were timed."""
-        timed = (pair for by_draft in self.latencies.values() for pair in by_draft.items())
-        made = (latency.round_summary(draft) for draft, latency in timed)
-        return tuple({(entry.draft, entry.temperature): entry for entry in made}.values())
-
-    @property
-    def times_of_first_draft(self) -> dict[float, RoundSummary]:
-        """By temperature, the round times of the first draft: where predictions are from."""
-        first = {at: next(iter(each.items())) for at, each in self.latencies.items() if each}
-        return {at: latency.round_summary(draft) for at, (draft, latency) in first.items()}
+    @cached_property
+    def latency_rows(self) -> tuple[LatencyRow, ...]:
+        """Rows of latency.csv."""
+        return latency_table(self.setup)
 
     @cached_property
     def unstable(self) -> tuple[Unstable, ...]:
@@ -255,76 +156,41 @@ class PairAnalysis:
         by_draft = {} if coolest is None else self.latencies[coolest]
         entries = (entry for latency in by_draft.values() for entry in latency.unstable())
         forwards = grouped(entries, lambda e: (e.kind, e.tokens, e.context_tokens, e.batch))
-        first = (group[0] for group in forwards.values())
-        return (*first, *unstable_cells(self.results))
+        return (*(group[0] for group in forwards.values()), *unstable_cells(self.results))
 
-    @cached_property
-    def outlier_cells(self) -> tuple[OutlierCell, ...]:
-        """Measured cells whose speedup a few generations decide."""
-        return outlier_cells(self.trials)
-
-    @property
-    def latencies_of_draft(self) -> dict[float, Latency]:
-        """By temperature, what a sweep's draft costs."""
-        return {
-            temperature: by_draft[self.setup.draft]
-            for temperature, by_draft in self.latencies.items()
-            if self.setup.draft in by_draft
-        }
-
-    @property
-    def times(self) -> dict[float, RoundTimes]:
-        """A sweep's R by temperature."""
-        return {value: latency.rounds for value, latency in self.latencies_of_draft.items()}
-
-    def k_not_timed(self) -> Iterator[Caveat]:
-        """The K that are asked for and left out, since they are beyond some draft's times."""
-        rounds = [each.rounds for by_draft in self.latencies.values() for each in by_draft.values()]
-        beyond = [k for k in self.setup.ks if not all(each.covers(k) for each in rounds)]
-        if beyond:
-            yield Caveat("k_not_timed", {"ks": ", ".join(map(str, beyond))})
-
-    @property
-    def audition_prompts(self) -> int | None:
-        """How many prompts an audition's drafts were scored on."""
-        if self.setup.command != "audition" or not self.first_latencies:
-            return None
-        traces = self.traces[next(iter(self.first_latencies))]
-        return len({(t.prompt_set, t.conversation) for t in traces})
-
-    @cached_property
-    def rankings(self) -> dict[tuple[Rule, float], Ranking]:
-        """By rule, the verdict's first, and temperature; of drafts that were scored and timed."""
-        accepted_by: list[Rule] = [spec.rule for spec in with_lines().values() if spec.rule]
-        rules: list[Rule] = [*dict.fromkeys((self.setup.rule, *accepted_by))]
-        # Engines with the other rules stop no drafting early
-        adaptive = self.setup.rule if self.setup.adaptive else None
-        if adaptive and not self.confidences:  # those of a repetition penalty are not known
-            rules = rules[1:]
-        rankings: dict[tuple[Rule, float], Ranking] = {}
-        for temperature, latencies in self.latencies.items():
-            traces = {name: self.traces[name] for name in latencies if name in self.traces}
-            covered = [latency.rounds.covers for latency in latencies.values()]
-            ks = [k for k in self.setup.ks if all(covers(k) for covers in covered)]
-            scored_here = (
-                any(t.temperature == temperature for t in scored) for scored in traces.values()
-            )
-            if not traces or not ks or not all(scored_here):
-                continue
-            for rule in rules:
-                counts_of = self._adaptive_counts if rule == adaptive else None
-                replays = replay_drafts(traces, rule, ks, temperature, counts_of)
-                ranking = rank(replays, latencies, self.setup.weights, seed=self.setup.seed)
-                baseline_s = latencies[replays.drafts[0]].rounds.baseline_s
-                board = with_costs(ranking.leaderboard, self.setup, baseline_s)
-                rankings[rule, temperature] = replace(ranking, leaderboard=board)
-        return rankings
+    # ---- replay ----
 
     @cached_property
     def confidences(self) -> dict[str, dict[TextKey, DraftConfidence]]:
         """By draft and text, how sure it is off the text; none unless drafting may stop early."""
         by_draft = grouped(self.setup.run.confidences, lambda entry: entry.draft)
         return {draft: {each.key: each for each in known} for draft, known in by_draft.items()}
+
+    @cached_property
+    def rankings(self) -> dict[tuple[Rule, float], Ranking]:
+        """By rule, the verdict's first, and temperature; of drafts that were scored and timed."""
+        setup = self.setup
+        accepted_by: list[Rule] = [spec.rule for spec in with_lines().values() if spec.rule]
+        rules: list[Rule] = [*dict.fromkeys((setup.rule, *accepted_by))]
+        # Engines with the other rules stop no drafting early
+        adaptive = setup.rule if setup.adaptive else None
+        if adaptive and not self.confidences:  # those of a repetition penalty are not known
+            rules = rules[1:]
+        rankings: dict[tuple[Rule, float], Ranking] = {}
+        for temperature, latencies in self.latencies.items():
+            traces = {name: self.traces[name] for name in latencies if name in self.traces}
+            ks = [k for k in setup.ks if all(each.rounds.covers(k) for each in latencies.values())]
+            scored = (any(t.temperature == temperature for t in texts) for texts in traces.values())
+            if not traces or not ks or not all(scored):
+                continue
+            for rule in rules:
+                counts_of = self._adaptive_counts if rule == adaptive else None
+                replays = replay_drafts(traces, rule, ks, temperature, counts_of)
+                ranking = rank(replays, latencies, setup.weights, seed=setup.seed)
+                baseline_s = latencies[replays.drafts[0]].rounds.baseline_s
+                board = with_costs(ranking.leaderboard, setup, baseline_s)
+                rankings[rule, temperature] = replace(ranking, leaderboard=board)
+        return rankings
 
     def _adaptive_counts(
         self, texts: Sequence[TextTrace], rule: Rule, ks: Sequence[int]
@@ -335,227 +201,218 @@ class PairAnalysis:
         return {k: replayed_adaptively(scored, k, threshold) for k in ks}
 
     @property
-    def rankings_of_run_rule(self) -> list[Ranking]:
-        """The rankings under the verdict's rule, by temperature."""
+    def own_rankings(self) -> list[Ranking]:
+        """The rankings under the run's own rule, which is the verdict's, by temperature."""
         return [ranking for (rule, _), ranking in self.rankings.items() if rule == self.setup.rule]
 
     @cached_property
     def results(self) -> list[ResultRow]:
         """Rows of results.csv: measured ones, and what is predicted of each cell."""
-        setup = self.setup
-        measured = measured_rows(
-            self.trials, model=setup.model, draft=setup.draft, times=self.times
-        )
-        replayed = [
-            row
-            for ranking in self.rankings_of_run_rule
-            for row in replayed_rows(
-                ranking.replays,
-                self.latencies[ranking.replays.temperature],
-                model=setup.model,
-            )
-        ]
-        return [*measured, *self._synthetic(measured), *replayed]
+        rows = [*self.generated()]
+        for ranking in self.own_rankings:
+            latencies = self.latencies[ranking.replays.temperature]
+            rows += replayed_rows(ranking.replays, latencies, model=self.setup.model)
+        return rows
 
-    def _synthetic(self, measured: Sequence[ResultRow]) -> list[ResultRow]:
-        """What the acceptance that was set predicts of the measured cells; none where none was.
+    def _texts(self, ranking: Ranking) -> dict[str, list[TextTrace]]:
+        """By draft, the texts that a ranking replays."""
+        at = ranking.replays.temperature
+        return {
+            draft: [trace for trace in self.traces[draft] if trace.temperature == at]
+            for draft in ranking.replays.drafts
+        }
 
-        A round of adaptive drafting has no fixed length, so its cells have no prediction.
-        """
-        rates = self.setup.run.manifest.synthetic_rates
-        if not rates or self.setup.adaptive:
-            return []
-        done = completed(latest(self.trials))
-        return synthetic_rows(measured, done, rates, self.latencies_of_draft)
+    def length_alpha(self) -> Iterator[LengthAlpha]:
+        """Alpha by position in the answer and by context, at the K of `category_alpha`."""
+        for ranking in self.own_rankings:
+            k, rule = category_k(ranking.replays), ranking.replays.rule
+            yield from length_alpha(self._texts(ranking), rule, k, self.setup.weights)
 
-    @cached_property
-    def evidence(self) -> list[Evidence]:
-        """What each temperature's verdict rests on: generations where they ran, else replay."""
-        setup = self.setup
-        if not setup.replay_only:
-            return [
-                evidence_from_trials(
-                    self.trials,
-                    draft=setup.draft,
-                    temperature=value,
-                    times=self.times.get(value),
-                )
-                for value in setup.temperatures
-                if any(trial.temperature == value for trial in self.trials)
-            ]
-        return [ranking.evidence for ranking in self.rankings_of_run_rule]
+    def adaptive_drafting(self) -> Iterator[AdaptiveDrafting]:
+        """What thresholds would bring to the drafts whose confidences are stored."""
+        for ranking in self.own_rankings:
+            for draft, texts in self._texts(ranking).items():
+                known = self.confidences.get(draft, {})
+                scored = [trace for trace in texts if trace.key in known]
+                if scored:
+                    latency = self.latencies[ranking.replays.temperature][draft]
+                    yield adaptive_drafting(
+                        ScoredTexts(scored, known, ranking.replays.rule),
+                        ranking.replays.ks,
+                        latency,
+                        self.setup.weights,
+                    )
+
+    # ---- verdicts ----
 
     @cached_property
     def answered(self) -> tuple[Answered, ...]:
         """Every question decided, for every temperature and acceptance rule."""
-        setup = self.setup
+        setup, rankings = self.setup, self.rankings
+
+        def doubt(question: Question) -> Doubt | None:
+            """Why a question has no verdict: its texts, or its timings, cannot be right."""
+            if self.distrusted is None and question.source == "measured":
+                return impossible(self.unstable, question.evidence.temperature)
+            return self.distrusted
+
+        # A look-up is accepted alike by every rule
+        only_lookups = bool(rankings) and all(
+            set(ranking.replays.drafts) <= ranking.replays.lookups for ranking in rankings.values()
+        )
         asked = questions(
             self.evidence,
-            {key: ranking.evidence for key, ranking in self.rankings.items()},
+            {key: ranking.evidence for key, ranking in rankings.items()},
             rule=setup.rule,
             replay_only=setup.replay_only,
-            coincide=setup.synthetic or self._only_lookups,
+            coincide=setup.synthetic or only_lookups,
             adaptive=setup.adaptive,
-            alike=self._alike,
+            alike=lambda server, draft, temperature: drafts_alike(
+                server, kind_of(draft, setup.model_facts), temperature
+            ),
             weights=setup.weights,
         )
-        return answered(list(asked), weights=setup.shares, seed=setup.seed, distrust=self._doubt)
+        return answered(list(asked), weights=setup.shares, seed=setup.seed, distrust=doubt)
 
-    def _alike(self, server: str, draft: str, temperature: float) -> bool:
-        """Whether a server proposes what a draft of this run does."""
-        return drafts_alike(server, kind_of(draft, self.setup.model_facts), temperature)
-
-    def _doubt(self, question: Question) -> Doubt | None:
-        """Why a question has no verdict: its texts, or its timings, cannot be right."""
-        doubt = distrust(self.checks)
-        if doubt is None and question.source == "measured":
-            doubt = impossible(self.unstable, question.evidence.temperature)
-        return doubt
-
-    @property
-    def _only_lookups(self) -> bool:
-        """Whether no draft is a model: a look-up is accepted alike by every rule."""
-        return bool(self.rankings) and all(
-            set(ranking.replays.drafts) <= ranking.replays.lookups
-            for ranking in self.rankings.values()
-        )
-
-    @property
-    def verdicts(self) -> list[tuple[Verdict, Sequence[Verdict]]]:
-        """By temperature, under the run's rule: that of the workload, and its prompt sets'.
+    @cached_property
+    def verdicts(self) -> list[tuple[Verdict, ...]]:
+        """By temperature, under the run's rule: that of the workload, then its prompt sets'.
 
         Where servers have different drafts, on as many of them as any server has.
         """
-        chosen: list[tuple[Verdict, Sequence[Verdict]]] = []
-        for entries in grouped(
-            self.answered, lambda entry: entry.question.evidence.temperature
-        ).values():
+        by_temperature = grouped(self.answered, lambda each: each.question.evidence.temperature)
+        chosen: list[tuple[Verdict, ...]] = []
+        for entries in by_temperature.values():
             own = [entry for entry in entries if self.setup.rule in entry.question.rules]
             most = max(own or entries, key=lambda entry: len(entry.question.drafts.get("all", ())))
-            chosen.append((most.verdicts[0], most.verdicts[1:]))
+            chosen.append(most.verdicts)
         return chosen
 
-    @property
-    def verdict(self) -> Verdict | None:
-        """The workload's at the first temperature."""
-        return self.verdicts[0][0] if self.verdicts else None
+    def explained(
+        self, verdict: Verdict | None
+    ) -> tuple[Explanation | None, tuple[RuleOfThumb, ...]]:
+        """Why a verdict is what it is, and the rules of thumb next to it.
 
-    def not_scored(self) -> Iterator[str]:
-        """The drafts of an audition that its ranking lacks."""
-        if self.setup.command == "audition":
-            entries: Sequence[str] = self.setup.run.config.get("drafts") or ()
-            names = (split_draft(entry).name for entry in entries if entry != AUTO_DRAFTS)
-            yield from (name for name in names if name not in self.first_latencies)
-
-    def positions(self) -> Iterator[AcceptanceByPosition]:
-        """Replayed acceptance by position, of each draft at its best K."""
-        for ranking in self.rankings_of_run_rule:
-            for candidate in ranking.best:
-                counts = ranking.replays.weighted(candidate, self.setup.weights)
-                shares = counts.acceptance_by_position
-                temperature = ranking.replays.temperature
-                yield AcceptanceByPosition(
-                    candidate.draft, "all", temperature, candidate.k, "replayed", shares
-                )
-
-    def replay_checks(self) -> Iterator[ReplayCheck]:
-        """Replayed next to measured tokens per round, cell by cell."""
-        for ranking in self.rankings_of_run_rule if self.trials else ():
-            replays = ranking.replays
-            for prompt_set in sorted(set(replays.prompt_sets)):
-                for k in replays.ks:
-                    cell = Cell(prompt_set, replays.temperature, k)
-                    trials = [trial for trial in self.trials if trial.cell_key == cell]
-                    candidate = Candidate(self.setup.draft, k)
-                    check = replay_check(cell, trials, replays.only([prompt_set]), candidate)
-                    if check is not None:
-                        yield check
-
-    def length_alpha(self) -> Iterator[LengthAlpha]:
-        """Alpha by position in the answer and by context, at the K of `category_alpha`."""
-        # Of a fixed K, at which such a sweep never drafts
-        for ranking in () if self.setup.adaptive else self.rankings_of_run_rule:
-            replays = ranking.replays
-            by_draft = {
-                draft: [t for t in self.traces[draft] if t.temperature == replays.temperature]
-                for draft in replays.drafts
-            }
-            k, weights = category_k(replays), self.setup.weights
-            yield from length_alpha(by_draft, replays.rule, k, weights)
-
-    def adaptive_drafting(self) -> Iterator[AdaptiveDrafting]:
-        """What thresholds would bring to the drafts whose confidences are stored."""
-        for ranking in self.rankings_of_run_rule:
-            replays = ranking.replays
-            for draft in replays.drafts:
-                known = self.confidences.get(draft, {})
-                traces = [
-                    trace
-                    for trace in self.traces[draft]
-                    if trace.temperature == replays.temperature and trace.key in known
-                ]
-                if traces:
-                    texts = ScoredTexts(traces, known, replays.rule)
-                    latency = self.latencies[replays.temperature][draft]
-                    yield adaptive_drafting(texts, replays.ks, latency, self.setup.weights)
-
-    def case(self) -> Case | None:
-        """What explains the verdict: its draft, or the best-looking one, at the verdict's K.
-
-        A look-up has no draft step, so the explanation does not apply to it.
+        Of its draft, or the best-looking one; none of a look-up, which has no draft step.
         """
-        verdict = self.verdict
-        if verdict is None or self.texts_differ or verdict.temperature is None:
-            return None
-        draft = verdict.draft or self.setup.draft
-        lookups: frozenset[str] = frozenset()
-        for ranking in self.rankings_of_run_rule[:1]:
-            lookups = ranking.replays.lookups
-            draft = draft or ranking.best[0].draft
-        latency = self.latencies.get(verdict.temperature, {}).get(draft)
-        if draft in lookups or latency is None:
-            return None
-        return case_of(
-            verdict, draft, self.results, latency, self.latency, weights=self.setup.weights
-        )
-
-    def explained(self) -> tuple[Explanation | None, tuple[RuleOfThumb, ...]]:
-        """Why the verdict is what it is, and the rules of thumb next to it."""
-        case, verdict = self.case(), self.verdict
-        if case is None or verdict is None:
+        if verdict is None or self.distrusted or verdict.temperature is None:
             return None, ()
-        explanation = explain(case, verdict.decision, verdict.temperature or 0.0)
+        draft = verdict.draft or self.setup.draft
+        if not draft and self.own_rankings:
+            draft = self.own_rankings[0].best[0].draft
+        latency = self.latencies.get(verdict.temperature, {}).get(draft)
+        if latency is None or self.looks_up(draft):
+            return None, ()
+        case = case_of(
+            verdict, draft, self.results, latency, self.latency_rows, weights=self.setup.weights
+        )
+        if case is None:
+            return None, ()
+        explanation = explain(case, verdict.decision, verdict.temperature)
         rules = rules_of_thumb(
             explanation,
             case,
             verdict_k={"speculate": verdict.k, "does_not_pay": 0}.get(verdict.decision),
-            parameter_share=self.setup.parameter_share(case.draft),
+            parameter_share=self.setup.parameter_share(draft),
             same_vocabulary=True if self.setup.tokenizers_compared else None,
         )
         return explanation, tuple(rules)
 
-    def request(self) -> RequestSummary | None:
-        """Whole requests with the best draft."""
-        if not self.rankings_of_run_rule:
-            return None
-        ranking = self.rankings_of_run_rule[0]
-        best = ranking.best[0]
-        latency = self.latencies[ranking.replays.temperature][best.draft]
-        return request_summary(ranking.replays, best, latency, self.setup.weights)
+    # ---- the summary ----
 
-    def memory(self) -> tuple[DraftMemory, ...]:
-        """Memory of the device used by each draft."""
-        if not self.rankings_of_run_rule:
-            return ()
-        replays = self.rankings_of_run_rule[0].replays
-        traces = self.traces[replays.drafts[0]]
-        longest = max(trace.prompt_tokens + len(trace.tokens) for trace in traces)
-        return draft_memory(self.setup, replays.drafts, longest, lookups=replays.lookups)
+    def all_caveats(self, outliers: Sequence[OutlierCell]) -> Iterator[Caveat]:
+        """What to mind: of the texts, the run, the timings, and the K that are left out."""
+        yield from greedy_texts_differ(self.checks)
+        yield from self.run_caveats()
+        # Predictions rest on the times of the first draft
+        first = {at: next(iter(each.items())) for at, each in self.latencies.items() if each}
+        times = {at: latency.round_summary(draft) for at, (draft, latency) in first.items()}
+        yield from of_the_timings(self.unstable, outliers, times)
+        rounds = [each.rounds for by_draft in self.latencies.values() for each in by_draft.values()]
+        beyond = [k for k in self.setup.ks if not all(each.covers(k) for each in rounds)]
+        if beyond:
+            yield Caveat("k_not_timed", {"ks": ", ".join(map(str, beyond))})
 
-    def with_cost(self, summary: Summary) -> Summary:
+    def positions(self) -> Iterator[AcceptanceByPosition]:
+        """Acceptance by position: measured, and replayed of each draft at its best K."""
+        yield from measured_positions(self.setup.draft, self.trials, self.setup.weights)
+        for ranking in self.own_rankings:
+            for candidate in ranking.best:
+                counts = ranking.replays.weighted(candidate, self.setup.weights)
+                yield AcceptanceByPosition(
+                    candidate.draft,
+                    "all",
+                    ranking.replays.temperature,
+                    candidate.k,
+                    "replayed",
+                    counts.acceptance_by_position,
+                )
+
+    def summary(self) -> Summary:
+        """Everything that the run says."""
+        setup = self.setup
+        verdict = self.verdicts[0][0] if self.verdicts else None
+        explanation, rules = self.explained(verdict)
+        outliers = outlier_cells(self.trials)
+        timed = (pair for by_draft in self.latencies.values() for pair in by_draft.items())
+        round_times = [latency.round_summary(draft) for draft, latency in timed]
+        summary = Summary(
+            run=setup.facts(self.results),
+            verdict=verdict,
+            per_temperature=tuple(verdicts[0] for verdicts in self.verdicts),
+            per_prompt_set=tuple(each for verdicts in self.verdicts for each in verdicts[1:]),
+            answers=tuple(answer for entry in self.answered for answer in entry.answers()),
+            failures=failures(setup, self.trials),
+            caveats=tuple(self.all_caveats(outliers)),
+            results=tuple(self.results),
+            latency=self.latency_rows,
+            steps=tuple(
+                steps
+                for draft, latency in self.first_latencies.items()
+                if (steps := latency.summary(draft)) is not None
+            ),
+            # Temperatures that were not timed themselves share the times of another
+            round_times=tuple(
+                {(each.draft, each.temperature): each for each in round_times}.values()
+            ),
+            unstable=self.unstable,
+            outlier_cells=outliers,
+            leaderboards=tuple(ranking.leaderboard for ranking in self.rankings.values()),
+            least_regret=tuple(
+                row
+                for evidence in (() if self.distrusted else self.evidence)
+                if (row := least_regret(evidence, setup.weights)) is not None
+            ),
+            acceptance_by_position=tuple(self.positions()),
+            category_alpha=tuple(
+                row for ranking in self.own_rankings for row in category_alpha(ranking.replays)
+            ),
+            # Of a fixed K, at which a sweep that stops drafting early never drafts
+            length_alpha=() if setup.adaptive else tuple(self.length_alpha()),
+            adaptive=tuple(self.adaptive_drafting()),
+            explanation=explanation,
+            rules_of_thumb=rules,
+            text_checks=tuple(self.checks),
+        )
+        if self.own_rankings:
+            summary = self._with_best_draft(summary, self.own_rankings[0])
+        return self._with_cost(summary)
+
+    def _with_best_draft(self, summary: Summary, ranking: Ranking) -> Summary:
+        """The summary with whole requests of the best draft, and the memory that drafts use."""
+        replays, best = ranking.replays, ranking.best[0]
+        latency = self.latencies[replays.temperature][best.draft]
+        longest = max(t.prompt_tokens + len(t.tokens) for t in self.traces[replays.drafts[0]])
+        return replace(
+            summary,
+            request=request_summary(replays, best, latency, self.setup.weights),
+            memory=draft_memory(self.setup, replays.drafts, longest, lookups=replays.lookups),
+        )
+
+    def _with_cost(self, summary: Summary) -> Summary:
         """The summary with the cost of a token, plain and as the verdict says to serve."""
         price, verdict = self.setup.price_per_hour, summary.verdict
-        if price is None or verdict is None or verdict.temperature is None or self.texts_differ:
+        if price is None or verdict is None or verdict.temperature is None or self.distrusted:
             return summary
         latency = next(iter(self.latencies.get(verdict.temperature, {}).values()), None)
         if latency is None:
@@ -567,4 +424,123 @@ class PairAnalysis:
             price_per_hour_usd=price,
             plain_usd_per_million_tokens=plain,
             usd_per_million_tokens=plain / speedup,
+        )
+
+
+class MeasuredSweep(PairAnalysis):
+    """A sweep that ran generations: its verdicts rest on them, and they check replay."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        if not setup.synthetic:  # texts are not the target's where acceptance was set
+            self.checks = text_checks(setup.run.trials, setup.run.checks)
+        self.trials = without_faulty(setup.run.trials, self.checks)
+        self.distrusted = distrust(self.checks)
+
+    @property
+    def latency_of_draft(self) -> dict[float, Latency]:
+        """By temperature, of those at which the draft was timed."""
+        return {at: each[self.setup.draft] for at, each in self.latencies.items() if each}
+
+    def generated(self) -> Sequence[ResultRow]:
+        """With what the acceptance that was set, if any, predicts of the same cells."""
+        setup, latencies = self.setup, self.latency_of_draft
+        times = {temperature: latency.rounds for temperature, latency in latencies.items()}
+        rows = measured_rows(self.trials, model=setup.model, draft=setup.draft, times=times)
+        rates = setup.run.manifest.synthetic_rates
+        if not rates or setup.adaptive:  # a round of adaptive drafting has no fixed length
+            return rows
+        return [*rows, *synthetic_rows(rows, completed(latest(self.trials)), rates, latencies)]
+
+    @cached_property
+    def evidence(self) -> Sequence[Evidence]:
+        """From generations, at the temperatures that have some."""
+        latencies = self.latency_of_draft
+        return [
+            evidence_from_trials(
+                self.trials,
+                draft=self.setup.draft,
+                temperature=value,
+                times=latencies[value].rounds if value in latencies else None,
+            )
+            for value in self.setup.temperatures
+            if any(trial.temperature == value for trial in self.trials)
+        ]
+
+    def summary(self) -> Summary:
+        """With replayed next to measured tokens per round, cell by cell."""
+        return replace(super().summary(), replay_checks=tuple(self._replay_checks()))
+
+    def _replay_checks(self) -> Iterator[ReplayCheck]:
+        by_cell = grouped(self.trials, lambda trial: trial.cell_key)
+        for ranking in self.own_rankings:
+            replays = ranking.replays
+            for prompt_set in sorted(set(replays.prompt_sets)):
+                part = replays.only([prompt_set])
+                for k in replays.ks:
+                    cell = Cell(prompt_set, replays.temperature, k)
+                    candidate = Candidate(self.setup.draft, k)
+                    check = replay_check(cell, by_cell.get(cell, []), part, candidate)
+                    if check is not None:
+                        yield check
+
+
+class Audition(PairAnalysis):
+    """Several drafts, ranked by replay at times that were measured, typed in or another run's."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.drafts = list(self.traces)
+
+    def latencies_at(self, temperature: float) -> dict[str, Latency]:
+        """Speedups of drafts that were timed apart are over the others' plain token.
+
+        Next to its own plain token, a head whose target ran eagerly would be compared with a
+        baseline that nobody serves, and with drafts that are compared with another one.
+        """
+        if self.setup.typed_latency:
+            typed = {draft: self._typed(draft) for draft in self.drafts}
+            return {draft: latency for draft, latency in typed.items() if latency is not None}
+        latencies, apart = super().latencies_at(temperature), self.setup.timed_apart
+        first = next((draft for draft in latencies if draft not in apart), None)
+        if first is not None:
+            plain_s = latencies[first].rounds.plain_s
+            for name in apart & set(latencies):
+                rounds = replace(latencies[name].rounds, other_plain_s=plain_s)
+                latencies[name] = replace(latencies[name], rounds=rounds)
+        return latencies
+
+    def _typed(self, draft: str) -> Latency | None:
+        """From the step times in the configuration; None where it has none of the draft."""
+        typed, lookup = self.setup.conf("latency"), self.looks_up(draft)
+        draft_ms = typed.get("draft_ms")
+        if isinstance(draft_ms, Mapping):
+            draft_ms = draft_ms.get(draft)
+        elif lookup:
+            draft_ms = LOOKUP_S * 1e3
+        if draft_ms is None:
+            return None
+        verify = tuple(value / 1e3 for value in typed.get("verify_ms") or ())
+        times = StepTimes(draft_ms / 1e3, typed["target_ms"] / 1e3, verify)
+        return typed_latency(times, max(self.setup.ks, default=0), lookup=lookup)
+
+    def run_caveats(self) -> Sequence[Caveat]:
+        """By the prompts of the whole workload, not of each cell."""
+        first = next(iter(self.first_latencies), None)
+        scored = () if first is None else self.traces[first]
+        prompts = len({(trace.prompt_set, trace.conversation) for trace in scored})
+        return caveats(self.setup, self.results, prompts=prompts or None)
+
+    def summary(self) -> Summary:
+        """With the drafts that the ranking lacks, and what making the texts took."""
+        summary, notes = super().summary(), self.setup.run.manifest.audition
+        entries: Sequence[str] = self.setup.run.config.get("drafts") or ()
+        names = [split_draft(entry).name for entry in entries if entry != AUTO_DRAFTS]
+        lacking = tuple(name for name in names if name not in self.first_latencies)
+        return replace(
+            summary,
+            run=replace(summary.run, not_scored=lacking),
+            ineligible=tuple(Failure(each.draft, each.reason) for each in notes.not_eligible),
+            generation_s=notes.costs.generation_s,
+            scoring_s=notes.costs.scoring_s,
         )
