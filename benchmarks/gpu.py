@@ -10,9 +10,8 @@ something is wrong on this card. Every model is opened with two of its layers, w
 kernels as the full model:
 
 - it runs as compiled CUDA graphs, and did not fall back;
-- every forward (eager, recorded, recorded and compiled, each kind of attention) has the logits of
-  transformers' own forward; error and time of each are printed. Where one that no command uses is
-  wrong, or does not run, that is a note, and the run goes on; these are tried last;
+- every forward (eager, recorded, recorded and compiled) has the logits of transformers' own
+  forward; error and time of each are printed;
 - eager attention has them for 1 to 17 positions over short and long contexts;
 - speculative text equals plain text at temperature 0, with a poor draft and with the target itself;
 - nothing is compiled again afterwards.
@@ -41,7 +40,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +60,6 @@ from harness.measurement.lossless import compare_texts
 from harness.models.cached import CachedModel
 from harness.models.device import kernel_settings
 from harness.models.dummy import build
-from harness.models.lean import pieces
 from harness.models.lean.model import LeanModel
 from harness.models.lean.static import StaticModel
 from harness.models.lean.weights import unsupported
@@ -96,8 +93,8 @@ SMOKE_CONTEXTS = (1, 2, 7, 24, 119, 120, 127, 128, 129, 500, 640)
 SMOKE_POSITIONS = range(1, 18)
 VOCAB_IN_PROMPTS = 500
 IN_A_ROW = 4
-# Entries of a smoke step that are printed first, without their names, or on a line of their own
-SHOWN_APART = ("step", "seconds", "note")
+# Entries of a smoke step that are printed first, without their names
+SHOWN_FIRST = ("step", "seconds")
 
 
 @dataclass(frozen=True)
@@ -161,27 +158,22 @@ class Smoke:
     steps: list[dict[str, Any]]
 
     @contextmanager
-    def step(self, what: str, *, used: bool = True) -> Iterator[dict[str, Any]]:
-        """One step; what goes wrong stops the run if a command uses what is checked."""
+    def step(self, what: str) -> Iterator[dict[str, Any]]:
+        """One step; what goes wrong stops the run."""
         entry: dict[str, Any] = {"step": what}
         self.steps.append(entry)
         start = time.monotonic()
         try:
             yield entry
+        except Stopped:
+            raise
         except Exception as error:
-            wrong = error
-            if not isinstance(error, Stopped):
-                wrong = Stopped(f"{what}: {type(error).__name__}: {error}")
-            if used:
-                raise wrong from error
-            entry["note"] = f"{wrong}; no command uses it"
+            raise Stopped(f"{what}: {type(error).__name__}: {error}") from error
         finally:
             entry["seconds"] = time.monotonic() - start
-        results = [f"{key} {value}" for key, value in entry.items() if key not in SHOWN_APART]
+        results = [f"{key} {value}" for key, value in entry.items() if key not in SHOWN_FIRST]
         line = f"  {what}: {entry['seconds']:.1f} s{': ' if results else ''}{', '.join(results)}"
         self.console.print(line, soft_wrap=True)
-        if "note" in entry:
-            self.console.print(f"  note: {entry['note']}", soft_wrap=True, markup=False)
 
 
 def smoke_run(asked: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
@@ -193,7 +185,6 @@ def smoke_run(asked: argparse.Namespace, console: Console) -> list[dict[str, Any
     smoke, begin, longest = Smoke(console, []), time.monotonic(), 0.0
     console.print(f"[bold]smoke run[/bold], {SMOKE_LAYERS} layers of each model")
     room = asked.context + asked.new_tokens + max(POST) + 2
-    checked: list[Opened] = []
     with smoke.step(f"{DRAFT}: opened") as entry:
         draft = opened(DRAFT, asked, room, SMOKE_LAYERS)
         entry["engine"] = draft.model.describe()["engine"]
@@ -208,60 +199,36 @@ def smoke_run(asked: argparse.Namespace, console: Console) -> list[dict[str, Any
             with smoke.step(f"{name}: opened") as entry:
                 target = opened(name, asked, room, SMOKE_LAYERS)
                 entry["engine"] = target.model.describe()["engine"]
-        _forwards(smoke, target, asked, used=True)
+        _forwards(smoke, target, asked)
         _eager_positions(smoke, target, asked)
         if name != DRAFT:
             _same_text(smoke, target, draft, asked)
         _no_recompilation(smoke, target, asked)
-        checked.append(target)
         longest = max(longest, time.monotonic() - started)
-    # Last, since a fault of a kernel ends all that comes after it on the card
-    for target in checked:
-        _forwards(smoke, target, asked, used=False)
-    if any("note" in entry for entry in smoke.steps):
-        with smoke.step("the card still computes after what is noted above"):
-            torch.ones(1, device=asked.device).sum().item()
     return smoke.steps
 
 
-@dataclass(frozen=True)
-class Implementation:
-    """A forward of a network, and whether a command uses it."""
-
-    make: Callable[[], CachedModel]
-    used: bool = True
-
-
-def implementations(opened_model: Opened) -> dict[str, Implementation]:
+def implementations(opened_model: Opened) -> dict[str, Callable[[], CachedModel]]:
     """Every forward of a network by name; "as opened" is the one that the benchmark times.
 
     Heads, adaptive drafting and backend=eager use "eager".
     """
     network, width = opened_model.model.network, opened_model.model.vocab_size
-    forwards = {"as opened": Implementation(lambda: opened_model.model)}
+    forwards: dict[str, Callable[[], CachedModel]] = {"as opened": lambda: opened_model.model}
     if unsupported(network) is not None:
         return forwards
-    forwards["eager"] = Implementation(lambda: LeanModel(network, width))
-    forwards["fixed shapes"] = Implementation(lambda: StaticModel(network, width, compiled=False))
-    # Compiled on a card only
-    for name in pieces.ATTENTIONS if opened_model.model.device.type == "cuda" else ():
-        forwards[f"compiled, {name} attention"] = Implementation(
-            partial(StaticModel, network, width, attention=name),
-            used=name == pieces.CHOSEN_ATTENTION,
-        )
+    forwards["eager"] = lambda: LeanModel(network, width)
+    forwards["fixed shapes"] = lambda: StaticModel(network, width, compiled=False)
+    if opened_model.model.device.type == "cuda":
+        forwards["compiled"] = lambda: StaticModel(network, width)
     return forwards
 
 
-def _forwards(smoke: Smoke, opened_model: Opened, asked: argparse.Namespace, *, used: bool) -> None:
-    """Compare each forward with transformers': the error of its logits, and the time of a step.
-
-    Those that commands use, or the others.
-    """
-    for name, forward in implementations(opened_model).items():
-        if forward.used != used:
-            continue
-        with smoke.step(f"{opened_model.name}: {name}", used=forward.used) as entry:
-            model = forward.make()
+def _forwards(smoke: Smoke, opened_model: Opened, asked: argparse.Namespace) -> None:
+    """Compare each forward with transformers': the error of its logits, and the time of a step."""
+    for name, make in implementations(opened_model).items():
+        with smoke.step(f"{opened_model.name}: {name}") as entry:
+            model = make()
             model.reserve(asked.context + asked.new_tokens + max(POST) + 2)
             error = forward_error(model)
             entry["error"] = f"{error:.2g}"

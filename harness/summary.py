@@ -546,7 +546,8 @@ class TextLikelihood:
     distribution's entropy, and a known variance. So the sum over the texts of log target(x) + H is
     a martingale, whatever the texts' lengths, and divided by the root of the summed variances it is
     a standard normal number, for many tokens; for fewer, and for a target that is sure of most of
-    them, it is skew (`harness.stats.skewed`). A server that is not lossless drifts from 0.
+    them, it is skew (`harness.analysis.server_gate.normal_z`). A server that is not lossless drifts
+    from 0.
     """
 
     temperature: float
@@ -1062,7 +1063,7 @@ class ServedGate:
     other_rule: Rule | None = None  # whose replay the rounds fit, where they do not the engine's
     # Above temperature 0: log-probability of a token under the target, its expectation, and how
     # many standard deviations their sums are apart (a martingale); plain_z: the same of its
-    # difference to that of the plain server's texts. Both as a normal number (`stats.skewed`).
+    # difference to that of the plain server's texts. Both as a normal number (`normal_z`).
     nats_per_token: float | None = None
     expected_nats_per_token: float | None = None
     text_z: float | None = None

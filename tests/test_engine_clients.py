@@ -356,7 +356,7 @@ def test_an_endpoint_that_completes_texts_is_timed_and_counts_nothing(
     # By its own count it has an end of text besides
     assert (tokenizer.decode(done.tokens), done.returned, done.stop_reason) == (text, 6, "eos")
     facts = engine.open(2).facts
-    assert (facts.rule, facts.spec.counting, facts.returns_ids) == (rule, None, False)
+    assert (facts.rule, facts.spec.counting) == (rule, None)
     (asked,) = server.asked
     assert asked["prompt"] == "Once upon a time"
     assert asked.get("num_draft_tokens") == (2 if name == "mlx" else None)

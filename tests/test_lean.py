@@ -18,7 +18,7 @@ from transformers import (
 from harness.decoding.sampling import SamplingParameters
 from harness.models.cached import CachedModel
 from harness.models.lean.model import CAPACITY, CHUNK, SHORT, LeanModel
-from harness.models.lean.pieces import ATTENTIONS, Positions, compiled_pieces
+from harness.models.lean.pieces import attention, compiled_pieces
 from harness.models.lean.static import PIECE, StaticModel
 from harness.models.lean.weights import unsupported
 from harness.models.probe import cached_model, lean_model
@@ -97,10 +97,8 @@ def lean(network: PreTrainedModel) -> CachedModel:
     return LeanModel(network, 100)
 
 
-def static(
-    network: PreTrainedModel, *, compiled: bool = False, attention: str = "split"
-) -> StaticModel:
-    model = StaticModel(network, 100, compiled=compiled, attention=attention)
+def static(network: PreTrainedModel, *, compiled: bool = False) -> StaticModel:
+    model = StaticModel(network, 100, compiled=compiled)
     model.reserve(3 * PIECE)
     return model
 
@@ -212,12 +210,6 @@ def test_a_forward_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> 
     assert cached_model(qwen3(), 1024, "x").engine == "transformers"
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention_agrees_with_transformers() -> None:
-    network = shaken_qwen3()
-    check_forward(static(network, attention="fused"), reference(network, TOKENS))
-
-
 @pytest.mark.parametrize("penalty", [None, 1.3])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("k", [1, 3])
@@ -262,22 +254,17 @@ def test_graphs_need_a_cuda_device() -> None:
         cached_model(qwen3(), 1024, "model=x", "cuda_graphs")
 
 
-@pytest.mark.parametrize("attention", list(ATTENTIONS))
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_attention_is_a_softmax_over_the_positions_seen(attention: str) -> None:
+def test_attention_is_a_softmax_over_the_positions_seen() -> None:
     batch, kv_heads, groups, count, splits, width = 2, 3, 4, 5, 3, 16
     query = torch.randn(batch, kv_heads, groups * count, width)
     keys, values = torch.randn(2, batch, kv_heads, splits, PIECE, width).unbind(0)
     for first in (0, PIECE - 2, splits * PIECE - count):
         index = torch.arange(first, first + count)
-        reached = (index[-1:] // PIECE + 1).to(torch.int32).view(1, 1, 1)
-        order = torch.arange(splits, dtype=torch.int32).view(1, 1, 1, splits)
-        positions = Positions(index, torch.empty(0), torch.empty(0), reached, order)
         seen = torch.arange(splits * PIECE) <= index.repeat(groups).unsqueeze(1)
         expected = torch.nn.functional.scaled_dot_product_attention(
             query, keys.flatten(2, 3), values.flatten(2, 3), attn_mask=seen
         )
-        attended = ATTENTIONS[attention](query, keys, values, positions)
+        attended = attention(query, keys, values, index)
         assert torch.allclose(attended, expected, atol=1e-5)
 
 

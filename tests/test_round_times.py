@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,6 +65,9 @@ class Stored:
 
     def __init__(self, *lines: RoundTiming) -> None:
         self.lines, self.notes = list(lines), list[NotMeasured]()
+        self.note_not_measured = self.notes.append
+        self.manifest = SimpleNamespace(not_measured=self.notes)
+        self.append, self.read = self.lines.append, self.lines.copy
 
     def visits(
         self,
@@ -71,15 +75,9 @@ class Stored:
         number: int = 6,
         enough: Callable[[Sequence[RoundTiming]], bool] = lambda _: False,
     ) -> RoundVisits:
+        folder: Any = self
         return RoundVisits(
-            timed,
-            self.lines,
-            visits=number,
-            enough=enough,
-            store=self.lines.append,
-            refuse=self.notes.append,
-            refused=self.notes,
-            counted=self.counted,
+            timed, folder, folder, visits=number, enough=enough, counted=self.counted
         )
 
     @contextmanager
@@ -87,7 +85,8 @@ class Stored:
         """What is announced is counted."""
         ticks: list[None] = []
         yield lambda: ticks.append(None)
-        assert (doing, len(ticks)) in (("warming up", number), ("timing", number))
+        assert doing in ("warming up rounds of draft", "timing rounds of draft")
+        assert len(ticks) == number
 
     def kinds(self, visit: int) -> list[tuple[int, float]]:
         return [(line.k, line.temperature) for line in self.lines if line.visit == visit]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from harness.analysis.server_gate import normal_z
 from harness.records import UserError
 from harness.stats import jackknife
 from harness.stats.crossfit import VisitCosts, Workload, cross_fit, deal_folds
@@ -17,7 +18,6 @@ from harness.stats.jackknife import (
     speedup_interval,
     workload_ratio,
 )
-from harness.stats.skewed import normal_z
 
 SETS = ("easy",) * 12 + ("hard",) * 20
 

@@ -142,7 +142,7 @@ def test_every_plot_is_drawn_of_some_real_run(summaries: list[Summary]) -> None:
             for make in plots.PLOTS.get(one.run.command, plots._DEFAULT):
                 if make not in drawn and (plot := make(one, style.WIDE)) is not None:
                     drawn[make] = plot.name
-    assert {*drawn.values(), "speedup_by_k.svg"} == set(plots.NAMES)  # of an older version
+    assert set(drawn.values()) == set(plots.NAMES)
 
 
 # A table's specification

@@ -20,7 +20,6 @@ from harness.analysis.cells import completed
 from harness.analysis.server_texts import ServedTexts, Texts
 from harness.records import GREEDY, Rule, Trial, grouped
 from harness.stats.jackknife import Array
-from harness.stats.skewed import normal_z
 from harness.summary import Caveat, ServedGate, TextLikelihood
 
 # Beyond so many standard deviations texts, or rounds, are not what they should be
@@ -203,6 +202,29 @@ def _with_likelihood(run: ServedTexts, gate: ServedGate, texts: Sequence[Trial])
     score = gate.text_z if gate.plain_z is None else gate.plain_z
     fails = gate.repeats or score is None or abs(score) >= GATE
     return replace(gate, lossless=not fails)
+
+
+def normal_z(total: float, variance: float, third_cumulant: float) -> float:
+    """The normal number with the tail probability of a sum of few independent terms.
+
+    Such a sum is not normal: its tail on the side of its skew is heavier, the other lighter. By its
+    first three cumulants (those of the terms, added) it is taken for a Pearson type III variable, a
+    shifted gamma, and the cube root of a gamma variable is nearly normal (Wilson and Hilferty 1931,
+    The distribution of chi-square; Kite 1977, Frequency and risk analyses in hydrology).
+
+    Args:
+        total: the sum, of expectation 0.
+        variance: its second cumulant; 0 gives 0.
+        third_cumulant: 0 gives the sum in standard deviations.
+    """
+    if variance <= 0.0:
+        return 0.0
+    z, skewness = total / math.sqrt(variance), third_cumulant / variance**1.5
+    if abs(skewness) < 1e-6:
+        return z
+    sixth = skewness / 6.0
+    # Beyond the end of a gamma variable's range the cube root goes on, far out
+    return (math.cbrt(1.0 + 3.0 * sixth * z) - 1.0 + sixth**2) / sixth
 
 
 def text_z(test: TextLikelihood) -> float:

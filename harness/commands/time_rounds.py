@@ -14,12 +14,7 @@ from harness.commands.progress import progress
 from harness.config import AuditionConfig, ModelConf, PairConfig, ServerConfig
 from harness.decoding.protocols import Drafter
 from harness.measurement.generations import Draft, Request
-from harness.measurement.round_times import (
-    RoundVisits,
-    TimedLoop,
-    timed_ks,
-    visits_for,
-)
+from harness.measurement.round_times import RoundVisits, TimedLoop, timed_ks, visits_for
 from harness.records import Cell, RoundTiming, grouped
 from harness.storage import RunFolder
 from harness.storage.contents import Lines
@@ -52,10 +47,14 @@ def visits_of_pair(
         made = request(pair, config, entry, k, temperature, 0, synthetic=synthetic)
         return replace(made, stop_below=made.stop_below and NEVER)
 
-    visits = visits_for(len(pair.prompts) * config.repetitions)
     cells = [(k, temperature) for k in (0, *ks) for temperature in temperatures]
-    name = pair.draft_name
-    return _visits(folder, pair, pair.timed_drafting, name, cells, asked, visits, store)
+    return RoundVisits(
+        _timed_loop(pair, pair.timed_drafting, pair.draft_name, cells, asked),
+        folder,
+        folder.rounds if store is None else store,
+        visits=visits_for(len(pair.prompts) * config.repetitions),
+        counted=progress,
+    )
 
 
 def time_own_loop(
@@ -109,43 +108,25 @@ def visits_of_draft(
     visits = visits_for(len(target.prompts) * config.repetitions, among_many=True)
     if config.latency.target_ms is not None or config.latency_from is not None:
         visits = 0
-    return _visits(
+    return RoundVisits(
+        _timed_loop(target, draft or no_draft, conf.name, cells, asked),
         folder,
-        target,
-        draft or no_draft,
-        conf.name,
-        cells,
-        asked,
-        visits,
+        folder.rounds,
+        visits=visits,
+        counted=progress,
         enough=lambda timings: not conf.spec.looks_up and not can_pay(timings, conf.name),
     )
 
 
-def _visits(
-    folder: RunFolder,
+def _timed_loop(
     target: Target,
     draft: Draft,
     name: str,
     cells: Sequence[tuple[int, float]],
     asked: Callable[[EncodedPrompt, int, float], Request],
-    visits: int,
-    store: Lines[RoundTiming] | None = None,
-    enough: Callable[[Sequence[RoundTiming]], bool] = lambda _: False,
-) -> RoundVisits:
-    """The visits that time each cell, a K and a temperature, as `asked` of a prompt of each set."""
+) -> TimedLoop:
+    """The loop that times each cell, a K and a temperature, as `asked` of a prompt of each set."""
     by_set = grouped(target.prompts, lambda entry: entry.prompt.prompt_set)
     requests = {key: [asked(each[0], *cell) for cell in cells] for key, each in by_set.items()}
     prompts = {key: [entry.tokens for entry in each] for key, each in by_set.items()}
-    loop = TimedLoop(target.target_model, draft, name, requests, prompts, target.positions)
-
-    rounds = folder.rounds if store is None else store
-    return RoundVisits(
-        loop,
-        rounds.read(),
-        visits=visits,
-        store=rounds.append,
-        refuse=folder.note_not_measured,
-        refused=folder.manifest.not_measured,
-        enough=enough,
-        counted=lambda doing, number: progress(f"{doing} rounds of {name}", number),
-    )
+    return TimedLoop(target.target_model, draft, name, requests, prompts, target.positions)

@@ -35,7 +35,7 @@ class OpenAiServer(HttpServer):
         """
         super().__init__(f"{spec.name} at k={k}", k, running)
         self._spec, self._tokenizer = spec, tokenizer
-        self.facts = EngineFacts(spec, "unknown", spec.rule, returns_ids=False)
+        self.facts = EngineFacts(spec, "unknown", spec.rule)
         if spec.completions.one_model:
             running.client.stated(MODELS)  # whether it answers
         self._named = {} if spec.completions.one_model else {"model": only_model(running.client)}

@@ -79,16 +79,12 @@ class EngineFacts:
         rule: by which it accepts drafted tokens; None where it cannot be known.
         drafts_fewer: whether any round may draft fewer than K tokens, or none: a look-up's.
         slots: requests that it decodes side by side; None where it does not tell.
-        returns_ids: whether it takes and returns token ids. Where it does not, texts are encoded
-            again here and may have other tokens: they can be compared with each other and timed,
-            but not replayed.
     """
 
     spec: EngineSpec
     version: str
     rule: Rule | None
     drafts_fewer: bool = False
-    returns_ids: bool = True
     slots: int | None = None
 
     def draft_sampling(self, target: SamplingParameters) -> SamplingParameters:

@@ -17,8 +17,8 @@ looks up as ever, but fills every proposal up to n tokens.
 
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,6 +29,8 @@ from harness.decoding.protocols import CausalModel, Proposal
 from harness.measurement.clock import undisturbed
 from harness.measurement.generations import Draft, Request, run_trial
 from harness.records import NotMeasured, RoundTiming, grouped
+from harness.storage import RunFolder
+from harness.storage.contents import Lines
 
 # Of a pair; each draft among many gets half of them
 LEAST_VISITS, MOST_VISITS = 6, 24
@@ -175,32 +177,29 @@ class RoundVisits:
     def __init__(
         self,
         loop: TimedLoop,
-        stored: Sequence[RoundTiming],
+        folder: RunFolder,
+        stored: Lines[RoundTiming],
         *,
         visits: int,
-        store: Callable[[RoundTiming], None],
-        refuse: Callable[[NotMeasured], None],
-        refused: Iterable[NotMeasured],
+        counted: Counted,
         enough: Callable[[Sequence[RoundTiming]], bool] = lambda _: False,
-        counted: Counted = lambda _doing, _generations: nullcontext(lambda: None),
     ) -> None:
         """Continue with what is missing of `visits`.
 
         A visit that was interrupted is made again as a whole, under another number.
 
         Args:
-            stored: every stored line, of other drafts too.
+            folder: notes what cannot be timed, and why: memory, or logits that are not finite.
+            stored: the timings, of other drafts too; each is added as it is made.
             visits: how many are wanted.
-            store: keeps a timing as it is made.
-            refuse: notes what cannot be timed, and why: memory, or logits that are not finite.
-            refused: what was noted before.
+            counted: shows what is done how often; gives what counts one.
             enough: whether what was timed, in LEAST_VISITS or more, needs no more visits; asked
                 before more are made.
-            counted: shows what is done ("timing") how often; gives what counts one.
         """
-        self._loop, self._store, self._refuse, self._counted = loop, store, refuse, counted
-        self._refused, self._enough = set(refused), enough
-        self._lines = lines = [line for line in stored if line.draft == loop.draft_name]
+        self._loop, self._folder, self._stored = loop, folder, stored
+        self._counted, self._enough = counted, enough
+        self._refused = set(folder.manifest.not_measured)
+        self._lines = lines = [line for line in stored.read() if line.draft == loop.draft_name]
         kinds = {
             (entry.k, entry.sampling.temperature)
             for entries in loop.requests.values()
@@ -225,15 +224,16 @@ class RoundVisits:
         visits = max(0, math.ceil(self.missing * share) - self._made)
         if not visits or self._settled:
             return
-        requests = self._loop.requests_of(self._next)
+        requests, draft = self._loop.requests_of(self._next), self._loop.draft_name
         if not self._warm:  # first calls allocate, compile and record
-            with self._counted("warming up", len(requests)) as tick:
+            with self._counted(f"warming up rounds of {draft}", len(requests)) as tick:
                 for entry in requests:
                     warm = self._loop.generation(entry, self._next, 0, WARMUP_ROUNDS)
                     run_trial(warm, *self._models)
                     tick()
             self._warm = True
-        with self._counted("timing", visits * len(requests)) as tick, undisturbed():
+        count = visits * len(requests)
+        with self._counted(f"timing rounds of {draft}", count) as tick, undisturbed():
             for _ in range(visits):
                 self._visit(self._next, tick)
                 self._next += 1
@@ -251,9 +251,9 @@ class RoundVisits:
                 if isinstance(timing, str):
                     failed = replace(self._measurement(entry), error=timing)
                     self._refused.add(failed)
-                    self._refuse(failed)
+                    self._folder.note_not_measured(failed)
                 else:
-                    self._store(timing)
+                    self._stored.append(timing)
                     self._lines.append(timing)
             tick()
 

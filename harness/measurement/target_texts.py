@@ -53,7 +53,6 @@ class GeneratedText:
         request: what was asked for.
         tokens: n emitted ids.
         stop_reason: how it ended.
-        batch_texts: texts in the batch that it was generated in.
         hidden: [n, hidden] final hidden states that the tokens' distributions come from, on the
             host; None where the network could not be taken apart, or for a text read from a file.
         logprobs: [n] of the tokens under the target, where a server returned the text and was asked
@@ -63,7 +62,6 @@ class GeneratedText:
     request: Request
     tokens: tuple[int, ...]
     stop_reason: StopReason
-    batch_texts: int = 1
     hidden: Tensor | None = None
     logprobs: tuple[float, ...] | None = None
 
@@ -108,7 +106,6 @@ def generate_texts(
                 request=request,
                 tokens=tuple(tokens),
                 stop_reason=stop_reason(tokens, request.eos, request.stop),
-                batch_texts=len(some),
                 hidden=None if rows.hidden is None else rows.hidden[index, : len(tokens)],
             )
             for index, (request, tokens) in enumerate(zip(some, rows.tokens, strict=True))

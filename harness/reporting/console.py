@@ -319,9 +319,9 @@ class MarkedText(NamedTuple):
     pieces: tuple[Piece, ...]
 
 
-def show_tokens(texts: Sequence[MarkedText], console: Console | None = None) -> None:
+def show_tokens(texts: Sequence[MarkedText]) -> None:
     """Print each text: drafted tokens green, the target's own in [brackets] and magenta."""
-    out = console or Console(highlight=False)
+    out = Console(highlight=False)
     legend = Text("\nTokens: ")
     legend.append("drafted and kept", style="green")
     legend.append(", ")

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from harness.models.lean.layers import (
     heads_of,
@@ -25,8 +24,6 @@ from harness.models.lean.weights import Layer, Projection
 
 # One code object serves every layer of every model; each kind of layer and batch is a variant
 COMPILED_VARIANTS = 64
-# Positions that the fused kernel takes at once, at most
-FUSED_ROWS = 128
 # Score of a hidden position: finite, so that a piece in which all are hidden has no 0 / 0
 HIDDEN = -1e30
 
@@ -38,18 +35,11 @@ class Positions(NamedTuple):
         places: [n] in the cache.
         cos: [n, 1, D].
         sin: [n, 1, D], see `layers.rotate`.
-        reached: [1, 1, 1] pieces of the cache up to the last of them, for the fused kernel alone.
-        order: [1, 1, 1, S] the pieces' numbers, likewise.
     """
 
     places: Tensor
     cos: Tensor
     sin: Tensor
-    reached: Tensor | None = None
-    order: Tensor | None = None
-
-
-Attention = Callable[[Tensor, Tensor, Tensor, Positions], Tensor]
 
 
 class Pieces(NamedTuple):
@@ -66,14 +56,12 @@ def run_layer(
     positions: Positions,
     sizes: tuple[int, int, int],
     eps: float,
-    attention: str,
 ) -> Tensor:
     """Run x [B, n, hidden] through a layer, writing its keys and values into the cache.
 
     Args:
         cache: keys, then values [2, B, KV, S, P, D], in S pieces of P positions.
         sizes: (heads, kv_heads, D).
-        attention: a key of `ATTENTIONS`.
     """
     batch, count, width = x.shape
     index, cos, sin = positions.places, positions.cos, positions.sin
@@ -85,7 +73,7 @@ def run_layer(
     # Not torch.stack, which for one position would be three kernels
     is_key = torch.arange(2, device=x.device).view(2, 1, 1, 1, 1) == 0
     cache.flatten(3, 4).index_copy_(3, index, torch.where(is_key, key, value))
-    attended = ATTENTIONS[attention](query, cache[0], cache[1], positions)
+    attended = attention(query, cache[0], cache[1], index)
     flat = project_onto(flat, unfold(attended, count), layer.output)
     return mlp(flat, layer, eps).view(batch, count, width)
 
@@ -95,7 +83,7 @@ def finish(x: Tensor, norm: Tensor, head: Projection, eps: float) -> Tensor:
     return project(rms_norm(x, norm, eps), head)
 
 
-def split_attention(query: Tensor, keys: Tensor, values: Tensor, positions: Positions) -> Tensor:
+def attention(query: Tensor, keys: Tensor, values: Tensor, places: Tensor) -> Tensor:
     """Attention over a whole cache, piece by piece, in matrix products and what a compiler fuses.
 
     Each piece has a softmax of its own, and the pieces are then weighted, so that a long context
@@ -104,14 +92,14 @@ def split_attention(query: Tensor, keys: Tensor, values: Tensor, positions: Posi
     Args:
         query: [B, KV, G * n, D], rows (group, position); the result has its shape.
         keys, values: [B, KV, S, P, D].
-        positions: of the query, which sees these and what is before them.
+        places: [n] of the query in the cache; it sees these and what is before them.
     """
     batch, kv_heads, rows, width = query.shape
-    (splits, piece), index = keys.shape[2:4], positions.places
+    splits, piece = keys.shape[2:4]
     scores = product(query.flatten(0, 1), keys.flatten(2, 3).flatten(0, 1).transpose(1, 2))
     by_piece = scores.view(batch * kv_heads, rows, splits, piece).transpose(1, 2)
-    places = torch.arange(splits * piece, device=index.device).view(splits, 1, piece)
-    seen = places <= index.repeat(rows // len(index)).view(rows, 1)
+    cached = torch.arange(splits * piece, device=places.device).view(splits, 1, piece)
+    seen = cached <= places.repeat(rows // len(places)).view(rows, 1)
     scores = torch.where(seen, by_piece * width**-0.5, HIDDEN)  # [B * KV, S, G * n, P]
     highest = scores.amax(-1, keepdim=True)
     shares = torch.exp(scores - highest)
@@ -124,47 +112,6 @@ def split_attention(query: Tensor, keys: Tensor, values: Tensor, positions: Posi
     weights = torch.exp(highest - highest.amax(1, keepdim=True))
     attended = (parts * weights).sum(1) / (sums * weights).sum(1)
     return attended.to(query.dtype).view(batch, kv_heads, rows, width)
-
-
-def fused_attention(query: Tensor, keys: Tensor, values: Tensor, positions: Positions) -> Tensor:
-    """The same in torch's flex attention: one kernel, and the sum over its splits.
-
-    It leaves out the pieces that no position has reached.
-    """
-    batch, kv_heads, rows, width = query.shape
-    splits, piece = keys.shape[2:4]
-    index, reached, order = positions.places, positions.reached, positions.order
-    assert reached is not None
-    assert order is not None
-    assert order.shape[3] == splits
-
-    def causal(_batch: Tensor, _head: Tensor, row: Tensor, place: Tensor) -> Tensor:
-        return place <= index[row]
-
-    mask = BlockMask(
-        (len(index), splits * piece),
-        reached,
-        order,
-        None,
-        None,
-        # Read in a backward pass alone
-        q_num_blocks=reached,
-        q_indices=order,
-        full_q_num_blocks=None,
-        full_q_indices=None,
-        BLOCK_SIZE=(FUSED_ROWS, piece),
-        mask_mod=causal,
-    )
-    heads = query.view(batch, kv_heads * rows // len(index), len(index), width)
-    flat_keys, flat_values = keys.flatten(2, 3), values.flatten(2, 3)
-    attended: Any = flex_attention(heads, flat_keys, flat_values, block_mask=mask, enable_gqa=True)
-    return attended.reshape(batch, kv_heads, rows, width)
-
-
-ATTENTIONS: dict[str, Attention] = {"split": split_attention, "fused": fused_attention}
-# What every command runs. "fused" has never run on a card, so nothing chooses it before the smoke
-# run of benchmarks/gpu.py has compared the two there
-CHOSEN_ATTENTION = "split"
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:

@@ -27,7 +27,6 @@ from transformers import PreTrainedModel
 
 from harness.models.lean.model import LeanModel
 from harness.models.lean.pieces import (
-    CHOSEN_ATTENTION,
     Pieces,
     Positions,
     compiled_pieces,
@@ -73,23 +72,10 @@ class StaticModel(LeanModel):
 
     engine = "cuda_graphs"
 
-    def __init__(
-        self,
-        network: PreTrainedModel,
-        vocab_size: int,
-        *,
-        compiled: bool = True,
-        attention: str = CHOSEN_ATTENTION,
-    ) -> None:
-        """Take the network's weights.
-
-        Args:
-            compiled: whether layers, and the last norm with the head, are compiled.
-            attention: a key of `ATTENTIONS`.
-        """
+    def __init__(self, network: PreTrainedModel, vocab_size: int, *, compiled: bool = True) -> None:
+        """Take the network's weights; layers, and the last norm with the head, may be compiled."""
         self._compiled = compiled
         self._pieces = compiled_pieces() if compiled else Pieces(run_layer, finish)
-        self._attention = attention
         self._recordings: dict[Hashable, Recording] = {}
         self._reserved = PIECE
         self._offset: int | None = None
@@ -279,28 +265,17 @@ class StaticModel(LeanModel):
         # What does not fit is refused after the launch; it must not be written elsewhere
         index = (self._base + places).clamp(max=self._capacity - 1)
         self._offset += count
-        positions = self._positions(index)
-        # The fused kernel sizes its tiles by the positions and the batch that it is compiled for
-        fixed = self._attention == "fused"
+        positions = Positions(
+            index, self._cos.index_select(0, index), self._sin.index_select(0, index)
+        )
+        for tensor in positions:
+            let_vary(tensor, 0)
         x = F.embedding(tokens, weights.embedding)
         for layer, cache in zip(weights.layers, self._caches, strict=True):
-            let_vary(x, *(() if fixed else (0, 1)))
-            let_vary(cache, *((3,) if fixed else (1, 3)))
-            x = self._pieces.layer(
-                x, layer, cache, positions, self._sizes, weights.eps, self._attention
-            )
+            let_vary(x, 0, 1)
+            let_vary(cache, 1, 3)
+            x = self._pieces.layer(x, layer, cache, positions, self._sizes, weights.eps)
         return x.flatten(0, 1)
-
-    def _positions(self, index: Tensor) -> Positions:
-        """What every layer needs to know of the cache places `index` [n]."""
-        cos, sin = self._cos.index_select(0, index), self._sin.index_select(0, index)
-        if self._attention == "fused":
-            reached = (index.narrow(0, -1, 1) // PIECE + 1).to(torch.int32).view(1, 1, 1)
-            let_vary(self._order, 3)
-            return Positions(index, cos, sin, reached, self._order)
-        for tensor in (index, cos, sin):
-            let_vary(tensor, 0)
-        return Positions(index, cos, sin)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         if self._offset is None:
@@ -325,9 +300,6 @@ class StaticModel(LeanModel):
         self._masks = {}
         self._cos, self._sin = rotary_tables(self.network, self._capacity)
         self._places = torch.arange(self._capacity, device=self._home)
-        splits = self._capacity // PIECE
-        order = torch.arange(splits, dtype=torch.int32, device=self._home)
-        self._order = order.view(1, 1, 1, splits)
         self._base = torch.zeros((), dtype=torch.long, device=self._home)
 
 

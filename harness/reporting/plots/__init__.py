@@ -44,7 +44,6 @@ NAMES = (
     "acceptance_vs_temperature.svg",
     "verify_cost.svg",
     "leaderboard.svg",
-    "speedup_by_k.svg",
     "acceptance_by_category.svg",
     "acceptance_by_context.svg",
     "waterfall.svg",
