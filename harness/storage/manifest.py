@@ -38,11 +38,8 @@ Entries = Mapping[str, Any]
 class Environment:
     """The command line, the software and the machine (`harness.measurement.environment`).
 
-    Attributes:
-        device: its kind: cpu, cuda or mps; None where no model ran.
-        memory_bytes: of the host.
-        unused_card: why a card that is there was not used.
-        entries: all of it.
+    `memory_bytes` is the host's, `unused_card` why a card that is there was not used, `entries` all
+    that is known.
     """
 
     command: tuple[str, ...] = ()
@@ -62,18 +59,10 @@ class Environment:
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """What a loaded model says of itself (`describe` of `harness.models`).
+    """What a loaded model says of itself (`describe` of `harness.models`); `entries`: all of it.
 
-    Attributes:
-        id: of an auditioned draft; the others' are in the configuration.
-        kind: of an auditioned draft, as `ModelConf.kind`.
-        architecture: the class of its network.
-        layers, hidden, heads, kv_heads, head_dim, ffn, vocab, tied, experts, experts_per_token,
-            moe_ffn: sizes; None where the model's configuration has none.
-        devices: that hold its weights, where there are several.
-        engine_reason: why not a faster engine.
-        drafts_at_most: tokens that a head drafts per round.
-        entries: all of it.
+    Sizes are None where its configuration has none; `id` and `kind` are of auditioned drafts,
+    `devices` there where they are several, and `engine_reason` is why not a faster engine.
     """
 
     name: str | None = None
@@ -142,11 +131,7 @@ class AuditionNotes:
 
 @dataclass(frozen=True)
 class MemoryBandwidth:
-    """Bytes read and written, 10^9 per second; without `gb_s` it could not be found.
-
-    Attributes:
-        target_gb_s, draft_gb_s: where a model is small enough to be read from a cache.
-    """
+    """10^9 bytes per second, of a model's own where a cache holds it; no `gb_s`: not found."""
 
     gb_s: float | None = None
     buffer_bytes: int | None = None
@@ -202,20 +187,14 @@ class Manifest:
     Attributes:
         door: the command that made it.
         status: running, complete or failed; a run that was interrupted stays running.
-        interrupted_by: the signal that ended it.
-        written_without_lock: why.
         models: by role, target and draft; in an audition a draft's role is its name.
         prompts: conversations of each prompt set.
-        audition: notes on the drafts.
         traces_from, scores_from, texts_from, texts_made_with: where texts and scores are from.
-        bandwidth: of the memory, under which floors are computed.
         skipped_cells, timed_forwards: of a profile's curves; both are there once they were timed.
         engine, server_threads, server_memory: of servers: which, and what each was started with.
         inputs: of a breakeven run: keys of the configuration that files gave.
         records: imported files, with how many requests each holds.
         combined, cards, card_drafts: of a run that ranks others by card.
-        cloud: the rented machine.
-        not_measured: what failed and was passed over.
         card_readings: one for each card and each time that the run was begun or resumed.
         other_load, other_gpu_processes: what others did on the machine meanwhile.
         entries: the whole file, of which all else is a view.
