@@ -212,10 +212,18 @@ def test_nothing_is_stored_where_nothing_can_be_or_is_to_be_run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draft", ["tiny_good", "tiny_small"])
-def test_greedy_text_is_identical_on_every_shipped_prompt(tmp_path: Path, draft: str) -> None:
-    """K = 1, 4, 16, with rejections and full acceptances aplenty."""
-    ks = "[1,4,16]" if draft == "tiny_good" else "[4]"
+@pytest.mark.parametrize(
+    ("draft", "ks"),
+    [
+        ("tiny_good", "[1,4,16]"),
+        ("tiny_small", "[4]"),
+        pytest.param("tiny_good", "[1,2,4,8,16]", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_greedy_text_is_identical_on_every_shipped_prompt(
+    tmp_path: Path, draft: str, ks: str
+) -> None:
+    """With rejections and full acceptances aplenty."""
     grid = ["temperature=[0]", f"k={ks}", "new_tokens=16", f"draft={draft}", "prompts.limit=null"]
     settings = config(tmp_path, *grid)
     pair = open_pair(settings, prompt_sets.load(settings.prompts))

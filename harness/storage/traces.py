@@ -186,7 +186,7 @@ def _traces(stored: pd.DataFrame) -> list[TextTrace]:
 
 
 def _trace(
-    head: dict[str, Any], numbers: dict[str, NDArray[Any]], places: dict[str, NDArray[np.float64]]
+    head: dict[str, Any], numbers: dict[str, Any], places: dict[str, NDArray[np.float64]]
 ) -> TextTrace:
     """One trace: what its text is, and by column its scores and where they belong."""
     tokens, start, proposed = (places[name] for name in ("token", "start", "proposed"))
