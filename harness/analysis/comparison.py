@@ -35,15 +35,7 @@ import pandas as pd
 from scipy.stats import mannwhitneyu
 
 from harness.analysis import analyse
-from harness.analysis.cells import (
-    accepted,
-    completed,
-    decode_s,
-    judged,
-    latest,
-    new_tokens,
-    ratio,
-)
+from harness.analysis.cells import accepted, completed, decode_s, judged, latest, new_tokens, ratio
 from harness.analysis.compared_engines import engine_of, engine_rows, not_lossless, timed_trials
 from harness.analysis.latency import seconds_per_round
 from harness.analysis.lossless import distrust, text_checks
@@ -194,9 +186,12 @@ def _compare_two(pair: _Pair) -> tuple[list[ComparisonRow], list[ComparisonCavea
         changed = _changed_machine([*_plain_visits(pair)], pair)
         caveats += [*changed, ComparisonCaveat("unpaired")]
         rows = _unpaired_rows(analyse(one.run).generated, analyse(two.run).generated, blank)
-    lossy = [*_not_lossless(pair)]
-    caveats += [ComparisonCaveat("not_lossless", values) for values in lossy]
-    cells = {(values["temperature"], values["k"]) for values in lossy}
+    cells: set[tuple[float | None, int]] = set()  # at which a server changes what is generated
+    for name, setup, served in zip(pair.names, pair.setups, pair.served, strict=True):
+        for temperature, k in sorted(not_lossless(setup, served)) if served else ():
+            values: Values = {"run": name, "temperature": temperature, "k": k}
+            caveats.append(ComparisonCaveat("not_lossless", values))
+            cells.add((temperature, k))
     return [
         _times_only(row) if unlike or (row.temperature, row.k) in cells else row for row in rows
     ], caveats
@@ -328,9 +323,8 @@ def _measured_row(
     before, after = (
         ratio(per_token("accepted", side).value, per_token("judged", side).value) for side in SIDES
     )
-    row = replace(
-        row, reference_alpha=before, alpha=after, alpha_difference=_difference(before, after)
-    )
+    difference = _difference(before, after)
+    row = replace(row, reference_alpha=before, alpha=after, alpha_difference=difference)
     if not baselines:
         return row, None
     reference, run = (
@@ -365,7 +359,6 @@ def _unpaired_rows(
         return row.prompt_set, row.temperature, row.k, draft
 
     others = {key(row): row for row in other}
-    pairs = [(row, others[key(row)]) for row in reference if key(row) in others]
     return [
         replace(
             blank,
@@ -385,7 +378,8 @@ def _unpaired_rows(
             alpha=two.alpha,
             alpha_difference=_difference(one.alpha, two.alpha),
         )
-        for one, two in pairs
+        for one in reference
+        if (two := others.get(key(one))) is not None
     ]
 
 
@@ -468,19 +462,11 @@ def _unlike(pair: _Pair) -> ComparisonCaveat | None:
         doubt = distrust(text_checks(setup.run.trials, setup.run.checks)) if judged else None
         if doubt:
             return ComparisonCaveat("distrusted", {"run": name, "reason": doubt[0]})
-    kinds = [
+    one, two = kinds = [
         "synthetic" if setup.synthetic else "dummy" if setup.dummy else "measured"
         for setup in pair.setups
     ]
-    unlike = ComparisonCaveat("other_acceptance", pair.values(kind=kinds))
-    return None if kinds[0] == kinds[1] else unlike
-
-
-def _not_lossless(pair: _Pair) -> Iterator[Values]:
-    """The cells at which a server's speculation was seen to change what is generated."""
-    for name, setup, served in zip(pair.names, pair.setups, pair.served, strict=True):
-        for temperature, k in sorted(not_lossless(setup, served)) if served else ():
-            yield {"run": name, "temperature": temperature, "k": k}
+    return None if one == two else ComparisonCaveat("other_acceptance", pair.values(kind=kinds))
 
 
 def _shared_prompts(pair: _Pair) -> Iterator[ComparisonCaveat]:
@@ -577,9 +563,9 @@ def _changed_texts(pair: _Pair) -> Iterator[ComparisonCaveat]:
             code if setting is None else "texts_differ_by_setting",
             {**pair.values(), **counts, **values},
         )
-    if setting or pair.differing_key("draft", ["id"]) or pair.differing_key("decode", ["rule"]):
-        return
-    if not pair.one_engine:  # they begin their rounds, and end their drafts, in other places
+    other_rounds = pair.differing_key("draft", ["id"]) or pair.differing_key("decode", ["rule"])
+    # Two engines begin their rounds, and end their drafts, in other places
+    if setting or other_rounds or not pair.one_engine:
         return
     equal = [(one, two) for one, two in texts if one.k and one.tokens == two.tokens]
     recounted = [
