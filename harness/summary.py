@@ -546,8 +546,8 @@ class TextLikelihood:
     distribution's entropy, and a known variance. So the sum over the texts of log target(x) + H is
     a martingale, whatever the texts' lengths, and divided by the root of the summed variances it is
     a standard normal number, for many tokens; for fewer, and for a target that is sure of most of
-    them, it is skew (`harness.analysis.server_gate.normal_z`). A server that is not lossless drifts
-    from 0.
+    them, it is skew (`harness.analysis.server_lossless.normal_z`). A server that is not lossless
+    drifts from 0.
     """
 
     temperature: float

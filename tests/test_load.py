@@ -235,11 +235,11 @@ def test_what_users_wait_for_under_load_is_pooled_over_visits_and_says_over_how_
 
 
 def test_a_server_that_dies_ends_the_load():
-    server = StandIn(0, [30] * 20, dies_at=3)
-    groups = {"easy": requests_of([("easy", f"{n}") for n in range(20)])}
+    server = StandIn(0, [30] * 500, dies_at=3)
+    groups = {"easy": requests_of([("easy", f"{n}") for n in range(500)])}
     with pytest.raises(LoadFailedError, match="the server ended") as error:
         list(load_visit({0: server}, groups, [Load(2)], 0, np.random.default_rng(1), "engine"))
-    assert len(server.sent) < 20
+    assert len(server.sent) < 500
     assert (error.value.k, error.value.died) == (0, True)
 
 

@@ -94,23 +94,23 @@ def test_dense_networks_and_mixtures_in_32_bits_have_no_such_ties() -> None:
     assert torch.equal(weight, kept)
 
 
-def differing(target: LeanModel, prompts: int = 1, budget: int = 12) -> list[tuple[Any, ...]]:
-    """Greedy texts by plain decoding and at K = 4 that differ, with their prompts.
+def differing(target: LeanModel, prompts: int = 24, budget: int = 12) -> tuple[Any, ...]:
+    """A prompt with greedy texts by plain decoding and at K = 4 that differ.
 
-    The draft has the weights of the target, and rounds its steps otherwise than a verify.
+    The draft has the weights of the target, and rounds its steps otherwise than a verify; some
+    processors round both alike.
     """
     network = target.network
     draft, plainly = LeanModel(network, VOCAB), LeanModel(network, VOCAB)
     random = torch.Generator().manual_seed(5)
-    found: list[tuple[Any, ...]] = []
     for _ in range(prompts):
         prompt = tuple(torch.randint(VOCAB, (12,), generator=random).tolist())
         request = replace(REQUEST, tokens=prompt, budget=budget, draft="draft")
         plain = run_trial(request, plainly, None).tokens
         other = run_trial(replace(request, k=4), target, draft).tokens
         if plain != other:
-            found.append((prompt, plain, other))
-    return found
+            return prompt, plain, other
+    pytest.skip("this processor rounds narrow and wide forwards alike")
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_texts_that_routing_ties_change_are_ties_and_said_to_be(
     deep: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = LeanModel(deep, VOCAB)
-    (each, *_) = differing(target)
+    each = differing(target)
     compare = partial(compare_texts, target, num_draft_tokens=4, dtype=deep.dtype)
     assert compare(*each).result == "FAIL"  # as a network without routers is judged
     tie = compare(*each, network=deep)
@@ -145,7 +145,7 @@ def test_texts_that_routing_ties_change_are_ties_and_said_to_be(
 
 def test_a_mixture_whose_routers_are_not_found_is_not_judged(deep: Any) -> None:
     target = LeanModel(deep, VOCAB)
-    (each, *_) = differing(target)
+    each = differing(target)
     unknown = small(Qwen3Config).to(torch.bfloat16)
     unknown.config.num_experts = 8  # as of a family that keeps its routers elsewhere
     assert routers(unknown) == []
@@ -196,7 +196,9 @@ def test_a_mixture_that_cannot_run_on_token_ids_is_refused_in_one_line() -> None
 def test_a_text_that_no_tie_explains_is_a_fail(deep: Any) -> None:
     """Of another token than the likeliest by far, as a wrong cache makes them."""
     target = LeanModel(deep, VOCAB)
-    prompt, plain, _ = differing(target, prompts=1)[0]
+    prompt = tuple(range(1, 13))
+    plain = run_trial(replace(REQUEST, tokens=prompt, budget=12), target, None).tokens
+    assert plain is not None
     target.prefill(prompt[:-1])
     worst = int(target.forward(torch.tensor(prompt[-1:]))[-1].argmin())
     wrong = (worst, *plain[1:])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from harness.analysis.server_gate import normal_z
+from harness.analysis.server_lossless import normal_z
 from harness.records import UserError
 from harness.stats import jackknife
 from harness.stats.crossfit import VisitCosts, Workload, cross_fit, deal_folds
