@@ -34,7 +34,7 @@ from harness.analysis.request_times import (
     Visit,
     compared_pace,
     least_squares,
-    pace_of,
+    quantile,
     shared_visits,
     with_enough_visits,
 )
@@ -233,7 +233,7 @@ def closed_loads(
         visits, plain = (
             [visit for _, visit in stored.get(each, ())] for each in (key, replace(key, k=0))
         )
-        pace = compared_pace(visits, plain, _settle) if plain else pace_of(visits, _settle)
+        pace = compared_pace(visits, plain, _settle)
         if pace is not None:
             made = [timing for timing, _ in entries]
             full = key.budgets == most[key.group]
@@ -242,7 +242,7 @@ def closed_loads(
 
 
 def _settle(paces: Sequence[float]) -> float:
-    return float(np.quantile(paces, UNDISTURBED))
+    return quantile(paces, UNDISTURBED)
 
 
 def _closed_load(

@@ -37,10 +37,10 @@ Settle = Callable[[Sequence[float]], float]
 
 def undisturbed(seconds: Sequence[float]) -> float:
     """A request's time from that of each visit."""
-    return _quantile(seconds, UNDISTURBED)
+    return quantile(seconds, UNDISTURBED)
 
 
-def _quantile(values: Sequence[float], share: float) -> float:
+def quantile(values: Sequence[float], share: float) -> float:
     """As numpy's, which takes a hundred times as long for so few values."""
     ordered, place = sorted(values), share * (len(values) - 1)
     below = int(place)
@@ -68,12 +68,12 @@ def least_varying(requests: Iterable[Sequence[float]]) -> Settle:
         for seconds in made:
             deviation = np.sqrt(share * (1.0 - share) / len(seconds))
             shares = (max(0.0, share - deviation), share, share + deviation)
-            low, middle, high = np.quantile(seconds, shares)
+            low, middle, high = (quantile(seconds, each) for each in shares)
             changes.append((high - low) / middle)
         return float(np.mean(changes))
 
     chosen = min((UNDISTURBED, *HIGHER), key=error)
-    return lambda seconds: _quantile(seconds, chosen)
+    return lambda seconds: quantile(seconds, chosen)
 
 
 class Visit(NamedTuple):
@@ -123,9 +123,16 @@ def compared_pace(
 ) -> float | None:
     """The pace of a K, whose ratio to plain decoding's is that of the visits that they share.
 
+    Args:
+        visits: of the K.
+        plain: of plain decoding; none where there is nothing to compare with.
+        settle: a request's time over its visits.
+
     Returns:
-        None where they share none.
+        None where there are no visits, or plain decoding shares none of them.
     """
+    if visits and not plain:
+        return pace_of(visits, settle)
     pairs = shared_visits(visits, plain)
     if not pairs:
         return None
@@ -189,13 +196,8 @@ def settled(trials: Sequence[Trial], settle: Settle = undisturbed) -> list[Trial
     }
     made: list[Trial] = []
     for asked, group in generations.items():
-        timed_in, plain_in = visits.get(asked, []), visits.get(asked._replace(k=0), [])
-        pace = None
-        if timed_in:
-            compared = asked.k and plain_in
-            pace = (
-                compared_pace(timed_in, plain_in, settle) if compared else pace_of(timed_in, settle)
-            )
+        plain = visits.get(asked._replace(k=0), []) if asked.k else []
+        pace = compared_pace(visits.get(asked, []), plain, settle)
         if asked.temperature == GREEDY:
             made.append(_settled(group, texts[asked], pace))
         else:

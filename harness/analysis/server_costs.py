@@ -21,7 +21,6 @@ from harness.analysis.request_times import (
     compared_pace,
     fit_line,
     least_squares,
-    pace_of,
     undisturbed,
 )
 from harness.records import RoundTiming
@@ -259,7 +258,7 @@ def timed_rounds(
     by_k: dict[int, list[tuple[int, bool, float]]] = {}
     for (k, context, tokens, shortened), made in sorted(visits.items()):
         plain = visits.get((0, context, tokens, False), [])
-        seconds = compared_pace(made, plain, settle) if k and plain else pace_of(made, settle)
+        seconds = compared_pace(made, plain if k else [], settle)
         # A length that fewer than half of the visits have is an end of text's
         if 2 * len(made) >= most[k] and seconds is not None:
             by_k.setdefault(k, []).append((tokens, shortened, seconds))

@@ -32,7 +32,7 @@ from harness.analysis.cells import (
 )
 from harness.analysis.latency import latency_of, latency_row, near, visits_of
 from harness.analysis.lossless import distrust
-from harness.analysis.request_times import Visit, compared_pace, pace_of, with_enough_visits
+from harness.analysis.request_times import Visit, compared_pace, with_enough_visits
 from harness.analysis.server_costs import (
     PlainRequests,
     Requests,
@@ -457,15 +457,8 @@ class ServedRun(ServedTexts):
         for trial in completed(self.settled):
             if trial.temperature != temperature or trial.decode_s is None:
                 continue
-            made, plain = visits.get(cell(trial), []), visits.get((*cell(trial)[:2], 0), [])
-            started_s = None
-            if made:
-                compared = trial.k and plain
-                started_s = (
-                    compared_pace(made, plain, self.settle)
-                    if compared
-                    else pace_of(made, self.settle)
-                )
+            plain = visits.get((*cell(trial)[:2], 0), []) if trial.k else []
+            started_s = compared_pace(visits.get(cell(trial), []), plain, self.settle)
             if started_s is not None:
                 whole.append(replace(trial, decode_s=trial.decode_s + started_s))
         return whole

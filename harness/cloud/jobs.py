@@ -225,7 +225,7 @@ def _check_fits(
             )
         memory = card.memory_gb * 1e9
         if on_one_card <= memory and needed <= count * memory:
-            if engine != "own" and config.score and 2 * needed > memory:
+            if engine != OWN.name and config.score and 2 * needed > memory:
                 raise UserError(
                     f"--gpu {gpu}: the server and the models that score its texts need"
                     f" {2 * needed / 1e9:,.3g} GB, and the card has {card.memory_gb:g} GB; use a"

@@ -103,10 +103,10 @@ class Adapter:
 
     Attributes:
         spec: what is known of it.
-        attach: what takes over a server that runs, by the configuration and with the target's
-            tokenizer; None where there are none.
-        start: one server after another, each at the port given, or at a free one for None; None
-            where servers are not started here.
+        attach: from the configuration and the target's tokenizer, what makes the client of a server
+            that runs; None where the engine has no servers.
+        start: from what is to be served and a port, or None for a free one, the engine that starts
+            servers; None where they are not started here.
         check: what starting needs, before there is a run; raises UserError.
     """
 

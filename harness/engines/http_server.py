@@ -121,7 +121,7 @@ class StartedEngine(ABC):
 
     Attributes:
         target, draft: hub ids, folders or GGUF files; no draft where only plain decoding is
-            measured, or where the target's own weights draft, or none.
+            measured, where the target's own weights draft, or where tokens are looked up.
         logs: folder for the servers' logs.
         context_tokens: of the longest request, prompt and budget.
         threads: of each server, on a CPU; None leaves them to the engine.

@@ -315,7 +315,7 @@ def _started(serve: ToServe, port: int | None) -> LlamaCpp:
 
 
 def _check(config: ServerConfig) -> None:
-    """Refuse files that are not there, none where none can be written, and no program."""
+    """Refuse a missing GGUF file, no file where none can be converted, or no llama-server."""
     from harness.engines.gguf_file import gguf_package
 
     models = {"model": config.model, "draft": config.draft}

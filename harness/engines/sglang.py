@@ -6,8 +6,8 @@ project's test machines, so only its answers were tried, from a server that stan
 - `POST /generate` takes `input_ids` and returns `output_ids`, with `meta_info`.
 - `meta_info` has `spec_verify_ct` (rounds), `spec_num_proposed_drafts` and
   `spec_num_correct_drafts` of a request that drafted (other names before 0.5.11), and
-  `e2e_latency`. It has no time of the prefill apart, so decoding is not told; take the time of a
-  one-token request off.
+  `e2e_latency`. It has no time of the prefill alone, so the time of a one-token request is
+  subtracted to get that of decoding.
 - The first token comes from the prefill. Every round verifies K drafted tokens, near the budget
   too, where the text is cut.
 - A request's `sampling_seed` counts only with `--enable-deterministic-inference`.

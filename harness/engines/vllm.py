@@ -8,9 +8,9 @@ Read in vllm/entrypoints/openai and vllm/v1 of releases 0.29 to 0.33, and run (0
   from when it was scheduled, `generation_time_ms` from the first token to the last.
   `--per-request-spec-decode-metrics detailed` (from 0.29) adds `speculative_decoding`, its rounds
   (`num_spec_steps`), drafted and accepted tokens, in sum and of each round. Servers started here
-  have both.
-- A server without them has the same as sums at `/metrics`. They are this request's where the tokens
-  that were generated meanwhile are this request's.
+  have the first, and those that draft the second.
+- A server without them has the same as sums at `/metrics`. They are used where the tokens
+  generated meanwhile are exactly this request's, so that no other request ran.
 - The first token comes from the prefill. Every later step drafts and verifies K tokens, near the
   budget too, where the text is cut.
 - A look-up's step may draft fewer tokens, or none, and the answer tells of no step without drafts.

@@ -1,7 +1,8 @@
-"""The kinds of drafts: one `DraftSpec` for each, and nothing else says what a kind is.
+"""The kinds of drafts: one `DraftSpec` for each.
 
-A kind is added by an entry of `DRAFTS` and the module that its `loader` names. Whatever a command,
-an analysis or a report does for some kinds and not for others, it decides by a field of the entry.
+A kind is added by an entry of `DRAFTS` and the module that its `loader` names. Commands and
+analysis decide what to do for a kind by a field of its entry. Which kinds an engine has, and how it
+names them, is the engine's to say (`EngineSpec.drafts`, `alike` and `lines`).
 """
 
 from collections.abc import Callable, Sequence

@@ -2,7 +2,7 @@
 
 from harness.records import GREEDY, RULES
 from harness.serving import llamacpp, mlx, sglang, transformers, vllm
-from harness.serving.drafts import DraftKind
+from harness.serving.drafts import UNKNOWN, DraftKind
 from harness.serving.round_counting import Counting
 from harness.serving.spec import EngineSpec
 
@@ -62,7 +62,7 @@ def drafts_alike(name: str, kind: DraftKind, temperature: float) -> bool:
     spec = ENGINES[name]
     if temperature == GREEDY and spec.variant_of is not None:
         spec = ENGINES[spec.variant_of]
-    return kind == "unknown" or kind in spec.alike
+    return kind == UNKNOWN or kind in spec.alike
 
 
 def rented() -> dict[str, str]:

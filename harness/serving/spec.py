@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from harness.records import Rule
-from harness.serving.drafts import DraftKind
+from harness.serving.drafts import DRAFTS, DraftKind
 from harness.serving.round_counting import Counting
 from harness.summary import SamplingFacts
 
@@ -39,8 +39,9 @@ class PairToServe:
 
     @property
     def weights(self) -> str | None:
-        """Where the draft's weights are; None for the target's own MTP layers."""
-        return None if (self.kind, self.draft) == ("mtp", self.target) else self.draft
+        """The draft's checkpoint; None where it has none of its own."""
+        own = DRAFTS[self.kind].has_own_checkpoint(self.draft, self.target)
+        return self.draft if own else None
 
 
 @dataclass(frozen=True)

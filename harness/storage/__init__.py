@@ -64,7 +64,7 @@ TRACES, CHECKS, CONFIDENCES = "traces.parquet", "checks.jsonl", "confidences.par
 # What a reader of a run needs of it, with a checksum
 CHECKED = ("config.yaml", "summary.json", TRACES, CONFIDENCES, CHECKS, *TABLES)
 ENDED = ("complete", "failed")
-# Where a run is put, how much of it is done and how it is shown do not make it another run.
+# Keys that may differ on resume: where a run is put, how much is done and how it is shown
 FREE_KEYS = frozenset(
     {
         *("resume", "results_root", "debug", "dry_run", "verbose", "engine", "linear", "hydra"),
@@ -430,7 +430,7 @@ def _safe(name: str) -> str:
 
 
 def free_keys(door: str) -> frozenset[str]:
-    """The keys that do not make it another run of a command."""
+    """The keys that may differ when a run of the command is resumed."""
     return FREE_KEYS - {"engine"} if door == SERVER else FREE_KEYS
 
 

@@ -28,8 +28,8 @@ class HeadNetwork(nn.Module, ABC):
 
     Attributes:
         layers: which states of the target it reads; see `CachedModel.keep_states`.
-        width: numbers of these states, of a token.
-        cached_numbers: those that it keeps of a token.
+        width: numbers per token in the states that it reads.
+        cached_numbers: numbers per token in its cache.
     """
 
     layers: tuple[int, ...]
@@ -59,7 +59,7 @@ class HeadNetwork(nn.Module, ABC):
             tokens: [B, n + 1] of the text.
             states: [B, n, width] the target's of all tokens but the last.
             depth: K, the drafts from each start.
-            first: the first row that a start is wanted of.
+            first: the first row to return a start of.
 
         Returns:
             Per pass j = 0 .. depth - 1 the outputs [B, n - first - j, hidden]: entry i is from
@@ -202,7 +202,7 @@ class BlockHead(Head):
         return self._draft(offset, tokens[-1:])
 
     def extend(self, tokens: Tensor) -> None:
-        """Nothing: of the text before the last token it reads the target's states alone."""
+        """Nothing to do: earlier text reaches the head through the target's states."""
         del tokens
 
     def rewind(self, count: int) -> None:

@@ -53,7 +53,7 @@ CAPACITY = 512
 
 
 def default_layers(layers: int) -> tuple[int, ...]:
-    """What enters these layers of a target is what a head reads, unless it says otherwise."""
+    """The target's layers whose inputs a head reads where its config names none."""
     return (2, layers // 2, layers - 3)
 
 

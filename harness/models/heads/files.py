@@ -74,18 +74,18 @@ class HeadFiles:
         return unknown_layout(self.where, self.kind, self.layouts, found)
 
     def other_target(self, why: str) -> UserError:
-        """What is said of a head that cannot be this target's."""
+        """The error for a head that cannot be this target's."""
         return UserError(f"{self.where}: {self.kind} for another target: {why}")
 
     def other_layers(self, layers: Sequence[int], how: str = "") -> UserError:
-        """What is said of a head that reads layers which the target has not."""
+        """The error for a head that reads layers which the target does not have."""
         return UserError(
             f"{self.where}: it reads layers {list(layers)}{how}, and {self.target_name} has "
             f"{self.target_config.num_hidden_layers}; give the head of this target"
         )
 
     def other_vocabulary(self, tokens: int, vocabulary: int | None = None) -> UserError:
-        """What is said of a head whose tokens are not the target's."""
+        """The error for a head whose tokens are not the target's."""
         return self.other_target(
             f"the tokens are of a vocabulary of {tokens}, and {self.target_name} has "
             f"{vocabulary or self.target.vocab_size}"
@@ -227,7 +227,7 @@ def found_in(config: Mapping[str, Any]) -> str:
 
 
 def unknown_layout(where: str, kind: str, layouts: str, found: str) -> UserError:
-    """What is said of a head in none of the layouts that are read."""
+    """The error for a head in none of the layouts that are read."""
     return UserError(
         f"{where}: not {kind} in a layout that is known: {found}; read here are {layouts}"
     )
