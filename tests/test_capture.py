@@ -192,7 +192,7 @@ def test_a_capture_of_compiled_layers_runs_what_the_warm_up_compiled(
     if torch.__version__ < TorchVersion("2.13"):
         pytest.skip(f"torch {torch.__version__} compiles for no fake tensors of another's mode")
     network: Any = dense()
-    model = StaticModel(network.to("meta", torch.bfloat16), 100, attention="split")
+    model = StaticModel(network.to("meta", torch.bfloat16), 100)
     with code_for_a_card() as (on_card, graphs), torch.inference_mode():
         for name in ("weights", "_caches", "_cos", "_sin", "_places", "_order", "_base"):
             setattr(model, name, on_card(getattr(model, name)))

@@ -65,13 +65,14 @@ def test_routing_ties_are_what_the_probe_would_refuse_a_sound_mixture_for() -> N
 @pytest.mark.parametrize("kind", [CachedModel, LeanModel, STATIC])
 def test_a_sound_mixture_passes_the_probe_however_its_routers_tie(kind: Any, seed: int) -> None:
     network = mixture(seed)
-    before: list[Any] = [router.weight.clone() for router in routers(network)]
+    gates: list[Any] = routers(network)
+    before = [gate.weight.clone() for gate in gates]
     assert len(before) == 2
     with pinned(network, probe_tokens(network, VOCAB)):
         assert cache_error(kind(network, VOCAB)) < allowed_error(network) / 2
-        assert not torch.equal(routers(network)[0].weight, before[0])
-    for router, weight in zip(routers(network), before, strict=True):
-        assert torch.equal(router.weight, weight)
+        assert not torch.equal(gates[0].weight, before[0])
+    for gate, weight in zip(gates, before, strict=True):
+        assert torch.equal(gate.weight, weight)
     opened = cached_model(network, VOCAB, "model=mixture")
     assert (opened.engine, opened.engine_reason) == ("lean", None)
 
@@ -146,7 +147,8 @@ def test_texts_that_routing_ties_change_are_ties_and_said_to_be(
 def test_a_mixture_whose_routers_are_not_found_is_not_judged(deep: Any) -> None:
     target = LeanModel(deep, VOCAB)
     each = differing(target)
-    unknown = small(Qwen3Config).to(torch.bfloat16)
+    unknown: Any = small(Qwen3Config)
+    unknown = unknown.to(torch.bfloat16)
     unknown.config.num_experts = 8  # as of a family that keeps its routers elsewhere
     assert routers(unknown) == []
     judged = compare_texts(target, *each, num_draft_tokens=4, dtype=deep.dtype, network=unknown)
@@ -157,7 +159,8 @@ def test_a_mixture_whose_routers_are_not_found_is_not_judged(deep: Any) -> None:
 
 def test_routers_that_are_a_layer_of_a_module_are_found() -> None:
     sizes: Any = {"num_local_experts": 8, "num_experts_per_tok": 3}
-    network = small(GraniteMoeConfig, **sizes).to(torch.bfloat16).eval()
+    network: Any = small(GraniteMoeConfig, **sizes)
+    network = network.to(torch.bfloat16).eval()
     assert len(routers(network)) == network.config.num_hidden_layers
     tokens = probe_tokens(network, VOCAB)
     with pinned(network, tokens):

@@ -19,7 +19,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 
-from harness.serving.drafts import DraftKind
+from harness.serving.drafts import DRAFTS, DraftKind
 from harness.serving.round_counting import Counting
 from harness.serving.spec import BLOCK, EngineSpec, PairToServe, ServingLine, changes
 
