@@ -97,7 +97,7 @@ def test_a_plan_counts_what_a_run_sends(tmp_path: Path, capsys: pytest.CaptureFi
     plan = " ".join(capsys.readouterr().out.split())
     # 6 prompts of two sets, 3 servers, 2 temperatures and visits
     assert "requests, one at a time 72 of 24 tokens" in plan
-    assert "48 requests; 2 servers reject every draft" in plan
+    assert "48 more requests, to plain servers" in plan
     assert f"1, 2: {2 * 2 * 12 * 2 * 9}" in plan
     assert "CUDA graphs" not in plan
     urls = "url=[http://127.0.0.1:9,http://127.0.0.1:9,http://127.0.0.1:9]"
