@@ -34,6 +34,8 @@ from harness.cli import compose
 from harness.commands import server as command
 from harness.commands import server_start, server_visits
 from harness.config import ModelConf
+from harness.engines.llamacpp import LlamaCpp
+from harness.engines.protocol import ServerDiedError
 from harness.models.load import load_vocabulary
 from harness.records import Trial, UserError
 from harness.reporting.content import content_of
@@ -107,6 +109,50 @@ def test_a_plan_counts_what_a_run_sends(tmp_path: Path, capsys: pytest.CaptureFi
     assert "not used with url= threads, kv_type, flash_attention" in plan
     assert "modelled" not in plan  # the servers may run anywhere
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_engine_that_is_not_installed_is_named_before_anything_is_loaded(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    words = [f"engine={engine}", "threads=auto"]
+    command.run(asked(tmp_path / "results", "dry_run=true", *words))
+    plan = " ".join(capsys.readouterr().out.split())
+    missing = f"engine={engine}: no {engine} on PATH"
+    assert f"not on this machine {missing}" in plan
+    monkeypatch.setattr("harness.commands.server.open_workload", pytest.fail)
+    with pytest.raises(UserError, match=missing):
+        command.run(asked(tmp_path / "results", *words))
+    assert not (tmp_path / "results").exists()
+
+
+@needs_llamacpp
+def test_a_number_of_threads_that_hangs_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More threads than processors that are free may take minutes for a token."""
+    monkeypatch.setattr(psutil, "cpu_count", lambda **_: 4)
+    monkeypatch.setattr(server_start, "fewest_threads", lambda seconds: max(seconds))
+    opened = LlamaCpp.open
+
+    def open_unless_four(engine: LlamaCpp, *arguments: Any) -> Any:
+        if engine.threads == 4:
+            raise ServerDiedError("no answer within 120 s")
+        return opened(engine, *arguments)
+
+    monkeypatch.setattr(LlamaCpp, "open", open_unless_four)
+    words = ["threads=auto", "k=[1]", "temperature=[0]", "repetitions=1", "score=true"]
+    run = stored(command.run(asked(tmp_path, *words)))
+    assert run.manifest.server_threads == 2
+    monkeypatch.setattr(LlamaCpp, "open", lambda *_: _raise_hanging())
+    with pytest.raises(UserError, match="no answer within 120 s"):
+        command.run(asked(tmp_path, *words))
+
+
+def _raise_hanging() -> None:
+    raise ServerDiedError("no answer within 120 s")
 
 
 def test_a_plan_estimates_time_and_cost_by_all_of_its_requests(
