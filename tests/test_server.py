@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,19 @@ def test_every_request_is_a_trial_that_counts_what_rounds_emitted(served: Stored
             assert (trial.rule, trial.rounds, trial.drafted) == (None, None, None)
     seeds = {each.cell for each in served.trials}
     assert len(seeds) == len(served.trials)
+
+
+@needs_llamacpp
+def test_prompts_are_asked_in_another_order_in_each_visit(served: StoredRun) -> None:
+    """A machine that becomes slower would else make the last prompt set's rounds look dear."""
+    orders = [
+        [key for key, _ in groupby((t.prompt_set, t.prompt, t.temperature) for t in of_visit)]
+        for _, of_visit in groupby(served.trials, lambda trial: trial.repetition)
+    ]
+    assert [len(order) for order in orders] == [12, 12]  # all K of a prompt follow each other
+    assert sorted(orders[0]) == sorted(orders[1])
+    assert orders[0] != orders[1]
+    assert orders[0] != sorted(orders[0])
 
 
 def test_a_plan_counts_what_a_run_sends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
