@@ -13,7 +13,7 @@ from functools import cached_property
 from harness.analysis.adaptive import ScoredTexts, adaptive_drafting, replayed_adaptively
 from harness.analysis.answers import Answered, Question, answered, questions
 from harness.analysis.caveats import caveats, failures, greedy_texts_differ, of_the_timings
-from harness.analysis.cells import completed, latest, measured_positions, measured_rows
+from harness.analysis.cells import completed, latest, measured_positions, measured_rows, timed
 from harness.analysis.explanation import case_of, explain, rules_of_thumb
 from harness.analysis.latency import (
     LOOKUP_S,
@@ -354,8 +354,8 @@ class PairAnalysis:
         verdict = self.verdicts[0][0] if self.verdicts else None
         explanation, rules = self.explained(verdict)
         outliers = outlier_cells(self.trials)
-        timed = (pair for by_draft in self.latencies.values() for pair in by_draft.items())
-        round_times = [latency.round_summary(draft) for draft, latency in timed]
+        of_drafts = (pair for by_draft in self.latencies.values() for pair in by_draft.items())
+        round_times = [latency.round_summary(draft) for draft, latency in of_drafts]
         summary = Summary(
             run=setup.facts(self.results),
             verdict=verdict,
@@ -434,7 +434,7 @@ class MeasuredSweep(PairAnalysis):
         super().__init__(setup)
         if not setup.synthetic:  # texts are not the target's where acceptance was set
             self.checks = text_checks(setup.run.trials, setup.run.checks)
-        self.trials = without_faulty(setup.run.trials, self.checks)
+        self.trials = without_faulty(timed(setup.run.trials), self.checks)
         self.distrusted = distrust(self.checks)
 
     @property

@@ -180,6 +180,9 @@ class SyntheticAcceptance:
     rates: tuple[float, ...]
 
 
+Ended = Literal["decided", "prompts", "budget"]
+
+
 @dataclass(frozen=True)
 class ChosenK:
     """The K that is measured at a temperature, next to plain decoding, on every prompt of a look.
@@ -209,7 +212,7 @@ class Looks:
     made: int = 0
     most: int = 4
     measured_s: float = 0.0
-    ended: Literal["decided", "prompts", "budget"] | None = None
+    ended: Ended | None = None
 
     def k_at(self, temperature: float) -> int | None:
         """The K that was chosen at a temperature."""
