@@ -542,12 +542,12 @@ class SweepConfig(PairConfig):
         """
         if self.until is None:
             self.until = "all" if self.not_in_looks else "decided"
+        super().check(_)
         if self.until == "decided" and self.not_in_looks:
             raise UserError(f"until=decided: not with {self.not_in_looks}; leave until out")
         if self.until == "all" and self.budget_s is not None:
             why = f", as it is with {self.not_in_looks}" if self.not_in_looks else ""
             raise UserError(f"budget_s: not with until=all{why}; leave it out")
-        super().check(_)
         if self.decode.stop != "none" and self.draft.spec.looks_up:
             raise UserError(
                 f"decode.stop={self.decode.stop}: draft={self.draft.name} gives its tokens no "
