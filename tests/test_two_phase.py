@@ -141,15 +141,17 @@ def test_the_largest_of_independent_errors_is_sidaks(error):
 
 
 def test_errors_in_common_are_one_and_few_prompts_widen_it():
-    shared = np.ones((8, 1))
+    shared = np.ones((8, 8))
     assert largest_quantile(shared, 9.0, 0.01, 0) == pytest.approx(stats.t.isf(0.01, 9), abs=0.02)
     rng = np.random.default_rng(0)
     errors = np.concatenate([np.full((8, 4), 1.0), rng.normal(0.0, 1.0, (8, 4))], axis=1)
     unit = errors / np.linalg.norm(errors, axis=1, keepdims=True)
     drawn = rng.normal(size=(400_000, 8)) @ unit.T
     drawn /= np.sqrt(rng.chisquare(9.0, 400_000) / 9.0)[:, None]
-    simulated_quantile = np.quantile(drawn.max(axis=1), 0.99)
-    assert largest_quantile(errors, 9.0, 0.01, 0) == pytest.approx(simulated_quantile, rel=0.02)
+    expected = np.quantile(drawn.max(axis=1), 0.99)
+    assert largest_quantile(errors @ errors.T, 9.0, 0.01, 0) == pytest.approx(expected, rel=0.02)
+        simulated_quantile, rel=0.02
+    )
 
 
 def test_what_other_candidates_cost_is_known_from_visits_alone():

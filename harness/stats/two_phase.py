@@ -64,7 +64,7 @@ BLOCKS = 10
 # Measured prompts below which g has no error to speak of
 MIN_MEASURED = MIN_SET
 # For the quantile of the largest error, and the optimism of the choice
-DRAWS = 4000
+DRAWS = 2000
 # Of the numerical integrals behind the bounds: nodes, and standard deviations that they reach down
 NODES, REACH = 240, 12.0
 
@@ -107,7 +107,7 @@ class TwoPhase:
         optimism: what the choice of the named one adds to its score on average.
         variances: of the scores; those of other candidates with the error of their relative price.
         timing: the part of the named one's that more pairs on the same prompts would lower.
-        errors: [candidate, source] standard normal numbers times these are the errors of scores.
+        covariance: [candidate, candidate] of the scores' errors, those of relative prices left out.
         looks: of the pairs.
         seed: of the draws.
     """
@@ -117,7 +117,7 @@ class TwoPhase:
     optimism: float
     variances: Variance
     timing: Variance
-    errors: Array
+    covariance: Array
     looks: tuple[float, ...]
     seed: int
 
@@ -146,7 +146,7 @@ class TwoPhase:
         error = nominal_error((1.0 - level) / 2.0, self.looks)
         value, deviation = self.scores[self.named], math.sqrt(float(self.variance.value))
         degrees = float(self.variance.degrees)
-        lower = largest_quantile(self.errors, degrees, error, self.seed)
+        lower = largest_quantile(self.covariance, degrees, error, self.seed)
         upper = -float(stdtrit(degrees, error))
         return Interval(math.exp(value - lower * deviation), math.exp(value + upper * deviation))
 
@@ -183,14 +183,11 @@ def two_phase(
     number = len(workload.prompt_sets)
     rounds, of_rounds = _rounds_errors(workload)
     price = _Price.of(pairs, prompts)
-    errors = np.zeros((len(rounds), max(number, int(prompts.max()) + 1) + 1))
+    errors = np.zeros((len(rounds), max(number, int(prompts.max()) + 1)))
     errors[:, :number] = rounds
     errors[:, price.prompts] -= price.errors
     without_price = (errors**2).sum(axis=1) - float(price.by_prompts.value)
-    # What drift adds to an error that holds the scatter of the pairs already
-    more = max(0.0, float(price.by_blocks.value - price.by_prompts.value))
-    errors[:, -1] = math.sqrt(more)
-    timing = price.by_blocks if more > 0.0 else price.by_prompts
+    timing = max(price.by_prompts, price.by_blocks, key=lambda variance: float(variance.value))
     variances = [
         Variance(np.maximum(without_price, 0.0), of_rounds.degrees),
         timing,
@@ -200,10 +197,11 @@ def two_phase(
     return TwoPhase(
         named=candidate,
         scores=scores - price.mean,
-        optimism=_optimism(scores, rounds, seed),
+        optimism=_optimism(scores, rounds @ rounds.T, seed),
         variances=joined(variances),
         timing=timing,
-        errors=errors,
+        # What drift adds to errors that hold the scatter of the pairs already
+        covariance=errors @ errors.T + float(timing.value - price.by_prompts.value),
         looks=pairs.looks,
         seed=seed,
     )
@@ -286,24 +284,24 @@ def _without_groups(values: Array, group: Index) -> tuple[Array, Array]:
     return (sums.sum() - sums) / (sizes.sum() - sizes), sizes
 
 
-def _optimism(scores: Array, errors: Array, seed: int) -> float:
-    """By how much the best of such scores is too high on average.
-
-    Args:
-        scores: [candidate].
-        errors: [candidate, prompt] independent.
-    """
-    rng = np.random.default_rng(seed)
-    drawn = rng.normal(size=(DRAWS, errors.shape[1])) @ errors.T
+def _optimism(scores: Array, covariance: Array, seed: int) -> float:
+    """By how much the best of such scores, [candidate], is too high on average."""
+    drawn = np.random.default_rng(seed).normal(size=(DRAWS, len(scores))) @ _root(covariance)
     best = (scores + drawn).argmax(axis=1)
     return float(drawn[np.arange(DRAWS), best].mean())
+
+
+def _root(covariance: Array) -> Array:
+    """What independent standard normal numbers are multiplied by to have this covariance."""
+    values, vectors = np.linalg.eigh(covariance)
+    return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
 
 
 # ---- bounds --------------------------------------------------------------------------------------
 
 
-def largest_quantile(errors: Array, degrees: float, error: float, seed: int) -> float:
-    """What the largest of several correlated Student's t exceeds with the chance `error`.
+def largest_quantile(covariance: Array, degrees: float, error: float, seed: int) -> float:
+    """What the largest of several Student's t of this covariance exceeds with the chance `error`.
 
     The chance that any of m exceeds q is m times the chance that a given one does, times the mean,
     given that one drawn at random does, of 1 / how many do. So rare errors take no more draws.
@@ -311,23 +309,23 @@ def largest_quantile(errors: Array, degrees: float, error: float, seed: int) -> 
     Source: Naiman and Priebe, "Computing scan statistic p values using importance sampling", 2001.
 
     Args:
-        errors: [candidate, source] standard normal numbers times these are the errors.
+        covariance: [candidate, candidate]; scaled to variances of 1.
         degrees: of freedom.
         error: one-sided.
         seed: of the draws.
     """
-    norms = np.sqrt((errors**2).sum(axis=1))
-    if (norms == 0.0).any() or len(errors) == 1:
-        return -float(stdtrit(degrees, error))
-    unit = errors / norms[:, None]
+    least = -float(stdtrit(degrees, error))
+    deviations = np.sqrt(np.diagonal(covariance))
+    candidates = len(deviations)
+    if candidates == 1 or not deviations.all():
+        return least
+    correlation = covariance / np.outer(deviations, deviations)
     rng = np.random.default_rng(seed)
-    given = rng.integers(len(unit), size=DRAWS)
-    uniform = rng.random(DRAWS)
-    correlation = unit @ unit.T
-    to_given = correlation[given]
+    given, draws = rng.integers(candidates, size=DRAWS), np.arange(DRAWS)
+    uniform, to_given = rng.random(DRAWS), correlation[given]
     # Given one t, the others are t of one degree more around their correlation times it
-    normal = rng.normal(size=(DRAWS, unit.shape[1])) @ unit.T
-    rest = normal - to_given * normal[np.arange(DRAWS), given, None]
+    normal = rng.normal(size=(DRAWS, candidates)) @ _root(correlation)
+    rest = normal - to_given * normal[draws, given, None]
     rest /= np.sqrt(rng.chisquare(degrees + 1.0, DRAWS))[:, None]
 
     def excess(quantile: float) -> float:
@@ -335,11 +333,11 @@ def largest_quantile(errors: Array, degrees: float, error: float, seed: int) -> 
         alone = float(stdtr(degrees, -quantile))
         values = -stdtrit(degrees, alone * uniform)
         others = to_given * values[:, None] + np.sqrt(degrees + values**2)[:, None] * rest
-        others[np.arange(DRAWS), given] = np.inf
-        shared = float((1.0 / (others > quantile).sum(axis=1)).mean())
-        return math.log(len(unit) * alone * shared / error)
+        others[draws, given] = np.inf
+        in_common = float((1.0 / (others > quantile).sum(axis=1)).mean())
+        return math.log(candidates * alone * in_common / error)
 
-    least, most = (-float(stdtrit(degrees, each)) for each in (error, error / len(unit)))
+    most = -float(stdtrit(degrees, error / candidates))
     if excess(least) <= 0.0:
         return least
     return float(brentq(excess, least, most + 1e-6, xtol=1e-3))
@@ -348,6 +346,11 @@ def largest_quantile(errors: Array, degrees: float, error: float, seed: int) -> 
 def _spent(error: float, share: float) -> float:
     """How much of the error is spent at a share of the information."""
     return 2.0 * float(ndtr(float(ndtri(error / 2.0)) / math.sqrt(share)))
+
+
+def _crossing(bound: float, at: Array, mass: Array, step: float, spend: float) -> float:
+    """The chance of crossing a bound one step on, less what may be spent."""
+    return float(mass @ ndtr((at - bound) / step)) - spend
 
 
 @cache
@@ -368,11 +371,7 @@ def nominal_error(error: float, looks: tuple[float, ...]) -> float:
     for share in looks:
         step, spend = math.sqrt(share - before), _spent(error, share) - spent
         far = REACH * math.sqrt(share)
-
-        def beyond(bound: float, at: Array = at, mass: Array = mass, step: float = step) -> float:
-            return float(mass @ ndtr((at - bound) / step))
-
-        bound = float(brentq(lambda value, spend=spend: beyond(value) - spend, -far, far))
+        bound = float(brentq(_crossing, -far, far, args=(at, mass, step, spend)))
         nominal = float(ndtr(-bound / math.sqrt(share)))
         # The motion where it has not crossed any bound
         half = (bound + far) / 2.0
