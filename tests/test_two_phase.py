@@ -150,8 +150,6 @@ def test_errors_in_common_are_one_and_few_prompts_widen_it():
     drawn /= np.sqrt(rng.chisquare(9.0, 400_000) / 9.0)[:, None]
     expected = np.quantile(drawn.max(axis=1), 0.99)
     assert largest_quantile(errors @ errors.T, 9.0, 0.01, 0) == pytest.approx(expected, rel=0.02)
-        simulated_quantile, rel=0.02
-    )
 
 
 def test_what_other_candidates_cost_is_known_from_visits_alone():
