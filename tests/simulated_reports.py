@@ -8,6 +8,7 @@ mean 1. Tokens, prompts and timings are drawn anew for every temperature.
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from scipy.signal import lfilter
@@ -42,6 +43,7 @@ class World:
         tails: Student's t with 2.5 degrees of freedom in place of the normal.
         outliers: share of the generations that take several times as long.
         drift: of the steps of an AR(1) machine pace, correlated by .99 between generations.
+        speculative_drift: of a pace of speculation alone, correlated by .9.
         visits: seconds are predicted from round times that scatter by this between visits.
     """
 
@@ -51,6 +53,7 @@ class World:
     tails: bool = False
     outliers: float = 0.0
     drift: float = 0.0
+    speculative_drift: float = 0.0
     visits: float = 0.0
 
 
@@ -65,30 +68,41 @@ WORLDS = {
 }
 
 
-def evidence(rng: np.random.Generator, world: World, size: int, truth, temperature=1.0):
-    """`size` prompts, in turn of either set."""
-    shape = (len(truth) + 1, size)
+def texts(rng: np.random.Generator, world: World, size: int, truth):
+    """Tokens of `size` texts, and what every candidate takes without an error of timing."""
     tokens = np.clip(rng.lognormal(np.log(64.0), world.lengths, size), 4, 2000).round()
     prompt = rng.normal(0.0, world.spread, size)
     prompt = prompt + rng.normal(0.0, world.spread / 2, (len(truth), size))
-    seconds = np.exp(-prompt - 1.25 * world.spread**2 / 2) * tokens / truth[:, None]
-    times = np.concatenate([tokens[None], seconds]) * _timing(rng, world, shape)
+    return tokens, np.exp(-prompt - 1.25 * world.spread**2 / 2) * tokens / truth[:, None]
+
+
+def evidence(rng: np.random.Generator, world: World, size: int, truth, temperature=1.0):
+    """`size` prompts, in turn of either set."""
+    tokens, seconds = texts(rng, world, size, truth)
+    times = np.concatenate([tokens[None], seconds])
+    times = times * timing(rng, world, times.shape)
     costs: dict[Candidate, np.ndarray] = {}
     if world.visits:
-        relative, costs = _visits(rng, world.visits)
+        relative, costs = visits(rng, world.visits, len(truth) // KS)
         times[1:] *= relative[:, None]
+    return evidence_of(tokens, times, costs, temperature)
+
+
+def evidence_of(tokens, times, costs, temperature=1.0):
+    """From [plain or candidate, prompt] times, and the candidates' costs by visit, if any."""
+    size = len(tokens)
     return Evidence(
         temperature=temperature,
         prompts=tuple(f"p{i}" for i in range(size)),
         prompt_sets=tuple(SETS[i % len(SETS)] for i in range(size)),
         baseline=Timed(times[0], tokens),
-        candidates={n: Timed(times[i], tokens) for i, n in enumerate(CANDIDATES, start=1)},
+        candidates={n: Timed(time, tokens) for n, time in zip(CANDIDATES, times[1:], strict=False)},
         facts={},
         visit_costs=costs,
     )
 
 
-def _timing(rng, world: World, shape):
+def timing(rng, world: World, shape):
     """What timing multiplies the seconds of each generation by, [plain or candidate, prompt]."""
     if world.tails:
         factors = np.maximum(0.3, 1.0 + world.timing * rng.standard_t(2.5, shape))
@@ -96,14 +110,22 @@ def _timing(rng, world: World, shape):
         factors = np.exp(world.timing * rng.normal(size=shape))
     late = rng.random(shape) < world.outliers
     factors = factors * np.where(late, 1.0 + rng.exponential(4.0, shape), 1.0)
+    # Within each prompt the runs follow each other, in an order that rotates.
+    order = (np.arange(shape[0]) + np.arange(shape[1])[:, None]) % shape[0]
     if world.drift:
-        # Within each prompt the runs follow each other, in an order that rotates.
-        steps = rng.normal(0.0, world.drift, factors.size)
-        steps[0] /= np.sqrt(1.0 - 0.99**2)
-        pace = np.exp(lfilter([1.0], [1.0, -0.99], steps)).reshape(shape[::-1])
-        order = (np.arange(shape[0]) + np.arange(shape[1])[:, None]) % shape[0]
-        factors[order, np.arange(shape[1])[:, None]] *= pace
+        path = pace(rng, world.drift, 0.99, factors.size).reshape(shape[::-1])
+        factors[order, np.arange(shape[1])[:, None]] *= path
+    if world.speculative_drift:
+        path = pace(rng, world.speculative_drift, 0.9, factors.size).reshape(shape[::-1])
+        factors[order, np.arange(shape[1])[:, None]] *= np.where(order, path, 1.0)
     return factors
+
+
+def pace(rng, steps, correlation, size):
+    """What a drifting machine multiplies the seconds of successive generations by, AR(1)."""
+    steps = rng.normal(0.0, steps, size)
+    steps[0] /= np.sqrt(1.0 - correlation**2)
+    return np.exp(lfilter([1.0], [1.0, -correlation], steps))
 
 
 def _scatter(rng, spread, shape):
@@ -113,25 +135,23 @@ def _scatter(rng, spread, shape):
     return np.exp(common + 0.6 * spread * rng.normal(size=shape))
 
 
-def _typical(spread=0.05):
+@cache
+def _typical(spread):
     """What the trimmed mean of such costs is on average."""
     rng = np.random.default_rng(12345)
-    visits = [_scatter(rng, spread, (KS, VISITS)) for _ in range(20_000)]
-    return float(trim_mean(np.array(visits), TRIMMED, axis=2).mean())
+    timed = [_scatter(rng, spread, (KS, VISITS)) for _ in range(20_000)]
+    return float(trim_mean(np.array(timed), TRIMMED, axis=2).mean())
 
 
-TYPICAL = _typical(WORLDS["predicted"].visits)
-
-
-def _visits(rng, spread):
+def visits(rng, spread, drafts):
     """The error of each candidate's round time, and its visits' costs."""
     relative, costs = [], {}
-    for draft in range(DRAFTS):
-        visits = _scatter(rng, spread, (KS, VISITS))
-        estimates = np.asarray(trim_mean(visits, TRIMMED, axis=1))
-        relative.append(estimates / TYPICAL)
+    for draft in range(drafts):
+        timed = _scatter(rng, spread, (KS, VISITS))
+        estimates = np.asarray(trim_mean(timed, TRIMMED, axis=1))
+        relative.append(estimates / _typical(spread))
         names = CANDIDATES[draft * KS : (draft + 1) * KS]
-        costs.update(zip(names, visits / estimates[:, None], strict=True))
+        costs.update(zip(names, timed / estimates[:, None], strict=True))
     return np.concatenate(relative), costs
 
 

@@ -20,7 +20,7 @@ sampling", 1982).
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -52,6 +52,7 @@ from harness.stats.jackknife import (
     set_weights,
     workload_ratio,
 )
+from harness.stats.two_phase import Pairs, TwoPhase, two_phase
 from harness.summary import Doubt, LeastRegret, Values, Verdict
 from harness.theory.speedup import RoundTimes
 
@@ -59,6 +60,10 @@ from harness.theory.speedup import RoundTimes
 # there are verdicts on single prompt sets too
 ERROR = 0.05
 WORKLOADS_SHARE = 0.5
+# Chance of a wrong verdict in one direction, which is the only one that a verdict can be wrong in
+ONE_SIDED = ERROR / 2.0
+# What part of it prompt sets have while the whole workload is undecided
+SETS_SHARE = 0.1
 # An interval within this of 1: whichever it is, it matters little.
 NEAR = 0.05
 # Where the logarithm of a lower bound is closer to 0, so many times the deals are made.
@@ -101,6 +106,21 @@ class Facts:
 
 
 @dataclass(frozen=True, eq=False)
+class MeasuredPairs:
+    """One candidate measured next to plain decoding on some of the prompts, in the order of time.
+
+    Attributes:
+        candidate: the one that was chosen by replay.
+        prompts: [pair] the prompt's set and id.
+        timed: the pairs.
+    """
+
+    candidate: Candidate
+    prompts: tuple[tuple[str, str], ...]
+    timed: Pairs
+
+
+@dataclass(frozen=True, eq=False)
 class Evidence:
     """One temperature's measurements on the prompts that every cell completed."""
 
@@ -114,6 +134,8 @@ class Evidence:
     # decoding as that visit timed both, relative to all visits. Candidates of a draft share visits.
     # Empty where the seconds were measured, or times were typed in and are taken as exact.
     visit_costs: Mapping[Candidate, Array] = field(default_factory=dict[Candidate, Array])
+    # Of predicted seconds: what measured the best of them; other prompts' pairs count as well
+    pairs: MeasuredPairs | None = None
 
     def only(self, prompt_sets: Sequence[str]) -> "Evidence":
         """The evidence of some prompt sets alone."""
@@ -166,6 +188,25 @@ class Evidence:
             prompt_sets=evidence.prompt_sets,
             weights={name: shares[name] for name in evidence.prompt_sets},
             visits=evidence._visits(),
+        )
+
+    def two_phase(self, weights: Mapping[str, float] | None, seed: int) -> TwoPhase | None:
+        """What the measured pairs say of the workload; None without, or with too few prompts."""
+        if self.pairs is None:
+            return None
+        shares = set_weights(self.prompt_sets, weights)
+        names = zip(self.prompt_sets, self.prompts, strict=True)
+        counted = [name for name in names if shares[name[0]] > 0.0]
+        # Prompts of no counted set get numbers beyond
+        place = {
+            name: row for row, name in enumerate(dict.fromkeys([*counted, *self.pairs.prompts]))
+        }
+        return two_phase(
+            self.workload(weights),
+            self.pairs.timed,
+            candidate=list(self.candidates).index(self.pairs.candidate),
+            prompts=np.array([place[name] for name in self.pairs.prompts], dtype=np.intp),
+            seed=seed,
         )
 
     def speedups(self, weights: Mapping[str, float] | None) -> dict[Candidate, float]:
@@ -314,6 +355,20 @@ def decide(
         seed: of the deals of the folds.
         deals: how many; None for `deals_for`, and more where the lower bound is close to 1.
     """
+    level = budget.level(prompt_set)
+    return judge(evidence, level, prompt_set=prompt_set, weights=weights, seed=seed, deals=deals)
+
+
+def judge(
+    evidence: Evidence,
+    level: float,
+    *,
+    prompt_set: str = "all",
+    weights: Mapping[str, float] | None = None,
+    seed: int = 0,
+    deals: int | None = None,
+) -> Verdict:
+    """As `decide`, with an interval of this level."""
     if prompt_set != "all":
         evidence, weights = evidence.only([prompt_set]), None
     asked = [name for name, weight in (weights or {}).items() if weight > 0]
@@ -327,21 +382,22 @@ def decide(
     if unseen or not evidence.prompts or not evidence.candidates:
         return undecided
     workload = evidence.workload(weights)
-    level = budget.level(prompt_set)
-    fit = cross_fit(workload, seed, deals=deals or deals_for(workload))
-    if fit and not deals and abs(math.log(fit.interval(level).lo)) < CLOSE:
-        fit = cross_fit(workload, seed, deals=CLOSE_DEALS * deals_for(workload)) or fit
-    speedups = np.exp(workload.log_speedups())
-    best = list(evidence.candidates)[int(np.argmax(speedups))]
+    fit: TwoPhase | CrossFit | None = evidence.two_phase(weights, seed)
+    if evidence.pairs is None:
+        fit = cross_fit(workload, seed, deals=deals or deals_for(workload))
+        if fit and not deals and abs(math.log(fit.interval(level).lo)) < CLOSE:
+            fit = cross_fit(workload, seed, deals=CLOSE_DEALS * deals_for(workload)) or fit
+    speedups = workload.log_speedups()
+    best = list(evidence.candidates)[fit.named if fit else int(np.argmax(speedups))]
     named: Values = {"draft": best.draft, "k": best.k}
     verdict = replace(undecided, draft=best.draft, k=best.k)
     if fit is None:
         reason, values = _too_few(workload.prompt_sets)
-        speedup = float(speedups.max())
+        speedup = math.exp(float(speedups.max()))
         return replace(verdict, speedup=speedup, reason=reason, reason_values={**named, **values})
     interval = fit.interval(level)
     verdict = replace(verdict, speedup=fit.speedup, speedup_lo=interval.lo, speedup_hi=interval.hi)
-    if 2 * fit.chose_plain < fit.choices and interval.lo > 1.0:
+    if not fit.prefers_plain and interval.lo > 1.0:
         verdict = replace(verdict, decision="speculate", speculate=True)
         reason, values = "held_out_gain", {}
     elif fit.ceiling(level) < 1.0:
@@ -350,6 +406,41 @@ def decide(
     else:
         reason, values = _why_undecided(fit, workload, level)
     return replace(verdict, reason=reason, reason_values={**named, "level": level, **values})
+
+
+def in_turn(
+    verdict_on: Callable[[str, float], Verdict], prompt_sets: Sequence[str], error: float
+) -> Iterator[Verdict]:
+    """The verdicts on a workload and on its prompt sets, with one error between them.
+
+    The workload comes first. Its sets share what it leaves them: a small part, so that sets which
+    differ much are told apart whatever the mix; all of the error once the workload is decided. What
+    they have they share by Holm's procedure: a set that is decided leaves its part to the others.
+
+    Source: Wiens, "A fixed sequence Bonferroni procedure for testing multiple endpoints", 2003; at
+    interim looks Maurer and Bretz, "Multiple testing in group sequential trials using graphical
+    approaches", 2013.
+
+    Args:
+        verdict_on: decides "all", or a prompt set, at a one-sided error.
+        prompt_sets: those to decide apart.
+        error: one-sided.
+    """
+    workload = verdict_on("all", error * (1.0 - SETS_SHARE if prompt_sets else 1.0))
+    yield workload
+    shared = SETS_SHARE * error if workload.decision == "undecided" else error
+    of_sets: dict[str, Verdict] = {}
+    left = list(prompt_sets)
+    while left:
+        of_sets |= {name: verdict_on(name, shared / len(left)) for name in left}
+        undecided = [name for name in left if of_sets[name].decision == "undecided"]
+        left = undecided if len(undecided) < len(left) else []
+    yield from (of_sets[name] for name in prompt_sets)
+
+
+def settled(verdict: Verdict) -> bool:
+    """Whether more measurements would change nothing: it is decided, or too near 1 to matter."""
+    return verdict.decision != "undecided" or verdict.reason == "near_one"
 
 
 def _too_few(prompt_sets: tuple[str, ...]) -> Doubt:
@@ -361,28 +452,30 @@ def _too_few(prompt_sets: tuple[str, ...]) -> Doubt:
     return "too_few_in_set", {"prompt_set": small, "needed": MIN_SET}
 
 
-def _why_undecided(fit: CrossFit, workload: Workload, level: float) -> Doubt:
+def _why_undecided(fit: TwoPhase | CrossFit, workload: Workload, level: float) -> Doubt:
     """What keeps the interval from deciding, and what would change it."""
     interval = fit.interval(level)
     if interval.lo >= 1.0 - NEAR and interval.hi <= 1.0 + NEAR:
         return "near_one", {"near": NEAR}
     timing_share = _timing_share(fit, workload)
     if timing_share > 0.5:
-        measured = not workload.visits
+        measured = isinstance(fit, TwoPhase) or not workload.visits
         return "timing_noise", {"timing_share": timing_share, "measured": measured}
     prompts = len(workload.prompt_sets)
     needed = _needed(fit, prompts, level)
     return "interval_spans_one", {"prompts": prompts, "prompts_needed": needed}
 
 
-def _timing_share(fit: CrossFit, workload: Workload) -> float:
+def _timing_share(fit: TwoPhase | CrossFit, workload: Workload) -> float:
     """The share of the variance that is due to timing and not to what the prompts are.
 
-    Of predicted seconds the visits' part. Of measured seconds, what plain decoding shows: its
-    seconds per token hardly depend on the prompt, so their scatter is the machine's, and a speedup
-    is a ratio of two such times.
+    Of two phases that of the pairs. Of predicted seconds the visits' part. Of measured seconds,
+    what plain decoding shows: its seconds per token hardly depend on the prompt, so their scatter
+    is the machine's, and a speedup is a ratio of two such times.
     """
     total = float(fit.variance.value)
+    if isinstance(fit, TwoPhase):
+        return min(1.0, float(fit.timing.value) / total) if total > 0.0 else 0.0
     plain = workload_ratio(
         workload.baseline_s, workload.baseline_tokens, workload.prompt_sets, workload.weights
     )
@@ -391,17 +484,19 @@ def _timing_share(fit: CrossFit, workload: Workload) -> float:
     return min(1.0, timing / total) if total > 0.0 else 0.0
 
 
-def _needed(fit: CrossFit, prompts: int, level: float) -> int | None:
+def _needed(fit: TwoPhase | CrossFit, prompts: int, level: float) -> int | None:
     """About how many prompts would decide with a chance of DECIDES; None beyond MOST_TIMES today's.
 
     The speedup is known only as well as its error now says, so that a run of more prompts errs by
     both errors. The prompts' part of the variance shrinks with their number, the visits' does not.
+    Of two phases all of it shrinks, for a part of the prompts is measured.
     """
     number = np.arange(prompts + 1, MOST_TIMES * prompts + 1)
-    of_prompts = Variance(
-        fit.prompts.value * prompts / number, fit.prompts.degrees * number / prompts
+    shrinks, stays = (
+        (fit.variance, ()) if isinstance(fit, TwoPhase) else (fit.prompts, (fit.visits,))
     )
-    variance = joined([of_prompts, fit.visits])
+    of_prompts = Variance(shrinks.value * prompts / number, shrinks.degrees * number / prompts)
+    variance = joined([of_prompts, *stays])
     margin = abs(fit.score) - half_width(variance, level)
     decides = margin >= ndtri(DECIDES) * np.sqrt(variance.value + fit.variance.value)
     return int(number[decides.argmax()]) if decides.any() else None
