@@ -19,7 +19,6 @@ from harness.cli import compose
 from harness.commands import looks, pair
 from harness.commands.drafted import EncodedPrompt
 from harness.commands.looks import (
-    LOOKS,
     PROMPTS_OF_EVERY_K,
     imprecise_cells,
     in_random_order,
@@ -29,6 +28,7 @@ from harness.commands.looks import (
 from harness.config import SweepConfig
 from harness.measurement import generations
 from harness.records import Cell, Prompt, Trial, UserError, grouped
+from harness.stats.two_phase import LOOKS
 from harness.storage import StoredRun, load
 from harness.storage.manifest import ChosenK
 from harness.storage.manifest import Looks as LooksMade
@@ -90,9 +90,8 @@ def test_the_looks_measure_every_prompt_once_and_leaders_alternate() -> None:
     ).items():
         chosen = CHOSEN.k_at(temperature)
         leaders = [group.ks[0] for group in of_cell]
-        assert {
-            abs(leaders[: n + 1].count(0) - (n + 1) / 2) <= 0.5 for n in range(len(leaders))
-        } == {True}, name
+        for length in range(1, len(leaders) + 1):
+            assert abs(leaders[:length].count(0) - length / 2) <= 0.5, name
         assert all(set(group.ks[:2]) == {0, chosen} for group in of_cell), "next to each other"
         every = [group for group in of_cell if len(group.ks) > 2]
         assert of_cell[:PROMPTS_OF_EVERY_K] == every
@@ -263,6 +262,7 @@ def test_short_texts_are_measured_again_next_to_plain_decoding_until_they_are_pr
 
     def imprecise(trials: list[Trial], cell_s: float) -> set[Cell]:
         nonlocal asked
+        assert trials
         assert cell_s >= 1.0
         asked += 1
         return {Cell("easy", 1.0, 1)} if asked in (1, 2) else set()

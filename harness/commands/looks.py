@@ -43,11 +43,10 @@ from harness.records import (
     conversation_of,
     grouped,
 )
+from harness.stats.two_phase import LOOKS
 from harness.storage import RunFolder, load
 from harness.storage.manifest import ChosenK, Ended, Looks
 
-# At most, each with as many more prompts
-LOOKS = 4
 # Prompts of each set on which every K is measured
 PROMPTS_OF_EVERY_K = 4
 # Visits that time rounds, in each look
