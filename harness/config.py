@@ -106,7 +106,7 @@ def _api_key_env() -> Any:
 
 
 def _loop_clock() -> Any:
-    meaning = "wall; cpu: this process's processor time, for a busy machine, not on a card"
+    meaning = "wall: elapsed time; cpu: this process's processor time, for a busy machine"
     return key("wall", meaning, choices=("wall", "cpu"))
 
 

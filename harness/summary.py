@@ -76,7 +76,7 @@ CaveatCode = Literal[
     "scattered_steps",  # roles ("draft and target"), spread: p90 / median above it
     "busy_machine",  # load: processors that other work kept busy, on average; processors: of them
     "busy_servers",  # the same while servers that the run started were timed by their own clock
-    "busy_cpu_clock",  # the same by their processor time
+    "busy_cpu_clock",  # the same, or this run, timed by processor time
     "busy_card",  # processes: of others, that used the card
     # reason: a `ThrottleReason`; throttled, samples: readings with it, and in all; sm_mhz: the
     # median (of a power cap while it held), max_sm_mhz, temperature_c: the highest, power_limit_w,

@@ -204,7 +204,7 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
         "1 text differs by that alone, and in 2 texts it may change as much as a wrong cache",
     ),
     "busy_servers": ({"load": 1.26, "processors": 2}, "or with clock=cpu"),
-    "busy_cpu_clock": ({"load": 1.26, "processors": 2}, "their processor time (clock=cpu) leaves"),
+    "busy_cpu_clock": ({"load": 1.26, "processors": 2}, "processor time (clock=cpu) leaves"),
     "busy_machine": ({"load": 1.26, "processors": 2}, "kept 1.3 of 2 processors busy"),
     "unstable_timings": ({"timings": 1}, "1 timing cannot be right, though it was repeated; it is"),
     "outlier_generations": (

@@ -173,7 +173,9 @@ def _of_the_steps(setup: Setup, timings: Sequence[StepTiming]) -> Iterator[Cavea
     if load is not None and load.load > BUSY * load.processors:
         engine = setup.engine
         code: CaveatCode = "busy_machine"
-        if engine is not None and engine.name != OWN.name and engine.started:
+        if setup.run.config.get("clock") == "cpu" and engine is None:
+            code = "busy_cpu_clock"
+        elif engine is not None and engine.name != OWN.name and engine.started:
             code = "busy_servers" if engine.clock == "engine" else "busy_cpu_clock"
         yield Caveat(code, asdict(load))
     if processes := setup.run.manifest.other_gpu_processes:
