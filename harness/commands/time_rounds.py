@@ -19,6 +19,8 @@ from harness.records import Cell, RoundTiming, grouped
 from harness.storage import RunFolder
 from harness.storage.contents import Lines
 
+# Of all visits, the share that is made again at most where other work disturbed them
+REPEATED = 0.5
 # A threshold that no token which is drafted is below
 NEVER = 1e-300
 
@@ -59,7 +61,7 @@ def visits_of_pair(
         folder.rounds if store is None else store,
         visits=most,
         counted=progress,
-        repeated=most // 2 if repeated and shared else 0,
+        repeated=round(REPEATED * most) if repeated and shared else 0,
     )
 
 
