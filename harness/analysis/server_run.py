@@ -465,11 +465,7 @@ class ServedRun(ServedTexts):
         A prompt set of the headline's temperature, or the whole workload at another one. Nothing
         where the headline is undecided, or speculation is in doubt.
         """
-        asked = [
-            entry
-            for entry in self.answered
-            if entry.question.engine == self.engine.name
-        ]
+        asked = [entry for entry in self.answered if entry.question.engine == self.engine.name]
         first = next(iter(asked), None)
         if first is None or first.workload.decision == "undecided":
             return

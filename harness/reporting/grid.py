@@ -6,7 +6,7 @@ sweep and an audition it is our own loop's at the first temperature, or that of 
 `engine=` names; of a server run the server's own, and our own loop's stand below it.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -206,22 +206,23 @@ def words_of_row(answer: Answer) -> str:
 
 def condition(answer: Answer, *, brief: bool = False) -> str:
     """Where a K pays on an engine that was not timed: "small, K=4 if a round costs < 2.87"."""
-    emitted, name = answer.round, f"{answer.draft}, K={answer.k}"
-    if emitted is None:
+    if answer.round is None:
         return fmt.EMPTY
-    limit = fmt.decimal(emitted.tokens_per_round)
-    return f"K={answer.k} if < {limit}" if brief else f"{name} if a round costs < {limit}"
+    cost = "" if brief else "a round costs "
+    return f"{answer.draft}, K={answer.k} if {cost}< {fmt.decimal(answer.round.tokens_per_round)}"
+
+
+def title_of(answer: Answer) -> str:
+    """The engine of an answer."""
+    return GIVEN if answer.engine is None else spec_of(answer.engine).in_rows
+
+
+def at_place(answer: Answer) -> str:
+    """Where an answer holds: "on the harness's loop", or "at the given times"."""
+    return f"at {GIVEN}" if answer.engine is None else f"on {spec_of(answer.engine).title}"
 
 
 def own_answer(summary: Summary, temperature: float) -> Answer | None:
     """That of our own loop, or at the times that were given, on the whole workload."""
     at = where(summary.answers, temperature=temperature, prompt_set="all")
-    return first((answer for answer in at if answer.timed and answer.engine in (OWN.name, None)))
-
-
-def rule_of(summary: Summary) -> Rule | None:
-    """The acceptance rule of the server that was measured or asked for, else the run's own."""
-    if summary.served is not None:
-        return summary.served.rule
-    asked = summary.run.serve_on
-    return spec_of(asked).rule if asked else summary.run.sampling.rule
+    return first(answer for answer in at if answer.timed and answer.engine in (OWN.name, None))

@@ -21,6 +21,7 @@ OPENAI = EngineSpec(
     name="openai",
     title="OpenAI-compatible server",
     client="harness.engines.openai",
+    starts=False,
     drafts=("model", "eagle3", "mtp", "ngram"),
 )
 # By name; reports list them in this order, and their first line is for the first that has one
