@@ -193,8 +193,6 @@ TWO_K_NOTE = (
     " measured; K in between lie on a line."
 )
 OWN_NOTE = "The harness's loop has its own round times on this device: that is their error."
-    "Round times of the harness's loop, on this device, are not the server's: that is their error."
-)
 GATE_NOTES = (
     "Greedy texts must be plain decoding's. Sampled ones: the log-probability of the texts under"
     " the target next to its expectation, in standard deviations: beyond 4 the plain server (K=0)"
