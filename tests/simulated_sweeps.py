@@ -37,7 +37,7 @@ from harness.analysis.verdict import (
     settled,
 )
 from harness.stats.two_phase import LOOKS, Pairs, look_shares
-from harness.summary import Verdict
+from harness.summary import Answer
 
 BIASED = "R biased 3 %"
 WORLDS = {
@@ -119,12 +119,12 @@ def at_look(evidence: Evidence, look: int) -> Evidence:
     return replace(evidence, pairs=replace(pairs, prompts=pairs.prompts[:number], timed=timed))
 
 
-def verdict_on(evidence: Evidence, prompt_set: str, error: float, **more) -> Verdict:
+def verdict_on(evidence: Evidence, prompt_set: str, error: float, **more) -> Answer:
     """At a one-sided error."""
     return judge(evidence, 1.0 - 2.0 * error, prompt_set=prompt_set, **more)
 
 
-def in_looks(of_temperatures: Sequence[Evidence]) -> tuple[list[list[Verdict]], int]:
+def in_looks(of_temperatures: Sequence[Evidence]) -> tuple[list[list[Answer]], int]:
     """By temperature, the verdicts of the look after which all are decided; which one it was."""
     look = 0
     stopped = False
@@ -139,7 +139,7 @@ def in_looks(of_temperatures: Sequence[Evidence]) -> tuple[list[list[Verdict]], 
     return [[*in_turn(partial(verdict_on, evidence), SETS, ERROR)] for evidence in seen], look
 
 
-def of_grids(of_temperatures: Sequence[Evidence], rng: np.random.Generator) -> list[list[Verdict]]:
+def of_grids(of_temperatures: Sequence[Evidence], rng: np.random.Generator) -> list[list[Answer]]:
     """By temperature, every verdict by cross-fitting, with an error of its own."""
     errors = {"all": OF_WORKLOAD, **dict.fromkeys(SETS, OF_SET)}
     return [
@@ -151,7 +151,7 @@ def of_grids(of_temperatures: Sequence[Evidence], rng: np.random.Generator) -> l
     ]
 
 
-def counted(verdicts: Sequence[Sequence[Verdict]], truth) -> Counter[str]:
+def counted(verdicts: Sequence[Sequence[Answer]], truth) -> Counter[str]:
     """What a report's verdicts say, and how many of their intervals hold the truth."""
     speedups = dict(zip(CANDIDATES, truth, strict=False))
     every = [verdict for of_temperature in verdicts for verdict in of_temperature]

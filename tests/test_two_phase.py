@@ -20,7 +20,7 @@ from harness.stats.two_phase import (
     spread_winsorised,
     two_phase,
 )
-from harness.summary import Verdict
+from harness.summary import Answer
 
 ALL = Design(64, 26)
 
@@ -233,9 +233,9 @@ def test_sets_come_after_the_workload_and_leave_their_part_to_the_others():
     asked: list[tuple[str, float]] = []
 
     def decided_if(least: dict[str, float]):
-        def verdict_on_set(name: str, error: float) -> Verdict:
+        def verdict_on_set(name: str, error: float) -> Answer:
             asked.append((name, pytest.approx(error)))
-            verdict = Verdict.undecided(0.0, name, "interval_spans_one", {})
+            verdict = Answer.undecided(0.0, name, "interval_spans_one", {})
             return replace(verdict, decision="speculate") if error >= least[name] else verdict
 
         return verdict_on_set
@@ -253,7 +253,7 @@ def test_sets_come_after_the_workload_and_leave_their_part_to_the_others():
 
 
 def test_a_run_may_stop_where_nothing_would_change():
-    verdict = Verdict.undecided(0.0, "all", "interval_spans_one", {})
+    verdict = Answer.undecided(0.0, "all", "interval_spans_one", {})
     assert not settled(verdict)
     assert settled(replace(verdict, reason="near_one"))
     assert settled(replace(verdict, decision="does_not_pay"))

@@ -20,7 +20,7 @@ sampling", 1982).
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -53,7 +53,7 @@ from harness.stats.jackknife import (
     workload_ratio,
 )
 from harness.stats.two_phase import Pairs, TwoPhase, two_phase
-from harness.summary import Doubt, LeastRegret, Values, Verdict
+from harness.summary import Answer, Doubt, LeastRegret, Values
 from harness.theory.speedup import RoundTimes
 
 # Chance of a wrong verdict in a report, and what part of it those on the whole workload take where
@@ -151,29 +151,6 @@ class Evidence:
                 for name, facts in self.facts.items()
             },
         )
-
-    def of(self, drafts: Collection[str]) -> "Evidence":
-        """The evidence on some drafts alone."""
-        candidates, facts, visit_costs = (
-            {name: value for name, value in known.items() if name.draft in drafts}
-            for known in (self.candidates, self.facts, self.visit_costs)
-        )
-        return replace(self, candidates=candidates, facts=facts, visit_costs=visit_costs)
-
-    def best_looking(self, weights: Mapping[str, float] | None) -> dict[str, str | None]:
-        """The draft that looks best on "all", the workload, and on each prompt set alone.
-
-        None where it loses by more than NEAR: what does not pay among many does not among fewer.
-        """
-        sets = sorted(set(self.prompt_sets))
-        counted = {name for name, share in (weights or {}).items() if share > 0.0}
-        speedups = {name: self.only([name]).speedups(None) for name in sets}
-        speedups["all"] = {} if counted - set(sets) else self.speedups(weights)
-        best = {name: max(of, key=of.__getitem__, default=None) for name, of in speedups.items()}
-        return {
-            name: candidate.draft if candidate and speedups[name][candidate] > 1.0 - NEAR else None
-            for name, candidate in best.items()
-        }
 
     def workload(self, weights: Mapping[str, float] | None) -> Workload:
         """The candidates in their order, prompt sets of weight 0 left out."""
@@ -341,8 +318,8 @@ def decide(
     weights: Mapping[str, float] | None = None,
     seed: int = 0,
     deals: int | None = None,
-) -> Verdict:
-    """The verdict on a workload, or on one prompt set of it.
+) -> Answer:
+    """The verdict on a workload, or on one prompt set of it, as an answer of no engine yet.
 
     With fewer than MIN_PROMPTS prompts, or a set of fewer than MIN_SET, there is no interval: the
     verdict is `undecided`, and its speedup the plain one of the best-looking candidate.
@@ -367,13 +344,13 @@ def judge(
     weights: Mapping[str, float] | None = None,
     seed: int = 0,
     deals: int | None = None,
-) -> Verdict:
+) -> Answer:
     """As `decide`, with an interval of this level."""
     if prompt_set != "all":
         evidence, weights = evidence.only([prompt_set]), None
     asked = [name for name, weight in (weights or {}).items() if weight > 0]
     unseen = [name for name in asked if name not in evidence.prompt_sets]
-    undecided = Verdict.undecided(
+    undecided = Answer.undecided(
         evidence.temperature,
         prompt_set,
         "no_complete_prompt",
@@ -398,7 +375,7 @@ def judge(
     interval = fit.interval(level)
     verdict = replace(verdict, speedup=fit.speedup, speedup_lo=interval.lo, speedup_hi=interval.hi)
     if not fit.prefers_plain and interval.lo > 1.0:
-        verdict = replace(verdict, decision="speculate", speculate=True)
+        verdict = replace(verdict, decision="speculate")
         reason, values = "held_out_gain", {}
     elif fit.ceiling(level) < 1.0:
         verdict = replace(verdict, decision="does_not_pay", draft=None, k=0)
@@ -409,8 +386,8 @@ def judge(
 
 
 def in_turn(
-    verdict_on: Callable[[str, float], Verdict], prompt_sets: Sequence[str], error: float
-) -> Iterator[Verdict]:
+    verdict_on: Callable[[str, float], Answer], prompt_sets: Sequence[str], error: float
+) -> Iterator[Answer]:
     """The verdicts on a workload and on its prompt sets, with one error between them.
 
     The workload comes first. Its sets share what it leaves them: a small part, so that sets which
@@ -429,7 +406,7 @@ def in_turn(
     workload = verdict_on("all", error * (1.0 - SETS_SHARE if prompt_sets else 1.0))
     yield workload
     shared = SETS_SHARE * error if workload.decision == "undecided" else error
-    of_sets: dict[str, Verdict] = {}
+    of_sets: dict[str, Answer] = {}
     left = list(prompt_sets)
     while left:
         of_sets |= {name: verdict_on(name, shared / len(left)) for name in left}
@@ -438,7 +415,7 @@ def in_turn(
     yield from (of_sets[name] for name in prompt_sets)
 
 
-def settled(verdict: Verdict) -> bool:
+def settled(verdict: Answer) -> bool:
     """Whether more measurements would change nothing: it is decided, or too near 1 to matter."""
     return verdict.decision != "undecided" or verdict.reason == "near_one"
 
