@@ -14,7 +14,7 @@ import numpy as np
 from scipy.signal import lfilter
 from scipy.stats import trim_mean
 
-from harness.analysis.verdict import Candidate, ErrorBudget, Evidence, Timed, decide
+from harness.analysis.verdict import ONE_SIDED, Candidate, Evidence, Timed, decide, in_turn
 from harness.stats.crossfit import TRIMMED
 from harness.stats.jackknife import share_interval
 
@@ -155,32 +155,27 @@ def visits(rng, spread, drafts):
     return np.concatenate(relative), costs
 
 
-def budget() -> ErrorBudget:
-    """Of a report."""
-    return ErrorBudget(len(TEMPERATURES), len(TEMPERATURES) * len(SETS))
-
-
 def report(rng: np.random.Generator, world: World, size: int, truth, counts: Counter) -> None:
     """Count what one report says: its verdicts, their intervals, some cells' intervals."""
     speedups = dict(zip(CANDIDATES, truth, strict=True))
-    scopes = ["all", *SETS]
     decisions = []
     for temperature in TEMPERATURES:
         seen = evidence(rng, world, size, truth, temperature)
-        for scope in scopes:
-            seed = int(rng.integers(2**31))
-            verdict = decide(seen, budget(), prompt_set=scope, seed=seed, deals=DEALS)
+        seed = int(rng.integers(2**31))
+
+        def on(scope, error, seen=seen, seed=seed):
+            return decide(seen, error, prompt_set=scope, seed=seed, deals=DEALS)
+
+        for verdict in in_turn(on, SETS, ONE_SIDED / len(TEMPERATURES)):
             decisions.append(verdict.decision)
-            kind = "workload" if scope == "all" else "set"
+            kind = "workload" if verdict.prompt_set == "all" else "set"
             counts[f"{kind} {verdict.decision}"] += 1
             counts[f"{kind} verdicts"] += 1
             if verdict.speedup_lo is not None:
-                named = verdict.reason_values
-                true = next(
-                    s for c, s in speedups.items() if (c.draft, c.k) == (named["draft"], named["k"])
-                )
+                true = speedups[Candidate(*verdict.named)]
                 counts[f"{kind} intervals"] += 1
                 counts[f"{kind} covered"] += bool(verdict.speedup_lo <= true <= verdict.speedup_hi)
+                counts[f"{kind} level"] += verdict.reason_values["level"]
         cells = replace(seen, prompt_sets=("all",) * size).workload(None).intervals()
         assert cells is not None
         for row in rng.choice(len(CANDIDATES), CELLS, replace=False):

@@ -30,10 +30,11 @@ from simulated_reports import (
 
 from harness.analysis.verdict import (
     ONE_SIDED,
+    Candidate,
     Evidence,
     MeasuredPairs,
+    decide,
     in_turn,
-    judge,
     settled,
 )
 from harness.stats.two_phase import LOOKS, Pairs, look_shares
@@ -121,7 +122,7 @@ def at_look(evidence: Evidence, look: int) -> Evidence:
 
 def verdict_on(evidence: Evidence, prompt_set: str, error: float, **more) -> Answer:
     """At a one-sided error."""
-    return judge(evidence, 1.0 - 2.0 * error, prompt_set=prompt_set, **more)
+    return decide(evidence, error, prompt_set=prompt_set, **more)
 
 
 def in_looks(of_temperatures: Sequence[Evidence]) -> tuple[list[list[Answer]], int]:
@@ -164,12 +165,10 @@ def counted(verdicts: Sequence[Sequence[Answer]], truth) -> Counter[str]:
         counts[f"{kind} {verdict.decision}"] += 1
         if verdict.speedup_lo is None or verdict.speedup is None:
             continue
-        values = verdict.reason_values
-        named = values["draft"], values["k"]
-        true = next(speedup for each, speedup in speedups.items() if (each.draft, each.k) == named)
+        true = speedups[Candidate(*verdict.named)]
         counts[f"{kind} intervals"] += 1
         counts[f"{kind} covered"] += bool(verdict.speedup_lo <= true <= verdict.speedup_hi)
-        counts[f"{kind} level"] += values["level"]
+        counts[f"{kind} level"] += verdict.reason_values["level"]
         counts[f"{kind} log error"] += math.log(verdict.speedup / true)
     return counts
 

@@ -172,12 +172,8 @@ def test_bounds_of_looks_are_the_published_ones():
     assert stats.norm.isf(errors) == pytest.approx([4.3326, 2.9631, 2.3590, 2.0141], abs=2e-4)
 
 
-def test_a_run_without_looks_or_that_ends_early_spends_all_of_its_error():
+def test_a_run_without_looks_spends_all_of_its_error():
     assert nominal_error(0.0125, (1.0,)) == pytest.approx(0.0125)
-    assert look_shares(0, final=True) == (1.0,)
-    assert look_shares(LOOKS, final=True) == look_shares(LOOKS)
-    early = nominal_error(0.0125, look_shares(2, final=True))
-    assert nominal_error(0.0125, look_shares(LOOKS)) < early < 0.0125
 
 
 @pytest.mark.parametrize("error", [0.0125, 1e-5])

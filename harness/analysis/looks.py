@@ -6,6 +6,11 @@ replay, next to plain decoding, and looks at its verdicts four times on the way
 stopped because everything was decided is one whose report decides everything.
 """
 
+from dataclasses import replace
+
+from harness.analysis.setup import Setup
+from harness.analysis.sweep_and_audition import MeasuredSweep
+from harness.analysis.verdict import settled
 from harness.storage import StoredRun
 
 
@@ -23,7 +28,12 @@ def choice(run: StoredRun, temperature: float) -> int | None:
     Returns:
         None where nothing was replayed or no round was timed at this temperature.
     """
-    raise NotImplementedError
+    sweep = MeasuredSweep(Setup(run))
+    ranking = sweep.ranking(sweep.setup.rule, temperature)
+    if ranking is None:
+        return None
+    speedups = ranking.evidence.speedups(sweep.setup.weights)
+    return max(speedups, key=speedups.__getitem__).k
 
 
 def decided(run: StoredRun, look: int) -> bool:
@@ -37,4 +47,10 @@ def decided(run: StoredRun, look: int) -> bool:
         run: with traces, round times and the trials so far.
         look: 1 to 4, of four.
     """
-    raise NotImplementedError
+    looks = run.manifest.looks
+    if looks is None:
+        return False
+    made = replace(run.manifest, looks=replace(looks, made=look))
+    sweep = MeasuredSweep(Setup(replace(run, manifest=made)))
+    answers = [each for entry in sweep.answered for each in (entry.workload, *entry.sets)]
+    return bool(answers) and all(map(settled, answers))

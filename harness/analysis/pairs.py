@@ -25,7 +25,7 @@ from harness.analysis.replayed import Replays, replay_check
 from harness.analysis.verdict import Candidate, Evidence, Facts, MeasuredPairs, Timed
 from harness.records import Cell, Trial, grouped
 from harness.stats.jackknife import Array
-from harness.stats.two_phase import Pairs
+from harness.stats.two_phase import MIN_MEASURED, Pairs
 
 # Standard errors by which the loop and replay may differ in what a round emits and drafts
 REPLAY_HOLDS = 3.0
@@ -70,7 +70,9 @@ def measured_pairs(
     candidate: Candidate,
     looks: tuple[float, ...],
 ) -> MeasuredPairs | None:
-    """The pairs of prompts that were replayed; None where the loop does not do as replay expects.
+    """The pairs of prompts that were replayed.
+
+    None where there are too few of them, or the loop does not do as replay expects.
 
     Args:
         pairs: of the candidate.
@@ -82,7 +84,8 @@ def measured_pairs(
     names = zip(replays.prompt_sets, replays.prompts, strict=True)
     rows = {name: row for row, name in enumerate(names)}
     pairs = [pair for pair in pairs if pair.name in rows]
-    if not _replay_holds(pairs, replays, candidate):
+    few = len({pair.name for pair in pairs}) < MIN_MEASURED
+    if few or candidate not in replays.candidates or not _replay_holds(pairs, replays, candidate):
         return None
     counts, relative = replays.candidates[candidate], latency.relative(candidate.k)
     replayed = [rows[pair.name] for pair in pairs]

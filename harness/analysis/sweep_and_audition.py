@@ -1,7 +1,8 @@
 """A sweep or an audition: which draft and K to serve, from generations, traces and round times.
 
-A sweep has one draft and also runs generations. Where generations ran the verdict rests on them,
-and replay is checked against them; else the verdict rests on replay. Rankings under every
+A sweep has one draft and also runs generations: those of one K next to plain decoding, whose price
+and replay's rounds give the verdict, or of every K, on which alone it rests. Replay is checked
+against them. Without generations the verdict rests on replay. Rankings under every
 acceptance rule, alpha by category, whole requests and memory come from replay in both. A pair
 that changes greedy texts gets no verdict.
 """
@@ -25,6 +26,7 @@ from harness.analysis.latency import (
 from harness.analysis.leaderboard import Ranking, draft_memory, rank, with_costs
 from harness.analysis.lengths import length_alpha
 from harness.analysis.lossless import distrust, text_checks, without_faulty
+from harness.analysis.pairs import evidence_from_pairs, measured_pairs, pairs_of
 from harness.analysis.predicted import (
     category_alpha,
     category_k,
@@ -52,6 +54,7 @@ from harness.records import (
 )
 from harness.serving.drafts import kind_of
 from harness.serving.engines import ENGINES, OWN, drafts_alike, with_lines
+from harness.stats.two_phase import look_shares
 from harness.summary import (
     AcceptanceByPosition,
     AdaptiveDrafting,
@@ -98,6 +101,7 @@ class PairAnalysis:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.drafts = [setup.draft]
+        self._ranked: dict[tuple[Rule, float], Ranking | None] = {}
 
     def generated(self) -> Sequence[ResultRow]:
         """Rows of results.csv about the cells that were measured."""
@@ -170,28 +174,35 @@ class PairAnalysis:
     @cached_property
     def rankings(self) -> dict[tuple[Rule, float], Ranking]:
         """By rule, the verdict's first, and temperature; of drafts that were scored and timed."""
-        setup = self.setup
-        accepted_by: list[Rule] = [spec.rule for spec in with_lines().values() if spec.rule]
-        rules: list[Rule] = [*dict.fromkeys((setup.rule, *accepted_by))]
+        accepted_by = [spec.rule for spec in with_lines().values() if spec.rule]
+        rules: list[Rule] = [*dict.fromkeys((self.setup.rule, *accepted_by))]
+        keys = ((rule, temperature) for temperature in self.latencies for rule in rules)
+        rankings = {key: self.ranking(*key) for key in keys}
+        return {key: ranking for key, ranking in rankings.items() if ranking is not None}
+
+    def ranking(self, rule: Rule, temperature: float) -> Ranking | None:
+        """By one rule, at one temperature; None where nothing was scored and timed there."""
+        if (rule, temperature) not in self._ranked:
+            self._ranked[rule, temperature] = self._ranking(rule, temperature)
+        return self._ranked[rule, temperature]
+
+    def _ranking(self, rule: Rule, temperature: float) -> Ranking | None:
+        setup, latencies = self.setup, self.latencies.get(temperature, {})
         # Engines with the other rules stop no drafting early
-        adaptive = setup.rule if setup.adaptive else None
+        adaptive = setup.adaptive and rule == setup.rule
         if adaptive and not self.confidences:  # those of a repetition penalty are not known
-            rules = rules[1:]
-        rankings: dict[tuple[Rule, float], Ranking] = {}
-        for temperature, latencies in self.latencies.items():
-            traces = {name: self.traces[name] for name in latencies if name in self.traces}
-            ks = [k for k in setup.ks if all(each.rounds.covers(k) for each in latencies.values())]
-            scored = (any(t.temperature == temperature for t in texts) for texts in traces.values())
-            if not traces or not ks or not all(scored):
-                continue
-            for rule in rules:
-                counts_of = self._adaptive_counts if rule == adaptive else None
-                replays = replay_drafts(traces, rule, ks, temperature, counts_of)
-                ranking = rank(replays, latencies, setup.weights, seed=setup.seed)
-                baseline_s = latencies[replays.drafts[0]].rounds.baseline_s
-                board = with_costs(ranking.leaderboard, setup, baseline_s)
-                rankings[rule, temperature] = replace(ranking, leaderboard=board)
-        return rankings
+            return None
+        traces = {name: self.traces[name] for name in latencies if name in self.traces}
+        ks = [k for k in setup.ks if all(each.rounds.covers(k) for each in latencies.values())]
+        scored = (any(t.temperature == temperature for t in texts) for texts in traces.values())
+        if not traces or not ks or not all(scored):
+            return None
+        counts_of = self._adaptive_counts if adaptive else None
+        replays = replay_drafts(traces, rule, ks, temperature, counts_of)
+        ranking = rank(replays, latencies, setup.weights, seed=setup.seed)
+        baseline_s = latencies[replays.drafts[0]].rounds.baseline_s
+        board = with_costs(ranking.leaderboard, setup, baseline_s)
+        return replace(ranking, leaderboard=board)
 
     def _adaptive_counts(
         self, texts: Sequence[TextTrace], rule: Rule, ks: Sequence[int]
@@ -204,7 +215,8 @@ class PairAnalysis:
     @property
     def own_rankings(self) -> list[Ranking]:
         """The rankings under the run's own rule, which is the verdict's, by temperature."""
-        return [ranking for (rule, _), ranking in self.rankings.items() if rule == self.setup.rule]
+        rankings = (self.ranking(self.setup.rule, temperature) for temperature in self.latencies)
+        return [ranking for ranking in rankings if ranking is not None]
 
     @cached_property
     def results(self) -> list[ResultRow]:
@@ -480,17 +492,31 @@ class MeasuredSweep(PairAnalysis):
     @cached_property
     def evidence(self) -> Sequence[Evidence]:
         """From generations, at the temperatures that have some."""
-        latencies = self.latency_of_draft
         return [
-            evidence_from_trials(
-                self.trials,
-                draft=self.setup.draft,
-                temperature=value,
-                times=latencies[value].rounds if value in latencies else None,
-            )
+            self._evidence_at(value)
             for value in self.setup.temperatures
             if any(trial.temperature == value for trial in self.trials)
         ]
+
+    def _evidence_at(self, temperature: float) -> Evidence:
+        """From replay and the pairs of the chosen K; without one, or a replay, from generations."""
+        draft, looks = self.setup.draft, self.setup.run.manifest.looks
+        latency = self.latency_of_draft.get(temperature)
+        times = latency.rounds if latency else None
+        k = looks.k_at(temperature) if looks else None
+        if looks is None or k is None:
+            return evidence_from_trials(
+                self.trials, draft=draft, temperature=temperature, times=times
+            )
+        pairs, candidate = pairs_of(self.trials, temperature, k), Candidate(draft, k)
+        ranking = self.ranking(self.setup.rule, temperature)
+        if latency is not None and ranking is not None:
+            shares = look_shares(max(1, looks.made))
+            measured = measured_pairs(pairs, ranking.replays, latency, candidate, shares)
+            if measured is not None:
+                return replace(ranking.evidence, pairs=measured)
+        alpha = times.break_even_alpha(k) if times else None
+        return evidence_from_pairs(pairs, temperature, candidate, alpha)
 
     def summary(self) -> Summary:
         """With replayed next to measured tokens per round, cell by cell."""

@@ -2,20 +2,25 @@
 
 It rests on seconds and tokens per prompt, of plain decoding and of every candidate, a (draft, K),
 on the same prompts (`Evidence`). The best-looking of 8 candidates that all tie with plain decoding
-"wins" 12-18 % of the time. So candidates are chosen on folds of the prompts and scored on the
-held-out ones, over many deals of the folds (`harness.stats.crossfit`), K = 0, speedup 1, among the
-choices. The best candidate on all prompts is named, and the speedup is its own, less the optimism
-of choosing it:
+"wins" 12-18 % of the time. Two methods answer that:
 
-- `speculate`: most choices prefer a K above 0, and the speedup's lower bound is above 1;
+- where one candidate was chosen by replay and then measured next to plain decoding
+  (`Evidence.pairs`), its bounds allow for the choice (`harness.stats.two_phase`);
+- else candidates are chosen on folds of the prompts and scored on the held-out ones, over many
+  deals of the folds (`harness.stats.crossfit`), K = 0, speedup 1, among the choices. The best
+  candidate on all prompts is named.
+
+Either way the speedup is the named candidate's own, less the optimism of choosing it:
+
+- `speculate`: the speedup's lower bound is above 1, and most choices prefer a K above 0;
 - `does_not_pay`: the upper bound of every candidate is below 1, which no deal of the folds moves;
 - `undecided` otherwise, with what would decide it: more prompts, or less timing noise, or nothing.
 
-A report prints many verdicts, and the chance that any of them is wrong is at most ERROR: their
-intervals share it (`ErrorBudget`). An interval is the one that decides. "Every upper bound" needs
-no further correction: a wrong `does_not_pay` means that the bound of one candidate, whichever pays,
-is wrong (an intersection-union test: Berger, "Multiparameter hypothesis testing and acceptance
-sampling", 1982).
+A report prints many verdicts, and the chance that any of them is wrong is at most ONE_SIDED, which
+they share (`in_turn`). An interval is the one that decides. "Every upper bound" needs no further
+correction: a wrong `does_not_pay` means that the bound of one candidate, whichever pays, is wrong
+(an intersection-union test: Berger, "Multiparameter hypothesis testing and acceptance sampling",
+1982).
 """
 
 import math
@@ -42,7 +47,6 @@ from harness.analysis.cells import (
 from harness.records import Trial, grouped
 from harness.stats.crossfit import CrossFit, VisitCosts, Workload, cross_fit, deals_for
 from harness.stats.jackknife import (
-    CONFIDENCE,
     MIN_PROMPTS,
     MIN_SET,
     Array,
@@ -56,12 +60,9 @@ from harness.stats.two_phase import Pairs, TwoPhase, two_phase
 from harness.summary import Answer, Doubt, LeastRegret, Values
 from harness.theory.speedup import RoundTimes
 
-# Chance of a wrong verdict in a report, and what part of it those on the whole workload take where
-# there are verdicts on single prompt sets too
-ERROR = 0.05
-WORKLOADS_SHARE = 0.5
-# Chance of a wrong verdict in one direction, which is the only one that a verdict can be wrong in
-ONE_SIDED = ERROR / 2.0
+# Chance of a wrong verdict in a report. What is true leaves a verdict one way to be wrong,
+# `speculate` or `does_not_pay`, so this is the error of one bound.
+ONE_SIDED = 0.025
 # What part of it prompt sets have while the whole workload is undecided
 SETS_SHARE = 0.1
 # An interval within this of 1: whichever it is, it matters little.
@@ -284,35 +285,9 @@ def _mostly_failed(trials: Sequence[Trial]) -> bool:
 # ---- decision ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ErrorBudget:
-    """How many verdicts a report prints, each counted once however often it is shown.
-
-    Verdicts on the whole workload share one half of ERROR and those on single prompt sets the
-    other, in equal parts (Bonferroni).
-    """
-
-    workloads: int = 1
-    prompt_sets: int = 0
-
-    def level(self, prompt_set: str) -> float:
-        """The level of a verdict's interval, at least CONFIDENCE.
-
-        What is true leaves a verdict one way to be wrong, `speculate` or `does_not_pay`, so one
-        bound has half of its part of ERROR. The other half is for what Student's t does not know:
-        where prompts differ in speed several times over, bounds miss more often than they say.
-        """
-        of_workloads = WORKLOADS_SHARE if self.prompt_sets else 1.0
-        if prompt_set == "all":
-            error = ERROR * of_workloads / self.workloads
-        else:
-            error = ERROR * (1.0 - WORKLOADS_SHARE) / max(1, self.prompt_sets)
-        return max(CONFIDENCE, 1.0 - error)
-
-
 def decide(
     evidence: Evidence,
-    budget: ErrorBudget,
+    error: float = ONE_SIDED,
     *,
     prompt_set: str = "all",
     weights: Mapping[str, float] | None = None,
@@ -326,26 +301,12 @@ def decide(
 
     Args:
         evidence: of one temperature.
-        budget: the verdicts of the same report.
+        error: the verdict's part of the report's, one-sided.
         prompt_set: "all" for the weighted workload, or one set, to which weights do not apply.
         weights: of the sets, equal if None.
-        seed: of the deals of the folds.
+        seed: of draws, and of the deals of the folds.
         deals: how many; None for `deals_for`, and more where the lower bound is close to 1.
     """
-    level = budget.level(prompt_set)
-    return judge(evidence, level, prompt_set=prompt_set, weights=weights, seed=seed, deals=deals)
-
-
-def judge(
-    evidence: Evidence,
-    level: float,
-    *,
-    prompt_set: str = "all",
-    weights: Mapping[str, float] | None = None,
-    seed: int = 0,
-    deals: int | None = None,
-) -> Answer:
-    """As `decide`, with an interval of this level."""
     if prompt_set != "all":
         evidence, weights = evidence.only([prompt_set]), None
     asked = [name for name, weight in (weights or {}).items() if weight > 0]
@@ -358,7 +319,7 @@ def judge(
     )
     if unseen or not evidence.prompts or not evidence.candidates:
         return undecided
-    workload = evidence.workload(weights)
+    workload, level = evidence.workload(weights), 1.0 - 2.0 * error
     fit: TwoPhase | CrossFit | None = evidence.two_phase(weights, seed)
     if evidence.pairs is None:
         fit = cross_fit(workload, seed, deals=deals or deals_for(workload))

@@ -77,7 +77,7 @@ class Pairs:
         seconds: [pair] of the candidate.
         cost: [pair] of its rounds, in plain tokens, by the round times that predict the workload.
         plain_s, plain_tokens: [pair] of plain decoding.
-        looks: share of the planned pairs at each look so far; 1.0 where the last one is final.
+        looks: share of the planned pairs at each look so far.
     """
 
     seconds: Array
@@ -382,12 +382,6 @@ def nominal_error(error: float, looks: tuple[float, ...]) -> float:
     return nominal
 
 
-def look_shares(look: int, *, final: bool = False) -> tuple[float, ...]:
-    """The looks so far, as `Pairs` has them: so many of LOOKS, each after as many more pairs.
-
-    Args:
-        look: 1 to LOOKS; 0 before the first.
-        final: whether the run has ended, so that all of the error may be spent.
-    """
-    shares = tuple((each + 1) / LOOKS for each in range(look))
-    return (*shares, 1.0) if final and look < LOOKS else shares
+def look_shares(look: int) -> tuple[float, ...]:
+    """The looks so far, as `Pairs` has them: so many of LOOKS, each after as many more pairs."""
+    return tuple((each + 1) / LOOKS for each in range(look))
