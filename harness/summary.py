@@ -182,6 +182,17 @@ class RoundTokens:
 
 
 @dataclass(frozen=True)
+class MeasuredPart:
+    """What a verdict by replay and measured pairs rests on (`harness.stats.two_phase`)."""
+
+    prompts: int  # of the workload, or the prompt set; all of them replayed
+    measured: int  # of all sets, on which the K ran next to plain decoding: a round's price
+    # speedup_lo, speedup_hi: on these very prompts, at 95 %: the error of timing alone.
+    speedup_lo: float
+    speedup_hi: float
+
+
+@dataclass(frozen=True)
 class Answer:
     """What is known of one engine, at one temperature, on a workload or a prompt set.
 
@@ -189,15 +200,15 @@ class Answer:
     is `not_measured`, or `does_not_pay` where nothing that its rounds may cost lets a draft gain.
     """
 
-    decision: Decision  # "speculate" only when the cross-fitted speedup's lower bound is above 1
+    decision: Decision  # "speculate" only when the speedup's lower bound is above 1
     # draft, k: the choice, or the best-looking candidate where undecided, or the one to measure
     # where nothing was; None and 0 where speculation does not pay.
     draft: str | None
     k: int
     temperature: float | None  # None where the numbers came from elsewhere and do not say
     prompt_set: str  # a set's name, or "all" for the whole weighted workload
-    # speedup, speedup_lo, speedup_hi: cross-fitted, so free of the selection's optimism; with too
-    # few prompts to hold any out, the plain speedup without bounds.
+    # speedup, speedup_lo, speedup_hi: free of the selection's optimism; with too few prompts for
+    # that, the plain speedup without bounds.
     speedup: float | None
     speedup_lo: float | None
     speedup_hi: float | None
@@ -211,6 +222,12 @@ class Answer:
     source: Source = "replayed"
     rounds: tuple[RoundTokens, ...] = ()  # of the named draft at every K, where it was replayed
     visits: Visits | None = None  # where no K of a server run has all that were asked for
+    # chance, gain: that the named candidate pays, and the mean of its speedup - 1, by the estimate
+    # and its error; None without an interval.
+    chance: float | None = None
+    gain: float | None = None
+    # Of a verdict by replay and measured pairs; None of one that was cross-fitted
+    pairs: MeasuredPart | None = None
 
     @classmethod
     def undecided(

@@ -51,13 +51,14 @@ from harness.stats.jackknife import (
     MIN_SET,
     Array,
     Variance,
+    chance_above_zero,
     half_width,
     joined,
     set_weights,
     workload_ratio,
 )
 from harness.stats.two_phase import Pairs, TwoPhase, two_phase
-from harness.summary import Answer, Doubt, LeastRegret, Values
+from harness.summary import Answer, Doubt, LeastRegret, MeasuredPart, Values
 from harness.theory.speedup import RoundTimes
 
 # Chance of a wrong verdict in a report. What is true leaves a verdict one way to be wrong,
@@ -334,7 +335,15 @@ def decide(
         speedup = math.exp(float(speedups.max()))
         return replace(verdict, speedup=speedup, reason=reason, reason_values={**named, **values})
     interval = fit.interval(level)
-    verdict = replace(verdict, speedup=fit.speedup, speedup_lo=interval.lo, speedup_hi=interval.hi)
+    verdict = replace(
+        verdict,
+        speedup=fit.speedup,
+        speedup_lo=interval.lo,
+        speedup_hi=interval.hi,
+        chance=chance_above_zero(fit.score, fit.variance),
+        gain=math.expm1(fit.score + float(fit.variance.value) / 2.0),
+        pairs=_measured_part(fit, evidence.pairs, workload),
+    )
     if not fit.prefers_plain and interval.lo > 1.0:
         verdict = replace(verdict, decision="speculate")
         reason, values = "held_out_gain", {}
@@ -344,6 +353,16 @@ def decide(
     else:
         reason, values = _why_undecided(fit, workload, level)
     return replace(verdict, reason=reason, reason_values={**named, "level": level, **values})
+
+
+def _measured_part(
+    fit: TwoPhase | CrossFit, pairs: MeasuredPairs | None, workload: Workload
+) -> MeasuredPart | None:
+    """What a verdict by measured pairs rests on."""
+    if pairs is None or not isinstance(fit, TwoPhase):
+        return None
+    timing = fit.on_these_prompts()
+    return MeasuredPart(len(workload.prompt_sets), len({*pairs.prompts}), timing.lo, timing.hi)
 
 
 def in_turn(
