@@ -287,6 +287,7 @@ def _without_groups(values: Array, group: Index) -> tuple[Array, Array]:
 def _optimism(scores: Array, covariance: Array, seed: int) -> float:
     """By how much the best of such scores, [candidate], is too high on average."""
     drawn = np.random.default_rng(seed).normal(size=(DRAWS, len(scores))) @ _root(covariance)
+    drawn -= drawn.mean(axis=0)
     best = (scores + drawn).argmax(axis=1)
     return float(drawn[np.arange(DRAWS), best].mean())
 
