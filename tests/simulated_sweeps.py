@@ -8,7 +8,7 @@ in looks; the other K are run on a few prompts, which no verdict uses. Costs are
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -127,17 +127,25 @@ def verdict_on(evidence: Evidence, prompt_set: str, error: float, **more) -> Ans
 
 def in_looks(of_temperatures: Sequence[Evidence]) -> tuple[list[list[Answer]], int]:
     """By temperature, the verdicts of the look after which all are decided; which one it was."""
-    look = 0
-    stopped = False
-    while not stopped and look < LOOKS:
-        look += 1
-        seen = [at_look(evidence, look) for evidence in of_temperatures]
-        stopped = all(
-            settled(verdict)
-            for evidence in seen
-            for verdict in in_turn(partial(verdict_on, evidence), SETS, ERROR)
-        )
-    return [[*in_turn(partial(verdict_on, evidence), SETS, ERROR)] for evidence in seen], look
+    for look in range(1, LOOKS + 1):
+        verdicts: list[list[Answer]] = []
+        for evidence in of_temperatures:
+            turns = in_turn(partial(verdict_on, at_look(evidence, look)), SETS, ERROR)
+            # What one verdict leaves open, no other decides
+            verdicts.append([*_until_open(turns, ask_all=look == LOOKS)])
+            if not all(map(settled, verdicts[-1])) and look < LOOKS:
+                break
+        else:
+            return verdicts, look
+    raise AssertionError("the last look ends it")
+
+
+def _until_open(verdicts: Iterable[Answer], *, ask_all: bool) -> Iterator[Answer]:
+    """The verdicts up to one that is open, so that no time is spent on the others."""
+    for verdict in verdicts:
+        yield verdict
+        if not ask_all and not settled(verdict):
+            return
 
 
 def of_grids(of_temperatures: Sequence[Evidence], rng: np.random.Generator) -> list[list[Answer]]:

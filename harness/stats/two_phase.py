@@ -63,8 +63,8 @@ WINSORISED = 0.15
 BLOCKS = 10
 # Measured prompts below which g has no error to speak of
 MIN_MEASURED = MIN_SET
-# For the quantile of the largest error, and the optimism of the choice
-DRAWS = 2000
+# For the quantile of the largest error, and the optimism of the choice; in so many strata
+DRAWS, STRATA = 1024, 64
 # Of the numerical integrals behind the bounds: nodes, and standard deviations that they reach down
 NODES, REACH = 240, 12.0
 
@@ -323,7 +323,7 @@ def largest_quantile(covariance: Array, degrees: float, error: float, seed: int)
     correlation = covariance / np.outer(deviations, deviations)
     rng = np.random.default_rng(seed)
     given, draws = rng.integers(candidates, size=DRAWS), np.arange(DRAWS)
-    uniform, to_given = rng.random(DRAWS), correlation[given]
+    uniform, to_given = (np.arange(STRATA) + 0.5) / STRATA, correlation[given]
     # Given one t, the others are t of one degree more around their correlation times it
     normal = rng.normal(size=(DRAWS, candidates)) @ _root(correlation)
     rest = normal - to_given * normal[draws, given, None]
@@ -332,7 +332,7 @@ def largest_quantile(covariance: Array, degrees: float, error: float, seed: int)
     def excess(quantile: float) -> float:
         """Log of the chance that the largest exceeds it, over the error."""
         alone = float(stdtr(degrees, -quantile))
-        values = -stdtrit(degrees, alone * uniform)
+        values = np.resize(-stdtrit(degrees, alone * uniform), DRAWS)
         others = to_given * values[:, None] + np.sqrt(degrees + values**2)[:, None] * rest
         others[draws, given] = np.inf
         in_common = float((1.0 / (others > quantile).sum(axis=1)).mean())
