@@ -99,13 +99,14 @@ def main() -> int:
     parser.add_argument("--reports", type=int, default=200, help="of each case")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(WORLDS))
+    parser.add_argument("--truths", nargs="+", choices=list(TRUTHS), default=list(TRUTHS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     args = parser.parse_args()
     cases = [
         (method, prompts, world, truth)
         for world, truth, prompts, method in itertools.product(
-            args.worlds, TRUTHS, COSTS, args.methods
+            args.worlds, args.truths, COSTS, args.methods
         )
     ]
     columns = ("world", "truth", "method", "decodings", "found", "sets", "wrong", "workload holds")

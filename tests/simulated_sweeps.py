@@ -54,7 +54,7 @@ TRUTHS = {"near ties": NULL[:KS], "1.10x": GAIN[:KS], "1.20x": GAIN[:KS] * 1.2 /
 # By how much the round times of the visits are too low, where they are biased; their scatter
 BIAS, SCATTER = 0.03, 0.02
 # The share of the prompts on which the best K is measured; prompts of every other K
-MEASURED, OF_OTHERS = 0.4, 4
+MEASURED, OF_OTHERS = 0.5, 4
 # Of a temperature: one-sided error of all verdicts, and of single ones as grids had them (0012)
 ERROR = ONE_SIDED / len(TEMPERATURES)
 OF_WORKLOAD, OF_SET = ERROR / 2, ERROR / 2 / len(SETS)
