@@ -30,6 +30,7 @@ from simulated_reports import (
 
 from harness.analysis.verdict import (
     ONE_SIDED,
+    SETS_SHARE,
     Candidate,
     Evidence,
     MeasuredPairs,
@@ -54,7 +55,7 @@ TRUTHS = {"near ties": NULL[:KS], "1.10x": GAIN[:KS], "1.20x": GAIN[:KS] * 1.2 /
 # By how much the round times of the visits are too low, where they are biased; their scatter
 BIAS, SCATTER = 0.03, 0.02
 # The share of the prompts on which the best K is measured; prompts of every other K
-MEASURED, OF_OTHERS = 0.5, 4
+MEASURED, OF_OTHERS = 0.4, 4
 # Of a temperature: one-sided error of all verdicts, and of single ones as grids had them (0012)
 ERROR = ONE_SIDED / len(TEMPERATURES)
 OF_WORKLOAD, OF_SET = ERROR / 2, ERROR / 2 / len(SETS)
@@ -187,7 +188,7 @@ def simulated(
     """So many reports, counted.
 
     Args:
-        method: "grid", "two phases" (in looks), or "at once": two phases measured to the end.
+        method: "grid" or "two phases".
         world, truth: of WORLDS and TRUTHS.
         prompts: of a grid, at the cost of which it is.
         number: of reports.
@@ -202,11 +203,10 @@ def simulated(
             counts.update(counted(of_grids(grids, rng), true))
             continue
         replays = [two_phases(rng, world, design, true, at) for at in TEMPERATURES]
-        if method == "at once":
-            verdicts = [[*in_turn(partial(verdict_on, each), SETS, ERROR)] for each in replays]
-            counts.update(counted(verdicts, true))
-            continue
         verdicts, look = in_looks(replays)
         counts.update(counted(verdicts, true))
         counts["looks"] += look
+        error = ERROR * (1.0 - SETS_SHARE)
+        without_looks = [verdict_on(replayed, "all", error).speculates for replayed in replays]
+        counts["workload without looks"] += sum(without_looks)
     return counts

@@ -353,19 +353,18 @@ def largest_quantile(covariance: Array, degrees: float, error: float, seed: int)
     correlation = covariance / np.outer(deviations, deviations)
     rng = np.random.default_rng(seed)
     given, draws = rng.integers(candidates, size=DRAWS), np.arange(DRAWS)
-    uniform, to_given = (np.arange(STRATA) + 0.5) / STRATA, correlation[given]
+    uniform, to_given = (np.arange(STRATA) + 0.5) / STRATA, correlation[:, given]
     # Given one t, the others are t of one degree more around their correlation times it
-    normal = rng.normal(size=(DRAWS, candidates)) @ _root(correlation)
-    rest = normal - to_given * normal[draws, given, None]
-    rest /= np.sqrt(rng.chisquare(degrees + 1.0, DRAWS))[:, None]
+    normal = _root(correlation) @ rng.normal(size=(candidates, DRAWS))
+    rest = (normal - to_given * normal[given, draws]) / np.sqrt(rng.chisquare(degrees + 1.0, DRAWS))
 
     def excess(quantile: float) -> float:
         """Log of the chance that the largest exceeds it, over the error."""
         alone = float(stdtr(degrees, -quantile))
         values = np.resize(-stdtrit(degrees, alone * uniform), DRAWS)
-        others = to_given * values[:, None] + np.sqrt(degrees + values**2)[:, None] * rest
-        others[draws, given] = np.inf
-        in_common = float((1.0 / (others > quantile).sum(axis=1)).mean())
+        others = to_given * values + np.sqrt(degrees + values**2) * rest
+        others[given, draws] = np.inf
+        in_common = float((1.0 / (others > quantile).sum(axis=0)).mean())
         return math.log(candidates * alone * in_common / error)
 
     most = -float(stdtrit(degrees, error / candidates))
