@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from simulated_reports import (
@@ -161,11 +162,11 @@ def of_grids(of_temperatures: Sequence[Evidence], rng: np.random.Generator) -> l
     ]
 
 
-def counted(verdicts: Sequence[Sequence[Answer]], truth) -> Counter[str]:
+def counted(verdicts: Sequence[Sequence[Answer]], truth) -> Counter:
     """What a report's verdicts say, and how many of their intervals hold the truth."""
     speedups = dict(zip(CANDIDATES, truth, strict=False))
     every = [verdict for of_temperature in verdicts for verdict in of_temperature]
-    counts = Counter[str](reports=1)
+    counts: Any = Counter(reports=1)  # of numbers that are not whole, too
     for decision in ("speculate", "does_not_pay"):
         counts[f"reports with {decision}"] += any(v.decision == decision for v in every)
     for verdict in every:
@@ -174,17 +175,17 @@ def counted(verdicts: Sequence[Sequence[Answer]], truth) -> Counter[str]:
         counts[f"{kind} {verdict.decision}"] += 1
         if verdict.speedup_lo is None or verdict.speedup is None:
             continue
-        true = speedups[Candidate(*verdict.named)]
+        true = speedups[Candidate(str(verdict.named[0]), verdict.named[1])]
         counts[f"{kind} intervals"] += 1
         counts[f"{kind} covered"] += bool(verdict.speedup_lo <= true <= verdict.speedup_hi)
-        counts[f"{kind} level"] += verdict.reason_values["level"]
+        counts[f"{kind} level"] += float(str(verdict.reason_values["level"]))
         counts[f"{kind} log error"] += math.log(verdict.speedup / true)
     return counts
 
 
 def simulated(
     method: str, world: str, truth: str, prompts: int, number: int, seed: Sequence[int]
-) -> Counter[str]:
+) -> Counter:
     """So many reports, counted.
 
     Args:
@@ -195,7 +196,7 @@ def simulated(
         seed: of all of them.
     """
     rng = np.random.default_rng(seed)
-    counts, true = Counter[str](), TRUTHS[truth]
+    counts, true = Counter(), TRUTHS[truth]
     design = Design.at_the_cost_of(prompts)
     for _ in range(number):
         if method == "grid":

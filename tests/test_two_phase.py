@@ -231,7 +231,7 @@ def test_sets_come_after_the_workload_and_leave_their_part_to_the_others():
 
     def decided_if(least: dict[str, float]):
         def verdict_on_set(name: str, error: float) -> Answer:
-            asked.append((name, pytest.approx(error)))
+            asked.append((name, round(error, 9)))
             verdict = Answer.undecided(0.0, name, "interval_spans_one", {})
             return replace(verdict, decision="speculate") if error >= least[name] else verdict
 

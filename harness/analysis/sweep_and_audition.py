@@ -174,11 +174,14 @@ class PairAnalysis:
     @cached_property
     def rankings(self) -> dict[tuple[Rule, float], Ranking]:
         """By rule, the verdict's first, and temperature; of drafts that were scored and timed."""
-        accepted_by = [spec.rule for spec in with_lines().values() if spec.rule]
+        accepted_by: list[Rule] = [spec.rule for spec in with_lines().values() if spec.rule]
         rules: list[Rule] = [*dict.fromkeys((self.setup.rule, *accepted_by))]
-        keys = ((rule, temperature) for temperature in self.latencies for rule in rules)
-        rankings = {key: self.ranking(*key) for key in keys}
-        return {key: ranking for key, ranking in rankings.items() if ranking is not None}
+        return {
+            (rule, temperature): ranking
+            for temperature in self.latencies
+            for rule in rules
+            if (ranking := self.ranking(rule, temperature)) is not None
+        }
 
     def ranking(self, rule: Rule, temperature: float) -> Ranking | None:
         """By one rule, at one temperature; None where nothing was scored and timed there."""

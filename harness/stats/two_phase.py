@@ -98,8 +98,13 @@ class Pairs:
 
     def first(self, number: int, looks: tuple[float, ...]) -> "Pairs":
         """The pairs as they were when so many had been measured."""
-        columns = (self.seconds, self.cost, self.plain_s, self.plain_tokens)
-        return Pairs(*(column[:number] for column in columns), looks)
+        return Pairs(
+            self.seconds[:number],
+            self.cost[:number],
+            self.plain_s[:number],
+            self.plain_tokens[:number],
+            looks,
+        )
 
 
 @dataclass(frozen=True, eq=False)
