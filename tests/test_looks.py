@@ -1,6 +1,7 @@
 """A sweep that measures in looks: in which order, how long, and that nothing is lost or twice."""
 
 import math
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -302,7 +303,12 @@ def test_a_budget_ends_the_looks_and_a_larger_one_continues_them(
         outcome_of("sweep", tmp_path, *SMALL, "budget_s=0.01")
     (folder,) = tmp_path.iterdir()
     says = str(refused.value)
-    assert "budget_s=0.01: one look takes about 1 s, after " in says
+    numbers = re.search(r"about (\d+) s, after (\d+) s for the texts .* give budget_s=(\d+)", says)
+    assert numbers
+    look_s, before_s, enough_s = map(int, numbers.groups())
+    assert 1 <= look_s <= enough_s
+    assert before_s <= enough_s <= 2 * (look_s + before_s)
+    assert says.startswith("budget_s=0.01: one look takes about ")
     assert says.endswith(f"what was measured is stored, resume={folder} continues the run")
     before = load(folder)
     assert len([t for t in before.trials if t.k == 0]) == len(before.trials) == 24
