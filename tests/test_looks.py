@@ -1,6 +1,7 @@
 """A sweep that measures in looks: in which order, how long, and that nothing is lost or twice."""
 
 import math
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 import torch
 from runs import FROZEN, outcome_of, ran, stored
 
+from harness import reporting
 from harness.analysis import analyse
 from harness.cli import compose
 from harness.commands import looks, pair
@@ -26,7 +28,7 @@ from harness.commands.looks import (
     prompts_at,
 )
 from harness.config import SweepConfig
-from harness.measurement import generations
+from harness.measurement import generations, target_texts
 from harness.records import Cell, Prompt, Trial, UserError, grouped
 from harness.stats.two_phase import LOOKS
 from harness.storage import StoredRun, load
@@ -146,8 +148,13 @@ def test_a_cell_is_measured_until_its_ratio_is_precise_or_its_time_is_spent() ->
 
 
 @pytest.fixture
-def choosing(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def choosing() -> Iterator[SimpleNamespace]:
     """K = 2 is chosen, and everything is decided at the look that a test wants."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield chosen_by(patch)
+
+
+def chosen_by(patch: pytest.MonkeyPatch) -> SimpleNamespace:
     asked = SimpleNamespace(choices=0, looks=[], decided_at=2)
 
     def choice(run: StoredRun, temperature: float) -> int:
@@ -162,10 +169,20 @@ def choosing(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         asked.looks.append(look)
         return look == asked.decided_at
 
-    monkeypatch.setattr(looks, "choice", choice)
-    monkeypatch.setattr(looks, "decided", decided)
-    monkeypatch.setattr(looks, "CELL_S", 0.0)
+    patch.setattr(looks, "choice", choice)
+    patch.setattr(looks, "decided", decided)
     return asked
+
+
+@pytest.fixture(scope="module")
+def whole(few_samples: None, tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
+    """A run that nothing interrupts, decided at its second look."""
+    del few_samples
+    with pytest.MonkeyPatch.context() as patch:
+        asked = chosen_by(patch)
+        run = ran("sweep", tmp_path_factory.mktemp("whole"), *SMALL)
+    assert (asked.choices, asked.looks) == (2, [1, 2])
+    return run
 
 
 def kinds(run: StoredRun) -> Counter[tuple[int, float, int]]:
@@ -173,11 +190,10 @@ def kinds(run: StoredRun) -> Counter[tuple[int, float, int]]:
 
 
 def test_a_sweep_generates_every_text_in_batches_and_measures_one_k_until_it_is_decided(
-    choosing: SimpleNamespace, tmp_path: Path
+    whole: StoredRun,
 ) -> None:
-    run = ran("sweep", tmp_path, *SMALL)
+    run = whole
     assert run.config["until"] == "decided"
-    assert (choosing.choices, choosing.looks) == (2, [1, 2])
     made = run.manifest.looks
     assert made is not None
     assert [(each.temperature, each.k) for each in made.chosen] == [(0.0, 2), (1.0, 2)]
@@ -207,14 +223,11 @@ def test_a_sweep_generates_every_text_in_batches_and_measures_one_k_until_it_is_
 @pytest.mark.parametrize(
     ("module", "name", "calls"),
     [
-        (pair, "run_trial", 0),
         (pair, "run_trial", 9),
         (pair, "run_trial", 40),
-        (generations, "stop_reason", 3),
+        (target_texts, "stop_reason", 3),
         (looks, "score_pair", 0),
         (looks, "choice", 1),
-        (looks, "check_texts", 1),
-        (looks, "decided", 0),
         (looks, "decided", 1),
     ],
 )
@@ -223,10 +236,12 @@ def test_an_interrupted_run_continues_the_same_looks(
     name: str,
     calls: int,
     choosing: SimpleNamespace,
+    whole: StoredRun,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = ran("sweep", tmp_path / "whole", *SMALL)
+    for rendering in ("render", "show"):
+        monkeypatch.setattr(reporting, rendering, lambda *_, **__: None)
     left, function = calls, getattr(module, name)
 
     def stopping(*words: Any, **more: Any) -> Any:
@@ -239,12 +254,12 @@ def test_an_interrupted_run_continues_the_same_looks(
     with monkeypatch.context() as patch:
         patch.setattr(module, name, stopping)
         with pytest.raises(KeyboardInterrupt):
-            outcome_of("sweep", tmp_path / "stopped", *SMALL)
-    (folder,) = (tmp_path / "stopped").iterdir()
+            outcome_of("sweep", tmp_path, *SMALL)
+    (folder,) = tmp_path.iterdir()
     before = load(folder)
     chosen = before.manifest.looks is not None
     choosing.choices = 0
-    run = ran("sweep", f"resume={folder}", tmp_path / "stopped")
+    run = ran("sweep", f"resume={folder}", tmp_path)
     assert choosing.choices == (0 if chosen else 2), "what is chosen stays"
     assert Counter(trial.cell for trial in run.trials) == Counter(t.cell for t in whole.trials)
     assert run.trials[: len(before.trials)] == before.trials
@@ -281,11 +296,19 @@ def test_a_budget_ends_the_looks_and_a_larger_one_continues_them(
     choosing: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choosing.decided_at = LOOKS
+    monkeypatch.setattr(looks, "CELLS_SHARE", 0.0)
+    for rendering in ("render", "show"):
+        monkeypatch.setattr(reporting, rendering, lambda *_, **__: None)
     with pytest.raises(UserError) as refused:
         outcome_of("sweep", tmp_path, *SMALL, "budget_s=0.01")
     (folder,) = tmp_path.iterdir()
     says = str(refused.value)
-    assert "budget_s=0.01: one look takes about 1 s, after " in says
+    numbers = re.search(r"about (\d+) s, after (\d+) s for the texts .* give budget_s=(\d+)", says)
+    assert numbers
+    look_s, before_s, enough_s = map(int, numbers.groups())
+    assert 1 <= look_s <= enough_s
+    assert before_s <= enough_s <= 2 * (look_s + before_s)
+    assert says.startswith("budget_s=0.01: one look takes about ")
     assert says.endswith(f"what was measured is stored, resume={folder} continues the run")
     before = load(folder)
     assert len([t for t in before.trials if t.k == 0]) == len(before.trials) == 24
