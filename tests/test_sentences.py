@@ -153,8 +153,8 @@ def test_a_headline_says_where_it_was_measured_and_what_carries_over() -> None:
     assert other.startswith("Temperature 0, the harness's loop: no draft; small with K=3 loses")
     asked = replace(others, run=replace(RUN, serve_on="vllm"))
     assert verdict.verdicts(asked) == (
-        f"On vLLM with its defaults, temperature 1: {emits} On the harness's loop on this machine:"
-        " serve small at K=3, 1.42x [1.36, 1.48], measured on held-out prompts.",
+        f"On vLLM with its defaults, temperature 1: {emits} On the harness's loop on this machine,"
+        " one request at a time: serve small at K=3, 1.42x [1.36, 1.48], measured on held-out prompts.",
     )
 
 

@@ -27,6 +27,8 @@ OF_THE_RUN = frozenset[VerdictReason](
         "greedy_texts_unjudged",
     )
 )
+# Of our own loop's numbers, always
+ALONE = "one request at a time"
 SYNTHETIC_ONLY = "It holds at the synthetic acceptance only."
 
 
@@ -52,10 +54,14 @@ def _other_engine(summary: Summary, shown: Marked) -> str:
     other = next((row for row in at if row.answer.timed != shown.answer.timed), None)
     if other is None:
         return ""
-    what, why = _what(other.answer), _reason(other.answer)
     if other.answer.timed:
-        return f"{_capital(_place(summary, other.answer))}: {what} {why}."
-    return f"On {other.engines}: {what} {why}."
+        return _own(summary, other.answer)
+    return f"On {other.engines}: {_what(other.answer)} {_reason(other.answer)}."
+
+
+def _own(summary: Summary, answer: Answer) -> str:
+    """What was decided for our own loop, next to the headline of another engine."""
+    return f"{_capital(_place(summary, answer))}, {ALONE}: {_what(answer)} {_reason(answer)}."
 
 
 def _other_refusals(summary: Summary, shown: Marked) -> Iterator[str]:
@@ -85,7 +91,7 @@ def headline(summary: Summary, shown: Marked) -> str:
     round, so it pays while a round costs less than 2.90 plain tokens there; here it costs 2.10."
     """
     answer = shown.answer
-    load = "one request at a time" if answer.timed else ""
+    load = ALONE if answer.timed else ""
     load = served.load(summary.served) if summary.served else load
     temperature = f"temperature {fmt.temperature(shown.row.temperature)}"
     where = ", ".join(filter(None, (_place(summary, answer), load, temperature)))
@@ -308,10 +314,10 @@ def _without_answers(summary: Summary) -> tuple[str, ...]:
     if summary.comparison is not None:
         return comparison.verdicts(summary.comparison)
     if command in grid.DECIDING_COMMANDS and summary.answers and summary.run.serve_on:
-        server = spec_of(summary.run.serve_on).in_headlines
+        server, own = spec_of(summary.run.serve_on).in_headlines, summary.answers[0]
         return (
             f"Not known for {server}: this run has no tokens per round by its acceptance rule, of"
-            " a draft that it has.",
+            f" a draft that it has. {_own(summary, own)}",
         )
     if summary.served is not None and summary.run.status == "complete":
         return (f"No verdict: {_lacking(summary)}.",)
