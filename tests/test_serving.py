@@ -463,8 +463,8 @@ def test_an_engine_without_the_best_kind_has_the_line_of_another_draft() -> None
     engines, serve = (content.grid.column(name) for name in ("engines", "serve"))
     assert [(on.text, what.text) for on, what in zip(engines, serve, strict=True)] == [
         ("the harness's loop", "early_exit, K=3"),
-        ("transformers", "early_exit, K=3 if a round costs < 3.00"),
-        ("vLLM, SGLang, llama.cpp", "eagle3, K=2 if a round costs < 3.50"),
+        ("transformers", "K=3 if cost < 3.00"),
+        ("vLLM, SGLang, llama.cpp", "eagle3, K=2 if cost < 3.50"),
     ]
     snippets = lines(made)
     assert speculative_config(snippets["vLLM"])["method"] == "eagle3"

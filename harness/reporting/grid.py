@@ -44,6 +44,7 @@ class GridRow:
     sets: tuple[Answer, ...]  # of each prompt set alone
     every: bool  # whether it holds of every engine whose rounds were not timed
     adaptive: bool  # whether drafting stopped early
+    same_draft: bool  # whether its draft is that of the first row of the temperature
 
     @property
     def engines(self) -> str:
@@ -53,6 +54,11 @@ class GridRow:
         named = [name for name in self.servers if name is not None]
         names = names_of(named) if named else GIVEN
         return f"{names}, adaptive" if self.adaptive else names
+
+    @property
+    def serve(self) -> str:
+        """What to serve, or when."""
+        return words_of_row(self.answer, name_draft=not self.same_draft)
 
     @property
     def evidence(self) -> str:
@@ -135,6 +141,7 @@ def _rows(summary: Summary, *, alone: bool) -> Iterator[GridRow]:
             compared = group if alone else where(group, prompt_set="all")
             alike.setdefault(tuple(map(_shown, compared)), []).append(engine)
         untimed = {answer.engine for answer in answers if not answer.timed}
+        draft, _ = answers[0].named
         for engines in alike.values():
             group = by_engine[engines[0]]
             yield GridRow(
@@ -145,6 +152,7 @@ def _rows(summary: Summary, *, alone: bool) -> Iterator[GridRow]:
                 every=untimed == set(engines) == set(with_lines()),
                 adaptive=summary.run.sampling.stop_threshold is not None
                 and any(answer.rule == summary.run.sampling.rule for answer in group),
+                same_draft=group[0].named[0] == draft,
             )
 
 
@@ -189,27 +197,22 @@ def words(answer: Answer) -> str:
 def words_of_set(answer: Answer) -> str:
     """What to serve to one prompt set, with the speedup where a draft pays."""
     if answer.decision == "not_measured":
-        return condition(answer, brief=True)
+        return words_of_row(answer)
     gain = f": {fmt.speedup(answer.speedup)}" if answer.speculates else ""
     return f"{words(answer)}{gain}"
 
 
-def words_of_row(answer: Answer) -> str:
-    """The same, with the draft and K that an undecided answer's number is of."""
-    if answer.decision == "not_measured":
-        return condition(answer)
+def words_of_row(answer: Answer, *, name_draft: bool = True) -> str:
+    """What to serve, in a row: with the draft and K that an undecided answer's number is of.
+
+    Of an engine that was not timed the cost of a round below which K pays: "K=4 if cost < 2.87".
+    """
     draft, k = answer.named
-    if answer.decision != "undecided" or not k:
-        return words(answer)
-    return f"undecided ({'' if draft is None else f'{draft}, '}K={k})"
-
-
-def condition(answer: Answer, *, brief: bool = False) -> str:
-    """Where a K pays on an engine that was not timed: "small, K=4 if a round costs < 2.87"."""
-    if answer.round is None:
-        return fmt.EMPTY
-    cost = "" if brief else "a round costs "
-    return f"{answer.draft}, K={answer.k} if {cost}< {fmt.decimal(answer.round.tokens_per_round)}"
+    named = f"K={k}" if draft is None or not name_draft else f"{draft}, K={k}"
+    if answer.decision == "not_measured":
+        limit = answer.round and fmt.decimal(answer.round.tokens_per_round)
+        return fmt.EMPTY if limit is None else f"{named} if cost < {limit}"
+    return f"undecided ({named})" if answer.decision == "undecided" and k else words(answer)
 
 
 def title_of(answer: Answer) -> str:

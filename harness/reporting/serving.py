@@ -107,7 +107,9 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
     if summary.run.command not in grid.DECIDING_COMMANDS or shown is None:
         return ()
     if summary.served is not None:
-        return (*_measured_server(summary, summary.served, shown), *schedule_snippets(summary))
+        lines = _measured_server(summary, summary.served, shown)
+        schedules = schedule_snippets(summary)
+        return (*(replace(line, marked=True) for line in lines), *schedules)
     own = grid.own_answer(summary, shown.row.temperature)
     if own is None:
         return ()

@@ -1,13 +1,14 @@
 """What to do, the reason for it, and what to do next."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from harness.records import GREEDY, Rule, where
+from harness.records import GREEDY, Rule
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
 from harness.reporting.sentences import Quoted, comparison, served
-from harness.reporting.serving import ATTACHED, draft_keys, measure_command, served_target
+from harness.reporting.serving import ATTACHED, draft_keys, served_target, snippets_of
 from harness.serving.engines import OWN, spec_of
 from harness.summary import Answer, CheckResult, Summary, VerdictReason
 
@@ -50,13 +51,17 @@ def verdicts(summary: Summary) -> tuple[str, ...]:
 
 def _other_engine(summary: Summary, shown: Marked) -> str:
     """What carries over to the first engine that was not timed; of such a headline our own loop."""
-    at = [row for row in grid.rows(summary) if row.temperature == shown.row.temperature]
+    rows = grid.rows(summary, alone=False)
+    at = [row for row in rows if row.temperature == shown.row.temperature]
     other = next((row for row in at if row.answer.timed != shown.answer.timed), None)
     if other is None:
         return ""
     if other.answer.timed:
         return _own(summary, other.answer)
-    return f"On {other.engines}: {_what(other.answer)} {_reason(other.answer)}."
+    draft, k = other.answer.named
+    known = {"draft": None if draft == shown.answer.named[0] else draft, "k": k}
+    answer = replace(other.answer, reason_values=known)
+    return f"On {other.engines}: {_what(answer)} {_reason(answer)}."
 
 
 def _own(summary: Summary, answer: Answer) -> str:
@@ -385,10 +390,8 @@ def next_step(summary: Summary) -> str | None:
     if shown is None or summary.run.dummies:
         return None
     answer = shown.answer
-    if answer.decision == "undecided":
+    if answer.decision in ("undecided", "not_measured"):
         return None
-    if answer.decision == "not_measured":
-        return _measure(summary, [answer])
     if answer.decision == "does_not_pay":
         return OTHER_DRAFTS if summary.run.command == "audition" else AUDITION
     if summary.served is not None:
@@ -397,10 +400,9 @@ def next_step(summary: Summary) -> str | None:
             None if own else "serve your own requests so (prompts.files=[...] measures with them)"
         )
     if answer.source == "measured":
-        at = where(summary.answers, temperature=answer.temperature, prompt_set="all", timed=False)
-        own = summary.run.own_prompts
-        compare = "run your own requests with this draft and without it, and compare"
-        return _measure(summary, at) or (None if own else compare)
+        if summary.run.own_prompts or any(snippet.measure for snippet in snippets_of(summary)):
+            return None
+        return "run your own requests with this draft and without it, and compare"
     served_by = served_target(summary)
     if served_by is not None:
         keys = f"engine={served_by} k=[{answer.k}] temperature=[{answer.temperature:g}]"
@@ -418,12 +420,3 @@ def next_step(summary: Summary) -> str | None:
         others = "its model's" if "scores_from" in summary.run.environment else "this run's other"
         return f"python -m harness.sweep {keys} (and {others} keys) measures it"
     return "the same sweep with mode=measure measures what is predicted"
-
-
-def _measure(summary: Summary, answers: Sequence[Answer]) -> str | None:
-    """What measures the first of these on its engine; None where nothing here does."""
-    for answer in answers:
-        if answer.engine and measure_command(summary, answer.engine, answer) is not None:
-            engine = spec_of(answer.engine).variant_of or answer.engine
-            return f"python -m harness.server engine={engine} measures this pair on that server"
-    return None

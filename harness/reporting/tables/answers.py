@@ -31,13 +31,13 @@ class Line(NamedTuple):
 GRID: tuple[Column[Line], ...] = (
     Column("T", lambda line: line.temperature, key=True, definition="temperature"),
     Column("engines", lambda line: line.row.engines, key=True, flexible=True),
-    Column("serve", lambda line: grid.words_of_row(line.row.answer), flexible=True),
+    Column("serve", lambda line: line.row.serve, flexible=True),
     Column("speedup [lo, hi]", lambda line: fmt.bounded(line.row.answer), fmt.speedup),
     Column("evidence", lambda line: line.row.evidence),
 )
 TITLE = "What to serve"
 NO_DRAFT_NOTE = "no draft: the speedup is that of the draft and K that lose least."
-COST_NOTE = "The cost of a round is in plain tokens of that engine{}."
+COST_NOTE = "cost: of a round, in plain tokens of that engine{}."
 
 
 class SetLine(NamedTuple):
@@ -113,6 +113,12 @@ def grid_table(summary: Summary) -> Table:
 def short_grid(summary: Summary) -> Table:
     """The workload's answers in few lines: of many rows those of the marked row's server."""
     every, shown = _lines(summary, alone=False), grid.marked(summary)
+    # Of engines that were not timed those of the headline's temperature
+    every = [
+        line
+        for line in every
+        if line.row.answer.timed or shown is None or line.row.temperature == shown.row.temperature
+    ]
     lines = every
     if shown is not None and len(every) > MOST_ROWS:
         lines = [line for line in every if _for_server(line.row, shown)]
@@ -159,20 +165,12 @@ def _grid_notes(lines: Sequence[Line], summary: Summary) -> Iterator[str]:
     if any(row.answer.decision == "does_not_pay" and row.answer.timed for row, _ in lines):
         yield NO_DRAFT_NOTE
     if any(line.row.answer.decision == "not_measured" for line in lines):
-        shown = grid.marked(summary)
-        here = None if shown is None else grid.own_answer(summary, shown.row.temperature)
-        yield COST_NOTE.format("" if here is None else _cost_here(here))
+        own = next(line.row.answer for line in lines)
+        cost = own.round and own.round.own_cost if own.timed else None
+        here = "" if cost is None else f"; here {fmt.decimal(cost)} for K={own.named[1]}"
+        yield COST_NOTE.format(here)
     yield from dict.fromkeys(note for line in lines for note in grid.left_out(line.row.servers))
     yield from _lacking(summary)
-
-
-def _cost_here(answer: Answer) -> str:
-    """What a round of the named K costs on our own loop."""
-    if answer.round is None or answer.round.own_cost is None:
-        return ""
-    k, cost = answer.round.k, fmt.decimal(answer.round.own_cost)
-    temperature = fmt.temperature(answer.temperature)
-    return f": {cost} for K={k} {grid.at_place(answer)} at temperature {temperature}"
 
 
 def _lacking(summary: Summary) -> Iterator[str]:
