@@ -304,6 +304,9 @@ def test_what_carries_over_is_tokens_per_round_by_the_engines_rule(name: str) ->
         draft, k = answer.named
         own = grid.own_answer(made, answer.temperature)
         assert own is not None
+        if own.reason == "no_complete_prompt":
+            assert (draft, k, answer.rounds) == (None, 0, ())
+            continue
         if own.named[0] == draft:
             assert k == own.named[1]
         assert answer.rule is not None

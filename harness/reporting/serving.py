@@ -122,17 +122,15 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
             # A variant has its engine's line for a look-up, whose tokens are chosen
             if not line.code or line.code not in {other.code for other in made}:
                 made.append(replace(line, marked=server == asked))
-    pasted = [line for line in made if line.code]
-    if not pasted:
-        server = asked or next(iter(with_lines()))
-        pasted = [_without_draft(ENGINES[server], _pair(summary, own), _titled(ENGINES[server]))]
-    first, *others = pasted
-    first = replace(first, notes=(*first.notes, *_toys(summary)))
+    made.sort(key=lambda line: not line.code)
+    if not own.speculates and not made[0].code:
+        engine = ENGINES[asked or next(iter(with_lines()))]
+        made = [_without_draft(engine, _pair(summary, own), _titled(engine))]
+    made[0] = replace(made[0], notes=(*made[0].notes, *_toys(summary)))
     if not own.speculates:
-        return (first, *others)
+        return tuple(line for line in made if line.code)
     removed = (REMOVED,) if kind_of(own.draft, summary.run.models) == "model" else ()
-    remarks = [line for line in made if not line.code]
-    return (first, *others, *remarks, *_validation(summary, own), *removed)
+    return (*made, *_validation(summary, own), *removed)
 
 
 def _toys(summary: Summary) -> tuple[str, ...]:
