@@ -40,7 +40,7 @@ class GridRow:
     temperature: float
     servers: tuple[str | None, ...]  # engines, in their order; None: what has the given times
     answer: Answer  # of the whole workload, the first engine's
-    sets: tuple[Answer, ...]  # of each prompt set alone, likewise
+    sets: tuple[Answer, ...]  # of each prompt set alone; none of engines that were not timed
     every: bool  # whether it holds of every engine whose rounds were not timed
     adaptive: bool  # whether drafting stopped early
     same_draft: bool  # whether its draft is that of the first row of the temperature
@@ -145,7 +145,7 @@ def _rows(summary: Summary) -> Iterator[GridRow]:
                 temperature,
                 tuple(engines),
                 group[0],
-                tuple(group[1:]),
+                tuple(group[1:]) if group[0].timed else (),
                 every=untimed == set(engines) == set(with_lines()),
                 adaptive=summary.run.sampling.stop_threshold is not None
                 and any(answer.rule == summary.run.sampling.rule for answer in group),
@@ -177,8 +177,6 @@ def words(answer: Answer) -> str:
 
 def words_of_set(answer: Answer) -> str:
     """What to serve to one prompt set, with the speedup where a draft pays."""
-    if answer.decision == "not_measured":
-        return words_of_row(answer)
     gain = f": {fmt.speedup(answer.speedup)}" if answer.speculates else ""
     return f"{words(answer)}{gain}"
 
