@@ -141,20 +141,21 @@ def test_a_headline_says_where_it_was_measured_and_what_carries_over() -> None:
         " agree.",
     )
     emits = (
-        "not measured; small with K=3 emits 2.90 tokens a round, so it pays while a round costs"
-        " less than 2.90 plain tokens there; here it costs 2.10."
+        "K=3 emits 2.90 tokens a round, so it pays while a round costs less than 2.90 plain tokens"
+        " there; here it costs 2.10."
     )
     others = sweep_of(SERVE, untimed("vllm"), untimed("sglang"))
     assert verdict.verdicts(others) == (
-        f"{gain}, measured on held-out prompts. On vLLM, SGLang: {emits}",
+        f"{gain}, measured on held-out prompts. On vLLM, SGLang: not measured; {emits}",
     )
     loss = replace(REASONS["held_out_loss"][0], temperature=0.0)
     _, other = verdict.verdicts(sweep_of(SERVE, loss))
     assert other.startswith("Temperature 0, the harness's loop: no draft; small with K=3 loses")
     asked = replace(others, run=replace(RUN, serve_on="vllm"))
     assert verdict.verdicts(asked) == (
-        f"On vLLM with its defaults, temperature 1: {emits} On the harness's loop on this machine:"
-        " serve small at K=3, 1.42x [1.36, 1.48], measured on held-out prompts.",
+        f"On vLLM with its defaults, temperature 1: not measured; small with {emits} On the"
+        " harness's loop on this machine, one request at a time: serve small at K=3, 1.42x [1.36,"
+        " 1.48], measured on held-out prompts.",
     )
 
 
