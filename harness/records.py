@@ -24,13 +24,18 @@ BYTES_PER_TOKEN = 4
 
 Outcome = Literal["rejected", "bonus", "cut", "step"]
 Rule = Literal["ratio", "exact_match", "greedy_draft"]
-Decision = Literal["speculate", "does_not_pay", "undecided"]
+# "not_measured": of an engine whose rounds were not timed
+Decision = Literal["speculate", "does_not_pay", "undecided", "not_measured"]
 Source = Literal["measured", "replayed", "theory"]
 StopReason = Literal["eos", "stop_string", "budget"]
+# The name of our own loop among the engines
+OWN_LOOP = "own"
 # Tokens that a look-up matches at most
 LONGEST_NGRAM, LONGEST_SUFFIX = 2, 64
 # The temperature at which the likeliest token is taken
 GREEDY = 0.0
+# Share of all processors that other work may take without being said, or measured around
+BUSY = 0.1
 RULES: tuple[Rule, ...] = ("ratio", "exact_match", "greedy_draft")
 
 # How a speculative greedy text compares with plain decoding's, in words
@@ -411,6 +416,8 @@ class RoundTiming:
             drafts fewer near its budget has two budgets, so that its start can be told from its
             rounds.
         one_token_s: as in `Trial`.
+        other_share: of all processor time while its visit lasted, what was neither idle nor this
+            process's: other processes, and what the hypervisor took. None where that was not read.
     """
 
     visit: int
@@ -425,6 +432,12 @@ class RoundTiming:
     seconds: float
     drafted: int | None = None
     one_token_s: float | None = None
+    other_share: float | None = None
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other work took so much of the machine that the visit may be off."""
+        return (self.other_share or 0.0) > BUSY
 
 
 # Between a prompt set's name and 1 or 2: the group of a load where there is one set alone
@@ -594,6 +607,8 @@ class ResultRow:
 
 
 ServerClock = Literal["engine", "cpu"]
+# Of our own loop: elapsed seconds, or the processor time of this process
+LoopClock = Literal["wall", "cpu"]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """A sweep or an audition: which draft and K to serve, from generations, traces and round times.
 
-A sweep has one draft and also runs generations. Where generations ran the verdict rests on them,
-and replay is checked against them; else the verdict rests on replay. Rankings under every
+A sweep has one draft and also runs generations: those of one K next to plain decoding, whose price
+and replay's rounds give the verdict, or of every K, on which alone it rests. Replay is checked
+against them. Without generations the verdict rests on replay. Rankings under every
 acceptance rule, alpha by category, whole requests and memory come from replay in both. A pair
 that changes greedy texts gets no verdict.
 """
@@ -11,9 +12,9 @@ from dataclasses import replace
 from functools import cached_property
 
 from harness.analysis.adaptive import ScoredTexts, adaptive_drafting, replayed_adaptively
-from harness.analysis.answers import Answered, Question, answered, questions
+from harness.analysis.answers import Answered, Question, answered, carried_over, with_rounds
 from harness.analysis.caveats import caveats, failures, greedy_texts_differ, of_the_timings
-from harness.analysis.cells import completed, latest, measured_positions, measured_rows
+from harness.analysis.cells import completed, latest, measured_positions, measured_rows, timed
 from harness.analysis.explanation import case_of, explain, rules_of_thumb
 from harness.analysis.latency import (
     LOOKUP_S,
@@ -25,6 +26,7 @@ from harness.analysis.latency import (
 from harness.analysis.leaderboard import Ranking, draft_memory, rank, with_costs
 from harness.analysis.lengths import length_alpha
 from harness.analysis.lossless import distrust, text_checks, without_faulty
+from harness.analysis.pairs import evidence_from_pairs, measured_pairs, pairs_of
 from harness.analysis.predicted import (
     category_alpha,
     category_k,
@@ -44,16 +46,19 @@ from harness.records import (
     LatencyRow,
     ResultRow,
     Rule,
+    Source,
     TextKey,
     TextTrace,
     Trial,
     grouped,
 )
 from harness.serving.drafts import kind_of
-from harness.serving.engines import drafts_alike, with_lines
+from harness.serving.engines import ENGINES, OWN, drafts_alike, with_lines
+from harness.stats.two_phase import look_shares
 from harness.summary import (
     AcceptanceByPosition,
     AdaptiveDrafting,
+    Answer,
     Caveat,
     Doubt,
     Explanation,
@@ -64,7 +69,6 @@ from harness.summary import (
     Summary,
     TextCheck,
     Unstable,
-    Verdict,
 )
 from harness.theory.cost import usd_per_million_tokens
 from harness.theory.replay import Replayed
@@ -97,6 +101,7 @@ class PairAnalysis:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.drafts = [setup.draft]
+        self._ranked: dict[tuple[Rule, float], Ranking | None] = {}
 
     def generated(self) -> Sequence[ResultRow]:
         """Rows of results.csv about the cells that were measured."""
@@ -169,28 +174,38 @@ class PairAnalysis:
     @cached_property
     def rankings(self) -> dict[tuple[Rule, float], Ranking]:
         """By rule, the verdict's first, and temperature; of drafts that were scored and timed."""
-        setup = self.setup
         accepted_by: list[Rule] = [spec.rule for spec in with_lines().values() if spec.rule]
-        rules: list[Rule] = [*dict.fromkeys((setup.rule, *accepted_by))]
+        rules: list[Rule] = [*dict.fromkeys((self.setup.rule, *accepted_by))]
+        return {
+            (rule, temperature): ranking
+            for temperature in self.latencies
+            for rule in rules
+            if (ranking := self.ranking(rule, temperature)) is not None
+        }
+
+    def ranking(self, rule: Rule, temperature: float) -> Ranking | None:
+        """By one rule, at one temperature; None where nothing was scored and timed there."""
+        if (rule, temperature) not in self._ranked:
+            self._ranked[rule, temperature] = self._ranking(rule, temperature)
+        return self._ranked[rule, temperature]
+
+    def _ranking(self, rule: Rule, temperature: float) -> Ranking | None:
+        setup, latencies = self.setup, self.latencies.get(temperature, {})
         # Engines with the other rules stop no drafting early
-        adaptive = setup.rule if setup.adaptive else None
+        adaptive = setup.adaptive and rule == setup.rule
         if adaptive and not self.confidences:  # those of a repetition penalty are not known
-            rules = rules[1:]
-        rankings: dict[tuple[Rule, float], Ranking] = {}
-        for temperature, latencies in self.latencies.items():
-            traces = {name: self.traces[name] for name in latencies if name in self.traces}
-            ks = [k for k in setup.ks if all(each.rounds.covers(k) for each in latencies.values())]
-            scored = (any(t.temperature == temperature for t in texts) for texts in traces.values())
-            if not traces or not ks or not all(scored):
-                continue
-            for rule in rules:
-                counts_of = self._adaptive_counts if rule == adaptive else None
-                replays = replay_drafts(traces, rule, ks, temperature, counts_of)
-                ranking = rank(replays, latencies, setup.weights, seed=setup.seed)
-                baseline_s = latencies[replays.drafts[0]].rounds.baseline_s
-                board = with_costs(ranking.leaderboard, setup, baseline_s)
-                rankings[rule, temperature] = replace(ranking, leaderboard=board)
-        return rankings
+            return None
+        traces = {name: self.traces[name] for name in latencies if name in self.traces}
+        ks = [k for k in setup.ks if all(each.rounds.covers(k) for each in latencies.values())]
+        scored = (any(t.temperature == temperature for t in texts) for texts in traces.values())
+        if not traces or not ks or not all(scored):
+            return None
+        counts_of = self._adaptive_counts if adaptive else None
+        replays = replay_drafts(traces, rule, ks, temperature, counts_of)
+        ranking = rank(replays, latencies, setup.weights, seed=setup.seed)
+        baseline_s = latencies[replays.drafts[0]].rounds.baseline_s
+        board = with_costs(ranking.leaderboard, setup, baseline_s)
+        return replace(ranking, leaderboard=board)
 
     def _adaptive_counts(
         self, texts: Sequence[TextTrace], rule: Rule, ks: Sequence[int]
@@ -203,7 +218,8 @@ class PairAnalysis:
     @property
     def own_rankings(self) -> list[Ranking]:
         """The rankings under the run's own rule, which is the verdict's, by temperature."""
-        return [ranking for (rule, _), ranking in self.rankings.items() if rule == self.setup.rule]
+        rankings = (self.ranking(self.setup.rule, temperature) for temperature in self.latencies)
+        return [ranking for ranking in rankings if ranking is not None]
 
     @cached_property
     def results(self) -> list[ResultRow]:
@@ -243,53 +259,83 @@ class PairAnalysis:
                         self.setup.weights,
                     )
 
-    # ---- verdicts ----
+    # ---- answers ----
+
+    @cached_property
+    def questions(self) -> tuple[Question, ...]:
+        """What is to be decided, by temperature: for our own loop, or at the times that were typed.
+
+        An engine whose round times are known from elsewhere has a question of its own here, whose
+        evidence is replay at these times; of every other, `answers` says what carries over.
+        """
+        engine = None if self.setup.typed_latency else OWN.name
+        source: Source = "replayed" if self.setup.replay_only else "measured"
+        return tuple(
+            Question(evidence, self.setup.rule, source, engine) for evidence in self.evidence
+        )
 
     @cached_property
     def answered(self) -> tuple[Answered, ...]:
-        """Every question decided, for every temperature and acceptance rule."""
-        setup, rankings = self.setup, self.rankings
-
-        def doubt(question: Question) -> Doubt | None:
-            """Why a question has no verdict: its texts, or its timings, cannot be right."""
-            if self.distrusted is None and question.source == "measured":
-                return impossible(self.unstable, question.evidence.temperature)
-            return self.distrusted
-
-        # A look-up is accepted alike by every rule
-        only_lookups = bool(rankings) and all(
-            set(ranking.replays.drafts) <= ranking.replays.lookups for ranking in rankings.values()
+        """Every question decided."""
+        return answered(
+            self.questions,
+            weights=self.setup.shares,
+            seed=self.setup.seed,
+            doubts=[self._doubt(question) for question in self.questions],
         )
-        asked = questions(
-            self.evidence,
-            {key: ranking.evidence for key, ranking in rankings.items()},
-            rule=setup.rule,
-            replay_only=setup.replay_only,
-            coincide=setup.synthetic or only_lookups,
-            adaptive=setup.adaptive,
-            alike=lambda server, draft, temperature: drafts_alike(
-                server, kind_of(draft, setup.model_facts), temperature
-            ),
-            weights=setup.weights,
-        )
-        return answered(list(asked), weights=setup.shares, seed=setup.seed, distrust=doubt)
+
+    def _doubt(self, question: Question) -> Doubt | None:
+        """Why a question has no verdict: its texts, or its timings, cannot be right."""
+        if self.distrusted is None and question.source == "measured":
+            return impossible(self.unstable, question.evidence.temperature)
+        return self.distrusted
 
     @cached_property
-    def verdicts(self) -> list[tuple[Verdict, ...]]:
-        """By temperature, under the run's rule: that of the workload, then its prompt sets'.
-
-        Where servers have different drafts, on as many of them as any server has.
-        """
+    def answers(self) -> tuple[Answer, ...]:
+        """By temperature, those that were decided, then what carries over to other engines."""
+        made: list[Answer] = []
         by_temperature = grouped(self.answered, lambda each: each.question.evidence.temperature)
-        chosen: list[tuple[Verdict, ...]] = []
-        for entries in by_temperature.values():
-            own = [entry for entry in entries if self.setup.rule in entry.question.rules]
-            most = max(own or entries, key=lambda entry: len(entry.question.drafts.get("all", ())))
-            chosen.append(most.verdicts)
-        return chosen
+        for temperature, entries in by_temperature.items():
+            of_own = [entry for entry in entries if entry.question.engine in (OWN.name, None)]
+            own = [self._with_rounds(each) for each in (of_own[0].workload, *of_own[0].sets)]
+            made += own
+            others = [entry for entry in entries if entry not in of_own]
+            made += (each for entry in others for each in (entry.workload, *entry.sets))
+            timed = {entry.question.engine for entry in entries}
+            for engine in with_lines():
+                if engine not in timed:
+                    made += self._carried_over(own, engine, temperature)
+        return tuple(made)
+
+    def _with_rounds(self, answer: Answer) -> Answer:
+        ranking = self.rankings.get((self.setup.rule, answer.temperature or 0.0))
+        if ranking is None or self.setup.synthetic or self.distrusted:
+            return answer
+        return with_rounds(answer, ranking, self.setup.shares)
+
+    def _carried_over(
+        self, own: Sequence[Answer], engine: str, temperature: float
+    ) -> Iterator[Answer]:
+        """Of every prompt set; nothing of an engine that has none of the drafts, or drafts else.
+
+        Nor where acceptance was set, which is no property of the models.
+        """
+        setup, spec = self.setup, ENGINES[engine]
+        assert spec.rule is not None
+        ranking = self.rankings.get((spec.rule, temperature))
+        stops = setup.adaptive and spec.rule == setup.rule and not spec.stops_early
+        if ranking is None or stops or setup.synthetic or self.distrusted:
+            return
+        has = {
+            draft
+            for draft in ranking.replays.drafts
+            if drafts_alike(engine, kind_of(draft, setup.model_facts), temperature)
+        }
+        if has:
+            yield from (carried_over(each, engine, ranking, has, setup.shares) for each in own)
 
     def explained(
-        self, verdict: Verdict | None
+        self, verdict: Answer | None
     ) -> tuple[Explanation | None, tuple[RuleOfThumb, ...]]:
         """Why a verdict is what it is, and the rules of thumb next to it.
 
@@ -351,17 +397,14 @@ class PairAnalysis:
     def summary(self) -> Summary:
         """Everything that the run says."""
         setup = self.setup
-        verdict = self.verdicts[0][0] if self.verdicts else None
-        explanation, rules = self.explained(verdict)
+        own = self.answered[0].workload if self.answered else None
+        explanation, rules = self.explained(own)
         outliers = outlier_cells(self.trials)
-        timed = (pair for by_draft in self.latencies.values() for pair in by_draft.items())
-        round_times = [latency.round_summary(draft) for draft, latency in timed]
+        of_drafts = (pair for by_draft in self.latencies.values() for pair in by_draft.items())
+        round_times = [latency.round_summary(draft) for draft, latency in of_drafts]
         summary = Summary(
             run=setup.facts(self.results),
-            verdict=verdict,
-            per_temperature=tuple(verdicts[0] for verdicts in self.verdicts),
-            per_prompt_set=tuple(each for verdicts in self.verdicts for each in verdicts[1:]),
-            answers=tuple(answer for entry in self.answered for answer in entry.answers()),
+            answers=self.answers,
             failures=failures(setup, self.trials),
             caveats=tuple(self.all_caveats(outliers)),
             results=tuple(self.results),
@@ -410,20 +453,17 @@ class PairAnalysis:
         )
 
     def _with_cost(self, summary: Summary) -> Summary:
-        """The summary with the cost of a token, plain and as the verdict says to serve."""
-        price, verdict = self.setup.price_per_hour, summary.verdict
-        if price is None or verdict is None or verdict.temperature is None or self.distrusted:
+        """The summary with what a token costs with plain decoding, where the card has a price."""
+        price, answer = self.setup.price_per_hour, summary.headline
+        if price is None or answer is None or answer.temperature is None or self.distrusted:
             return summary
-        latency = next(iter(self.latencies.get(verdict.temperature, {}).values()), None)
+        latency = next(iter(self.latencies.get(answer.temperature, {}).values()), None)
         if latency is None:
             return summary
-        plain = usd_per_million_tokens(latency.rounds.baseline_s, price)
-        speedup = verdict.speedup if verdict.speculate and verdict.speedup else 1.0
         return replace(
             summary,
             price_per_hour_usd=price,
-            plain_usd_per_million_tokens=plain,
-            usd_per_million_tokens=plain / speedup,
+            plain_usd_per_million_tokens=usd_per_million_tokens(latency.rounds.baseline_s, price),
         )
 
 
@@ -434,7 +474,7 @@ class MeasuredSweep(PairAnalysis):
         super().__init__(setup)
         if not setup.synthetic:  # texts are not the target's where acceptance was set
             self.checks = text_checks(setup.run.trials, setup.run.checks)
-        self.trials = without_faulty(setup.run.trials, self.checks)
+        self.trials = without_faulty(timed(setup.run.trials), self.checks)
         self.distrusted = distrust(self.checks)
 
     @property
@@ -455,17 +495,31 @@ class MeasuredSweep(PairAnalysis):
     @cached_property
     def evidence(self) -> Sequence[Evidence]:
         """From generations, at the temperatures that have some."""
-        latencies = self.latency_of_draft
         return [
-            evidence_from_trials(
-                self.trials,
-                draft=self.setup.draft,
-                temperature=value,
-                times=latencies[value].rounds if value in latencies else None,
-            )
+            self._evidence_at(value)
             for value in self.setup.temperatures
             if any(trial.temperature == value for trial in self.trials)
         ]
+
+    def _evidence_at(self, temperature: float) -> Evidence:
+        """From replay and the pairs of the chosen K; without one, or a replay, from generations."""
+        draft, looks = self.setup.draft, self.setup.run.manifest.looks
+        latency = self.latency_of_draft.get(temperature)
+        times = latency.rounds if latency else None
+        k = looks.k_at(temperature) if looks else None
+        if looks is None or k is None:
+            return evidence_from_trials(
+                self.trials, draft=draft, temperature=temperature, times=times
+            )
+        pairs, candidate = pairs_of(self.trials, temperature, k), Candidate(draft, k)
+        ranking = self.ranking(self.setup.rule, temperature)
+        if latency is not None and ranking is not None:
+            shares = look_shares(max(1, looks.made))
+            measured = measured_pairs(pairs, ranking.replays, latency, candidate, shares)
+            if measured is not None:
+                return replace(ranking.evidence, pairs=measured)
+        alpha = times.break_even_alpha(k) if times else None
+        return evidence_from_pairs(pairs, temperature, candidate, alpha)
 
     def summary(self) -> Summary:
         """With replayed next to measured tokens per round, cell by cell."""

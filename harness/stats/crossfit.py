@@ -66,6 +66,12 @@ class VisitCosts:
         values = _pseudo_values(self.costs)
         return np.log((values.sum(axis=1, keepdims=True) - values) / (values.shape[1] - 1))
 
+    @property
+    def sizes(self) -> Array:
+        """Of the visits, for degrees of freedom: those that a trimmed mean leaves out add none."""
+        visits = int(self.costs.shape[1])
+        return np.ones(visits - 2 * _trimmed(visits))
+
 
 @dataclass(frozen=True, eq=False)
 class Workload:
@@ -111,7 +117,7 @@ class Workload:
         prompts = prompt_variance(without, self.prompt_sets, self.baseline_tokens)
         visits = Variance(np.zeros(candidates), np.ones(candidates))
         for group in self.visits:
-            of_group = left_out_variance(group.without, _counted(group.costs.shape[1]))
+            of_group = left_out_variance(group.without, group.sizes)
             visits.value[group.candidates] = of_group.value
             visits.degrees[group.candidates] = of_group.degrees
         return joined([prompts, visits])
@@ -163,6 +169,11 @@ class CrossFit:
     visits: Variance
     plain_scores: Array
     plain_variances: Variance
+
+    @property
+    def prefers_plain(self) -> bool:
+        """Whether at least half of the choices are plain decoding."""
+        return 2 * self.chose_plain >= self.choices
 
     @property
     def speedup(self) -> float:
@@ -408,7 +419,7 @@ class _Splits:
                 costs[group.candidates] = self.prompt_costs[group.candidates] * of_group
                 choice = _cheapest(costs)
                 without[visit] = self.score(choice, named, factors)
-            variances.append(left_out_variance(without, _counted(len(without))))
+            variances.append(left_out_variance(without, group.sizes))
         return joined(variances)
 
 
@@ -446,11 +457,6 @@ def _deal(workload: Workload, rng: np.random.Generator, deals: int) -> _Splits:
 def _trimmed(number: int) -> int:
     """How many visits a trimmed mean leaves out at either end."""
     return int(TRIMMED * number)
-
-
-def _counted(number: int) -> Array:
-    """The sizes of so many visits: those that a trimmed mean leaves out do not count."""
-    return np.ones(number - 2 * _trimmed(number))
 
 
 def _pseudo_values(costs: Array) -> Array:

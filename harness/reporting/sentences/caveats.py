@@ -215,8 +215,8 @@ CAVEATS: Mapping[str, Any] = {
         " time them again on a quiet machine, or with clock=cpu, by their processor time"
     ),
     "busy_cpu_clock": (
-        "other work kept {load:.1f} of {processors} processors busy while the servers were timed;"
-        " their processor time (clock=cpu) leaves waiting out, but shared caches still slow them"
+        "other work kept {load:.1f} of {processors} processors busy meanwhile; processor time"
+        " (clock=cpu) leaves waiting out, but shared caches still slow what is timed"
     ),
     "busy_machine": (
         "other work kept {load:.1f} of {processors} processors busy while this run was timed: time"
