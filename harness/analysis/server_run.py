@@ -180,11 +180,13 @@ class ServedRun(ServedTexts):
         for k in ks:
             texts = self.texts(requests, k, temperature).of(names)
             if texts.trials:
-                speculative[k] = Requests(texts.seconds, self.replayed(texts, k))
+                counts = self.replayed(texts, k)
+                speculative[k] = Requests(texts.seconds, counts, texts.prompts)
         if not plain.trials or not speculative:
             return None
         net = any(trial.one_token_s is not None for trial in plain.trials)
-        return TimedRequests(PlainRequests(plain.seconds, plain.tokens), speculative, net)
+        of_plain = PlainRequests(plain.seconds, plain.tokens, plain.prompts)
+        return TimedRequests(of_plain, speculative, net)
 
     def _rounds_near(self, temperature: float) -> list[RoundTiming]:
         """Those of servers that were told to reject every draft."""
@@ -342,7 +344,7 @@ class ServedRun(ServedTexts):
     def _interval(
         self, row: ResultRow, texts: Texts, plain_s: Array, seconds: Array, counts: Replayed
     ) -> Interval | None:
-        """Of a predicted speedup: other prompts, and other requests that tell the costs."""
+        """Of a predicted speedup: other prompts, and other prompts whose requests tell costs."""
         assert row.temperature is not None
         timed = self._timed_requests(row.temperature, row.prompt_set, self.ks)
         names, (before, after, tokens) = _by_prompt(texts, plain_s, seconds, texts.tokens)
@@ -830,7 +832,6 @@ def _cell(row: ResultRow) -> Cell:
 
 def _by_prompt(texts: Texts, *values: Array) -> tuple[list[tuple[str, str]], list[Array]]:
     """The prompts of n texts, and for each of the [n] values its sums, [prompt]."""
-    of_text = [(trial.prompt_set, trial.conversation) for trial in texts.trials]
-    names = sorted(set(of_text))
-    places = [names.index(name) for name in of_text]
+    names = sorted(set(texts.prompts))
+    places = [names.index(name) for name in texts.prompts]
     return names, [np.bincount(places, each).astype(np.float64) for each in values]
