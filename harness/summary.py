@@ -486,9 +486,10 @@ class AdaptiveDrafting:
     fixed: AdaptiveRow  # the best K without a threshold
     best: AdaptiveRow  # the best threshold and K
     thresholds: tuple[AdaptiveRow, ...]  # every threshold at that K
-    # Speedups of an oracle that knows the accept probabilities and chooses K for every round, and
-    # of one that knows which draft tokens will be accepted.
+    # Speedup of an oracle that knows the accept probabilities along the text and chooses K for
+    # every round before it drafts; a rule that sees what was drafted may beat it.
     best_k_per_round: float
+    # Of one that knows which draft tokens will be accepted: no rule can beat it.
     flag_oracle: float
 
 

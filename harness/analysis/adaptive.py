@@ -92,7 +92,7 @@ def adaptive_drafting(
     latency: Latency,
     weights: Mapping[str, float] | None = None,
 ) -> AdaptiveDrafting:
-    """The best threshold beside the best fixed K, and what no choice of K could beat.
+    """The best threshold next to the best fixed K and the two oracles.
 
     The texts are of one draft and temperature, each K was timed, and sets count alike without
     weights.
@@ -118,8 +118,8 @@ def adaptive_drafting(
     least: list[list[Array]] = []
     for part in texts.parts(depth):
         padded = part.padded(depth)
-        bounds = (best_k_per_round, flag_oracle)
-        least.append([bound(padded.chances, padded.lengths, cost) for bound in bounds])
+        oracles = (best_k_per_round, flag_oracle)
+        least.append([oracle(padded.chances, padded.lengths, cost) for oracle in oracles])
     per_round, flags = (np.concatenate(least, axis=1) @ factors).tolist()
     first = texts.traces[0]
     return AdaptiveDrafting(

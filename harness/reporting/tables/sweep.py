@@ -267,8 +267,9 @@ ADAPTIVE_NOTES = (
     "Replayed, and priced by timed rounds of a fixed number of draft tokens. Reading every draft"
     " step back, which a threshold needs, is in those of a sweep with decode.stop=threshold, not in"
     " those of an audition. Chosen on the prompts shown, not held out.",
-    "Bounds for any rule, at this K at most: best K per round knows the accept probabilities of the"
-    " text, the flag oracle which draft tokens will be accepted.",
+    "No rule beats the flag oracle, which knows what draft tokens will be accepted, at this K at"
+    " most. Best K per round knows the accept probabilities of the text and chooses before it"
+    " drafts: above temperature 0 a threshold may beat it, since it sees the drafted tokens.",
 )
 WITHOUT = "it gives its tokens no probability that a threshold could be compared with."
 
