@@ -474,11 +474,18 @@ class AdaptiveRow:
     tokens_per_round: float
     drafted_per_round: float
     speedup: float  # predicted
+    # 95 % interval; None with too few prompts
+    speedup_lo: float | None = None
+    speedup_hi: float | None = None
 
 
 @dataclass(frozen=True)
 class AdaptiveDrafting:
-    """What adaptive drafting could bring to one draft, on all prompts, not held out."""
+    """What adaptive drafting could bring to one draft.
+
+    Where there are prompts enough for an interval, `fixed` and `best` are less the optimism of
+    choosing them, by prompts that were held out. Every other number is as the prompts have it.
+    """
 
     draft: str
     temperature: float

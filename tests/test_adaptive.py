@@ -288,6 +288,9 @@ def test_drafting_stops_after_the_first_unlikely_token_and_not_at_a_texts_end() 
     ]
 
 
+LATENCY = Latency(RoundTimes(1.0, ((1, 1.5), (2, 2.0), (4, 3.0))))
+
+
 def two_token_texts(prompts: int, length: int = 40) -> ScoredTexts:
     """The target always emits one token, which the draft draws with 0.6, else another, with 0.4."""
     traces = [
@@ -308,9 +311,33 @@ def two_token_texts(prompts: int, length: int = 40) -> ScoredTexts:
     return ScoredTexts(traces, confidences, "ratio")
 
 
+def test_the_best_threshold_is_less_the_optimism_of_its_choice_and_has_an_interval() -> None:
+    # Accepted or not, whatever the draft's confidence: thresholds differ by luck alone
+    excess = []
+    for seed in range(6):
+        rng, texts = np.random.default_rng(seed), two_token_texts(12)
+        traces = [
+            replace(t, temperature=0.0, draft_logprob=np.where(rng.random(40) < 0.6, 0.0, -np.inf))
+            for t in texts.traces
+        ]
+        known = {
+            trace.key: replace(each, temperature=0.0, values=rng.random((41, K)))
+            for trace, each in zip(traces, texts.confidences.values(), strict=True)
+        }
+        found = adaptive_drafting(ScoredTexts(traces, known, "ratio"), [2, 4], LATENCY, seed=seed)
+        for chosen in (found.fixed, found.best, *found.thresholds):
+            assert chosen.speedup_lo is not None
+            assert chosen.speedup_hi is not None
+            assert chosen.speedup_lo < chosen.speedup < chosen.speedup_hi
+        alike = next(row for row in found.thresholds if row.threshold == found.best.threshold)
+        excess.append(alike.speedup / found.best.speedup - 1.0)
+    assert np.mean(excess) > 0.005
+    few = adaptive_drafting(two_token_texts(4), [2, 4], LATENCY)
+    assert (few.best.speedup_lo, few.fixed.speedup_hi) == (None, None)
+
+
 def test_a_rule_that_sees_a_drawn_tokens_probability_beats_the_best_k_per_round() -> None:
-    latency = Latency(RoundTimes(1.0, ((1, 1.5), (2, 2.0), (4, 3.0))))
-    found = adaptive_drafting(two_token_texts(2), [1, 2, 4], latency)
+    found = adaptive_drafting(two_token_texts(2), [1, 2, 4], LATENCY)
     assert (found.best.k, found.best.threshold) == (4, 0.5)
     assert found.best_k_per_round < found.best.speedup < found.flag_oracle
     facts = RunFacts("audition", "results/run", "complete", None, "target", "draft")

@@ -80,16 +80,17 @@ def evidence_of(replays: Replays, latencies: Latencies) -> Evidence:
             for name, counts in replays.candidates.items()
         },
         visit_costs={
-            name: _by_visit(counts, latencies[name.draft]) / costs[name].sum()
+            name: visit_costs(counts, latencies[name.draft])
             for name, counts in replays.candidates.items()
             if latencies[name.draft].visits is not None
         },
     )
 
 
-def _by_visit(counts: Replayed, latency: Latency) -> Array:
-    """[visit] what all of a candidate's rounds cost, in plain tokens of that visit."""
-    return latency.by_visit(counts.k) @ counts.proposals.sum(axis=0)
+def visit_costs(counts: Replayed, latency: Latency) -> Array:
+    """[visit] what all of a candidate's rounds cost as that visit timed them, next to all visits."""
+    rounds = counts.proposals.sum(axis=0)
+    return latency.by_visit(counts.k) @ rounds / (rounds @ latency.relative(counts.k))
 
 
 # ---- speedups with their intervals ---------------------------------------------------------------

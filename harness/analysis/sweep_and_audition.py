@@ -241,6 +241,7 @@ class PairAnalysis:
                         ranking.replays.ks,
                         latency,
                         self.setup.weights,
+                        seed=self.setup.seed,
                     )
 
     # ---- verdicts ----
