@@ -94,6 +94,9 @@ CaveatCode = Literal[
     "texts_from",  # engine, version, url: of the server that completed the prompts
     "typed_latency",
     "latency_from",  # run: the folder whose step times these are
+    # engine, version, run, device (None: elsewhere), draft: that was measured there; same_shape,
+    # composed: names of the drafts whose R follows from that one's
+    "rounds_of_engine",
     "other_budget",  # ignored ("new_tokens=64 and repetitions=2"), made_with ("new_tokens=32 ...")
     "greedy_texts_differ",  # equal, tie, different, not_judged; prompt_set, prompt, k, position
     "routing_ties",  # of a mixture: tie, unjudged: texts that differ so, and that cannot be judged
@@ -316,6 +319,11 @@ class StepSummary:
         return self.draft_step_s / self.target_step_s
 
 
+# How another engine's R of a draft is known: that draft was measured there; another one of the same
+# shape was; or R follows from another draft's, whose own steps take another time
+Basis = Literal["measured", "same_shape", "composed"]
+
+
 @dataclass(frozen=True)
 class RoundSummary:
     """What a plain token and a round cost with one draft at one temperature: R(0) and R(K)."""
@@ -330,6 +338,9 @@ class RoundSummary:
     visits: int = 0  # how often they were timed
     # The plain token that speedups are over, where the target ran in a slower way for this draft
     other_plain_s: float | None = None
+    engine: str = "own"  # whose rounds they are: our own loop's, or a server's
+    run: str | None = None  # the server run that they are from, where that is another run
+    basis: Basis = "measured"
 
     def relative(self, k: int) -> float:
         """R(K) / R(0): what a round costs in plain tokens, timed next to it."""

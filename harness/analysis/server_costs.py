@@ -29,6 +29,7 @@ from harness.analysis.request_times import (
 from harness.records import RoundTiming
 from harness.serving.round_counting import Counting
 from harness.stats.jackknife import Array, Index, Variance, left_out_variance
+from harness.summary import ServedCosts
 from harness.theory.replay import Replayed, replay_texts, stacked
 from harness.theory.speedup import RoundTimes
 
@@ -133,17 +134,24 @@ class ServerCosts:
     start_s: float
     times: RoundTimes
 
-    def plain_s(self, tokens: Array) -> Array:
-        """[n] seconds of requests of so many tokens each, decoded plainly."""
-        return self.plain_start_s + tokens * self.times.plain_s
+    @classmethod
+    def of(cls, stored: ServedCosts) -> "ServerCosts":
+        """From what a run stores of them."""
+        times = RoundTimes(stored.plain_s, tuple(sorted(stored.round_s.items())))
+        return cls(stored.plain_start_s, stored.start_s, times)
 
-    def speculative_s(self, counts: Replayed) -> Array:
-        """[n] seconds of requests whose rounds are expected to be these."""
-        return self.start_s + seconds_of_rounds(counts, self.times)
+    def plain_s(self, tokens: Array, requests: Array | float = 1.0) -> Array:
+        """[n] seconds of requests of so many tokens, decoded plainly; of several, their sum."""
+        return self.plain_start_s * requests + tokens * self.times.plain_s
 
-    def speedup(self, tokens: Array, counts: Replayed) -> float:
+    def speculative_s(self, counts: Replayed, requests: Array | float = 1.0) -> Array:
+        """[n] seconds of requests whose rounds are expected to be these; of several, their sum."""
+        return self.start_s * requests + seconds_of_rounds(counts, self.times)
+
+    def speedup(self, tokens: Array, counts: Replayed, requests: Array | float = 1.0) -> float:
         """Plain seconds / speculative ones, of such requests together."""
-        return float(self.plain_s(tokens).sum() / self.speculative_s(counts).sum())
+        plain_s, speculative_s = self.plain_s(tokens, requests), self.speculative_s(counts, requests)
+        return float(plain_s.sum() / speculative_s.sum())
 
 
 def seconds_of_rounds(counts: Replayed, times: RoundTimes) -> Array:
@@ -161,14 +169,21 @@ def speedup_variance(timed: TimedRequests, tokens: Array, counts: Replayed) -> V
     Returns:
         None where the costs rest on too few prompts to do without some.
     """
+    fits = left_out_costs(timed, counts.k)
+    if not fits:
+        return None
+    logs = [np.log(fit.speedup(tokens, counts)) for fit in fits]
+    return left_out_variance(np.array(logs), np.ones(len(logs)))
+
+
+def left_out_costs(timed: TimedRequests, k: int) -> list[ServerCosts]:
+    """The costs without each part of the prompts, for rounds of up to k tokens.
+
+    Empty where they rest on too few prompts to do without some.
+    """
     fits = [fit_costs(others) for others in timed.without_each_part()]
-    logs = [
-        np.log(fit.speedup(tokens, counts))
-        for fit in fits
-        if fit is not None and fit.times.covers(counts.k)
-    ]
-    enough = 1 < len(fits) == len(logs)
-    return left_out_variance(np.array(logs), np.ones(len(logs))) if enough else None
+    known = [fit for fit in fits if fit is not None and fit.times.covers(k)]
+    return known if 1 < len(fits) == len(known) else []
 
 
 def fit_costs(timed: TimedRequests) -> ServerCosts | None:

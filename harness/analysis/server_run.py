@@ -39,6 +39,7 @@ from harness.analysis.server_costs import (
     ServerCosts,
     TimedRequests,
     fit_costs,
+    left_out_costs,
     seconds_of_rounds,
     speedup_variance,
     timed_rounds,
@@ -137,6 +138,25 @@ class ServedRun(ServedTexts):
             timed = self._timed_requests(*asked)
             self._costs[asked] = None if timed is None else fit_costs(timed)
         return self._costs[asked]
+
+    def recorded(self, temperature: float, costs: ServerCosts) -> ServedCosts:
+        """Costs at a temperature, as they are stored."""
+        return ServedCosts(
+            temperature=temperature,
+            source="synthetic" if self._rounds_near(temperature) else "other_sets",
+            plain_start_s=costs.plain_start_s,
+            start_s=costs.start_s,
+            plain_s=costs.times.plain_s,
+            round_s=dict(costs.times.round_s),
+        )
+
+    def left_out_costs(self, temperature: float) -> list[ServerCosts]:
+        """The costs by requests of all sets, without each part of their prompts.
+
+        Empty where they rest on too few prompts to do without some.
+        """
+        timed = self._timed_requests(temperature, None, self.ks)
+        return [] if timed is None else left_out_costs(timed, max(self.ks))
 
     @cached_property
     def _costs(self) -> dict[tuple[float, str | None, tuple[int, ...]], ServerCosts | None]:
@@ -704,14 +724,7 @@ class ServedRun(ServedTexts):
             ),
             gates=self.gates,
             costs=tuple(
-                ServedCosts(
-                    temperature=temperature,
-                    source="synthetic" if self._rounds_near(temperature) else "other_sets",
-                    plain_start_s=costs.plain_start_s,
-                    start_s=costs.start_s,
-                    plain_s=costs.times.plain_s,
-                    round_s=dict(costs.times.round_s),
-                )
+                self.recorded(temperature, costs)
                 for temperature, costs in self.costs_by_temperature.items()
             ),
             not_predicted=self.not_predicted,
