@@ -474,6 +474,7 @@ class SweepConfig(PairConfig):
         "measure: run every cell; replay: from the target's texts alone",
         choices=("measure", "replay"),
     )
+    latency_from: str | None = key(None, "with mode=replay: a server run whose engine is predicted")
 
     @property
     def loop_keys(self) -> tuple[str, ...]:
@@ -483,6 +484,10 @@ class SweepConfig(PairConfig):
     def check(self, _: str) -> None:
         """A recorded graph drafts a fixed number of tokens; a look-up is sure of none."""
         super().check(_)
+        if self.latency_from is not None and self.mode == "measure":
+            raise UserError(
+                "latency_from: a sweep that measures times its own rounds; give mode=replay"
+            )
         if self.decode.stop != "none" and self.draft.spec.looks_up:
             raise UserError(
                 f"decode.stop={self.decode.stop}: draft={self.draft.name} gives its tokens no "

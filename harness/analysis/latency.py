@@ -121,17 +121,17 @@ class Latency:
             return "requests"
         return "rounds" if self.visits is not None else "steps" if self.timings else "typed"
 
-    def plain_s(self, tokens: Array, requests: Array) -> Array:
-        """[n] seconds to decode so many tokens of so many requests plainly."""
-        if self.served is not None:
-            return self.served.costs.plain_s(tokens, requests)
-        return tokens * self.rounds.baseline_s
+    def plain_cost(self, tokens: Array, requests: Array) -> Array:
+        """[n] plain tokens that it takes to decode so many of so many requests plainly."""
+        if self.served is None:
+            return tokens
+        return self.served.costs.plain_s(tokens, requests) / self.rounds.baseline_s
 
-    def rounds_s(self, counts: Replayed, requests: Array) -> Array:
-        """[n] seconds that the rounds of so many requests take."""
-        if self.served is not None:
-            return self.served.costs.speculative_s(counts, requests)
-        return self.rounds.baseline_s * (counts.proposals @ self.relative(counts.k))
+    def rounds_cost(self, counts: Replayed, requests: Array) -> Array:
+        """[n] plain tokens that the rounds of so many requests take."""
+        if self.served is None:
+            return counts.proposals @ self.relative(counts.k)
+        return self.served.costs.speculative_s(counts, requests) / self.rounds.baseline_s
 
     @cached_property
     def prefills(self) -> Mapping[str, tuple[Array, Array]]:

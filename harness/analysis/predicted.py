@@ -11,7 +11,7 @@ drafts does not favour any. A draft for which the target ran in a slower way is 
 plain token of the others (`RoundTimes.other_plain_s`), its seconds as they were timed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,7 +25,8 @@ from harness.analysis.cells import (
 )
 from harness.analysis.latency import Latency
 from harness.analysis.replayed import Replays
-from harness.analysis.verdict import Candidate, Evidence, Facts, Timed
+from harness.analysis.server_costs import ServerCosts
+from harness.analysis.verdict import Candidate, CostError, Evidence, Facts, Timed
 from harness.records import Cell, ResultRow, Trial, UserError
 from harness.stats.jackknife import Array, Interval, share_interval, token_weights
 from harness.summary import CategoryAlpha, RequestSummary
@@ -59,17 +60,17 @@ def _check_times(replays: Replays, latencies: Latencies) -> None:
 def evidence_of(replays: Replays, latencies: Latencies) -> Evidence:
     """Predicted decode seconds of every candidate on each prompt."""
     _check_times(replays, latencies)
-    tokens = replays.new_tokens
-    baseline_s = latencies[replays.drafts[0]].rounds.baseline_s
+    tokens, requests, first = replays.new_tokens, _texts(replays), latencies[replays.drafts[0]]
+    baseline_s = first.rounds.baseline_s
     costs = {
-        name: counts.proposals @ latencies[name.draft].relative(name.k)
+        name: latencies[name.draft].rounds_cost(counts, requests)
         for name, counts in replays.candidates.items()
     }
     return Evidence(
         temperature=replays.temperature,
         prompts=replays.prompts,
         prompt_sets=replays.prompt_sets,
-        baseline=Timed(tokens * baseline_s, tokens),
+        baseline=Timed(first.plain_cost(tokens, requests) * baseline_s, tokens),
         candidates={name: Timed(cost * baseline_s, tokens) for name, cost in costs.items()},
         facts={
             name: Facts(
@@ -84,7 +85,41 @@ def evidence_of(replays: Replays, latencies: Latencies) -> Evidence:
             for name, counts in replays.candidates.items()
             if latencies[name.draft].visits is not None
         },
+        cost_errors=tuple(_cost_errors(replays, latencies)),
     )
+
+
+def _cost_errors(replays: Replays, latencies: Latencies) -> Iterator[CostError]:
+    """How far what requests of a server cost may be off, on all prompts together.
+
+    Leaving out a part of that server's prompts changes the costs of all drafts. Where a draft was
+    not measured there, its costs may be anywhere between two ends.
+    """
+    served = {
+        name: (each, counts)
+        for name, counts in replays.candidates.items()
+        if (each := latencies[name.draft].served) is not None
+    }
+    if not served:
+        return
+    tokens, requests = replays.new_tokens, _texts(replays)
+
+    def log_costs(of: Sequence[ServerCosts], counts: Replayed) -> Array:
+        return -np.log([each.speedup(tokens, counts, requests) for each in of])
+
+    parts = {name: log_costs(each.without, counts) for name, (each, counts) in served.items()}
+    number = len(next(iter(parts.values())))
+    scale = np.sqrt((number - 1) / number)
+    moves = {name: scale * (logs - logs.mean()) for name, logs in parts.items()}
+    yield CostError(moves, float(number - 1))
+    for draft in replays.drafts:
+        between = {
+            name: np.diff(log_costs(each.ends, counts)) / np.sqrt(12.0)
+            for name, (each, counts) in served.items()
+            if name.draft == draft and each.ends is not None
+        }
+        if between:
+            yield CostError(between)
 
 
 def visit_costs(counts: Replayed, latency: Latency) -> Array:
@@ -136,7 +171,8 @@ def replayed_rows(replays: Replays, latencies: Latencies, *, model: str) -> list
             latency = latencies[name.draft]
             pace = baseline.rounds.baseline_s / latency.rounds.baseline_s
             rows.append(_at_pace(_row(name, part, latency, gains[name], model), pace))
-    return rows
+    engine = latencies[replays.drafts[0]].served
+    return rows if engine is None else [replace(row, engine=engine.engine) for row in rows]
 
 
 def synthetic_rows(
@@ -208,7 +244,8 @@ def _timed(part: Replays, k: int, seconds: Array, model: str) -> ResultRow:
 
 def _baseline_row(part: Replays, latency: Latency, model: str) -> ResultRow:
     plain_s = latency.rounds.baseline_s
-    row = replace(_timed(part, 0, part.new_tokens * plain_s, model), speedup=1.0)
+    seconds = latency.plain_cost(part.new_tokens, _texts(part)) * plain_s
+    row = replace(_timed(part, 0, seconds, model), speedup=1.0)
     prefill = _prefill_seconds(part, latency)
     if prefill is None:
         return row
@@ -218,7 +255,7 @@ def _baseline_row(part: Replays, latency: Latency, model: str) -> ResultRow:
 
 def _row(name: Candidate, part: Replays, latency: Latency, gain: Speedup, model: str) -> ResultRow:
     counts, plain_s = part.candidates[name], latency.rounds.baseline_s
-    seconds = plain_s * (counts.proposals @ latency.relative(name.k))
+    seconds = plain_s * latency.rounds_cost(counts, _texts(part))
     bounds = gain.interval
     alphas = share_interval(counts.accepted, counts.judged, part.prompt_sets)
     row = replace(
@@ -287,8 +324,8 @@ def request_summary(
     if plain is None or both is None:
         return None
     before = plain + counts.new_tokens * plain_s
-    after = both + plain_s * (counts.proposals @ latency.relative(name.k))
     texts = _texts(replays)
+    after = both + plain_s * latency.rounds_cost(counts, texts)
     # Every prompt as one token
     weight = token_weights(replays.prompt_sets, np.ones(len(texts)), weights)
 

@@ -150,7 +150,10 @@ class ServerCosts:
 
     def speedup(self, tokens: Array, counts: Replayed, requests: Array | float = 1.0) -> float:
         """Plain seconds / speculative ones, of such requests together."""
-        plain_s, speculative_s = self.plain_s(tokens, requests), self.speculative_s(counts, requests)
+        plain_s, speculative_s = (
+            self.plain_s(tokens, requests),
+            self.speculative_s(counts, requests),
+        )
         return float(plain_s.sum() / speculative_s.sum())
 
 

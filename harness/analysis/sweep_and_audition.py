@@ -7,13 +7,24 @@ that changes greedy texts gets no verdict.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
+
 from harness.analysis.adaptive import ScoredTexts, adaptive_drafting, replayed_adaptively
 from harness.analysis.answers import Answered, Question, answered, questions
-from harness.analysis.caveats import caveats, failures, greedy_texts_differ, of_the_timings
+from harness.analysis.caveats import (
+    caveats,
+    failures,
+    greedy_texts_differ,
+    of_the_engine,
+    of_the_timings,
+)
 from harness.analysis.cells import completed, latest, measured_positions, measured_rows
+from harness.analysis.engine_costs import priced_by
 from harness.analysis.explanation import case_of, explain, rules_of_thumb
 from harness.analysis.latency import (
     LOOKUP_S,
@@ -32,7 +43,7 @@ from harness.analysis.predicted import (
     request_summary,
     synthetic_rows,
 )
-from harness.analysis.replayed import replay_check, replay_drafts
+from harness.analysis.replayed import decoded, replay_check, replay_drafts, replayed
 from harness.analysis.setup import Setup
 from harness.analysis.unstable import impossible, outlier_cells, unstable_cells
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials, least_regret
@@ -47,10 +58,13 @@ from harness.records import (
     TextKey,
     TextTrace,
     Trial,
+    UserError,
     grouped,
 )
 from harness.serving.drafts import kind_of
 from harness.serving.engines import drafts_alike, with_lines
+from harness.serving.round_counting import Counting
+from harness.storage.manifest import EngineCosts
 from harness.summary import (
     AcceptanceByPosition,
     AdaptiveDrafting,
@@ -133,11 +147,21 @@ class PairAnalysis:
 
     def latencies_at(self, temperature: float) -> dict[str, Latency]:
         """Those of one temperature."""
+        if self.setup.priced_by is not None:
+            return dict(self._on_engine(self.setup.priced_by, temperature))
         found = {
             draft: latency_of_draft(self.setup.run, draft, temperature, lookup=self.looks_up(draft))
             for draft in self.drafts
         }
         return {draft: latency for draft, latency in found.items() if latency is not None}
+
+    def _on_engine(self, costs: EngineCosts, temperature: float) -> Iterator[tuple[str, Latency]]:
+        """What each draft costs on another engine; not one whose costs there are not known."""
+        for draft in self.drafts:
+            entry = self.setup.described_draft(draft)
+            kind = draft if self.looks_up(draft) else self.setup.kind_of(draft)
+            with suppress(UserError):  # which the command refused; a manifest may be edited
+                yield draft, priced_by(costs, draft, kind, entry, temperature)
 
     @property
     def first_latencies(self) -> dict[str, Latency]:
@@ -169,28 +193,62 @@ class PairAnalysis:
     @cached_property
     def rankings(self) -> dict[tuple[Rule, float], Ranking]:
         """By rule, the verdict's first, and temperature; of drafts that were scored and timed."""
-        setup = self.setup
+        setup, priced = self.setup, self.setup.priced_by
         accepted_by: list[Rule] = [spec.rule for spec in with_lines().values() if spec.rule]
         rules: list[Rule] = [*dict.fromkeys((setup.rule, *accepted_by))]
+        if priced is not None:  # by that engine's rounds, which accept by one rule
+            rules = [setup.rule]
         # Engines with the other rules stop no drafting early
         adaptive = setup.rule if setup.adaptive else None
         if adaptive and not self.confidences:  # those of a repetition penalty are not known
             rules = rules[1:]
         rankings: dict[tuple[Rule, float], Ranking] = {}
         for temperature, latencies in self.latencies.items():
-            traces = {name: self.traces[name] for name in latencies if name in self.traces}
+            traces = {name: self._replayed_texts(name) for name in latencies if name in self.traces}
             ks = [k for k in setup.ks if all(each.rounds.covers(k) for each in latencies.values())]
             scored = (any(t.temperature == temperature for t in texts) for texts in traces.values())
             if not traces or not ks or not all(scored):
                 continue
             for rule in rules:
                 counts_of = self._adaptive_counts if rule == adaptive else None
+                if priced is not None:
+                    counts_of = self._engine_counts
                 replays = replay_drafts(traces, rule, ks, temperature, counts_of)
                 ranking = rank(replays, latencies, setup.weights, seed=setup.seed)
                 baseline_s = latencies[replays.drafts[0]].rounds.baseline_s
                 board = with_costs(ranking.leaderboard, setup, baseline_s)
                 rankings[rule, temperature] = replace(ranking, leaderboard=board)
         return rankings
+
+    def _replayed_texts(self, draft: str) -> Sequence[TextTrace]:
+        """A draft's texts, as far as the engine's rounds emit them."""
+        counting = self._counting
+        if counting is None:
+            return self.traces[draft]
+        emitted = (decoded(trace, counting) for trace in self.traces[draft])
+        return [trace for trace in emitted if trace is not None]
+
+    @property
+    def _counting(self) -> Counting | None:
+        """How the engine counts that prices the drafts; None for our own loop."""
+        engine = self.setup.priced_by and self.setup.priced_by.engine
+        if engine is None or engine.first_position is None or engine.shortens_last_draft is None:
+            return None
+        return Counting(engine.first_position, engine.shortens_last_draft)
+
+    def _engine_counts(
+        self, texts: Sequence[TextTrace], rule: Rule, ks: Sequence[int]
+    ) -> Mapping[int, Replayed]:
+        """A draft's texts replayed as the engine that prices them drafts near a text's end."""
+        counting, budget = self._counting, self.setup.new_tokens
+
+        def limits(trace: TextTrace) -> NDArray[np.intp]:
+            assert counting is not None
+            emitted = len(trace.tokens) + counting.first_position
+            cut = trace.stop_reason == "budget" or budget is None
+            return counting.proposed(max(ks), emitted if cut else max(budget, emitted))
+
+        return replayed(texts, rule, ks, limits)
 
     def _adaptive_counts(
         self, texts: Sequence[TextTrace], rule: Rule, ks: Sequence[int]
@@ -257,6 +315,13 @@ class PairAnalysis:
                 return impossible(self.unstable, question.evidence.temperature)
             return self.distrusted
 
+        priced = setup.priced_by
+        if priced is not None:
+            by_rounds = [
+                Question(each, (setup.rule,), "replayed", priced.engine.name)
+                for each in self.evidence
+            ]
+            return answered(by_rounds, weights=setup.shares, seed=setup.seed, distrust=doubt)
         # A look-up is accepted alike by every rule
         only_lookups = bool(rankings) and all(
             set(ranking.replays.drafts) <= ranking.replays.lookups for ranking in rankings.values()
@@ -324,6 +389,11 @@ class PairAnalysis:
     def all_caveats(self, outliers: Sequence[OutlierCell]) -> Iterator[Caveat]:
         """What to mind: of the texts, the run, the timings, and the K that are left out."""
         yield from greedy_texts_differ(self.checks)
+        priced = self.setup.priced_by
+        if priced is not None:
+            timed = (pair for by_draft in self.latencies.values() for pair in by_draft.items())
+            bases = {name: each.served.basis for name, each in timed if each.served is not None}
+            yield of_the_engine(priced, bases)
         yield from self.run_caveats()
         # Predictions rest on the times of the first draft
         first = {at: next(iter(each.items())) for at, each in self.latencies.items() if each}

@@ -40,7 +40,15 @@ from harness.analysis.cells import (
     ratio,
 )
 from harness.records import Trial, grouped
-from harness.stats.crossfit import CrossFit, VisitCosts, Workload, cross_fit, deals_for
+from harness.stats.crossfit import (
+    KNOWN,
+    CrossFit,
+    SharedError,
+    VisitCosts,
+    Workload,
+    cross_fit,
+    deals_for,
+)
 from harness.stats.jackknife import (
     CONFIDENCE,
     MIN_PROMPTS,
@@ -101,6 +109,20 @@ class Facts:
 
 
 @dataclass(frozen=True, eq=False)
+class CostError:
+    """What the rounds of candidates may cost more or less than was taken, on all prompts alike.
+
+    Attributes:
+        moves: by (draft, K), [factor]: by how much a standard deviation of each independent factor
+            moves the logarithm of the candidate's seconds. Candidates share the factors.
+        degrees: of freedom of these standard deviations.
+    """
+
+    moves: Mapping[Candidate, Array]
+    degrees: float = KNOWN
+
+
+@dataclass(frozen=True, eq=False)
 class Evidence:
     """One temperature's measurements on the prompts that every cell completed."""
 
@@ -114,6 +136,8 @@ class Evidence:
     # decoding as that visit timed both, relative to all visits. Candidates of a draft share visits.
     # Empty where the seconds were measured, or times were typed in and are taken as exact.
     visit_costs: Mapping[Candidate, Array] = field(default_factory=dict[Candidate, Array])
+    # Of seconds that are predicted by what requests of a server cost
+    cost_errors: tuple[CostError, ...] = ()
 
     def only(self, prompt_sets: Sequence[str]) -> "Evidence":
         """The evidence of some prompt sets alone."""
@@ -132,11 +156,21 @@ class Evidence:
 
     def of(self, drafts: Collection[str]) -> "Evidence":
         """The evidence on some drafts alone."""
-        candidates, facts, visit_costs = (
+        candidates, facts, visit_costs, *moves = (
             {name: value for name, value in known.items() if name.draft in drafts}
-            for known in (self.candidates, self.facts, self.visit_costs)
+            for known in (
+                *(self.candidates, self.facts, self.visit_costs),
+                *(error.moves for error in self.cost_errors),
+            )
         )
-        return replace(self, candidates=candidates, facts=facts, visit_costs=visit_costs)
+        errors = zip(self.cost_errors, moves, strict=True)
+        return replace(
+            self,
+            candidates=candidates,
+            facts=facts,
+            visit_costs=visit_costs,
+            cost_errors=tuple(replace(error, moves=kept) for error, kept in errors if kept),
+        )
 
     def best_looking(self, weights: Mapping[str, float] | None) -> dict[str, str | None]:
         """The draft that looks best on "all", the workload, and on each prompt set alone.
@@ -166,6 +200,7 @@ class Evidence:
             prompt_sets=evidence.prompt_sets,
             weights={name: shares[name] for name in evidence.prompt_sets},
             visits=evidence._visits(),
+            shared=evidence._shared_errors(),
         )
 
     def speedups(self, weights: Mapping[str, float] | None) -> dict[Candidate, float]:
@@ -186,6 +221,17 @@ class Evidence:
             for names in grouped(self.visit_costs, lambda name: name.draft).values()
         )
         return tuple(group for group in groups if group.costs.shape[1] > 1)
+
+    def _shared_errors(self) -> tuple[SharedError, ...]:
+        """The errors of costs, with no move where one does not concern a candidate."""
+        return tuple(
+            SharedError(
+                np.stack([error.moves.get(name, np.zeros(factors)) for name in self.candidates]),
+                error.degrees,
+            )
+            for error in self.cost_errors
+            for factors in [len(next(iter(error.moves.values())))]
+        )
 
     def alphas(self, name: Candidate, weights: Mapping[str, float] | None) -> Values:
         """A candidate's alpha on the weighted workload, and the alpha that it needs."""
@@ -368,7 +414,7 @@ def _why_undecided(fit: CrossFit, workload: Workload, level: float) -> Doubt:
         return "near_one", {"near": NEAR}
     timing_share = _timing_share(fit, workload)
     if timing_share > 0.5:
-        measured = not workload.visits
+        measured = not (workload.visits or workload.shared)
         return "timing_noise", {"timing_share": timing_share, "measured": measured}
     prompts = len(workload.prompt_sets)
     needed = _needed(fit, prompts, level)
@@ -387,7 +433,8 @@ def _timing_share(fit: CrossFit, workload: Workload) -> float:
         workload.baseline_s, workload.baseline_tokens, workload.prompt_sets, workload.weights
     )
     of_plain = plain.log().standard_error
-    timing = float(fit.visits.value) + 2.0 * (of_plain or 0.0) ** 2
+    rounds = float(fit.visits.value + fit.shared.value)
+    timing = rounds + 2.0 * (of_plain or 0.0) ** 2
     return min(1.0, timing / total) if total > 0.0 else 0.0
 
 
@@ -395,13 +442,14 @@ def _needed(fit: CrossFit, prompts: int, level: float) -> int | None:
     """About how many prompts would decide with a chance of DECIDES; None beyond MOST_TIMES today's.
 
     The speedup is known only as well as its error now says, so that a run of more prompts errs by
-    both errors. The prompts' part of the variance shrinks with their number, the visits' does not.
+    both errors. The prompts' part of the variance shrinks with their number, that of the costs does
+    not.
     """
     number = np.arange(prompts + 1, MOST_TIMES * prompts + 1)
     of_prompts = Variance(
         fit.prompts.value * prompts / number, fit.prompts.degrees * number / prompts
     )
-    variance = joined([of_prompts, fit.visits])
+    variance = joined([of_prompts, fit.visits, fit.shared])
     margin = abs(fit.score) - half_width(variance, level)
     decides = margin >= ndtri(DECIDES) * np.sqrt(variance.value + fit.variance.value)
     return int(number[decides.argmax()]) if decides.any() else None

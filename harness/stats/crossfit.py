@@ -46,6 +46,8 @@ DEALS_WORK = 400_000
 LEAST_DEALS, MOST_DEALS = 240, 3840
 # Share of the visits at either end that the mean of round times leaves out
 TRIMMED = 0.25
+# Degrees of freedom of an error whose size is known
+KNOWN = 1e9
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +70,26 @@ class VisitCosts:
 
 
 @dataclass(frozen=True, eq=False)
+class SharedError:
+    """An error of what candidates cost that is the same on every prompt, and at every choice.
+
+    Attributes:
+        moves: [candidate, factor] by how much a standard deviation of each independent factor moves
+            the logarithm of a candidate's cost.
+        degrees: of freedom of these standard deviations.
+    """
+
+    moves: Array
+    degrees: float
+
+    @property
+    def variance(self) -> Variance:
+        """Of the logarithm of each candidate's cost, [candidate]."""
+        value = (self.moves**2).sum(axis=1)
+        return Variance(value, np.full_like(value, self.degrees))
+
+
+@dataclass(frozen=True, eq=False)
 class Workload:
     """What plain decoding and every candidate took, prompt by prompt.
 
@@ -77,6 +99,7 @@ class Workload:
         prompt_sets: the set of each prompt.
         weights: of the sets, equal if None; none of them 0.
         visits: of predicted seconds; each candidate is in one of them, or its rounds are exact.
+        shared: further errors of predicted seconds.
     """
 
     baseline_s: Array
@@ -86,6 +109,7 @@ class Workload:
     prompt_sets: tuple[str, ...]
     weights: Mapping[str, float] | None = None
     visits: tuple[VisitCosts, ...] = ()
+    shared: tuple[SharedError, ...] = ()
 
     def log_speedups(self, kept: Array | None = None) -> Array:
         """Each candidate's log speedup, [candidate]; [candidate, case] with prompts left out.
@@ -114,12 +138,20 @@ class Workload:
             of_group = left_out_variance(group.without, _counted(group.costs.shape[1]))
             visits.value[group.candidates] = of_group.value
             visits.degrees[group.candidates] = of_group.degrees
-        return joined([prompts, visits])
+        return joined([prompts, visits, *(error.variance for error in self.shared)])
+
+    def shared_variance(self, candidate: int) -> Variance:
+        """What the shared errors are of one candidate's variance."""
+        parts = [Variance(np.zeros(()), np.asarray(KNOWN))]
+        for error in self.shared:
+            value, degrees = error.variance
+            parts.append(Variance(value[candidate], degrees[candidate]))
+        return joined(parts)
 
     def drawn(self, draws: int, seed: int) -> Array:
         """Log speedups as they may be, [draw, candidate]: normal, as the jackknife has them vary.
 
-        What candidates share, prompts and a draft's visits, moves them together.
+        What candidates share, prompts, a draft's visits and other errors, moves them together.
         """
         without = self.log_speedups(1.0 - np.eye(len(self.prompt_sets)))
         parts = [(slice(None), without[:, rows]) for _, rows in set_members(self.prompt_sets)]
@@ -131,6 +163,8 @@ class Workload:
             scale = math.sqrt((number - 1) / number)
             moves = scale * (values - values.mean(axis=1, keepdims=True))
             logs[:, candidates] += rng.normal(size=(draws, number)) @ moves.T
+        for error in self.shared:
+            logs += rng.normal(size=(draws, error.moves.shape[1])) @ error.moves.T
         return logs
 
     def intervals(self, level: float = CONFIDENCE) -> list[Interval] | None:
@@ -150,7 +184,7 @@ class CrossFit:
         named: the best candidate on all prompts and visits.
         chose_plain, choices: how often K = 0 was chosen, and all choices.
         score: the named candidate's on all prompts and visits, less the optimism of choosing.
-        prompts, visits: the two parts of its variance.
+        prompts, visits, shared: the parts of its variance.
         plain_scores: [candidate] on all prompts and visits, with the optimism of a choice.
         plain_variances: of these.
     """
@@ -161,6 +195,7 @@ class CrossFit:
     score: float
     prompts: Variance
     visits: Variance
+    shared: Variance
     plain_scores: Array
     plain_variances: Variance
 
@@ -172,7 +207,7 @@ class CrossFit:
     @property
     def variance(self) -> Variance:
         """Of its logarithm."""
-        return joined([self.prompts, self.visits])
+        return joined([self.prompts, self.visits, self.shared])
 
     def interval(self, level: float) -> Interval:
         """Of its speedup."""
@@ -228,6 +263,7 @@ def cross_fit(workload: Workload, seed: int, *, deals: int) -> CrossFit | None:
         score=splits.score(choice, named, splits.factors),
         prompts=splits.prompt_variance(named),
         visits=splits.visit_variance(named),
+        shared=workload.shared_variance(named),
         plain_scores=plain_scores,
         plain_variances=workload.log_speedup_variance(),
     )

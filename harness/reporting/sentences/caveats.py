@@ -244,6 +244,7 @@ CAVEATS: Mapping[str, Any] = {
     ),
     "typed_latency": "step times were typed in: the speedups are as good as those numbers",
     "latency_from": "step times are those of {run}, not of this run's machine",
+    "rounds_of_engine": served.rounds_of_engine,
     "other_budget": (
         "{ignored} had no effect: the texts of traces_from were generated with {made_with}"
     ),
