@@ -113,6 +113,7 @@ CaveatCode = Literal[
     "server_queues",  # engine, concurrency: the smallest such; slots: that its servers have
     "launch_bound",  # role, step_s, floor_s, mbu, positions, positions_ratio, overhead_share, c
     "verify_assumed_equal_step",  # key: by which times of a verify are given
+    "positions_of_longer_drafts",  # ks ("2, 4"), k: that acceptance_by_position is of
     "positions_too_short",  # ks ("4, 8"): without a row from acceptance_by_position
     "latency_from_too_short",  # ks: left out, since latency_from times no verify for them
     "server_gap",  # k, measured, predicted: speedups

@@ -88,7 +88,7 @@ def evidence_of(replays: Replays, latencies: Latencies) -> Evidence:
 
 
 def visit_costs(counts: Replayed, latency: Latency) -> Array:
-    """[visit] what all of a candidate's rounds cost as that visit timed them, next to all visits."""
+    """[visit] what all of a candidate's rounds cost there, relative to all visits."""
     rounds = counts.proposals.sum(axis=0)
     return latency.by_visit(counts.k) @ rounds / (rounds @ latency.relative(counts.k))
 

@@ -270,6 +270,11 @@ CAVEATS: Mapping[str, Any] = {
     "positions_too_short": (
         "acceptance_by_position is too short for k = {ks}; no row from it there"
     ),
+    "positions_of_longer_drafts": (
+        "acceptance_by_position is of rounds that draft {k} tokens, which start in other places"
+        " than shorter ones do: for k = {ks} it is estimated, as of a model that drafts token by"
+        " token; of a head the estimate may be too low"
+    ),
     "latency_from_too_short": "latency_from times no verify for k = {ks}; left out",
     "server_gap": (
         "the server measured {measured:.2f}x at K={k}, the arithmetic says {predicted:.2f}x: verify"
