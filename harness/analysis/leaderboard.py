@@ -99,8 +99,14 @@ def _row(
 ) -> LeaderboardRow:
     """One draft's row, not yet ranked."""
     counts, interval = replays.weighted(name, weights), gain.interval
-    latency = latencies[name.draft]
-    alphas = share_interval(counts.accepted, counts.judged, replays.prompt_sets)
+    latency, on_prompts = latencies[name.draft], replays.candidates[name]
+    alphas = share_interval(
+        on_prompts.accepted,
+        on_prompts.judged,
+        replays.prompt_sets,
+        tokens=replays.new_tokens,
+        weights=weights,
+    )
     return LeaderboardRow(
         rank=0,
         draft=name.draft,
