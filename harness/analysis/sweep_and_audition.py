@@ -49,7 +49,7 @@ from harness.records import (
     Trial,
     grouped,
 )
-from harness.serving.drafts import kind_of
+from harness.serving.drafts import DRAFTS, kind_of, looks_up
 from harness.serving.engines import drafts_alike, with_lines
 from harness.summary import (
     AcceptanceByPosition,
@@ -526,11 +526,15 @@ class Audition(PairAnalysis):
         return typed_latency(times, max(self.setup.ks, default=0), lookup=lookup)
 
     def run_caveats(self) -> Sequence[Caveat]:
-        """By the prompts of the whole workload, not of each cell."""
+        """By the prompts of the whole workload, not of each cell; and those of its look-ups."""
         first = next(iter(self.first_latencies), None)
         scored = () if first is None else self.traces[first]
         prompts = len({(trace.prompt_set, trace.conversation) for trace in scored})
-        return caveats(self.setup, self.results, prompts=prompts or None)
+        learn = [draft for draft in self.drafts if looks_up(draft) and DRAFTS[draft].learns]
+        return (
+            *caveats(self.setup, self.results, prompts=prompts or None),
+            *(Caveat("prompts_not_exchangeable", {"draft": draft}) for draft in learn),
+        )
 
     def summary(self) -> Summary:
         """With the drafts that the ranking lacks, and what making the texts took."""

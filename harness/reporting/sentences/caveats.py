@@ -194,6 +194,11 @@ CAVEATS: Mapping[str, Any] = {
     "chat_template_unused": ("the model's chat template was not used: served traffic will differ"),
     "generation_settings": _generation_settings,
     "engine_fallback": _engine_fallback,
+    "prompts_not_exchangeable": (
+        "{draft} looks up earlier answers too, so what it drafts for a prompt depends on those"
+        " before it: its intervals, which take prompts as independent, are approximate, and with"
+        " more prompts its speed itself changes"
+    ),
     "fewer_drafts": (
         "{draft} drafts at most {tokens} tokens a round: what is shown of it for a larger K, up to"
         " {k}, is at {tokens} tokens"
