@@ -89,6 +89,10 @@ CaveatCode = Literal[
     # cells: how many `Summary.outlier_cells` has; prompt_set, temperature, k, speedup,
     # trimmed_speedup, generations: of the one that differs most
     "outlier_generations",
+    # outside, cells: measured speedups outside their predictions' intervals, of how many; error:
+    # that predictions have besides (standard deviation of the logarithm); prompt_set, temperature,
+    # k, gap: predicted / measured - 1 of the cell that differs most
+    "predictions_off",
     "priced_from_steps",  # a run of a version that timed no rounds
     "rounds_at_other_temperature",  # temperature, timed_at: whose rounds were timed
     "k_not_timed",  # ks: without a prediction, since they are beyond what was timed of some draft

@@ -28,11 +28,13 @@ from harness.analysis.lossless import distrust, text_checks, without_faulty
 from harness.analysis.predicted import (
     category_alpha,
     category_k,
+    gap_of,
     replayed_rows,
     request_summary,
     synthetic_rows,
 )
-from harness.analysis.replayed import replay_check, replay_drafts
+from harness.analysis.prediction_error import Gap, PredictionError, prediction_error
+from harness.analysis.replayed import Replays, replay_check, replay_drafts
 from harness.analysis.setup import Setup
 from harness.analysis.unstable import impossible, outlier_cells, unstable_cells
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials, least_regret
@@ -51,6 +53,7 @@ from harness.records import (
 )
 from harness.serving.drafts import DRAFTS, kind_of, looks_up
 from harness.serving.engines import drafts_alike, with_lines
+from harness.stats.jackknife import Variance
 from harness.summary import (
     AcceptanceByPosition,
     AdaptiveDrafting,
@@ -98,6 +101,7 @@ class PairAnalysis:
         self.setup = setup
         self.drafts = [setup.draft]
 
+    @cached_property
     def generated(self) -> Sequence[ResultRow]:
         """Rows of results.csv about the cells that were measured."""
         return ()
@@ -167,7 +171,7 @@ class PairAnalysis:
         return {draft: {each.key: each for each in known} for draft, known in by_draft.items()}
 
     @cached_property
-    def rankings(self) -> dict[tuple[Rule, float], Ranking]:
+    def replays(self) -> dict[tuple[Rule, float], Replays]:
         """By rule, the verdict's first, and temperature; of drafts that were scored and timed."""
         setup = self.setup
         accepted_by: list[Rule] = [spec.rule for spec in with_lines().values() if spec.rule]
@@ -176,7 +180,7 @@ class PairAnalysis:
         adaptive = setup.rule if setup.adaptive else None
         if adaptive and not self.confidences:  # those of a repetition penalty are not known
             rules = rules[1:]
-        rankings: dict[tuple[Rule, float], Ranking] = {}
+        replays: dict[tuple[Rule, float], Replays] = {}
         for temperature, latencies in self.latencies.items():
             traces = {name: self.traces[name] for name in latencies if name in self.traces}
             ks = [k for k in setup.ks if all(each.rounds.covers(k) for each in latencies.values())]
@@ -185,11 +189,30 @@ class PairAnalysis:
                 continue
             for rule in rules:
                 counts_of = self._adaptive_counts if rule == adaptive else None
-                replays = replay_drafts(traces, rule, ks, temperature, counts_of)
-                ranking = rank(replays, latencies, setup.weights, seed=setup.seed)
-                baseline_s = latencies[replays.drafts[0]].rounds.baseline_s
-                board = with_costs(ranking.leaderboard, setup, baseline_s)
-                rankings[rule, temperature] = replace(ranking, leaderboard=board)
+                made = replay_drafts(traces, rule, ks, temperature, counts_of)
+                replays[rule, temperature] = made
+        return replays
+
+    @cached_property
+    def prediction_error(self) -> PredictionError | None:
+        """How far the run's own measurements are from what is predicted; None without any."""
+        return None
+
+    @property
+    def _error(self) -> Variance | None:
+        """Of every prediction, besides prompts and visits."""
+        return self.prediction_error and self.prediction_error.variance
+
+    @cached_property
+    def rankings(self) -> dict[tuple[Rule, float], Ranking]:
+        """The drafts of `replays`, ranked by what is predicted."""
+        setup, rankings = self.setup, dict[tuple[Rule, float], Ranking]()
+        for (rule, temperature), replays in self.replays.items():
+            latencies = self.latencies[temperature]
+            ranking = rank(replays, latencies, setup.weights, seed=setup.seed, error=self._error)
+            baseline_s = latencies[replays.drafts[0]].rounds.baseline_s
+            board = with_costs(ranking.leaderboard, setup, baseline_s)
+            rankings[rule, temperature] = replace(ranking, leaderboard=board)
         return rankings
 
     def _adaptive_counts(
@@ -208,10 +231,12 @@ class PairAnalysis:
     @cached_property
     def results(self) -> list[ResultRow]:
         """Rows of results.csv: measured ones, and what is predicted of each cell."""
-        rows = [*self.generated()]
+        rows = [*self.generated]
         for ranking in self.own_rankings:
             latencies = self.latencies[ranking.replays.temperature]
-            rows += replayed_rows(ranking.replays, latencies, model=self.setup.model)
+            rows += replayed_rows(
+                ranking.replays, latencies, model=self.setup.model, error=self._error
+            )
         return rows
 
     def _texts(self, ranking: Ranking) -> dict[str, list[TextTrace]]:
@@ -329,6 +354,8 @@ class PairAnalysis:
         first = {at: next(iter(each.items())) for at, each in self.latencies.items() if each}
         times = {at: latency.round_summary(draft) for at, (draft, latency) in first.items()}
         yield from of_the_timings(self.unstable, outliers, times)
+        if self.prediction_error is not None:
+            yield from self.prediction_error.caveats()
         rounds = [each.rounds for by_draft in self.latencies.values() for each in by_draft.values()]
         beyond = [k for k in self.setup.ks if not all(each.covers(k) for each in rounds)]
         if beyond:
@@ -443,6 +470,7 @@ class MeasuredSweep(PairAnalysis):
         """By temperature, of those at which the draft was timed."""
         return {at: each[self.setup.draft] for at, each in self.latencies.items() if each}
 
+    @cached_property
     def generated(self) -> Sequence[ResultRow]:
         """With what the acceptance that was set, if any, predicts of the same cells."""
         setup, latencies = self.setup, self.latency_of_draft
@@ -452,6 +480,23 @@ class MeasuredSweep(PairAnalysis):
         if not rates or setup.adaptive:  # a round of adaptive drafting has no fixed length
             return rows
         return [*rows, *synthetic_rows(rows, completed(latest(self.trials)), rates, latencies)]
+
+    @cached_property
+    def prediction_error(self) -> PredictionError | None:
+        """By every measured cell that can be right and is predicted."""
+        draft, cells = self.setup.draft, grouped(latest(self.trials), lambda t: t.cell_key)
+        unstable = unstable_cells(self.generated)
+        wrong = {(each.prompt_set, each.temperature, each.tokens) for each in unstable}
+        gaps: dict[Cell, Gap | None] = {}
+        for (rule, temperature), replays in self.replays.items():
+            for cell, trials in cells.items() if rule == self.setup.rule else ():
+                known = cell.temperature == temperature and Candidate(draft, cell.k)
+                where = (cell.prompt_set, cell.temperature, cell.k)
+                if known in replays.candidates and where not in wrong:
+                    latency = self.latencies[temperature][draft]
+                    plain = cells.get(replace(cell, k=0), [])
+                    gaps[cell] = gap_of(cell, trials, plain, replays, draft, latency)
+        return prediction_error(gaps)
 
     @cached_property
     def evidence(self) -> Sequence[Evidence]:

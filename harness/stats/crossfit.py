@@ -66,6 +66,11 @@ class VisitCosts:
         values = _pseudo_values(self.costs)
         return np.log((values.sum(axis=1, keepdims=True) - values) / (values.shape[1] - 1))
 
+    @property
+    def variance(self) -> Variance:
+        """Of the log of the mean cost, [candidate of these]."""
+        return left_out_variance(self.without, _counted(self.costs.shape[1]))
+
 
 @dataclass(frozen=True, eq=False)
 class Workload:
@@ -77,6 +82,7 @@ class Workload:
         prompt_sets: the set of each prompt.
         weights: of the sets, equal if None; none of them 0.
         visits: of predicted seconds; each candidate is in one of them, or its rounds are exact.
+        error: of the logarithm of any predicted speedup, besides prompts and visits.
     """
 
     baseline_s: Array
@@ -86,6 +92,7 @@ class Workload:
     prompt_sets: tuple[str, ...]
     weights: Mapping[str, float] | None = None
     visits: tuple[VisitCosts, ...] = ()
+    error: Variance | None = None
 
     def log_speedups(self, kept: Array | None = None) -> Array:
         """Each candidate's log speedup, [candidate]; [candidate, case] with prompts left out.
@@ -111,10 +118,9 @@ class Workload:
         prompts = prompt_variance(without, self.prompt_sets, self.baseline_tokens)
         visits = Variance(np.zeros(candidates), np.ones(candidates))
         for group in self.visits:
-            of_group = left_out_variance(group.without, _counted(group.costs.shape[1]))
-            visits.value[group.candidates] = of_group.value
-            visits.degrees[group.candidates] = of_group.degrees
-        return joined([prompts, visits])
+            visits.value[group.candidates] = group.variance.value
+            visits.degrees[group.candidates] = group.variance.degrees
+        return joined(filter(None, [prompts, visits, self.error]))
 
     def drawn(self, draws: int, seed: int) -> Array:
         """Log speedups as they may be, [draw, candidate]: normal, as the jackknife has them vary.
@@ -131,6 +137,8 @@ class Workload:
             scale = math.sqrt((number - 1) / number)
             moves = scale * (values - values.mean(axis=1, keepdims=True))
             logs[:, candidates] += rng.normal(size=(draws, number)) @ moves.T
+        if self.error is not None:
+            logs += rng.normal(size=logs.shape) * math.sqrt(float(self.error.value))
         return logs
 
     def intervals(self, level: float = CONFIDENCE) -> list[Interval] | None:
@@ -227,7 +235,7 @@ def cross_fit(workload: Workload, seed: int, *, deals: int) -> CrossFit | None:
         choices=len(choice),
         score=splits.score(choice, named, splits.factors),
         prompts=splits.prompt_variance(named),
-        visits=splits.visit_variance(named),
+        visits=joined(filter(None, [splits.visit_variance(named), workload.error])),
         plain_scores=plain_scores,
         plain_variances=workload.log_speedup_variance(),
     )

@@ -280,6 +280,19 @@ def workload_ratio(
     return Estimate(value, without, denominator[counted], kept)
 
 
+def log_speedup(
+    baseline_s: Array,
+    baseline_tokens: Array,
+    seconds: Array,
+    tokens: Array,
+    prompt_sets: Sequence[str],
+    weights: Mapping[str, float] | None = None,
+) -> Estimate:
+    """The logarithm of a workload's speedup; arguments as `speedup_interval`'s."""
+    before = workload_ratio(baseline_s, baseline_tokens, prompt_sets, weights)
+    return before.log() - workload_ratio(seconds, tokens, prompt_sets, weights).log()
+
+
 def speedup_interval(
     baseline_s: Array,
     baseline_tokens: Array,
@@ -308,9 +321,8 @@ def speedup_interval(
         None with too few prompts.
     """
     sets = ("",) * len(seconds) if prompt_sets is None else prompt_sets
-    before = workload_ratio(baseline_s, baseline_tokens, sets, weights)
-    log_speedup = before.log() - workload_ratio(seconds, tokens, sets, weights).log()
-    return exponential(log_speedup.interval(level, shared))
+    estimate = log_speedup(baseline_s, baseline_tokens, seconds, tokens, sets, weights)
+    return exponential(estimate.interval(level, shared))
 
 
 def exponential(interval: Interval | None) -> Interval | None:
