@@ -70,6 +70,7 @@ CaveatCode = Literal[
     # role, name, reason; compiled: False if only compiling failed, None: ran eagerly; plain_too:
     # whether the target ran eagerly for this draft alone
     "engine_fallback",
+    "prompts_not_exchangeable",  # draft: a look-up that learns from the answers before
     "fewer_drafts",  # draft, tokens: that it drafts a round at most; k: the largest asked for
     "other_card",  # card, device: another card ran than gpu= names, so no cost is given
     "gpu_not_timed",  # card, device: of an audition, likewise
@@ -88,6 +89,10 @@ CaveatCode = Literal[
     # cells: how many `Summary.outlier_cells` has; prompt_set, temperature, k, speedup,
     # trimmed_speedup, generations: of the one that differs most
     "outlier_generations",
+    # outside, cells: measured speedups outside their predictions' intervals, of how many; error:
+    # that predictions have besides (standard deviation of the logarithm); prompt_set, temperature,
+    # k, gap: predicted / measured - 1 of the cell that differs most
+    "predictions_off",
     "priced_from_steps",  # a run of a version that timed no rounds
     "rounds_at_other_temperature",  # temperature, timed_at: whose rounds were timed
     "k_not_timed",  # ks: without a prediction, since they are beyond what was timed of some draft
@@ -116,6 +121,7 @@ CaveatCode = Literal[
     "server_queues",  # engine, concurrency: the smallest such; slots: that its servers have
     "launch_bound",  # role, step_s, floor_s, mbu, positions, positions_ratio, overhead_share, c
     "verify_assumed_equal_step",  # key: by which times of a verify are given
+    "positions_of_longer_drafts",  # ks ("2, 4"), k: that acceptance_by_position is of
     "positions_too_short",  # ks ("4, 8"): without a row from acceptance_by_position
     "latency_from_too_short",  # ks: left out, since latency_from times no verify for them
     "server_gap",  # k, measured, predicted: speedups

@@ -7,7 +7,7 @@ prompts and scored on the others (`harness.stats.crossfit`); no verdict rests on
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 

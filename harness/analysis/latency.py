@@ -84,6 +84,8 @@ class ServedTimes:
         costs: what prices every prediction.
         without: without each part of the server's prompts; of every draft the same parts.
         ends: of a draft that was not measured, the two ends between which its costs are; else none.
+        error: the variance of a prediction's logarithm beyond all of this, as the server's own run
+            shows it, and its degrees of freedom.
     """
 
     engine: str
@@ -94,6 +96,7 @@ class ServedTimes:
     costs: ServerCosts
     without: tuple[ServerCosts, ...]
     ends: tuple[ServerCosts, ServerCosts] | None = None
+    error: tuple[float, float] = (0.0, 1.0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,16 +19,26 @@ import numpy as np
 from harness.analysis.cells import (
     expected_tokens_per_round,
     new_tokens,
+    paired_sums,
     ratio,
     with_counts,
     with_times,
 )
 from harness.analysis.latency import Latency
+from harness.analysis.prediction_error import Gap
 from harness.analysis.replayed import Replays
 from harness.analysis.server_costs import ServerCosts
 from harness.analysis.verdict import Candidate, CostError, Evidence, Facts, Timed
 from harness.records import Cell, ResultRow, Trial, UserError
-from harness.stats.jackknife import Array, Interval, share_interval, token_weights
+from harness.stats.crossfit import VisitCosts
+from harness.stats.jackknife import (
+    Array,
+    Interval,
+    Variance,
+    log_speedup,
+    share_interval,
+    token_weights,
+)
 from harness.summary import CategoryAlpha, RequestSummary
 from harness.theory.replay import Replayed
 
@@ -92,8 +102,9 @@ def evidence_of(replays: Replays, latencies: Latencies) -> Evidence:
 def _cost_errors(replays: Replays, latencies: Latencies) -> Iterator[CostError]:
     """How far what requests of a server cost may be off, on all prompts together.
 
-    Leaving out a part of that server's prompts changes the costs of all drafts. Where a draft was
-    not measured there, its costs may be anywhere between two ends.
+    Leaving out a part of that server's prompts changes the costs of all drafts. Its own run may show
+    an error beyond that, at each K. Where a draft was not measured there, its costs may be anywhere
+    between two ends.
     """
     served = {
         name: (each, counts)
@@ -112,6 +123,9 @@ def _cost_errors(replays: Replays, latencies: Latencies) -> Iterator[CostError]:
     scale = np.sqrt((number - 1) / number)
     moves = {name: scale * (logs - logs.mean()) for name, logs in parts.items()}
     yield CostError(moves, float(number - 1))
+    variance, degrees = next(iter(served.values()))[0].error
+    by_k = np.sqrt(variance) * np.eye(len(replays.ks))
+    yield CostError({name: by_k[replays.ks.index(name.k)] for name in served}, degrees)
     for draft in replays.drafts:
         between = {
             name: np.diff(log_costs(each.ends, counts)) / np.sqrt(12.0)
@@ -123,7 +137,7 @@ def _cost_errors(replays: Replays, latencies: Latencies) -> Iterator[CostError]:
 
 
 def visit_costs(counts: Replayed, latency: Latency) -> Array:
-    """[visit] what all of a candidate's rounds cost as that visit timed them, next to all visits."""
+    """[visit] what all of a candidate's rounds cost there, relative to all visits."""
     rounds = counts.proposals.sum(axis=0)
     return latency.by_visit(counts.k) @ rounds / (rounds @ latency.relative(counts.k))
 
@@ -140,10 +154,15 @@ class Speedup:
 
 
 def speedups(
-    evidence: Evidence, weights: Mapping[str, float] | None = None
+    evidence: Evidence,
+    weights: Mapping[str, float] | None = None,
+    error: Variance | None = None,
 ) -> dict[Candidate, Speedup]:
-    """Every candidate's: 1 / the weighted mean over sets of what a token costs in plain tokens."""
-    workload = evidence.workload(weights)
+    """Every candidate's: 1 / the weighted mean over sets of what a token costs in plain tokens.
+
+    `error` is that of predictions besides prompts and visits (`prediction_error`).
+    """
+    workload = replace(evidence.workload(weights), error=error)
     values = np.exp(workload.log_speedups()).tolist()
     intervals = workload.intervals() or [None] * len(values)
     pairs = zip(values, intervals, strict=True)
@@ -153,18 +172,52 @@ def speedups(
     }
 
 
+def gap_of(
+    cell: Cell,
+    trials: Sequence[Trial],
+    plain: Sequence[Trial],
+    replays: Replays,
+    draft: str,
+    latency: Latency,
+) -> Gap | None:
+    """A measured cell against its prediction, on the prompts that both have; None without any.
+
+    Args:
+        cell: of one prompt set and K.
+        trials, plain: of that cell, and of its baseline.
+        replays, latency: that predict it.
+        draft: the name.
+    """
+    sums, names = paired_sums(trials, plain), zip(replays.prompt_sets, replays.prompts, strict=True)
+    found = [(row, sums[name]) for row, name in enumerate(names) if name in sums]
+    rows = [row for row, _ in found]
+    counts = replays.candidates[Candidate(draft, cell.k)].rows(np.array(rows, dtype=np.intp))
+    if not rows or not latency.rounds.covers(cell.k):
+        return None
+    sets = (cell.prompt_set,) * len(rows)
+    measured = log_speedup(*np.array([each for _, each in found]).T, sets)
+    costs, texts = counts.proposals @ latency.relative(cell.k), counts.new_tokens
+    predicted = log_speedup(texts, texts, costs, texts, sets)
+    by_visit = visit_costs(counts, latency)[None]
+    of_visits = VisitCosts(np.zeros(1, dtype=np.intp), by_visit).variance
+    of_costs = Variance(of_visits.value[0], of_visits.degrees[0]) if by_visit.size > 1 else None
+    return Gap.of(predicted, measured, of_costs)
+
+
 # ---- rows of results.csv -------------------------------------------------------------------------
 
 
-def replayed_rows(replays: Replays, latencies: Latencies, *, model: str) -> list[ResultRow]:
+def replayed_rows(
+    replays: Replays, latencies: Latencies, *, model: str, error: Variance | None = None
+) -> list[ResultRow]:
     """One row per prompt set and candidate, and one of plain decoding per prompt set.
 
-    The baseline rows use the first draft's plain token.
+    The baseline rows use the first draft's plain token; `error` is as in `speedups`.
     """
     rows: list[ResultRow] = []
     for prompt_set in sorted(set(replays.prompt_sets)):
         part = replays.only([prompt_set])
-        gains = speedups(evidence_of(part, latencies))
+        gains = speedups(evidence_of(part, latencies), error=error)
         baseline = latencies[part.drafts[0]]
         rows.append(_baseline_row(part, baseline, model))
         for name in part.candidates:

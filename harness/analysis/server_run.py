@@ -11,7 +11,7 @@ A temperature at which a speculating server is not lossless (`server_lossless`) 
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -26,12 +26,14 @@ from harness.analysis.cells import (
     completed,
     lacking_visits,
     measured_rows,
+    paired_sums,
     ratio,
     with_counts,
     with_times,
 )
 from harness.analysis.latency import latency_of, latency_row, near, visits_of
 from harness.analysis.lossless import distrust
+from harness.analysis.prediction_error import Gap, PredictionError, prediction_error
 from harness.analysis.request_times import Visit, compared_pace, with_enough_visits
 from harness.analysis.server_costs import (
     PlainRequests,
@@ -55,8 +57,9 @@ from harness.serving.engines import OWN, spec_of
 from harness.stats.jackknife import (
     CONFIDENCE,
     Array,
-    Interval,
-    enough_prompts,
+    Variance,
+    joined,
+    log_speedup,
     speedup_interval,
 )
 from harness.summary import (
@@ -79,7 +82,6 @@ from harness.summary import (
     Verdict,
     Visits,
 )
-from harness.theory.replay import Replayed
 from harness.theory.speedup import RoundTimes
 
 # What gains more at another K by less than this share is not worth a sentence
@@ -300,7 +302,26 @@ class ServedRun(ServedTexts):
     @cached_property
     def predicted(self) -> list[ResultRow | None]:
         """What is predicted of each row of `measured`; None where nothing is."""
-        return [self._replayed_row(row) for row in self.measured]
+        error = self.prediction_error and self.prediction_error.variance
+        return [made and made.with_interval(error) for made in self._predictions]
+
+    @cached_property
+    def _predictions(self) -> "list[_Prediction | None]":
+        """The same, as far as other requests tell."""
+        return [self._predicted_cell(row) for row in self.measured]
+
+    @cached_property
+    def prediction_error(self) -> PredictionError | None:
+        """How far what was measured is from these; None where nothing is both."""
+        cells = grouped(completed(self.settled), lambda trial: trial.cell_key)
+        gaps: dict[Cell, Gap | None] = {}
+        for made in self._predictions:
+            if made is None or made.row.k == 0:
+                continue
+            cell = _cell(made.row)
+            sums = paired_sums(cells.get(cell, []), cells.get(replace(cell, k=0), []))
+            gaps[cell] = made.gap(sums)
+        return prediction_error(gaps)
 
     @cached_property
     def results(self) -> list[ResultRow]:
@@ -325,7 +346,7 @@ class ServedRun(ServedTexts):
         texts = self.texts(self.settled, 0, row.temperature)
         return texts.of([row.prompt_set or ""])
 
-    def _replayed_row(self, row: ResultRow) -> ResultRow | None:
+    def _predicted_cell(self, row: ResultRow) -> "_Prediction | None":
         """What is predicted of a measured cell; None where nothing is."""
         if self.not_predicted is not None or row.temperature is None or row.new_tokens is None:
             return None
@@ -346,34 +367,21 @@ class ServedRun(ServedTexts):
             error=row.error,
         )
         if row.k == 0:
-            return replace(with_times(made, plain_s, texts.tokens), speedup=1.0)
+            return _Prediction(replace(with_times(made, plain_s, texts.tokens), speedup=1.0))
         if not costs.times.covers(row.k):
             return None
         counts = self.replayed(texts, row.k)
         seconds = costs.speculative_s(counts)
-        interval = self._interval(row, texts, plain_s, seconds, counts)
-        return replace(
+        timed = self._timed_requests(row.temperature, row.prompt_set, self.ks)
+        made = replace(
             with_counts(with_times(made, seconds, texts.tokens), counts),
             rule=self.engine.rule,
             speedup=costs.speedup(texts.tokens, counts),
-            speedup_lo=interval.lo if interval else None,
-            speedup_hi=interval.hi if interval else None,
             breakeven_alpha=costs.times.break_even_alpha(row.k),
         )
-
-    def _interval(
-        self, row: ResultRow, texts: Texts, plain_s: Array, seconds: Array, counts: Replayed
-    ) -> Interval | None:
-        """Of a predicted speedup: other prompts, and other prompts whose requests tell costs."""
-        assert row.temperature is not None
-        timed = self._timed_requests(row.temperature, row.prompt_set, self.ks)
         names, (before, after, tokens) = _by_prompt(texts, plain_s, seconds, texts.tokens)
-        if timed is None or not enough_prompts([""] * len(names)):
-            return None
-        costs_error = speedup_variance(timed, texts.tokens, counts)
-        if costs_error is None:
-            return None
-        return speedup_interval(before, tokens, after, tokens, shared=costs_error)
+        costs_error = None if timed is None else speedup_variance(timed, texts.tokens, counts)
+        return _Prediction(made, tuple(names), np.stack([before, after, tokens]), costs_error)
 
     def cells(self) -> Iterator[ServedCell]:
         """Prediction and measurement of every cell that drafts."""
@@ -776,6 +784,8 @@ class ServedRun(ServedTexts):
             yield Caveat("draft_served_in_other_dtype", values)
         yield from self._visits_lacking()
         yield from self._load_caveats()
+        if self.prediction_error is not None:
+            yield from self.prediction_error.caveats()
         if self.not_predicted is not None:
             yield Caveat("server_not_predicted", {"reason": self.not_predicted})
 
@@ -835,6 +845,54 @@ class ServedRun(ServedTexts):
             if c.k
         }
         return not cell.k or cell.k in with_enough_visits(timed)
+
+
+@dataclass(frozen=True, eq=False)
+class _Prediction:
+    """What is predicted of a cell by other requests.
+
+    Attributes:
+        row: without an interval.
+        prompts: [prompt] with their sets; none of plain decoding.
+        sums: [3, prompt] predicted plain seconds, speculative ones, and tokens.
+        costs: the error of what tokens and rounds cost; None where too few prompts tell it.
+    """
+
+    row: ResultRow
+    prompts: tuple[tuple[str, str], ...] = ()
+    sums: Array = field(default_factory=lambda: np.zeros((3, 0)))
+    costs: Variance | None = None
+
+    def with_interval(self, error: Variance | None) -> ResultRow:
+        """The row; `error` is that of all predictions (`prediction_error`).
+
+        Its interval is over other prompts, and other prompts whose requests tell costs.
+        """
+        if self.costs is None:
+            return self.row
+        plain_s, seconds, tokens = self.sums
+        shared = joined(filter(None, [self.costs, error]))
+        interval = speedup_interval(plain_s, tokens, seconds, tokens, shared=shared)
+        if interval is None:
+            return self.row
+        return replace(self.row, speedup_lo=interval.lo, speedup_hi=interval.hi)
+
+    def gap(self, measured: Mapping[tuple[str, str], Array]) -> Gap | None:
+        """Against `paired_sums` of the same cell, on the prompts that both have.
+
+        None without any, or where the error of the costs is not known.
+        """
+        rows = [row for row, name in enumerate(self.prompts) if name in measured]
+        if not rows or self.costs is None:
+            return None
+        plain_s, seconds, tokens = self.sums[:, rows]
+        of_measured = np.array([measured[self.prompts[row]] for row in rows]).T
+        sets = ("",) * len(rows)
+        return Gap.of(
+            log_speedup(plain_s, tokens, seconds, tokens, sets),
+            log_speedup(*of_measured, sets),
+            self.costs,
+        )
 
 
 def _cell(row: ResultRow) -> Cell:

@@ -39,11 +39,13 @@ from harness.analysis.lossless import distrust, text_checks, without_faulty
 from harness.analysis.predicted import (
     category_alpha,
     category_k,
+    gap_of,
     replayed_rows,
     request_summary,
     synthetic_rows,
 )
-from harness.analysis.replayed import decoded, replay_check, replay_drafts, replayed
+from harness.analysis.prediction_error import Gap, PredictionError, prediction_error
+from harness.analysis.replayed import Replays, decoded, replay_check, replay_drafts, replayed
 from harness.analysis.setup import Setup
 from harness.analysis.unstable import impossible, outlier_cells, unstable_cells
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials, least_regret
@@ -61,9 +63,10 @@ from harness.records import (
     UserError,
     grouped,
 )
-from harness.serving.drafts import kind_of
+from harness.serving.drafts import DRAFTS, kind_of, looks_up
 from harness.serving.engines import drafts_alike, with_lines
 from harness.serving.round_counting import Counting
+from harness.stats.jackknife import Variance
 from harness.storage.manifest import EngineCosts
 from harness.summary import (
     AcceptanceByPosition,
@@ -112,6 +115,7 @@ class PairAnalysis:
         self.setup = setup
         self.drafts = [setup.draft]
 
+    @cached_property
     def generated(self) -> Sequence[ResultRow]:
         """Rows of results.csv about the cells that were measured."""
         return ()
@@ -191,7 +195,7 @@ class PairAnalysis:
         return {draft: {each.key: each for each in known} for draft, known in by_draft.items()}
 
     @cached_property
-    def rankings(self) -> dict[tuple[Rule, float], Ranking]:
+    def replays(self) -> dict[tuple[Rule, float], Replays]:
         """By rule, the verdict's first, and temperature; of drafts that were scored and timed."""
         setup, priced = self.setup, self.setup.priced_by
         accepted_by: list[Rule] = [spec.rule for spec in with_lines().values() if spec.rule]
@@ -202,7 +206,7 @@ class PairAnalysis:
         adaptive = setup.rule if setup.adaptive else None
         if adaptive and not self.confidences:  # those of a repetition penalty are not known
             rules = rules[1:]
-        rankings: dict[tuple[Rule, float], Ranking] = {}
+        replays: dict[tuple[Rule, float], Replays] = {}
         for temperature, latencies in self.latencies.items():
             traces = {name: self._replayed_texts(name) for name in latencies if name in self.traces}
             ks = [k for k in setup.ks if all(each.rounds.covers(k) for each in latencies.values())]
@@ -213,11 +217,30 @@ class PairAnalysis:
                 counts_of = self._adaptive_counts if rule == adaptive else None
                 if priced is not None:
                     counts_of = self._engine_counts
-                replays = replay_drafts(traces, rule, ks, temperature, counts_of)
-                ranking = rank(replays, latencies, setup.weights, seed=setup.seed)
-                baseline_s = latencies[replays.drafts[0]].rounds.baseline_s
-                board = with_costs(ranking.leaderboard, setup, baseline_s)
-                rankings[rule, temperature] = replace(ranking, leaderboard=board)
+                made = replay_drafts(traces, rule, ks, temperature, counts_of)
+                replays[rule, temperature] = made
+        return replays
+
+    @cached_property
+    def prediction_error(self) -> PredictionError | None:
+        """How far the run's own measurements are from what is predicted; None without any."""
+        return None
+
+    @property
+    def _error(self) -> Variance | None:
+        """Of every prediction, besides prompts and visits."""
+        return self.prediction_error and self.prediction_error.variance
+
+    @cached_property
+    def rankings(self) -> dict[tuple[Rule, float], Ranking]:
+        """The drafts of `replays`, ranked by what is predicted."""
+        setup, rankings = self.setup, dict[tuple[Rule, float], Ranking]()
+        for (rule, temperature), replays in self.replays.items():
+            latencies = self.latencies[temperature]
+            ranking = rank(replays, latencies, setup.weights, seed=setup.seed, error=self._error)
+            baseline_s = latencies[replays.drafts[0]].rounds.baseline_s
+            board = with_costs(ranking.leaderboard, setup, baseline_s)
+            rankings[rule, temperature] = replace(ranking, leaderboard=board)
         return rankings
 
     def _replayed_texts(self, draft: str) -> Sequence[TextTrace]:
@@ -266,10 +289,12 @@ class PairAnalysis:
     @cached_property
     def results(self) -> list[ResultRow]:
         """Rows of results.csv: measured ones, and what is predicted of each cell."""
-        rows = [*self.generated()]
+        rows = [*self.generated]
         for ranking in self.own_rankings:
             latencies = self.latencies[ranking.replays.temperature]
-            rows += replayed_rows(ranking.replays, latencies, model=self.setup.model)
+            rows += replayed_rows(
+                ranking.replays, latencies, model=self.setup.model, error=self._error
+            )
         return rows
 
     def _texts(self, ranking: Ranking) -> dict[str, list[TextTrace]]:
@@ -399,6 +424,8 @@ class PairAnalysis:
         first = {at: next(iter(each.items())) for at, each in self.latencies.items() if each}
         times = {at: latency.round_summary(draft) for at, (draft, latency) in first.items()}
         yield from of_the_timings(self.unstable, outliers, times)
+        if self.prediction_error is not None:
+            yield from self.prediction_error.caveats()
         rounds = [each.rounds for by_draft in self.latencies.values() for each in by_draft.values()]
         beyond = [k for k in self.setup.ks if not all(each.covers(k) for each in rounds)]
         if beyond:
@@ -513,6 +540,7 @@ class MeasuredSweep(PairAnalysis):
         """By temperature, of those at which the draft was timed."""
         return {at: each[self.setup.draft] for at, each in self.latencies.items() if each}
 
+    @cached_property
     def generated(self) -> Sequence[ResultRow]:
         """With what the acceptance that was set, if any, predicts of the same cells."""
         setup, latencies = self.setup, self.latency_of_draft
@@ -522,6 +550,23 @@ class MeasuredSweep(PairAnalysis):
         if not rates or setup.adaptive:  # a round of adaptive drafting has no fixed length
             return rows
         return [*rows, *synthetic_rows(rows, completed(latest(self.trials)), rates, latencies)]
+
+    @cached_property
+    def prediction_error(self) -> PredictionError | None:
+        """By every measured cell that can be right and is predicted."""
+        draft, cells = self.setup.draft, grouped(latest(self.trials), lambda t: t.cell_key)
+        unstable = unstable_cells(self.generated)
+        wrong = {(each.prompt_set, each.temperature, each.tokens) for each in unstable}
+        gaps: dict[Cell, Gap | None] = {}
+        for (rule, temperature), replays in self.replays.items():
+            for cell, trials in cells.items() if rule == self.setup.rule else ():
+                known = cell.temperature == temperature and Candidate(draft, cell.k)
+                where = (cell.prompt_set, cell.temperature, cell.k)
+                if known in replays.candidates and where not in wrong:
+                    latency = self.latencies[temperature][draft]
+                    plain = cells.get(replace(cell, k=0), [])
+                    gaps[cell] = gap_of(cell, trials, plain, replays, draft, latency)
+        return prediction_error(gaps)
 
     @cached_property
     def evidence(self) -> Sequence[Evidence]:
@@ -596,11 +641,15 @@ class Audition(PairAnalysis):
         return typed_latency(times, max(self.setup.ks, default=0), lookup=lookup)
 
     def run_caveats(self) -> Sequence[Caveat]:
-        """By the prompts of the whole workload, not of each cell."""
+        """By the prompts of the whole workload, not of each cell; and those of its look-ups."""
         first = next(iter(self.first_latencies), None)
         scored = () if first is None else self.traces[first]
         prompts = len({(trace.prompt_set, trace.conversation) for trace in scored})
-        return caveats(self.setup, self.results, prompts=prompts or None)
+        learn = [draft for draft in self.drafts if looks_up(draft) and DRAFTS[draft].learns]
+        return (
+            *caveats(self.setup, self.results, prompts=prompts or None),
+            *(Caveat("prompts_not_exchangeable", {"draft": draft}) for draft in learn),
+        )
 
     def summary(self) -> Summary:
         """With the drafts that the ranking lacks, and what making the texts took."""

@@ -433,8 +433,7 @@ def _timing_share(fit: CrossFit, workload: Workload) -> float:
         workload.baseline_s, workload.baseline_tokens, workload.prompt_sets, workload.weights
     )
     of_plain = plain.log().standard_error
-    rounds = float(fit.visits.value + fit.shared.value)
-    timing = rounds + 2.0 * (of_plain or 0.0) ** 2
+    timing = float(fit.visits.value) + 2.0 * (of_plain or 0.0) ** 2
     return min(1.0, timing / total) if total > 0.0 else 0.0
 
 
@@ -442,14 +441,13 @@ def _needed(fit: CrossFit, prompts: int, level: float) -> int | None:
     """About how many prompts would decide with a chance of DECIDES; None beyond MOST_TIMES today's.
 
     The speedup is known only as well as its error now says, so that a run of more prompts errs by
-    both errors. The prompts' part of the variance shrinks with their number, that of the costs does
-    not.
+    both errors. The prompts' part of the variance shrinks with their number, the visits' does not.
     """
     number = np.arange(prompts + 1, MOST_TIMES * prompts + 1)
     of_prompts = Variance(
         fit.prompts.value * prompts / number, fit.prompts.degrees * number / prompts
     )
-    variance = joined([of_prompts, fit.visits, fit.shared])
+    variance = joined([of_prompts, fit.visits])
     margin = abs(fit.score) - half_width(variance, level)
     decides = margin >= ndtri(DECIDES) * np.sqrt(variance.value + fit.variance.value)
     return int(number[decides.argmax()]) if decides.any() else None

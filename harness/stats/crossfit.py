@@ -16,7 +16,7 @@ visits, every choice made again without the one left out, on the log scale.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -68,6 +68,11 @@ class VisitCosts:
         values = _pseudo_values(self.costs)
         return np.log((values.sum(axis=1, keepdims=True) - values) / (values.shape[1] - 1))
 
+    @property
+    def variance(self) -> Variance:
+        """Of the log of the mean cost, [candidate of these]."""
+        return left_out_variance(self.without, _counted(self.costs.shape[1]))
+
 
 @dataclass(frozen=True, eq=False)
 class SharedError:
@@ -100,6 +105,7 @@ class Workload:
         weights: of the sets, equal if None; none of them 0.
         visits: of predicted seconds; each candidate is in one of them, or its rounds are exact.
         shared: further errors of predicted seconds.
+        error: of the logarithm of any predicted speedup, besides prompts and visits.
     """
 
     baseline_s: Array
@@ -110,6 +116,7 @@ class Workload:
     weights: Mapping[str, float] | None = None
     visits: tuple[VisitCosts, ...] = ()
     shared: tuple[SharedError, ...] = ()
+    error: Variance | None = None
 
     def log_speedups(self, kept: Array | None = None) -> Array:
         """Each candidate's log speedup, [candidate]; [candidate, case] with prompts left out.
@@ -135,18 +142,17 @@ class Workload:
         prompts = prompt_variance(without, self.prompt_sets, self.baseline_tokens)
         visits = Variance(np.zeros(candidates), np.ones(candidates))
         for group in self.visits:
-            of_group = left_out_variance(group.without, _counted(group.costs.shape[1]))
-            visits.value[group.candidates] = of_group.value
-            visits.degrees[group.candidates] = of_group.degrees
-        return joined([prompts, visits, *(error.variance for error in self.shared)])
+            visits.value[group.candidates] = group.variance.value
+            visits.degrees[group.candidates] = group.variance.degrees
+        shared = [error.variance for error in self.shared]
+        return joined(filter(None, [prompts, visits, self.error, *shared]))
 
-    def shared_variance(self, candidate: int) -> Variance:
-        """What the shared errors are of one candidate's variance."""
-        parts = [Variance(np.zeros(()), np.asarray(KNOWN))]
-        for error in self.shared:
-            value, degrees = error.variance
-            parts.append(Variance(value[candidate], degrees[candidate]))
-        return joined(parts)
+    def further_errors(self, candidate: int) -> Iterator[Variance]:
+        """Of one candidate's log speedup, besides prompts and visits."""
+        if self.error is not None:
+            yield self.error
+        for value, degrees in (error.variance for error in self.shared):
+            yield Variance(value[candidate], degrees[candidate])
 
     def drawn(self, draws: int, seed: int) -> Array:
         """Log speedups as they may be, [draw, candidate]: normal, as the jackknife has them vary.
@@ -165,6 +171,8 @@ class Workload:
             logs[:, candidates] += rng.normal(size=(draws, number)) @ moves.T
         for error in self.shared:
             logs += rng.normal(size=(draws, error.moves.shape[1])) @ error.moves.T
+        if self.error is not None:
+            logs += rng.normal(size=logs.shape) * math.sqrt(float(self.error.value))
         return logs
 
     def intervals(self, level: float = CONFIDENCE) -> list[Interval] | None:
@@ -184,7 +192,7 @@ class CrossFit:
         named: the best candidate on all prompts and visits.
         chose_plain, choices: how often K = 0 was chosen, and all choices.
         score: the named candidate's on all prompts and visits, less the optimism of choosing.
-        prompts, visits, shared: the parts of its variance.
+        prompts, visits: the two parts of its variance, all that is not the prompts' in the second.
         plain_scores: [candidate] on all prompts and visits, with the optimism of a choice.
         plain_variances: of these.
     """
@@ -195,7 +203,6 @@ class CrossFit:
     score: float
     prompts: Variance
     visits: Variance
-    shared: Variance
     plain_scores: Array
     plain_variances: Variance
 
@@ -207,7 +214,7 @@ class CrossFit:
     @property
     def variance(self) -> Variance:
         """Of its logarithm."""
-        return joined([self.prompts, self.visits, self.shared])
+        return joined([self.prompts, self.visits])
 
     def interval(self, level: float) -> Interval:
         """Of its speedup."""
@@ -262,8 +269,7 @@ def cross_fit(workload: Workload, seed: int, *, deals: int) -> CrossFit | None:
         choices=len(choice),
         score=splits.score(choice, named, splits.factors),
         prompts=splits.prompt_variance(named),
-        visits=splits.visit_variance(named),
-        shared=workload.shared_variance(named),
+        visits=joined([splits.visit_variance(named), *workload.further_errors(named)]),
         plain_scores=plain_scores,
         plain_variances=workload.log_speedup_variance(),
     )

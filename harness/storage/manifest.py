@@ -206,6 +206,8 @@ class EngineCosts:
         bytes_factor: the draft's weights / the target's in the files that were served, over the
             same as both were loaded; 1.0 where these are the checkpoints.
         at: by temperature.
+        error, error_degrees: the variance of a prediction's logarithm beyond what it claims, as
+            that run's own cells show it, and its degrees of freedom; 0.0 where none was measured.
     """
 
     run: str
@@ -216,6 +218,8 @@ class EngineCosts:
     draft: ModelEntry
     bytes_factor: float
     at: tuple[CostsAt, ...]
+    error: float = 0.0
+    error_degrees: float = 1.0
 
 
 @dataclass(frozen=True)
