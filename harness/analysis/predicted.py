@@ -102,9 +102,9 @@ def evidence_of(replays: Replays, latencies: Latencies) -> Evidence:
 def _cost_errors(replays: Replays, latencies: Latencies) -> Iterator[CostError]:
     """How far what requests of a server cost may be off, on all prompts together.
 
-    Leaving out a part of that server's prompts changes the costs of all drafts. Its own run may show
-    an error beyond that, at each K. Where a draft was not measured there, its costs may be anywhere
-    between two ends.
+    Leaving out a part of that server's prompts changes the costs of all drafts. Its own run may
+    show an error beyond that, at each K. Where a draft was not measured there, its costs may be
+    anywhere between two ends.
     """
     served = {
         name: (each, counts)
