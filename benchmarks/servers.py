@@ -4,8 +4,8 @@
     python benchmarks/servers.py RUN RUN ...    # stored server runs instead, of any engine
 
     python benchmarks/servers.py --clocks       # one pair by both clocks, a quarter of an hour
-    python benchmarks/servers.py --audition     # auditions at a server's costs, a quarter of an hour
-    python benchmarks/servers.py --audition RUN RUN ...    # the first run prices, the others measured
+    python benchmarks/servers.py --audition     # predicted by a server's costs, a quarter of an hour
+    python benchmarks/servers.py --audition RUN RUN ...     # stored: one that prices, then others
 
 --untimed RUN ... adds runs whose speedups are left out. --add RUN ... measures nothing: it adds the
 rounds and sampled texts of these runs to the page that is there.

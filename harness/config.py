@@ -627,7 +627,7 @@ class AuditionConfig(ModelsConfig):
     texts_from: str | None = key(None, "a target's server, http://HOST:PORT, for its completions")
     api_key_env: str | None = _api_key_env()
     timeout_factor: float = _timeout_factor()
-    latency_from: str | None = key(None, "a run whose step and round times are used")
+    latency_from: str | None = key(None, "a run whose times are used; a server run: its engine's")
     latency: LatencyConf = field(default_factory=LatencyConf)
     combine: list[str] = key([], "auditions of one target, one per card, whose cards are ranked")
 

@@ -98,9 +98,11 @@ def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
         "generations": f"{generations} (repetitions={config.repetitions})",
         "tokens, at most": f"{generations * config.new_tokens:,}",
     }
+    if config.latency_from is not None:
+        rows["round times"] = f"from {config.latency_from}"
     if config.mode == "replay":
         work = text_forwards(texts, config.new_tokens, REPLAY_BATCH)
-        work += timing_forwards(max(ks), "draft")
+        work += [] if config.latency_from else timing_forwards(max(ks), "draft")
     else:
         work = pair_forwards(ks, texts, config.new_tokens)
     _print_plan(config, [config.draft], rows, _costs(config, [config.draft], prompts, work))
@@ -245,6 +247,7 @@ def print_audition_plan(
         "texts of the target": texts,
         "tokens, at most": f"{texts * config.new_tokens:,}",
         "prefills that score them": texts * sum(_prefills(conf, max(config.k)) for conf in drafts),
+        **({} if config.latency_from is None else {"round times": f"from {config.latency_from}"}),
         "cells, replayed": f"{cells} (K = {_listed(ks)})",
     }
     paired: list[Table | str] = []
@@ -256,7 +259,7 @@ def print_audition_plan(
         _print_plan(config, drafts, rows, *paired)
         return
     work = text_forwards(texts, config.new_tokens, config.batch)
-    for conf in drafts:
+    for conf in drafts if config.latency_from is None else ():
         work += timing_forwards(max(config.k), conf.name)
     most = FEW_CARDS if paired and not config.verbose else None
     _print_plan(config, drafts, rows, _costs(config, drafts, prompts, work, most), *paired)
