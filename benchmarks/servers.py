@@ -4,7 +4,7 @@
     python benchmarks/servers.py RUN RUN ...    # stored server runs instead, of any engine
 
     python benchmarks/servers.py --clocks       # one pair by both clocks, a quarter of an hour
-    python benchmarks/servers.py --audition     # predicted by a server's costs, a quarter of an hour
+    python benchmarks/servers.py --audition     # by the costs of a server run, a quarter of an hour
     python benchmarks/servers.py --audition RUN RUN ...     # stored: one that prices, then others
 
 --untimed RUN ... adds runs whose speedups are left out. --add RUN ... measures nothing: it adds the
