@@ -54,6 +54,7 @@ def test_an_audition_at_a_servers_costs_is_of_that_server_and_times_nothing(
         ("llamacpp", "replayed")
     }
     assert {answer.rule for answer in summary.answers} == {"greedy_draft"}
+    assert {board.engines for board in summary.leaderboards} == {("llama.cpp",)}
     times = {(each.draft, each.temperature): each for each in summary.round_times}
     assert {(each.engine, each.run) for each in times.values()} == {("llamacpp", str(SERVED))}
     bases = {each.draft: each.basis for each in summary.round_times}
@@ -62,27 +63,37 @@ def test_an_audition_at_a_servers_costs_is_of_that_server_and_times_nothing(
         "tiny_unrelated": "same_shape",
         "tiny_small": "composed",
     }
-    (costs,) = [costs for costs in analysed("server").served.costs if costs.temperature == 0.0]
+    served_run = analysed("server").served
+    assert served_run is not None
+    costs = next(each for each in served_run.costs if each.temperature == 0.0)
     measured, alike, other = (times[name, 0.0] for name in bases)
     assert measured.round_s == alike.round_s == costs.round_s
     assert measured.plain_s == other.plain_s == costs.plain_s
     assert all(other.round_s[k] < costs.round_s[k] for k in (1, 2, 4))
 
 
-def test_its_rounds_are_those_that_the_server_took_and_its_speedups_near_the_measured_ones(
+def test_its_rounds_are_those_that_the_server_took_and_its_speedups_are_near_the_measured_ones(
     auditioned: StoredRun,
 ) -> None:
-    measured = load(SERVED).results.query("source == 'measured' and temperature == 0 and k > 0")
-    measured = measured[measured.concurrency == 1].set_index(["prompt_set", "k"])
-    predicted = auditioned.results.query("temperature == 0 and k > 0 and draft == 'tiny_good'")
-    predicted = predicted.set_index(["prompt_set", "k"]).loc[measured.index]
-    # The server's caches hold 16 bits, which may part a text of the ten
-    assert predicted.tokens_per_round.to_numpy() == pytest.approx(
-        measured.tokens_per_round.to_numpy(), rel=0.05
-    )
-    errors = np.abs(np.log(predicted.speedup / measured.speedup))
-    assert np.median(errors) < 0.05
-    assert (predicted.speedup_lo < predicted.speedup_hi).all()
+    predicted = {
+        (row.prompt_set, row.k): row
+        for row in analyse(auditioned).results
+        if row.temperature == 0.0 and row.draft == "tiny_good"
+    }
+    served_run = analysed("server").served
+    assert served_run is not None
+    errors: dict[str, list[float]] = {"these": [], "its own": []}
+    for cell in served_run.cells:
+        if cell.temperature == 0.0:
+            row = predicted[cell.prompt_set, cell.k]
+            assert row.tokens_per_round == pytest.approx(cell.tokens_per_round)
+            assert row.speedup is not None
+            assert cell.predicted is not None
+            errors["these"].append(abs(np.log(row.speedup / cell.speedup)))
+            errors["its own"].append(abs(np.log(cell.predicted / cell.speedup)))
+    # Three visits leave some percent; its own predictions have not seen the set's requests
+    assert len(errors["these"]) == 6
+    assert np.median(errors["these"]) <= np.median(errors["its own"]) < 0.2
 
 
 def test_an_interval_holds_the_error_of_the_costs_and_of_a_draft_that_was_not_measured(
@@ -102,13 +113,11 @@ def test_an_interval_holds_the_error_of_the_costs_and_of_a_draft_that_was_not_me
     manifest = again.manifest.updated(engine_costs=exact)
 
     def widths(run: StoredRun) -> dict[str, float]:
-        rows = [row for row in analyse(run).results if row.k and row.speedup_lo is not None]
-        return {
-            draft: float(
-                np.mean([np.log(r.speedup_hi / r.speedup_lo) for r in rows if r.draft == draft])
-            )
-            for draft in ("tiny_good", "tiny_small")
-        }
+        logs: dict[str, list[float]] = {"tiny_good": [], "tiny_small": []}
+        for row in (row for board in analyse(run).leaderboards for row in board.rows):
+            if row.draft in logs and row.speedup_lo is not None and row.speedup_hi is not None:
+                logs[row.draft].append(float(np.log(row.speedup_hi / row.speedup_lo)))
+        return {draft: float(np.mean(each)) for draft, each in logs.items()}
 
     known, settled = widths(again), widths(replace(again, manifest=manifest))
     assert known["tiny_good"] > 1.01 * settled["tiny_good"]
@@ -312,7 +321,7 @@ def test_what_a_round_has_no_room_for_narrows_the_ends() -> None:
     narrow = served(simulated("measured", 0.0, 0.0, "vllm"), "other")
     assert wide.ends is not None
     assert narrow.ends is not None
-    gaps = [abs(np.diff([rounds_of(end)[8] for end in each.ends])[0]) for each in (wide, narrow)]
+    gaps = [abs(rounds_of(ends[0])[8] - rounds_of(ends[1])[8]) for ends in (wide.ends, narrow.ends)]
     assert gaps[1] < 0.1 * gaps[0]
 
 

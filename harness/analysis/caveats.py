@@ -12,6 +12,7 @@ from typing import get_args
 
 import numpy as np
 
+from harness.analysis.latency import Latency
 from harness.analysis.setup import Setup
 from harness.records import (
     CardReadings,
@@ -256,11 +257,18 @@ def _spread_over_cards(setup: Setup) -> Iterator[Caveat]:
             yield Caveat("spread_over_cards", values)
 
 
-def of_the_engine(costs: EngineCosts, bases: Mapping[str, Basis]) -> Caveat:
-    """Whose rounds price a run's drafts, and how each draft's are known."""
+def of_the_engine(costs: EngineCosts, latencies: Mapping[float, Mapping[str, Latency]]) -> Caveat:
+    """Whose rounds price a run's drafts, and how each draft's are known.
+
+    Args:
+        costs: of the engine.
+        latencies: by temperature and draft.
+    """
 
     def drafts(basis: Basis) -> str:
-        return ", ".join(name for name, of_draft in bases.items() if of_draft == basis)
+        timed = (each for by_draft in latencies.values() for each in by_draft.items())
+        names = (name for name, each in timed if each.served and each.served.basis == basis)
+        return ", ".join(dict.fromkeys(names))
 
     return Caveat(
         "rounds_of_engine",

@@ -64,7 +64,7 @@ from harness.records import (
     grouped,
 )
 from harness.serving.drafts import DRAFTS, kind_of, looks_up
-from harness.serving.engines import drafts_alike, with_lines
+from harness.serving.engines import drafts_alike, spec_of, with_lines
 from harness.serving.round_counting import Counting
 from harness.stats.jackknife import Variance
 from harness.storage.manifest import EngineCosts
@@ -240,6 +240,8 @@ class PairAnalysis:
             ranking = rank(replays, latencies, setup.weights, seed=setup.seed, error=self._error)
             baseline_s = latencies[replays.drafts[0]].rounds.baseline_s
             board = with_costs(ranking.leaderboard, setup, baseline_s)
+            if setup.priced_by is not None:
+                board = replace(board, engines=(spec_of(setup.priced_by.engine.name).title,))
             rankings[rule, temperature] = replace(ranking, leaderboard=board)
         return rankings
 
@@ -263,13 +265,13 @@ class PairAnalysis:
         self, texts: Sequence[TextTrace], rule: Rule, ks: Sequence[int]
     ) -> Mapping[int, Replayed]:
         """A draft's texts replayed as the engine that prices them drafts near a text's end."""
-        counting, budget = self._counting, self.setup.new_tokens
+        counting, asked = self._counting, self.setup.new_tokens or 0
 
         def limits(trace: TextTrace) -> NDArray[np.intp]:
             assert counting is not None
             emitted = len(trace.tokens) + counting.first_position
-            cut = trace.stop_reason == "budget" or budget is None
-            return counting.proposed(max(ks), emitted if cut else max(budget, emitted))
+            budget = emitted if trace.stop_reason == "budget" else max(asked, emitted)
+            return counting.proposed(max(ks), budget)
 
         return replayed(texts, rule, ks, limits)
 
@@ -416,9 +418,7 @@ class PairAnalysis:
         yield from greedy_texts_differ(self.checks)
         priced = self.setup.priced_by
         if priced is not None:
-            timed = (pair for by_draft in self.latencies.values() for pair in by_draft.items())
-            bases = {name: each.served.basis for name, each in timed if each.served is not None}
-            yield of_the_engine(priced, bases)
+            yield of_the_engine(priced, self.latencies)
         yield from self.run_caveats()
         # Predictions rest on the times of the first draft
         first = {at: next(iter(each.items())) for at, each in self.latencies.items() if each}
