@@ -167,7 +167,7 @@ def _measured(overrides: Sequence[str]) -> Path:
 def _audited(prices: Path, measured: Sequence[Path], results: str) -> Iterator[str]:
     """What an audition at a server run's costs predicts, next to what server runs measured."""
     price, runs = _read(prices, True), [_read(folder, True) for folder in measured]
-    config = load(prices).config
+    config = load(measured[0]).config
     drafts = list(dict.fromkeys(str(run.summary.run.draft) for run in runs))
     kept = ("new_tokens", "k", "temperature")
     words = [
