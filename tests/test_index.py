@@ -111,7 +111,7 @@ def test_the_gates_of_snapshots_and_comparisons_are_shown(tmp_path: Path) -> Non
 def test_a_row_says_what_the_run_decided_and_on_what(page: str) -> None:
     decided = {row["run"].partition("_")[2]: row for row in rows(page)[::-1]}
     sweep = decided["sweep"]
-    assert sweep["verdict"].startswith("Serve tiny_good at K=")
+    assert re.fullmatch(r"tiny_good, K=\d \(the harness's loop\)", sweep["verdict"])
     assert re.fullmatch(r"\d\.\d\dx \[\d\.\d\d, \d\.\d\d\]", sweep["speedup<br>[lo, hi]"])
     assert [sweep[name] for name in ("temperature", "status", "command", "model", "draft")] == [
         "0", "complete", "sweep", "tiny", "tiny_good",

@@ -519,8 +519,8 @@ def test_a_prompt_set_or_temperature_that_gains_more_at_another_k_is_named(
 ) -> None:
     run = paced(stored, hot={0: 1.0, 1: 0.7, 2: 0.8, 4: 0.9})
     made = analyse(run)
-    assert made.verdict is not None
-    assert (made.verdict.decision, made.verdict.k) == ("speculate", 2)
+    assert made.headline is not None
+    assert (made.headline.decision, made.headline.k) == ("speculate", 2)
     assert made.served is not None
     easy, hot = made.served.other_ks
     assert (easy.temperature, easy.prompt_set, easy.k, easy.served_k) == (0.0, "easy", 4, 2)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.adaptive import ScoredTexts, adaptive_drafting, replayed_adaptively
-from harness.analysis.answers import Answered, Question, answered, questions
+from harness.analysis.answers import Answered, Question, answered, carried_over, with_rounds
 from harness.analysis.caveats import (
     caveats,
     failures,
@@ -57,6 +57,7 @@ from harness.records import (
     LatencyRow,
     ResultRow,
     Rule,
+    Source,
     TextKey,
     TextTrace,
     Trial,
@@ -64,13 +65,14 @@ from harness.records import (
     grouped,
 )
 from harness.serving.drafts import DRAFTS, kind_of, looks_up
-from harness.serving.engines import drafts_alike, spec_of, with_lines
+from harness.serving.engines import ENGINES, OWN, drafts_alike, spec_of, with_lines
 from harness.serving.round_counting import Counting
 from harness.stats.jackknife import Variance
 from harness.storage.manifest import EngineCosts
 from harness.summary import (
     AcceptanceByPosition,
     AdaptiveDrafting,
+    Answer,
     Caveat,
     Doubt,
     Explanation,
@@ -81,7 +83,6 @@ from harness.summary import (
     Summary,
     TextCheck,
     Unstable,
-    Verdict,
 )
 from harness.theory.cost import usd_per_million_tokens
 from harness.theory.replay import Replayed
@@ -200,8 +201,6 @@ class PairAnalysis:
         setup, priced = self.setup, self.setup.priced_by
         accepted_by: list[Rule] = [spec.rule for spec in with_lines().values() if spec.rule]
         rules: list[Rule] = [*dict.fromkeys((setup.rule, *accepted_by))]
-        if priced is not None:  # by that engine's rounds, which accept by one rule
-            rules = [setup.rule]
         # Engines with the other rules stop no drafting early
         adaptive = setup.rule if setup.adaptive else None
         if adaptive and not self.confidences:  # those of a repetition penalty are not known
@@ -329,60 +328,85 @@ class PairAnalysis:
                         seed=self.setup.seed,
                     )
 
-    # ---- verdicts ----
+    # ---- answers ----
+
+    @cached_property
+    def questions(self) -> tuple[Question, ...]:
+        """What is to be decided, by temperature: for our own loop, or at the times that were given.
+
+        These are typed, or another engine's, whose question it is then. Of every other engine
+        `answers` says what carries over.
+        """
+        engine = None if self.setup.typed_latency else OWN.name
+        if self.setup.priced_by is not None:
+            engine = self.setup.priced_by.engine.name
+        source: Source = "replayed" if self.setup.replay_only else "measured"
+        return tuple(
+            Question(evidence, self.setup.rule, source, engine) for evidence in self.evidence
+        )
 
     @cached_property
     def answered(self) -> tuple[Answered, ...]:
-        """Every question decided, for every temperature and acceptance rule."""
-        setup, rankings = self.setup, self.rankings
-
-        def doubt(question: Question) -> Doubt | None:
-            """Why a question has no verdict: its texts, or its timings, cannot be right."""
-            if self.distrusted is None and question.source == "measured":
-                return impossible(self.unstable, question.evidence.temperature)
-            return self.distrusted
-
-        priced = setup.priced_by
-        if priced is not None:
-            by_rounds = [
-                Question(each, (setup.rule,), "replayed", priced.engine.name)
-                for each in self.evidence
-            ]
-            return answered(by_rounds, weights=setup.shares, seed=setup.seed, distrust=doubt)
-        # A look-up is accepted alike by every rule
-        only_lookups = bool(rankings) and all(
-            set(ranking.replays.drafts) <= ranking.replays.lookups for ranking in rankings.values()
+        """Every question decided."""
+        return answered(
+            self.questions,
+            weights=self.setup.shares,
+            seed=self.setup.seed,
+            doubts=[self._doubt(question) for question in self.questions],
         )
-        asked = questions(
-            self.evidence,
-            {key: ranking.evidence for key, ranking in rankings.items()},
-            rule=setup.rule,
-            replay_only=setup.replay_only,
-            coincide=setup.synthetic or only_lookups,
-            adaptive=setup.adaptive,
-            alike=lambda server, draft, temperature: drafts_alike(
-                server, kind_of(draft, setup.model_facts), temperature
-            ),
-            weights=setup.weights,
-        )
-        return answered(list(asked), weights=setup.shares, seed=setup.seed, distrust=doubt)
+
+    def _doubt(self, question: Question) -> Doubt | None:
+        """Why a question has no verdict: its texts, or its timings, cannot be right."""
+        if self.distrusted is None and question.source == "measured":
+            return impossible(self.unstable, question.evidence.temperature)
+        return self.distrusted
 
     @cached_property
-    def verdicts(self) -> list[tuple[Verdict, ...]]:
-        """By temperature, under the run's rule: that of the workload, then its prompt sets'.
-
-        Where servers have different drafts, on as many of them as any server has.
-        """
+    def answers(self) -> tuple[Answer, ...]:
+        """By temperature, those that were decided, then what carries over to other engines."""
+        made: list[Answer] = []
         by_temperature = grouped(self.answered, lambda each: each.question.evidence.temperature)
-        chosen: list[tuple[Verdict, ...]] = []
-        for entries in by_temperature.values():
-            own = [entry for entry in entries if self.setup.rule in entry.question.rules]
-            most = max(own or entries, key=lambda entry: len(entry.question.drafts.get("all", ())))
-            chosen.append(most.verdicts)
-        return chosen
+        for temperature, entries in by_temperature.items():
+            (entry,) = entries
+            own = [self._with_rounds(each) for each in (entry.workload, *entry.sets)]
+            made += own
+            for engine in with_lines():
+                if engine != entry.question.engine:
+                    made += self._carried_over(own, engine, temperature)
+        return tuple(made)
+
+    def _with_rounds(self, answer: Answer) -> Answer:
+        ranking = self.rankings.get((self.setup.rule, answer.temperature or 0.0))
+        if ranking is None or self.setup.synthetic or self.distrusted:
+            return answer
+        return with_rounds(answer, ranking, self.setup.shares)
+
+    def _carried_over(
+        self, own: Sequence[Answer], engine: str, temperature: float
+    ) -> Iterator[Answer]:
+        """Of every prompt set; nothing of an engine that has none of the drafts, or drafts else.
+
+        Nor where acceptance was set, which is no property of the models.
+        """
+        setup, spec = self.setup, ENGINES[engine]
+        assert spec.rule is not None
+        ranking = self.rankings.get((spec.rule, temperature))
+        stops = setup.adaptive and spec.rule == setup.rule and not spec.stops_early
+        if ranking is None or stops or setup.synthetic or self.distrusted:
+            return
+        has = {
+            draft
+            for draft in ranking.replays.drafts
+            if drafts_alike(engine, kind_of(draft, setup.model_facts), temperature)
+        }
+        for answer in own if has else ():
+            made = carried_over(answer, engine, ranking, has, setup.shares)
+            if setup.priced_by is not None:  # what a round costs on our own loop is not known
+                made = replace(made, rounds=tuple(replace(r, own_cost=None) for r in made.rounds))
+            yield made
 
     def explained(
-        self, verdict: Verdict | None
+        self, verdict: Answer | None
     ) -> tuple[Explanation | None, tuple[RuleOfThumb, ...]]:
         """Why a verdict is what it is, and the rules of thumb next to it.
 
@@ -449,17 +473,14 @@ class PairAnalysis:
     def summary(self) -> Summary:
         """Everything that the run says."""
         setup = self.setup
-        verdict = self.verdicts[0][0] if self.verdicts else None
-        explanation, rules = self.explained(verdict)
+        own = self.answered[0].workload if self.answered else None
+        explanation, rules = self.explained(own)
         outliers = outlier_cells(self.trials)
         timed = (pair for by_draft in self.latencies.values() for pair in by_draft.items())
         round_times = [latency.round_summary(draft) for draft, latency in timed]
         summary = Summary(
             run=setup.facts(self.results),
-            verdict=verdict,
-            per_temperature=tuple(verdicts[0] for verdicts in self.verdicts),
-            per_prompt_set=tuple(each for verdicts in self.verdicts for each in verdicts[1:]),
-            answers=tuple(answer for entry in self.answered for answer in entry.answers()),
+            answers=self.answers,
             failures=failures(setup, self.trials),
             caveats=tuple(self.all_caveats(outliers)),
             results=tuple(self.results),
@@ -475,7 +496,11 @@ class PairAnalysis:
             ),
             unstable=self.unstable,
             outlier_cells=outliers,
-            leaderboards=tuple(ranking.leaderboard for ranking in self.rankings.values()),
+            leaderboards=tuple(
+                ranking.leaderboard
+                # Another engine's rounds price what it accepts alone
+                for ranking in (self.own_rankings if setup.priced_by else self.rankings.values())
+            ),
             least_regret=tuple(
                 row
                 for evidence in (() if self.distrusted else self.evidence)
@@ -508,20 +533,17 @@ class PairAnalysis:
         )
 
     def _with_cost(self, summary: Summary) -> Summary:
-        """The summary with the cost of a token, plain and as the verdict says to serve."""
-        price, verdict = self.setup.price_per_hour, summary.verdict
-        if price is None or verdict is None or verdict.temperature is None or self.distrusted:
+        """The summary with what a token costs with plain decoding, where the card has a price."""
+        price, answer = self.setup.price_per_hour, summary.headline
+        if price is None or answer is None or answer.temperature is None or self.distrusted:
             return summary
-        latency = next(iter(self.latencies.get(verdict.temperature, {}).values()), None)
+        latency = next(iter(self.latencies.get(answer.temperature, {}).values()), None)
         if latency is None:
             return summary
-        plain = usd_per_million_tokens(latency.rounds.baseline_s, price)
-        speedup = verdict.speedup if verdict.speculate and verdict.speedup else 1.0
         return replace(
             summary,
             price_per_hour_usd=price,
-            plain_usd_per_million_tokens=plain,
-            usd_per_million_tokens=plain / speedup,
+            plain_usd_per_million_tokens=usd_per_million_tokens(latency.rounds.baseline_s, price),
         )
 
 

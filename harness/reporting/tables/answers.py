@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from harness.records import GREEDY, ResultRow, first, where
+from harness.records import ResultRow, first, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.tables.specification import Column, Table, columns_by, table
 from harness.serving.drafts import kind_of
-from harness.serving.engines import OWN, drafts_alike, spec_of, with_lines
-from harness.summary import Answer, LeaderboardRow, Summary
+from harness.serving.engines import OWN, drafts_alike, spec_of
+from harness.summary import Answer, LeaderboardRow, RoundTokens, Summary
 
 MOST_SETS = 4  # prompt sets that get a column of the grid
 MOST_ROWS = 9  # of the grid on the console
@@ -31,12 +31,13 @@ class Line(NamedTuple):
 GRID: tuple[Column[Line], ...] = (
     Column("T", lambda line: line.temperature, key=True, definition="temperature"),
     Column("engines", lambda line: line.row.engines, key=True, flexible=True),
-    Column("serve", lambda line: grid.words_of_row(line.row.answer), flexible=True),
+    Column("serve", lambda line: line.row.serve, flexible=True),
     Column("speedup [lo, hi]", lambda line: fmt.bounded(line.row.answer), fmt.speedup),
-    Column("evidence", lambda line: grid.SOURCES[line.row.answer.source]),
+    Column("evidence", lambda line: line.row.evidence),
 )
 TITLE = "What to serve"
 NO_DRAFT_NOTE = "no draft: the speedup is that of the draft and K that lose least."
+COST_NOTE = "cost: of a round, in plain tokens of that engine{}."
 
 
 class SetLine(NamedTuple):
@@ -55,12 +56,18 @@ class SetLine(NamedTuple):
     @property
     def k(self) -> float | None:
         """The K to serve; where there is none, the one that the numbers are of."""
-        return grid.k_of(self.answer) or None
+        return self.answer.named[1] or None
 
     @property
     def row(self) -> ResultRow | None:
         """The row that the answer rests on."""
         return self.measured or self.predicted
+
+    @property
+    def tokens_per_round(self) -> float | None:
+        """As the row has it; where nothing was timed, by replay."""
+        emitted = self.answer.round
+        return self.row.tokens_per_round if self.row else emitted and emitted.tokens_per_round
 
     @property
     def alphas(self) -> str | None:
@@ -89,7 +96,7 @@ SETS: tuple[Column[SetLine], ...] = (
         lambda line: line.predicted.speedup if line.measured and line.predicted else None,
         fmt.speedup,
     ),
-    Column("tokens/\nround", lambda line: line.row and line.row.tokens_per_round, fmt.decimal),
+    Column("tokens/\nround", lambda line: line.tokens_per_round, fmt.decimal),
     Column("alpha /\nneeded", lambda line: line.alphas),
 )
 
@@ -106,6 +113,12 @@ def grid_table(summary: Summary) -> Table:
 def short_grid(summary: Summary) -> Table:
     """The workload's answers in few lines: of many rows those of the marked row's server."""
     every, shown = _lines(summary, alone=False), grid.marked(summary)
+    # Of engines that were not timed those of the headline's temperature
+    every = [
+        line
+        for line in every
+        if line.row.answer.timed or shown is None or line.row.temperature == shown.row.temperature
+    ]
     lines = every
     if shown is not None and len(every) > MOST_ROWS:
         lines = [line for line in every if _for_server(line.row, shown)]
@@ -121,10 +134,8 @@ def short_grid(summary: Summary) -> Table:
 
 
 def _for_server(row: grid.GridRow, shown: grid.Marked) -> bool:
-    """Whether a row holds for the marked row's server."""
-    if shown.row.served is not None:
-        return row.served == shown.row.served
-    return shown.server in (*row.servers, OWN.name)
+    """Whether a row holds for the headline's engine."""
+    return shown.answer.engine in row.servers
 
 
 def _grid(columns: Sequence[Column[Line]], lines: Sequence[Line], notes: Iterable[str]) -> Table:
@@ -144,26 +155,31 @@ def _lines(summary: Summary, *, alone: bool = True) -> list[Line]:
 
 def _holds(row: grid.GridRow, marked: grid.GridRow) -> bool:
     """Whether a row is the marked one, or the marked one with more servers in it."""
-    same = (row.temperature, row.served) == (marked.temperature, marked.served)
-    return same and set(marked.servers) <= set(row.servers)
+    return row.temperature == marked.temperature and {*marked.servers} <= {*row.servers}
 
 
 def _grid_notes(lines: Sequence[Line], summary: Summary) -> Iterator[str]:
     if summary.run.weights:
         shares = ", ".join(f"{name} {share:g}" for name, share in summary.run.weights.items())
         yield f"Prompt sets weigh {shares} (prompts.weights)."
-    if any(line.row.answer.decision == "does_not_pay" for line in lines):
+    if any(row.answer.decision == "does_not_pay" and row.answer.timed for row, _ in lines):
         yield NO_DRAFT_NOTE
+    if any(line.row.answer.decision == "not_measured" for line in lines):
+        own = next(line.row.answer for line in lines)
+        cost = own.round and own.round.own_cost if own.timed else None
+        place = "here" if own.engine in (OWN.name, None) else grid.at_place(own)
+        here = "" if cost is None else f"; {place} {fmt.decimal(cost)} for K={own.named[1]}"
+        yield COST_NOTE.format(here)
     yield from dict.fromkeys(note for line in lines for note in grid.left_out(line.row.servers))
     yield from _lacking(summary)
 
 
 def _lacking(summary: Summary) -> Iterator[str]:
-    """The drafts that look faster than the marked row's, and that its server does not have."""
+    """The drafts that look faster here, and that the headline's engine does not have."""
     shown = grid.marked(summary)
-    if shown is None or not spec_of(shown.server).lines:
+    if shown is None or shown.answer.timed or shown.answer.engine is None:
         return
-    engine, temperature = spec_of(shown.server), shown.row.temperature
+    engine, temperature = spec_of(shown.answer.engine), shown.row.temperature
     board = first(summary.leaderboards, rule=engine.rule, temperature=temperature)
     faster: list[str] = []
     for row in board.rows if board else ():
@@ -181,39 +197,74 @@ def _words_of_set(line: Line, name: str) -> str | None:
 
 
 def sets_table(summary: Summary) -> Table:
-    """Each prompt set alone, on the engine that was asked for, else under the run's own rule."""
-    rule, served, shown = grid.rule_of(summary), summary.served, grid.marked(summary)
-    engine = served.engine if served else OWN.name
-    rows: dict[float, grid.GridRow] = {}
-    for row in grid.rows(summary):
-        # Of several with one rule the marked one's
-        if rule in row.rules and row.answer.engine == engine:
-            rows[row.temperature] = rows.get(row.temperature, row)
-        if shown is not None and row == shown.row and rule in row.rules:
-            rows[row.temperature] = row
-    lines = [
-        _set_line(answer, summary)
-        for answer in where(summary.answers, rule=rule, engine=engine)
-        if answer.prompt_set != "all"
-        and set(answer.servers) <= set(rows[answer.temperature].servers)
-    ]
-    common = set(with_lines()).intersection(*(row.servers for row in rows.values()))
-    of_rule = [name for name in common if spec_of(name).rule == rule]
-    on = spec_of(served.engine).title if served else grid.names_of(of_rule)
-    return table(f"Each prompt set alone ({on})", SETS, lines)
+    """Each prompt set alone, on the headline's engine."""
+    shown, lines = grid.marked(summary), [_set_line(a, summary) for a in summary.per_prompt_set]
+    if shown is None:
+        return table("", SETS, ())
+    untimed = "" if shown.answer.timed else ", not measured"
+    title = f"Each prompt set alone, {grid.at_place(shown.answer)}{untimed}"
+    return table(title, SETS, lines)
 
 
 def _set_line(answer: Answer, summary: Summary) -> SetLine:
     """The answer with the rows of the draft and K that its speedup is of."""
-    draft = answer.draft or answer.reason_values.get("draft")
-    k = answer.k or answer.reason_values.get("k")
-    own = answer.rule == summary.run.sampling.rule or answer.temperature == GREEDY
+    draft, k = answer.named
     cell = {"prompt_set": answer.prompt_set, "temperature": answer.temperature, "k": k}
-    rows = [row for row in where(summary.alone, **cell) if own and draft in (None, row.draft)]
+    # Of another rule than the run's there are none
+    rows = [
+        row
+        for row in where(summary.alone, **cell)
+        if answer.timed and draft in (None, row.draft) and answer.rule in (None, row.rule)
+    ]
     by_source = {row.source: row for row in rows}
     return SetLine(
         answer, by_source.get("measured"), by_source.get("replayed") or by_source.get("theory")
     )
+
+
+class EmitsLine(NamedTuple):
+    """What a round of one K emits on engines whose rounds were not timed."""
+
+    row: grid.GridRow
+    draft: str | None
+    emitted: RoundTokens
+
+
+EMITS: tuple[Column[EmitsLine], ...] = (
+    Column("temperature", lambda line: line.row.temperature, fmt.temperature, key=True),
+    Column("engines", lambda line: line.row.engines, key=True, flexible=True),
+    Column("draft", lambda line: line.draft),
+    Column("K", lambda line: line.emitted.k, fmt.count),
+    Column(
+        "tokens/round\n[lo, hi]",
+        lambda line: (
+            line.emitted.tokens_per_round,
+            line.emitted.tokens_per_round_lo,
+            line.emitted.tokens_per_round_hi,
+        ),
+        fmt.with_bounds,
+    ),
+    Column("cost of\na round here", lambda line: line.emitted.own_cost, fmt.decimal),
+)
+EMITS_NOTE = (
+    "Nothing was timed on these engines. By the rule by which they accept, a round emits so many"
+    " tokens; K pays there while a round costs fewer plain tokens of that engine. What one costs on"
+    " {here} says nothing of theirs."
+)
+
+
+def emits_table(summary: Summary) -> Table:
+    """What carries over to engines whose rounds were not timed: tokens per round at every K."""
+    lines = [
+        EmitsLine(row, row.answer.named[0], emitted)
+        for row in grid.rows(summary, alone=False)
+        if not row.answer.timed
+        for emitted in row.answer.rounds
+    ]
+    timed = next((answer.engine for answer in summary.answers if answer.timed), OWN.name)
+    here = "an engine of the given times" if timed is None else spec_of(timed).title
+    note = EMITS_NOTE.format(here=here)
+    return table("What carries over to other engines", EMITS, lines, notes=(note,))
 
 
 DRAFTS: tuple[Column[LeaderboardRow], ...] = (
@@ -231,9 +282,10 @@ def drafts_table(summary: Summary) -> Table:
     shown = grid.marked(summary)
     if shown is None:
         return table("", DRAFTS, ())
-    answer = shown.row.answer
-    temperature = shown.row.temperature
-    boards = where(summary.leaderboards, rule=answer.rule, temperature=temperature)
+    rule, temperature = summary.run.sampling.rule, shown.row.temperature
+    boards = where(summary.leaderboards, rule=rule, temperature=temperature)
     rows = [row for board in boards for row in board.rows if row.draft is not None]
-    where_shown = f"temperature {fmt.temperature(temperature)}"
-    return table(f"Every draft at its fastest K, predicted ({where_shown})", DRAFTS, rows)
+    own = grid.own_answer(summary, temperature)
+    place = "" if own is None else f" {grid.at_place(own)}"
+    at = f"temperature {fmt.temperature(temperature)}"
+    return table(f"Every draft at its fastest K, predicted{place} ({at})", DRAFTS, rows)
