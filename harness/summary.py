@@ -215,6 +215,7 @@ class Answer:
     # "own" for our own loop, else as `engine=` names it; None where times or speedups were given
     engine: str | None = None
     timed: bool = True  # whether its rounds were timed; else there is no speedup
+    run: str | None = None  # the server run that timed them, where that is another run
     rule: Rule | None = None  # None where it is not known
     # "measured": that engine ran; "replayed": predicted, or without a speedup; "theory": arithmetic
     source: Source = "replayed"

@@ -15,6 +15,7 @@ from harness.analysis.engine_costs import basis_of, costs_of, priced_by
 from harness.analysis.latency import ServedTimes
 from harness.analysis.server_costs import ServerCosts
 from harness.records import UserError
+from harness.reporting.content import content_of
 from harness.reporting.sentences.caveats import caveat
 from harness.stats.crossfit import SharedError, Workload, cross_fit
 from harness.stats.jackknife import CONFIDENCE, half_width
@@ -50,10 +51,15 @@ def test_an_audition_at_a_servers_costs_is_of_that_server_and_times_nothing(
     assert set(auditioned.results.source) == {"replayed"}
     assert (auditioned.rounds, auditioned.timings) == ((), [])
     summary = analyse(auditioned)
-    assert {(answer.engine, answer.source) for answer in summary.answers} == {
-        ("llamacpp", "replayed")
+    timed = [answer for answer in summary.answers if answer.timed]
+    assert {(each.engine, each.source, each.run, each.rule) for each in timed} == {
+        ("llamacpp", "replayed", str(SERVED), "greedy_draft")
     }
-    assert {answer.rule for answer in summary.answers} == {"greedy_draft"}
+    assert summary.headline == timed[0]
+    others = [answer for answer in summary.answers if not answer.timed]
+    assert "vllm" in {answer.engine for answer in others}
+    assert {answer.speedup for answer in others} == {None}
+    assert {entry.own_cost for answer in others for entry in answer.rounds} == {None}
     assert {board.engines for board in summary.leaderboards} == {("llama.cpp",)}
     times = {(each.draft, each.temperature): each for each in summary.round_times}
     assert {(each.engine, each.run) for each in times.values()} == {("llamacpp", str(SERVED))}
@@ -124,6 +130,19 @@ def test_an_interval_holds_the_error_of_the_costs_and_of_a_draft_that_was_not_me
     assert settled["tiny_small"] > 1.2 * settled["tiny_good"]
 
 
+def test_a_report_says_that_it_is_predicted_and_from_which_run(auditioned: StoredRun) -> None:
+    content = content_of(analyse(auditioned))
+    headline = content.verdicts[0]
+    assert headline.startswith(
+        f"On llama.cpp, predicted by the round times of {SERVED.name}, one request at a time,"
+        " temperature 0: "
+    )
+    assert "measured on held-out" not in headline
+    assert content.grid is not None
+    assert f"llama.cpp: predicted, round times of {SERVED.name}." in content.grid.notes
+    assert {cell.text for cell in content.grid.column("evidence")} == {"predicted", "not measured"}
+
+
 def test_a_caveat_says_whose_rounds_these_are(auditioned: StoredRun) -> None:
     texts = {entry.code: caveat(entry) for entry in analyse(auditioned).caveats}
     text = texts["rounds_of_engine"]
@@ -141,7 +160,7 @@ def test_a_sweep_is_replayed_at_a_servers_costs(tmp_path: Path) -> None:
     )
     assert (run.rounds, run.timings) == ((), [])
     summary = analyse(run)
-    assert {answer.engine for answer in summary.answers} == {"llamacpp"}
+    assert {answer.engine for answer in summary.answers if answer.timed} == {"llamacpp"}
     assert [each.basis for each in summary.round_times] == ["composed"]
 
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from harness.records import ResultRow, Rule, ServingEngine
 from harness.serving.drafts import DraftKind
+from harness.serving.engines import with_lines
 from harness.storage import SERVER, StoredRun
 from harness.storage.contents import flattened
 from harness.storage.manifest import EngineCosts, Environment, ModelEntry
@@ -290,8 +291,14 @@ class Setup:
 
     @property
     def _serve_on(self) -> str | None:
-        """The server whose line is asked for; of a server run the line is that server's own."""
-        return None if self.engine else self.run.config.get("engine")
+        """The server whose line is asked for, or whose rounds price the drafts.
+
+        Of a server run the line is that server's own.
+        """
+        if self.engine is not None:
+            return None
+        priced = self.priced_by.engine.name if self.priced_by else None
+        return self.run.config.get("engine") or (priced if priced in with_lines() else None)
 
     def _command_line(self) -> dict[str, Value]:
         """The command line as it can be typed again."""

@@ -337,13 +337,13 @@ class PairAnalysis:
         These are typed, or another engine's, whose question it is then. Of every other engine
         `answers` says what carries over.
         """
-        engine = None if self.setup.typed_latency else OWN.name
-        if self.setup.priced_by is not None:
-            engine = self.setup.priced_by.engine.name
-        source: Source = "replayed" if self.setup.replay_only else "measured"
-        return tuple(
-            Question(evidence, self.setup.rule, source, engine) for evidence in self.evidence
-        )
+        setup, priced = self.setup, self.setup.priced_by
+        engine = None if setup.typed_latency else OWN.name
+        source: Source = "replayed" if setup.replay_only else "measured"
+        asked = (Question(evidence, setup.rule, source, engine) for evidence in self.evidence)
+        if priced is None:
+            return tuple(asked)
+        return tuple(replace(each, engine=priced.engine.name, run=priced.run) for each in asked)
 
     @cached_property
     def answered(self) -> tuple[Answered, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import PurePath
 from typing import NamedTuple
 
 from harness.records import ResultRow, first, where
@@ -162,6 +163,10 @@ def _grid_notes(lines: Sequence[Line], summary: Summary) -> Iterator[str]:
     if summary.run.weights:
         shares = ", ".join(f"{name} {share:g}" for name, share in summary.run.weights.items())
         yield f"Prompt sets weigh {shares} (prompts.weights)."
+    elsewhere = {(line.row.engines, line.row.answer.run): None for line in lines}
+    for engines, run in elsewhere:
+        if run is not None:
+            yield f"{engines}: predicted, round times of {PurePath(run).name}."
     if any(row.answer.decision == "does_not_pay" and row.answer.timed for row, _ in lines):
         yield NO_DRAFT_NOTE
     if any(line.row.answer.decision == "not_measured" for line in lines):
