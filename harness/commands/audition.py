@@ -40,7 +40,7 @@ from harness.storage.manifest import ModelEntry, TextsMadeWith
 
 AUDITION = "audition"
 OF_DRAFT = ("name", "id", "kind", "layers")
-OF_BEST_CARD = ("environment", "models", "prompts", "prompts_sha256", "seed")
+OF_BEST_CARD = ("environment", "models", "prompts", "prompts_sha256", "seed", "engine_costs")
 
 
 def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
