@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from markupsafe import escape
 from rich.console import Console
 from runs import FROZEN, analysed
 
@@ -166,7 +167,7 @@ RUNS: Mapping[str, tuple[str, Change]] = {
     "noisy": ("sweep", noisy),
     "nothing pays": ("sweep", nothing_pays),
     "one temperature pays": ("sweep", one_temperature_pays),
-    "nothing is accepted": ("sweep", nothing_is_accepted),
+    "nothing is accepted": ("sweep_replay", nothing_is_accepted),
     "every set differs": ("sweep", every_set_differs),
     "other weights": ("sweep", lambda run: changed(run, prompts__weights={"easy": 1, "hard": 9})),
     "many temperatures": ("sweep", many_temperatures),
@@ -223,7 +224,7 @@ def drafted(code: str) -> int | None:
     [
         ("nothing pays", "does_not_pay", {"not_measured"}),
         ("an audition where nothing pays", "does_not_pay", {"not_measured"}),
-        ("nothing is accepted", "speculate", {"does_not_pay"}),
+        ("nothing is accepted", "does_not_pay", {"does_not_pay"}),
         ("texts differ", "undecided", set[str]()),
         ("synthetic", "speculate", set[str]()),
     ],
@@ -388,7 +389,8 @@ def test_every_temperature_is_answered_for_every_engine_that_has_the_draft(name:
             if (answer.temperature, answer.prompt_set) == (temperature, "all")
         ]
         adaptive = made.run.sampling.stop_threshold is not None
-        lacking = {"vllm_probabilistic"} if adaptive else set[str]()  # it does not stop drafting
+        # One does not stop drafting, and where the other stops was not stored
+        lacking = {"vllm_probabilistic", "transformers"} if adaptive else set[str]()
         others = [] if known else [name for name in with_lines() if name not in lacking]
         assert engines == ["own", *others]
 
@@ -433,9 +435,9 @@ def test_report_md_and_report_html_lead_with_the_same_grid(name: str, tmp_path: 
     for row in content.grid.rows:
         for cell in row.cells:
             assert markdown.escape(cell.text) in written
-            assert cell.text.strip("* ").partition(" [")[0] in page
+            assert str(escape(cell.text.strip("* ").partition(" [")[0])) in page
     assert written.index(markdown.escape(content.verdicts[0])) < written.index("| engines")
-    first = content.grid.rows[0].cells[1].text
+    first = str(escape(content.grid.rows[0].cells[1].text))
     assert page.index(first) < page.index('id="measured"')
 
 

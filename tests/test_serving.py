@@ -474,7 +474,7 @@ def test_an_engine_without_the_best_kind_has_the_line_of_another_draft() -> None
     assert snippets["mlx-lm"].code == ""
     asked = content_of(replace(made, run=replace(made.run, serve_on="vllm")))
     assert asked.grid is not None
-    missed = "Faster here, but not available on vLLM: early_exit at K=3 (1.90x)."
+    missed = "Faster here, but not available on vLLM: early_exit at K=3."
     assert missed in asked.grid.notes
 
 

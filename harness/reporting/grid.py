@@ -8,7 +8,6 @@ sweep and an audition it is our own loop's at the first temperature, or that of 
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from harness.records import Decision, Rule, Source, first, grouped, where
 from harness.reporting import formatting as fmt
@@ -41,7 +40,7 @@ class GridRow:
     temperature: float
     servers: tuple[str | None, ...]  # engines, in their order; None: what has the given times
     answer: Answer  # of the whole workload, the first engine's
-    sets: tuple[Answer, ...]  # of each prompt set alone
+    sets: tuple[Answer, ...]  # of each prompt set alone; none of engines that were not timed
     every: bool  # whether it holds of every engine whose rounds were not timed
     adaptive: bool  # whether drafting stopped early
     same_draft: bool  # whether its draft is that of the first row of the temperature
@@ -123,23 +122,21 @@ class Marked:
         return f"{name} at temperature {fmt.temperature(self.row.temperature)}"
 
 
-def rows(summary: Summary, *, alone: bool = True) -> tuple[GridRow, ...]:
-    """Every row, temperatures and engines as the answers have them.
-
-    Engines share a row where it shows the same of each, of prompt sets `alone` too.
-    """
-    return tuple(_rows(summary, alone=alone))
+def rows(summary: Summary) -> tuple[GridRow, ...]:
+    """Every row, temperatures and engines as the answers have them."""
+    return tuple(_rows(summary))
 
 
-def _rows(summary: Summary, *, alone: bool) -> Iterator[GridRow]:
+def _rows(summary: Summary) -> Iterator[GridRow]:
     for temperature, answers in grouped(summary.answers, lambda each: each.temperature).items():
         if temperature is None:
             continue
         by_engine = grouped(answers, lambda answer: answer.engine)
-        alike: dict[tuple[_Shown, ...], list[str | None]] = {}
-        for engine, group in by_engine.items():
-            compared = group if alone else where(group, prompt_set="all")
-            alike.setdefault(tuple(map(_shown, compared)), []).append(engine)
+        # Engines that were not timed share a row where the same is known of the whole workload
+        alike: dict[tuple[str | None, str], list[str | None]] = {}
+        for engine, (answer, *_) in by_engine.items():
+            of_one = engine if answer.timed else None
+            alike.setdefault((of_one, words_of_row(answer)), []).append(engine)
         untimed = {answer.engine for answer in answers if not answer.timed}
         draft, _ = answers[0].named
         for engines in alike.values():
@@ -147,29 +144,13 @@ def _rows(summary: Summary, *, alone: bool) -> Iterator[GridRow]:
             yield GridRow(
                 temperature,
                 tuple(engines),
-                next(answer for answer in group if answer.prompt_set == "all"),
-                tuple(answer for answer in group if answer.prompt_set != "all"),
+                group[0],
+                tuple(group[1:]) if group[0].timed else (),
                 every=untimed == set(engines) == set(with_lines()),
                 adaptive=summary.run.sampling.stop_threshold is not None
                 and any(answer.rule == summary.run.sampling.rule for answer in group),
                 same_draft=group[0].named[0] == draft,
             )
-
-
-class _Shown(NamedTuple):
-    """What a row shows of an answer: engines with the same share it."""
-
-    engine: str | None  # of an engine that was timed, for it shares with none
-    timed: bool
-    prompt_set: str
-    serve: str
-
-
-def _shown(answer: Answer) -> _Shown:
-    alone = answer.prompt_set != "all"
-    serve = words_of_set(answer) if alone else words_of_row(answer)
-    engine = answer.engine if answer.timed else None
-    return _Shown(engine, answer.timed, answer.prompt_set, serve)
 
 
 def marked(summary: Summary) -> Marked | None:
@@ -196,8 +177,6 @@ def words(answer: Answer) -> str:
 
 def words_of_set(answer: Answer) -> str:
     """What to serve to one prompt set, with the speedup where a draft pays."""
-    if answer.decision == "not_measured":
-        return words_of_row(answer)
     gain = f": {fmt.speedup(answer.speedup)}" if answer.speculates else ""
     return f"{words(answer)}{gain}"
 

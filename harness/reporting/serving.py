@@ -36,6 +36,7 @@ class Snippet:
     # code is for then
     measure: str = ""
     then: str = ""
+    name: str = ""  # of the engine, where the title says more
     marked: bool = False  # whether it is for the marked row's engine
 
 
@@ -62,7 +63,7 @@ def without_line(snippets: Sequence[Snippet]) -> dict[str, list[str]]:
 
 def _titles(noted: Iterable[tuple[Snippet, Sequence[str]]]) -> dict[str, list[str]]:
     """Of each note, the titles of the snippets that it is of."""
-    pairs = [(note, snippet.title) for snippet, notes in noted for note in notes]
+    pairs = [(note, snippet.name or snippet.title) for snippet, notes in noted for note in notes]
     groups = grouped(pairs, lambda pair: pair[0])
     return {note: [title for _, title in group] for note, group in groups.items()}
 
@@ -119,6 +120,7 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
         # At temperature 0 a variant drafts as its engine does
         if server == asked or shown.row.temperature or ENGINES[server].variant_of is None:
             line = _line(summary, own, server)
+            line = replace(line, name=f"{_titled(ENGINES[server])}{ENGINES[server].line_title}")
             # A variant has its engine's line for a look-up, whose tokens are chosen
             if not line.code or line.code not in {other.code for other in made}:
                 made.append(replace(line, marked=server == asked))

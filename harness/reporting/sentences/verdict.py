@@ -58,8 +58,7 @@ def verdicts(summary: Summary) -> tuple[str, ...]:
 
 def _other_engine(summary: Summary, shown: Marked) -> str:
     """What carries over to the first engine that was not timed; of such a headline our own loop."""
-    rows = grid.rows(summary, alone=False)
-    at = [row for row in rows if row.temperature == shown.row.temperature]
+    at = [row for row in grid.rows(summary) if row.temperature == shown.row.temperature]
     other = next((row for row in at if row.answer.timed != shown.answer.timed), None)
     if other is None:
         return ""
