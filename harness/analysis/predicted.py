@@ -121,7 +121,7 @@ def speedups(
 ) -> dict[Candidate, Speedup]:
     """Every candidate's: 1 / the weighted mean over sets of what a token costs in plain tokens.
 
-    `error` is that of predictions besides prompts and visits (`prediction_error`).
+    `error` is that of predictions besides prompts and visits (`PredictionError`).
     """
     workload = replace(evidence.workload(weights), error=error)
     values = np.exp(workload.log_speedups()).tolist()
