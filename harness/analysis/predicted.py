@@ -156,7 +156,8 @@ def gap_of(
     if not rows or not latency.rounds.covers(cell.k):
         return None
     sets = (cell.prompt_set,) * len(rows)
-    measured = log_speedup(*np.array([each for _, each in found]).T, sets)
+    plain_s, plain_tokens, seconds, tokens = np.array([each for _, each in found]).T
+    measured = log_speedup(plain_s, plain_tokens, seconds, tokens, sets)
     costs, texts = counts.proposals @ latency.relative(cell.k), counts.new_tokens
     predicted = log_speedup(texts, texts, costs, texts, sets)
     by_visit = visit_costs(counts, latency)[None]

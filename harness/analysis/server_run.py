@@ -872,12 +872,12 @@ class _Prediction:
         rows = [row for row, name in enumerate(self.prompts) if name in measured]
         if not rows or self.costs is None:
             return None
-        plain_s, seconds, tokens = self.sums[:, rows]
-        of_measured = np.array([measured[self.prompts[row]] for row in rows]).T
-        sets = ("",) * len(rows)
+        sets, (before_s, after_s, texts) = ("",) * len(rows), self.sums[:, rows]
+        of_prompts = np.array([measured[self.prompts[row]] for row in rows])
+        plain_s, plain_tokens, seconds, tokens = of_prompts.T
         return Gap.of(
-            log_speedup(plain_s, tokens, seconds, tokens, sets),
-            log_speedup(*of_measured, sets),
+            log_speedup(before_s, texts, after_s, texts, sets),
+            log_speedup(plain_s, plain_tokens, seconds, tokens, sets),
             self.costs,
         )
 
