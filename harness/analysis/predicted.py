@@ -160,10 +160,11 @@ def gap_of(
     measured = log_speedup(plain_s, plain_tokens, seconds, tokens, sets)
     costs, texts = counts.proposals @ latency.relative(cell.k), counts.new_tokens
     predicted = log_speedup(texts, texts, costs, texts, sets)
-    by_visit = visit_costs(counts, latency)[None]
-    of_visits = VisitCosts(np.zeros(1, dtype=np.intp), by_visit).variance
-    of_costs = Variance(of_visits.value[0], of_visits.degrees[0]) if by_visit.size > 1 else None
-    return Gap.of(predicted, measured, of_costs)
+    by_visit = visit_costs(counts, latency)
+    if len(by_visit) < 2:
+        return Gap.of(predicted, measured, None)
+    of_visits = VisitCosts(np.zeros(1, dtype=np.intp), by_visit[None]).variance
+    return Gap.of(predicted, measured, Variance(of_visits.value[0], of_visits.degrees[0]))
 
 
 # ---- rows of results.csv -------------------------------------------------------------------------
