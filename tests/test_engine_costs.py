@@ -113,8 +113,9 @@ def test_an_interval_holds_the_error_of_the_costs_and_of_a_draft_that_was_not_me
     assert costs is not None
     exact = replace(
         costs,
-        at=tuple(replace(each, without=(each.costs,) * len(each.without)) for each in costs.at),
-        error=0.0,
+        at=tuple(
+            replace(each, without=(each.costs,) * len(each.without), error=0.0) for each in costs.at
+        ),
     )
     manifest = again.manifest.updated(engine_costs=exact)
 
@@ -295,7 +296,6 @@ def simulated(
         draft=entry_of(model),
         bytes_factor=1.0,
         at=(CostsAt(costs, (costs,) * 8),),
-        error=0.0,
     )
 
 

@@ -147,8 +147,8 @@ def test_rates_of_longer_drafts_give_those_of_a_smaller_k_in_easy_and_hard_stret
     for k, of_k in replayed.items():
         found, exact = positions_at_k(rates, k), (last + 1) % (k + 1) == 0
         tokens = 1.0 + sum(of_k.acceptance_by_position)
-        assert 1.0 + sum(found) == pytest.approx(tokens, rel=0.003 if exact else 0.015)
-        assert found == pytest.approx(of_k.acceptance_by_position, rel=0.004 if exact else 0.03)
+        assert 1.0 + sum(found) == pytest.approx(tokens, rel=0.003 if exact else 0.02)
+        assert found == pytest.approx(of_k.acceptance_by_position, rel=0.004 if exact else 0.04)
         assert tokens > 1.03 * (1.0 + sum(rates[:k])) or stretch == 4 or k > last // 2
 
 

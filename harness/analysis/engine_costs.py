@@ -103,7 +103,6 @@ def costs_of(run: StoredRun, temperatures: Sequence[float], ks: Sequence[int]) -
         draft=ModelEntry.of({"name": setup.draft, **draft, **identity}),
         bytes_factor=_bytes_factor(setup),
         at=at,
-        **_error_of_predictions(served),
     )
     for temperature in temperatures:
         timed = _nearest(costs, temperature)
@@ -127,15 +126,11 @@ def _settled_costs(served: ServedRun) -> Iterator[CostsAt]:
         without = served.left_out_costs(temperature)
         if without:
             stored = [served.recorded(temperature, each) for each in (costs, *without)]
-            yield CostsAt(stored[0], tuple(stored[1:]))
-
-
-def _error_of_predictions(served: ServedRun) -> dict[str, float]:
-    """See `EngineCosts`."""
-    found = served.prediction_error
-    if found is None:
-        return {}
-    return {"error": float(found.variance.value), "error_degrees": float(found.variance.degrees)}
+            at, shown = CostsAt(stored[0], tuple(stored[1:])), served.prediction_errors
+            if temperature in shown:
+                error = shown[temperature].variance
+                at = replace(at, error=float(error.value), error_degrees=float(error.degrees))
+            yield at
 
 
 def _changes_texts(served: ServedRun, temperature: float) -> bool:
@@ -204,7 +199,7 @@ def priced_by(
         costs=every[0],
         without=tuple(every[1:]),
         ends=ends,
-        error=(costs.error, costs.error_degrees),
+        error=(timed.error, timed.error_degrees),
     )
     return Latency(every[0].times, served=served)
 

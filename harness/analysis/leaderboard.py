@@ -52,7 +52,7 @@ def rank(
 ) -> Ranking:
     """The leaderboard of one rule and temperature, "do not speculate" among its rows.
 
-    `error` is that of predictions besides prompts and visits (`prediction_error`).
+    `error` is that of predictions besides prompts and visits (`PredictionError`).
     """
     evidence = evidence_of(replays, latencies)
     gains = speedups(evidence, weights, error)

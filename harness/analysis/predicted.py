@@ -160,7 +160,7 @@ def speedups(
 ) -> dict[Candidate, Speedup]:
     """Every candidate's: 1 / the weighted mean over sets of what a token costs in plain tokens.
 
-    `error` is that of predictions besides prompts and visits (`prediction_error`).
+    `error` is that of predictions besides prompts and visits (`PredictionError`).
     """
     workload = replace(evidence.workload(weights), error=error)
     values = np.exp(workload.log_speedups()).tolist()
@@ -195,13 +195,15 @@ def gap_of(
     if not rows or not latency.rounds.covers(cell.k):
         return None
     sets = (cell.prompt_set,) * len(rows)
-    measured = log_speedup(*np.array([each for _, each in found]).T, sets)
+    plain_s, plain_tokens, seconds, tokens = np.array([each for _, each in found]).T
+    measured = log_speedup(plain_s, plain_tokens, seconds, tokens, sets)
     costs, texts = counts.proposals @ latency.relative(cell.k), counts.new_tokens
     predicted = log_speedup(texts, texts, costs, texts, sets)
-    by_visit = visit_costs(counts, latency)[None]
-    of_visits = VisitCosts(np.zeros(1, dtype=np.intp), by_visit).variance
-    of_costs = Variance(of_visits.value[0], of_visits.degrees[0]) if by_visit.size > 1 else None
-    return Gap.of(predicted, measured, of_costs)
+    by_visit = visit_costs(counts, latency)
+    if len(by_visit) < 2:
+        return Gap.of(predicted, measured, None)
+    of_visits = VisitCosts(np.zeros(1, dtype=np.intp), by_visit[None]).variance
+    return Gap.of(predicted, measured, Variance(of_visits.value[0], of_visits.degrees[0]))
 
 
 # ---- rows of results.csv -------------------------------------------------------------------------

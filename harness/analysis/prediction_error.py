@@ -7,7 +7,8 @@ cell's gap, log(predicted / measured speedup) on the same prompts, has a samplin
 and what the gaps vary by beyond it is the error of predictions. It is estimated without weights, so
 that no cell decides alone, as the mean of gap^2 - its sampling variance (as the variance between
 studies in a meta-analysis: Hedges, "A random effects model for effect sizes", 1983; about 0, which
-predictions claim). It is added to every prediction's variance, of cells that were not measured too.
+predictions claim). It is added to the variance of every prediction at that temperature, of cells
+that were not measured too: rounds are timed for each temperature apart.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import binom
 
-from harness.records import Cell
+from harness.records import Cell, grouped
 from harness.stats.jackknife import CONFIDENCE, Estimate, Variance, half_width, joined
 from harness.summary import Caveat
 
@@ -50,20 +51,15 @@ class Gap:
 
 @dataclass(frozen=True, eq=False)
 class PredictionError:
-    """What measured cells say of a run's predictions; `gaps` has at least one."""
+    """What measured cells of one temperature say of its predictions; `gaps` has at least one."""
 
     gaps: Mapping[Cell, Gap]
 
     @property
     def variance(self) -> Variance:
-        """Of the logarithm of any prediction, besides its own.
-
-        A prompt set's cells share what a round of a K costs, so each K of a temperature counts as
-        one sample.
-        """
+        """Of the logarithm of any prediction, besides its own."""
         squares = [gap.value**2 - float(gap.variance.value) for gap in self.gaps.values()]
-        samples = {(cell.temperature, cell.k) for cell in self.gaps}
-        return Variance(np.array(max(0.0, np.mean(squares))), np.array(float(len(samples))))
+        return Variance(np.array(max(0.0, np.mean(squares))), np.array(float(len(squares))))
 
     def caveats(self) -> Sequence[Caveat]:
         """Where more measured cells lie outside their predictions' intervals than by chance."""
@@ -83,7 +79,8 @@ class PredictionError:
         return (Caveat("predictions_off", values),)
 
 
-def prediction_error(gaps: Mapping[Cell, Gap | None]) -> PredictionError | None:
-    """What the cells say whose gap is known; None without any."""
+def prediction_errors(gaps: Mapping[Cell, Gap | None]) -> dict[float, PredictionError]:
+    """By temperature, what the cells say whose gap is known; of those that have any."""
     known = {cell: gap for cell, gap in gaps.items() if gap is not None}
-    return PredictionError(known) if known else None
+    cells = grouped(known, lambda cell: cell.temperature)
+    return {at: PredictionError({cell: known[cell] for cell in of}) for at, of in cells.items()}

@@ -33,7 +33,7 @@ from harness.analysis.cells import (
 )
 from harness.analysis.latency import latency_of, latency_row, near, visits_of
 from harness.analysis.lossless import distrust
-from harness.analysis.prediction_error import Gap, PredictionError, prediction_error
+from harness.analysis.prediction_error import Gap, PredictionError, prediction_errors
 from harness.analysis.request_times import Visit, compared_pace, with_enough_visits
 from harness.analysis.server_costs import (
     PlainRequests,
@@ -298,8 +298,7 @@ class ServedRun(ServedTexts):
     @cached_property
     def predicted(self) -> list[ResultRow | None]:
         """What is predicted of each row of `measured`; None where nothing is."""
-        error = self.prediction_error and self.prediction_error.variance
-        return [made and made.with_interval(error) for made in self._predictions]
+        return [made and made.with_interval(self.prediction_errors) for made in self._predictions]
 
     @cached_property
     def _predictions(self) -> "list[_Prediction | None]":
@@ -307,8 +306,8 @@ class ServedRun(ServedTexts):
         return [self._predicted_cell(row) for row in self.measured]
 
     @cached_property
-    def prediction_error(self) -> PredictionError | None:
-        """How far what was measured is from these; None where nothing is both."""
+    def prediction_errors(self) -> dict[float, PredictionError]:
+        """By temperature, how far what was measured is from these."""
         cells = grouped(completed(self.settled), lambda trial: trial.cell_key)
         gaps: dict[Cell, Gap | None] = {}
         for made in self._predictions:
@@ -317,7 +316,7 @@ class ServedRun(ServedTexts):
             cell = _cell(made.row)
             sums = paired_sums(cells.get(cell, []), cells.get(replace(cell, k=0), []))
             gaps[cell] = made.gap(sums)
-        return prediction_error(gaps)
+        return prediction_errors(gaps)
 
     @cached_property
     def results(self) -> list[ResultRow]:
@@ -774,8 +773,8 @@ class ServedRun(ServedTexts):
             yield Caveat("draft_served_in_other_dtype", values)
         yield from self._visits_lacking()
         yield from self._load_caveats()
-        if self.prediction_error is not None:
-            yield from self.prediction_error.caveats()
+        for error in self.prediction_errors.values():
+            yield from error.caveats()
         if self.not_predicted is not None:
             yield Caveat("server_not_predicted", {"reason": self.not_predicted})
 
@@ -853,15 +852,16 @@ class _Prediction:
     sums: Array = field(default_factory=lambda: np.zeros((3, 0)))
     costs: Variance | None = None
 
-    def with_interval(self, error: Variance | None) -> ResultRow:
-        """The row; `error` is that of all predictions (`prediction_error`).
+    def with_interval(self, errors: Mapping[float, PredictionError]) -> ResultRow:
+        """The row with an interval over other prompts, and others whose requests tell costs.
 
-        Its interval is over other prompts, and other prompts whose requests tell costs.
+        By temperature, `errors` are those of all predictions.
         """
         if self.costs is None:
             return self.row
         plain_s, seconds, tokens = self.sums
-        shared = joined(filter(None, [self.costs, error]))
+        error = errors.get(self.row.temperature or 0.0)
+        shared = joined([self.costs] if error is None else [self.costs, error.variance])
         interval = speedup_interval(plain_s, tokens, seconds, tokens, shared=shared)
         if interval is None:
             return self.row
@@ -875,12 +875,12 @@ class _Prediction:
         rows = [row for row, name in enumerate(self.prompts) if name in measured]
         if not rows or self.costs is None:
             return None
-        plain_s, seconds, tokens = self.sums[:, rows]
-        of_measured = np.array([measured[self.prompts[row]] for row in rows]).T
-        sets = ("",) * len(rows)
+        sets, (before_s, after_s, texts) = ("",) * len(rows), self.sums[:, rows]
+        of_prompts = np.array([measured[self.prompts[row]] for row in rows])
+        plain_s, plain_tokens, seconds, tokens = of_prompts.T
         return Gap.of(
-            log_speedup(plain_s, tokens, seconds, tokens, sets),
-            log_speedup(*of_measured, sets),
+            log_speedup(before_s, texts, after_s, texts, sets),
+            log_speedup(plain_s, plain_tokens, seconds, tokens, sets),
             self.costs,
         )
 

@@ -44,7 +44,7 @@ from harness.analysis.predicted import (
     request_summary,
     synthetic_rows,
 )
-from harness.analysis.prediction_error import Gap, PredictionError, prediction_error
+from harness.analysis.prediction_error import Gap, PredictionError, prediction_errors
 from harness.analysis.replayed import Replays, decoded, replay_check, replay_drafts, replayed
 from harness.analysis.setup import Setup
 from harness.analysis.unstable import impossible, outlier_cells, unstable_cells
@@ -221,22 +221,22 @@ class PairAnalysis:
         return replays
 
     @cached_property
-    def prediction_error(self) -> PredictionError | None:
-        """How far the run's own measurements are from what is predicted; None without any."""
-        return None
+    def prediction_errors(self) -> dict[float, PredictionError]:
+        """By temperature, how far the run's own measurements are from what is predicted."""
+        return {}
 
-    @property
-    def _error(self) -> Variance | None:
-        """Of every prediction, besides prompts and visits."""
-        return self.prediction_error and self.prediction_error.variance
+    def _error(self, temperature: float) -> Variance | None:
+        """Of every prediction, besides prompts and visits; None where nothing was measured."""
+        error = self.prediction_errors.get(temperature)
+        return error and error.variance
 
     @cached_property
     def rankings(self) -> dict[tuple[Rule, float], Ranking]:
         """The drafts of `replays`, ranked by what is predicted."""
         setup, rankings = self.setup, dict[tuple[Rule, float], Ranking]()
         for (rule, temperature), replays in self.replays.items():
-            latencies = self.latencies[temperature]
-            ranking = rank(replays, latencies, setup.weights, seed=setup.seed, error=self._error)
+            latencies, error = self.latencies[temperature], self._error(temperature)
+            ranking = rank(replays, latencies, setup.weights, seed=setup.seed, error=error)
             baseline_s = latencies[replays.drafts[0]].rounds.baseline_s
             board = with_costs(ranking.leaderboard, setup, baseline_s)
             if setup.priced_by is not None:
@@ -292,9 +292,9 @@ class PairAnalysis:
         """Rows of results.csv: measured ones, and what is predicted of each cell."""
         rows = [*self.generated]
         for ranking in self.own_rankings:
-            latencies = self.latencies[ranking.replays.temperature]
+            at = ranking.replays.temperature
             rows += replayed_rows(
-                ranking.replays, latencies, model=self.setup.model, error=self._error
+                ranking.replays, self.latencies[at], model=self.setup.model, error=self._error(at)
             )
         return rows
 
@@ -448,8 +448,8 @@ class PairAnalysis:
         first = {at: next(iter(each.items())) for at, each in self.latencies.items() if each}
         times = {at: latency.round_summary(draft) for at, (draft, latency) in first.items()}
         yield from of_the_timings(self.unstable, outliers, times)
-        if self.prediction_error is not None:
-            yield from self.prediction_error.caveats()
+        for error in self.prediction_errors.values():
+            yield from error.caveats()
         rounds = [each.rounds for by_draft in self.latencies.values() for each in by_draft.values()]
         beyond = [k for k in self.setup.ks if not all(each.covers(k) for each in rounds)]
         if beyond:
@@ -574,7 +574,7 @@ class MeasuredSweep(PairAnalysis):
         return [*rows, *synthetic_rows(rows, completed(latest(self.trials)), rates, latencies)]
 
     @cached_property
-    def prediction_error(self) -> PredictionError | None:
+    def prediction_errors(self) -> dict[float, PredictionError]:
         """By every measured cell that can be right and is predicted."""
         draft, cells = self.setup.draft, grouped(latest(self.trials), lambda t: t.cell_key)
         unstable = unstable_cells(self.generated)
@@ -588,7 +588,7 @@ class MeasuredSweep(PairAnalysis):
                     latency = self.latencies[temperature][draft]
                     plain = cells.get(replace(cell, k=0), [])
                     gaps[cell] = gap_of(cell, trials, plain, replays, draft, latency)
-        return prediction_error(gaps)
+        return prediction_errors(gaps)
 
     @cached_property
     def evidence(self) -> Sequence[Evidence]:

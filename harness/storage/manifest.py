@@ -187,10 +187,14 @@ class CostsAt:
     Attributes:
         costs: by all of its requests.
         without: the same without each part of their prompts, which shows how well it is known.
+        error, error_degrees: the variance of a prediction's logarithm beyond that, as that run's
+            own cells show it, and its degrees of freedom; 0.0 where none was measured.
     """
 
     costs: ServedCosts
     without: tuple[ServedCosts, ...]
+    error: float = 0.0
+    error_degrees: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -206,8 +210,6 @@ class EngineCosts:
         bytes_factor: the draft's weights / the target's in the files that were served, over the
             same as both were loaded; 1.0 where these are the checkpoints.
         at: by temperature.
-        error, error_degrees: the variance of a prediction's logarithm beyond what it claims, as
-            that run's own cells show it, and its degrees of freedom; 0.0 where none was measured.
     """
 
     run: str
@@ -218,8 +220,6 @@ class EngineCosts:
     draft: ModelEntry
     bytes_factor: float
     at: tuple[CostsAt, ...]
-    error: float = 0.0
-    error_degrees: float = 1.0
 
 
 @dataclass(frozen=True)
