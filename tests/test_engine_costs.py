@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from runs import FROZEN, analysed, outcome_of, ran
+from runs import EXAMPLES, FROZEN, analysed, outcome_of, ran
 
 from harness.analysis import analyse
 from harness.analysis.engine_costs import basis_of, costs_of, priced_by
@@ -188,6 +188,20 @@ def test_a_server_run_that_does_not_fit_an_audition_is_refused_in_one_line(
         outcome_of("audition", tmp_path, *asked)
     assert "\n" not in str(refused.value)
     assert not any(tmp_path.iterdir())
+
+
+def test_a_draft_that_cannot_be_priced_is_named_and_the_others_are_ranked(tmp_path: Path) -> None:
+    few = [*ASKED, "k=[1]", "temperature=[0]", "prompts.limit=1", f"latency_from={SERVED}"]
+    run = ran("audition", tmp_path, *few, "drafts=[tiny_small,ngram]", status=1)
+    summary = analyse(run)
+    (failure,) = summary.failures
+    assert (failure.draft, summary.drafts) == ("ngram", ("tiny_small",))
+    assert failure.error.endswith("llama.cpp does not draft as draft 'ngram' does here")
+    scored = f"traces_from={EXAMPLES / 'embedded_audition'}"
+    words = [scored, "drafts=[tiny_good,ngram]", "k=[1]", f"latency_from={SERVED}"]
+    with pytest.raises(UserError, match=r"llama\.cpp does not draft as draft 'ngram' does here"):
+        outcome_of("audition", tmp_path / "none", *words)
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_sweep_takes_the_costs_of_a_server_run_alone_and_measures_with_its_own(

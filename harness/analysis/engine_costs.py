@@ -38,7 +38,7 @@ from harness.analysis.server_run import ServedRun
 from harness.analysis.setup import Setup, architecture
 from harness.records import GREEDY, UserError
 from harness.serving.drafts import DRAFTS
-from harness.serving.engines import OWN, drafts_alike, spec_of
+from harness.serving.engines import ENGINES, OWN, drafts_alike, spec_of
 from harness.stats.jackknife import Array
 from harness.storage import StoredRun
 from harness.storage.manifest import CostsAt, EngineCosts, ModelEntry
@@ -92,7 +92,8 @@ def costs_of(run: StoredRun, temperatures: Sequence[float], ks: Sequence[int]) -
             " is known; name a run with more prompts"
         )
     draft = setup.described_draft(setup.draft).entries
-    identity = {name: setup.conf("draft").get(name) for name in ("id", "kind")}
+    conf = setup.conf("draft")
+    identity = {"id": conf.get("id"), "kind": conf.get("kind") or "model"}
     target_id = setup.conf("model").get("id")
     costs = EngineCosts(
         run=str(run.folder),
@@ -213,8 +214,8 @@ def basis_of(
         UserError: they are not, or the engine drafts other tokens than a run here.
     """
     engine, measured, key = spec_of(costs.engine.name), costs.draft, f"latency_from={costs.run}"
-    alike = engine.name == OWN.name or drafts_alike(engine.name, kind, temperature)
-    if kind not in engine.drafts or not alike:
+    known = engine.name in ENGINES and kind in engine.drafts
+    if not known or not (engine == OWN or drafts_alike(engine.name, kind, temperature)):
         raise UserError(f"{key}: {engine.title} does not draft as draft {name!r} does here")
     if kind == measured.kind:
         if DRAFTS[kind].looks_up or _same_checkpoint(entry, measured):
@@ -224,7 +225,7 @@ def basis_of(
     if kind == measured.kind == "model":
         return "composed"
     raise UserError(
-        f"{key}: rounds of draft {measured.name!r} ({DRAFTS[measured.kind or 'model'].noun}) were"
+        f"{key}: rounds of draft {measured.name!r} ({DRAFTS[str(measured.kind)].noun}) were"
         f" timed there, and those of draft {name!r} ({DRAFTS[kind].noun}) do not follow from them"
     )
 
