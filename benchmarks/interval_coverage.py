@@ -77,6 +77,7 @@ def table(path: Path) -> int:
         problems = []
         if truth == "null" and (times / number > SPECULATE or bound > SPECULATE_BOUND):
             problems.append("speculates")
+        texts.append(f"cells above the truth {counts['cells optimistic'] / counts['cells']:.1%}")
         for kind in ("cells", "alphas"):
             share = counts[f"{kind} covered"] / counts["cells"]
             texts.append(f"{kind} {share:.1%}")

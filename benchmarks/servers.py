@@ -4,6 +4,8 @@
     python benchmarks/servers.py RUN RUN ...    # stored server runs instead, of any engine
 
     python benchmarks/servers.py --clocks       # one pair by both clocks, a quarter of an hour
+    python benchmarks/servers.py --audition     # by the costs of a server run, a quarter of an hour
+    python benchmarks/servers.py --audition RUN RUN ...     # stored: one that prices, then others
 
 --untimed RUN ... adds runs whose speedups are left out. --add RUN ... measures nothing: it adds the
 rounds and sampled texts of these runs to the page that is there.
@@ -20,6 +22,10 @@ The clock is the processor time of each server's process, for this machine may b
 measures a pair at temperature 0 by that and by the server's own, in a run each, since by processor
 time each request follows another for one token. It prints what predictions miss by either: plain
 decoding's cost of each prompt set, and the speedups. It writes no page.
+
+--audition measures one pair twice and another pair once. The first run is the `latency_from` of an
+audition of both drafts, whose predicted speedups it prints next to what the other two measured: of
+the draft that the first run has, in requests that it has not seen, and of the other draft. No page.
 """
 
 import argparse
@@ -33,8 +39,8 @@ from pathlib import Path
 import numpy as np
 
 from harness.analysis import analyse
-from harness.cli import compose
-from harness.commands import server
+from harness.cli import compose, draft_conf
+from harness.commands import audition, server
 from harness.records import GREEDY
 from harness.reporting import formatting as fmt
 from harness.serving.engines import spec_of
@@ -55,6 +61,9 @@ COMMON = (
 ONCE = ("temperature=[0]", "repetitions=1", "own_loop=false")
 SAMPLED = ("temperature=[1]", "repetitions=3", "own_loop=false")
 CLOCKS = ("engine", "cpu")
+# What prices an audition, then what its two drafts are held against: temperature 0, at every K
+PRICED = ("temperature=[0]", "own_loop=false")
+AUDITIONED = ("tiny_good", "tiny_good", "tiny_small")
 # Speedups of two pairs; rounds of four, the target as its own draft among them; sampled texts of
 # two, with both of llama.cpp's ways to draft
 RUNS = (
@@ -111,6 +120,7 @@ def main() -> None:
         "--add", nargs="+", default=[], help="only these, to the page that is there"
     )
     parser.add_argument("--clocks", action="store_true", help="compare both clocks")
+    parser.add_argument("--audition", action="store_true", help="price an audition by a run")
     parser.add_argument("--visits", type=int, default=20, help="of the runs whose speedups count")
     parser.add_argument("--limit", type=int, help="prompts of each set")
     parser.add_argument("--out", type=Path, default=PAGE)
@@ -128,6 +138,15 @@ def main() -> None:
             folder = _measured([*shared, *RUNS[0], "own_loop=false", f"clock={clock}"])
             print("\n".join(_missed_by(_read(folder, True))))
         return
+    if asked.audition:
+        if not folders:
+            pairs = [[*PRICED, f"draft={draft}"] for draft in AUDITIONED]
+            # Of other seeds, so that no two runs send their requests in one order
+            folders = [
+                _measured([*shared, *pair, f"seed={seed}"]) for seed, pair in enumerate(pairs)
+            ]
+        print("\n".join(_audited(folders[0], folders[1:], asked.results)))
+        return
     if not folders:
         folders = [_measured([*shared, *overrides]) for overrides in RUNS]
     untimed = [Path(run) for run in asked.untimed]
@@ -143,6 +162,47 @@ def _measured(overrides: Sequence[str]) -> Path:
     outcome = server.run(config)
     assert outcome.folder is not None
     return outcome.folder
+
+
+def _audited(prices: Path, measured: Sequence[Path], results: str) -> Iterator[str]:
+    """What an audition at a server run's costs predicts, next to what server runs measured."""
+    price, runs = _read(prices, True), [_read(folder, True) for folder in measured]
+    config = load(measured[0]).config
+    drafts = list(dict.fromkeys(str(run.summary.run.draft) for run in runs))
+    kept = ("new_tokens", "k", "temperature")
+    words = [
+        f"latency_from={prices}",
+        f"drafts=[{','.join(drafts)}]",
+        f"prompts.limit={config['prompts']['limit']}",
+        f"results_root={results}",
+        *(f"{name}={config[name]}".replace(" ", "") for name in kept),
+    ]
+    composed = compose("audition", words)
+    outcome = audition.run(composed, [draft_conf(draft) for draft in drafts])
+    assert outcome.folder is not None
+    predicted = {
+        (row.draft, row.prompt_set, row.temperature, row.k): row
+        for row in analyse(load(outcome.folder)).results
+    }
+    yield f"prices: {price.pair}, {prices.name}; predictions: {outcome.folder.name}"
+    for run in runs:
+        errors: list[float] = []
+        for cell in run.served.cells:
+            row = predicted[run.summary.run.draft, cell.prompt_set, cell.temperature, cell.k]
+            assert row.speedup is not None
+            errors.append(row.speedup / cell.speedup - 1.0)
+            yield (
+                f"{run.pair}, {cell.prompt_set}, T={cell.temperature:g}, K={cell.k}: measured"
+                f" {cell.speedup:.3f}x, predicted {row.speedup:.3f}x"
+                f" [{fmt.decimal(row.speedup_lo)}, {fmt.decimal(row.speedup_hi)}],"
+                f" {fmt.signed_percent(errors[-1])}"
+            )
+        of = "the draft that was measured" if run.pair == price.pair else "another draft"
+        sizes = np.abs(errors)
+        yield (
+            f"{run.pair}, {of}: median error {fmt.percent(np.median(sizes))}, largest"
+            f" {fmt.percent(sizes.max())} over {len(errors)} cells"
+        )
 
 
 def _missed_by(run: Run) -> Iterator[str]:

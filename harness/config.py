@@ -507,6 +507,7 @@ class SweepConfig(PairConfig):
         None, "with until=decided: seconds of measuring after which no look begins", above=0
     )
     clock: str = _loop_clock()
+    latency_from: str | None = key(None, "with mode=replay: a server run whose engine is predicted")
 
     @property
     def loop_keys(self) -> tuple[str, ...]:
@@ -548,6 +549,10 @@ class SweepConfig(PairConfig):
         if self.until == "all" and self.budget_s is not None:
             why = f", as it is with {self.not_in_looks}" if self.not_in_looks else ""
             raise UserError(f"budget_s: not with until=all{why}; leave it out")
+        if self.latency_from is not None and self.mode == "measure":
+            raise UserError(
+                "latency_from: a sweep that measures times its own rounds; give mode=replay"
+            )
         if self.decode.stop != "none" and self.draft.spec.looks_up:
             raise UserError(
                 f"decode.stop={self.decode.stop}: draft={self.draft.name} gives its tokens no "
@@ -688,7 +693,7 @@ class AuditionConfig(ModelsConfig):
     api_key_env: str | None = _api_key_env()
     timeout_factor: float = _timeout_factor()
     clock: str = _loop_clock()
-    latency_from: str | None = key(None, "a run whose step and round times are used")
+    latency_from: str | None = key(None, "a run whose times are used; a server run: its engine's")
     latency: LatencyConf = field(default_factory=LatencyConf)
     combine: list[str] = key([], "auditions of one target, one per card, whose cards are ranked")
 

@@ -75,6 +75,7 @@ CaveatCode = Literal[
     # role, name, reason; compiled: False if only compiling failed, None: ran eagerly; plain_too:
     # whether the target ran eagerly for this draft alone
     "engine_fallback",
+    "prompts_not_exchangeable",  # draft: a look-up that learns from the answers before
     "fewer_drafts",  # draft, tokens: that it drafts a round at most; k: the largest asked for
     "other_card",  # card, device: another card ran than gpu= names, so no cost is given
     "gpu_not_timed",  # card, device: of an audition, likewise
@@ -93,12 +94,19 @@ CaveatCode = Literal[
     # cells: how many `Summary.outlier_cells` has; prompt_set, temperature, k, speedup,
     # trimmed_speedup, generations: of the one that differs most
     "outlier_generations",
+    # outside, cells: measured speedups outside their predictions' intervals, of how many; error:
+    # that predictions have besides (standard deviation of the logarithm); prompt_set, temperature,
+    # k, gap: predicted / measured - 1 of the cell that differs most
+    "predictions_off",
     "priced_from_steps",  # a run of a version that timed no rounds
     "rounds_at_other_temperature",  # temperature, timed_at: whose rounds were timed
     "k_not_timed",  # ks: without a prediction, since they are beyond what was timed of some draft
     "texts_from",  # engine, version, url: of the server that completed the prompts
     "typed_latency",
     "latency_from",  # run: the folder whose step times these are
+    # engine, version, run, device (None: elsewhere), draft: that was measured there; same_shape,
+    # composed: names of the drafts whose R follows from that one's
+    "rounds_of_engine",
     "other_budget",  # ignored ("new_tokens=64 and repetitions=2"), made_with ("new_tokens=32 ...")
     "greedy_texts_differ",  # equal, tie, different, not_judged; prompt_set, prompt, k, position
     "routing_ties",  # of a mixture: tie, unjudged: texts that differ so, and that cannot be judged
@@ -118,6 +126,7 @@ CaveatCode = Literal[
     "server_queues",  # engine, concurrency: the smallest such; slots: that its servers have
     "launch_bound",  # role, step_s, floor_s, mbu, positions, positions_ratio, overhead_share, c
     "verify_assumed_equal_step",  # key: by which times of a verify are given
+    "positions_of_longer_drafts",  # ks ("2, 4"), k: that acceptance_by_position is of
     "positions_too_short",  # ks ("4, 8"): without a row from acceptance_by_position
     "latency_from_too_short",  # ks: left out, since latency_from times no verify for them
     "server_gap",  # k, measured, predicted: speedups
@@ -217,6 +226,7 @@ class Answer:
     # "own" for our own loop, else as `engine=` names it; None where times or speedups were given
     engine: str | None = None
     timed: bool = True  # whether its rounds were timed; else there is no speedup
+    run: str | None = None  # the server run that timed them, where that is another run
     rule: Rule | None = None  # None where it is not known
     # "measured": that engine ran; "replayed": predicted, or without a speedup; "theory": arithmetic
     source: Source = "replayed"
@@ -360,6 +370,11 @@ class StepSummary:
         return self.draft_step_s / self.target_step_s
 
 
+# How another engine's R of a draft is known: that draft was measured there; another one of the same
+# shape was; or R follows from another draft's, whose own steps take another time
+Basis = Literal["measured", "same_shape", "composed"]
+
+
 @dataclass(frozen=True)
 class RoundSummary:
     """What a plain token and a round cost with one draft at one temperature: R(0) and R(K)."""
@@ -374,6 +389,9 @@ class RoundSummary:
     visits: int = 0  # how often they were timed
     # The plain token that speedups are over, where the target ran in a slower way for this draft
     other_plain_s: float | None = None
+    engine: str = "own"  # whose rounds they are: our own loop's, or a server's
+    run: str | None = None  # the server run that they are from, where that is another run
+    basis: Basis = "measured"
 
     def relative(self, k: int) -> float:
         """R(K) / R(0): what a round costs in plain tokens, timed next to it."""
@@ -518,11 +536,18 @@ class AdaptiveRow:
     tokens_per_round: float
     drafted_per_round: float
     speedup: float  # predicted
+    # 95 % interval; None with too few prompts
+    speedup_lo: float | None = None
+    speedup_hi: float | None = None
 
 
 @dataclass(frozen=True)
 class AdaptiveDrafting:
-    """What adaptive drafting could bring to one draft, on all prompts, not held out."""
+    """What adaptive drafting could bring to one draft.
+
+    Where there are prompts enough for an interval, `fixed` and `best` are less the optimism of
+    choosing them, by prompts that were held out. Every other number is as the prompts have it.
+    """
 
     draft: str
     temperature: float
@@ -530,9 +555,10 @@ class AdaptiveDrafting:
     fixed: AdaptiveRow  # the best K without a threshold
     best: AdaptiveRow  # the best threshold and K
     thresholds: tuple[AdaptiveRow, ...]  # every threshold at that K
-    # Speedups of an oracle that knows the accept probabilities and chooses K for every round, and
-    # of one that knows which draft tokens will be accepted.
+    # Speedup of an oracle that knows the accept probabilities along the text and chooses K for
+    # every round before it drafts; a rule that sees what was drafted may beat it.
     best_k_per_round: float
+    # Of one that knows which draft tokens will be accepted: no rule can beat it.
     flag_oracle: float
 
 

@@ -182,6 +182,7 @@ def report(rng: np.random.Generator, world: World, size: int, truth, counts: Any
         for row in rng.choice(len(CANDIDATES), CELLS, replace=False):
             counts["cells"] += 1
             counts["cells covered"] += bool(cells[row].lo <= truth[row] <= cells[row].hi)
+            counts["cells optimistic"] += bool(cells[row].lo > truth[row])
             alpha, accepted, judged = acceptance(rng, seen.baseline.tokens)
             bounds = share_interval(accepted.astype(np.float64), judged.astype(np.float64))
             assert bounds is not None

@@ -20,7 +20,13 @@ from stubs import CPU, REQUEST, TableModel, assert_counts, decoded
 
 from harness import prompts
 from harness.analysis import analyse
-from harness.analysis.adaptive import THRESHOLDS, ScoredTexts, replayed_adaptively
+from harness.analysis.adaptive import (
+    THRESHOLDS,
+    ScoredTexts,
+    adaptive_drafting,
+    replayed_adaptively,
+)
+from harness.analysis.latency import Latency
 from harness.cli import compose
 from harness.commands.drafted import Drafted, Scoring
 from harness.commands.pair import open_drafted, request
@@ -30,8 +36,10 @@ from harness.decoding.sampling import SamplingParameters
 from harness.measurement.confidences import draft_confidences
 from harness.measurement.generations import Request, round_counts, run_trial
 from harness.measurement.target_texts import GeneratedText
-from harness.records import Round, Rule, TextTrace, UserError
+from harness.records import DraftConfidence, Round, Rule, TextTrace, UserError
+from harness.reporting.tables.sweep import adaptive_tables
 from harness.stats.jackknife import Array
+from harness.summary import RunFacts, Summary
 from harness.theory.adaptive import (
     best_k_per_round,
     drafted_by_accepted,
@@ -39,6 +47,7 @@ from harness.theory.adaptive import (
     until_unlikely,
 )
 from harness.theory.replay import replay
+from harness.theory.speedup import RoundTimes
 
 pytestmark = pytest.mark.usefixtures("few_samples")
 K = 4
@@ -277,6 +286,61 @@ def test_drafting_stops_after_the_first_unlikely_token_and_not_at_a_texts_end() 
     assert drafted_by_accepted(along, off_text, 3).tolist() == [
         [[1, 3, 2, 2], [2, 1, 1, 1], [3, 2, 3, 3]]
     ]
+
+
+LATENCY = Latency(RoundTimes(1.0, ((1, 1.5), (2, 2.0), (4, 3.0))))
+
+
+def two_token_texts(prompts: int, length: int = 40) -> ScoredTexts:
+    """The target always emits one token, which the draft draws with 0.6, else another, with 0.4."""
+    traces = [
+        replace(
+            trace_of(GeneratedText(each, (0,), "budget"), TableModel()),
+            tokens=np.zeros(length, dtype=np.int32),
+            target_logprob=np.zeros(length),
+            draft_logprob=np.full(length, np.log(0.6)),
+            draft_is_argmax=np.ones(length, dtype=bool),
+        )
+        for each in (request_of(number, 1.0, "ratio", 1) for number in range(prompts))
+    ]
+    unlikely = np.full((length + 1, K), 0.4)
+    confidences = {
+        t.key: DraftConfidence("draft", t.prompt_set, t.prompt, t.repetition, 1.0, unlikely)
+        for t in traces
+    }
+    return ScoredTexts(traces, confidences, "ratio")
+
+
+def test_the_best_threshold_is_less_the_optimism_of_its_choice_and_has_an_interval() -> None:
+    # Accepted or not, whatever the draft's confidence: thresholds differ by luck alone
+    for seed in (1, 3, 5):
+        rng, texts = np.random.default_rng(seed), two_token_texts(12)
+        traces = [
+            replace(t, temperature=0.0, draft_logprob=np.where(rng.random(40) < 0.6, 0.0, -np.inf))
+            for t in texts.traces
+        ]
+        known = {
+            trace.key: replace(each, temperature=0.0, values=rng.random((41, K)))
+            for trace, each in zip(traces, texts.confidences.values(), strict=True)
+        }
+        found = adaptive_drafting(ScoredTexts(traces, known, "ratio"), [2, 4], LATENCY, seed=seed)
+        for chosen in (found.fixed, found.best, *found.thresholds):
+            assert chosen.speedup_lo is not None
+            assert chosen.speedup_hi is not None
+            assert chosen.speedup_lo < chosen.speedup < chosen.speedup_hi
+        alike = next(row for row in found.thresholds if row.threshold == found.best.threshold)
+        assert found.best.speedup < 0.999 * alike.speedup
+    few = adaptive_drafting(two_token_texts(4), [2, 4], LATENCY)
+    assert (few.best.speedup_lo, few.fixed.speedup_hi) == (None, None)
+
+
+def test_a_rule_that_sees_a_drawn_tokens_probability_beats_the_best_k_per_round() -> None:
+    found = adaptive_drafting(two_token_texts(2), [1, 2, 4], LATENCY)
+    assert (found.best.k, found.best.threshold) == (4, 0.5)
+    assert found.best_k_per_round < found.best.speedup < found.flag_oracle
+    facts = RunFacts("audition", "results/run", "complete", None, "target", "draft")
+    (_, bounds), *_ = [t.notes for t in adaptive_tables(Summary(facts, adaptive=(found,)))]
+    assert bounds.startswith("No rule beats the flag oracle, which knows what draft tokens will be")
 
 
 def test_an_audition_shows_the_best_threshold_between_the_best_k_and_the_oracles(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from harness.records import RULES, UserError
+from harness.theory.acceptance import positions_at_k
 from harness.theory.replay import (
     accept_probabilities,
     by_start,
@@ -133,6 +134,22 @@ def test_a_long_iid_text_gives_the_iid_formulas(k):
     assert replayed.acceptance_rate == pytest.approx((expected - 1) / k, rel=3e-3)
     by_position = [0.7**j for j in range(1, k + 1)]
     assert replayed.acceptance_by_position == pytest.approx(by_position, abs=1e-9)
+
+
+@pytest.mark.parametrize("stretch", [4, 20, 100])
+@pytest.mark.parametrize("last", [3, 5, 7, 8])
+def test_rates_of_longer_drafts_give_those_of_a_smaller_k_in_easy_and_hard_stretches(last, stretch):
+    rng = np.random.default_rng(0)
+    easy = np.repeat(rng.random((200, 400 // stretch)) < 0.5, stretch, axis=1)
+    chances = by_start(np.where(easy, 0.95, 0.35), last)
+    replayed = replay(chances, [400] * 200, range(1, last + 1))
+    rates = replayed[last].acceptance_by_position
+    for k, of_k in replayed.items():
+        found, exact = positions_at_k(rates, k), (last + 1) % (k + 1) == 0
+        tokens = 1.0 + sum(of_k.acceptance_by_position)
+        assert 1.0 + sum(found) == pytest.approx(tokens, rel=0.003 if exact else 0.02)
+        assert found == pytest.approx(of_k.acceptance_by_position, rel=0.004 if exact else 0.04)
+        assert tokens > 1.03 * (1.0 + sum(rates[:k])) or stretch == 4 or k > last // 2
 
 
 def test_easy_and_hard_stretches_emit_fewer_tokens_than_the_iid_formula_says():

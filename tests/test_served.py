@@ -85,9 +85,10 @@ def requests_of(
     """What such texts take at these costs."""
     tokens = np.array(lengths, dtype=np.float64)
     counts = {k: counts_of(k, lengths) for k in ks}
+    prompts = tuple(range(len(lengths)))
     return TimedRequests(
-        PlainRequests(costs.plain_s(tokens), tokens),
-        {k: Requests(costs.speculative_s(each), each) for k, each in counts.items()},
+        PlainRequests(costs.plain_s(tokens), tokens, prompts),
+        {k: Requests(costs.speculative_s(each), each, prompts) for k, each in counts.items()},
     )
 
 
@@ -150,6 +151,30 @@ def test_a_predicted_speedups_variance_is_that_of_costs_from_other_requests() ->
     assert same is not None
     assert float(same.value) == pytest.approx(0.0, abs=1e-12)
     assert speedup_variance(requests_of((1, 4), lengths[:2]), tokens, counts) is None
+
+
+def test_the_requests_of_a_prompt_share_a_pace_and_are_left_out_together() -> None:
+    rng, number, sampled = np.random.default_rng(5), 16, 12
+    lengths = rng.integers(20, 60, number * sampled).tolist()
+    exact, tokens, counts = requests_of((1, 4), lengths), np.array([40.0]), counts_of(4, [40])
+    prompts = tuple(prompt for prompt in range(number) for _ in range(sampled))
+    truth = float(np.log(COSTS.speedup(tokens, counts)))
+    held = 0
+    for _ in range(100):
+        paces = np.exp(0.05 * rng.standard_normal((3, number))).repeat(sampled, axis=1)
+        timed = TimedRequests(
+            PlainRequests(exact.plain.seconds * paces[0], exact.plain.tokens, prompts),
+            {
+                k: replace(each, seconds=each.seconds * pace, prompts=prompts)
+                for (k, each), pace in zip(exact.speculative.items(), paces[1:], strict=True)
+            },
+        )
+        costs, variance = fit_costs(timed), speedup_variance(timed, tokens, counts)
+        assert costs is not None
+        assert variance is not None
+        error = abs(np.log(costs.speedup(tokens, counts)) - truth)
+        held += bool(error < jackknife.half_width(variance, 0.95))
+    assert held >= 88
 
 
 def rejected(visit: int, k: int, tokens: int, pace: float) -> RoundTiming:

@@ -85,6 +85,21 @@ def test_the_forms_of_acceptance_convert_both_ways(alpha, k):
     assert ac.acceptance_rate_from_positions(positions) == pytest.approx(rate, abs=1e-12)
 
 
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.9, 1.0])
+def test_where_all_positions_are_alike_the_rates_at_a_smaller_k_are_the_lists_first(alpha):
+    for last in range(1, 9):
+        for k in range(1, last + 1):
+            of_k = ac.positions_at_k(by_position(alpha, last), k)
+            assert of_k == pytest.approx(by_position(alpha, k), abs=1e-12)
+
+
+def test_rates_at_a_smaller_k_are_the_lists_first_where_acceptance_falls_within_a_round():
+    assert ac.positions_at_k((0.8, 0.4, 0.1), 2) == (0.8, 0.4)
+    for k in (1, 2, 3):
+        of_k = ac.positions_at_k((0.8, 0.8, 0.8, 0.4), k)
+        assert ac.positions_at_k(of_k, k) == pytest.approx(of_k), "a list of rates, none rising"
+
+
 def test_step_times_give_c_v_and_the_seconds_of_a_round():
     times = sp.StepTimes(draft_s=0.002, target_s=0.010, verify_s=(0.010, 0.011, 0.013))
     assert times.c == pytest.approx(0.2)
@@ -144,6 +159,7 @@ REFUSED = [
     *((sp.StepTimes, (1.0, x), r"target_ms=") for x in BAD_TIME),
     *((sp.StepTimes, (1.0, 1.0, (1.0, x)), r"verify_ms=") for x in BAD_TIME),
     (ac.acceptance_rate_from_positions, ([],), "acceptance_by_position=.*one rate per"),
+    (ac.positions_at_k, ([0.8, 0.4], 3), "k=3: acceptance_by_position has 2 positions"),
     (ac.acceptance_rate_from_positions, ([0.5, 0.6],), "acceptance_by_position.*none may exceed"),
     (ac.alpha_from_tokens_per_round, (0.9, 4), "tokens_per_round"),
     (ac.accepted_over_emitted, (0.5,), "tokens_per_round"),

@@ -161,6 +161,21 @@ def test_a_share_stays_between_0_and_1_and_zero_over_zero_has_no_interval():
         assert 0.5 < interval.lo < one.sum() / 40 < interval.hi < 1.0
 
 
+def test_a_workloads_share_varies_as_its_sets_do_at_their_weights():
+    # A set of 4 and one of 28, which count alike: the first one's prompts vary most of it
+    rng, sets = np.random.default_rng(2), ("few",) * 4 + ("many",) * 28
+    tokens = rng.integers(20, 80, 32).astype(float)
+    judged = 0.8 * tokens
+    accepted = judged * rng.beta(20, 10, 32)
+    interval = share_interval(accepted, judged, sets, tokens=tokens)
+    assert interval is not None
+    assert interval.lo < 2 / 3 < interval.hi
+    few, many = np.arange(32) < 4, np.arange(32) >= 4
+    errors = [jackknife.ratio(accepted[rows], judged[rows]).standard_error for rows in (few, many)]
+    # Student's quantile, of 3 to 30 degrees of freedom
+    assert 2.0 < width(interval) / 2.0 / (0.5 * np.hypot(*errors)) < 3.3
+
+
 @pytest.mark.parametrize(
     ("weights", "says"),
     [

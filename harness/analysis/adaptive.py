@@ -2,19 +2,21 @@
 
 Rounds are priced by R(n) of rounds that were timed with a fixed number of draft tokens. In those of
 a sweep that drafts adaptively every draft step is read back, as a threshold needs it; in an
-audition's that is not in it. Threshold and K are chosen on the prompts that they are shown on: no
-interval, and no verdict rests on them.
+audition's that is not in it. Threshold and K are chosen as a verdict's candidate is, on some of the
+prompts and scored on the others (`harness.stats.crossfit`); no verdict rests on them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from harness.analysis.latency import Latency
+from harness.analysis.predicted import visit_costs
 from harness.analysis.replayed import in_chunks, padded_traces
 from harness.records import DraftConfidence, Rule, TextKey, TextTrace
-from harness.stats.jackknife import Array, token_weights
+from harness.stats.crossfit import VisitCosts, Workload, cross_fit, deals_for
+from harness.stats.jackknife import CONFIDENCE, Array, set_weights, token_weights
 from harness.summary import AdaptiveDrafting, AdaptiveRow
 from harness.theory.adaptive import (
     Counts,
@@ -91,44 +93,105 @@ def adaptive_drafting(
     ks: Sequence[int],
     latency: Latency,
     weights: Mapping[str, float] | None = None,
+    *,
+    seed: int = 0,
 ) -> AdaptiveDrafting:
-    """The best threshold beside the best fixed K, and what no choice of K could beat.
+    """The best threshold next to the best fixed K and the two oracles.
 
     The texts are of one draft and temperature, each K was timed, and sets count alike without
     weights.
     """
-    depth, tokens = max(ks), np.array([len(trace.tokens) for trace in texts.traces], dtype=float)
-    factors = token_weights([trace.prompt_set for trace in texts.traces], tokens, weights)
-
-    def row(counts: Replayed, threshold: float) -> AdaptiveRow:
-        counts = counts.scaled(factors)
-        cost = float((counts.proposals @ latency.relative(counts.k)).sum())
-        return AdaptiveRow(
-            k=counts.k,
-            threshold=threshold,
-            tokens_per_round=counts.tokens_per_round,
-            drafted_per_round=float(counts.drafted.sum() / counts.rounds.sum()),
-            speedup=1.0 / cost,
-        )
-
-    fixed = [row(replayed_adaptively(texts, k, 0.0), 0.0) for k in ks]
-    grid = [row(replayed_adaptively(texts, k, value), value) for k in ks for value in THRESHOLDS]
-    best = max(grid, key=lambda entry: entry.speedup)
-    cost = latency.relative(depth)
-    least: list[list[Array]] = []
-    for part in texts.parts(depth):
-        padded = part.padded(depth)
-        bounds = (best_k_per_round, flag_oracle)
-        least.append([bound(padded.chances, padded.lengths, cost) for bound in bounds])
-    per_round, flags = (np.concatenate(least, axis=1) @ factors).tolist()
-    first = texts.traces[0]
+    shares = set_weights([trace.prompt_set for trace in texts.traces], weights)
+    texts = replace(texts, traces=[t for t in texts.traces if shares[t.prompt_set] > 0.0])
+    fixed = _rows(texts, [(k, 0.0) for k in ks], latency, shares)
+    grid = _rows(texts, [(k, value) for k in ks for value in THRESHOLDS], latency, shares)
+    best = grid.chosen(seed)
+    first, oracles = texts.traces[0], _oracles(texts, latency.relative(max(ks)), shares)
     return AdaptiveDrafting(
         draft=first.draft,
         temperature=first.temperature,
         rule=texts.rule,
-        fixed=max(fixed, key=lambda entry: entry.speedup),
+        fixed=fixed.chosen(seed),
         best=best,
-        thresholds=tuple(entry for entry in grid if entry.k == best.k),
-        best_k_per_round=1.0 / per_round,
-        flag_oracle=1.0 / flags,
+        thresholds=tuple(entry for entry in grid.rows if entry.k == best.k),
+        best_k_per_round=oracles[0],
+        flag_oracle=oracles[1],
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """What one can choose from, and what it took prompt by prompt, in one order."""
+
+    rows: Sequence[AdaptiveRow]
+    workload: Workload
+
+    def chosen(self, seed: int) -> AdaptiveRow:
+        """The best, less the optimism of choosing it where there are prompts to hold out."""
+        fit = cross_fit(self.workload, seed, deals=deals_for(self.workload))
+        if fit is None:
+            return max(self.rows, key=lambda row: row.speedup)
+        lo, hi = fit.interval(CONFIDENCE)
+        row = self.rows[fit.named]
+        return replace(row, speedup=fit.speedup, speedup_lo=lo, speedup_hi=hi)
+
+
+def _rows(
+    texts: ScoredTexts,
+    choices: Sequence[tuple[int, float]],
+    latency: Latency,
+    shares: Mapping[str, float],
+) -> _Rows:
+    """Some (K, threshold), replayed; turns and repetitions are of one prompt."""
+    of_text = [(trace.prompt_set, trace.conversation) for trace in texts.traces]
+    prompts = sorted(set(of_text))
+    groups = [prompts.index(name) for name in of_text]
+    prompt_sets = tuple(prompt_set for prompt_set, _ in prompts)
+    made = [
+        replayed_adaptively(texts, k, threshold).summed(groups, len(prompts))
+        for k, threshold in choices
+    ]
+    tokens, visits = made[0].new_tokens, ()
+    if latency.visits is not None and len(latency.visits.plain_s) > 1:
+        costs = np.stack([visit_costs(counts, latency) for counts in made])
+        visits = (VisitCosts(np.arange(len(made)), costs),)
+    workload = Workload(
+        baseline_s=tokens,
+        baseline_tokens=tokens,
+        seconds=np.stack([counts.proposals @ latency.relative(counts.k) for counts in made]),
+        tokens=np.tile(tokens, (len(made), 1)),
+        prompt_sets=prompt_sets,
+        weights=shares,
+        visits=visits,
+    )
+    factors = token_weights(prompt_sets, tokens, shares)
+    rows: list[AdaptiveRow] = []
+    intervals = workload.intervals() or [None] * len(made)
+    speedups = np.exp(workload.log_speedups()).tolist()
+    entries = zip(choices, made, speedups, intervals, strict=True)
+    for (k, threshold), counts, speedup, interval in entries:
+        weighted = counts.scaled(factors)
+        rows.append(
+            AdaptiveRow(
+                k=k,
+                threshold=threshold,
+                tokens_per_round=weighted.tokens_per_round,
+                drafted_per_round=float(weighted.drafted.sum() / weighted.rounds.sum()),
+                speedup=speedup,
+                speedup_lo=interval.lo if interval else None,
+                speedup_hi=interval.hi if interval else None,
+            )
+        )
+    return _Rows(rows, workload)
+
+
+def _oracles(texts: ScoredTexts, cost: Array, shares: Mapping[str, float]) -> list[float]:
+    """Speedups of `best_k_per_round` and of `flag_oracle`."""
+    tokens = np.array([len(trace.tokens) for trace in texts.traces], dtype=np.float64)
+    factors = token_weights([trace.prompt_set for trace in texts.traces], tokens, shares)
+    costs: list[list[Array]] = []
+    for part in texts.parts(len(cost) - 1):
+        padded = part.padded(len(cost) - 1)
+        oracles = (best_k_per_round, flag_oracle)
+        costs.append([oracle(padded.chances, padded.lengths, cost) for oracle in oracles])
+    return (1.0 / (np.concatenate(costs, axis=1) @ factors)).tolist()

@@ -37,6 +37,7 @@ class Question:
     rule: Rule | None  # None: of a server that does not say
     source: Source  # "measured" or "replayed"
     engine: str | None = OWN.name  # None: whose times were given
+    run: str | None = None  # that timed the engine's rounds, where it is another one
     # Of a server's K that lack some of the visits asked for
     visits: Mapping[int, Visits] = field(default_factory=dict[int, Visits])
 
@@ -47,6 +48,7 @@ class Question:
         return replace(
             decided,
             engine=self.engine,
+            run=self.run,
             rule=self.rule,
             source=self.source,
             visits=self.visits.get(k) if k else fewest,

@@ -3,11 +3,11 @@
 For each K and alpha the iid model's speedup, for each K the ideal speedup and the alpha that breaks
 even. Typed latencies price a round by the formula, R(K) / R(0) = K c + v (Leviathan et al. 2023,
 theorem 3.8, with v(K) where verify times are given); a run's round times (latency_from) are R
-itself. A measured acceptance, a rate at one K or a list by position, needs no model of the text:
-its speedup is tokens_per_round x R(0) / R(K) exactly, and its row carries that acceptance_rate.
-With one there is a verdict. The uncertainty of such numbers is unknown: a rate without its rounds
-and a latency without its samples have no interval. A speedup within UNDECIDED_MARGIN of 1 is
-therefore undecided.
+itself. A measured acceptance, a rate at one K or a list by position, needs no model of the text at
+the K of its rounds: its speedup is tokens_per_round x R(0) / R(K) exactly, and its row carries that
+acceptance_rate. At a smaller K a list is estimated. With an acceptance there is a verdict. The
+uncertainty of such numbers is unknown: a rate without its rounds and a latency without its samples
+have no interval. A speedup within UNDECIDED_MARGIN of 1 is therefore undecided.
 
 A file that says how many requests it rests on has a bound. All rounds of a request may accept
 alike, so the tokens per round of one request vary at most as those of one round do, whose variance
@@ -210,16 +210,18 @@ def measured_rows(inputs: Inputs) -> Iterator[ResultRow]:
     """A row for each K whose acceptance was measured; its alpha is derived from the measured value.
 
     From a rate, alpha is the one that gives this rate under the iid model. From a list by position
-    it is accepted / (accepted + rejected), and K up to the list's length are answered.
+    it is accepted / (accepted + rejected), and K up to the list's length are answered; below it by
+    an estimate of the list at that K (`positions_at_k`).
     """
     for k, rate in inputs.acceptance_rate.items():
         alpha = theory.alpha_from_acceptance_rate(rate, k)
         yield _row(inputs.rounds, k, alpha, rate, 1.0 + k * rate)
     positions = inputs.acceptance_by_position
     for k in (k for k in inputs.ks if k <= len(positions)):
-        rate = theory.acceptance_rate_from_positions(positions[:k])
-        tokens = theory.mean_acceptance_length_from_positions(positions[:k])
-        yield _row(inputs.rounds, k, theory.alpha_from_positions(positions[:k]), rate, tokens)
+        of_k = theory.positions_at_k(positions, k)
+        rate = theory.acceptance_rate_from_positions(of_k)
+        tokens = theory.mean_acceptance_length_from_positions(of_k)
+        yield _row(inputs.rounds, k, theory.alpha_from_positions(of_k), rate, tokens)
 
 
 def _row(rounds: RoundTimes, k: int, alpha: float, rate: float, tokens: float) -> ResultRow:
@@ -290,8 +292,9 @@ def _interval(speedup: float, row: ResultRow, inputs: Inputs, candidates: int) -
     requests, tokens = inputs.requests or 0, row.tokens_per_round or 1.0
     if requests < MIN_PROMPTS:
         return None
-    positions = np.array(inputs.acceptance_by_position[: row.k])
-    if len(positions) < row.k:  # a rate alone: as the iid model has it
+    if row.k <= len(inputs.acceptance_by_position):
+        positions = np.array(theory.positions_at_k(inputs.acceptance_by_position, row.k))
+    else:  # a rate alone: as the iid model has it
         positions = (row.alpha or 0.0) ** np.arange(1.0, row.k + 1)
     # Of accepted tokens a: E[a^2] = sum over j of (2 j - 1) P(a >= j)
     squares = float((2 * np.arange(1, row.k + 1) - 1) @ positions)
@@ -307,6 +310,10 @@ def _caveats(inputs: Inputs, measured: Sequence[ResultRow]) -> Iterator[Caveat]:
     beyond = [k for k in inputs.ks if k > len(inputs.acceptance_by_position)]
     if inputs.acceptance_by_position and beyond:
         yield Caveat("positions_too_short", {"ks": ", ".join(map(str, beyond))})
+    shorter = [k for k in inputs.ks if k < len(inputs.acceptance_by_position)]
+    if shorter:
+        values = {"ks": ", ".join(map(str, shorter)), "k": len(inputs.acceptance_by_position)}
+        yield Caveat("positions_of_longer_drafts", values)
     yield from inputs.caveats
     if inputs.round_fit is not None:
         return  # the fit's own residuals say how far it is off

@@ -12,6 +12,7 @@ from typing import get_args
 
 import numpy as np
 
+from harness.analysis.latency import Latency
 from harness.analysis.setup import Setup
 from harness.records import (
     BUSY,
@@ -25,7 +26,9 @@ from harness.records import (
 )
 from harness.serving.engines import OWN
 from harness.stats.jackknife import MIN_PROMPTS
+from harness.storage.manifest import EngineCosts
 from harness.summary import (
+    Basis,
     Caveat,
     CaveatCode,
     DistributionTest,
@@ -160,7 +163,7 @@ def _of_the_steps(setup: Setup, timings: Sequence[StepTiming]) -> Iterator[Cavea
         yield Caveat("typed_latency")
         if not setup.conf("latency").get("verify_ms"):
             yield Caveat("verify_assumed_equal_step", {"key": "latency.verify_ms"})
-    if setup.latency_from is not None:
+    if setup.latency_from is not None and setup.priced_by is None:
         yield Caveat("latency_from", {"run": setup.latency_from})
     if setup.typed_latency or setup.latency_from is not None:
         return
@@ -253,6 +256,33 @@ def _spread_over_cards(setup: Setup) -> Iterator[Caveat]:
             offloaded = len(cards) < len(entry.devices)
             values: Values = {"role": role, "cards": len(cards), "offloaded": offloaded}
             yield Caveat("spread_over_cards", values)
+
+
+def of_the_engine(costs: EngineCosts, latencies: Mapping[float, Mapping[str, Latency]]) -> Caveat:
+    """Whose rounds price a run's drafts, and how each draft's are known.
+
+    Args:
+        costs: of the engine.
+        latencies: by temperature and draft.
+    """
+
+    def drafts(basis: Basis) -> str:
+        timed = (each for by_draft in latencies.values() for each in by_draft.items())
+        names = (name for name, each in timed if each.served and each.served.basis == basis)
+        return ", ".join(dict.fromkeys(names))
+
+    return Caveat(
+        "rounds_of_engine",
+        {
+            "engine": costs.engine.name,
+            "version": costs.engine.version,
+            "run": costs.run,
+            "device": costs.device,
+            "draft": costs.draft.name,
+            "same_shape": drafts("same_shape"),
+            "composed": drafts("composed"),
+        },
+    )
 
 
 def of_the_timings(

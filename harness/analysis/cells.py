@@ -87,6 +87,22 @@ def per_prompt(trials: Sequence[Trial], counts: Sequence[Count]) -> dict[PromptI
     return sums
 
 
+def paired_sums(trials: Sequence[Trial], baseline: Sequence[Trial]) -> dict[PromptId, Array]:
+    """[4] of each prompt: plain seconds and tokens, then a cell's, over what finished in both.
+
+    Without those of which no time is known.
+    """
+    done, plain = (
+        {trial.key: trial for trial in completed(each) if trial.decode_s is not None}
+        for each in (trials, baseline)
+    )
+    shared = done.keys() & plain.keys()
+    after, before = (
+        per_prompt([each[key] for key in shared], [decode_s, new_tokens]) for each in (done, plain)
+    )
+    return {name: np.concatenate([before[name], after[name]]) for name in after}
+
+
 def acceptance_by_position(
     trials: Sequence[Trial], weights: Mapping[str, float] | None = None
 ) -> tuple[float, ...]:

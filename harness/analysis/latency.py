@@ -12,6 +12,9 @@ Steps. One record per timed forward: a `StepTiming` holds its raw samples. Their
 version) they price it, and are taken as exact: a model draft's round costs K draft steps and a
 verify of K + 1 positions. A drafter that looks its proposal up (an n-gram) costs one look-up
 however much it proposes, and where it proposes n < K tokens the verify is of n + 1 positions.
+
+Requests of a server. Where R is another engine's (`harness.analysis.engine_costs`), a request costs
+a start besides its rounds, and how well R is known follows from leaving out parts of the requests.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -22,6 +25,7 @@ from typing import Literal
 import numpy as np
 from scipy.stats import trim_mean
 
+from harness.analysis.server_costs import ServerCosts
 from harness.analysis.setup import Setup, architecture
 from harness.analysis.unstable import unstable_steps
 from harness.records import GREEDY, LatencyRow, RoundTiming, StepTiming, UserError, grouped
@@ -29,8 +33,9 @@ from harness.stats.crossfit import TRIMMED
 from harness.stats.jackknife import Array
 from harness.storage import StoredRun
 from harness.storage.manifest import Manifest, ModelEntry
-from harness.summary import RoundSummary, StepSummary, Unstable
+from harness.summary import Basis, RoundSummary, StepSummary, Unstable
 from harness.theory.architecture import COUNTED
+from harness.theory.replay import Replayed
 from harness.theory.roofline import ReadingModel, with_floors
 from harness.theory.speedup import RoundTimes, StepTimes
 
@@ -89,6 +94,32 @@ class Visits:
 
 
 @dataclass(frozen=True, eq=False)
+class ServedTimes:
+    """What a server's requests with one draft cost, and what else they may cost.
+
+    Attributes:
+        engine, run: the server, and the run that measured it.
+        temperature, visits: at which its requests were timed, and how often.
+        basis: how they are known of this draft.
+        costs: what prices every prediction.
+        without: without each part of the server's prompts; of every draft the same parts.
+        ends: of a draft that was not measured, the two ends between which its costs are; else none.
+        error: the variance of a prediction's logarithm beyond all of this, as the server's own run
+            shows it, and its degrees of freedom.
+    """
+
+    engine: str
+    run: str
+    temperature: float
+    visits: int
+    basis: Basis
+    costs: ServerCosts
+    without: tuple[ServerCosts, ...]
+    ends: tuple[ServerCosts, ServerCosts] | None = None
+    error: tuple[float, float] = (0.0, 1.0)
+
+
+@dataclass(frozen=True, eq=False)
 class Latency:
     """What one draft costs with the target at one temperature, and what is known of its accuracy.
 
@@ -97,17 +128,33 @@ class Latency:
         visits: behind them; None where they follow from steps, which are taken as exact.
         steps: what explains them; None where no step was timed.
         timings: the raw samples behind the steps; none where these were typed in.
+        served: where they are another engine's: requests cost a start, too.
     """
 
     rounds: RoundTimes
     visits: Visits | None = None
     steps: StepTimes | None = None
     timings: tuple[StepTiming, ...] = ()
+    served: ServedTimes | None = None
 
     @property
-    def source(self) -> Literal["rounds", "steps", "typed"]:
+    def source(self) -> Literal["rounds", "requests", "steps", "typed"]:
         """Where R is from."""
+        if self.served is not None:
+            return "requests"
         return "rounds" if self.visits is not None else "steps" if self.timings else "typed"
+
+    def plain_cost(self, tokens: Array, requests: Array) -> Array:
+        """[n] plain tokens that it takes to decode so many of so many requests plainly."""
+        if self.served is None:
+            return tokens
+        return self.served.costs.plain_s(tokens, requests) / self.rounds.baseline_s
+
+    def rounds_cost(self, counts: Replayed, requests: Array) -> Array:
+        """[n] plain tokens that the rounds of so many requests take."""
+        if self.served is None:
+            return counts.proposals @ self.relative(counts.k)
+        return self.served.costs.speculative_s(counts, requests) / self.rounds.baseline_s
 
     @cached_property
     def prefills(self) -> Mapping[str, tuple[Array, Array]]:
@@ -193,7 +240,7 @@ class Latency:
 
     def round_summary(self, draft: str) -> RoundSummary:
         """R(0) and R(K) as a report shows them."""
-        return RoundSummary(
+        summary = RoundSummary(
             draft=draft,
             temperature=self.visits.temperature if self.visits else None,
             source=self.source,
@@ -202,6 +249,10 @@ class Latency:
             round_s={k: seconds for k, seconds in self.rounds.round_s if k > 0},
             visits=len(self.visits.plain_s) if self.visits else 0,
         )
+        if self.served is None:
+            return summary
+        known = ("temperature", "visits", "engine", "run", "basis")
+        return replace(summary, **{name: getattr(self.served, name) for name in known})
 
 
 def typed_latency(times: StepTimes, largest: int, *, lookup: bool = False) -> Latency:

@@ -18,7 +18,7 @@ from harness.analysis.verdict import Candidate, Evidence
 from harness.records import Rule
 from harness.serving.engines import with_lines
 from harness.stats.crossfit import Workload
-from harness.stats.jackknife import enough_prompts, set_weights, share_interval
+from harness.stats.jackknife import Variance, enough_prompts, set_weights, share_interval
 from harness.summary import DraftMemory, Leaderboard, LeaderboardRow
 from harness.theory.cost import usd_per_million_tokens
 from harness.theory.memory import ModelBytes, memory_view
@@ -48,10 +48,14 @@ def rank(
     weights: Mapping[str, float] | None = None,
     *,
     seed: int = 0,
+    error: Variance | None = None,
 ) -> Ranking:
-    """The leaderboard of one rule and temperature, "do not speculate" among its rows."""
+    """The leaderboard of one rule and temperature, "do not speculate" among its rows.
+
+    `error` is that of predictions besides prompts and visits (`PredictionError`).
+    """
     evidence = evidence_of(replays, latencies)
-    gains = speedups(evidence, weights)
+    gains = speedups(evidence, weights, error)
     best = [
         max(
             (name for name in replays.candidates if name.draft == draft),
@@ -64,7 +68,7 @@ def rank(
     rows = [_row(name, counted, latencies, gains[name], weights) for name in best]
     rows.append(LeaderboardRow(rank=0, draft=None, k=0, speedup=1.0))
     columns = [list(replays.candidates).index(name) for name in best]
-    chances = _chances_best(evidence.workload(weights), columns, seed)
+    chances = _chances_best(replace(evidence.workload(weights), error=error), columns, seed)
     rows = [replace(row, probability_best=p) for row, p in zip(rows, chances, strict=True)]
     # On a tie plain decoding comes first.
     rows.sort(key=lambda row: (-row.speedup, row.draft is not None))
@@ -99,8 +103,14 @@ def _row(
 ) -> LeaderboardRow:
     """One draft's row, not yet ranked."""
     counts, interval = replays.weighted(name, weights), gain.interval
-    latency = latencies[name.draft]
-    alphas = share_interval(counts.accepted, counts.judged, replays.prompt_sets)
+    latency, on_prompts = latencies[name.draft], replays.candidates[name]
+    alphas = share_interval(
+        on_prompts.accepted,
+        on_prompts.judged,
+        replays.prompt_sets,
+        tokens=replays.new_tokens,
+        weights=weights,
+    )
     return LeaderboardRow(
         rank=0,
         draft=name.draft,

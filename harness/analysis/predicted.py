@@ -11,7 +11,7 @@ drafts does not favour any. A draft for which the target ran in a slower way is 
 plain token of the others (`RoundTimes.other_plain_s`), its seconds as they were timed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,15 +19,26 @@ import numpy as np
 from harness.analysis.cells import (
     expected_tokens_per_round,
     new_tokens,
+    paired_sums,
     ratio,
     with_counts,
     with_times,
 )
 from harness.analysis.latency import Latency
+from harness.analysis.prediction_error import Gap
 from harness.analysis.replayed import Replays
-from harness.analysis.verdict import Candidate, Evidence, Facts, Timed
+from harness.analysis.server_costs import ServerCosts
+from harness.analysis.verdict import Candidate, CostError, Evidence, Facts, Timed
 from harness.records import Cell, ResultRow, Trial, UserError
-from harness.stats.jackknife import Array, Interval, share_interval, token_weights
+from harness.stats.crossfit import VisitCosts
+from harness.stats.jackknife import (
+    Array,
+    Interval,
+    Variance,
+    log_speedup,
+    share_interval,
+    token_weights,
+)
 from harness.summary import CategoryAlpha, RequestSummary
 from harness.theory.replay import Replayed
 
@@ -59,17 +70,17 @@ def _check_times(replays: Replays, latencies: Latencies) -> None:
 def evidence_of(replays: Replays, latencies: Latencies) -> Evidence:
     """Predicted decode seconds of every candidate on each prompt."""
     _check_times(replays, latencies)
-    tokens = replays.new_tokens
-    baseline_s = latencies[replays.drafts[0]].rounds.baseline_s
+    tokens, requests, first = replays.new_tokens, _texts(replays), latencies[replays.drafts[0]]
+    baseline_s = first.rounds.baseline_s
     costs = {
-        name: counts.proposals @ latencies[name.draft].relative(name.k)
+        name: latencies[name.draft].rounds_cost(counts, requests)
         for name, counts in replays.candidates.items()
     }
     return Evidence(
         temperature=replays.temperature,
         prompts=replays.prompts,
         prompt_sets=replays.prompt_sets,
-        baseline=Timed(tokens * baseline_s, tokens),
+        baseline=Timed(first.plain_cost(tokens, requests) * baseline_s, tokens),
         candidates={name: Timed(cost * baseline_s, tokens) for name, cost in costs.items()},
         facts={
             name: Facts(
@@ -80,16 +91,55 @@ def evidence_of(replays: Replays, latencies: Latencies) -> Evidence:
             for name, counts in replays.candidates.items()
         },
         visit_costs={
-            name: _by_visit(counts, latencies[name.draft]) / costs[name].sum()
+            name: visit_costs(counts, latencies[name.draft])
             for name, counts in replays.candidates.items()
             if latencies[name.draft].visits is not None
         },
+        cost_errors=tuple(_cost_errors(replays, latencies)),
     )
 
 
-def _by_visit(counts: Replayed, latency: Latency) -> Array:
-    """[visit] what all of a candidate's rounds cost, in plain tokens of that visit."""
-    return latency.by_visit(counts.k) @ counts.proposals.sum(axis=0)
+def _cost_errors(replays: Replays, latencies: Latencies) -> Iterator[CostError]:
+    """How far what requests of a server cost may be off, on all prompts together.
+
+    Leaving out a part of that server's prompts changes the costs of all drafts. Its own run may
+    show an error beyond that, at each K. Where a draft was not measured there, its costs may be
+    anywhere between two ends.
+    """
+    served = {
+        name: (each, counts)
+        for name, counts in replays.candidates.items()
+        if (each := latencies[name.draft].served) is not None
+    }
+    if not served:
+        return
+    tokens, requests = replays.new_tokens, _texts(replays)
+
+    def log_costs(of: Sequence[ServerCosts], counts: Replayed) -> Array:
+        return -np.log([each.speedup(tokens, counts, requests) for each in of])
+
+    parts = {name: log_costs(each.without, counts) for name, (each, counts) in served.items()}
+    number = len(next(iter(parts.values())))
+    scale = np.sqrt((number - 1) / number)
+    moves = {name: scale * (logs - logs.mean()) for name, logs in parts.items()}
+    yield CostError(moves, float(number - 1))
+    variance, degrees = next(iter(served.values()))[0].error
+    by_k = np.sqrt(variance) * np.eye(len(replays.ks))
+    yield CostError({name: by_k[replays.ks.index(name.k)] for name in served}, degrees)
+    for draft in replays.drafts:
+        between = {
+            name: np.diff(log_costs(each.ends, counts)) / np.sqrt(12.0)
+            for name, (each, counts) in served.items()
+            if name.draft == draft and each.ends is not None
+        }
+        if between:
+            yield CostError(between)
+
+
+def visit_costs(counts: Replayed, latency: Latency) -> Array:
+    """[visit] what all of a candidate's rounds cost there, relative to all visits."""
+    rounds = counts.proposals.sum(axis=0)
+    return latency.by_visit(counts.k) @ rounds / (rounds @ latency.relative(counts.k))
 
 
 # ---- speedups with their intervals ---------------------------------------------------------------
@@ -104,10 +154,15 @@ class Speedup:
 
 
 def speedups(
-    evidence: Evidence, weights: Mapping[str, float] | None = None
+    evidence: Evidence,
+    weights: Mapping[str, float] | None = None,
+    error: Variance | None = None,
 ) -> dict[Candidate, Speedup]:
-    """Every candidate's: 1 / the weighted mean over sets of what a token costs in plain tokens."""
-    workload = evidence.workload(weights)
+    """Every candidate's: 1 / the weighted mean over sets of what a token costs in plain tokens.
+
+    `error` is that of predictions besides prompts and visits (`PredictionError`).
+    """
+    workload = replace(evidence.workload(weights), error=error)
     values = np.exp(workload.log_speedups()).tolist()
     intervals = workload.intervals() or [None] * len(values)
     pairs = zip(values, intervals, strict=True)
@@ -117,25 +172,62 @@ def speedups(
     }
 
 
+def gap_of(
+    cell: Cell,
+    trials: Sequence[Trial],
+    plain: Sequence[Trial],
+    replays: Replays,
+    draft: str,
+    latency: Latency,
+) -> Gap | None:
+    """A measured cell against its prediction, on the prompts that both have; None without any.
+
+    Args:
+        cell: of one prompt set and K.
+        trials, plain: of that cell, and of its baseline.
+        replays, latency: that predict it.
+        draft: the name.
+    """
+    sums, names = paired_sums(trials, plain), zip(replays.prompt_sets, replays.prompts, strict=True)
+    found = [(row, sums[name]) for row, name in enumerate(names) if name in sums]
+    rows = [row for row, _ in found]
+    counts = replays.candidates[Candidate(draft, cell.k)].rows(np.array(rows, dtype=np.intp))
+    if not rows or not latency.rounds.covers(cell.k):
+        return None
+    sets = (cell.prompt_set,) * len(rows)
+    plain_s, plain_tokens, seconds, tokens = np.array([each for _, each in found]).T
+    measured = log_speedup(plain_s, plain_tokens, seconds, tokens, sets)
+    costs, texts = counts.proposals @ latency.relative(cell.k), counts.new_tokens
+    predicted = log_speedup(texts, texts, costs, texts, sets)
+    by_visit = visit_costs(counts, latency)
+    if len(by_visit) < 2:
+        return Gap.of(predicted, measured, None)
+    of_visits = VisitCosts(np.zeros(1, dtype=np.intp), by_visit[None]).variance
+    return Gap.of(predicted, measured, Variance(of_visits.value[0], of_visits.degrees[0]))
+
+
 # ---- rows of results.csv -------------------------------------------------------------------------
 
 
-def replayed_rows(replays: Replays, latencies: Latencies, *, model: str) -> list[ResultRow]:
+def replayed_rows(
+    replays: Replays, latencies: Latencies, *, model: str, error: Variance | None = None
+) -> list[ResultRow]:
     """One row per prompt set and candidate, and one of plain decoding per prompt set.
 
-    The baseline rows use the first draft's plain token.
+    The baseline rows use the first draft's plain token; `error` is as in `speedups`.
     """
     rows: list[ResultRow] = []
     for prompt_set in sorted(set(replays.prompt_sets)):
         part = replays.only([prompt_set])
-        gains = speedups(evidence_of(part, latencies))
+        gains = speedups(evidence_of(part, latencies), error=error)
         baseline = latencies[part.drafts[0]]
         rows.append(_baseline_row(part, baseline, model))
         for name in part.candidates:
             latency = latencies[name.draft]
             pace = baseline.rounds.baseline_s / latency.rounds.baseline_s
             rows.append(_at_pace(_row(name, part, latency, gains[name], model), pace))
-    return rows
+    engine = latencies[replays.drafts[0]].served
+    return rows if engine is None else [replace(row, engine=engine.engine) for row in rows]
 
 
 def synthetic_rows(
@@ -207,7 +299,8 @@ def _timed(part: Replays, k: int, seconds: Array, model: str) -> ResultRow:
 
 def _baseline_row(part: Replays, latency: Latency, model: str) -> ResultRow:
     plain_s = latency.rounds.baseline_s
-    row = replace(_timed(part, 0, part.new_tokens * plain_s, model), speedup=1.0)
+    seconds = latency.plain_cost(part.new_tokens, _texts(part)) * plain_s
+    row = replace(_timed(part, 0, seconds, model), speedup=1.0)
     prefill = _prefill_seconds(part, latency)
     if prefill is None:
         return row
@@ -217,7 +310,7 @@ def _baseline_row(part: Replays, latency: Latency, model: str) -> ResultRow:
 
 def _row(name: Candidate, part: Replays, latency: Latency, gain: Speedup, model: str) -> ResultRow:
     counts, plain_s = part.candidates[name], latency.rounds.baseline_s
-    seconds = plain_s * (counts.proposals @ latency.relative(name.k))
+    seconds = plain_s * latency.rounds_cost(counts, _texts(part))
     bounds = gain.interval
     alphas = share_interval(counts.accepted, counts.judged, part.prompt_sets)
     row = replace(
@@ -286,8 +379,8 @@ def request_summary(
     if plain is None or both is None:
         return None
     before = plain + counts.new_tokens * plain_s
-    after = both + plain_s * (counts.proposals @ latency.relative(name.k))
     texts = _texts(replays)
+    after = both + plain_s * latency.rounds_cost(counts, texts)
     # Every prompt as one token
     weight = token_weights(replays.prompt_sets, np.ones(len(texts)), weights)
 

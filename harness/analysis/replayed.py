@@ -8,7 +8,7 @@ The acceptance rule belongs to the engine, so each rule has its own `Replays`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from harness.analysis.cells import completed, latest, new_tokens, per_prompt
 from harness.analysis.verdict import Candidate
 from harness.records import Cell, Rule, TextKey, TextTrace, Trial, UserError
+from harness.serving.round_counting import Counting
 from harness.stats import jackknife
 from harness.stats.jackknife import Array, token_weights
 from harness.summary import ReplayCheck
@@ -32,6 +33,8 @@ from harness.theory.replay import (
 
 # Entries of one (texts, positions, offsets) array; some ten such arrays are alive in a replay.
 CHUNK_ENTRIES = 4_000_000
+# Of a text, [start] tokens that an engine drafts at most
+Limits = Callable[[TextTrace], NDArray[np.intp]]
 # Replays one draft's texts at every K
 CountsOf = Callable[[Sequence[TextTrace], Rule, Sequence[int]], Mapping[int, Replayed]]
 
@@ -176,10 +179,12 @@ def _by_prompt(
     )
 
 
-def replayed(traces: Sequence[TextTrace], rule: Rule, ks: Sequence[int]) -> Mapping[int, Replayed]:
+def replayed(
+    traces: Sequence[TextTrace], rule: Rule, ks: Sequence[int], limits: Limits | None = None
+) -> Mapping[int, Replayed]:
     """Replay one draft's traces at every K.
 
-    A K beyond a text's length is cut by its end.
+    A K beyond a text's length is cut by its end. `limits` are as of `padded_traces`.
     """
     if not traces or not ks:
         raise UserError("traces: nothing to replay; give at least one text and one k")
@@ -189,7 +194,7 @@ def replayed(traces: Sequence[TextTrace], rule: Rule, ks: Sequence[int]) -> Mapp
     parts = [
         replay(texts.chances, texts.lengths, ks, proposed=texts.proposed)
         for part in in_chunks(traces, depth)
-        for texts in [padded_traces(part, rule, depth)]
+        for texts in [padded_traces(part, rule, depth, limits)]
     ]
     return {k: stacked([part[k] for part in parts]) for k in parts[0]}
 
@@ -200,8 +205,21 @@ def in_chunks(traces: Sequence[TextTrace], depth: int) -> Iterator[Sequence[Text
     return (traces[first : first + size] for first in range(0, len(traces), size))
 
 
-def padded_traces(traces: Sequence[TextTrace], rule: Rule, depth: int) -> PaddedTexts:
-    """One draft's texts side by side, with their accept chances."""
+def padded_traces(
+    traces: Sequence[TextTrace], rule: Rule, depth: int, limits: Limits | None = None
+) -> PaddedTexts:
+    """One draft's texts side by side, with their accept chances.
+
+    Args:
+        traces: the texts.
+        rule: of acceptance.
+        depth: the largest K.
+        limits: of a text, [start] tokens that an engine drafts at most; None: any number.
+    """
+    if limits is not None:
+        lengths = [len(trace.tokens) for trace in traces]
+        most = [limits(trace) for trace in traces]
+        return padded_texts(*as_served(traces, lengths, most, rule, depth))
     chances = [accept_chances(trace, rule, depth) for trace in traces]
     return padded_texts(chances, [trace.proposed for trace in traces], depth)
 
@@ -250,6 +268,21 @@ def accept_chances(trace: TextTrace, rule: Rule, depth: int) -> Array:
     chances = accept_probabilities(rule, np.where(known, target, 0.0), draft, is_argmax)
     chances = np.where(known, chances, np.nan)
     return chances if trace.depth is not None else by_start(chances[None], depth)[0]
+
+
+def decoded(trace: TextTrace, counting: Counting) -> TextTrace | None:
+    """What an engine's rounds emit of a text; None where all of it comes from the prefill."""
+    first = counting.first_position
+    if not first:
+        return trace
+    if len(trace.tokens) <= first:
+        return None
+    arrays = {
+        each.name: value[first:]
+        for each in fields(trace)
+        if isinstance(value := getattr(trace, each.name), np.ndarray)
+    }
+    return replace(trace, **arrays)
 
 
 def as_served(

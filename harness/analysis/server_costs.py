@@ -7,10 +7,13 @@ line in its rounds, and these are fitted by least squares over requests whose re
 rounds there were, and what each drafted. A round that drafted another number of tokens than any
 measured K is made of those that are fitted exactly as a prediction makes it (`RoundTimes.parts`).
 
-What a request takes is settled over visits first (`harness.analysis.request_times`).
+What a request takes is settled over visits first (`harness.analysis.request_times`). Sampled
+requests of one prompt get one pace, so they are no independent samples. The error of costs is the
+jackknife's over groups of prompts (Kott, "The delete-a-group jackknife", 2001): all requests of a
+prompt, plain ones, those at every K and those of shorter budgets, are left out together.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,11 +29,14 @@ from harness.analysis.request_times import (
 from harness.records import RoundTiming
 from harness.serving.round_counting import Counting
 from harness.stats.jackknife import Array, Index, Variance, left_out_variance
+from harness.summary import ServedCosts
 from harness.theory.replay import Replayed, replay_texts, stacked
 from harness.theory.speedup import RoundTimes
 
-# Costs' error is that of leaving out one such part of the requests at a time
+# Costs' error is that of leaving out one such part of the prompts at a time
 PARTS = 8
+# What is left out together
+Prompts = tuple[Hashable, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,10 +46,12 @@ class PlainRequests:
     Attributes:
         seconds: [n] of decoding.
         tokens: [n] that they emitted.
+        prompts: [n] that they were asked.
     """
 
     seconds: Array
     tokens: Array
+    prompts: Prompts
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +61,12 @@ class Requests:
     Attributes:
         seconds: [n] of decoding.
         counts: their rounds, n texts.
+        prompts: [n] that they were asked.
     """
 
     seconds: Array
     counts: Replayed
+    prompts: Prompts
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,29 +89,36 @@ class TimedRequests:
         for k in other.speculative.keys() & self.speculative.keys():
             parts = self.speculative[k], other.speculative[k]
             seconds = np.concatenate([part.seconds for part in parts])
-            speculative[k] = Requests(seconds, stacked([part.counts for part in parts]))
+            counts = stacked([part.counts for part in parts])
+            speculative[k] = Requests(seconds, counts, parts[0].prompts + parts[1].prompts)
         plain = PlainRequests(
             np.concatenate([self.plain.seconds, other.plain.seconds]),
             np.concatenate([self.plain.tokens, other.plain.tokens]),
+            self.plain.prompts + other.plain.prompts,
         )
         return TimedRequests(plain, speculative, self.net or other.net)
 
-    def without(self, part: int) -> "TimedRequests":
-        """The requests but for every `PARTS`th, from this one on."""
+    def without_each_part(self) -> "list[TimedRequests]":
+        """The requests without each of up to `PARTS` parts of their prompts."""
+        asked = [self.plain.prompts, *(each.prompts for each in self.speculative.values())]
+        prompts = list(dict.fromkeys(prompt for each in asked for prompt in each))
+        return [self._without({*prompts[part::PARTS]}) for part in range(min(PARTS, len(prompts)))]
 
-        def kept(seconds: Array) -> Index:
-            return np.flatnonzero(np.arange(len(seconds)) % PARTS != part)
+    def _without(self, left_out: Collection[Hashable]) -> "TimedRequests":
+        """The requests of the other prompts."""
 
-        plain = kept(self.plain.seconds)
-        return TimedRequests(
-            PlainRequests(self.plain.seconds[plain], self.plain.tokens[plain]),
-            {
-                k: Requests(each.seconds[rows], each.counts.rows(rows))
-                for k, each in self.speculative.items()
-                if len(rows := kept(each.seconds))
-            },
-            self.net,
-        )
+        def kept(prompts: Prompts) -> tuple[Index, Prompts]:
+            rows = [row for row, prompt in enumerate(prompts) if prompt not in left_out]
+            return np.array(rows, dtype=np.intp), tuple(prompts[row] for row in rows)
+
+        rows, prompts = kept(self.plain.prompts)
+        plain = PlainRequests(self.plain.seconds[rows], self.plain.tokens[rows], prompts)
+        speculative: dict[int, Requests] = {}
+        for k, each in self.speculative.items():
+            rows, prompts = kept(each.prompts)
+            if prompts:
+                speculative[k] = Requests(each.seconds[rows], each.counts.rows(rows), prompts)
+        return TimedRequests(plain, speculative, self.net)
 
 
 @dataclass(frozen=True)
@@ -117,17 +134,27 @@ class ServerCosts:
     start_s: float
     times: RoundTimes
 
-    def plain_s(self, tokens: Array) -> Array:
-        """[n] seconds of requests of so many tokens each, decoded plainly."""
-        return self.plain_start_s + tokens * self.times.plain_s
+    @classmethod
+    def of(cls, stored: ServedCosts) -> "ServerCosts":
+        """From what a run stores of them."""
+        times = RoundTimes(stored.plain_s, tuple(sorted(stored.round_s.items())))
+        return cls(stored.plain_start_s, stored.start_s, times)
 
-    def speculative_s(self, counts: Replayed) -> Array:
-        """[n] seconds of requests whose rounds are expected to be these."""
-        return self.start_s + seconds_of_rounds(counts, self.times)
+    def plain_s(self, tokens: Array, requests: Array | float = 1.0) -> Array:
+        """[n] seconds of requests of so many tokens, decoded plainly; of several, their sum."""
+        return self.plain_start_s * requests + tokens * self.times.plain_s
 
-    def speedup(self, tokens: Array, counts: Replayed) -> float:
+    def speculative_s(self, counts: Replayed, requests: Array | float = 1.0) -> Array:
+        """[n] seconds of requests whose rounds are expected to be these; of several, their sum."""
+        return self.start_s * requests + seconds_of_rounds(counts, self.times)
+
+    def speedup(self, tokens: Array, counts: Replayed, requests: Array | float = 1.0) -> float:
         """Plain seconds / speculative ones, of such requests together."""
-        return float(self.plain_s(tokens).sum() / self.speculative_s(counts).sum())
+        plain_s, speculative_s = (
+            self.plain_s(tokens, requests),
+            self.speculative_s(counts, requests),
+        )
+        return float(plain_s.sum() / speculative_s.sum())
 
 
 def seconds_of_rounds(counts: Replayed, times: RoundTimes) -> Array:
@@ -143,15 +170,23 @@ def speedup_variance(timed: TimedRequests, tokens: Array, counts: Replayed) -> V
         tokens, counts: the plain tokens and the rounds of the texts that are predicted.
 
     Returns:
-        None where the costs rest on too few requests to do without some.
+        None where the costs rest on too few prompts to do without some.
     """
-    fits = [fit_costs(timed.without(part)) for part in range(PARTS)]
-    logs = [
-        np.log(fit.speedup(tokens, counts))
-        for fit in fits
-        if fit is not None and fit.times.covers(counts.k)
-    ]
-    return left_out_variance(np.array(logs), np.ones(PARTS)) if len(logs) == PARTS else None
+    fits = left_out_costs(timed, counts.k)
+    if not fits:
+        return None
+    logs = [np.log(fit.speedup(tokens, counts)) for fit in fits]
+    return left_out_variance(np.array(logs), np.ones(len(logs)))
+
+
+def left_out_costs(timed: TimedRequests, k: int) -> list[ServerCosts]:
+    """The costs without each part of the prompts, for rounds of up to k tokens.
+
+    Empty where they rest on too few prompts to do without some.
+    """
+    fits = [fit_costs(others) for others in timed.without_each_part()]
+    known = [fit for fit in fits if fit is not None and fit.times.covers(k)]
+    return known if 1 < len(fits) == len(known) else []
 
 
 def fit_costs(timed: TimedRequests) -> ServerCosts | None:
@@ -255,25 +290,32 @@ def timed_rounds(
     most: dict[int, int] = {}
     for (k, *_), made in visits.items():
         most[k] = max(most.get(k, 0), len(made))
-    by_k: dict[int, list[tuple[int, bool, float]]] = {}
+    by_k: dict[int, list[tuple[int, int, bool, float]]] = {}
     for (k, context, tokens, shortened), made in sorted(visits.items()):
         plain = visits.get((0, context, tokens, False), [])
         seconds = compared_pace(made, plain if k else [], settle)
         # A length that fewer than half of the visits have is an end of text's
         if 2 * len(made) >= most[k] and seconds is not None:
-            by_k.setdefault(k, []).append((tokens, shortened, seconds))
+            by_k.setdefault(k, []).append((context, tokens, shortened, seconds))
     plain = by_k.pop(0, [])
     if not plain or not by_k:
         return None
+    # Each length was timed by itself, so it stands for a prompt
+    prompts = {
+        k: tuple((context, tokens) for context, tokens, *_ in rows)
+        for k, rows in [(0, plain), *by_k.items()]
+    }
     return TimedRequests(
         PlainRequests(
             np.array([seconds for *_, seconds in plain]),
-            np.array([tokens for tokens, *_ in plain], dtype=np.float64),
+            np.array([tokens for _, tokens, *_ in plain], dtype=np.float64),
+            prompts[0],
         ),
         {
             k: Requests(
                 np.array([seconds for *_, seconds in rows]),
-                _rejected([(tokens, shortened) for tokens, shortened, _ in rows], k, counting),
+                _rejected([(tokens, shortened) for _, tokens, shortened, _ in rows], k, counting),
+                prompts[k],
             )
             for k, rows in by_k.items()
         },

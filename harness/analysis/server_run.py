@@ -11,7 +11,7 @@ A temperature at which a speculating server is not lossless (`server_lossless`) 
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -26,12 +26,14 @@ from harness.analysis.cells import (
     completed,
     lacking_visits,
     measured_rows,
+    paired_sums,
     ratio,
     with_counts,
     with_times,
 )
 from harness.analysis.latency import latency_of, latency_row, near, visits_of
 from harness.analysis.lossless import distrust
+from harness.analysis.prediction_error import Gap, PredictionError, prediction_errors
 from harness.analysis.request_times import Visit, compared_pace, with_enough_visits
 from harness.analysis.server_costs import (
     PlainRequests,
@@ -39,6 +41,7 @@ from harness.analysis.server_costs import (
     ServerCosts,
     TimedRequests,
     fit_costs,
+    left_out_costs,
     seconds_of_rounds,
     speedup_variance,
     timed_rounds,
@@ -54,8 +57,9 @@ from harness.serving.engines import OWN, spec_of
 from harness.stats.jackknife import (
     CONFIDENCE,
     Array,
-    Interval,
-    enough_prompts,
+    Variance,
+    joined,
+    log_speedup,
     speedup_interval,
 )
 from harness.summary import (
@@ -78,7 +82,6 @@ from harness.summary import (
     Values,
     Visits,
 )
-from harness.theory.replay import Replayed
 from harness.theory.speedup import RoundTimes
 
 # What gains more at another K by less than this share is not worth a sentence
@@ -134,6 +137,25 @@ class ServedRun(ServedTexts):
             self._costs[asked] = None if timed is None else fit_costs(timed)
         return self._costs[asked]
 
+    def recorded(self, temperature: float, costs: ServerCosts) -> ServedCosts:
+        """Costs at a temperature, as they are stored."""
+        return ServedCosts(
+            temperature=temperature,
+            source="synthetic" if self._rounds_near(temperature) else "other_sets",
+            plain_start_s=costs.plain_start_s,
+            start_s=costs.start_s,
+            plain_s=costs.times.plain_s,
+            round_s=dict(costs.times.round_s),
+        )
+
+    def left_out_costs(self, temperature: float) -> list[ServerCosts]:
+        """The costs by requests of all sets, without each part of their prompts.
+
+        Empty where they rest on too few prompts to do without some.
+        """
+        timed = self._timed_requests(temperature, None, self.ks)
+        return [] if timed is None else left_out_costs(timed, max(self.ks))
+
     @cached_property
     def _costs(self) -> dict[tuple[float, str | None, tuple[int, ...]], ServerCosts | None]:
         """Those that were fitted so far."""
@@ -176,11 +198,13 @@ class ServedRun(ServedTexts):
         for k in ks:
             texts = self.texts(requests, k, temperature).of(names)
             if texts.trials:
-                speculative[k] = Requests(texts.seconds, self.replayed(texts, k))
+                counts = self.replayed(texts, k)
+                speculative[k] = Requests(texts.seconds, counts, texts.prompts)
         if not plain.trials or not speculative:
             return None
         net = any(trial.one_token_s is not None for trial in plain.trials)
-        return TimedRequests(PlainRequests(plain.seconds, plain.tokens), speculative, net)
+        of_plain = PlainRequests(plain.seconds, plain.tokens, plain.prompts)
+        return TimedRequests(of_plain, speculative, net)
 
     def _rounds_near(self, temperature: float) -> list[RoundTiming]:
         """Those of servers that were told to reject every draft."""
@@ -274,7 +298,25 @@ class ServedRun(ServedTexts):
     @cached_property
     def predicted(self) -> list[ResultRow | None]:
         """What is predicted of each row of `measured`; None where nothing is."""
-        return [self._replayed_row(row) for row in self.measured]
+        return [made and made.with_interval(self.prediction_errors) for made in self._predictions]
+
+    @cached_property
+    def _predictions(self) -> "list[_Prediction | None]":
+        """The same, as far as other requests tell."""
+        return [self._predicted_cell(row) for row in self.measured]
+
+    @cached_property
+    def prediction_errors(self) -> dict[float, PredictionError]:
+        """By temperature, how far what was measured is from these."""
+        cells = grouped(completed(self.settled), lambda trial: trial.cell_key)
+        gaps: dict[Cell, Gap | None] = {}
+        for made in self._predictions:
+            if made is None or made.row.k == 0:
+                continue
+            cell = _cell(made.row)
+            sums = paired_sums(cells.get(cell, []), cells.get(replace(cell, k=0), []))
+            gaps[cell] = made.gap(sums)
+        return prediction_errors(gaps)
 
     @cached_property
     def results(self) -> list[ResultRow]:
@@ -299,7 +341,7 @@ class ServedRun(ServedTexts):
         texts = self.texts(self.settled, 0, row.temperature)
         return texts.of([row.prompt_set or ""])
 
-    def _replayed_row(self, row: ResultRow) -> ResultRow | None:
+    def _predicted_cell(self, row: ResultRow) -> "_Prediction | None":
         """What is predicted of a measured cell; None where nothing is."""
         if self.not_predicted is not None or row.temperature is None or row.new_tokens is None:
             return None
@@ -320,34 +362,21 @@ class ServedRun(ServedTexts):
             error=row.error,
         )
         if row.k == 0:
-            return replace(with_times(made, plain_s, texts.tokens), speedup=1.0)
+            return _Prediction(replace(with_times(made, plain_s, texts.tokens), speedup=1.0))
         if not costs.times.covers(row.k):
             return None
         counts = self.replayed(texts, row.k)
         seconds = costs.speculative_s(counts)
-        interval = self._interval(row, texts, plain_s, seconds, counts)
-        return replace(
+        timed = self._timed_requests(row.temperature, row.prompt_set, self.ks)
+        made = replace(
             with_counts(with_times(made, seconds, texts.tokens), counts),
             rule=self.engine.rule,
             speedup=costs.speedup(texts.tokens, counts),
-            speedup_lo=interval.lo if interval else None,
-            speedup_hi=interval.hi if interval else None,
             breakeven_alpha=costs.times.break_even_alpha(row.k),
         )
-
-    def _interval(
-        self, row: ResultRow, texts: Texts, plain_s: Array, seconds: Array, counts: Replayed
-    ) -> Interval | None:
-        """Of a predicted speedup: other prompts, and other requests that tell the costs."""
-        assert row.temperature is not None
-        timed = self._timed_requests(row.temperature, row.prompt_set, self.ks)
         names, (before, after, tokens) = _by_prompt(texts, plain_s, seconds, texts.tokens)
-        if timed is None or not enough_prompts([""] * len(names)):
-            return None
-        costs_error = speedup_variance(timed, texts.tokens, counts)
-        if costs_error is None:
-            return None
-        return speedup_interval(before, tokens, after, tokens, shared=costs_error)
+        costs_error = None if timed is None else speedup_variance(timed, texts.tokens, counts)
+        return _Prediction(made, tuple(names), np.stack([before, after, tokens]), costs_error)
 
     def cells(self) -> Iterator[ServedCell]:
         """Prediction and measurement of every cell that drafts."""
@@ -692,14 +721,7 @@ class ServedRun(ServedTexts):
             ),
             gates=self.gates,
             costs=tuple(
-                ServedCosts(
-                    temperature=temperature,
-                    source="synthetic" if self._rounds_near(temperature) else "other_sets",
-                    plain_start_s=costs.plain_start_s,
-                    start_s=costs.start_s,
-                    plain_s=costs.times.plain_s,
-                    round_s=dict(costs.times.round_s),
-                )
+                self.recorded(temperature, costs)
                 for temperature, costs in self.costs_by_temperature.items()
             ),
             not_predicted=self.not_predicted,
@@ -751,6 +773,8 @@ class ServedRun(ServedTexts):
             yield Caveat("draft_served_in_other_dtype", values)
         yield from self._visits_lacking()
         yield from self._load_caveats()
+        for error in self.prediction_errors.values():
+            yield from error.caveats()
         if self.not_predicted is not None:
             yield Caveat("server_not_predicted", {"reason": self.not_predicted})
 
@@ -812,6 +836,55 @@ class ServedRun(ServedTexts):
         return not cell.k or cell.k in with_enough_visits(timed)
 
 
+@dataclass(frozen=True, eq=False)
+class _Prediction:
+    """What is predicted of a cell by other requests.
+
+    Attributes:
+        row: without an interval.
+        prompts: [prompt] with their sets; none of plain decoding.
+        sums: [3, prompt] predicted plain seconds, speculative ones, and tokens.
+        costs: the error of what tokens and rounds cost; None where too few prompts tell it.
+    """
+
+    row: ResultRow
+    prompts: tuple[tuple[str, str], ...] = ()
+    sums: Array = field(default_factory=lambda: np.zeros((3, 0)))
+    costs: Variance | None = None
+
+    def with_interval(self, errors: Mapping[float, PredictionError]) -> ResultRow:
+        """The row with an interval over other prompts, and others whose requests tell costs.
+
+        By temperature, `errors` are those of all predictions.
+        """
+        if self.costs is None:
+            return self.row
+        plain_s, seconds, tokens = self.sums
+        error = errors.get(self.row.temperature or 0.0)
+        shared = joined([self.costs] if error is None else [self.costs, error.variance])
+        interval = speedup_interval(plain_s, tokens, seconds, tokens, shared=shared)
+        if interval is None:
+            return self.row
+        return replace(self.row, speedup_lo=interval.lo, speedup_hi=interval.hi)
+
+    def gap(self, measured: Mapping[tuple[str, str], Array]) -> Gap | None:
+        """Against `paired_sums` of the same cell, on the prompts that both have.
+
+        None without any, or where the error of the costs is not known.
+        """
+        rows = [row for row, name in enumerate(self.prompts) if name in measured]
+        if not rows or self.costs is None:
+            return None
+        sets, (before_s, after_s, texts) = ("",) * len(rows), self.sums[:, rows]
+        of_prompts = np.array([measured[self.prompts[row]] for row in rows])
+        plain_s, plain_tokens, seconds, tokens = of_prompts.T
+        return Gap.of(
+            log_speedup(before_s, texts, after_s, texts, sets),
+            log_speedup(plain_s, plain_tokens, seconds, tokens, sets),
+            self.costs,
+        )
+
+
 def _cell(row: ResultRow) -> Cell:
     """That a row is of."""
     assert row.temperature is not None
@@ -820,7 +893,6 @@ def _cell(row: ResultRow) -> Cell:
 
 def _by_prompt(texts: Texts, *values: Array) -> tuple[list[tuple[str, str]], list[Array]]:
     """The prompts of n texts, and for each of the [n] values its sums, [prompt]."""
-    of_text = [(trial.prompt_set, trial.conversation) for trial in texts.trials]
-    names = sorted(set(of_text))
-    places = [names.index(name) for name in of_text]
+    names = sorted(set(texts.prompts))
+    places = [names.index(name) for name in texts.prompts]
     return names, [np.bincount(places, each).astype(np.float64) for each in values]

@@ -10,9 +10,11 @@ from functools import cached_property
 from typing import Any, cast
 
 from harness.records import ResultRow, Rule, ServingEngine
-from harness.storage import StoredRun
+from harness.serving.drafts import DraftKind
+from harness.serving.engines import with_lines
+from harness.storage import SERVER, StoredRun
 from harness.storage.contents import flattened
-from harness.storage.manifest import Environment, ModelEntry
+from harness.storage.manifest import EngineCosts, Environment, ModelEntry
 from harness.summary import ModelFacts, RunFacts, SamplingFacts, Status, Value
 from harness.theory.architecture import COUNTED, NUMBERS, Architecture
 from harness.theory.memory import ModelBytes
@@ -83,6 +85,18 @@ class Setup:
         return tuple(float(value) for value in self.run.config.get("alpha") or ())
 
     @property
+    def new_tokens(self) -> int | None:
+        """The most that a text may have: what its run asked for, where texts are another run's."""
+        made_with = self.run.manifest.texts_made_with
+        asked = made_with.new_tokens if made_with else self.run.config.get("new_tokens")
+        return None if asked is None else int(asked)
+
+    def kind_of(self, draft: str) -> DraftKind:
+        """Of a draft that does not look its tokens up."""
+        conf = self.conf("draft") if draft == self.draft else {}
+        return self.described_draft(draft).kind or conf.get("kind") or "model"
+
+    @property
     def seed(self) -> int:
         """Of the deals of the folds, and of draws."""
         return int(self.run.config.get("seed") or 0)
@@ -94,9 +108,15 @@ class Setup:
         return manifest.engine and manifest.engine.started_with(manifest.server_memory)
 
     @property
+    def priced_by(self) -> EngineCosts | None:
+        """What prices the drafts of a run whose predictions are for another engine."""
+        return self.run.manifest.engine_costs
+
+    @property
     def rule(self) -> Rule:
         """The acceptance rule that the verdict is under."""
-        served = self.engine.rule if self.engine else None
+        engine = self.priced_by.engine if self.priced_by else self.engine
+        served = engine.rule if engine else None
         return cast("Rule", served or self.conf("decode").get("rule") or "ratio")
 
     @property
@@ -155,9 +175,9 @@ class Setup:
 
     @property
     def latency_from(self) -> str | None:
-        """The run whose step times an audition used."""
+        """The run whose times a sweep or an audition used."""
         stored = self.run.config.get("latency_from")
-        return None if stored is None or self.command != "audition" else str(stored)
+        return None if stored is None or self.command == SERVER else str(stored)
 
     @property
     def gpu(self) -> Card | None:
@@ -271,8 +291,14 @@ class Setup:
 
     @property
     def _serve_on(self) -> str | None:
-        """The server whose line is asked for; of a server run the line is that server's own."""
-        return None if self.engine else self.run.config.get("engine")
+        """The server whose line is asked for, or whose rounds price the drafts.
+
+        Of a server run the line is that server's own.
+        """
+        if self.engine is not None:
+            return None
+        priced = self.priced_by.engine.name if self.priced_by else None
+        return self.run.config.get("engine") or (priced if priced in with_lines() else None)
 
     def _command_line(self) -> dict[str, Value]:
         """The command line as it can be typed again."""

@@ -8,13 +8,24 @@ that changes greedy texts gets no verdict.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
+
 from harness.analysis.adaptive import ScoredTexts, adaptive_drafting, replayed_adaptively
 from harness.analysis.answers import Answered, Question, answered, carried_over, with_rounds
-from harness.analysis.caveats import caveats, failures, greedy_texts_differ, of_the_timings
+from harness.analysis.caveats import (
+    caveats,
+    failures,
+    greedy_texts_differ,
+    of_the_engine,
+    of_the_timings,
+)
 from harness.analysis.cells import completed, latest, measured_positions, measured_rows, timed
+from harness.analysis.engine_costs import priced_by
 from harness.analysis.explanation import case_of, explain, rules_of_thumb
 from harness.analysis.latency import (
     LOOKUP_S,
@@ -30,11 +41,13 @@ from harness.analysis.pairs import evidence_from_pairs, measured_pairs, pairs_of
 from harness.analysis.predicted import (
     category_alpha,
     category_k,
+    gap_of,
     replayed_rows,
     request_summary,
     synthetic_rows,
 )
-from harness.analysis.replayed import replay_check, replay_drafts
+from harness.analysis.prediction_error import Gap, PredictionError, prediction_errors
+from harness.analysis.replayed import Replays, decoded, replay_check, replay_drafts, replayed
 from harness.analysis.setup import Setup
 from harness.analysis.unstable import impossible, outlier_cells, unstable_cells
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials, least_regret
@@ -50,11 +63,15 @@ from harness.records import (
     TextKey,
     TextTrace,
     Trial,
+    UserError,
     grouped,
 )
-from harness.serving.drafts import kind_of
-from harness.serving.engines import ENGINES, OWN, drafts_alike, with_lines
+from harness.serving.drafts import DRAFTS, kind_of, looks_up
+from harness.serving.engines import ENGINES, OWN, drafts_alike, spec_of, with_lines
+from harness.serving.round_counting import Counting
+from harness.stats.jackknife import Variance
 from harness.stats.two_phase import look_shares
+from harness.storage.manifest import EngineCosts
 from harness.summary import (
     AcceptanceByPosition,
     AdaptiveDrafting,
@@ -101,8 +118,10 @@ class PairAnalysis:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.drafts = [setup.draft]
-        self._ranked: dict[tuple[Rule, float], Ranking | None] = {}
+        self._replays: dict[tuple[Rule, float], Replays | None] = {}
+        self._rankings: dict[tuple[Rule, float], Ranking | None] = {}
 
+    @cached_property
     def generated(self) -> Sequence[ResultRow]:
         """Rows of results.csv about the cells that were measured."""
         return ()
@@ -138,11 +157,21 @@ class PairAnalysis:
 
     def latencies_at(self, temperature: float) -> dict[str, Latency]:
         """Those of one temperature."""
+        if self.setup.priced_by is not None:
+            return dict(self._on_engine(self.setup.priced_by, temperature))
         found = {
             draft: latency_of_draft(self.setup.run, draft, temperature, lookup=self.looks_up(draft))
             for draft in self.drafts
         }
         return {draft: latency for draft, latency in found.items() if latency is not None}
+
+    def _on_engine(self, costs: EngineCosts, temperature: float) -> Iterator[tuple[str, Latency]]:
+        """What each draft costs on another engine; not one whose costs there are not known."""
+        for draft in self.drafts:
+            entry = self.setup.described_draft(draft)
+            kind = draft if self.looks_up(draft) else self.setup.kind_of(draft)
+            with suppress(UserError):  # which the command refused; a manifest may be edited
+                yield draft, priced_by(costs, draft, kind, entry, temperature)
 
     @property
     def first_latencies(self) -> dict[str, Latency]:
@@ -171,41 +200,101 @@ class PairAnalysis:
         by_draft = grouped(self.setup.run.confidences, lambda entry: entry.draft)
         return {draft: {each.key: each for each in known} for draft, known in by_draft.items()}
 
-    @cached_property
-    def rankings(self) -> dict[tuple[Rule, float], Ranking]:
-        """By rule, the verdict's first, and temperature; of drafts that were scored and timed."""
+    @property
+    def rules(self) -> list[Rule]:
+        """The acceptance rules that drafts are replayed by, the verdict's first."""
         accepted_by: list[Rule] = [spec.rule for spec in with_lines().values() if spec.rule]
-        rules: list[Rule] = [*dict.fromkeys((self.setup.rule, *accepted_by))]
-        return {
-            (rule, temperature): ranking
-            for temperature in self.latencies
-            for rule in rules
-            if (ranking := self.ranking(rule, temperature)) is not None
-        }
+        return [*dict.fromkeys((self.setup.rule, *accepted_by))]
 
-    def ranking(self, rule: Rule, temperature: float) -> Ranking | None:
-        """By one rule, at one temperature; None where nothing was scored and timed there."""
-        if (rule, temperature) not in self._ranked:
-            self._ranked[rule, temperature] = self._ranking(rule, temperature)
-        return self._ranked[rule, temperature]
+    def replays(self, rule: Rule, temperature: float) -> Replays | None:
+        """Of the drafts that were scored and timed at a temperature; None where there are none."""
+        if (rule, temperature) not in self._replays:
+            self._replays[rule, temperature] = self._replayed(rule, temperature)
+        return self._replays[rule, temperature]
 
-    def _ranking(self, rule: Rule, temperature: float) -> Ranking | None:
-        setup, latencies = self.setup, self.latencies.get(temperature, {})
+    def _replayed(self, rule: Rule, temperature: float) -> Replays | None:
+        latencies = self.latencies.get(temperature, {})
         # Engines with the other rules stop no drafting early
-        adaptive = setup.adaptive and rule == setup.rule
+        adaptive = self.setup.adaptive and rule == self.setup.rule
         if adaptive and not self.confidences:  # those of a repetition penalty are not known
             return None
-        traces = {name: self.traces[name] for name in latencies if name in self.traces}
-        ks = [k for k in setup.ks if all(each.rounds.covers(k) for each in latencies.values())]
+        traces = {name: self._replayed_texts(name) for name in latencies if name in self.traces}
+        ks = [k for k in self.setup.ks if all(each.rounds.covers(k) for each in latencies.values())]
         scored = (any(t.temperature == temperature for t in texts) for texts in traces.values())
         if not traces or not ks or not all(scored):
             return None
         counts_of = self._adaptive_counts if adaptive else None
-        replays = replay_drafts(traces, rule, ks, temperature, counts_of)
-        ranking = rank(replays, latencies, setup.weights, seed=setup.seed)
+        if self.setup.priced_by is not None:
+            counts_of = self._engine_counts
+        return replay_drafts(traces, rule, ks, temperature, counts_of)
+
+    @cached_property
+    def prediction_errors(self) -> dict[float, PredictionError]:
+        """By temperature, how far the run's own measurements are from what is predicted."""
+        return {}
+
+    def _error(self, temperature: float) -> Variance | None:
+        """Of every prediction, besides prompts and visits; None where nothing was measured."""
+        error = self.prediction_errors.get(temperature)
+        return error and error.variance
+
+    def ranking(self, rule: Rule, temperature: float) -> Ranking | None:
+        """The drafts of `replays`, ranked by what is predicted of them."""
+        if (rule, temperature) not in self._rankings:
+            self._rankings[rule, temperature] = self._ranked(rule, temperature)
+        return self._rankings[rule, temperature]
+
+    def _ranked(self, rule: Rule, temperature: float) -> Ranking | None:
+        setup, replays = self.setup, self.replays(rule, temperature)
+        if replays is None:
+            return None
+        latencies, error = self.latencies[temperature], self._error(temperature)
+        ranking = rank(replays, latencies, setup.weights, seed=setup.seed, error=error)
         baseline_s = latencies[replays.drafts[0]].rounds.baseline_s
         board = with_costs(ranking.leaderboard, setup, baseline_s)
+        if setup.priced_by is not None:
+            board = replace(board, engines=(spec_of(setup.priced_by.engine.name).title,))
         return replace(ranking, leaderboard=board)
+
+    @property
+    def rankings(self) -> dict[tuple[Rule, float], Ranking]:
+        """By rule, the verdict's first, and temperature."""
+        return {
+            (rule, temperature): ranking
+            for temperature in self.latencies
+            for rule in self.rules
+            if (ranking := self.ranking(rule, temperature)) is not None
+        }
+
+    def _replayed_texts(self, draft: str) -> Sequence[TextTrace]:
+        """A draft's texts, as far as the engine's rounds emit them."""
+        counting = self._counting
+        if counting is None:
+            return self.traces[draft]
+        emitted = (decoded(trace, counting) for trace in self.traces[draft])
+        return [trace for trace in emitted if trace is not None]
+
+    @property
+    def _counting(self) -> Counting | None:
+        """How the engine counts that prices the drafts; None for our own loop."""
+        engine = self.setup.priced_by and self.setup.priced_by.engine
+        if engine is None or engine.first_position is None or engine.shortens_last_draft is None:
+            return None
+        return Counting(engine.first_position, engine.shortens_last_draft)
+
+    def _engine_counts(
+        self, texts: Sequence[TextTrace], rule: Rule, ks: Sequence[int]
+    ) -> Mapping[int, Replayed]:
+        """A draft's texts replayed as the engine that prices them drafts near a text's end."""
+        counting, asked = self._counting, self.setup.new_tokens or 0
+
+        def limits(trace: TextTrace) -> NDArray[np.intp]:
+            assert counting is not None
+            emitted = len(trace.tokens) + counting.first_position
+            budget = emitted if trace.stop_reason == "budget" else max(asked, emitted)
+            return counting.proposed(max(ks), budget)
+
+        return replayed(texts, rule, ks, limits)
 
     def _adaptive_counts(
         self, texts: Sequence[TextTrace], rule: Rule, ks: Sequence[int]
@@ -224,10 +313,12 @@ class PairAnalysis:
     @cached_property
     def results(self) -> list[ResultRow]:
         """Rows of results.csv: measured ones, and what is predicted of each cell."""
-        rows = [*self.generated()]
+        rows = [*self.generated]
         for ranking in self.own_rankings:
-            latencies = self.latencies[ranking.replays.temperature]
-            rows += replayed_rows(ranking.replays, latencies, model=self.setup.model)
+            at = ranking.replays.temperature
+            rows += replayed_rows(
+                ranking.replays, self.latencies[at], model=self.setup.model, error=self._error(at)
+            )
         return rows
 
     def _texts(self, ranking: Ranking) -> dict[str, list[TextTrace]]:
@@ -257,22 +348,25 @@ class PairAnalysis:
                         ranking.replays.ks,
                         latency,
                         self.setup.weights,
+                        seed=self.setup.seed,
                     )
 
     # ---- answers ----
 
     @cached_property
     def questions(self) -> tuple[Question, ...]:
-        """What is to be decided, by temperature: for our own loop, or at the times that were typed.
+        """What is to be decided, by temperature: for our own loop, or at the times that were given.
 
-        An engine whose round times are known from elsewhere has a question of its own here, whose
-        evidence is replay at these times; of every other, `answers` says what carries over.
+        These are typed, or another engine's, whose question it is then. Of every other engine
+        `answers` says what carries over.
         """
-        engine = None if self.setup.typed_latency else OWN.name
-        source: Source = "replayed" if self.setup.replay_only else "measured"
-        return tuple(
-            Question(evidence, self.setup.rule, source, engine) for evidence in self.evidence
-        )
+        setup, priced = self.setup, self.setup.priced_by
+        engine = None if setup.typed_latency else OWN.name
+        source: Source = "replayed" if setup.replay_only else "measured"
+        asked = (Question(evidence, setup.rule, source, engine) for evidence in self.evidence)
+        if priced is None:
+            return tuple(asked)
+        return tuple(replace(each, engine=priced.engine.name, run=priced.run) for each in asked)
 
     @cached_property
     def answered(self) -> tuple[Answered, ...]:
@@ -296,14 +390,11 @@ class PairAnalysis:
         made: list[Answer] = []
         by_temperature = grouped(self.answered, lambda each: each.question.evidence.temperature)
         for temperature, entries in by_temperature.items():
-            of_own = [entry for entry in entries if entry.question.engine in (OWN.name, None)]
-            own = [self._with_rounds(each) for each in (of_own[0].workload, *of_own[0].sets)]
+            (entry,) = entries
+            own = [self._with_rounds(each) for each in (entry.workload, *entry.sets)]
             made += own
-            others = [entry for entry in entries if entry not in of_own]
-            made += (each for entry in others for each in (entry.workload, *entry.sets))
-            timed = {entry.question.engine for entry in entries}
             for engine in with_lines():
-                if engine not in timed:
+                if engine != entry.question.engine:
                     made += self._carried_over(own, engine, temperature)
         return tuple(made)
 
@@ -331,8 +422,11 @@ class PairAnalysis:
             for draft in ranking.replays.drafts
             if drafts_alike(engine, kind_of(draft, setup.model_facts), temperature)
         }
-        if has:
-            yield from (carried_over(each, engine, ranking, has, setup.shares) for each in own)
+        for answer in own if has else ():
+            made = carried_over(answer, engine, ranking, has, setup.shares)
+            if setup.priced_by is not None:  # what a round costs on our own loop is not known
+                made = replace(made, rounds=tuple(replace(r, own_cost=None) for r in made.rounds))
+            yield made
 
     def explained(
         self, verdict: Answer | None
@@ -369,11 +463,16 @@ class PairAnalysis:
     def all_caveats(self, outliers: Sequence[OutlierCell]) -> Iterator[Caveat]:
         """What to mind: of the texts, the run, the timings, and the K that are left out."""
         yield from greedy_texts_differ(self.checks)
+        priced = self.setup.priced_by
+        if priced is not None:
+            yield of_the_engine(priced, self.latencies)
         yield from self.run_caveats()
         # Predictions rest on the times of the first draft
         first = {at: next(iter(each.items())) for at, each in self.latencies.items() if each}
         times = {at: latency.round_summary(draft) for at, (draft, latency) in first.items()}
         yield from of_the_timings(self.unstable, outliers, times)
+        for error in self.prediction_errors.values():
+            yield from error.caveats()
         rounds = [each.rounds for by_draft in self.latencies.values() for each in by_draft.values()]
         beyond = [k for k in self.setup.ks if not all(each.covers(k) for each in rounds)]
         if beyond:
@@ -420,7 +519,11 @@ class PairAnalysis:
             ),
             unstable=self.unstable,
             outlier_cells=outliers,
-            leaderboards=tuple(ranking.leaderboard for ranking in self.rankings.values()),
+            leaderboards=tuple(
+                ranking.leaderboard
+                # Another engine's rounds price what it accepts alone
+                for ranking in (self.own_rankings if setup.priced_by else self.rankings.values())
+            ),
             least_regret=tuple(
                 row
                 for evidence in (() if self.distrusted else self.evidence)
@@ -482,6 +585,7 @@ class MeasuredSweep(PairAnalysis):
         """By temperature, of those at which the draft was timed."""
         return {at: each[self.setup.draft] for at, each in self.latencies.items() if each}
 
+    @cached_property
     def generated(self) -> Sequence[ResultRow]:
         """With what the acceptance that was set, if any, predicts of the same cells."""
         setup, latencies = self.setup, self.latency_of_draft
@@ -491,6 +595,22 @@ class MeasuredSweep(PairAnalysis):
         if not rates or setup.adaptive:  # a round of adaptive drafting has no fixed length
             return rows
         return [*rows, *synthetic_rows(rows, completed(latest(self.trials)), rates, latencies)]
+
+    @cached_property
+    def prediction_errors(self) -> dict[float, PredictionError]:
+        """By every measured cell that can be right and is predicted."""
+        draft, cells = self.setup.draft, grouped(latest(self.trials), lambda t: t.cell_key)
+        unstable = unstable_cells(self.generated)
+        wrong = {(each.prompt_set, each.temperature, each.tokens) for each in unstable}
+        gaps: dict[Cell, Gap | None] = {}
+        for cell, trials in cells.items():
+            replays = self.replays(self.setup.rule, cell.temperature)
+            where = (cell.prompt_set, cell.temperature, cell.k)
+            if replays and Candidate(draft, cell.k) in replays.candidates and where not in wrong:
+                latency = self.latencies[cell.temperature][draft]
+                plain = cells.get(replace(cell, k=0), [])
+                gaps[cell] = gap_of(cell, trials, plain, replays, draft, latency)
+        return prediction_errors(gaps)
 
     @cached_property
     def evidence(self) -> Sequence[Evidence]:
@@ -579,11 +699,15 @@ class Audition(PairAnalysis):
         return typed_latency(times, max(self.setup.ks, default=0), lookup=lookup)
 
     def run_caveats(self) -> Sequence[Caveat]:
-        """By the prompts of the whole workload, not of each cell."""
+        """By the prompts of the whole workload, not of each cell; and those of its look-ups."""
         first = next(iter(self.first_latencies), None)
         scored = () if first is None else self.traces[first]
         prompts = len({(trace.prompt_set, trace.conversation) for trace in scored})
-        return caveats(self.setup, self.results, prompts=prompts or None)
+        learn = [draft for draft in self.drafts if looks_up(draft) and DRAFTS[draft].learns]
+        return (
+            *caveats(self.setup, self.results, prompts=prompts or None),
+            *(Caveat("prompts_not_exchangeable", {"draft": draft}) for draft in learn),
+        )
 
     def summary(self) -> Summary:
         """With the drafts that the ranking lacks, and what making the texts took."""

@@ -45,7 +45,15 @@ from harness.analysis.cells import (
     ratio,
 )
 from harness.records import Trial, grouped
-from harness.stats.crossfit import CrossFit, VisitCosts, Workload, cross_fit, deals_for
+from harness.stats.crossfit import (
+    KNOWN,
+    CrossFit,
+    SharedError,
+    VisitCosts,
+    Workload,
+    cross_fit,
+    deals_for,
+)
 from harness.stats.jackknife import (
     MIN_PROMPTS,
     MIN_SET,
@@ -123,6 +131,20 @@ class MeasuredPairs:
 
 
 @dataclass(frozen=True, eq=False)
+class CostError:
+    """What the rounds of candidates may cost more or less than was taken, on all prompts alike.
+
+    Attributes:
+        moves: by (draft, K), [factor]: by how much a standard deviation of each independent factor
+            moves the logarithm of the candidate's seconds. Candidates share the factors.
+        degrees: of freedom of these standard deviations.
+    """
+
+    moves: Mapping[Candidate, Array]
+    degrees: float = KNOWN
+
+
+@dataclass(frozen=True, eq=False)
 class Evidence:
     """One temperature's measurements on the prompts that every cell completed."""
 
@@ -138,6 +160,8 @@ class Evidence:
     visit_costs: Mapping[Candidate, Array] = field(default_factory=dict[Candidate, Array])
     # Of predicted seconds: what measured the best of them; other prompts' pairs count as well
     pairs: MeasuredPairs | None = None
+    # Of seconds that are predicted by what requests of a server cost
+    cost_errors: tuple[CostError, ...] = ()
 
     def only(self, prompt_sets: Sequence[str]) -> "Evidence":
         """The evidence of some prompt sets alone."""
@@ -167,6 +191,7 @@ class Evidence:
             prompt_sets=evidence.prompt_sets,
             weights={name: shares[name] for name in evidence.prompt_sets},
             visits=evidence._visits(),
+            shared=evidence._shared_errors(),
         )
 
     def two_phase(self, weights: Mapping[str, float] | None, seed: int) -> TwoPhase | None:
@@ -206,6 +231,17 @@ class Evidence:
             for names in grouped(self.visit_costs, lambda name: name.draft).values()
         )
         return tuple(group for group in groups if group.costs.shape[1] > 1)
+
+    def _shared_errors(self) -> tuple[SharedError, ...]:
+        """The errors of costs, with no move where one does not concern a candidate."""
+        return tuple(
+            SharedError(
+                np.stack([error.moves.get(name, np.zeros(factors)) for name in self.candidates]),
+                error.degrees,
+            )
+            for error in self.cost_errors
+            for factors in [len(next(iter(error.moves.values())))]
+        )
 
     def alphas(self, name: Candidate, weights: Mapping[str, float] | None) -> Values:
         """A candidate's alpha on the weighted workload, and the alpha that it needs."""
@@ -416,7 +452,7 @@ def _why_undecided(fit: TwoPhase | CrossFit, workload: Workload, level: float) -
         return "near_one", {"near": NEAR}
     timing_share = _timing_share(fit, workload)
     if timing_share > 0.5:
-        measured = isinstance(fit, TwoPhase) or not workload.visits
+        measured = isinstance(fit, TwoPhase) or not (workload.visits or workload.shared)
         return "timing_noise", {"timing_share": timing_share, "measured": measured}
     prompts = len(workload.prompt_sets)
     needed = _needed(fit, prompts, level)

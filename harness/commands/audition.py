@@ -12,8 +12,15 @@ from dataclasses import replace
 
 from harness.analysis import analyse
 from harness.analysis.cards import rank_cards
+from harness.analysis.setup import Setup
 from harness.commands.dry_run import print_audition_plan, print_scores_plan
-from harness.commands.other_runs import stored_texts, stored_times, stored_traces
+from harness.commands.other_runs import (
+    check_draft_of,
+    check_target_of,
+    stored_texts,
+    stored_times,
+    stored_traces,
+)
 from harness.commands.run_lifecycle import (
     Outcome,
     begin,
@@ -29,11 +36,11 @@ from harness.measurement.environment import describe_host
 from harness.records import Failure, Prompt, TextTrace, UserError
 from harness.storage import RunFolder, load
 from harness.storage.imported_scores import read_tables
-from harness.storage.manifest import TextsMadeWith
+from harness.storage.manifest import ModelEntry, TextsMadeWith
 
 AUDITION = "audition"
 OF_DRAFT = ("name", "id", "kind", "layers")
-OF_BEST_CARD = ("environment", "models", "prompts", "prompts_sha256", "seed")
+OF_BEST_CARD = ("environment", "models", "prompts", "prompts_sha256", "seed", "engine_costs")
 
 
 def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
@@ -88,7 +95,9 @@ def _measured(
     lookups = [conf.name for conf in drafts if conf.spec.looks_up]
     times = stored_times(config, names, lookups=lookups)
     target = open_target(config, prompts, drafts)
-    folder = begin(config, AUDITION, folder, target.describe())
+    described = target.describe()
+    check_target_of(times.engine, config.model, described.models["target"])
+    folder = begin(config, AUDITION, folder, described)
     with measuring(folder, target.target_model.device):
         if texts is not None:
             texts.copy_to(folder)
@@ -105,6 +114,12 @@ def _from_elsewhere(
     traces, source = stored_traces(config, drafts)
     lookups = {trace.draft for trace in traces if trace.chosen}
     times = stored_times(config, drafts, source, lookups=lookups)
+    setup = Setup(source)
+    check_target_of(times.engine, config.model, setup.target)
+    for name in drafts:
+        kind = name if name in lookups else setup.kind_of(name)
+        entry = setup.described_draft(name)
+        check_draft_of(times.engine, name, kind, entry, config.temperature)
     folder = folder or create(config, AUDITION)
     folder.write_traces(traces)
     times.copy_to(folder)
@@ -146,15 +161,18 @@ def _from_tables(
     lookups = {trace.draft for trace in traces if trace.chosen}
     times = stored_times(config, names, lookups=lookups)
     config = replace(config, temperature=sorted({trace.temperature for trace in traces}))
+    models = {conf.name: {name: getattr(conf, name) for name in OF_DRAFT} for conf in drafts}
+    check_target_of(times.engine, config.model, ModelEntry())
+    for name in names:
+        entry = ModelEntry.of(models.get(name, {"name": name}))
+        kind = name if name in lookups else entry.kind or "model"
+        check_draft_of(times.engine, name, kind, entry, config.temperature)
     folder = resumed(config, AUDITION) or create(config, AUDITION)
     folder.write_traces(traces)
     times.copy_to(folder)
     prompts = {(trace.prompt_set, trace.conversation) for trace in traces}
     folder.note(
-        models={
-            "target": {"name": config.model.name},
-            **{conf.name: {name: getattr(conf, name) for name in OF_DRAFT} for conf in drafts},
-        },
+        models={"target": {"name": config.model.name}, **models},
         prompts=Counter(prompt_set for prompt_set, _ in sorted(prompts)),
         environment=describe_host(),
         scores_from=config.scores_from,

@@ -17,6 +17,7 @@ import torch
 
 from harness.commands.completions import completions
 from harness.commands.drafted import Drafted, EncodedPrompt, LookupPair, Pair, Scoring, Target
+from harness.commands.other_runs import check_draft_of
 from harness.commands.pair import check_clock, load_draft, opening, reserve, with_head
 from harness.commands.progress import progress
 from harness.commands.time_rounds import visits_of_draft
@@ -75,8 +76,10 @@ def score_drafts(
     generation_s = time.perf_counter() - begin
 
     def measure(conf: ModelConf, waiting: Sequence[GeneratedText]) -> DraftResult | None:
-        typed = config.latency.target_ms is not None
-        timed = typed or any(t.role == "draft" and t.model == conf.name for t in folder.timings())
+        elsewhere = config.latency.target_ms is not None or folder.manifest.engine_costs is not None
+        timed = elsewhere or any(
+            t.role == "draft" and t.model == conf.name for t in folder.timings()
+        )
         missing = visits_of_draft(folder, target, conf, None, config).missing
         # Another run's scores may be here without times
         if timed and not waiting and not missing:
@@ -224,7 +227,10 @@ def _measured(
     Half of the visits that time its rounds, stored in the folder, come before that, half after.
     """
     pair = _with_draft(target, conf, folder, config)
+    described = described_draft(conf, pair.draft_entry)
     try:
+        costs = folder.manifest.engine_costs
+        check_draft_of(costs, conf.name, conf.kind, described, config.temperature)
         visits = visits_of_draft(folder, pair, conf, pair.timed_drafting, config, pair.most)
         visits.up_to(0.5)
         begin = time.perf_counter()
@@ -245,7 +251,6 @@ def _measured(
             )
         visits.up_to(1.0)
         sure = pair.confidences(texts, config)
-        described = described_draft(conf, pair.draft_entry)
         return DraftResult(traces, timings, scoring_s, described, sure)
     finally:
         pair.target_model.keep_states(())

@@ -94,7 +94,7 @@ def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
     if config.until == "decided":
         from harness.commands.looks import PROMPTS_OF_EVERY_K, described  # imports torch
 
-        at_most, looks = "at most ", {"measured": described(len(prompts), len(ks) - 1)}
+        at_most, looks["measured"] = "at most ", described(len(prompts), len(ks) - 1)
         # Which K is measured is known after replay: the largest stands for it
         others, chosen = [k for k in ks[:-1] if k], ks[-1]
         few = sum(min(count, PROMPTS_OF_EVERY_K) for count in counts.values())
@@ -105,7 +105,7 @@ def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
         work += pair_forwards(others, few, config.new_tokens) if others else []
     elif config.mode == "replay":
         work = text_forwards(texts, config.new_tokens, REPLAY_BATCH)
-        work += timing_forwards(max(ks), "draft")
+        work += [] if config.latency_from else timing_forwards(max(ks), "draft")
     rows: Rows = {
         "K": ", ".join("0 (baseline)" if k == 0 else str(k) for k in ks),
         "temperature": _listed(config.temperature),
@@ -116,6 +116,8 @@ def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
         "generations": f"{at_most}{generations} (repetitions={config.repetitions})",
         "tokens, at most": f"{generations * config.new_tokens:,}",
     }
+    if config.latency_from is not None:
+        rows["round times"] = f"from {config.latency_from}"
     _print_plan(config, [config.draft], rows, _costs(config, [config.draft], prompts, work))
 
 
@@ -261,6 +263,7 @@ def print_audition_plan(
         "texts of the target": texts,
         "tokens, at most": f"{texts * config.new_tokens:,}",
         "prefills that score them": texts * sum(_prefills(conf, max(config.k)) for conf in drafts),
+        **({} if config.latency_from is None else {"round times": f"from {config.latency_from}"}),
         "cells, replayed": f"{cells} (K = {_listed(ks)})",
     }
     paired: list[Table | str] = []
@@ -272,7 +275,7 @@ def print_audition_plan(
         _print_plan(config, drafts, rows, *paired)
         return
     work = text_forwards(texts, config.new_tokens, config.batch)
-    for conf in drafts:
+    for conf in drafts if config.latency_from is None else ():
         work += timing_forwards(max(config.k), conf.name)
     most = FEW_CARDS if paired and not config.verbose else None
     _print_plan(config, drafts, rows, _costs(config, drafts, prompts, work, most), *paired)

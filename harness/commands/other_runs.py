@@ -1,4 +1,4 @@
-"""What a run takes from another one: texts with their scores, step and round times, acceptance.
+"""What a run takes from another one: texts with their scores, times, an engine's costs, acceptance.
 
 All of it is checked to be of the same model, prompts and sampling parameters, to be whole, and to
 come from a run whose speculation left the greedy texts alone. No torch here.
@@ -10,14 +10,24 @@ from typing import Any
 
 from harness import prompts as prompt_sets
 from harness.analysis.cells import acceptance_by_position, completed, latest
+from harness.analysis.engine_costs import check_target, costs_of, priced_by
 from harness.analysis.latency import LOOKUP_S
 from harness.analysis.lossless import distrust, text_checks
 from harness.analysis.setup import Setup
-from harness.config import AuditionConfig, DecodeConf, ServerConfig, SweepConfig, rates_for
+from harness.config import (
+    AuditionConfig,
+    DecodeConf,
+    ModelConf,
+    ServerConfig,
+    SweepConfig,
+    rates_for,
+)
 from harness.records import (
+    GREEDY,
     Cell,
     Prompt,
     RoundTiming,
+    ServingEngine,
     StepTiming,
     TextKey,
     TextTrace,
@@ -26,6 +36,8 @@ from harness.records import (
     grouped,
 )
 from harness.storage import SERVER, RunFolder, StoredRun, load
+from harness.storage.manifest import EngineCosts, ModelEntry
+from harness.theory.roofline import is_card
 from harness.theory.speedup import StepTimes
 
 Rates = tuple[float, ...]
@@ -204,13 +216,17 @@ class StoredTimes:
     Attributes:
         steps: single forwards.
         rounds: rounds of the running loop; none in a run of an older version.
+        engine: what decoding costs on a server, in place of both.
     """
 
     steps: Sequence[StepTiming] = ()
     rounds: Sequence[RoundTiming] = ()
+    engine: EngineCosts | None = None
 
     def copy_to(self, folder: RunFolder) -> None:
         """Put them into a run; what is stored there stays."""
+        if self.engine is not None and folder.manifest.engine_costs is None:
+            folder.note(engine_costs=self.engine)
         if self.steps and not folder.timings():
             folder.write_timings(self.steps)
         stored = {*folder.rounds.read()}
@@ -246,9 +262,12 @@ def stored_times(
     key = "latency"
     if config.latency_from is not None:
         key, source = f"latency_from={config.latency_from}", load(config.latency_from)
+        if source.door == SERVER:
+            return StoredTimes(engine=engine_costs(config, source))
         if not source.timings:
             raise UserError(
-                f"{key}: no latency_samples.csv there; name a profile, sweep or audition"
+                f"{key}: no latency_samples.csv there; name a profile, sweep, audition or server"
+                " run"
             )
         if source.manifest.status == "running":  # rounds are timed to a run's end
             raise UserError(f"{key}: it may lack times; {_how_to_get(source)}")
@@ -270,6 +289,103 @@ def stored_times(
         if (t.model in drafts if t.role == "draft" else t.beside in interleaved)
     ]
     return StoredTimes(steps, [timing for timing in source.rounds if timing.draft in drafts])
+
+
+def engine_costs(config: AuditionConfig | SweepConfig, source: StoredRun) -> EngineCosts:
+    """What decoding costs on the engine that a server run measured, checked against what is asked.
+
+    Raises:
+        UserError: rounds of these K or temperatures are not known there, drafts are sampled there
+            in another way than here, or it was measured on another card than `gpu`.
+    """
+    key = f"latency_from={source.folder}"
+    if config.decode.stop != "none":
+        raise UserError(f"decode.stop={config.decode.stop}: not with {key}, whose rounds draft K")
+    if source.manifest.status == "running":
+        raise UserError(f"{key}: it may lack requests; {_how_to_get(source)}")
+    costs = costs_of(source, config.temperature, [k for k in config.k if k])
+    _check_drafts_alike(key, costs.engine, config)
+    card = config.gpu
+    if card is not None and costs.device is not None:
+        memory = source.manifest.environment.device_memory_bytes
+        if not is_card(card.name, card.memory_gb, costs.device, memory):
+            raise UserError(
+                f"{key}: measured on {costs.device}, not on gpu={card.name}; name a run on that"
+                " card, or leave gpu out"
+            )
+    return costs
+
+
+def _check_drafts_alike(
+    key: str, engine: ServingEngine, config: AuditionConfig | SweepConfig
+) -> None:
+    """Refuse sampling parameters that make the engine's drafts others than those scored here."""
+    set_here = {
+        name
+        for name in ("top_k", "top_p", "min_p", "repetition_penalty")
+        if getattr(config.decode, name) not in (None, NEUTRAL.get(name))
+    }
+    if engine.draft_by_temperature and "repetition_penalty" in set_here:
+        raise UserError(f"{key}: its drafts take no decode.repetition_penalty; leave it out")
+    if engine.rule != "ratio" or max(config.temperature) <= GREEDY:
+        return
+    if engine.draft_top_k is not None:
+        raise UserError(
+            f"{key}: above temperature 0 its drafts are among the {engine.draft_top_k} likeliest"
+            " tokens, which is not replayed here; give temperature=[0], or a run of its default"
+            " decode.rule"
+        )
+    if engine.draft_by_temperature and set_here:
+        raise UserError(
+            f"{key}: its drafts take no decode.{min(set_here)}, which is not replayed here; leave"
+            " it out, or give temperature=[0]"
+        )
+
+
+def costs_of_sweep(config: SweepConfig) -> EngineCosts | None:
+    """As `engine_costs`, of the run that a sweep names; None where its own loop is timed."""
+    if config.latency_from is None:
+        return None
+    source = load(config.latency_from)
+    if source.door != SERVER:
+        raise UserError(
+            f"latency_from={config.latency_from}: made by {source.door}, and a sweep times its own"
+            " rounds; name a run of python -m harness.server, or leave it out"
+        )
+    return engine_costs(config, source)
+
+
+def check_target_of(costs: EngineCosts | None, conf: ModelConf, entry: ModelEntry) -> None:
+    """Refuse costs with another target, or in another precision.
+
+    Args:
+        costs: of an engine; None: nothing is priced by one.
+        conf: the target.
+        entry: what it says of itself, as far as that is known here.
+    """
+    if costs is not None:
+        check_target(costs, ModelEntry.of({**entry.entries, "name": conf.name, "id": conf.id}))
+
+
+def check_draft_of(
+    costs: EngineCosts | None,
+    name: str,
+    kind: str,
+    entry: ModelEntry | None,
+    temperatures: Sequence[float],
+) -> None:
+    """Refuse a draft whose rounds do not follow from the costs; see `check_target_of`.
+
+    Args:
+        costs: of an engine.
+        name: the draft's.
+        kind: of `serving.drafts.DRAFTS`.
+        entry: what it says of itself; None for a look-up.
+        temperatures: at which it is to be priced.
+    """
+    for temperature in temperatures if costs is not None else ():
+        assert costs is not None
+        priced_by(costs, name, kind, entry or ModelEntry(), temperature)
 
 
 def stored_own_rounds(config: ServerConfig) -> list[RoundTiming]:

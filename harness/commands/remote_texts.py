@@ -20,7 +20,7 @@ from harness.commands.drafts import (
     described_draft,
     each_draft,
 )
-from harness.commands.other_runs import stored_times
+from harness.commands.other_runs import check_draft_of, check_target_of, stored_times
 from harness.commands.progress import fetching, progress
 from harness.commands.run_lifecycle import begin, measuring, resumable
 from harness.config import SERVER_URL, AuditionConfig, ModelConf
@@ -34,7 +34,7 @@ from harness.models.load import Vocabulary, load_vocabulary
 from harness.models.tokenizer import check_thinking, encode
 from harness.records import Prompt, TextKey, TextTrace, Trial, UserError
 from harness.storage import RunFolder
-from harness.storage.manifest import TextsFrom
+from harness.storage.manifest import ModelEntry, TextsFrom
 
 
 def audition_texts(
@@ -51,6 +51,7 @@ def audition_texts(
     """
     lookups = [conf.name for conf in drafts if conf.spec.looks_up]
     times = stored_times(config, [conf.name for conf in drafts], lookups=lookups)
+    check_target_of(times.engine, config.model, ModelEntry())
     key = api_key(config.api_key_env)
     with fetching(f"reading the tokenizer of {config.model.name}", config.model.id):
         target = load_vocabulary(config.model, "model")
@@ -78,7 +79,12 @@ def audition_texts(
         texts = [stored_text(request, stored[request.key]) for request in requests]
 
         def measure(conf: ModelConf, unscored: Sequence[GeneratedText]) -> DraftResult | None:
-            return _scored(conf, unscored, target, turns, config, key, device) if unscored else None
+            if not unscored:
+                return None
+            result = _scored(conf, unscored, target, turns, config, key, device)
+            entry = result.described
+            check_draft_of(times.engine, conf.name, conf.kind, entry, config.temperature)
+            return result
 
         each_draft(folder, texts, drafts, measure, generation_s, debug=config.debug)
     return folder

@@ -6,7 +6,8 @@ With `until=decided` the K that is best by replay is measured, until every verdi
 Greedy texts of speculation are compared with those of plain decoding: a pair that changes them gets
 no verdict. The texts of plain decoding are the target's own, so the draft scores them too, and
 every cell is replayed next to its measurement, early stops included. With `mode=replay` only the
-texts are generated, in batches, and no speculative generation is run.
+texts are generated, in batches, and no speculative generation is run. With `latency_from` rounds
+are those of another engine, and nothing is timed here.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,13 @@ from harness.commands.completions import completions, score_pair, text_requests,
 from harness.commands.drafted import Drafted
 from harness.commands.dry_run import print_sweep_plan
 from harness.commands.looks import Stopwatch, measure_in_looks
-from harness.commands.other_runs import Rates, synthetic_rates
+from harness.commands.other_runs import (
+    Rates,
+    check_draft_of,
+    check_target_of,
+    costs_of_sweep,
+    synthetic_rates,
+)
 from harness.commands.pair import open_drafted, plan, run_requests
 from harness.commands.run_lifecycle import (
     Outcome,
@@ -32,7 +39,7 @@ from harness.config import SweepConfig
 from harness.measurement.round_times import RoundVisits
 from harness.records import Cell
 from harness.storage import RunFolder
-from harness.storage.manifest import SyntheticAcceptance
+from harness.storage.manifest import EngineCosts, SyntheticAcceptance
 
 
 def run(config: SweepConfig) -> Outcome:
@@ -44,8 +51,16 @@ def run(config: SweepConfig) -> Outcome:
     folder = resumed(config, "sweep")
     synthetic = folder.manifest.synthetic_rates if folder else {}
     synthetic = synthetic or synthetic_rates(config, prompts)
+    costs = costs_of_sweep(config)
     pair = open_drafted(config, prompts)
-    folder = begin(config, "sweep", folder, pair.describe())
+    described = pair.describe()
+    check_target_of(costs, config.model, described.models["target"])
+    entry = described.models.get("draft")
+    check_draft_of(costs, config.draft.name, config.draft.kind, entry, config.temperature)
+    folder = begin(config, "sweep", folder, described)
+    if costs is not None:
+        _replay_elsewhere(folder, pair, config, costs)
+        return concluded(folder, verbose=config.verbose)
     if synthetic:
         # So that the run explains itself when what it took its acceptance from is gone
         folder.note(
@@ -93,3 +108,16 @@ def _measure_all(
     if not synthetic and not (penalised and config.decode.stop != "none"):
         score_pair(folder, pair, text_requests(pair.target, pair.prompts, config), config)
     visits.up_to(1.0)
+
+
+def _replay_elsewhere(
+    folder: RunFolder, pair: Drafted, config: SweepConfig, costs: EngineCosts
+) -> None:
+    """Generate and score what is replayed at another engine's costs; nothing is timed."""
+    folder.note(engine_costs=costs)
+    with measuring(folder, pair.target_model.device):
+        pair = with_turns(folder, pair, config)
+        pair.check_lengths()
+        completions(folder, pair, config)
+        requests = text_requests(pair.target, pair.prompts, config)
+        score_pair(folder, pair, requests, config)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from harness.records import Decision, Rule, Source, first, grouped, where
 from harness.reporting import formatting as fmt
-from harness.serving.engines import OWN, spec_of, with_lines
+from harness.serving.engines import spec_of, with_lines
 from harness.summary import Answer, ServedSummary, Summary, UserLatency
 
 # Those whose reports say what to serve
@@ -205,6 +205,10 @@ def at_place(answer: Answer) -> str:
 
 
 def own_answer(summary: Summary, temperature: float) -> Answer | None:
-    """That of our own loop, or at the times that were given, on the whole workload."""
-    at = where(summary.answers, temperature=temperature, prompt_set="all")
-    return first(answer for answer in at if answer.timed and answer.engine in (OWN.name, None))
+    """What was decided besides a server's own answer, on the whole workload.
+
+    That of our own loop, at the times that were given, or of the engine whose costs were.
+    """
+    at = where(summary.answers, temperature=temperature, prompt_set="all", timed=True)
+    served = summary.served.engine if summary.served else None
+    return first(answer for answer in at if served is None or answer.engine != served)

@@ -2,7 +2,8 @@
 
 - common/speculative.cpp, draft-simple: the argmax is proposed, and accepted where the target's
   sampler draws the same. Near the budget it drafts at most as many tokens as can still be emitted
-  before the round's own; with one left it takes a plain step.
+  before the round's own; with one left it takes a plain step. Of a round's K tokens each takes one
+  decode of the draft, and `process` has the draft decode each batch that the target decodes.
 - tools/server/README.md: `--spec-draft-p-min` is 0 by default, `--spec-draft-sampling` greedy. With
   `probabilistic` (from build 11368) it draws among its ten likeliest tokens, at the request's
   temperature and without its top_k, top_p and min_p, and accepts by the ratio. `--spec-synth-rates`
@@ -54,6 +55,7 @@ SPEC = EngineSpec(
     counting=COUNTING,
     draft_by_temperature=True,
     draft_top_k=10,
+    draft_reads_verified=True,
     # Its look-up finds other tokens
     alike=frozenset(("model", "eagle3", "mtp", "dflash")),
     version="b11368 or later",

@@ -87,6 +87,8 @@ class EngineSpec:
     # penalty of it; and among how many of its likeliest tokens it draws, None: all
     draft_by_temperature: bool = False
     draft_top_k: int | None = None
+    # Whether a draft model also reads every batch that the target verifies, in one forward
+    draft_reads_verified: bool = False
     # Kinds of draft of which it proposes token for token what a run here does, so that the run's
     # speedup holds
     alike: frozenset[DraftKind] = frozenset()

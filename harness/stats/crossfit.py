@@ -16,7 +16,7 @@ visits, every choice made again without the one left out, on the log scale.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -46,6 +46,8 @@ DEALS_WORK = 400_000
 LEAST_DEALS, MOST_DEALS = 240, 3840
 # Share of the visits at either end that the mean of round times leaves out
 TRIMMED = 0.25
+# Degrees of freedom of an error whose size is known
+KNOWN = 1e9
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +74,31 @@ class VisitCosts:
         visits = int(self.costs.shape[1])
         return np.ones(visits - 2 * _trimmed(visits))
 
+    @property
+    def variance(self) -> Variance:
+        """Of the log of the mean cost, [candidate of these]."""
+        return left_out_variance(self.without, self.sizes)
+
+
+@dataclass(frozen=True, eq=False)
+class SharedError:
+    """An error of what candidates cost that is the same on every prompt, and at every choice.
+
+    Attributes:
+        moves: [candidate, factor] by how much a standard deviation of each independent factor moves
+            the logarithm of a candidate's cost.
+        degrees: of freedom of these standard deviations.
+    """
+
+    moves: Array
+    degrees: float
+
+    @property
+    def variance(self) -> Variance:
+        """Of the logarithm of each candidate's cost, [candidate]."""
+        value = (self.moves**2).sum(axis=1)
+        return Variance(value, np.full_like(value, self.degrees))
+
 
 @dataclass(frozen=True, eq=False)
 class Workload:
@@ -83,6 +110,8 @@ class Workload:
         prompt_sets: the set of each prompt.
         weights: of the sets, equal if None; none of them 0.
         visits: of predicted seconds; each candidate is in one of them, or its rounds are exact.
+        shared: further errors of predicted seconds.
+        error: of the logarithm of any predicted speedup, besides prompts and visits.
     """
 
     baseline_s: Array
@@ -92,6 +121,8 @@ class Workload:
     prompt_sets: tuple[str, ...]
     weights: Mapping[str, float] | None = None
     visits: tuple[VisitCosts, ...] = ()
+    shared: tuple[SharedError, ...] = ()
+    error: Variance | None = None
 
     def log_speedups(self, kept: Array | None = None) -> Array:
         """Each candidate's log speedup, [candidate]; [candidate, case] with prompts left out.
@@ -117,15 +148,22 @@ class Workload:
         prompts = prompt_variance(without, self.prompt_sets, self.baseline_tokens)
         visits = Variance(np.zeros(candidates), np.ones(candidates))
         for group in self.visits:
-            of_group = left_out_variance(group.without, group.sizes)
-            visits.value[group.candidates] = of_group.value
-            visits.degrees[group.candidates] = of_group.degrees
-        return joined([prompts, visits])
+            visits.value[group.candidates] = group.variance.value
+            visits.degrees[group.candidates] = group.variance.degrees
+        shared = [error.variance for error in self.shared]
+        return joined(filter(None, [prompts, visits, self.error, *shared]))
+
+    def further_errors(self, candidate: int) -> Iterator[Variance]:
+        """Of one candidate's log speedup, besides prompts and visits."""
+        if self.error is not None:
+            yield self.error
+        for value, degrees in (error.variance for error in self.shared):
+            yield Variance(value[candidate], degrees[candidate])
 
     def drawn(self, draws: int, seed: int) -> Array:
         """Log speedups as they may be, [draw, candidate]: normal, as the jackknife has them vary.
 
-        What candidates share, prompts and a draft's visits, moves them together.
+        What candidates share, prompts, a draft's visits and other errors, moves them together.
         """
         without = self.log_speedups(1.0 - np.eye(len(self.prompt_sets)))
         parts = [(slice(None), without[:, rows]) for _, rows in set_members(self.prompt_sets)]
@@ -137,6 +175,10 @@ class Workload:
             scale = math.sqrt((number - 1) / number)
             moves = scale * (values - values.mean(axis=1, keepdims=True))
             logs[:, candidates] += rng.normal(size=(draws, number)) @ moves.T
+        for error in self.shared:
+            logs += rng.normal(size=(draws, error.moves.shape[1])) @ error.moves.T
+        if self.error is not None:
+            logs += rng.normal(size=logs.shape) * math.sqrt(float(self.error.value))
         return logs
 
     def intervals(self, level: float = CONFIDENCE) -> list[Interval] | None:
@@ -156,7 +198,7 @@ class CrossFit:
         named: the best candidate on all prompts and visits.
         chose_plain, choices: how often K = 0 was chosen, and all choices.
         score: the named candidate's on all prompts and visits, less the optimism of choosing.
-        prompts, visits: the two parts of its variance.
+        prompts, visits: the two parts of its variance, all that is not the prompts' in the second.
         plain_scores: [candidate] on all prompts and visits, with the optimism of a choice.
         plain_variances: of these.
     """
@@ -238,7 +280,7 @@ def cross_fit(workload: Workload, seed: int, *, deals: int) -> CrossFit | None:
         choices=len(choice),
         score=splits.score(choice, named, splits.factors),
         prompts=splits.prompt_variance(named),
-        visits=splits.visit_variance(named),
+        visits=joined([splits.visit_variance(named), *workload.further_errors(named)]),
         plain_scores=plain_scores,
         plain_variances=workload.log_speedup_variance(),
     )

@@ -7,7 +7,7 @@ report shows all that is there.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,7 +26,7 @@ from harness.records import (
 )
 from harness.storage import files
 from harness.storage.contents import plain
-from harness.summary import BytesRead, CardDraftRow, CardRow
+from harness.summary import BytesRead, CardDraftRow, CardRow, ServedCosts
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -220,6 +220,48 @@ class Looks:
 
 
 @dataclass(frozen=True)
+class CostsAt:
+    """What decoding costs on a server at one temperature, as a run of it settled that.
+
+    Attributes:
+        costs: by all of its requests.
+        without: the same without each part of their prompts, which shows how well it is known.
+        error, error_degrees: the variance of a prediction's logarithm beyond that, as that run's
+            own cells show it, and its degrees of freedom; 0.0 where none was measured.
+    """
+
+    costs: ServedCosts
+    without: tuple[ServedCosts, ...]
+    error: float = 0.0
+    error_degrees: float = 1.0
+
+
+@dataclass(frozen=True)
+class EngineCosts:
+    """What decoding costs on the engine of another run, whose rounds price this run's drafts.
+
+    Attributes:
+        run: the folder of the server run.
+        engine: that it measured.
+        device: its card or processor; None where its servers ran elsewhere.
+        visits: in which its requests were timed.
+        target, draft: of its pair.
+        bytes_factor: the draft's weights / the target's in the files that were served, over the
+            same as both were loaded; 1.0 where these are the checkpoints.
+        at: by temperature.
+    """
+
+    run: str
+    engine: ServingEngine
+    device: str | None
+    visits: int
+    target: ModelEntry
+    draft: ModelEntry
+    bytes_factor: float
+    at: tuple[CostsAt, ...]
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The entries of manifest.json; None where a run has none.
 
@@ -232,6 +274,7 @@ class Manifest:
         looks: of a sweep that measures until its verdicts are decided; None of any other.
         skipped_cells, timed_forwards: of a profile's curves; both are there once they were timed.
         engine, server_threads, server_memory: of servers: which, and what each was started with.
+        engine_costs: what prices this run's drafts, where it is another engine's.
         inputs: of a breakeven run: keys of the configuration that files gave.
         records: imported files, with how many requests each holds.
         combined, cards, card_drafts: of a run that ranks others by card.
@@ -263,6 +306,7 @@ class Manifest:
     skipped_cells: tuple[SkippedCell, ...] | None = None
     timed_forwards: int | None = None
     engine: ServingEngine | None = None
+    engine_costs: EngineCosts | None = None
     server_threads: int | None = None
     server_memory: tuple[ServerMemory, ...] = ()
     inputs: Entries = field(default_factory=dict[str, Any])
@@ -289,6 +333,9 @@ class Manifest:
             views["environment"] = _view(views["environment"])
         if isinstance(models := views.get("models"), Mapping):
             views["models"] = {role: _view(entry) for role, entry in models.items()}
+        if isinstance(costs := views.get("engine_costs"), Mapping):
+            models = {role: _view(costs.get(role, {})) for role in ("target", "draft")}
+            views["engine_costs"] = {**costs, **models}
         if isinstance(noted := views.get("not_measured"), Mapping):  # before it was a list
             views["not_measured"] = [{"what": what, "error": noted[what]} for what in noted]
         return _adapter(cls).validate_python(views)
@@ -356,7 +403,7 @@ def _as_entry(value: Any) -> Any:
     if isinstance(value, Environment | ModelEntry):
         return value.entries
     if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
+        return {each.name: _as_entry(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):
         return {key: _as_entry(item) for key, item in value.items()}
     return [_as_entry(item) for item in value] if isinstance(value, list | tuple) else value

@@ -13,7 +13,7 @@ Source: Leviathan, Kalman, Matias, "Fast Inference from Transformers via Specula
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from scipy.optimize import brentq
 
@@ -121,6 +121,48 @@ def alpha_from_positions(acceptance_by_position: Sequence[float]) -> float:
     rates = _positions(acceptance_by_position)
     accepted = math.fsum(rates)
     return accepted / (accepted + 1.0 - rates[-1])
+
+
+def positions_at_k(acceptance_by_position: Sequence[float], k: int) -> tuple[float, ...]:
+    """The rates by position of rounds that draft K tokens, from those of rounds that draft L >= K.
+
+    The first K rates of the list are those of other rounds: with L tokens fewer rounds start where
+    much is accepted. Where a draft token's acceptance depends on the text before it alone, as that
+    of a model that drafts token by token, a round of L tokens that accepts i (K + 1) is what 1 + i
+    rounds of K are: the token after the first K is emitted either way, accepted or not, and the
+    next round goes on after it. So with p(0) = 1, of rounds that start where one of L did,
+
+        p(i (K + 1) + j), i = 0, 1, ...,
+
+    is how many accept at least j tokens. A round of L that accepts all ends within one of K, which
+    goes on in the next; only where K + 1 divides L + 1 do both end together, and the rates are
+    exact for every text. Else what it shares with the next is taken as in a long stretch of text in
+    which each token is accepted with the rate of the list's last position, given those before.
+
+    Where this gives fewer tokens per round than the list's first K rates, acceptance falls with the
+    position in the round, as a head's does, and these are returned.
+
+    Args:
+        acceptance_by_position: entry j - 1 is the share of rounds that accept at least j tokens.
+        k: at most their number.
+    """
+    rates = [1.0, *_positions(acceptance_by_position)]
+    last = len(rates) - 1
+    if not 1 <= k <= last:
+        raise UserError(f"k={k}: acceptance_by_position has {last} positions")
+    alpha = min(1.0, rates[-1] / rates[-2]) if rates[-2] > 0.0 else 0.0
+    # Rounds of K that as many tokens as a round of L of this alpha need
+    rounds = expected_tokens_per_round(alpha, last) / expected_tokens_per_round(alpha, k)
+
+    def at_least(accepted: int) -> float:
+        within = range(accepted, last + 1, k + 1)
+        beyond = rates[-1] * alpha ** (within[-1] + k + 1 - last) * rounds
+        shared = math.fsum(rates[-1] * alpha ** (n + 1) for n in within)
+        return math.fsum(rates[n] for n in within) + beyond - shared
+
+    found = (at_least(j) / at_least(0) for j in range(k + 1))
+    of_k = tuple(accumulate(found, min))[1:]
+    return max(tuple(rates[1 : k + 1]), of_k, key=math.fsum)
 
 
 def conditional(rates: Sequence[float]) -> tuple[float, ...]:

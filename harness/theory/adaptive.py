@@ -14,14 +14,16 @@ drafted alone, so the accept probabilities of `harness.theory.replay` hold as th
 So expected rounds are exact, and expected drafted tokens are exact at temperature 0 and unbiased
 above it, for every threshold and K from one pass.
 
-Two bounds that no rule for the number of draft tokens can beat, given what rounds cost:
-- `best_k_per_round`: knows the accept probabilities along the text, and chooses the number for each
-  start before the draws;
-- `flag_oracle`: knows which draft tokens will be accepted, and drafts no token that will not.
+Two oracles, given what rounds cost:
+- `flag_oracle` knows which draft tokens will be accepted, and drafts no token that will not: the
+  bound that no rule for the number of draft tokens can beat;
+- `best_k_per_round` knows the accept probabilities along the text, and chooses the number for each
+  start before anything is drafted. It bounds the rules that choose before they draft. Above
+  temperature 0 it does not bound those that look at drafted tokens, as a threshold does: a drawn
+  token's own probability tells whether it is the text's, which the accept probability does not.
 At temperature 0 the two are one, since every probability is 0 or 1.
 
-To fixed K and thresholds these bounds compare as optimal policies: both minimise the expected cost
-by dynamic programming backwards from the text's end.
+Both minimise the expected cost by dynamic programming backwards from the text's end.
 """
 
 from collections.abc import Sequence

@@ -194,6 +194,11 @@ CAVEATS: Mapping[str, Any] = {
     "chat_template_unused": ("the model's chat template was not used: served traffic will differ"),
     "generation_settings": _generation_settings,
     "engine_fallback": _engine_fallback,
+    "prompts_not_exchangeable": (
+        "{draft} looks up earlier answers too, so what it drafts for a prompt depends on those"
+        " before it: its intervals, which take prompts as independent, are approximate, and with"
+        " more prompts its speed itself changes"
+    ),
     "fewer_drafts": (
         "{draft} drafts at most {tokens} tokens a round: what is shown of it for a larger K, up to"
         " {k}, is at {tokens} tokens"
@@ -230,6 +235,11 @@ CAVEATS: Mapping[str, Any] = {
     "spread_over_cards": _spread_over_cards,
     "unstable_timings": _unstable_timings,
     "outlier_generations": _outlier_generations,
+    "predictions_off": (
+        "{outside} of {cells} measured speedups lie outside the intervals that their predictions"
+        " had ({prompt_set} at temperature {temperature:g}, K={k}, is predicted {gap:+.1%} off):"
+        " all intervals of predictions are widened by that error, {error:.1%}"
+    ),
     "priced_from_steps": (
         "this run timed single steps and no rounds, so its predictions leave out what a loop does"
         " besides its forwards (some 5 to 15 % of a round): run it again to time rounds"
@@ -244,6 +254,7 @@ CAVEATS: Mapping[str, Any] = {
     ),
     "typed_latency": "step times were typed in: the speedups are as good as those numbers",
     "latency_from": "step times are those of {run}, not of this run's machine",
+    "rounds_of_engine": served.rounds_of_engine,
     "other_budget": (
         "{ignored} had no effect: the texts of traces_from were generated with {made_with}"
     ),
@@ -269,6 +280,11 @@ CAVEATS: Mapping[str, Any] = {
     ),
     "positions_too_short": (
         "acceptance_by_position is too short for k = {ks}; no row from it there"
+    ),
+    "positions_of_longer_drafts": (
+        "acceptance_by_position is of rounds that draft {k} tokens, which start in other places"
+        " than shorter ones do: for k = {ks} it is estimated, as of a model that drafts token by"
+        " token; of a head the estimate may be too low"
     ),
     "latency_from_too_short": "latency_from times no verify for k = {ks}; left out",
     "server_gap": (

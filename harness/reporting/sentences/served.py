@@ -355,6 +355,24 @@ def unlike_target(values: Quoted) -> str:
     )
 
 
+def rounds_of_engine(values: Quoted) -> str:
+    """Whose rounds price a run in which nothing was timed, and how each draft's are known."""
+    title = spec_of(str(values["engine"])).title
+    device = f" on {values['device']}" if values["device"] else ""
+    text = (
+        f"nothing was timed here: round times are those of {title} {values['version']}"
+        f"{device}, measured with draft {values['draft']} in {values['run']}"
+    )
+    if values["same_shape"]:
+        text += f"; {values['same_shape']}: of the same shape, so of the same round times"
+    if values["composed"]:
+        text += (
+            f"; {values['composed']}: not measured there, so its draft steps follow from its size,"
+            " and intervals hold how far that may be off"
+        )
+    return text
+
+
 def other_dtype(values: Quoted) -> str:
     """A caveat: the draft was scored in other numbers than the server's."""
     return (

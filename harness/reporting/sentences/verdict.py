@@ -2,13 +2,20 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePath
 
 from harness.records import GREEDY, Rule
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
 from harness.reporting.sentences import Quoted, comparison, served
-from harness.reporting.serving import ATTACHED, draft_keys, served_target, snippets_of
+from harness.reporting.serving import (
+    ATTACHED,
+    draft_keys,
+    measure_command,
+    served_target,
+    snippets_of,
+)
 from harness.serving.engines import OWN, spec_of
 from harness.summary import Answer, CheckResult, Summary, VerdictReason
 
@@ -112,6 +119,8 @@ def _place(summary: Summary, answer: Answer) -> str:
     spec = spec_of(answer.engine)
     if summary.served is not None:
         return f"on {spec.title}" if spec == OWN else f"on your server ({spec.title})"
+    if answer.run is not None:
+        return f"on {spec.title}, predicted by the round times of {PurePath(answer.run).name}"
     if spec != OWN:
         return f"on {spec.in_headlines}"
     elsewhere = any(caveat.code == "latency_from" for caveat in summary.caveats)
@@ -398,6 +407,9 @@ def next_step(summary: Summary) -> str | None:
         return (
             None if own else "serve your own requests so (prompts.files=[...] measures with them)"
         )
+    if answer.run is not None:
+        command = measure_command(summary, str(answer.engine), answer)
+        return None if command is None else f"{command} measures what is predicted"
     if answer.source == "measured":
         if summary.run.own_prompts or any(snippet.measure for snippet in snippets_of(summary)):
             return None

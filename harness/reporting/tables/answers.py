@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import PurePath
 from typing import NamedTuple
 
 from harness.records import ResultRow, first, where
@@ -160,13 +161,18 @@ def _grid_notes(lines: Sequence[Line], summary: Summary) -> Iterator[str]:
     if summary.run.weights:
         shares = ", ".join(f"{name} {share:g}" for name, share in summary.run.weights.items())
         yield f"Prompt sets weigh {shares} (prompts.weights)."
+    elsewhere = {(line.row.engines, line.row.answer.run): None for line in lines}
+    for engines, run in elsewhere:
+        if run is not None:
+            yield f"{engines}: predicted, round times of {PurePath(run).name}."
     answers = [line.row.answer for line in lines]
     if any(answer.decision == "does_not_pay" and answer.timed for answer in answers):
         yield NO_DRAFT_NOTE
     if any(answer.decision == "not_measured" for answer in answers):
         emitted, k = answers[0].round, answers[0].named[1]
         cost = emitted.own_cost if emitted and answers[0].timed else None
-        yield COST_NOTE.format("" if cost is None else f"; here {fmt.decimal(cost)} for K={k}")
+        place = "here" if answers[0].run is None else grid.at_place(answers[0])
+        yield COST_NOTE.format("" if cost is None else f"; {place} {fmt.decimal(cost)} for K={k}")
     yield from dict.fromkeys(note for line in lines for note in grid.left_out(line.row.servers))
     yield from _lacking(summary)
 
@@ -258,8 +264,9 @@ def emits_table(summary: Summary) -> Table:
         if not row.answer.timed
         for emitted in row.answer.rounds
     ]
-    given = any(answer.engine is None for answer in summary.answers)
-    note = EMITS_NOTE.format(here="an engine of the given times" if given else OWN.title)
+    timed = next((answer.engine for answer in summary.answers if answer.timed), OWN.name)
+    here = "an engine of the given times" if timed is None else spec_of(timed).title
+    note = EMITS_NOTE.format(here=here)
     return table("What carries over to other engines", EMITS, lines, notes=(note,))
 
 

@@ -247,10 +247,10 @@ ADAPTIVE: tuple[Column[AdaptiveDrafting], ...] = (
     Column("draft", lambda entry: entry.draft, key=True),
     Column("T", lambda entry: entry.temperature, fmt.temperature, key=True),
     Column("best\nK", lambda entry: entry.fixed.k, fmt.count),
-    Column("speedup", lambda entry: entry.fixed.speedup, fmt.speedup),
+    Column("speedup\n[lo, hi]", lambda entry: fmt.bounded(entry.fixed), fmt.speedup),
     Column("best\nthreshold", lambda entry: entry.best.threshold, fmt.decimal),
     Column("K at\nmost", lambda entry: entry.best.k, fmt.count),
-    Column("adaptive\nspeedup", lambda entry: entry.best.speedup, fmt.speedup),
+    Column("adaptive speedup\n[lo, hi]", lambda entry: fmt.bounded(entry.best), fmt.speedup),
     Column("best K\nper round", lambda entry: entry.best_k_per_round, fmt.speedup),
     Column("flag\noracle", lambda entry: entry.flag_oracle, fmt.speedup),
 )
@@ -261,14 +261,17 @@ THRESHOLDS: tuple[Column[Threshold], ...] = (
     Column("threshold", lambda entry: entry.row.threshold, fmt.decimal),
     Column("tokens/\nround", lambda entry: entry.row.tokens_per_round, fmt.decimal),
     Column("drafted/\nround", lambda entry: entry.row.drafted_per_round, fmt.decimal),
-    Column("adaptive\nspeedup", lambda entry: entry.row.speedup, fmt.speedup),
+    Column("adaptive speedup\n[lo, hi]", lambda entry: fmt.bounded(entry.row), fmt.speedup),
 )
 ADAPTIVE_NOTES = (
     "Replayed, and priced by timed rounds of a fixed number of draft tokens. Reading every draft"
     " step back, which a threshold needs, is in those of a sweep with decode.stop=threshold, not in"
-    " those of an audition. Chosen on the prompts shown, not held out.",
-    "Bounds for any rule, at this K at most: best K per round knows the accept probabilities of the"
-    " text, the flag oracle which draft tokens will be accepted.",
+    " those of an audition. Best K and best threshold: less the optimism of choosing them, by"
+    " held-out prompts, where there are enough for an interval; by threshold: as these prompts have"
+    " them.",
+    "No rule beats the flag oracle, which knows what draft tokens will be accepted, at this K at"
+    " most. Best K per round knows the accept probabilities of the text and chooses before it"
+    " drafts: above temperature 0 a threshold may beat it, since it sees the drafted tokens.",
 )
 WITHOUT = "it gives its tokens no probability that a threshold could be compared with."
 

@@ -1,0 +1,370 @@
+"""What rounds cost on an engine that another run measured, and what they cost with other drafts.
+
+A server run measures R(0), and R(K) of one draft (`harness.analysis.server_costs`). So:
+
+- That draft, by the hash of its weights and not by its name, costs what was measured. One of the
+  same shape does too: a forward's time depends on sizes and types, not on the weights' values.
+- Another draft model. In a round that drafts n tokens the target verifies n + 1 positions, the
+  draft makes its forwards, and the loop does the rest. With another draft only its forwards change:
+
+      R'(n) = R(n) - (d - d') F(n)
+
+  with d and d' a step of the measured draft and of the other one, and F(n) what the draft computes
+  in such a round, in steps: n, and where an engine's draft also reads every verified batch
+  (`EngineSpec.draft_reads_verified`) a forward over n + 1 positions, which is taken to grow with
+  positions as the target's does.
+
+No step of a draft is seen from outside: the slope of R(n) is a draft step and one more verified
+position together. What is known is a step of the target, R(0), and what a smaller model takes of it
+lies between two shares. Where reading or arithmetic decides, that is its bytes / the target's.
+Where each layer costs the same whatever its size, as where kernels are launched or a graph is
+walked, it is its layers / the target's. A step with both costs lies between the two. R(n) narrows
+this: verifying n + 1 positions costs at least a plain token, and more positions cost no less. The
+middle of what is left is the prediction. The truth may be anywhere between both ends, so the
+variance of that error is the square of their distance / 12, a uniform distribution's.
+
+Where even the smaller of the two shares is more than R(n) leaves room for, or sizes are not known,
+draft and verify do not separate, and the draft is refused.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from harness.analysis.latency import Latency, ServedTimes
+from harness.analysis.server_costs import ServerCosts
+from harness.analysis.server_run import ServedRun
+from harness.analysis.setup import Setup, architecture
+from harness.records import GREEDY, UserError
+from harness.serving.drafts import DRAFTS
+from harness.serving.engines import ENGINES, OWN, drafts_alike, spec_of
+from harness.stats.jackknife import Array
+from harness.storage import StoredRun
+from harness.storage.manifest import CostsAt, EngineCosts, ModelEntry
+from harness.summary import Basis
+from harness.theory.architecture import COUNTED, NUMBERS, NUMBERS_OF_EXPERTS
+from harness.theory.speedup import RoundTimes
+
+# What two models of one shape have in common
+SHAPE = (
+    *("kind", "architecture", "dtype", "parameters", "weights_bytes", "drafts_at_most", "tied"),
+    *NUMBERS,
+    *NUMBERS_OF_EXPERTS,
+)
+# Rounds whose times have an error may leave a step this part too little room
+TIMING = 0.2
+
+
+# ---- from a server run ---------------------------------------------------------------------------
+
+
+def costs_of(run: StoredRun, temperatures: Sequence[float], ks: Sequence[int]) -> EngineCosts:
+    """What decoding costs on the engine of a server run.
+
+    Args:
+        run: of the command `server`.
+        temperatures: at which decoding is to be priced; rounds that sample stand for each other.
+        ks: of rounds.
+
+    Raises:
+        UserError: it timed too little, does not say how its engine accepts or counts, or that
+            engine is not lossless there.
+    """
+    setup, key = Setup(run), f"latency_from={run.folder}"
+    served = ServedRun(setup)
+    if setup.engine is None or not served.trials:
+        raise UserError(f"{key}: no request of that run was answered; name another one")
+    engine = setup.engine
+    if engine.rule is None or served.counting is None:
+        raise UserError(
+            f"{key}: {engine.name} does not say how it accepts drafts and counts rounds, so none"
+            " can be predicted there"
+        )
+    if served.concurrency > 1:
+        raise UserError(
+            f"{key}: its requests were decoded side by side; name a run of one at a time"
+        )
+    at = tuple(_settled_costs(served))
+    if not at:
+        raise UserError(
+            f"{key}: it has too few requests to tell what a round costs there, and how well that"
+            " is known; name a run with more prompts"
+        )
+    draft = setup.described_draft(setup.draft).entries
+    conf = setup.conf("draft")
+    identity = {"id": conf.get("id"), "kind": conf.get("kind") or "model"}
+    target_id = setup.conf("model").get("id")
+    costs = EngineCosts(
+        run=str(run.folder),
+        engine=replace(engine, commands=()),
+        device=setup.environment.device_name if engine.started else None,
+        visits=len({trial.repetition for trial in served.trials}),
+        target=ModelEntry.of({"name": setup.model, **setup.target.entries, "id": target_id}),
+        draft=ModelEntry.of({"name": setup.draft, **draft, **identity}),
+        bytes_factor=_bytes_factor(setup),
+        at=at,
+    )
+    for temperature in temperatures:
+        timed = _nearest(costs, temperature)
+        known = [k for k in timed.costs.round_s if k]
+        if ks and max(ks) > max(known):
+            raise UserError(
+                f"{key}: rounds of K = {', '.join(map(str, sorted(known)))} were timed there, not"
+                f" of K = {max(ks)}; lower k"
+            )
+        if _changes_texts(served, timed.costs.temperature):
+            raise UserError(
+                f"{key}: at temperature={timed.costs.temperature:g} that server's texts are not"
+                " plain decoding's; leave the temperature out, or name another run"
+            )
+    return costs
+
+
+def _settled_costs(served: ServedRun) -> Iterator[CostsAt]:
+    """By temperature, where how well they are known can be told."""
+    for temperature, costs in served.costs_by_temperature.items():
+        without = served.left_out_costs(temperature)
+        if without:
+            stored = [served.recorded(temperature, each) for each in (costs, *without)]
+            at, shown = CostsAt(stored[0], tuple(stored[1:])), served.prediction_errors
+            if temperature in shown:
+                error = shown[temperature].variance
+                at = replace(at, error=float(error.value), error_degrees=float(error.degrees))
+            yield at
+
+
+def _changes_texts(served: ServedRun, temperature: float) -> bool:
+    if temperature == GREEDY:
+        return any(check.result == "FAIL" for check in served.checks)
+    return any(gate.temperature == temperature for gate in served.failed_gates)
+
+
+def _bytes_factor(setup: Setup) -> float:
+    """See `EngineCosts`."""
+    assert setup.engine is not None
+    served = {each.k: each.weights_bytes or 0 for each in setup.engine.commands}
+    of_target = served.get(0, 0)
+    of_draft = max(served.values(), default=0) - of_target
+    loaded = setup.target.weights_bytes or 0
+    loaded_draft = setup.described_draft(setup.draft).weights_bytes or 0
+    if 0 in (of_target, loaded, loaded_draft) or of_draft <= 0:
+        return 1.0
+    return (of_draft / of_target) / (loaded_draft / loaded)
+
+
+def _nearest(costs: EngineCosts, temperature: float) -> CostsAt:
+    """At the nearest temperature; greedy decoding draws no token, so it stands for itself."""
+    alike = [at for at in costs.at if (at.costs.temperature > GREEDY) == (temperature > GREEDY)]
+    if not alike:
+        known = ", ".join(f"{at.costs.temperature:g}" for at in costs.at)
+        raise UserError(
+            f"latency_from={costs.run}: no round times for temperature={temperature:g}; it has"
+            f" those of {known}"
+        )
+    return min(alike, key=lambda at: abs(at.costs.temperature - temperature))
+
+
+# ---- for a draft ---------------------------------------------------------------------------------
+
+
+def priced_by(
+    costs: EngineCosts, name: str, kind: str, entry: ModelEntry, temperature: float
+) -> Latency:
+    """What a draft costs on the engine.
+
+    Args:
+        costs: of the engine.
+        name: the draft's, for errors.
+        kind: of it; a key of `DRAFTS`.
+        entry: what it says of itself; empty for a look-up.
+        temperature: of the requests.
+
+    Raises:
+        UserError: a draft whose rounds there do not follow from what was measured.
+    """
+    timed = _nearest(costs, temperature)
+    every = [ServerCosts.of(each) for each in (timed.costs, *timed.without)]
+    basis, ends = basis_of(costs, name, kind, entry, temperature), None
+    if basis == "composed":
+        other = _OtherDraft.of(costs, name, entry)
+        low, high = other.shares_of_layers(every[0], name, costs.run)
+        ends = other.composed(every[0], low), other.composed(every[0], high)
+        every = [other.composed(each, (low + high) / 2.0) for each in every]
+    served = ServedTimes(
+        engine=costs.engine.name,
+        run=costs.run,
+        temperature=timed.costs.temperature,
+        visits=costs.visits,
+        basis=basis,
+        costs=every[0],
+        without=tuple(every[1:]),
+        ends=ends,
+        error=(timed.error, timed.error_degrees),
+    )
+    return Latency(every[0].times, served=served)
+
+
+def basis_of(
+    costs: EngineCosts, name: str, kind: str, entry: ModelEntry, temperature: float
+) -> Basis:
+    """How a draft's costs on the engine are known.
+
+    Raises:
+        UserError: they are not, or the engine drafts other tokens than a run here.
+    """
+    engine, measured, key = spec_of(costs.engine.name), costs.draft, f"latency_from={costs.run}"
+    known = engine.name in ENGINES and kind in engine.drafts
+    if not known or not (engine == OWN or drafts_alike(engine.name, kind, temperature)):
+        raise UserError(f"{key}: {engine.title} does not draft as draft {name!r} does here")
+    if kind == measured.kind:
+        if DRAFTS[kind].looks_up or _same_checkpoint(entry, measured):
+            return "measured"
+        if _same_shape(replace(entry, kind=kind), measured):
+            return "same_shape"
+    if kind == measured.kind == "model":
+        return "composed"
+    raise UserError(
+        f"{key}: rounds of draft {measured.name!r} ({DRAFTS[str(measured.kind)].noun}) were"
+        f" timed there, and those of draft {name!r} ({DRAFTS[kind].noun}) do not follow from them"
+    )
+
+
+def check_target(costs: EngineCosts, entry: ModelEntry) -> None:
+    """Refuse costs with another target than the one of this entry, or in another precision."""
+    key, measured = f"latency_from={costs.run}", costs.target
+    served = costs.engine.dtype or measured.dtype
+    if None not in (entry.dtype, served) and entry.dtype != served:
+        raise UserError(
+            f"{key}: measured in {served}, and model={entry.name} is loaded in {entry.dtype}; give"
+            f" model.dtype={served}, or name a run in {entry.dtype}"
+        )
+    if not _same_checkpoint(entry, measured):
+        raise UserError(
+            f"{key}: measured with model={measured.name} ({measured.id}), which is not"
+            f" model={entry.name} ({entry.id}); name a run of this target"
+        )
+
+
+def _same_checkpoint(one: ModelEntry, other: ModelEntry) -> bool:
+    hashes = one.weights_sample_sha256, other.weights_sample_sha256
+    if None not in hashes:
+        return hashes[0] == hashes[1] and one.dtype == other.dtype
+    commits = one.commit, other.commit
+    return one.id is not None and one.id == other.id and (None in commits or len({*commits}) == 1)
+
+
+def _same_shape(one: ModelEntry, other: ModelEntry) -> bool:
+    known = one.parameters is not None and one.weights_bytes is not None
+    return known and all(getattr(one, name) == getattr(other, name) for name in SHAPE)
+
+
+@dataclass(frozen=True)
+class _Shares:
+    """A step of a draft in steps of the target, by each of the two laws."""
+
+    by_bytes: float
+    by_layers: float
+
+    def at(self, layers: float) -> float:
+        """Where a share of a step, 0.0 to 1.0, costs by the number of layers."""
+        return (1.0 - layers) * self.by_bytes + layers * self.by_layers
+
+
+@dataclass(frozen=True)
+class _OtherDraft:
+    """A draft model that was not measured next to the one that was.
+
+    Attributes:
+        measured, other: what a step of each takes.
+        reads_verified: as of `EngineSpec.draft_reads_verified`.
+    """
+
+    measured: _Shares
+    other: _Shares
+    reads_verified: bool
+
+    @classmethod
+    def of(cls, costs: EngineCosts, name: str, entry: ModelEntry) -> "_OtherDraft":
+        """From the sizes of the models."""
+        entries = costs.target, costs.draft, entry
+        layers = [each.layers or 0 for each in entries]
+        read = [_bytes_of_step(each) for each in entries]
+        if 0.0 in read:
+            read = [float(each.weights_bytes or 0) for each in entries]
+        if 0 in layers or 0.0 in read:
+            raise UserError(
+                f"latency_from={costs.run}: draft {name!r} was not measured there, and its rounds"
+                " cannot follow from another draft's, for the sizes of a model are not known"
+            )
+        measured, other = (
+            _Shares(costs.bytes_factor * read[at] / read[0], layers[at] / layers[0])
+            for at in (1, 2)
+        )
+        return cls(measured, other, spec_of(costs.engine.name).draft_reads_verified)
+
+    def shares_of_layers(self, costs: ServerCosts, name: str, run: str) -> tuple[float, float]:
+        """What part of a step may cost by the number of layers: the least and the most.
+
+        Raises:
+            UserError: by neither law there is room for the measured draft's steps in its rounds.
+        """
+        by_bytes, by_layers = self.measured.by_bytes, self.measured.by_layers
+        least, most = min(by_bytes, by_layers), self._longest_step(costs)
+        if least > (1.0 + TIMING) * most:
+            raise UserError(
+                f"latency_from={run}: draft and verify do not separate in its rounds: by its size"
+                f" a step of its draft takes {least:.2g} plain tokens, and the rounds have room for"
+                f" {max(0.0, most):.2g}; measure draft {name!r} there"
+            )
+        if max(by_bytes, by_layers) <= most:
+            return 0.0, 1.0
+        limit = max(0.0, most - least) / (abs(by_layers - by_bytes) or 1.0)
+        return (0.0, limit) if by_bytes < by_layers else (1.0 - limit, 1.0)
+
+    def _longest_step(self, costs: ServerCosts) -> float:
+        """What a step of the measured draft takes at most, in plain tokens."""
+        n, rounds = _relative(costs)
+        room = (rounds - 1.0) / (n + float(self.reads_verified))
+        limits = [float(room.min())]
+        if len(n) > 1:
+            limits.append(_line(n, rounds)[1])
+        return min(limits)
+
+    def composed(self, costs: ServerCosts, layers: float) -> ServerCosts:
+        """Costs with the other draft, where this share of a step costs by the number of layers."""
+        n, rounds = _relative(costs)
+        step, other = self.measured.at(layers), self.other.at(layers)
+        forwards = n
+        if self.reads_verified:
+            slope = _line(n, rounds)[1] if len(n) > 1 else step
+            # R(n) = 1 + growth n + step (n + 1 + growth n) + what is not a forward
+            growth = max(0.0, (slope - step) / (1.0 + step))
+            forwards = n + 1.0 + growth * n
+        plain_s = costs.times.plain_s
+        seconds = plain_s * (rounds - (step - other) * forwards)
+        times = RoundTimes(
+            plain_s, tuple(zip(n.astype(int).tolist(), seconds.tolist(), strict=True))
+        )
+        return replace(costs, times=times)
+
+
+def _relative(costs: ServerCosts) -> tuple[Array, Array]:
+    """The K that were timed, and R(K) / R(0)."""
+    timed = [(n, seconds / costs.times.plain_s) for n, seconds in costs.times.round_s if n]
+    n, rounds = np.array(timed, dtype=np.float64).T
+    return n, rounds
+
+
+def _line(n: Array, rounds: Array) -> tuple[float, float]:
+    """Intercept and slope through R(n) / R(0), errors relative to R(n)."""
+    slope, intercept = np.polyfit(n, rounds, 1, w=1.0 / rounds)
+    return float(intercept), float(slope)
+
+
+def _bytes_of_step(entry: ModelEntry) -> float:
+    """That a step must read; 0.0 where the architecture is not counted."""
+    shape = architecture(entry) if entry.architecture in COUNTED.values() else None
+    if shape is None or not entry.bytes_per_parameter:
+        return 0.0
+    return shape.weight_bytes_read(1, entry.bytes_per_parameter)

@@ -1,0 +1,86 @@
+"""How far predictions are off where the same run measured, and what that adds to their intervals.
+
+A prediction's interval covers what replay and the timing of rounds leave open: other prompts, other
+visits. It knows nothing of what both share and generations do not, such as rounds that were timed
+on another text, or a machine that had another pace. A run that measured cells knows: each measured
+cell's gap, log(predicted / measured speedup) on the same prompts, has a sampling error of its own,
+and what the gaps vary by beyond it is the error of predictions. It is estimated without weights, so
+that no cell decides alone, as the mean of gap^2 - its sampling variance (as the variance between
+studies in a meta-analysis: Hedges, "A random effects model for effect sizes", 1983; about 0, which
+predictions claim). It is added to the variance of every prediction at that temperature, of cells
+that were not measured too: rounds are timed for each temperature apart.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import binom
+
+from harness.records import Cell, grouped
+from harness.stats.jackknife import CONFIDENCE, Estimate, Variance, half_width, joined
+from harness.summary import Caveat
+
+# A caveat says that gaps exceed their intervals where chance would have it so this rarely
+RARE = 0.025
+
+
+@dataclass(frozen=True, eq=False)
+class Gap:
+    """One measured cell's log(predicted / measured speedup), and the variance of its own."""
+
+    value: float
+    variance: Variance
+
+    @classmethod
+    def of(cls, predicted: Estimate, measured: Estimate, costs: Variance | None) -> "Gap | None":
+        """From log speedups on the same prompts; `costs` is the error of what rounds cost.
+
+        None where the prompts are too few to tell its error.
+        """
+        gap = predicted - measured
+        if gap.variance is None:
+            return None
+        return cls(gap.value, joined(filter(None, [gap.variance, costs])))
+
+    @property
+    def exceeds(self) -> bool:
+        """Whether it is beyond its interval."""
+        return abs(self.value) > float(half_width(self.variance, CONFIDENCE))
+
+
+@dataclass(frozen=True, eq=False)
+class PredictionError:
+    """What measured cells of one temperature say of its predictions; `gaps` has at least one."""
+
+    gaps: Mapping[Cell, Gap]
+
+    @property
+    def variance(self) -> Variance:
+        """Of the logarithm of any prediction, besides its own."""
+        squares = [gap.value**2 - float(gap.variance.value) for gap in self.gaps.values()]
+        return Variance(np.array(max(0.0, np.mean(squares))), np.array(float(len(squares))))
+
+    def caveats(self) -> Sequence[Caveat]:
+        """Where more measured cells lie outside their predictions' intervals than by chance."""
+        far = [gap.exceeds for gap in self.gaps.values()]
+        if binom.sf(sum(far) - 1, len(far), 1.0 - CONFIDENCE) > RARE:
+            return ()
+        worst, gap = max(self.gaps.items(), key=lambda item: abs(item[1].value))
+        values = {
+            "outside": sum(far),
+            "cells": len(far),
+            "error": float(np.sqrt(self.variance.value)),
+            "prompt_set": worst.prompt_set,
+            "temperature": worst.temperature,
+            "k": worst.k,
+            "gap": float(np.expm1(gap.value)),
+        }
+        return (Caveat("predictions_off", values),)
+
+
+def prediction_errors(gaps: Mapping[Cell, Gap | None]) -> dict[float, PredictionError]:
+    """By temperature, what the cells say whose gap is known; of those that have any."""
+    known = {cell: gap for cell, gap in gaps.items() if gap is not None}
+    cells = grouped(known, lambda cell: cell.temperature)
+    return {at: PredictionError({cell: known[cell] for cell in of}) for at, of in cells.items()}
