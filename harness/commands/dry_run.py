@@ -94,7 +94,8 @@ def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
     if config.until == "decided":
         from harness.commands.looks import PROMPTS_OF_EVERY_K, described  # imports torch
 
-        at_most, looks = "at most ", {"measured": described(len(prompts), len(ks) - 1)}
+        at_most = "at most "
+        looks["measured"] = described(len(prompts), len(ks) - 1)
         # Which K is measured is known after replay: the largest stands for it
         others, chosen = [k for k in ks[:-1] if k], ks[-1]
         few = sum(min(count, PROMPTS_OF_EVERY_K) for count in counts.values())
