@@ -9,6 +9,7 @@ mean 1. Tokens, prompts and timings are drawn anew for every temperature.
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 from scipy.signal import lfilter
@@ -155,7 +156,7 @@ def visits(rng, spread, drafts):
     return np.concatenate(relative), costs
 
 
-def report(rng: np.random.Generator, world: World, size: int, truth, counts: Counter) -> None:
+def report(rng: np.random.Generator, world: World, size: int, truth, counts: Any) -> None:
     """Count what one report says: its verdicts, their intervals, some cells' intervals."""
     speedups = dict(zip(CANDIDATES, truth, strict=True))
     decisions = []
@@ -172,10 +173,10 @@ def report(rng: np.random.Generator, world: World, size: int, truth, counts: Cou
             counts[f"{kind} {verdict.decision}"] += 1
             counts[f"{kind} verdicts"] += 1
             if verdict.speedup_lo is not None:
-                true = speedups[Candidate(*verdict.named)]
+                true = speedups[Candidate(str(verdict.named[0]), verdict.named[1])]
                 counts[f"{kind} intervals"] += 1
                 counts[f"{kind} covered"] += bool(verdict.speedup_lo <= true <= verdict.speedup_hi)
-                counts[f"{kind} level"] += verdict.reason_values["level"]
+                counts[f"{kind} level"] += float(str(verdict.reason_values["level"]))
         cells = replace(seen, prompt_sets=("all",) * size).workload(None).intervals()
         assert cells is not None
         for row in rng.choice(len(CANDIDATES), CELLS, replace=False):

@@ -8,9 +8,10 @@ in looks; the other K are run on a few prompts, which no verdict uses. Costs are
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from simulated_reports import (
@@ -30,6 +31,7 @@ from simulated_reports import (
 
 from harness.analysis.verdict import (
     ONE_SIDED,
+    SETS_SHARE,
     Candidate,
     Evidence,
     MeasuredPairs,
@@ -127,17 +129,25 @@ def verdict_on(evidence: Evidence, prompt_set: str, error: float, **more) -> Ans
 
 def in_looks(of_temperatures: Sequence[Evidence]) -> tuple[list[list[Answer]], int]:
     """By temperature, the verdicts of the look after which all are decided; which one it was."""
-    look = 0
-    stopped = False
-    while not stopped and look < LOOKS:
-        look += 1
-        seen = [at_look(evidence, look) for evidence in of_temperatures]
-        stopped = all(
-            settled(verdict)
-            for evidence in seen
-            for verdict in in_turn(partial(verdict_on, evidence), SETS, ERROR)
-        )
-    return [[*in_turn(partial(verdict_on, evidence), SETS, ERROR)] for evidence in seen], look
+    for look in range(1, LOOKS + 1):
+        verdicts: list[list[Answer]] = []
+        for evidence in of_temperatures:
+            turns = in_turn(partial(verdict_on, at_look(evidence, look)), SETS, ERROR)
+            # What one verdict leaves open, no other decides
+            verdicts.append([*_until_open(turns, ask_all=look == LOOKS)])
+            if not all(map(settled, verdicts[-1])) and look < LOOKS:
+                break
+        else:
+            return verdicts, look
+    raise AssertionError("the last look ends it")
+
+
+def _until_open(verdicts: Iterable[Answer], *, ask_all: bool) -> Iterator[Answer]:
+    """The verdicts up to one that is open, so that no time is spent on the others."""
+    for verdict in verdicts:
+        yield verdict
+        if not ask_all and not settled(verdict):
+            return
 
 
 def of_grids(of_temperatures: Sequence[Evidence], rng: np.random.Generator) -> list[list[Answer]]:
@@ -152,11 +162,11 @@ def of_grids(of_temperatures: Sequence[Evidence], rng: np.random.Generator) -> l
     ]
 
 
-def counted(verdicts: Sequence[Sequence[Answer]], truth) -> Counter[str]:
+def counted(verdicts: Sequence[Sequence[Answer]], truth) -> Counter:
     """What a report's verdicts say, and how many of their intervals hold the truth."""
     speedups = dict(zip(CANDIDATES, truth, strict=False))
     every = [verdict for of_temperature in verdicts for verdict in of_temperature]
-    counts = Counter[str](reports=1)
+    counts: Any = Counter(reports=1)  # of numbers that are not whole, too
     for decision in ("speculate", "does_not_pay"):
         counts[f"reports with {decision}"] += any(v.decision == decision for v in every)
     for verdict in every:
@@ -165,28 +175,28 @@ def counted(verdicts: Sequence[Sequence[Answer]], truth) -> Counter[str]:
         counts[f"{kind} {verdict.decision}"] += 1
         if verdict.speedup_lo is None or verdict.speedup is None:
             continue
-        true = speedups[Candidate(*verdict.named)]
+        true = speedups[Candidate(str(verdict.named[0]), verdict.named[1])]
         counts[f"{kind} intervals"] += 1
         counts[f"{kind} covered"] += bool(verdict.speedup_lo <= true <= verdict.speedup_hi)
-        counts[f"{kind} level"] += verdict.reason_values["level"]
+        counts[f"{kind} level"] += float(str(verdict.reason_values["level"]))
         counts[f"{kind} log error"] += math.log(verdict.speedup / true)
     return counts
 
 
 def simulated(
     method: str, world: str, truth: str, prompts: int, number: int, seed: Sequence[int]
-) -> Counter[str]:
+) -> Counter:
     """So many reports, counted.
 
     Args:
-        method: "grid", "two phases" (in looks), or "at once": two phases measured to the end.
+        method: "grid" or "two phases".
         world, truth: of WORLDS and TRUTHS.
         prompts: of a grid, at the cost of which it is.
         number: of reports.
         seed: of all of them.
     """
     rng = np.random.default_rng(seed)
-    counts, true = Counter[str](), TRUTHS[truth]
+    counts, true = Counter(), TRUTHS[truth]
     design = Design.at_the_cost_of(prompts)
     for _ in range(number):
         if method == "grid":
@@ -194,11 +204,10 @@ def simulated(
             counts.update(counted(of_grids(grids, rng), true))
             continue
         replays = [two_phases(rng, world, design, true, at) for at in TEMPERATURES]
-        if method == "at once":
-            verdicts = [[*in_turn(partial(verdict_on, each), SETS, ERROR)] for each in replays]
-            counts.update(counted(verdicts, true))
-            continue
         verdicts, look = in_looks(replays)
         counts.update(counted(verdicts, true))
         counts["looks"] += look
+        error = ERROR * (1.0 - SETS_SHARE)
+        without_looks = [verdict_on(replayed, "all", error).speculates for replayed in replays]
+        counts["workload without looks"] += sum(without_looks)
     return counts

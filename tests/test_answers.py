@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from markupsafe import escape
 from rich.console import Console
 from runs import FROZEN, analysed
 
@@ -166,7 +167,7 @@ RUNS: Mapping[str, tuple[str, Change]] = {
     "noisy": ("sweep", noisy),
     "nothing pays": ("sweep", nothing_pays),
     "one temperature pays": ("sweep", one_temperature_pays),
-    "nothing is accepted": ("sweep", nothing_is_accepted),
+    "nothing is accepted": ("sweep_replay", nothing_is_accepted),
     "every set differs": ("sweep", every_set_differs),
     "other weights": ("sweep", lambda run: changed(run, prompts__weights={"easy": 1, "hard": 9})),
     "many temperatures": ("sweep", many_temperatures),
@@ -223,7 +224,7 @@ def drafted(code: str) -> int | None:
     [
         ("nothing pays", "does_not_pay", {"not_measured"}),
         ("an audition where nothing pays", "does_not_pay", {"not_measured"}),
-        ("nothing is accepted", "speculate", {"does_not_pay"}),
+        ("nothing is accepted", "does_not_pay", {"does_not_pay"}),
         ("texts differ", "undecided", set[str]()),
         ("synthetic", "speculate", set[str]()),
     ],
@@ -304,8 +305,12 @@ def test_what_carries_over_is_tokens_per_round_by_the_engines_rule(name: str) ->
         draft, k = answer.named
         own = grid.own_answer(made, answer.temperature)
         assert own is not None
+        if own.reason == "no_complete_prompt":
+            assert (draft, k, answer.rounds) == (None, 0, ())
+            continue
         if own.named[0] == draft:
             assert k == own.named[1]
+        assert answer.rule is not None
         row = first(boards[answer.rule, answer.temperature].rows, draft=draft)
         assert row is not None
         (of_best,) = [entry for entry in answer.rounds if entry.k == row.k]
@@ -328,6 +333,7 @@ def test_the_headline_the_grid_and_the_line_to_serve_are_one_answer(
         assert server is not None
         assert shown is None
         assert content.verdicts[0].startswith("Not known for ")
+        assert "one request at a time" in content.verdicts[0]
         assert content.snippets == ()
         return
     assert shown is not None
@@ -337,7 +343,7 @@ def test_the_headline_the_grid_and_the_line_to_serve_are_one_answer(
     assert content.answer == colours.get(answer.decision, "open") or made.run.synthetic
     place = "the harness's loop on this machine" if server is None else spec_of(server).in_headlines
     assert sentence.startswith(f"On {place}")
-    assert ("one request at a time" in sentence) == (server is None)
+    assert sentence.count("one request at a time") == 1
     own = made.answers[0]
     if answer.speculates:
         gain = f"serve {answer.draft} at K={answer.k}, {answer.speedup:.2f}x"
@@ -356,6 +362,7 @@ def test_the_headline_the_grid_and_the_line_to_serve_are_one_answer(
 def test_one_answer_is_the_verdict_the_price_and_the_gate(name: str) -> None:
     made = summary(name)
     headline = made.headline
+    assert headline is not None
     assert headline is made.per_temperature[0]
     stored = json.loads(to_json(made))
     assert stored["verdict"] == stored["per_temperature"][0]
@@ -382,7 +389,8 @@ def test_every_temperature_is_answered_for_every_engine_that_has_the_draft(name:
             if (answer.temperature, answer.prompt_set) == (temperature, "all")
         ]
         adaptive = made.run.sampling.stop_threshold is not None
-        lacking = {"vllm_probabilistic"} if adaptive else set[str]()  # it does not stop drafting
+        # One does not stop drafting, and where the other stops was not stored
+        lacking = {"vllm_probabilistic", "transformers"} if adaptive else set[str]()
         others = [] if known else [name for name in with_lines() if name not in lacking]
         assert engines == ["own", *others]
 
@@ -427,9 +435,9 @@ def test_report_md_and_report_html_lead_with_the_same_grid(name: str, tmp_path: 
     for row in content.grid.rows:
         for cell in row.cells:
             assert markdown.escape(cell.text) in written
-            assert cell.text.strip("* ").partition(" [")[0] in page
+            assert str(escape(cell.text.strip("* ").partition(" [")[0])) in page
     assert written.index(markdown.escape(content.verdicts[0])) < written.index("| engines")
-    first = content.grid.rows[0].cells[1].text
+    first = str(escape(content.grid.rows[0].cells[1].text))
     assert page.index(first) < page.index('id="measured"')
 
 
@@ -505,5 +513,4 @@ def test_the_sweep_that_is_advised_names_a_draft_that_there_is(
 def test_many_temperatures_show_the_rows_of_the_marked_engine_first() -> None:
     text = "\n".join(screen(summary("many temperatures")))
     for temperature in ("0", "1", "0.3", "0.5", "0.7", "1.2", "1.5"):
-        assert re.search(rf"^[* ] {re.escape(temperature)} ", text, re.MULTILINE)
-    assert "12 more rows are in the report" in text
+        assert re.search(rf"^[* ] {re.escape(temperature)} +the harness's", text, re.MULTILINE)

@@ -221,7 +221,7 @@ def test_the_verdict_comes_first_then_why_and_caveats_picture_line_and_evidence(
     page = html.report(full_content(), [Drawn("a.svg", "a picture", drawing, drawing)])
     wanted = [
         'class="card verdict yes"',
-        "Serve tiny_good at K=4</h2>",
+        "serve tiny_good at K=4</h2>",
         "vllm serve a --draft &#39;b&#39;",
         "quoted under its own rule",
         "Because of the reason.",

@@ -11,6 +11,7 @@ from harness.summary import (
     Caveat,
     CaveatCode,
     Explanation,
+    MeasuredPart,
     ModelFacts,
     RoundTokens,
     RuleOfThumb,
@@ -67,6 +68,15 @@ REASONS: dict[str, tuple[Answer, str]] = {
         refusal("near_one", **BEST, near=0.05),
         "small with K=3 gives 0.90x [0.80, 1.10] on held-out prompts; within 5% of 1 either way, so"
         " more prompts would not change what to do",
+    ),
+    "a K that was measured on a part of the prompts": (
+        replace(
+            refusal("interval_spans_one", **BEST, prompts=16, prompts_needed=40),
+            chance=0.71, gain=0.031, pairs=MeasuredPart(16, 8, 0.85, 0.95),
+        ),
+        "small with K=3 gives 0.90x [0.80, 1.10] on prompts like these, [0.85, 0.95] on these"
+        " prompts; it pays with a chance of 71%, +3.1% on average; 16 prompts do not decide it,"
+        " about 40 would",
     ),
     "too_few_prompts": (
         refusal("too_few_prompts", **BEST, prompts=2, needed=4),
@@ -141,20 +151,21 @@ def test_a_headline_says_where_it_was_measured_and_what_carries_over() -> None:
         " agree.",
     )
     emits = (
-        "not measured; small with K=3 emits 2.90 tokens a round, so it pays while a round costs"
-        " less than 2.90 plain tokens there; here it costs 2.10."
+        "K=3 emits 2.90 tokens a round, so it pays while a round costs less than 2.90 plain tokens"
+        " there; here it costs 2.10."
     )
     others = sweep_of(SERVE, untimed("vllm"), untimed("sglang"))
     assert verdict.verdicts(others) == (
-        f"{gain}, measured on held-out prompts. On vLLM, SGLang: {emits}",
+        f"{gain}, measured on held-out prompts. On vLLM, SGLang: not measured; {emits}",
     )
     loss = replace(REASONS["held_out_loss"][0], temperature=0.0)
     _, other = verdict.verdicts(sweep_of(SERVE, loss))
     assert other.startswith("Temperature 0, the harness's loop: no draft; small with K=3 loses")
     asked = replace(others, run=replace(RUN, serve_on="vllm"))
     assert verdict.verdicts(asked) == (
-        f"On vLLM with its defaults, temperature 1: {emits} On the harness's loop on this machine:"
-        " serve small at K=3, 1.42x [1.36, 1.48], measured on held-out prompts.",
+        f"On vLLM with its defaults, temperature 1: not measured; small with {emits} On the"
+        " harness's loop on this machine, one request at a time: serve small at K=3, 1.42x [1.36,"
+        " 1.48], measured on held-out prompts.",
     )
 
 
@@ -240,6 +251,10 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "rounds_at_other_temperature": (
         {"temperature": 0.7, "timed_at": 1.0}, "at temperature 1, and price temperature 0.7 too",
+    ),
+    "not_by_replay": (
+        {"temperature": 0.7, "k": 4, "measured": 2.5, "replayed": 3.0, "differs": True},
+        "alone, which decides less: its rounds emit 2.50 tokens, and 3.00 by replay",
     ),
     "k_not_timed": ({"ks": "4, 8"}, "K = 4, 8 is beyond the times of some draft"),
     "server_not_lossless": (

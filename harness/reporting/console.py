@@ -165,14 +165,16 @@ def _table_lines(table: Table, out: Console) -> Lines:
 
 
 def _snippet_lines(snippet: Snippet, out: Console) -> Lines:
-    """The line to serve, after what measures it; or where it is if it is long."""
+    """The line to serve; what measures it, where that comes first; where it is if it is long."""
+    if snippet.measure:
+        title = f"{_title(snippet)}; this measures it, the report has the line:"
+        return (*_wrapped(out, [Text(title, "bold")]), Text(snippet.measure))
     title = _wrapped(out, [Text(_title(snippet), "bold")])
-    measure = [snippet.measure, snippet.then] if snippet.measure else []
     code = snippet.code.splitlines()
     if len(code) > MOST_CODE:
         where = f"{len(code)} lines of code, to copy from the report that is named below."
-        return (*title, *map(Text, measure), *_wrapped(out, [Text(where)]))
-    return (*title, *map(Text, measure), *map(Text, code or snippet.notes))
+        return (*title, *_wrapped(out, [Text(where)]))
+    return (*title, *map(Text, code or snippet.notes))
 
 
 def _title(snippet: Snippet) -> str:

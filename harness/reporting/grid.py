@@ -8,7 +8,6 @@ sweep and an audition it is our own loop's at the first temperature, or that of 
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from harness.records import Decision, Rule, Source, first, grouped, where
 from harness.reporting import formatting as fmt
@@ -41,9 +40,10 @@ class GridRow:
     temperature: float
     servers: tuple[str | None, ...]  # engines, in their order; None: what has the given times
     answer: Answer  # of the whole workload, the first engine's
-    sets: tuple[Answer, ...]  # of each prompt set alone
+    sets: tuple[Answer, ...]  # of each prompt set alone; none of engines that were not timed
     every: bool  # whether it holds of every engine whose rounds were not timed
     adaptive: bool  # whether drafting stopped early
+    same_draft: bool  # whether its draft is that of the first row of the temperature
 
     @property
     def engines(self) -> str:
@@ -53,6 +53,11 @@ class GridRow:
         named = [name for name in self.servers if name is not None]
         names = names_of(named) if named else GIVEN
         return f"{names}, adaptive" if self.adaptive else names
+
+    @property
+    def serve(self) -> str:
+        """What to serve, or when."""
+        return words_of_row(self.answer, name_draft=not self.same_draft)
 
     @property
     def evidence(self) -> str:
@@ -117,51 +122,35 @@ class Marked:
         return f"{name} at temperature {fmt.temperature(self.row.temperature)}"
 
 
-def rows(summary: Summary, *, alone: bool = True) -> tuple[GridRow, ...]:
-    """Every row, temperatures and engines as the answers have them.
-
-    Engines share a row where it shows the same of each, of prompt sets `alone` too.
-    """
-    return tuple(_rows(summary, alone=alone))
+def rows(summary: Summary) -> tuple[GridRow, ...]:
+    """Every row, temperatures and engines as the answers have them."""
+    return tuple(_rows(summary))
 
 
-def _rows(summary: Summary, *, alone: bool) -> Iterator[GridRow]:
+def _rows(summary: Summary) -> Iterator[GridRow]:
     for temperature, answers in grouped(summary.answers, lambda each: each.temperature).items():
         if temperature is None:
             continue
         by_engine = grouped(answers, lambda answer: answer.engine)
-        alike: dict[tuple[_Shown, ...], list[str | None]] = {}
-        for engine, group in by_engine.items():
-            compared = group if alone else where(group, prompt_set="all")
-            alike.setdefault(tuple(map(_shown, compared)), []).append(engine)
+        # Engines that were not timed share a row where the same is known of the whole workload
+        alike: dict[tuple[str | None, str], list[str | None]] = {}
+        for engine, (answer, *_) in by_engine.items():
+            of_one = engine if answer.timed else None
+            alike.setdefault((of_one, words_of_row(answer)), []).append(engine)
         untimed = {answer.engine for answer in answers if not answer.timed}
+        draft, _ = answers[0].named
         for engines in alike.values():
             group = by_engine[engines[0]]
             yield GridRow(
                 temperature,
                 tuple(engines),
-                next(answer for answer in group if answer.prompt_set == "all"),
-                tuple(answer for answer in group if answer.prompt_set != "all"),
+                group[0],
+                tuple(group[1:]) if group[0].timed else (),
                 every=untimed == set(engines) == set(with_lines()),
                 adaptive=summary.run.sampling.stop_threshold is not None
                 and any(answer.rule == summary.run.sampling.rule for answer in group),
+                same_draft=group[0].named[0] == draft,
             )
-
-
-class _Shown(NamedTuple):
-    """What a row shows of an answer: engines with the same share it."""
-
-    engine: str | None  # of an engine that was timed, for it shares with none
-    timed: bool
-    prompt_set: str
-    serve: str
-
-
-def _shown(answer: Answer) -> _Shown:
-    alone = answer.prompt_set != "all"
-    serve = words_of_set(answer) if alone else words_of_row(answer)
-    engine = answer.engine if answer.timed else None
-    return _Shown(engine, answer.timed, answer.prompt_set, serve)
 
 
 def marked(summary: Summary) -> Marked | None:
@@ -188,28 +177,21 @@ def words(answer: Answer) -> str:
 
 def words_of_set(answer: Answer) -> str:
     """What to serve to one prompt set, with the speedup where a draft pays."""
-    if answer.decision == "not_measured":
-        return condition(answer, brief=True)
     gain = f": {fmt.speedup(answer.speedup)}" if answer.speculates else ""
     return f"{words(answer)}{gain}"
 
 
-def words_of_row(answer: Answer) -> str:
-    """The same, with the draft and K that an undecided answer's number is of."""
-    if answer.decision == "not_measured":
-        return condition(answer)
+def words_of_row(answer: Answer, *, name_draft: bool = True) -> str:
+    """What to serve, in a row: with the draft and K that an undecided answer's number is of.
+
+    Of an engine that was not timed the cost of a round below which K pays: "K=4 if cost < 2.87".
+    """
     draft, k = answer.named
-    if answer.decision != "undecided" or not k:
-        return words(answer)
-    return f"undecided ({'' if draft is None else f'{draft}, '}K={k})"
-
-
-def condition(answer: Answer, *, brief: bool = False) -> str:
-    """Where a K pays on an engine that was not timed: "small, K=4 if a round costs < 2.87"."""
-    if answer.round is None:
-        return fmt.EMPTY
-    cost = "" if brief else "a round costs "
-    return f"{answer.draft}, K={answer.k} if {cost}< {fmt.decimal(answer.round.tokens_per_round)}"
+    named = f"K={k}" if draft is None or not name_draft else f"{draft}, K={k}"
+    if answer.decision == "not_measured":
+        limit = answer.round and fmt.decimal(answer.round.tokens_per_round)
+        return fmt.EMPTY if limit is None else f"{named} if cost < {limit}"
+    return f"undecided ({named})" if answer.decision == "undecided" and k else words(answer)
 
 
 def title_of(answer: Answer) -> str:

@@ -36,6 +36,7 @@ class Snippet:
     # code is for then
     measure: str = ""
     then: str = ""
+    name: str = ""  # of the engine, where the title says more
     marked: bool = False  # whether it is for the marked row's engine
 
 
@@ -62,7 +63,7 @@ def without_line(snippets: Sequence[Snippet]) -> dict[str, list[str]]:
 
 def _titles(noted: Iterable[tuple[Snippet, Sequence[str]]]) -> dict[str, list[str]]:
     """Of each note, the titles of the snippets that it is of."""
-    pairs = [(note, snippet.title) for snippet, notes in noted for note in notes]
+    pairs = [(note, snippet.name or snippet.title) for snippet, notes in noted for note in notes]
     groups = grouped(pairs, lambda pair: pair[0])
     return {note: [title for _, title in group] for note, group in groups.items()}
 
@@ -107,7 +108,9 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
     if summary.run.command not in grid.DECIDING_COMMANDS or shown is None:
         return ()
     if summary.served is not None:
-        return (*_measured_server(summary, summary.served, shown), *schedule_snippets(summary))
+        lines = _measured_server(summary, summary.served, shown)
+        schedules = schedule_snippets(summary)
+        return (*(replace(line, marked=True) for line in lines), *schedules)
     own = grid.own_answer(summary, shown.row.temperature)
     if own is None:
         return ()
@@ -117,20 +120,19 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
         # At temperature 0 a variant drafts as its engine does
         if server == asked or shown.row.temperature or ENGINES[server].variant_of is None:
             line = _line(summary, own, server)
+            line = replace(line, name=f"{_titled(ENGINES[server])}{ENGINES[server].line_title}")
             # A variant has its engine's line for a look-up, whose tokens are chosen
             if not line.code or line.code not in {other.code for other in made}:
                 made.append(replace(line, marked=server == asked))
-    pasted = [line for line in made if line.code]
-    if not pasted:
-        server = asked or next(iter(with_lines()))
-        pasted = [_without_draft(ENGINES[server], _pair(summary, own), _titled(ENGINES[server]))]
-    first, *others = pasted
-    first = replace(first, notes=(*first.notes, *_toys(summary)))
+    made.sort(key=lambda line: not line.code)
+    if not own.speculates and not made[0].code:
+        engine = ENGINES[asked or next(iter(with_lines()))]
+        made = [_without_draft(engine, _pair(summary, own), _titled(engine))]
+    made[0] = replace(made[0], notes=(*made[0].notes, *_toys(summary)))
     if not own.speculates:
-        return (first, *others)
+        return tuple(line for line in made if line.code)
     removed = (REMOVED,) if kind_of(own.draft, summary.run.models) == "model" else ()
-    remarks = [line for line in made if not line.code]
-    return (first, *others, *remarks, *_validation(summary, own), *removed)
+    return (*made, *_validation(summary, own), *removed)
 
 
 def _toys(summary: Summary) -> tuple[str, ...]:
@@ -477,6 +479,8 @@ def _known(answer: Answer) -> str:
     """What is known of an engine that did not run, as a sentence."""
     emitted = answer.round
     if answer.timed:
+        if answer.pairs is not None:
+            return f"{fmt.scored(answer)}, {grid.evidence(answer)}."
         return f"{fmt.gain(answer)}, {grid.evidence(answer)} on held-out prompts."
     if answer.decision == "does_not_pay":
         return "No drafted token was ever accepted, so that no K can pay."

@@ -69,7 +69,8 @@ class VisitCosts:
     @property
     def sizes(self) -> Array:
         """Of the visits, for degrees of freedom: those that a trimmed mean leaves out add none."""
-        return np.ones(self.costs.shape[1] - 2 * _trimmed(self.costs.shape[1]))
+        visits = int(self.costs.shape[1])
+        return np.ones(visits - 2 * _trimmed(visits))
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,8 +22,11 @@ variance of g. Either holds the scatter of the pairs, so the larger one counts a
 The candidate is chosen by what is then reported. A lower bound holds for all candidates at once: it
 is so many standard errors below L as the largest of their errors exceeds with the chance of an
 error, by draws with the jackknife's covariance. g is no part of the choice and the same to all
-candidates, prompts are nearly so, hence these are few more standard errors than Student's. An upper
-bound is Student's, for a choice errs upwards.
+candidates, prompts are nearly so, hence these are few more standard errors than Student's. Those
+that are clearly worse than the chosen one do not count (as in Hansen, "A test for superior
+predictive ability", 2005). Times are skew, so that L is too high where its error looks small; the
+bound is further off by Johnson's term ("Modified t tests and confidence intervals for asymmetrical
+populations", 1978). An upper bound is Student's, for a choice and skew times err upwards.
 
 A run is looked at while it goes on. The looks share the error as Lan and DeMets spend it ("Discrete
 sequential boundaries for clinical trials", 1983) with O'Brien and Fleming's function. The replayed
@@ -63,8 +66,12 @@ WINSORISED = 0.15
 BLOCKS = 10
 # Measured prompts below which g has no error to speak of
 MIN_MEASURED = MIN_SET
-# For the quantile of the largest error, and the optimism of the choice
-DRAWS = 2000
+# Standard errors of the difference by which a candidate is clearly worse
+CLEARLY = 3.0
+# Bounds of a log speedup that say no more than that nothing is known
+BEYOND = math.log(1000.0)
+# For the quantile of the largest error, and the optimism of the choice; in so many strata
+DRAWS, STRATA = 1024, 64
 # Of the numerical integrals behind the bounds: nodes, and standard deviations that they reach down
 NODES, REACH = 240, 12.0
 
@@ -91,10 +98,20 @@ class Pairs:
         """[pair] how much longer the candidate's rounds took than predicted, as a logarithm."""
         return np.log(self.seconds / self.cost) - np.log(self.plain_s / self.plain_tokens)
 
+    @property
+    def log_price(self) -> float:
+        """g, their winsorised mean."""
+        return float(spread_winsorised(self.log_prices).mean())
+
     def first(self, number: int, looks: tuple[float, ...]) -> "Pairs":
         """The pairs as they were when so many had been measured."""
-        columns = (self.seconds, self.cost, self.plain_s, self.plain_tokens)
-        return Pairs(*(column[:number] for column in columns), looks)
+        return Pairs(
+            self.seconds[:number],
+            self.cost[:number],
+            self.plain_s[:number],
+            self.plain_tokens[:number],
+            looks,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +125,7 @@ class TwoPhase:
         variances: of the scores; those of other candidates with the error of their relative price.
         timing: the part of the named one's that more pairs on the same prompts would lower.
         covariance: [candidate, candidate] of the scores' errors, those of relative prices left out.
+        skewness: of the error of the named one's score; below 0, large errors say too little.
         looks: of the pairs.
         seed: of the draws.
     """
@@ -118,6 +136,7 @@ class TwoPhase:
     variances: Variance
     timing: Variance
     covariance: Array
+    skewness: float
     looks: tuple[float, ...]
     seed: int
 
@@ -146,20 +165,34 @@ class TwoPhase:
         error = nominal_error((1.0 - level) / 2.0, self.looks)
         value, deviation = self.scores[self.named], math.sqrt(float(self.variance.value))
         degrees = float(self.variance.degrees)
-        lower = largest_quantile(self.covariance, degrees, error, self.seed)
+        rivals = self._rivals()
+        lower = largest_quantile(self.covariance[np.ix_(rivals, rivals)], degrees, error, self.seed)
+        lower += max(0.0, -self.skewness) * (1.0 + 2.0 * lower**2) / 6.0
         upper = -float(stdtrit(degrees, error))
-        return Interval(math.exp(value - lower * deviation), math.exp(value + upper * deviation))
+        return Interval(_speedup(value - lower * deviation), _speedup(value + upper * deviation))
+
+    def _rivals(self) -> Index:
+        """The candidates that may have been named instead: not clearly worse than the named one."""
+        variances, named = np.diagonal(self.covariance), self.named
+        between = variances + variances[named] - 2.0 * self.covariance[named]
+        behind = self.scores[named] - self.scores
+        return np.flatnonzero(behind <= CLEARLY * np.sqrt(np.maximum(between, 0.0)))
 
     def ceiling(self, level: float) -> float:
         """The largest upper bound of any candidate's speedup."""
         error = nominal_error((1.0 - level) / 2.0, self.looks)
         upper = -stdtrit(self.variances.degrees, error) * np.sqrt(self.variances.value)
-        return math.exp(float((self.scores + upper).max()))
+        return _speedup(float((self.scores + upper).max()))
 
     def on_these_prompts(self, level: float = CONFIDENCE) -> Interval:
         """Of the named candidate's speedup on the prompts of the run: the error of timing alone."""
         value, half = self.scores[self.named], float(half_width(self.timing, level))
-        return Interval(math.exp(value - half), math.exp(value + half))
+        return Interval(_speedup(value - half), _speedup(value + half))
+
+
+def _speedup(log: float) -> float:
+    """A bound, which an early look on few pairs may put beyond all numbers."""
+    return math.exp(min(max(log, -BEYOND), BEYOND))
 
 
 def two_phase(
@@ -193,6 +226,8 @@ def two_phase(
         timing,
         _other_prices(workload, candidate),
     ]
+    # What drift adds to errors that hold the scatter of the pairs already
+    covariance = errors @ errors.T + float(timing.value - price.by_prompts.value)
     scores = workload.log_speedups()
     return TwoPhase(
         named=candidate,
@@ -200,8 +235,8 @@ def two_phase(
         optimism=_optimism(scores, rounds @ rounds.T, seed),
         variances=joined(variances),
         timing=timing,
-        # What drift adds to errors that hold the scatter of the pairs already
-        covariance=errors @ errors.T + float(timing.value - price.by_prompts.value),
+        covariance=covariance,
+        skewness=_skewness(errors[candidate], float(covariance[candidate, candidate])),
         looks=pairs.looks,
         seed=seed,
     )
@@ -219,6 +254,11 @@ def _rounds_errors(workload: Workload) -> tuple[Array, Variance]:
         scale = math.sqrt((len(members) - 1) / len(members))
         errors[:, members] = scale * (of_set - of_set.mean(axis=1, keepdims=True))
     return errors, prompt_variance(without, workload.prompt_sets, workload.baseline_tokens)
+
+
+def _skewness(errors: Array, variance: float) -> float:
+    """Of a sum, by what leaving out each part does, which has the other sign."""
+    return -float((errors**3).sum()) / variance**1.5 if variance > 0.0 else 0.0
 
 
 def _other_prices(workload: Workload, named: int) -> Variance:
@@ -285,9 +325,17 @@ def _without_groups(values: Array, group: Index) -> tuple[Array, Array]:
 
 
 def _optimism(scores: Array, covariance: Array, seed: int) -> float:
-    """By how much the best of such scores, [candidate], is too high on average."""
+    """By how much the best of such scores, [candidate], is too high on average.
+
+    Scores spread by their errors too. So they are drawn around scores that spread that much less
+    (James and Stein, "Estimation with quadratic loss", 1961).
+    """
+    by_errors = float(np.diagonal(covariance).mean() - covariance.mean())
+    spread = float(scores.var())
+    kept = max(0.0, 1.0 - by_errors / spread) if spread > 0.0 else 0.0
     drawn = np.random.default_rng(seed).normal(size=(DRAWS, len(scores))) @ _root(covariance)
-    best = (scores + drawn).argmax(axis=1)
+    drawn -= drawn.mean(axis=0)
+    best = (kept * scores + drawn).argmax(axis=1)
     return float(drawn[np.arange(DRAWS), best].mean())
 
 
@@ -322,19 +370,18 @@ def largest_quantile(covariance: Array, degrees: float, error: float, seed: int)
     correlation = covariance / np.outer(deviations, deviations)
     rng = np.random.default_rng(seed)
     given, draws = rng.integers(candidates, size=DRAWS), np.arange(DRAWS)
-    uniform, to_given = rng.random(DRAWS), correlation[given]
+    uniform, to_given = (np.arange(STRATA) + 0.5) / STRATA, correlation[:, given]
     # Given one t, the others are t of one degree more around their correlation times it
-    normal = rng.normal(size=(DRAWS, candidates)) @ _root(correlation)
-    rest = normal - to_given * normal[draws, given, None]
-    rest /= np.sqrt(rng.chisquare(degrees + 1.0, DRAWS))[:, None]
+    normal = _root(correlation) @ rng.normal(size=(candidates, DRAWS))
+    rest = (normal - to_given * normal[given, draws]) / np.sqrt(rng.chisquare(degrees + 1.0, DRAWS))
 
     def excess(quantile: float) -> float:
         """Log of the chance that the largest exceeds it, over the error."""
         alone = float(stdtr(degrees, -quantile))
-        values = -stdtrit(degrees, alone * uniform)
-        others = to_given * values[:, None] + np.sqrt(degrees + values**2)[:, None] * rest
-        others[draws, given] = np.inf
-        in_common = float((1.0 / (others > quantile).sum(axis=1)).mean())
+        values = np.resize(-stdtrit(degrees, alone * uniform), DRAWS)
+        others = to_given * values + np.sqrt(degrees + values**2) * rest
+        others[given, draws] = np.inf
+        in_common = float((1.0 / (others > quantile).sum(axis=0)).mean())
         return math.log(candidates * alone * in_common / error)
 
     most = -float(stdtrit(degrees, error / candidates))

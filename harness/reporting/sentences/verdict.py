@@ -1,13 +1,14 @@
 """What to do, the reason for it, and what to do next."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from harness.records import GREEDY, Rule, where
+from harness.records import GREEDY, Rule
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
 from harness.reporting.sentences import Quoted, comparison, served
-from harness.reporting.serving import ATTACHED, draft_keys, measure_command, served_target
+from harness.reporting.serving import ATTACHED, draft_keys, served_target, snippets_of
 from harness.serving.engines import OWN, spec_of
 from harness.summary import Answer, CheckResult, Summary, VerdictReason
 
@@ -27,6 +28,8 @@ OF_THE_RUN = frozenset[VerdictReason](
         "greedy_texts_unjudged",
     )
 )
+# Of our own loop's numbers, always
+ALONE = "one request at a time"
 SYNTHETIC_ONLY = "It holds at the synthetic acceptance only."
 
 
@@ -52,10 +55,17 @@ def _other_engine(summary: Summary, shown: Marked) -> str:
     other = next((row for row in at if row.answer.timed != shown.answer.timed), None)
     if other is None:
         return ""
-    what, why = _what(other.answer), _reason(other.answer)
     if other.answer.timed:
-        return f"{_capital(_place(summary, other.answer))}: {what} {why}."
-    return f"On {other.engines}: {what} {why}."
+        return _own(summary, other.answer)
+    draft, k = other.answer.named
+    known = {"draft": None if draft == shown.answer.named[0] else draft, "k": k}
+    answer = replace(other.answer, reason_values=known)
+    return f"On {other.engines}: {_what(answer)} {_reason(answer)}."
+
+
+def _own(summary: Summary, answer: Answer) -> str:
+    """What was decided for our own loop, next to the headline of another engine."""
+    return f"{_capital(_place(summary, answer))}, {ALONE}: {_what(answer)} {_reason(answer)}."
 
 
 def _other_refusals(summary: Summary, shown: Marked) -> Iterator[str]:
@@ -85,7 +95,7 @@ def headline(summary: Summary, shown: Marked) -> str:
     round, so it pays while a round costs less than 2.90 plain tokens there; here it costs 2.10."
     """
     answer = shown.answer
-    load = "one request at a time" if answer.timed else ""
+    load = ALONE if answer.timed else ""
     load = served.load(summary.served) if summary.served else load
     temperature = f"temperature {fmt.temperature(shown.row.temperature)}"
     where = ", ".join(filter(None, (_place(summary, answer), load, temperature)))
@@ -116,6 +126,8 @@ def _what(answer: Answer) -> str:
 
 
 def _held_out_gain(entry: Answer, _: Quoted) -> str:
+    if entry.pairs is not None:
+        return f"{fmt.scored(entry)}, measured"
     unsure = "" if entry.speedup_lo is not None else ", no interval"
     return f"{fmt.gain(entry)}{unsure}, {how_known(entry)}"
 
@@ -183,7 +195,7 @@ def _candidate(values: Quoted) -> str:
 
 
 def _held_out_loss(entry: Answer, values: Quoted) -> str:
-    loss = f"{_candidate(values)} loses least, {fmt.gain(entry)} on held-out prompts"
+    loss = f"{_candidate(values)} loses least, {fmt.scored(entry)}"
     alpha, needed = values["alpha"], values["breakeven_alpha"]
     if alpha is None:
         return loss
@@ -200,9 +212,10 @@ def _held_out_loss(entry: Answer, values: Quoted) -> str:
 def _undecided(why: str, entry: Answer, values: Quoted) -> str:
     if entry.speedup_hi is not None and entry.speedup_hi < 1.0:
         why = f"it loses, but another candidate is not ruled out; {why}"
-    return (
-        f"{_candidate(values)} gives {fmt.gain(entry)} on held-out prompts; {why.format(**values)}"
-    )
+    odds = ""
+    if entry.chance is not None and entry.gain is not None:
+        odds = f"it pays with a chance of {entry.chance:.0%}, {entry.gain:+.1%} on average; "
+    return f"{_candidate(values)} gives {fmt.scored(entry)}; {odds}{why.format(**values)}"
 
 
 def _interval_spans_one(entry: Answer, values: Quoted) -> str:
@@ -308,10 +321,10 @@ def _without_answers(summary: Summary) -> tuple[str, ...]:
     if summary.comparison is not None:
         return comparison.verdicts(summary.comparison)
     if command in grid.DECIDING_COMMANDS and summary.answers and summary.run.serve_on:
-        server = spec_of(summary.run.serve_on).in_headlines
+        server, own = spec_of(summary.run.serve_on).in_headlines, summary.answers[0]
         return (
             f"Not known for {server}: this run has no tokens per round by its acceptance rule, of"
-            " a draft that it has.",
+            f" a draft that it has. {_own(summary, own)}",
         )
     if summary.served is not None and summary.run.status == "complete":
         return (f"No verdict: {_lacking(summary)}.",)
@@ -379,10 +392,8 @@ def next_step(summary: Summary) -> str | None:
     if shown is None or summary.run.dummies:
         return None
     answer = shown.answer
-    if answer.decision == "undecided":
+    if answer.decision in ("undecided", "not_measured"):
         return None
-    if answer.decision == "not_measured":
-        return _measure(summary, [answer])
     if answer.decision == "does_not_pay":
         return OTHER_DRAFTS if summary.run.command == "audition" else AUDITION
     if summary.served is not None:
@@ -391,10 +402,9 @@ def next_step(summary: Summary) -> str | None:
             None if own else "serve your own requests so (prompts.files=[...] measures with them)"
         )
     if answer.source == "measured":
-        at = where(summary.answers, temperature=answer.temperature, prompt_set="all", timed=False)
-        own = summary.run.own_prompts
-        compare = "run your own requests with this draft and without it, and compare"
-        return _measure(summary, at) or (None if own else compare)
+        if summary.run.own_prompts or any(snippet.measure for snippet in snippets_of(summary)):
+            return None
+        return "run your own requests with this draft and without it, and compare"
     served_by = served_target(summary)
     if served_by is not None:
         keys = f"engine={served_by} k=[{answer.k}] temperature=[{answer.temperature:g}]"
@@ -412,12 +422,3 @@ def next_step(summary: Summary) -> str | None:
         others = "its model's" if "scores_from" in summary.run.environment else "this run's other"
         return f"python -m harness.sweep {keys} (and {others} keys) measures it"
     return "the same sweep with mode=measure measures what is predicted"
-
-
-def _measure(summary: Summary, answers: Sequence[Answer]) -> str | None:
-    """What measures the first of these on its engine; None where nothing here does."""
-    for answer in answers:
-        if answer.engine and measure_command(summary, answer.engine, answer) is not None:
-            engine = spec_of(answer.engine).variant_of or answer.engine
-            return f"python -m harness.server engine={engine} measures this pair on that server"
-    return None

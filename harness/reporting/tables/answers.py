@@ -17,10 +17,14 @@ MOST_ROWS = 9  # of the grid on the console
 
 
 class Line(NamedTuple):
-    """A row of the grid, and whether the headline is its."""
+    """A row of the grid, and whether the headline is its.
+
+    Where there is little room, engines that were not timed are `minor` at other temperatures.
+    """
 
     row: grid.GridRow
     marked: bool
+    minor: bool
 
     @property
     def temperature(self) -> str:
@@ -31,13 +35,13 @@ class Line(NamedTuple):
 GRID: tuple[Column[Line], ...] = (
     Column("T", lambda line: line.temperature, key=True, definition="temperature"),
     Column("engines", lambda line: line.row.engines, key=True, flexible=True),
-    Column("serve", lambda line: grid.words_of_row(line.row.answer), flexible=True),
+    Column("serve", lambda line: line.row.serve, flexible=True),
     Column("speedup [lo, hi]", lambda line: fmt.bounded(line.row.answer), fmt.speedup),
     Column("evidence", lambda line: line.row.evidence),
 )
 TITLE = "What to serve"
 NO_DRAFT_NOTE = "no draft: the speedup is that of the draft and K that lose least."
-COST_NOTE = "The cost of a round is in plain tokens of that engine{}."
+COST_NOTE = "cost: of a round, in plain tokens of that engine{}."
 
 
 class SetLine(NamedTuple):
@@ -112,10 +116,10 @@ def grid_table(summary: Summary) -> Table:
 
 def short_grid(summary: Summary) -> Table:
     """The workload's answers in few lines: of many rows those of the marked row's server."""
-    every, shown = _lines(summary, alone=False), grid.marked(summary)
+    every, shown = [line for line in _lines(summary) if not line.minor], grid.marked(summary)
     lines = every
     if shown is not None and len(every) > MOST_ROWS:
-        lines = [line for line in every if _for_server(line.row, shown)]
+        lines = [line for line in every if shown.answer.engine in line.row.servers]
         if len(lines) > MOST_ROWS:
             start = [line.marked for line in lines].index(True)
             lines = lines[start : start + MOST_ROWS]
@@ -127,52 +131,44 @@ def short_grid(summary: Summary) -> Table:
     return _grid(GRID, lines, notes)
 
 
-def _for_server(row: grid.GridRow, shown: grid.Marked) -> bool:
-    """Whether a row holds for the headline's engine."""
-    return shown.answer.engine in row.servers
-
-
 def _grid(columns: Sequence[Column[Line]], lines: Sequence[Line], notes: Iterable[str]) -> Table:
     """The rows, the marked one bold as well."""
     made = table(TITLE, columns, lines, notes=tuple(notes))
-    rows = zip(made.rows, lines, strict=True)
-    return replace(made, rows=tuple(replace(row, best=line.marked) for row, line in rows))
+    rows = (
+        replace(row, best=line.marked, minor=line.minor)
+        for row, line in zip(made.rows, lines, strict=True)
+    )
+    return replace(made, rows=tuple(rows))
 
 
-def _lines(summary: Summary, *, alone: bool = True) -> list[Line]:
+def _lines(summary: Summary) -> list[Line]:
     shown = grid.marked(summary)
+    first_shown = None if shown is None else shown.row
     return [
-        Line(row, shown is not None and _holds(row, shown.row))
-        for row in grid.rows(summary, alone=alone)
+        Line(
+            row,
+            row == first_shown,
+            first_shown is not None
+            and not row.answer.timed
+            and row.temperature != first_shown.temperature,
+        )
+        for row in grid.rows(summary)
     ]
-
-
-def _holds(row: grid.GridRow, marked: grid.GridRow) -> bool:
-    """Whether a row is the marked one, or the marked one with more servers in it."""
-    return row.temperature == marked.temperature and {*marked.servers} <= {*row.servers}
 
 
 def _grid_notes(lines: Sequence[Line], summary: Summary) -> Iterator[str]:
     if summary.run.weights:
         shares = ", ".join(f"{name} {share:g}" for name, share in summary.run.weights.items())
         yield f"Prompt sets weigh {shares} (prompts.weights)."
-    if any(row.answer.decision == "does_not_pay" and row.answer.timed for row, _ in lines):
+    answers = [line.row.answer for line in lines]
+    if any(answer.decision == "does_not_pay" and answer.timed for answer in answers):
         yield NO_DRAFT_NOTE
-    if any(line.row.answer.decision == "not_measured" for line in lines):
-        shown = grid.marked(summary)
-        here = None if shown is None else grid.own_answer(summary, shown.row.temperature)
-        yield COST_NOTE.format("" if here is None else _cost_here(here))
+    if any(answer.decision == "not_measured" for answer in answers):
+        emitted, k = answers[0].round, answers[0].named[1]
+        cost = emitted.own_cost if emitted and answers[0].timed else None
+        yield COST_NOTE.format("" if cost is None else f"; here {fmt.decimal(cost)} for K={k}")
     yield from dict.fromkeys(note for line in lines for note in grid.left_out(line.row.servers))
     yield from _lacking(summary)
-
-
-def _cost_here(answer: Answer) -> str:
-    """What a round of the named K costs on our own loop."""
-    if answer.round is None or answer.round.own_cost is None:
-        return ""
-    k, cost = answer.round.k, fmt.decimal(answer.round.own_cost)
-    temperature = fmt.temperature(answer.temperature)
-    return f": {cost} for K={k} {grid.at_place(answer)} at temperature {temperature}"
 
 
 def _lacking(summary: Summary) -> Iterator[str]:
@@ -187,7 +183,7 @@ def _lacking(summary: Summary) -> Iterator[str]:
         kind = kind_of(row.draft, summary.run.models)
         if row.draft is None or drafts_alike(engine.name, kind, temperature):
             break
-        faster.append(f"{row.draft} at K={row.k} ({fmt.speedup(row.speedup)})")
+        faster.append(f"{row.draft} at K={row.k}")
     if faster:
         yield f"Faster here, but not available on {engine.in_rows}: {', '.join(faster)}."
 
@@ -258,7 +254,7 @@ def emits_table(summary: Summary) -> Table:
     """What carries over to engines whose rounds were not timed: tokens per round at every K."""
     lines = [
         EmitsLine(row, row.answer.named[0], emitted)
-        for row in grid.rows(summary, alone=False)
+        for row in grid.rows(summary)
         if not row.answer.timed
         for emitted in row.answer.rounds
     ]

@@ -21,7 +21,7 @@ from harness.reporting.tables.specification import (
     table,
 )
 from harness.serving.drafts import DRAFTS, kind_of, looks_up
-from harness.serving.engines import drafts_alike, with_lines
+from harness.serving.engines import OWN, drafts_alike, with_lines
 from harness.summary import (
     AcceptanceByPosition,
     Answer,
@@ -43,6 +43,7 @@ Alpha = CategoryAlpha | LengthAlpha
 class Board(NamedTuple):
     """One leaderboard and the rules that it holds for."""
 
+    place: str  # at whose round times the speedups are
     rules: tuple[Rule, ...]
     every_rule: bool  # whether it holds for every rule that was replayed, of several
     engines: tuple[str, ...]
@@ -51,10 +52,13 @@ class Board(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As "temperature 1, accepted as on mlx-lm"; by any rule where they all rank alike."""
+        """As "on the harness's loop at temperature 1, accepted as on mlx-lm".
+
+        By any rule where they all rank alike.
+        """
         names = ", ".join(grid.engines_by_rule()[rule] for rule in self.rules)
         accepted = "accepted by any rule" if self.every_rule else f"accepted as on {names}"
-        return f"temperature {fmt.temperature(self.temperature)}, {accepted}"
+        return f"{self.place} at temperature {fmt.temperature(self.temperature)}, {accepted}"
 
     @property
     def acceptance(self) -> str:
@@ -158,8 +162,10 @@ def boards(summary: Summary) -> list[Board]:
     rules = list(dict.fromkeys(board.rule for board in ranked))
     by_rule = sorted(ranked, key=lambda board: rules.index(board.rule))
     alike = grouped(by_rule, lambda board: (board.temperature, board.rows))
+    timed = next((answer for answer in summary.answers if answer.timed), None)
     return [
         Board(
+            place=f"on {OWN.title}" if timed is None else grid.at_place(timed),
             rules=tuple(board.rule for board in group),
             every_rule=1 < len(rules) == len(group),
             engines=tuple(engine for board in group for engine in board.engines),
@@ -183,7 +189,6 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
             f"Accepted as on {', '.join(board.engines)}{how}.",
             NO_ROOT_NOTE if no_root else "",
             SPEEDUP_NOTE,
-            _whose_times(summary),
             *_to_serve(summary, board),
             LOOKUP_NOTE.format(looked_up) if looked_up else "",
         )
@@ -212,14 +217,6 @@ def _to_serve(summary: Summary, board: Board) -> Iterator[str]:
         )
 
 
-def _whose_times(summary: Summary) -> str:
-    """At whose round times the speedups are, which are not those of the engines named."""
-    own = next((answer for answer in summary.answers if answer.timed), None)
-    if own is None:
-        return ""
-    return f"Speedups are {grid.at_place(own)}; the rounds of other engines were not timed."
-
-
 def prompt_set_table(summary: Summary) -> Table:
     """Each prompt set judged alone, and what is safe if traffic shifts between them."""
     choices = ", ".join(
@@ -228,7 +225,8 @@ def prompt_set_table(summary: Summary) -> Table:
         for entry in summary.least_regret
     )
     notes = (SET_NOTE, REGRET_NOTE.format(choices) if choices else "")
-    return table("Each prompt set alone", SETS, summary.per_prompt_set, notes=notes)
+    place = f", {grid.at_place(summary.headline)}" if summary.headline else ""
+    return table(f"Each prompt set alone{place}", SETS, summary.per_prompt_set, notes=notes)
 
 
 def costs_table(summary: Summary) -> Table:
