@@ -106,7 +106,7 @@ def _api_key_env() -> Any:
 
 
 def _loop_clock() -> Any:
-    meaning = "wall: elapsed time; cpu: this process's processor time, for a busy machine"
+    meaning = "wall: elapsed; cpu: this process's processor time, if others run"
     return key("wall", meaning, choices=("wall", "cpu"))
 
 
@@ -500,11 +500,11 @@ class SweepConfig(PairConfig):
     )
     until: str | None = key(
         None,
-        "decided: the best K, until verdicts are; all: every cell; null: decided where it can be",
+        "decided: one K, until verdicts are; all: every K on every prompt",
         choices=("decided", "all"),
     )
     budget_s: float | None = key(
-        None, "with until=decided: seconds of measuring after which no look begins", above=0
+        None, "with until=decided: seconds that measuring may take; null: any", above=0
     )
     clock: str = _loop_clock()
     latency_from: str | None = key(None, "with mode=replay: a server run whose engine is predicted")

@@ -12,14 +12,19 @@ from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import MeasuredSweep
 from harness.analysis.verdict import settled
 from harness.storage import StoredRun
+from harness.summary import VerdictReason
+
+# Of what is undecided, what no further pair of the same prompts would change
+FIXED: frozenset[VerdictReason] = frozenset(
+    ("too_few_prompts", "too_few_in_set", "no_complete_prompt", "greedy_texts_differ")
+)
 
 
 def choice(run: StoredRun, temperature: float) -> int | None:
     """The K to measure at a temperature: the best on the whole workload, by replay.
 
     The traces of the run say how many rounds each K takes, its timed rounds what a round costs. All
-    prompts that were decoded plainly count, none of the measured pairs does, so that the choice
-    is the same at every look and when a run is resumed.
+    prompts that were decoded plainly count, and none of the measured pairs.
 
     Args:
         run: with traces, and visits of round times (`harness.storage.load`).
@@ -52,5 +57,8 @@ def decided(run: StoredRun, look: int) -> bool:
         return False
     made = replace(run.manifest, looks=replace(looks, made=look))
     sweep = MeasuredSweep(Setup(replace(run, manifest=made)))
-    answers = [each for entry in sweep.answered for each in (entry.workload, *entry.sets)]
-    return bool(answers) and all(map(settled, answers))
+    return bool(sweep.answered) and all(
+        settled(answer) or (entry.question.evidence.pairs is not None and answer.reason in FIXED)
+        for entry in sweep.answered
+        for answer in (entry.workload, *entry.sets)
+    )

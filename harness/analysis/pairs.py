@@ -26,6 +26,7 @@ from harness.analysis.verdict import Candidate, Evidence, Facts, MeasuredPairs, 
 from harness.records import Cell, Trial, grouped
 from harness.stats.jackknife import Array
 from harness.stats.two_phase import MIN_MEASURED, Pairs
+from harness.summary import ReplayCheck
 
 # Standard errors by which the loop and replay may differ in what a round emits and drafts
 REPLAY_HOLDS = 3.0
@@ -63,6 +64,25 @@ def pairs_of(trials: Sequence[Trial], temperature: float, k: int) -> list[Pair]:
     return pairs[::-1]
 
 
+def check_of_pairs(
+    pairs: Sequence[Pair], replays: Replays, candidate: Candidate
+) -> ReplayCheck | None:
+    """The rounds of the pairs against those that replay expects; None where it has none of them."""
+    if candidate not in replays.candidates:
+        return None
+    trials = [trial for pair in pairs for trial in pair.drafted]
+    cell = Cell("all", replays.temperature, candidate.k)
+    return replay_check(cell, trials, replays, candidate)
+
+
+def replay_holds(check: ReplayCheck | None) -> bool:
+    """Whether rounds emit, and draft, as many tokens as replay expects."""
+    if check is None or check.gap_in_standard_errors is None:
+        return False
+    gaps = (check.gap_in_standard_errors, check.drafted_gap_in_standard_errors or 0.0)
+    return max(map(abs, gaps)) <= REPLAY_HOLDS
+
+
 def measured_pairs(
     pairs: Sequence[Pair],
     replays: Replays,
@@ -70,12 +90,10 @@ def measured_pairs(
     candidate: Candidate,
     looks: tuple[float, ...],
 ) -> MeasuredPairs | None:
-    """The pairs of prompts that were replayed.
-
-    None where there are too few of them, or the loop does not do as replay expects.
+    """The pairs of prompts that were replayed; None where there are too few of them.
 
     Args:
-        pairs: of the candidate.
+        pairs: of the candidate, for which replay holds.
         replays: of every prompt, at the pairs' temperature and by the run's acceptance rule.
         latency: the round times that price replay.
         candidate: whose pairs they are.
@@ -84,16 +102,13 @@ def measured_pairs(
     names = zip(replays.prompt_sets, replays.prompts, strict=True)
     rows = {name: row for row, name in enumerate(names)}
     pairs = [pair for pair in pairs if pair.name in rows]
-    few = len({pair.name for pair in pairs}) < MIN_MEASURED
-    if few or candidate not in replays.candidates or not _replay_holds(pairs, replays, candidate):
+    if len({pair.name for pair in pairs}) < MIN_MEASURED:
         return None
     counts, relative = replays.candidates[candidate], latency.relative(candidate.k)
     replayed = [rows[pair.name] for pair in pairs]
-    rounds, drafted, seconds = _sums(
+    seconds, rounds, drafted = _sums(
         [pair.drafted for pair in pairs],
-        lambda t: t.rounds or 0,
-        lambda t: t.drafted or 0,
-        decode_s,
+        *(decode_s, lambda trial: trial.rounds or 0, lambda trial: trial.drafted or 0),
     )
     plain_s, plain_tokens = _sums([pair.plain for pair in pairs], decode_s, new_tokens)
     # A round costs what the rounds of the prompt's replay do, which may differ in length; where
@@ -103,17 +118,6 @@ def measured_pairs(
     cost = rounds * each + more * (relative[-1] - relative[0]) / candidate.k
     timed = Pairs(seconds, cost, plain_s, plain_tokens, looks)
     return MeasuredPairs(candidate, tuple(pair.name for pair in pairs), timed)
-
-
-def _replay_holds(pairs: Sequence[Pair], replays: Replays, candidate: Candidate) -> bool:
-    """Whether the pairs' rounds emit, and draft, as many tokens as replay expects."""
-    trials = [trial for pair in pairs for trial in pair.drafted]
-    cell = Cell("all", replays.temperature, candidate.k)
-    check = replay_check(cell, trials, replays, candidate)
-    if check is None or check.gap_in_standard_errors is None:
-        return False
-    gaps = (check.gap_in_standard_errors, check.drafted_gap_in_standard_errors or 0.0)
-    return max(map(abs, gaps)) <= REPLAY_HOLDS
 
 
 def evidence_from_pairs(

@@ -37,7 +37,13 @@ from harness.analysis.latency import (
 from harness.analysis.leaderboard import Ranking, draft_memory, rank, with_costs
 from harness.analysis.lengths import length_alpha
 from harness.analysis.lossless import distrust, text_checks, without_faulty
-from harness.analysis.pairs import evidence_from_pairs, measured_pairs, pairs_of
+from harness.analysis.pairs import (
+    check_of_pairs,
+    evidence_from_pairs,
+    measured_pairs,
+    pairs_of,
+    replay_holds,
+)
 from harness.analysis.predicted import (
     category_alpha,
     category_k,
@@ -86,6 +92,7 @@ from harness.summary import (
     Summary,
     TextCheck,
     Unstable,
+    Values,
 )
 from harness.theory.cost import usd_per_million_tokens
 from harness.theory.replay import Replayed
@@ -633,13 +640,38 @@ class MeasuredSweep(PairAnalysis):
             )
         pairs, candidate = pairs_of(self.trials, temperature, k), Candidate(draft, k)
         ranking = self.ranking(self.setup.rule, temperature)
-        if latency is not None and ranking is not None:
+        if latency and ranking and replay_holds(self._check_of_pairs(temperature, k)):
             shares = look_shares(max(1, looks.made))
             measured = measured_pairs(pairs, ranking.replays, latency, candidate, shares)
             if measured is not None:
                 return replace(ranking.evidence, pairs=measured)
         alpha = times.break_even_alpha(k) if times else None
         return evidence_from_pairs(pairs, temperature, candidate, alpha)
+
+    def _check_of_pairs(self, temperature: float, k: int) -> ReplayCheck | None:
+        ranking = self.ranking(self.setup.rule, temperature)
+        if ranking is None:
+            return None
+        pairs = pairs_of(self.trials, temperature, k)
+        return check_of_pairs(pairs, ranking.replays, Candidate(self.setup.draft, k))
+
+    def all_caveats(self, outliers: Sequence[OutlierCell]) -> Iterator[Caveat]:
+        """With the verdicts of a run in looks that do not rest on replay."""
+        yield from super().all_caveats(outliers)
+        looks = self.setup.run.manifest.looks
+        for evidence in self.evidence if looks else ():
+            k = looks.k_at(evidence.temperature) if looks else None
+            if k is None or evidence.pairs is not None:
+                continue
+            check = self._check_of_pairs(evidence.temperature, k)
+            values: Values = {
+                "temperature": evidence.temperature,
+                "k": k,
+                "measured": check and check.measured_tokens_per_round,
+                "replayed": check and check.replayed_tokens_per_round,
+                "differs": check is not None and not replay_holds(check),
+            }
+            yield Caveat("not_by_replay", values)
 
     def summary(self) -> Summary:
         """With replayed next to measured tokens per round, cell by cell."""

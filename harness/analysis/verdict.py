@@ -213,6 +213,15 @@ class Evidence:
             seed=seed,
         )
 
+    def best_looking(self, workload: Workload) -> tuple[Candidate, float]:
+        """The candidate that was measured, else the one of the largest speedup; its speedup."""
+        names, logs = list(self.candidates), workload.log_speedups()
+        if self.pairs is None:
+            return names[int(np.argmax(logs))], math.exp(float(logs.max()))
+        measured = self.pairs.candidate
+        log_speedup = float(logs[names.index(measured)]) - self.pairs.timed.log_price
+        return measured, math.exp(log_speedup)
+
     def speedups(self, weights: Mapping[str, float] | None) -> dict[Candidate, float]:
         """Of the whole workload; empty without a prompt that is complete in every cell."""
         if not self.prompts or not self.candidates:
@@ -362,14 +371,13 @@ def decide(
         fit = cross_fit(workload, seed, deals=deals or deals_for(workload))
         if fit and not deals and abs(math.log(fit.interval(level).lo)) < CLOSE:
             fit = cross_fit(workload, seed, deals=CLOSE_DEALS * deals_for(workload)) or fit
-    speedups = workload.log_speedups()
-    best = list(evidence.candidates)[fit.named if fit else int(np.argmax(speedups))]
+    best, looks_like = evidence.best_looking(workload)
     named: Values = {"draft": best.draft, "k": best.k}
     verdict = replace(undecided, draft=best.draft, k=best.k)
     if fit is None:
         reason, values = _too_few(workload.prompt_sets)
-        speedup = math.exp(float(speedups.max()))
-        return replace(verdict, speedup=speedup, reason=reason, reason_values={**named, **values})
+        values = {**named, **values}
+        return replace(verdict, speedup=looks_like, reason=reason, reason_values=values)
     interval = fit.interval(level)
     verdict = replace(
         verdict,

@@ -4,6 +4,7 @@ Also the target's answers to the earlier turns of a conversation, which later tu
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
@@ -17,7 +18,7 @@ from harness.measurement.generations import Request
 from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.models.load import Vocabulary
 from harness.models.tokenizer import encode
-from harness.records import NotMeasured, Trial
+from harness.records import BrokenLogitsError, NotMeasured, TextKey, Trial
 from harness.storage import RunFolder
 
 Opened = TypeVar("Opened", bound=Target)
@@ -83,24 +84,46 @@ def _answers(
 
 
 def completions(
-    folder: RunFolder, opened: Target, config: AuditionConfig | SweepConfig
+    folder: RunFolder,
+    opened: Target,
+    config: AuditionConfig | SweepConfig,
+    *,
+    skip_broken: bool = False,
 ) -> list[GeneratedText]:
-    """The completion of every prompt at every temperature, generated where the folder lacks it."""
+    """The completion of every prompt at every temperature, generated where the folder lacks it.
+
+    Raises:
+        BrokenLogitsError: the target's are not finite; with `skip_broken` only such texts lack.
+    """
     requests = text_requests(opened.target, opened.prompts, config)
     stored = {trial.key: trial for trial in folder.trials.read()}
     waiting = [entry for entry in requests if entry.key not in stored]
-    name = f"model={opened.target.name}"
+    fresh: dict[TextKey, GeneratedText] = {}
+
+    def keep(text: GeneratedText) -> None:
+        folder.trials.append(trial_of(text))
+        fresh[text.request.key] = text
+
     with progress("the target generates", len(waiting)) as tick:
-        texts = generate_texts(
-            opened.target_model,
-            waiting,
-            name=name,
-            batch=_batch(config),
-            tick=tick,
-            keep=lambda text: folder.trials.append(trial_of(text)),
-        )
-    fresh = {text.request.key: text for text in texts}
-    return [fresh.get(entry.key) or stored_text(entry, stored[entry.key]) for entry in requests]
+
+        def generate(some: Sequence[Request]) -> None:
+            name, batch = f"model={opened.target.name}", _batch(config)
+            generate_texts(opened.target_model, some, name=name, batch=batch, tick=tick, keep=keep)
+
+        try:
+            generate(waiting)
+        except BrokenLogitsError:
+            if not skip_broken:
+                raise
+            for entry in waiting:  # a batch breaks with one of its texts
+                if entry.key not in fresh:
+                    with suppress(BrokenLogitsError):
+                        generate([entry])
+    return [
+        fresh.get(entry.key) or stored_text(entry, stored[entry.key])
+        for entry in requests
+        if entry.key in fresh or entry.key in stored
+    ]
 
 
 def score_pair(

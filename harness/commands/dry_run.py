@@ -94,7 +94,8 @@ def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
     if config.until == "decided":
         from harness.commands.looks import PROMPTS_OF_EVERY_K, described  # imports torch
 
-        at_most, looks["measured"] = "at most ", described(len(prompts), len(ks) - 1)
+        at_most = "at most "
+        looks["measured"] = described(len(prompts), len(ks) - 1)
         # Which K is measured is known after replay: the largest stands for it
         others, chosen = [k for k in ks[:-1] if k], ks[-1]
         few = sum(min(count, PROMPTS_OF_EVERY_K) for count in counts.values())
@@ -122,36 +123,33 @@ def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
 
 
 def print_server_plan(
-    config: ServerConfig, prompts: Sequence[Prompt], states: Mapping[str, str], *, synthetic: bool
+    config: ServerConfig, prompts: Sequence[Prompt], urls: Mapping[str, str], *, synthetic: bool
 ) -> None:
     """Servers, and the requests that each kind of them gets.
 
     Args:
         config: the command's.
         prompts: of the run.
-        states: addresses, each with who answers there, or why no server starts here.
+        urls: addresses, each with who answers there.
         synthetic: whether servers that reject every draft time the rounds.
     """
     ks = [0, *(k for k in config.k if k > 0)]
     by_set = [*Counter(prompt.prompt_set for prompt in prompts for _ in prompt.turns).values()]
     each_k = len(config.temperature) * config.repetitions * len(ks)
     requests = sum(by_set) * each_k
-    rounds = f"{requests} more requests, for a part of the budget"
+    rounds = f"{requests} requests for a part of the budget"
     if synthetic:  # a prompt of each set, at two budgets
-        rounds = (
-            f"{2 * len(by_set) * each_k} more requests, to plain servers and to one more per K"
-            " that is told to reject every draft"
-        )
+        rounds = f"{2 * len(by_set) * each_k} requests; {len(ks) - 1} servers reject every draft"
     rows: Rows = {
         "engine": f"{config.engine}, {'started here' if config.url is None else 'running'}",
-        **states,
+        **urls,
         **({"not used with url=": ", ".join(config.not_with_url)} if config.not_with_url else {}),
         "servers": ", ".join("plain" if k == 0 else f"K = {k}" for k in ks),
         "temperature": _listed(config.temperature),
         **_answer_rows(config, prompts),
         "visits": config.repetitions,
         "requests, one at a time": f"{requests} of {config.new_tokens} tokens at most",
-        "to time rounds": rounds,
+        "rounds timed by": rounds,
         **_load_rows(config, by_set, each_k),
         "returned texts": "scored for replay" if config.score else "not scored (score=false)",
     }
@@ -263,7 +261,6 @@ def print_audition_plan(
         "texts of the target": texts,
         "tokens, at most": f"{texts * config.new_tokens:,}",
         "prefills that score them": texts * sum(_prefills(conf, max(config.k)) for conf in drafts),
-        **({} if config.latency_from is None else {"round times": f"from {config.latency_from}"}),
         "cells, replayed": f"{cells} (K = {_listed(ks)})",
     }
     paired: list[Table | str] = []
@@ -275,7 +272,7 @@ def print_audition_plan(
         _print_plan(config, drafts, rows, *paired)
         return
     work = text_forwards(texts, config.new_tokens, config.batch)
-    for conf in drafts if config.latency_from is None else ():
+    for conf in drafts:
         work += timing_forwards(max(config.k), conf.name)
     most = FEW_CARDS if paired and not config.verbose else None
     _print_plan(config, drafts, rows, _costs(config, drafts, prompts, work, most), *paired)

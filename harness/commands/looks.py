@@ -35,9 +35,7 @@ from harness.commands.snapshot import check_texts
 from harness.config import SweepConfig
 from harness.measurement.round_times import LEAST_VISITS, RoundVisits
 from harness.records import (
-    BrokenLogitsError,
     Cell,
-    NotMeasured,
     Trial,
     UserError,
     conversation_of,
@@ -135,7 +133,9 @@ def measure_in_looks(
     Raises:
         UserError: `budget_s` is too little for the first look.
     """
-    _texts_and_scores(folder, pair, config)
+    # Where a text meets logits that are not finite, so do its measured pairs, which say so
+    completions(folder, pair, config, skip_broken=True)
+    score_pair(folder, pair, text_requests(pair.target, pair.prompts, config), config)
     visits.reach(LEAST_VISITS)
     looks = folder.manifest.looks
     if looks is None:
@@ -171,16 +171,6 @@ def measure_in_looks(
         and not timed_precisely(folder.rounds.read(), pair.draft_name)
     ):
         visits.reach(visits.complete + 1)
-
-
-def _texts_and_scores(folder: RunFolder, pair: Drafted, config: SweepConfig) -> None:
-    """What replay needs; where logits are broken nothing is chosen, and every cell says so."""
-    try:
-        completions(folder, pair, config)
-    except BrokenLogitsError as error:
-        folder.note_not_measured(NotMeasured("draft_scores", str(error)))
-        return
-    score_pair(folder, pair, text_requests(pair.target, pair.prompts, config), config)
 
 
 def _too_little(watch: Stopwatch, needed_s: float) -> UserError:

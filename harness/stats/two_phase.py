@@ -68,6 +68,8 @@ BLOCKS = 10
 MIN_MEASURED = MIN_SET
 # Standard errors of the difference by which a candidate is clearly worse
 CLEARLY = 3.0
+# Bounds of a log speedup that say no more than that nothing is known
+BEYOND = math.log(1000.0)
 # For the quantile of the largest error, and the optimism of the choice; in so many strata
 DRAWS, STRATA = 1024, 64
 # Of the numerical integrals behind the bounds: nodes, and standard deviations that they reach down
@@ -95,6 +97,11 @@ class Pairs:
     def log_prices(self) -> Array:
         """[pair] how much longer the candidate's rounds took than predicted, as a logarithm."""
         return np.log(self.seconds / self.cost) - np.log(self.plain_s / self.plain_tokens)
+
+    @property
+    def log_price(self) -> float:
+        """g, their winsorised mean."""
+        return float(spread_winsorised(self.log_prices).mean())
 
     def first(self, number: int, looks: tuple[float, ...]) -> "Pairs":
         """The pairs as they were when so many had been measured."""
@@ -162,7 +169,7 @@ class TwoPhase:
         lower = largest_quantile(self.covariance[np.ix_(rivals, rivals)], degrees, error, self.seed)
         lower += max(0.0, -self.skewness) * (1.0 + 2.0 * lower**2) / 6.0
         upper = -float(stdtrit(degrees, error))
-        return Interval(math.exp(value - lower * deviation), math.exp(value + upper * deviation))
+        return Interval(_speedup(value - lower * deviation), _speedup(value + upper * deviation))
 
     def _rivals(self) -> Index:
         """The candidates that may have been named instead: not clearly worse than the named one."""
@@ -175,12 +182,17 @@ class TwoPhase:
         """The largest upper bound of any candidate's speedup."""
         error = nominal_error((1.0 - level) / 2.0, self.looks)
         upper = -stdtrit(self.variances.degrees, error) * np.sqrt(self.variances.value)
-        return math.exp(float((self.scores + upper).max()))
+        return _speedup(float((self.scores + upper).max()))
 
     def on_these_prompts(self, level: float = CONFIDENCE) -> Interval:
         """Of the named candidate's speedup on the prompts of the run: the error of timing alone."""
         value, half = self.scores[self.named], float(half_width(self.timing, level))
-        return Interval(math.exp(value - half), math.exp(value + half))
+        return Interval(_speedup(value - half), _speedup(value + half))
+
+
+def _speedup(log: float) -> float:
+    """A bound, which an early look on few pairs may put beyond all numbers."""
+    return math.exp(min(max(log, -BEYOND), BEYOND))
 
 
 def two_phase(
