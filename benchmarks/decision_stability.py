@@ -63,18 +63,13 @@ def make(folder: Path) -> None:
 def decisions(run: StoredRun, seeds: int) -> dict[str, Counter[str]]:
     """How often each decision of the run came out as what, over the seeds."""
     pair = PairAnalysis(Setup(run))
-    asked = [entry.question for entry in pair.answered]
+    asked, shares = pair.questions, pair.setup.shares
     counts: dict[str, Counter[str]] = {}
     for seed in range(seeds):
-        for entry in answered(asked, weights=pair.setup.shares, seed=seed, distrust=lambda _: None):
-            for verdict in entry.verdicts:
-                rule = (
-                    "/".join(map(str, entry.question.rules))
-                    if len(entry.question.rules) < 3
-                    else "any"
-                )
-                name = f"T={verdict.temperature:g} {rule} {verdict.prompt_set}"
-                counts.setdefault(name, Counter())[verdict.decision] += 1
+        for entry in answered(asked, weights=shares, seed=seed, doubts=[None] * len(asked)):
+            for answer in (entry.workload, *entry.sets):
+                name = f"T={answer.temperature:g} {answer.rule} {answer.prompt_set}"
+                counts.setdefault(name, Counter())[answer.decision] += 1
     return counts
 
 

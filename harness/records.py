@@ -24,9 +24,12 @@ BYTES_PER_TOKEN = 4
 
 Outcome = Literal["rejected", "bonus", "cut", "step"]
 Rule = Literal["ratio", "exact_match", "greedy_draft"]
-Decision = Literal["speculate", "does_not_pay", "undecided"]
+# "not_measured": of an engine whose rounds were not timed
+Decision = Literal["speculate", "does_not_pay", "undecided", "not_measured"]
 Source = Literal["measured", "replayed", "theory"]
 StopReason = Literal["eos", "stop_string", "budget"]
+# The name of our own loop among the engines
+OWN_LOOP = "own"
 # Tokens that a look-up matches at most
 LONGEST_NGRAM, LONGEST_SUFFIX = 2, 64
 # The temperature at which the likeliest token is taken

@@ -10,12 +10,14 @@ Behind each code stand the values that it carries; `harness.reporting.sentences`
 each code.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from harness.records import (
+    OWN_LOOP,
     SCHEMA_VERSION,
     Decision,
     Failure,
@@ -54,6 +56,9 @@ VerdictReason = Literal[
     # The timings cannot be right: k, prompt_set, speedup of the worst cell; clock: of a server
     "impossible_speedup",
     "given_numbers",  # break-even; k, measured (by a server), alpha, breakeven_alpha, near
+    # Of an engine whose rounds were not timed; draft, k
+    "not_timed",
+    "nothing_accepted",  # does_not_pay
 ]
 # Why a verdict cannot be given, with the values to quote
 Doubt = tuple[VerdictReason, Values]
@@ -153,13 +158,40 @@ RuleOfThumbCode = Literal[
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What to serve for one workload at one temperature."""
+class Visits:
+    """In how many visits a server was timed next to plain decoding, where some are lacking."""
+
+    timed: int
+    asked: int
+
+
+@dataclass(frozen=True)
+class RoundTokens:
+    """What a round of one K emits, by replay of the target's own texts under an acceptance rule.
+
+    K pays while a round costs fewer plain tokens than this: it is also the largest cost at which K
+    pays, on whatever engine.
+    """
+
+    k: int
+    tokens_per_round: float  # on the weighted workload, or the prompt set
+    # tokens_per_round_lo, tokens_per_round_hi: 95 %, over prompts; None with too few.
+    tokens_per_round_lo: float | None
+    tokens_per_round_hi: float | None
+    own_cost: float | None  # what a round costs on our own loop, in plain tokens
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is known of one engine, at one temperature, on a workload or a prompt set.
+
+    Of an engine whose rounds were timed: what to serve on it. Of another there is no speedup: it
+    is `not_measured`, or `does_not_pay` where nothing that its rounds may cost lets a draft gain.
+    """
 
     decision: Decision  # "speculate" only when the cross-fitted speedup's lower bound is above 1
-    speculate: bool  # whether `decision` is "speculate"
-    # draft, k: the choice, or the best-looking candidate where undecided; None and 0 where
-    # speculation does not pay.
+    # draft, k: the choice, or the best-looking candidate where undecided, or the one to measure
+    # where nothing was; None and 0 where speculation does not pay.
     draft: str | None
     k: int
     temperature: float | None  # None where the numbers came from elsewhere and do not say
@@ -171,46 +203,41 @@ class Verdict:
     speedup_hi: float | None
     reason: VerdictReason
     reason_values: Values = field(default_factory=dict[str, Value])
+    # "own" for our own loop, else as `engine=` names it; None where times or speedups were given
+    engine: str | None = None
+    timed: bool = True  # whether its rounds were timed; else there is no speedup
+    rule: Rule | None = None  # None where it is not known
+    # "measured": that engine ran; "replayed": predicted, or without a speedup; "theory": arithmetic
+    source: Source = "replayed"
+    rounds: tuple[RoundTokens, ...] = ()  # of the named draft at every K, where it was replayed
+    visits: Visits | None = None  # where no K of a server run has all that were asked for
 
     @classmethod
     def undecided(
         cls, temperature: float | None, prompt_set: str, reason: VerdictReason, values: Values
-    ) -> "Verdict":
+    ) -> "Answer":
         """Without a choice or a speedup."""
         nothing = (None, None, None)
-        return cls("undecided", False, None, 0, temperature, prompt_set, *nothing, reason, values)
+        return cls("undecided", None, 0, temperature, prompt_set, *nothing, reason, values)
 
+    @property
+    def speculates(self) -> bool:
+        """Whether a draft is to be served."""
+        return self.decision == "speculate"
 
-@dataclass(frozen=True)
-class Visits:
-    """In how many visits a server was timed next to plain decoding, where some are lacking."""
+    @property
+    def named(self) -> tuple[str | None, int]:
+        """The draft and K to serve; where there are none, those that the numbers are of; or 0."""
+        draft, k = self.reason_values.get("draft"), self.reason_values.get("k")
+        return (
+            self.draft or (draft if isinstance(draft, str) else None),
+            self.k or (k if isinstance(k, int) else 0),
+        )
 
-    timed: int
-    asked: int
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What to serve at one temperature on engines that accept by one rule and have the drafts."""
-
-    temperature: float
-    engine: str  # "own" for our own loop, else the server that was measured
-    rule: Rule | None  # None: of a server that does not say
-    prompt_set: str  # a set's name, or "all" for the whole weighted workload
-    # draft, k, speedup, speedup_lo, speedup_hi, decision, reason, reason_values: as in `Verdict`.
-    draft: str | None
-    k: int
-    speedup: float | None
-    speedup_lo: float | None
-    speedup_hi: float | None
-    # "measured": generations of the run's own loop; "replayed": predicted.
-    source: Source
-    decision: Decision
-    reason: VerdictReason
-    reason_values: Values = field(default_factory=dict[str, Value])
-    # The engines that it is for; none where our own loop alone drafts so, or of a server run
-    servers: tuple[str, ...] = ()
-    visits: Visits | None = None  # where no K of a server run has all that were asked for
+    @property
+    def round(self) -> RoundTokens | None:
+        """What a round of the named K emits; None where that is not known."""
+        return next((entry for entry in self.rounds if entry.k == self.named[1]), None)
 
 
 @dataclass(frozen=True)
@@ -1301,11 +1328,8 @@ class Summary:
 
     run: RunFacts
     schema_version: int = SCHEMA_VERSION
-    verdict: Verdict | None = None  # the whole workload at the first listed temperature
-    # per_temperature, per_prompt_set: the whole workload, and each set alone, every temperature.
-    per_temperature: tuple[Verdict, ...] = ()
-    per_prompt_set: tuple[Verdict, ...] = ()
-    # What to serve by temperature, acceptance rule and prompt set; empty where nothing is decided.
+    # By temperature, engine and prompt set, that of the engine whose rounds were timed first; all
+    # that is said to be decided is one of these.
     answers: tuple[Answer, ...] = ()
     failures: tuple[Failure, ...] = ()
     caveats: tuple[Caveat, ...] = ()
@@ -1333,8 +1357,7 @@ class Summary:
     generation_s: float | None = None
     scoring_s: float | None = None
     price_per_hour_usd: float | None = None
-    plain_usd_per_million_tokens: float | None = None
-    usd_per_million_tokens: float | None = None
+    plain_usd_per_million_tokens: float | None = None  # at the headline's temperature
     cards: tuple[CardRow, ...] = ()
     card_drafts: tuple[CardDraftRow, ...] = ()
     # Snapshot, and a sweep's greedy texts
@@ -1364,6 +1387,43 @@ class Summary:
     comparison: Comparison | None = None
 
     @property
+    def shown(self) -> tuple[Answer, ...]:
+        """The answers of the headline's engine, by temperature, the whole workload before sets.
+
+        That is the engine of a server run; else the one that `engine=` names, or whose rounds were
+        timed.
+        """
+        engine = next((answer.engine for answer in self.answers), None)
+        engine = self.served.engine if self.served else self.run.serve_on or engine
+        return tuple(answer for answer in self.answers if answer.engine == engine)
+
+    @property
+    def per_temperature(self) -> tuple[Answer, ...]:
+        """Of them those on the whole workload."""
+        return tuple(answer for answer in self.shown if answer.prompt_set == "all")
+
+    @property
+    def per_prompt_set(self) -> tuple[Answer, ...]:
+        """Of them those on a prompt set alone."""
+        return tuple(answer for answer in self.shown if answer.prompt_set != "all")
+
+    @property
+    def headline(self) -> Answer | None:
+        """The answer that a report leads with: the whole workload at the first temperature.
+
+        None where nothing is known of the engine.
+        """
+        return next(iter(self.per_temperature), None)
+
+    @property
+    def usd_per_million_tokens(self) -> float | None:
+        """What 10^6 tokens cost as the headline says to serve; None without a price."""
+        plain, answer = self.plain_usd_per_million_tokens, self.headline
+        if plain is None or answer is None or not answer.speculates or not answer.speedup:
+            return plain
+        return plain / answer.speedup
+
+    @property
     def generated(self) -> tuple[ResultRow, ...]:
         """The rows of results.csv that stand for generations, each cell once.
 
@@ -1385,13 +1445,46 @@ class Summary:
         return tuple(dict.fromkeys(name for name in names if name is not None))
 
 
+# What summary.json says of an answer under `verdict`, `per_temperature` and `per_prompt_set`
+_OF_VERDICT = (
+    *("decision", "draft", "k", "temperature", "prompt_set", "speedup", "speedup_lo"),
+    *("speedup_hi", "reason", "reason_values"),
+)
+
+
 def to_json(summary: Summary) -> str:
-    """The summary as the text of summary.json; NaN and infinity become null."""
-    return _adapter().dump_json(summary, indent=2).decode() + "\n"
+    """The summary as the text of summary.json; NaN and infinity become null.
+
+    For those who read the file, some of what follows from the answers stands in it as well.
+    """
+    record: dict[str, Any] = json.loads(_adapter().dump_json(summary))
+    for answer, entry in zip(summary.answers, record["answers"], strict=True):
+        of_round = answer.round
+        entry["servers"] = [] if answer.engine in (None, OWN_LOOP) else [answer.engine]
+        entry["tokens_per_round"] = of_round and of_round.tokens_per_round
+        entry["tokens_per_round_lo"] = of_round and of_round.tokens_per_round_lo
+        entry["tokens_per_round_hi"] = of_round and of_round.tokens_per_round_hi
+        entry["largest_round_cost"] = of_round and of_round.tokens_per_round
+
+    def verdicts(answers: Sequence[Answer]) -> list[dict[str, Any]]:
+        return [
+            {"speculate": answer.speculates, **{name: entry[name] for name in _OF_VERDICT}}
+            for answer, entry in zip(summary.answers, record["answers"], strict=True)
+            if any(answer is each for each in answers)
+        ]
+
+    per_temperature = verdicts(summary.per_temperature)
+    views = {
+        "verdict": per_temperature[0] if per_temperature else None,
+        "per_temperature": per_temperature,
+        "per_prompt_set": verdicts(summary.per_prompt_set),
+        "usd_per_million_tokens": summary.usd_per_million_tokens,
+    }
+    return json.dumps({**views, **record}, indent=2, ensure_ascii=False) + "\n"
 
 
 def from_json(text: str | bytes) -> Summary:
-    """The summary that `to_json` wrote.
+    """The summary that `to_json` wrote; what follows from the answers is not read.
 
     Raises:
         ValueError: other fields or types than this version writes.

@@ -120,8 +120,8 @@ def test_what_was_stored_is_enough_to_rank_again_without_a_model(
     assert again.timings == auditioned.timings
     typed = ["latency.target_ms=10", "latency.draft_ms=9.9", "new_tokens=200"]
     summary = analyse(stored(run(tmp_path, source, *typed, drafts=["tiny_unrelated"])))
-    assert summary.verdict is not None
-    assert summary.verdict.decision == "does_not_pay"
+    assert summary.headline is not None
+    assert summary.headline.decision == "does_not_pay"
     values = {caveat.code: caveat.values for caveat in summary.caveats}["other_budget"]
     assert values == {"ignored": "new_tokens=200", "made_with": "new_tokens=12"}
 

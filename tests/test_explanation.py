@@ -8,7 +8,7 @@ from harness.analysis.explanation import Case, CellOfK, explain, rules_of_thumb,
 from harness.analysis.explanation import case_of as case_of_verdict
 from harness.analysis.latency import typed_latency
 from harness.records import Decision, ResultRow
-from harness.summary import Explanation, Verdict
+from harness.summary import Answer, Explanation
 from harness.theory.speedup import RoundTimes, StepTimes
 
 
@@ -70,7 +70,7 @@ def test_drafting_verify_and_loop_add_up_to_the_round_that_was_timed() -> None:
     assert 1.75 * explanation.plain / cost == pytest.approx(1)
 
 
-WEIGHTED = Verdict("undecided", False, "small", 2, 0.0, "all", 1.1, None, None, "too_few_prompts")
+WEIGHTED = Answer("undecided", "small", 2, 0.0, "all", 1.1, None, None, "too_few_prompts")
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_such_a_pair_has_no_verdict_and_each_such_generation_has_failed(
     counts = results(summary)
     assert counts["FAIL"] >= 1
     assert counts.total() == 4
-    for verdict in (summary.verdict, *summary.per_temperature, *summary.per_prompt_set):
+    for verdict in (summary.headline, *summary.per_temperature, *summary.per_prompt_set):
         assert verdict is not None
         assert (verdict.decision, verdict.speedup, verdict.k) == ("undecided", None, 0)
         assert verdict.reason == "greedy_texts_differ"
@@ -100,8 +100,8 @@ def test_a_run_that_stopped_before_anyone_could_judge_is_not_trusted_either(
     (copy / "manifest.json").write_text(json.dumps({**manifest, "status": "running"}))
     summary = ran("report", f"run={copy}").summary
     assert summary is not None
-    assert summary.verdict is not None
-    assert (summary.verdict.decision, summary.verdict.reason) == (
+    assert summary.headline is not None
+    assert (summary.headline.decision, summary.headline.reason) == (
         "undecided",
         "greedy_texts_unjudged",
     )
@@ -137,8 +137,8 @@ def test_equal_texts_and_ties_leave_the_verdict_alone(
     counts = results(summary)
     assert (counts["TIE"] > 0) == tie
     assert counts["PASS"] + counts["TIE"] == 8
-    assert summary.verdict is not None
-    assert summary.verdict.speedup is not None
+    assert summary.headline is not None
+    assert summary.headline.speedup is not None
 
 
 def test_nothing_of_such_a_run_is_used_elsewhere(

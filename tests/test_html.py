@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
@@ -189,8 +188,6 @@ def test_a_definition_cannot_carry_markup_into_a_page() -> None:
 
 def test_what_a_user_calls_a_model_stays_text(tmp_path: Path) -> None:
     made = analysed("sweep")
-    verdict: Any = made.verdict
-    assert verdict is not None
     run = replace(
         made.run,
         model=HOSTILE,
@@ -201,7 +198,7 @@ def test_what_a_user_calls_a_model_stays_text(tmp_path: Path) -> None:
     hostile = replace(
         made,
         run=run,
-        verdict=replace(verdict, draft=HOSTILE),
+        answers=tuple(replace(answer, draft=HOSTILE) for answer in made.answers),
         results=tuple(replace(row, model=HOSTILE, draft=HOSTILE) for row in made.results),
         steps=tuple(replace(entry, draft=HOSTILE) for entry in made.steps),
         failures=(Failure(HOSTILE, HOSTILE),),
@@ -224,7 +221,7 @@ def test_the_verdict_comes_first_then_why_and_caveats_picture_line_and_evidence(
     page = html.report(full_content(), [Drawn("a.svg", "a picture", drawing, drawing)])
     wanted = [
         'class="card verdict yes"',
-        "Serve tiny_good at K=4</h2>",
+        "serve tiny_good at K=4</h2>",
         "vllm serve a --draft &#39;b&#39;",
         "quoted under its own rule",
         "Because of the reason.",
@@ -483,13 +480,13 @@ def test_the_environment_is_folded_away_until_it_is_asked_for(
         ("Serve small at K=3: 1.42x, measured.", "Serve small at K=3", "1.42x, measured."),
         (
             "On your server (vLLM), temperature 0: serve small at K=3, 1.42x.",
-            "Serve small at K=3",
-            "On your server (vLLM), temperature 0, 1.42x.",
+            "On your server (vLLM): serve small at K=3",
+            "Temperature 0, 1.42x.",
         ),
         (
             "On your server (vLLM), temperature 0: undecided; K=4 gives 0.94x.",
-            "Undecided",
-            "On your server (vLLM), temperature 0; K=4 gives 0.94x.",
+            "On your server (vLLM): undecided",
+            "Temperature 0; K=4 gives 0.94x.",
         ),
     ],
 )

@@ -309,8 +309,8 @@ def test_records_of_two_servers_become_a_run_with_its_speedup_and_acceptance_len
     assert drafted.speedup == pytest.approx(10.0 * emitted / (12.0 * rounds))
     assert (drafted.engine, drafted.source, drafted.rule) == ("vllm", "measured", "greedy_draft")
     summary = analyse(done)
-    assert summary.verdict is not None
-    assert (summary.verdict.decision, summary.verdict.k) == ("speculate", 1)
+    assert summary.headline is not None
+    assert (summary.headline.decision, summary.headline.k) == ("speculate", 1)
     assert summary.served is not None
     assert summary.served.not_predicted == "no_weights"
     named = {entry.alias: entry.values[0] for entry in summary.served.acceptance_lengths}
@@ -344,7 +344,7 @@ def test_one_speculating_server_alone_has_its_acceptance_and_no_verdict(
     files: list[str], tmp_path: Path
 ) -> None:
     summary = analyse(run(tmp_path, files[1:], "temperature=1"))
-    assert summary.verdict is None
+    assert summary.headline is None
     content = content_of(summary)
     assert "No verdict: no file decodes plainly; add the plain server's" in content.verdicts[0]
     assert not content.snippets
@@ -396,7 +396,7 @@ def test_records_without_times_have_acceptance_and_neither_times_nor_verdict(
     assert done.results[["ms_per_token", "speedup_lo"]].isna().all(axis=None)
     assert row.speedup != row.speedup
     summary = analyse(done)
-    assert summary.verdict is None
+    assert summary.headline is None
     assert content_of(summary).verdicts == (
         "No verdict: the records do not say what decoding took.",
     )

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from dataclasses import asdict, replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def test_the_gates_of_snapshots_and_comparisons_are_shown(tmp_path: Path) -> Non
 def test_a_row_says_what_the_run_decided_and_on_what(page: str) -> None:
     decided = {row["run"].partition("_")[2]: row for row in rows(page)[::-1]}
     sweep = decided["sweep"]
-    assert sweep["verdict"].startswith("Serve tiny_good at K=")
+    assert re.fullmatch(r"tiny_good, K=\d \(the harness's loop\)", unescape(sweep["verdict"]))
     assert re.fullmatch(r"\d\.\d\dx \[\d\.\d\d, \d\.\d\d\]", sweep["speedup<br>[lo, hi]"])
     assert [sweep[name] for name in ("temperature", "status", "command", "model", "draft")] == [
         "0", "complete", "sweep", "tiny", "tiny_good",
@@ -250,4 +251,4 @@ def test_a_killed_audition_ranks_the_drafts_that_were_scored_and_timed(tmp_path:
     drafts = {trace.draft for trace in load(folder).traces}
     assert "tiny_small" in drafts
     assert {row.draft for row in board.rows} == {*drafts, None} - {"tiny_small"}
-    assert "Serve tiny_good" in page
+    assert "serve tiny_good" in page

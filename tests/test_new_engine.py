@@ -60,7 +60,7 @@ def test_a_run_of_its_server_is_counted_replayed_and_decided(runs: list[StoredRu
     rounds = dict(zip(rows.source, rows.rounds.astype(float), strict=True))
     assert rounds["measured"] == rounds["replayed"] > 0
     (snippet, *_) = snippets_of(analyse(run))
-    assert snippet.title == "For Toy at temperature 0 (Toy 1.0)"
+    assert snippet.title == f"For Toy at temperature 0 (Toy 1.0), K={K}: measured"
     assert snippet.code.endswith(f"--k {K}")
     assert "It is a toy." in snippet.notes
 
@@ -68,7 +68,8 @@ def test_a_run_of_its_server_is_counted_replayed_and_decided(runs: list[StoredRu
 def test_its_report_names_it(runs: list[StoredRun]) -> None:
     assert report.run(ReportConfig(run=str(runs[0].folder))).status == 0
     text = (runs[0].folder / "report.md").read_text(encoding="utf-8")
-    assert "On your server (Toy), temperature 0: serve tiny_good at K=2" in text
+    where = "On your server (Toy), one request at a time, temperature 0"
+    assert f"{where}: serve tiny_good at K=2" in text
     assert f"--k {K}" in text
 
 
@@ -89,9 +90,9 @@ def test_the_index_lists_its_runs(runs: list[StoredRun], root: Path) -> None:
 
 def test_every_other_report_has_its_row_and_line_by_its_rule() -> None:
     summary = analyse(load(FROZEN / "sweep"))
-    served_by = {server for answer in summary.answers for server in answer.servers}
-    assert "toy" in served_by
-    (line,) = [line for line in snippets_of(summary) if line.title == "Toy 1.0"]
+    (answer, *_) = [answer for answer in summary.answers if answer.engine == "toy"]
+    assert (answer.decision, answer.rule) == ("not_measured", "greedy_draft")
+    (line,) = [line for line in snippets_of(summary) if line.title.startswith("Toy 1.0")]
     assert line.code.startswith("toy serve")
 
 

@@ -124,7 +124,7 @@ def test_no_line_is_wider_than_the_console(
     name: str, width: int, verbose: bool, summary_of: Callable[[str], Summary]
 ) -> None:
     content = content_of(summary_of(name))
-    codes = (f"{entry.code}\n{entry.measured}" for entry in content.snippets)
+    codes = (f"{entry.measure}\n{entry.code}\n{entry.measured}" for entry in content.snippets)
     pasted = {line.rstrip() for code in codes for line in code.splitlines()}
     text = printed(summary_of(name), width, verbose=verbose)
     lines = [line for line in text.splitlines() if line not in pasted and content.page not in line]
@@ -213,7 +213,7 @@ def test_an_unfinished_run_is_marked_above_everything() -> None:
     run = replace(made.run, status="running", folder="results/x", failed_cells=1)
     text = printed(replace(made, run=run, failures=failures))
     status = text.index("UNFINISHED RUN: still running, or interrupted (resume=results/x continues")
-    assert status < text.index("Serve tiny_good")
+    assert status < text.index("serve tiny_good")
     assert "Did not complete: easy/p0 k=8: out of memory" in text
     assert "and 12 more, all listed in summary.json" in text
     brief = printed(replace(made, run=run, failures=failures), verbose=False)

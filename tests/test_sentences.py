@@ -5,37 +5,38 @@ from typing import Any, get_args
 
 import pytest
 
-from harness.records import RULES
 from harness.reporting.sentences import caveats, explanation, run, verdict
-from harness.serving.engines import with_lines
 from harness.summary import (
     Answer,
     Caveat,
     CaveatCode,
     Explanation,
     ModelFacts,
+    RoundTokens,
     RuleOfThumb,
     RunFacts,
     Summary,
-    Verdict,
     VerdictReason,
 )
 
 RUN = RunFacts("sweep", "results/x", "complete", None, "big", "small")
-SERVE = Verdict("speculate", True, "small", 3, 1.0, "all", 1.42, 1.36, 1.48, "held_out_gain")
+SERVE = Answer(
+    "speculate", "small", 3, 1.0, "all", 1.42, 1.36, 1.48, "held_out_gain",
+    engine="own", rule="ratio", source="measured",
+)  # fmt: skip
 BEST: dict[str, Any] = {"draft": "small", "k": 3}
 FIRST: dict[str, Any] = {"prompt_set": "easy", "prompt": "p1", "k": 4, "position": 7}
 ALPHA: dict[str, Any] = {"alpha": 0.4, "breakeven_alpha": 0.5}
 
 
-def refusal(reason: VerdictReason, decision: Any = "undecided", **values: Any) -> Verdict:
+def refusal(reason: VerdictReason, decision: Any = "undecided", **values: Any) -> Answer:
     return replace(
-        SERVE, decision=decision, speculate=False, reason=reason, reason_values=values, speedup=0.9,
+        SERVE, decision=decision, reason=reason, reason_values=values, speedup=0.9,
         speedup_lo=0.8, speedup_hi=1.1,
     )  # fmt: skip
 
 
-REASONS: dict[str, tuple[Verdict, str]] = {
+REASONS: dict[str, tuple[Answer, str]] = {
     "held_out_loss": (
         refusal("held_out_loss", "does_not_pay", **BEST, **ALPHA),
         "small with K=3 loses least, 0.90x [0.80, 1.10] on held-out prompts; alpha 0.40 is below"
@@ -100,43 +101,69 @@ REASONS: dict[str, tuple[Verdict, str]] = {
         "3.20x at K=2 on easy prompts is more than its rounds emit, so timings here cannot be"
         " right; measure again on a quiet machine, or with clock=cpu",
     ),
+    "nothing_accepted": (
+        refusal("nothing_accepted", "does_not_pay", **BEST),
+        "no drafted token was ever accepted, and a round costs a plain token at least",
+    ),
 }  # fmt: skip
 
 
-def answered(entry: Verdict, rule: Any = "ratio", source: Any = "measured") -> Answer:
-    values = {field.name: getattr(entry, field.name) for field in fields(entry)}
-    values.pop("speculate")
-    servers = tuple(server for server, spec in with_lines().items() if spec.rule == rule)
-    return Answer(**values, engine="own", rule=rule, source=source, servers=servers)
+HERE = "On the harness's loop on this machine, one request at a time, temperature 1"
 
 
-def grid_of(*entries: Verdict, **facts: Any) -> Summary:
-    """A sweep whose verdicts hold for every rule."""
-    answers = (answered(entry, rule) for entry in entries for rule in RULES)
-    return Summary(replace(RUN, **facts), verdict=entries[0], answers=tuple(answers))
+def sweep_of(*answers: Answer, **facts: Any) -> Summary:
+    return Summary(replace(RUN, **facts), answers=answers)
+
+
+def untimed(engine: str, **changes: Any) -> Answer:
+    """What carries over of `SERVE` to an engine that was not timed."""
+    emitted = (RoundTokens(3, 2.9, 2.7, 3.1, 2.1),)
+    return replace(
+        SERVE, decision="not_measured", speedup=None, speedup_lo=None, speedup_hi=None,
+        reason="not_timed", reason_values=BEST, engine=engine, timed=False, source="replayed",
+        rounds=emitted, **changes,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REASONS)
 def test_a_refusal_says_what_to_do_first_and_then_why(name: str) -> None:
     entry, reason = REASONS[name]
-    start = {"does_not_pay": "Do not speculate", "undecided": "Undecided"}[entry.decision]
-    where = "(for vLLM with its defaults at temperature 1)."
-    assert verdict.verdicts(grid_of(entry)) == (f"{start}: {reason} {where}",)
+    start = {"does_not_pay": "do not speculate", "undecided": "undecided"}[entry.decision]
+    assert verdict.verdicts(sweep_of(entry)) == (f"{HERE}: {start}; {reason}.",)
 
 
-def test_a_headline_says_what_to_serve_where_and_how_that_is_known() -> None:
-    assert verdict.verdicts(grid_of(SERVE)) == (
-        "Serve small at K=3: 1.42x [1.36, 1.48], measured on held-out prompts, for vLLM with its"
-        " defaults at temperature 1.",
+def test_a_headline_says_where_it_was_measured_and_what_carries_over() -> None:
+    gain = f"{HERE}: serve small at K=3, 1.42x [1.36, 1.48]"
+    assert verdict.verdicts(sweep_of(SERVE)) == (f"{gain}, measured on held-out prompts.",)
+    replayed = replace(SERVE, rule="exact_match", source="replayed")
+    assert verdict.verdicts(sweep_of(replayed)) == (
+        f"{gain}, predicted on held-out prompts by replay where draft and target sample and must"
+        " agree.",
     )
-    replayed = Summary(RUN, answers=(answered(SERVE, "exact_match", "replayed"),))
-    assert verdict.verdicts(replayed) == (
-        "Serve small at K=3: 1.42x [1.36, 1.48], predicted on held-out prompts by replay where"
-        " draft and target sample and must agree, for mlx-lm at temperature 1.",
+    emits = (
+        "K=3 emits 2.90 tokens a round, so it pays while a round costs less than 2.90 plain tokens"
+        " there; here it costs 2.10."
     )
-    loss = REASONS["held_out_loss"][0]
-    _, other = verdict.verdicts(grid_of(SERVE, replace(loss, temperature=0.0)))
-    assert other.startswith("Temperature 0, all engines: no draft; small with K=3 loses least")
+    others = sweep_of(SERVE, untimed("vllm"), untimed("sglang"))
+    assert verdict.verdicts(others) == (
+        f"{gain}, measured on held-out prompts. On vLLM, SGLang: not measured; {emits}",
+    )
+    loss = replace(REASONS["held_out_loss"][0], temperature=0.0)
+    _, other = verdict.verdicts(sweep_of(SERVE, loss))
+    assert other.startswith("Temperature 0, the harness's loop: no draft; small with K=3 loses")
+    asked = replace(others, run=replace(RUN, serve_on="vllm"))
+    assert verdict.verdicts(asked) == (
+        f"On vLLM with its defaults, temperature 1: not measured; small with {emits} On the"
+        " harness's loop on this machine, one request at a time: serve small at K=3, 1.42x [1.36,"
+        " 1.48], measured on held-out prompts.",
+    )
+
+
+def test_given_times_are_not_called_the_harnesss() -> None:
+    given = replace(SERVE, engine=None, source="replayed", temperature=0.0)
+    (sentence,) = verdict.verdicts(sweep_of(given))
+    assert sentence.startswith("At the given times, one request at a time, temperature 0: serve")
+    assert "measured" not in sentence
 
 
 def test_numbers_that_were_given_are_judged_without_an_interval() -> None:
@@ -154,8 +181,8 @@ def test_numbers_that_were_given_are_judged_without_an_interval() -> None:
 def test_every_reason_of_a_verdict_has_a_sentence() -> None:
     assert (
         set(get_args(VerdictReason))
-        == {*verdict.VERDICT_REASONS, "held_out_gain"}
-        <= {*REASONS, "held_out_gain", "given_numbers"}
+        == {*verdict.VERDICT_REASONS}
+        <= {*REASONS, "held_out_gain", "given_numbers", "not_timed"}
     )
 
 
@@ -376,6 +403,6 @@ def test_the_engine_is_named_model_by_model_where_they_differ() -> None:
 
 
 def test_synthetic_acceptance_is_said_with_every_verdict() -> None:
-    made = grid_of(SERVE, synthetic=True)
+    made = sweep_of(SERVE, synthetic=True)
     assert verdict.verdicts(made)[0].endswith(" It holds at the synthetic acceptance only.")
     assert str(run.banner(made.run)).startswith("Acceptance is synthetic (decode.acceptance)")

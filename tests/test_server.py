@@ -719,9 +719,9 @@ def test_a_headline_says_of_which_load_it_is_and_why_the_table_of_loads_differs(
     )
     (speculating,) = served.by_k
     (loaded,) = (cell for cell in served.load if (cell.concurrency, cell.k) == (1, 4))
-    assert run.summary.verdict is not None
+    assert run.summary.headline is not None
     ratios = (
-        run.summary.verdict.speedup,
+        run.summary.headline.speedup,
         speculating.whole_request_speedup,
         loaded.throughput_ratio,
     )

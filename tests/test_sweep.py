@@ -74,8 +74,8 @@ def test_the_summary_is_what_the_analysis_of_the_folder_gives(swept: StoredRun) 
     written = from_json((swept.folder / "summary.json").read_bytes())
     again = analyse(swept)
     assert written.run.status == again.run.status == "complete"
-    assert (written.verdict, written.answers) == (again.verdict, again.answers)
-    assert written.verdict == written.per_temperature[0]
+    assert (written.headline, written.answers) == (again.headline, again.answers)
+    assert written.headline == written.per_temperature[0]
     assert [verdict.temperature for verdict in written.per_temperature] == TEMPERATURES
     assert len(written.per_prompt_set) == 2 * len(TEMPERATURES)
     assert len(written.replay_checks) == 8
@@ -114,7 +114,7 @@ def test_a_replayed_sweep_measures_no_generation(
     monkeypatch.setattr("harness.commands.pair.run_trial", lambda *_: pytest.fail("it ran one"))
     run = stored(sweep.run(config(tmp_path, "mode=replay", "prompts.limit=4")))
     assert set(run.results.source) == {"replayed"}
-    assert analyse(run).verdict is not None
+    assert analyse(run).headline is not None
 
 
 def test_resuming_runs_what_is_missing_and_nothing_else(
@@ -253,6 +253,6 @@ def test_the_headline_command_runs_from_a_filled_hub_cache(tmp_path: Path, door:
     last = done.stdout.strip().splitlines()[-1]
     assert last.startswith("run: results/")
     assert last.endswith("sweep_qwen3_4b_qwen3_0_6b")
-    assert from_json((tmp_path / last[5:] / "summary.json").read_bytes()).verdict is not None
+    assert from_json((tmp_path / last[5:] / "summary.json").read_bytes()).headline is not None
     assert "Traceback" not in done.stderr
     assert set(os.listdir(tmp_path)) == {"results", "hf"}

@@ -1,148 +1,65 @@
-"""The grid of answers: what to serve at every temperature, under every acceptance rule.
+"""The answers: what is known of every engine, at every temperature, on the workload and each set.
 
-The engine that will serve decides how drafts are accepted, so one pair has up to three answers at a
-temperature. Under the run's own rule the verdict rests on what the run measured; under another on
-replay, chosen and scored on held-out prompts in the same way. Where the rules coincide (at
-temperature 0, for a draft that is a look-up, under synthetic acceptance) one verdict serves all.
-A server without the draft that looks best is given a verdict on the drafts that it has.
+A speedup belongs to the engine whose rounds were timed. A sweep and an audition time those of our
+own loop, a server run those of that server too. Each such engine is a `Question` at a temperature:
+it is decided, from what ran or from replay at the round times, and shares the report's error.
 
-Every decision that a report shows is one of these, and all of them share one error budget.
+To an engine whose rounds were not timed only acceptance carries over (`carried_over`): by the rule
+by which it accepts, how many tokens a round of each K emits. K pays there while a round costs fewer
+plain tokens than that. The least that a round can cost is a plain token: its verify is a forward of
+the same weights as a plain token's, over that position and more, and drafting takes time besides.
+So a gain is excluded where no K emits more than one token a round, which is where no drafted token
+was ever accepted: a round is then a plain token and what drafting takes. As a round emits one token
+at least, the upper bound of a mean is 1 only where all prompts agree, so no level decides it, and
+it takes nothing of the report's error.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from harness.analysis.verdict import ErrorBudget, Evidence, decide
-from harness.records import GREEDY, RULES, Rule, Source
-from harness.serving.engines import ENGINES, OWN, with_lines
-from harness.summary import Answer, Doubt, Verdict, Visits
+from harness.analysis.leaderboard import Ranking
+from harness.analysis.replayed import Replays
+from harness.analysis.verdict import Candidate, ErrorBudget, Evidence, decide
+from harness.records import Rule, Source
+from harness.serving.engines import OWN
+from harness.stats.jackknife import ZERO, exponential, workload_ratio
+from harness.summary import Answer, Doubt, RoundTokens, Visits
 
-# What an answer says of its verdict
-OF_VERDICT = {field.name for field in fields(Answer)} & {field.name for field in fields(Verdict)}
+# Of a round, in plain tokens: see above
+LEAST_COST = 1.0
 
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """The evidence at one temperature, and the acceptance rules that it holds for."""
+    """What to serve on one engine at one temperature, and the evidence for it."""
 
     evidence: Evidence
-    rules: tuple[Rule | None, ...]  # None: of a server that does not say
+    rule: Rule | None  # None: of a server that does not say
     source: Source  # "measured" or "replayed"
-    engine: str = OWN.name  # which it is of; our own loop, or a server
-    servers: tuple[str, ...] = ()  # the engines that it is for
-
-    # By prompt set, and "all": the drafts to choose from; every draft where there is no entry
-    drafts: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    engine: str | None = OWN.name  # None: whose times were given
     # Of a server's K that lack some of the visits asked for
     visits: Mapping[int, Visits] = field(default_factory=dict[int, Visits])
 
-    def by_servers(
-        self, alike: Callable[[str, str], bool], weights: Mapping[str, float] | None
-    ) -> "Iterator[Question]":
-        """One question for each group of servers that choose from the same drafts.
-
-        A server that has the draft that looks best chooses from all of them, another from those
-        that it has. Where no server has any of the drafts, it is our own loop's question alone.
-
-        Args:
-            alike: whether a server's drafts of a name are those of the run.
-            weights: of the prompt sets.
-        """
-        names = frozenset(candidate.draft for candidate in self.evidence.candidates)
-        best = self.evidence.best_looking(weights)
-        by_drafts: dict[tuple[frozenset[str], ...], list[str]] = {}
-        for server in self.servers:
-            has = frozenset(name for name in names if alike(server, name))
-            if has or not names:
-                chosen = (names if one is None or one in has else has for one in best.values())
-                by_drafts.setdefault(tuple(chosen), []).append(server)
-        for chosen, servers in by_drafts.items():
-            rules = tuple(rule for rule in self.rules if rule in {ENGINES[s].rule for s in servers})
-            drafts = dict(zip(best, chosen, strict=True))
-            yield replace(self, rules=rules, servers=tuple(servers), drafts=drafts)
-        if not by_drafts:
-            yield replace(self, servers=())
-
-    def visits_of(self, verdict: Verdict) -> Visits | None:
-        """Those that a verdict rests on; of one that names no K, the fewest."""
-        k = verdict.k or verdict.reason_values.get("k")
-        if isinstance(k, int):
-            return self.visits.get(k)
-        return min(self.visits.values(), key=lambda visits: visits.timed, default=None)
-
-    def on(self, prompt_set: str) -> Evidence:
-        """The evidence to decide a prompt set on, or "all"."""
-        drafts = self.drafts.get(prompt_set)
-        return self.evidence if drafts is None else self.evidence.of(drafts)
+    def answer(self, decided: Answer) -> Answer:
+        """What was decided on the evidence, as an answer for this engine."""
+        k = decided.named[1]
+        fewest = min(self.visits.values(), key=lambda visits: visits.timed, default=None)
+        return replace(
+            decided,
+            engine=self.engine,
+            rule=self.rule,
+            source=self.source,
+            visits=self.visits.get(k) if k else fewest,
+        )
 
 
 @dataclass(frozen=True)
 class Answered:
-    """The verdicts on one question: the whole workload, then each prompt set."""
+    """The answers to one question."""
 
     question: Question
-    verdicts: tuple[Verdict, ...]
-
-    def answers(self) -> Iterator[Answer]:
-        """One per rule and verdict; none where the temperature is not known."""
-        for rule in self.question.rules:
-            for verdict in self.verdicts:
-                if verdict.temperature is not None:
-                    yield Answer(
-                        engine=self.question.engine,
-                        rule=rule,
-                        source=self.question.source,
-                        visits=self.question.visits_of(verdict),
-                        servers=tuple(s for s in self.question.servers if ENGINES[s].rule == rule),
-                        **{name: getattr(verdict, name) for name in OF_VERDICT},
-                    )
-
-
-def questions(
-    own: Sequence[Evidence],
-    replayed: Mapping[tuple[Rule, float], Evidence],
-    *,
-    rule: Rule,
-    replay_only: bool,
-    coincide: bool,
-    adaptive: bool,
-    alike: Callable[[str, str, float], bool],
-    weights: Mapping[str, float] | None,
-) -> Iterator[Question]:
-    """What is to be decided: the run's own evidence, and replay for the rules that it leaves open.
-
-    Args:
-        own: what the run's own verdicts rest on, by temperature.
-        replayed: the evidence that replay gives, by rule and temperature.
-        rule: the run's.
-        replay_only: whether `own` was replayed as well.
-        coincide: whether all rules accept alike at every temperature.
-        adaptive: whether the run stopped drafting early, which few engines do.
-        alike: whether a server's drafts of a name are the run's at a temperature.
-        weights: of the prompt sets.
-    """
-
-    def asked(evidence: Evidence, rules: Sequence[Rule], source: Source) -> Iterator[Question]:
-        stopping = adaptive and rule in rules
-        servers = [
-            name
-            for name, spec in with_lines().items()
-            if spec.rule in rules and (spec.stops_early or not stopping)
-        ]
-        question = Question(evidence, tuple(rules), source, servers=tuple(servers))
-        return question.by_servers(
-            lambda server, draft: alike(server, draft, evidence.temperature), weights
-        )
-
-    for evidence in own:
-        every = not adaptive and (coincide or evidence.temperature == GREEDY)
-        source: Source = "replayed" if replay_only else "measured"
-        yield from asked(evidence, RULES if every else (rule,), source)
-        others: list[Rule] = [] if every else [other for other in RULES if other != rule]
-        for other in others:
-            if (other, evidence.temperature) in replayed:
-                known = asked(replayed[other, evidence.temperature], (other,), "replayed")
-                yield from (question for question in known if question.servers)
+    workload: Answer
+    sets: tuple[Answer, ...]
 
 
 def answered(
@@ -150,39 +67,127 @@ def answered(
     *,
     weights: Mapping[str, float] | None,
     seed: int,
-    distrust: Callable[[Question], Doubt | None],
+    doubts: Sequence[Doubt | None],
 ) -> tuple[Answered, ...]:
     """Decide every question, for the whole workload and for each prompt set.
 
-    A single prompt set is the whole workload, so its verdict is the same one. Where `distrust` says
-    why the texts behind a question cannot be trusted, its verdicts are undecided for that reason.
+    A single prompt set is the whole workload, so its answer is the same one. Where a question's
+    doubt says why the texts or times behind it cannot be trusted, it is undecided for that reason.
     """
     counted = {name for name, share in (weights or {}).items() if share > 0.0}
 
-    def apart(evidence: Evidence) -> list[str]:
-        """The prompt sets that are not the whole workload."""
-        names = set(evidence.prompt_sets)
-        return sorted(names) if len(names | counted) > 1 else []
+    def apart(evidence: Evidence) -> bool:
+        """Whether the prompt sets are not the whole workload."""
+        return len({*evidence.prompt_sets} | counted) > 1
 
-    budget = ErrorBudget(len(asked), sum(len(apart(question.evidence)) for question in asked))
+    sets = [len({*question.evidence.prompt_sets}) for question in asked if apart(question.evidence)]
+    budget = ErrorBudget(len(asked), sum(sets))
 
-    def verdicts(question: Question) -> Iterator[Verdict]:
-        workload = decide(question.on("all"), budget, weights=weights, seed=seed)
-        yield workload
-        for name in sorted(set(question.evidence.prompt_sets)):
-            if apart(question.evidence):
-                yield decide(question.on(name), budget, prompt_set=name, seed=seed)
+    def decided(question: Question, doubt: Doubt | None) -> Answered:
+        evidence = question.evidence
+
+        def one(prompt_set: str) -> Answer:
+            if doubt is not None:
+                made = Answer.undecided(evidence.temperature, prompt_set, *doubt)
+            elif prompt_set == "all":
+                made = decide(evidence, budget, weights=weights, seed=seed)
             else:
-                yield replace(workload, prompt_set=name)
+                made = decide(evidence, budget, prompt_set=prompt_set, seed=seed)
+            return question.answer(made)
 
-    return tuple(
-        Answered(question, tuple(_distrusted(v, distrust(question)) for v in verdicts(question)))
-        for question in asked
+        workload, names = one("all"), sorted({*evidence.prompt_sets})
+        if not apart(evidence):
+            return Answered(
+                question, workload, tuple(replace(workload, prompt_set=name) for name in names)
+            )
+        return Answered(question, workload, tuple(map(one, names)))
+
+    return tuple(decided(question, doubt) for question, doubt in zip(asked, doubts, strict=True))
+
+
+# ---- engines whose rounds were not timed ---------------------------------------------------------
+
+
+def with_rounds(answer: Answer, ranking: Ranking, shares: Mapping[str, float] | None) -> Answer:
+    """An answer of our own loop, with what a round of its draft emits and costs at every K."""
+    part = _part(answer.prompt_set, ranking, shares)
+    return replace(answer, rounds=() if part is None else part.rounds(answer.named[0]))
+
+
+def carried_over(
+    answer: Answer,
+    engine: str,
+    ranking: Ranking,
+    has: Collection[str],
+    shares: Mapping[str, float] | None,
+) -> Answer:
+    """What carries over to an engine whose rounds were not timed.
+
+    The draft and K are those that our own loop's answer names; where the engine lacks that draft,
+    or none is named, those that look best on our own loop among what it has.
+
+    Args:
+        answer: our own loop's, on the same workload or prompt set.
+        engine: its name.
+        ranking: under the rule by which the engine accepts, at our own loop's round times.
+        has: the drafts that are the same on the engine.
+        shares: of all prompt sets in the workload.
+    """
+    unknown = replace(
+        Answer.undecided(answer.temperature, answer.prompt_set, "not_timed", {}),
+        decision="not_measured",
+        engine=engine,
+        timed=False,
+        rule=ranking.replays.rule,
     )
+    part = _part(answer.prompt_set, ranking, shares)
+    gains = {} if part is None else {n: gain for n, gain in part.gains.items() if n.draft in has}
+    if part is None or not gains:
+        return unknown
+    draft, k = answer.named
+    named = Candidate(draft or "", k)
+    if named not in gains:
+        named = max(gains, key=gains.__getitem__)
+    rounds = part.rounds(named.draft)
+    made = replace(unknown, rounds=rounds, reason_values={"draft": named.draft, "k": named.k})
+    highest = [entry.tokens_per_round_hi for entry in rounds]
+    if all(bound is not None and bound <= LEAST_COST + ZERO for bound in highest):
+        return replace(made, decision="does_not_pay", reason="nothing_accepted")
+    return replace(made, draft=named.draft, k=named.k)
 
 
-def _distrusted(verdict: Verdict, reason: Doubt | None) -> Verdict:
-    """The verdict; undecided, without a speedup, where there is a reason to distrust the texts."""
-    if reason is None:
-        return verdict
-    return Verdict.undecided(verdict.temperature, verdict.prompt_set, *reason)
+@dataclass(frozen=True)
+class _Part:
+    """What a ranking says of the workload, or of one prompt set."""
+
+    replays: Replays
+    gains: Mapping[Candidate, float]  # speedups on our own loop
+    shares: Mapping[str, float] | None
+
+    def rounds(self, draft: str | None) -> tuple[RoundTokens, ...]:
+        """What a round of a draft emits at every K, and what it costs on our own loop."""
+        return tuple(self._round(name) for name in self.gains if name.draft == draft)
+
+    def _round(self, name: Candidate) -> RoundTokens:
+        counts, sets = self.replays.candidates[name], self.replays.prompt_sets
+        per_token = workload_ratio(counts.rounds, counts.new_tokens, sets, self.shares)
+        tokens, interval = 1.0 / per_token.value, exponential((-per_token.log()).interval())
+        return RoundTokens(
+            k=name.k,
+            tokens_per_round=tokens,
+            tokens_per_round_lo=interval and max(LEAST_COST, interval.lo),
+            tokens_per_round_hi=interval and interval.hi,
+            own_cost=tokens / self.gains[name],
+        )
+
+
+def _part(prompt_set: str, ranking: Ranking, shares: Mapping[str, float] | None) -> _Part | None:
+    """That of one prompt set, or of all; None where a set that counts has no text."""
+    replays, evidence = ranking.replays, ranking.evidence
+    if prompt_set != "all":
+        if prompt_set not in replays.prompt_sets:
+            return None
+        replays, evidence, shares = replays.only([prompt_set]), evidence.only([prompt_set]), None
+    elif {name for name, share in (shares or {}).items() if share > 0} - {*replays.prompt_sets}:
+        return None
+    return _Part(replays, evidence.speedups(shares), shares)

@@ -37,12 +37,12 @@ from harness.config import BreakevenConfig
 from harness.records import Decision, LatencyRow, ResultRow, UserError
 from harness.stats.jackknife import CONFIDENCE, MIN_PROMPTS, Interval
 from harness.summary import (
+    Answer,
     BestKAtAlpha,
     Caveat,
     RoundFit,
     SpeedupByK,
     Summary,
-    Verdict,
 )
 from harness.theory import acceptance as theory
 from harness.theory.speedup import RoundTimes, StepTimes
@@ -159,7 +159,7 @@ def analyse_breakeven(setup: Setup) -> Summary:
         round_times = replace(round_times, source="rounds")
     return Summary(
         run=setup.facts(rows),
-        verdict=_verdict(measured, inputs),
+        answers=_answers(measured, inputs),
         caveats=tuple(_caveats(inputs, measured)),
         results=rows,
         latency=tuple(_typed_rows(inputs.times)),
@@ -239,8 +239,8 @@ def _row(rounds: RoundTimes, k: int, alpha: float, rate: float, tokens: float) -
     )
 
 
-def _verdict(measured: Sequence[ResultRow], inputs: Inputs) -> Verdict | None:
-    """The verdict. Speedups measured by a server take precedence over computed ones."""
+def _answers(measured: Sequence[ResultRow], inputs: Inputs) -> tuple[Answer, ...]:
+    """The one verdict, or none. Speedups measured by a server go before computed ones."""
     server_speedups, requests = inputs.server_speedups, inputs.requests
     speedups = {
         row.k: server_speedups.get(row.k, row.speedup or 0.0)
@@ -248,7 +248,7 @@ def _verdict(measured: Sequence[ResultRow], inputs: Inputs) -> Verdict | None:
         if row.k in server_speedups or not server_speedups
     }
     if not speedups:
-        return None
+        return ()
     k = max(speedups, key=lambda number: (speedups[number], -number))
     speedup, row = speedups[k], next(row for row in reversed(measured) if row.k == k)
     by_server = k in server_speedups
@@ -258,9 +258,8 @@ def _verdict(measured: Sequence[ResultRow], inputs: Inputs) -> Verdict | None:
     decision: Decision = "undecided"
     if abs(speedup - 1.0) > UNDECIDED_MARGIN and not few and not spans:
         decision = "speculate" if speedup > 1.0 else "does_not_pay"
-    return Verdict(
+    answer = Answer(
         decision=decision,
-        speculate=decision == "speculate",
         draft=None,
         k=0 if decision == "does_not_pay" else k,
         temperature=None,
@@ -278,7 +277,9 @@ def _verdict(measured: Sequence[ResultRow], inputs: Inputs) -> Verdict | None:
             "requests": requests if few or spans else None,
             "needed": MIN_PROMPTS if few else None,
         },
+        source="measured" if by_server else "theory",
     )
+    return (answer,)
 
 
 def _interval(speedup: float, row: ResultRow, inputs: Inputs, candidates: int) -> Interval | None:

@@ -113,20 +113,20 @@ def _card_rows(name: str, run: StoredRun, summary: Summary) -> Iterator[CardRow]
     price = summary.price_per_hour_usd
     rental = run.manifest.cloud
     seconds, rate = (rental.seconds, rental.price_per_hour_usd) if rental else (None, None)
-    for verdict in summary.per_temperature:
-        gain = verdict.speedup if verdict.speculate and verdict.speedup else 1.0
-        plain_s = _plain_s(summary, verdict.temperature, verdict.draft)
+    for answer in summary.per_temperature:
+        gain = answer.speedup if answer.speculates and answer.speedup else 1.0
+        plain_s = _plain_s(summary, answer.temperature, answer.draft)
         yield CardRow(
             place=0,
             card=name,
             device=_device(Setup(run)),
-            temperature=verdict.temperature,
-            decision=verdict.decision,
-            draft=verdict.draft,
-            k=verdict.k,
-            speedup=verdict.speedup,
-            speedup_lo=verdict.speedup_lo,
-            speedup_hi=verdict.speedup_hi,
+            temperature=answer.temperature,
+            decision=answer.decision,
+            draft=answer.draft,
+            k=answer.k,
+            speedup=answer.speedup,
+            speedup_lo=answer.speedup_lo,
+            speedup_hi=answer.speedup_hi,
             plain_s=plain_s,
             seconds_per_token=plain_s / gain,
             price_per_hour_usd=price,

@@ -44,6 +44,7 @@ from harness.records import GREEDY, ResultRow, Trial, UserError
 from harness.stats.jackknife import Estimate, exponential, holm, workload_ratio
 from harness.storage import FREE_KEYS, SERVER, StoredRun
 from harness.summary import (
+    Answer,
     ComparedRun,
     Comparison,
     ComparisonCaveat,
@@ -52,7 +53,6 @@ from harness.summary import (
     ServedSummary,
     Value,
     Values,
-    Verdict,
 )
 
 ALL_SETS = "all"
@@ -83,7 +83,7 @@ def compare(runs: Sequence[StoredRun], fail_below: float | None = None) -> Compa
     `fail_below` is the least ratio of speedups that passes.
     """
     names = _names(runs)
-    verdict = analyse(runs[0]).verdict
+    headline = analyse(runs[0]).headline
     setups = [Setup(run) for run in runs]
     served = [None if setup.engine is None else analyse(setup.run).served for setup in setups]
     rows: list[ComparisonRow] = []
@@ -96,7 +96,7 @@ def compare(runs: Sequence[StoredRun], fail_below: float | None = None) -> Compa
             raise UserError(f"runs: {names[0]} and {name} have no cell in common")
         rows += pair_rows
         caveats += [caveat for caveat in pair_caveats if caveat not in caveats]
-        compared.append(_compared(name, pair_rows, verdict, fail_below))
+        compared.append(_compared(name, pair_rows, headline, fail_below))
     return Comparison(
         reference=names[0],
         folders=tuple(str(run.folder) for run in runs),
@@ -399,9 +399,9 @@ def _times_only(row: ComparisonRow) -> ComparisonRow:
 
 
 def _compared(
-    run: str, rows: Sequence[ComparisonRow], verdict: Verdict | None, fail_below: float | None
+    run: str, rows: Sequence[ComparisonRow], headline: Answer | None, fail_below: float | None
 ) -> ComparedRun:
-    row = deciding(rows, verdict and verdict.temperature, verdict.k if verdict else 0)
+    row = deciding(rows, headline and headline.temperature, headline.k if headline else 0)
     p_values = [entry.p_value_holm for entry in rows if entry.p_value_holm is not None]
     counts = len(p_values), sum(value < SIGNIFICANT for value in p_values)
     if fail_below is None:

@@ -24,7 +24,7 @@ from harness.analysis.cells import ratio
 from harness.analysis.latency import Latency
 from harness.records import Decision, LatencyRow, ResultRow, grouped
 from harness.stats.jackknife import token_weights
-from harness.summary import Explanation, Factor, RuleOfThumb, Verdict
+from harness.summary import Answer, Explanation, Factor, RuleOfThumb
 from harness.theory.acceptance import accepted_over_emitted
 from harness.theory.roofline import LAUNCH_BOUND_MBU
 from harness.theory.speedup import RoundTimes, StepTimes
@@ -75,7 +75,7 @@ class Case:
 
 
 def case_of(
-    verdict: Verdict,
+    verdict: Answer,
     draft: str,
     rows: Sequence[ResultRow],
     latency: Latency,
@@ -103,7 +103,7 @@ def case_of(
 
 
 def _cells(
-    verdict: Verdict,
+    verdict: Answer,
     draft: str,
     rows: Sequence[ResultRow],
     weights: Mapping[str, float] | None,

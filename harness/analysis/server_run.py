@@ -60,6 +60,7 @@ from harness.stats.jackknife import (
 )
 from harness.summary import (
     AcceptanceByPosition,
+    Answer,
     Caveat,
     Doubt,
     LoadCell,
@@ -75,7 +76,6 @@ from harness.summary import (
     Summary,
     Unstable,
     Values,
-    Verdict,
     Visits,
 )
 from harness.theory.replay import Replayed
@@ -89,13 +89,9 @@ def analyse_served(setup: Setup) -> Summary:
     """Everything a server run says, as far as what it stored allows."""
     run = ServedRun(setup)
     results, unstable = run.results, run.unstable
-    verdicts = run.verdicts
     return Summary(
         run=setup.facts(results),
-        verdict=verdicts[0][0] if verdicts else None,
-        per_temperature=tuple(workload for workload, _ in verdicts),
-        per_prompt_set=tuple(verdict for _, sets in verdicts for verdict in sets),
-        answers=tuple(answer for entry in run.answered for answer in entry.answers()),
+        answers=tuple(each for entry in run.answered for each in (entry.workload, *entry.sets)),
         failures=failures(setup, run.trials),
         caveats=(
             *run.caveats(),
@@ -469,16 +465,11 @@ class ServedRun(ServedTexts):
         A prompt set of the headline's temperature, or the whole workload at another one. Nothing
         where the headline is undecided, or speculation is in doubt.
         """
-        asked = [
-            entry
-            for entry in self.answered
-            if entry.question.engine == self.engine.name and entry.question.source == "measured"
-        ]
-        speculates = [entry for entry in asked if entry.verdicts[0].speculate]
-        first = next(iter([*speculates, *asked]), None)
-        if first is None or first.verdicts[0].decision == "undecided":
+        asked = [entry for entry in self.answered if entry.question.engine == self.engine.name]
+        first = next(iter(asked), None)
+        if first is None or first.workload.decision == "undecided":
             return
-        served_k, weights = first.verdicts[0].k, self.setup.weights
+        served_k, weights = first.workload.k, self.setup.weights
         evidence = first.question.evidence
         sets = [name for name in sorted(set(evidence.prompt_sets)) if (weights or {}).get(name, 1)]
         for name in sets if len(sets) > 1 else ():
@@ -524,28 +515,28 @@ class ServedRun(ServedTexts):
 
     def positions(self) -> Iterator[AcceptanceByPosition]:
         """Replayed acceptance by position at each verdict's K."""
-        for verdict, _ in self.verdicts:
-            k = verdict.k or verdict.reason_values.get("k")
-            if self.not_predicted or not isinstance(k, int) or verdict.temperature is None:
+        for answer in self.workloads:
+            k, temperature = answer.named[1], answer.temperature
+            if self.not_predicted or not k or temperature is None:
                 continue
-            texts = self.texts(self.settled, 0, verdict.temperature)
+            texts = self.texts(self.settled, 0, temperature)
             if texts.trials:
                 shares = self.replayed(texts, k).acceptance_by_position
-                temperature = verdict.temperature
                 yield AcceptanceByPosition(
                     self.setup.draft, "all", temperature, k, "replayed", shares
                 )
 
-    # ---- verdicts --------------------------------------------------------------------------------
+    # ---- answers ---------------------------------------------------------------------------------
 
     @cached_property
     def answered(self) -> tuple[Answered, ...]:
         """Every question decided: the server's, then our own loop's."""
+        asked = [*self._questions(), *self._own_questions()]
         return answered(
-            [*self._questions(), *self._own_questions()],
+            asked,
             weights=self.setup.shares,
             seed=self.setup.seed,
-            distrust=self._doubt,
+            doubts=[self._doubt(question) for question in asked],
         )
 
     @cached_property
@@ -559,11 +550,10 @@ class ServedRun(ServedTexts):
         return tuple(gate for gate in self.gates if gate.k and gate.lossless is False)
 
     @property
-    def verdicts(self) -> list[tuple[Verdict, Sequence[Verdict]]]:
-        """The server's by temperature: that of the workload, and its prompt sets'."""
-        served = [entry for entry in self.answered if entry.question.engine == self.engine.name]
-        measured = [entry for entry in served if entry.question.source == "measured"]
-        return [(entry.verdicts[0], entry.verdicts[1:]) for entry in measured]
+    def workloads(self) -> list[Answer]:
+        """The server's answers on the whole workload, by temperature."""
+        served = (entry for entry in self.answered if entry.question.engine == self.engine.name)
+        return [entry.workload for entry in served]
 
     def _questions(self) -> Iterator[Question]:
         if all(trial.k for trial in self.trials):  # records of no plain server
@@ -575,7 +565,7 @@ class ServedRun(ServedTexts):
             evidence = self._evidence(self._comparable(temperature), temperature)
             yield Question(
                 evidence,
-                (self.engine.rule,),
+                self.engine.rule,
                 "measured",
                 self.engine.name,
                 visits={
@@ -626,7 +616,7 @@ class ServedRun(ServedTexts):
             texts = self.texts(self.settled, 0, temperature)
             if times is not None and texts.trials:
                 evidence = self._predicted_evidence(texts, temperature, times)
-                yield Question(evidence, (self.engine.rule,), "replayed", OWN.name)
+                yield Question(evidence, self.engine.rule, "replayed", OWN.name)
 
     def _predicted_evidence(self, texts: Texts, temperature: float, times: RoundTimes) -> Evidence:
         """Seconds per prompt at our own loop's round times."""
@@ -726,8 +716,8 @@ class ServedRun(ServedTexts):
     def _memory(self) -> ServedMemory | None:
         """What the draft takes next to the target, at the verdict's K or else the largest."""
         commands = {each.k: each for each in self.engine.commands}  # of most slots
-        verdict = self.verdicts[0][0] if self.verdicts else None
-        served = commands.get((verdict and verdict.k) or max(commands, default=0))
+        k = next((answer.k for answer in self.workloads), 0)
+        served = commands.get(k or max(commands, default=0))
         if served is None or not served.k or served.context_tokens is None:
             return None
         setup, plain = self.setup, commands.get(0)

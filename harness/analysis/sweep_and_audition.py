@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from harness.analysis.adaptive import ScoredTexts, adaptive_drafting, replayed_adaptively
-from harness.analysis.answers import Answered, Question, answered, questions
+from harness.analysis.answers import Answered, Question, answered, carried_over, with_rounds
 from harness.analysis.caveats import caveats, failures, greedy_texts_differ, of_the_timings
 from harness.analysis.cells import completed, latest, measured_positions, measured_rows
 from harness.analysis.explanation import case_of, explain, rules_of_thumb
@@ -44,16 +44,18 @@ from harness.records import (
     LatencyRow,
     ResultRow,
     Rule,
+    Source,
     TextKey,
     TextTrace,
     Trial,
     grouped,
 )
 from harness.serving.drafts import kind_of
-from harness.serving.engines import drafts_alike, with_lines
+from harness.serving.engines import ENGINES, OWN, drafts_alike, with_lines
 from harness.summary import (
     AcceptanceByPosition,
     AdaptiveDrafting,
+    Answer,
     Caveat,
     Doubt,
     Explanation,
@@ -64,7 +66,6 @@ from harness.summary import (
     Summary,
     TextCheck,
     Unstable,
-    Verdict,
 )
 from harness.theory.cost import usd_per_million_tokens
 from harness.theory.replay import Replayed
@@ -243,53 +244,83 @@ class PairAnalysis:
                         self.setup.weights,
                     )
 
-    # ---- verdicts ----
+    # ---- answers ----
+
+    @cached_property
+    def questions(self) -> tuple[Question, ...]:
+        """What is to be decided, by temperature: for our own loop, or at the times that were typed.
+
+        An engine whose round times are known from elsewhere has a question of its own here, whose
+        evidence is replay at these times; of every other, `answers` says what carries over.
+        """
+        engine = None if self.setup.typed_latency else OWN.name
+        source: Source = "replayed" if self.setup.replay_only else "measured"
+        return tuple(
+            Question(evidence, self.setup.rule, source, engine) for evidence in self.evidence
+        )
 
     @cached_property
     def answered(self) -> tuple[Answered, ...]:
-        """Every question decided, for every temperature and acceptance rule."""
-        setup, rankings = self.setup, self.rankings
-
-        def doubt(question: Question) -> Doubt | None:
-            """Why a question has no verdict: its texts, or its timings, cannot be right."""
-            if self.distrusted is None and question.source == "measured":
-                return impossible(self.unstable, question.evidence.temperature)
-            return self.distrusted
-
-        # A look-up is accepted alike by every rule
-        only_lookups = bool(rankings) and all(
-            set(ranking.replays.drafts) <= ranking.replays.lookups for ranking in rankings.values()
+        """Every question decided."""
+        return answered(
+            self.questions,
+            weights=self.setup.shares,
+            seed=self.setup.seed,
+            doubts=[self._doubt(question) for question in self.questions],
         )
-        asked = questions(
-            self.evidence,
-            {key: ranking.evidence for key, ranking in rankings.items()},
-            rule=setup.rule,
-            replay_only=setup.replay_only,
-            coincide=setup.synthetic or only_lookups,
-            adaptive=setup.adaptive,
-            alike=lambda server, draft, temperature: drafts_alike(
-                server, kind_of(draft, setup.model_facts), temperature
-            ),
-            weights=setup.weights,
-        )
-        return answered(list(asked), weights=setup.shares, seed=setup.seed, distrust=doubt)
+
+    def _doubt(self, question: Question) -> Doubt | None:
+        """Why a question has no verdict: its texts, or its timings, cannot be right."""
+        if self.distrusted is None and question.source == "measured":
+            return impossible(self.unstable, question.evidence.temperature)
+        return self.distrusted
 
     @cached_property
-    def verdicts(self) -> list[tuple[Verdict, ...]]:
-        """By temperature, under the run's rule: that of the workload, then its prompt sets'.
-
-        Where servers have different drafts, on as many of them as any server has.
-        """
+    def answers(self) -> tuple[Answer, ...]:
+        """By temperature, those that were decided, then what carries over to other engines."""
+        made: list[Answer] = []
         by_temperature = grouped(self.answered, lambda each: each.question.evidence.temperature)
-        chosen: list[tuple[Verdict, ...]] = []
-        for entries in by_temperature.values():
-            own = [entry for entry in entries if self.setup.rule in entry.question.rules]
-            most = max(own or entries, key=lambda entry: len(entry.question.drafts.get("all", ())))
-            chosen.append(most.verdicts)
-        return chosen
+        for temperature, entries in by_temperature.items():
+            of_own = [entry for entry in entries if entry.question.engine in (OWN.name, None)]
+            own = [self._with_rounds(each) for each in (of_own[0].workload, *of_own[0].sets)]
+            made += own
+            others = [entry for entry in entries if entry not in of_own]
+            made += (each for entry in others for each in (entry.workload, *entry.sets))
+            timed = {entry.question.engine for entry in entries}
+            for engine in with_lines():
+                if engine not in timed:
+                    made += self._carried_over(own, engine, temperature)
+        return tuple(made)
+
+    def _with_rounds(self, answer: Answer) -> Answer:
+        ranking = self.rankings.get((self.setup.rule, answer.temperature or 0.0))
+        if ranking is None or self.setup.synthetic or self.distrusted:
+            return answer
+        return with_rounds(answer, ranking, self.setup.shares)
+
+    def _carried_over(
+        self, own: Sequence[Answer], engine: str, temperature: float
+    ) -> Iterator[Answer]:
+        """Of every prompt set; nothing of an engine that has none of the drafts, or drafts else.
+
+        Nor where acceptance was set, which is no property of the models.
+        """
+        setup, spec = self.setup, ENGINES[engine]
+        assert spec.rule is not None
+        ranking = self.rankings.get((spec.rule, temperature))
+        stops = setup.adaptive and spec.rule == setup.rule and not spec.stops_early
+        if ranking is None or stops or setup.synthetic or self.distrusted:
+            return
+        has = {
+            draft
+            for draft in ranking.replays.drafts
+            if drafts_alike(engine, kind_of(draft, setup.model_facts), temperature)
+        }
+        if has:
+            yield from (carried_over(each, engine, ranking, has, setup.shares) for each in own)
 
     def explained(
-        self, verdict: Verdict | None
+        self, verdict: Answer | None
     ) -> tuple[Explanation | None, tuple[RuleOfThumb, ...]]:
         """Why a verdict is what it is, and the rules of thumb next to it.
 
@@ -351,17 +382,14 @@ class PairAnalysis:
     def summary(self) -> Summary:
         """Everything that the run says."""
         setup = self.setup
-        verdict = self.verdicts[0][0] if self.verdicts else None
-        explanation, rules = self.explained(verdict)
+        own = self.answered[0].workload if self.answered else None
+        explanation, rules = self.explained(own)
         outliers = outlier_cells(self.trials)
         timed = (pair for by_draft in self.latencies.values() for pair in by_draft.items())
         round_times = [latency.round_summary(draft) for draft, latency in timed]
         summary = Summary(
             run=setup.facts(self.results),
-            verdict=verdict,
-            per_temperature=tuple(verdicts[0] for verdicts in self.verdicts),
-            per_prompt_set=tuple(each for verdicts in self.verdicts for each in verdicts[1:]),
-            answers=tuple(answer for entry in self.answered for answer in entry.answers()),
+            answers=self.answers,
             failures=failures(setup, self.trials),
             caveats=tuple(self.all_caveats(outliers)),
             results=tuple(self.results),
@@ -410,20 +438,17 @@ class PairAnalysis:
         )
 
     def _with_cost(self, summary: Summary) -> Summary:
-        """The summary with the cost of a token, plain and as the verdict says to serve."""
-        price, verdict = self.setup.price_per_hour, summary.verdict
-        if price is None or verdict is None or verdict.temperature is None or self.distrusted:
+        """The summary with what a token costs with plain decoding, where the card has a price."""
+        price, answer = self.setup.price_per_hour, summary.headline
+        if price is None or answer is None or answer.temperature is None or self.distrusted:
             return summary
-        latency = next(iter(self.latencies.get(verdict.temperature, {}).values()), None)
+        latency = next(iter(self.latencies.get(answer.temperature, {}).values()), None)
         if latency is None:
             return summary
-        plain = usd_per_million_tokens(latency.rounds.baseline_s, price)
-        speedup = verdict.speedup if verdict.speculate and verdict.speedup else 1.0
         return replace(
             summary,
             price_per_hour_usd=price,
-            plain_usd_per_million_tokens=plain,
-            usd_per_million_tokens=plain / speedup,
+            plain_usd_per_million_tokens=usd_per_million_tokens(latency.rounds.baseline_s, price),
         )
 
 

@@ -21,6 +21,7 @@ from harness.measurement.environment import describe_host
 from harness.records import UserError
 from harness.reporting import grid, index
 from harness.reporting.index import Entry
+from harness.serving.engines import spec_of
 from harness.storage import RunFolder, StoredRun, load, refuse_lost_trials
 from harness.storage.lock import Busy
 from harness.summary import ComparisonRow, Summary
@@ -118,16 +119,20 @@ def _below(summary: Summary, folder: Path, fail_below: float | None) -> bool:
     """Whether the headline's speedup is below what was asked for; says which one was judged."""
     if fail_below is None:
         return False
-    decision = grid.decided(summary)
-    if decision is None or decision.speedup is None:
+    answer, asked = summary.headline, summary.run.serve_on
+    if asked and (answer is None or not answer.timed):
+        raise UserError(
+            f"fail_below={fail_below:g}: {folder} timed no round of {spec_of(asked).title}; leave"
+            " engine= out, or give a run of its server"
+        )
+    if answer is None or answer.speedup is None:
         raise UserError(f"fail_below={fail_below:g}: {folder} has no headline with a speedup")
-    below = decision.speedup < fail_below
+    below = answer.speedup < fail_below
     outcome = "FAIL, the headline's speedup is below it" if below else "PASS"
-    k = decision.k or decision.reason_values.get("k")
-    cell = grid.marked(summary)
-    where = f", {grid.SOURCES[cell.row.answer.source]}, for {cell.phrase}" if cell else ""
+    shown = grid.marked(summary)
+    where = f", {grid.evidence(answer)}, for {shown.phrase}" if shown else ""
     Console(highlight=False, soft_wrap=True).print(
-        f"fail_below={fail_below:g}: {outcome}: {decision.speedup:.2f}x at K={k}{where}"
+        f"fail_below={fail_below:g}: {outcome}: {answer.speedup:.2f}x at K={answer.named[1]}{where}"
     )
     return below
 

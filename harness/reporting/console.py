@@ -165,13 +165,21 @@ def _table_lines(table: Table, out: Console) -> Lines:
 
 
 def _snippet_lines(snippet: Snippet, out: Console) -> Lines:
-    """The line to serve, with the mark of its row of the grid; or where it is if it is long."""
-    title = _wrapped(out, [Text(f"{MARK} {snippet.title}", "bold")])
+    """The line to serve; what measures it, where that comes first; where it is if it is long."""
+    if snippet.measure:
+        title = f"{_title(snippet)}; this measures it, the report has the line:"
+        return (*_wrapped(out, [Text(title, "bold")]), Text(snippet.measure))
+    title = _wrapped(out, [Text(_title(snippet), "bold")])
     code = snippet.code.splitlines()
     if len(code) > MOST_CODE:
         where = f"{len(code)} lines of code, to copy from the report that is named below."
         return (*title, *_wrapped(out, [Text(where)]))
     return (*title, *map(Text, code or snippet.notes))
+
+
+def _title(snippet: Snippet) -> str:
+    """With the mark of the row of the grid that it is for."""
+    return f"{MARK} {snippet.title}" if snippet.marked else snippet.title
 
 
 def _height(lines: Sequence[Text], width: int) -> int:
@@ -199,7 +207,7 @@ def _show_all(content: Content, out: Console) -> None:
         _snippet(out, snippet)
     if content.snippets[1:]:
         others = ", ".join(snippet.title for snippet in content.snippets[1:])
-        _line(out, f"In report.md, each with its own K and speedup: {others}.")
+        _line(out, f"In report.md: {others}.")
     for table in content.tables:
         print_table(table, out)
     _paragraph(out, [content.acceptance] if content.acceptance else [])
@@ -276,7 +284,10 @@ def _paragraph(out: Console, lines: Sequence[str], style: str = "") -> None:
 def _snippet(out: Console, snippet: Snippet) -> None:
     """Something to paste: its lines are never broken, a terminal wraps them by itself."""
     out.print()
-    _line(out, f"{MARK} {snippet.title}", "bold")
+    _line(out, _title(snippet), "bold")
+    if snippet.measure:
+        out.print(Text(snippet.measure), soft_wrap=True)
+        _line(out, snippet.then)
     if snippet.code:
         out.print(Text(snippet.code), soft_wrap=True)
     _notes(out, snippet.notes)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from harness.records import Decision
 from harness.reporting import formatting as fmt
 from harness.reporting import grid, serving
 from harness.reporting.sentences import caveats, explanation, run, verdict
@@ -36,7 +37,12 @@ MEASURED_WITH = (
 )
 Answer = Literal["yes", "no", "open", "none"]
 Pairs = tuple[tuple[str, str], ...]
-_DECISIONS: Mapping[str, Answer] = {"speculate": "yes", "does_not_pay": "no", "undecided": "open"}
+_DECISIONS: Mapping[Decision, Answer] = {
+    "speculate": "yes",
+    "does_not_pay": "no",
+    "undecided": "open",
+    "not_measured": "open",
+}
 # The worst first
 _OUTCOMES: Mapping[str, Answer] = {"fail": "no", "unclear": "open", "pass": "yes"}
 _CHECKS: Mapping[str, Answer] = {"PASS": "yes", "TIE": "yes", "FAIL": "no"}
@@ -118,9 +124,8 @@ def _answer(summary: Summary) -> Answer:
     checks = verdict.snapshot_checks(summary)
     if run.banner(summary.run) is not None:
         return "none"
-    decided = grid.decided(summary)
-    if decided is not None:
-        return _DECISIONS[decided.decision]
+    if summary.headline is not None:
+        return _DECISIONS[summary.headline.decision]
     if summary.comparison is not None:
         outcomes = [run.outcome for run in summary.comparison.runs]
         worst = next((key for key in _OUTCOMES if key in outcomes), None)

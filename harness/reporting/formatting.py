@@ -5,11 +5,11 @@ percent ("34.2 %"), an alpha never is ("0.561"). A value that does not apply is 
 """
 
 from harness.records import ResultRow
-from harness.summary import Answer, CardDraftRow, CardRow, EngineRow, LeaderboardRow, Verdict
+from harness.summary import Answer, CardDraftRow, CardRow, EngineRow, LeaderboardRow
 
 EMPTY = "-"
 NO_ROOT = "none"
-Gain = Answer | CardDraftRow | CardRow | EngineRow | LeaderboardRow | ResultRow | Verdict
+Gain = Answer | CardDraftRow | CardRow | EngineRow | LeaderboardRow | ResultRow
 Bounded = tuple[float | None, float | None, float | None]  # a value, and its interval
 _GIB = 1024**3
 _MIB = 1024**2

@@ -1,31 +1,18 @@
-"""The grid of answers as a reader sees it: temperature x engines that accept alike.
+"""The answers as a reader sees them: a row for every temperature and engine.
 
-`Summary.answers` holds one answer per temperature, acceptance rule and prompt set, or several where
-servers of a rule have different drafts; servers with one answer share a row here. One row is
-marked: the headline and the serving line are its. It is the first temperature that speculates on
-the server that `engine=` names; without that key on vLLM with its defaults, and where nothing does
-there, the first row that speculates at all.
-
-Of a server run the marked row is the server's own, and our own loop's stand below it.
+`Summary.answers` holds an answer for every engine; those whose rounds were not timed share a row
+where the same is known of them. One row is marked: that of the headline, `Summary.headline`. Of a
+sweep and an audition it is our own loop's at the first temperature, or that of the engine which
+`engine=` names; of a server run the server's own, and our own loop's stand below it.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 
-from harness.records import Decision, Rule, Source, grouped, where
+from harness.records import Decision, Rule, Source, first, grouped, where
 from harness.reporting import formatting as fmt
-from harness.serving.engines import ENGINES, OWN, spec_of, with_lines
-from harness.summary import (
-    Answer,
-    SamplingFacts,
-    ServedSummary,
-    Summary,
-    UserLatency,
-    Value,
-    Verdict,
-    VerdictReason,
-)
+from harness.serving.engines import OWN, spec_of, with_lines
+from harness.summary import Answer, ServedSummary, Summary, UserLatency
 
 # Those whose reports say what to serve
 DECIDING_COMMANDS = frozenset({"sweep", "audition", "server"})
@@ -33,44 +20,54 @@ DECISIONS: Mapping[Decision, str] = {
     "speculate": "speculate",
     "does_not_pay": "do not speculate",
     "undecided": "undecided",
+    "not_measured": "not measured",
 }
 # Of the marked row and of its serving line
 MARK = "*"
-SOURCES = {"measured": "measured", "replayed": "predicted", "theory": "predicted"}
+SOURCES: Mapping[Source, str] = {
+    "measured": "measured",
+    "replayed": "predicted",
+    "theory": "predicted",
+}
+# What has times that were given
+GIVEN = "the given times"
 
 
 @dataclass(frozen=True)
 class GridRow:
-    """One temperature on engines with one answer."""
+    """One temperature on engines of which the same is known."""
 
     temperature: float
-    rules: tuple[Rule | None, ...]
-    servers: tuple[str, ...]  # engines, in their order; none of a server run, or of our own loop
-    answer: Answer  # of the whole workload
-    sets: tuple[Answer, ...]  # of each prompt set alone
-    every: bool  # whether it holds on every engine
+    servers: tuple[str | None, ...]  # engines, in their order; None: what has the given times
+    answer: Answer  # of the whole workload, the first engine's
+    sets: tuple[Answer, ...]  # of each prompt set alone; none of engines that were not timed
+    every: bool  # whether it holds of every engine whose rounds were not timed
     adaptive: bool  # whether drafting stopped early
-    served: str | None = None  # the engine, of a server run
+    same_draft: bool  # whether its draft is that of the first row of the temperature
 
     @property
     def engines(self) -> str:
         """The engines in words."""
-        if self.served is not None:
-            return spec_of(self.served).title
         if self.every:
-            return "all engines"
-        names = names_of(self.servers)
+            return "any other engine"
+        named = [name for name in self.servers if name is not None]
+        names = names_of(named) if named else GIVEN
         return f"{names}, adaptive" if self.adaptive else names
 
     @property
-    def where(self) -> str:
-        """Temperature and engines, as a sentence starts with them."""
-        return f"temperature {fmt.temperature(self.temperature)}, {self.engines}"
+    def serve(self) -> str:
+        """What to serve, or when."""
+        return words_of_row(self.answer, name_draft=not self.same_draft)
 
     @property
-    def speculates(self) -> bool:
-        """Whether a draft is to be served."""
-        return self.answer.decision == "speculate"
+    def evidence(self) -> str:
+        """How it is known, in a word or two."""
+        return evidence(self.answer)
+
+
+def evidence(answer: Answer) -> str:
+    """How an answer is known: of an engine that was not timed never "measured"."""
+    return SOURCES[answer.source] if answer.timed else DECISIONS["not_measured"]
 
 
 def names_of(servers: Collection[str]) -> str:
@@ -78,7 +75,7 @@ def names_of(servers: Collection[str]) -> str:
 
     A variant is left out next to its engine, and next to another that accepts alike.
     """
-    named = [spec for name, spec in with_lines().items() if name in servers]
+    named = [spec_of(name) for name in servers]
     accepts_alike = {spec.rule for spec in named if spec.variant_of is None}
     shown = (
         spec.in_rows
@@ -86,10 +83,10 @@ def names_of(servers: Collection[str]) -> str:
         if spec.variant_of not in servers
         and (spec.variant_of is None or spec.rule not in accepts_alike)
     )
-    return ", ".join(shown) or OWN.title
+    return ", ".join(shown)
 
 
-def left_out(servers: Collection[str]) -> tuple[str, ...]:
+def left_out(servers: Collection[str | None]) -> tuple[str, ...]:
     """Of each variant that stands for itself there, that it accepts as another engine does."""
     named = [spec for name, spec in with_lines().items() if name in servers]
     return tuple(
@@ -112,156 +109,102 @@ def engines_by_rule() -> dict[Rule, str]:
 
 @dataclass(frozen=True)
 class Marked:
-    """The row whose headline and serving line are shown, and the server that they are for."""
+    """The headline's answer, and its row."""
 
     row: GridRow
-    server: str  # an engine; of a server run the one that was measured
+    answer: Answer
 
     @property
     def phrase(self) -> str:
         """As "vLLM with its defaults at temperature 0"."""
-        spec = spec_of(self.row.served or self.server)
-        name = spec.in_headlines if self.row.served is None else spec.title
+        engine = self.answer.engine
+        name = GIVEN if engine is None else spec_of(engine).in_headlines
         return f"{name} at temperature {fmt.temperature(self.row.temperature)}"
 
 
-def rows(summary: Summary, *, alone: bool = True) -> tuple[GridRow, ...]:
-    """Every row, temperatures as listed, vLLM's default first.
-
-    Servers share a row where it shows the same of each, of prompt sets `alone` too.
-    """
-    if summary.served is not None:
-        return tuple(_served_rows(summary))
-    sampling = summary.run.sampling
-    made: list[GridRow] = []
-    for temperature, answers in grouped(summary.answers, lambda answer: answer.temperature).items():
-        alike: dict[tuple[_Shown, ...], list[Answer]] = {}
-        by_question = grouped(answers, lambda answer: (answer.servers, answer.rule))
-        for _, group in sorted(by_question.items(), key=lambda item: _place(*item[0])):
-            compared = group if alone else where(group, prompt_set="all")
-            shown = tuple(map(_shown, compared))
-            alike.setdefault(shown, []).extend(group)
-        made += [_row(temperature, group, sampling) for group in alike.values()]
-    return tuple(made)
+def rows(summary: Summary) -> tuple[GridRow, ...]:
+    """Every row, temperatures and engines as the answers have them."""
+    return tuple(_rows(summary))
 
 
-class _Shown(NamedTuple):
-    prompt_set: str
-    decision: Decision
-    draft: Value
-    k: Value
-    gain: tuple[float | None, ...]
-    source: Source | None = None
-    reason: VerdictReason | None = None
-
-
-def _shown(answer: Answer) -> _Shown:
-    """What a row shows of an answer: engines with the same share it."""
-    gain = tuple(value and round(value, 2) for value in fmt.bounded(answer))
-    pays, alone = answer.decision == "speculate", answer.prompt_set != "all"
-    draft, k = (answer.draft, answer.k) if pays else (None, None)
-    if alone:
-        return _Shown(answer.prompt_set, answer.decision, draft, k, gain[:1] if pays else ())
-    if answer.decision == "undecided":
-        draft, k = (answer.reason_values.get(name) for name in ("draft", "k"))
-    return _Shown("all", answer.decision, draft, k, gain, answer.source, answer.reason)
-
-
-def _place(servers: tuple[str, ...], rule: Rule | None) -> tuple[int, int]:
-    """The place of a row: by its first server, and our own loop last."""
-    first = min(map([*ENGINES].index, servers), default=len(ENGINES))
-    return first, [*engines_by_rule(), None].index(rule)
-
-
-def _served_rows(summary: Summary) -> Iterator[GridRow]:
-    """The server's row of each temperature, then our own loop's where it is known."""
-    for temperature, answers in grouped(summary.answers, lambda answer: answer.temperature).items():
-        for engine, group in grouped(answers, lambda answer: answer.engine).items():
-            row = _row(temperature, group, summary.run.sampling)
-            yield replace(row, every=False, served=engine)
-
-
-def _row(temperature: float, answers: Sequence[Answer], sampling: SamplingFacts) -> GridRow:
-    by_rule: dict[Rule | None, list[Answer]] = grouped(answers, lambda answer: answer.rule)
-    first, *_ = by_rule.values()
-    servers = {server for answer in answers for server in answer.servers}
-    return GridRow(
-        temperature,
-        tuple(by_rule),
-        tuple(server for server in with_lines() if server in servers),
-        next(answer for answer in first if answer.prompt_set == "all"),
-        tuple(answer for answer in first if answer.prompt_set != "all"),
-        every=servers == set(with_lines()),
-        adaptive=sampling.stop_threshold is not None and sampling.rule in by_rule,
-    )
+def _rows(summary: Summary) -> Iterator[GridRow]:
+    for temperature, answers in grouped(summary.answers, lambda each: each.temperature).items():
+        if temperature is None:
+            continue
+        by_engine = grouped(answers, lambda answer: answer.engine)
+        # Engines that were not timed share a row where the same is known of the whole workload
+        alike: dict[tuple[str | None, str], list[str | None]] = {}
+        for engine, (answer, *_) in by_engine.items():
+            of_one = engine if answer.timed else None
+            alike.setdefault((of_one, words_of_row(answer)), []).append(engine)
+        untimed = {answer.engine for answer in answers if not answer.timed}
+        draft, _ = answers[0].named
+        for engines in alike.values():
+            group = by_engine[engines[0]]
+            yield GridRow(
+                temperature,
+                tuple(engines),
+                group[0],
+                tuple(group[1:]) if group[0].timed else (),
+                every=untimed == set(engines) == set(with_lines()),
+                adaptive=summary.run.sampling.stop_threshold is not None
+                and any(answer.rule == summary.run.sampling.rule for answer in group),
+                same_draft=group[0].named[0] == draft,
+            )
 
 
 def marked(summary: Summary) -> Marked | None:
-    """The row to read first; None where nothing was decided for the server that was asked for."""
-    made = rows(summary)
-    if summary.served is not None:
-        own = [row for row in made if row.served == summary.served.engine]
-        best = [*(row for row in own if row.speculates), *own]
-        return Marked(best[0], summary.served.engine) if best else None
-    asked = summary.run.serve_on
-    server = asked or next(iter(with_lines()))
-    for_server = [row for row in made if server in row.servers]
-    serving = [row for row in for_server if row.speculates]
-    if serving or asked:
-        return next((Marked(row, server) for row in (*serving, *for_server)), None)
-    others = [row for row in made if row.speculates]
-    return next(
-        (Marked(row, (*row.servers, OWN.name)[0]) for row in (*others, *for_server, *made)), None
-    )
-
-
-def k_of(answer: Answer) -> int:
-    """The K to serve; where there is none, the one that the answer's numbers are of; else 0."""
-    k = answer.k or answer.reason_values.get("k")
-    return k if isinstance(k, int) else 0
+    """The row to read first; None where nothing is known of the engine that was asked for."""
+    answer = summary.headline
+    if answer is None or answer.temperature is None:
+        return None
+    at = where(rows(summary), temperature=answer.temperature)
+    return Marked(next(row for row in at if answer.engine in row.servers), answer)
 
 
 def latencies(served: ServedSummary, answer: Answer) -> tuple[UserLatency, ...]:
     """What users wait for outside of a load: with plain decoding, and at an answer's K."""
     rows = where(served.latencies, load=False, temperature=answer.temperature)
-    return tuple(row for row in rows if row.k in (0, k_of(answer)))
+    return tuple(row for row in rows if row.k in (0, answer.named[1]))
 
 
 def words(answer: Answer) -> str:
-    """What to serve, in a cell: "small, K=4", "no draft" or "undecided"."""
-    if answer.decision == "speculate":
+    """What to serve, in a cell: "small, K=4", "no draft", "undecided" or "not measured"."""
+    if answer.speculates:
         return f"{answer.draft}, K={answer.k}"
-    return "no draft" if answer.decision == "does_not_pay" else "undecided"
+    return "no draft" if answer.decision == "does_not_pay" else DECISIONS[answer.decision]
 
 
 def words_of_set(answer: Answer) -> str:
     """What to serve to one prompt set, with the speedup where a draft pays."""
-    gain = f": {fmt.speedup(answer.speedup)}" if answer.decision == "speculate" else ""
+    gain = f": {fmt.speedup(answer.speedup)}" if answer.speculates else ""
     return f"{words(answer)}{gain}"
 
 
-def words_of_row(answer: Answer) -> str:
-    """The same, with the draft and K that an undecided answer's number is of."""
-    draft, k = (answer.reason_values.get(name) for name in ("draft", "k"))
-    if answer.decision != "undecided" or k is None:
-        return words(answer)
-    return f"undecided ({'' if draft is None else f'{draft}, '}K={k})"
+def words_of_row(answer: Answer, *, name_draft: bool = True) -> str:
+    """What to serve, in a row: with the draft and K that an undecided answer's number is of.
 
-
-def decided(summary: Summary) -> Answer | Verdict | None:
-    """The decision that a report leads with: the marked row's, or of numbers that were given.
-
-    None where nothing is known for the server that was asked for.
+    Of an engine that was not timed the cost of a round below which K pays: "K=4 if cost < 2.87".
     """
-    shown = marked(summary)
-    if shown is None:
-        return None if summary.answers else summary.verdict
-    return shown.row.answer
+    draft, k = answer.named
+    named = f"K={k}" if draft is None or not name_draft else f"{draft}, K={k}"
+    if answer.decision == "not_measured":
+        limit = answer.round and fmt.decimal(answer.round.tokens_per_round)
+        return fmt.EMPTY if limit is None else f"{named} if cost < {limit}"
+    return f"undecided ({named})" if answer.decision == "undecided" and k else words(answer)
 
 
-def rule_of(summary: Summary) -> Rule | None:
-    """The acceptance rule of the server that was measured or asked for, else the run's own."""
-    if summary.served is not None:
-        return summary.served.rule
-    asked = summary.run.serve_on
-    return spec_of(asked).rule if asked else summary.run.sampling.rule
+def title_of(answer: Answer) -> str:
+    """The engine of an answer."""
+    return GIVEN if answer.engine is None else spec_of(answer.engine).in_rows
+
+
+def at_place(answer: Answer) -> str:
+    """Where an answer holds: "on the harness's loop", or "at the given times"."""
+    return f"at {GIVEN}" if answer.engine is None else f"on {spec_of(answer.engine).title}"
+
+
+def own_answer(summary: Summary, temperature: float) -> Answer | None:
+    """That of our own loop, or at the times that were given, on the whole workload."""
+    at = where(summary.answers, temperature=temperature, prompt_set="all")
+    return first(answer for answer in at if answer.timed and answer.engine in (OWN.name, None))

@@ -90,15 +90,18 @@ def report(content: Content, plots: "Sequence[Drawn]") -> str:
 
 
 def _what_and_why(headline: str) -> tuple[str, str]:
-    """What to do, in large letters, and the rest of the headline.
+    """Where and what to do, in large letters, and the rest of the headline.
 
-    "Serve small at K=3: 1.42x, ..." and "On your server (vLLM): serve small at K=3, 1.42x, ..."
+    "Serve small at K=3: 1.42x, ..." and "On your server (vLLM), temperature 0: serve small at K=3,
+    1.42x, ...", whose first part is "On your server (vLLM): serve small at K=3".
     """
     first, _, rest = headline.partition(": ")
-    if not first.startswith("On "):
+    if not first.startswith(("On ", "At ")):
         return first, rest
+    place, _, circumstances = first.partition(", ")
     what, mark, why = [*re.split(r"([,;] )", rest, maxsplit=1), "", ""][:3]
-    return f"{what[0].upper()}{what[1:]}", f"{first}{mark}{why}"
+    circumstances = f"{circumstances[0].upper()}{circumstances[1:]}" if circumstances else ""
+    return f"{place}: {what}", f"{circumstances}{mark if circumstances else ''}{why}"
 
 
 def page(template: str, **values: Any) -> str:

@@ -118,7 +118,7 @@ def _line(entry: Entry) -> Line:
     summary = entry.summary
     if summary is None:
         return Line(entry.folder.name, "unreadable")
-    facts, decision = summary.run, grid.decided(summary)
+    facts, decision = summary.run, summary.headline
     known = dict(measured_with(summary)[0])
     trouble = run.status(facts)
     draft = facts.draft or (decision.draft if decision else None)
@@ -150,8 +150,8 @@ def _kind(summary: Summary) -> Kind:
         return "profile"
     if facts.command == "breakeven":
         return "typed"
-    shown = grid.marked(summary)
-    predicted = shown.row.answer.source == "replayed" if shown else facts.replay_only
+    answer = summary.headline
+    predicted = facts.replay_only if answer is None else answer.source == "replayed"
     return "replayed" if predicted else "measured"
 
 
@@ -170,6 +170,9 @@ def _verdict(summary: Summary) -> str:
         return "; ".join(
             _ratio(run, summary.comparison.reference) for run in summary.comparison.runs
         )
+    shown = grid.marked(summary)
+    if shown is not None:
+        return f"{grid.words(shown.answer)} ({grid.title_of(shown.answer)})"
     first = next(iter(verdict.verdicts(summary)), "")
     decision, _, rest = first.partition(": ")
     if _kind(summary) != "check":

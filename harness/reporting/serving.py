@@ -1,25 +1,25 @@
-"""What to paste into a server: one line per engine for the draft and K of its cell of the grid.
+"""What to paste into a server: one line per engine, with its K and how that is known.
 
-The first line is that of the marked cell (`harness.reporting.grid`); the others are those of the
-other engines at the same temperature. An engine without a cell in the grid was not replayed: it
-gets the marked cell's draft and K, and its speedup is not known. Round times are always this run's.
+Of a server run it is the line of the engine that was measured. Of a sweep and an audition no other
+engine ran: a line for one comes after the command that measures it (`measure_command`). Lines are
+those of the headline's temperature, the engine that `engine=` names first.
 
 Each engine's syntax is in its module of `harness.serving`.
 """
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from harness.config import CONF_DIR, OWN_DRAFT
 from harness.records import first, grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
 from harness.serving.drafts import DRAFTS, DraftKind, kind_of
-from harness.serving.engines import ENGINES, OWN, drafts_alike, spec_of, with_lines
+from harness.serving.engines import ENGINES, drafts_alike, spec_of, with_lines
 from harness.serving.spec import EngineSpec, PairToServe, changes
 from harness.summary import Answer, Schedule, ServedSummary, Summary
-
-ROUND_TIMES = ", at this run's round times"
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,12 @@ class Snippet:
     notes: tuple[str, ...] = ()
     language: str = "sh"  # of the code, as a code host names it
     measured: str = ""  # what the measurement used, where that is known and is not the code
+    # What measures the engine, where that was not done, to be pasted before the code; and when the
+    # code is for then
+    measure: str = ""
+    then: str = ""
+    name: str = ""  # of the engine, where the title says more
+    marked: bool = False  # whether it is for the marked row's engine
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ def without_line(snippets: Sequence[Snippet]) -> dict[str, list[str]]:
 
 def _titles(noted: Iterable[tuple[Snippet, Sequence[str]]]) -> dict[str, list[str]]:
     """Of each note, the titles of the snippets that it is of."""
-    pairs = [(note, snippet.title) for snippet, notes in noted for note in notes]
+    pairs = [(note, snippet.name or snippet.title) for snippet, notes in noted for note in notes]
     groups = grouped(pairs, lambda pair: pair[0])
     return {note: [title for _, title in group] for note, group in groups.items()}
 
@@ -90,34 +96,43 @@ UNKNOWN = (
     " what it is (docs/scores.md)."
 )
 UNKNOWN_SERVED = "The records do not say what the draft is, so there is no line for its server."
-NO_ENGINE = "No engine here has this draft and proposes the same tokens with it."
+IF_IT_PAYS, UNTIL_THEN = "If it pays:", "Until then:"
+# Servers that run already
+ATTACHED = "url=[PLAIN,SPECULATIVE]"
 TOYS = "These names are of models that ship with this package or have random weights: put your own."
 
 
 def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
-    """What to serve: the marked cell's line, then the other engines' at the same temperature."""
+    """What to serve at the headline's temperature, the engine that was asked for first."""
     shown = grid.marked(summary)
     if summary.run.command not in grid.DECIDING_COMMANDS or shown is None:
         return ()
     if summary.served is not None:
-        return (*_measured_server(summary, summary.served, shown), *schedule_snippets(summary))
-    marked = _line(summary, shown, shown.server)
-    marked = replace(marked, notes=(*marked.notes, *_toys(summary)))
-    # At temperature 0 a variant drafts as its engine does
-    greedy = shown.row.temperature == 0
-    others: list[Snippet] = []
-    for server, spec in with_lines().items():
-        if server == shown.server or (greedy and spec.variant_of is not None):
-            continue
-        line = _line(summary, shown, server)
-        # A variant has its engine's line for a look-up, whose tokens are chosen
-        if not line.code or line.code not in {other.code for other in (marked, *others)}:
-            others.append(line)
-    if not shown.row.speculates:
-        return (marked, *(line for line in others if line.code))
-    kind = kind_of(shown.row.answer.draft, summary.run.models)
-    removed = (REMOVED,) if kind == "model" else ()
-    return (marked, *others, *_validation(summary, shown), *removed)
+        lines = _measured_server(summary, summary.served, shown)
+        schedules = schedule_snippets(summary)
+        return (*(replace(line, marked=True) for line in lines), *schedules)
+    own = grid.own_answer(summary, shown.row.temperature)
+    if own is None:
+        return ()
+    asked = summary.run.serve_on
+    made: list[Snippet] = []
+    for server in sorted(with_lines(), key=lambda name: name != asked):
+        # At temperature 0 a variant drafts as its engine does
+        if server == asked or shown.row.temperature or ENGINES[server].variant_of is None:
+            line = _line(summary, own, server)
+            line = replace(line, name=f"{_titled(ENGINES[server])}{ENGINES[server].line_title}")
+            # A variant has its engine's line for a look-up, whose tokens are chosen
+            if not line.code or line.code not in {other.code for other in made}:
+                made.append(replace(line, marked=server == asked))
+    made.sort(key=lambda line: not line.code)
+    if not own.speculates and not made[0].code:
+        engine = ENGINES[asked or next(iter(with_lines()))]
+        made = [_without_draft(engine, _pair(summary, own), _titled(engine))]
+    made[0] = replace(made[0], notes=(*made[0].notes, *_toys(summary)))
+    if not own.speculates:
+        return tuple(line for line in made if line.code)
+    removed = (REMOVED,) if kind_of(own.draft, summary.run.models) == "model" else ()
+    return (*made, *_validation(summary, own), *removed)
 
 
 def _toys(summary: Summary) -> tuple[str, ...]:
@@ -133,11 +148,11 @@ def _measured_server(summary: Summary, served: ServedSummary, shown: Marked) -> 
     if not engine.lines:
         return ()
     title = f"For {shown.phrase} ({_version(served)})"
-    answer = shown.row.answer
-    pasted = _served(summary, answer.draft, answer.k, answer.temperature)
-    pasted = replace(pasted, rule=served.rule)
-    if not shown.row.speculates:
+    answer = shown.answer
+    pasted = replace(_pair(summary, answer), rule=served.rule)
+    if not answer.speculates:
         return (_without_draft(engine, pasted, title),)
+    title += _known_k(answer)
     if pasted.kind == "unknown":
         return (Snippet(title, "", (UNKNOWN_SERVED,)),)
     pasted = _on(engine, pasted)
@@ -152,16 +167,16 @@ def _measured_server(summary: Summary, served: ServedSummary, shown: Marked) -> 
 def _measured_command(summary: Summary, served: ServedSummary, shown: Marked) -> Snippet:
     """What to serve; where nothing is decided the plain server, and the K to try."""
     commands = {each.k: each for each in served.commands if each.slots == 1}
-    answer, version = shown.row.answer, _version(served)
+    answer, version = shown.answer, _version(served)
     notes: list[str] = []
     title, heads = f"For {shown.phrase} ({version})", {0: ""}
-    best = answer.reason_values.get("k")
-    changed = served.not_lossless(answer.temperature)
-    if shown.row.speculates:
-        pasted = _served(summary, answer.draft, answer.k, answer.temperature)
+    best = answer.named[1]
+    changed = served.not_lossless(shown.row.temperature)
+    if answer.speculates:
+        pasted = _pair(summary, answer)
         notes += [_measured(answer, served), _requests(pasted), *_only_here(served, answer)]
-        heads = {answer.k: ""}
-    elif answer.decision == "undecided" and isinstance(best, int) and not changed:
+        title, heads = f"{title}{_known_k(answer)}", {answer.k: ""}
+    elif answer.decision == "undecided" and best and not changed:
         heads = {0: "# until it is decided\n"}
         heads |= {best: f"# to try K={best}\n"} if best in commands else {}
     else:
@@ -198,55 +213,125 @@ def _version(served: ServedSummary) -> str:
     return f"{spec_of(served.engine).title} {told}"
 
 
+def _known_k(answer: Answer) -> str:
+    """The K of a line, and how it is known on its engine."""
+    return f", K={answer.named[1]}: {grid.evidence(answer)}"
+
+
 def _measured(answer: Answer, served: ServedSummary) -> str:
     return f"{fmt.gain(answer)}, measured on held-out prompts on {_version(served)}."
 
 
-def _line(summary: Summary, shown: Marked, server: str) -> Snippet:
-    """A server's line at the marked temperature."""
-    if server == OWN.name:
-        return Snippet(f"For {shown.phrase}", "", (NO_ENGINE,))
+def _line(summary: Summary, own: Answer, server: str) -> Snippet:
+    """An engine's line at the temperature of our own loop's answer; no code where it has none."""
     engine = ENGINES[server]
-    at_temperature = where(summary.answers, temperature=shown.row.temperature, prompt_set="all")
-    answers = {name: answer for answer in at_temperature for name in answer.servers}
-    answer = answers.get(server)
-    is_marked = server == shown.server
+    at = where(summary.answers, temperature=own.temperature, prompt_set="all")
+    answer = first(at, engine=server)
     title = f"{_titled(engine)}{engine.line_title}"
-    if is_marked:
-        title = f"For {shown.phrase} ({_titled(engine)})"
-    chosen = answer or shown.row.answer
-    served = _served(summary, chosen.draft, chosen.k, chosen.temperature, answers)
-    served = replace(served, rule=engine.rule)
-    if chosen.decision == "speculate":
-        lacking = kind_of(shown.row.answer.draft, summary.run.models)
-        said = "" if lacking in (*engine.lines, "unknown") else not_available(lacking)
-        if served.kind not in engine.lines:
-            unknown = UNKNOWN.format(draft=served.draft)
-            return Snippet(title, "", (unknown if served.kind == "unknown" else said,))
-        snippet = _snippet(engine, served, title, answers)
-        if not said:
-            return snippet
-        known, *notes = snippet.notes
-        return replace(snippet, notes=(f"{said} Of what it has: {known}", *notes))
     if answer is None:
+        return _of_another_draft(summary, own, engine, title)
+    served = replace(_pair(summary, answer), rule=engine.rule)
+    if answer.decision == "does_not_pay":
+        return replace(_without_draft(engine, served, title), notes=(_known(answer),))
+    title = f"{title}{_known_k(answer)}"
+    measure = "" if answer.timed else measure_command(summary, server, answer) or ""
+    if not (own.speculates or answer.speculates):
+        made = replace(_without_draft(engine, served, title), then=UNTIL_THEN)
+        return replace(made, measure=measure, notes=(_known(answer), *made.notes))
+    if served.kind not in engine.lines:
+        return Snippet(title, "", (UNKNOWN.format(draft=served.draft),))
+    lacking = kind_of(own.draft, summary.run.models)
+    said = "" if lacking in (*engine.lines, "unknown") else f"{not_available(lacking)} "
+    known = f"{said}{_known(answer)}"
+    return replace(_snippet(engine, served, title, known), measure=measure, then=IF_IT_PAYS)
+
+
+def _of_another_draft(summary: Summary, own: Answer, engine: EngineSpec, title: str) -> Snippet:
+    """The line of an engine of which not even tokens per round are known."""
+    served = replace(_pair(summary, own), rule=engine.rule)
+    if not own.speculates:
         return Snippet(title, "")
-    if is_marked:
-        return _without_draft(engine, served, title)
-    return Snippet(title, "", ("Without a draft: none is known to pay on it.",))
+    if served.kind not in engine.lines:
+        unknown = served.kind == "unknown"
+        note = UNKNOWN.format(draft=served.draft) if unknown else not_available(served.kind)
+        return Snippet(title, "", (note,))
+    measure = measure_command(summary, engine.name, own) or ""
+    made = _snippet(engine, served, f"{title}, K={own.k}: not measured", _not_known(engine, served))
+    return replace(made, measure=measure, then=IF_IT_PAYS)
 
 
-def _snippet(
-    engine: EngineSpec, served: PairToServe, title: str, answers: Mapping[str, Answer]
-) -> Snippet:
+def _snippet(engine: EngineSpec, served: PairToServe, title: str, known: str) -> Snippet:
     """A server's line for a draft of a kind that it has."""
     entry = engine.lines[served.kind]
     requests = _requests(served) if engine.sampling_in_requests else ""
-    notes = (
-        _known(engine, served, answers.get(engine.name)),
-        *filter(None, (requests, entry.note)),
-        *entry.more(served),
-    )
+    notes = (known, *filter(None, (requests, entry.note)), *entry.more(served))
     return Snippet(title, entry.line(served), notes, engine.language)
+
+
+# ---- the command that measures an engine ---------------------------------------------------------
+
+
+def measure_command(summary: Summary, server: str, answer: Answer) -> str | None:
+    """What measures a pair on an engine, at the draft, K and temperature of an answer.
+
+    None where `harness.server` does not measure that engine, or no draft of that kind on it.
+    """
+    variant = ENGINES[server]
+    engine = ENGINES[variant.variant_of or server]
+    draft, k = answer.named
+    if engine.client is None or not k or kind_of(draft, summary.run.models) not in engine.drafts:
+        return None
+    pair = draft_keys(summary, str(draft))
+    if pair is None:
+        return None
+    served_by = served_target(summary)
+    keys = [f"engine={engine.name}"]
+    keys += [ATTACHED] if served_by == engine.name or not engine.starts else []
+    keys += ["score=false"] if served_by == engine.name else []
+    keys += [_model_keys(summary), pair, f"k=[{k}]", f"temperature=[{answer.temperature:g}]"]
+    keys += [f"decode.rule={variant.rule}"] if variant.rule != engine.rule else []
+    return f"python -m harness.server {' '.join(keys)}"
+
+
+def served_target(summary: Summary) -> str | None:
+    """The engine whose server completed an audition's prompts; None where none did."""
+    found = (each.values["engine"] for each in summary.caveats if each.code == "texts_from")
+    return next((str(engine) for engine in found), None)
+
+
+def _model_keys(summary: Summary) -> str:
+    """What names the target on a command line."""
+    name = summary.run.model or ""
+    if _ships("model", name):
+        return f"model={name}"
+    return f"model=hf model.id={shlex.quote(_target(summary))}"
+
+
+def draft_keys(summary: Summary, draft: str) -> str | None:
+    """What names a draft on a command line; None where nothing does."""
+    kind, facts = kind_of(draft, summary.run.models), summary.run.facts_of(draft)
+    spec = DRAFTS.get(kind)
+    if spec is not None and spec.learns:  # no loop or server is measured with it
+        return None
+    if facts is not None and facts.layers is not None and kind == "early_exit":
+        return f"draft=early_exit draft.layers={facts.layers}"
+    if draft != OWN_DRAFT and _ships("draft", draft):
+        return f"draft={draft}"
+    if spec is not None and spec.looks_up:
+        return f"draft={OWN_DRAFT} draft.id={kind} draft.kind={kind}"
+    if facts is None or facts.id is None or kind == "copy":
+        return None
+    group = OWN_DRAFT if facts.kind == "model" else facts.kind
+    return f"draft={group} draft.id={shlex.quote(facts.id)}"
+
+
+def _ships(group: str, name: str) -> bool:
+    """Whether a configuration of that name ships, and names its weights."""
+    shipped = CONF_DIR / group / f"{name}.yaml"
+    return bool(name) and shipped.is_file() and "???" not in shipped.read_text("utf-8")
+
+
+# ---- what is served ------------------------------------------------------------------------------
 
 
 def _target(summary: Summary) -> str:
@@ -254,16 +339,15 @@ def _target(summary: Summary) -> str:
     return (target and target.id) or summary.run.model or "TARGET"
 
 
-def _served(
-    summary: Summary,
-    draft: str | None,
-    k: int,
-    temperature: float,
-    answers: Mapping[str, Answer] | None = None,
-) -> PairToServe:
-    target, facts = _target(summary), summary.run.facts_of(draft)
+def _pair(summary: Summary, answer: Answer) -> PairToServe:
+    """The draft and K that an answer names."""
+    return _served(summary, *answer.named, answer.temperature or 0.0)
+
+
+def _served(summary: Summary, draft: str | None, k: int, temperature: float) -> PairToServe:
+    facts = summary.run.facts_of(draft)
     return PairToServe(
-        target=target,
+        target=_target(summary),
         draft=(facts and facts.id) or draft or "DRAFT",
         k=k,
         temperature=temperature,
@@ -271,11 +355,6 @@ def _served(
         synthetic=summary.run.synthetic,
         kind=kind_of(draft, summary.run.models),
         layers=facts and facts.layers,
-        gains={
-            server: f"{fmt.speedup(answer.speedup)} at K={answer.k}"
-            for server, answer in (answers or {}).items()
-            if answer.decision == "speculate"
-        },
     )
 
 
@@ -292,16 +371,10 @@ def _without_draft(engine: EngineSpec, served: PairToServe, title: str) -> Snipp
     return Snippet(f"{title}, without a draft", code, notes, engine.language)
 
 
-def _validation(summary: Summary, shown: Marked) -> Sequence[Snippet]:
+def _validation(summary: Summary, own: Answer) -> Sequence[Snippet]:
     """Engines with random weights and the run's acceptance, for their latency alone."""
-    rule = summary.run.sampling.rule
-    answers = where(summary.answers, temperature=shown.row.temperature, prompt_set="all")
-    chosen = first(answers, rule=rule)
-    if chosen is None or chosen.decision != "speculate":
-        return ()
-    rates = _acceptance(summary, chosen)
-    served = _served(summary, chosen.draft, chosen.k, chosen.temperature)
-    if len(rates) < chosen.k or served.kind != "model":
+    rates, served = _acceptance(summary, own), _pair(summary, own)
+    if len(rates) < own.k or served.kind != "model":
         return ()
     rounded = [round(rate, 4) for rate in rates[: served.k]]
     origin = "that was set for this run" if served.synthetic else "of this run"
@@ -311,7 +384,7 @@ def _validation(summary: Summary, shown: Marked) -> Sequence[Snippet]:
     )
     return tuple(
         Snippet(
-            f"{_titled(engine)}, to check the speedup on your server without the weights",
+            f"{_titled(engine)}, K={own.k}, to see its speed on your server without the weights",
             engine.check_line(served, rounded),
             (note,),
         )
@@ -402,22 +475,31 @@ def _titled(engine: EngineSpec) -> str:
     return " ".join(filter(None, (engine.title, engine.version)))
 
 
-def _known(engine: EngineSpec, served: PairToServe, answer: Answer | None) -> str:
-    """What is known of an engine's speedup, as a sentence."""
-    if not drafts_alike(engine.name, served.kind, served.temperature):
-        return "Its speedup is not known: it proposes other tokens than this run's look-up."
-    stopped = served.sampling.stop_threshold is not None and engine.rule == served.sampling.rule
-    if stopped and not engine.stops_early and not served.synthetic:
-        return "Its speedup is not known: the run stopped drafting early, it does not."
-    if answer is None:
-        return "Its speedup is not known: this run did not replay its acceptance rule."
+def _known(answer: Answer) -> str:
+    """What is known of an engine that did not run, as a sentence."""
+    emitted = answer.round
+    if answer.timed:
+        return f"{fmt.gain(answer)}, {grid.evidence(answer)} on held-out prompts."
+    if answer.decision == "does_not_pay":
+        return "No drafted token was ever accepted, so that no K can pay."
+    if emitted is None:
+        return "Not measured, and what its rounds emit is not known."
+    here = "" if emitted.own_cost is None else f"; here it costs {fmt.decimal(emitted.own_cost)}"
+    return (
+        f"Not measured: K={emitted.k} pays while a round costs less than"
+        f" {fmt.decimal(emitted.tokens_per_round)} plain tokens there{here}."
+    )
+
+
+def _not_known(engine: EngineSpec, served: PairToServe) -> str:
+    """Why not even the tokens per round of an engine are known."""
     if served.synthetic:
-        return (
-            f"{fmt.gain(answer)} at the synthetic acceptance of this run; what this engine would"
-            " accept is not known."
-        )
-    source = grid.SOURCES[answer.source]
-    return f"{fmt.gain(answer)}, {source} on held-out prompts{ROUND_TIMES}."
+        return "Not measured: acceptance was set here; what this engine would accept is not known."
+    if not drafts_alike(engine.name, served.kind, served.temperature):
+        return "Not measured: it proposes other tokens than this run's look-up."
+    if served.sampling.stop_threshold is not None and not engine.stops_early:
+        return "Not measured: the run stopped drafting early, it does not."
+    return "Not measured: this run did not replay its acceptance rule."
 
 
 def _requests(served: PairToServe) -> str:

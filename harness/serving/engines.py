@@ -1,6 +1,6 @@
 """The engines: to add one, write its `EngineSpec` in a module next to this one and list it here."""
 
-from harness.records import GREEDY, RULES
+from harness.records import GREEDY, OWN_LOOP, RULES
 from harness.serving import llamacpp, mlx, sglang, transformers, vllm
 from harness.serving.drafts import UNKNOWN, DraftKind
 from harness.serving.round_counting import Counting
@@ -8,8 +8,8 @@ from harness.serving.spec import EngineSpec
 
 # Our own loop, which decodes in this process
 OWN = EngineSpec(
-    name="own",
-    title="our own loop",
+    name=OWN_LOOP,
+    title="the harness's loop",
     rules=RULES,
     counting=Counting(first_position=0, shortens_last_draft=False),
     client="harness.engines.own",
@@ -21,6 +21,7 @@ OPENAI = EngineSpec(
     name="openai",
     title="OpenAI-compatible server",
     client="harness.engines.openai",
+    starts=False,
     drafts=("model", "eagle3", "mtp", "ngram"),
 )
 # By name; reports list them in this order, and their first line is for the first that has one

@@ -38,14 +38,12 @@ def _notes_of_a_model(pair: PairToServe) -> Sequence[str]:
         f"TARGET.gguf and DRAFT.gguf stand for your conversions of {pair.target} and"
         f" {pair.draft}; quantised weights accept differently."
     )
-    sampled = pair.gains.get("vllm_probabilistic")
-    if pair.temperature == 0 or pair.synthetic or sampled is None:
+    if pair.temperature == 0 or pair.synthetic or pair.rule == "ratio":
         return (files,)
     return (
         files,
         f"With {PROBABILISTIC} it accepts by a ratio, but draws among the draft's ten likeliest"
-        f" tokens only: less than the {sampled} of the whole distribution. python -m harness.server"
-        " engine=llamacpp decode.rule=ratio measures it.",
+        " tokens only; python -m harness.server engine=llamacpp decode.rule=ratio measures it.",
     )
 
 

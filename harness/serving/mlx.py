@@ -39,6 +39,7 @@ SPEC = EngineSpec(
     lines={"model": ServingLine(_drafting)},
     sampling_in_requests=False,
     client="harness.engines.openai",
+    starts=False,
     completions=Completions(("top_k", "min_p"), "num_draft_tokens", one_model=True),
     k_per_request=True,
 )

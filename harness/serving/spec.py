@@ -34,8 +34,6 @@ class PairToServe:
     synthetic: bool = False  # whether the run's acceptance was set, and not measured
     kind: DraftKind = "model"
     layers: int | None = None  # of an early exit
-    # By engine, of those on which a draft pays at this temperature, "1.30x at K=4"
-    gains: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def weights(self) -> str | None:
@@ -119,6 +117,7 @@ class EngineSpec:
 
     # The module whose `adapter` starts and asks it; None where it is not measured
     client: str | None = None
+    starts: bool = True  # whether it starts the servers; else they run already
     drafts: tuple[DraftKind, ...] = ("model",)  # kinds that are measured
     completions: Completions = Completions()  # of the client `harness.engines.openai`
     # Where a server that is started can be told which drafts to accept

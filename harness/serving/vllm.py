@@ -62,11 +62,6 @@ def _drafting(pair: PairToServe, options: str = "", **settings: Any) -> str:
     return f"{_serve(pair)} {options}--speculative-config {shlex.quote(packed)}"
 
 
-def _without_sampling(pair: PairToServe) -> Sequence[str]:
-    gain = pair.gains.get(SPEC.name) if pair.rule == "ratio" else None
-    return (f"Without draft_sample_method vLLM drafts greedily: {gain}.",) if gain else ()
-
-
 def _check_line(pair: PairToServe, rates: Sequence[float]) -> str:
     return _drafting(
         pair,
@@ -115,7 +110,7 @@ SPEC = EngineSpec(
     version="0.33",
     plain=_serve,
     lines={
-        "model": ServingLine(_drafting, more=_without_sampling),
+        "model": ServingLine(_drafting),
         "eagle3": ServingLine(_drafting),
         "mtp": ServingLine(_drafting),
         "medusa": ServingLine(_drafting),

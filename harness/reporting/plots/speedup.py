@@ -76,7 +76,7 @@ def draw_by_k(summary: Summary, across: int) -> style.Plot | None:
         prompts = f", {where[1]} prompts" if several else ""
         panel.set_title(f"temperature {fmt.temperature(where[0])}{prompts}")
     rule = points[0].rule
-    engines = f" ({grid.engines_by_rule()[rule]})" if several and rule else ""
+    engines = f" (accepted as on {grid.engines_by_rule()[rule]})" if several and rule else ""
     under = REPLAYED_UNDER.format(engines=engines) if replayed else GAIN_UNDER
     caption = GAIN_CAPTION.format(points=BY_REPLAY if replayed else BY_MEASUREMENT)
     return style.plot("speedup_vs_k.svg", caption, figure, under)

@@ -21,16 +21,16 @@ _UNSERVED = {None: "undecided", 0: "do not speculate"}
 def explanation(summary: Summary) -> tuple[str, ...]:
     """Why the run's own verdict is what it is, and what would change it.
 
-    Where the headline is another cell's, the first sentence says which one is explained.
+    Where the headline is of another engine, the first sentence says which one is explained.
     """
     entry, shown = summary.explanation, grid.marked(summary)
     if entry is None:
         return served.reasons(summary)
     first, *others = _because(entry)
-    rule, temperature = summary.run.sampling.rule, entry.temperature
-    if shown and (rule not in shown.row.rules or shown.row.temperature != temperature):
-        where = f"temperature {fmt.temperature(temperature)}, {grid.engines_by_rule()[rule]}"
-        first = f"{where}: {first}"
+    own = grid.own_answer(summary, entry.temperature)
+    if shown is not None and own is not None and own is not shown.answer:
+        temperature = fmt.temperature(entry.temperature)
+        first = f"{grid.at_place(own)}, temperature {temperature}: {first}"
     return tuple(as_sentence(clause) for clause in (first, *others))
 
 

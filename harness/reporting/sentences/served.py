@@ -10,6 +10,7 @@ from harness.reporting import grid
 from harness.reporting.grid import Marked
 from harness.reporting.sentences import Quoted
 from harness.serving.engines import OWN, spec_of
+from harness.serving.spec import changes
 from harness.summary import (
     Answer,
     LoadCell,
@@ -44,26 +45,26 @@ NOT_PREDICTED = {
 def contrast(summary: Summary, shown: Marked) -> str:
     """What pays on our own loop and loses here; else which K loses most, and why.
 
-    "K=4, which pays on our own loop (1.20x), loses here (0.68x): a round costs 4.1 plain tokens
-    and emits 2.8."
+    "K=4, which pays on the harness's loop (1.20x), loses here (0.68x): a round costs 4.1 plain
+    tokens and emits 2.8."
     """
     rows = [row for row in grid.rows(summary) if row.temperature == shown.row.temperature]
-    own = next((row for row in rows if row.served == OWN.name != shown.row.served), None)
+    own = next((row for row in rows if row.answer.engine == OWN.name != shown.answer.engine), None)
     entries = summary.served.by_k if summary.served else ()
     by_k = {entry.k: entry for entry in entries if entry.temperature == shown.row.temperature}
     if own is not None:
-        here, there = shown.row.answer, by_k.get(own.answer.k)
-        if own.speculates and there is not None and there.speedup < 1.0:
+        here, there = shown.answer, by_k.get(own.answer.k)
+        if own.answer.speculates and there is not None and there.speedup < 1.0:
             undecided = here.decision == "undecided" and here.reason_values.get("k") == there.k
             loses = _loses(there, "may lose here" if undecided else "loses here")
             gain = fmt.speedup(own.answer.speedup)
-            return f"K={there.k}, which pays on our own loop ({gain}), {loses}."
+            return f"K={there.k}, which pays on {OWN.title} ({gain}), {loses}."
         if (own.answer.decision, own.answer.k) == (here.decision, here.k):
             return ""
         known = f"{fmt.gain(own.answer)}, {grid.SOURCES[own.answer.source]}"
-        return f"Our own loop's answer is another: {grid.words(own.answer)}, {known}."
+        return f"On {OWN.title} the answer is another: {grid.words(own.answer)}, {known}."
     losing = [entry for entry in by_k.values() if entry.speedup < 1.0]
-    if not losing or not shown.row.speculates:
+    if not losing or not shown.answer.speculates:
         return ""
     worst = min(losing, key=lambda entry: entry.speedup)
     return f"K={worst.k} {_loses(worst)}."
@@ -80,11 +81,31 @@ def _loses(entry: ServedK, how: str = "loses here") -> str:
 
 
 def load(served: ServedSummary) -> str:
-    """How many requests at a time the speedups are of; "" where the run measured no other load."""
+    """How many requests at a time the speedups are of."""
     most = max((cell.concurrency for cell in served.cells), default=1)
-    if most > 1:
-        return f"{most} requests side by side"
-    return "one request at a time" if served.load else ""
+    return f"{most} requests side by side" if most > 1 else "one request at a time"
+
+
+def under_load(served: ServedSummary, temperature: float) -> str:
+    """Whether the decision was seen under load, and what it is there; "" for our own loop.
+
+    "Under load: K=4 for 1, no draft for 2 to 8 requests side by side."
+    """
+    if max((cell.concurrency for cell in served.cells), default=1) > 1 or served.engine == OWN.name:
+        return ""
+    if not served.load:
+        return "Not seen under load (concurrency=[1,2,4,8] measures that)."
+    schedule = first(served.schedules, temperature=temperature)
+    if schedule is None:
+        return "Under load no K is named."
+    largest = max(entry.concurrency for entry in schedule.entries)
+    lows = changes({entry.low: entry.k for entry in schedule.entries})
+    ends = [*(low - 1 for low in [*lows][1:]), max(largest, *lows)]
+    parts = [
+        f"{f'K={k}' if k else 'no draft'} for {low if low == end else f'{low} to {end}'}"
+        for (low, k), end in zip(lows.items(), ends, strict=True)
+    ]
+    return f"Under load: {', '.join(parts)} requests side by side."
 
 
 def reasons(summary: Summary) -> tuple[str, ...]:
@@ -96,7 +117,7 @@ def reasons(summary: Summary) -> tuple[str, ...]:
     served, shown = summary.served, grid.marked(summary)
     if served is None:
         return ()
-    of_answer = () if shown is None else _of_answer(served, shown.row.answer)
+    of_answer = () if shown is None else _of_answer(served, shown.answer)
     # The memory of toy models decides nothing
     toys = any(entry.code == "embedded_models" for entry in summary.caveats)
     memory = () if toys or served.memory is None else _memory(served.memory)
@@ -115,7 +136,7 @@ def _of_answer(served: ServedSummary, answer: Answer) -> Iterator[str]:
 
 def _other_numbers(served: ServedSummary, answer: Answer) -> Iterator[str]:
     """Why the table of loads has another ratio for one request at a time."""
-    cell: dict[str, float] = {"temperature": answer.temperature, "k": grid.k_of(answer)}
+    cell = {"temperature": answer.temperature, "k": answer.named[1]}
     alone, loaded = first(served.by_k, **cell), first(served.load, **cell, concurrency=1)
     if alone is None or loaded is None or None in (answer.speedup, alone.whole_request_speedup):
         return
@@ -194,7 +215,7 @@ def _predictions(cells: Sequence[ServedCell]) -> Iterator[str]:
     errors = [cell.error for cell in cells if cell.error is not None]
     if errors:
         own = [cell.own_error for cell in cells if cell.own_error is not None]
-        beside = f"; from our own loop's round times {_errors(own)}" if own else ""
+        beside = f"; from the round times of {OWN.title} {_errors(own)}" if own else ""
         yield (
             f"Predicted against measured speedup: {_errors(errors)} over {len(errors)} cells, each"
             f" predicted from what others showed{beside}."

@@ -1,17 +1,16 @@
 """What to do, the reason for it, and what to do next."""
 
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from harness.config import CONF_DIR, OWN_DRAFT
 from harness.records import GREEDY, Rule
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
 from harness.reporting.sentences import Quoted, comparison, served
-from harness.serving.drafts import DRAFTS, kind_of
-from harness.serving.engines import OWN, measurable, spec_of
-from harness.summary import Answer, CheckResult, Summary, Verdict, VerdictReason
+from harness.reporting.serving import ATTACHED, draft_keys, served_target, snippets_of
+from harness.serving.engines import OWN, spec_of
+from harness.summary import Answer, CheckResult, Summary, VerdictReason
 
 NO_ADVICE = "Not a recommendation (dummy weights): "
 RULES: Mapping[Rule, str] = {
@@ -19,7 +18,6 @@ RULES: Mapping[Rule, str] = {
     "ratio": "the draft is sampled and accepted by a ratio of probabilities",
     "exact_match": "draft and target sample and must agree",
 }
-Decided = Answer | Verdict
 # Reasons that all cells of a run share
 OF_THE_RUN = frozenset[VerdictReason](
     (
@@ -30,70 +28,117 @@ OF_THE_RUN = frozenset[VerdictReason](
         "greedy_texts_unjudged",
     )
 )
+# Of our own loop's numbers, always
+ALONE = "one request at a time"
 SYNTHETIC_ONLY = "It holds at the synthetic acceptance only."
 
 
 def verdicts(summary: Summary) -> tuple[str, ...]:
-    """The headline first; then why each other row of the grid speculates not, or not yet."""
+    """The headline first; then why other rows of the grid speculate not, or not yet."""
     shown = grid.marked(summary)
     if shown is None:
         return _without_answers(summary)
     synthetic = summary.run.synthetic
     prefix = NO_ADVICE if summary.run.dummies and not synthetic else ""
-    more, load = (SYNTHETIC_ONLY if synthetic else "", _measured_otherwise(summary, shown)), ""
     if summary.served is not None:
-        more, load = (served.contrast(summary, shown),), served.load(summary.served)
-    first = " ".join(filter(None, (f"{prefix}{headline(shown, load)}", *more)))
+        loaded = served.under_load(summary.served, shown.row.temperature)
+        more = [served.contrast(summary, shown), loaded]
+    else:
+        more = [SYNTHETIC_ONLY if synthetic else "", _other_engine(summary, shown)]
+    first = " ".join(filter(None, (f"{prefix}{headline(summary, shown)}", *more)))
     return (first, *_other_refusals(summary, shown))
 
 
-def _measured_otherwise(summary: Summary, shown: Marked) -> str:
-    """That a prediction is contradicted by what the run measured; empty where it is not."""
-    rows = [row for row in grid.rows(summary) if row.temperature == shown.row.temperature]
-    measured = next((row for row in rows if row.answer.source == "measured"), shown.row)
-    if measured.answer.decision == shown.row.answer.decision:
+def _other_engine(summary: Summary, shown: Marked) -> str:
+    """What carries over to the first engine that was not timed; of such a headline our own loop."""
+    at = [row for row in grid.rows(summary) if row.temperature == shown.row.temperature]
+    other = next((row for row in at if row.answer.timed != shown.answer.timed), None)
+    if other is None:
         return ""
-    return (
-        f"Measured at this temperature ({measured.engines}), the answer differs:"
-        f" {grid.words(measured.answer)}, {fmt.gain(measured.answer)}."
-    )
+    if other.answer.timed:
+        return _own(summary, other.answer)
+    draft, k = other.answer.named
+    known = {"draft": None if draft == shown.answer.named[0] else draft, "k": k}
+    answer = replace(other.answer, reason_values=known)
+    return f"On {other.engines}: {_what(answer)} {_reason(answer)}."
+
+
+def _own(summary: Summary, answer: Answer) -> str:
+    """What was decided for our own loop, next to the headline of another engine."""
+    return f"{_capital(_place(summary, answer))}, {ALONE}: {_what(answer)} {_reason(answer)}."
 
 
 def _other_refusals(summary: Summary, shown: Marked) -> Iterator[str]:
-    """Why other rows have no draft; a reason that holds for the whole run is given once."""
-    given = {shown.row.answer.reason}
-    for row in grid.rows(summary):
-        reason = row.answer.reason
-        if row == shown.row or row.speculates or (reason in given & OF_THE_RUN):
-            continue
-        given.add(reason)
-        yield f"{_capital(row.where)}: {grid.words(row.answer)}; {_reason(row.answer)}."
+    """Why other rows have no draft; a reason that holds for the whole run is given once.
 
-
-def headline(shown: Marked, load: str = "") -> str:
-    """What to serve on the marked row's server, or why nothing; `load` is what a server was under.
-
-    "Serve small at K=3: 1.42x [1.36, 1.48], measured on held-out prompts, for vLLM with its
-    defaults at temperature 0." Of a server that was measured "On your server (llama.cpp),
-    temperature 0: serve small at K=1, 1.31x [1.27, 1.35], measured on held-out prompts."
+    Of engines that were not timed the grid says what carries over.
     """
-    row, answer = shown.row, shown.row.answer
-    if row.speculates:
-        start = f"serve {answer.draft} at K={answer.k}"
-        unsure = "" if answer.speedup_lo is not None else ", no interval"
-        why = f"{fmt.gain(answer)}{unsure}, {how_known(answer)}"
-    else:
-        start, why = grid.DECISIONS[answer.decision], _reason(answer)
+    given = {shown.answer.reason}
+    for row in grid.rows(summary):
+        answer, reason = row.answer, row.answer.reason
+        known = shown.row == row or answer.speculates or not answer.timed
+        if known or (not shown.answer.timed and row.temperature == shown.row.temperature):
+            continue
+        if reason not in given & OF_THE_RUN:
+            given.add(reason)
+            where = f"temperature {fmt.temperature(row.temperature)}, {row.engines}"
+            yield f"{_capital(where)}: {grid.words(answer)}; {_reason(answer)}."
+
+
+def headline(summary: Summary, shown: Marked) -> str:
+    """What is known of the marked row's engine, and why.
+
+    "On the harness's loop on this machine, one request at a time, temperature 0: serve small at
+    K=3, 1.42x [1.36, 1.48], measured on held-out prompts." "On your server (llama.cpp), one request
+    at a time, temperature 0: do not speculate; small with K=1 loses least, 0.86x [0.80, 0.93]."
+    "On vLLM with its defaults, temperature 0: not measured; small with K=3 emits 2.90 tokens a
+    round, so it pays while a round costs less than 2.90 plain tokens there; here it costs 2.10."
+    """
+    answer = shown.answer
+    load = ALONE if answer.timed else ""
+    load = served.load(summary.served) if summary.served else load
+    temperature = f"temperature {fmt.temperature(shown.row.temperature)}"
+    where = ", ".join(filter(None, (_place(summary, answer), load, temperature)))
+    why = _reason(answer)
     if answer.visits is not None:
         why += f" (in {answer.visits.timed} of {answer.visits.asked} visits)"
-    if row.served is None:
-        end = f", for {shown.phrase}" if row.speculates else f" (for {shown.phrase})"
-        return f"{_capital(start)}: {why}{end}."
-    title = spec_of(row.served).title
-    name = title if row.served == OWN.name else f"your server ({title})"
-    mark = "," if row.speculates else ";"
-    where = ", ".join(filter(None, (name, load, f"temperature {fmt.temperature(row.temperature)}")))
-    return f"On {where}: {start}{mark} {why}."
+    return f"{_capital(where)}: {_what(answer)} {why}."
+
+
+def _place(summary: Summary, answer: Answer) -> str:
+    """Where an answer holds, as "on your server (llama.cpp)"."""
+    if answer.engine is None:
+        return f"at {grid.GIVEN}"
+    spec = spec_of(answer.engine)
+    if summary.served is not None:
+        return f"on {spec.title}" if spec == OWN else f"on your server ({spec.title})"
+    if spec != OWN:
+        return f"on {spec.in_headlines}"
+    elsewhere = any(caveat.code == "latency_from" for caveat in summary.caveats)
+    return f"on {spec.title}" if elsewhere else f"on {spec.title} on this machine"
+
+
+def _what(answer: Answer) -> str:
+    """What to do, with the mark that the reason follows."""
+    if answer.speculates:
+        return f"serve {answer.draft} at K={answer.k},"
+    return f"{grid.DECISIONS[answer.decision]};"
+
+
+def _held_out_gain(entry: Answer, _: Quoted) -> str:
+    unsure = "" if entry.speedup_lo is not None else ", no interval"
+    return f"{fmt.gain(entry)}{unsure}, {how_known(entry)}"
+
+
+def _not_timed(entry: Answer, values: Quoted) -> str:
+    if entry.round is None:
+        return "nor is it known what its rounds would emit"
+    tokens, own = fmt.decimal(entry.round.tokens_per_round), entry.round.own_cost
+    here = "" if own is None else f"; here it costs {fmt.decimal(own)}"
+    return (
+        f"{_candidate(values)} emits {tokens} tokens a round, so it pays while a round costs less"
+        f" than {tokens} plain tokens there{here}"
+    )
 
 
 def how_known(answer: Answer) -> str:
@@ -110,7 +155,7 @@ def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def verdict(entry: Verdict) -> str:
+def verdict(entry: Answer) -> str:
     """A break-even's verdict as a sentence: what to do, then why."""
     answer = {"speculate": "Serve the draft at K={k}", "undecided": "Undecided"}
     start = answer.get(entry.decision, "Do not speculate").format(k=entry.k)
@@ -138,7 +183,7 @@ def gain(summary: Summary) -> str | None:
     )
 
 
-def _reason(entry: Decided) -> str:
+def _reason(entry: Answer) -> str:
     return VERDICT_REASONS[entry.reason](entry, entry.reason_values)
 
 
@@ -147,7 +192,7 @@ def _candidate(values: Quoted) -> str:
     return f"K={values['k']}" if draft is None else f"{draft} with K={values['k']}"
 
 
-def _held_out_loss(entry: Decided, values: Quoted) -> str:
+def _held_out_loss(entry: Answer, values: Quoted) -> str:
     loss = f"{_candidate(values)} loses least, {fmt.gain(entry)} on held-out prompts"
     alpha, needed = values["alpha"], values["breakeven_alpha"]
     if alpha is None:
@@ -162,7 +207,7 @@ def _held_out_loss(entry: Decided, values: Quoted) -> str:
     )
 
 
-def _undecided(why: str, entry: Decided, values: Quoted) -> str:
+def _undecided(why: str, entry: Answer, values: Quoted) -> str:
     if entry.speedup_hi is not None and entry.speedup_hi < 1.0:
         why = f"it loses, but another candidate is not ruled out; {why}"
     return (
@@ -170,20 +215,20 @@ def _undecided(why: str, entry: Decided, values: Quoted) -> str:
     )
 
 
-def _interval_spans_one(entry: Decided, values: Quoted) -> str:
+def _interval_spans_one(entry: Answer, values: Quoted) -> str:
     needed = "{prompts} prompts do not decide it, about {prompts_needed:,} would"
     if values["prompts_needed"] is None:
         needed = "{prompts} prompts do not decide it, nor say how many would"
     return _undecided(needed, entry, values)
 
 
-def _timing_noise(entry: Decided, values: Quoted) -> str:
+def _timing_noise(entry: Answer, values: Quoted) -> str:
     advice = "a quieter machine" + (" or more repetitions=" if values["measured"] else "")
     why = "timing noise makes {timing_share:.0%} of the variance: " + advice + " would help"
     return _undecided(why, entry, values)
 
 
-def _not_held_out(why: str, entry: Decided, values: Quoted) -> str:
+def _not_held_out(why: str, entry: Answer, values: Quoted) -> str:
     so_far = f"{_candidate(values)} gives {fmt.speedup(entry.speedup)} so far"
     return f"{why.format(**values)}; {so_far}, not held out"
 
@@ -192,7 +237,7 @@ def _first_difference(values: Quoted) -> str:
     return "{prompt_set}/{prompt} K={k} from position {position} on".format(**values)
 
 
-def _given_numbers(entry: Decided, values: Quoted) -> str:
+def _given_numbers(entry: Answer, values: Quoted) -> str:
     k, alpha, needed = values["k"], values["alpha"], values["breakeven_alpha"]
     origin = "measured by the server" if values["measured"] else "by arithmetic"
     reason = f"K={k} gives {fmt.gain(entry)} {origin}"
@@ -210,7 +255,7 @@ def _given_numbers(entry: Decided, values: Quoted) -> str:
     return reason
 
 
-def _impossible_speedup(_: Decided, values: Quoted) -> str:
+def _impossible_speedup(_: Answer, values: Quoted) -> str:
     again = "on a quiet machine"
     if values.get("clock") not in (None, "cpu"):
         again += ", or with clock=cpu"
@@ -221,8 +266,8 @@ def _impossible_speedup(_: Decided, values: Quoted) -> str:
     )
 
 
-# Of decisions not to serve a draft, and of given numbers; a gain speaks for itself
-VERDICT_REASONS: Mapping[str, Callable[[Decided, Quoted], str]] = {
+VERDICT_REASONS: Mapping[str, Callable[[Answer, Quoted], str]] = {
+    "held_out_gain": _held_out_gain,
     "held_out_loss": _held_out_loss,
     "interval_spans_one": _interval_spans_one,
     "timing_noise": _timing_noise,
@@ -258,6 +303,10 @@ VERDICT_REASONS: Mapping[str, Callable[[Decided, Quoted], str]] = {
     ),
     "impossible_speedup": _impossible_speedup,
     "given_numbers": _given_numbers,
+    "not_timed": _not_timed,
+    "nothing_accepted": lambda *_: (
+        "no drafted token was ever accepted, and a round costs a plain token at least"
+    ),
 }
 
 
@@ -269,16 +318,16 @@ def _without_answers(summary: Summary) -> tuple[str, ...]:
     if summary.comparison is not None:
         return comparison.verdicts(summary.comparison)
     if command in grid.DECIDING_COMMANDS and summary.answers and summary.run.serve_on:
-        server = spec_of(summary.run.serve_on).in_headlines
+        server, own = spec_of(summary.run.serve_on).in_headlines, summary.answers[0]
         return (
-            f"Not known for {server}: this run has no prediction under its acceptance rule, of a"
-            " draft that it has.",
+            f"Not known for {server}: this run has no tokens per round by its acceptance rule, of"
+            f" a draft that it has. {_own(summary, own)}",
         )
     if summary.served is not None and summary.run.status == "complete":
         return (f"No verdict: {_lacking(summary)}.",)
     if command in grid.DECIDING_COMMANDS:
         return ("No verdict: the run stopped before there was enough to decide on.",)
-    decided = () if summary.verdict is None else (verdict(summary.verdict),)
+    decided = () if summary.headline is None else (verdict(summary.headline),)
     possible = gain(summary)
     return decided if possible is None else (*decided, possible)
 
@@ -329,7 +378,6 @@ NEXT = {
     "breakeven": "a sweep (python -m harness.sweep) measures alpha for a pair",
 }
 AUDITION = "an audition (python -m harness.audition) looks for a draft that pays"
-ATTACHED = "url=[PLAIN,SPECULATIVE] score=false"
 OTHER_DRAFTS = "name other drafts (drafts=[...])"
 
 
@@ -340,8 +388,8 @@ def next_step(summary: Summary) -> str | None:
     shown = grid.marked(summary)
     if shown is None or summary.run.dummies:
         return None
-    answer = shown.row.answer
-    if answer.decision == "undecided":
+    answer = shown.answer
+    if answer.decision in ("undecided", "not_measured"):
         return None
     if answer.decision == "does_not_pay":
         return OTHER_DRAFTS if summary.run.command == "audition" else AUDITION
@@ -351,20 +399,18 @@ def next_step(summary: Summary) -> str | None:
             None if own else "serve your own requests so (prompts.files=[...] measures with them)"
         )
     if answer.source == "measured":
-        engine = spec_of(shown.server).variant_of or shown.server
-        if engine == OWN.name or engine not in measurable():
-            if summary.run.own_prompts:
-                return None
-            return "run your own requests with this draft and without it, and compare"
-        return f"python -m harness.server engine={engine} measures this pair on that server"
-    served_by = next((c.values["engine"] for c in summary.caveats if c.code == "texts_from"), None)
+        if summary.run.own_prompts or any(snippet.measure for snippet in snippets_of(summary)):
+            return None
+        return "run your own requests with this draft and without it, and compare"
+    served_by = served_target(summary)
     if served_by is not None:
-        keys = f"engine={served_by} k=[{answer.k}] temperature=[{answer.temperature:g}] {ATTACHED}"
+        keys = f"engine={served_by} k=[{answer.k}] temperature=[{answer.temperature:g}]"
         return (
-            f"start its server with this draft too; python -m harness.server {keys} measures both"
+            f"start its server with this draft too; python -m harness.server {keys} {ATTACHED}"
+            " score=false measures both"
         )
     if summary.run.command == "audition":
-        draft = _draft_keys(summary, str(answer.draft))
+        draft = draft_keys(summary, str(answer.draft))
         if draft is None:
             return None
         keys = f"{draft} k=[{answer.k}] temperature=[{answer.temperature:g}]"
@@ -372,25 +418,4 @@ def next_step(summary: Summary) -> str | None:
             keys += f" decode.rule={answer.rule}"
         others = "its model's" if "scores_from" in summary.run.environment else "this run's other"
         return f"python -m harness.sweep {keys} (and {others} keys) measures it"
-    if summary.run.replay_only:
-        return "the same sweep with mode=measure measures what is predicted"
-    return f"the same sweep with decode.rule={answer.rule} measures what is predicted"
-
-
-def _draft_keys(summary: Summary, draft: str) -> str | None:
-    """What names a draft of an audition on a sweep's command line; None where nothing does."""
-    kind, facts = kind_of(draft, summary.run.models), summary.run.facts_of(draft)
-    spec = DRAFTS.get(kind)
-    if spec is not None and spec.learns:  # a sweep refuses it
-        return None
-    if facts is not None and facts.layers is not None and kind == "early_exit":
-        return f"draft=early_exit draft.layers={facts.layers}"
-    shipped = CONF_DIR / "draft" / f"{draft}.yaml"
-    if draft != OWN_DRAFT and shipped.is_file() and "???" not in shipped.read_text("utf-8"):
-        return f"draft={draft}"
-    if spec is not None and spec.looks_up:
-        return f"draft={OWN_DRAFT} draft.id={kind} draft.kind={kind}"
-    if facts is None or facts.id is None or kind == "copy":
-        return None
-    group = OWN_DRAFT if facts.kind == "model" else facts.kind
-    return f"draft={group} draft.id={shlex.quote(facts.id)}"
+    return "the same sweep with mode=measure measures what is predicted"

@@ -24,6 +24,7 @@ from harness.summary import Summary
 Maker = Callable[[Summary], Table | Sequence[Table]]
 SWEEP: tuple[Maker, ...] = (
     sweep.sweep_tables,
+    answers.emits_table,
     leaderboard.thumb_table,
     sweep.replay_table,
     sweep.adaptive_tables,
@@ -37,6 +38,7 @@ TABLES: dict[str, tuple[Maker, ...]] = {
     "audition": (
         cards.card_tables,
         leaderboard.leaderboard_tables,
+        answers.emits_table,
         leaderboard.ineligible_table,
         leaderboard.prompt_set_table,
         sweep.adaptive_tables,

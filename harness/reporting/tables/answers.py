@@ -4,23 +4,27 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from harness.records import GREEDY, ResultRow, first, where
+from harness.records import ResultRow, first, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.tables.specification import Column, Table, columns_by, table
 from harness.serving.drafts import kind_of
-from harness.serving.engines import OWN, drafts_alike, spec_of, with_lines
-from harness.summary import Answer, LeaderboardRow, Summary
+from harness.serving.engines import OWN, drafts_alike, spec_of
+from harness.summary import Answer, LeaderboardRow, RoundTokens, Summary
 
 MOST_SETS = 4  # prompt sets that get a column of the grid
 MOST_ROWS = 9  # of the grid on the console
 
 
 class Line(NamedTuple):
-    """A row of the grid, and whether the headline is its."""
+    """A row of the grid, and whether the headline is its.
+
+    Where there is little room, engines that were not timed are `minor` at other temperatures.
+    """
 
     row: grid.GridRow
     marked: bool
+    minor: bool
 
     @property
     def temperature(self) -> str:
@@ -31,12 +35,13 @@ class Line(NamedTuple):
 GRID: tuple[Column[Line], ...] = (
     Column("T", lambda line: line.temperature, key=True, definition="temperature"),
     Column("engines", lambda line: line.row.engines, key=True, flexible=True),
-    Column("serve", lambda line: grid.words_of_row(line.row.answer), flexible=True),
+    Column("serve", lambda line: line.row.serve, flexible=True),
     Column("speedup [lo, hi]", lambda line: fmt.bounded(line.row.answer), fmt.speedup),
-    Column("evidence", lambda line: grid.SOURCES[line.row.answer.source]),
+    Column("evidence", lambda line: line.row.evidence),
 )
 TITLE = "What to serve"
 NO_DRAFT_NOTE = "no draft: the speedup is that of the draft and K that lose least."
+COST_NOTE = "cost: of a round, in plain tokens of that engine{}."
 
 
 class SetLine(NamedTuple):
@@ -55,12 +60,18 @@ class SetLine(NamedTuple):
     @property
     def k(self) -> float | None:
         """The K to serve; where there is none, the one that the numbers are of."""
-        return grid.k_of(self.answer) or None
+        return self.answer.named[1] or None
 
     @property
     def row(self) -> ResultRow | None:
         """The row that the answer rests on."""
         return self.measured or self.predicted
+
+    @property
+    def tokens_per_round(self) -> float | None:
+        """As the row has it; where nothing was timed, by replay."""
+        emitted = self.answer.round
+        return self.row.tokens_per_round if self.row else emitted and emitted.tokens_per_round
 
     @property
     def alphas(self) -> str | None:
@@ -89,7 +100,7 @@ SETS: tuple[Column[SetLine], ...] = (
         lambda line: line.predicted.speedup if line.measured and line.predicted else None,
         fmt.speedup,
     ),
-    Column("tokens/\nround", lambda line: line.row and line.row.tokens_per_round, fmt.decimal),
+    Column("tokens/\nround", lambda line: line.tokens_per_round, fmt.decimal),
     Column("alpha /\nneeded", lambda line: line.alphas),
 )
 
@@ -105,10 +116,10 @@ def grid_table(summary: Summary) -> Table:
 
 def short_grid(summary: Summary) -> Table:
     """The workload's answers in few lines: of many rows those of the marked row's server."""
-    every, shown = _lines(summary, alone=False), grid.marked(summary)
+    every, shown = [line for line in _lines(summary) if not line.minor], grid.marked(summary)
     lines = every
     if shown is not None and len(every) > MOST_ROWS:
-        lines = [line for line in every if _for_server(line.row, shown)]
+        lines = [line for line in every if shown.answer.engine in line.row.servers]
         if len(lines) > MOST_ROWS:
             start = [line.marked for line in lines].index(True)
             lines = lines[start : start + MOST_ROWS]
@@ -120,57 +131,59 @@ def short_grid(summary: Summary) -> Table:
     return _grid(GRID, lines, notes)
 
 
-def _for_server(row: grid.GridRow, shown: grid.Marked) -> bool:
-    """Whether a row holds for the marked row's server."""
-    if shown.row.served is not None:
-        return row.served == shown.row.served
-    return shown.server in (*row.servers, OWN.name)
-
-
 def _grid(columns: Sequence[Column[Line]], lines: Sequence[Line], notes: Iterable[str]) -> Table:
     """The rows, the marked one bold as well."""
     made = table(TITLE, columns, lines, notes=tuple(notes))
-    rows = zip(made.rows, lines, strict=True)
-    return replace(made, rows=tuple(replace(row, best=line.marked) for row, line in rows))
+    rows = (
+        replace(row, best=line.marked, minor=line.minor)
+        for row, line in zip(made.rows, lines, strict=True)
+    )
+    return replace(made, rows=tuple(rows))
 
 
-def _lines(summary: Summary, *, alone: bool = True) -> list[Line]:
+def _lines(summary: Summary) -> list[Line]:
     shown = grid.marked(summary)
+    first_shown = None if shown is None else shown.row
     return [
-        Line(row, shown is not None and _holds(row, shown.row))
-        for row in grid.rows(summary, alone=alone)
+        Line(
+            row,
+            row == first_shown,
+            first_shown is not None
+            and not row.answer.timed
+            and row.temperature != first_shown.temperature,
+        )
+        for row in grid.rows(summary)
     ]
-
-
-def _holds(row: grid.GridRow, marked: grid.GridRow) -> bool:
-    """Whether a row is the marked one, or the marked one with more servers in it."""
-    same = (row.temperature, row.served) == (marked.temperature, marked.served)
-    return same and set(marked.servers) <= set(row.servers)
 
 
 def _grid_notes(lines: Sequence[Line], summary: Summary) -> Iterator[str]:
     if summary.run.weights:
         shares = ", ".join(f"{name} {share:g}" for name, share in summary.run.weights.items())
         yield f"Prompt sets weigh {shares} (prompts.weights)."
-    if any(line.row.answer.decision == "does_not_pay" for line in lines):
+    answers = [line.row.answer for line in lines]
+    if any(answer.decision == "does_not_pay" and answer.timed for answer in answers):
         yield NO_DRAFT_NOTE
+    if any(answer.decision == "not_measured" for answer in answers):
+        emitted, k = answers[0].round, answers[0].named[1]
+        cost = emitted.own_cost if emitted and answers[0].timed else None
+        yield COST_NOTE.format("" if cost is None else f"; here {fmt.decimal(cost)} for K={k}")
     yield from dict.fromkeys(note for line in lines for note in grid.left_out(line.row.servers))
     yield from _lacking(summary)
 
 
 def _lacking(summary: Summary) -> Iterator[str]:
-    """The drafts that look faster than the marked row's, and that its server does not have."""
+    """The drafts that look faster here, and that the headline's engine does not have."""
     shown = grid.marked(summary)
-    if shown is None or not spec_of(shown.server).lines:
+    if shown is None or shown.answer.timed or shown.answer.engine is None:
         return
-    engine, temperature = spec_of(shown.server), shown.row.temperature
+    engine, temperature = spec_of(shown.answer.engine), shown.row.temperature
     board = first(summary.leaderboards, rule=engine.rule, temperature=temperature)
     faster: list[str] = []
     for row in board.rows if board else ():
         kind = kind_of(row.draft, summary.run.models)
         if row.draft is None or drafts_alike(engine.name, kind, temperature):
             break
-        faster.append(f"{row.draft} at K={row.k} ({fmt.speedup(row.speedup)})")
+        faster.append(f"{row.draft} at K={row.k}")
     if faster:
         yield f"Faster here, but not available on {engine.in_rows}: {', '.join(faster)}."
 
@@ -181,39 +194,73 @@ def _words_of_set(line: Line, name: str) -> str | None:
 
 
 def sets_table(summary: Summary) -> Table:
-    """Each prompt set alone, on the engine that was asked for, else under the run's own rule."""
-    rule, served, shown = grid.rule_of(summary), summary.served, grid.marked(summary)
-    engine = served.engine if served else OWN.name
-    rows: dict[float, grid.GridRow] = {}
-    for row in grid.rows(summary):
-        # Of several with one rule the marked one's
-        if rule in row.rules and row.answer.engine == engine:
-            rows[row.temperature] = rows.get(row.temperature, row)
-        if shown is not None and row == shown.row and rule in row.rules:
-            rows[row.temperature] = row
-    lines = [
-        _set_line(answer, summary)
-        for answer in where(summary.answers, rule=rule, engine=engine)
-        if answer.prompt_set != "all"
-        and set(answer.servers) <= set(rows[answer.temperature].servers)
-    ]
-    common = set(with_lines()).intersection(*(row.servers for row in rows.values()))
-    of_rule = [name for name in common if spec_of(name).rule == rule]
-    on = spec_of(served.engine).title if served else grid.names_of(of_rule)
-    return table(f"Each prompt set alone ({on})", SETS, lines)
+    """Each prompt set alone, on the headline's engine."""
+    shown, lines = grid.marked(summary), [_set_line(a, summary) for a in summary.per_prompt_set]
+    if shown is None:
+        return table("", SETS, ())
+    untimed = "" if shown.answer.timed else ", not measured"
+    title = f"Each prompt set alone, {grid.at_place(shown.answer)}{untimed}"
+    return table(title, SETS, lines)
 
 
 def _set_line(answer: Answer, summary: Summary) -> SetLine:
     """The answer with the rows of the draft and K that its speedup is of."""
-    draft = answer.draft or answer.reason_values.get("draft")
-    k = answer.k or answer.reason_values.get("k")
-    own = answer.rule == summary.run.sampling.rule or answer.temperature == GREEDY
+    draft, k = answer.named
     cell = {"prompt_set": answer.prompt_set, "temperature": answer.temperature, "k": k}
-    rows = [row for row in where(summary.alone, **cell) if own and draft in (None, row.draft)]
+    # Of another rule than the run's there are none
+    rows = [
+        row
+        for row in where(summary.alone, **cell)
+        if answer.timed and draft in (None, row.draft) and answer.rule in (None, row.rule)
+    ]
     by_source = {row.source: row for row in rows}
     return SetLine(
         answer, by_source.get("measured"), by_source.get("replayed") or by_source.get("theory")
     )
+
+
+class EmitsLine(NamedTuple):
+    """What a round of one K emits on engines whose rounds were not timed."""
+
+    row: grid.GridRow
+    draft: str | None
+    emitted: RoundTokens
+
+
+EMITS: tuple[Column[EmitsLine], ...] = (
+    Column("temperature", lambda line: line.row.temperature, fmt.temperature, key=True),
+    Column("engines", lambda line: line.row.engines, key=True, flexible=True),
+    Column("draft", lambda line: line.draft),
+    Column("K", lambda line: line.emitted.k, fmt.count),
+    Column(
+        "tokens/round\n[lo, hi]",
+        lambda line: (
+            line.emitted.tokens_per_round,
+            line.emitted.tokens_per_round_lo,
+            line.emitted.tokens_per_round_hi,
+        ),
+        fmt.with_bounds,
+    ),
+    Column("cost of\na round here", lambda line: line.emitted.own_cost, fmt.decimal),
+)
+EMITS_NOTE = (
+    "Nothing was timed on these engines. By the rule by which they accept, a round emits so many"
+    " tokens; K pays there while a round costs fewer plain tokens of that engine. What one costs on"
+    " {here} says nothing of theirs."
+)
+
+
+def emits_table(summary: Summary) -> Table:
+    """What carries over to engines whose rounds were not timed: tokens per round at every K."""
+    lines = [
+        EmitsLine(row, row.answer.named[0], emitted)
+        for row in grid.rows(summary)
+        if not row.answer.timed
+        for emitted in row.answer.rounds
+    ]
+    given = any(answer.engine is None for answer in summary.answers)
+    note = EMITS_NOTE.format(here="an engine of the given times" if given else OWN.title)
+    return table("What carries over to other engines", EMITS, lines, notes=(note,))
 
 
 DRAFTS: tuple[Column[LeaderboardRow], ...] = (
@@ -231,9 +278,10 @@ def drafts_table(summary: Summary) -> Table:
     shown = grid.marked(summary)
     if shown is None:
         return table("", DRAFTS, ())
-    answer = shown.row.answer
-    temperature = shown.row.temperature
-    boards = where(summary.leaderboards, rule=answer.rule, temperature=temperature)
+    rule, temperature = summary.run.sampling.rule, shown.row.temperature
+    boards = where(summary.leaderboards, rule=rule, temperature=temperature)
     rows = [row for board in boards for row in board.rows if row.draft is not None]
-    where_shown = f"temperature {fmt.temperature(temperature)}"
-    return table(f"Every draft at its fastest K, predicted ({where_shown})", DRAFTS, rows)
+    own = grid.own_answer(summary, temperature)
+    place = "" if own is None else f" {grid.at_place(own)}"
+    at = f"temperature {fmt.temperature(temperature)}"
+    return table(f"Every draft at its fastest K, predicted{place} ({at})", DRAFTS, rows)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from harness.records import grouped
 from harness.reporting import formatting as fmt
+from harness.reporting import grid
 from harness.reporting.tables.leaderboard import PLAIN
 from harness.reporting.tables.specification import Column, Table, table
 from harness.summary import CardDraftRow, CardRow, Summary
@@ -15,7 +16,9 @@ def _serve(row: CardRow) -> str:
     draft = f"{row.draft} K={row.k}"
     if row.decision == "speculate":
         return draft
-    return f"plain (undecided: {draft})" if row.decision == "undecided" else "plain"
+    if row.decision in ("undecided", "not_measured"):
+        return f"plain ({grid.DECISIONS[row.decision]}: {draft})"
+    return "plain"
 
 
 CARDS: tuple[Column[CardRow], ...] = (

@@ -21,9 +21,10 @@ from harness.reporting.tables.specification import (
     table,
 )
 from harness.serving.drafts import DRAFTS, kind_of, looks_up
-from harness.serving.engines import drafts_alike, with_lines
+from harness.serving.engines import OWN, drafts_alike, with_lines
 from harness.summary import (
     AcceptanceByPosition,
+    Answer,
     CategoryAlpha,
     DraftMemory,
     LeaderboardRow,
@@ -33,7 +34,6 @@ from harness.summary import (
     StepSummary,
     Summary,
     Unstable,
-    Verdict,
 )
 
 PLAIN = grid.DECISIONS["does_not_pay"]
@@ -43,6 +43,7 @@ Alpha = CategoryAlpha | LengthAlpha
 class Board(NamedTuple):
     """One leaderboard and the rules that it holds for."""
 
+    place: str  # at whose round times the speedups are
     rules: tuple[Rule, ...]
     every_rule: bool  # whether it holds for every rule that was replayed, of several
     engines: tuple[str, ...]
@@ -51,10 +52,13 @@ class Board(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As "temperature 1, mlx-lm"; "all engines" where they all rank alike."""
+        """As "on the harness's loop at temperature 1, accepted as on mlx-lm".
+
+        By any rule where they all rank alike.
+        """
         names = ", ".join(grid.engines_by_rule()[rule] for rule in self.rules)
-        engines = "all engines" if self.every_rule else names
-        return f"temperature {fmt.temperature(self.temperature)}, {engines}"
+        accepted = "accepted by any rule" if self.every_rule else f"accepted as on {names}"
+        return f"{self.place} at temperature {fmt.temperature(self.temperature)}, {accepted}"
 
     @property
     def acceptance(self) -> str:
@@ -87,12 +91,12 @@ RANKS: tuple[Column[LeaderboardRow], ...] = (
     Column("alpha\n[lo, hi]", lambda row: (row.alpha, row.alpha_lo, row.alpha_hi), fmt.alpha),
     Column("break-even\nalpha", _breakeven, fmt.alpha),
 )
-SETS: tuple[Column[Verdict], ...] = (
-    Column("prompt set", lambda verdict: verdict.prompt_set, key=True),
-    Column("temperature", lambda verdict: verdict.temperature, fmt.temperature, key=True),
-    Column("decision", lambda verdict: grid.DECISIONS[verdict.decision]),
-    Column("draft", lambda verdict: verdict.draft),
-    Column("K", lambda verdict: verdict.k, fmt.count),
+SETS: tuple[Column[Answer], ...] = (
+    Column("prompt set", lambda answer: answer.prompt_set, key=True),
+    Column("temperature", lambda answer: answer.temperature, fmt.temperature, key=True),
+    Column("decision", lambda answer: grid.DECISIONS[answer.decision]),
+    Column("draft", lambda answer: answer.draft),
+    Column("K", lambda answer: answer.k, fmt.count),
     Column("speedup [lo, hi]", fmt.bounded, fmt.speedup),
 )
 COSTS: tuple[Column[DraftCosts], ...] = (
@@ -158,8 +162,10 @@ def boards(summary: Summary) -> list[Board]:
     rules = list(dict.fromkeys(board.rule for board in ranked))
     by_rule = sorted(ranked, key=lambda board: rules.index(board.rule))
     alike = grouped(by_rule, lambda board: (board.temperature, board.rows))
+    timed = next((answer for answer in summary.answers if answer.timed), None)
     return [
         Board(
+            place=f"on {OWN.title}" if timed is None else grid.at_place(timed),
             rules=tuple(board.rule for board in group),
             every_rule=1 < len(rules) == len(group),
             engines=tuple(engine for board in group for engine in board.engines),
@@ -180,7 +186,7 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
         shown = {row.draft for row in board.rows}
         looked_up = ", ".join(kind for kind in DRAFTS if kind in shown and looks_up(kind))
         notes = (
-            f"Holds for {', '.join(board.engines)}{how}.",
+            f"Accepted as on {', '.join(board.engines)}{how}.",
             NO_ROOT_NOTE if no_root else "",
             SPEEDUP_NOTE,
             *_to_serve(summary, board),
@@ -191,7 +197,7 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
 
 
 def _to_serve(summary: Summary, board: Board) -> Iterator[str]:
-    """Which of these engines lack a draft, and what the grid of answers says for them."""
+    """Which of these engines lack a draft, and what the verdict by this rule is."""
     lacking: list[str] = []
     for draft in (row.draft for row in board.rows if row.draft is not None):
         kind = kind_of(draft, summary.run.models)
@@ -204,16 +210,10 @@ def _to_serve(summary: Summary, board: Board) -> Iterator[str]:
             lacking.append(f"{draft} is not for {grid.names_of(without)}")
     if lacking:
         yield f"Not every engine has every draft: {'; '.join(lacking)}."
-    rows = [
-        row
-        for row in grid.rows(summary, alone=False)
-        if row.temperature == board.temperature and set(row.rules) & set(board.rules)
-    ]
-    for row in rows:
-        engines = "these engines" if len(rows) == 1 else row.engines
+    own = grid.own_answer(summary, board.temperature)
+    if own is not None and own.rule in board.rules and own.speedup is not None:
         yield (
-            f"What to serve on {engines} is chosen on held-out prompts:"
-            f" {grid.words(row.answer)}, {fmt.gain(row.answer)}."
+            f"Chosen on held-out prompts, {grid.at_place(own)}: {grid.words(own)}, {fmt.gain(own)}."
         )
 
 
@@ -225,7 +225,8 @@ def prompt_set_table(summary: Summary) -> Table:
         for entry in summary.least_regret
     )
     notes = (SET_NOTE, REGRET_NOTE.format(choices) if choices else "")
-    return table("Each prompt set alone", SETS, summary.per_prompt_set, notes=notes)
+    place = f", {grid.at_place(summary.headline)}" if summary.headline else ""
+    return table(f"Each prompt set alone{place}", SETS, summary.per_prompt_set, notes=notes)
 
 
 def costs_table(summary: Summary) -> Table:

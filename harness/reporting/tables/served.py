@@ -33,7 +33,7 @@ CELLS: tuple[Column[ServedCell], ...] = (
     Column("predicted\nspeedup", lambda cell: cell.predicted, fmt.speedup),
     Column("prediction\nerror", lambda cell: cell.error, fmt.signed_percent),
     Column("error\nfrom two K", lambda cell: cell.two_k_error, fmt.signed_percent),
-    Column("predicted by\nour own loop", lambda cell: cell.own_predicted, fmt.speedup),
+    Column("predicted by\nthe harness's loop", lambda cell: cell.own_predicted, fmt.speedup),
     Column("its\nerror", lambda cell: cell.own_error, fmt.signed_percent),
     Column("tokens/round\nmeasured", lambda cell: cell.tokens_per_round, fmt.decimal),
     Column("tokens/round\nreplayed", lambda cell: cell.replayed_tokens_per_round, fmt.decimal),
@@ -192,7 +192,7 @@ TWO_K_NOTE = (
     "error from two K: of the same prediction, had only the smallest and the largest K been"
     " measured; K in between lie on a line."
 )
-OWN_NOTE = "Our own loop's round times, on this device, are not the server's: that is their error."
+OWN_NOTE = "The harness's loop has its own round times on this device: that is their error."
 GATE_NOTES = (
     "Greedy texts must be plain decoding's. Sampled ones: the log-probability of the texts under"
     " the target next to its expectation, in standard deviations: beyond 4 the plain server (K=0)"

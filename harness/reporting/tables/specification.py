@@ -72,10 +72,11 @@ class Column(Generic[R]):
 
 @dataclass(frozen=True)
 class Row:
-    """One row: a cell per column, and whether it is the best one."""
+    """One row: a cell per column, whether it is the best one, and whether a phone lacks it."""
 
     cells: tuple[Cell, ...]
     best: bool = False
+    minor: bool = False
 
 
 @dataclass(frozen=True)
