@@ -312,7 +312,7 @@ def two_token_texts(prompts: int, length: int = 40) -> ScoredTexts:
 
 
 def test_the_best_threshold_is_less_the_optimism_of_its_choice_and_has_an_interval() -> None:
-    # Accepted or not, whatever the draft's confidence: thresholds differ by luck alone
+    # Confidence tells nothing of acceptance: next to the best, thresholds differ by little but luck
     for seed in (1, 3, 5):
         rng, texts = np.random.default_rng(seed), two_token_texts(12)
         traces = [

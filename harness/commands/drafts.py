@@ -227,10 +227,9 @@ def _measured(
     Half of the visits that time its rounds, stored in the folder, come before that, half after.
     """
     pair = _with_draft(target, conf, folder, config)
-    described = described_draft(conf, pair.draft_entry)
     try:
-        costs = folder.manifest.engine_costs
-        check_draft_of(costs, conf.name, conf.kind, described, config.temperature)
+        costs, entry = folder.manifest.engine_costs, described_draft(conf, pair.draft_entry)
+        check_draft_of(costs, conf.name, conf.kind, entry, config.temperature)
         visits = visits_of_draft(folder, pair, conf, pair.timed_drafting, config, pair.most)
         visits.up_to(0.5)
         begin = time.perf_counter()
@@ -251,6 +250,7 @@ def _measured(
             )
         visits.up_to(1.0)
         sure = pair.confidences(texts, config)
+        described = described_draft(conf, pair.draft_entry)  # how its texts were batched, too
         return DraftResult(traces, timings, scoring_s, described, sure)
     finally:
         pair.target_model.keep_states(())
