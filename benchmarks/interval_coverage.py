@@ -21,7 +21,7 @@ from scipy.stats import beta
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from simulated_reports import GAIN, NULL, WORLDS, budget, reports
+from simulated_reports import GAIN, NULL, WORLDS, reports
 
 SIZES = (8, 16, 24)
 TRUTHS = {"null": NULL, "gain": GAIN}
@@ -67,9 +67,6 @@ def simulate(path: Path, number: int) -> None:
 def table(path: Path) -> int:
     """Print a line per kind of report; how many requirements were missed."""
     missed = 0
-    levels = {"workload": budget().level("all"), "set": budget().level("easy")}
-    print(f"level of the interval of a verdict: workload {levels['workload']:.2%}, ", end="")
-    print(f"set {levels['set']:.2%}")
     for (world, truth, size), chunks in stored(path).items():
         counts = sum(chunks, Counter[str]())
         wrong = "speculate" if truth == "null" else "does_not_pay"
@@ -86,10 +83,13 @@ def table(path: Path) -> int:
             texts.append(f"{kind} {share:.1%}")
             if size >= 16 and not CELLS[0] <= share <= CELLS[1]:
                 problems.append(kind)
-        for kind, level in levels.items():
+        for kind in ("workload", "set"):
             if counts[f"{kind} intervals"]:
-                share = counts[f"{kind} covered"] / counts[f"{kind} intervals"]
-                texts.append(f"{kind} verdicts {share:.1%}")
+                share, level = (
+                    counts[f"{kind} {what}"] / counts[f"{kind} intervals"]
+                    for what in ("covered", "level")
+                )
+                texts.append(f"{kind} verdicts {share:.1%} of {level:.1%}")
                 if share < level - VERDICTS:
                     problems.append(f"{kind} verdicts")
             if truth == "gain":

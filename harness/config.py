@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from harness.records import RULES, UserError
+from harness.records import RULES, LoopClock, UserError
 from harness.serving.drafts import DRAFTS, DraftSpec
 from harness.serving.engines import ENGINES, OWN, measurable, with_lines
 from harness.theory.architecture import architecture_of
@@ -103,6 +103,11 @@ def _engine() -> Any:
 
 def _api_key_env() -> Any:
     return key(None, "the environment variable that holds the servers' API key")
+
+
+def _loop_clock() -> Any:
+    meaning = "wall: elapsed time; cpu: this process's processor time, for a busy machine"
+    return key("wall", meaning, choices=("wall", "cpu"))
 
 
 def _timeout_factor() -> Any:
@@ -197,7 +202,14 @@ class PromptsConf:
     hub_split: str | None = key(None, "its split, or a slice of one, as test[:200]")
     hub_column: str | None = key(None, "its column that holds the prompt; null finds one")
     skip_unusable: bool | None = key(None, "whether entries that are no prompts are skipped")
-    limit: int | None = key(None, "prompts of each set at most, spread over it; null: all", least=1)
+    # Any, because auto is filled in by the command's `check`
+    limit: Any = key(
+        None,
+        "prompts of each set at most, spread over it; null: all",
+        auto=True,
+        whole=True,
+        least=1,
+    )
     # Any: into a typed dict Hydra's command line lets no new key
     weights: Any = key(
         None,
@@ -374,11 +386,23 @@ class ModelsConfig(CommandConfig):
         """Whether the models may be GGUF files."""
         return False
 
+    @property
+    def prompts_of_a_set(self) -> int:
+        """What prompts.limit=auto is: the fewest that carry an interval."""
+        return 8
+
+    @property
+    def loop_clock(self) -> LoopClock:
+        """What our own loop is timed by."""
+        return "wall"
+
     def check(self, _: str) -> None:
         """Refuse what changes how the loop runs, where it is not measured.
 
-        Fills in the rule and new_tokens.
+        Fills in the rule, new_tokens and prompts.limit.
         """
+        if self.prompts.limit == "auto":
+            self.prompts.limit = self.prompts_of_a_set
         if self.decode.rule is None:
             self.decode.rule = self.default_rule
         if self.new_tokens is None:
@@ -471,23 +495,64 @@ class SweepConfig(PairConfig):
     engine: str | None = _engine()
     mode: str = key(
         "measure",
-        "measure: run every cell; replay: from the target's texts alone",
+        "measure: run generations; replay: from the target's texts alone",
         choices=("measure", "replay"),
     )
     latency_from: str | None = key(None, "with mode=replay: a server run whose engine is predicted")
+    until: str | None = key(
+        None,
+        "decided: the best K, until verdicts are; all: every cell; null: decided where it can be",
+        choices=("decided", "all"),
+    )
+    budget_s: float | None = key(
+        None, "with until=decided: seconds of measuring after which no look begins", above=0
+    )
+    clock: str = _loop_clock()
 
     @property
     def loop_keys(self) -> tuple[str, ...]:
         """All, unless the loop is replayed."""
         return ("acceptance", "acceptance_from", "stop") if self.mode == "measure" else ()
 
+    @property
+    def prompts_of_a_set(self) -> int:
+        """Replay makes prompts cheap, and of those that are measured it takes what it needs."""
+        return 32 if self.until == "decided" else super().prompts_of_a_set
+
+    @property
+    def loop_clock(self) -> LoopClock:
+        """What the command line says."""
+        return self.clock  # type: ignore[return-value]  # validated
+
+    @property
+    def not_in_looks(self) -> str | None:
+        """Why every cell is measured: what keeps replay from choosing the K; None where it can."""
+        if self.mode == "replay":
+            return "mode=replay, which runs no cell"
+        for name in ("acceptance", "acceptance_from"):
+            if getattr(self.decode, name) is not None:
+                return f"decode.{name}, with which no text is the target's to be replayed"
+        if self.decode.stop != "none" and self.decode.repetition_penalty not in (None, 1.0):
+            return f"decode.stop={self.decode.stop} and a penalty, which are not replayed together"
+        return None
+
     def check(self, _: str) -> None:
-        """A recorded graph drafts a fixed number of tokens; a look-up is sure of none."""
+        """A recorded graph drafts a fixed number of tokens; a look-up is sure of none.
+
+        Fills in what is measured.
+        """
+        if self.until is None:
+            self.until = "all" if self.not_in_looks else "decided"
         super().check(_)
         if self.latency_from is not None and self.mode == "measure":
             raise UserError(
                 "latency_from: a sweep that measures times its own rounds; give mode=replay"
             )
+        if self.until == "decided" and self.not_in_looks:
+            raise UserError(f"until=decided: not with {self.not_in_looks}; leave until out")
+        if self.until == "all" and self.budget_s is not None:
+            why = f", as it is with {self.not_in_looks}" if self.not_in_looks else ""
+            raise UserError(f"budget_s: not with until=all{why}; leave it out")
         if self.decode.stop != "none" and self.draft.spec.looks_up:
             raise UserError(
                 f"decode.stop={self.decode.stop}: draft={self.draft.name} gives its tokens no "
@@ -627,6 +692,7 @@ class AuditionConfig(ModelsConfig):
     texts_from: str | None = key(None, "a target's server, http://HOST:PORT, for its completions")
     api_key_env: str | None = _api_key_env()
     timeout_factor: float = _timeout_factor()
+    clock: str = _loop_clock()
     latency_from: str | None = key(None, "a run whose times are used; a server run: its engine's")
     latency: LatencyConf = field(default_factory=LatencyConf)
     combine: list[str] = key([], "auditions of one target, one per card, whose cards are ranked")
@@ -650,6 +716,16 @@ class AuditionConfig(ModelsConfig):
     def loop_keys(self) -> tuple[str, ...]:
         """Adaptive drafting is replayed."""
         return ("stop",)
+
+    @property
+    def prompts_of_a_set(self) -> int:
+        """Replay makes prompts cheap."""
+        return 16
+
+    @property
+    def loop_clock(self) -> LoopClock:
+        """What the command line says."""
+        return self.clock  # type: ignore[return-value]  # validated
 
     def _check_adaptive(self) -> None:
         """Refuse what adaptive drafting is not replayed with."""

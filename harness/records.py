@@ -34,6 +34,8 @@ OWN_LOOP = "own"
 LONGEST_NGRAM, LONGEST_SUFFIX = 2, 64
 # The temperature at which the likeliest token is taken
 GREEDY = 0.0
+# Share of all processors that other work may take without being said, or measured around
+BUSY = 0.1
 RULES: tuple[Rule, ...] = ("ratio", "exact_match", "greedy_draft")
 
 # How a speculative greedy text compares with plain decoding's, in words
@@ -414,6 +416,8 @@ class RoundTiming:
             drafts fewer near its budget has two budgets, so that its start can be told from its
             rounds.
         one_token_s: as in `Trial`.
+        other_share: of all processor time while its visit lasted, what was neither idle nor this
+            process's: other processes, and what the hypervisor took. None where that was not read.
     """
 
     visit: int
@@ -428,6 +432,12 @@ class RoundTiming:
     seconds: float
     drafted: int | None = None
     one_token_s: float | None = None
+    other_share: float | None = None
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other work took so much of the machine that the visit may be off."""
+        return (self.other_share or 0.0) > BUSY
 
 
 # Between a prompt set's name and 1 or 2: the group of a load where there is one set alone
@@ -597,6 +607,8 @@ class ResultRow:
 
 
 ServerClock = Literal["engine", "cpu"]
+# Of our own loop: elapsed seconds, or the processor time of this process
+LoopClock = Literal["wall", "cpu"]
 
 
 @dataclass(frozen=True)

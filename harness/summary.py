@@ -82,7 +82,7 @@ CaveatCode = Literal[
     "scattered_steps",  # roles ("draft and target"), spread: p90 / median above it
     "busy_machine",  # load: processors that other work kept busy, on average; processors: of them
     "busy_servers",  # the same while servers that the run started were timed by their own clock
-    "busy_cpu_clock",  # the same by their processor time
+    "busy_cpu_clock",  # the same, or this run, timed by processor time
     "busy_card",  # processes: of others, that used the card
     # reason: a `ThrottleReason`; throttled, samples: readings with it, and in all; sm_mhz: the
     # median (of a power cap while it held), max_sm_mhz, temperature_c: the highest, power_limit_w,
@@ -100,6 +100,9 @@ CaveatCode = Literal[
     "predictions_off",
     "priced_from_steps",  # a run of a version that timed no rounds
     "rounds_at_other_temperature",  # temperature, timed_at: whose rounds were timed
+    # Of a sweep in looks: temperature, k; measured, replayed: tokens per round, or None; differs:
+    # whether these differ too much, or else there is too little of either
+    "not_by_replay",
     "k_not_timed",  # ks: without a prediction, since they are beyond what was timed of some draft
     "texts_from",  # engine, version, url: of the server that completed the prompts
     "typed_latency",
@@ -191,6 +194,17 @@ class RoundTokens:
 
 
 @dataclass(frozen=True)
+class MeasuredPart:
+    """What a verdict by replay and measured pairs rests on (`harness.stats.two_phase`)."""
+
+    prompts: int  # of the workload, or the prompt set; all of them replayed
+    measured: int  # of all sets, on which the K ran next to plain decoding: a round's price
+    # speedup_lo, speedup_hi: on these very prompts, at 95 %: the error of timing alone.
+    speedup_lo: float
+    speedup_hi: float
+
+
+@dataclass(frozen=True)
 class Answer:
     """What is known of one engine, at one temperature, on a workload or a prompt set.
 
@@ -198,15 +212,15 @@ class Answer:
     is `not_measured`, or `does_not_pay` where nothing that its rounds may cost lets a draft gain.
     """
 
-    decision: Decision  # "speculate" only when the cross-fitted speedup's lower bound is above 1
+    decision: Decision  # "speculate" only when the speedup's lower bound is above 1
     # draft, k: the choice, or the best-looking candidate where undecided, or the one to measure
     # where nothing was; None and 0 where speculation does not pay.
     draft: str | None
     k: int
     temperature: float | None  # None where the numbers came from elsewhere and do not say
     prompt_set: str  # a set's name, or "all" for the whole weighted workload
-    # speedup, speedup_lo, speedup_hi: cross-fitted, so free of the selection's optimism; with too
-    # few prompts to hold any out, the plain speedup without bounds.
+    # speedup, speedup_lo, speedup_hi: free of the selection's optimism; with too few prompts for
+    # that, the plain speedup without bounds.
     speedup: float | None
     speedup_lo: float | None
     speedup_hi: float | None
@@ -221,6 +235,12 @@ class Answer:
     source: Source = "replayed"
     rounds: tuple[RoundTokens, ...] = ()  # of the named draft at every K, where it was replayed
     visits: Visits | None = None  # where no K of a server run has all that were asked for
+    # chance, gain: that the named candidate pays, and the mean of its speedup - 1, by the estimate
+    # and its error; None without an interval.
+    chance: float | None = None
+    gain: float | None = None
+    # Of a verdict by replay and measured pairs; None of one that was cross-fitted
+    pairs: MeasuredPart | None = None
 
     @classmethod
     def undecided(

@@ -35,11 +35,14 @@ def without_plots() -> Iterator[None]:
 
 @contextmanager
 def timed_little() -> Iterator[None]:
-    """Commands time each step three times, and rounds in two visits."""
+    """Commands time each step three times, rounds in two visits, and measure nothing again."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("harness.measurement.step_times.REPETITIONS", 3)
         patch.setattr("harness.measurement.round_parts.MOST_VISITS", 4)
         patch.setattr("harness.measurement.round_times.MOST_VISITS", 2)
+        patch.setattr("harness.commands.looks.LEAST_VISITS", 1)
+        patch.setattr("harness.commands.looks.VISITS_PER_LOOK", 0)
+        patch.setattr("harness.commands.looks.CELL_S", 0.0)
         patch.setattr(
             "harness.commands.time_steps.copy_bandwidth", lambda *_: CopyBandwidth(10.0, 1, 1)
         )

@@ -8,12 +8,14 @@ mean 1. Tokens, prompts and timings are drawn anew for every temperature.
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 import numpy as np
 from scipy.signal import lfilter
 from scipy.stats import trim_mean
 
-from harness.analysis.verdict import Candidate, ErrorBudget, Evidence, Timed, decide
+from harness.analysis.verdict import ONE_SIDED, Candidate, Evidence, Timed, decide, in_turn
 from harness.stats.crossfit import TRIMMED
 from harness.stats.jackknife import share_interval
 
@@ -42,6 +44,7 @@ class World:
         tails: Student's t with 2.5 degrees of freedom in place of the normal.
         outliers: share of the generations that take several times as long.
         drift: of the steps of an AR(1) machine pace, correlated by .99 between generations.
+        speculative_drift: of a pace of speculation alone, correlated by .9.
         visits: seconds are predicted from round times that scatter by this between visits.
     """
 
@@ -51,6 +54,7 @@ class World:
     tails: bool = False
     outliers: float = 0.0
     drift: float = 0.0
+    speculative_drift: float = 0.0
     visits: float = 0.0
 
 
@@ -65,30 +69,41 @@ WORLDS = {
 }
 
 
-def evidence(rng: np.random.Generator, world: World, size: int, truth, temperature=1.0):
-    """`size` prompts, in turn of either set."""
-    shape = (len(truth) + 1, size)
+def texts(rng: np.random.Generator, world: World, size: int, truth):
+    """Tokens of `size` texts, and what every candidate takes without an error of timing."""
     tokens = np.clip(rng.lognormal(np.log(64.0), world.lengths, size), 4, 2000).round()
     prompt = rng.normal(0.0, world.spread, size)
     prompt = prompt + rng.normal(0.0, world.spread / 2, (len(truth), size))
-    seconds = np.exp(-prompt - 1.25 * world.spread**2 / 2) * tokens / truth[:, None]
-    times = np.concatenate([tokens[None], seconds]) * _timing(rng, world, shape)
+    return tokens, np.exp(-prompt - 1.25 * world.spread**2 / 2) * tokens / truth[:, None]
+
+
+def evidence(rng: np.random.Generator, world: World, size: int, truth, temperature=1.0):
+    """`size` prompts, in turn of either set."""
+    tokens, seconds = texts(rng, world, size, truth)
+    times = np.concatenate([tokens[None], seconds])
+    times = times * timing(rng, world, times.shape)
     costs: dict[Candidate, np.ndarray] = {}
     if world.visits:
-        relative, costs = _visits(rng, world.visits)
+        relative, costs = visits(rng, world.visits, len(truth) // KS)
         times[1:] *= relative[:, None]
+    return evidence_of(tokens, times, costs, temperature)
+
+
+def evidence_of(tokens, times, costs, temperature=1.0):
+    """From [plain or candidate, prompt] times, and the candidates' costs by visit, if any."""
+    size = len(tokens)
     return Evidence(
         temperature=temperature,
         prompts=tuple(f"p{i}" for i in range(size)),
         prompt_sets=tuple(SETS[i % len(SETS)] for i in range(size)),
         baseline=Timed(times[0], tokens),
-        candidates={n: Timed(times[i], tokens) for i, n in enumerate(CANDIDATES, start=1)},
+        candidates={n: Timed(time, tokens) for n, time in zip(CANDIDATES, times[1:], strict=False)},
         facts={},
         visit_costs=costs,
     )
 
 
-def _timing(rng, world: World, shape):
+def timing(rng, world: World, shape):
     """What timing multiplies the seconds of each generation by, [plain or candidate, prompt]."""
     if world.tails:
         factors = np.maximum(0.3, 1.0 + world.timing * rng.standard_t(2.5, shape))
@@ -96,14 +111,22 @@ def _timing(rng, world: World, shape):
         factors = np.exp(world.timing * rng.normal(size=shape))
     late = rng.random(shape) < world.outliers
     factors = factors * np.where(late, 1.0 + rng.exponential(4.0, shape), 1.0)
+    # Within each prompt the runs follow each other, in an order that rotates.
+    order = (np.arange(shape[0]) + np.arange(shape[1])[:, None]) % shape[0]
     if world.drift:
-        # Within each prompt the runs follow each other, in an order that rotates.
-        steps = rng.normal(0.0, world.drift, factors.size)
-        steps[0] /= np.sqrt(1.0 - 0.99**2)
-        pace = np.exp(lfilter([1.0], [1.0, -0.99], steps)).reshape(shape[::-1])
-        order = (np.arange(shape[0]) + np.arange(shape[1])[:, None]) % shape[0]
-        factors[order, np.arange(shape[1])[:, None]] *= pace
+        path = pace(rng, world.drift, 0.99, factors.size).reshape(shape[::-1])
+        factors[order, np.arange(shape[1])[:, None]] *= path
+    if world.speculative_drift:
+        path = pace(rng, world.speculative_drift, 0.9, factors.size).reshape(shape[::-1])
+        factors[order, np.arange(shape[1])[:, None]] *= np.where(order, path, 1.0)
     return factors
+
+
+def pace(rng, steps, correlation, size):
+    """What a drifting machine multiplies the seconds of successive generations by, AR(1)."""
+    steps = rng.normal(0.0, steps, size)
+    steps[0] /= np.sqrt(1.0 - correlation**2)
+    return np.exp(lfilter([1.0], [1.0, -correlation], steps))
 
 
 def _scatter(rng, spread, shape):
@@ -113,54 +136,47 @@ def _scatter(rng, spread, shape):
     return np.exp(common + 0.6 * spread * rng.normal(size=shape))
 
 
-def _typical(spread=0.05):
+@cache
+def _typical(spread):
     """What the trimmed mean of such costs is on average."""
     rng = np.random.default_rng(12345)
-    visits = [_scatter(rng, spread, (KS, VISITS)) for _ in range(20_000)]
-    return float(trim_mean(np.array(visits), TRIMMED, axis=2).mean())
+    timed = [_scatter(rng, spread, (KS, VISITS)) for _ in range(20_000)]
+    return float(trim_mean(np.array(timed), TRIMMED, axis=2).mean())
 
 
-TYPICAL = _typical(WORLDS["predicted"].visits)
-
-
-def _visits(rng, spread):
+def visits(rng, spread, drafts):
     """The error of each candidate's round time, and its visits' costs."""
     relative, costs = [], {}
-    for draft in range(DRAFTS):
-        visits = _scatter(rng, spread, (KS, VISITS))
-        estimates = np.asarray(trim_mean(visits, TRIMMED, axis=1))
-        relative.append(estimates / TYPICAL)
+    for draft in range(drafts):
+        timed = _scatter(rng, spread, (KS, VISITS))
+        estimates = np.asarray(trim_mean(timed, TRIMMED, axis=1))
+        relative.append(estimates / _typical(spread))
         names = CANDIDATES[draft * KS : (draft + 1) * KS]
-        costs.update(zip(names, visits / estimates[:, None], strict=True))
+        costs.update(zip(names, timed / estimates[:, None], strict=True))
     return np.concatenate(relative), costs
 
 
-def budget() -> ErrorBudget:
-    """Of a report."""
-    return ErrorBudget(len(TEMPERATURES), len(TEMPERATURES) * len(SETS))
-
-
-def report(rng: np.random.Generator, world: World, size: int, truth, counts: Counter) -> None:
+def report(rng: np.random.Generator, world: World, size: int, truth, counts: Any) -> None:
     """Count what one report says: its verdicts, their intervals, some cells' intervals."""
     speedups = dict(zip(CANDIDATES, truth, strict=True))
-    scopes = ["all", *SETS]
     decisions = []
     for temperature in TEMPERATURES:
         seen = evidence(rng, world, size, truth, temperature)
-        for scope in scopes:
-            seed = int(rng.integers(2**31))
-            verdict = decide(seen, budget(), prompt_set=scope, seed=seed, deals=DEALS)
+        seed = int(rng.integers(2**31))
+
+        def on(scope, error, seen=seen, seed=seed):
+            return decide(seen, error, prompt_set=scope, seed=seed, deals=DEALS)
+
+        for verdict in in_turn(on, SETS, ONE_SIDED / len(TEMPERATURES)):
             decisions.append(verdict.decision)
-            kind = "workload" if scope == "all" else "set"
+            kind = "workload" if verdict.prompt_set == "all" else "set"
             counts[f"{kind} {verdict.decision}"] += 1
             counts[f"{kind} verdicts"] += 1
             if verdict.speedup_lo is not None:
-                named = verdict.reason_values
-                true = next(
-                    s for c, s in speedups.items() if (c.draft, c.k) == (named["draft"], named["k"])
-                )
+                true = speedups[Candidate(str(verdict.named[0]), verdict.named[1])]
                 counts[f"{kind} intervals"] += 1
                 counts[f"{kind} covered"] += bool(verdict.speedup_lo <= true <= verdict.speedup_hi)
+                counts[f"{kind} level"] += float(str(verdict.reason_values["level"]))
         cells = replace(seen, prompt_sets=("all",) * size).workload(None).intervals()
         assert cells is not None
         for row in rng.choice(len(CANDIDATES), CELLS, replace=False):

@@ -568,7 +568,7 @@ def test_a_sweep_measures_medusa_heads_and_replays_them_exactly(
 ) -> None:
     """Also at a K above the number of heads, which the report says."""
     words = ["draft=medusa", f"draft.id={for_tiny['medusa']}", f"results_root={tmp_path}"]
-    run = ran("sweep", *WORDS, *words)
+    run = ran("sweep", *WORDS, *words, "until=all")
     assert_replay_is_exact(run)
     fewer = [entry.values for entry in analyse(run).caveats if entry.code == "fewer_drafts"]
     assert fewer == [{"draft": "medusa", "tokens": 3, "k": 4}]

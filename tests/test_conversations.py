@@ -70,7 +70,7 @@ def tiny() -> LoadedModel:
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
     root = tmp_path_factory.mktemp("swept")
-    return ran("sweep", *words(root))
+    return ran("sweep", *words(root, "until=all"))
 
 
 def answers_of(run: StoredRun) -> dict[str, Trial]:
@@ -124,7 +124,7 @@ def test_a_resumed_run_asks_for_no_answer_again(
 
     monkeypatch.setattr(completions, "generate_texts", counted)
     lines = (swept.folder / "answers.jsonl").read_bytes()
-    again = [*words(swept.folder.parent.parent), f"resume={swept.folder}"]
+    again = [*words(swept.folder.parent.parent, "until=all"), f"resume={swept.folder}"]
     outcome_of("sweep", *again)
     assert asked == []
     # A run that was killed while it stored the second answer has lost that one and no other

@@ -95,7 +95,7 @@ def test_a_sweep_drafts_adaptively_next_to_what_replay_expects_of_it(
     words = [f"results_root={tmp_path}", "prompts.limit=2", "temperature=[0.0]", "new_tokens=12"]
     words += [f"draft={draft}", "k=[4]", "threads=1"]
     words += ["decode.stop=threshold", "decode.stop_threshold=0.9"]
-    run = ran("sweep", *words)
+    run = ran("sweep", *words, "until=all")
     drafting = [trial for trial in run.trials if trial.k == 4]
     assert sum(t.drafted or 0 for t in drafting) < 4 * sum(t.rounds or 0 for t in drafting)
     summary = analyse(run)
@@ -226,7 +226,7 @@ def test_replayed_rounds_equal_the_loops(
 def test_a_sweep_measures_and_replays_a_look_up(tmp_path: Path) -> None:
     grid = ["k=[1,4]", "temperature=[0,1]", "new_tokens=16", "threads=1", "prompts.limit=3"]
     words = [f"results_root={tmp_path}", "draft=ngram", *grid]
-    run = ran("sweep", *words)
+    run = ran("sweep", *words, "until=all")
     cells = run.results.groupby("source").size().to_dict()
     assert cells == {"measured": 12, "replayed": 12}
     assert run.results.breakeven_alpha.isna().all()

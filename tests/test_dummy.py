@@ -264,7 +264,8 @@ def test_every_output_of_a_run_with_dummies_begins_with_a_warning(
     tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = compose(
-        "sweep", ["k=[1]", "temperature=[0]", "new_tokens=4", "prompts.limit=1", "threads=1"]
+        "sweep",
+        ["k=[1]", "temperature=[0]", "new_tokens=4", "prompts.limit=1", "threads=1", "until=all"],
     )
     config.results_root = str(tmp_path)
     config.model, config.draft = conf("big"), conf("small", layers=1, vocab=640)

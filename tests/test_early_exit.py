@@ -53,7 +53,7 @@ TIMES = ["latency.target_ms=10", "latency.draft_ms=2"]
 @pytest.mark.usefixtures("few_samples")
 def test_replayed_rounds_of_an_early_exit_are_the_loops(tmp_path: Path) -> None:
     words = [f"results_root={tmp_path}", "draft=early_exit", "draft.layers=4", "k=[1,3]"]
-    assert_replay_is_exact(ran("sweep", *words, *GRID, "prompts.limit=3"))
+    assert_replay_is_exact(ran("sweep", *words, *GRID, "prompts.limit=3", "until=all"))
 
 
 def alphas(run: StoredRun) -> dict[str | None, float]:

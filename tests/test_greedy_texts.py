@@ -64,7 +64,7 @@ def results(summary: Summary) -> Counter[str]:
 @pytest.fixture(scope="module")
 def crossing(tmp_path_factory: pytest.TempPathFactory, models: list[str]) -> StoredRun:
     root = tmp_path_factory.mktemp("results")
-    return ran("sweep", *asked(root, models, "temperature=[0,1]"), status=1)
+    return ran("sweep", *asked(root, models, "temperature=[0,1]", "until=all"), status=1)
 
 
 def test_such_a_pair_has_no_verdict_and_each_such_generation_has_failed(
@@ -133,7 +133,7 @@ def test_equal_texts_and_ties_leave_the_verdict_alone(
         monkeypatch.setattr("harness.models.probe.forward_error", lambda _: 0.0)
         monkeypatch.setattr("harness.models.probe.rewind_error", lambda _: 0.0)
         monkeypatch.setattr(LeanModel, "forward", rounding)
-    summary = analyse(ran("sweep", tmp_path, *SMALL, "draft=tiny_unrelated"))
+    summary = analyse(ran("sweep", tmp_path, *SMALL, "draft=tiny_unrelated", "until=all"))
     counts = results(summary)
     assert (counts["TIE"] > 0) == tie
     assert counts["PASS"] + counts["TIE"] == 8

@@ -400,7 +400,7 @@ FEW += ["temperature=[0.0]"]
 
 @pytest.mark.usefixtures("few_samples")
 def test_a_sweep_measures_the_shipped_head_and_replays_it_exactly(tmp_path: Path) -> None:
-    run = ran("sweep", *WORDS, "draft=tiny_eagle3", tmp_path)
+    run = ran("sweep", *WORDS, "draft=tiny_eagle3", tmp_path, "until=all")
     assert {trace.depth for trace in run.traces} == {2}
     assert run.manifest.models["draft"].entries["layers_read"] == [2, 4, 5]
     assert_replay_is_exact(run)
@@ -477,7 +477,7 @@ def test_what_runs_eagerly_on_a_card_says_so_with_its_reason(
     draft: str, stop: str, reason: str, tmp_path: Path
 ) -> None:
     words = [*FEW, f"results_root={tmp_path}", f"draft={draft}", f"decode.stop={stop}"]
-    run = ran("sweep", *words)
+    run = ran("sweep", *words, "until=all")
     assert run.manifest.models["target"].engine == "lean"
     said = fallbacks(on_a_card(run))
     assert {role: entry["name"] for role, entry in said.items()} == {

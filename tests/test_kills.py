@@ -81,8 +81,10 @@ def check(command: str, root: Path, seed: int, signals: str, *overrides: str) ->
 
 
 @pytest.mark.slow
-def test_two_kills_lose_and_double_nothing(tmp_path: Path) -> None:
-    check("sweep", tmp_path, 11, "KILL,TERM", *SMALL)
+@pytest.mark.parametrize("until", ["decided", "all"])
+def test_two_kills_lose_and_double_nothing(until: str, tmp_path: Path) -> None:
+    """With so few prompts no look decides, so that all are made."""
+    check("sweep", tmp_path, 11, "KILL,TERM", *SMALL, f"until={until}")
 
 
 @pytest.mark.exhaustive
@@ -90,7 +92,8 @@ def test_two_kills_lose_and_double_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "rounds", "overrides"),
     [
-        ("sweep", 4, ("k=[1,4]", *GRID)),
+        ("sweep", 4, ("k=[1,4]", "until=all", *GRID)),
+        ("sweep", 2, ("k=[4]", "prompts.sets=[easy]", *GRID)),
         ("audition", 3, ("k=[1,4]", "drafts=[tiny_good,tiny_small,ngram]", *GRID)),
         ("profile", 3, ("k=[2]", "contexts=[64]", "batches=[1,2]", *GRID[1:])),
     ],
@@ -98,5 +101,5 @@ def test_two_kills_lose_and_double_nothing(tmp_path: Path) -> None:
 def test_forty_kills_lose_and_double_nothing(
     command: str, rounds: int, overrides: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Ten of each signal over the three commands."""
+    """Ten of each signal over the three commands, and two over the looks of a sweep."""
     check(command, tmp_path, 7, ",".join([EVERY] * rounds), *overrides)

@@ -392,7 +392,7 @@ def test_auto_names_mtp_where_the_targets_config_says_that_it_has_it(words: list
 def test_a_sweep_measures_mtp_layers_and_replays_them_exactly(
     words: list[str], tmp_path: Path
 ) -> None:
-    run = ran("sweep", *words, "draft=mtp", tmp_path)
+    run = ran("sweep", *words, "draft=mtp", tmp_path, "until=all")
     assert run.manifest.models["draft"].entries["layers_read"] == [LAYERS]
     assert_replay_is_exact(run, accepted=False)
 

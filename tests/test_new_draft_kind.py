@@ -45,7 +45,9 @@ def sweeps(registered: None, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("harness.measurement.step_times.REPETITIONS", 3)
         patch.setattr("harness.measurement.round_times.MOST_VISITS", 2)
-        return {kind: ran("sweep", root, *WORDS, "k=[1,4]", *of_toy(kind)) for kind in TOYS}
+        return {
+            kind: ran("sweep", root, *WORDS, "k=[1,4]", "until=all", *of_toy(kind)) for kind in TOYS
+        }
 
 
 @pytest.mark.parametrize("kind", TOYS)

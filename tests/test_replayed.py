@@ -20,7 +20,7 @@ from harness.analysis.predicted import (
     synthetic_rows,
 )
 from harness.analysis.replayed import replay_check, replay_drafts, replayed
-from harness.analysis.verdict import Candidate, ErrorBudget, decide, least_regret
+from harness.analysis.verdict import Candidate, decide, least_regret
 from harness.records import (
     RULES,
     Cell,
@@ -276,7 +276,7 @@ def test_evidence_serves_the_verdict_and_names_what_it_needs(replays):
     evidence = evidence_of(replays, EXACT)
     facts = evidence.facts[Candidate("good", 4)]
     assert facts.breakeven_alpha == pytest.approx(EXACT["good"].rounds.break_even_alpha(4))
-    verdict = decide(evidence, ErrorBudget(), weights={"easy": 3, "hard": 1})
+    verdict = decide(evidence, weights={"easy": 3, "hard": 1})
     assert (verdict.decision, verdict.draft) == ("speculate", "good")
     assert verdict.reason_values["draft"] == "good"
     safest = least_regret(evidence, None)

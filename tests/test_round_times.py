@@ -1,18 +1,21 @@
 """R(0) and R(K) timed in visits of the running loop, and steps that are timed until they can be."""
 
 import gc
+import math
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from stubs import REQUEST, TableModel
 
-from harness.analysis.latency import can_pay
+from harness.analysis.latency import can_pay, timed_precisely, visits_of
 from harness.analysis.unstable import unstable_steps
 from harness.decoding.lookups import NgramDrafter
 from harness.decoding.sampling import SamplingParameters
@@ -30,7 +33,7 @@ from harness.measurement.round_times import (
     visits_for,
 )
 from harness.measurement.step_times import TimedModel, time_forwards
-from harness.records import NotMeasured, RoundTiming
+from harness.records import MachineLoad, NotMeasured, RoundTiming, grouped
 
 PROMPTS = {"easy": [(3, 1, 4, 1, 5), (2, 7, 1, 8)], "hard": [(1, 6, 1, 8, 0, 3, 3)]}
 KS, TEMPERATURES = (0, 2, 4), (0.0, 1.0)
@@ -67,17 +70,27 @@ class Stored:
         self.lines, self.notes = list(lines), list[NotMeasured]()
         self.note_not_measured = self.notes.append
         self.manifest = SimpleNamespace(not_measured=self.notes)
-        self.append, self.read = self.lines.append, self.lines.copy
+        self.read = self.lines.copy
+
+    def append(self, *lines: RoundTiming) -> None:
+        self.lines += lines
 
     def visits(
         self,
         timed: TimedLoop,
         number: int = 6,
         enough: Callable[[Sequence[RoundTiming]], bool] = lambda _: False,
+        repeated: int = 0,
     ) -> RoundVisits:
         folder: Any = self
         return RoundVisits(
-            timed, folder, folder, visits=number, enough=enough, counted=self.counted
+            timed,
+            folder,
+            folder,
+            visits=number,
+            enough=enough,
+            counted=self.counted,
+            repeated=repeated,
         )
 
     @contextmanager
@@ -181,6 +194,74 @@ def test_a_draft_that_cannot_pay_is_visited_half_as_often() -> None:
         visits.up_to(1.0)
         assert len({line.visit for line in stored.lines}) == made
         assert stored.visits(loop(), 2 * LEAST_VISITS, enough).missing == 0, "a resumed run agrees"
+
+
+class Busy:
+    """Of a visit: other work takes one of two processors in the first so many."""
+
+    left = 0
+
+    def so_far(self) -> MachineLoad:
+        Busy.left -= 1
+        return MachineLoad(1.0 if Busy.left >= 0 else 0.01, 2)
+
+
+@pytest.mark.parametrize(("disturbed", "repeated", "made"), [(2, 3, 8), (9, 3, 9), (2, 0, 6)])
+def test_disturbed_visits_are_made_again_so_many_at_most(
+    disturbed: int, repeated: int, made: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.measurement.round_times.OtherLoad", Busy)
+    monkeypatch.setattr(Busy, "left", disturbed)
+    stored = Stored()
+    stored.visits(loop(), repeated=repeated).reach(6)
+    visits = grouped(stored.lines, lambda line: line.visit)
+    assert len(visits) == made
+    of_each = [{line.other_share for line in lines} for lines in visits.values()]
+    assert of_each == [{0.5}] * min(disturbed, made) + [{0.005}] * (made - disturbed)
+    again = stored.visits(loop(), repeated=repeated)
+    assert again.complete == 6, "a resumed run agrees"
+    again.reach(4)
+    assert len({line.visit for line in stored.lines}) == made
+
+
+def test_visits_that_other_work_disturbed_price_nothing_where_enough_others_do() -> None:
+    def lines(visits: range, round_s: float, share: float) -> list[RoundTiming]:
+        return [
+            RoundTiming(visit, "t", "d", k, 0.0, 10, 1, 1, 1, seconds, other_share=share)
+            for visit in visits
+            for k, seconds in ((0, 1.0), (4, round_s))
+        ]
+
+    calm, busy = lines(range(6), 2.0, 0.02), lines(range(6, 20), 3.0, 0.4)
+    for timings, ratio in ((calm + busy, 2.0), (calm[:-4] + busy, 3.0)):
+        visits = visits_of(timings, "d", 0.0)
+        assert visits is not None
+        assert visits.mean_ratios == pytest.approx([ratio])
+
+
+def test_more_visits_are_needed_until_every_ratio_is_known_precisely() -> None:
+    rng = np.random.default_rng(0)
+
+    def lines(visits: int, scatter: float) -> list[RoundTiming]:
+        return [
+            RoundTiming(visit, "t", "d", k, at, 10, 1, 1, 1, math.exp(scatter * rng.normal()))
+            for visit in range(visits)
+            for k in (0, 4)
+            for at in (0.0, 1.0)
+        ]
+
+    assert timed_precisely(lines(6, 0.005), "d")
+    assert not timed_precisely(lines(6, 0.1), "d")
+    assert timed_precisely(lines(300, 0.1), "d")
+    assert not timed_precisely(lines(1, 0.005), "d"), "one visit has no error"
+    # The error is that of the interquartile mean
+    means, errors = [], []
+    for _ in range(400):
+        visits = visits_of(lines(12, 0.05), "d", 0.0)
+        assert visits is not None
+        means.append(math.log(visits.mean_ratios[0]))
+        errors.append(visits.errors[0])
+    assert np.mean(errors) == pytest.approx(np.std(means), rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -289,6 +370,23 @@ def test_no_garbage_is_collected_while_anything_is_timed(monkeypatch: pytest.Mon
     assert set(readings) == {(False, True)}
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
+
+
+def test_the_clock_of_the_processor_counts_what_ran_and_not_what_waited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading, slept = Clock(kind="cpu"), Clock()
+    begin, began = reading.now(), slept.now()
+    time.sleep(0.1)
+    assert reading.now() - begin < 0.05 < slept.now() - began
+    monkeypatch.setattr(clock, "perf_counter", lambda: pytest.fail("elapsed time was read"))
+    target, draft = TableModel(), TableModel(strangeness=0.3)
+    trial = run_trial(replace(request("easy", 2, 0.0), clock="cpu"), target, draft)
+    assert trial.decode_s is not None
+    assert trial.decode_s > 0
+    time_forwards(
+        [TimedModel("target", "big", target)], 2, context=[1, 2], repetitions=2, clock="cpu"
+    )
 
 
 def test_blocks_within_blocks_collect_what_was_made_since(monkeypatch: pytest.MonkeyPatch) -> None:

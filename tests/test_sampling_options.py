@@ -54,7 +54,9 @@ def test_min_p_drops_what_is_less_likely_than_its_share_of_the_best() -> None:
 def test_a_penalised_greedy_text_is_transformers_own_and_the_same_at_every_k(
     tmp_path: Path,
 ) -> None:
-    stored = ran("sweep", tmp_path, *SMALL, "temperature=[0]", "decode.repetition_penalty=1.3")
+    stored = ran(
+        "sweep", tmp_path, *SMALL, "temperature=[0]", "decode.repetition_penalty=1.3", "until=all"
+    )
     texts: dict[tuple[str, str], set[tuple[int, ...]]] = {}
     for trial in stored.trials:
         texts.setdefault((trial.prompt_set, trial.prompt), set()).add(trial.tokens or ())
@@ -79,7 +81,7 @@ def test_replay_counts_the_rounds_under_a_penalty_and_stop_strings(
     tmp_path: Path, command: str, more: str
 ) -> None:
     options = ("decode.repetition_penalty=1.2", "decode.min_p=0.02", "decode.stop_strings=[' the']")
-    loop = ran("sweep", tmp_path / "loop", *SMALL, "temperature=[0]", *options)
+    loop = ran("sweep", tmp_path / "loop", *SMALL, "temperature=[0]", "until=all", *options)
     replay = ran(command, tmp_path / "replay", *SMALL, "temperature=[0]", *options, more)
     measured = loop.results.query("k > 0 and source == 'measured'")
     rounds = {(row.prompt_set, row.k): row.rounds for row in measured.itertuples()}
@@ -104,8 +106,9 @@ def test_a_draft_that_is_the_target_is_always_accepted_under_a_penalty(tmp_path:
 
 
 def test_texts_end_with_the_token_that_completes_a_stop_string(tmp_path: Path) -> None:
-    plain = ran("sweep", tmp_path, *SMALL, "temperature=[0]")
-    stopped = ran("sweep", tmp_path, *SMALL, "temperature=[0]", "decode.stop_strings=['a','. ']")
+    words = ("sweep", tmp_path, *SMALL, "temperature=[0]", "until=all")
+    plain = ran(*words)
+    stopped = ran(*words, "decode.stop_strings=['a','. ']")
     tokenizer = load(compose("sweep").model, "model", CPU).tokenizer
     texts = {(t.prompt_set, t.prompt): t.tokens or () for t in plain.trials if t.k == 0}
     reasons: set[str | None] = set()
@@ -154,7 +157,7 @@ def test_what_generation_config_asks_for_and_the_run_did_not_do_is_a_caveat(tmp_
     short = [*words, "prompts.limit=1", "new_tokens=4", "k=[1]", "threads=1"]
 
     def caveat(*overrides: str) -> str:
-        stored = ran("sweep", tmp_path / "runs", *short, *overrides)
+        stored = ran("sweep", tmp_path / "runs", *short, "until=all", *overrides)
         caveats = content_of(analyse(stored)).caveats
         return " ".join(line for line in caveats if "generation_config" in line)
 

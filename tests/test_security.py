@@ -65,7 +65,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Elements, Elements,
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     words = [
         *(f"results_root={root}", "prompts.sets=[]", f"prompts.files=[{file}]", "threads=1"),
-        *("k=[1]", "temperature=[0]", "new_tokens=4"),
+        *("k=[1]", "temperature=[0]", "new_tokens=4", "until=all"),
         *(f"model.name={json.dumps(PAYLOADS[0])}", f"draft.name={json.dumps(PAYLOADS[6])}"),
     ]
     hostile = ran("sweep", *words).folder

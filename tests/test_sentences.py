@@ -11,6 +11,7 @@ from harness.summary import (
     Caveat,
     CaveatCode,
     Explanation,
+    MeasuredPart,
     ModelFacts,
     RoundTokens,
     RuleOfThumb,
@@ -67,6 +68,15 @@ REASONS: dict[str, tuple[Answer, str]] = {
         refusal("near_one", **BEST, near=0.05),
         "small with K=3 gives 0.90x [0.80, 1.10] on held-out prompts; within 5% of 1 either way, so"
         " more prompts would not change what to do",
+    ),
+    "a K that was measured on a part of the prompts": (
+        replace(
+            refusal("interval_spans_one", **BEST, prompts=16, prompts_needed=40),
+            chance=0.71, gain=0.031, pairs=MeasuredPart(16, 8, 0.85, 0.95),
+        ),
+        "small with K=3 gives 0.90x [0.80, 1.10] on prompts like these, [0.85, 0.95] on these"
+        " prompts; it pays with a chance of 71%, +3.1% on average; 16 prompts do not decide it,"
+        " about 40 would",
     ),
     "too_few_prompts": (
         refusal("too_few_prompts", **BEST, prompts=2, needed=4),
@@ -231,7 +241,7 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
         "1 text differs by that alone, and in 2 texts it may change as much as a wrong cache",
     ),
     "busy_servers": ({"load": 1.26, "processors": 2}, "or with clock=cpu"),
-    "busy_cpu_clock": ({"load": 1.26, "processors": 2}, "their processor time (clock=cpu) leaves"),
+    "busy_cpu_clock": ({"load": 1.26, "processors": 2}, "processor time (clock=cpu) leaves"),
     "busy_machine": ({"load": 1.26, "processors": 2}, "kept 1.3 of 2 processors busy"),
     "unstable_timings": ({"timings": 1}, "1 timing cannot be right, though it was repeated; it is"),
     "outlier_generations": (
@@ -241,6 +251,10 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "rounds_at_other_temperature": (
         {"temperature": 0.7, "timed_at": 1.0}, "at temperature 1, and price temperature 0.7 too",
+    ),
+    "not_by_replay": (
+        {"temperature": 0.7, "k": 4, "measured": 2.5, "replayed": 3.0, "differs": True},
+        "alone, which decides less: its rounds emit 2.50 tokens, and 3.00 by replay",
     ),
     "k_not_timed": ({"ks": "4, 8"}, "K = 4, 8 is beyond the times of some draft"),
     "server_not_lossless": (

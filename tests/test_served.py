@@ -1332,7 +1332,7 @@ def test_a_server_is_compared_with_a_sweep_of_our_own_loop(
 ) -> None:
     words = [word for word in SMALL if not word.startswith("repetitions")]
     root = f"results_root={tmp_path}"
-    swept = ran("sweep", root, *words, "temperature=[0]")
+    swept = ran("sweep", root, *words, "temperature=[0]", "until=all")
     runs = [str(stored.folder), str(swept.folder)]
     compared = ran("report", root, f"runs=[{','.join(runs)}]")
     assert "## Engines side by side" in (compared.folder / "report.md").read_text()

@@ -27,7 +27,7 @@ KS, TEMPERATURES = [1, 4], [0.0, 1.0]
 
 
 def config(root: Path, *overrides: str) -> SweepConfig:
-    grid = ["k=[1,4]", "temperature=[0,1]", "new_tokens=12", "threads=1"]
+    grid = ["k=[1,4]", "temperature=[0,1]", "new_tokens=12", "threads=1", "until=all"]
     return compose("sweep", [f"results_root={root}", *grid, *overrides])
 
 

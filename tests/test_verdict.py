@@ -8,8 +8,8 @@ import pytest
 from scipy.special import ndtri
 
 from harness.analysis.verdict import (
+    ONE_SIDED,
     Candidate,
-    ErrorBudget,
     Evidence,
     Facts,
     Timed,
@@ -25,7 +25,6 @@ NULLS = [1.0] * 8
 DECLINING = [1.0, 0.99, 0.98, 0.97, 0.96, 0.95, 0.93, 0.9]
 FIRST = Candidate("small", 1)
 SETS = ("easy", "hard")
-ONE = ErrorBudget()
 
 
 def simulated(seed, size, speedups, noise=0.2):
@@ -51,7 +50,7 @@ def simulated(seed, size, speedups, noise=0.2):
 def decisions(simulations, size, speedups, **noise):
     """How often each was made, of few deals: a verdict then depends more on luck, not less."""
     return Counter(
-        decide(simulated(seed, size, speedups, **noise), ONE, seed=seed, deals=20).decision
+        decide(simulated(seed, size, speedups, **noise), seed=seed, deals=20).decision
         for seed in range(simulations)
     )
 
@@ -106,7 +105,7 @@ def test_every_k_losing_is_seen_even_if_some_choices_were_fooled():
     ],
 )
 def test_a_verdict_names_its_choice_and_its_reason(seed, size, speedups, noise, expected, values):
-    verdict = decide(simulated(seed, size, speedups, noise), ONE)
+    verdict = decide(simulated(seed, size, speedups, noise))
     assert (verdict.decision, verdict.draft, verdict.k, verdict.reason) == expected
     assert verdict.reason_values == values
     assert verdict.speculates == (verdict.decision == "speculate")
@@ -138,40 +137,37 @@ def undecided(size, speedup, spread, timing):
     ],
 )
 def test_undecided_names_what_would_decide_it(evidence, reason, values):
-    verdict = decide(evidence, ONE)
+    verdict = decide(evidence)
     assert (verdict.decision, verdict.reason) == ("undecided", reason)
     assert verdict.reason_values.items() >= values.items()
 
 
 def test_so_many_prompts_as_are_needed_decide_it():
-    needed = decide(undecided(16, 1.17, 0.25, 0.0), ONE).reason_values["prompts_needed"]
+    needed = decide(undecided(16, 1.17, 0.25, 0.0)).reason_values["prompts_needed"]
     assert isinstance(needed, int)
     assert 16 < needed <= 160
-    assert decide(undecided(needed, 1.17, 0.25, 0.0), ONE).speculates
+    assert decide(undecided(needed, 1.17, 0.25, 0.0)).speculates
 
 
 def test_round_times_that_scatter_between_visits_are_timing_noise():
     costs = {FIRST: np.array([0.8, 1.2] * 6)}
     evidence = replace(undecided(24, 1.1, 0.05, 0.0), visit_costs=costs)
-    assert decide(replace(evidence, visit_costs={}), ONE).speculates
-    verdict = decide(evidence, ONE)
+    assert decide(replace(evidence, visit_costs={})).speculates
+    verdict = decide(evidence)
     assert (verdict.reason, verdict.reason_values["measured"]) == ("timing_noise", False)
 
 
-def test_verdicts_of_a_report_share_one_error():
-    budget = ErrorBudget(workloads=2, prompt_sets=4)
-    errors = [1.0 - budget.level(name) for name in ("all", "easy")]
-    assert 2 * errors[0] + 4 * errors[1] == pytest.approx(0.05)
+def test_an_interval_is_as_wide_as_the_verdicts_part_of_the_error_asks():
     evidence = simulated(0, 32, [1.2])
-    one, many = decide(evidence, ONE), decide(evidence, budget)
-    assert (one.reason_values["level"], many.reason_values["level"]) == (0.95, budget.level("all"))
+    one, many = decide(evidence), decide(evidence, ONE_SIDED / 8)
+    assert (one.reason_values["level"], many.reason_values["level"]) == (0.95, 1.0 - 0.05 / 8)
     assert many.speedup == one.speedup
     assert (many.speedup_lo or 0.0) < (one.speedup_lo or 0.0)
 
 
 def test_a_set_of_one_prompt_is_undecided_for_the_workload():
     evidence = replace(simulated(0, 9, [2.0]), prompt_sets=("easy",) * 8 + ("hard",))
-    verdict = decide(evidence, ONE)
+    verdict = decide(evidence)
     assert (verdict.reason, verdict.reason_values["prompt_set"]) == ("too_few_in_set", "hard")
 
 
@@ -180,13 +176,13 @@ def test_one_set_is_judged_on_its_own_prompts_and_a_workload_by_its_weights():
     hard = np.array([name == "hard" for name in evidence.prompt_sets])
     seconds = evidence.baseline.seconds / np.where(hard, 0.5, 2.0)
     evidence = replace(evidence, candidates={FIRST: Timed(seconds, evidence.baseline.tokens)})
-    assert decide(evidence, ONE, prompt_set="easy").decision == "speculate"
-    assert decide(evidence, ONE, prompt_set="hard").decision == "does_not_pay"
-    assert decide(evidence, ONE, weights={"easy": 9.0, "hard": 1.0}).decision == "speculate"
-    assert decide(evidence, ONE, weights={"easy": 1.0, "hard": 9.0}).decision == "does_not_pay"
+    assert decide(evidence, prompt_set="easy").decision == "speculate"
+    assert decide(evidence, prompt_set="hard").decision == "does_not_pay"
+    assert decide(evidence, weights={"easy": 9.0, "hard": 1.0}).decision == "speculate"
+    assert decide(evidence, weights={"easy": 1.0, "hard": 9.0}).decision == "does_not_pay"
     easy_only = {"easy": 1.0, "hard": 0.0}
-    assert decide(evidence, ONE, weights=easy_only).speedup == pytest.approx(2.0)
-    assert decide(evidence, ONE, prompt_set="hard", weights=easy_only).decision == "does_not_pay"
+    assert decide(evidence, weights=easy_only).speedup == pytest.approx(2.0)
+    assert decide(evidence, prompt_set="hard", weights=easy_only).decision == "does_not_pay"
 
 
 def test_alpha_is_that_of_the_sets_and_weights_that_the_verdict_is_on():
@@ -196,7 +192,7 @@ def test_alpha_is_that_of_the_sets_and_weights_that_the_verdict_is_on():
     evidence = replace(evidence, facts={FIRST: Facts(accepted, judged, None)})
 
     def alpha(**scope):
-        return decide(evidence, ONE, **scope).reason_values["alpha"]
+        return decide(evidence, **scope).reason_values["alpha"]
 
     assert alpha() == pytest.approx(0.5)
     assert alpha(prompt_set="easy") == pytest.approx(0.9)
@@ -204,23 +200,23 @@ def test_alpha_is_that_of_the_sets_and_weights_that_the_verdict_is_on():
 
 
 def test_weights_must_fit_the_sets():
-    verdict = decide(simulated(0, 16, [2.0]), ONE, weights={"easy": 1, "hard": 1, "code": 1})
+    verdict = decide(simulated(0, 16, [2.0]), weights={"easy": 1, "hard": 1, "code": 1})
     assert (verdict.decision, verdict.reason_values) == ("undecided", {"prompt_set": "code"})
     with pytest.raises(UserError, match="no weight for prompt set 'hard'"):
-        decide(simulated(0, 16, [2.0]), ONE, weights={"easy": 1.0})
+        decide(simulated(0, 16, [2.0]), weights={"easy": 1.0})
 
 
 def test_several_drafts_compete_and_the_winner_is_named():
     one, two = simulated(0, 24, [1.5], noise=0.05), simulated(0, 24, [0.7], noise=0.05)
     other = {Candidate("other", 1): two.candidates[FIRST]}
-    verdict = decide(replace(one, candidates={**one.candidates, **other}), ONE)
+    verdict = decide(replace(one, candidates={**one.candidates, **other}))
     assert verdict.draft == verdict.reason_values["draft"] == "small"
 
 
 def test_the_same_seed_gives_the_same_verdict():
     evidence = simulated(0, 16, [1.1, 1.2])
-    assert decide(evidence, ONE, seed=3) == decide(evidence, ONE, seed=3)
-    assert decide(evidence, ONE, seed=3) != decide(evidence, ONE, seed=4)
+    assert decide(evidence, seed=3) == decide(evidence, seed=3)
+    assert decide(evidence, seed=3) != decide(evidence, seed=4)
 
 
 def safest(*speedups_by_set):
@@ -307,7 +303,7 @@ def test_evidence_leaves_out_a_k_that_failed_one_set_rather_than_that_set():
 def test_evidence_without_a_baseline_is_empty_and_splits_by_set():
     trials = [trial("a", 1, 1.0), trial("b", 1, 1.0, prompt_set="hard")]
     assert evidence_of(trials).prompts == ()
-    assert decide(evidence_of(trials), ONE).decision == "undecided"
+    assert decide(evidence_of(trials)).decision == "undecided"
     both = [*trials, trial("a", 0, 2.0), trial("b", 0, 3.0, prompt_set="hard")]
     hard = evidence_of(both).only(["hard"])
     assert (hard.prompts, hard.baseline.seconds.tolist()) == (("b",), [3.0])

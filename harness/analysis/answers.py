@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from harness.analysis.leaderboard import Ranking
 from harness.analysis.replayed import Replays
-from harness.analysis.verdict import Candidate, ErrorBudget, Evidence, decide
+from harness.analysis.verdict import ONE_SIDED, Candidate, Evidence, decide, in_turn
 from harness.records import Rule, Source
 from harness.serving.engines import OWN
 from harness.stats.jackknife import ZERO, exponential, workload_ratio
@@ -78,31 +78,23 @@ def answered(
     """
     counted = {name for name, share in (weights or {}).items() if share > 0.0}
 
-    def apart(evidence: Evidence) -> bool:
-        """Whether the prompt sets are not the whole workload."""
-        return len({*evidence.prompt_sets} | counted) > 1
-
-    sets = [len({*question.evidence.prompt_sets}) for question in asked if apart(question.evidence)]
-    budget = ErrorBudget(len(asked), sum(sets))
-
     def decided(question: Question, doubt: Doubt | None) -> Answered:
         evidence = question.evidence
 
-        def one(prompt_set: str) -> Answer:
+        def one(prompt_set: str, error: float) -> Answer:
             if doubt is not None:
                 made = Answer.undecided(evidence.temperature, prompt_set, *doubt)
-            elif prompt_set == "all":
-                made = decide(evidence, budget, weights=weights, seed=seed)
             else:
-                made = decide(evidence, budget, prompt_set=prompt_set, seed=seed)
+                of_sets = weights if prompt_set == "all" else None
+                made = decide(evidence, error, prompt_set=prompt_set, weights=of_sets, seed=seed)
             return question.answer(made)
 
-        workload, names = one("all"), sorted({*evidence.prompt_sets})
-        if not apart(evidence):
-            return Answered(
-                question, workload, tuple(replace(workload, prompt_set=name) for name in names)
-            )
-        return Answered(question, workload, tuple(map(one, names)))
+        names = sorted({*evidence.prompt_sets})
+        apart = len({*names} | counted) > 1
+        workload, *sets = in_turn(one, names if apart else (), ONE_SIDED / len(asked))
+        if not apart:
+            sets = [replace(workload, prompt_set=name) for name in names]
+        return Answered(question, workload, tuple(sets))
 
     return tuple(decided(question, doubt) for question, doubt in zip(asked, doubts, strict=True))
 

@@ -15,6 +15,7 @@ import numpy as np
 from harness.analysis.latency import Latency
 from harness.analysis.setup import Setup
 from harness.records import (
+    BUSY,
     CardReadings,
     Failure,
     NotMeasured,
@@ -49,8 +50,6 @@ CAPPED = 0.1
 LEAST_THROTTLED = 0.01
 # Those that say more before those that are set along with them
 THROTTLE_REASONS: tuple[ThrottleReason, ...] = get_args(ThrottleReason)
-# Share of all processors that other work may take without a caveat
-BUSY = 0.1
 # Settings that mean nothing at temperature 0, where the likeliest token is taken
 _SAMPLED_ONLY = frozenset(
     {"temperature", "top_k", "top_p", "min_p", "typical_p", "top_h", "epsilon_cutoff", "eta_cutoff"}
@@ -177,7 +176,9 @@ def _of_the_steps(setup: Setup, timings: Sequence[StepTiming]) -> Iterator[Cavea
     if load is not None and load.load > BUSY * load.processors:
         engine = setup.engine
         code: CaveatCode = "busy_machine"
-        if engine is not None and engine.name != OWN.name and engine.started:
+        if setup.run.config.get("clock") == "cpu" and engine is None:
+            code = "busy_cpu_clock"
+        elif engine is not None and engine.name != OWN.name and engine.started:
             code = "busy_servers" if engine.clock == "engine" else "busy_cpu_clock"
         yield Caveat(code, asdict(load))
     if processes := setup.run.manifest.other_gpu_processes:

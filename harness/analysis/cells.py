@@ -69,6 +69,11 @@ def completed(trials: Sequence[Trial]) -> list[Trial]:
     return [trial for trial in trials if trial.status == "ok" and trial.new_tokens]
 
 
+def timed(trials: Sequence[Trial]) -> list[Trial]:
+    """The trials without the texts that were made in batches, for replay, and have no times."""
+    return [trial for trial in trials if trial.decode_s is not None or trial.status == "failed"]
+
+
 def per_prompt(trials: Sequence[Trial], counts: Sequence[Count]) -> dict[PromptId, Array]:
     """For each (prompt set, prompt), in order, its counts summed over repetitions and turns.
 

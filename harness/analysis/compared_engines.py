@@ -8,7 +8,7 @@ several requests side by side follow, whose speedup is a ratio of throughputs wi
 
 from collections.abc import Iterator
 
-from harness.analysis.cells import completed, latest
+from harness.analysis.cells import completed, latest, timed
 from harness.analysis.lossless import distrust, text_checks
 from harness.analysis.server_texts import ServedTexts
 from harness.analysis.setup import Setup
@@ -29,7 +29,9 @@ def engine_of(setup: Setup) -> tuple[str, str | None]:
 
 def timed_trials(setup: Setup) -> list[Trial]:
     """Each generation once; those of a server at the time that its visits settle."""
-    return latest(setup.run.trials) if setup.engine is None else ServedTexts(setup).settled
+    if setup.engine is not None:
+        return ServedTexts(setup).settled
+    return latest(timed(setup.run.trials))
 
 
 def not_lossless(setup: Setup, served: ServedSummary | None) -> set[tuple[float, int]]:

@@ -3,7 +3,8 @@
 Rounds. A visit timed, within moments of one another, plain decoding and rounds of several K in the
 running loop (`RoundTiming`). The machine drifts between visits, so each gives ratios R(K) / R(0) of
 its own; the ratio that prices a draft is their interquartile mean (a visit in which something else
-ran counts little), R(0) is the median over visits, and R(K) is their product. An interval leaves
+ran counts little), R(0) is the median over visits, and R(K) is their product. Visits during which
+other work took a good part of the machine are left out where enough others are. An interval leaves
 out one visit at a time: all K of a draft together, since a visit that was disturbed was so for all.
 
 Steps. One record per timed forward: a `StepTiming` holds its raw samples. Their medians
@@ -41,6 +42,10 @@ from harness.theory.speedup import RoundTimes, StepTimes
 VERIFY = ("target", "verify")
 # Of a look-up in a text of some thousand tokens, where step times were typed in
 LOOKUP_S = 1e-5
+# So many visits that nothing disturbed are enough without those that something did
+LEAST_UNDISTURBED = 6
+# The standard error of the logarithm of a measured ratio to plain decoding that is small enough
+PRECISE = 0.015
 # A ceiling of the speedup that is as low as this is below 1 whatever the machine does meanwhile
 CEILING_THAT_LOSES = 0.8
 
@@ -64,6 +69,21 @@ class Visits:
     def mean_ratios(self) -> Array:
         """[K] interquartile means over the visits."""
         return np.asarray(trim_mean(self.ratios, TRIMMED, axis=0), dtype=np.float64)
+
+    @property
+    def errors(self) -> Array:
+        """[K] standard errors of the logarithms of `mean_ratios`; infinite of a single visit.
+
+        Of a trimmed mean: the scatter of the winsorised values (Tukey and McLaughlin, 1963).
+        """
+        logs = np.sort(np.log(self.ratios), axis=0)
+        visits = len(logs)
+        if visits < 2:
+            return np.full(len(self.ks), np.inf)
+        trimmed = int(TRIMMED * visits)
+        winsorised = np.clip(logs, logs[trimmed], logs[visits - trimmed - 1])
+        kept = visits - 2 * trimmed
+        return winsorised.std(axis=0, ddof=1) * np.sqrt(visits) / kept
 
     def rounds(self, lookup_s: float | None) -> RoundTimes:
         """R; `lookup_s` is what a look-up that finds nothing adds to a token."""
@@ -362,12 +382,16 @@ def visits_of(timings: Sequence[RoundTiming], draft: str, temperature: float) ->
     timings = near([t for t in timings if t.draft == draft and t.batch == 1], temperature)
     if not timings:
         return None
+    visits = grouped(timings, lambda t: t.visit)
+    undisturbed = {visit: made for visit, made in visits.items() if not made[0].disturbed}
+    if len(undisturbed) >= LEAST_UNDISTURBED:
+        visits = undisturbed
     by_visit = {
         visit: {
             k: float(np.mean([seconds_per_round(t) for t in of_k]))
             for k, of_k in grouped(of_visit, lambda t: t.k).items()
         }
-        for visit, of_visit in grouped(timings, lambda t: t.visit).items()
+        for visit, of_visit in visits.items()
     }
     timed = [k for seconds in by_visit.values() for k in seconds if k]
     # A K that ran out of memory on the way is none that was timed
@@ -405,6 +429,15 @@ def can_pay(timings: Sequence[RoundTiming], draft: str) -> bool:
         if ((np.array(visits.ks) + 1) / visits.mean_ratios).max() > CEILING_THAT_LOSES:
             return True
     return False
+
+
+def timed_precisely(timings: Sequence[RoundTiming], draft: str) -> bool:
+    """Whether more visits would bring little to a draft's R(K) / R(0), at every temperature."""
+    for temperature in {timing.temperature for timing in timings if timing.draft == draft}:
+        visits = visits_of(timings, draft, temperature)
+        if visits is None or visits.errors.max() > PRECISE:
+            return False
+    return True
 
 
 def latency_of(

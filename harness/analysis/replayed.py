@@ -319,10 +319,14 @@ def replay_check(
     Both are ratios of sums over prompts, so their difference has the standard error of a ratio
     estimator (linearised; Cochran, "Sampling Techniques", 1977, section 6.4), taken prompt by
     prompt, which cancels what the prompts have in common, whether or not the texts are the same.
+    Prompts may have been generated a different number of times; each counts by the mean.
 
     None where no prompt is both measured and replayed.
     """
-    values = [new_tokens, lambda trial: trial.rounds or 0, lambda trial: trial.drafted or 0]
+    values = [
+        *(new_tokens, lambda trial: trial.rounds or 0, lambda trial: trial.drafted or 0),
+        lambda _: 1.0,
+    ]
     sums = per_prompt(completed(latest(trials)), values)
     counts = replays.candidates[name]
     names = zip(replays.prompt_sets, replays.prompts, strict=True)
@@ -330,9 +334,12 @@ def replay_check(
     if not rows:
         return None
     kept = [row for row, _ in rows]
-    tokens, rounds, drafted = np.array([each for _, each in rows]).T
+    *measured_counts, generated = np.array([each for _, each in rows]).T
+    tokens, rounds, drafted = np.array(measured_counts) / generated
+    texts = np.array([len(replays.prompt_tokens[row]) for row in kept])
+    replayed_rounds = counts.rounds[kept] / texts
     measured = jackknife.ratio(tokens, rounds)
-    expected = jackknife.ratio(counts.new_tokens[kept], counts.rounds[kept])
+    expected = jackknife.ratio(counts.new_tokens[kept] / texts, replayed_rounds)
     gap = measured - expected
     check = ReplayCheck(
         prompt_set=cell.prompt_set,
@@ -347,7 +354,7 @@ def replay_check(
     if not any(entry.proposals[:, :k].any() for (_, k), entry in replays.candidates.items()):
         return check  # every round drafts K
     measured = jackknife.ratio(drafted, rounds)
-    expected = jackknife.ratio(counts.drafted[kept], counts.rounds[kept])
+    expected = jackknife.ratio(counts.drafted[kept] / texts, replayed_rounds)
     return replace(
         check,
         measured_drafted_per_round=measured.value,

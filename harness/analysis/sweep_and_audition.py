@@ -1,7 +1,8 @@
 """A sweep or an audition: which draft and K to serve, from generations, traces and round times.
 
-A sweep has one draft and also runs generations. Where generations ran the verdict rests on them,
-and replay is checked against them; else the verdict rests on replay. Rankings under every
+A sweep has one draft and also runs generations: those of one K next to plain decoding, whose price
+and replay's rounds give the verdict, or of every K, on which alone it rests. Replay is checked
+against them. Without generations the verdict rests on replay. Rankings under every
 acceptance rule, alpha by category, whole requests and memory come from replay in both. A pair
 that changes greedy texts gets no verdict.
 """
@@ -23,7 +24,7 @@ from harness.analysis.caveats import (
     of_the_engine,
     of_the_timings,
 )
-from harness.analysis.cells import completed, latest, measured_positions, measured_rows
+from harness.analysis.cells import completed, latest, measured_positions, measured_rows, timed
 from harness.analysis.engine_costs import priced_by
 from harness.analysis.explanation import case_of, explain, rules_of_thumb
 from harness.analysis.latency import (
@@ -36,6 +37,13 @@ from harness.analysis.latency import (
 from harness.analysis.leaderboard import Ranking, draft_memory, rank, with_costs
 from harness.analysis.lengths import length_alpha
 from harness.analysis.lossless import distrust, text_checks, without_faulty
+from harness.analysis.pairs import (
+    check_of_pairs,
+    evidence_from_pairs,
+    measured_pairs,
+    pairs_of,
+    replay_holds,
+)
 from harness.analysis.predicted import (
     category_alpha,
     category_k,
@@ -68,6 +76,7 @@ from harness.serving.drafts import DRAFTS, kind_of, looks_up
 from harness.serving.engines import ENGINES, OWN, drafts_alike, spec_of, with_lines
 from harness.serving.round_counting import Counting
 from harness.stats.jackknife import Variance
+from harness.stats.two_phase import look_shares
 from harness.storage.manifest import EngineCosts
 from harness.summary import (
     AcceptanceByPosition,
@@ -83,6 +92,7 @@ from harness.summary import (
     Summary,
     TextCheck,
     Unstable,
+    Values,
 )
 from harness.theory.cost import usd_per_million_tokens
 from harness.theory.replay import Replayed
@@ -115,6 +125,8 @@ class PairAnalysis:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.drafts = [setup.draft]
+        self._ranked: dict[tuple[Rule, float], Ranking | None] = {}
+        self._replayed: dict[tuple[Rule, float], Replays | None] = {}
 
     @cached_property
     def generated(self) -> Sequence[ResultRow]:
@@ -196,29 +208,56 @@ class PairAnalysis:
         return {draft: {each.key: each for each in known} for draft, known in by_draft.items()}
 
     @cached_property
-    def replays(self) -> dict[tuple[Rule, float], Replays]:
+    def rankings(self) -> dict[tuple[Rule, float], Ranking]:
         """By rule, the verdict's first, and temperature; of drafts that were scored and timed."""
-        setup, priced = self.setup, self.setup.priced_by
         accepted_by: list[Rule] = [spec.rule for spec in with_lines().values() if spec.rule]
-        rules: list[Rule] = [*dict.fromkeys((setup.rule, *accepted_by))]
+        rules: list[Rule] = [*dict.fromkeys((self.setup.rule, *accepted_by))]
+        return {
+            (rule, temperature): ranking
+            for temperature in self.latencies
+            for rule in rules
+            if (ranking := self.ranking(rule, temperature)) is not None
+        }
+
+    def ranking(self, rule: Rule, temperature: float) -> Ranking | None:
+        """By one rule, at one temperature; None where nothing was scored and timed there."""
+        if (rule, temperature) not in self._ranked:
+            self._ranked[rule, temperature] = self._ranking(rule, temperature)
+        return self._ranked[rule, temperature]
+
+    def _ranking(self, rule: Rule, temperature: float) -> Ranking | None:
+        setup, replays = self.setup, self.replays(rule, temperature)
+        if replays is None:
+            return None
+        latencies, error = self.latencies[temperature], self._error(temperature)
+        ranking = rank(replays, latencies, setup.weights, seed=setup.seed, error=error)
+        baseline_s = latencies[replays.drafts[0]].rounds.baseline_s
+        board = with_costs(ranking.leaderboard, setup, baseline_s)
+        if setup.priced_by is not None:
+            board = replace(board, engines=(spec_of(setup.priced_by.engine.name).title,))
+        return replace(ranking, leaderboard=board)
+
+    def replays(self, rule: Rule, temperature: float) -> Replays | None:
+        """What is ranked; each replayed once."""
+        if (rule, temperature) not in self._replayed:
+            self._replayed[rule, temperature] = self._replays(rule, temperature)
+        return self._replayed[rule, temperature]
+
+    def _replays(self, rule: Rule, temperature: float) -> Replays | None:
+        setup, latencies = self.setup, self.latencies.get(temperature, {})
         # Engines with the other rules stop no drafting early
-        adaptive = setup.rule if setup.adaptive else None
+        adaptive = setup.adaptive and rule == setup.rule
         if adaptive and not self.confidences:  # those of a repetition penalty are not known
-            rules = rules[1:]
-        replays: dict[tuple[Rule, float], Replays] = {}
-        for temperature, latencies in self.latencies.items():
-            traces = {name: self._replayed_texts(name) for name in latencies if name in self.traces}
-            ks = [k for k in setup.ks if all(each.rounds.covers(k) for each in latencies.values())]
-            scored = (any(t.temperature == temperature for t in texts) for texts in traces.values())
-            if not traces or not ks or not all(scored):
-                continue
-            for rule in rules:
-                counts_of = self._adaptive_counts if rule == adaptive else None
-                if priced is not None:
-                    counts_of = self._engine_counts
-                made = replay_drafts(traces, rule, ks, temperature, counts_of)
-                replays[rule, temperature] = made
-        return replays
+            return None
+        traces = {name: self._replayed_texts(name) for name in latencies if name in self.traces}
+        ks = [k for k in setup.ks if all(each.rounds.covers(k) for each in latencies.values())]
+        scored = (any(t.temperature == temperature for t in texts) for texts in traces.values())
+        if not traces or not ks or not all(scored):
+            return None
+        counts_of = self._adaptive_counts if adaptive else None
+        if setup.priced_by is not None:
+            counts_of = self._engine_counts
+        return replay_drafts(traces, rule, ks, temperature, counts_of)
 
     @cached_property
     def prediction_errors(self) -> dict[float, PredictionError]:
@@ -229,20 +268,6 @@ class PairAnalysis:
         """Of every prediction, besides prompts and visits; None where nothing was measured."""
         error = self.prediction_errors.get(temperature)
         return error and error.variance
-
-    @cached_property
-    def rankings(self) -> dict[tuple[Rule, float], Ranking]:
-        """The drafts of `replays`, ranked by what is predicted."""
-        setup, rankings = self.setup, dict[tuple[Rule, float], Ranking]()
-        for (rule, temperature), replays in self.replays.items():
-            latencies, error = self.latencies[temperature], self._error(temperature)
-            ranking = rank(replays, latencies, setup.weights, seed=setup.seed, error=error)
-            baseline_s = latencies[replays.drafts[0]].rounds.baseline_s
-            board = with_costs(ranking.leaderboard, setup, baseline_s)
-            if setup.priced_by is not None:
-                board = replace(board, engines=(spec_of(setup.priced_by.engine.name).title,))
-            rankings[rule, temperature] = replace(ranking, leaderboard=board)
-        return rankings
 
     def _replayed_texts(self, draft: str) -> Sequence[TextTrace]:
         """A draft's texts, as far as the engine's rounds emit them."""
@@ -285,7 +310,8 @@ class PairAnalysis:
     @property
     def own_rankings(self) -> list[Ranking]:
         """The rankings under the run's own rule, which is the verdict's, by temperature."""
-        return [ranking for (rule, _), ranking in self.rankings.items() if rule == self.setup.rule]
+        rankings = (self.ranking(self.setup.rule, temperature) for temperature in self.latencies)
+        return [ranking for ranking in rankings if ranking is not None]
 
     @cached_property
     def results(self) -> list[ResultRow]:
@@ -476,8 +502,8 @@ class PairAnalysis:
         own = self.answered[0].workload if self.answered else None
         explanation, rules = self.explained(own)
         outliers = outlier_cells(self.trials)
-        timed = (pair for by_draft in self.latencies.values() for pair in by_draft.items())
-        round_times = [latency.round_summary(draft) for draft, latency in timed]
+        of_drafts = (pair for by_draft in self.latencies.values() for pair in by_draft.items())
+        round_times = [latency.round_summary(draft) for draft, latency in of_drafts]
         summary = Summary(
             run=setup.facts(self.results),
             answers=self.answers,
@@ -554,7 +580,7 @@ class MeasuredSweep(PairAnalysis):
         super().__init__(setup)
         if not setup.synthetic:  # texts are not the target's where acceptance was set
             self.checks = text_checks(setup.run.trials, setup.run.checks)
-        self.trials = without_faulty(setup.run.trials, self.checks)
+        self.trials = without_faulty(timed(setup.run.trials), self.checks)
         self.distrusted = distrust(self.checks)
 
     @property
@@ -580,11 +606,12 @@ class MeasuredSweep(PairAnalysis):
         unstable = unstable_cells(self.generated)
         wrong = {(each.prompt_set, each.temperature, each.tokens) for each in unstable}
         gaps: dict[Cell, Gap | None] = {}
-        for (rule, temperature), replays in self.replays.items():
-            for cell, trials in cells.items() if rule == self.setup.rule else ():
+        for temperature in self.latencies:
+            replays = self.replays(self.setup.rule, temperature)
+            for cell, trials in cells.items() if replays is not None else ():
                 known = cell.temperature == temperature and Candidate(draft, cell.k)
                 where = (cell.prompt_set, cell.temperature, cell.k)
-                if known in replays.candidates and where not in wrong:
+                if replays and known in replays.candidates and where not in wrong:
                     latency = self.latencies[temperature][draft]
                     plain = cells.get(replace(cell, k=0), [])
                     gaps[cell] = gap_of(cell, trials, plain, replays, draft, latency)
@@ -593,17 +620,56 @@ class MeasuredSweep(PairAnalysis):
     @cached_property
     def evidence(self) -> Sequence[Evidence]:
         """From generations, at the temperatures that have some."""
-        latencies = self.latency_of_draft
         return [
-            evidence_from_trials(
-                self.trials,
-                draft=self.setup.draft,
-                temperature=value,
-                times=latencies[value].rounds if value in latencies else None,
-            )
+            self._evidence_at(value)
             for value in self.setup.temperatures
             if any(trial.temperature == value for trial in self.trials)
         ]
+
+    def _evidence_at(self, temperature: float) -> Evidence:
+        """From replay and the pairs of the chosen K; without one, or a replay, from generations."""
+        draft, looks = self.setup.draft, self.setup.run.manifest.looks
+        latency = self.latency_of_draft.get(temperature)
+        times = latency.rounds if latency else None
+        k = looks.k_at(temperature) if looks else None
+        if looks is None or k is None:
+            return evidence_from_trials(
+                self.trials, draft=draft, temperature=temperature, times=times
+            )
+        pairs, candidate = pairs_of(self.trials, temperature, k), Candidate(draft, k)
+        ranking = self.ranking(self.setup.rule, temperature)
+        if latency and ranking and replay_holds(self._check_of_pairs(temperature, k)):
+            shares = look_shares(max(1, looks.made))
+            measured = measured_pairs(pairs, ranking.replays, latency, candidate, shares)
+            if measured is not None:
+                return replace(ranking.evidence, pairs=measured)
+        alpha = times.break_even_alpha(k) if times else None
+        return evidence_from_pairs(pairs, temperature, candidate, alpha)
+
+    def _check_of_pairs(self, temperature: float, k: int) -> ReplayCheck | None:
+        ranking = self.ranking(self.setup.rule, temperature)
+        if ranking is None:
+            return None
+        pairs = pairs_of(self.trials, temperature, k)
+        return check_of_pairs(pairs, ranking.replays, Candidate(self.setup.draft, k))
+
+    def all_caveats(self, outliers: Sequence[OutlierCell]) -> Iterator[Caveat]:
+        """With the verdicts of a run in looks that do not rest on replay."""
+        yield from super().all_caveats(outliers)
+        looks = self.setup.run.manifest.looks
+        for evidence in self.evidence if looks else ():
+            k = looks.k_at(evidence.temperature) if looks else None
+            if k is None or evidence.pairs is not None:
+                continue
+            check = self._check_of_pairs(evidence.temperature, k)
+            values: Values = {
+                "temperature": evidence.temperature,
+                "k": k,
+                "measured": check and check.measured_tokens_per_round,
+                "replayed": check and check.replayed_tokens_per_round,
+                "differs": check is not None and not replay_holds(check),
+            }
+            yield Caveat("not_by_replay", values)
 
     def summary(self) -> Summary:
         """With replayed next to measured tokens per round, cell by cell."""

@@ -2,25 +2,30 @@
 
 It rests on seconds and tokens per prompt, of plain decoding and of every candidate, a (draft, K),
 on the same prompts (`Evidence`). The best-looking of 8 candidates that all tie with plain decoding
-"wins" 12-18 % of the time. So candidates are chosen on folds of the prompts and scored on the
-held-out ones, over many deals of the folds (`harness.stats.crossfit`), K = 0, speedup 1, among the
-choices. The best candidate on all prompts is named, and the speedup is its own, less the optimism
-of choosing it:
+"wins" 12-18 % of the time. Two methods answer that:
 
-- `speculate`: most choices prefer a K above 0, and the speedup's lower bound is above 1;
+- where one candidate was chosen by replay and then measured next to plain decoding
+  (`Evidence.pairs`), its bounds allow for the choice (`harness.stats.two_phase`);
+- else candidates are chosen on folds of the prompts and scored on the held-out ones, over many
+  deals of the folds (`harness.stats.crossfit`), K = 0, speedup 1, among the choices. The best
+  candidate on all prompts is named.
+
+Either way the speedup is the named candidate's own, less the optimism of choosing it:
+
+- `speculate`: the speedup's lower bound is above 1, and most choices prefer a K above 0;
 - `does_not_pay`: the upper bound of every candidate is below 1, which no deal of the folds moves;
 - `undecided` otherwise, with what would decide it: more prompts, or less timing noise, or nothing.
 
-A report prints many verdicts, and the chance that any of them is wrong is at most ERROR: their
-intervals share it (`ErrorBudget`). An interval is the one that decides. "Every upper bound" needs
-no further correction: a wrong `does_not_pay` means that the bound of one candidate, whichever pays,
-is wrong (an intersection-union test: Berger, "Multiparameter hypothesis testing and acceptance
-sampling", 1982).
+A report prints many verdicts, and the chance that any of them is wrong is at most ONE_SIDED, which
+they share (`in_turn`). An interval is the one that decides. "Every upper bound" needs no further
+correction: a wrong `does_not_pay` means that the bound of one candidate, whichever pays, is wrong
+(an intersection-union test: Berger, "Multiparameter hypothesis testing and acceptance sampling",
+1982).
 """
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -50,23 +55,25 @@ from harness.stats.crossfit import (
     deals_for,
 )
 from harness.stats.jackknife import (
-    CONFIDENCE,
     MIN_PROMPTS,
     MIN_SET,
     Array,
     Variance,
+    chance_above_zero,
     half_width,
     joined,
     set_weights,
     workload_ratio,
 )
-from harness.summary import Answer, Doubt, LeastRegret, Values
+from harness.stats.two_phase import Pairs, TwoPhase, two_phase
+from harness.summary import Answer, Doubt, LeastRegret, MeasuredPart, Values
 from harness.theory.speedup import RoundTimes
 
-# Chance of a wrong verdict in a report, and what part of it those on the whole workload take where
-# there are verdicts on single prompt sets too
-ERROR = 0.05
-WORKLOADS_SHARE = 0.5
+# Chance of a wrong verdict in a report. What is true leaves a verdict one way to be wrong,
+# `speculate` or `does_not_pay`, so this is the error of one bound.
+ONE_SIDED = 0.025
+# What part of it prompt sets have while the whole workload is undecided
+SETS_SHARE = 0.1
 # An interval within this of 1: whichever it is, it matters little.
 NEAR = 0.05
 # Where the logarithm of a lower bound is closer to 0, so many times the deals are made.
@@ -123,6 +130,21 @@ class CostError:
 
 
 @dataclass(frozen=True, eq=False)
+class MeasuredPairs:
+    """One candidate measured next to plain decoding on some of the prompts, in the order of time.
+
+    Attributes:
+        candidate: the one that was chosen by replay.
+        prompts: [pair] the prompt's set and id.
+        timed: the pairs.
+    """
+
+    candidate: Candidate
+    prompts: tuple[tuple[str, str], ...]
+    timed: Pairs
+
+
+@dataclass(frozen=True, eq=False)
 class Evidence:
     """One temperature's measurements on the prompts that every cell completed."""
 
@@ -138,6 +160,8 @@ class Evidence:
     visit_costs: Mapping[Candidate, Array] = field(default_factory=dict[Candidate, Array])
     # Of seconds that are predicted by what requests of a server cost
     cost_errors: tuple[CostError, ...] = ()
+    # Of predicted seconds: what measured the best of them; other prompts' pairs count as well
+    pairs: MeasuredPairs | None = None
 
     def only(self, prompt_sets: Sequence[str]) -> "Evidence":
         """The evidence of some prompt sets alone."""
@@ -169,6 +193,34 @@ class Evidence:
             visits=evidence._visits(),
             shared=evidence._shared_errors(),
         )
+
+    def two_phase(self, weights: Mapping[str, float] | None, seed: int) -> TwoPhase | None:
+        """What the measured pairs say of the workload; None without, or with too few prompts."""
+        if self.pairs is None:
+            return None
+        shares = set_weights(self.prompt_sets, weights)
+        names = zip(self.prompt_sets, self.prompts, strict=True)
+        counted = [name for name in names if shares[name[0]] > 0.0]
+        # Prompts of no counted set get numbers beyond
+        place = {
+            name: row for row, name in enumerate(dict.fromkeys([*counted, *self.pairs.prompts]))
+        }
+        return two_phase(
+            self.workload(weights),
+            self.pairs.timed,
+            candidate=list(self.candidates).index(self.pairs.candidate),
+            prompts=np.array([place[name] for name in self.pairs.prompts], dtype=np.intp),
+            seed=seed,
+        )
+
+    def best_looking(self, workload: Workload) -> tuple[Candidate, float]:
+        """The candidate that was measured, else the one of the largest speedup; its speedup."""
+        names, logs = list(self.candidates), workload.log_speedups()
+        if self.pairs is None:
+            return names[int(np.argmax(logs))], math.exp(float(logs.max()))
+        measured = self.pairs.candidate
+        log_speedup = float(logs[names.index(measured)]) - self.pairs.timed.log_price
+        return measured, math.exp(log_speedup)
 
     def speedups(self, weights: Mapping[str, float] | None) -> dict[Candidate, float]:
         """Of the whole workload; empty without a prompt that is complete in every cell."""
@@ -279,35 +331,9 @@ def _mostly_failed(trials: Sequence[Trial]) -> bool:
 # ---- decision ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ErrorBudget:
-    """How many verdicts a report prints, each counted once however often it is shown.
-
-    Verdicts on the whole workload share one half of ERROR and those on single prompt sets the
-    other, in equal parts (Bonferroni).
-    """
-
-    workloads: int = 1
-    prompt_sets: int = 0
-
-    def level(self, prompt_set: str) -> float:
-        """The level of a verdict's interval, at least CONFIDENCE.
-
-        What is true leaves a verdict one way to be wrong, `speculate` or `does_not_pay`, so one
-        bound has half of its part of ERROR. The other half is for what Student's t does not know:
-        where prompts differ in speed several times over, bounds miss more often than they say.
-        """
-        of_workloads = WORKLOADS_SHARE if self.prompt_sets else 1.0
-        if prompt_set == "all":
-            error = ERROR * of_workloads / self.workloads
-        else:
-            error = ERROR * (1.0 - WORKLOADS_SHARE) / max(1, self.prompt_sets)
-        return max(CONFIDENCE, 1.0 - error)
-
-
 def decide(
     evidence: Evidence,
-    budget: ErrorBudget,
+    error: float = ONE_SIDED,
     *,
     prompt_set: str = "all",
     weights: Mapping[str, float] | None = None,
@@ -321,10 +347,10 @@ def decide(
 
     Args:
         evidence: of one temperature.
-        budget: the verdicts of the same report.
+        error: the verdict's part of the report's, one-sided.
         prompt_set: "all" for the weighted workload, or one set, to which weights do not apply.
         weights: of the sets, equal if None.
-        seed: of the deals of the folds.
+        seed: of draws, and of the deals of the folds.
         deals: how many; None for `deals_for`, and more where the lower bound is close to 1.
     """
     if prompt_set != "all":
@@ -339,22 +365,30 @@ def decide(
     )
     if unseen or not evidence.prompts or not evidence.candidates:
         return undecided
-    workload = evidence.workload(weights)
-    level = budget.level(prompt_set)
-    fit = cross_fit(workload, seed, deals=deals or deals_for(workload))
-    if fit and not deals and abs(math.log(fit.interval(level).lo)) < CLOSE:
-        fit = cross_fit(workload, seed, deals=CLOSE_DEALS * deals_for(workload)) or fit
-    speedups = np.exp(workload.log_speedups())
-    best = list(evidence.candidates)[int(np.argmax(speedups))]
+    workload, level = evidence.workload(weights), 1.0 - 2.0 * error
+    fit: TwoPhase | CrossFit | None = evidence.two_phase(weights, seed)
+    if evidence.pairs is None:
+        fit = cross_fit(workload, seed, deals=deals or deals_for(workload))
+        if fit and not deals and abs(math.log(fit.interval(level).lo)) < CLOSE:
+            fit = cross_fit(workload, seed, deals=CLOSE_DEALS * deals_for(workload)) or fit
+    best, looks_like = evidence.best_looking(workload)
     named: Values = {"draft": best.draft, "k": best.k}
     verdict = replace(undecided, draft=best.draft, k=best.k)
     if fit is None:
         reason, values = _too_few(workload.prompt_sets)
-        speedup = float(speedups.max())
-        return replace(verdict, speedup=speedup, reason=reason, reason_values={**named, **values})
+        values = {**named, **values}
+        return replace(verdict, speedup=looks_like, reason=reason, reason_values=values)
     interval = fit.interval(level)
-    verdict = replace(verdict, speedup=fit.speedup, speedup_lo=interval.lo, speedup_hi=interval.hi)
-    if 2 * fit.chose_plain < fit.choices and interval.lo > 1.0:
+    verdict = replace(
+        verdict,
+        speedup=fit.speedup,
+        speedup_lo=interval.lo,
+        speedup_hi=interval.hi,
+        chance=chance_above_zero(fit.score, fit.variance),
+        gain=math.expm1(fit.score + float(fit.variance.value) / 2.0),
+        pairs=_measured_part(fit, evidence.pairs, workload),
+    )
+    if not fit.prefers_plain and interval.lo > 1.0:
         verdict = replace(verdict, decision="speculate")
         reason, values = "held_out_gain", {}
     elif fit.ceiling(level) < 1.0:
@@ -363,6 +397,51 @@ def decide(
     else:
         reason, values = _why_undecided(fit, workload, level)
     return replace(verdict, reason=reason, reason_values={**named, "level": level, **values})
+
+
+def _measured_part(
+    fit: TwoPhase | CrossFit, pairs: MeasuredPairs | None, workload: Workload
+) -> MeasuredPart | None:
+    """What a verdict by measured pairs rests on."""
+    if pairs is None or not isinstance(fit, TwoPhase):
+        return None
+    timing = fit.on_these_prompts()
+    return MeasuredPart(len(workload.prompt_sets), len({*pairs.prompts}), timing.lo, timing.hi)
+
+
+def in_turn(
+    verdict_on: Callable[[str, float], Answer], prompt_sets: Sequence[str], error: float
+) -> Iterator[Answer]:
+    """The verdicts on a workload and on its prompt sets, with one error between them.
+
+    The workload comes first. Its sets share what it leaves them: a small part, so that sets which
+    differ much are told apart whatever the mix; all of the error once the workload is decided. What
+    they have they share by Holm's procedure: a set that is decided leaves its part to the others.
+
+    Source: Wiens, "A fixed sequence Bonferroni procedure for testing multiple endpoints", 2003; at
+    interim looks Maurer and Bretz, "Multiple testing in group sequential trials using graphical
+    approaches", 2013.
+
+    Args:
+        verdict_on: decides "all", or a prompt set, at a one-sided error.
+        prompt_sets: those to decide apart.
+        error: one-sided.
+    """
+    workload = verdict_on("all", error * (1.0 - SETS_SHARE if prompt_sets else 1.0))
+    yield workload
+    shared = SETS_SHARE * error if workload.decision == "undecided" else error
+    of_sets: dict[str, Answer] = {}
+    left = list(prompt_sets)
+    while left:
+        of_sets |= {name: verdict_on(name, shared / len(left)) for name in left}
+        undecided = [name for name in left if of_sets[name].decision == "undecided"]
+        left = undecided if len(undecided) < len(left) else []
+    yield from (of_sets[name] for name in prompt_sets)
+
+
+def settled(verdict: Answer) -> bool:
+    """Whether more measurements would change nothing: it is decided, or too near 1 to matter."""
+    return verdict.decision != "undecided" or verdict.reason == "near_one"
 
 
 def _too_few(prompt_sets: tuple[str, ...]) -> Doubt:
@@ -374,28 +453,31 @@ def _too_few(prompt_sets: tuple[str, ...]) -> Doubt:
     return "too_few_in_set", {"prompt_set": small, "needed": MIN_SET}
 
 
-def _why_undecided(fit: CrossFit, workload: Workload, level: float) -> Doubt:
+def _why_undecided(fit: TwoPhase | CrossFit, workload: Workload, level: float) -> Doubt:
     """What keeps the interval from deciding, and what would change it."""
     interval = fit.interval(level)
     if interval.lo >= 1.0 - NEAR and interval.hi <= 1.0 + NEAR:
         return "near_one", {"near": NEAR}
     timing_share = _timing_share(fit, workload)
     if timing_share > 0.5:
-        measured = not (workload.visits or workload.shared)
+        rounds = workload.visits or workload.shared
+        measured = isinstance(fit, TwoPhase) or not rounds
         return "timing_noise", {"timing_share": timing_share, "measured": measured}
     prompts = len(workload.prompt_sets)
     needed = _needed(fit, prompts, level)
     return "interval_spans_one", {"prompts": prompts, "prompts_needed": needed}
 
 
-def _timing_share(fit: CrossFit, workload: Workload) -> float:
+def _timing_share(fit: TwoPhase | CrossFit, workload: Workload) -> float:
     """The share of the variance that is due to timing and not to what the prompts are.
 
-    Of predicted seconds the visits' part. Of measured seconds, what plain decoding shows: its
-    seconds per token hardly depend on the prompt, so their scatter is the machine's, and a speedup
-    is a ratio of two such times.
+    Of two phases that of the pairs. Of predicted seconds the visits' part. Of measured seconds,
+    what plain decoding shows: its seconds per token hardly depend on the prompt, so their scatter
+    is the machine's, and a speedup is a ratio of two such times.
     """
     total = float(fit.variance.value)
+    if isinstance(fit, TwoPhase):
+        return min(1.0, float(fit.timing.value) / total) if total > 0.0 else 0.0
     plain = workload_ratio(
         workload.baseline_s, workload.baseline_tokens, workload.prompt_sets, workload.weights
     )
@@ -404,17 +486,19 @@ def _timing_share(fit: CrossFit, workload: Workload) -> float:
     return min(1.0, timing / total) if total > 0.0 else 0.0
 
 
-def _needed(fit: CrossFit, prompts: int, level: float) -> int | None:
+def _needed(fit: TwoPhase | CrossFit, prompts: int, level: float) -> int | None:
     """About how many prompts would decide with a chance of DECIDES; None beyond MOST_TIMES today's.
 
     The speedup is known only as well as its error now says, so that a run of more prompts errs by
     both errors. The prompts' part of the variance shrinks with their number, the visits' does not.
+    Of two phases all of it shrinks, for a part of the prompts is measured.
     """
     number = np.arange(prompts + 1, MOST_TIMES * prompts + 1)
-    of_prompts = Variance(
-        fit.prompts.value * prompts / number, fit.prompts.degrees * number / prompts
+    shrinks, stays = (
+        (fit.variance, ()) if isinstance(fit, TwoPhase) else (fit.prompts, (fit.visits,))
     )
-    variance = joined([of_prompts, fit.visits])
+    of_prompts = Variance(shrinks.value * prompts / number, shrinks.degrees * number / prompts)
+    variance = joined([of_prompts, *stays])
     margin = abs(fit.score) - half_width(variance, level)
     decides = margin >= ndtri(DECIDES) * np.sqrt(variance.value + fit.variance.value)
     return int(number[decides.argmax()]) if decides.any() else None

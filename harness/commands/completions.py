@@ -92,10 +92,13 @@ def completions(
     name = f"model={opened.target.name}"
     with progress("the target generates", len(waiting)) as tick:
         texts = generate_texts(
-            opened.target_model, waiting, name=name, batch=_batch(config), tick=tick
+            opened.target_model,
+            waiting,
+            name=name,
+            batch=_batch(config),
+            tick=tick,
+            keep=lambda text: folder.trials.append(trial_of(text)),
         )
-    for text in texts:
-        folder.trials.append(trial_of(text))
     fresh = {text.request.key: text for text in texts}
     return [fresh.get(entry.key) or stored_text(entry, stored[entry.key]) for entry in requests]
 

@@ -29,7 +29,7 @@ from harness.models.cached import CachedModel
 from harness.models.heads.base import Head, LoadedHead
 from harness.models.load import LoadedModel
 from harness.models.probe import check_length
-from harness.records import DraftConfidence, Prompt, StepTiming, TextTrace
+from harness.records import DraftConfidence, LoopClock, Prompt, StepTiming, TextTrace
 from harness.serving.drafts import DRAFTS
 from harness.storage.manifest import Environment, ModelEntry
 
@@ -177,9 +177,11 @@ class Drafted(Target, ABC):
         """Tokens that it drafts a round at most; None: any number."""
         return None
 
-    def time_proposals(self, max_k: int, context: Sequence[int]) -> list[StepTiming]:
+    def time_proposals(
+        self, max_k: int, context: Sequence[int], clock: LoopClock
+    ) -> list[StepTiming]:
         """The times of a draft that has no steps."""
-        del max_k, context
+        del max_k, context, clock
         return []
 
     @abstractmethod
@@ -270,9 +272,11 @@ class LookupPair(Drafted):
         """What rounds are timed with: it proposes as many tokens as it is asked for."""
         return lambda _: FullLookup(self.drafter)
 
-    def time_proposals(self, max_k: int, context: Sequence[int]) -> list[StepTiming]:
+    def time_proposals(
+        self, max_k: int, context: Sequence[int], clock: LoopClock
+    ) -> list[StepTiming]:
         """What one proposal of max_k tokens takes."""
-        return [time_lookups(self.drafter, self.draft_name, max_k, context)]
+        return [time_lookups(self.drafter, self.draft_name, max_k, context, clock)]
 
     def score(self, texts: Sequence[GeneratedText], how: Scoring) -> list[TextTrace]:
         """What is proposed along the texts: it is chosen, not sampled."""

@@ -18,7 +18,7 @@ import torch
 from harness.commands.completions import completions
 from harness.commands.drafted import Drafted, EncodedPrompt, LookupPair, Pair, Scoring, Target
 from harness.commands.other_runs import check_draft_of
-from harness.commands.pair import load_draft, opening, reserve, with_head
+from harness.commands.pair import check_clock, load_draft, opening, reserve, with_head
 from harness.commands.progress import progress
 from harness.commands.time_rounds import visits_of_draft
 from harness.commands.time_steps import timed_steps
@@ -180,6 +180,7 @@ def checked_draft(
         NotEligible: another tokenizer than the target's.
         UserError: it cannot be loaded or rewound, or runs out of memory.
     """
+    check_clock(config, [conf], device)
     draft = load_draft(conf, "draft", device, target)
     difference = tokenizer_difference(target.tokenizer, draft.tokenizer)
     if difference:

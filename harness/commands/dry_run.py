@@ -88,23 +88,36 @@ def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
     ks = [0, *(k for k in config.k if k > 0)]
     counts = Counter(prompt.prompt_set for prompt in prompts)
     texts = _turns(prompts) * len(config.temperature) * config.repetitions
-    generations = texts * len(ks)
+    generations, at_most = texts * len(ks), ""
+    looks: Rows = {}
+    work = pair_forwards(ks, texts, config.new_tokens)
+    if config.until == "decided":
+        from harness.commands.looks import PROMPTS_OF_EVERY_K, described  # imports torch
+
+        at_most, looks = "at most ", {"measured": described(len(prompts), len(ks) - 1)}
+        # Which K is measured is known after replay: the largest stands for it
+        others, chosen = [k for k in ks[:-1] if k], ks[-1]
+        few = sum(min(count, PROMPTS_OF_EVERY_K) for count in counts.values())
+        few = round(texts * few / len(prompts))
+        generations = 2 * texts + few * len(others)
+        work = text_forwards(texts, config.new_tokens, REPLAY_BATCH)
+        work += pair_forwards([0, chosen], texts, config.new_tokens)
+        work += pair_forwards(others, few, config.new_tokens) if others else []
+    elif config.mode == "replay":
+        work = text_forwards(texts, config.new_tokens, REPLAY_BATCH)
+        work += [] if config.latency_from else timing_forwards(max(ks), "draft")
     rows: Rows = {
         "K": ", ".join("0 (baseline)" if k == 0 else str(k) for k in ks),
         "temperature": _listed(config.temperature),
         **{f"prompt set {name}": f"{count} prompts" for name, count in counts.items()},
         **_answer_rows(config, prompts),
+        **looks,
         "cells": len(counts) * len(config.temperature) * len(ks),
-        "generations": f"{generations} (repetitions={config.repetitions})",
+        "generations": f"{at_most}{generations} (repetitions={config.repetitions})",
         "tokens, at most": f"{generations * config.new_tokens:,}",
     }
     if config.latency_from is not None:
         rows["round times"] = f"from {config.latency_from}"
-    if config.mode == "replay":
-        work = text_forwards(texts, config.new_tokens, REPLAY_BATCH)
-        work += [] if config.latency_from else timing_forwards(max(ks), "draft")
-    else:
-        work = pair_forwards(ks, texts, config.new_tokens)
     _print_plan(config, [config.draft], rows, _costs(config, [config.draft], prompts, work))
 
 

@@ -194,8 +194,9 @@ def stored_texts(config: AuditionConfig, drafts: Sequence[str]) -> StoredTexts:
         made, asked = run.config.get(name), getattr(config, name)
         if made != asked:
             raise UserError(f"{key}: made with {name}={made}; give the same, not {asked}")
-    trials = tuple(t for t in run.trials if t.k == 0 and t.status == "ok" and t.tokens)
     wanted = set(_text_keys(run, prompt_sets.load(config.prompts)))
+    texts = (t for t in run.trials if t.k == 0 and t.status == "ok" and t.tokens)
+    trials = tuple(t for t in texts if t.key in wanted)  # and not those of measured pairs
     lacking = wanted - {trial.key for trial in trials}
     if lacking:
         raise UserError(

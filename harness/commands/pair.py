@@ -7,7 +7,7 @@ prompt, and which goes first rotates, so that a machine that drifts hits all of 
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from typing import Any
@@ -109,6 +109,7 @@ def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Pair:
     confs = {"model": config.model, "draft": config.draft}
     if config.draft.spec.weights == "target_layers":
         del confs["draft"]
+    check_clock(config, confs.values(), device)
     _check_memory(confs, prompts, config, device)
     target = load_model(config.model, "model", device)
     draft = load_draft(config.draft, "draft", device, target)
@@ -146,6 +147,7 @@ def _open_target(
     """The target, if there is memory for the head next to it; see `cached_model`."""
     device = resolve_device(config.device.name)
     confs = {"model": config.model} if head is None else {"model": config.model, "draft": head}
+    check_clock(config, confs.values(), device)
     _check_memory(confs, prompts, config, device)
     target = load_model(config.model, "model", device)
     shown = "eager" if eager_because else config.backend
@@ -188,6 +190,19 @@ def opening(backend: str, device: str, *names: str) -> AbstractContextManager[Ba
     if wants_graphs(backend, device):
         return progress(f"compiling {models}, the first time takes minutes")
     return progress(f"checking that {models} can be rewound")
+
+
+def check_clock(config: Config, confs: Iterable[ModelConf], device: Any) -> None:
+    """Refuse the processor's time of what a card computes."""
+    if config.loop_clock == "wall":
+        return
+    for conf in confs:
+        where = resolve_device(conf.device) if conf.device else device
+        if where.type != "cpu" or conf.device_map is not None:
+            raise UserError(
+                f"clock=cpu: {conf.name} is not on the processor, whose time says nothing of a"
+                " card's; leave clock out, or take device=cpu"
+            )
 
 
 def _check_memory(
@@ -318,6 +333,7 @@ def completion(
         model=target.name,
         stop=stop_rule(target.tokenizer, config.decode.stop_strings),
         turn=entry.turn,
+        clock=config.loop_clock,
     )
 
 
@@ -340,7 +356,13 @@ def request(
     strings = config.decode.stop_strings
     # Settings that came later are added where they are set, so that a generation without them keeps
     # the key it always had; `warping` and `imposed` are part of the key too, so they keep the name
-    optional = {"imposed": rates, "stop_below": stop_below, "stop_strings": strings}
+    clock = None if plain.clock == "wall" else plain.clock
+    optional = {
+        "imposed": rates,
+        "stop_below": stop_below,
+        "stop_strings": strings,
+        "clock": clock,
+    }
     identity = {
         "model": _identity(config.model if model is pair.target else config.draft),
         "draft": _identity(config.draft) if k else None,
@@ -402,14 +424,17 @@ def run_requests(
     models: Models,
     label: str,
     visits: RoundVisits | None = None,
+    *,
+    warmed: set[Hashable] | None = None,
 ) -> list[Trial]:
     """Run what the folder lacks, one durable line each; return every stored trial of `requests`.
 
-    The `visits` that time rounds are spread evenly between them.
+    The `visits` that time rounds are spread evenly between them. Kinds that are `warmed` need no
+    warming up; others are added.
     """
     finished = {trial.cell for trial in folder.trials.read() if trial.status == "ok"}
     waiting = [entry for entry in requests if entry.cell not in finished]
-    _warm_up(waiting, models)
+    _warm_up(waiting, models, set() if warmed is None else warmed)
     with progress(label, len(waiting)) as tick, undisturbed():
         for done, entry in enumerate(waiting, start=1):
             if visits is not None:
@@ -422,9 +447,11 @@ def run_requests(
     return [trial for trial in folder.trials.read() if trial.cell in wanted]
 
 
-def _warm_up(requests: Sequence[Request], models: Models) -> None:
+def _warm_up(requests: Sequence[Request], models: Models, warmed: set[Hashable]) -> None:
     """A few unmeasured tokens of each kind: first calls allocate, compile, record, fill caches."""
     kinds = {(r.model, r.k, r.sampling, r.rule, r.synthetic): r for r in requests}
+    kinds = {kind: entry for kind, entry in kinds.items() if kind not in warmed}
+    warmed |= kinds.keys()
     with progress("warming up (compiling and recording new work)", len(kinds)) as tick:
         for entry in kinds.values():
             run_trial(replace(entry, budget=min(entry.budget, WARMUP_TOKENS)), *models(entry))

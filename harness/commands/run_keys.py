@@ -15,14 +15,17 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.config import keys_of
 from harness.records import UserError
-from harness.storage import FREE_KEYS, free_keys
+from harness.storage import FREE_KEYS, LATER_KEYS, free_keys
 from harness.storage.contents import read_config
 from harness.storage.manifest import read_manifest
 
 # Keys that mean one thing together: where one is typed, none of them is the run's
 TOGETHER = (("draft", "drafts"), ("latency", "latency_from", "gpu"))
 # Of traces: the machine is another one, and the times that a run took from elsewhere are in it
-NOT_OF_TRACES = ("device", "threads", "backend", "traces_from", "latency_from", "latency.measure")
+NOT_OF_TRACES = (
+    *("device", "threads", "backend", "clock"),
+    *("traces_from", "latency_from", "latency.measure"),
+)
 
 
 def with_keys_of_run(config: DictConfig, words: Sequence[str]) -> DictConfig:
@@ -57,8 +60,10 @@ def with_keys_of_run(config: DictConfig, words: Sequence[str]) -> DictConfig:
     for name, _ in keys_of(schema):
         *groups, key = name.split(".")
         group: Any = reduce(lambda part, at: (part or {}).get(at), groups, stored)
-        if group and key in group and not any(_overlap(name, other) for other in kept):
-            reduce(lambda part, at: part.setdefault(at, {}), groups, taken)[key] = group[key]
+        known_here = group and (key in group or (resumed and key in LATER_KEYS))
+        if known_here and not any(_overlap(name, other) for other in kept):
+            value = group.get(key, LATER_KEYS.get(key))
+            reduce(lambda part, at: part.setdefault(at, {}), groups, taken)[key] = value
     merged = OmegaConf.merge(config, taken)
     assert isinstance(merged, DictConfig)
     return merged

@@ -1,5 +1,8 @@
 """One pair, measured: step times, then K x temperature x prompt sets, then the verdict.
 
+With `until=decided` the K that is best by replay is measured, until every verdict is decided
+(`harness.commands.looks`); with `until=all` every K is, on every prompt.
+
 Greedy texts of speculation are compared with those of plain decoding: a pair that changes them gets
 no verdict. The texts of plain decoding are the target's own, so the draft scores them too, and
 every cell is replayed next to its measurement, early stops included. With `mode=replay` only the
@@ -7,10 +10,14 @@ texts are generated, in batches, and no speculative generation is run. With `lat
 are those of another engine, and nothing is timed here.
 """
 
+from collections.abc import Mapping
+
 from harness.commands.completions import completions, score_pair, text_requests, with_turns
 from harness.commands.drafted import Drafted
 from harness.commands.dry_run import print_sweep_plan
+from harness.commands.looks import Stopwatch, measure_in_looks
 from harness.commands.other_runs import (
+    Rates,
     check_draft_of,
     check_target_of,
     costs_of_sweep,
@@ -29,6 +36,8 @@ from harness.commands.snapshot import check_texts
 from harness.commands.time_rounds import visits_of_pair
 from harness.commands.time_steps import measure_steps
 from harness.config import SweepConfig
+from harness.measurement.round_times import RoundVisits
+from harness.records import Cell
 from harness.storage import RunFolder
 from harness.storage.manifest import EngineCosts, SyntheticAcceptance
 
@@ -64,23 +73,16 @@ def run(config: SweepConfig) -> Outcome:
         pair = with_turns(folder, pair, config)
         if config.mode == "replay" or 0.0 not in config.temperature:  # no greedy texts to compare
             pair.check_lengths()
-        visits = visits_of_pair(folder, pair, config, config.temperature, synthetic)
+        in_looks, watch = config.until == "decided", Stopwatch(folder, config.budget_s)
+        visits = visits_of_pair(
+            folder, pair, config, config.temperature, synthetic, repeated=in_looks
+        )
         visits.begin()
         measure_steps(folder, pair, config)
-        if config.mode == "replay":
-            visits.up_to(0.5)
-            completions(folder, pair, config)
+        if in_looks:
+            measure_in_looks(folder, pair, config, visits, watch)
         else:
-            requests = plan(pair, config, config.k, config.temperature, synthetic)
-            models = (pair.target_model, pair.drafting)
-            trials = run_requests(folder, requests, lambda _: models, "generating", visits)
-            if not synthetic:  # else the texts are not the target's
-                check_texts(folder, trials, pair, config)
-        # How far a draft drafts off the text is not replayed with a penalty
-        penalised = config.decode.repetition_penalty not in (None, 1.0)
-        if not synthetic and not (penalised and config.decode.stop != "none"):
-            score_pair(folder, pair, text_requests(pair.target, pair.prompts, config), config)
-        visits.up_to(1.0)
+            _measure_all(folder, pair, config, visits, synthetic)
     return concluded(folder, verbose=config.verbose)
 
 
@@ -95,3 +97,27 @@ def _replay_elsewhere(
         completions(folder, pair, config)
         requests = text_requests(pair.target, pair.prompts, config)
         score_pair(folder, pair, requests, config)
+
+
+def _measure_all(
+    folder: RunFolder,
+    pair: Drafted,
+    config: SweepConfig,
+    visits: RoundVisits,
+    synthetic: Mapping[Cell, Rates],
+) -> None:
+    """Every cell, or with mode=replay the texts alone, and their scores."""
+    if config.mode == "replay":
+        visits.up_to(0.5)
+        completions(folder, pair, config)
+    else:
+        requests = plan(pair, config, config.k, config.temperature, synthetic)
+        models = (pair.target_model, pair.drafting)
+        trials = run_requests(folder, requests, lambda _: models, "generating", visits)
+        if not synthetic:  # else the texts are not the target's
+            check_texts(folder, trials, pair, config)
+    # How far a draft drafts off the text is not replayed with a penalty
+    penalised = config.decode.repetition_penalty not in (None, 1.0)
+    if not synthetic and not (penalised and config.decode.stop != "none"):
+        score_pair(folder, pair, text_requests(pair.target, pair.prompts, config), config)
+    visits.up_to(1.0)

@@ -19,6 +19,8 @@ from harness.records import Cell, RoundTiming, grouped
 from harness.storage import RunFolder
 from harness.storage.contents import Lines
 
+# Of all visits, the share that is made again at most where other work disturbed them
+REPEATED = 0.5
 # A threshold that no token which is drafted is below
 NEVER = 1e-300
 
@@ -30,12 +32,14 @@ def visits_of_pair(
     temperatures: Sequence[float],
     synthetic: Mapping[Cell, Rates] | None = None,
     store: Lines[RoundTiming] | None = None,
+    *,
+    repeated: bool = False,
 ) -> RoundVisits:
     """The visits of a run of one pair, at every K of its list; `synthetic` as of its generations.
 
     Where drafting stops early a round proposes any number of tokens up to K. So it is timed at some
     numbers, with the draft steps read back and a threshold that none is below. Times are kept in
-    rounds.jsonl, or in `store`.
+    rounds.jsonl, or in `store`. Those that other work disturbed are made again where `repeated`.
     """
     ks = sorted({k for k in config.k if k > 0})
     if config.decode.stop != "none":
@@ -48,12 +52,16 @@ def visits_of_pair(
         return replace(made, stop_below=made.stop_below and NEVER)
 
     cells = [(k, temperature) for k in (0, *ks) for temperature in temperatures]
+    most = visits_for(len(pair.prompts) * config.repetitions)
+    # What other work takes of the processors is in no card's times, nor in processor time
+    shared = pair.target_model.device.type == "cpu" and config.loop_clock == "wall"
     return RoundVisits(
         _timed_loop(pair, pair.timed_drafting, pair.draft_name, cells, asked),
         folder,
         folder.rounds if store is None else store,
-        visits=visits_for(len(pair.prompts) * config.repetitions),
+        visits=most,
         counted=progress,
+        repeated=round(REPEATED * most) if repeated and shared else 0,
     )
 
 

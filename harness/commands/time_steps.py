@@ -76,10 +76,11 @@ def timed_steps(
             seed=config.seed,
             paired_with=paired_with,
             doubtful=lambda timings: bool(unstable_steps(timings, plain_s)),
+            clock=config.loop_clock,
             expect=bar.expect,
             tick=bar,
         )
-    return [*timings, *pair.time_proposals(max_k, context)]
+    return [*timings, *pair.time_proposals(max_k, context, config.loop_clock)]
 
 
 @contextmanager

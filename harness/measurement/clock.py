@@ -3,20 +3,26 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from time import perf_counter
+from time import perf_counter, process_time
 
 import torch
 from torch import Tensor
 
 from harness.decoding.protocols import CausalModel
+from harness.records import LoopClock
 
 
 class Clock:
     """Seconds, read only after the devices have finished their work: the one place that waits."""
 
-    def __init__(self, *timed: CausalModel | Tensor) -> None:
-        """Wait for the devices of what is timed at every reading."""
+    def __init__(self, *timed: CausalModel | Tensor, kind: LoopClock = "wall") -> None:
+        """Wait for the devices of what is timed at every reading.
+
+        A clock of kind `cpu` counts what the threads of this process ran, and not what they waited
+        for a processor: steadier where other work runs.
+        """
         self._devices = {each.device for each in timed if each.device.type != "cpu"}
+        self._kind = kind
 
     def now(self) -> float:
         """Finish all queued work, then read the clock, seconds."""
@@ -25,7 +31,7 @@ class Clock:
                 torch.cuda.synchronize(device)
             elif device.type == "mps":
                 torch.mps.synchronize()
-        return perf_counter()
+        return perf_counter() if self._kind == "wall" else process_time()
 
 
 @contextmanager

@@ -21,7 +21,16 @@ from harness.decoding.sampling import SamplingParameters, Uniforms
 from harness.measurement.clock import Clock, undisturbed
 from harness.models.cached import CachedModel
 from harness.models.memory import is_out_of_memory
-from harness.records import BrokenLogitsError, Round, Rule, StopReason, TextKey, Trial, first_line
+from harness.records import (
+    BrokenLogitsError,
+    LoopClock,
+    Round,
+    Rule,
+    StopReason,
+    TextKey,
+    Trial,
+    first_line,
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,7 @@ class Request:
         stop_below: adaptive drafting, the draft's probability below which a round drafts no more.
         stop: ends the text for other reasons than its last token's id.
         rounds: how many rounds (tokens, where k is 0) are run of a text that would go on.
+        clock: whose seconds it takes.
     """
 
     cell: str
@@ -64,6 +74,7 @@ class Request:
     stop: StopRule | None = None
     turn: int = 1
     rounds: int | None = None
+    clock: LoopClock = "wall"
 
     @property
     def key(self) -> TextKey:
@@ -157,7 +168,7 @@ def _generate(
     """The rounds, and the seconds of a `Trial` by their names."""
     drafter = drafter_of(request, draft) if request.k and draft is not None else None
     generation = request.generation(target.device)
-    clock = Clock(*_models(target, draft if drafter else None))
+    clock = Clock(*_models(target, draft if drafter else None), kind=request.clock)
     begin = clock.now()
     target.prefill(request.tokens[:-1])
     prefilled = clock.now()

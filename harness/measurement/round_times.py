@@ -11,6 +11,9 @@ set's behind pieces of others, so that acceptance is typical but the text is no 
 takes at least 16 rounds, of as many texts as that needs, around the context of the run's own
 generations.
 
+Other work on the machine slows plain decoding and rounds differently: a visit says how much of the
+machine it took meanwhile, and may be made again.
+
 A drafter that looks its proposal up is timed by the number of tokens it proposes, n = 1, ..., K: it
 looks up as ever, but fills every proposal up to n tokens.
 """
@@ -27,8 +30,9 @@ from torch import Tensor
 from harness.decoding.lookups import LookupDrafter
 from harness.decoding.protocols import CausalModel, Proposal
 from harness.measurement.clock import undisturbed
+from harness.measurement.environment import OtherLoad
 from harness.measurement.generations import Draft, Request, run_trial
-from harness.records import NotMeasured, RoundTiming, grouped
+from harness.records import BUSY, NotMeasured, RoundTiming, grouped
 from harness.storage import RunFolder
 from harness.storage.contents import Lines
 
@@ -171,7 +175,9 @@ class RoundVisits:
     """The visits of one loop, some of which an earlier process may have made.
 
     Attributes:
+        most: how many are wanted of all processes.
         missing: how many this process has to make.
+        complete: how many are made as a whole, those not counted that are to be made again.
     """
 
     def __init__(
@@ -183,6 +189,7 @@ class RoundVisits:
         visits: int,
         counted: Counted,
         enough: Callable[[Sequence[RoundTiming]], bool] = lambda _: False,
+        repeated: int = 0,
     ) -> None:
         """Continue with what is missing of `visits`.
 
@@ -195,6 +202,7 @@ class RoundVisits:
             counted: shows what is done how often; gives what counts one.
             enough: whether what was timed, in LEAST_VISITS or more, needs no more visits; asked
                 before more are made.
+            repeated: so many that other work disturbed are made again, at most.
         """
         self._loop, self._folder, self._stored = loop, folder, stored
         self._counted, self._enough = counted, enough
@@ -208,12 +216,21 @@ class RoundVisits:
         }
         by_visit = grouped(lines, lambda line: line.visit)
         self._next = max(by_visit, default=-1) + 1
-        self._complete = sum(
-            kinds <= {(line.k, line.temperature) for line in made} for made in by_visit.values()
-        )
-        self.missing = 0 if self._settled else max(0, visits - self._complete)
+        whole = [
+            made[0].disturbed
+            for made in by_visit.values()
+            if kinds <= {(line.k, line.temperature) for line in made}
+        ]
+        self._whole, self._disturbed, self._repeated = len(whole), sum(whole), repeated
+        self.most = visits
+        self.missing = 0 if self._settled else max(0, visits - self.complete)
         self._made = 0
         self._warm = False
+
+    @property
+    def complete(self) -> int:
+        """How many are made, but for those to be made again."""
+        return self._whole - min(self._disturbed, self._repeated)
 
     def begin(self) -> None:
         """Make the first visit, unless all are made."""
@@ -221,7 +238,14 @@ class RoundVisits:
 
     def up_to(self, share: float) -> None:
         """Make visits until this share of those that this process is to make is made."""
-        visits = max(0, math.ceil(self.missing * share) - self._made)
+        self._make(max(0, math.ceil(self.missing * share) - self._made))
+
+    def reach(self, visits: int) -> None:
+        """Make visits until so many are complete, those of an earlier process included."""
+        while self.complete < visits and not self._settled:
+            self._make(visits - self.complete)
+
+    def _make(self, visits: int) -> None:
         if not visits or self._settled:
             return
         requests, draft = self._loop.requests_of(self._next), self._loop.draft_name
@@ -235,16 +259,20 @@ class RoundVisits:
         count = visits * len(requests)
         with self._counted(f"timing rounds of {draft}", count) as tick, undisturbed():
             for _ in range(visits):
-                self._visit(self._next, tick)
+                disturbed = self._visit(self._next, tick)
                 self._next += 1
                 self._made += 1
-                self._complete += 1
+                self._whole += 1
+                self._disturbed += disturbed
 
     @property
     def _settled(self) -> bool:
-        return self._complete >= LEAST_VISITS and self._enough(self._lines)
+        return self.complete >= LEAST_VISITS and self._enough(self._lines)
 
-    def _visit(self, number: int, tick: Callable[[], None]) -> None:
+    def _visit(self, number: int, tick: Callable[[], None]) -> bool:
+        """Time everything once, and store it as a whole; whether other work disturbed it."""
+        timings: list[RoundTiming] = []
+        others = OtherLoad()
         for entry in self._loop.requests_of(number):
             if self._measurement(entry) not in self._refused:
                 timing = self._timed(entry, number)
@@ -253,9 +281,14 @@ class RoundVisits:
                     self._refused.add(failed)
                     self._folder.note_not_measured(failed)
                 else:
-                    self._stored.append(timing)
-                    self._lines.append(timing)
+                    timings.append(timing)
             tick()
+        load = others.so_far()
+        share = load.load / load.processors
+        timings = [replace(timing, other_share=share) for timing in timings]
+        self._stored.append(*timings)
+        self._lines += timings
+        return share > BUSY
 
     def _timed(self, request: Request, visit: int) -> RoundTiming | str:
         """A timing: a generation, and further ones where it ends before it has enough rounds."""

@@ -31,7 +31,7 @@ from harness.decoding.protocols import CausalModel, Drafter, recorded, recorder_
 from harness.measurement.clock import Clock, undisturbed
 from harness.models.cached import CachedModel
 from harness.models.memory import is_out_of_memory
-from harness.records import SkippedCell, StepTiming
+from harness.records import LoopClock, SkippedCell, StepTiming
 
 WARMUP = 3
 # Samples of each forward of a pair
@@ -105,6 +105,7 @@ def time_forwards(
     seed: int = 0,
     paired_with: str | None = None,
     doubtful: Callable[[Sequence[StepTiming]], bool] = lambda _: False,
+    clock: LoopClock = "wall",
     expect: Callable[[int], None] = lambda _: None,
     tick: Callable[[], None] = lambda: None,
 ) -> list[StepTiming]:
@@ -119,16 +120,19 @@ def time_forwards(
         paired_with: the draft's name, where several are timed one after the other.
         doubtful: whether timings cannot be right; then all but the prefills are timed again, and
             what the last attempt gave stays. All of them, since they are read as ratios.
+        clock: whose seconds are taken.
         expect, tick: called before each attempt with the number of its repetitions, and after each.
     """
     prompts = [Forward(timed, "prefill", length) for timed in models for length in prefills]
     others = _forwards(models, max_k)
     repetitions = REPETITIONS if repetitions is None else repetitions
-    clock, order = Clock(*(timed.model for timed in models)), random.Random(seed)
+    reading = Clock(*(timed.model for timed in models), kind=clock)
+    order = random.Random(seed)
 
     def once(due: Sequence[Forward]) -> list[tuple[Forward, float]]:
         return [
-            (forward, _time_one(forward, context, clock)) for forward in order.sample(due, len(due))
+            (forward, _time_one(forward, context, reading))
+            for forward in order.sample(due, len(due))
         ]
 
     def timings_of(attempt: int) -> list[StepTiming]:
@@ -160,20 +164,22 @@ def time_forwards(
     return timings
 
 
-def time_lookups(drafter: Drafter, name: str, max_k: int, context: Sequence[int]) -> StepTiming:
+def time_lookups(
+    drafter: Drafter, name: str, max_k: int, context: Sequence[int], clock: LoopClock = "wall"
+) -> StepTiming:
     """Time a drafter that has no model: one proposal of max_k tokens after `context`.
 
     It stands where a model's draft step does, but costs its time once a round.
     """
-    clock, seconds = Clock(), list[float]()
+    reading, seconds = Clock(kind=clock), list[float]()
     uniforms = torch.empty(max_k)
     drafter.begin(context)
     with undisturbed():
         for repetition in range(-WARMUP, REPETITIONS):
-            start = clock.now()
+            start = reading.now()
             drafter.propose(max_k, uniforms)
             if repetition >= 0:
-                seconds.append(clock.now() - start)
+                seconds.append(reading.now() - start)
     return StepTiming("draft", name, "step", 1, len(context), 1, tuple(seconds), name)
 
 

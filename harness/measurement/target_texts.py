@@ -74,6 +74,7 @@ def generate_texts(
     name: str,
     batch: int = 32,
     tick: Callable[[], None] = lambda: None,
+    keep: Callable[[GeneratedText], None] = lambda _: None,
 ) -> list[GeneratedText]:
     """Generate every text, in the order of the requests, which may be in any mixture.
 
@@ -82,6 +83,7 @@ def generate_texts(
         name: what errors call the target, such as "model=tiny".
         batch: texts in a batch at most; halved for good whenever memory runs out.
         tick: called once per finished text.
+        keep: called with each text of a batch when the batch is finished.
 
     Raises:
         BrokenLogitsError: the target's logits are not finite.
@@ -99,9 +101,7 @@ def generate_texts(
             rows = _Rows(target, split, some, name)
         while rows.alive:
             rows.step()
-        for _ in some:
-            tick()
-        return [
+        texts = [
             GeneratedText(
                 request=request,
                 tokens=tuple(tokens),
@@ -110,6 +110,10 @@ def generate_texts(
             )
             for index, (request, tokens) in enumerate(zip(some, rows.tokens, strict=True))
         ]
+        for text in texts:
+            keep(text)
+            tick()
+        return texts
 
     return in_batches(
         requests,

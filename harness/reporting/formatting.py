@@ -33,6 +33,18 @@ def gain(record: Gain) -> str:
     return speedup(*bounded(record))
 
 
+def scored(answer: Answer) -> str:
+    """An answer's speedup, and on which prompts it holds.
+
+    "1.42x [1.36, 1.48] on held-out prompts"; where its K was measured on a part of the prompts
+    "1.42x [1.36, 1.48] on prompts like these, [1.40, 1.44] on these prompts".
+    """
+    if answer.pairs is None:
+        return f"{gain(answer)} on held-out prompts"
+    lo, hi = answer.pairs.speedup_lo, answer.pairs.speedup_hi
+    return f"{gain(answer)} on prompts like these, [{lo:.2f}, {hi:.2f}] on these prompts"
+
+
 def count(value: float | None) -> str:
     """A whole number, as "48"; an expected (replayed) count keeps one decimal."""
     if value is None:

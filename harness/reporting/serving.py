@@ -479,6 +479,8 @@ def _known(answer: Answer) -> str:
     """What is known of an engine that did not run, as a sentence."""
     emitted = answer.round
     if answer.timed:
+        if answer.pairs is not None:
+            return f"{fmt.scored(answer)}, {grid.evidence(answer)}."
         return f"{fmt.gain(answer)}, {grid.evidence(answer)} on held-out prompts."
     if answer.decision == "does_not_pay":
         return "No drafted token was ever accepted, so that no K can pay."

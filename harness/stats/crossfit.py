@@ -69,9 +69,15 @@ class VisitCosts:
         return np.log((values.sum(axis=1, keepdims=True) - values) / (values.shape[1] - 1))
 
     @property
+    def sizes(self) -> Array:
+        """Of the visits, for degrees of freedom: those that a trimmed mean leaves out add none."""
+        visits = int(self.costs.shape[1])
+        return np.ones(visits - 2 * _trimmed(visits))
+
+    @property
     def variance(self) -> Variance:
         """Of the log of the mean cost, [candidate of these]."""
-        return left_out_variance(self.without, _counted(self.costs.shape[1]))
+        return left_out_variance(self.without, self.sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,6 +211,11 @@ class CrossFit:
     visits: Variance
     plain_scores: Array
     plain_variances: Variance
+
+    @property
+    def prefers_plain(self) -> bool:
+        """Whether at least half of the choices are plain decoding."""
+        return 2 * self.chose_plain >= self.choices
 
     @property
     def speedup(self) -> float:
@@ -450,7 +461,7 @@ class _Splits:
                 costs[group.candidates] = self.prompt_costs[group.candidates] * of_group
                 choice = _cheapest(costs)
                 without[visit] = self.score(choice, named, factors)
-            variances.append(left_out_variance(without, _counted(len(without))))
+            variances.append(left_out_variance(without, group.sizes))
         return joined(variances)
 
 
@@ -488,11 +499,6 @@ def _deal(workload: Workload, rng: np.random.Generator, deals: int) -> _Splits:
 def _trimmed(number: int) -> int:
     """How many visits a trimmed mean leaves out at either end."""
     return int(TRIMMED * number)
-
-
-def _counted(number: int) -> Array:
-    """The sizes of so many visits: those that a trimmed mean leaves out do not count."""
-    return np.ones(number - 2 * _trimmed(number))
 
 
 def _pseudo_values(costs: Array) -> Array:

@@ -158,6 +158,14 @@ def half_width(variance: Variance, level: float) -> Array:
     return np.asarray(quantile * np.sqrt(variance.value), dtype=np.float64)
 
 
+def chance_above_zero(value: float, variance: Variance) -> float:
+    """That what was estimated is above 0: of Student's distribution around the estimate."""
+    deviation = math.sqrt(float(variance.value))
+    if deviation == 0.0:
+        return float(value > 0.0)
+    return float(stdtr(float(variance.degrees), value / deviation))
+
+
 # ---- estimates -----------------------------------------------------------------------------------
 
 

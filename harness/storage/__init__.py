@@ -68,13 +68,13 @@ ENDED = ("complete", "failed")
 FREE_KEYS = frozenset(
     {
         *("resume", "results_root", "debug", "dry_run", "verbose", "engine", "linear", "hydra"),
-        "timeout_factor",
+        *("timeout_factor", "budget_s"),
     }
 )
 # The command of which the engine is not how a run is shown, but what it measures
 SERVER = "server"
-# Keys of models that came later, with the value of runs without them
-LATER_KEYS = {"kind": "model"}
+# Keys that came later, with the value of runs without them
+LATER_KEYS = {"kind": "model", "until": "all", "clock": "wall"}
 # Of models, what no number depends on
 DESCRIBING_KEYS = frozenset({"tokenizer_family", "head_of"})
 

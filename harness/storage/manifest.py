@@ -180,6 +180,45 @@ class SyntheticAcceptance:
     rates: tuple[float, ...]
 
 
+Ended = Literal["decided", "prompts", "budget"]
+
+
+@dataclass(frozen=True)
+class ChosenK:
+    """The K that is measured at a temperature, next to plain decoding, on every prompt of a look.
+
+    Other K are measured on a few prompts. None: nothing could choose, and all K are measured.
+    """
+
+    temperature: float
+    k: int | None
+
+
+@dataclass(frozen=True)
+class Looks:
+    """How far a sweep with until=decided is.
+
+    Attributes:
+        chosen: of every temperature; chosen once, by the texts that were replayed.
+        made: how many looks are measured and looked at.
+        most: how many there are at most; the share of the prompts that are measured by now is
+            made / most.
+        measured_s: what measuring took up to the last look, by the clock, over all processes.
+        ended: why no further look is made; None while one is. `decided`: every question is;
+            `prompts`: all are measured; `budget`: the next look would have gone beyond budget_s.
+    """
+
+    chosen: tuple[ChosenK, ...]
+    made: int = 0
+    most: int = 4
+    measured_s: float = 0.0
+    ended: Ended | None = None
+
+    def k_at(self, temperature: float) -> int | None:
+        """The K that was chosen at a temperature."""
+        return next((each.k for each in self.chosen if each.temperature == temperature), None)
+
+
 @dataclass(frozen=True)
 class CostsAt:
     """What decoding costs on a server at one temperature, as a run of it settled that.
@@ -232,6 +271,7 @@ class Manifest:
         models: by role, target and draft; in an audition a draft's role is its name.
         prompts: conversations of each prompt set.
         traces_from, scores_from, texts_from, texts_made_with: where texts and scores are from.
+        looks: of a sweep that measures until its verdicts are decided; None of any other.
         skipped_cells, timed_forwards: of a profile's curves; both are there once they were timed.
         engine, server_threads, server_memory: of servers: which, and what each was started with.
         engine_costs: what prices this run's drafts, where it is another engine's.
@@ -260,6 +300,7 @@ class Manifest:
     texts_from: TextsFrom | None = None
     texts_made_with: TextsMadeWith | None = None
     synthetic_acceptance: tuple[SyntheticAcceptance, ...] = ()
+    looks: Looks | None = None
     bandwidth: MemoryBandwidth | None = None
     bytes_read: tuple[BytesRead, ...] | None = None
     skipped_cells: tuple[SkippedCell, ...] | None = None

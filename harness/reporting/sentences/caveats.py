@@ -65,6 +65,16 @@ def _unstable_timings(values: Quoted) -> str:
     )
 
 
+def _not_by_replay(values: Quoted) -> str:
+    why = "too few prompts were both replayed and measured"
+    if values["differs"]:
+        why = "its rounds emit {measured:.2f} tokens, and {replayed:.2f} by replay".format(**values)
+    return (
+        "at temperature {temperature:g} the verdict rests on the measured generations of K={k}"
+        " alone, which decides less: "
+    ).format(**values) + why
+
+
 def _outlier_generations(values: Quoted) -> str:
     return (
         f"in {_number_of(values['cells'], 'cell', 'cells')} a few generations decide the speedup:"
@@ -220,8 +230,8 @@ CAVEATS: Mapping[str, Any] = {
         " time them again on a quiet machine, or with clock=cpu, by their processor time"
     ),
     "busy_cpu_clock": (
-        "other work kept {load:.1f} of {processors} processors busy while the servers were timed;"
-        " their processor time (clock=cpu) leaves waiting out, but shared caches still slow them"
+        "other work kept {load:.1f} of {processors} processors busy meanwhile; processor time"
+        " (clock=cpu) leaves waiting out, but shared caches still slow what is timed"
     ),
     "busy_machine": (
         "other work kept {load:.1f} of {processors} processors busy while this run was timed: time"
@@ -247,6 +257,7 @@ CAVEATS: Mapping[str, Any] = {
     "rounds_at_other_temperature": (
         "rounds were timed at temperature {timed_at:g}, and price temperature {temperature:g} too"
     ),
+    "not_by_replay": _not_by_replay,
     "k_not_timed": "K = {ks} is beyond the times of some draft, so nothing is predicted there",
     "texts_from": (
         "the target is on a server: {engine} {version} at {url} completed the prompts, and nothing"

@@ -135,6 +135,8 @@ def _what(answer: Answer) -> str:
 
 
 def _held_out_gain(entry: Answer, _: Quoted) -> str:
+    if entry.pairs is not None:
+        return f"{fmt.scored(entry)}, measured"
     unsure = "" if entry.speedup_lo is not None else ", no interval"
     return f"{fmt.gain(entry)}{unsure}, {how_known(entry)}"
 
@@ -202,7 +204,7 @@ def _candidate(values: Quoted) -> str:
 
 
 def _held_out_loss(entry: Answer, values: Quoted) -> str:
-    loss = f"{_candidate(values)} loses least, {fmt.gain(entry)} on held-out prompts"
+    loss = f"{_candidate(values)} loses least, {fmt.scored(entry)}"
     alpha, needed = values["alpha"], values["breakeven_alpha"]
     if alpha is None:
         return loss
@@ -219,9 +221,10 @@ def _held_out_loss(entry: Answer, values: Quoted) -> str:
 def _undecided(why: str, entry: Answer, values: Quoted) -> str:
     if entry.speedup_hi is not None and entry.speedup_hi < 1.0:
         why = f"it loses, but another candidate is not ruled out; {why}"
-    return (
-        f"{_candidate(values)} gives {fmt.gain(entry)} on held-out prompts; {why.format(**values)}"
-    )
+    odds = ""
+    if entry.chance is not None and entry.gain is not None:
+        odds = f"it pays with a chance of {entry.chance:.0%}, {entry.gain:+.1%} on average; "
+    return f"{_candidate(values)} gives {fmt.scored(entry)}; {odds}{why.format(**values)}"
 
 
 def _interval_spans_one(entry: Answer, values: Quoted) -> str:

@@ -1,0 +1,337 @@
+"""Measure a pair until its verdicts are decided: one K next to plain decoding, in a few looks.
+
+Every prompt is decoded plainly, in batches, and replayed at every K. The K that is best by replay
+and round times is chosen, at each temperature, and measured on the prompts in a random order that
+is balanced over their sets. After every quarter of them `harness.analysis.looks` says whether every
+question is decided; the rest is measured only where one is not. The other K are measured on the
+first prompts of each set, next to the same plain generations: points of the picture, and the check
+of what is predicted.
+
+What is measured together runs within moments: plain decoding and the chosen K alternate in who
+leads. Texts of a few milliseconds say little of a round's time, so a look measures its prompts
+again, as further repetitions, until each cell's ratio to plain decoding is known precisely, or its
+share of the time is spent.
+
+All of this follows from the seed and from what is stored, so that a resumed run continues the same
+looks.
+"""
+
+import math
+import random
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from harness.analysis.latency import PRECISE, timed_precisely
+from harness.analysis.looks import choice, decided
+from harness.commands.completions import completions, score_pair, text_requests
+from harness.commands.drafted import Drafted, EncodedPrompt
+from harness.commands.pair import request, run_requests
+from harness.commands.run_lifecycle import resumable
+from harness.commands.snapshot import check_texts
+from harness.config import SweepConfig
+from harness.measurement.round_times import LEAST_VISITS, RoundVisits
+from harness.records import (
+    BrokenLogitsError,
+    Cell,
+    NotMeasured,
+    Trial,
+    UserError,
+    conversation_of,
+    grouped,
+)
+from harness.stats.two_phase import LOOKS
+from harness.storage import RunFolder, load
+from harness.storage.manifest import ChosenK, Ended, Looks
+
+# Prompts of each set on which every K is measured
+PROMPTS_OF_EVERY_K = 4
+# Visits that time rounds, in each look
+VISITS_PER_LOOK = 2
+# Seconds for which a cell is measured again, unless it is precise before; with a budget all cells
+# together take this share of it, if that is more
+CELL_S = 1.0
+CELLS_SHARE = 0.25
+# Repetitions of a look at most, for a clock that stands still
+MOST_REPETITIONS = 32
+
+
+def prompts_at(prompts: int, look: int) -> int:
+    """How many of so many prompts are measured when a look is made, 1 to LOOKS."""
+    return math.ceil(prompts * look / LOOKS)
+
+
+def described(prompts: int, ks: int) -> str:
+    """What a run of so many prompts and K measures, in words."""
+    others = f"; the other K on {PROMPTS_OF_EVERY_K} prompts of each set" if ks > 1 else ""
+    return (
+        f"{prompts} prompts plainly, in batches, and replayed; then the K that is best by replay"
+        f" next to plain decoding, in at most {min(LOOKS, prompts)} looks of"
+        f" {prompts_at(prompts, 1)}{others}"
+    )
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """The turns of a conversation, and how many of its set come before it."""
+
+    prompt_set: str
+    turns: tuple[EncodedPrompt, ...]
+    rank: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """What is measured together: a prompt at a temperature, plainly and with some K."""
+
+    entry: EncodedPrompt
+    temperature: float
+    ks: tuple[int, ...]  # in the order in which they run first; 0 is plain decoding
+
+    def cell(self, k: int) -> Cell:
+        """The cell that one of its generations belongs to."""
+        return Cell(self.entry.prompt.prompt_set, self.temperature, k)
+
+
+class Stopwatch:
+    """Seconds of measuring, those of earlier processes of the run included."""
+
+    def __init__(self, folder: RunFolder, budget_s: float | None) -> None:
+        """Begin now."""
+        looks = folder.manifest.looks
+        self._before_s, self._begun = looks.measured_s if looks else 0.0, monotonic()
+        self.budget_s = budget_s
+
+    @property
+    def spent_s(self) -> float:
+        """So far."""
+        return self._before_s + monotonic() - self._begun
+
+    @property
+    def left_s(self) -> float:
+        """Of the budget; infinite without one."""
+        return math.inf if self.budget_s is None else self.budget_s - self.spent_s
+
+
+def measure_in_looks(
+    folder: RunFolder,
+    pair: Drafted,
+    config: SweepConfig,
+    visits: RoundVisits,
+    watch: Stopwatch,
+) -> None:
+    """Generate and score every text, choose K, and measure look after look what the folder lacks.
+
+    Args:
+        folder: of the run; its manifest notes what is chosen and how many looks are made.
+        pair: with every turn of its prompts.
+        config: of the sweep.
+        visits: that time rounds, spread over the looks.
+        watch: begun with the run's measurements.
+
+    Raises:
+        UserError: `budget_s` is too little for the first look.
+    """
+    _texts_and_scores(folder, pair, config)
+    visits.reach(LEAST_VISITS)
+    looks = folder.manifest.looks
+    if looks is None:
+        run = load(folder.path)
+        chosen = tuple(ChosenK(float(value), choice(run, value)) for value in config.temperature)
+        looks = Looks(chosen, most=LOOKS)
+        folder.note(looks=looks)
+    order = in_random_order(pair.prompts, config.seed)
+    measured = _Measured(folder, pair, config, watch)
+    ks = ", ".join(sorted({"all" if each.k is None else str(each.k) for each in looks.chosen}))
+    while looks.made < LOOKS and looks.ended != "decided":
+        number = looks.made + 1
+        groups = look_groups(order, config, looks, number)
+        needed_s = sum(len(group.ks) for group in groups) * measured.generation_s
+        if needed_s > watch.left_s:
+            looks = replace(looks, measured_s=watch.spent_s, ended="budget")
+            folder.note(looks=looks)
+            if number == 1:
+                with resumable(folder):
+                    raise _too_little(watch, needed_s)
+            break
+        measured.look(groups, f"look {number} of {LOOKS}, K = {ks}")
+        visits.reach(LEAST_VISITS + VISITS_PER_LOOK * number)
+        check_texts(folder, folder.trials.read(), pair, config)
+        ended: Ended | None = "prompts" if number == LOOKS else None
+        if ended is None and decided(load(folder.path), number):
+            ended = "decided"
+        looks = replace(looks, made=number, measured_s=watch.spent_s, ended=ended)
+        folder.note(looks=looks)
+    while (
+        visits.complete < visits.most
+        and watch.left_s > 0
+        and not timed_precisely(folder.rounds.read(), pair.draft_name)
+    ):
+        visits.reach(visits.complete + 1)
+
+
+def _texts_and_scores(folder: RunFolder, pair: Drafted, config: SweepConfig) -> None:
+    """What replay needs; where logits are broken nothing is chosen, and every cell says so."""
+    try:
+        completions(folder, pair, config)
+    except BrokenLogitsError as error:
+        folder.note_not_measured(NotMeasured("draft_scores", str(error)))
+        return
+    score_pair(folder, pair, text_requests(pair.target, pair.prompts, config), config)
+
+
+def _too_little(watch: Stopwatch, needed_s: float) -> UserError:
+    enough = math.ceil(1.1 * (watch.spent_s + needed_s))
+    return UserError(
+        f"budget_s={watch.budget_s:g}: one look takes about {math.ceil(needed_s)} s, after"
+        f" {math.ceil(watch.spent_s)} s for the texts and the round times; give"
+        f" budget_s={enough} or more"
+    )
+
+
+# ---- what is measured in which look --------------------------------------------------------------
+
+
+def look_groups(
+    order: Sequence[Conversation], config: SweepConfig, looks: Looks, look: int
+) -> list[Group]:
+    """What a look measures, in its order; nothing where there are fewer prompts than looks."""
+    begin, end = (prompts_at(len(order), number) for number in (look - 1, look))
+    return [
+        Group(entry, float(value), _ks(config, looks.k_at(value), conversation.rank, turn + number))
+        for conversation in order[begin:end]
+        for turn, entry in enumerate(conversation.turns)
+        for number, value in enumerate(config.temperature)
+    ]
+
+
+def _ks(config: SweepConfig, chosen: int | None, rank: int, number: int) -> tuple[int, ...]:
+    """Plain decoding and the chosen K alternate in who leads; others follow in rotation.
+
+    Args:
+        config: lists the K.
+        chosen: None where every K is measured on every prompt.
+        rank: of the conversation in its prompt set.
+        number: of the turn and the temperature, so that each of them alternates.
+    """
+    ks, place = [k for k in config.k if k > 0], rank + number
+    if chosen is None:
+        return rotated((0, *ks), place)
+    others = [k for k in ks if k != chosen] if rank < PROMPTS_OF_EVERY_K else []
+    return (*rotated((0, chosen), place), *rotated(others, place))
+
+
+def in_random_order(prompts: Sequence[EncodedPrompt], seed: int) -> list[Conversation]:
+    """The conversations in an order of which every beginning has its share of each prompt set."""
+    of_set = grouped(prompts, lambda entry: entry.prompt.prompt_set)
+    random_order = random.Random(f"{seed} looks")
+    placed: list[tuple[float, int, Conversation]] = []
+    for number, (name, entries) in enumerate(of_set.items()):
+        turns = grouped(entries, lambda entry: conversation_of(entry.prompt.id, entry.turn))
+        shuffled = random_order.sample([*turns.values()], len(turns))
+        placed += [
+            ((rank + 0.5) / len(shuffled), number, Conversation(name, tuple(each), rank))
+            for rank, each in enumerate(shuffled)
+        ]
+    return [conversation for *_, conversation in sorted(placed, key=lambda entry: entry[:2])]
+
+
+def rotated(ks: Sequence[int], by: int) -> tuple[int, ...]:
+    """The list, begun so many places later."""
+    start = by % len(ks) if ks else 0
+    return (*ks[start:], *ks[:start])
+
+
+# ---- measuring -----------------------------------------------------------------------------------
+
+
+class _Measured:
+    """Runs the generations of looks that the folder lacks."""
+
+    def __init__(
+        self, folder: RunFolder, pair: Drafted, config: SweepConfig, watch: Stopwatch
+    ) -> None:
+        self._folder, self._pair, self._config, self._watch = folder, pair, config, watch
+        self._sets = {entry.prompt.prompt_set for entry in pair.prompts}
+        self._warmed: set[Any] = set()
+
+    @property
+    def generation_s(self) -> float:
+        """About what one takes: the tokens of a typical text, each as a plain one."""
+        timings = [line for line in self._folder.rounds.read() if line.k == 0]
+        texts = [trial.new_tokens for trial in self._folder.trials.read() if trial.new_tokens]
+        if not timings or not texts:
+            return 0.0
+        token_s = np.median([line.seconds / line.new_tokens for line in timings])
+        return float(token_s * np.mean(texts))
+
+    def look(self, groups: Sequence[Group], label: str) -> None:
+        """Measure every group, then again those of cells that are not precise yet."""
+        repetitions, due = self._config.repetitions, list(groups)
+        models = (self._pair.target_model, self._pair.drafting)
+        for number in range(max(repetitions, MOST_REPETITIONS)):
+            if number == repetitions:
+                label += ", short texts again"
+            if number >= repetitions:
+                cells = self._imprecise() if self._watch.left_s > 0 else set[Cell]()
+                due = [*_of_cells(groups, cells)]
+            requests = [
+                # Before these repetitions are those of the texts that are replayed
+                request(
+                    self._pair,
+                    self._config,
+                    group.entry,
+                    k,
+                    group.temperature,
+                    repetitions + number,
+                )
+                for group in due
+                for k in (group.ks if number % 2 == 0 else group.ks[::-1])
+            ]
+            if not requests:
+                break
+            run_requests(self._folder, requests, lambda _: models, label, warmed=self._warmed)
+
+    def _imprecise(self) -> set[Cell]:
+        budget_s = self._watch.budget_s or 0.0
+        cells = len(self._sets) * len(self._config.temperature) * len(self._config.k)
+        return imprecise_cells(
+            self._folder.trials.read(), max(CELL_S, CELLS_SHARE * budget_s / cells)
+        )
+
+
+def imprecise_cells(trials: Sequence[Trial], cell_s: float) -> set[Cell]:
+    """The cells to measure longer: a K's ratio to plain decoding is not known precisely.
+
+    What is timed is a round next to a plain token, generation by generation, so that it does not
+    matter how many tokens a text's rounds accept.
+
+    Args:
+        trials: those without times are passed over.
+        cell_s: seconds of a cell after which it is measured no more.
+    """
+    done = [trial for trial in trials if trial.status == "ok" and trial.decode_s]
+    plain = {trial.key: trial for trial in done if trial.k == 0 and trial.new_tokens}
+    paired = [trial for trial in done if trial.k and trial.rounds and trial.key in plain]
+    imprecise: set[Cell] = set()
+    for cell, measured in grouped(paired, lambda trial: trial.cell_key).items():
+        seconds = np.array([trial.decode_s for trial in measured])
+        rounds = np.array([trial.rounds for trial in measured])
+        plain_s = np.array([plain[trial.key].decode_s for trial in measured])
+        tokens = np.array([plain[trial.key].new_tokens for trial in measured])
+        logs = np.log(seconds / rounds) - np.log(plain_s / tokens)
+        error = logs.std(ddof=1) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
+        if error > PRECISE and seconds.sum() < cell_s:
+            imprecise.add(cell)
+    return imprecise
+
+
+def _of_cells(groups: Sequence[Group], cells: Set[Cell]) -> Iterator[Group]:
+    """The groups that measure any of these cells, with the K of these alone."""
+    for group in groups:
+        ks = tuple(k for k in group.ks if k == 0 or group.cell(k) in cells)
+        if len(ks) > 1:
+            yield replace(group, ks=ks)

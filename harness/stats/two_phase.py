@@ -1,0 +1,434 @@
+"""A speedup from two phases: rounds of many prompts by replay, what a round costs on some of them.
+
+Texts differ far more in how many rounds they take than rounds differ in what they cost, and replay
+counts the rounds of every candidate on a text that was decoded plainly once. So every prompt is
+decoded plainly and replayed, one candidate is chosen, and it alone is measured, next to plain
+decoding, on a random part of the prompts (two-phase, or double, sampling: Neyman, "Contribution to
+the theory of sampling human populations", 1938; Cochran, "Sampling Techniques", 1977, chapter 12).
+With T tokens, r the cost of a text's rounds in plain tokens by round times R that were timed apart,
+w the weights of the prompt sets, and s and p the seconds of a measured pair, the log speedup is
+
+    L = -ln(sum over sets of w x sum r / sum T) - g,  g = mean of ln(s / r) - ln(p / T),
+
+the first term over all prompts, g over the measured pairs. An error of R is in both terms and
+cancels. g is winsorised, so that a few disturbed generations do not move it; its values are then
+spread by Dixon and Tukey's factor ("Approximate behavior of the distribution of winsorized t",
+1968), so that their mean has the error of g.
+
+The variance is the jackknife's of L over prompts. It takes the pairs for independent, and a machine
+drifts: where the means of contiguous blocks of time vary more than that, they give the
+variance of g. Either holds the scatter of the pairs, so the larger one counts and not their sum.
+
+The candidate is chosen by what is then reported. A lower bound holds for all candidates at once: it
+is so many standard errors below L as the largest of their errors exceeds with the chance of an
+error, by draws with the jackknife's covariance. g is no part of the choice and the same to all
+candidates, prompts are nearly so, hence these are few more standard errors than Student's. Those
+that are clearly worse than the chosen one do not count (as in Hansen, "A test for superior
+predictive ability", 2005). Times are skew, so that L is too high where its error looks small; the
+bound is further off by Johnson's term ("Modified t tests and confidence intervals for asymmetrical
+populations", 1978). An upper bound is Student's, for a choice and skew times err upwards.
+
+A run is looked at while it goes on. The looks share the error as Lan and DeMets spend it ("Discrete
+sequential boundaries for clinical trials", 1983) with O'Brien and Fleming's function. The replayed
+prompts are known at the first look, so that looks are more alike than the bounds assume; they
+are on the safe side. An interval is one of a sequence that holds the truth at every look with its
+level (Jennison and Turnbull, "Interim analyses: the repeated confidence interval approach", 1989).
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import ndtr, ndtri, stdtr, stdtrit
+
+from harness.stats.crossfit import Workload
+from harness.stats.jackknife import (
+    CONFIDENCE,
+    MIN_SET,
+    Array,
+    Index,
+    Interval,
+    Variance,
+    enough_prompts,
+    half_width,
+    joined,
+    left_out_variance,
+    prompt_variance,
+    set_members,
+)
+
+LOOKS = 4
+# Share of the pairs at either end that are winsorised
+WINSORISED = 0.15
+# Contiguous, of time
+BLOCKS = 10
+# Measured prompts below which g has no error to speak of
+MIN_MEASURED = MIN_SET
+# Standard errors of the difference by which a candidate is clearly worse
+CLEARLY = 3.0
+# Bounds of a log speedup that say no more than that nothing is known
+BEYOND = math.log(1000.0)
+# For the quantile of the largest error, and the optimism of the choice; in so many strata
+DRAWS, STRATA = 1024, 64
+# Of the numerical integrals behind the bounds: nodes, and standard deviations that they reach down
+NODES, REACH = 240, 12.0
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """A candidate and plain decoding, measured next to one another, in the order of time.
+
+    Attributes:
+        seconds: [pair] of the candidate.
+        cost: [pair] of its rounds, in plain tokens, by the round times that predict the workload.
+        plain_s, plain_tokens: [pair] of plain decoding.
+        looks: share of the planned pairs at each look so far.
+    """
+
+    seconds: Array
+    cost: Array
+    plain_s: Array
+    plain_tokens: Array
+    looks: tuple[float, ...] = (1.0,)
+
+    @property
+    def log_prices(self) -> Array:
+        """[pair] how much longer the candidate's rounds took than predicted, as a logarithm."""
+        return np.log(self.seconds / self.cost) - np.log(self.plain_s / self.plain_tokens)
+
+    @property
+    def log_price(self) -> float:
+        """g, their winsorised mean."""
+        return float(spread_winsorised(self.log_prices).mean())
+
+    def first(self, number: int, looks: tuple[float, ...]) -> "Pairs":
+        """The pairs as they were when so many had been measured."""
+        return Pairs(
+            self.seconds[:number],
+            self.cost[:number],
+            self.plain_s[:number],
+            self.plain_tokens[:number],
+            looks,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class TwoPhase:
+    """Outcome; speedups are logarithms, variances those of the logarithms.
+
+    Attributes:
+        named: the candidate that was measured.
+        scores: [candidate] of all prompts, at the price that was measured of the named one.
+        optimism: what the choice of the named one adds to its score on average.
+        variances: of the scores; those of other candidates with the error of their relative price.
+        timing: the part of the named one's that more pairs on the same prompts would lower.
+        covariance: [candidate, candidate] of the scores' errors, those of relative prices left out.
+        skewness: of the error of the named one's score; below 0, large errors say too little.
+        looks: of the pairs.
+        seed: of the draws.
+    """
+
+    named: int
+    scores: Array
+    optimism: float
+    variances: Variance
+    timing: Variance
+    covariance: Array
+    skewness: float
+    looks: tuple[float, ...]
+    seed: int
+
+    @property
+    def score(self) -> float:
+        """The named candidate's, without the optimism of its choice."""
+        return float(self.scores[self.named]) - self.optimism
+
+    @property
+    def speedup(self) -> float:
+        """Of the named candidate."""
+        return math.exp(self.score)
+
+    @property
+    def prefers_plain(self) -> bool:
+        """False: what was chosen was measured, and its bound tells whether it pays."""
+        return False
+
+    @property
+    def variance(self) -> Variance:
+        """Of the named candidate's logarithm."""
+        return Variance(*(np.asarray(each[self.named]) for each in self.variances))
+
+    def interval(self, level: float) -> Interval:
+        """Of the named candidate's speedup, whichever was chosen; the level is of all looks."""
+        error = nominal_error((1.0 - level) / 2.0, self.looks)
+        value, deviation = self.scores[self.named], math.sqrt(float(self.variance.value))
+        degrees = float(self.variance.degrees)
+        rivals = self._rivals()
+        lower = largest_quantile(self.covariance[np.ix_(rivals, rivals)], degrees, error, self.seed)
+        lower += max(0.0, -self.skewness) * (1.0 + 2.0 * lower**2) / 6.0
+        upper = -float(stdtrit(degrees, error))
+        return Interval(_speedup(value - lower * deviation), _speedup(value + upper * deviation))
+
+    def _rivals(self) -> Index:
+        """The candidates that may have been named instead: not clearly worse than the named one."""
+        variances, named = np.diagonal(self.covariance), self.named
+        between = variances + variances[named] - 2.0 * self.covariance[named]
+        behind = self.scores[named] - self.scores
+        return np.flatnonzero(behind <= CLEARLY * np.sqrt(np.maximum(between, 0.0)))
+
+    def ceiling(self, level: float) -> float:
+        """The largest upper bound of any candidate's speedup."""
+        error = nominal_error((1.0 - level) / 2.0, self.looks)
+        upper = -stdtrit(self.variances.degrees, error) * np.sqrt(self.variances.value)
+        return _speedup(float((self.scores + upper).max()))
+
+    def on_these_prompts(self, level: float = CONFIDENCE) -> Interval:
+        """Of the named candidate's speedup on the prompts of the run: the error of timing alone."""
+        value, half = self.scores[self.named], float(half_width(self.timing, level))
+        return Interval(_speedup(value - half), _speedup(value + half))
+
+
+def _speedup(log: float) -> float:
+    """A bound, which an early look on few pairs may put beyond all numbers."""
+    return math.exp(min(max(log, -BEYOND), BEYOND))
+
+
+def two_phase(
+    workload: Workload, pairs: Pairs, *, candidate: int, prompts: Index, seed: int
+) -> TwoPhase | None:
+    """Judge the measured candidate on all prompts of a predicted workload.
+
+    Args:
+        workload: seconds predicted from replayed rounds, of every candidate.
+        pairs: of one of them, which was chosen on this workload or on one that holds it.
+        candidate: its position in the workload.
+        prompts: [pair] the prompt's position in the workload; of a prompt that is none of it, a
+            number of its own beyond these.
+        seed: of the draws.
+
+    Returns:
+        None where there are too few prompts for an interval, replayed or measured.
+    """
+    if not enough_prompts(workload.prompt_sets) or len(set(prompts.tolist())) < MIN_MEASURED:
+        return None
+    number = len(workload.prompt_sets)
+    rounds, of_rounds = _rounds_errors(workload)
+    price = _Price.of(pairs, prompts)
+    errors = np.zeros((len(rounds), max(number, int(prompts.max()) + 1)))
+    errors[:, :number] = rounds
+    errors[:, price.prompts] -= price.errors
+    without_price = (errors**2).sum(axis=1) - float(price.by_prompts.value)
+    timing = max(price.by_prompts, price.by_blocks, key=lambda variance: float(variance.value))
+    variances = [
+        Variance(np.maximum(without_price, 0.0), of_rounds.degrees),
+        timing,
+        _other_prices(workload, candidate),
+    ]
+    # What drift adds to errors that hold the scatter of the pairs already
+    covariance = errors @ errors.T + float(timing.value - price.by_prompts.value)
+    scores = workload.log_speedups()
+    return TwoPhase(
+        named=candidate,
+        scores=scores - price.mean,
+        optimism=_optimism(scores, rounds @ rounds.T, seed),
+        variances=joined(variances),
+        timing=timing,
+        covariance=covariance,
+        skewness=_skewness(errors[candidate], float(covariance[candidate, candidate])),
+        looks=pairs.looks,
+        seed=seed,
+    )
+
+
+def _rounds_errors(workload: Workload) -> tuple[Array, Variance]:
+    """By prompt, the jackknife's errors of each candidate's log speedup, [candidate, prompt].
+
+    They are independent, and their squares sum to the variance, which has its own degrees.
+    """
+    without = workload.log_speedups(1.0 - np.eye(len(workload.prompt_sets)))
+    errors = np.empty_like(without)
+    for _, members in set_members(workload.prompt_sets):
+        of_set = without[:, members]
+        scale = math.sqrt((len(members) - 1) / len(members))
+        errors[:, members] = scale * (of_set - of_set.mean(axis=1, keepdims=True))
+    return errors, prompt_variance(without, workload.prompt_sets, workload.baseline_tokens)
+
+
+def _skewness(errors: Array, variance: float) -> float:
+    """Of a sum, by what leaving out each part does, which has the other sign."""
+    return -float((errors**3).sum()) / variance**1.5 if variance > 0.0 else 0.0
+
+
+def _other_prices(workload: Workload, named: int) -> Variance:
+    """Of each candidate's price next to the named one's, by the visits; that one's own is known."""
+    candidates = len(workload.seconds)
+    parts = [Variance(np.zeros(candidates), np.ones(candidates))]
+    for group in workload.visits:
+        without = np.zeros((candidates, group.costs.shape[1]))
+        without[group.candidates] = group.without
+        parts.append(left_out_variance(without - without[named], group.sizes))
+    return joined(parts)
+
+
+@dataclass(frozen=True, eq=False)
+class _Price:
+    """g: how much longer the rounds of the pairs took than their prediction, as a logarithm.
+
+    Attributes:
+        prompts, errors: [measured prompt] which, and its independent part of the error of g.
+        by_prompts: the variance of g by the prompts' jackknife.
+        by_blocks: by that of blocks of time.
+    """
+
+    mean: float
+    prompts: Index
+    errors: Array
+    by_prompts: Variance
+    by_blocks: Variance
+
+    @classmethod
+    def of(cls, pairs: Pairs, prompts: Index) -> "_Price":
+        """The winsorised mean of the pairs and its errors."""
+        values = spread_winsorised(pairs.log_prices)
+        measured, place = np.unique(prompts, return_inverse=True)
+        without, sizes = _without_groups(values, place)
+        # Values that are winsorised add no freedom
+        degrees = len(sizes) - 2 * int(WINSORISED * len(sizes)) - 1.0
+        by_prompts = left_out_variance(without, sizes)._replace(degrees=np.array(max(1.0, degrees)))
+        blocks = min(BLOCKS, len(values))
+        block = np.arange(len(values)) * blocks // len(values)
+        by_blocks = left_out_variance(*_without_groups(values, block))
+        errors = math.sqrt((len(sizes) - 1) / len(sizes)) * (without - without.mean())
+        return cls(float(values.mean()), measured, errors, by_prompts, by_blocks)
+
+
+def spread_winsorised(values: Array) -> Array:
+    """Values whose mean is the winsorised mean, and whose mean errs as that one does.
+
+    Source: Dixon and Tukey, 1968: the winsorised values' standard error times (n - 1) / (h - 1),
+    h of n values being left as they are.
+    """
+    number = len(values)
+    cut = int(WINSORISED * number)
+    ordered = np.sort(values)
+    kept = np.clip(values, ordered[cut], ordered[number - 1 - cut])
+    middle = kept.mean()
+    return middle + (kept - middle) * (number - 1) / max(1, number - 2 * cut - 1)
+
+
+def _without_groups(values: Array, group: Index) -> tuple[Array, Array]:
+    """The mean without each group of values, and the groups' sizes."""
+    sums, sizes = np.bincount(group, values), np.bincount(group).astype(np.float64)
+    return (sums.sum() - sums) / (sizes.sum() - sizes), sizes
+
+
+def _optimism(scores: Array, covariance: Array, seed: int) -> float:
+    """By how much the best of such scores, [candidate], is too high on average.
+
+    Scores spread by their errors too. So they are drawn around scores that spread that much less
+    (James and Stein, "Estimation with quadratic loss", 1961).
+    """
+    by_errors = float(np.diagonal(covariance).mean() - covariance.mean())
+    spread = float(scores.var())
+    kept = max(0.0, 1.0 - by_errors / spread) if spread > 0.0 else 0.0
+    drawn = np.random.default_rng(seed).normal(size=(DRAWS, len(scores))) @ _root(covariance)
+    drawn -= drawn.mean(axis=0)
+    best = (kept * scores + drawn).argmax(axis=1)
+    return float(drawn[np.arange(DRAWS), best].mean())
+
+
+def _root(covariance: Array) -> Array:
+    """What independent standard normal numbers are multiplied by to have this covariance."""
+    values, vectors = np.linalg.eigh(covariance)
+    return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+
+
+# ---- bounds --------------------------------------------------------------------------------------
+
+
+def largest_quantile(covariance: Array, degrees: float, error: float, seed: int) -> float:
+    """What the largest of several Student's t of this covariance exceeds with the chance `error`.
+
+    The chance that any of m exceeds q is m times the chance that a given one does, times the mean,
+    given that one drawn at random does, of 1 / how many do. So rare errors take no more draws.
+
+    Source: Naiman and Priebe, "Computing scan statistic p values using importance sampling", 2001.
+
+    Args:
+        covariance: [candidate, candidate]; scaled to variances of 1.
+        degrees: of freedom.
+        error: one-sided.
+        seed: of the draws.
+    """
+    least = -float(stdtrit(degrees, error))
+    deviations = np.sqrt(np.diagonal(covariance))
+    candidates = len(deviations)
+    if candidates == 1 or not deviations.all():
+        return least
+    correlation = covariance / np.outer(deviations, deviations)
+    rng = np.random.default_rng(seed)
+    given, draws = rng.integers(candidates, size=DRAWS), np.arange(DRAWS)
+    uniform, to_given = (np.arange(STRATA) + 0.5) / STRATA, correlation[:, given]
+    # Given one t, the others are t of one degree more around their correlation times it
+    normal = _root(correlation) @ rng.normal(size=(candidates, DRAWS))
+    rest = (normal - to_given * normal[given, draws]) / np.sqrt(rng.chisquare(degrees + 1.0, DRAWS))
+
+    def excess(quantile: float) -> float:
+        """Log of the chance that the largest exceeds it, over the error."""
+        alone = float(stdtr(degrees, -quantile))
+        values = np.resize(-stdtrit(degrees, alone * uniform), DRAWS)
+        others = to_given * values + np.sqrt(degrees + values**2) * rest
+        others[given, draws] = np.inf
+        in_common = float((1.0 / (others > quantile).sum(axis=0)).mean())
+        return math.log(candidates * alone * in_common / error)
+
+    most = -float(stdtrit(degrees, error / candidates))
+    if excess(least) <= 0.0:
+        return least
+    return float(brentq(excess, least, most + 1e-6, xtol=1e-3))
+
+
+def _spent(error: float, share: float) -> float:
+    """How much of the error is spent at a share of the information."""
+    return 2.0 * float(ndtr(float(ndtri(error / 2.0)) / math.sqrt(share)))
+
+
+def _crossing(bound: float, at: Array, mass: Array, step: float, spend: float) -> float:
+    """The chance of crossing a bound one step on, less what may be spent."""
+    return float(mass @ ndtr((at - bound) / step)) - spend
+
+
+@cache
+def nominal_error(error: float, looks: tuple[float, ...]) -> float:
+    """The one-sided error of the last of several looks, so that all of them together err that much.
+
+    Source: Lan and DeMets, 1983, O'Brien and Fleming's spending function; the chance of crossing by
+    the recursion of Armitage, McPherson and Rowe, "Repeated significance tests on accumulating
+    data", 1969.
+
+    Args:
+        error: of all looks together.
+        looks: share of the information at each so far, ascending; 1.0 is the last of all.
+    """
+    points, weights = np.polynomial.legendre.leggauss(NODES)
+    # The statistic is a Brownian motion over the shares, here at 0 to begin with
+    at, mass, spent, before, nominal = np.zeros(1), np.ones(1), 0.0, 0.0, error
+    for share in looks:
+        step, spend = math.sqrt(share - before), _spent(error, share) - spent
+        far = REACH * math.sqrt(share)
+        bound = float(brentq(_crossing, -far, far, args=(at, mass, step, spend)))
+        nominal = float(ndtr(-bound / math.sqrt(share)))
+        # The motion where it has not crossed any bound
+        half = (bound + far) / 2.0
+        inside = bound - half + half * points
+        density = np.exp(-0.5 * ((inside[:, None] - at) / step) ** 2) @ mass
+        at, mass = inside, half * weights * density / (step * math.sqrt(2.0 * math.pi))
+        spent, before = spent + spend, share
+    return nominal
+
+
+def look_shares(look: int) -> tuple[float, ...]:
+    """The looks so far, as `Pairs` has them: so many of LOOKS, each after as many more pairs."""
+    return tuple((each + 1) / LOOKS for each in range(look))

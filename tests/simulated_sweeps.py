@@ -1,0 +1,213 @@
+"""Simulated sweeps of one draft at eight K, in two phases and as grids, at the same cost.
+
+For benchmarks/verdict_power.py and the tests of two-phase verdicts. A report has two temperatures
+of two prompt sets. A grid decodes P prompts plainly and at every K. In two phases N prompts are
+decoded plainly and replayed, and the best K is measured on a part of them next to plain decoding,
+in looks; the other K are run on a few prompts, which no verdict uses. Costs are in decodings.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from simulated_reports import (
+    CANDIDATES,
+    DEALS,
+    GAIN,
+    KS,
+    NULL,
+    SETS,
+    TEMPERATURES,
+    World,
+    evidence_of,
+    texts,
+    timing,
+    visits,
+)
+
+from harness.analysis.verdict import (
+    ONE_SIDED,
+    SETS_SHARE,
+    Candidate,
+    Evidence,
+    MeasuredPairs,
+    decide,
+    in_turn,
+    settled,
+)
+from harness.stats.two_phase import LOOKS, Pairs, look_shares
+from harness.summary import Answer
+
+BIASED = "R biased 3 %"
+WORLDS = {
+    "plain": World(),
+    "heavy tails": World(tails=True, outliers=0.01),
+    "drift alike": World(drift=0.03),
+    "drift on speculation only": World(speculative_drift=0.013),
+    "uneven texts": World(lengths=1.2),
+    "spread x2": World(spread=0.3),
+    BIASED: World(),
+}
+TRUTHS = {"near ties": NULL[:KS], "1.10x": GAIN[:KS], "1.20x": GAIN[:KS] * 1.2 / 1.1}
+# By how much the round times of the visits are too low, where they are biased; their scatter
+BIAS, SCATTER = 0.03, 0.02
+# The share of the prompts on which the best K is measured; prompts of every other K
+MEASURED, OF_OTHERS = 0.4, 4
+# Of a temperature: one-sided error of all verdicts, and of single ones as grids had them (0012)
+ERROR = ONE_SIDED / len(TEMPERATURES)
+OF_WORKLOAD, OF_SET = ERROR / 2, ERROR / 2 / len(SETS)
+
+
+@dataclass(frozen=True)
+class Design:
+    """How many prompts of a temperature are decoded plainly, and how many of them measured."""
+
+    prompts: int
+    measured: int
+
+    @classmethod
+    def at_the_cost_of(cls, prompts: int) -> "Design":
+        """As many decodings as a grid of so many prompts has."""
+        decodings = prompts * (1 + KS) - (KS - 1) * OF_OTHERS
+        number = int(decodings / (1 + 2 * MEASURED))
+        return cls(number, (decodings - number) // 2)
+
+
+def grid(rng: np.random.Generator, name: str, prompts: int, truth, temperature: float) -> Evidence:
+    """Every K measured on every prompt; where R is biased, predicted by replay and R."""
+    world = WORLDS[name]
+    tokens, seconds = texts(rng, world, prompts, truth)
+    times = np.concatenate([tokens[None], seconds])
+    if name != BIASED:
+        return evidence_of(tokens, times * timing(rng, world, times.shape), {}, temperature)
+    relative, costs = visits(rng, SCATTER, 1)
+    times[1:] *= (1.0 - BIAS) * relative[:, None]
+    return evidence_of(tokens, times, costs, temperature)
+
+
+def two_phases(
+    rng: np.random.Generator, name: str, design: Design, truth, temperature: float
+) -> Evidence:
+    """Every prompt replayed, and all pairs of the best K."""
+    tokens, seconds = texts(rng, WORLDS[name], design.prompts, truth)
+    relative, costs = visits(rng, SCATTER, 1)
+    predicted = seconds * ((1.0 - (BIAS if name == BIASED else 0.0)) * relative[:, None])
+    replayed = evidence_of(tokens, np.concatenate([tokens[None], predicted]), costs, temperature)
+    best = int(np.argmax(replayed.workload(None).log_speedups()))
+    rows = rng.permutation(design.prompts)[: design.measured]
+    plain_s, measured_s = timing(rng, WORLDS[name], (2, len(rows)))
+    pairs = MeasuredPairs(
+        CANDIDATES[best],
+        tuple((replayed.prompt_sets[row], replayed.prompts[row]) for row in rows),
+        Pairs(
+            seconds=seconds[best, rows] * measured_s,
+            cost=predicted[best, rows],
+            plain_s=tokens[rows] * plain_s,
+            plain_tokens=tokens[rows],
+        ),
+    )
+    return replace(replayed, pairs=pairs)
+
+
+def at_look(evidence: Evidence, look: int) -> Evidence:
+    """With the pairs that were measured by a look."""
+    pairs = evidence.pairs
+    assert pairs is not None
+    number = math.ceil(len(pairs.prompts) * look / LOOKS)
+    timed = pairs.timed.first(number, look_shares(look))
+    return replace(evidence, pairs=replace(pairs, prompts=pairs.prompts[:number], timed=timed))
+
+
+def verdict_on(evidence: Evidence, prompt_set: str, error: float, **more) -> Answer:
+    """At a one-sided error."""
+    return decide(evidence, error, prompt_set=prompt_set, **more)
+
+
+def in_looks(of_temperatures: Sequence[Evidence]) -> tuple[list[list[Answer]], int]:
+    """By temperature, the verdicts of the look after which all are decided; which one it was."""
+    for look in range(1, LOOKS + 1):
+        verdicts: list[list[Answer]] = []
+        for evidence in of_temperatures:
+            turns = in_turn(partial(verdict_on, at_look(evidence, look)), SETS, ERROR)
+            # What one verdict leaves open, no other decides
+            verdicts.append([*_until_open(turns, ask_all=look == LOOKS)])
+            if not all(map(settled, verdicts[-1])) and look < LOOKS:
+                break
+        else:
+            return verdicts, look
+    raise AssertionError("the last look ends it")
+
+
+def _until_open(verdicts: Iterable[Answer], *, ask_all: bool) -> Iterator[Answer]:
+    """The verdicts up to one that is open, so that no time is spent on the others."""
+    for verdict in verdicts:
+        yield verdict
+        if not ask_all and not settled(verdict):
+            return
+
+
+def of_grids(of_temperatures: Sequence[Evidence], rng: np.random.Generator) -> list[list[Answer]]:
+    """By temperature, every verdict by cross-fitting, with an error of its own."""
+    errors = {"all": OF_WORKLOAD, **dict.fromkeys(SETS, OF_SET)}
+    return [
+        [
+            verdict_on(evidence, name, error, seed=int(rng.integers(2**31)), deals=DEALS)
+            for name, error in errors.items()
+        ]
+        for evidence in of_temperatures
+    ]
+
+
+def counted(verdicts: Sequence[Sequence[Answer]], truth) -> Counter:
+    """What a report's verdicts say, and how many of their intervals hold the truth."""
+    speedups = dict(zip(CANDIDATES, truth, strict=False))
+    every = [verdict for of_temperature in verdicts for verdict in of_temperature]
+    counts: Any = Counter(reports=1)  # of numbers that are not whole, too
+    for decision in ("speculate", "does_not_pay"):
+        counts[f"reports with {decision}"] += any(v.decision == decision for v in every)
+    for verdict in every:
+        kind = "workload" if verdict.prompt_set == "all" else "set"
+        counts[f"{kind} verdicts"] += 1
+        counts[f"{kind} {verdict.decision}"] += 1
+        if verdict.speedup_lo is None or verdict.speedup is None:
+            continue
+        true = speedups[Candidate(str(verdict.named[0]), verdict.named[1])]
+        counts[f"{kind} intervals"] += 1
+        counts[f"{kind} covered"] += bool(verdict.speedup_lo <= true <= verdict.speedup_hi)
+        counts[f"{kind} level"] += float(str(verdict.reason_values["level"]))
+        counts[f"{kind} log error"] += math.log(verdict.speedup / true)
+    return counts
+
+
+def simulated(
+    method: str, world: str, truth: str, prompts: int, number: int, seed: Sequence[int]
+) -> Counter:
+    """So many reports, counted.
+
+    Args:
+        method: "grid" or "two phases".
+        world, truth: of WORLDS and TRUTHS.
+        prompts: of a grid, at the cost of which it is.
+        number: of reports.
+        seed: of all of them.
+    """
+    rng = np.random.default_rng(seed)
+    counts, true = Counter(), TRUTHS[truth]
+    design = Design.at_the_cost_of(prompts)
+    for _ in range(number):
+        if method == "grid":
+            grids = [grid(rng, world, prompts, true, at) for at in TEMPERATURES]
+            counts.update(counted(of_grids(grids, rng), true))
+            continue
+        replays = [two_phases(rng, world, design, true, at) for at in TEMPERATURES]
+        verdicts, look = in_looks(replays)
+        counts.update(counted(verdicts, true))
+        counts["looks"] += look
+        error = ERROR * (1.0 - SETS_SHARE)
+        without_looks = [verdict_on(replayed, "all", error).speculates for replayed in replays]
+        counts["workload without looks"] += sum(without_looks)
+    return counts

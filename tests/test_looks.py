@@ -1,0 +1,425 @@
+"""A sweep that measures in looks: in which order, how long, and that nothing is lost or twice."""
+
+import math
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from runs import FROZEN, outcome_of, ran, stored
+
+from harness import reporting
+from harness.analysis import analyse
+from harness.cli import compose
+from harness.commands import looks, pair
+from harness.commands.drafted import EncodedPrompt
+from harness.commands.looks import (
+    PROMPTS_OF_EVERY_K,
+    imprecise_cells,
+    in_random_order,
+    look_groups,
+    prompts_at,
+)
+from harness.config import SweepConfig
+from harness.measurement import generations, target_texts
+from harness.records import Cell, Prompt, Trial, UserError, grouped
+from harness.stats.two_phase import LOOKS
+from harness.storage import StoredRun, load
+from harness.storage.manifest import ChosenK
+from harness.storage.manifest import Looks as LooksMade
+
+pytestmark = pytest.mark.usefixtures("few_samples")
+KS, TEMPERATURES = [1, 2, 4], [0.0, 1.0]
+CHOSEN = LooksMade((ChosenK(0.0, 2), ChosenK(1.0, 4)))
+SMALL = ("k=[1,2]", "temperature=[0,1]", "new_tokens=8", "threads=1", "prompts.limit=6")
+
+
+def entries(**sizes: int) -> list[EncodedPrompt]:
+    prompts = (Prompt(name, str(n), ("?",)) for name, size in sizes.items() for n in range(size))
+    return [EncodedPrompt(prompt, (1,)) for prompt in prompts]
+
+
+def settings(*words: str) -> SweepConfig:
+    return compose("sweep", ["k=[1,2,4]", *words])
+
+
+# ---- the order -----------------------------------------------------------------------------------
+
+
+def test_every_beginning_of_the_order_has_its_share_of_each_set() -> None:
+    prompts = entries(easy=40, hard=20, rare=3)
+    order = in_random_order(prompts, 5)
+    assert {entry for each in order for entry in each.turns} == set(prompts)
+    for length in range(1, len(order)):
+        counts = Counter(each.prompt_set for each in order[:length])
+        for name, size in (("easy", 40), ("hard", 20), ("rare", 3)):
+            assert abs(counts[name] - length * size / 63) <= 1.0
+    ids = [each.turns[0].prompt.id for each in order if each.prompt_set == "easy"]
+    assert ids != sorted(ids, key=int), "in random order"
+    assert order == in_random_order(prompts, 5)
+    assert order != in_random_order(prompts, 6)
+
+
+def test_the_turns_of_a_conversation_are_measured_in_one_look() -> None:
+    talks = [Prompt("talks", str(number), ("a", "b", "c")) for number in range(9)]
+    prompts = [EncodedPrompt(t.up_to(turn, ["x", "y"]), (1,)) for t in talks for turn in (1, 2, 3)]
+    order = in_random_order(prompts, 0)
+    assert [[entry.turn for entry in each.turns] for each in order] == [[1, 2, 3]] * 9
+    groups = look_groups(order, settings("temperature=[0]"), CHOSEN, 1)
+    assert len(groups) == 3 * prompts_at(9, 1) == 9
+
+
+def test_the_looks_measure_every_prompt_once_and_leaders_alternate() -> None:
+    order = in_random_order(entries(easy=32, hard=10), 1)
+    config = settings("temperature=[0,1]")
+    of_look = [look_groups(order, config, CHOSEN, number + 1) for number in range(LOOKS)]
+    assert [len(groups) / 2 for groups in of_look] == [11, 10, 11, 10]
+    groups = [group for each in of_look for group in each]
+    of_prompt = Counter(
+        (g.entry.prompt.prompt_set, g.entry.prompt.id, g.temperature) for g in groups
+    )
+    assert len(of_prompt) == 2 * 42
+    assert set(of_prompt.values()) == {1}
+    for (name, temperature), of_cell in grouped(
+        groups, lambda g: (g.entry.prompt.prompt_set, g.temperature)
+    ).items():
+        chosen = CHOSEN.k_at(temperature)
+        leaders = [group.ks[0] for group in of_cell]
+        for length in range(1, len(leaders) + 1):
+            assert abs(leaders[:length].count(0) - length / 2) <= 0.5, name
+        assert all(set(group.ks[:2]) == {0, chosen} for group in of_cell), "next to each other"
+        every = [group for group in of_cell if len(group.ks) > 2]
+        assert of_cell[:PROMPTS_OF_EVERY_K] == every
+        assert {tuple(sorted(group.ks)) for group in every} == {(0, 1, 2, 4)}
+        assert len({group.ks[2:] for group in every}) == 2, "others take turns as well"
+
+
+def test_where_nothing_can_choose_every_k_is_measured() -> None:
+    nothing = LooksMade((ChosenK(0.0, None), ChosenK(1.0, 4)))
+    order = in_random_order(entries(easy=16), 1)
+    groups = look_groups(order, settings("temperature=[0,1]"), nothing, 2)
+    assert {tuple(sorted(g.ks)) for g in groups if g.temperature == 0.0} == {(0, 1, 2, 4)}
+    leaders = Counter(g.ks[0] for g in groups if g.temperature == 0.0)
+    assert set(leaders.values()) == {1}
+
+
+def test_fewer_prompts_than_looks_are_all_measured() -> None:
+    order = in_random_order(entries(easy=1, hard=1), 1)
+    config = settings("temperature=[0]")
+    sizes = [len(look_groups(order, config, CHOSEN, number + 1)) for number in range(LOOKS)]
+    assert sizes == [1, 0, 1, 0]
+
+
+# ---- long enough ---------------------------------------------------------------------------------
+
+
+def measured(k: int, scatter: float, number: int, name: str = "easy") -> Iterator[Trial]:
+    rng = np.random.default_rng(k)
+    for repetition in range(number):
+        seconds = 0.1 * math.exp(scatter * rng.normal())
+        yield Trial(
+            "cell", name, "one", repetition, k, 0.0, "ratio" if k else None, "ok",
+            new_tokens=20, rounds=10 if k else None, decode_s=seconds,
+        )  # fmt: skip
+
+
+def test_a_cell_is_measured_until_its_ratio_is_precise_or_its_time_is_spent() -> None:
+    plain, precise, noisy = ([*measured(*each, 9)] for each in ((0, 0.001), (1, 0.001), (2, 0.2)))
+    assert imprecise_cells([*plain, *precise, *noisy], 10.0) == {Cell("easy", 0.0, 2)}
+    assert imprecise_cells([*plain, *precise, *noisy], 0.5) == set()
+    assert imprecise_cells([*plain, precise[0]], 10.0) == {Cell("easy", 0.0, 1)}, "one has no error"
+    # What failed, what was not timed and what has no partner say nothing
+    useless = [
+        replace(noisy[0], status="failed"),
+        replace(noisy[1], decode_s=None),
+        replace(noisy[2], repetition=99),
+    ]
+    assert imprecise_cells([*plain, *useless], 10.0) == set()
+
+
+# ---- runs ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def choosing() -> Iterator[SimpleNamespace]:
+    """K = 2 is chosen, and everything is decided at the look that a test wants."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield chosen_by(patch)
+
+
+def chosen_by(patch: pytest.MonkeyPatch) -> SimpleNamespace:
+    asked = SimpleNamespace(choices=0, looks=[], decided_at=2)
+
+    def choice(run: StoredRun, temperature: float) -> int:
+        assert {trace.temperature for trace in run.traces} == set(TEMPERATURES)
+        assert {line.k for line in run.rounds} == {0, 1, 2}
+        assert temperature in TEMPERATURES
+        asked.choices += 1
+        return 2
+
+    def decided(run: StoredRun, look: int) -> bool:
+        assert run.checks, "greedy texts are judged before anything is decided on them"
+        asked.looks.append(look)
+        return look == asked.decided_at
+
+    patch.setattr(looks, "choice", choice)
+    patch.setattr(looks, "decided", decided)
+    return asked
+
+
+@pytest.fixture(scope="module")
+def whole(few_samples: None, tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
+    """A run that nothing interrupts, decided at its second look."""
+    del few_samples
+    with pytest.MonkeyPatch.context() as patch:
+        asked = chosen_by(patch)
+        run = ran("sweep", tmp_path_factory.mktemp("whole"), *SMALL)
+    assert (asked.choices, asked.looks) == (2, [1, 2])
+    return run
+
+
+def kinds(run: StoredRun) -> Counter[tuple[int, float, int]]:
+    return Counter((trial.k, trial.temperature, trial.repetition) for trial in run.trials)
+
+
+def test_a_sweep_generates_every_text_in_batches_and_measures_one_k_until_it_is_decided(
+    whole: StoredRun,
+) -> None:
+    run = whole
+    assert run.config["until"] == "decided"
+    made = run.manifest.looks
+    assert made is not None
+    assert [(each.temperature, each.k) for each in made.chosen] == [(0.0, 2), (1.0, 2)]
+    assert (made.made, made.most, made.ended) == (2, LOOKS, "decided")
+    assert made.measured_s > 0
+    few = 2 * min(PROMPTS_OF_EVERY_K, 3)
+    assert kinds(run) == {
+        (k, temperature, repetition): number
+        for temperature in TEMPERATURES
+        for k, repetition, number in ((0, 0, 12), (0, 1, 6), (2, 1, 6), (1, 1, few))
+    }
+    texts = [trial for trial in run.trials if trial.repetition == 0]
+    assert all(trial.decode_s is None for trial in texts)
+    assert all(trial.decode_s for trial in run.trials if trial.repetition)
+    greedy = {t.prompt: t.tokens for t in texts if t.temperature == 0.0}
+    assert all(t.tokens == greedy[t.prompt] for t in run.trials if t.temperature == 0.0)
+    assert len(run.traces) == 24
+    summary = analyse(run)
+    rows = [(row.k, row.prompts, row.source) for row in summary.results if row.prompt_set == "easy"]
+    assert set(rows) == {
+        *((k, 3, "measured") for k in (0, 1, 2)),
+        *((k, 6, "replayed") for k in (0, 1, 2)),
+    }
+    assert all(row.ms_per_token for row in summary.results)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "calls"),
+    [
+        (pair, "run_trial", 9),
+        (pair, "run_trial", 40),
+        (target_texts, "stop_reason", 3),
+        (looks, "score_pair", 0),
+        (looks, "choice", 1),
+        (looks, "decided", 1),
+    ],
+)
+def test_an_interrupted_run_continues_the_same_looks(
+    module: Any,
+    name: str,
+    calls: int,
+    choosing: SimpleNamespace,
+    whole: StoredRun,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for rendering in ("render", "show"):
+        monkeypatch.setattr(reporting, rendering, lambda *_, **__: None)
+    left, function = calls, getattr(module, name)
+
+    def stopping(*words: Any, **more: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == -1:
+            raise KeyboardInterrupt
+        return function(*words, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, stopping)
+        with pytest.raises(KeyboardInterrupt):
+            outcome_of("sweep", tmp_path, *SMALL)
+    (folder,) = tmp_path.iterdir()
+    before = load(folder)
+    chosen = before.manifest.looks is not None
+    choosing.choices = 0
+    run = ran("sweep", f"resume={folder}", tmp_path)
+    assert choosing.choices == (0 if chosen else 2), "what is chosen stays"
+    assert Counter(trial.cell for trial in run.trials) == Counter(t.cell for t in whole.trials)
+    assert run.trials[: len(before.trials)] == before.trials
+    assert kinds(run) == kinds(whole)
+    visits = [Counter(line.visit for line in each.rounds) for each in (whole, run)]
+    assert len(visits[1]) - len(visits[0]) in (0, 1), "a visit that was stopped is made again"
+    assert run.manifest.looks is not None
+    assert run.manifest.looks.ended == "decided"
+
+
+def test_short_texts_are_measured_again_next_to_plain_decoding_until_they_are_precise(
+    choosing: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+
+    def imprecise(trials: list[Trial], cell_s: float) -> set[Cell]:
+        nonlocal asked
+        assert trials
+        assert cell_s >= 1.0
+        asked += 1
+        return {Cell("easy", 1.0, 1)} if asked in (1, 2) else set()
+
+    monkeypatch.setattr(looks, "imprecise_cells", imprecise)
+    monkeypatch.setattr(looks, "CELL_S", 1.0)
+    choosing.decided_at = 1
+    run = ran("sweep", tmp_path, *SMALL)
+    repeated = [trial for trial in run.trials if trial.repetition > 1]
+    assert Counter((t.prompt_set, t.k, t.temperature, t.repetition) for t in repeated) == {
+        ("easy", k, 1.0, repetition): 2 for k in (0, 1) for repetition in (2, 3)
+    }
+
+
+def test_a_budget_ends_the_looks_and_a_larger_one_continues_them(
+    choosing: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choosing.decided_at = LOOKS
+    monkeypatch.setattr(looks, "CELLS_SHARE", 0.0)
+    for rendering in ("render", "show"):
+        monkeypatch.setattr(reporting, rendering, lambda *_, **__: None)
+    with pytest.raises(UserError) as refused:
+        outcome_of("sweep", tmp_path, *SMALL, "budget_s=0.01")
+    (folder,) = tmp_path.iterdir()
+    says = str(refused.value)
+    numbers = re.search(r"about (\d+) s, after (\d+) s for the texts .* give budget_s=(\d+)", says)
+    assert numbers
+    look_s, before_s, enough_s = map(int, numbers.groups())
+    assert 1 <= look_s <= enough_s
+    assert before_s <= enough_s <= 2 * (look_s + before_s)
+    assert says.startswith("budget_s=0.01: one look takes about ")
+    assert says.endswith(f"what was measured is stored, resume={folder} continues the run")
+    before = load(folder)
+    assert len([t for t in before.trials if t.k == 0]) == len(before.trials) == 24
+    assert before.traces
+    # After one look the budget is spent
+    spend = looks.Stopwatch.left_s
+    monkeypatch.setattr(
+        looks.Stopwatch,
+        "left_s",
+        property(lambda self: 0.0 if choosing.looks else spend.fget(self)),  # type: ignore[attr-defined]
+    )
+    run = ran("sweep", f"resume={folder}", "budget_s=1000", tmp_path)
+    made = run.manifest.looks
+    assert made is not None
+    assert (made.made, made.ended) == (1, "budget")
+    assert run.trials[:24] == before.trials
+    monkeypatch.setattr(looks.Stopwatch, "left_s", spend)
+    run = ran("sweep", f"resume={folder}", "budget_s=1000", tmp_path)
+    made = run.manifest.looks
+    assert made is not None
+    assert (made.made, made.ended) == (LOOKS, "prompts")
+    assert choosing.looks == [1, 2, 3], "nothing is left to measure after the last"
+
+
+def test_a_dry_run_says_what_will_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    outcome_of("sweep", "dry_run=true", "verbose=true")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "64 prompts plainly, in batches, and replayed; then the K that is best by replay" in said
+    assert "in at most 4 looks of 16; the other K on 4 prompts of each set" in said
+    assert "at most 304 (repetitions=1)" in said
+    outcome_of("sweep", "dry_run=true", "until=all")
+    assert "160 (repetitions=1)" in capsys.readouterr().out
+
+
+# ---- the keys ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "until", "limit"),
+    [
+        ((), "decided", 32),
+        (("until=all",), "all", 8),
+        (("mode=replay",), "all", 8),
+        (("decode.acceptance=0.7",), "all", 8),
+        (("decode.acceptance_from=RUN",), "all", 8),
+        (("decode.stop=threshold",), "decided", 32),
+        (("decode.stop=threshold", "decode.repetition_penalty=1.2"), "all", 8),
+        (("prompts.limit=5",), "decided", 5),
+        (("prompts.limit=null",), "decided", None),
+        (("until=all", "prompts.limit=5"), "all", 5),
+    ],
+)
+def test_every_cell_is_measured_where_replay_cannot_choose(
+    words: tuple[str, ...], until: str, limit: int | None
+) -> None:
+    config = compose("sweep", words)
+    assert (config.until, config.prompts.limit) == (until, limit)
+    assert compose("audition").prompts.limit == 16
+    assert compose("snapshot").prompts.limit == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("until=soon",), "until: 'soon' is unknown; use one of decided, all"),
+        (("until=decided", "mode=replay"), "until=decided: not with mode=replay, which runs no"),
+        (("until=decided", "decode.acceptance=0.7"), "until=decided: not with decode.acceptance"),
+        (("until=all", "budget_s=60"), "budget_s: not with until=all; leave it out"),
+        (("mode=replay", "budget_s=60"), "budget_s: not with until=all, as it is with mode=replay"),
+        (("budget_s=0",), "budget_s: 0.0 is not a number above 0"),
+        (("clock=cuckoo",), "clock: 'cuckoo' is unknown; use one of wall, cpu"),
+        (("prompts.limit=some",), "prompts.limit: 'some' is not auto or a whole number"),
+    ],
+)
+def test_keys_that_do_not_go_together_are_refused(words: tuple[str, ...], says: str) -> None:
+    with pytest.raises(UserError) as refused:
+        compose("sweep", words)
+    assert str(refused.value).startswith(says)
+
+
+def test_a_run_of_an_earlier_version_is_resumed_as_it_was_measured(tmp_path: Path) -> None:
+    folder = shutil.copytree(FROZEN / "sweep", tmp_path / "run")
+    config = compose("sweep", [f"resume={folder}"])
+    assert (config.until, config.clock, config.prompts.limit) == ("all", "wall", 8)
+    with pytest.raises(UserError, match="differs in until=decided"):
+        outcome_of("sweep", f"resume={folder}", "until=decided")
+
+
+@pytest.mark.parametrize("command", ["sweep", "audition"])
+def test_the_processors_time_is_refused_of_a_card(command: str) -> None:
+    config = compose(command, ["clock=cpu"])
+    pair.check_clock(config, [config.model], torch.device("cpu"))
+    with pytest.raises(UserError, match="clock=cpu: tiny is not on the processor"):
+        pair.check_clock(config, [config.model], torch.device("cuda"))
+    pair.check_clock(compose(command), [config.model], torch.device("cuda"))
+
+
+def test_generations_and_rounds_are_timed_by_the_processors_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds: list[str] = []
+    clock = generations.Clock
+
+    def noting(*timed: Any, kind: str = "wall") -> Any:
+        kinds.append(kind)
+        return clock(*timed, kind=kind)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(generations, "Clock", noting)
+    words = ("k=[2]", "temperature=[0]", "new_tokens=8", "threads=1", "prompts.limit=1")
+    run = ran("sweep", tmp_path, *words, "until=all", "clock=cpu")
+    assert set(kinds) == {"cpu"}
+    other = stored(outcome_of("sweep", tmp_path, *words, "until=all"))
+    cells = [{trial.cell for trial in each.trials} for each in (run, other)]
+    assert not cells[0] & cells[1], "the clock is part of what a generation is known by"

@@ -1,0 +1,267 @@
+"""A verdict from replayed rounds and measured pairs: by hand, against scipy, and simulated."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+from simulated_sweeps import TRUTHS, Design, at_look, simulated, two_phases, verdict_on
+
+from harness.analysis.verdict import in_turn, settled
+from harness.stats.crossfit import VisitCosts, Workload
+from harness.stats.two_phase import (
+    BLOCKS,
+    LOOKS,
+    Pairs,
+    TwoPhase,
+    largest_quantile,
+    look_shares,
+    nominal_error,
+    spread_winsorised,
+    two_phase,
+)
+from harness.summary import Answer
+
+ALL = Design(64, 26)
+
+
+def pairs(log_prices, cost=1.0) -> Pairs:
+    """Pairs whose rounds took so much longer than predicted."""
+    ones = np.ones(len(log_prices))
+    return Pairs(np.exp(log_prices) * cost, cost * ones, ones, ones)
+
+
+def workload(seconds, **changes) -> Workload:
+    """[candidate, prompt] predicted seconds of texts for which plain decoding takes 1."""
+    ones = np.ones(seconds.shape)
+    return Workload(ones[0], ones[0], seconds, ones, ("s",) * len(ones[0]), **changes)
+
+
+def judged(work: Workload, measured: Pairs, candidate=0) -> TwoPhase:
+    """The pairs are of the workload's first prompts."""
+    prompts = np.arange(len(measured.seconds))
+    fit = two_phase(work, measured, candidate=candidate, prompts=prompts, seed=0)
+    assert fit is not None
+    return fit
+
+
+# The estimate
+
+
+def test_the_log_speedup_is_that_of_the_rounds_less_what_they_cost_more_than_predicted():
+    seconds = np.full((1, 16), 0.5)
+    fit = judged(workload(seconds), pairs(np.full(8, 0.1)))
+    assert fit.scores == pytest.approx([math.log(2.0) - 0.1])
+    assert fit.optimism == 0.0
+    assert fit.interval(0.95) == pytest.approx((fit.speedup, fit.speedup))
+
+
+def test_round_times_that_are_wrong_change_nothing():
+    rng = np.random.default_rng(0)
+    seconds, prices = rng.uniform(0.3, 0.9, (3, 24)), rng.normal(0.0, 0.1, 12)
+    right = judged(workload(seconds), pairs(prices))
+    wrong = judged(workload(0.7 * seconds), pairs(prices - math.log(0.7), cost=0.7))
+    assert wrong.scores == pytest.approx(right.scores)
+    assert wrong.interval(0.95) == pytest.approx(right.interval(0.95))
+
+
+def test_a_disturbed_generation_moves_the_price_no_further_than_its_neighbours():
+    prices = np.arange(20.0)
+    values = spread_winsorised(np.append(prices[:-1], 1e6))
+    kept = np.clip(prices, 3.0, 16.0)
+    assert values.mean() == pytest.approx(kept.mean())
+    # Dixon and Tukey: 14 of 20 values are as they were
+    assert values.std() == pytest.approx(kept.std() * 19 / 13)
+    few = np.array([1.0, 2.0, 9.0])
+    assert spread_winsorised(few) == pytest.approx(few)
+
+
+def test_the_variance_is_that_of_the_rounds_and_of_the_price():
+    rng = np.random.default_rng(3)
+    logs, prices = rng.normal(0.0, 0.2, 40), rng.normal(0.0, 0.05, 6)
+    fit = judged(workload(np.exp(logs)[None]), pairs(prices))
+    # Six values are not winsorised; blocks of time of one pair each are the pairs
+    by_hand = stats.sem(prices) ** 2
+    assert fit.timing.value == pytest.approx(by_hand)
+    both = stats.sem(np.exp(logs)) ** 2 / np.exp(logs).mean() ** 2 + by_hand
+    assert fit.variance.value == pytest.approx(both, rel=0.15)
+
+
+def test_drift_that_the_scatter_of_the_pairs_does_not_show_widens_the_interval():
+    rng = np.random.default_rng(0)
+    steady = rng.normal(0.0, 0.05, 40)
+    work = workload(np.exp(rng.normal(0.0, 0.2, (1, 40))))
+    mixed, drifting = (judged(work, pairs(each)) for each in (steady, np.sort(steady)))
+    assert drifting.timing.value > 2.0 * mixed.timing.value
+    assert drifting.timing.degrees == BLOCKS - 1
+    # The same pairs: what the blocks add comes on top of the rounds' part, once
+    rest = mixed.variance.value - mixed.timing.value
+    assert drifting.variance.value == pytest.approx(rest + drifting.timing.value, rel=0.2)
+
+
+def test_pairs_of_prompts_outside_the_workload_tell_its_price():
+    """One set is judged at the price that all pairs measured."""
+    work = workload(np.exp(np.random.default_rng(0).normal(0.0, 0.1, (1, 12))))
+    prices = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
+    inside = two_phase(work, pairs(prices), candidate=0, prompts=np.arange(6), seed=0)
+    outside = two_phase(work, pairs(prices), candidate=0, prompts=np.arange(12, 18), seed=0)
+    assert inside is not None
+    assert outside is not None
+    assert inside.scores == pytest.approx(outside.scores)
+    assert inside.timing.value == pytest.approx(outside.timing.value)
+
+
+def test_too_few_prompts_replayed_or_measured_have_no_interval():
+    seconds = np.exp(np.random.default_rng(0).normal(0.0, 0.1, (1, 12)))
+    few = np.zeros(12, dtype=np.intp)
+    assert (
+        two_phase(workload(seconds), pairs(np.zeros(12)), candidate=0, prompts=few, seed=0) is None
+    )
+    work, prompts = workload(seconds[:, :6]), np.arange(6)
+    assert two_phase(work, pairs(np.zeros(6)), candidate=0, prompts=prompts, seed=0) is None
+
+
+# The choice
+
+
+def test_the_best_of_ties_is_too_high_by_what_the_choice_adds():
+    rng = np.random.default_rng(1)
+    seconds = np.exp(rng.normal(0.0, 0.1, (8, 64)))
+    fits = [judged(workload(seconds), pairs(np.zeros(8)), candidate=k) for k in range(8)]
+    # The mean of the largest of eight normal numbers, of the same size as the scores' errors
+    assert 0.4 < fits[0].optimism / (0.1 / 8.0) < 1.5
+    apart = judged(workload(seconds * np.linspace(1.0, 2.0, 8)[:, None]), pairs(np.zeros(8)))
+    assert abs(apart.optimism) < 0.002
+
+
+@pytest.mark.parametrize("error", [0.0125, 1e-6])
+def test_the_largest_of_independent_errors_is_sidaks(error):
+    quantile = largest_quantile(np.eye(8), 1e6, error, 0)
+    assert quantile == pytest.approx(stats.norm.isf(-np.expm1(np.log1p(-error) / 8)), abs=0.02)
+
+
+def test_errors_in_common_are_one_and_few_prompts_widen_it():
+    shared = np.ones((8, 8))
+    assert largest_quantile(shared, 9.0, 0.01, 0) == pytest.approx(stats.t.isf(0.01, 9), abs=0.02)
+    rng = np.random.default_rng(0)
+    errors = np.concatenate([np.full((8, 4), 1.0), rng.normal(0.0, 1.0, (8, 4))], axis=1)
+    unit = errors / np.linalg.norm(errors, axis=1, keepdims=True)
+    drawn = rng.normal(size=(400_000, 8)) @ unit.T
+    drawn /= np.sqrt(rng.chisquare(9.0, 400_000) / 9.0)[:, None]
+    expected = np.quantile(drawn.max(axis=1), 0.99)
+    assert largest_quantile(errors @ errors.T, 9.0, 0.01, 0) == pytest.approx(expected, rel=0.02)
+
+
+def test_what_other_candidates_cost_is_known_from_visits_alone():
+    rng = np.random.default_rng(0)
+    seconds = np.exp(rng.normal(0.1, 0.01, (2, 40)))
+    costs = 1.0 + 0.2 * rng.normal(size=(2, 12))
+    visits = (VisitCosts(np.arange(2), costs / costs.mean(axis=1, keepdims=True)),)
+    exact = judged(workload(seconds), pairs(np.zeros(8)))
+    fit = judged(workload(seconds, visits=visits), pairs(np.zeros(8)))
+    assert fit.variance.value == pytest.approx(exact.variance.value)
+    assert (exact.ceiling(0.95) < 1.0, fit.ceiling(0.95) < 1.0) == (True, False)
+
+
+# Looks
+
+
+def test_bounds_of_looks_are_the_published_ones():
+    """Two-sided 5 %, four looks, O'Brien and Fleming's spending (Reboussin and others, 2000)."""
+    errors = [nominal_error(0.025, look_shares(look)) for look in range(1, LOOKS + 1)]
+    assert stats.norm.isf(errors) == pytest.approx([4.3326, 2.9631, 2.3590, 2.0141], abs=2e-4)
+
+
+def test_a_run_without_looks_spends_all_of_its_error():
+    assert nominal_error(0.0125, (1.0,)) == pytest.approx(0.0125)
+
+
+@pytest.mark.parametrize("error", [0.0125, 1e-5])
+def test_looks_err_as_often_as_they_may(error):
+    """By importance sampling: the drift that makes crossing likely, weighed back."""
+    rng, size, drift = np.random.default_rng(0), 200_000, stats.norm.isf(error)
+    steps = rng.normal(drift / LOOKS, math.sqrt(1.0 / LOOKS), (size, LOOKS))
+    paths = steps.cumsum(axis=1)
+    shares = np.arange(1, LOOKS + 1) / LOOKS
+    errors = [nominal_error(error, look_shares(look)) for look in range(1, LOOKS + 1)]
+    crossed = (paths > stats.norm.isf(errors) * np.sqrt(shares)).any(axis=1)
+    weights = np.exp(-drift * paths[:, -1] + drift**2 / 2.0)
+    assert (crossed * weights).mean() == pytest.approx(error, rel=0.03)
+
+
+def test_bounds_fall_from_look_to_look():
+    evidence = two_phases(np.random.default_rng(0), "plain", ALL, TRUTHS["1.10x"], 1.0)
+    errors = [nominal_error(0.0125, look_shares(look)) for look in range(1, LOOKS + 1)]
+    assert errors == sorted(errors)
+    widths = [
+        math.log(verdict.speedup_hi / verdict.speedup_lo)
+        for look in range(1, LOOKS + 1)
+        for verdict in [verdict_on(at_look(evidence, look), "all", 0.0125)]
+        if verdict.speedup_hi is not None and verdict.speedup_lo is not None
+    ]
+    assert widths == sorted(widths, reverse=True)
+
+
+# Verdicts
+
+
+def test_the_measured_k_is_named_and_decided_by_its_own_bound():
+    evidence = two_phases(np.random.default_rng(0), "plain", ALL, 1.5 * TRUTHS["1.20x"], 1.0)
+    assert evidence.pairs is not None
+    verdict = verdict_on(evidence, "all", 0.0125)
+    assert (verdict.decision, verdict.draft, verdict.k) == ("speculate", *evidence.pairs.candidate)
+    timed = evidence.pairs.timed
+    slower = replace(evidence.pairs, timed=replace(timed, seconds=4.0 * timed.seconds))
+    assert verdict_on(replace(evidence, pairs=slower), "all", 0.0125).decision == "does_not_pay"
+    assert verdict_on(evidence, "easy", 0.0125).decision == "speculate"
+
+
+def test_a_decision_holds_at_every_larger_error():
+    evidence = two_phases(np.random.default_rng(5), "plain", ALL, TRUTHS["1.10x"], 1.0)
+    decisions = [
+        verdict_on(evidence, "all", error).decision for error in np.geomspace(1e-6, 0.3, 12)
+    ]
+    assert decisions == sorted(decisions, key=["undecided", "speculate"].index)
+    assert len(set(decisions)) == 2
+
+
+def test_sets_come_after_the_workload_and_leave_their_part_to_the_others():
+    asked: list[tuple[str, float]] = []
+
+    def decided_if(least: dict[str, float]):
+        def verdict_on_set(name: str, error: float) -> Answer:
+            asked.append((name, round(error, 9)))
+            verdict = Answer.undecided(0.0, name, "interval_spans_one", {})
+            return replace(verdict, decision="speculate") if error >= least[name] else verdict
+
+        return verdict_on_set
+
+    never = {"all": 1.0, "a": 1.0, "b": 1.0}
+    verdicts = [*in_turn(decided_if(never), ("a", "b"), 0.02)]
+    assert asked == [("all", 0.018), ("a", 0.001), ("b", 0.001)]
+    assert [verdict.prompt_set for verdict in verdicts] == ["all", "a", "b"]
+    asked.clear()
+    assert len([*in_turn(decided_if({**never, "all": 0.0, "b": 0.0}), ("a", "b"), 0.02)]) == 3
+    assert asked == [("all", 0.018), ("a", 0.01), ("b", 0.01), ("a", 0.02)]
+    asked.clear()
+    assert len([*in_turn(decided_if(never), (), 0.02)]) == 1
+    assert asked == [("all", 0.02)]
+
+
+def test_a_run_may_stop_where_nothing_would_change():
+    verdict = Answer.undecided(0.0, "all", "interval_spans_one", {})
+    assert not settled(verdict)
+    assert settled(replace(verdict, reason="near_one"))
+    assert settled(replace(verdict, decision="does_not_pay"))
+
+
+def test_intervals_hold_the_truth_and_ties_seldom_win():
+    ties = simulated("two phases", "plain", "near ties", 16, 30, [1])
+    gain = simulated("two phases", "heavy tails", "1.20x", 16, 10, [1])
+    assert ties["reports with speculate"] <= 2
+    assert gain["workload speculate"] >= 0.9 * gain["workload verdicts"]
+    for kind in ("workload", "set"):
+        covered, number = (ties[f"{kind} {name}"] for name in ("covered", "intervals"))
+        assert covered >= 0.9 * number
+    assert gain["looks"] < LOOKS * gain["reports"]
