@@ -194,7 +194,7 @@ def test_a_capture_of_compiled_layers_runs_what_the_warm_up_compiled(
     network: Any = dense()
     model = StaticModel(network.to("meta", torch.bfloat16), 100)
     with code_for_a_card() as (on_card, graphs), torch.inference_mode():
-        for name in ("weights", "_caches", "_cos", "_sin", "_places", "_order", "_base"):
+        for name in ("weights", "_caches", "_cos", "_sin", "_places", "_base"):
             setattr(model, name, on_card(getattr(model, name)))
         model._home = DEVICE
         with mock.patch("torch.cuda.is_available", return_value=True):

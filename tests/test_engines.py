@@ -243,6 +243,20 @@ def test_a_server_that_ends_by_itself_is_reported_with_its_log(tmp_path: Path) -
     server.stop()
 
 
+def test_a_log_keeps_what_an_earlier_server_said(tmp_path: Path) -> None:
+    """An error that a run ended with names the log; resuming the run starts the server again."""
+    log = tmp_path / "log"
+    for said in ("error: the first", "error: the second"):
+        server = ServerProcess([sys.executable, "-c", f"import sys; sys.exit({said!r})"], log)
+        give_up = time.monotonic() + 10
+        while server.alive:
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+        assert f"its log ends: {said} (" in server.last_words()
+        server.stop()
+    assert log.read_text().splitlines() == ["error: the first", "error: the second"]
+
+
 def test_the_error_of_a_server_of_several_processes_has_its_cause(tmp_path: Path) -> None:
     told = [
         "(EngineCore pid=7) ERROR 11-22 14:16:42 [core.py:9] EngineCore failed to start.",

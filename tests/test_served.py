@@ -399,7 +399,7 @@ def test_a_prediction_stands_next_to_each_measurement_with_its_error(summary: Su
         assert cell.error == pytest.approx(cell.predicted / cell.speedup - 1)
         assert (cell.two_k_error is None) == (cell.k in (1, 4))
     report = markdown.report(content_of(summary), (), Path("run"))
-    assert "## Predicted and measured on our own loop" in report
+    assert "## Predicted and measured on the harness's loop" in report
     assert "## Is the server lossless?" in report
     assert "Predicted against measured speedup: median error" in report
 
@@ -438,7 +438,7 @@ def test_what_users_wait_for_is_each_request_on_the_clients_clock(
             assert (percentiles.p50, percentiles.p95) == pytest.approx((ordered[11], ordered[22]))
             assert percentiles.p99 is None  # of 24 requests none can be expected beyond it
     page = markdown.report(content_of(made), (), Path("run"))
-    assert "## What a user waits for on our own loop" in page
+    assert "## What a user waits for on the harness's loop" in page
     assert re.search(r"At K=\d a user waits .* \(plain: .*\) for its first token, ", page)
     assert "TTFT p50 | TTFT p95 | TPOT p50" in page
     (table,) = (t for t in tables_of(made) if "waits" in t.title)
@@ -1097,7 +1097,9 @@ def test_the_line_to_paste_is_that_of_the_server_that_was_measured(
     gain: dict[str, Any] = {"decision": "speculate", "draft": "tiny_good", "k": 2, "speedup": 1.3}
     gains = tuple(replace(a, **gain, reason="held_out_gain") for a in made.answers)
     content = content_of(replace(made, answers=gains))
-    assert content.verdicts[0].startswith("On your server (llama.cpp), temperature 0: serve")
+    assert content.verdicts[0].startswith(
+        "On your server (llama.cpp), one request at a time, temperature 0: serve"
+    )
     (snippet,) = content.snippets
     assert "--spec-draft-n-max 2" in snippet.code
     assert (PROBABILISTIC in snippet.code) == (rule == "ratio")
@@ -1262,7 +1264,7 @@ def test_engines_are_compared_by_what_each_gained_from_the_pair(
     _, k = max(speedups, key=lambda cell: speedups[cell])
     first = verdicts(comparison)[0]
     assert first.startswith(f"K={k} at temperature")
-    assert "x on our own loop, " in re.sub(r" \[.*?\]", "", first)
+    assert "x on the harness's loop, " in re.sub(r" \[.*?\]", "", first)
     assert first.endswith(" on vLLM 0.32.0.")
 
 

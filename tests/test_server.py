@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ from harness.cli import compose
 from harness.commands import server as command
 from harness.commands import server_start, server_visits
 from harness.config import ModelConf
+from harness.engines.llamacpp import LlamaCpp
+from harness.engines.protocol import ServerDiedError
 from harness.models.load import load_vocabulary
 from harness.records import Trial, UserError
 from harness.reporting.content import content_of
@@ -91,13 +94,26 @@ def test_every_request_is_a_trial_that_counts_what_rounds_emitted(served: Stored
     assert len(seeds) == len(served.trials)
 
 
+@needs_llamacpp
+def test_prompts_are_asked_in_another_order_in_each_visit(served: StoredRun) -> None:
+    """A machine that becomes slower would else make the last prompt set's rounds look dear."""
+    orders = [
+        [key for key, _ in groupby((t.prompt_set, t.prompt, t.temperature) for t in of_visit)]
+        for _, of_visit in groupby(served.trials, lambda trial: trial.repetition)
+    ]
+    assert [len(order) for order in orders] == [12, 12]  # all K of a prompt follow each other
+    assert sorted(orders[0]) == sorted(orders[1])
+    assert orders[0] != orders[1]
+    assert orders[0] != sorted(orders[0])
+
+
 def test_a_plan_counts_what_a_run_sends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["dry_run=true", "verbose=true", "concurrency=[1,2]"]
     assert command.run(asked(tmp_path, *words)).folder is None
     plan = " ".join(capsys.readouterr().out.split())
     # 6 prompts of two sets, 3 servers, 2 temperatures and visits
     assert "requests, one at a time 72 of 24 tokens" in plan
-    assert "48 requests; 2 servers reject every draft" in plan
+    assert "48 more requests, to plain servers" in plan
     assert f"1, 2: {2 * 2 * 12 * 2 * 9}" in plan
     assert "CUDA graphs" not in plan
     urls = "url=[http://127.0.0.1:9,http://127.0.0.1:9,http://127.0.0.1:9]"
@@ -107,6 +123,50 @@ def test_a_plan_counts_what_a_run_sends(tmp_path: Path, capsys: pytest.CaptureFi
     assert "not used with url= threads, kv_type, flash_attention" in plan
     assert "modelled" not in plan  # the servers may run anywhere
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_engine_that_is_not_installed_is_named_before_anything_is_loaded(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    words = [f"engine={engine}", "threads=auto"]
+    command.run(asked(tmp_path / "results", "dry_run=true", *words))
+    plan = " ".join(capsys.readouterr().out.split())
+    missing = f"engine={engine}: no {engine} on PATH"
+    assert f"not on this machine {missing}" in plan
+    monkeypatch.setattr("harness.commands.server.open_workload", pytest.fail)
+    with pytest.raises(UserError, match=missing):
+        command.run(asked(tmp_path / "results", *words))
+    assert not (tmp_path / "results").exists()
+
+
+@needs_llamacpp
+def test_a_number_of_threads_that_hangs_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More threads than processors that are free may take minutes for a token."""
+    monkeypatch.setattr(psutil, "cpu_count", lambda **_: 4)
+    monkeypatch.setattr(server_start, "fewest_threads", lambda seconds: max(seconds))
+    opened = LlamaCpp.open
+
+    def open_unless_four(engine: LlamaCpp, *arguments: Any) -> Any:
+        if engine.threads == 4:
+            raise ServerDiedError("no answer within 120 s")
+        return opened(engine, *arguments)
+
+    monkeypatch.setattr(LlamaCpp, "open", open_unless_four)
+    words = ["threads=auto", "k=[1]", "temperature=[0]", "repetitions=1", "score=true"]
+    run = stored(command.run(asked(tmp_path, *words)))
+    assert run.manifest.server_threads == 2
+    monkeypatch.setattr(LlamaCpp, "open", lambda *_: _raise_hanging())
+    with pytest.raises(UserError, match="no answer within 120 s"):
+        command.run(asked(tmp_path, *words))
+
+
+def _raise_hanging() -> None:
+    raise ServerDiedError("no answer within 120 s")
 
 
 def test_a_plan_estimates_time_and_cost_by_all_of_its_requests(

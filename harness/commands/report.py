@@ -21,6 +21,7 @@ from harness.measurement.environment import describe_host
 from harness.records import UserError
 from harness.reporting import grid, index
 from harness.reporting.index import Entry
+from harness.serving.engines import spec_of
 from harness.storage import RunFolder, StoredRun, load, refuse_lost_trials
 from harness.storage.lock import Busy
 from harness.summary import ComparisonRow, Summary
@@ -118,7 +119,12 @@ def _below(summary: Summary, folder: Path, fail_below: float | None) -> bool:
     """Whether the headline's speedup is below what was asked for; says which one was judged."""
     if fail_below is None:
         return False
-    answer = summary.headline
+    answer, asked = summary.headline, summary.run.serve_on
+    if asked and (answer is None or not answer.timed):
+        raise UserError(
+            f"fail_below={fail_below:g}: {folder} timed no round of {spec_of(asked).title}; leave"
+            " engine= out, or give a run of its server"
+        )
     if answer is None or answer.speedup is None:
         raise UserError(f"fail_below={fail_below:g}: {folder} has no headline with a speedup")
     below = answer.speedup < fail_below

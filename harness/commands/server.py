@@ -28,7 +28,7 @@ from harness.commands.run_lifecycle import (
 from harness.commands.server_requests import Workload, open_workload
 from harness.commands.server_start import (
     is_synthetic,
-    states_of_addresses,
+    states_of_servers,
     stored_facts,
     try_addresses,
 )
@@ -51,7 +51,7 @@ def run(config: ServerConfig) -> Outcome:
     prompts = load_prompts(config)
     adapter = adapter_of(config)
     if config.dry_run:
-        states = states_of_addresses(config, adapter)
+        states = states_of_servers(config, adapter)
         print_server_plan(config, prompts, states, synthetic=is_synthetic(config, adapter))
         return Outcome(None)
     folder = resumed(config, SERVER)

@@ -191,29 +191,32 @@ class Task:
 
 
 def tasks_of(work: Workload, *, synthetic: bool) -> Iterator[Task]:
-    """Every request of a run, in the order it is sent."""
+    """Every request of a run, in the order it is sent.
+
+    Prompts are in random order in each visit, and the rounds that are timed among them: a machine
+    whose pace drifts would else favour one prompt set, and the costs that predict it come from the
+    others. All K of a prompt follow each other.
+    """
     config, ks = work.config, work.ks
-    by_set = grouped(work.prompts, lambda entry: entry.prompt.prompt_set)
+    blocks = [(entry, t, False) for entry in work.prompts for t in config.temperature]
+    if synthetic:  # one prompt of each set, of a middle length, the same in each visit
+        for entries in grouped(work.prompts, lambda entry: entry.prompt.prompt_set).values():
+            entry = sorted(entries, key=lambda each: len(each.tokens))[len(entries) // 2]
+            blocks += [(entry, t, True) for t in config.temperature]
     for visit in range(config.repetitions):
         order = np.random.default_rng((config.seed, visit))
-        for entry in work.prompts:
-            for temperature in config.temperature:
-                for k in map(int, order.permutation(ks)):
-                    request = work.request(entry, temperature, k, visit)
-                    if not synthetic:
-                        short = replace(shorter(request), cell=f"{request.cell}-short")
-                        yield Task(Role(k), visit, short, "starts")
-                    yield Task(Role(k), visit, request, "trials")
-        if not synthetic:
-            continue
-        # One prompt of each set, of a middle length, the same in each visit
-        for entries in by_set.values():
-            entry = sorted(entries, key=lambda each: len(each.tokens))[len(entries) // 2]
-            for temperature in config.temperature:
-                for k in map(int, order.permutation(ks)):
-                    request = work.request(entry, temperature, k, visit)
+        for place in order.permutation(len(blocks)):
+            entry, temperature, rejects = blocks[place]
+            for k in map(int, order.permutation(ks)):
+                request = work.request(entry, temperature, k, visit)
+                if rejects:
                     for each in (shorter(request), request):
                         yield Task(Role(k, rejects=k > 0), visit, each, "rounds")
+                    continue
+                if not synthetic:
+                    short = replace(shorter(request), cell=f"{request.cell}-short")
+                    yield Task(Role(k), visit, short, "starts")
+                yield Task(Role(k), visit, request, "trials")
 
 
 def waiting_of(folder: RunFolder, tasks: Sequence[Task]) -> list[Task]:

@@ -33,7 +33,7 @@ from harness.engines.adapters import (
     kind_of,
 )
 from harness.engines.http_server import CardMemory, StartedEngine
-from harness.engines.protocol import EngineFacts, Server
+from harness.engines.protocol import EngineFacts, Server, ServerDiedError
 from harness.measurement.clock import Clock
 from harness.measurement.environment import fewest_threads
 from harness.measurement.generations import drafter_of
@@ -142,10 +142,17 @@ def _names_of(name: str) -> set[str]:
     return {name.casefold(), name.rstrip("/").rpartition("/")[2].casefold()}
 
 
-def states_of_addresses(config: ServerConfig, adapter: Adapter) -> dict[str, str]:
-    """Who answers at each address of `url=`, or why nobody does; no request is sent."""
+def states_of_servers(config: ServerConfig, adapter: Adapter) -> dict[str, str]:
+    """Who answers at each address of `url=`, or why nobody does, or why none can be started here.
+
+    No request is sent.
+    """
     states: dict[str, str] = {}
     if config.url is None:
+        try:
+            adapter.check(config)
+        except UserError as error:  # the plan may be for another machine
+            states["not on this machine"] = in_one_line(error)
         return states
     engine = attached(config, adapter, None)
     for k, url in engine.urls.items():
@@ -242,10 +249,17 @@ def settle_threads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
     with progress("choosing the servers' threads", len(counts)) as tick:
         for count in counts:
             serve = replace(_to_serve(folder, work, slots=1), threads=count)
-            with start(serve, None).open(0) as server:
-                for _ in range(2):  # the second is the one that counts
-                    done = server.generate(request.tokens, request.sampling, 0, TRIED_TOKENS)
-                    seconds[count] = done.decode_s or done.request_s
+            try:
+                with start(serve, None).open(0) as server:
+                    for _ in range(2):  # the second is the one that counts
+                        done = server.generate(request.tokens, request.sampling, 0, TRIED_TOKENS)
+                        seconds[count] = done.decode_s or done.request_s
+            except ServerDiedError as error:
+                # More threads than processors are free can take minutes where fewer take a second
+                seconds.pop(count, None)
+                if count == counts[-1] and not seconds:
+                    raise
+                _log.warning("threads=%d is not tried further: %s", count, in_one_line(error))
             tick()
     folder.note(server_threads=fewest_threads(seconds))
 

@@ -113,7 +113,7 @@ class Adapter:
     spec: EngineSpec
     attach: Callable[[ServerConfig, Any], Callable[[Running, int], HttpServer]] | None = None
     start: Callable[[ToServe, int | None], StartableEngine] | None = None
-    check: Callable[[ServerConfig], None] = lambda _: None
+    check: Callable[[ServerConfig], object] = lambda _: None
 
 
 def kind_of(config: ServerConfig) -> DraftKind:

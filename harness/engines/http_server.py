@@ -3,7 +3,6 @@
 import math
 import os
 import shlex
-import shutil
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any, ClassVar
 
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.client import HttpClient
-from harness.engines.process import LOOPBACK, ServerProcess, check_port_free, free_port
+from harness.engines.process import LOOPBACK, ServerProcess, check_port_free, free_port, on_path
 from harness.engines.protocol import (
     Asked,
     Completion,
@@ -228,13 +227,7 @@ class StartedEngine(ABC):
 
     def program(self) -> list[str]:
         """What starts a server, before its flags."""
-        name = self.spec.name
-        found = shutil.which(name)
-        if found is None:
-            raise UserError(
-                f"engine={name}: no {name} on PATH; install it, or give url= of a server that runs"
-            )
-        return [found]
+        return [on_path(self.spec.name)]
 
     def environment(self) -> Mapping[str, str]:
         """Variables of a server in addition to this process's own."""

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -38,6 +39,16 @@ def check_port_free(port: int) -> None:
             raise UserError(f"port={port}: taken ({error.strerror}); choose another") from error
 
 
+def on_path(engine: str) -> str:
+    """The program of an engine that is started by its own name."""
+    found = shutil.which(engine)
+    if found is None:
+        raise UserError(
+            f"engine={engine}: no {engine} on PATH; install it, or give url= of a server that runs"
+        )
+    return found
+
+
 class ServerProcess:
     """A server under a supervisor, with its log."""
 
@@ -48,11 +59,12 @@ class ServerProcess:
 
         Args:
             command: program and arguments.
-            log: file, written anew.
+            log: file, which is appended to: an error of an earlier server may name it.
             environment: variables in addition to this process's own.
         """
         self._log = log
-        with log.open("wb") as output:
+        self._log_begin = log.stat().st_size if log.exists() else 0
+        with log.open("ab") as output:
             self._supervisor = subprocess.Popen(
                 [sys.executable, "-m", "harness.engines.supervisor", *command],
                 env={**os.environ, **(environment or {})},
@@ -96,7 +108,7 @@ class ServerProcess:
         The last different lines about errors, without a traceback's own, which are indented: a
         server of several processes says its cause first, and last that one of them ended.
         """
-        text = self._log.read_text(errors="replace")
+        text = self._log.read_bytes()[self._log_begin :].decode(errors="replace")
         lines = [LOG_PREFIX.sub("", line, count=1).rstrip() for line in text.splitlines()]
         lines = [line for line in lines if line and not line[0].isspace()]
         errors = [line for line in lines if "error" in line.lower() or "fail" in line.lower()]

@@ -27,6 +27,7 @@ from harness.engines.http_server import (
     StartedEngine,
     field_of,
 )
+from harness.engines.process import on_path
 from harness.engines.protocol import (
     STOP_REASONS,
     Asked,
@@ -238,6 +239,7 @@ def adapter(spec: EngineSpec) -> Adapter:
         start=lambda serve, port: Sglang(
             *checkpoints(serve), **started_with(serve, port), dtype=serve.dtype or "auto"
         ),
+        check=lambda config: on_path(config.engine),
     )
 
 

@@ -41,7 +41,7 @@ from harness.engines.http_server import (
     field_of,
     only_model,
 )
-from harness.engines.process import LOOPBACK
+from harness.engines.process import LOOPBACK, on_path
 from harness.engines.protocol import (
     STOP_REASONS,
     Asked,
@@ -379,6 +379,7 @@ def adapter(spec: EngineSpec) -> Adapter:
         start=lambda serve, port: Vllm(
             *checkpoints(serve), **started_with(serve, port), dtype=serve.dtype or "auto"
         ),
+        check=lambda config: on_path(config.engine),
     )
 
 

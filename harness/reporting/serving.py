@@ -235,7 +235,7 @@ def _line(summary: Summary, own: Answer, server: str) -> Snippet:
         return replace(_without_draft(engine, served, title), notes=(_known(answer),))
     title = f"{title}{_known_k(answer)}"
     measure = "" if answer.timed else measure_command(summary, server, answer) or ""
-    if not (own.speculates or answer.speculates):
+    if not (answer if answer.timed else own).speculates:
         made = replace(_without_draft(engine, served, title), then=UNTIL_THEN)
         return replace(made, measure=measure, notes=(_known(answer), *made.notes))
     if served.kind not in engine.lines:
