@@ -25,21 +25,23 @@ SEEDS = 40
 MOST_RUNS = 1
 # Short, so that decisions are close
 SHORT = ("threads=1", "new_tokens=24")
+# Only verdicts on cells of every K rest on deals of folds
+EVERY_K = ("sweep", "until=all")
 RUNS = {
-    "sweep": ("sweep", "prompts.limit=8"),
-    "sweep, T = 1": ("sweep", "prompts.limit=8", "seed=1", "temperature=[1.0]"),
-    "sweep of a small draft": ("sweep", "draft=tiny_small", "k=[1,2,4]", "prompts.limit=6"),
+    "sweep": (*EVERY_K, "prompts.limit=8"),
+    "sweep, T = 1": (*EVERY_K, "prompts.limit=8", "seed=1", "temperature=[1.0]"),
+    "sweep of a small draft": (*EVERY_K, "draft=tiny_small", "k=[1,2,4]", "prompts.limit=6"),
     "audition of a look-up": ("audition", "drafts=[ngram]", "prompts.limit=6"),
-    "sweep of an unrelated draft": ("sweep", "draft=tiny_unrelated", "k=[1,2]", "prompts.limit=4"),
-    "sweep of one set": ("sweep", "prompts.sets=[easy]", "prompts.limit=12", "k=[1,4]", "seed=2"),
-    "sweep, mostly easy": ("sweep", "prompts.weights={easy:3,hard:1}", "k=[2,4,8]", "seed=3"),
-    "sweep, mostly hard": ("sweep", "prompts.weights={easy:1,hard:9}", "draft=tiny_small"),
-    "sweep, only hard": ("sweep", "prompts.weights={easy:0,hard:1}", "temperature=[0.7]"),
-    "sweep of 12 tokens": ("sweep", "new_tokens=12", "seed=5", "temperature=[0.7,1.3]"),
-    "sweep of 8 tokens": ("sweep", "new_tokens=8", "prompts.limit=16", "temperature=[1.0]"),
-    "sweep of 8 prompts": ("sweep", "prompts.limit=4", "draft=tiny_small", "seed=6"),
-    "sweep of 8 K": ("sweep", "k=[1,2,3,4,5,6,7,8]", "draft=tiny_small", "prompts.limit=4"),
-    "sweep, repeated": ("sweep", "repetitions=3", "prompts.limit=4", "k=[8]", "draft=tiny_small"),
+    "sweep of an unrelated draft": (*EVERY_K, "draft=tiny_unrelated", "k=[1,2]", "prompts.limit=4"),
+    "sweep of one set": (*EVERY_K, "prompts.sets=[easy]", "prompts.limit=12", "k=[1,4]", "seed=2"),
+    "sweep, mostly easy": (*EVERY_K, "prompts.weights={easy:3,hard:1}", "k=[2,4,8]", "seed=3"),
+    "sweep, mostly hard": (*EVERY_K, "prompts.weights={easy:1,hard:9}", "draft=tiny_small"),
+    "sweep, only hard": (*EVERY_K, "prompts.weights={easy:0,hard:1}", "temperature=[0.7]"),
+    "sweep of 12 tokens": (*EVERY_K, "new_tokens=12", "seed=5", "temperature=[0.7,1.3]"),
+    "sweep of 8 tokens": (*EVERY_K, "new_tokens=8", "prompts.limit=16", "temperature=[1.0]"),
+    "sweep of 8 prompts": (*EVERY_K, "prompts.limit=4", "draft=tiny_small", "seed=6"),
+    "sweep of 8 K": (*EVERY_K, "k=[1,2,3,4,5,6,7,8]", "draft=tiny_small", "prompts.limit=4"),
+    "sweep, repeated": (*EVERY_K, "repetitions=3", "prompts.limit=4", "k=[8]", "draft=tiny_small"),
     "audition": ("audition", "prompts.limit=8"),
     "audition of poor drafts": ("audition", "drafts=[tiny_small,tiny_unrelated,ngram]"),
     "audition, hot": ("audition", "temperature=[0.7,1.3]", "seed=7", "drafts=[tiny_small,ngram]"),

@@ -40,7 +40,7 @@ from harness.records import Cell, UserError
 from harness.stats import jackknife
 from harness.storage import StoredRun, load
 
-GRID = ["temperature=[0,1]", "k=[1,2,4,8]", "threads=1"]
+GRID = ["temperature=[0,1]", "k=[1,2,4,8]", "threads=1", "until=all"]
 SHAPE = (
     "{{family:qwen3,layers:{layers},hidden:{hidden},heads:{heads},kv_heads:{kv_heads},head_dim:64,"
     "ffn:{ffn},vocab:4096,tied_embeddings:true}}"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 FROZEN = Path(__file__).parents[1] / "tests" / "frozen"
 PROMPTS = ("prompts.limit=8", "new_tokens=32", "k=[1,2,4]", "seed=3", "threads=1")
-SWEEP = (*PROMPTS, "temperature=[0.0,1.0]", "prompts.weights={easy: 3, hard: 1}")
+SWEEP = (*PROMPTS, "temperature=[0.0,1.0]", "prompts.weights={easy: 3, hard: 1}", "until=all")
 TYPED = (
     *("draft_ms=17.1", "target_ms=23.4", "k=[1,2,4]", "verify_ms=[23.4,24.5,26.0,28.0,30.5]"),
     "acceptance_rate={4: 0.34}",
@@ -25,7 +25,7 @@ DRAFTS = "drafts=[tiny_good,tiny_small,tiny_eagle3,ngram,suffix,early_exit@layer
 RUNS = {
     "sweep": ("sweep", *SWEEP),
     "sweep_replay": ("sweep", *SWEEP, "mode=replay"),
-    "sweep_small": ("sweep", *PROMPTS, "draft=tiny_small", "temperature=[0.0]"),
+    "sweep_small": ("sweep", *PROMPTS, "draft=tiny_small", "temperature=[0.0]", "until=all"),
     "audition": ("audition", *PROMPTS, "temperature=[0.0,1.0]", DRAFTS),
     "profile": ("profile", "k=[1,2,4]", "seed=3", "threads=1"),
     "breakeven": ("breakeven", *TYPED),

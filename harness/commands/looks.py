@@ -49,12 +49,12 @@ from harness.storage.manifest import ChosenK, Ended, Looks
 PROMPTS_OF_EVERY_K = 4
 # Visits that time rounds, in each look
 VISITS_PER_LOOK = 2
-# Seconds for which a cell is measured again, unless it is precise before; with a budget all cells
-# together take this share of it, if that is more
+# Seconds of decoding, the plain ones included, for which a cell is measured, unless it is precise
+# before; with a budget all cells together take this share of it, if that is more
 CELL_S = 1.0
 CELLS_SHARE = 0.25
-# Repetitions of a look at most, for a clock that stands still
-MOST_REPETITIONS = 32
+# Repetitions of a look at most: of generations of a few milliseconds all else takes longer
+MOST_REPETITIONS = 16
 
 
 def prompts_at(prompts: int, look: int) -> int:
@@ -301,7 +301,8 @@ def imprecise_cells(trials: Sequence[Trial], cell_s: float) -> set[Cell]:
 
     Args:
         trials: those without times are passed over.
-        cell_s: seconds of a cell after which it is measured no more.
+        cell_s: seconds of a cell, its plain generations included, after which it is measured no
+            more.
     """
     done = [trial for trial in trials if trial.status == "ok" and trial.decode_s]
     plain = {trial.key: trial for trial in done if trial.k == 0 and trial.new_tokens}
@@ -314,7 +315,7 @@ def imprecise_cells(trials: Sequence[Trial], cell_s: float) -> set[Cell]:
         tokens = np.array([plain[trial.key].new_tokens for trial in measured])
         logs = np.log(seconds / rounds) - np.log(plain_s / tokens)
         error = logs.std(ddof=1) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
-        if error > PRECISE and seconds.sum() < cell_s:
+        if error > PRECISE and seconds.sum() + plain_s.sum() < cell_s:
             imprecise.add(cell)
     return imprecise
 

@@ -20,7 +20,7 @@ from harness.storage import RunFolder
 from harness.storage.contents import Lines
 
 # Of all visits, the share that is made again at most where other work disturbed them
-REPEATED = 0.5
+REPEATED = 0.25
 # A threshold that no token which is drafted is below
 NEVER = 1e-300
 
