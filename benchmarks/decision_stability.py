@@ -17,7 +17,7 @@ from pathlib import Path
 from harness import audition, sweep
 from harness.analysis.answers import answered
 from harness.analysis.setup import Setup
-from harness.analysis.sweep_and_audition import PairAnalysis
+from harness.analysis.sweep_and_audition import MeasuredSweep, PairAnalysis
 from harness.cli import compose
 from harness.storage import StoredRun, load
 
@@ -64,7 +64,8 @@ def make(folder: Path) -> None:
 
 def decisions(run: StoredRun, seeds: int) -> dict[str, Counter[str]]:
     """How often each decision of the run came out as what, over the seeds."""
-    pair = PairAnalysis(Setup(run))
+    setup = Setup(run)
+    pair = (PairAnalysis if setup.replay_only else MeasuredSweep)(setup)
     asked, shares = pair.questions, pair.setup.shares
     counts: dict[str, Counter[str]] = {}
     for seed in range(seeds):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,11 +25,11 @@ KS = (1, 2, 3)
 SMALL = ("k=[1,2,3]", "temperature=[0,1]", "new_tokens=8", "threads=1", "prompts.limit=8")
 
 
-def trial(prompt="a", k=0, repetition=1, turn=1, status="ok", **more) -> Trial:
+def trial(prompt="a", k=0, repetition=1, turn=1, **more: Any) -> Trial:
     name = prompt if turn == 1 else f"{prompt}/{turn}"
     rule = "ratio" if k else None
     return Trial(
-        "cell", "easy", name, repetition, k, 0.0, rule, status, turn=turn,
+        "cell", "easy", name, repetition, k, 0.0, rule, "ok", turn=turn,
         **{"new_tokens": 10, "decode_s": 1.0, "rounds": 5 if k else None} | more,
     )  # fmt: skip
 
@@ -69,6 +70,12 @@ def looks_of(run: StoredRun) -> Looks:
     return run.manifest.looks
 
 
+def k_at(run: StoredRun, temperature: float | None) -> int:
+    k = looks_of(run).k_at(temperature or 0.0)
+    assert k is not None
+    return k
+
+
 def with_trials(run: StoredRun, change) -> StoredRun:
     return replace(run, trials=tuple(map(change, run.trials)))
 
@@ -95,11 +102,9 @@ def test_the_k_that_replays_best_is_measured_and_named(run: StoredRun) -> None:
         assert k == row.k
     for evidence in sweep.evidence:
         assert evidence.pairs is not None
-        assert evidence.pairs.candidate == Candidate(
-            "tiny_good", looks_of(run).k_at(evidence.temperature)
-        )
+        assert evidence.pairs.candidate == Candidate("tiny_good", k_at(run, evidence.temperature))
     for answer in where(analyse(run).answers, engine="own"):
-        assert answer.named[1] == looks_of(run).k_at(answer.temperature)
+        assert answer.named[1] == k_at(run, answer.temperature)
         assert answer.source == "measured"
         assert answer.pairs is not None
         assert answer.pairs.prompts == (16 if answer.prompt_set == "all" else 8)
@@ -153,7 +158,7 @@ def test_a_loop_that_does_not_do_as_replay_expects_is_judged_by_its_generations_
     assert caveats[0].values["differs"]
     for answer in where(summary.answers, engine="own"):
         assert answer.pairs is None
-        assert answer.named[1] == looks_of(run).k_at(answer.temperature)
+        assert answer.named[1] == k_at(run, answer.temperature)
         pairs = pairs_of(run.trials, answer.temperature or 0.0, answer.named[1])
         if answer.prompt_set == "all" and len(pairs) == len({pair.name for pair in pairs}):
             assert answer.speedup is not None
@@ -162,7 +167,7 @@ def test_a_loop_that_does_not_do_as_replay_expects_is_judged_by_its_generations_
 def test_rounds_are_priced_by_how_much_they_drafted(run: StoredRun) -> None:
     sweep = MeasuredSweep(Setup(run))
     ranking = sweep.rankings[sweep.setup.rule, 0.0]
-    candidate = Candidate("tiny_good", looks_of(run).k_at(0.0) or 0)
+    candidate = Candidate("tiny_good", k_at(run, 0.0))
     pairs = pairs_of(sweep.trials, 0.0, candidate.k)
     assert replay_holds(check_of_pairs(pairs, ranking.replays, candidate))
     counts = ranking.replays.candidates[candidate]
