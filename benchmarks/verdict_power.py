@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from scipy.stats import binom
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -37,8 +38,8 @@ FOUND = {
     ("plain", "1.20x"): {16: 0.98, 24: 0.98},
     ("heavy tails", "1.20x"): {16: 0.98, 24: 0.98},
 }
-# Reports that say speculate where all K tie with plain decoding
-FALSE, FALSE_IF_SPECULATION_DRIFTS = 0.03, 0.05
+# Reports that say speculate where all K tie with plain decoding: more than luck makes of so many
+FALSE, FALSE_IF_SPECULATION_DRIFTS, LUCK = 0.03, 0.05, 0.05
 # Intervals may hold the truth this much less often than they say
 COVERAGE = 0.02
 
@@ -61,7 +62,8 @@ def missed(case: Case, counts: Counter[str]) -> list[str]:
     problems = []
     if truth == "near ties":
         most = FALSE_IF_SPECULATION_DRIFTS if "speculation" in world else FALSE
-        if counts["reports with speculate"] > most * counts["reports"]:
+        wrong, number = counts["reports with speculate"], counts["reports"]
+        if binom.sf(wrong - 1, number, most) < LUCK:
             problems.append("says speculate")
     found = counts["workload speculate"] / counts["workload verdicts"]
     if found < FOUND.get((world, truth), {}).get(prompts, 0.0):
