@@ -309,7 +309,8 @@ def test_a_run_that_timed_rounds_gives_them_and_not_what_its_steps_add_up_to(
     )
     assert summary["round_times"] == [
         {"draft": "", "temperature": None, "source": "rounds", "plain_s": 0.01,
-         "round_s": {"1": 0.016, "2": 0.020, "3": 0.024}, "visits": 0, "other_plain_s": None}
+         "round_s": {"1": 0.016, "2": 0.020, "3": 0.024}, "visits": 0, "other_plain_s": None,
+         "engine": "own", "run": None, "basis": "measured"}
     ]  # fmt: skip
     assert summary["verdict"]["speedup"] == pytest.approx(3.4 * 10 / 24)
     ideal = {entry["k"]: entry["ideal_speedup"] for entry in summary["ceilings"]}

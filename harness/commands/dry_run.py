@@ -123,33 +123,36 @@ def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
 
 
 def print_server_plan(
-    config: ServerConfig, prompts: Sequence[Prompt], urls: Mapping[str, str], *, synthetic: bool
+    config: ServerConfig, prompts: Sequence[Prompt], states: Mapping[str, str], *, synthetic: bool
 ) -> None:
     """Servers, and the requests that each kind of them gets.
 
     Args:
         config: the command's.
         prompts: of the run.
-        urls: addresses, each with who answers there.
+        states: addresses, each with who answers there, or why no server starts here.
         synthetic: whether servers that reject every draft time the rounds.
     """
     ks = [0, *(k for k in config.k if k > 0)]
     by_set = [*Counter(prompt.prompt_set for prompt in prompts for _ in prompt.turns).values()]
     each_k = len(config.temperature) * config.repetitions * len(ks)
     requests = sum(by_set) * each_k
-    rounds = f"{requests} requests for a part of the budget"
+    rounds = f"{requests} more requests, for a part of the budget"
     if synthetic:  # a prompt of each set, at two budgets
-        rounds = f"{2 * len(by_set) * each_k} requests; {len(ks) - 1} servers reject every draft"
+        rounds = (
+            f"{2 * len(by_set) * each_k} more requests, to plain servers and to one more per K"
+            " that is told to reject every draft"
+        )
     rows: Rows = {
         "engine": f"{config.engine}, {'started here' if config.url is None else 'running'}",
-        **urls,
+        **states,
         **({"not used with url=": ", ".join(config.not_with_url)} if config.not_with_url else {}),
         "servers": ", ".join("plain" if k == 0 else f"K = {k}" for k in ks),
         "temperature": _listed(config.temperature),
         **_answer_rows(config, prompts),
         "visits": config.repetitions,
         "requests, one at a time": f"{requests} of {config.new_tokens} tokens at most",
-        "rounds timed by": rounds,
+        "to time rounds": rounds,
         **_load_rows(config, by_set, each_k),
         "returned texts": "scored for replay" if config.score else "not scored (score=false)",
     }

@@ -146,6 +146,8 @@ def measure_in_looks(
     order = in_random_order(pair.prompts, config.seed)
     measured = _Measured(folder, pair, config, watch)
     ks = ", ".join(sorted({"all" if each.k is None else str(each.k) for each in looks.chosen}))
+    for number in range(1, looks.made + 1):  # what is stored no more is measured again
+        measured.once(look_groups(order, config, looks, number), f"look {number}, K = {ks}")
     while looks.made < LOOKS and looks.ended != "decided":
         number = looks.made + 1
         groups = look_groups(order, config, looks, number)
@@ -260,29 +262,29 @@ class _Measured:
 
     def look(self, groups: Sequence[Group], label: str) -> None:
         """Measure every group, then again those of cells that are not precise yet."""
-        repetitions, due = self._config.repetitions, list(groups)
-        models = (self._pair.target_model, self._pair.drafting)
-        for number in range(max(repetitions, MOST_REPETITIONS)):
-            if number == repetitions:
-                label += ", short texts again"
-            if number >= repetitions:
-                cells = self._imprecise() if self._watch.left_s > 0 else set[Cell]()
-                due = [*_of_cells(groups, cells)]
-            requests = [
-                # Before these repetitions are those of the texts that are replayed
-                request(
-                    self._pair,
-                    self._config,
-                    group.entry,
-                    k,
-                    group.temperature,
-                    repetitions + number,
-                )
-                for group in due
-                for k in (group.ks if number % 2 == 0 else group.ks[::-1])
-            ]
-            if not requests:
+        self.once(groups, label)
+        for number in range(self._config.repetitions, MOST_REPETITIONS):
+            cells = self._imprecise() if self._watch.left_s > 0 else set[Cell]()
+            due = [*_of_cells(groups, cells)]
+            if not due:
                 break
+            self._run(due, number, f"{label}, short texts again")
+
+    def once(self, groups: Sequence[Group], label: str) -> None:
+        """Measure what the folder lacks of each group."""
+        for number in range(self._config.repetitions):
+            self._run(groups, number, label)
+
+    def _run(self, groups: Sequence[Group], number: int, label: str) -> None:
+        config, models = self._config, (self._pair.target_model, self._pair.drafting)
+        # Before these repetitions are those of the texts that are replayed
+        repetition = config.repetitions + number
+        requests = [
+            request(self._pair, config, group.entry, k, group.temperature, repetition)
+            for group in groups
+            for k in (group.ks if number % 2 == 0 else group.ks[::-1])
+        ]
+        if requests:
             run_requests(self._folder, requests, lambda _: models, label, warmed=self._warmed)
 
     def _imprecise(self) -> set[Cell]:
