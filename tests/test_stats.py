@@ -173,7 +173,9 @@ def test_a_workloads_share_varies_as_its_sets_do_at_their_weights():
     few, many = np.arange(32) < 4, np.arange(32) >= 4
     errors = [jackknife.ratio(accepted[rows], judged[rows]).standard_error for rows in (few, many)]
     # Student's quantile, of 3 to 30 degrees of freedom
-    assert 2.0 < width(interval) / 2.0 / (0.5 * np.hypot(*(error or 0.0 for error in errors))) < 3.3
+    assert (
+        2.0 < width(interval) / 2.0 / (0.5 * math.hypot(*(error or 0.0 for error in errors))) < 3.3
+    )
 
 
 @pytest.mark.parametrize(
