@@ -13,11 +13,13 @@ import pytest
 from runs import FROZEN, analysed, ran, timed_little, without_plots
 
 from harness.analysis import analyse
+from harness.records import ResultRow
 from harness.reporting import formatting as fmt
 from harness.reporting import plots, tables
 from harness.reporting.plots import style
 from harness.reporting.tables import brief_tables, leaderboard, tables_of
 from harness.reporting.tables.specification import Cell, Column, Table, table
+from harness.reporting.tables.sweep import sweep_tables
 from harness.storage import load
 from harness.summary import Summary
 
@@ -40,6 +42,7 @@ UNFILLED = {
     "latency.READS of experts": "a profile of a mixture of experts",
     "leaderboard.RANKS cost per 10^6 tokens": "an audition on a card with a price",
     "leaderboard.INELIGIBLE": "an audition with a draft of another tokenizer",
+    "sweep.CELLS few prompts": "a sweep in looks of more than eight prompts of a set",
     "sweep.CELLS trimmed speedup": BUSY,
     "sweep.CELLS timing": BUSY,
     "sweep.TEXTS first difference": "a snapshot whose texts differ",
@@ -307,3 +310,25 @@ def test_drawing_leaves_the_callers_settings_alone() -> None:
     with style.styled():
         assert matplotlib.rcParams["svg.fonttype"] == "none"
     assert matplotlib.rcParams["font.size"] == before
+
+
+def test_a_k_that_few_prompts_measured_is_neither_the_best_nor_compared_with_all_of_them() -> None:
+    """A sweep in looks measures most K on some prompts: K=4 there is no faster than K=2 on all."""
+    made = analysed("sweep")
+
+    def of_few(row: ResultRow) -> ResultRow:
+        few = row.source == "measured" and row.k == 4
+        return replace(row, prompts=2, speedup=9.0) if few else row
+
+    few = replace(made, results=tuple(map(of_few, made.results)))
+    for before, after in zip(sweep_tables(made), sweep_tables(few), strict=True):
+        assert "few prompts" not in [column.one_line for column in before.columns]
+        by_k = dict(zip((row.cells[0].text for row in after.rows), after.rows, strict=True))
+        of_few = dict(zip(by_k, after.column("few prompts"), strict=True))
+        errors = dict(zip(by_k, after.column("prediction error"), strict=True))
+        best = next(k for k in by_k if k.endswith("4"))
+        assert of_few[best].text == "2"
+        assert errors[best].text == fmt.EMPTY
+        assert {cell.text for k, cell in errors.items() if k != best} != {fmt.EMPTY}
+        assert not by_k[best].best
+        assert any("few prompts" in note for note in after.notes)

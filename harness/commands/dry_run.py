@@ -157,7 +157,7 @@ def print_server_plan(
         "returned texts": "scored for replay" if config.score else "not scored (score=false)",
     }
     if config.score and config.own_loop and config.engine != OWN.name:
-        rows["our own loop"] = "its rounds are timed too (own_loop=false leaves them out)"
+        rows["the harness's loop"] = "its rounds are timed too (own_loop=false leaves them out)"
     # On machines that are not known here, or on this one, which costs nothing
     if config.url is not None or config.gpu is None:
         _print_plan(config, [config.draft], rows)

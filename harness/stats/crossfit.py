@@ -30,6 +30,7 @@ from harness.stats.jackknife import (
     Variance,
     enough_prompts,
     half_width,
+    independent_errors,
     joined,
     left_out_variance,
     prompt_variance,
@@ -171,10 +172,8 @@ class Workload:
         rng = np.random.default_rng(seed)
         logs = np.tile(self.log_speedups(), (draws, 1))
         for candidates, values in parts:
-            number = values.shape[1]
-            scale = math.sqrt((number - 1) / number)
-            moves = scale * (values - values.mean(axis=1, keepdims=True))
-            logs[:, candidates] += rng.normal(size=(draws, number)) @ moves.T
+            moves = independent_errors(values)
+            logs[:, candidates] += rng.normal(size=(draws, moves.shape[1])) @ moves.T
         for error in self.shared:
             logs += rng.normal(size=(draws, error.moves.shape[1])) @ error.moves.T
         if self.error is not None:

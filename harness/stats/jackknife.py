@@ -117,11 +117,20 @@ def left_out_variance(without: Array, sizes: Array) -> Variance:
         without: [..., n] the values without each sample.
         sizes: [n] how much each counts, for Kish's effective number of samples.
     """
-    number = without.shape[-1]
-    squares = ((without - without.mean(axis=-1, keepdims=True)) ** 2).sum(axis=-1)
+    squares = (independent_errors(without) ** 2).sum(axis=-1)
     effective = float(sizes.sum() ** 2 / ((sizes**2).sum() or 1.0))
     degrees = max(1.0, effective - 1.0)
-    return Variance((number - 1) / number * squares, np.full_like(squares, degrees))
+    return Variance(squares, np.full_like(squares, degrees))
+
+
+def independent_errors(without: Array) -> Array:
+    """[..., n] parts of the error of what rests on n samples: the variance is their sum of squares.
+
+    Args:
+        without: [..., n] the values without each sample.
+    """
+    number = without.shape[-1]
+    return math.sqrt((number - 1) / number) * (without - without.mean(axis=-1, keepdims=True))
 
 
 def prompt_variance(without: Array, prompt_sets: Sequence[str], sizes: Array) -> Variance:

@@ -53,6 +53,7 @@ from harness.stats.jackknife import (
     Variance,
     enough_prompts,
     half_width,
+    independent_errors,
     joined,
     left_out_variance,
     prompt_variance,
@@ -250,9 +251,7 @@ def _rounds_errors(workload: Workload) -> tuple[Array, Variance]:
     without = workload.log_speedups(1.0 - np.eye(len(workload.prompt_sets)))
     errors = np.empty_like(without)
     for _, members in set_members(workload.prompt_sets):
-        of_set = without[:, members]
-        scale = math.sqrt((len(members) - 1) / len(members))
-        errors[:, members] = scale * (of_set - of_set.mean(axis=1, keepdims=True))
+        errors[:, members] = independent_errors(without[:, members])
     return errors, prompt_variance(without, workload.prompt_sets, workload.baseline_tokens)
 
 
@@ -300,7 +299,7 @@ class _Price:
         blocks = min(BLOCKS, len(values))
         block = np.arange(len(values)) * blocks // len(values)
         by_blocks = left_out_variance(*_without_groups(values, block))
-        errors = math.sqrt((len(sizes) - 1) / len(sizes)) * (without - without.mean())
+        errors = independent_errors(without)
         return cls(float(values.mean()), measured, errors, by_prompts, by_blocks)
 
 

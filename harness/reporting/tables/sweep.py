@@ -32,6 +32,7 @@ class Cell(NamedTuple):
     predicted: ResultRow | None
     unstable: Unstable | None
     outlier: OutlierCell | None
+    few: int | None = None  # prompts, where another K was measured on twice as many or more
 
     @property
     def speedup(self) -> fmt.Bounded | None:
@@ -45,8 +46,10 @@ class Cell(NamedTuple):
 
     @property
     def error(self) -> float | None:
-        """Of the prediction: predicted / measured - 1."""
+        """Of the prediction: predicted / measured - 1; None for few measured prompts."""
         predicted, measured = self.predicted_speedup, self.row.speedup
+        if self.few is not None:
+            return None
         return predicted / measured - 1 if predicted and measured else None
 
     @property
@@ -62,6 +65,7 @@ class Cell(NamedTuple):
 
 CELLS: tuple[Column[Cell], ...] = (
     Column("K", lambda cell: cell.row.k, fmt.count, key=True),
+    Column("few\nprompts", lambda cell: cell.few, fmt.count),
     Column("tok/s", lambda cell: cell.row.tokens_per_second, fmt.rate),
     Column("ms/tok", lambda cell: cell.row.ms_per_token, fmt.milliseconds),
     Column("acceptance\n_rate", lambda cell: cell.row.acceptance_rate, fmt.percent),
@@ -107,6 +111,11 @@ REPLAY: tuple[Column[ReplayCheck], ...] = (
 
 BEST_NOTE = (
     "best: the fastest row of this table. The verdict is scored on held-out prompts and may differ."
+)
+FEW_NOTE = (
+    "few prompts: a sweep that stops when its verdicts are decided (until=decided) measures most K"
+    " on the first prompts of each set alone. These rows compare with no row of more prompts, and"
+    " what is predicted is of all of them, so no error is given. until=all measures every cell."
 )
 REPLAYED_NOTE = (
     "Predicted: tokens per round from completions of the target that the draft scored, x R(0) /"
@@ -157,8 +166,12 @@ def replay_table(summary: Summary) -> Table:
 
 
 def _cells_table(title: str, cells: list[Cell], summary: Summary) -> Table:
-    run, ordered = summary.run, sorted(cells, key=lambda cell: cell.row.k)
-    stable = [cell for cell in ordered if cell.unstable is None]
+    run, most = summary.run, max(cell.row.prompts or 0 for cell in cells)
+    ordered = [
+        cell._replace(few=cell.row.prompts if 2 * (cell.row.prompts or most) <= most else None)
+        for cell in sorted(cells, key=lambda cell: cell.row.k)
+    ]
+    stable = [cell for cell in ordered if cell.unstable is None and cell.few is None]
     fastest = max(
         stable, key=lambda cell: (cell.row.speedup or 0.0) if cell.row.k else 1.0, default=None
     )
@@ -173,6 +186,7 @@ def _cells_table(title: str, cells: list[Cell], summary: Summary) -> Table:
             *(f"K={r.k} is {r.status}" + (f": {r.error}" if r.error else ".") for r in incomplete),
             NO_ROOT_NOTE if any(cell.breakeven == fmt.NO_ROOT for cell in ordered) else "",
             BEST_NOTE if speculated else "",
+            FEW_NOTE if any(cell.few for cell in ordered) else "",
             OUTLIER_NOTE if any(cell.outlier for cell in ordered) else "",
             stability.note(summary, "cell"),
             EXPECTED_NOTE if run.synthetic else "",
