@@ -14,7 +14,7 @@ environment variable is set). The keys are the command line's contract: renaming
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
@@ -423,6 +423,18 @@ class ModelsConfig(CommandConfig):
                 rates_for(self.decode.acceptance, k)
 
 
+def check_ks(ks: Sequence[int], draft: ModelConf) -> None:
+    """Refuse a K at which a draft proposes nothing.
+
+    Raises:
+        UserError: there is one.
+    """
+    least = draft.spec.least_k
+    if any(0 < k < least for k in ks):
+        enough = ",".join(str(k) for k in ks if k >= least) or least
+        raise UserError(f"k: {draft.spec.phrase} drafts {least} tokens or more; give k=[{enough}]")
+
+
 @dataclass
 class PairConfig(ModelsConfig):
     """What every command takes that runs a target with one draft."""
@@ -438,6 +450,7 @@ class PairConfig(ModelsConfig):
                 f"draft.name={self.draft.name}: the same as model.name, of another model; "
                 "give one of them another name (draft.name=...)"
             )
+        check_ks(self.k, self.draft)
         if not self.draft.spec.looks_up and self.model.weights != self.draft.weights:
             raise UserError(
                 f"model.weights={self.model.weights} and draft.weights={self.draft.weights}: their "

@@ -27,7 +27,12 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 
 from harness.analysis import analyse
 from harness.decoding.drafters import ModelDrafter
-from harness.decoding.lookups import NgramDrafter, SuffixDrafter, lookups
+from harness.decoding.lookups import (
+    NgramDrafter,
+    SimpleNgramDrafter,
+    SuffixDrafter,
+    lookups,
+)
 from harness.decoding.sampling import SamplingParameters
 from harness.records import RULES, Round, Rule
 from harness.theory.replay import replay
@@ -192,6 +197,37 @@ def suffix_after(
         drafter.learn(answer)
     drafter.begin(text)
     return drafter.draft(9)
+
+
+def as_llamacpp_looks_up(text: Sequence[int], size: int, longest: int) -> list[int]:
+    """A transcription of common_ngram_simple_draft: the last token is not in the history yet."""
+    history, number = text[:-1], len(text) - 1
+    if number <= size + longest + 1:
+        return []
+    matches = (
+        start
+        for start in range(number - size - 1, 0, -1)
+        if [*history[start : start + size]] == [*text[-size:]]
+    )
+    start = next(matches, 0)
+    copied = min(longest, number - (start + size))
+    if not start or copied < size:
+        return []
+    return [*history[start + size : start + size + copied]]
+
+
+def test_the_look_up_of_llamacpp_proposes_what_followed_the_last_occurrence() -> None:
+    rng, proposed = np.random.default_rng(4), 0
+    for size, k in ((1, 1), (1, 2), (2, 2), (2, 16), (3, 5)):
+        drafter = SimpleNgramDrafter((), size)
+        text = rng.integers(4, size=60).tolist()
+        drafter.begin(text[:5])
+        for end in range(5, 60):
+            expected = as_llamacpp_looks_up(text[:end], size, k)
+            assert drafter.draft(k) == expected
+            proposed += len(expected)
+            drafter.append(text[end : end + 1])
+    assert proposed > 100
 
 
 def test_a_suffix_look_up_proposes_what_most_often_followed_the_longest_match() -> None:

@@ -667,7 +667,7 @@ def test_a_server_is_told_the_dtype_that_is_replayed(
     pair: Any = None
     if loaded:
         target = load(config.model, "model", torch.device("cpu"))
-        pair = OpenedPair(target, None, *[None] * 3)  # type: ignore[arg-type]
+        pair = OpenedPair(target, None, *[None] * 4)  # type: ignore[arg-type]
     start = adapter_of(config).start
     assert start is not None
     serve = ToServe(config, tmp_path, 100, slots=1, threads=None, pair=pair)

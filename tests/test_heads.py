@@ -604,6 +604,6 @@ def test_rotary_frequencies_of_a_head_stay_in_float32_for_a_target_in_bfloat16(
     low = replace(target, network=lower.to(torch.bfloat16))
     head = read(tmp_path, low)
     assert {weight.dtype for weight in head.parameters()} == {torch.bfloat16}
-    assert torch.equal(head._rotary.inv_freq, exact._rotary.inv_freq)
+    assert torch.equal(head.rotary.inv_freq, exact.rotary.inv_freq)
     tokens, states = torch.tensor([[1, 2, 3]]), torch.randn(1, 2, head.fc.in_features)
     assert head.passes(tokens, states.to(torch.bfloat16), 2)[0].dtype == torch.bfloat16

@@ -31,7 +31,7 @@ from stand_in_server import StandIn
 
 from harness.analysis import analyse
 from harness.analysis.server_lossless import text_z
-from harness.cli import compose
+from harness.cli import compose, draft_conf
 from harness.commands import server as command
 from harness.commands import server_start, server_visits
 from harness.config import ModelConf
@@ -92,6 +92,23 @@ def test_every_request_is_a_trial_that_counts_what_rounds_emitted(served: Stored
             assert (trial.rule, trial.rounds, trial.drafted) == (None, None, None)
     seeds = {each.cell for each in served.trials}
     assert len(seeds) == len(served.trials)
+
+
+@needs_llamacpp
+@pytest.mark.parametrize("draft", ["tiny_eagle3", "ngram_simple"])
+def test_a_head_and_a_look_up_of_llamacpp_draft_as_replayed(draft: str, tmp_path: Path) -> None:
+    ks = [k for k in (1, 2, 4) if k >= draft_conf(draft).spec.least_k]
+    words = (f"draft={draft}", f"k={ks}", "temperature=0", "repetitions=1", "prompts.limit=4")
+    run = ran("server", tmp_path, *words, "engine=llamacpp", "threads=1", "own_loop=false",
+              "kv_type=f32", "flash_attention=off")  # fmt: skip
+    served = analyse(run).served
+    assert served is not None
+    gates = {gate.k: gate for gate in served.gates}
+    assert gates.keys() == {*ks}
+    for gate in gates.values():
+        assert gate.texts == 8
+        assert gate.equal_rounds == gate.equal_drafted == gate.equal_texts == gate.texts
+        assert gate.lossless
 
 
 @needs_llamacpp
@@ -587,11 +604,18 @@ def test_a_server_that_does_not_draft_or_does_not_tell_is_refused_before_there_i
         (["url=[http://h:1,http://h:2]", "api_key_env=NO_SUCH"], "api_key_env=NO_SUCH: no such"),
         (["decode.rule=exact_match"], "decode.rule=exact_match: engine=llamacpp accepts by greedy"),
         (
-            ["draft=tiny_eagle3"],
-            "draft=tiny_eagle3: engine=llamacpp does not draft with an EAGLE-3 head here;"
-            " engine=own or vllm or sglang does",
+            ["draft=medusa", "draft.id=x"],
+            "draft=medusa: engine=llamacpp does not draft with Medusa heads here; engine=own does",
         ),
-        (["draft=ngram"], "draft=ngram: engine=llamacpp does not draft with an n-gram look-up"),
+        (
+            ["draft=ngram"],
+            "draft=ngram: engine=llamacpp does not draft with an n-gram look-up here; its own"
+            " look-up is draft=ngram_simple",
+        ),
+        (
+            ["draft=ngram_simple"],
+            r"k: llama.cpp's n-gram look-up drafts 2 tokens or more; give k=\[2,4,8\]",
+        ),
         (
             ["engine=vllm", "draft=suffix"],
             "draft=suffix: engine=vllm does not draft with a suffix look-up here$",

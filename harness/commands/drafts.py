@@ -22,7 +22,7 @@ from harness.commands.pair import check_clock, load_draft, opening, reserve, wit
 from harness.commands.progress import progress
 from harness.commands.time_rounds import visits_of_draft
 from harness.commands.time_steps import timed_steps
-from harness.config import AuditionConfig, ModelConf, named_in_drafts
+from harness.config import AuditionConfig, ModelConf, check_ks, named_in_drafts
 from harness.measurement import step_times
 from harness.measurement.target_texts import GeneratedText
 from harness.models.cached import CachedModel
@@ -201,8 +201,10 @@ def _with_draft(
 
     Raises:
         NotEligible: another tokenizer.
-        UserError: a draft that cannot be loaded, rewound or read, or for another target.
+        UserError: a draft that cannot be loaded, rewound or read, is for another target, or drafts
+            nothing at a K.
     """
+    check_ks(config.k, conf)
     if conf.spec.looks_up:
         answers = [trial.tokens or () for trial in folder.trials.read()]
         return LookupPair(**vars(target), draft_name=conf.name, kind=conf.kind, answers=answers)

@@ -116,6 +116,9 @@ def shipped_drafts() -> list[ModelConf]:
 
 def _pairing(target: ModelConf, draft: ModelConf, card: GpuConf | None) -> Pairing:
     if draft.spec.looks_up:
+        least = draft.spec.least_k
+        if least > 1:
+            return Pairing(draft, "not eligible", f"drafts {least} tokens or more; name it")
         return Pairing(draft, "eligible", "looks its tokens up")
     weights = draft.spec.weights
     if weights == "target_checkpoint" and not mtp_layers(target):

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import psutil
 import torch
 
+from harness.commands.drafted import HeadPair
 from harness.commands.pair import sampling_of
 from harness.commands.progress import progress
 from harness.commands.server_requests import Role, Workload, load_slots
@@ -218,7 +219,8 @@ def _to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
     if pair is not None:
         draft, _ = pair.opened.get("draft", (None, None))
         clock = Clock(*(timed.model for timed in pair.timed))
-        opened = OpenedPair(pair.target, draft, pair.target_model, drafter, clock.now)
+        head = pair.head if isinstance(pair, HeadPair) else None
+        opened = OpenedPair(pair.target, draft, head, pair.target_model, drafter, clock.now)
     longest = max(len(entry.tokens) for entry in work.prompts)
     return ToServe(
         config=work.config,

@@ -2,14 +2,15 @@
 
 It costs next to nothing, so it is the baseline that every draft model must beat. A look-up may
 propose fewer than K tokens, or none: such a round verifies what there is, and ends in a bonus if
-all of it stands. It never proposes an end of text, nor anything behind one.
+all of it stands.
 
-Two kinds:
+Three kinds, of which only the second proposes an end of text, or what is behind one:
 - `NgramDrafter`: prompt lookup, as transformers' generate does it (PLD, Saxena 2023). The last two
   tokens of the text (or else the last one) are looked for earlier in the prompt and the text; what
   followed their first occurrence is proposed. The proposals are those of transformers'
   PromptLookupCandidateGenerator (a test compares them), but from an index of first occurrences that
   grows with the text, where that searches the whole text again in every round.
+- `SimpleNgramDrafter`: llama.cpp's --spec-type ngram-simple, which takes the last match.
 - `SuffixDrafter`: also over answers that were given earlier, in the manner of SuffixDecoding
   (Oliaro et al. 2024, arXiv 2411.04975). The longest end of the text that occurs anywhere before is
   looked for; what followed most often is proposed token by token, at most as many tokens as
@@ -39,7 +40,7 @@ class LookupDrafter(ABC):
     """A `Drafter` that looks its tokens up: all of them are chosen, nothing is drawn.
 
     Attributes:
-        eos: the ids that end a text; they are never proposed, nor what is behind them.
+        eos: the ids that end a text.
         text: so far, the prompt included.
     """
 
@@ -104,6 +105,45 @@ class NgramDrafter(LookupDrafter):
         places = (self._after.get(tuple(text[-size:])) for size in sizes)
         place = next((place for place in places if place is not None), len(text))
         return _before_end(text[place : place + count], self.eos)
+
+
+class SimpleNgramDrafter(LookupDrafter):
+    """Proposes what followed the text's last n-gram the last time it occurred, as llama.cpp does.
+
+    Source: llama.cpp, common/ngram-map.cpp, `common_ngram_simple_draft` with K as its size_m. Its
+    history lacks the token that was sampled last. A match at the very beginning counts for none,
+    as does one with fewer tokens behind it than an n-gram has; so does any in a text of no more
+    than K + n + 1 tokens, and with K < n there is none.
+    """
+
+    def __init__(self, eos: Collection[int], ngram: int = LONGEST_NGRAM) -> None:
+        """Look for n-grams of `ngram` tokens."""
+        super().__init__(eos)
+        self._ngram = ngram
+        # Where each n-gram's last occurrence in the history goes on
+        self._after: dict[tuple[int, ...], int] = {}
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Start with the prompt as the text; there is nothing to prefill."""
+        self._after = {}
+        super().begin(prompt)
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Let the text go on."""
+        for token in tokens:
+            self.text.append(token)
+            # What ends at the history's last token is the n-gram that is looked for, but for one
+            end = len(self.text) - 2
+            if end > self._ngram:
+                self._after[tuple(self.text[end - self._ngram : end])] = end
+
+    def draft(self, count: int) -> list[int]:
+        """What is proposed after the text, at most `count` tokens."""
+        history, size = len(self.text) - 1, self._ngram
+        place = self._after.get(tuple(self.text[-size:]))
+        if place is None or history - place < size or history <= size + count + 1:
+            return []
+        return self.text[place : min(history, place + count)]
 
 
 class SuffixDrafter(LookupDrafter):

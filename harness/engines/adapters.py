@@ -22,6 +22,7 @@ from harness.serving.spec import EngineSpec
 
 if TYPE_CHECKING:
     from harness.models.cached import CachedModel
+    from harness.models.heads.base import LoadedHead
     from harness.models.load import LoadedModel
 
 
@@ -31,6 +32,7 @@ class OpenedPair:
 
     Attributes:
         target, draft: as they were loaded; no draft where it is no model of its own.
+        head: the draft, where it is one; else None.
         target_model: the target with a cache.
         drafter: makes the drafter of a request from how it is sampled and its K.
         now: seconds, read after the models' devices have finished.
@@ -38,6 +40,7 @@ class OpenedPair:
 
     target: "LoadedModel"
     draft: "LoadedModel | None"
+    head: "LoadedHead | None"
     target_model: "CachedModel"
     drafter: Callable[[SamplingParameters, int], Drafter]
     now: Callable[[], float]
@@ -141,6 +144,9 @@ def adapter_of(config: ServerConfig) -> Adapter:
             if kind in each.drafts and _adapter(each).start is not None
         ]
         instead = f"; engine={' or '.join(able)} does" if able else ""
+        lookups = [each for each in spec.drafts if DRAFTS[each].looks_up]
+        if DRAFTS[kind].looks_up and lookups:
+            instead = f"; its own look-up is draft={' or '.join(lookups)}"
         raise UserError(
             f"draft={config.draft.name}: engine={name} does not draft with {DRAFTS[kind].phrase}"
             f" here{instead}"

@@ -1,8 +1,9 @@
-"""Write a loaded Llama, Qwen2 or Qwen3 model as a GGUF file, the format that llama.cpp reads.
+"""Write a loaded model or EAGLE-3 head as a GGUF file, the format that llama.cpp reads.
 
 For the models that ship with the harness, for random ones, and for small ones that a user has as
-safetensors. A user's large models are better converted with llama.cpp's own tools and named by
-`model.gguf=`: there the file that will be served is the file that is measured.
+safetensors: Llama, Qwen2 and Qwen3, and heads for these. A user's large models are better converted
+with llama.cpp's own tools and named by `model.gguf=`: there the file that will be served is the
+file that is measured.
 
 The names of the tensors are the `gguf` package's (`get_tensor_name_map`); three things are not:
 
@@ -13,12 +14,16 @@ The names of the tensors are the `gguf` package's (`get_tensor_name_map`); three
 - Llama 3's rescaled rotary frequencies are a tensor of the file, `rope_freqs.weight`: by how much
   each frequency is divided.
 
+A head's names and keys are those that llama.cpp's conversion/llama.py writes and
+src/models/eagle3.cpp reads. Its rows are reordered as Llama's are, and `d2t` holds the target's ids
+themselves. What it shares with the target, the embedding, is not in the file.
+
 The tokenizer goes in as byte-level BPE, with the name of the expression that splits text into
 words. Where prompts are sent as token ids, as the harness does, only the pieces are used.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,6 +33,8 @@ from torch import Tensor
 
 from harness import PACKAGE
 from harness.models.dummy import StandInTokenizer
+from harness.models.heads.base import LoadedHead
+from harness.models.heads.eagle3 import STATES, Eagle3Network
 from harness.models.load import LoadedModel
 from harness.records import UserError
 
@@ -41,6 +48,26 @@ QWEN2_SPLIT = (
 )
 LLAMA3_SPLIT = QWEN2_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 SPLITS = {QWEN2_SPLIT: "qwen2", LLAMA3_SPLIT: "llama-bpe"}
+ROPE_FACTORS = "rope_freqs.weight"
+# Of an EAGLE-3 head, by its network's names
+HEAD_TENSORS = {
+    "embed_tokens": "token_embd",
+    "fc": "fc",
+    "norm": "output_norm",
+    "lm_head": "output",
+    "midlayer.input_layernorm": "blk.0.attn_norm",
+    "midlayer.hidden_norm": "blk.0.attn_norm_2",
+    "midlayer.self_attn.q_proj": "blk.0.attn_q",
+    "midlayer.self_attn.k_proj": "blk.0.attn_k",
+    "midlayer.self_attn.v_proj": "blk.0.attn_v",
+    "midlayer.self_attn.o_proj": "blk.0.attn_output",
+    "midlayer.post_attention_layernorm": "blk.0.ffn_norm",
+    "midlayer.mlp.gate_proj": "blk.0.ffn_gate",
+    "midlayer.mlp.up_proj": "blk.0.ffn_up",
+    "midlayer.mlp.down_proj": "blk.0.ffn_down",
+}
+# Which of the target's layers a head reads; the name before build 11500 and since
+LAYERS_KEYS = ("extract_layers", "target_layers")
 ELSEWHERE = "convert it with llama.cpp's convert_hf_to_gguf.py and name the file"
 
 
@@ -64,13 +91,64 @@ def write_gguf(loaded: LoadedModel, path: Path) -> Path:
     kind = DTYPES.get(loaded.network.dtype)
     if kind is None:
         raise UserError(f"{where}: {loaded.network.dtype} is not converted to GGUF; use float32")
+
+    def fill(writer: Any) -> None:
+        writer.add_name(loaded.name)
+        _write_sizes(writer, gguf, config, loaded.context_tokens, loaded.vocab_size)
+        _write_tokenizer(writer, gguf, loaded, where)
+
+    return _written(path, gguf, config.model_type, kind, fill, _tensors(gguf, loaded))
+
+
+def write_eagle3_gguf(head: LoadedHead, target: LoadedModel, path: Path) -> Path:
+    """Write an EAGLE-3 head, with its target's tokenizer, as a GGUF file of the same dtype.
+
+    Returns:
+        `path`.
+
+    Raises:
+        UserError: a head of another kind, a dtype or a tokenizer that is not converted here, or no
+            gguf package.
+    """
+    gguf = gguf_package(head.key)
+    network, where = head.network, f"{head.key}={head.name}"
+    if not isinstance(network, Eagle3Network):
+        raise UserError(f"{where}: only EAGLE-3 heads are converted to GGUF here; {ELSEWHERE}")
+    if len(network.layers) != STATES:
+        raise UserError(f"{where}: llama.cpp's EAGLE-3 heads read {STATES} of the target's layers")
+    kind = DTYPES.get(network.lm_head.weight.dtype)
+    if kind is None:
+        raise UserError(f"{where}: {network.lm_head.weight.dtype} is not converted to GGUF")
+
+    def fill(writer: Any) -> None:
+        writer.add_name(head.name)
+        _write_sizes(writer, gguf, network.config, target.context_tokens, target.vocab_size)
+        for key in LAYERS_KEYS:
+            writer.add_array(f"eagle3.{key}", list(network.layers))
+        writer.add_uint32("eagle3.target_hidden_size", network.width // len(network.layers))
+        writer.add_bool("eagle3.norm_before_residual", network.norm_before_residual)
+        _write_tokenizer(writer, gguf, target, where)
+        if len(network.d2t) != target.vocab_size:
+            ids = network.d2t.cpu() + torch.arange(len(network.d2t))
+            writer.add_tensor("d2t", ids.numpy())
+
+    return _written(path, gguf, "eagle3", kind, fill, _head_tensors(network))
+
+
+def _written(
+    path: Path,
+    gguf: Any,
+    architecture: str,
+    kind: str,
+    fill: Callable[[Any], None],
+    tensors: Iterable[tuple[str, Tensor]],
+) -> Path:
+    """A file with the keys that `fill` writes, and tensors of a GGUF type; vectors are float32."""
     partial = path.with_name(f"{path.name}.partial")
-    writer = gguf.GGUFWriter(partial, config.model_type)
-    writer.add_name(loaded.name)
+    writer = gguf.GGUFWriter(partial, architecture)
     writer.add_file_type(getattr(gguf.LlamaFileType, _file_type(kind)))
-    _write_sizes(writer, gguf, loaded)
-    _write_tokenizer(writer, gguf, loaded, where)
-    for name, tensor in _tensors(gguf, loaded):
+    fill(writer)
+    for name, tensor in tensors:
         data: Any = tensor.float().numpy()
         stored = getattr(gguf.GGMLQuantizationType, kind if tensor.ndim > 1 else "F32")
         writer.add_tensor(name, gguf.quants.quantize(data, stored), raw_dtype=stored)
@@ -96,11 +174,10 @@ def _file_type(kind: str) -> str:
     return "ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"
 
 
-def _write_sizes(writer: Any, gguf: Any, loaded: LoadedModel) -> None:
+def _write_sizes(writer: Any, gguf: Any, config: Any, context_tokens: int, vocab: int) -> None:
     """The keys from which llama.cpp builds the network."""
-    config: Any = loaded.network.config
     rope = config.rope_parameters
-    writer.add_context_length(loaded.context_tokens)
+    writer.add_context_length(context_tokens)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
@@ -111,7 +188,7 @@ def _write_sizes(writer: Any, gguf: Any, loaded: LoadedModel) -> None:
     writer.add_rope_dimension_count(_head_size(config))
     writer.add_rope_freq_base(float(rope["rope_theta"]))
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(loaded.vocab_size)
+    writer.add_vocab_size(vocab)
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(getattr(gguf.RopeScalingType, rope["rope_type"].upper()))
         writer.add_rope_scaling_factor(float(rope["factor"]))
@@ -138,7 +215,24 @@ def _tensors(gguf: Any, loaded: LoadedModel) -> Iterator[tuple[str, Tensor]]:
             rows = _interleaved(rows, heads[projection])
         yield names.get_name(name, try_suffixes=(".weight", ".bias")), rows
     if config.rope_parameters["rope_type"] == "llama3":
-        yield "rope_freqs.weight", _llama3_factors(loaded)
+        rotary: Any = loaded.network.base_model.rotary_emb
+        yield ROPE_FACTORS, _llama3_factors(config, rotary)
+
+
+def _head_tensors(network: Eagle3Network) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a head under its GGUF name, on the CPU."""
+    config: Any = network.config
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for name, tensor in network.state_dict().items():
+        stem = name.removesuffix(".weight")
+        if stem not in HEAD_TENSORS or (stem == "embed_tokens" and not network.own_embedding):
+            continue
+        rows, projection = tensor.detach().cpu(), stem.split(".")[-1]
+        if projection in heads:
+            rows = _interleaved(rows, heads[projection])
+        yield f"{HEAD_TENSORS[stem]}.weight", rows
+    if config.rope_parameters["rope_type"] == "llama3":
+        yield ROPE_FACTORS, _llama3_factors(config, network.rotary)
 
 
 def _interleaved(rows: Tensor, heads: int) -> Tensor:
@@ -147,13 +241,11 @@ def _interleaved(rows: Tensor, heads: int) -> Tensor:
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
-def _llama3_factors(loaded: LoadedModel) -> Tensor:
+def _llama3_factors(config: Any, rotary: Any) -> Tensor:
     """By how much Llama 3's scaling divides each rotary frequency, [head size / 2]."""
-    config: Any = loaded.network.config
     size = _head_size(config)
     exponents = torch.arange(0, size, 2, dtype=torch.float32) / size
     unscaled = float(config.rope_parameters["rope_theta"]) ** -exponents
-    rotary: Any = loaded.network.base_model.rotary_emb
     return unscaled / rotary.inv_freq.float().cpu()
 
 

@@ -11,6 +11,8 @@ Read in tools/server of the release (build 11549) and run:
   round emits its accepted tokens and one of the target's own. After an end of text they are
   `spec_decode_num_drafts_total` of `/metrics` (rounds that drafted anything) where the server
   decodes this request alone, and `draft_n` / K elsewhere.
+- A look-up's rounds are counted in the same way: one that found nothing emits the target's token.
+  After an end of text they are known where that token is not in the prompt, and so was not found.
 - `/props` has `total_slots`, the requests that are decoded side by side; others wait for a slot.
 """
 
@@ -27,7 +29,7 @@ from typing import Any, Literal, cast
 
 from harness import PACKAGE
 from harness.config import ModelConf, ServerConfig
-from harness.engines.adapters import Adapter, ToServe, rule_of, started_with
+from harness.engines.adapters import Adapter, ToServe, kind_of, rule_of, started_with
 from harness.engines.http_server import (
     Answer,
     HttpServer,
@@ -48,7 +50,8 @@ from harness.engines.protocol import (
     token_ids,
 )
 from harness.records import Rule, UserError
-from harness.serving.llamacpp import COUNTING, SPEC
+from harness.serving.drafts import DraftKind, looks_up
+from harness.serving.llamacpp import COUNTING, SPEC, SPEC_TYPES, drafting_flags
 from harness.serving.spec import EngineSpec
 
 WHEEL = "xllamacpp"
@@ -101,7 +104,7 @@ class LlamaCpp(StartedEngine):
 
     def server(self, running: Running, k: int) -> "LlamaCppServer":
         """Take over a server that answers."""
-        return LlamaCppServer(running, k, self.rule)
+        return LlamaCppServer(running, k, self.rule, self.kind)
 
     def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:
         """llama-server's command line, without where it listens."""
@@ -116,17 +119,17 @@ class LlamaCpp(StartedEngine):
         if self.threads is not None:
             flags["--threads"] = self.threads
         if k:
-            flags |= {
-                "--spec-type": "draft-simple",
-                "--spec-draft-model": self.draft,
-                "--spec-draft-n-max": k,
-                "--spec-draft-type-k": self.kv_type,
-                "--spec-draft-type-v": self.kv_type,
-            }
-            if self.rule == "ratio":  # a build before 11368 does not know the flag
-                flags["--spec-draft-sampling"] = "probabilistic"
-            if self.threads is not None:
-                flags["--spec-draft-threads"] = self.threads
+            flags |= drafting_flags(self.kind, k)
+            if not looks_up(self.kind):
+                flags |= {
+                    "--spec-draft-model": self.draft,
+                    "--spec-draft-type-k": self.kv_type,
+                    "--spec-draft-type-v": self.kv_type,
+                }
+                if self.threads is not None:
+                    flags["--spec-draft-threads"] = self.threads
+                if self.rule == "ratio":  # a build before 11368 does not know the flag
+                    flags["--spec-draft-sampling"] = "probabilistic"
             if synthetic is not None:
                 flags["--spec-synth-rates"] = ",".join(f"{rate:g}" for rate in synthetic)
         options = (str(part) for flag in flags.items() for part in flag)
@@ -151,16 +154,27 @@ class LlamaCppServer(HttpServer):
 
     decoded_field = "content"
 
-    def __init__(self, running: Running, k: int, rule: Rule = "greedy_draft") -> None:
-        """Take over a server that drafts `k` tokens per round and accepts by `rule`."""
+    def __init__(
+        self, running: Running, k: int, rule: Rule = "greedy_draft", kind: DraftKind = "model"
+    ) -> None:
+        """Take over a server that drafts `k` tokens per round and accepts by `rule`.
+
+        Args:
+            running: the server.
+            k: the most that a look-up drafts.
+            rule: of acceptance.
+            kind: of its draft.
+        """
         super().__init__(f"llama.cpp at k={k}", k, running)
         facts = running.client.about(*ABOUT, SERVER)
         self.facts = EngineFacts(
             SPEC,
             _version(str(facts["build_info"]), running.process),
             rule,
+            drafts_fewer=looks_up(kind),
             slots=facts.get("total_slots"),
         )
+        self._kind = kind
 
     def complete(self, asked: Asked, deadline_s: float) -> Completion:
         """Ask once for a completion; see `HttpServer`."""
@@ -168,7 +182,7 @@ class LlamaCppServer(HttpServer):
         answer = self.ask(INTERFACE.path, request_body(asked), deadline_s)
         drafts_now = self._drafts(deadline_s)
         drafted = None if drafts is None or drafts_now is None else drafts_now - drafts
-        return self._completion(answer, asked.budget, drafts=drafted)
+        return self._completion(answer, asked, drafts=drafted)
 
     def _drafts(self, deadline_s: float) -> int | None:
         """Rounds that drafted, since the server started; None where they are not one request's."""
@@ -178,8 +192,8 @@ class LlamaCppServer(HttpServer):
         counts = [line.split()[1] for line in lines if line.startswith(DRAFTS_COUNTER)]
         return int(counts[0]) if counts else None
 
-    def _completion(self, answer: Answer, budget: int, *, drafts: int | None) -> Completion:
-        where = self.where
+    def _completion(self, answer: Answer, asked: Asked, *, drafts: int | None) -> Completion:
+        where, budget = self.where, asked.budget
         for name in ("tokens", "timings"):
             field_of(answer.body, name, where, SERVER)
         record = parse(answer.body)
@@ -190,15 +204,16 @@ class LlamaCppServer(HttpServer):
         # Both are missing where nothing was drafted
         drafted, accepted = record.drafted or 0, record.accepted or 0
         returned = len(record.tokens)
-        self.check_drafts(drafted, returned, "--spec-draft-model and --spec-type draft-simple")
+        self.check_drafts(drafted, returned, f"--spec-type {SPEC_TYPES[self._kind]}")
         rounds = None
         if self.k:
             own = returned - COUNTING.first_position - accepted
-            rounds = (
-                own
-                if record.stop_reason in ("budget", None)
-                else rounds_at_eos(own, drafted, self.k, left=budget - returned, drafts=drafts)
-            )
+            if record.stop_reason in ("budget", None):
+                rounds = own
+            elif not looks_up(self._kind):
+                rounds = rounds_at_eos(own, drafted, self.k, left=budget - returned, drafts=drafts)
+            elif record.tokens[-1] not in asked.prompt:  # nor was it found, then
+                rounds = own
         counted = replace(record, rounds=rounds, drafted=drafted, accepted=accepted)
         return self.completion(answer, counted)
 
@@ -297,7 +312,9 @@ def adapter(spec: EngineSpec) -> Adapter:
     """How its servers are used."""
     return Adapter(
         spec,
-        attach=lambda config, _: partial(LlamaCppServer, rule=rule_of(config)),
+        attach=lambda config, _: partial(
+            LlamaCppServer, rule=rule_of(config), kind=kind_of(config)
+        ),
         start=_started,
         check=_check,
     )
@@ -307,7 +324,7 @@ def _started(serve: ToServe, port: int | None) -> LlamaCpp:
     config = serve.config
     return LlamaCpp(
         _gguf(serve, config.model, "model"),
-        _gguf(serve, config.draft, "draft"),
+        None if looks_up(serve.kind) else _gguf(serve, config.draft, "draft"),
         **started_with(serve, port),
         kv_type=config.kv_type,
         flash_attention=cast("Any", config.flash_attention),
@@ -318,7 +335,9 @@ def _check(config: ServerConfig) -> None:
     """Refuse a missing GGUF file, no file where none can be converted, or no llama-server."""
     from harness.engines.gguf_file import gguf_package
 
-    models = {"model": config.model, "draft": config.draft}
+    models = {"model": config.model}
+    if not config.draft.spec.looks_up:
+        models["draft"] = config.draft
     for key, conf in models.items():
         if conf.gguf is not None:
             _check_gguf(Path(conf.gguf), f"{key}.gguf={conf.gguf}")
@@ -340,7 +359,7 @@ def _check_gguf(file: Path, where: str) -> None:
 
 def _gguf(serve: ToServe, conf: ModelConf, key: str) -> Path:
     """The user's file of a model, else one that is written in the run folder once."""
-    from harness.engines.gguf_file import write_gguf
+    from harness.engines.gguf_file import write_eagle3_gguf, write_gguf
 
     if conf.gguf is not None:
         return Path(conf.gguf).resolve()
@@ -350,6 +369,9 @@ def _gguf(serve: ToServe, conf: ModelConf, key: str) -> Path:
     file = folder / f"{key}.gguf"
     if file.exists():
         return file
-    loaded = serve.pair.target if key == "model" else serve.pair.draft
+    pair = serve.pair
+    if key == "draft" and pair.head is not None:
+        return write_eagle3_gguf(pair.head, pair.target, file)
+    loaded = pair.target if key == "model" else pair.draft
     assert loaded is not None  # a draft of another kind is refused
     return write_gguf(loaded, file)

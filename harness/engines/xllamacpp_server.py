@@ -29,13 +29,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cache-type-v", default="f16")
     parser.add_argument("--flash-attn", choices=("on", "off", "auto"), default="auto")
     parser.add_argument("--metrics", action="store_true")
-    parser.add_argument("--spec-type", choices=("draft-simple",))
+    parser.add_argument("--spec-type", choices=("draft-simple", "draft-eagle3", "ngram-simple"))
     parser.add_argument("--spec-draft-model")
     parser.add_argument("--spec-draft-n-max", type=int, default=3)
     parser.add_argument("--spec-draft-sampling", choices=("greedy", "probabilistic"))
     parser.add_argument("--spec-draft-threads", type=int)
     parser.add_argument("--spec-draft-type-k", default="f16")
     parser.add_argument("--spec-draft-type-v", default="f16")
+    parser.add_argument("--spec-ngram-simple-size-n", type=int, default=12)
+    parser.add_argument("--spec-ngram-simple-size-m", type=int, default=48)
     parser.add_argument("--spec-synth-rates")
     return parser.parse_args()
 
@@ -54,10 +56,14 @@ def parameters(given: argparse.Namespace) -> Any:
     )
     _set_threads(params, given.threads)
     if given.spec_type is not None:
-        kinds = xllamacpp.common_speculative_type
-        params.speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
-        draft = params.speculative.draft
-        draft.mparams.path, draft.n_max = given.spec_draft_model, given.spec_draft_n_max
+        kind = f"COMMON_SPECULATIVE_TYPE_{given.spec_type.replace('-', '_').upper()}"
+        params.speculative.types = [getattr(xllamacpp.common_speculative_type, kind)]
+        lookup, draft = params.speculative.ngram_simple, params.speculative.draft
+        lookup.size_n = given.spec_ngram_simple_size_n
+        lookup.size_m = given.spec_ngram_simple_size_m
+        draft.n_max = given.spec_draft_n_max
+        if given.spec_draft_model is not None:
+            draft.mparams.path = given.spec_draft_model
         draft.probabilistic = given.spec_draft_sampling == "probabilistic"
         draft.cache_type_k = _type(given.spec_draft_type_k)
         draft.cache_type_v = _type(given.spec_draft_type_v)

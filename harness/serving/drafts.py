@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal
 
-from harness.records import first
+from harness.records import LONGEST_NGRAM, first
 
 if TYPE_CHECKING:  # every command's --help imports this module
     from harness.summary import ModelFacts
@@ -38,6 +38,7 @@ class DraftSpec:
         reads_states: whether it is a head, which drafts from hidden states of the target.
         chained: whether a head takes a pass for every token, and does not draft a block at once.
         learns: whether a look-up depends on the answers before, so that no generation stands alone.
+        least_k: the smallest K at which it drafts.
     """
 
     phrase: str
@@ -47,6 +48,7 @@ class DraftSpec:
     reads_states: bool = False
     chained: bool = False
     learns: bool = False
+    least_k: int = 1
 
     @property
     def looks_up(self) -> bool:
@@ -104,6 +106,12 @@ DRAFTS: dict[DraftKind, DraftSpec] = {
     ),
     "copy": DraftSpec("a copy of the target", "copy"),
     "ngram": DraftSpec("an n-gram look-up", "none", loader="harness.decoding.lookups:NgramDrafter"),
+    "ngram_simple": DraftSpec(
+        "llama.cpp's n-gram look-up",
+        "none",
+        loader="harness.decoding.lookups:SimpleNgramDrafter",
+        least_k=LONGEST_NGRAM,
+    ),
     "suffix": DraftSpec(
         "a suffix look-up", "none", loader="harness.decoding.lookups:SuffixDrafter", learns=True
     ),

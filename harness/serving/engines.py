@@ -2,7 +2,7 @@
 
 from harness.records import GREEDY, OWN_LOOP, RULES
 from harness.serving import llamacpp, mlx, sglang, transformers, vllm
-from harness.serving.drafts import UNKNOWN, DraftKind
+from harness.serving.drafts import DRAFTS, UNKNOWN, DraftKind
 from harness.serving.round_counting import Counting
 from harness.serving.spec import EngineSpec
 
@@ -13,7 +13,7 @@ OWN = EngineSpec(
     rules=RULES,
     counting=Counting(first_position=0, shortens_last_draft=False),
     client="harness.engines.own",
-    drafts=("model", "eagle3", "mtp", "medusa", "dflash", "ngram", "early_exit", "copy"),
+    drafts=tuple(kind for kind, draft in DRAFTS.items() if not draft.learns),
     synthetic="everywhere",
 )
 # Any server with OpenAI's /v1/completions

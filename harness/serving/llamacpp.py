@@ -9,27 +9,50 @@
   temperature and without its top_k, top_p and min_p, and accepts by the ratio. `--spec-synth-rates`
   imposes acceptance, for timing: unconditional per position, K of them.
 - docs/speculative.md: draft-eagle3 (`-md` is the head, converted with --target-model-dir),
-  draft-mtp, draft-dflash, ngram-simple (the *last* earlier match of exactly size-n tokens; its
-  drafts, too, are cut to --spec-draft-n-max, 3 by default).
+  draft-mtp, draft-dflash, ngram-simple (common/ngram-map.cpp: the *last* earlier match of exactly
+  size-n tokens). Its drafts have size-m tokens; --spec-draft-n-max does not cut them (build 11549).
 """
 
 from collections.abc import Callable, Sequence
 
 from harness.records import LONGEST_NGRAM
+from harness.serving.drafts import DraftKind, looks_up
 from harness.serving.round_counting import Counting
 from harness.serving.spec import BLOCK, EngineSpec, PairToServe, ServingLine
 
 COUNTING = Counting(first_position=1, shortens_last_draft=True)
 # The target alone; its files are conversions that only the reader knows
 SERVER = "llama-server -m TARGET.gguf"
+# By kind of draft, what --spec-type calls it
+SPEC_TYPES = {
+    "model": "draft-simple",
+    "eagle3": "draft-eagle3",
+    "mtp": "draft-mtp",
+    "dflash": "draft-dflash",
+    "ngram": "ngram-simple",
+    "ngram_simple": "ngram-simple",
+}
 # Without it the draft's argmax is proposed
 PROBABILISTIC = "--spec-draft-sampling probabilistic"
 
 
-def _drafting(options: str) -> Callable[[PairToServe], str]:
+def drafting_flags(kind: DraftKind, k: int) -> dict[str, object]:
+    """What makes a server draft k tokens by a kind of draft, its files left out."""
+    sizes = {"n": LONGEST_NGRAM, "m": k} if looks_up(kind) else {}
+    return {
+        "--spec-type": SPEC_TYPES[kind],
+        "--spec-draft-n-max": k,
+        **{f"--spec-ngram-simple-size-{name}": size for name, size in sizes.items()},
+    }
+
+
+def _drafting(files: str = "") -> Callable[[PairToServe], str]:
     def line(pair: PairToServe) -> str:
-        sampled = f" {PROBABILISTIC}" if pair.rule == "ratio" else ""
-        return f"{SERVER} {options.format(k=pair.k, n=LONGEST_NGRAM)}{sampled}"
+        flags = drafting_flags(pair.kind, pair.k)
+        words = [SERVER, files, *(f"{name} {value}" for name, value in flags.items())]
+        if pair.rule == "ratio" and not looks_up(pair.kind):
+            words.append(PROBABILISTIC)
+        return " ".join(filter(None, words))
 
     return line
 
@@ -56,42 +79,37 @@ SPEC = EngineSpec(
     draft_by_temperature=True,
     draft_top_k=10,
     draft_reads_verified=True,
-    # Its look-up finds other tokens
-    alike=frozenset(("model", "eagle3", "mtp", "dflash")),
+    alike=frozenset(("model", "eagle3", "mtp", "dflash", "ngram_simple")),
     version="b11368 or later",
     plain=lambda _: SERVER,
     lines={
-        "model": ServingLine(
-            _drafting("-md DRAFT.gguf --spec-type draft-simple --spec-draft-n-max {k}"),
-            more=_notes_of_a_model,
-        ),
+        "model": ServingLine(_drafting("-md DRAFT.gguf"), more=_notes_of_a_model),
         "eagle3": ServingLine(
-            _drafting("-md HEAD.gguf --spec-type draft-eagle3 --spec-draft-n-max {k}"),
+            _drafting("-md HEAD.gguf"),
             "TARGET.gguf and HEAD.gguf stand for your conversions; convert_hf_to_gguf.py takes"
             " the head with --target-model-dir.",
         ),
         "mtp": ServingLine(
-            _drafting("--spec-type draft-mtp --spec-draft-n-max {k}"),
-            "TARGET.gguf stands for your conversion, with its MTP layers.",
+            _drafting(), "TARGET.gguf stands for your conversion, with its MTP layers."
         ),
         "dflash": ServingLine(
-            _drafting("-md DRAFT.gguf --spec-type draft-dflash --spec-draft-n-max {k}"),
+            _drafting("-md DRAFT.gguf"),
             "TARGET.gguf and DRAFT.gguf stand for your conversions; the drafter's needs"
             f" --target-model-dir. {BLOCK}",
         ),
         "ngram": ServingLine(
-            _drafting(
-                "--spec-type ngram-simple --spec-ngram-simple-size-n {n}"
-                " --spec-ngram-simple-size-m {k} --spec-draft-n-max {k}"
-            ),
+            _drafting(),
             "TARGET.gguf stands for your conversion. It takes the last earlier match of exactly"
-            " that many tokens, this run the first of them or of one token.",
+            " that many tokens, this run the first of them or of one token; draft=ngram_simple"
+            " drafts as it does.",
         ),
+        "ngram_simple": ServingLine(_drafting(), "TARGET.gguf stands for your conversion."),
     },
     reads_gguf=True,
     in_production="--ctx-size, --parallel and --threads",
     slots_flag="--parallel",
     client="harness.engines.llamacpp",
+    drafts=("model", "eagle3", "ngram_simple"),
     synthetic="everywhere",
     tries_threads=True,
 )

@@ -131,11 +131,11 @@ class Eagle3Network(HeadNetwork):
         self.register_buffer("t2d", torch.ones(vocabulary, dtype=torch.bool))
         self.embed_tokens: nn.Module | None = None
         self.own_embedding = False
-        self._rotary = LlamaRotaryEmbedding(config)
+        self.rotary = LlamaRotaryEmbedding(config)
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [B, n, D] of positions [B, n]."""
-        return self._rotary(self.norm.weight, positions)
+        return self.rotary(self.norm.weight, positions)
 
     def project(
         self, tokens: Tensor, features: Tensor, angles: tuple[Tensor, Tensor]
