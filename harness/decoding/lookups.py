@@ -113,7 +113,8 @@ class SimpleNgramDrafter(LookupDrafter):
     Source: llama.cpp, common/ngram-map.cpp, `common_ngram_simple_draft` with K as its size_m. Its
     history lacks the token that was sampled last. A match at the very beginning counts for none,
     as does one with fewer tokens behind it than an n-gram has; so does any in a text of no more
-    than K + n + 1 tokens, and with K < n there is none.
+    than K + n + 1 tokens, and with K < n there is none. Proposals that were scored at a larger K
+    therefore lack some of the first rounds after a prompt of ten tokens or fewer.
     """
 
     def __init__(self, eos: Collection[int], ngram: int = LONGEST_NGRAM) -> None:
