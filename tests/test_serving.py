@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from transformers import GenerationConfig, GenerationMixin
 
 from harness.cli import compose
@@ -20,6 +21,7 @@ from harness.reporting.content import content_of
 from harness.reporting.serving import Snippet, snippets_of
 from harness.serving.drafts import kind_of, looks_up
 from harness.serving.engines import drafts_alike, spec_of, with_lines
+from harness.serving.tensorrt_llm import FILE
 from harness.summary import (
     AcceptanceByPosition,
     Answer,
@@ -314,7 +316,7 @@ def test_the_sampling_of_the_run_is_on_the_line_or_asked_of_requests() -> None:
 def test_the_target_alone_is_served_until_an_engine_was_measured(loss: str) -> None:
     snippets = snippets_of(decided((1, 0.9), loss=loss))
     assert [snippet.title.split()[0] for snippet in snippets] == [
-        *("vLLM", "SGLang", "llama.cpp", "mlx-lm", "transformers"),
+        *("vLLM", "SGLang", "TensorRT-LLM", "llama.cpp", "mlx-lm", "transformers"),
     ]
     for snippet in snippets:
         assert snippet.title.endswith("K=1: not measured, without a draft")
@@ -430,6 +432,27 @@ def test_every_kind_of_draft_has_its_lines(
             ast.parse(snippet.code)
 
 
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("eagle3", {"decoding_type": "Eagle3", "speculative_model": DRAFT}),
+        ("mtp", {"decoding_type": "MTP"}),
+        ("dflash", {"decoding_type": "DFlash", "speculative_model": DRAFT}),
+        ("ngram", {"decoding_type": "NGram", "max_matching_ngram_size": LONGEST_NGRAM}),
+    ],
+)
+def test_tensorrt_llm_is_started_with_a_file_of_its_settings(
+    kind: str, config: dict[str, Any]
+) -> None:
+    snippets = of_kind(kind)
+    (code,) = [each.code for title, each in snippets.items() if title.startswith("TensorRT-LLM")]
+    _, written, command = re.split(r"<<'END'\n|END\n", code)
+    said = yaml.safe_load(written)
+    assert said.pop("speculative_config") == {"max_draft_len": 3, **config}
+    assert said == ({"disable_overlap_scheduler": True} if kind == "ngram" else {})
+    assert command == f"trtllm-serve {TARGET} --config {FILE}"
+
+
 def test_an_early_exit_and_a_copy_are_named_where_no_engine_has_them() -> None:
     snippets = of_kind("early_exit", temperature=0.0)
     (code,) = [snippet.code for snippet in snippets.values() if snippet.code]
@@ -464,7 +487,7 @@ def test_an_engine_without_the_best_kind_has_the_line_of_another_draft() -> None
     assert [(on.text, what.text) for on, what in zip(engines, serve, strict=True)] == [
         ("the harness's loop", "early_exit, K=3"),
         ("transformers", "K=3 if cost < 3.00"),
-        ("vLLM, SGLang, llama.cpp", "eagle3, K=2 if cost < 3.50"),
+        ("vLLM, SGLang, TensorRT-LLM, llama.cpp", "eagle3, K=2 if cost < 3.50"),
         ("probabilistic vLLM", "eagle3, K=2 if cost < 3.00"),
     ]
     snippets = lines(made)

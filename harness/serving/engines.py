@@ -1,7 +1,7 @@
 """The engines: to add one, write its `EngineSpec` in a module next to this one and list it here."""
 
 from harness.records import GREEDY, OWN_LOOP, RULES
-from harness.serving import llamacpp, mlx, sglang, transformers, vllm
+from harness.serving import llamacpp, mlx, sglang, tensorrt_llm, transformers, vllm
 from harness.serving.drafts import DRAFTS, UNKNOWN, DraftKind
 from harness.serving.round_counting import Counting
 from harness.serving.spec import EngineSpec
@@ -32,6 +32,7 @@ ENGINES: dict[str, EngineSpec] = {
         vllm.SPEC,
         vllm.PROBABILISTIC,
         sglang.SPEC,
+        tensorrt_llm.SPEC,
         llamacpp.SPEC,
         mlx.SPEC,
         transformers.SPEC,

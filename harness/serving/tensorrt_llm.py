@@ -1,0 +1,82 @@
+"""TensorRT-LLM: what it accepts and drafts, and what it is started with. Read in main, late 2026.
+
+- docs/source/features/speculative-decoding.md: `trtllm-serve --config FILE`, whose
+  `speculative_config` has the decoding type, `max_draft_len` and `speculative_model`. DraftTarget
+  and NGram want `disable_overlap_scheduler`; PARD, DFlash and Eagle3 do not.
+- tensorrt_llm/llmapi/llm_args.py, `DecodingBaseConfig`: drafts are greedy; a drafted token is
+  accepted where the target's sample is the same, unless `use_rejection_sampling`, a prototype.
+  `draft_len_schedule` is a draft length by the largest batch that has it; beyond the last, none.
+- tensorrt_llm/_torch/speculative/ngram.py keeps one continuation of each n-gram, the longest.
+- Its server has OpenAI's paths and no counter of rounds, so that only times are compared.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+from harness.records import LONGEST_NGRAM
+from harness.serving.drafts import DraftKind
+from harness.serving.spec import BLOCK, EngineSpec, PairToServe, ServingLine
+
+# `decoding_type`
+TYPES: Mapping[DraftKind, str] = {
+    "model": "DraftTarget",
+    "eagle3": "Eagle3",
+    "mtp": "MTP",
+    "dflash": "DFlash",
+    "ngram": "NGram",
+}
+# That do not run while the next batch is being scheduled
+NOT_OVERLAPPED = ("model", "ngram")
+FILE = "speculation.yaml"
+
+
+def _plain(pair: PairToServe) -> str:
+    return f"trtllm-serve {shlex.quote(pair.target)}"
+
+
+def _drafting(pair: PairToServe) -> str:
+    settings: dict[str, object] = {"decoding_type": TYPES[pair.kind], "max_draft_len": pair.k}
+    if pair.weights is not None:
+        settings["speculative_model"] = pair.weights
+    if pair.kind == "ngram":
+        settings["max_matching_ngram_size"] = LONGEST_NGRAM
+    lines = ["speculative_config:", *(f"  {name}: {value}" for name, value in settings.items())]
+    if pair.kind in NOT_OVERLAPPED:
+        lines.append("disable_overlap_scheduler: true")
+    config = "\n".join(lines)
+    return f"cat > {FILE} <<'END'\n{config}\nEND\n{_plain(pair)} --config {FILE}"
+
+
+def _schedule_notes(k_by_load: Mapping[int, int], most: int) -> Sequence[str]:
+    loads = sorted(k_by_load)
+    ends = [*(load - 1 for load in loads[1:]), most]
+    lengths = {end: k_by_load[load] for load, end in zip(loads, ends, strict=True)}
+    return (
+        "K by the largest batch that has it, in speculative_config: draft_len_schedule:"
+        f" {lengths}",
+    )
+
+
+SPEC = EngineSpec(
+    name="tensorrt_llm",
+    title="TensorRT-LLM",
+    rules=("greedy_draft",),
+    draft_by_temperature=True,
+    # Its look-up keeps other continuations
+    alike=frozenset(("model", "eagle3", "mtp", "dflash")),
+    version="1.3",
+    plain=_plain,
+    lines={
+        "model": ServingLine(_drafting),
+        "eagle3": ServingLine(_drafting),
+        "mtp": ServingLine(_drafting, "It reads DeepSeek's MTP layers."),
+        "dflash": ServingLine(_drafting, BLOCK),
+        "ngram": ServingLine(
+            _drafting, "It keeps one continuation of each n-gram, so it drafts other tokens."
+        ),
+    },
+    schedule_notes=_schedule_notes,
+    client="harness.engines.openai",
+    starts=False,
+    drafts=("model", "eagle3", "mtp", "dflash", "ngram"),
+)
