@@ -215,7 +215,7 @@ def test_rules_that_rank_alike_share_a_leaderboard() -> None:
     assert [board.name for board in boards] == [
         "on the harness's loop at temperature 0, accepted by any rule",
         "on the harness's loop at temperature 1, accepted as on transformers",
-        "on the harness's loop at temperature 1, accepted as on vLLM, SGLang, llama.cpp",
+        "on the harness's loop at temperature 1, accepted as on vLLM, SGLang, TensorRT-LLM, llama.cpp",
         "on the harness's loop at temperature 1, accepted as on mlx-lm",
     ]
     for temperature in (0, 1):
