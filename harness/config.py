@@ -205,10 +205,13 @@ class PromptsConf:
     # Any, because auto is filled in by the command's `check`
     limit: Any = key(
         None,
-        "prompts of each set at most, spread over it; null: all",
+        "prompts of a set at most, spread over it; auto: not of own files; null: all",
         auto=True,
         whole=True,
         least=1,
+    )
+    limit_files: bool | None = key(
+        None, "whether limit holds for own files too; null: unless it is auto"
     )
     # Any: into a typed dict Hydra's command line lets no new key
     weights: Any = key(
@@ -388,7 +391,7 @@ class ModelsConfig(CommandConfig):
 
     @property
     def prompts_of_a_set(self) -> int:
-        """What prompts.limit=auto is: the fewest that carry an interval."""
+        """What prompts.limit=auto is, of sets not from files: the fewest that carry an interval."""
         return 8
 
     @property
@@ -399,8 +402,10 @@ class ModelsConfig(CommandConfig):
     def check(self, _: str) -> None:
         """Refuse what changes how the loop runs, where it is not measured.
 
-        Fills in the rule, new_tokens and prompts.limit.
+        Fills in the rule, new_tokens, prompts.limit and whether it holds for files.
         """
+        if self.prompts.limit_files is None:
+            self.prompts.limit_files = self.prompts.limit != "auto"
         if self.prompts.limit == "auto":
             self.prompts.limit = self.prompts_of_a_set
         if self.decode.rule is None:

@@ -133,6 +133,7 @@ class Prompt:
         answers: answers[i] follows turns[i]; None, or absent, where the target must generate it.
         system: the system message before the first turn, or None.
         thinking: whether the chat template is asked for thinking mode.
+        origin: the file or data set and the line or row that it was read from, for errors.
     """
 
     prompt_set: str
@@ -142,6 +143,7 @@ class Prompt:
     answers: tuple[str | None, ...] = ()
     system: str | None = None
     thinking: bool = False
+    origin: str = field(default="", compare=False)
 
     def up_to(self, turn: int, answers: Sequence[str]) -> "Prompt":
         """The prompt that generates the answer to a turn.

@@ -66,6 +66,10 @@ CaveatCode = Literal[
     "dummy_weights",
     "synthetic_acceptance",
     "embedded_models",
+    "prompts_left_out",  # used, available, sets ("mine 8 of 30, other 8 of 12"): of own prompts
+    # draft, k: the largest that was asked for; temperature, ks: to try next ("10,15,20"), command:
+    # that tries them (None: unknown)
+    "k_at_edge",
     "few_prompts",  # prompts, needed, in_cell: whether of one prompt set (a sweep) or of all
     "unused_card",  # card: why device=auto took the CPU
     "thinking_mode",
@@ -1425,6 +1429,8 @@ class Summary:
     best_k: tuple[BestKAtAlpha, ...] = ()
     speedups_by_k: tuple[SpeedupByK, ...] = ()  # at each alpha, by either rule
     from_acceptance: tuple[ResultRow, ...] = ()  # those of `results` that a measured one gave
+    # By K, of a server that measured itself; the verdict is of these where there are any
+    server_speedups: dict[int, float] = field(default_factory=dict[int, float])
     alphas: tuple[float, ...] = ()
     round_fit: RoundFit | None = None
     # Server

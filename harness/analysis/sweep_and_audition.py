@@ -21,6 +21,7 @@ from harness.analysis.caveats import (
     caveats,
     failures,
     greedy_texts_differ,
+    k_at_edge,
     of_the_engine,
     of_the_timings,
 )
@@ -484,6 +485,8 @@ class PairAnalysis:
         beyond = [k for k in self.setup.ks if not all(each.covers(k) for each in rounds)]
         if beyond:
             yield Caveat("k_not_timed", {"ks": ", ".join(map(str, beyond))})
+        else:
+            yield from k_at_edge(self.setup, self.answers)
 
     def positions(self) -> Iterator[AcceptanceByPosition]:
         """Acceptance by position: measured, and replayed of each draft at its best K."""

@@ -40,7 +40,10 @@ from harness.storage.manifest import ModelEntry, TextsMadeWith
 
 AUDITION = "audition"
 OF_DRAFT = ("name", "id", "kind", "layers")
-OF_BEST_CARD = ("environment", "models", "prompts", "prompts_sha256", "seed", "engine_costs")
+OF_BEST_CARD = (
+    *("environment", "models", "prompts", "prompts_available", "prompts_sha256", "seed"),
+    "engine_costs",
+)
 
 
 def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
@@ -126,6 +129,7 @@ def _from_elsewhere(
     folder.note(
         models=source.manifest.models,
         prompts=source.manifest.prompts,
+        prompts_available=source.manifest.prompts_available,
         prompts_sha256=source.manifest.prompts_sha256,
         environment=describe_host(),
         traces_from=str(source.folder),

@@ -74,7 +74,7 @@ FREE_KEYS = frozenset(
 # The command of which the engine is not how a run is shown, but what it measures
 SERVER = "server"
 # Keys that came later, with the value of runs without them
-LATER_KEYS = {"kind": "model", "until": "all", "clock": "wall"}
+LATER_KEYS = {"kind": "model", "until": "all", "clock": "wall", "limit_files": True}
 # Of models, what no number depends on
 DESCRIBING_KEYS = frozenset({"tokenizer_family", "head_of"})
 

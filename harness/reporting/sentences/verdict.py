@@ -289,7 +289,10 @@ VERDICT_REASONS: Mapping[str, Callable[[Answer, Quoted], str]] = {
         values,
     ),
     "too_few_prompts": lambda entry, values: _not_held_out(
-        "{prompts} prompts, and below {needed} there is no interval", entry, values
+        f"{fmt.number_of(values['prompts'], 'prompt', 'prompts')}, and below {{needed}} there is no"
+        " interval",
+        entry,
+        values,
     ),
     "too_few_in_set": lambda entry, values: _not_held_out(
         "prompt set {prompt_set!r} needs at least {needed} prompts that differ", entry, values
