@@ -205,7 +205,7 @@ class PromptsConf:
     # Any, because auto is filled in by the command's `check`
     limit: Any = key(
         None,
-        "prompts of a set at most, spread over it; auto: not of own files; null: all",
+        "prompts of a set at most; auto: own files whole; null: all",
         auto=True,
         whole=True,
         least=1,
@@ -342,7 +342,12 @@ class CommandConfig:
 
     results_root: str = key("results", "folder of the run folders")
     seed: int = key(0, "of all random numbers", least=0, most=2**63 - 1)
-    verbose: bool = key(False, "print every table, and not at most 30 lines")
+    # Any: true, false or tables
+    verbose: Any = key(
+        False,
+        "tables: print the answer's tables too; true: the whole report",
+        choices=(False, "tables", True),
+    )
     debug: bool = key(False, "show the traceback of an error")
 
 
@@ -949,7 +954,8 @@ def _check(name: str, value: Any, kind: Any, limits: Mapping[str, Any]) -> None:
         choices: Any = limits.get("choices")
         known: Any = choices() if callable(choices) else choices
         if known is not None and entry not in known:
-            raise UserError(f"{where}: {entry!r} is unknown; use one of {', '.join(known)}")
+            names = (str(name).lower() if isinstance(name, bool) else name for name in known)
+            raise UserError(f"{where}: {entry!r} is unknown; use one of {', '.join(names)}")
         if "pattern" in limits and not limits["pattern"].fullmatch(entry):
             raise UserError(f"{where}: {entry!r} is unknown; use {limits['takes']}")
         whole = "int" in str(kind) or "whole" in limits

@@ -611,6 +611,8 @@ class ResultRow:
 ServerClock = Literal["engine", "cpu"]
 # Of our own loop: elapsed seconds, or the processor time of this process
 LoopClock = Literal["wall", "cpu"]
+# What is printed at the end of a command: the answer, the tables that it is read from too, or all
+Verbose = bool | Literal["tables"]
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def _prompts_left_out(setup: Setup) -> Iterator[Caveat]:
         name: (used, max(used, setup.run.manifest.prompts_available.get(name, used)))
         for name, used in prompts.items()
     }
-    used, available = (sum(each) for each in zip(*counts.values(), strict=True)) if counts else (0, 0)
+    used, available = (sum(count[at] for count in counts.values()) for at in (0, 1))
     if used < available and (conf.get("files") or conf.get("hub")):
         sets = ", ".join(f"{name} {used} of {there}" for name, (used, there) in counts.items())
         yield Caveat("prompts_left_out", {"used": used, "available": available, "sets": sets})

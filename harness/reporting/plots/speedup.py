@@ -192,7 +192,10 @@ BOARD_CAPTION = (
     "Predicted speedup of each draft at its best K with its interval, in order of rank, next to not"
     " speculating at 1"
 )
-BOARD_UNDER = "predicted, with 95 % interval; filled: the best; the dashed line: no speculation"
+BOARD_UNDER = (
+    "predicted, with 95 % interval; filled: the best that an engine has; the dashed line: no"
+    " speculation"
+)
 LETTERS, NARROW_LETTERS = 23, 16  # of a draft's name in one line; engines have twice as many
 
 
@@ -222,9 +225,13 @@ def _board(axes: Axes, board: Board, drafts: tuple[str, ...], letters: int) -> N
     for place, row in enumerate(board.rows):
         plain = {"color": style.INK, "marker": "X"}
         look = plain if row.draft is None else style.look(drafts.index(row.draft))
-        _row(axes, place, row, look)
+        _row(axes, place, row, look, best=row is board.best)
     names = [PLAIN if row.draft is None else f"{row.draft}, K={row.k}" for row in board.rows]
-    axes.set_yticks(range(len(names)), [style.folded(name, letters) for name in names])
+    marked = [
+        f"{name} ({grid.NO_ENGINE})" if row.draft in board.lacking else name
+        for name, row in zip(names, board.rows, strict=True)
+    ]
+    axes.set_yticks(range(len(names)), [style.folded(name, letters) for name in marked])
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
@@ -234,8 +241,7 @@ def _board(axes: Axes, board: Board, drafts: tuple[str, ...], letters: int) -> N
     style.note_at(axes, lines, (0, 1), xycoords="axes fraction", ha="left", color=style.GREY)
 
 
-def _row(axes: Axes, place: int, row: LeaderboardRow, look: dict[str, Any]) -> None:
-    best = row.rank == 1
+def _row(axes: Axes, place: int, row: LeaderboardRow, look: dict[str, Any], *, best: bool) -> None:
     low, high = row.speedup_lo, row.speedup_hi
     bar = None
     if low is not None and high is not None:

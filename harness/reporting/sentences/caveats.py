@@ -73,8 +73,8 @@ def _not_by_replay(values: Quoted) -> str:
 
 def _outlier_generations(values: Quoted) -> str:
     return (
-        f"in {fmt.number_of(values['cells'], 'cell', 'cells')} a few generations decide the speedup:"
-        " {prompt_set} at temperature {temperature:g}, K={k}, is {speedup:.2f}x, and"
+        f"in {fmt.number_of(values['cells'], 'cell', 'cells')} a few generations decide the"
+        " speedup: {prompt_set} at temperature {temperature:g}, K={k}, is {speedup:.2f}x, and"
         " {trimmed_speedup:.2f}x without its slowest and fastest generations; repetitions= or a"
         " quieter machine settles it"
     ).format(**values)
@@ -241,8 +241,8 @@ CAVEATS: Mapping[str, Any] = {
         " it again on a quiet machine"
     ),
     "busy_card": lambda values: (
-        f"{fmt.number_of(values['processes'], 'other process', 'other processes')} used the card while"
-        " this run was timed: time it again on a card of its own"
+        f"{fmt.number_of(values['processes'], 'other process', 'other processes')} used the card"
+        " while this run was timed: time it again on a card of its own"
     ),
     "throttled_card": _throttled_card,
     "spread_over_cards": _spread_over_cards,

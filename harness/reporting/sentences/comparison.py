@@ -56,8 +56,8 @@ CAVEATS = {
         " template): left out"
     ),
     "some_prompts": (
-        "compared are only the {prompts} that both have, of {reference_total} in {reference_run} and"
-        " {total} in {run}"
+        "compared are only the {prompts} that both have, of {reference_total} in {reference_run}"
+        " and {total} in {run}"
     ),
     "other_hash": "the prompts' hashes differ: paired by name and length, their words may differ",
     "texts_differ_by_setting": f"{TEXTS}decode.{{setting}} differs, which changes texts",
