@@ -344,7 +344,10 @@ class RunFacts:
     partial_cells: int = 0
     # Every entry of the manifest under its dotted name, in its order.
     environment: Mapping[str, Value] = field(default_factory=dict[str, Value])
-    not_scored: tuple[str, ...] = ()  # drafts of an audition that its ranking lacks
+    # not_scored, ranked: drafts of an audition that its ranking lacks, and how many it has; 0 where
+    # something else failed as well.
+    not_scored: tuple[str, ...] = ()
+    ranked: int = 0
 
     def facts_of(self, draft: str | None) -> ModelFacts | None:
         """What is known of a draft; None for a look-up, and for one that only has a name."""

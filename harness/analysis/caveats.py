@@ -73,6 +73,7 @@ def caveats(
     `prompts`, of the whole workload, is looked at in place of the rows' numbers.
     """
     return (
+        *_prompts_left_out(setup),
         *_of_the_models(setup),
         *_of_the_run(setup, results, prompts),
         *_of_the_steps(setup, timings),
@@ -100,7 +101,6 @@ def _of_the_run(
     setup: Setup, results: Sequence[ResultRow], prompts: int | None
 ) -> Iterator[Caveat]:
     if setup.command != "snapshot":
-        yield from _prompts_left_out(setup)
         counts = [row.prompts for row in results if row.prompts is not None]
         fewest = min(counts, default=MIN_PROMPTS) if prompts is None else prompts
         if fewest < MIN_PROMPTS:
@@ -121,7 +121,7 @@ def _of_the_run(
 
 
 def _prompts_left_out(setup: Setup) -> Iterator[Caveat]:
-    """That a limit keeps the user's own prompts from being used."""
+    """That a limit keeps some of the user's own prompts from being used."""
     conf, prompts = setup.conf("prompts"), setup.run.manifest.prompts
     counts = {
         name: (used, max(used, setup.run.manifest.prompts_available.get(name, used)))

@@ -775,9 +775,12 @@ class Audition(PairAnalysis):
         entries: Sequence[str] = self.setup.run.config.get("drafts") or ()
         names = [split_draft(entry).name for entry in entries if entry != AUTO_DRAFTS]
         lacking = tuple(name for name in names if name not in self.first_latencies)
+        ranked = 0
+        if self.own_rankings and len(summary.failures) == len(notes.failures):
+            ranked = len(self.own_rankings[0].replays.drafts)
         return replace(
             summary,
-            run=replace(summary.run, not_scored=lacking),
+            run=replace(summary.run, not_scored=lacking, ranked=ranked),
             ineligible=tuple(Failure(each.draft, each.reason) for each in notes.not_eligible),
             generation_s=notes.costs.generation_s,
             scoring_s=notes.costs.scoring_s,

@@ -192,6 +192,8 @@ BOARD_CAPTION = (
     "Predicted speedup of each draft at its best K with its interval, in order of rank, next to not"
     " speculating at 1"
 )
+# Of a draft that none of a ranking's engines has
+NOT_THERE = "no engine"
 BOARD_UNDER = (
     "predicted, with 95 % interval; filled: the best that an engine has; the dashed line: no"
     " speculation"
@@ -228,7 +230,7 @@ def _board(axes: Axes, board: Board, drafts: tuple[str, ...], letters: int) -> N
         _row(axes, place, row, look, best=row is board.best)
     names = [PLAIN if row.draft is None else f"{row.draft}, K={row.k}" for row in board.rows]
     marked = [
-        f"{name} ({grid.NO_ENGINE})" if row.draft in board.lacking else name
+        f"{name} ({NOT_THERE})" if row.draft in board.lacking else name
         for name, row in zip(names, board.rows, strict=True)
     ]
     axes.set_yticks(range(len(names)), [style.folded(name, letters) for name in marked])

@@ -42,6 +42,10 @@ GRID: tuple[Column[Line], ...] = (
     Column("evidence", lambda line: line.row.evidence),
 )
 TITLE = "What to serve"
+STAR_NOTE = "*: the headline's row, of the engine that was timed at the first temperature."
+STAR_NOTE_ASKED = (
+    "*: the headline's row, of the engine that engine= names at the first temperature."
+)
 NO_DRAFT_NOTE = "no draft: the speedup is that of the draft and K that lose least."
 COST_NOTE = "cost: of a round, in plain tokens of that engine{}."
 
@@ -113,7 +117,7 @@ def grid_table(summary: Summary) -> Table:
     names = list(dict.fromkeys(answer.prompt_set for line in lines for answer in line.row.sets))
     alone = names if 1 < len(names) <= MOST_SETS else []
     columns = columns_by(alone, "{} alone", _words_of_set)
-    return _grid((*GRID, *columns), lines, _grid_notes(lines, summary))
+    return _grid((*GRID, *columns), lines, (*_star_note(lines), *_grid_notes(lines, summary)))
 
 
 def short_grid(summary: Summary) -> Table:
@@ -131,10 +135,11 @@ def short_grid(summary: Summary) -> Table:
             start = [line.marked for line in lines].index(True)
             lines = lines[start : start + MOST_ROWS]
     notes = list(_grid_notes(lines, summary))
-    if len(lines) < len(every) and summary.run.command != "audition":
-        notes.append(
-            f"{len(every) - len(lines)} more rows are in the report; engine= shows another engine."
-        )
+    if summary.run.command != "audition":
+        notes = [*_star_note(lines), *notes]
+        if len(lines) < len(every):
+            left = len(every) - len(lines)
+            notes.append(f"{left} more rows are in the report; engine= shows another engine.")
     return _grid(GRID, lines, notes)
 
 
@@ -161,6 +166,13 @@ def _lines(summary: Summary) -> list[Line]:
         )
         for row in grid.rows(summary)
     ]
+
+
+def _star_note(lines: Sequence[Line]) -> Iterator[str]:
+    """Which row the headline is of, where there are several."""
+    marked = next((line for line in lines if line.marked), None)
+    if marked is not None and len(lines) > 1:
+        yield STAR_NOTE if marked.row.answer.timed else STAR_NOTE_ASKED
 
 
 def _grid_notes(lines: Sequence[Line], summary: Summary) -> Iterator[str]:

@@ -238,7 +238,10 @@ def _engines(summary: Summary, board: Board, row: LeaderboardRow) -> str | None:
         return UNKNOWN_KIND
     if len(have) == sum(spec.rule in board.rules for spec in with_lines().values()):
         return "all"
-    return grid.names_of(have) or grid.NO_ENGINE
+    if have:
+        return grid.names_of(have)
+    nowhere = grid.engines_with(summary, row.draft, board.temperature) == ()
+    return grid.NO_ENGINE if nowhere else "none of these"
 
 
 def _as_decided(summary: Summary, board: Board) -> str:
