@@ -242,6 +242,35 @@ def test_every_bad_draft_is_named_and_the_others_are_ranked(
     assert summary.drafts == ("tiny_small",)
 
 
+def test_a_ranking_without_its_unusable_drafts_is_named_so_and_can_be_completed_without_them(
+    tmp_path: Path,
+) -> None:
+    spoilt = {spoil.__name__: spoil for spoil in (truncated, of_another_family)}
+    entries = ["trained@tiny_small"]
+    for name, spoil in spoilt.items():
+        folder = save(qwen3(), tmp_path / name)
+        spoil(folder)
+        entries.append(f"{name}@{folder}")
+    words = [*FEW, f"drafts=[{','.join(entries)}]", tmp_path / "results"]
+    before = ran("audition", *words, status=1)
+    report = (before.folder / "report.md").read_text()
+    assert "1 of 3 drafts are ranked. Not ranked: truncated, of_another_family." in report
+    assert "FAILED RUN" not in report
+    source = f"traces_from={before.folder}"
+    with pytest.raises(
+        UserError, match=r"'truncated' could not be used there .*drafts=\[trained\]"
+    ):
+        ran("audition", source, tmp_path / "results")
+    again = ran("audition", source, "drafts=[trained]", tmp_path / "results")
+    assert analyse(again).drafts == ("trained",)
+    with pytest.raises(UserError, match="its configuration differs in drafts"):
+        ran("audition", f"resume={before.folder}", f"drafts=[{entries[1]}]")
+    done = ran("audition", f"resume={before.folder}", "drafts=[trained]")
+    assert done.manifest.status == "complete"
+    assert done.config["drafts"] == entries[:1]
+    assert "ranked. Not ranked" not in (done.folder / "report.md").read_text()
+
+
 def test_an_audition_that_was_interrupted_goes_on_with_the_drafts_it_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
