@@ -119,30 +119,29 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
     head += [Text(text, "bold") for text in content.verdicts[:1]]
     yield _Block(_wrapped(out, head), apart=False)
     tables, notes = content.brief, [f"Note: {text}" for text in content.caveats]
-    ranking = content.ranking
     failures = [f"Did not complete: {text}" for text in content.failures]
-    yield _sentences(failures, out, importance=2 if ranking else 1, most=MOST_FAILURES)
-    if ranking is not None:
-        block = _table_block(ranking, out, importance=0, most=MOST_RANKING)
-        yield block.cut(MOST_RANKING, out.width)
+    yield _sentences(failures, out, importance=2 if content.ranked else 1, most=MOST_FAILURES)
     if content.grid:
         grid, *tables = tables
         lines, said = _table_lines(grid, out), _wrapped(out, map(Text, grid.notes))
-        if ranking is None:
-            yield _Block((*lines, *said))
-        else:
+        if content.ranked:
+            ranking, *tables = tables
+            block = _table_block(ranking, out, importance=0, most=MOST_RANKING)
+            yield block.cut(MOST_RANKING, out.width)
             yield _Block(lines[:1], tuple((line,) for line in lines[1:]), importance=1)
             notes = [*grid.notes, *notes]
+        else:
+            yield _Block((*lines, *said))
     for snippet in content.snippets[:1]:
         lines = _snippet_lines(snippet, out)
-        yield _Block(lines, importance=4 if ranking else 0)
+        yield _Block(lines, importance=4 if content.ranked else 0)
     if content.grid:  # it says that they do not speculate
         notes += content.verdicts[1:]
     else:
         yield _sentences(content.verdicts[1:], out, importance=1, most=7)
     for number, table in enumerate(tables):
         # After the first: the sentences
-        importance = (6 if ranking else 2) + 2 * number
+        importance = (6 if content.ranked else 2) + 2 * number
         yield _table_block(table, out, importance=importance, most=MOST_TABLE)
     yield _sentences(notes, out, importance=3, most=10)
     last = [f"Next: {content.next_step}."] if content.next_step else []

@@ -59,9 +59,9 @@ class Content:
     verdicts: tuple[str, ...]
     answer: Answer  # the main decision in a word, for its colour
     grid: Table | None  # the answer by temperature and engine; None where nothing is decided
-    ranking: Table | None  # an audition's drafts at the headline's temperature; else None
     # The console's tables: the grid in short, then what else a first look needs.
     brief: tuple[Table, ...]
+    ranked: bool  # whether the second of these is the ranking of an audition
     main: tuple[Table, ...]  # of `tables` those that the answer is read from
     next_step: str | None  # what to do with it
     page: str  # the path of report.html
@@ -83,7 +83,7 @@ def content_of(summary: Summary) -> Content:
     """Gather a run's report; whatever its summary lacks is left out."""
     decides = summary.run.command in grid.DECIDING_COMMANDS
     measured, environment = measured_with(summary)
-    answered, ranking = answers.grid_table(summary), answers.drafts_table(summary)
+    answered = answers.grid_table(summary)
     return Content(
         title=run.title(summary.run),
         banner=run.banner(summary.run),
@@ -91,8 +91,8 @@ def content_of(summary: Summary) -> Content:
         verdicts=verdict.verdicts(summary),
         answer=_answer(summary),
         grid=answered if answered.rows else None,
-        ranking=ranking if ranking.rows else None,
         brief=brief_tables(summary),
+        ranked=bool(answers.drafts_table(summary).rows),
         main=tables_of(summary, main=True),
         next_step=verdict.next_step(summary),
         page=str(Path(summary.run.folder) / "report.html"),

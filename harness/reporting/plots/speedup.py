@@ -11,7 +11,7 @@ from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.plots import style
 from harness.reporting.tables import stability
-from harness.reporting.tables.leaderboard import PLAIN, Board, boards
+from harness.reporting.tables.leaderboard import PLAIN, Board, boards, name_of
 from harness.serving.drafts import looks_up
 from harness.summary import LeaderboardRow, Summary
 
@@ -192,8 +192,6 @@ BOARD_CAPTION = (
     "Predicted speedup of each draft at its best K with its interval, in order of rank, next to not"
     " speculating at 1"
 )
-# Of a draft that none of a ranking's engines has
-NOT_THERE = "no engine"
 BOARD_UNDER = (
     "predicted, with 95 % interval; filled: the best that an engine has; the dashed line: no"
     " speculation"
@@ -228,12 +226,11 @@ def _board(axes: Axes, board: Board, drafts: tuple[str, ...], letters: int) -> N
         plain = {"color": style.INK, "marker": "X"}
         look = plain if row.draft is None else style.look(drafts.index(row.draft))
         _row(axes, place, row, look, best=row is board.best)
-    names = [PLAIN if row.draft is None else f"{row.draft}, K={row.k}" for row in board.rows]
-    marked = [
-        f"{name} ({NOT_THERE})" if row.draft in board.lacking else name
-        for name, row in zip(names, board.rows, strict=True)
+    names = [
+        PLAIN if row.draft is None else f"{name_of(row, board.marks)}, K={row.k}"
+        for row in board.rows
     ]
-    axes.set_yticks(range(len(names)), [style.folded(name, letters) for name in marked])
+    axes.set_yticks(range(len(names)), [style.folded(name, letters) for name in names])
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")

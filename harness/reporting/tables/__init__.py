@@ -108,7 +108,7 @@ _TIMES: tuple[Maker, ...] = (breakeven.measured_table, breakeven.ideal_table)
 # What the console shows where it does not print every table
 BRIEF: dict[str, tuple[Maker, ...]] = {
     "sweep": _ANSWERS,
-    "audition": (answers.short_grid, answers.sets_table),
+    "audition": (answers.short_grid, answers.drafts_table, answers.sets_table),
     "server": _ANSWERS,
     "profile": _TIMES,
     "breakeven": _TIMES,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from harness.records import ResultRow, first, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
-from harness.reporting.tables.leaderboard import PLAIN, breakeven
+from harness.reporting.tables.leaderboard import breakeven, name_of
 from harness.reporting.tables.specification import Column, Table, columns_by, table
 from harness.serving.drafts import kind_of
 from harness.serving.engines import OWN, drafts_alike, spec_of
@@ -308,9 +308,10 @@ def drafts_table(summary: Summary) -> Table:
     own = grid.own_answer(summary, temperature)
     place = "" if own is None else f" {grid.at_place(own)}"
     at = f"temperature {fmt.temperature(temperature)}"
-    name = Column[LeaderboardRow](
-        "draft", lambda row: _draft_name(summary, row, temperature), key=True, flexible=True
-    )
+    drafts = (row.draft for row in rows if row.draft is not None)
+    nowhere = (draft for draft in drafts if grid.engines_with(summary, draft, temperature) == ())
+    marks = dict.fromkeys(nowhere, grid.NO_ENGINE)
+    name = Column[LeaderboardRow]("draft", lambda row: name_of(row, marks), key=True, flexible=True)
     title = f"Every draft at its fastest K, predicted{place} ({at})"
     return table(title, (name, *DRAFTS), rows)
 
@@ -320,11 +321,3 @@ def _alpha_needed(row: LeaderboardRow) -> str | None:
     if row.alpha is None or needed is None:
         return None
     return f"{row.alpha:.2f} / {needed if isinstance(needed, str) else fmt.decimal(needed)}"
-
-
-def _draft_name(summary: Summary, row: LeaderboardRow, temperature: float) -> str:
-    """A draft, marked where no engine has it; or that there is none."""
-    if row.draft is None:
-        return PLAIN
-    nowhere = grid.engines_with(summary, row.draft, temperature) == ()
-    return f"{row.draft} ({grid.NO_ENGINE})" if nowhere else row.draft

@@ -37,13 +37,15 @@ from harness.summary import (
 )
 
 PLAIN = grid.DECISIONS["does_not_pay"]
+# Of a draft that none of a ranking's engines has, and another engine has
+NOT_THESE = "none of these engines"
 Alpha = CategoryAlpha | LengthAlpha
 
 
 class Board(NamedTuple):
     """One leaderboard and the rules that it holds for.
 
-    `lacking` are its drafts that none of its engines has; `best` is the first of the others, or
+    `marks` are of its drafts that none of its engines has; `best` is the first of the others, or
     plain decoding.
     """
 
@@ -53,12 +55,12 @@ class Board(NamedTuple):
     engines: tuple[str, ...]
     temperature: float
     rows: tuple[LeaderboardRow, ...]
-    lacking: frozenset[str]
+    marks: Mapping[str, str]
 
     @property
     def best(self) -> LeaderboardRow | None:
         """The fastest that can be served; None where every row has been left out."""
-        return next((row for row in self.rows if row.draft not in self.lacking), None)
+        return next((row for row in self.rows if row.draft not in self.marks), None)
 
     @property
     def name(self) -> str:
@@ -92,9 +94,21 @@ def breakeven(row: LeaderboardRow) -> Value:
     return fmt.NO_ROOT if row.breakeven_alpha is None else row.breakeven_alpha
 
 
+def _ranks(marks: Mapping[str, str]) -> tuple[Column[LeaderboardRow], ...]:
+    """The columns of a ranking; a draft that its engines lack is marked."""
+    draft = Column[LeaderboardRow]("draft", lambda row: name_of(row, marks), key=True)
+    return (RANK, draft, *RANKS)
+
+
+def name_of(row: LeaderboardRow, marks: Mapping[str, str]) -> str:
+    """A draft, with its mark; or that there is none."""
+    if row.draft is None:
+        return PLAIN
+    return f"{row.draft} ({marks[row.draft]})" if row.draft in marks else row.draft
+
+
+RANK = Column[LeaderboardRow]("rank", lambda row: row.rank, fmt.count, key=True)
 RANKS: tuple[Column[LeaderboardRow], ...] = (
-    Column("rank", lambda row: row.rank, fmt.count, key=True),
-    Column("draft", lambda row: row.draft or PLAIN, key=True),
     Column("best\nK", lambda row: row.k, fmt.count),
     Column("speedup\n[lo, hi]", fmt.bounded, fmt.speedup),
     Column("chance\nto be best", lambda row: row.probability_best, fmt.chance),
@@ -147,7 +161,6 @@ VERDICT_NOTE = (
     "At temperature {temperature} {draft} at K={k} has the verdict's speedup: on held-out prompts,"
     " without the optimism of choosing it."
 )
-UNKNOWN_KIND = "not known"
 NO_ROOT_NOTE = "none: even alpha = 1 loses."
 LOOKUP_NOTE = (
     "A look-up ({}) has no break-even alpha: most of its rounds find fewer than K tokens to"
@@ -187,20 +200,22 @@ def boards(summary: Summary) -> list[Board]:
             engines=tuple(engine for board in group for engine in board.engines),
             temperature=temperature,
             rows=group[0].rows,
-            lacking=_lacking(summary, group[0].rows, temperature, [each.rule for each in group]),
+            marks=_marks(summary, group[0].rows, temperature, [each.rule for each in group]),
         )
         for (temperature, _), group in alike.items()
     ]
 
 
-def _lacking(
+def _marks(
     summary: Summary, rows: Iterable[LeaderboardRow], temperature: float, rules: Sequence[Rule]
-) -> frozenset[str]:
-    """The drafts that none of the engines has which accept by these rules."""
-    drafts = (row.draft for row in rows if row.draft is not None)
-    return frozenset(
-        draft for draft in drafts if grid.engines_with(summary, draft, temperature, rules) == ()
-    )
+) -> dict[str, str]:
+    """Of drafts that none of the engines has which accept by these rules: whether any other has."""
+    marks: dict[str, str] = {}
+    for draft in (row.draft for row in rows if row.draft is not None):
+        if grid.engines_with(summary, draft, temperature, rules) == ():
+            elsewhere = grid.engines_with(summary, draft, temperature)
+            marks[draft] = NOT_THESE if elsewhere else grid.NO_ENGINE
+    return marks
 
 
 def leaderboard_tables(summary: Summary) -> list[Table]:
@@ -216,32 +231,27 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
             f"Accepted as on {', '.join(board.engines)}{how}.",
             NO_ROOT_NOTE if no_root else "",
             SPEEDUP_NOTE,
+            _lines_lack(summary, board),
             _as_decided(summary, board),
             LOOKUP_NOTE.format(looked_up) if looked_up else "",
         )
-        had = Column[LeaderboardRow](
-            "engines that\nhave it", lambda row, board=board: _engines(summary, board, row)
-        )
-        columns, best = (*RANKS[:2], had, *RANKS[2:]), board.best
+        columns, best = _ranks(board.marks), board.best
         made.append(
             table(title, columns, board.rows, best=lambda row, best=best: row is best, notes=notes)
         )
     return made
 
 
-def _engines(summary: Summary, board: Board, row: LeaderboardRow) -> str | None:
-    """Which of the engines that accept by the rules of a ranking have a draft."""
-    if row.draft is None:
-        return None
-    have = grid.engines_with(summary, row.draft, board.temperature, board.rules)
-    if have is None:
-        return UNKNOWN_KIND
-    if len(have) == sum(spec.rule in board.rules for spec in with_lines().values()):
-        return "all"
-    if have:
-        return grid.names_of(have)
-    nowhere = grid.engines_with(summary, row.draft, board.temperature) == ()
-    return grid.NO_ENGINE if nowhere else "none of these"
+def _lines_lack(summary: Summary, board: Board) -> str:
+    """Which of a ranking's engines lack a draft that others of them have."""
+    lacking: list[str] = []
+    named = {name for name, spec in with_lines().items() if spec.rule in board.rules}
+    for draft in (row.draft for row in board.rows if row.draft is not None):
+        have = grid.engines_with(summary, draft, board.temperature, board.rules)
+        without = [name for name in with_lines() if have and name in named - {*have}]
+        if without:
+            lacking.append(f"{draft} is not for {grid.names_of(without)}")
+    return f"Not every engine has every draft: {'; '.join(lacking)}." if lacking else ""
 
 
 def _as_decided(summary: Summary, board: Board) -> str:
