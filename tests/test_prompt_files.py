@@ -223,7 +223,7 @@ def test_a_file_is_read_again_only_when_it_changed(
     monkeypatch.setattr(
         "harness.prompts.read_file", lambda *args, **more: reads.append(1) or read(*args, **more)
     )
-    assert load(own(file)) is load(own(file))
+    assert load(own(file)) == load(own(file))
     file.write_text("another")
     assert load(own(file))[0].turns == ("another",)
     assert len(reads) == 2
