@@ -526,7 +526,7 @@ def of_temperature(made: Summary, temperature: float) -> tuple[Any, Any]:
     return answer, board
 
 
-def test_one_draft_and_k_has_one_speedup_on_a_page(tmp_path: Path) -> None:
+def test_one_draft_and_k_has_one_speedup_on_a_page() -> None:
     made = analysed("audition")
     content = content_of(made)
     for temperature in (0.0, 1.0):
@@ -543,9 +543,6 @@ def test_one_draft_and_k_has_one_speedup_on_a_page(tmp_path: Path) -> None:
     assert ranked.column("speedup [lo, hi]")[0].text == shown
     (thumb,) = (rule for rule in made.rules_of_thumb if rule.code == "accepted_over_emitted")
     assert thumb.values["speedup"] == answer.speedup
-    written = markdown.report(content, (), tmp_path)
-    other = f"{formatting.speedup(answer.speedup)} ["
-    assert written.count(other) == written.count(markdown.escape(shown))
 
 
 def own_loop_only(made: Summary) -> Summary:
@@ -628,9 +625,9 @@ def test_a_best_k_at_the_edge_of_the_grid_is_a_caveat_with_the_command_that_look
     assert command.startswith("python -m harness.audition ")
     assert command.endswith(" k=[4,6,8]")
     assert command.count(" k=") == 1
-    of_sweep = analysed("sweep")  # whose best K is below its largest
-    assert max(of_sweep.run.ks) > of_temperature(of_sweep, 0.0)[0].k
-    assert "k_at_edge" not in {each.code for each in of_sweep.caveats}
+    below = analyse(changed(run, temperature=[1.0]))
+    assert of_temperature(below, 1.0)[0].k == 2
+    assert "k_at_edge" not in {each.code for each in below.caveats}
     alone = analyse(changed(run, k=[4]))
     assert "k_at_edge" not in {each.code for each in alone.caveats}
 
