@@ -97,7 +97,10 @@ def test_leaderboards_rank_every_draft_and_not_speculating_under_every_rule(
         assert board.engines
         assert {row.draft for row in board.rows} == {*DRAFTS, None}
         assert [row.rank for row in board.rows] == [*range(1, len(DRAFTS) + 2)]
-        speedups = [row.speedup for row in board.rows]
+        answer = next(a for a in summary.per_temperature if a.temperature == board.temperature)
+        # The row of the answer has its number, less the optimism of choosing it
+        rows = (row for row in board.rows if (row.draft, row.k) != answer.named)
+        speedups = [row.speedup for row in rows]
         assert speedups == sorted(speedups, reverse=True)
         assert next((row.k, row.speedup) for row in board.rows if row.draft is None) == (0, 1.0)
     best = {
@@ -105,8 +108,9 @@ def test_leaderboards_rank_every_draft_and_not_speculating_under_every_rule(
         for key, board in boards.items()
     }
     assert best["ratio", 0.0] == best["exact_match", 0.0] == best["greedy_draft", 0.0]
+    (named,) = (a.named[0] for a in summary.per_temperature if a.temperature == 1.0)
     for draft, (_, speedup) in best["ratio", 1.0].items():
-        assert speedup >= best["exact_match", 1.0][draft][1] - 1e-9
+        assert draft == named or speedup >= best["exact_match", 1.0][draft][1] - 1e-9
 
 
 def test_what_was_stored_is_enough_to_rank_again_without_a_model(
