@@ -203,8 +203,13 @@ def as_hydra_takes(command: str, words: Sequence[str]) -> list[str]:
     """The words of a command line in full: k=4 is k=[4], and draft.id=X alone has draft=hf.
 
     Raises:
-        UserError: a key of a group is set, and none of that group is chosen.
+        UserError: a key of a group is set, and none of that group is chosen; or Hydra is told where
+            its own files go, which are not wanted.
     """
+    if any(word.lstrip("+~").partition("=")[0] == "hydra.run.dir" for word in words):
+        raise UserError(
+            "hydra.run.dir: a run makes its own folder in results_root; give results_root=FOLDER"
+        )
     schema = SCHEMAS[command]
     names = {
         name: bool(entry.metadata.get("auto")) for name, entry in keys_of(schema) if is_list(entry)

@@ -205,10 +205,13 @@ class PromptsConf:
     # Any, because auto is filled in by the command's `check`
     limit: Any = key(
         None,
-        "prompts of each set at most, spread over it; null: all",
+        "prompts of a set at most; auto: own files whole; null: all",
         auto=True,
         whole=True,
         least=1,
+    )
+    limit_files: bool | None = key(
+        None, "whether limit holds for own files too; null: unless it is auto"
     )
     # Any: into a typed dict Hydra's command line lets no new key
     weights: Any = key(
@@ -339,7 +342,12 @@ class CommandConfig:
 
     results_root: str = key("results", "folder of the run folders")
     seed: int = key(0, "of all random numbers", least=0, most=2**63 - 1)
-    verbose: bool = key(False, "print every table, and not at most 30 lines")
+    # Any: true, false or tables
+    verbose: Any = key(
+        False,
+        "tables: print the answer's tables too; true: the whole report",
+        choices=(False, "tables", True),
+    )
     debug: bool = key(False, "show the traceback of an error")
 
 
@@ -388,7 +396,7 @@ class ModelsConfig(CommandConfig):
 
     @property
     def prompts_of_a_set(self) -> int:
-        """What prompts.limit=auto is: the fewest that carry an interval."""
+        """What prompts.limit=auto is, of sets not from files: the fewest that carry an interval."""
         return 8
 
     @property
@@ -399,8 +407,10 @@ class ModelsConfig(CommandConfig):
     def check(self, _: str) -> None:
         """Refuse what changes how the loop runs, where it is not measured.
 
-        Fills in the rule, new_tokens and prompts.limit.
+        Fills in the rule, new_tokens, prompts.limit and whether it holds for files.
         """
+        if self.prompts.limit_files is None:
+            self.prompts.limit_files = self.prompts.limit != "auto"
         if self.prompts.limit == "auto":
             self.prompts.limit = self.prompts_of_a_set
         if self.decode.rule is None:
@@ -957,7 +967,8 @@ def _check(name: str, value: Any, kind: Any, limits: Mapping[str, Any]) -> None:
         choices: Any = limits.get("choices")
         known: Any = choices() if callable(choices) else choices
         if known is not None and entry not in known:
-            raise UserError(f"{where}: {entry!r} is unknown; use one of {', '.join(known)}")
+            names = (str(name).lower() if isinstance(name, bool) else name for name in known)
+            raise UserError(f"{where}: {entry!r} is unknown; use one of {', '.join(names)}")
         if "pattern" in limits and not limits["pattern"].fullmatch(entry):
             raise UserError(f"{where}: {entry!r} is unknown; use {limits['takes']}")
         whole = "int" in str(kind) or "whole" in limits

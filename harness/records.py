@@ -133,6 +133,7 @@ class Prompt:
         answers: answers[i] follows turns[i]; None, or absent, where the target must generate it.
         system: the system message before the first turn, or None.
         thinking: whether the chat template is asked for thinking mode.
+        origin: the file or data set and the line or row that it was read from, for errors.
     """
 
     prompt_set: str
@@ -142,6 +143,7 @@ class Prompt:
     answers: tuple[str | None, ...] = ()
     system: str | None = None
     thinking: bool = False
+    origin: str = field(default="", compare=False)
 
     def up_to(self, turn: int, answers: Sequence[str]) -> "Prompt":
         """The prompt that generates the answer to a turn.
@@ -609,6 +611,8 @@ class ResultRow:
 ServerClock = Literal["engine", "cpu"]
 # Of our own loop: elapsed seconds, or the processor time of this process
 LoopClock = Literal["wall", "cpu"]
+# What is printed at the end of a command: the answer, the tables that it is read from too, or all
+Verbose = bool | Literal["tables"]
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,10 @@ CaveatCode = Literal[
     "dummy_weights",
     "synthetic_acceptance",
     "embedded_models",
+    "prompts_left_out",  # used, available, sets ("mine 8 of 30, other 8 of 12"): of own prompts
+    # draft, k: the largest that was asked for; temperature, ks: to try next ("10,15,20"), command:
+    # that tries them (None: unknown)
+    "k_at_edge",
     "few_prompts",  # prompts, needed, in_cell: whether of one prompt set (a sweep) or of all
     "unused_card",  # card: why device=auto took the CPU
     "thinking_mode",
@@ -340,7 +344,10 @@ class RunFacts:
     partial_cells: int = 0
     # Every entry of the manifest under its dotted name, in its order.
     environment: Mapping[str, Value] = field(default_factory=dict[str, Value])
-    not_scored: tuple[str, ...] = ()  # drafts of an audition that its ranking lacks
+    # not_scored, ranked: drafts of an audition that its ranking lacks, and how many it has; 0 where
+    # something else failed as well.
+    not_scored: tuple[str, ...] = ()
+    ranked: int = 0
 
     def facts_of(self, draft: str | None) -> ModelFacts | None:
         """What is known of a draft; None for a look-up, and for one that only has a name."""
@@ -1425,6 +1432,8 @@ class Summary:
     best_k: tuple[BestKAtAlpha, ...] = ()
     speedups_by_k: tuple[SpeedupByK, ...] = ()  # at each alpha, by either rule
     from_acceptance: tuple[ResultRow, ...] = ()  # those of `results` that a measured one gave
+    # By K, of a server that measured itself; the verdict is of these where there are any
+    server_speedups: dict[int, float] = field(default_factory=dict[int, float])
     alphas: tuple[float, ...] = ()
     round_fit: RoundFit | None = None
     # Server

@@ -23,7 +23,7 @@ from runs import FROZEN, analysed
 from harness import reporting
 from harness.analysis import analyse
 from harness.records import GREEDY, Trial, first
-from harness.reporting import grid, html, markdown
+from harness.reporting import formatting, grid, html, markdown
 from harness.reporting.console import MOST_LINES
 from harness.reporting.content import content_of
 from harness.reporting.sentences.verdict import next_step
@@ -315,7 +315,8 @@ def test_what_carries_over_is_tokens_per_round_by_the_engines_rule(name: str) ->
         assert row is not None
         (of_best,) = [entry for entry in answer.rounds if entry.k == row.k]
         assert of_best.tokens_per_round == pytest.approx(row.tokens_per_round)
-        assert of_best.own_cost == pytest.approx((row.tokens_per_round or 0.0) / row.speedup)
+        if (row.draft, row.k) != own.named:  # that row has the answer's number
+            assert of_best.own_cost == pytest.approx((row.tokens_per_round or 0.0) / row.speedup)
         for entry in answer.rounds:
             if entry.tokens_per_round_lo is not None and entry.tokens_per_round_hi is not None:
                 assert 1.0 <= entry.tokens_per_round_lo <= entry.tokens_per_round
@@ -514,3 +515,129 @@ def test_many_temperatures_show_the_rows_of_the_marked_engine_first() -> None:
     text = "\n".join(screen(summary("many temperatures")))
     for temperature in ("0", "1", "0.3", "0.5", "0.7", "1.2", "1.5"):
         assert re.search(rf"^[* ] {re.escape(temperature)} +the harness's", text, re.MULTILINE)
+
+
+def of_temperature(made: Summary, temperature: float) -> tuple[Any, Any]:
+    """The answer for the whole workload, and the ranking by the run's own rule."""
+    answer = first(made.answers, temperature=temperature, prompt_set="all", timed=True)
+    board = first(made.leaderboards, temperature=temperature, rule=made.run.sampling.rule)
+    assert answer is not None
+    assert board is not None
+    return answer, board
+
+
+def test_one_draft_and_k_has_one_speedup_on_a_page() -> None:
+    made = analysed("audition")
+    content = content_of(made)
+    for temperature in (0.0, 1.0):
+        answer, board = of_temperature(made, temperature)
+        (row,) = (row for row in board.rows if (row.draft, row.k) == answer.named)
+        assert (row.speedup, row.speedup_lo, row.speedup_hi) == (
+            answer.speedup, answer.speedup_lo, answer.speedup_hi
+        )  # fmt: skip
+    answer, _ = of_temperature(made, 0.0)
+    shown = formatting.gain(answer)
+    assert shown in content.verdicts[0]
+    assert content.brief[1].column("speedup [lo, hi]")[0].text == shown
+    ranked = next(entry for entry in content.tables if "by any rule" in entry.title)
+    assert ranked.column("speedup [lo, hi]")[0].text == shown
+    (thumb,) = (rule for rule in made.rules_of_thumb if rule.code == "accepted_over_emitted")
+    assert thumb.values["speedup"] == answer.speedup
+
+
+def own_loop_only(made: Summary) -> Summary:
+    """As if the suffix look-up, which no engine has, were the fastest."""
+    answer, _ = of_temperature(made, 0.0)
+    served = replace(
+        answer, draft="suffix", reason_values={**answer.reason_values, "draft": "suffix"}
+    )
+    boards = []
+    for board in made.leaderboards:
+        rows = sorted(board.rows, key=lambda row: row.draft != "suffix")
+        ranked = (replace(row, rank=place) for place, row in enumerate(rows, start=1))
+        boards.append(replace(board, rows=tuple(ranked)))
+    answers = (served if each is answer else each for each in made.answers)
+    return replace(made, answers=tuple(answers), leaderboards=tuple(boards))
+
+
+def test_a_draft_that_no_engine_has_is_marked_and_never_the_best() -> None:
+    made = own_loop_only(analysed("audition"))
+    content = content_of(made)
+    assert (
+        "No engine here has suffix; of the drafts that one has, tiny_good with K=4 looks fastest,"
+        in content.verdicts[0]
+    )
+    assert content.grid is not None
+    assert content.grid.rows[0].cells[2].text == "suffix, K=4 (harness's loop only)"
+    names = [cell.text for cell in content.brief[1].column("draft")]
+    assert names[0] == "suffix (harness's loop only)"
+    assert "tiny_good" in names
+    by_title = {entry.title: entry for entry in content.tables}
+    every = by_title["On the harness's loop at temperature 0, accepted by any rule"]
+    names = [cell.text for cell in every.column("draft")]
+    assert names[0] == "suffix (harness's loop only)"
+    assert {"tiny_good", "early_exit"} < {*names}
+    assert [row.cells[1].text for row in every.rows if row.best] == ["tiny_good"]
+    mlx = by_title["On the harness's loop at temperature 1, accepted as on mlx-lm"]
+    assert "tiny_eagle3 (none of these engines)" in [cell.text for cell in mlx.column("draft")]
+
+
+def test_the_console_of_an_audition_always_has_its_ranking() -> None:
+    made = analysed("audition")
+    board = made.leaderboards[0]
+    *drafts, plain = sorted(board.rows, key=lambda row: row.draft is None)
+    more = [replace(drafts[-1], draft=f"another_{n}") for n in range(9 - len(drafts))]
+    rows = tuple(replace(row, rank=n) for n, row in enumerate([*drafts, *more, plain], start=1))
+    boards = tuple(replace(each, rows=rows) for each in made.leaderboards)
+    failed = tuple(Failure(f"draft bad_{n}", "it is damaged", f"bad_{n}") for n in range(2))
+    run = replace(made.run, status="failed", ranked=9, not_scored=("bad_0", "bad_1"))
+    hard = replace(made, run=run, leaderboards=boards, failures=failed)
+    lines = screen(hard)
+    assert len(lines) <= MOST_LINES
+    text = "\n".join(lines)
+    assert all(f"\n{row.draft or 'do not speculate'} " in text for row in rows)
+    assert "PARTIAL RANKING: 9 of 11 drafts are ranked. Not ranked: bad_0, bad_1." in text
+    assert "FAILED RUN" not in text
+    assert len(lines) < len(printed(made, "tables")) < len(printed(made, True)) / 2
+
+
+def printed(made: Summary, verbose: Any) -> list[str]:
+    out = io.StringIO()
+    reporting.show(made, Console(file=out, width=80), verbose=verbose)
+    return out.getvalue().splitlines()
+
+
+def test_the_grid_says_which_row_is_marked() -> None:
+    made = summary("as it was")
+    content = content_of(made)
+    assert content.grid is not None
+    assert content.grid.notes[0].startswith("*: the headline's row, of the engine that was timed")
+    other = content_of(asked(made, "mlx"))
+    assert other.grid is not None
+    assert other.grid.notes[0].startswith("*: the headline's row, of the engine that engine= names")
+
+
+def test_a_best_k_at_the_edge_of_the_grid_is_a_caveat_with_the_command_that_looks_further() -> None:
+    run = load(FROZEN / "audition")
+    (caveat,) = (each for each in analyse(run).caveats if each.code == "k_at_edge")
+    assert (caveat.values["k"], caveat.values["ks"]) == (4, "4,6,8")
+    command = str(caveat.values["command"])
+    assert command.startswith("python -m harness.audition ")
+    assert command.endswith(" k=[4,6,8]")
+    assert command.count(" k=") == 1
+    below = analyse(changed(run, temperature=[1.0]))
+    assert of_temperature(below, 1.0)[0].k == 2
+    assert "k_at_edge" not in {each.code for each in below.caveats}
+    alone = analyse(changed(run, k=[4]))
+    assert "k_at_edge" not in {each.code for each in alone.caveats}
+
+
+def test_own_prompts_that_a_limit_leaves_out_are_the_first_caveat() -> None:
+    run = load(FROZEN / "sweep")
+    there = {name: 3 * count for name, count in run.manifest.prompts.items()}
+    run = replace(run, manifest=run.manifest.updated(prompts_available=there))
+    own = changed(run, prompts__files=["mine.jsonl"])
+    used, available = sum(run.manifest.prompts.values()), sum(there.values())
+    said = content_of(analyse(own)).caveats[0]
+    assert said.startswith(f"{used} of {available} prompts were used (")
+    assert "prompts_left_out" not in {each.code for each in analyse(run).caveats}

@@ -118,15 +118,40 @@ def test_the_rule_of_thumb_for_k_has_its_documented_bounds(rate: float, k: int) 
     assert suggested_k(rate) == k
 
 
-@pytest.mark.parametrize(("verdict_k", "met"), [(0, False), (2, True), (None, None)])
-def test_rules_of_thumb_are_held_against_the_measurement(verdict_k, met) -> None:
+def test_the_k_of_a_verdict_is_explained_though_another_looks_better() -> None:
+    """Of other K few prompts are measured, so that one of them may look faster."""
+    row = ResultRow(
+        draft="small", prompt_set="easy", temperature=0.0, k=2, source="measured",
+        new_tokens=100, rounds=50, drafted=100, accepted=50, rejected=40,
+    )  # fmt: skip
+    other = replace(row, k=1, rounds=52)
+    named = {"draft": "small", "k": 2}
+    verdict = Answer("does_not_pay", None, 0, 0.0, "all", 0.9, 0.8, 0.95, "held_out_loss", named)
+    latency = typed_latency(StepTimes(0.8, 1.0), 2)
+    case = case_of_verdict(verdict, "small", [row, other], latency)
+    assert case is not None
+    assert latency.rounds.speedup(100 / 52, 1) > latency.rounds.speedup(2.0, 2)
+    assert case.k == 2
+
+
+@pytest.mark.parametrize(
+    ("decision", "verdict_k", "met"),
+    [("does_not_pay", 0, False), ("speculate", 2, True), ("undecided", 4, None)],
+)
+def test_rules_of_thumb_are_held_against_the_measurement(
+    decision: Decision, verdict_k: int, met: bool | None
+) -> None:
     times = StepTimes(1 / 1.35, 1.0)
     rounds = RoundTimes.from_steps(times, 4)
     case = Case("small", 4, {4: cell(2.368, 0.6, 0.342)}, rounds, times)
+    named = {"draft": "small", "k": 4}
+    answer = Answer(
+        decision, "small", verdict_k, 0.0, "all", 1.23, None, None, "too_few_prompts", named
+    )
     rules = rules_of_thumb(
         explained(case),
         case,
-        verdict_k=verdict_k,
+        answer,
         parameter_share=0.15,
         same_vocabulary=None,
     )
@@ -140,3 +165,7 @@ def test_rules_of_thumb_are_held_against_the_measurement(verdict_k, met) -> None
     }
     assert by_code["suggested_k"].values["suggested_k"] == 2
     assert by_code["accepted_over_emitted"].value == pytest.approx(1.368 / 2.368)
+    # One draft and K has one speedup: the verdict's
+    own = explained(case).speedup
+    shown = by_code["accepted_over_emitted"].values["speedup"]
+    assert shown == (1.23 if answer.named[1] == 4 else own)

@@ -18,9 +18,12 @@ import pandas as pd
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+from runs import outcome_of
 
+from harness.cli import compose
 from harness.config import PromptsConf, checked
 from harness.prompts import (
+    available,
     available_sets,
     load,
     prompt_set_hash,
@@ -116,6 +119,26 @@ def test_the_shipped_sets_are_large_enough_and_a_limit_sees_every_category() -> 
             load(conf)
 
 
+def test_own_files_are_taken_whole_unless_a_number_limits_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.jsonl"
+    rows = (json.dumps({"prompt": f"text {n}", "category": "ab"[n % 2]}) for n in range(40))
+    file.write_text("\n".join(rows))
+    words = [f"prompts.files=[{file}]", "prompts.sets=[easy]"]
+    whole = compose("audition", words).prompts
+    assert Counter(p.prompt_set for p in load(whole)) == {"easy": 16, "a": 20, "b": 20}
+    words.append("prompts.limit=8")
+    limited = compose("audition", words).prompts
+    assert Counter(p.prompt_set for p in load(limited)) == {"easy": 8, "a": 8, "b": 8}
+    assert available(limited) == {"easy": available(whole)["easy"], "a": 20, "b": 20}
+    outcome_of("audition", *words, "dry_run=true")
+    assert re.search(r"prompt set a +8 of 20 prompts \(prompts.limit\)", capsys.readouterr().out)
+    one = ["prompts.sets=[easy]", "prompts.limit=1", "dry_run=true"]
+    outcome_of("sweep", *one)
+    assert "1 prompts" not in capsys.readouterr().out
+
+
 @given(count=st.integers(1, 60), categories=st.integers(1, 5), limit=st.integers(1, 70))
 def test_a_subsample_keeps_the_order_the_categories_and_what_a_smaller_one_chose(
     count: int, categories: int, limit: int
@@ -200,7 +223,7 @@ def test_a_file_is_read_again_only_when_it_changed(
     monkeypatch.setattr(
         "harness.prompts.read_file", lambda *args, **more: reads.append(1) or read(*args, **more)
     )
-    assert load(own(file)) is load(own(file))
+    assert load(own(file)) == load(own(file))
     file.write_text("another")
     assert load(own(file))[0].turns == ("another",)
     assert len(reads) == 2
@@ -441,7 +464,10 @@ def test_ids_are_unique_in_a_set_those_of_later_turns_included(tmp_path: Path) -
         if said is None:
             assert len(load(own(tmp_path / "mine.jsonl"))) == 2
         else:
-            assert said in refused(tmp_path / "mine.jsonl")
+            line = refused(tmp_path / "mine.jsonl")
+            assert said in line
+            assert "mine.jsonl, line 2: " in line
+            assert "mine.jsonl, line 1;" in line
 
 
 # The hub

@@ -28,6 +28,8 @@ from harness.measurement.target_texts import GeneratedText
 from harness.models.load import LoadedModel, open_pair
 from harness.models.probe import uncached_logits
 from harness.records import TextTrace, UserError
+from harness.reporting.serving import snippets_of
+from harness.serving.engines import spec_of
 from harness.storage import StoredRun, load
 
 BUDGET = 10
@@ -197,6 +199,8 @@ def test_texts_of_a_server_are_scored_as_those_of_a_target_that_is_loaded(
     summary = analyse(done)
     caveat = next(caveat for caveat in summary.caveats if caveat.code == "texts_from")
     assert caveat.values == asdict(server)
+    # The first line is for the server that has the target
+    assert snippets_of(summary)[0].title.startswith(spec_of(server.engine).title)
     assert {row.draft for row in summary.results if row.k} == {"tiny_good", "remote", "ngram"}
     # The prompts of one temperature have seeds of their own
     seeds = {str(body.get("seed") or body.get("sampling_params")) for body in target.asked}

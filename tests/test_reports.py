@@ -218,7 +218,7 @@ def test_an_unfinished_run_is_marked_above_everything() -> None:
     assert "and 12 more, all listed in summary.json" in text
     brief = printed(replace(made, run=run, failures=failures), verbose=False)
     assert brief.index("Did not complete: easy/p0 k=8") < brief.index("evidence")
-    assert "with verbose=true" in brief
+    assert "with verbose=tables" in brief
 
 
 def test_a_run_with_random_weights_recommends_nothing() -> None:

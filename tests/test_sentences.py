@@ -398,6 +398,14 @@ def test_a_snapshot_is_as_good_as_its_worst_check(results: Any, start: str) -> N
         ({"partial_cells": 1}, "PARTIAL RUN: some cells did not complete. Cells: 1 partial of 9."),
         ({"status": "failed", "failed_cells": 2}, "FAILED RUN: what follows is what was stored."),
         ({"status": "unknown"}, "UNKNOWN STATUS"),
+        (
+            {"status": "failed", "ranked": 7, "not_scored": ("mine", "theirs")},
+            "PARTIAL RANKING: 7 of 9 drafts are ranked. Not ranked: mine, theirs.",
+        ),
+        (
+            {"status": "failed", "not_scored": ("mine",)},
+            "FAILED RUN: what follows is what was stored. Not ranked: mine.",
+        ),
     ],
 )
 def test_the_status_says_why_a_run_is_not_complete(

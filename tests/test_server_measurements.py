@@ -1,6 +1,7 @@
 """Break-even from a server's files: a benchmark's result, a log of rounds, a run's step times."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,10 @@ def test_the_published_log_says_do_not_speculate(tmp_path: Path) -> None:
     assert summary["verdict"]["decision"] == "does_not_pay"
     assert summary["verdict"]["speedup"] == pytest.approx(0.683, abs=5e-4)
     assert "v + overhead (not separable)" in summary["report"]
+    # The headline's number stands in the table, next to what the fit says
+    (row,) = re.findall(r"\| +1 +\|[^\n]*?(\d\.\d\dx) \| +(\d\.\d\dx) \|", summary["report"])[:1]
+    assert row[0] == f"{summary['verdict']['speedup']:.2f}x"
+    assert "measured speedup | predicted speedup" in summary["report"]
     curve = [23.74 + 0.2 * index for index in range(17)]
     separated = judged(tmp_path, log=log(tmp_path), verify_ms=curve)
     assert "not separable" not in separated["report"]

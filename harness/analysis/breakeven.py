@@ -171,6 +171,7 @@ def analyse_breakeven(setup: Setup) -> Summary:
         ),
         speedups_by_k=tuple(_by_each_rule(iid, inputs, linear=config.linear)),
         from_acceptance=tuple(measured),
+        server_speedups=dict(inputs.server_speedups),
         alphas=inputs.alphas,
         round_fit=inputs.round_fit,
     )

@@ -28,6 +28,7 @@ from harness.serving.engines import OWN
 from harness.stats.jackknife import MIN_PROMPTS
 from harness.storage.manifest import EngineCosts
 from harness.summary import (
+    Answer,
     Basis,
     Caveat,
     CaveatCode,
@@ -72,6 +73,7 @@ def caveats(
     `prompts`, of the whole workload, is looked at in place of the rows' numbers.
     """
     return (
+        *_prompts_left_out(setup),
         *_of_the_models(setup),
         *_of_the_run(setup, results, prompts),
         *_of_the_steps(setup, timings),
@@ -116,6 +118,42 @@ def _of_the_run(
             yield Caveat("thinking_mode_off")
     yield from _generation_settings(setup)
     yield from _other_budget(setup)
+
+
+def _prompts_left_out(setup: Setup) -> Iterator[Caveat]:
+    """That a limit keeps some of the user's own prompts from being used."""
+    conf, prompts = setup.conf("prompts"), setup.run.manifest.prompts
+    counts = {
+        name: (used, max(used, setup.run.manifest.prompts_available.get(name, used)))
+        for name, used in prompts.items()
+    }
+    used, available = (sum(count[at] for count in counts.values()) for at in (0, 1))
+    if used < available and (conf.get("files") or conf.get("hub")):
+        sets = ", ".join(f"{name} {used} of {there}" for name, (used, there) in counts.items())
+        yield Caveat("prompts_left_out", {"used": used, "available": available, "sets": sets})
+
+
+def k_at_edge(setup: Setup, answers: Sequence[Answer]) -> Iterator[Caveat]:
+    """That the best K is the largest of several: a larger one may be faster.
+
+    Of answers for the whole workload on what was timed; a head that drafts no more has no larger.
+    """
+    largest = max(setup.ks, default=0)
+    for answer in answers if len(setup.ks) > 1 else ():
+        draft, k = answer.named
+        most = setup.described_draft(draft or "").drafts_at_most
+        open_end = k == largest and (most is None or most > largest)
+        if open_end and answer.timed and answer.prompt_set == "all" and answer.speedup is not None:
+            next_ks = ",".join(map(str, sorted({k, -(-3 * k // 2), 2 * k})))
+            values: Values = {
+                "draft": draft,
+                "k": k,
+                "temperature": answer.temperature,
+                "ks": next_ks,
+                "command": setup.command_line(f"k=[{next_ks}]"),
+            }
+            yield Caveat("k_at_edge", values)
+            return  # the same command for every temperature
 
 
 def _generation_settings(setup: Setup) -> Iterator[Caveat]:

@@ -65,7 +65,7 @@ class Case:
     """What an explanation is made from: a verdict's draft on the verdict's workload."""
 
     draft: str
-    k: int  # the K chosen, or the best-looking one where none pays
+    k: int  # the K that the verdict's number is of
     # By K, measured where there are measured ones, else replayed; holds `k`.
     cells: Mapping[int, CellOfK]
     rounds: RoundTimes
@@ -96,7 +96,8 @@ def case_of(
     def gain(k: int) -> float:
         return latency.rounds.speedup(cells[k].tokens_per_round, k)
 
-    k = verdict.k if verdict.k in cells else max(cells, key=gain)
+    named = verdict.named[1]
+    k = named if named in cells else max(cells, key=gain)
     if cells[k].alpha is None:
         return None
     return Case(draft, k, cells, latency.rounds, steps, _floors(floors, draft))
@@ -221,17 +222,20 @@ def suggested_k(acceptance_rate: float) -> int:
 def rules_of_thumb(
     explanation: Explanation,
     case: Case,
+    verdict: Answer,
     *,
-    verdict_k: int | None,
     parameter_share: float | None,
     same_vocabulary: bool | None,
 ) -> Iterator[RuleOfThumb]:
     """Every rule that there are numbers for.
 
-    A `verdict_k` of 0 is not to speculate, None is undecided; `same_vocabulary` is None where
-    tokenizers were not compared (dummy weights, scores made elsewhere).
+    The speedup next to them is the verdict's. `same_vocabulary` is None where tokenizers were not
+    compared (dummy weights, scores made elsewhere).
     """
     k, cell = case.k, case.cells[case.k]
+    # 0: not to speculate; None: undecided
+    verdict_k = {"speculate": verdict.k, "does_not_pay": 0}.get(verdict.decision)
+    is_named = verdict.speedup is not None and verdict.named == (case.draft, k)
     step_ratio, needed = 1.0 / explanation.c, explanation.breakeven_alpha
     yield RuleOfThumb(
         "step_ratio",
@@ -268,6 +272,6 @@ def rules_of_thumb(
                 "k": k,
                 "alpha": explanation.alpha,
                 "breakeven_alpha": needed,
-                "speedup": explanation.speedup,
+                "speedup": verdict.speedup if is_named else explanation.speedup,
             },
         )

@@ -1,13 +1,15 @@
 """The leaderboard: every draft at its best K, and not speculating, in order of predicted speedup.
 
-The best K is chosen on the prompts it is shown for, so a row's speedup is a little optimistic; the
-verdict (`harness.analysis.verdict`) is the number without that optimism.
+The best K is chosen on the prompts it is shown for, so a row's speedup is a little optimistic. The
+verdict (`harness.analysis.verdict`) is the number without that optimism, and the row of its draft
+and K has that number in a summary (`with_speedup`).
 
 The acceptance rule belongs to the engine that will serve, so there is one leaderboard per rule.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,9 +21,11 @@ from harness.records import Rule
 from harness.serving.engines import with_lines
 from harness.stats.crossfit import Workload
 from harness.stats.jackknife import Variance, enough_prompts, set_weights, share_interval
-from harness.summary import DraftMemory, Leaderboard, LeaderboardRow
+from harness.summary import AdaptiveRow, Answer, DraftMemory, Leaderboard, LeaderboardRow
 from harness.theory.cost import usd_per_million_tokens
 from harness.theory.memory import ModelBytes, memory_view
+
+Predicted = TypeVar("Predicted", LeaderboardRow, AdaptiveRow)
 
 # Of the speedups, for the chance that a draft is the fastest
 DRAWS = 4000
@@ -142,6 +146,20 @@ def with_costs(board: Leaderboard, setup: Setup, plain_s: float) -> Leaderboard:
         )
 
     return replace(board, rows=tuple(costed(row) for row in board.rows))
+
+
+def with_speedup(row: Predicted, answer: Answer) -> Predicted:
+    """A row with the speedup of an answer for its draft and K, less the optimism of choosing them.
+
+    So one draft and K has one predicted speedup in a report.
+    """
+    assert answer.speedup is not None
+    bounds = {"speedup_lo": answer.speedup_lo, "speedup_hi": answer.speedup_hi}
+    changed = replace(row, speedup=answer.speedup, **bounds)
+    if not isinstance(changed, LeaderboardRow) or changed.usd_per_million_tokens is None:
+        return changed
+    price = changed.usd_per_million_tokens * row.speedup / answer.speedup
+    return replace(changed, usd_per_million_tokens=price)
 
 
 def draft_memory(

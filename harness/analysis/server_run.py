@@ -21,7 +21,13 @@ import numpy as np
 from harness.analysis.acceptance_lengths import acceptance_lengths
 from harness.analysis.answers import Answered, Question, answered
 from harness.analysis.batch_schedule import LoadResults, analyse_loads
-from harness.analysis.caveats import caveats, failures, greedy_texts_differ, of_the_timings
+from harness.analysis.caveats import (
+    caveats,
+    failures,
+    greedy_texts_differ,
+    k_at_edge,
+    of_the_timings,
+)
 from harness.analysis.cells import (
     completed,
     lacking_visits,
@@ -92,15 +98,17 @@ def analyse_served(setup: Setup) -> Summary:
     """Everything a server run says, as far as what it stored allows."""
     run = ServedRun(setup)
     results, unstable = run.results, run.unstable
+    answers = tuple(each for entry in run.answered for each in (entry.workload, *entry.sets))
     return Summary(
         run=setup.facts(results),
-        answers=tuple(each for entry in run.answered for each in (entry.workload, *entry.sets)),
+        answers=answers,
         failures=failures(setup, run.trials),
         caveats=(
             *run.caveats(),
             *greedy_texts_differ(run.checks),
             *caveats(setup, results),
             *of_the_timings(unstable, (), {}),
+            *k_at_edge(setup, answers),
         ),
         results=tuple(results),
         latency=(*run.prefill_rows(), *run.round_rows()),

@@ -255,7 +255,7 @@ class Setup:
         ran = [row for row in results if row.source == "measured"]
         if self.replay_only:
             ran = [row for row in results if row.source == "replayed"]
-        stored = self.run.manifest.status
+        stored, typed = self.run.manifest.status, self.command_line()
         known = ("complete", "running", "failed")
         decode = self.conf("decode")
         return RunFacts(
@@ -286,7 +286,10 @@ class Setup:
             measured_cells=len(ran),
             failed_cells=sum(row.status == "failed" for row in ran),
             partial_cells=sum(row.status == "partial" for row in ran),
-            environment={**dict(named_values(self.run.manifest.entries)), **self._command_line()},
+            environment={
+                **dict(named_values(self.run.manifest.entries)),
+                **({} if typed is None else {"environment.command": typed}),
+            },
         )
 
     @property
@@ -300,13 +303,22 @@ class Setup:
         priced = self.priced_by.engine.name if self.priced_by else None
         return self.run.config.get("engine") or (priced if priced in with_lines() else None)
 
-    def _command_line(self) -> dict[str, Value]:
-        """The command line as it can be typed again."""
+    def command_line(self, *changes: str) -> str | None:
+        """The command line as it can be typed again, with other values of some keys.
+
+        None where it is not known, or with `changes` where it names a run to continue, whose keys
+        stay.
+        """
         words = [*self.environment.command]
         if words and words[0] == self.command:
             words = ["python", "-m", f"harness.{words[0]}", *words[1:]]
+        resumed = any(word.startswith("resume=") for word in words)
+        if not words or (changes and (resumed or f"harness.{self.command}" not in words)):
+            return None
+        changed = tuple(f"{change.partition('=')[0]}=" for change in changes)
+        words = [*(word for word in words if not word.startswith(changed)), *changes]
         quoted = (f"'{word}'" if " " in word and "'" not in word else word for word in words)
-        return {"environment.command": " ".join(quoted)} if words else {}
+        return " ".join(quoted)
 
     @cached_property
     def timed_apart(self) -> frozenset[str]:

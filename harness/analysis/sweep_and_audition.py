@@ -21,6 +21,7 @@ from harness.analysis.caveats import (
     caveats,
     failures,
     greedy_texts_differ,
+    k_at_edge,
     of_the_engine,
     of_the_timings,
 )
@@ -34,7 +35,7 @@ from harness.analysis.latency import (
     latency_table,
     typed_latency,
 )
-from harness.analysis.leaderboard import Ranking, draft_memory, rank, with_costs
+from harness.analysis.leaderboard import Ranking, draft_memory, rank, with_costs, with_speedup
 from harness.analysis.lengths import length_alpha
 from harness.analysis.lossless import distrust, text_checks, without_faulty
 from harness.analysis.pairs import (
@@ -85,6 +86,7 @@ from harness.summary import (
     Caveat,
     Doubt,
     Explanation,
+    Leaderboard,
     LengthAlpha,
     OutlierCell,
     ReplayCheck,
@@ -350,13 +352,17 @@ class PairAnalysis:
                 scored = [trace for trace in texts if trace.key in known]
                 if scored:
                     latency = self.latencies[ranking.replays.temperature][draft]
-                    yield adaptive_drafting(
+                    made = adaptive_drafting(
                         ScoredTexts(scored, known, ranking.replays.rule),
                         ranking.replays.ks,
                         latency,
                         self.setup.weights,
                         seed=self.setup.seed,
                     )
+                    answer = self._replayed_answer(made.temperature)
+                    if answer and answer.named == (draft, made.fixed.k):
+                        made = replace(made, fixed=with_speedup(made.fixed, answer))
+                    yield made
 
     # ---- answers ----
 
@@ -435,18 +441,38 @@ class PairAnalysis:
                 made = replace(made, rounds=tuple(replace(r, own_cost=None) for r in made.rounds))
             yield made
 
+    def _replayed_answer(self, temperature: float) -> Answer | None:
+        """The answer for the whole workload, where it is a prediction that has a number."""
+        found = (each.workload for each in self.answered)
+        answer = next((each for each in found if each.temperature == temperature), None)
+        predicted = answer and answer.source == "replayed" and answer.speedup is not None
+        return answer if predicted else None
+
+    def _as_answered(self, board: Leaderboard) -> Leaderboard:
+        """A ranking in which the draft and K of the answer have the number that the answer has.
+
+        Where all rules rank alike, so do their answers.
+        """
+        own = self.ranking(self.setup.rule, board.temperature)
+        answer = self._replayed_answer(board.temperature)
+        if answer is None or own is None or own.leaderboard.rows != board.rows:
+            return board
+        rows = (
+            with_speedup(row, answer) if (row.draft, row.k) == answer.named else row
+            for row in board.rows
+        )
+        return replace(board, rows=tuple(rows))
+
     def explained(
         self, verdict: Answer | None
     ) -> tuple[Explanation | None, tuple[RuleOfThumb, ...]]:
         """Why a verdict is what it is, and the rules of thumb next to it.
 
-        Of its draft, or the best-looking one; none of a look-up, which has no draft step.
+        Of the draft and K that its number is of; none of a look-up, which has no draft step.
         """
         if verdict is None or self.distrusted or verdict.temperature is None:
             return None, ()
-        draft = verdict.draft or self.setup.draft
-        if not draft and self.own_rankings:
-            draft = self.own_rankings[0].best[0].draft
+        draft = verdict.named[0] or self.setup.draft
         latency = self.latencies.get(verdict.temperature, {}).get(draft)
         if latency is None or self.looks_up(draft):
             return None, ()
@@ -459,7 +485,7 @@ class PairAnalysis:
         rules = rules_of_thumb(
             explanation,
             case,
-            verdict_k={"speculate": verdict.k, "does_not_pay": 0}.get(verdict.decision),
+            verdict,
             parameter_share=self.setup.parameter_share(draft),
             same_vocabulary=True if self.setup.tokenizers_compared else None,
         )
@@ -484,6 +510,8 @@ class PairAnalysis:
         beyond = [k for k in self.setup.ks if not all(each.covers(k) for each in rounds)]
         if beyond:
             yield Caveat("k_not_timed", {"ks": ", ".join(map(str, beyond))})
+        else:
+            yield from k_at_edge(self.setup, self.answers)
 
     def positions(self) -> Iterator[AcceptanceByPosition]:
         """Acceptance by position: measured, and replayed of each draft at its best K."""
@@ -527,7 +555,7 @@ class PairAnalysis:
             unstable=self.unstable,
             outlier_cells=outliers,
             leaderboards=tuple(
-                ranking.leaderboard
+                self._as_answered(ranking.leaderboard)
                 # Another engine's rounds price what it accepts alone
                 for ranking in (self.own_rankings if setup.priced_by else self.rankings.values())
             ),
@@ -747,9 +775,12 @@ class Audition(PairAnalysis):
         entries: Sequence[str] = self.setup.run.config.get("drafts") or ()
         names = [split_draft(entry).name for entry in entries if entry != AUTO_DRAFTS]
         lacking = tuple(name for name in names if name not in self.first_latencies)
+        ranked = 0
+        if self.own_rankings and len(summary.failures) == len(notes.failures):
+            ranked = len(self.own_rankings[0].replays.drafts)
         return replace(
             summary,
-            run=replace(summary.run, not_scored=lacking),
+            run=replace(summary.run, not_scored=lacking, ranked=ranked),
             ineligible=tuple(Failure(each.draft, each.reason) for each in notes.not_eligible),
             generation_s=notes.costs.generation_s,
             scoring_s=notes.costs.scoring_s,

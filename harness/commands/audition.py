@@ -9,6 +9,7 @@ elsewhere no model is loaded. The completions may come from a server that has th
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from harness.analysis import analyse
 from harness.analysis.cards import rank_cards
@@ -31,16 +32,20 @@ from harness.commands.run_lifecycle import (
     resumed,
     running,
 )
-from harness.config import AuditionConfig, ModelConf, like_target
+from harness.config import AuditionConfig, ModelConf, like_target, split_draft
 from harness.measurement.environment import describe_host
 from harness.records import Failure, Prompt, TextTrace, UserError
 from harness.storage import RunFolder, load
+from harness.storage.contents import read_config
 from harness.storage.imported_scores import read_tables
-from harness.storage.manifest import ModelEntry, TextsMadeWith
+from harness.storage.manifest import ModelEntry, TextsMadeWith, read_manifest
 
 AUDITION = "audition"
 OF_DRAFT = ("name", "id", "kind", "layers")
-OF_BEST_CARD = ("environment", "models", "prompts", "prompts_sha256", "seed", "engine_costs")
+OF_BEST_CARD = (
+    *("environment", "models", "prompts", "prompts_available", "prompts_sha256", "seed"),
+    "engine_costs",
+)
 
 
 def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
@@ -67,7 +72,7 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
     if config.dry_run:
         print_audition_plan(config, drafts, prompts)
         return Outcome(None)
-    folder = resumed(config, AUDITION)
+    folder = _resumed(config)
     if config.texts_from is not None:
         from harness.commands.remote_texts import audition_texts
 
@@ -77,6 +82,23 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
     else:
         folder = _from_elsewhere(config, names, folder)
     return concluded(folder, verbose=config.verbose)
+
+
+def _resumed(config: AuditionConfig) -> RunFolder | None:
+    """The folder to resume; `drafts` may leave out some of its run that could not be used."""
+    if config.resume is None:
+        return resumed(config, AUDITION)
+    stored = read_config(Path(config.resume))
+    notes, entries = read_manifest(Path(config.resume)).audition, stored.get("drafts") or []
+    unusable = {each.draft for each in (*notes.not_eligible, *notes.failures)}
+    kept = [entry for entry in entries if entry in (config.drafts or [])]
+    left_out = {split_draft(entry).name for entry in entries if entry not in kept}
+    if not left_out or not left_out <= unusable or kept != config.drafts:
+        return resumed(config, AUDITION)
+    folder = resumed(replace(config, drafts=entries), AUDITION)
+    assert folder is not None
+    folder.write_config({**stored, "drafts": kept})
+    return folder
 
 
 def _measured(
@@ -126,6 +148,7 @@ def _from_elsewhere(
     folder.note(
         models=source.manifest.models,
         prompts=source.manifest.prompts,
+        prompts_available=source.manifest.prompts_available,
         prompts_sha256=source.manifest.prompts_sha256,
         environment=describe_host(),
         traces_from=str(source.folder),

@@ -110,7 +110,7 @@ def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
     rows: Rows = {
         "K": ", ".join("0 (baseline)" if k == 0 else str(k) for k in ks),
         "temperature": _listed(config.temperature),
-        **{f"prompt set {name}": f"{count} prompts" for name, count in counts.items()},
+        **_set_rows(config, prompts),
         **_answer_rows(config, prompts),
         **looks,
         "cells": len(counts) * len(config.temperature) * len(ks),
@@ -149,6 +149,7 @@ def print_server_plan(
         **({"not used with url=": ", ".join(config.not_with_url)} if config.not_with_url else {}),
         "servers": ", ".join("plain" if k == 0 else f"K = {k}" for k in ks),
         "temperature": _listed(config.temperature),
+        **_set_rows(config, prompts),
         **_answer_rows(config, prompts),
         "visits": config.repetitions,
         "requests, one at a time": f"{requests} of {config.new_tokens} tokens at most",
@@ -204,7 +205,7 @@ def print_profile_plan(config: ProfileConfig, prompts: Sequence[Prompt]) -> None
     models = 1 if config.model == config.draft else 2
     texts = _turns(prompts) * config.repetitions
     rows: Rows = {
-        "prompts": len(prompts),
+        **_set_rows(config, prompts),
         **_answer_rows(config, prompts),
         "generations, plain": f"{texts * models} (each model alone)",
         "tokens, at most": f"{texts * models * config.new_tokens:,}",
@@ -239,7 +240,7 @@ def print_snapshot_plan(config: SnapshotConfig, prompts: Sequence[Prompt]) -> No
     draws = sum(value > 0 for value in config.temperature) * len(ks) * config.draws
     rows: Rows = {
         "K": _listed(ks),
-        "prompts": len(prompts),
+        **_set_rows(config, prompts),
         **_answer_rows(config, prompts),
         "generations": f"{compared * (1 + len(ks))} (temperature 0)",
         "tokens, at most": f"{compared * (1 + len(ks)) * config.new_tokens:,}",
@@ -260,6 +261,7 @@ def print_audition_plan(
     cells = len(ks) * len(drafts) * len(config.temperature)
     rows: Rows = {
         "temperature": _listed(config.temperature),
+        **_set_rows(config, prompts),
         **_answer_rows(config, prompts),
         "texts of the target": texts,
         "tokens, at most": f"{texts * config.new_tokens:,}",
@@ -359,6 +361,20 @@ def _print(parts: Sequence[Table | str], config: Config) -> None:
             console.print(part, soft_wrap=True, markup=False)
         else:
             print_table(part, console)
+
+
+def _set_rows(config: Config, prompts: Sequence[Prompt]) -> Rows:
+    """How many prompts each set has, and how many it would have without a limit."""
+    used = Counter(prompt.prompt_set for prompt in prompts)
+    available = prompt_sets.available(config.prompts)
+    return {
+        f"prompt set {name}": (
+            fmt.number_of(count, "prompt", "prompts")
+            if available.get(name, count) <= count
+            else f"{count} of {available[name]} prompts (prompts.limit)"
+        )
+        for name, count in used.items()
+    }
 
 
 def _answer_rows(config: Config, prompts: Sequence[Prompt]) -> Rows:

@@ -41,6 +41,7 @@ from harness.records import (
     conversation_of,
     grouped,
 )
+from harness.reporting import formatting as fmt
 from harness.stats.two_phase import LOOKS
 from harness.storage import RunFolder, load
 from harness.storage.manifest import ChosenK, Ended, Looks
@@ -65,10 +66,11 @@ def prompts_at(prompts: int, look: int) -> int:
 def described(prompts: int, ks: int) -> str:
     """What a run of so many prompts and K measures, in words."""
     others = f"; the other K on {PROMPTS_OF_EVERY_K} prompts of each set" if ks > 1 else ""
+    texts = fmt.number_of(prompts, "prompt", "prompts")
+    looks = fmt.number_of(min(LOOKS, prompts), "look", "looks")
     return (
-        f"{prompts} prompts plainly, in batches, and replayed; then the K that is best by replay"
-        f" next to plain decoding, in at most {min(LOOKS, prompts)} looks of"
-        f" {prompts_at(prompts, 1)}{others}"
+        f"{texts} plainly, in batches, and replayed; then the K that is best by replay next to"
+        f" plain decoding, in at most {looks} of {prompts_at(prompts, 1)}{others}"
     )
 
 

@@ -104,6 +104,15 @@ def stored_traces(
         if before != getattr(config.prompts, name):
             raise UserError(f"{key}: made with prompts.{name}={before}; give the same")
     absent = [name for name in drafts if name not in by_draft]
+    notes = run.manifest.audition
+    unusable = {each.draft: each.reason for each in notes.not_eligible}
+    unusable |= {each.draft: each.error for each in notes.failures if each.draft}
+    if absent and not partly and absent[0] in unusable:
+        rest = ",".join(name for name in drafts if name not in unusable)
+        raise UserError(
+            f"{key}: draft {absent[0]!r} could not be used there ({unusable[absent[0]]}); leave it"
+            f" out, drafts=[{rest}]"
+        )
     if absent and not partly:
         known = ", ".join(by_draft)
         raise UserError(

@@ -2,10 +2,11 @@
 
 `resume=RUN` continues a run, so all of its keys are that run's; a key that is typed all the same is
 compared with it. `traces_from=RUN` takes the run's texts, and so the model, prompts, temperatures
-and budgets that they were made with; a key that is typed replaces the run's.
+and budgets that they were made with; a key that is typed replaces the run's. A draft of either is
+found by its name.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from harness.config import keys_of
+from harness.config import keys_of, split_draft
 from harness.records import UserError
 from harness.storage import FREE_KEYS, LATER_KEYS, free_keys
 from harness.storage.contents import read_config
@@ -56,6 +57,9 @@ def with_keys_of_run(config: DictConfig, words: Sequence[str]) -> DictConfig:
     for names in TOGETHER:
         if any(_overlap(name, other) for name in typed for other in names):
             kept |= {*names}
+    if "drafts" in typed and config.get("drafts"):
+        config, own = _drafts_by_name(config, stored)
+        kept -= {"draft"} if own and "draft" not in typed else set()
     taken: dict[str, Any] = {}
     for name, _ in keys_of(schema):
         *groups, key = name.split(".")
@@ -67,6 +71,19 @@ def with_keys_of_run(config: DictConfig, words: Sequence[str]) -> DictConfig:
     merged = OmegaConf.merge(config, taken)
     assert isinstance(merged, DictConfig)
     return merged
+
+
+def _drafts_by_name(config: DictConfig, stored: Mapping[str, Any]) -> tuple[DictConfig, bool]:
+    """Entries of `drafts` that only name a draft of the run, as the run had them.
+
+    The second part says whether one of them is the run's `draft`.
+    """
+    by_name = {split_draft(entry).name: entry for entry in stored.get("drafts") or ()}
+    entries = [by_name.get(entry, entry) for entry in config.get("drafts") or ()]
+    own = (stored.get("draft") or {}).get("name")
+    merged = OmegaConf.merge(config, {"drafts": entries})
+    assert isinstance(merged, DictConfig)
+    return merged, own in entries
 
 
 def _overlap(one: str, other: str) -> bool:

@@ -19,7 +19,14 @@ from harness.analysis import analyse
 from harness.commands.progress import fetching, progress
 from harness.config import AuditionConfig, PairConfig
 from harness.measurement.environment import CardWatch, OtherLoad
-from harness.records import BrokenLogitsError, NotMeasured, Prompt, UserError, in_one_line
+from harness.records import (
+    BrokenLogitsError,
+    NotMeasured,
+    Prompt,
+    UserError,
+    Verbose,
+    in_one_line,
+)
 from harness.storage import RunFolder, check_writable, load
 from harness.storage.manifest import Environment, ModelEntry
 from harness.summary import Summary
@@ -99,6 +106,7 @@ def begin(
     """The folder to resume, or a new one, with the manifest's entries noted or checked."""
     folder = folder or create(config, command)
     note_or_check(folder, described, config.seed)
+    folder.note(prompts_available=prompt_sets.available(config.prompts))
     return folder
 
 
@@ -239,7 +247,7 @@ def unless_broken(folder: RunFolder, measurement: NotMeasured) -> Iterator[None]
 # ---- ending --------------------------------------------------------------------------------------
 
 
-def concluded(folder: RunFolder, *, verbose: bool) -> Outcome:
+def concluded(folder: RunFolder, *, verbose: Verbose) -> Outcome:
     """Analyse a measured run; write results.csv, summary.json and its status; render and show it.
 
     An error here loses no measurement: it becomes the outcome's error, and the folder is kept.
@@ -268,7 +276,7 @@ def write_analysis(folder: RunFolder, summary: Summary) -> None:
     folder.write_summary(summary)
 
 
-def shown(summary: Summary, folder: Path, status: int = 0, *, verbose: bool) -> Outcome:
+def shown(summary: Summary, folder: Path, status: int = 0, *, verbose: Verbose) -> Outcome:
     """Render a run's report and show it; an error there becomes the outcome's error."""
     from harness import reporting
 

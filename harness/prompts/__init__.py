@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,36 @@ THINKING = "+thinking"
 def load(config: PromptsConf) -> tuple[Prompt, ...]:
     """The prompts that a configuration asks for, set by set, each set evenly subsampled.
 
-    They are read once: asked again with the same configuration, and the files as they were, it
-    returns the same prompts.
-
     Raises:
         UserError: an unknown set, a source that cannot be read, or an entry that is not a prompt.
+    """
+    sets = _sets(config)
+    return tuple(prompt for each in sets.values() for prompt in each.used)
+
+
+def available(config: PromptsConf) -> dict[str, int]:
+    """How many prompts each set has, those that `load` leaves out included."""
+    return {name: len(each.prompts) for name, each in _sets(config).items()}
+
+
+@dataclass(frozen=True)
+class _Set:
+    """A prompt set, and how many prompts of it are used at most; None: all."""
+
+    prompts: Sequence[Prompt]
+    limit: int | None
+
+    @property
+    def used(self) -> tuple[Prompt, ...]:
+        """The prompts to generate from."""
+        return spread(self.prompts, self.limit)
+
+
+def _sets(config: PromptsConf) -> dict[str, _Set]:
+    """The prompt sets by name.
+
+    They are read once: asked again with the same configuration, and the files as they were, it
+    returns the same.
     """
     labels = file_labels(config)
     read = (repr(config), *(_version(Path(file)) for file in config.files))
@@ -43,7 +68,7 @@ def load(config: PromptsConf) -> tuple[Prompt, ...]:
     return _loaded[read]
 
 
-_loaded: dict[tuple[Any, ...], tuple[Prompt, ...]] = {}
+_loaded: dict[tuple[Any, ...], dict[str, _Set]] = {}
 
 
 def _version(file: Path) -> tuple[int, int] | None:
@@ -55,11 +80,14 @@ def _version(file: Path) -> tuple[int, int] | None:
     return known.st_mtime_ns, known.st_size
 
 
-def _load(config: PromptsConf, labels: Sequence[str]) -> tuple[Prompt, ...]:
+def _load(config: PromptsConf, labels: Sequence[str]) -> dict[str, _Set]:
     prompts = [prompt for name in config.sets or () for prompt in _shipped(name)]
+    of_files: set[str] = set()
     for file, label in zip(config.files, labels, strict=True):
         read = read_file(Path(file), label=label, skip_unusable=bool(config.skip_unusable))
-        prompts += _apart(read, label, config)
+        apart = _apart(read, label, config)
+        of_files |= {prompt.prompt_set for prompt in apart}
+        prompts += apart
     if config.hub:
         prompts += _apart(read_hub(config), hub_label(config.hub), config)
     prompts = _modes([_fitted(prompt, config) for prompt in prompts], config)
@@ -71,7 +99,11 @@ def _load(config: PromptsConf, labels: Sequence[str]) -> tuple[Prompt, ...]:
     for name in sets if config.weights else ():
         if name not in config.weights:
             raise UserError(f"prompts.weights: no weight for prompt set {name!r}; add one")
-    return tuple(prompt for group in sets.values() for prompt in spread(group, config.limit))
+    whole = set[str]() if config.limit_files is not False else of_files
+    return {
+        name: _Set(group, None if {name, name.removesuffix(THINKING)} & whole else config.limit)
+        for name, group in sets.items()
+    }
 
 
 def available_sets() -> tuple[str, ...]:
@@ -209,13 +241,16 @@ def _modes(prompts: Sequence[Prompt], config: PromptsConf) -> list[Prompt]:
 
 def _refuse_repeated_ids(prompts: Iterable[Prompt]) -> None:
     """Ids are unique in a set, those of later turns included (`Prompt.up_to`)."""
-    seen: set[tuple[str, str]] = set()
+    seen: dict[tuple[str, str], str] = {}
     for prompt in prompts:
         for turn in range(1, len(prompt.turns) + 1):
             key = (prompt.prompt_set, prompt.up_to(turn, ()).id)
             if key in seen:
-                raise UserError(f"prompts: id {key[1]!r} occurs twice in set {key[0]!r}")
-            seen.add(key)
+                raise UserError(
+                    f"{prompt.origin}: id {key[1]!r} occurs twice in set {key[0]!r}, first in"
+                    f" {seen[key]}; give each prompt of a set an id of its own"
+                )
+            seen[key] = prompt.origin
 
 
 def _names(names: Iterable[str]) -> str:

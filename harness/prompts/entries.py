@@ -74,6 +74,7 @@ def prompt_of(entry: Any, number: int, source: Source) -> Prompt:
         category=category,
         answers=tuple(answers),
         system=system,
+        origin=where,
     )
 
 

@@ -1,4 +1,4 @@
-"""What a person reads at the end of a command: the answer in few lines, or with verbose everything.
+"""What a person reads at the end of a command: the answer in few lines, or with verbose more.
 
 Nothing depends on colour. A table too wide for the terminal is folded into parts that each repeat
 the columns naming the row, rather than wrapped inside its cells.
@@ -14,6 +14,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from harness.records import Verbose
 from harness.reporting.content import Content
 from harness.reporting.grid import MARK
 from harness.reporting.serving import Snippet
@@ -25,15 +26,17 @@ MOST_CODE = 4
 MOST_FAILURES = 4
 # Of them, for the tables after the grid, so that a caveat still has its place
 MOST_TABLE = 12
+# For an audition's ranking, its title and header included, which is always there
+MOST_RANKING = 13
 _GAP = 2
 _NARROWEST = 12
 
 
-def show(content: Content, console: Console | None = None, *, verbose: bool = False) -> None:
-    """Print a report: at most MOST_LINES lines, or with `verbose` every table."""
+def show(content: Content, console: Console | None = None, *, verbose: Verbose = False) -> None:
+    """Print a report: at most MOST_LINES lines, or with `verbose` its main tables, or every one."""
     out = console or Console(highlight=False)
     if verbose:
-        _show_all(content, out)
+        _show_all(content, content.main if verbose == "tables" else content.tables, out)
     else:
         _fit(list(_blocks(content, out)), out)
 
@@ -74,7 +77,7 @@ class _Block:
             return replace(self, head=(), parts=())
         left = len(self.parts) - kept
         what = f"{'row' if self.head else 'note'}{'s' if left > 1 else ''}"
-        more = (Text(f"{left} more {what} with verbose=true."),)
+        more = (Text(f"{left} more {what} with verbose=tables."),)
         return replace(self, parts=(*self.parts[:kept], more))
 
 
@@ -115,22 +118,31 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
     head += [Text(warning, "bold") for warning in (content.banner, content.status) if warning]
     head += [Text(text, "bold") for text in content.verdicts[:1]]
     yield _Block(_wrapped(out, head), apart=False)
+    tables, notes = content.brief, [f"Note: {text}" for text in content.caveats]
     failures = [f"Did not complete: {text}" for text in content.failures]
-    yield _sentences(failures, out, importance=1, most=MOST_FAILURES)
-    tables = content.brief
+    yield _sentences(failures, out, importance=2 if content.ranked else 1, most=MOST_FAILURES)
     if content.grid:
         grid, *tables = tables
-        yield _Block((*_table_lines(grid, out), *_wrapped(out, map(Text, grid.notes))))
+        lines, said = _table_lines(grid, out), _wrapped(out, map(Text, grid.notes))
+        if content.ranked:
+            ranking, *tables = tables
+            block = _table_block(ranking, out, importance=0, most=MOST_RANKING)
+            yield block.cut(MOST_RANKING, out.width)
+            yield _Block(lines[:1], tuple((line,) for line in lines[1:]), importance=1)
+            notes = [*grid.notes, *notes]
+        else:
+            yield _Block((*lines, *said))
     for snippet in content.snippets[:1]:
-        yield _Block(_snippet_lines(snippet, out))
-    notes = [f"Note: {text}" for text in content.caveats]
+        lines = _snippet_lines(snippet, out)
+        yield _Block(lines, importance=4 if content.ranked else 0)
     if content.grid:  # it says that they do not speculate
         notes += content.verdicts[1:]
     else:
         yield _sentences(content.verdicts[1:], out, importance=1, most=7)
     for number, table in enumerate(tables):
         # After the first: the sentences
-        yield _table_block(table, out, importance=2 + 2 * number, most=MOST_TABLE)
+        importance = (6 if content.ranked else 2) + 2 * number
+        yield _table_block(table, out, importance=importance, most=MOST_TABLE)
     yield _sentences(notes, out, importance=3, most=10)
     last = [f"Next: {content.next_step}."] if content.next_step else []
     ending = (*_wrapped(out, map(Text, last)), Text(f"report: {content.page}"))
@@ -190,7 +202,7 @@ def _height(lines: Sequence[Text], width: int) -> int:
 # ---- everything ----------------------------------------------------------------------------------
 
 
-def _show_all(content: Content, out: Console) -> None:
+def _show_all(content: Content, tables: Sequence[Table], out: Console) -> None:
     _line(out, content.title, "bold underline")
     for warning in (content.banner, content.status):
         if warning:
@@ -208,10 +220,11 @@ def _show_all(content: Content, out: Console) -> None:
     if content.snippets[1:]:
         others = ", ".join(snippet.title for snippet in content.snippets[1:])
         _line(out, f"In report.md: {others}.")
-    for table in content.tables:
+    for table in tables:
         print_table(table, out)
-    _paragraph(out, [content.acceptance] if content.acceptance else [])
-    if content.tables:
+    everything = len(tables) == len(content.tables)
+    _paragraph(out, [content.acceptance] if content.acceptance and everything else [])
+    if tables:
         _paragraph(out, content.verdicts, "bold")
 
 

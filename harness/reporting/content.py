@@ -61,6 +61,8 @@ class Content:
     grid: Table | None  # the answer by temperature and engine; None where nothing is decided
     # The console's tables: the grid in short, then what else a first look needs.
     brief: tuple[Table, ...]
+    ranked: bool  # whether the second of these is the ranking of an audition
+    main: tuple[Table, ...]  # of `tables` those that the answer is read from
     next_step: str | None  # what to do with it
     page: str  # the path of report.html
     engine: str | None  # what our own steps ran on; None where no model ran, or a server did
@@ -90,6 +92,8 @@ def content_of(summary: Summary) -> Content:
         answer=_answer(summary),
         grid=answered if answered.rows else None,
         brief=brief_tables(summary),
+        ranked=bool(answers.drafts_table(summary).rows),
+        main=tables_of(summary, main=True),
         next_step=verdict.next_step(summary),
         page=str(Path(summary.run.folder) / "report.html"),
         engine=None if summary.served else run.engine(summary.run),

@@ -45,6 +45,11 @@ def scored(answer: Answer) -> str:
     return f"{gain(answer)} on prompts like these, [{lo:.2f}, {hi:.2f}] on these prompts"
 
 
+def number_of(number: object, one: str, several: str) -> str:
+    """How many there are of what has these names: "1 prompt", "3 prompts"."""
+    return f"{number} {one if number == 1 else several}"
+
+
 def count(value: float | None) -> str:
     """A whole number, as "48"; an expected (replayed) count keeps one decimal."""
     if value is None:

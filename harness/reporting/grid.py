@@ -9,9 +9,10 @@ sweep and an audition it is our own loop's at the first temperature, or that of 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from harness.records import Decision, Rule, Source, first, grouped, where
+from harness.records import RULES, Decision, Rule, Source, first, grouped, where
 from harness.reporting import formatting as fmt
-from harness.serving.engines import spec_of, with_lines
+from harness.serving.drafts import UNKNOWN, kind_of
+from harness.serving.engines import OWN, drafts_alike, spec_of, with_lines
 from harness.summary import Answer, ServedSummary, Summary, UserLatency
 
 # Those whose reports say what to serve
@@ -31,6 +32,8 @@ SOURCES: Mapping[Source, str] = {
 }
 # What has times that were given
 GIVEN = "the given times"
+# Of a draft that no engine has
+NO_ENGINE = "harness's loop only"
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class GridRow:
     every: bool  # whether it holds of every engine whose rounds were not timed
     adaptive: bool  # whether drafting stopped early
     same_draft: bool  # whether its draft is that of the first row of the temperature
+    no_engine: bool  # whether it is of our own loop, and no engine has its draft
 
     @property
     def engines(self) -> str:
@@ -56,8 +60,9 @@ class GridRow:
 
     @property
     def serve(self) -> str:
-        """What to serve, or when."""
-        return words_of_row(self.answer, name_draft=not self.same_draft)
+        """What to serve, or when; a draft that no engine has is marked."""
+        text = words_of_row(self.answer, name_draft=not self.same_draft)
+        return f"{text} ({NO_ENGINE})" if self.no_engine else text
 
     @property
     def evidence(self) -> str:
@@ -122,6 +127,20 @@ class Marked:
         return f"{name} at temperature {fmt.temperature(self.row.temperature)}"
 
 
+def engines_with(
+    summary: Summary, draft: str, temperature: float, rules: Collection[Rule] = RULES
+) -> tuple[str, ...] | None:
+    """The engines that draft as a run's draft does, of those that accept by these rules.
+
+    None where it is not known what the draft is.
+    """
+    kind = kind_of(draft, summary.run.models)
+    if kind == UNKNOWN:
+        return None
+    by_rule = (name for name, spec in with_lines().items() if spec.rule in rules)
+    return tuple(name for name in by_rule if drafts_alike(name, kind, temperature))
+
+
 def rows(summary: Summary) -> tuple[GridRow, ...]:
     """Every row, temperatures and engines as the answers have them."""
     return tuple(_rows(summary))
@@ -141,6 +160,7 @@ def _rows(summary: Summary) -> Iterator[GridRow]:
         draft, _ = answers[0].named
         for engines in alike.values():
             group = by_engine[engines[0]]
+            named = group[0].named[0]
             yield GridRow(
                 temperature,
                 tuple(engines),
@@ -149,7 +169,11 @@ def _rows(summary: Summary) -> Iterator[GridRow]:
                 every=untimed == set(engines) == set(with_lines()),
                 adaptive=summary.run.sampling.stop_threshold is not None
                 and any(answer.rule == summary.run.sampling.rule for answer in group),
-                same_draft=group[0].named[0] == draft,
+                same_draft=named == draft,
+                no_engine=group[0].engine in (None, OWN.name)
+                and group[0].decision in ("speculate", "undecided")
+                and named is not None
+                and engines_with(summary, named, temperature) == (),
             )
 
 

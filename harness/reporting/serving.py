@@ -114,9 +114,10 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
     own = grid.own_answer(summary, shown.row.temperature)
     if own is None:
         return ()
-    asked = summary.run.serve_on
-    made: list[Snippet] = []
-    for server in sorted(with_lines(), key=lambda name: name != asked):
+    asked, made = summary.run.serve_on, list[Snippet]()
+    # The target is on that engine
+    first_line = asked or served_target(summary)
+    for server in sorted(with_lines(), key=lambda name: name != first_line):
         # At temperature 0 a variant drafts as its engine does
         if server == asked or shown.row.temperature or ENGINES[server].variant_of is None:
             line = _line(summary, own, server)
@@ -126,7 +127,7 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
                 made.append(replace(line, marked=server == asked))
     made.sort(key=lambda line: not line.code)
     if not own.speculates and not made[0].code:
-        engine = ENGINES[asked or next(iter(with_lines()))]
+        engine = with_lines().get(first_line or "") or next(iter(with_lines().values()))
         made = [_without_draft(engine, _pair(summary, own), _titled(engine))]
     made[0] = replace(made[0], notes=(*made[0].notes, *_toys(summary)))
     if not own.speculates:

@@ -74,7 +74,7 @@ FREE_KEYS = frozenset(
 # The command of which the engine is not how a run is shown, but what it measures
 SERVER = "server"
 # Keys that came later, with the value of runs without them
-LATER_KEYS = {"kind": "model", "until": "all", "clock": "wall"}
+LATER_KEYS = {"kind": "model", "until": "all", "clock": "wall", "limit_files": True}
 # Of models, what no number depends on
 DESCRIBING_KEYS = frozenset({"tokenizer_family", "head_of"})
 
@@ -189,7 +189,7 @@ class RunFolder:
         path = _new_folder(Path(root), stem)
         begun = {"schema_version": SCHEMA_VERSION, "door": door, "status": "running"}
         run = cls(path, Manifest.of(begun), take(path))
-        run._write("config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
+        run.write_config(config)
         run.note(created_utc=datetime.now(UTC).isoformat(timespec="seconds"))
         return run
 
@@ -234,6 +234,10 @@ class RunFolder:
             lock.Busy: another process is writing it.
         """
         return cls(stored.folder, stored.manifest, take(stored.folder))
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Write config.yaml, the resolved configuration in plain containers."""
+        self._write("config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
 
     def write_timings(self, timings: Sequence[StepTiming]) -> None:
         """Write latency_samples.csv, one line per sample."""

@@ -270,6 +270,7 @@ class Manifest:
         status: running, complete or failed; a run that was interrupted stays running.
         models: by role, target and draft; in an audition a draft's role is its name.
         prompts: conversations of each prompt set.
+        prompts_available: likewise, with those that prompts.limit left out.
         traces_from, scores_from, texts_from, texts_made_with: where texts and scores are from.
         looks: of a sweep that measures until its verdicts are decided; None of any other.
         skipped_cells, timed_forwards: of a profile's curves; both are there once they were timed.
@@ -292,6 +293,7 @@ class Manifest:
     environment: Environment = Environment()
     models: Mapping[str, ModelEntry] = field(default_factory=dict[str, ModelEntry])
     prompts: Mapping[str, int] = field(default_factory=dict[str, int])
+    prompts_available: Mapping[str, int] = field(default_factory=dict[str, int])
     prompts_sha256: str | None = None
     seed: int | None = None
     audition: AuditionNotes = AuditionNotes()

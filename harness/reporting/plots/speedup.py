@@ -11,7 +11,7 @@ from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.plots import style
 from harness.reporting.tables import stability
-from harness.reporting.tables.leaderboard import PLAIN, Board, boards
+from harness.reporting.tables.leaderboard import PLAIN, Board, boards, name_of
 from harness.serving.drafts import looks_up
 from harness.summary import LeaderboardRow, Summary
 
@@ -192,7 +192,10 @@ BOARD_CAPTION = (
     "Predicted speedup of each draft at its best K with its interval, in order of rank, next to not"
     " speculating at 1"
 )
-BOARD_UNDER = "predicted, with 95 % interval; filled: the best; the dashed line: no speculation"
+BOARD_UNDER = (
+    "predicted, with 95 % interval; filled: the best that an engine has; the dashed line: no"
+    " speculation"
+)
 LETTERS, NARROW_LETTERS = 23, 16  # of a draft's name in one line; engines have twice as many
 
 
@@ -222,8 +225,11 @@ def _board(axes: Axes, board: Board, drafts: tuple[str, ...], letters: int) -> N
     for place, row in enumerate(board.rows):
         plain = {"color": style.INK, "marker": "X"}
         look = plain if row.draft is None else style.look(drafts.index(row.draft))
-        _row(axes, place, row, look)
-    names = [PLAIN if row.draft is None else f"{row.draft}, K={row.k}" for row in board.rows]
+        _row(axes, place, row, look, best=row is board.best)
+    names = [
+        PLAIN if row.draft is None else f"{name_of(row, board.marks)}, K={row.k}"
+        for row in board.rows
+    ]
     axes.set_yticks(range(len(names)), [style.folded(name, letters) for name in names])
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
@@ -234,8 +240,7 @@ def _board(axes: Axes, board: Board, drafts: tuple[str, ...], letters: int) -> N
     style.note_at(axes, lines, (0, 1), xycoords="axes fraction", ha="left", color=style.GREY)
 
 
-def _row(axes: Axes, place: int, row: LeaderboardRow, look: dict[str, Any]) -> None:
-    best = row.rank == 1
+def _row(axes: Axes, place: int, row: LeaderboardRow, look: dict[str, Any], *, best: bool) -> None:
     low, high = row.speedup_lo, row.speedup_hi
     bar = None
     if low is not None and high is not None:

@@ -51,15 +51,11 @@ def _engine_fallback(values: Quoted) -> str:
     )
 
 
-def _number_of(number: object, one: str, several: str) -> str:
-    return f"{number} {one if number == 1 else several}"
-
-
 def _unstable_timings(values: Quoted) -> str:
     one = values["timings"] == 1
     subject, they, them = ("it", "it is", "it") if one else ("they", "they are", "them")
     return (
-        f"{_number_of(values['timings'], 'timing', 'timings')} cannot be right, though"
+        f"{fmt.number_of(values['timings'], 'timing', 'timings')} cannot be right, though"
         f" {subject} {'was' if one else 'were'} repeated; {they} marked in the tables and left out"
         f" of plots: time {them} again on a quiet machine"
     )
@@ -77,8 +73,8 @@ def _not_by_replay(values: Quoted) -> str:
 
 def _outlier_generations(values: Quoted) -> str:
     return (
-        f"in {_number_of(values['cells'], 'cell', 'cells')} a few generations decide the speedup:"
-        " {prompt_set} at temperature {temperature:g}, K={k}, is {speedup:.2f}x, and"
+        f"in {fmt.number_of(values['cells'], 'cell', 'cells')} a few generations decide the"
+        " speedup: {prompt_set} at temperature {temperature:g}, K={k}, is {speedup:.2f}x, and"
         " {trimmed_speedup:.2f}x without its slowest and fastest generations; repetitions= or a"
         " quieter machine settles it"
     ).format(**values)
@@ -96,10 +92,10 @@ def _greedy_texts_differ(values: Quoted) -> str:
 def _routing_ties(values: Quoted) -> str:
     cause = "a mixture of experts in 16 bits: rounding decides between experts that nearly tie"
     parts = [
-        f"{_number_of(values['tie'], 'text differs', 'texts differ')} by that alone"
+        f"{fmt.number_of(values['tie'], 'text differs', 'texts differ')} by that alone"
         if values["tie"]
         else "",
-        f"in {_number_of(values['unjudged'], 'text', 'texts')} it may change as much as a wrong"
+        f"in {fmt.number_of(values['unjudged'], 'text', 'texts')} it may change as much as a wrong"
         " cache would, so that these cannot be judged (a run in float32 can)"
         if values["unjudged"]
         else "",
@@ -155,7 +151,7 @@ def _spread_over_cards(values: Quoted) -> str:
     )
     return (
         f"{values['role']}: its layers are spread over"
-        f" {_number_of(values['cards'], 'card', 'cards')}{parts} (device_map) and run one group"
+        f" {fmt.number_of(values['cards'], 'card', 'cards')}{parts} (device_map) and run one group"
         " after the other, eagerly, by transformers: this is a pipeline and no tensor parallelism,"
         " so an engine that splits every layer over the cards has other times; measure it with"
         " python -m harness.server"
@@ -190,8 +186,15 @@ CAVEATS: Mapping[str, Any] = {
         "the embedded models are toys that show how the harness works; nothing here says anything"
         " about a model you would serve"
     ),
+    "prompts_left_out": (
+        "{used} of {available} prompts were used ({sets}): prompts.limit=null takes all of them"
+    ),
+    "k_at_edge": lambda values: (
+        "the best K at temperature {temperature:g}, {k}, is the largest that was asked for, so a"
+        " larger one may be faster ({} measures it)"
+    ).format(values["command"] or "k=[{ks}]".format(**values), **values),
     "few_prompts": lambda values: (
-        f"{_number_of(values['prompts'], 'prompt', 'prompts')}"
+        f"{fmt.number_of(values['prompts'], 'prompt', 'prompts')}"
         f"{' in a cell' if values['in_cell'] else ''}: below {values['needed']} there is no"
         f" interval{' of its own; a verdict pools the prompt sets' if values['in_cell'] else ''}"
     ),
@@ -238,8 +241,8 @@ CAVEATS: Mapping[str, Any] = {
         " it again on a quiet machine"
     ),
     "busy_card": lambda values: (
-        f"{_number_of(values['processes'], 'other process', 'other processes')} used the card while"
-        " this run was timed: time it again on a card of its own"
+        f"{fmt.number_of(values['processes'], 'other process', 'other processes')} used the card"
+        " while this run was timed: time it again on a card of its own"
     ),
     "throttled_card": _throttled_card,
     "spread_over_cards": _spread_over_cards,
@@ -304,7 +307,7 @@ CAVEATS: Mapping[str, Any] = {
     ),
     "server_concurrency": _server_concurrency,
     "server_failed_requests": lambda values: (
-        f"{values['file']}: {_number_of(values['requests'], 'request', 'requests')} failed"
+        f"{values['file']}: {fmt.number_of(values['requests'], 'request', 'requests')} failed"
     ),
     "round_fit": (
         "from {file}: draft step, target step and the rest of a round are a line through its"

@@ -52,12 +52,12 @@ CAVEATS = {
         " without an interval"
     ),
     "other_lengths": (
-        "{prompts} prompts have the same name but different lengths (an edited file, or another"
-        " chat template): left out"
+        "{prompts} of the same name but of different lengths (an edited file, or another chat"
+        " template): left out"
     ),
     "some_prompts": (
-        "only the {prompts} prompts that both have are compared, of {reference_total} in"
-        " {reference_run} and {total} in {run}"
+        "compared are only the {prompts} that both have, of {reference_total} in {reference_run}"
+        " and {total} in {run}"
     ),
     "other_hash": "the prompts' hashes differ: paired by name and length, their words may differ",
     "texts_differ_by_setting": f"{TEXTS}decode.{{setting}} differs, which changes texts",
@@ -97,6 +97,8 @@ def caveats(comparison: Comparison) -> tuple[str, ...]:
 def caveat(entry: ComparisonCaveat) -> str:
     """One of them, without a full stop."""
     values = {key: KINDS.get(str(value), value) for key, value in entry.values.items()}
+    if "prompts" in values:
+        values["prompts"] = fmt.number_of(values["prompts"], "prompt", "prompts")
     return CAVEATS[entry.code].format(**values)
 
 

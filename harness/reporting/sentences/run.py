@@ -53,6 +53,9 @@ def status(run: RunFacts) -> str | None:
     incomplete = f" Cells: {cells} of {run.measured_cells}." if cells else ""
     if run.not_scored:
         incomplete = f" Not ranked: {', '.join(run.not_scored)}."
+    if run.not_scored and run.ranked and run.status in ("complete", "failed"):
+        drafts = run.ranked + len(run.not_scored)
+        return f"PARTIAL RANKING: {run.ranked} of {drafts} drafts are ranked.{incomplete}"
     if run.status == "complete":
         return f"PARTIAL RUN: some cells did not complete.{incomplete}" if cells else None
     if run.status == "failed":
@@ -88,8 +91,9 @@ def engine(run: RunFacts) -> str | None:
 
 
 def failures(summary: Summary) -> tuple[str, ...]:
-    """What did not complete, each with its error; the first few where there are many."""
+    """What did not complete, or is not for the target, with the error; the first few of many."""
     lines = [f"{failure.where}: {failure.error}" for failure in summary.failures]
+    lines += [f"draft {each.where}: {each.error}" for each in summary.ineligible]
     if len(lines) <= _FAILURES_SHOWN:
         return tuple(lines)
     more = len(lines) - _FAILURES_SHOWN

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 
-from harness.records import GREEDY, Rule
+from harness.records import GREEDY, Rule, first
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
@@ -51,7 +51,11 @@ def verdicts(summary: Summary) -> tuple[str, ...]:
         loaded = served.under_load(summary.served, shown.row.temperature)
         more = [served.contrast(summary, shown), loaded]
     else:
-        more = [SYNTHETIC_ONLY if synthetic else "", _other_engine(summary, shown)]
+        more = [
+            SYNTHETIC_ONLY if synthetic else "",
+            _no_engine(summary, shown),
+            _other_engine(summary, shown),
+        ]
     first = " ".join(filter(None, (f"{prefix}{headline(summary, shown)}", *more)))
     return (first, *_other_refusals(summary, shown))
 
@@ -68,6 +72,23 @@ def _other_engine(summary: Summary, shown: Marked) -> str:
     known = {"draft": None if draft == shown.answer.named[0] else draft, "k": k}
     answer = replace(other.answer, reason_values=known)
     return f"On {other.engines}: {_what(answer)} {_reason(answer)}."
+
+
+def _no_engine(summary: Summary, shown: Marked) -> str:
+    """That no engine has the draft which the headline serves, and what looks best of the others."""
+    temperature = shown.row.temperature
+    if not shown.row.no_engine or not shown.answer.speculates:
+        return ""
+    board = first(summary.leaderboards, rule=summary.run.sampling.rule, temperature=temperature)
+    rows = board.rows if board else ()
+    had = (row for row in rows if row.draft and grid.engines_with(summary, row.draft, temperature))
+    best = next(had, None)
+    if best is None:
+        return f"No engine here has {shown.answer.draft}."
+    return (
+        f"No engine here has {shown.answer.draft}; of the drafts that one has, {best.draft} with"
+        f" K={best.k} looks fastest, {fmt.gain(best)} predicted."
+    )
 
 
 def _own(summary: Summary, answer: Answer) -> str:
@@ -289,7 +310,10 @@ VERDICT_REASONS: Mapping[str, Callable[[Answer, Quoted], str]] = {
         values,
     ),
     "too_few_prompts": lambda entry, values: _not_held_out(
-        "{prompts} prompts, and below {needed} there is no interval", entry, values
+        f"{fmt.number_of(values['prompts'], 'prompt', 'prompts')}, and below {{needed}} there is no"
+        " interval",
+        entry,
+        values,
     ),
     "too_few_in_set": lambda entry, values: _not_held_out(
         "prompt set {prompt_set!r} needs at least {needed} prompts that differ", entry, values

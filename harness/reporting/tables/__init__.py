@@ -33,7 +33,7 @@ SWEEP: tuple[Maker, ...] = (
     leaderboard.costs_table,
     latency.verify_tables,
 )
-# By command; a sweep's for every other
+# By command; a sweep's for every other.
 TABLES: dict[str, tuple[Maker, ...]] = {
     "audition": (
         cards.card_tables,
@@ -85,6 +85,24 @@ TABLES: dict[str, tuple[Maker, ...]] = {
 }
 
 
+# Those that the answer is read from; the others say how it was measured, or go further
+MAIN = frozenset[Maker](
+    (
+        cards.card_tables,
+        leaderboard.leaderboard_tables,
+        leaderboard.ineligible_table,
+        leaderboard.prompt_set_table,
+        sweep.sweep_tables,
+        sweep.text_table,
+        sweep.distribution_table,
+        served.served_tables,
+        latency.alone_table,
+        breakeven.server_tables,
+        breakeven.measured_table,
+        breakeven.ideal_table,
+        comparison.comparison_tables,
+    )
+)
 _ANSWERS: tuple[Maker, ...] = (answers.short_grid, served.brief_tables, answers.sets_table)
 _TIMES: tuple[Maker, ...] = (breakeven.measured_table, breakeven.ideal_table)
 # What the console shows where it does not print every table
@@ -98,12 +116,14 @@ BRIEF: dict[str, tuple[Maker, ...]] = {
 }
 
 
-def tables_of(summary: Summary) -> tuple[Table, ...]:
+def tables_of(summary: Summary, *, main: bool = False) -> tuple[Table, ...]:
     """Every table of a run that has at least one row, most important first.
 
-    A note that several tables share is made under the last of them only.
+    With `main` those that the answer is read from. A note that several tables share is made under
+    the last of them only.
     """
-    made = list(_made(TABLES.get(summary.run.command, SWEEP), summary))
+    makers = TABLES.get(summary.run.command, SWEEP)
+    made = list(_made([m for m in makers if not main or m in MAIN], summary))
     last = {note: index for index, table in enumerate(made) for note in table.notes}
     return tuple(
         replace(table, notes=tuple(note for note in table.notes if last[note] == index))

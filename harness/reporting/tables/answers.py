@@ -8,6 +8,7 @@ from typing import NamedTuple
 from harness.records import ResultRow, first, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
+from harness.reporting.tables.leaderboard import breakeven, name_of
 from harness.reporting.tables.specification import Column, Table, columns_by, table
 from harness.serving.drafts import kind_of
 from harness.serving.engines import OWN, drafts_alike, spec_of
@@ -41,6 +42,10 @@ GRID: tuple[Column[Line], ...] = (
     Column("evidence", lambda line: line.row.evidence),
 )
 TITLE = "What to serve"
+STAR_NOTE = "*: the headline's row, of the engine that was timed at the first temperature."
+STAR_NOTE_ASKED = (
+    "*: the headline's row, of the engine that engine= names at the first temperature."
+)
 NO_DRAFT_NOTE = "no draft: the speedup is that of the draft and K that lose least."
 COST_NOTE = "cost: of a round, in plain tokens of that engine{}."
 
@@ -112,23 +117,29 @@ def grid_table(summary: Summary) -> Table:
     names = list(dict.fromkeys(answer.prompt_set for line in lines for answer in line.row.sets))
     alone = names if 1 < len(names) <= MOST_SETS else []
     columns = columns_by(alone, "{} alone", _words_of_set)
-    return _grid((*GRID, *columns), lines, _grid_notes(lines, summary))
+    return _grid((*GRID, *columns), lines, (*_star_note(lines), *_grid_notes(lines, summary)))
 
 
 def short_grid(summary: Summary) -> Table:
-    """The workload's answers in few lines: of many rows those of the marked row's server."""
+    """The workload's answers in few lines: of many rows those of the marked row's server.
+
+    Of an audition those of what was timed.
+    """
     every, shown = [line for line in _lines(summary) if not line.minor], grid.marked(summary)
     lines = every
-    if shown is not None and len(every) > MOST_ROWS:
+    if summary.run.command == "audition":  # whose ranking is the answer, and needs the room
+        lines = [line for line in every if line.marked or line.row.answer.timed]
+    elif shown is not None and len(every) > MOST_ROWS:
         lines = [line for line in every if shown.answer.engine in line.row.servers]
         if len(lines) > MOST_ROWS:
             start = [line.marked for line in lines].index(True)
             lines = lines[start : start + MOST_ROWS]
     notes = list(_grid_notes(lines, summary))
-    if len(lines) < len(every):
-        notes.append(
-            f"{len(every) - len(lines)} more rows are in the report; engine= shows another engine."
-        )
+    if summary.run.command != "audition":
+        notes = [*_star_note(lines), *notes]
+        if len(lines) < len(every):
+            left = len(every) - len(lines)
+            notes.append(f"{left} more rows are in the report; engine= shows another engine.")
     return _grid(GRID, lines, notes)
 
 
@@ -155,6 +166,13 @@ def _lines(summary: Summary) -> list[Line]:
         )
         for row in grid.rows(summary)
     ]
+
+
+def _star_note(lines: Sequence[Line]) -> Iterator[str]:
+    """Which row the headline is of, where there are several."""
+    marked = next((line for line in lines if line.marked), None)
+    if marked is not None and len(lines) > 1:
+        yield STAR_NOTE if marked.row.answer.timed else STAR_NOTE_ASKED
 
 
 def _grid_notes(lines: Sequence[Line], summary: Summary) -> Iterator[str]:
@@ -270,25 +288,36 @@ def emits_table(summary: Summary) -> Table:
     return table("What carries over to other engines", EMITS, lines, notes=(note,))
 
 
+# A header of one line, so that more drafts fit the console
 DRAFTS: tuple[Column[LeaderboardRow], ...] = (
-    Column("draft", lambda row: row.draft, key=True, flexible=True),
     Column("K", lambda row: row.k, fmt.count),
-    Column("speedup\n[lo, hi]", fmt.bounded, fmt.speedup),
-    Column("tokens/\nround", lambda row: row.tokens_per_round, fmt.decimal),
-    Column("alpha", lambda row: row.alpha, fmt.alpha),
-    Column("break-even\nalpha", lambda row: row.breakeven_alpha or fmt.NO_ROOT, fmt.alpha),
+    Column("speedup [lo, hi]", fmt.bounded, fmt.speedup),
+    Column("tokens/round", lambda row: row.tokens_per_round, fmt.decimal),
+    Column("alpha / needed", lambda row: _alpha_needed(row)),
 )
 
 
 def drafts_table(summary: Summary) -> Table:
-    """An audition's drafts where the marked row is, each at the K that looks best."""
+    """An audition's ranking where the marked row is: each draft at the K that looks best."""
     shown = grid.marked(summary)
-    if shown is None:
+    if shown is None or summary.run.command != "audition":
         return table("", DRAFTS, ())
     rule, temperature = summary.run.sampling.rule, shown.row.temperature
     boards = where(summary.leaderboards, rule=rule, temperature=temperature)
-    rows = [row for board in boards for row in board.rows if row.draft is not None]
+    rows = [row for board in boards for row in board.rows]
     own = grid.own_answer(summary, temperature)
     place = "" if own is None else f" {grid.at_place(own)}"
     at = f"temperature {fmt.temperature(temperature)}"
-    return table(f"Every draft at its fastest K, predicted{place} ({at})", DRAFTS, rows)
+    drafts = (row.draft for row in rows if row.draft is not None)
+    nowhere = (draft for draft in drafts if grid.engines_with(summary, draft, temperature) == ())
+    marks = dict.fromkeys(nowhere, grid.NO_ENGINE)
+    name = Column[LeaderboardRow]("draft", lambda row: name_of(row, marks), key=True, flexible=True)
+    title = f"Every draft at its fastest K, predicted{place} ({at})"
+    return table(title, (name, *DRAFTS), rows)
+
+
+def _alpha_needed(row: LeaderboardRow) -> str | None:
+    needed = breakeven(row)
+    if row.alpha is None or needed is None:
+        return None
+    return f"{row.alpha:.2f} / {needed if isinstance(needed, str) else fmt.decimal(needed)}"

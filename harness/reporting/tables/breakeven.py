@@ -23,20 +23,31 @@ IDEAL: tuple[Column[CeilingAtK], ...] = (
     Column("ideal speedup", lambda ceiling: ceiling.ideal_speedup, fmt.speedup),
     Column("break-even alpha", _needed, fmt.alpha),
 )
-MEASURED: tuple[Column[ResultRow], ...] = (
-    Column("K", lambda row: row.k, fmt.count, key=True),
-    Column("acceptance\n_rate", lambda row: row.acceptance_rate, fmt.percent),
-    Column("alpha", lambda row: row.alpha, fmt.alpha),
-    Column("tokens/\nround", lambda row: row.tokens_per_round, fmt.decimal),
-    Column("ms/tok", lambda row: row.ms_per_token, fmt.milliseconds),
-    Column("speedup", lambda row: row.speedup, fmt.speedup),
-    Column("break-even\nalpha", _needed, fmt.alpha),
-)
+
+
+def _measured_columns(summary: Summary) -> tuple[Column[ResultRow], ...]:
+    """Where a server measured its own speedups, those, next to what is computed."""
+    server = summary.server_speedups
+    computed = "predicted\nspeedup" if server else "speedup"
+    return (
+        Column("K", lambda row: row.k, fmt.count, key=True),
+        Column("acceptance\n_rate", lambda row: row.acceptance_rate, fmt.percent),
+        Column("alpha", lambda row: row.alpha, fmt.alpha),
+        Column("tokens/\nround", lambda row: row.tokens_per_round, fmt.decimal),
+        Column("ms/tok", lambda row: None if server else row.ms_per_token, fmt.milliseconds),
+        Column("measured\nspeedup", lambda row: server.get(row.k), fmt.speedup),
+        Column(computed, lambda row: row.speedup, fmt.speedup),
+        Column("break-even\nalpha", _needed, fmt.alpha),
+    )
+
+
 IDEAL_NOTE = "ideal: every draft token accepted (alpha = 1)."
 MEASURED_NOTE = (
-    "speedup = tokens per round / (K c + v), which for a measured acceptance_rate a is the linear"
-    " rule (1 + K a) / (K c + v). Compare alpha, not acceptance_rate, with the break-even alpha."
+    "{computed} = tokens per round / (K c + v), which for a measured acceptance_rate a is the"
+    " linear rule (1 + K a) / (K c + v). Compare alpha, not acceptance_rate, with the break-even"
+    " alpha."
 )
+SERVER_NOTE = "measured speedup: by the server's own times, which the verdict is of."
 RULES_NOTES = (
     "geometric: (1 - alpha^(K+1)) / (1 - alpha) / (K c + v), the iid model.",
     "linear: (1 + K a) / (K c + v), right for a measured acceptance_rate a; given an alpha, as"
@@ -53,8 +64,13 @@ def ideal_table(summary: Summary) -> Table:
 
 def measured_table(summary: Summary) -> Table:
     """What an acceptance measured elsewhere comes to; no model of the text behind it."""
-    title = "From the acceptance that was measured"
-    return table(title, MEASURED, summary.from_acceptance, notes=(MEASURED_NOTE,))
+    title, columns = "From the acceptance that was measured", _measured_columns(summary)
+    computed = "predicted speedup" if summary.server_speedups else "speedup"
+    notes = (
+        SERVER_NOTE if summary.server_speedups else "",
+        MEASURED_NOTE.format(computed=computed),
+    )
+    return table(title, columns, summary.from_acceptance, notes=notes)
 
 
 def rules_table(summary: Summary) -> Table:

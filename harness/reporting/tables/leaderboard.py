@@ -4,7 +4,7 @@ A leaderboard holds for the engines that accept by its rule, and not speculating
 Rules whose rows are alike to the last digit shown (at temperature 0 all are) share one.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from harness.records import Failure, Rule, first, grouped, where
@@ -20,8 +20,8 @@ from harness.reporting.tables.specification import (
     columns_by,
     table,
 )
-from harness.serving.drafts import DRAFTS, kind_of, looks_up
-from harness.serving.engines import OWN, drafts_alike, with_lines
+from harness.serving.drafts import DRAFTS, looks_up
+from harness.serving.engines import OWN, with_lines
 from harness.summary import (
     AcceptanceByPosition,
     Answer,
@@ -37,11 +37,17 @@ from harness.summary import (
 )
 
 PLAIN = grid.DECISIONS["does_not_pay"]
+# Of a draft that none of a ranking's engines has, and another engine has
+NOT_THESE = "none of these engines"
 Alpha = CategoryAlpha | LengthAlpha
 
 
 class Board(NamedTuple):
-    """One leaderboard and the rules that it holds for."""
+    """One leaderboard and the rules that it holds for.
+
+    `marks` are of its drafts that none of its engines has; `best` is the first of the others, or
+    plain decoding.
+    """
 
     place: str  # at whose round times the speedups are
     rules: tuple[Rule, ...]
@@ -49,6 +55,12 @@ class Board(NamedTuple):
     engines: tuple[str, ...]
     temperature: float
     rows: tuple[LeaderboardRow, ...]
+    marks: Mapping[str, str]
+
+    @property
+    def best(self) -> LeaderboardRow | None:
+        """The fastest that can be served; None where every row has been left out."""
+        return next((row for row in self.rows if row.draft not in self.marks), None)
 
     @property
     def name(self) -> str:
@@ -75,21 +87,34 @@ class DraftCosts(NamedTuple):
     weights_bytes: float | None
 
 
-def _breakeven(row: LeaderboardRow) -> Value:
+def breakeven(row: LeaderboardRow) -> Value:
+    """The alpha that a draft needs at its K; None of a look-up, and of none."""
     if row.draft is None or looks_up(row.draft) or row.alpha is None:
         return None
     return fmt.NO_ROOT if row.breakeven_alpha is None else row.breakeven_alpha
 
 
+def _ranks(marks: Mapping[str, str]) -> tuple[Column[LeaderboardRow], ...]:
+    """The columns of a ranking; a draft that its engines lack is marked."""
+    draft = Column[LeaderboardRow]("draft", lambda row: name_of(row, marks), key=True)
+    return (RANK, draft, *RANKS)
+
+
+def name_of(row: LeaderboardRow, marks: Mapping[str, str]) -> str:
+    """A draft, with its mark; or that there is none."""
+    if row.draft is None:
+        return PLAIN
+    return f"{row.draft} ({marks[row.draft]})" if row.draft in marks else row.draft
+
+
+RANK = Column[LeaderboardRow]("rank", lambda row: row.rank, fmt.count, key=True)
 RANKS: tuple[Column[LeaderboardRow], ...] = (
-    Column("rank", lambda row: row.rank, fmt.count, key=True),
-    Column("draft", lambda row: row.draft or PLAIN, key=True),
     Column("best\nK", lambda row: row.k, fmt.count),
     Column("speedup\n[lo, hi]", fmt.bounded, fmt.speedup),
     Column("chance\nto be best", lambda row: row.probability_best, fmt.chance),
     Column("cost per\n10^6 tokens", lambda row: row.usd_per_million_tokens, fmt.dollars),
     Column("alpha\n[lo, hi]", lambda row: (row.alpha, row.alpha_lo, row.alpha_hi), fmt.alpha),
-    Column("break-even\nalpha", _breakeven, fmt.alpha),
+    Column("break-even\nalpha", breakeven, fmt.alpha),
 )
 SETS: tuple[Column[Answer], ...] = (
     Column("prompt set", lambda answer: answer.prompt_set, key=True),
@@ -130,7 +155,11 @@ THUMBS: tuple[Column[RuleOfThumb], ...] = (
 
 SPEEDUP_NOTE = (
     "speedup: predicted (replayed acceptance and round times), at the K that looks best on these"
-    " prompts, so a little flattering. The verdict takes the optimism of choosing off."
+    " prompts, so a little flattering. Ranks are by these, and so is the chance to be best."
+)
+VERDICT_NOTE = (
+    "At temperature {temperature} {draft} at K={k} has the verdict's speedup: on held-out prompts,"
+    " without the optimism of choosing it."
 )
 NO_ROOT_NOTE = "none: even alpha = 1 loses."
 LOOKUP_NOTE = (
@@ -171,9 +200,22 @@ def boards(summary: Summary) -> list[Board]:
             engines=tuple(engine for board in group for engine in board.engines),
             temperature=temperature,
             rows=group[0].rows,
+            marks=_marks(summary, group[0].rows, temperature, [each.rule for each in group]),
         )
         for (temperature, _), group in alike.items()
     ]
+
+
+def _marks(
+    summary: Summary, rows: Iterable[LeaderboardRow], temperature: float, rules: Sequence[Rule]
+) -> dict[str, str]:
+    """Of drafts that none of the engines has which accept by these rules: whether any other has."""
+    marks: dict[str, str] = {}
+    for draft in (row.draft for row in rows if row.draft is not None):
+        if grid.engines_with(summary, draft, temperature, rules) == ():
+            elsewhere = grid.engines_with(summary, draft, temperature)
+            marks[draft] = NOT_THESE if elsewhere else grid.NO_ENGINE
+    return marks
 
 
 def leaderboard_tables(summary: Summary) -> list[Table]:
@@ -182,39 +224,47 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
     for board in boards(summary):
         title = board.name[0].upper() + board.name[1:]
         how = "" if board.every_rule else f": {board.acceptance}"
-        no_root = any(_breakeven(row) == fmt.NO_ROOT for row in board.rows)
+        no_root = any(breakeven(row) == fmt.NO_ROOT for row in board.rows)
         shown = {row.draft for row in board.rows}
         looked_up = ", ".join(kind for kind in DRAFTS if kind in shown and looks_up(kind))
         notes = (
             f"Accepted as on {', '.join(board.engines)}{how}.",
             NO_ROOT_NOTE if no_root else "",
             SPEEDUP_NOTE,
-            *_to_serve(summary, board),
+            _lines_lack(summary, board),
+            _as_decided(summary, board),
             LOOKUP_NOTE.format(looked_up) if looked_up else "",
         )
-        made.append(table(title, RANKS, board.rows, best=lambda row: row.rank == 1, notes=notes))
+        columns, best = _ranks(board.marks), board.best
+        made.append(
+            table(title, columns, board.rows, best=lambda row, best=best: row is best, notes=notes)
+        )
     return made
 
 
-def _to_serve(summary: Summary, board: Board) -> Iterator[str]:
-    """Which of these engines lack a draft, and what the verdict by this rule is."""
+def _lines_lack(summary: Summary, board: Board) -> str:
+    """Which of a ranking's engines lack a draft that others of them have."""
     lacking: list[str] = []
+    named = {name for name, spec in with_lines().items() if spec.rule in board.rules}
     for draft in (row.draft for row in board.rows if row.draft is not None):
-        kind = kind_of(draft, summary.run.models)
-        without = [
-            server
-            for server, spec in with_lines().items()
-            if spec.rule in board.rules and not drafts_alike(server, kind, board.temperature)
-        ]
+        have = grid.engines_with(summary, draft, board.temperature, board.rules)
+        without = [name for name in with_lines() if have and name in named - {*have}]
         if without:
             lacking.append(f"{draft} is not for {grid.names_of(without)}")
-    if lacking:
-        yield f"Not every engine has every draft: {'; '.join(lacking)}."
+    return f"Not every engine has every draft: {'; '.join(lacking)}." if lacking else ""
+
+
+def _as_decided(summary: Summary, board: Board) -> str:
+    """That the row of the verdict has its number."""
     own = grid.own_answer(summary, board.temperature)
-    if own is not None and own.rule in board.rules and own.speedup is not None:
-        yield (
-            f"Chosen on held-out prompts, {grid.at_place(own)}: {grid.words(own)}, {fmt.gain(own)}."
-        )
+    if own is None or own.speedup is None or own.source != "replayed":
+        return ""
+    named = any(
+        (row.draft, row.k) == own.named and row.speedup == own.speedup for row in board.rows
+    )
+    draft, k = own.named
+    temperature = fmt.temperature(board.temperature)
+    return VERDICT_NOTE.format(temperature=temperature, draft=draft, k=k) if named else ""
 
 
 def prompt_set_table(summary: Summary) -> Table:
