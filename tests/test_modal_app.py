@@ -231,13 +231,15 @@ others = [entry for entry in sys.path if not (Path(entry) / "harness").is_dir()]
 sys.path[:] = [str(here), *others]
 import harness, modal_app
 assert Path(harness.__file__).is_relative_to(here)
-from harness.commands import time_steps
+from harness.commands import looks, time_steps
 from harness.measurement import round_parts, round_times, step_times
 from harness.records import CopyBandwidth
 from harness.reporting import plots
 from harness.cloud.jobs import plan_jobs
 from harness.cloud.remote import run_command
 step_times.REPETITIONS, round_parts.MOST_VISITS, round_times.MOST_VISITS = 3, 4, 2
+round_times.LEAST_ROUNDS, round_times.MOST_TOKENS = 4, 8
+looks.LEAST_VISITS, looks.VISITS_PER_LOOK, looks.CELL_S = 1, 0, 0.0
 time_steps.copy_bandwidth = lambda *_: CopyBandwidth(10.0, 1, 1)
 small = ("model=tiny", "new_tokens=6", "prompts.limit=1", "k=[1,2]", "threads=1", "temperature=[0]")
 done = {}
