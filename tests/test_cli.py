@@ -179,12 +179,13 @@ def test_a_run_that_cannot_be_rendered_stays_and_says_how_to_render_it(
     ],
 )
 def test_a_bad_word_ends_a_command_before_anything_is_stored(
-    name: str, override: str, status: int, said: str, door: Door, tmp_path: Path
+    name: str, override: str, status: int, said: str, run: RunDoor, capsys: Captured, tmp_path: Path
 ) -> None:
-    ended = door(name, override)
-    assert (ended.returncode, ended.stdout) == (status, "")
-    assert said in ended.stderr
-    assert "Traceback" not in ended.stderr
+    assert run(fail_with(AssertionError()), override, door=name) == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -76,6 +76,7 @@ def typed(entrypoint: Any, **parameters: Any) -> int:
     return end.value.code
 
 
+@functools.cache
 def sweep_job(*overrides: str) -> Job:
     (job,), _ = plan_jobs("sweep", [*SWEEP, *overrides], ["L4"], resume="launch")
     return job
@@ -258,7 +259,7 @@ def local(command, *words):
     return str(run_command(command, [*words, f"results_root={here / 'results'}"]).folder)
 noted("sweep", lambda: rented("sweep", "draft=tiny_good"))
 plots.draw = lambda *_: ()  # once is enough, and it takes most of the time
-noted("profile", lambda: rented("profile", "draft=tiny_good"))
+noted("profile", lambda: rented("profile", "draft=tiny_good", "contexts=[16]", "batches=[1]"))
 noted("snapshot", lambda: rented("snapshot", "draft=tiny_good"))
 noted("audition", lambda: rented("audition", "drafts=[tiny_good,ngram]"))
 noted("server", lambda: rented("server", "engine=own", "draft=tiny_good", "repetitions=1"))
@@ -914,6 +915,9 @@ def test_a_typing_error_is_refused_before_anything_is_rented(
         plan_jobs(command, overrides, gpus)
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_launch_to_resume_is_a_name_and_no_path() -> None:
     with pytest.raises(UserError, match="give the launch's name"):
         plan_jobs("sweep", [], ["L4"], resume="../elsewhere")
 
