@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
+from string import Template
 from typing import Any, NoReturn
 
 import hydra
@@ -59,6 +60,7 @@ from harness.storage import files, lock
 
 OK, CELLS_FAILED, USER_ERROR, SIGNALLED = 0, 1, 2, 128
 FULL_ERROR = "HYDRA_FULL_ERROR"
+HELP = {"--help", "-h"}
 MOST_CHARACTERS = 300
 # transformers imports torchao where it is installed, which warns of kernels for other machines
 NOISY_ON_IMPORT = ("torchao", "torch.utils._pytree")
@@ -104,8 +106,13 @@ def run_app(command: str, work: Work) -> NoReturn:
     try:
         with _signals():
             typed = sys.argv[1:]
-            sys.argv[1:] = as_hydra_takes(command, typed)
-            app()
+            words = as_hydra_takes(command, typed)
+            options = {word for word in words if word.startswith("-")}
+            if options and options <= HELP:
+                _print_help(command, [word for word in words if word not in HELP])
+            else:
+                sys.argv[1:] = words
+                app()
         status = max(_statuses, default=OK)
     except UserError as error:
         _say(f"error: {error}")
@@ -137,6 +144,13 @@ def run_app(command: str, work: Work) -> NoReturn:
         os.environ.pop(FULL_ERROR)
         os.environ |= {} if before is None else {FULL_ERROR: before}
     sys.exit(status if status >= SIGNALLED else max(status, _flush()))
+
+
+def _print_help(command: str, overrides: Sequence[str]) -> None:
+    """What Hydra prints, without the lists of all groups that it would make first."""
+    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
+        config = hydra.compose(command, [*overrides], return_hydra_config=True)
+        print(Template(config.hydra.help.template).substitute())
 
 
 @contextmanager

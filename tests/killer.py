@@ -19,7 +19,7 @@ from typing import Any
 from runs import without_plots
 
 from harness.commands import looks, time_rounds
-from harness.measurement import step_times
+from harness.measurement import round_times, step_times
 
 
 def main() -> None:
@@ -114,7 +114,9 @@ def group_exists(child: int) -> bool:
 
 
 if __name__ == "__main__":
-    step_times.REPETITIONS = 3
+    step_times.REPETITIONS, round_times.MOST_VISITS = 3, 3
+    round_times.LEAST_ROUNDS, round_times.MOST_TOKENS = 4, 8
+    looks.LEAST_VISITS, looks.VISITS_PER_LOOK = 2, 1
     # How often something is measured again depends on the machine
     looks.CELL_S, looks.timed_precisely, time_rounds.REPEATED = 0.0, lambda *_: True, 0.0
     with without_plots():

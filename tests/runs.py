@@ -35,11 +35,13 @@ def without_plots() -> Iterator[None]:
 
 @contextmanager
 def timed_little() -> Iterator[None]:
-    """Commands time each step three times, rounds in two visits, and measure nothing again."""
+    """Commands time each step three times, rounds in two short visits, and nothing again."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("harness.measurement.step_times.REPETITIONS", 3)
         patch.setattr("harness.measurement.round_parts.MOST_VISITS", 4)
         patch.setattr("harness.measurement.round_times.MOST_VISITS", 2)
+        patch.setattr("harness.measurement.round_times.LEAST_ROUNDS", 4)
+        patch.setattr("harness.measurement.round_times.MOST_TOKENS", 8)
         patch.setattr("harness.commands.looks.LEAST_VISITS", 1)
         patch.setattr("harness.commands.looks.VISITS_PER_LOOK", 0)
         patch.setattr("harness.commands.looks.CELL_S", 0.0)

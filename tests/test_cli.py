@@ -91,6 +91,19 @@ def test_help_shows_the_values_that_the_command_line_sets(tmp_path: Path) -> Non
         assert f"  {row} " in out
 
 
+def test_help_is_hydras_and_lists_no_group_that_it_does_not_show(
+    run: RunDoor, capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown(*words: str) -> str:
+        assert run(fail_with(AssertionError()), *words, door="sweep") == 0
+        return capsys.readouterr().out
+
+    by_hydra = shown("--help", "k=4", "--config-dir", str(tmp_path))
+    monkeypatch.setattr("hydra._internal.hydra.Hydra.format_config_groups", pytest.fail)
+    assert shown("--help", "k=4") == by_hydra
+    assert shown("-h", "k=4") == by_hydra
+
+
 def test_breakeven_runs_without_torch(tmp_path: Path) -> None:
     lines = ["k,tokens_per_round,ms_per_token", "0,,20", "1,1.5,18", "2,2.0,16"]
     (tmp_path / "log.csv").write_text("\n".join(lines))
@@ -168,12 +181,13 @@ def test_a_run_that_cannot_be_rendered_stays_and_says_how_to_render_it(
     ],
 )
 def test_a_bad_word_ends_a_command_before_anything_is_stored(
-    name: str, override: str, status: int, said: str, door: Door, tmp_path: Path
+    name: str, override: str, status: int, said: str, run: RunDoor, capsys: Captured, tmp_path: Path
 ) -> None:
-    ended = door(name, override)
-    assert (ended.returncode, ended.stdout) == (status, "")
-    assert said in ended.stderr
-    assert "Traceback" not in ended.stderr
+    assert run(fail_with(AssertionError()), override, door=name) == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -81,7 +81,7 @@ def check(command: str, root: Path, seed: int, signals: str, *overrides: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("until", ["decided", "all"])
+@pytest.mark.parametrize("until", ["decided", pytest.param("all", marks=pytest.mark.exhaustive)])
 def test_two_kills_lose_and_double_nothing(until: str, tmp_path: Path) -> None:
     """With so few prompts no look decides, so that all are made."""
     check("sweep", tmp_path, 11, "KILL,TERM", *SMALL, f"until={until}")

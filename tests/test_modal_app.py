@@ -76,6 +76,7 @@ def typed(entrypoint: Any, **parameters: Any) -> int:
     return end.value.code
 
 
+@functools.cache
 def sweep_job(*overrides: str) -> Job:
     (job,), _ = plan_jobs("sweep", [*SWEEP, *overrides], ["L4"], resume="launch")
     return job
@@ -231,13 +232,15 @@ others = [entry for entry in sys.path if not (Path(entry) / "harness").is_dir()]
 sys.path[:] = [str(here), *others]
 import harness, modal_app
 assert Path(harness.__file__).is_relative_to(here)
-from harness.commands import time_steps
+from harness.commands import looks, time_steps
 from harness.measurement import round_parts, round_times, step_times
 from harness.records import CopyBandwidth
 from harness.reporting import plots
 from harness.cloud.jobs import plan_jobs
 from harness.cloud.remote import run_command
 step_times.REPETITIONS, round_parts.MOST_VISITS, round_times.MOST_VISITS = 3, 4, 2
+round_times.LEAST_ROUNDS, round_times.MOST_TOKENS = 4, 8
+looks.LEAST_VISITS, looks.VISITS_PER_LOOK, looks.CELL_S = 1, 0, 0.0
 time_steps.copy_bandwidth = lambda *_: CopyBandwidth(10.0, 1, 1)
 small = ("model=tiny", "new_tokens=6", "prompts.limit=1", "k=[1,2]", "threads=1", "temperature=[0]")
 done = {}
@@ -256,7 +259,7 @@ def local(command, *words):
     return str(run_command(command, [*words, f"results_root={here / 'results'}"]).folder)
 noted("sweep", lambda: rented("sweep", "draft=tiny_good"))
 plots.draw = lambda *_: ()  # once is enough, and it takes most of the time
-noted("profile", lambda: rented("profile", "draft=tiny_good"))
+noted("profile", lambda: rented("profile", "draft=tiny_good", "contexts=[16]", "batches=[1]"))
 noted("snapshot", lambda: rented("snapshot", "draft=tiny_good"))
 noted("audition", lambda: rented("audition", "drafts=[tiny_good,ngram]"))
 noted("server", lambda: rented("server", "engine=own", "draft=tiny_good", "repetitions=1"))
@@ -912,6 +915,9 @@ def test_a_typing_error_is_refused_before_anything_is_rented(
         plan_jobs(command, overrides, gpus)
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_launch_to_resume_is_a_name_and_no_path() -> None:
     with pytest.raises(UserError, match="give the launch's name"):
         plan_jobs("sweep", [], ["L4"], resume="../elsewhere")
 

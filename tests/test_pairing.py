@@ -1,10 +1,11 @@
 """`drafts=auto`: which shipped drafts serve a target, before any weight is loaded."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Door
+from runs import outcome_of
 
 from harness.cli import compose, draft_confs
 from harness.commands.pairing import pairings, shipped_drafts
@@ -74,28 +75,40 @@ def test_a_pairing_says_why(model: str, draft: str, result: str, why: str) -> No
     assert (entry.result, why in entry.why) == (result, True), entry
 
 
-def test_the_plan_prints_the_pairing_table(door: Door) -> None:
-    done = door("audition", "drafts=auto", "dry_run=true", "model=qwen3_4b", "verbose=true")
-    assert "Drafts for qwen3_4b" in done.stdout
+Planned = Callable[..., str]
+
+
+@pytest.fixture
+def planned(capsys: pytest.CaptureFixture[str]) -> Planned:
+    """What a dry run of an audition prints."""
+
+    def run(*words: str) -> str:
+        outcome_of("audition", "dry_run=true", *words)
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_the_plan_prints_the_pairing_table(planned: Planned) -> None:
+    out = planned("drafts=auto", "model=qwen3_4b", "verbose=true")
+    assert "Drafts for qwen3_4b" in out
     for words in ("another tokenizer", "the target itself", "looks its tokens up"):
-        assert words in " ".join(done.stdout.split())
+        assert words in " ".join(out.split())
 
 
-def test_the_table_of_drafts_says_which_are_named(door: Door) -> None:
-    drafts = "drafts=[auto,int8,mtp]"
-    done = door("audition", drafts, "dry_run=true", "model=qwen3_30b_a3b", "verbose=true")
+def test_the_table_of_drafts_says_which_are_named(planned: Planned) -> None:
+    out = planned("drafts=[auto,int8,mtp]", "model=qwen3_30b_a3b", "verbose=true")
     for draft in ("int8", "mtp"):
-        assert re.search(rf"^{draft} +named", done.stdout, re.MULTILINE), done.stdout
-    assert re.search("^bf16 +not eligible", done.stdout, re.MULTILINE)
+        assert re.search(rf"^{draft} +named", out, re.MULTILINE), out
+    assert re.search("^bf16 +not eligible", out, re.MULTILINE)
 
 
 def test_a_plan_says_in_its_first_lines_what_it_costs_and_that_the_target_does_not_fit(
-    door: Door,
+    planned: Planned,
 ) -> None:
-    words = ("audition", "drafts=auto", "dry_run=true")
-    large = door(*words, "model=llama3_1_70b", "gpu=h100").stdout.splitlines()
+    large = planned("drafts=auto", "model=llama3_1_70b", "gpu=h100").splitlines()
     assert any("does not fit: 141 GB of weights, 80 GB of memory" in line for line in large[:6])
-    small = door(*words, "model=qwen3_4b").stdout
+    small = planned("drafts=auto", "model=qwen3_4b")
     assert "Time and cost (modelled)" in small
     assert "$" in small
     assert len(small.splitlines()) <= 30

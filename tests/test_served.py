@@ -692,8 +692,15 @@ def speedups(run: StoredRun) -> dict[tuple[str | None, int], float]:
     return {key: speedup or 0.0 for key, speedup in found.items()}
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("later", [None, 3.0])
+@pytest.mark.parametrize(
+    ("temperature", "later"),
+    [
+        (0.0, 3.0),
+        (1.0, None),
+        pytest.param(0.0, None, marks=pytest.mark.exhaustive),
+        pytest.param(1.0, 3.0, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_server_that_died_early_has_the_speedup_of_the_visits_that_it_shares(
     stored: StoredRun, temperature: float, later: float | None
 ) -> None:

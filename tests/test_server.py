@@ -402,7 +402,9 @@ def test_a_server_that_dies_costs_its_own_cells_and_resume_asks_them_again(
 
 # The rounds of a visit, which follow its six requests to each server, are of no trial
 @needs_llamacpp
-@pytest.mark.parametrize(("after", "visits"), [(4, 1), (8, 1), (8, 2)])
+@pytest.mark.parametrize(
+    ("after", "visits"), [(4, 1), (8, 2), pytest.param(8, 1, marks=pytest.mark.exhaustive)]
+)
 def test_without_the_server_that_decodes_plainly_the_visits_end_and_can_be_resumed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -775,8 +777,15 @@ def test_a_headline_says_of_which_load_it_is_and_why_the_table_of_loads_differs(
     assert "Not seen under load" not in shown.verdicts[0]
 
 
-@pytest.mark.parametrize(("k", "lost"), [(0, {2, 4}), (2, {2})])
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions"])
+@pytest.mark.parametrize(
+    ("k", "lost", "path"),
+    [
+        (0, {2, 4}, "/v1/models"),
+        (2, {2}, "/v1/completions"),
+        pytest.param(0, {2, 4}, "/v1/completions", marks=pytest.mark.exhaustive),
+        pytest.param(2, {2}, "/v1/models", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_server_that_fails_in_a_later_group_costs_its_cells_and_resume_asks_for_them(
     stand_in: Callable[..., StandIn],
     tmp_path: Path,

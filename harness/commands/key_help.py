@@ -33,9 +33,10 @@ def help_of_keys(*, _root_: DictConfig) -> str:
 
 
 def _groups(config: DictConfig) -> Iterator[str]:
-    loader = GlobalHydra.instance().config_loader()
+    loader: Any = GlobalHydra.instance().config_loader()
     for group, chosen in config.hydra.runtime.choices.items():
-        names = [] if "/" in group else sorted(loader.get_group_options(group))
+        # The loader itself copies all that is registered, for every group
+        names = [] if "/" in group else sorted(loader.repository.get_group_options(group))
         if len(names) > 1:
             head = f"  {group}={'null' if chosen is None else chosen}"
             text = textwrap.wrap(", ".join(names), WIDTH - COLUMN)
