@@ -100,8 +100,8 @@ CaveatCode = Literal[
     "predictions_off",
     "priced_from_steps",  # a run of a version that timed no rounds
     "rounds_at_other_temperature",  # temperature, timed_at: whose rounds were timed
-    # Of a K that replay chose: temperature, k; measured, replayed: tokens per round, or None;
-    # differs: whether these differ too much, or else there is too little of either
+    # Of a sweep in looks: temperature, k; measured, replayed: tokens per round, or None; differs:
+    # whether these differ too much, or else there is too little of either
     "not_by_replay",
     "k_not_timed",  # ks: without a prediction, since they are beyond what was timed of some draft
     "texts_from",  # engine, version, url: of the server that completed the prompts

@@ -150,11 +150,6 @@ class Latency:
             return tokens
         return self.served.costs.plain_s(tokens, requests) / self.rounds.baseline_s
 
-    @property
-    def start_cost(self) -> float:
-        """Plain tokens that a request takes besides its rounds; 0.0 of a loop, which has none."""
-        return 0.0 if self.served is None else self.served.costs.start_s / self.rounds.baseline_s
-
     def rounds_cost(self, counts: Replayed, requests: Array) -> Array:
         """[n] plain tokens that the rounds of so many requests take."""
         if self.served is None:

@@ -26,7 +26,7 @@ from harness.analysis.verdict import Candidate, Evidence, Facts, MeasuredPairs, 
 from harness.records import Cell, Trial, grouped
 from harness.stats.jackknife import Array
 from harness.stats.two_phase import MIN_MEASURED, Pairs
-from harness.summary import Caveat, ReplayCheck, Values
+from harness.summary import ReplayCheck
 
 # Standard errors by which the loop and replay may differ in what a round emits and drafts
 REPLAY_HOLDS = 3.0
@@ -83,18 +83,6 @@ def replay_holds(check: ReplayCheck | None) -> bool:
     return max(map(abs, gaps)) <= REPLAY_HOLDS
 
 
-def not_by_replay(temperature: float, k: int, check: ReplayCheck | None) -> Caveat:
-    """That a verdict does not rest on replay: its rounds differ, or too few are on both sides."""
-    values: Values = {
-        "temperature": temperature,
-        "k": k,
-        "measured": check and check.measured_tokens_per_round,
-        "replayed": check and check.replayed_tokens_per_round,
-        "differs": check is not None and not replay_holds(check),
-    }
-    return Caveat("not_by_replay", values)
-
-
 def measured_pairs(
     pairs: Sequence[Pair],
     replays: Replays,
@@ -128,13 +116,8 @@ def measured_pairs(
     each = (counts.proposals[replayed] @ relative) / counts.rounds[replayed]
     more = drafted - rounds * counts.drafted[replayed] / counts.rounds[replayed]
     cost = rounds * each + more * (relative[-1] - relative[0]) / candidate.k
-    requests = np.array([len(pair.plain) for pair in pairs], dtype=np.float64)
-    cost += latency.start_cost * requests
-    plain_cost = latency.plain_cost(plain_tokens, requests)
-    # What a clock of processor time, or a start below 0, makes of a short text has no logarithm
-    kept = np.flatnonzero(np.stack([seconds, cost, plain_s, plain_cost]).min(axis=0) > 0.0)
-    timed = Pairs(seconds[kept], cost[kept], plain_s[kept], plain_cost[kept], looks)
-    return MeasuredPairs(candidate, tuple(pairs[row].name for row in kept), timed)
+    timed = Pairs(seconds, cost, plain_s, plain_tokens, looks)
+    return MeasuredPairs(candidate, tuple(pair.name for pair in pairs), timed)
 
 
 def evidence_from_pairs(

@@ -6,10 +6,10 @@ it: the rounds that replay expects of the plain server's texts, and what this en
 in the requests of the other prompt sets, and on servers that were told to reject every draft. What
 our own loop's rounds would have predicted stands next to it.
 
-Where replay chose the K that was measured (`until=decided`), the verdict is by the two phases of
-`harness.stats.two_phase`: the rounds of every plain text by replay, and what they cost next to
-plain decoding. Requests are settled over visits first, so that one pair stands for a greedy text.
-Every other K is predicted from rounds that few requests priced, or that lie on a line between two.
+Where replay chose the K that was measured (`until=decided`), the verdict is that K's, measured on
+all prompts. It allows for the choice as where all K are measured: that is made again on folds, with
+the seconds of the others taken to differ from its own as replay says. They are predicted from
+rounds that few requests priced, or that lie on a line between two.
 
 A temperature at which a speculating server is not lossless (`server_lossless`) gets no verdict.
 """
@@ -45,13 +45,6 @@ from harness.analysis.latency import (
     visits_of,
 )
 from harness.analysis.lossless import distrust
-from harness.analysis.pairs import (
-    check_of_pairs,
-    measured_pairs,
-    not_by_replay,
-    pairs_of,
-    replay_holds,
-)
 from harness.analysis.predicted import evidence_of
 from harness.analysis.prediction_error import Gap, PredictionError, prediction_errors
 from harness.analysis.replayed import Replays, by_prompt
@@ -98,7 +91,6 @@ from harness.summary import (
     LoadCell,
     NotPredicted,
     OtherK,
-    ReplayCheck,
     RoundSummary,
     ServedCell,
     ServedCosts,
@@ -225,7 +217,9 @@ class ServedRun(ServedTexts):
         if self.counting is None or self.engine.rule is None:
             return None
         names = [name for name in self.sets_at(temperature) if name != prompt_set]
-        requests = [*self.settled, *self._settled_starts, *self._settled_probes]
+        # Before any K is measured, plain texts are there of one visit, and probes of all
+        trials = self.settled if self.ks or not self._settled_probes else []
+        requests = [*trials, *self._settled_starts, *self._settled_probes]
         plain = self.texts(requests, 0, temperature).of(names)
         speculative: dict[int, Requests] = {}
         for k in ks:
@@ -441,7 +435,7 @@ class ServedRun(ServedTexts):
         return _Prediction(made, tuple(names), np.stack([before, after, tokens]), costs_error)
 
     def cells(self) -> Iterator[ServedCell]:
-        """Prediction and measurement of every cell that drafts, those that were measured first."""
+        """Prediction and measurement of every cell that drafts."""
         for row, found in zip(self.measured, self.predicted, strict=True):
             if row.k == 0 or row.speedup is None or row.temperature is None:
                 continue
@@ -671,7 +665,7 @@ class ServedRun(ServedTexts):
             if any(trial.decode_s is None for trial in done):  # records without a time of decoding
                 continue
             yield Question(
-                self._by_pairs.get(temperature) or self._measured_evidence(temperature),
+                self._chosen_evidence(temperature) or self._measured_evidence(temperature),
                 self.engine.rule,
                 "measured",
                 self.engine.name,
@@ -788,56 +782,55 @@ class ServedRun(ServedTexts):
         lookups = frozenset([self.setup.draft] if texts.traces[0].chosen else [])
         return by_prompt(texts.traces, self.engine.rule, counts, lookups)
 
-    @cached_property
-    def _by_pairs(self) -> dict[float, Evidence]:
-        """By temperature, replay of every text, and the chosen K next to plain decoding.
+    def _chosen_evidence(self, temperature: float) -> Evidence | None:
+        """The chosen K as it was measured, and every other as replay has its rounds differ.
 
-        None of a temperature at which every K is measured, or rounds are not those of replay.
+        None where every K is measured, or that one on no prompt that was replayed.
         """
-        made = {
-            temperature: self._evidence_by_pairs(temperature) for temperature in self.temperatures
-        }
-        return {temperature: evidence for temperature, evidence in made.items() if evidence}
+        k, latency = self.chosen_k(temperature), self._latency(temperature)
+        replays, measured = self._replays(temperature), self._measured_evidence(temperature)
+        chosen = Candidate(self.setup.draft, k or 0)
+        if latency is None or replays is None or chosen not in measured.candidates:
+            return None
+        rows = {name: row for row, name in enumerate(_names(measured))}
+        replays = replays.rows([name in rows for name in _names(replays)])
+        if chosen not in replays.candidates or not replays.prompts:
+            return None
+        predicted = evidence_of(replays, {self.setup.draft: latency})
+        kept = np.array([rows[name] for name in _names(predicted)])
+        plain, timed = (
+            Timed(each.seconds[kept], each.tokens[kept])
+            for each in (measured.baseline, measured.candidates[chosen])
+        )
+        of_chosen_s = predicted.candidates[chosen].seconds
+        return replace(
+            predicted,
+            baseline=plain,
+            candidates={
+                name: Timed(timed.seconds * (each.seconds / of_chosen_s), timed.tokens)
+                for name, each in predicted.candidates.items()
+            },
+            cost_errors=tuple(
+                CostError(
+                    {name: moves - error.moves[chosen] for name, moves in error.moves.items()},
+                    error.degrees,
+                )
+                for error in (*predicted.cost_errors, self._line_error(predicted))
+            ),
+            named=chosen,
+        )
 
-    def _evidence_by_pairs(self, temperature: float) -> Evidence | None:
-        k = self.chosen_k(temperature)
-        latency, replays = self._latency(temperature), self._replays(temperature)
-        if k is None or latency is None or replays is None:
-            return None
-        if not replay_holds(self._check_of_pairs(temperature, k)):
-            return None
-        candidate, pairs = Candidate(self.setup.draft, k), pairs_of(self.settled, temperature, k)
-        measured = measured_pairs(pairs, replays, latency, candidate, (1.0,))
-        if measured is None:
-            return None
-        evidence = evidence_of(replays, {self.setup.draft: latency})
-        scale = float(np.sqrt(ON_A_LINE.value))
-        names = [name for name in evidence.candidates if name.k not in self.priced_ks]
-        moves = {
-            name: scale * np.array([float(name == other) for other in names])
-            for name in evidence.candidates
-        }
-        errors = (*evidence.cost_errors, *([CostError(moves)] if names else []))
-        return replace(evidence, pairs=measured, cost_errors=errors)
-
-    def _check_of_pairs(self, temperature: float, k: int) -> ReplayCheck | None:
-        """The rounds of the chosen K against replay's."""
-        replays = self._replays(temperature)
-        if replays is None:
-            return None
-        pairs = pairs_of(self.settled, temperature, k)
-        return check_of_pairs(pairs, replays, Candidate(self.setup.draft, k))
+    def _line_error(self, predicted: Evidence) -> CostError:
+        """That of the K whose rounds were not timed."""
+        factors = ON_A_LINE.value**0.5 * np.eye(len(predicted.candidates))
+        of_each = zip(predicted.candidates, factors, strict=True)
+        return CostError({name: row * (name.k not in self.priced_ks) for name, row in of_each})
 
     def _choice_caveats(self) -> Iterator[Caveat]:
-        """Why every K is measured, or the verdict of the chosen one does not rest on replay."""
+        """Why every K is measured, where one was to be."""
         chosen = self.setup.run.manifest.served_ks
         if chosen is not None and chosen.why_all is not None:
             yield Caveat("server_every_k", {"reason": chosen.why_all})
-        for temperature in self.temperatures:
-            k = self.chosen_k(temperature)
-            if k is not None and temperature not in self._by_pairs:
-                check = self._check_of_pairs(temperature, k)
-                yield not_by_replay(temperature, k, check)
 
     @cached_property
     def unstable(self) -> tuple[Unstable, ...]:
@@ -880,7 +873,7 @@ class ServedRun(ServedTexts):
             clock=engine.clock,
             started=engine.started,
             commands=engine.commands,
-            cells=tuple(self.cells()),
+            cells=tuple(sorted(self.cells(), key=lambda c: (c.prompt_set, c.temperature, c.k))),
             by_k=tuple(self.by_k()),
             other_ks=tuple(self.other_ks()),
             latencies=(
@@ -1066,6 +1059,11 @@ class _Prediction:
             log_speedup(plain_s, plain_tokens, seconds, tokens, sets),
             self.costs,
         )
+
+
+def _names(of: Evidence | Replays) -> list[tuple[str, str]]:
+    """The prompts, with their sets."""
+    return [*zip(of.prompt_sets, of.prompts, strict=True)]
 
 
 def _cell(row: ResultRow) -> Cell:

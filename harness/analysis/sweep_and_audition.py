@@ -41,7 +41,6 @@ from harness.analysis.pairs import (
     check_of_pairs,
     evidence_from_pairs,
     measured_pairs,
-    not_by_replay,
     pairs_of,
     replay_holds,
 )
@@ -93,6 +92,7 @@ from harness.summary import (
     Summary,
     TextCheck,
     Unstable,
+    Values,
 )
 from harness.theory.cost import usd_per_million_tokens
 from harness.theory.replay import Replayed
@@ -664,7 +664,14 @@ class MeasuredSweep(PairAnalysis):
             if k is None or evidence.pairs is not None:
                 continue
             check = self._check_of_pairs(evidence.temperature, k)
-            yield not_by_replay(evidence.temperature, k, check)
+            values: Values = {
+                "temperature": evidence.temperature,
+                "k": k,
+                "measured": check and check.measured_tokens_per_round,
+                "replayed": check and check.replayed_tokens_per_round,
+                "differs": check is not None and not replay_holds(check),
+            }
+            yield Caveat("not_by_replay", values)
 
     def summary(self) -> Summary:
         """With replayed next to measured tokens per round, cell by cell."""

@@ -84,8 +84,7 @@ class Pairs:
     Attributes:
         seconds: [pair] of the candidate.
         cost: [pair] of its rounds, in plain tokens, by the round times that predict the workload.
-        plain_s: [pair] of plain decoding.
-        plain_tokens: [pair] that it emitted; of a server, with those that a request's start takes.
+        plain_s, plain_tokens: [pair] of plain decoding.
         looks: share of the planned pairs at each look so far.
     """
 
@@ -262,17 +261,13 @@ def _skewness(errors: Array, variance: float) -> float:
 
 
 def _other_prices(workload: Workload, named: int) -> Variance:
-    """Of each candidate's price next to the named one's, which is known: visits, shared errors."""
+    """Of each candidate's price next to the named one's, by the visits; that one's own is known."""
     candidates = len(workload.seconds)
     parts = [Variance(np.zeros(candidates), np.ones(candidates))]
     for group in workload.visits:
         without = np.zeros((candidates, group.costs.shape[1]))
         without[group.candidates] = group.without
         parts.append(left_out_variance(without - without[named], group.sizes))
-    for error in workload.shared:
-        moves = error.moves - error.moves[named]
-        value = (moves**2).sum(axis=1)
-        parts.append(Variance(value, np.full_like(value, error.degrees)))
     return joined(parts)
 
 
