@@ -50,6 +50,8 @@ EMBEDDED_DRAFTS = ("tiny_good", "tiny_small", "tiny_eagle3", "tiny_unrelated", "
 AUTO_DRAFTS = "auto"
 # The entry of `drafts` that stands for draft.id=...
 OWN_DRAFT = "hf"
+# So many speculating servers a server run starts at most where replay chooses the K
+FEW_K = 3
 # An id of `drafts` that is a server's address
 SERVER_URL = re.compile(r"https?://")
 
@@ -619,6 +621,11 @@ class ServerConfig(PairConfig):
         example="[1,2,4,8]",
     )
     rate: float | None = key(None, "requests per second that arrive at random instead", above=0)
+    until: str | None = key(
+        None,
+        "decided: plain decoding and the best of four K or more; all: every K, as under load",
+        choices=("decided", "all"),
+    )
     repetitions: int = _repetitions(5, "visits: each asks every server for every prompt")
     clock: str = key(
         "engine",
@@ -653,6 +660,22 @@ class ServerConfig(PairConfig):
         return ENGINES[self.engine].rule
 
     @property
+    def not_decided(self) -> str | None:
+        """Why every K is measured: what keeps replay from choosing one; None where it can."""
+        engine = ENGINES[self.engine]
+        if self.url is not None:
+            return "url, whose servers run"
+        if not self.score:
+            return "score=false, which leaves nothing to be replayed"
+        if max(self.concurrency) > 1 or self.rate is not None:
+            return "concurrency or rate, by which every K is put under load"
+        if engine.counting is None or engine.rule is None:
+            return f"engine={self.engine}, whose rounds are not known"
+        if len({k for k in self.k if k}) <= FEW_K:
+            return f"{FEW_K} K or fewer, of which all are measured"
+        return None
+
+    @property
     def not_with_url(self) -> tuple[str, ...]:
         """The keys given here that set how a server is started, where none is."""
         if self.url is None:
@@ -667,8 +690,15 @@ class ServerConfig(PairConfig):
         return ENGINES[self.engine].reads_gguf and self.url is None
 
     def check(self, _: str) -> None:
-        """Refuse addresses that are none, or not one per server."""
+        """Refuse addresses that are none, or not one per server.
+
+        Fills in what is measured.
+        """
         super().check(_)
+        if self.until is None:
+            self.until = "all" if self.not_decided else "decided"
+        if self.until == "decided" and self.not_decided:
+            raise UserError(f"until=decided: not with {self.not_decided}; leave until out")
         for url in self.url or ():
             check_address("url", url)
         if self.decode.stop_strings:

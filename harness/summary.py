@@ -130,6 +130,7 @@ CaveatCode = Literal[
     # temperature, ks ("4, 8"), timed, asked: visits next to plain decoding; left_out: whether no
     # answer names these K, for others have more; load: whether of requests side by side
     "server_visits_lacking",
+    "server_every_k",  # reason: as `storage.manifest.WhyAll`, why until=decided measured all
     "server_queues",  # engine, concurrency: the smallest such; slots: that its servers have
     "launch_bound",  # role, step_s, floor_s, mbu, positions, positions_ratio, overhead_share, c
     "verify_assumed_equal_step",  # key: by which times of a verify are given
@@ -1081,13 +1082,15 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ServedCell:
-    """One cell that a server ran, next to what was predicted of it."""
+    """One cell of a server, next to what was predicted of it."""
 
     prompt_set: str
     temperature: float
     k: int
     concurrency: int
-    speedup: float  # measured: plain seconds per token / this K's, on the run's clock
+    # measured: plain seconds per token / this K's, on the run's clock; None where it is predicted
+    # alone, for another K was chosen to be measured
+    speedup: float | None
     tokens_per_round: float | None  # the server's; None where it counts no rounds
     replayed_tokens_per_round: float | None  # expected of the plain server's texts
     # predicted: from those and this engine's round times, which have not seen the cell.
@@ -1113,8 +1116,8 @@ class ServedCell:
         return _error(self.predicted_from_two_k, self.speedup)
 
 
-def _error(predicted: float | None, measured: float) -> float | None:
-    return None if predicted is None else predicted / measured - 1.0
+def _error(predicted: float | None, measured: float | None) -> float | None:
+    return None if predicted is None or measured is None else predicted / measured - 1.0
 
 
 @dataclass(frozen=True)
@@ -1336,6 +1339,21 @@ class ServedMemory:
 
 
 @dataclass(frozen=True)
+class StartedServers:
+    """The speculating servers that a run started; one that drafts for each K, and others."""
+
+    asked: tuple[int, ...]  # every K that the run is of
+    ks: tuple[int, ...]  # those with a server
+    measured: tuple[int, ...]  # those that it was asked all prompts at; others are predicted
+    rejecting: tuple[int, ...] = ()  # those with one more, that rejects every draft
+
+    @property
+    def number(self) -> int:
+        """How many."""
+        return len(self.ks) + len(self.rejecting)
+
+
+@dataclass(frozen=True)
 class ServedSummary:
     """A server that ran the pair: what it is, and what a prediction of it is worth."""
 
@@ -1356,6 +1374,7 @@ class ServedSummary:
     schedules: tuple[Schedule, ...] = ()
     acceptance_lengths: tuple[AcceptanceLength, ...] = ()
     memory: ServedMemory | None = None  # of servers that the run started, with a draft
+    servers: StartedServers | None = None  # None where it attached to servers that ran
 
     def not_lossless(self, temperature: float) -> tuple[int, ...]:
         """The K that were seen to change what is generated at a temperature."""

@@ -121,7 +121,7 @@ def replay_drafts(
         for k, counts in (counts_of or replayed)([texts[key] for key in keys], rule, ks).items()
     }
     lookups = frozenset(draft for draft, t in by_text.items() if t[keys[0]].chosen)
-    return _by_prompt([first[key] for key in keys], rule, counts, lookups)
+    return by_prompt([first[key] for key in keys], rule, counts, lookups)
 
 
 def _by_text(
@@ -152,7 +152,7 @@ def _check_same(draft: str, traces: Sequence[TextTrace], others: Sequence[TextTr
             raise UserError(f"{where}: another top_k or top_p; audition each apart")
 
 
-def _by_prompt(
+def by_prompt(
     texts: Sequence[TextTrace],
     rule: Rule,
     counts: Mapping[Candidate, Replayed],

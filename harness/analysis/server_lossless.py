@@ -37,8 +37,8 @@ def gates(run: ServedTexts) -> tuple[ServedGate, ...]:
     made: list[ServedGate] = []
     for temperature in run.temperatures:
         # A K whose every greedy text is another has no completed request
-        greedy = sorted({*run.ks, *(check.k for check in run.checks)})
-        ks = greedy if temperature == GREEDY else (0, *run.ks)
+        greedy = sorted({*run.ks_at(temperature), *(check.k for check in run.checks)})
+        ks = greedy if temperature == GREEDY else (0, *run.ks_at(temperature))
         made += [_gate(run, temperature, k) for k in ks]
     plain = {gate.temperature: gate for gate in made if gate.k == 0}
     return tuple(_beside_plain(g, plain.get(g.temperature)) if g.k else g for g in made)

@@ -6,6 +6,11 @@ it: the rounds that replay expects of the plain server's texts, and what this en
 in the requests of the other prompt sets, and on servers that were told to reject every draft. What
 our own loop's rounds would have predicted stands next to it.
 
+Where replay chose the K that was measured (`until=decided`), the verdict is that K's, measured on
+all prompts. It allows for the choice as where all K are measured: that is made again on folds, with
+the seconds of the others taken to differ from its own as replay says. They are predicted from
+rounds that few requests priced, or that lie on a line between two.
+
 A temperature at which a speculating server is not lossless (`server_lossless`) gets no verdict.
 """
 
@@ -37,9 +42,18 @@ from harness.analysis.cells import (
     with_counts,
     with_times,
 )
-from harness.analysis.latency import latency_of, latency_row, near, visits_of
+from harness.analysis.latency import (
+    Latency,
+    ServedTimes,
+    latency_of,
+    latency_row,
+    near,
+    visits_of,
+)
 from harness.analysis.lossless import distrust
+from harness.analysis.predicted import evidence_of
 from harness.analysis.prediction_error import Gap, PredictionError, prediction_errors
+from harness.analysis.replayed import Replays, by_prompt
 from harness.analysis.request_times import Visit, compared_pace, with_enough_visits
 from harness.analysis.server_costs import (
     PlainRequests,
@@ -57,9 +71,16 @@ from harness.analysis.server_texts import ServedTexts, Texts
 from harness.analysis.setup import Setup
 from harness.analysis.unstable import impossible, unstable_cells
 from harness.analysis.user_latency import one_by_one, under_load
-from harness.analysis.verdict import Candidate, Evidence, Timed, evidence_from_trials
+from harness.analysis.verdict import (
+    Candidate,
+    CostError,
+    Evidence,
+    Timed,
+    evidence_from_trials,
+)
 from harness.records import GREEDY, Cell, LatencyRow, ResultRow, RoundTiming, Trial, grouped, where
 from harness.serving.engines import OWN, spec_of
+from harness.stats.crossfit import KNOWN
 from harness.stats.jackknife import (
     CONFIDENCE,
     Array,
@@ -83,6 +104,7 @@ from harness.summary import (
     ServedK,
     ServedMemory,
     ServedSummary,
+    StartedServers,
     Summary,
     Unstable,
     Values,
@@ -90,6 +112,9 @@ from harness.summary import (
 )
 from harness.theory.speedup import RoundTimes
 
+# Of the logarithm of a predicted speedup, what a round time costs that lies on a line between those
+# of two measured K: about 3 % (docs/validation.md, "from two K")
+ON_A_LINE = Variance(np.array(0.03**2), np.array(KNOWN))
 # What gains more at another K by less than this share is not worth a sentence
 LEAST_GAIN = 0.01
 
@@ -139,7 +164,7 @@ class ServedRun(ServedTexts):
         Returns:
             None where nothing else was timed: no other set, and no synthetic acceptance.
         """
-        asked = (temperature, prompt_set, self.ks if ks is None else tuple(ks))
+        asked = (temperature, prompt_set, self.priced_ks if ks is None else tuple(ks))
         if asked not in self._costs:
             timed = self._timed_requests(*asked)
             self._costs[asked] = None if timed is None else fit_costs(timed)
@@ -161,8 +186,8 @@ class ServedRun(ServedTexts):
 
         Empty where they rest on too few prompts to do without some.
         """
-        timed = self._timed_requests(temperature, None, self.ks)
-        return [] if timed is None else left_out_costs(timed, max(self.ks))
+        timed = self._timed_requests(temperature, None, self.priced_ks)
+        return [] if timed is None else left_out_costs(timed, max(self.priced_ks))
 
     @cached_property
     def _costs(self) -> dict[tuple[float, str | None, tuple[int, ...]], ServerCosts | None]:
@@ -200,7 +225,9 @@ class ServedRun(ServedTexts):
         if self.counting is None or self.engine.rule is None:
             return None
         names = [name for name in self.sets_at(temperature) if name != prompt_set]
-        requests = [*self.settled, *self._settled_starts]
+        # Before any K is measured, plain texts are there of one visit, and probes of all
+        trials = self.settled if self.ks or not self._settled_probes else []
+        requests = [*trials, *self._settled_starts, *self._settled_probes]
         plain = self.texts(requests, 0, temperature).of(names)
         speculative: dict[int, Requests] = {}
         for k in ks:
@@ -276,7 +303,11 @@ class ServedRun(ServedTexts):
             return "no_counting"
         if not self._traces:
             return "no_weights"
-        known = (self.costs(t, name) for t in self.temperatures for name in self.sets_at(t))
+        known = (
+            self.costs(t, name)
+            for t in self.temperatures
+            for name in (*self.sets_at(t), *([] if self.chosen_k(t) is None else [None]))
+        )
         return None if any(costs is not None for costs in known) else "no_costs"
 
     # ---- cells -----------------------------------------------------------------------------------
@@ -314,6 +345,25 @@ class ServedRun(ServedTexts):
         return [self._predicted_cell(row) for row in self.measured]
 
     @cached_property
+    def unmeasured(self) -> "list[_Prediction]":
+        """What is predicted of the cells of every K that another one was chosen over."""
+        rows = [
+            replace(row, draft=self.setup.draft, k=k, status="complete", error=None)
+            for row in self.measured
+            if row.k == 0 and row.temperature is not None
+            if self.chosen_k(row.temperature) is not None
+            for k in self.asked_ks
+            if k not in self.ks_at(row.temperature)
+        ]
+        return [made for row in rows if (made := self._predicted_cell(row)) is not None]
+
+    @property
+    def asked_ks(self) -> tuple[int, ...]:
+        """The K above 0 that the run is of, ascending; of one that measures all, those it has."""
+        chosen = self.setup.run.manifest.served_ks
+        return tuple(sorted({*self.setup.ks})) if chosen and chosen.chosen else self.ks
+
+    @cached_property
     def prediction_errors(self) -> dict[float, PredictionError]:
         """By temperature, how far what was measured is from these."""
         cells = grouped(completed(self.settled), lambda trial: trial.cell_key)
@@ -332,6 +382,7 @@ class ServedRun(ServedTexts):
         return [
             *self.measured,
             *(row for row in self.predicted if row is not None),
+            *(made.with_interval(self.prediction_errors) for made in self.unmeasured),
             *(row for row in self.loads.rows if row.concurrency > 1),
         ]
 
@@ -353,7 +404,10 @@ class ServedRun(ServedTexts):
         """What is predicted of a measured cell; None where nothing is."""
         if self.not_predicted is not None or row.temperature is None or row.new_tokens is None:
             return None
-        costs, texts = self.costs(row.temperature, row.prompt_set), self.plain_texts(row)
+        # Of a K that is not measured there is no cell that its prediction should not have seen
+        measured = row.k in (0, *self.ks_at(row.temperature))
+        unseen = row.prompt_set if measured else None
+        costs, texts = self.costs(row.temperature, unseen), self.plain_texts(row)
         if costs is None or not texts.trials:
             return None
         plain_s = costs.plain_s(texts.tokens)
@@ -375,7 +429,7 @@ class ServedRun(ServedTexts):
             return None
         counts = self.replayed(texts, row.k)
         seconds = costs.speculative_s(counts)
-        timed = self._timed_requests(row.temperature, row.prompt_set, self.ks)
+        timed = self._timed_requests(row.temperature, unseen, self.priced_ks)
         made = replace(
             with_counts(with_times(made, seconds, texts.tokens), counts),
             rule=self.engine.rule,
@@ -384,6 +438,8 @@ class ServedRun(ServedTexts):
         )
         names, (before, after, tokens) = _by_prompt(texts, plain_s, seconds, texts.tokens)
         costs_error = None if timed is None else speedup_variance(timed, texts.tokens, counts)
+        if costs_error is not None and row.k not in self.priced_ks:
+            costs_error = joined([costs_error, ON_A_LINE])
         return _Prediction(made, tuple(names), np.stack([before, after, tokens]), costs_error)
 
     def cells(self) -> Iterator[ServedCell]:
@@ -404,6 +460,19 @@ class ServedRun(ServedTexts):
                 predicted_from_two_k=found and self._from_two_k(row),
                 visits=self.visits_lacking(_cell(row)),
             )
+        for row in (made.row for made in self.unmeasured):
+            assert row.temperature is not None
+            yield ServedCell(
+                prompt_set=row.prompt_set or "",
+                temperature=row.temperature,
+                k=row.k,
+                concurrency=row.concurrency,
+                speedup=None,
+                tokens_per_round=None,
+                replayed_tokens_per_round=row.tokens_per_round,
+                predicted=row.speedup,
+                own_predicted=self._own_prediction(row),
+            )
 
     def _own_prediction(self, row: ResultRow) -> float | None:
         """The cell's speedup at our own loop's round times."""
@@ -419,7 +488,9 @@ class ServedRun(ServedTexts):
 
     def _from_two_k(self, row: ResultRow) -> float | None:
         """The prediction, had only the smallest and the largest K been measured."""
-        if len(self.ks) < 3 or row.k in (self.ks[0], self.ks[-1]) or row.temperature is None:
+        if row.temperature is None or self.chosen_k(row.temperature) is not None:
+            return None
+        if len(self.ks) < 3 or row.k in (self.ks[0], self.ks[-1]):
             return None
         costs = self.costs(row.temperature, row.prompt_set, (self.ks[0], self.ks[-1]))
         texts = self.plain_texts(row)
@@ -436,9 +507,10 @@ class ServedRun(ServedTexts):
             for name, speedup in entry.question.evidence.speedups(self.setup.weights).items()
         }
         for entry in self.answered:
-            evidence, temperature = entry.question.evidence, entry.question.evidence.temperature
+            temperature = entry.question.evidence.temperature
             if entry.question.source != "measured":
                 continue
+            evidence = self._measured_evidence(temperature)
             costs = self.costs_by_temperature.get(temperature)
             whole = self._evidence(self._whole_requests(temperature), temperature)
             whole_request_speedups = whole.speedups(self.setup.weights)
@@ -507,13 +579,14 @@ class ServedRun(ServedTexts):
         if first is None or first.workload.decision == "undecided":
             return
         served_k, weights = first.workload.k, self.setup.weights
-        evidence = first.question.evidence
+        evidence = self._measured_evidence(first.question.evidence.temperature)
         sets = [name for name in sorted(set(evidence.prompt_sets)) if (weights or {}).get(name, 1)]
         for name in sets if len(sets) > 1 else ():
             yield from self._other_k(evidence.only([name]), name, served_k, None)
         for entry in asked:
             if entry is not first and self._doubt(entry.question) is None:
-                yield from self._other_k(entry.question.evidence, "all", served_k, weights)
+                measured = self._measured_evidence(entry.question.evidence.temperature)
+                yield from self._other_k(measured, "all", served_k, weights)
 
     def _other_k(
         self,
@@ -599,9 +672,8 @@ class ServedRun(ServedTexts):
             done = (t for t in completed(self.settled) if t.temperature == temperature)
             if any(trial.decode_s is None for trial in done):  # records without a time of decoding
                 continue
-            evidence = self._evidence(self._comparable(temperature), temperature)
             yield Question(
-                evidence,
+                self._chosen_evidence(temperature) or self._measured_evidence(temperature),
                 self.engine.rule,
                 "measured",
                 self.engine.name,
@@ -612,6 +684,10 @@ class ServedRun(ServedTexts):
                 },
             )
 
+    def _measured_evidence(self, temperature: float) -> Evidence:
+        """Seconds per prompt of every K that was measured on all."""
+        return self._evidence(self._comparable(temperature), temperature)
+
     def _lacking(self, temperature: float, ks: Iterable[int]) -> Visits | None:
         """The fewest visits of some K; None where they have all."""
         cells = (Cell(name, temperature, k) for name in self.sets_at(temperature) for k in ks)
@@ -620,7 +696,7 @@ class ServedRun(ServedTexts):
 
     def _answered_ks(self, temperature: float) -> list[int]:
         """The K that an answer chooses from: those with enough visits."""
-        lacking = {k: self._lacking(temperature, [k]) for k in self.ks}
+        lacking = {k: self._lacking(temperature, [k]) for k in self.ks_at(temperature)}
         every = self.visits_asked or 0
         return sorted(
             with_enough_visits({k: every if v is None else v.timed for k, v in lacking.items()})
@@ -657,7 +733,7 @@ class ServedRun(ServedTexts):
 
     def _predicted_evidence(self, texts: Texts, temperature: float, times: RoundTimes) -> Evidence:
         """Seconds per prompt at our own loop's round times."""
-        ks = [k for k in self.ks if times.covers(k)]
+        ks = [k for k in self.asked_ks if times.covers(k)]
         rounds_s = (seconds_of_rounds(self.replayed(texts, k, OWN.counting), times) for k in ks)
         plain_s = texts.tokens * times.plain_s
         names, (tokens, plain, *seconds) = _by_prompt(texts, texts.tokens, plain_s, *rounds_s)
@@ -672,6 +748,97 @@ class ServedRun(ServedTexts):
             },
             facts={},
         )
+
+    # ---- one K, that replay chose ----------------------------------------------------------------
+
+    def predicted_speedups(self, temperature: float) -> dict[int, float]:
+        """Of every K on the whole workload; empty where nothing is replayed or priced."""
+        latency, replays = self._latency(temperature), self._replays(temperature)
+        if latency is None or replays is None:
+            return {}
+        evidence = evidence_of(replays, {self.setup.draft: latency})
+        speedups = evidence.speedups(self.setup.weights)
+        return {name.k: speedup for name, speedup in speedups.items()}
+
+    def _latency(self, temperature: float) -> Latency | None:
+        """What requests at any K cost, by those of all sets."""
+        costs = self.costs_by_temperature.get(temperature)
+        if costs is None:
+            return None
+        times = ServedTimes(
+            engine=self.engine.name,
+            run=str(self.setup.run.folder),
+            temperature=temperature,
+            visits=self.visits_asked or 0,
+            basis="measured",
+            costs=costs,
+            without=tuple(self.left_out_costs(temperature)) or (costs, costs),
+        )
+        return Latency(costs.times, served=times)
+
+    def _replays(self, temperature: float) -> Replays | None:
+        """The plain server's texts at every K whose rounds are priced, or lie between two."""
+        costs = self.costs_by_temperature.get(temperature)
+        texts = self.texts(self.settled, 0, temperature)
+        if costs is None or self.engine.rule is None or not texts.trials:
+            return None
+        counts = {
+            Candidate(self.setup.draft, k): self.replayed(texts, k)
+            for k in sorted({*self.setup.ks})
+            if costs.times.covers(k)
+        }
+        lookups = frozenset([self.setup.draft] if texts.traces[0].chosen else [])
+        return by_prompt(texts.traces, self.engine.rule, counts, lookups)
+
+    def _chosen_evidence(self, temperature: float) -> Evidence | None:
+        """The chosen K as it was measured, and every other as replay has its rounds differ.
+
+        None where every K is measured, or that one on no prompt that was replayed.
+        """
+        k, latency = self.chosen_k(temperature), self._latency(temperature)
+        replays, measured = self._replays(temperature), self._measured_evidence(temperature)
+        chosen = Candidate(self.setup.draft, k or 0)
+        if latency is None or replays is None or chosen not in measured.candidates:
+            return None
+        rows = {name: row for row, name in enumerate(_names(measured))}
+        replays = replays.rows([name in rows for name in _names(replays)])
+        if chosen not in replays.candidates or not replays.prompts:
+            return None
+        predicted = evidence_of(replays, {self.setup.draft: latency})
+        kept = np.array([rows[name] for name in _names(predicted)])
+        plain, timed = (
+            Timed(each.seconds[kept], each.tokens[kept])
+            for each in (measured.baseline, measured.candidates[chosen])
+        )
+        of_chosen_s = predicted.candidates[chosen].seconds
+        return replace(
+            predicted,
+            baseline=plain,
+            candidates={
+                name: Timed(timed.seconds * (each.seconds / of_chosen_s), timed.tokens)
+                for name, each in predicted.candidates.items()
+            },
+            cost_errors=tuple(
+                CostError(
+                    {name: moves - error.moves[chosen] for name, moves in error.moves.items()},
+                    error.degrees,
+                )
+                for error in (*predicted.cost_errors, self._line_error(predicted))
+            ),
+            named=chosen,
+        )
+
+    def _line_error(self, predicted: Evidence) -> CostError:
+        """That of the K whose rounds were not timed."""
+        factors = ON_A_LINE.value**0.5 * np.eye(len(predicted.candidates))
+        of_each = zip(predicted.candidates, factors, strict=True)
+        return CostError({name: row * (name.k not in self.priced_ks) for name, row in of_each})
+
+    def _choice_caveats(self) -> Iterator[Caveat]:
+        """Why every K is measured, where one was to be."""
+        chosen = self.setup.run.manifest.served_ks
+        if chosen is not None and chosen.why_all is not None:
+            yield Caveat("server_every_k", {"reason": chosen.why_all})
 
     @cached_property
     def unstable(self) -> tuple[Unstable, ...]:
@@ -714,7 +881,7 @@ class ServedRun(ServedTexts):
             clock=engine.clock,
             started=engine.started,
             commands=engine.commands,
-            cells=tuple(self.cells()),
+            cells=tuple(sorted(self.cells(), key=lambda c: (c.prompt_set, c.temperature, c.k))),
             by_k=tuple(self.by_k()),
             other_ks=tuple(self.other_ks()),
             latencies=(
@@ -738,10 +905,18 @@ class ServedRun(ServedTexts):
                 schedule for schedule in self.loads.schedules if schedule.temperature not in changed
             ),
             memory=self._memory(),
+            servers=self._servers(),
             acceptance_lengths=()
             if first is None
             else tuple(acceptance_lengths(self.settled, first)),
         )
+
+    def _servers(self) -> StartedServers | None:
+        """The speculating servers behind the answers; None where none was started."""
+        if not self.engine.started or self.engine.name == OWN.name:
+            return None
+        rejecting = sorted({timing.k for timing in self.setup.run.rounds if timing.k})
+        return StartedServers(self.asked_ks, self.priced_ks, self.ks, tuple(rejecting))
 
     def _memory(self) -> ServedMemory | None:
         """What the draft takes next to the target, at the verdict's K or else the largest."""
@@ -779,6 +954,7 @@ class ServedRun(ServedTexts):
         if served is not None and scored not in (None, served):
             values: Values = {"engine": self.engine.name, "served": served, "scored": scored}
             yield Caveat("draft_served_in_other_dtype", values)
+        yield from self._choice_caveats()
         yield from self._visits_lacking()
         yield from self._load_caveats()
         for error in self.prediction_errors.values():
@@ -790,7 +966,7 @@ class ServedRun(ServedTexts):
         """The K that were timed in fewer visits than the run asked for, by how many these are."""
         for temperature in self.temperatures:
             answered_ks = self._answered_ks(temperature)
-            lacking = [(k, self._lacking(temperature, [k])) for k in self.ks]
+            lacking = [(k, self._lacking(temperature, [k])) for k in self.ks_at(temperature)]
             by_visits = grouped((pair for pair in lacking if pair[1]), lambda pair: pair[1])
             for visits, pairs in by_visits.items():
                 assert visits is not None
@@ -891,6 +1067,11 @@ class _Prediction:
             log_speedup(plain_s, plain_tokens, seconds, tokens, sets),
             self.costs,
         )
+
+
+def _names(of: Evidence | Replays) -> list[tuple[str, str]]:
+    """The prompts, with their sets."""
+    return [*zip(of.prompt_sets, of.prompts, strict=True)]
 
 
 def _cell(row: ResultRow) -> Cell:

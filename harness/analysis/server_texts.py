@@ -111,6 +111,11 @@ class ServedTexts:
         """The same of requests for a part of their budget."""
         return settled(self.setup.run.starts, self.settle)
 
+    @cached_property
+    def _settled_probes(self) -> list[Trial]:
+        """The same of requests on a few prompts."""
+        return settled(self.setup.run.probes, self.settle)
+
     @property
     def visits_asked(self) -> int | None:
         """Visits that the run asked for; None of records of requests that were served elsewhere."""
@@ -148,6 +153,22 @@ class ServedTexts:
     def ks(self) -> tuple[int, ...]:
         """The K above 0 that were measured, ascending."""
         return tuple(sorted({trial.k for trial in completed(self.trials) if trial.k}))
+
+    @property
+    def priced_ks(self) -> tuple[int, ...]:
+        """The K above 0 whose rounds were timed, if on a few prompts; ascending."""
+        probed = {trial.k for trial in completed(self._settled_probes) if trial.k}
+        return tuple(sorted({*self.ks, *probed}))
+
+    def chosen_k(self, temperature: float) -> int | None:
+        """The K that replay chose to be measured; None where every K is."""
+        chosen = self.setup.run.manifest.served_ks
+        return None if chosen is None else chosen.k_at(temperature)
+
+    def ks_at(self, temperature: float) -> tuple[int, ...]:
+        """The K above 0 that were to be measured on all prompts, ascending."""
+        chosen = self.chosen_k(temperature)
+        return self.ks if chosen is None else (chosen,)
 
     @property
     def temperatures(self) -> list[float]:

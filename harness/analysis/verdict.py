@@ -8,7 +8,7 @@ on the same prompts (`Evidence`). The best-looking of 8 candidates that all tie 
   (`Evidence.pairs`), its bounds allow for the choice (`harness.stats.two_phase`);
 - else candidates are chosen on folds of the prompts and scored on the held-out ones, over many
   deals of the folds (`harness.stats.crossfit`), K = 0, speedup 1, among the choices. The best
-  candidate on all prompts is named.
+  candidate on all prompts is named, or the one that replay chose to be measured (`Evidence.named`).
 
 Either way the speedup is the named candidate's own, less the optimism of choosing it:
 
@@ -160,6 +160,9 @@ class Evidence:
     visit_costs: Mapping[Candidate, Array] = field(default_factory=dict[Candidate, Array])
     # Of predicted seconds: what measured the best of them; other prompts' pairs count as well
     pairs: MeasuredPairs | None = None
+    # The only one that was measured, on all prompts, where replay chose it: the seconds of others
+    # follow from its own as replay has their rounds differ
+    named: Candidate | None = None
     # Of seconds that are predicted by what requests of a server cost
     cost_errors: tuple[CostError, ...] = ()
 
@@ -216,6 +219,8 @@ class Evidence:
     def best_looking(self, workload: Workload) -> tuple[Candidate, float]:
         """The candidate that was measured, else the one of the largest speedup; its speedup."""
         names, logs = list(self.candidates), workload.log_speedups()
+        if self.named is not None:
+            return self.named, math.exp(float(logs[names.index(self.named)]))
         if self.pairs is None:
             return names[int(np.argmax(logs))], math.exp(float(logs.max()))
         measured = self.pairs.candidate
@@ -368,9 +373,11 @@ def decide(
     workload, level = evidence.workload(weights), 1.0 - 2.0 * error
     fit: TwoPhase | CrossFit | None = evidence.two_phase(weights, seed)
     if evidence.pairs is None:
-        fit = cross_fit(workload, seed, deals=deals or deals_for(workload))
+        only = None if evidence.named is None else [*evidence.candidates].index(evidence.named)
+        fit = cross_fit(workload, seed, deals=deals or deals_for(workload), named=only)
         if fit and not deals and abs(math.log(fit.interval(level).lo)) < CLOSE:
-            fit = cross_fit(workload, seed, deals=CLOSE_DEALS * deals_for(workload)) or fit
+            more = CLOSE_DEALS * deals_for(workload)
+            fit = cross_fit(workload, seed, deals=more, named=only) or fit
     best, looks_like = evidence.best_looking(workload)
     named: Values = {"draft": best.draft, "k": best.k}
     verdict = replace(undecided, draft=best.draft, k=best.k)

@@ -4,6 +4,7 @@ Each kind of draft answers for itself what the commands ask of it: what the loop
 its rounds are timed with, and how it scores the target's texts.
 """
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,12 +30,22 @@ from harness.models.cached import CachedModel
 from harness.models.heads.base import Head, LoadedHead
 from harness.models.load import LoadedModel
 from harness.models.probe import check_length
-from harness.records import DraftConfidence, LoopClock, Prompt, StepTiming, TextTrace
+from harness.records import (
+    DraftConfidence,
+    LoopClock,
+    Prompt,
+    StepTiming,
+    TextTrace,
+    conversation_of,
+    grouped,
+)
 from harness.serving.drafts import DRAFTS
 from harness.storage.manifest import Environment, ModelEntry
 
 # Texts that are generated or scored at the same time
 BATCH = 32
+# Prompts of each set on which K are measured that replay does not choose
+PROMPTS_OF_EVERY_K = 4
 
 Config = PairConfig | AuditionConfig
 
@@ -62,6 +73,30 @@ class EncodedPrompt:
     def length(self) -> int:
         """Tokens at most, with the answers that are not generated yet."""
         return len(self.tokens) + self.pending
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """The turns of a conversation, and how many of its set come before it."""
+
+    prompt_set: str
+    turns: tuple[EncodedPrompt, ...]
+    rank: int
+
+
+def in_random_order(prompts: Sequence[EncodedPrompt], seed: int) -> list[Conversation]:
+    """The conversations in an order of which every beginning has its share of each prompt set."""
+    of_set = grouped(prompts, lambda entry: entry.prompt.prompt_set)
+    random_order = random.Random(f"{seed} looks")
+    placed: list[tuple[float, int, Conversation]] = []
+    for number, (name, entries) in enumerate(of_set.items()):
+        turns = grouped(entries, lambda entry: conversation_of(entry.prompt.id, entry.turn))
+        shuffled = random_order.sample([*turns.values()], len(turns))
+        placed += [
+            ((rank + 0.5) / len(shuffled), number, Conversation(name, tuple(each), rank))
+            for rank, each in enumerate(shuffled)
+        ]
+    return [conversation for *_, conversation in sorted(placed, key=lambda entry: entry[:2])]
 
 
 @dataclass(frozen=True)

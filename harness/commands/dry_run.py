@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from harness import prompts as prompt_sets
+from harness.commands.drafted import PROMPTS_OF_EVERY_K
 from harness.commands.pairing import SERVED_BYTES, Pairing, draft_size, pairings, sizes_of
 from harness.commands.server_requests import load_slots
 from harness.config import (
@@ -48,6 +49,8 @@ from harness.theory.planning import PlanRequest, plan_cards
 from harness.theory.roofline import Card
 
 REPLAY_BATCH = 32
+# Roles that a server run asks few prompts, where replay chooses K: plain, two K; plain, one more K
+FEW_ROLES = 5
 # Cards whose costs stand above the table of drafts
 FEW_CARDS = 3
 BACKENDS = {
@@ -92,14 +95,13 @@ def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
     looks: Rows = {}
     work = pair_forwards(ks, texts, config.new_tokens)
     if config.until == "decided":
-        from harness.commands.looks import PROMPTS_OF_EVERY_K, described  # imports torch
+        from harness.commands.looks import described  # imports torch
 
         at_most = "at most "
         looks["measured"] = described(len(prompts), len(ks) - 1)
         # Which K is measured is known after replay: the largest stands for it
         others, chosen = [k for k in ks[:-1] if k], ks[-1]
-        few = sum(min(count, PROMPTS_OF_EVERY_K) for count in counts.values())
-        few = round(texts * few / len(prompts))
+        few = _of_few(prompts, texts)
         generations = 2 * texts + few * len(others)
         work = text_forwards(texts, config.new_tokens, REPLAY_BATCH)
         work += pair_forwards([0, chosen], texts, config.new_tokens)
@@ -134,10 +136,20 @@ def print_server_plan(
         synthetic: whether servers that reject every draft time the rounds.
     """
     ks = [0, *(k for k in config.k if k > 0)]
-    by_set = [*Counter(prompt.prompt_set for prompt in prompts for _ in prompt.turns).values()]
+    by_set = _by_set(prompts)
     each_k = len(config.temperature) * config.repetitions * len(ks)
     requests = sum(by_set) * each_k
     rounds = f"{requests} more requests, for a part of the budget"
+    servers = ", ".join("plain" if k == 0 else f"K = {k}" for k in ks)
+    if config.until == "decided":
+        synthetic, each = False, len(config.temperature) * config.repetitions
+        requests = sum(by_set) * (len(config.temperature) + 2 * each)
+        few = 2 * FEW_ROLES * _of_few(prompts, sum(by_set) * each)
+        rounds = f"at most {few} more requests, on few prompts, half for a part of the budget"
+        servers = (
+            f"plain, K = {min(ks[1:])}, K = {max(ks[1:])} and at most one between; replay chooses"
+            " the one that is asked every prompt (until=all: every K)"
+        )
     if synthetic:  # a prompt of each set, at two budgets
         rounds = (
             f"{2 * len(by_set) * each_k} more requests, to plain servers and to one more per K"
@@ -147,7 +159,7 @@ def print_server_plan(
         "engine": f"{config.engine}, {'started here' if config.url is None else 'running'}",
         **states,
         **({"not used with url=": ", ".join(config.not_with_url)} if config.not_with_url else {}),
-        "servers": ", ".join("plain" if k == 0 else f"K = {k}" for k in ks),
+        "servers": servers,
         "temperature": _listed(config.temperature),
         **_set_rows(config, prompts),
         **_answer_rows(config, prompts),
@@ -164,18 +176,24 @@ def print_server_plan(
         _print_plan(config, [config.draft], rows)
         return
     rows["not in the estimate"] = "the start of each server, requests at random, the scores"
-    work = _served_forwards(config, by_set, synthetic=synthetic)
+    work = _served_forwards(config, prompts, synthetic=synthetic)
     _print_plan(config, [config.draft], rows, _costs(config, [config.draft], prompts, work))
 
 
 def _served_forwards(
-    config: ServerConfig, by_set: Sequence[int], *, synthetic: bool
+    config: ServerConfig, prompts: Sequence[Prompt], *, synthetic: bool
 ) -> list[Forwards]:
-    """The forwards of servers that are started here; `by_set` are the prompts of each set."""
+    """The forwards of servers that are started here."""
     ks = [0, *(k for k in config.k if k > 0)]
+    by_set = _by_set(prompts)
     visits = len(config.temperature) * config.repetitions
     requests, whole = sum(by_set) * visits, config.new_tokens
     both = whole + shorter_budget(whole)
+    if config.until == "decided":  # which K is not known yet: the largest stands for it
+        few, ends = _of_few(prompts, requests), [0, min(ks[1:]), max(ks)]
+        work = pair_forwards([0, max(ks)], requests, whole) + pair_forwards(ends, few, both)
+        work += pair_forwards([0, max(ks)], few, both)
+        return [*work, Forwards("target", sum(by_set) * len(config.temperature) * whole)]
     work = pair_forwards(ks, requests, whole if synthetic else both)
     if synthetic:
         work += pair_forwards(ks, len(by_set) * visits, both, alpha=0.0)
@@ -386,6 +404,18 @@ def _answer_rows(config: Config, prompts: Sequence[Prompt]) -> Rows:
         "turns": f"{_turns(prompts)}, one generation for each",
         "earlier answers": f"{_answers(prompts)} by the target, {budget} tokens at most",
     }
+
+
+def _by_set(prompts: Sequence[Prompt]) -> list[int]:
+    """Of each prompt set, its turns."""
+    return [*Counter(prompt.prompt_set for prompt in prompts for _ in prompt.turns).values()]
+
+
+def _of_few(prompts: Sequence[Prompt], generations: int) -> int:
+    """Of so many generations on all prompts, about those of the prompts that other K are run on."""
+    counts = Counter(prompt.prompt_set for prompt in prompts).values()
+    few = sum(min(count, PROMPTS_OF_EVERY_K) for count in counts)
+    return round(generations * few / len(prompts))
 
 
 def _turns(prompts: Sequence[Prompt]) -> int:

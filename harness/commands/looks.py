@@ -17,7 +17,6 @@ looks.
 """
 
 import math
-import random
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -28,7 +27,13 @@ import numpy as np
 from harness.analysis.latency import PRECISE, timed_precisely
 from harness.analysis.looks import choice, decided
 from harness.commands.completions import completions, score_pair, text_requests
-from harness.commands.drafted import Drafted, EncodedPrompt
+from harness.commands.drafted import (
+    PROMPTS_OF_EVERY_K,
+    Conversation,
+    Drafted,
+    EncodedPrompt,
+    in_random_order,
+)
 from harness.commands.pair import request, run_requests
 from harness.commands.run_lifecycle import resumable
 from harness.commands.snapshot import check_texts
@@ -38,7 +43,6 @@ from harness.records import (
     Cell,
     Trial,
     UserError,
-    conversation_of,
     grouped,
 )
 from harness.reporting import formatting as fmt
@@ -46,8 +50,6 @@ from harness.stats.two_phase import LOOKS
 from harness.storage import RunFolder, load
 from harness.storage.manifest import ChosenK, Ended, Looks
 
-# Prompts of each set on which every K is measured
-PROMPTS_OF_EVERY_K = 4
 # Visits that time rounds, in each look
 VISITS_PER_LOOK = 2
 # Seconds of decoding, the plain ones included, for which a cell is measured, unless it is precise
@@ -72,15 +74,6 @@ def described(prompts: int, ks: int) -> str:
         f"{texts} plainly, in batches, and replayed; then the K that is best by replay next to"
         f" plain decoding, in at most {looks} of {prompts_at(prompts, 1)}{others}"
     )
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """The turns of a conversation, and how many of its set come before it."""
-
-    prompt_set: str
-    turns: tuple[EncodedPrompt, ...]
-    rank: int
 
 
 @dataclass(frozen=True)
@@ -216,21 +209,6 @@ def _ks(config: SweepConfig, chosen: int | None, rank: int, number: int) -> tupl
         return rotated((0, *ks), place)
     others = [k for k in ks if k != chosen] if rank < PROMPTS_OF_EVERY_K else []
     return (*rotated((0, chosen), place), *rotated(others, place))
-
-
-def in_random_order(prompts: Sequence[EncodedPrompt], seed: int) -> list[Conversation]:
-    """The conversations in an order of which every beginning has its share of each prompt set."""
-    of_set = grouped(prompts, lambda entry: entry.prompt.prompt_set)
-    random_order = random.Random(f"{seed} looks")
-    placed: list[tuple[float, int, Conversation]] = []
-    for number, (name, entries) in enumerate(of_set.items()):
-        turns = grouped(entries, lambda entry: conversation_of(entry.prompt.id, entry.turn))
-        shuffled = random_order.sample([*turns.values()], len(turns))
-        placed += [
-            ((rank + 0.5) / len(shuffled), number, Conversation(name, tuple(each), rank))
-            for rank, each in enumerate(shuffled)
-        ]
-    return [conversation for *_, conversation in sorted(placed, key=lambda entry: entry[:2])]
 
 
 def rotated(ks: Sequence[int], by: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ decoding's texts and with the target's distribution (checks.jsonl). Where only a
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from harness.analysis.cells import latest
@@ -38,7 +39,6 @@ from harness.commands.time_rounds import time_own_loop
 from harness.config import ServerConfig
 from harness.engines.adapters import adapter_of
 from harness.engines.process import check_port_free
-from harness.engines.protocol import EngineFacts
 from harness.measurement.returned_texts import likelihood_test
 from harness.records import GREEDY, NotMeasured, TextTrace, Trial, grouped
 from harness.serving.engines import OWN
@@ -67,7 +67,7 @@ def run(config: ServerConfig) -> Outcome:
     folder = begin(config, SERVER, folder, work.describe())
     with measuring(folder, work.measured_on):
         work = work.with_turns(folder)
-        measure(folder, work, adapter)
+        measure(folder, work, adapter, partial(_score_so_far, folder, work))
         if work.pair is not None:
             _judge(folder, work, work.pair)
             if config.engine != OWN.name:
@@ -80,13 +80,18 @@ def run(config: ServerConfig) -> Outcome:
 
 def _judge(folder: RunFolder, work: Workload, pair: Drafted) -> None:
     """Score the returned texts for replay, and hold them against the target's own."""
-    facts = stored_facts(folder)
     stored = latest(list(folder.trials.read()))
     trials = [trial for trial in stored if trial.status == "ok" and trial.tokens]
     with unless_broken(folder, NotMeasured("returned_texts")):
         check_texts(folder, trials, pair, work.config, _likelihoods(trials, work, pair))
-        if facts.spec.counting is not None:
-            _score(folder, work, trials, facts, pair)
+        _score(folder, work, pair)
+
+
+def _score_so_far(folder: RunFolder, work: Workload) -> None:
+    """Score what is stored while the run goes on; nothing where no weights are here."""
+    if work.pair is not None:
+        with unless_broken(folder, NotMeasured("returned_texts")):
+            _score(folder, work, work.pair)
 
 
 def _likelihoods(trials: Sequence[Trial], work: Workload, pair: Drafted) -> list[TextLikelihood]:
@@ -101,24 +106,20 @@ def _likelihoods(trials: Sequence[Trial], work: Workload, pair: Drafted) -> list
     return tests
 
 
-def _score(
-    folder: RunFolder,
-    work: Workload,
-    trials: Sequence[Trial],
-    facts: EngineFacts,
-    pair: Drafted,
-) -> None:
+def _score(folder: RunFolder, work: Workload, pair: Drafted) -> None:
     """Score plain decoding's greedy texts, which are every K's, and every sampled text."""
+    facts = stored_facts(folder)
+    counting = facts.spec.counting
+    if counting is None:
+        return
     wanted: dict[tuple[Any, int], Trial] = {}
-    for trial in trials:
-        if not trial.new_tokens:
+    for trial in (*latest(list(folder.trials.read())), *latest(list(folder.probes.read()))):
+        if trial.status != "ok" or not trial.tokens or not trial.new_tokens:
             continue
         if trial.temperature != GREEDY:
-            wanted[trial.key, trial.k] = trial
+            wanted.setdefault((trial.key, trial.k), trial)
         elif trial.k == 0:
             wanted.setdefault((replace(trial.key, repetition=0), 0), replace(trial, repetition=0))
-    counting = facts.spec.counting
-    assert counting is not None
     emitted = {name: tuple(counting.decoded(t.tokens or ())) for name, t in wanted.items()}
     if emitted == {(trace.key, trace.k): tuple(trace.tokens.tolist()) for trace in folder.traces()}:
         return

@@ -6,10 +6,14 @@ each of them for every prompt at every temperature, in an order drawn anew for e
 What rounds cost comes from the same visits: from servers that are told to reject every draft
 (rounds.jsonl) where the engine can do that, else from requests for a part of the budget
 (starts.jsonl).
+
+A run that measures one K alone (`until=decided`) asks the plain server for every text first. The
+smallest and the largest K, and one between, are asked for few prompts (probes.jsonl), which price
+the rounds of all K, and the K that replay finds best is visited with plain decoding.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, cast
 
@@ -17,7 +21,13 @@ import numpy as np
 import torch
 
 from harness.commands.completions import with_turns
-from harness.commands.drafted import Drafted, EncodedPrompt, described
+from harness.commands.drafted import (
+    PROMPTS_OF_EVERY_K,
+    Drafted,
+    EncodedPrompt,
+    described,
+    in_random_order,
+)
 from harness.commands.pair import check_lengths, completion, hash_of, open_drafted, sampling_of
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Described
@@ -30,6 +40,7 @@ from harness.models.load import Vocabulary, load_vocabulary
 from harness.models.tokenizer import check_thinking, encode
 from harness.records import Prompt, Rule, ServerClock, TextKey, Trial, UserError, grouped
 from harness.storage import RunFolder
+from harness.storage.manifest import ServedKs
 
 # Requests that a server decodes side by side where they arrive at random
 ARRIVING_SLOTS = 8
@@ -176,7 +187,7 @@ class Task:
     role: Role
     visit: int
     request: Request
-    file: Literal["trials", "starts", "rounds"]
+    file: Literal["trials", "starts", "rounds", "probes"]
 
     @property
     def of_rounds(self) -> tuple[int, int, float, int]:
@@ -191,32 +202,77 @@ class Task:
 
 
 def tasks_of(work: Workload, *, synthetic: bool) -> Iterator[Task]:
-    """Every request of a run, in the order it is sent.
+    """Every request of a run that measures every K, in the order it is sent.
 
     Prompts are in random order in each visit, and the rounds that are timed among them: a machine
     whose pace drifts would else favour one prompt set, and the costs that predict it come from the
     others. All K of a prompt follow each other.
     """
-    config, ks = work.config, work.ks
-    blocks = [(entry, t, False) for entry in work.prompts for t in config.temperature]
+    rejecting: list[EncodedPrompt] = []
     if synthetic:  # one prompt of each set, of a middle length, the same in each visit
         for entries in grouped(work.prompts, lambda entry: entry.prompt.prompt_set).values():
-            entry = sorted(entries, key=lambda each: len(each.tokens))[len(entries) // 2]
-            blocks += [(entry, t, True) for t in config.temperature]
-    for visit in range(config.repetitions):
+            rejecting.append(sorted(entries, key=lambda each: len(each.tokens))[len(entries) // 2])
+    ks = dict.fromkeys(work.config.temperature, work.ks)
+    return _tasks(work, work.prompts, ks, shorts=not synthetic, rejecting=rejecting)
+
+
+def plain_tasks(work: Workload) -> Iterator[Task]:
+    """The texts by which replay chooses a K: every prompt, decoded plainly once."""
+    return _tasks(work, work.prompts, dict.fromkeys(work.config.temperature, (0,)), visits=1)
+
+
+def probe_tasks(work: Workload, ks: Sequence[int]) -> Iterator[Task]:
+    """The requests that price the rounds of some K next to plain tokens, on a few prompts."""
+    order = in_random_order(work.prompts, work.config.seed)
+    few = [entry for each in order if each.rank < PROMPTS_OF_EVERY_K for entry in each.turns]
+    of_each = dict.fromkeys(work.config.temperature, (0, *ks))
+    return _tasks(work, few, of_each, file="probes", shorts=True)
+
+
+def chosen_tasks(work: Workload, chosen: ServedKs) -> Iterator[Task]:
+    """Every prompt, plainly and at the K that was chosen for its temperature."""
+    ks = {value: (0, chosen.k_at(value) or 0) for value in work.config.temperature}
+    return _tasks(work, work.prompts, ks)
+
+
+def _tasks(
+    work: Workload,
+    prompts: Sequence[EncodedPrompt],
+    ks: Mapping[float, Sequence[int]],
+    *,
+    file: Literal["trials", "probes"] = "trials",
+    visits: int | None = None,
+    shorts: bool = False,
+    rejecting: Sequence[EncodedPrompt] = (),
+) -> Iterator[Task]:
+    """Requests in the order they are sent.
+
+    Args:
+        work: of the run.
+        prompts: that are asked.
+        ks: by temperature.
+        file: where answers are stored.
+        visits: None for as many as the run asks for.
+        shorts: whether each is asked for a part of its budget too.
+        rejecting: prompts that servers are asked, too, which reject every draft.
+    """
+    config = work.config
+    blocks = [(entry, t, False) for entry in prompts for t in config.temperature]
+    blocks += [(entry, t, True) for entry in rejecting for t in config.temperature]
+    for visit in range(visits or config.repetitions):
         order = np.random.default_rng((config.seed, visit))
         for place in order.permutation(len(blocks)):
             entry, temperature, rejects = blocks[place]
-            for k in map(int, order.permutation(ks)):
+            for k in map(int, order.permutation(ks[temperature])):
                 request = work.request(entry, temperature, k, visit)
                 if rejects:
                     for each in (shorter(request), request):
                         yield Task(Role(k, rejects=k > 0), visit, each, "rounds")
                     continue
-                if not synthetic:
+                if shorts:
                     short = replace(shorter(request), cell=f"{request.cell}-short")
                     yield Task(Role(k), visit, short, "starts")
-                yield Task(Role(k), visit, request, "trials")
+                yield Task(Role(k), visit, request, file)
 
 
 def waiting_of(folder: RunFolder, tasks: Sequence[Task]) -> list[Task]:
@@ -228,7 +284,11 @@ def waiting_of(folder: RunFolder, tasks: Sequence[Task]) -> list[Task]:
     # One that was asked again, next to another K, and failed then is a failure of the run
     last = {
         name: {trial.cell: trial.status for trial in file.read()}
-        for name, file in (("trials", folder.trials), ("starts", folder.starts))
+        for name, file in (
+            ("trials", folder.trials),
+            ("starts", folder.starts),
+            ("probes", folder.probes),
+        )
     }
     rounds = Counter(
         (timing.visit, timing.k, timing.temperature, timing.context_tokens)

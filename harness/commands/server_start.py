@@ -22,7 +22,7 @@ from harness.commands.drafted import HeadPair
 from harness.commands.pair import sampling_of
 from harness.commands.progress import progress
 from harness.commands.server_requests import Role, Workload, load_slots
-from harness.config import ModelConf, ServerConfig
+from harness.config import FEW_K, ModelConf, ServerConfig
 from harness.decoding.protocols import Drafter
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.adapters import (
@@ -275,6 +275,12 @@ def is_synthetic(config: ServerConfig, adapter: Adapter) -> bool:
     return known[adapter.spec.synthetic]
 
 
+def every_k(folder: RunFolder, config: ServerConfig) -> bool:
+    """Whether every K is measured: it was asked for, or nothing could choose one."""
+    chosen = folder.manifest.served_ks
+    return config.until == "all" or (chosen is not None and chosen.why_all is not None)
+
+
 def side_by_side(roles: Sequence[Role], work: Workload, adapter: Adapter) -> Iterator[list[Role]]:
     """Roles that run side by side, plain decoding in each group where there is room for two."""
     most, plain_role = _at_a_time(work, adapter), Role(0)
@@ -285,6 +291,11 @@ def side_by_side(roles: Sequence[Role], work: Workload, adapter: Adapter) -> Ite
     others = [role for role in roles if role != plain_role]
     for start in range(0, len(others), most - 1):
         yield [plain_role, *others[start : start + most - 1]]
+
+
+def all_stay(work: Workload, adapter: Adapter) -> bool:
+    """Whether plain decoding fits side by side with every server that is started to choose a K."""
+    return not adapter.spec.alone and _at_a_time(work, adapter) > FEW_K
 
 
 def _at_a_time(work: Workload, adapter: Adapter) -> int:
@@ -351,10 +362,16 @@ def started(
     *,
     slots: int,
     left_out: Callable[[Role, UserError], bool] = lambda *_: False,
+    beside: int = 0,
 ) -> Iterator[dict[Role, Server]]:
     """Servers that answer, with room for so many requests side by side; closed at the end.
 
-    `left_out`: whether to go on without a server that does not start or answer.
+    Args:
+        folder, work, adapter: of the run.
+        roles: of the servers.
+        slots: requests that each has room for.
+        left_out: whether to go on without a server that does not start or answer.
+        beside: how many others answer already.
     """
     config, serve = work.config, _to_serve(folder, work, slots=slots)
     servers: dict[Role, Server] = {}
@@ -367,7 +384,7 @@ def started(
                         engine = attached(config, adapter, work.vocabulary.tokenizer)
                     else:
                         assert adapter.start is not None
-                        port = None if config.port is None else config.port + number
+                        port = None if config.port is None else config.port + beside + number
                         # Read anew for each: those before it have taken their part
                         memory = None
                         if adapter.spec.alone:
@@ -424,7 +441,7 @@ def note_engine(folder: RunFolder, work: Workload, adapter: Adapter, server: Ser
         draft_top_k=facts.spec.draft_top_k,
         draft_by_temperature=facts.spec.draft_by_temperature,
         clock=work.clock,
-        synthetic=is_synthetic(config, adapter),
+        synthetic=every_k(folder, config) and is_synthetic(config, adapter),
         started=config.url is None,
         urls=tuple(urlsplit(url).netloc for url in config.url or ()),
         commands=tuple(_commands(folder, work, adapter)),

@@ -13,26 +13,32 @@ the rest. Only before anything is measured is an error the end of the run.
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from harness.analysis.looks import best_started, k_between
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import resumable
 from harness.commands.server_requests import (
     Role,
     Task,
     Workload,
+    chosen_tasks,
     load_slots,
+    plain_tasks,
+    probe_tasks,
     tasks_of,
     waiting_of,
 )
 from harness.commands.server_start import (
+    all_stay,
     check_card,
     check_model,
     check_vocabulary,
+    every_k,
     is_synthetic,
     note_engine,
     settle_threads,
@@ -59,7 +65,8 @@ from harness.records import (
     UserError,
     in_one_line,
 )
-from harness.storage import RunFolder
+from harness.storage import RunFolder, load
+from harness.storage.manifest import ServedKs, WhyAll
 
 _log = logging.getLogger(__name__)
 PLAIN = Role(0)
@@ -67,18 +74,40 @@ PLAIN = Role(0)
 # visits under load
 FAILED_IN_A_ROW, FAILED_VISITS = 3, 2
 # How what a server did not answer is noted: tasks that are no trials, by their file, and loads
-NOTES: Mapping[str, Measurement] = {"rounds": "server_rounds", "starts": "server_starts"}
+NOTES: Mapping[str, Measurement] = {
+    "rounds": "server_rounds",
+    "starts": "server_starts",
+    "probes": "server_rounds",
+}
 LOADS: Measurement = "server_loads"
+WHY_ALL: Mapping[WhyAll, str] = {
+    "server_failed": "a server that was to tell what its rounds cost failed",
+    "no_costs": "few requests do not tell what rounds cost here",
+}
 
 
-def measure(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
+def measure(folder: RunFolder, work: Workload, adapter: Adapter, score: Callable[[], None]) -> None:
     """Ask the servers for what the folder lacks: one at a time, then side by side.
+
+    Args:
+        folder: of the run.
+        work: what is asked for.
+        adapter: of the engine.
+        score: scores the texts that are stored, by which a run that measures one K chooses it.
 
     Raises:
         UserError: the servers are not what was asked for, or do not start, and nothing is measured.
     """
-    failures = Failures(folder, work)
-    if _measure_visits(folder, work, adapter, failures):
+    failures, going = Failures(folder, work), True
+    if not every_k(folder, work.config):
+        going = _measure_chosen(folder, work, adapter, failures, score)
+        if every_k(folder, work.config):
+            failures.say()
+            failures = Failures(folder, work)  # what failed is asked for again
+    if going and every_k(folder, work.config):
+        tasks = tasks_of(work, synthetic=is_synthetic(work.config, adapter))
+        going = _measure_visits(folder, work, adapter, failures, tasks)
+    if going:
         _measure_loads(folder, work, adapter, failures)
     failures.say()
 
@@ -158,15 +187,98 @@ def _missing(role: Role, what: Measurement, error: str = "") -> NotMeasured:
     return NotMeasured(what, error, k=role.k, rejects=role.rejects)
 
 
+# ---- one K, that replay chooses ----------------------------------------------------------------
+
+
+@dataclass
+class _Kept:
+    """Servers that answer until the run needs none of them any more."""
+
+    stack: ExitStack
+    servers: dict[Role, Server] = field(default_factory=dict[Role, Server])
+
+
+def _measure_chosen(
+    folder: RunFolder,
+    work: Workload,
+    adapter: Adapter,
+    failures: Failures,
+    score: Callable[[], None],
+) -> bool:
+    """Choose a K and measure it, or note in the manifest why every K is to be measured.
+
+    Returns:
+        Whether plain decoding is still there to be compared with.
+    """
+    with ExitStack() as stack:
+        kept = _Kept(stack) if all_stay(work, adapter) else None
+        chosen = folder.manifest.served_ks
+        if chosen is None:
+            chosen = _choose(folder, work, adapter, failures, score, kept)
+            if chosen is None:
+                return False
+            folder.note(served_ks=chosen)
+            if chosen.why_all is not None:
+                _log.warning("every K is measured: %s", WHY_ALL[chosen.why_all])
+                engine, synthetic = folder.manifest.engine, is_synthetic(work.config, adapter)
+                folder.note(engine=engine and replace(engine, synthetic=synthetic))
+                return True
+        tasks = chosen_tasks(work, chosen)
+        return _measure_visits(folder, work, adapter, failures, tasks, kept)
+
+
+def _choose(
+    folder: RunFolder,
+    work: Workload,
+    adapter: Adapter,
+    failures: Failures,
+    score: Callable[[], None],
+    kept: _Kept | None,
+) -> ServedKs | None:
+    """Price the rounds of the smallest, the largest and one K between, then choose among them.
+
+    None where plain decoding is not there any more.
+    """
+
+    def priced(ks: Sequence[int]) -> bool:
+        if not _measure_visits(folder, work, adapter, failures, probe_tasks(work, ks), kept):
+            return False
+        if not failures.dead:
+            score()
+        return True
+
+    started = (min(work.ks[1:]), max(work.ks[1:]))
+    if not _measure_visits(folder, work, adapter, failures, plain_tasks(work), kept):
+        return None
+    if not priced(started):
+        return None
+    between = None if failures.dead else k_between(load(folder.path))
+    if between is not None:
+        started = (*started, between)
+        if not priced([between]):
+            return None
+    if failures.dead:
+        return ServedKs(started, why_all="server_failed")
+    chosen = best_started(load(folder.path), started)
+    return ServedKs(started, chosen, None if chosen else "no_costs")
+
+
 # ---- one at a time -----------------------------------------------------------------------------
 
 
 def _measure_visits(
-    folder: RunFolder, work: Workload, adapter: Adapter, failures: Failures
+    folder: RunFolder,
+    work: Workload,
+    adapter: Adapter,
+    failures: Failures,
+    tasks: Iterable[Task],
+    kept: _Kept | None = None,
 ) -> bool:
-    """Make the visits; whether plain decoding is still there to be compared with."""
-    tasks = list(tasks_of(work, synthetic=is_synthetic(work.config, adapter)))
-    waiting = waiting_of(folder, tasks)
+    """Send what is lacking of some tasks; whether plain decoding is still there to compare with.
+
+    Where all servers fit side by side, those that are `kept` stay for further tasks.
+    """
+    waiting = waiting_of(folder, list(tasks))
     roles = sorted({task.role for task in waiting}, key=lambda role: (role.rejects, role.k))
     if not roles:
         return True
@@ -174,7 +286,7 @@ def _measure_visits(
         settle_threads(folder, work, adapter)
         check_card(folder, work, adapter, roles)
     begun: set[Role] = set()
-    for group in side_by_side(roles, work, adapter):
+    for group in side_by_side(roles, work, adapter) if kept is None else [roles]:
         begun |= {*group}
         of_group = [task for task in waiting if task.role in group]
         later = [task for task in waiting if task.role not in begun]
@@ -188,14 +300,21 @@ def _measure_visits(
             failures.of_server(role, error, left)
             return True
 
-        with ExitStack() as stack:
-            opened = started(folder, work, adapter, group, slots=1, left_out=left_out)
-            with resumable(folder):
-                servers = stack.enter_context(opened)
+        with ExitStack() as of_group_alone:
+            stack = of_group_alone if kept is None else kept.stack
+            servers = {} if kept is None else kept.servers
+            new = [role for role in group if role not in servers]
+            if new:
+                beside = len(servers)
+                opened = started(
+                    folder, work, adapter, new, slots=1, left_out=left_out, beside=beside
+                )
+                with resumable(folder):
+                    servers.update(stack.enter_context(opened))
             if PLAIN in failures.dead:
                 return False
-            with progress("checking the servers", len(servers)) as tick:
-                for role, server in [*servers.items()]:
+            with progress("checking the servers", len(new)) as tick:
+                for role, server in [each for each in servers.items() if each[0] in new]:
                     with resumable(folder):
                         try:
                             check_vocabulary(server, work.vocabulary.tokenizer, work.conversations)
@@ -211,7 +330,8 @@ def _measure_visits(
             if PLAIN in failures.dead:
                 return False
             of_group = [task for task in of_group if task.role in servers]
-            if not _visit(folder, work, servers, of_group, later, failures):
+            asked = {role: server for role, server in servers.items() if role in group}
+            if not _visit(folder, work, asked, of_group, later, failures):
                 return False
     return True
 

@@ -194,7 +194,7 @@ class CrossFit:
     """Outcome of a cross-fit; speedups are logarithms, variances those of the logarithms.
 
     Attributes:
-        named: the best candidate on all prompts and visits.
+        named: the candidate, the best on all prompts and visits unless another one was asked for.
         chose_plain, choices: how often K = 0 was chosen, and all choices.
         score: the named candidate's on all prompts and visits, less the optimism of choosing.
         prompts, visits: the two parts of its variance, all that is not the prompts' in the second.
@@ -255,13 +255,16 @@ def deals_for(workload: Workload) -> int:
     return min(MOST_DEALS, max(LEAST_DEALS, DEALS_WORK // workload.seconds.size))
 
 
-def cross_fit(workload: Workload, seed: int, *, deals: int) -> CrossFit | None:
+def cross_fit(
+    workload: Workload, seed: int, *, deals: int, named: int | None = None
+) -> CrossFit | None:
     """Score the best candidate, less what choices on the other folds were too optimistic by.
 
     Args:
         workload: at least one candidate.
         seed: of the deals.
         deals: how often the prompts, and the visits, are dealt into folds.
+        named: the candidate to score instead of the best.
 
     Returns:
         None where there are too few prompts for an interval.
@@ -272,7 +275,7 @@ def cross_fit(workload: Workload, seed: int, *, deals: int) -> CrossFit | None:
     costs = splits.prompt_costs * splits.factors.chosen
     choice = _cheapest(costs)
     plain_scores = workload.log_speedups()
-    named = int(plain_scores.argmax())
+    named = int(plain_scores.argmax()) if named is None else named
     return CrossFit(
         named=named,
         chose_plain=int((costs.min(axis=0) >= splits.plain_cost).sum()),

@@ -94,6 +94,8 @@ class StoredRun:
         rounds: rounds.jsonl: what plain tokens and rounds took; empty before they were timed.
         starts: starts.jsonl: requests to servers for a part of their budget, so that the start of
             a request can be told from its rounds; empty where `rounds` tell them.
+        probes: probes.jsonl: requests to servers on a few prompts, which price the rounds of K that
+            are not measured on all; empty where all K are.
         own_rounds: own_rounds.jsonl: rounds of our own loop, in a run of a server.
         loads: loads.jsonl: what a server took under load; empty where none was put on it.
         checks: checks.jsonl: greedy texts and distributions as the models judged them.
@@ -112,6 +114,7 @@ class StoredRun:
     parts: tuple[PartTiming, ...] = ()
     rounds: tuple[RoundTiming, ...] = ()
     starts: tuple[Trial, ...] = ()
+    probes: tuple[Trial, ...] = ()
     own_rounds: tuple[RoundTiming, ...] = ()
     loads: tuple[LoadTiming, ...] = ()
     checks: tuple[Check, ...] = ()
@@ -155,6 +158,7 @@ class RunFolder:
         trials: one line per generation.
         answers: the target's answers to earlier turns.
         starts: requests to servers for a part of their budget.
+        probes: requests to servers on a few prompts, which price rounds.
         rounds: what consecutive rounds took.
         own_rounds: the same of our own loop, next to a server.
         loads: what servers took under load, of each visit all lines or none.
@@ -170,6 +174,7 @@ class RunFolder:
         self.trials = Lines(path / "trials.jsonl", Trial)
         self.answers = Lines(path / "answers.jsonl", Trial)
         self.starts = Lines(path / "starts.jsonl", Trial)
+        self.probes = Lines(path / "probes.jsonl", Trial)
         self.rounds = Lines(path / "rounds.jsonl", RoundTiming)
         self.own_rounds = Lines(path / "own_rounds.jsonl", RoundTiming)
         self.loads = Lines(path / "loads.jsonl", LoadTiming)
@@ -216,7 +221,7 @@ class RunFolder:
             )
         run = cls(path, manifest, lock)
         appended = (
-            *(run.trials, run.answers, run.starts),
+            *(run.trials, run.answers, run.starts, run.probes),
             *(run.rounds, run.own_rounds, run.loads),
         )
         for lines in appended:
@@ -363,6 +368,7 @@ def load(folder: str | Path) -> StoredRun:
         parts=parts_from(read_table(path, "parts.csv")),
         rounds=tuple(run.rounds.read()),
         starts=tuple(run.starts.read()),
+        probes=tuple(run.probes.read()),
         own_rounds=tuple(run.own_rounds.read()),
         loads=tuple(run.loads.read()),
         checks=read_checks(path, CHECKS),

@@ -216,7 +216,36 @@ class Looks:
 
     def k_at(self, temperature: float) -> int | None:
         """The K that was chosen at a temperature."""
-        return next((each.k for each in self.chosen if each.temperature == temperature), None)
+        return _k_at(self.chosen, temperature)
+
+
+# Why a server run with until=decided measures every K: a server that prices rounds failed, or its
+# requests do not tell what rounds cost
+WhyAll = Literal["server_failed", "no_costs"]
+
+
+@dataclass(frozen=True)
+class ServedKs:
+    """Which K a server run with until=decided measures.
+
+    Attributes:
+        started: those whose servers priced rounds on a few prompts, in the order of their start.
+        chosen: of every temperature, the one that is measured next to plain decoding on all
+            prompts; chosen once. Empty where every K is.
+        why_all: why every K is.
+    """
+
+    started: tuple[int, ...]
+    chosen: tuple[ChosenK, ...] = ()
+    why_all: WhyAll | None = None
+
+    def k_at(self, temperature: float) -> int | None:
+        """The K that was chosen at a temperature."""
+        return _k_at(self.chosen, temperature)
+
+
+def _k_at(chosen: tuple[ChosenK, ...], temperature: float) -> int | None:
+    return next((each.k for each in chosen if each.temperature == temperature), None)
 
 
 @dataclass(frozen=True)
@@ -273,6 +302,7 @@ class Manifest:
         prompts_available: likewise, with those that prompts.limit left out.
         traces_from, scores_from, texts_from, texts_made_with: where texts and scores are from.
         looks: of a sweep that measures until its verdicts are decided; None of any other.
+        served_ks: which K a server run with until=decided measures; None of any other.
         skipped_cells, timed_forwards: of a profile's curves; both are there once they were timed.
         engine, server_threads, server_memory: of servers: which, and what each was started with.
         engine_costs: what prices this run's drafts, where it is another engine's.
@@ -303,6 +333,7 @@ class Manifest:
     texts_made_with: TextsMadeWith | None = None
     synthetic_acceptance: tuple[SyntheticAcceptance, ...] = ()
     looks: Looks | None = None
+    served_ks: ServedKs | None = None
     bandwidth: MemoryBandwidth | None = None
     bytes_read: tuple[BytesRead, ...] | None = None
     skipped_cells: tuple[SkippedCell, ...] | None = None

@@ -274,6 +274,9 @@ CAVEATS: Mapping[str, Any] = {
     ),
     "greedy_texts_differ": _greedy_texts_differ,
     "routing_ties": _routing_ties,
+    "server_every_k": lambda values: (
+        f"every K was measured, as with until=all: {served.EVERY_K[str(values['reason'])]}"
+    ),
     "server_not_lossless": served.not_lossless,
     "server_texts_unlike_target": served.unlike_target,
     "server_texts_repeat": (

@@ -20,6 +20,7 @@ from harness.summary import (
     ServedK,
     ServedMemory,
     ServedSummary,
+    StartedServers,
     Summary,
     UserLatency,
 )
@@ -39,6 +40,11 @@ NOT_PREDICTED = {
         "its round times are not known: it has no synthetic acceptance, and there is no second"
         " prompt set to take them from (prompts.sets=[...])"
     ),
+}
+# Why no K was chosen by replay
+EVERY_K = {
+    "server_failed": "a server that was to tell what its rounds cost failed",
+    "no_costs": "the few requests that were to tell what rounds cost do not tell it",
 }
 
 
@@ -122,7 +128,9 @@ def reasons(summary: Summary) -> tuple[str, ...]:
     toys = any(entry.code == "embedded_models" for entry in summary.caveats)
     memory = () if toys or served.memory is None else _memory(served.memory)
     loads = _load_predictions(served.load)
-    return (*of_answer, *_predictions(served.cells), *loads, *_gates(served), *memory)
+    started = () if served.servers is None else _servers(served.servers)
+    found = (*_predictions(served.cells), *loads, *_gates(served), *memory)
+    return (*of_answer, *started, *found)
 
 
 def _of_answer(served: ServedSummary, answer: Answer) -> Iterator[str]:
@@ -239,6 +247,24 @@ def _load_predictions(cells: Sequence[LoadCell]) -> Iterator[str]:
         yield f"Under load each {which}: {_errors(errors)} over {len(errors)} cells."
 
 
+def _servers(started: StartedServers) -> Iterator[str]:
+    """How many were started, and which K were not measured on all prompts."""
+    if not started.number:
+        return
+    ks = _listed([f"K={k}" for k in started.ks])
+    if started.rejecting:
+        which = "each" if started.rejecting == started.ks else f"{len(started.rejecting)} of them"
+        ks += f", {which} once more to reject every draft"
+    measured = _listed([f"K={k}" for k in started.measured])
+    others = _listed([f"K={k}" for k in started.asked if k not in started.measured])
+    part = f"; {measured} on all prompts, what is said of {others} is predicted" if others else ""
+    yield f"Speculating servers started: {started.number} ({ks}){part}."
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
 def _errors(errors: Sequence[float]) -> str:
     sizes = np.abs(errors)
     return f"median error {fmt.percent(np.median(sizes))}, largest {fmt.percent(sizes.max())}"
@@ -288,8 +314,7 @@ def _not_all_lossless(gates: Sequence[ServedGate]) -> str:
 
 def _ks(gates: Sequence[ServedGate]) -> str:
     """As "plain decoding, K=1 and K=2"."""
-    names = [f"K={gate.k}" if gate.k else "plain decoding" for gate in gates]
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return _listed(["plain decoding" if gate.k == 0 else f"K={gate.k}" for gate in gates])
 
 
 def _rounds(gates: Sequence[ServedGate]) -> str:
