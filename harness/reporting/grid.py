@@ -99,12 +99,18 @@ def left_out(servers: Collection[str | None]) -> tuple[str, ...]:
 
 
 def engines_by_rule() -> dict[Rule, str]:
-    """Of the rules, the engines that accept by them by default; the first engine's rule first."""
-    names: dict[Rule, list[str]] = {}
-    for spec in with_lines().values():
-        if spec.rule is not None:
-            names.setdefault(spec.rule, []).extend([] if spec.variant_of else [spec.title])
-    return {rule: ", ".join(titles) for rule, titles in names.items()}
+    """Of the rules, the engines that accept by them; the first engine's rule first.
+
+    By default, where one does: variants are named of a rule that no engine has by default.
+    """
+    known = [spec for spec in with_lines().values() if spec.rule is not None]
+    by_rule = grouped(known, lambda spec: spec.rule)
+    return {
+        rule: ", ".join(spec.title for spec in specs if spec.variant_of is None)
+        or ", ".join(spec.in_rows for spec in specs)
+        for rule, specs in by_rule.items()
+        if rule is not None
+    }
 
 
 @dataclass(frozen=True)
