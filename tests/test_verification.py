@@ -197,12 +197,12 @@ def test_block_verification_accepts_given_the_text_what_replay_expects(k: int, p
                 accepted[start + rest][count] += weight * share * float(np.prod(tail))
     for text, probability in sequence_probabilities(target, k + 1).items():
         assert accepted[text].sum() == pytest.approx(probability, abs=1e-12)
-        at_least = accepted[text][::-1].cumsum()[::-1][1:] / probability
+        at_least = accepted[text][::-1].cumsum()[::-1][1:]
         log_target, log_draft = (
             [float(model(text[:i])[text[i]].log()) for i in range(k)] for model in (target, draft)
         )
         expected = accept_probabilities("block", log_target, log_draft, False).cumprod()
-        assert at_least == pytest.approx(expected, abs=1e-12)
+        assert at_least == pytest.approx(probability * expected, abs=1e-12)
         by_ratio = accept_probabilities("ratio", log_target, log_draft, False).cumprod()
         assert (expected >= by_ratio - 1e-12).all()
 

@@ -154,7 +154,7 @@ def adapter_of(config: ServerConfig) -> Adapter:
     if variant is not None and kind not in variant.lines:
         able = " or ".join(DRAFTS[each].phrase for each in variant.lines if each in spec.drafts)
         raise UserError(
-            f"decode.rule={rule}: engine={name} accepts so only the drafts of {able}, and"
+            f"decode.rule={rule}: engine={name} accepts the drafts of {able} by it, and"
             f" draft={config.draft.name} is {DRAFTS[kind].phrase}; leave decode.rule out"
         )
     for role, conf in (("model", config.model), ("draft", config.draft)):

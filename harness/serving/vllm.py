@@ -107,7 +107,13 @@ def _schedule(
 
 
 def _schedule_notes(k_by_load: Mapping[int, int], largest: int) -> Sequence[str]:
-    notes = [f"Above concurrency {largest}, not measured, vLLM keeps the last K."]
+    notes = [
+        f"Above concurrency {largest}, not measured, vLLM keeps the last K.",
+        "Requests in their prefill count too, and the V1 runner's CUDA graphs are piecewise then, so"
+        " measure the server with this schedule before it is used.",
+        'With a DSpark drafter "enable_adaptive_verification":true decides in every step how many'
+        " drafts of each request are verified; at low load a fixed K is faster.",
+    ]
     if 0 in k_by_load.values():
         notes.append(
             "At K=0 it still runs the draft in each step; what was measured at K=0 is a server"
@@ -120,8 +126,8 @@ def _mtp_notes(pair: PairToServe) -> Sequence[str]:
     if pair.k == 1:
         return ()
     return (
-        f"It refuses K={pair.k} for a checkpoint with fewer MTP layers (num_nextn_predict_layers)"
-        f" whose number {pair.k} is no multiple of.",
+        "It refuses a K above the checkpoint's number of MTP layers (num_nextn_predict_layers) that"
+        " is no multiple of it.",
     )
 
 
@@ -156,6 +162,7 @@ SPEC = EngineSpec(
     client="harness.engines.vllm",
     drafts=("model", "eagle3", "mtp", "ngram"),
     synthetic="on CUDA",
+    mtp_multiples=True,
     one_dtype=True,
     alone=True,
     memory_flag="--gpu-memory-utilization",

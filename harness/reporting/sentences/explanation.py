@@ -49,12 +49,13 @@ def _block_gain(gain: BlockGain) -> str:
         phrases = ", ".join(DRAFTS[kind].phrase for kind in kinds)
         titles = " and ".join(dict.fromkeys(spec.title for spec in has))
         engines = f"{titles} have it only for {phrases}"
+    more = gain.block_tokens_per_round / gain.ratio_tokens_per_round - 1.0
     return (
-        f"Block verification would emit {fmt.decimal(gain.block_tokens_per_round)} tokens per round"
-        f" instead of {fmt.decimal(gain.ratio_tokens_per_round)} by the ratio of {gain.draft} at"
-        f" K={gain.k}, temperature {fmt.temperature(gain.temperature)}: predicted"
-        f" {fmt.speedup(gain.block_speedup)} instead of {fmt.speedup(gain.ratio_speedup)}"
-        f" (decode.rule=block here; {engines})."
+        f"Block verification (decode.rule=block; {engines}) would emit"
+        f" {fmt.decimal(gain.block_tokens_per_round)} tokens per round of {gain.draft} at K={gain.k},"
+        f" temperature {fmt.temperature(gain.temperature)}, {max(0.0, more):.1%} more than the"
+        f" ratio's {fmt.decimal(gain.ratio_tokens_per_round)}: predicted"
+        f" {fmt.speedup(gain.block_speedup)} instead of {fmt.speedup(gain.ratio_speedup)}."
     )
 
 
