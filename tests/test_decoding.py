@@ -198,11 +198,12 @@ def test_the_rounds_of_block_verification_are_those_that_replay_expects(generati
         for score, model in zip(scores, (target, draft), strict=True):
             logits = torch.stack([model.logits((*PROMPT, *text[:i])) for i in range(budget)])
             score[row] = sampler_for(sampling)(logits)[range(budget), text].log()
-    chances = accept_probabilities("block", *(by_start(score, k) for score in scores), False)
+    of_target, of_draft = scores
+    chances = accept_probabilities("block", by_start(of_target, k), by_start(of_draft, k), False)
     expected = replay(chances, [budget] * generations, [k])[k].rounds
-    variance = rounds_variance([*chances], [None] * generations, k)
+    variance = rounds_variance([*chances], [np.full(budget, k)] * generations, k)
     assert abs((rounds - expected).sum()) < 3 * variance.sum() ** 0.5
-    by_ratio = by_start(accept_probabilities("ratio", *scores, False), k)
+    by_ratio = by_start(accept_probabilities("ratio", of_target, of_draft, False), k)
     fewer = replay(by_ratio, [budget] * generations, [k])[k].rounds - expected
     assert fewer.sum() > 6 * variance.sum() ** 0.5 or generations < 1000
     assert fewer.min() > -1e-9

@@ -103,14 +103,12 @@ def engines_by_rule() -> dict[Rule, str]:
 
     By default, where one does: variants are named of a rule that no engine has by default.
     """
-    known = [spec for spec in with_lines().values() if spec.rule is not None]
-    by_rule = grouped(known, lambda spec: spec.rule)
-    return {
-        rule: ", ".join(spec.title for spec in specs if spec.variant_of is None)
-        or ", ".join(spec.in_rows for spec in specs)
-        for rule, specs in by_rule.items()
-        if rule is not None
-    }
+    names: dict[Rule, str] = {}
+    for rule, specs in grouped(with_lines().values(), lambda spec: spec.rule).items():
+        if rule is not None:
+            by_default = [spec.title for spec in specs if spec.variant_of is None]
+            names[rule] = ", ".join(by_default or [spec.in_rows for spec in specs])
+    return names
 
 
 @dataclass(frozen=True)

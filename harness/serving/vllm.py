@@ -109,7 +109,7 @@ def _schedule(
 def _schedule_notes(k_by_load: Mapping[int, int], largest: int) -> Sequence[str]:
     notes = [
         f"Above concurrency {largest}, not measured, vLLM keeps the last K.",
-        "Requests in their prefill count too, and the V1 runner's CUDA graphs are piecewise then, so"
+        "Requests in their prefill count too, and the V1 runner's CUDA graphs are piecewise then:"
         " measure the server with this schedule before it is used.",
         'With a DSpark drafter "enable_adaptive_verification":true decides in every step how many'
         " drafts of each request are verified; at low load a fixed K is faster.",

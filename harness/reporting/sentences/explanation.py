@@ -52,9 +52,9 @@ def _block_gain(gain: BlockGain) -> str:
     more = gain.block_tokens_per_round / gain.ratio_tokens_per_round - 1.0
     return (
         f"Block verification (decode.rule=block; {engines}) would emit"
-        f" {fmt.decimal(gain.block_tokens_per_round)} tokens per round of {gain.draft} at K={gain.k},"
-        f" temperature {fmt.temperature(gain.temperature)}, {max(0.0, more):.1%} more than the"
-        f" ratio's {fmt.decimal(gain.ratio_tokens_per_round)}: predicted"
+        f" {fmt.decimal(gain.block_tokens_per_round)} tokens per round of {gain.draft} at"
+        f" K={gain.k}, temperature {fmt.temperature(gain.temperature)}, {max(0.0, more):.1%} more"
+        f" than the ratio's {fmt.decimal(gain.ratio_tokens_per_round)}: predicted"
         f" {fmt.speedup(gain.block_speedup)} instead of {fmt.speedup(gain.ratio_speedup)}."
     )
 
