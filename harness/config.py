@@ -66,9 +66,10 @@ def key(default: Any, meaning: str, **limits: Any) -> Any:
         meaning: what `--help` says of it.
         limits: of a number, or of each in a list: `least`, `most` (inclusive), `above` (exclusive),
             `zero` (0 is accepted as well), `whole` (where the type is Any), `why` they are so. Of
-            a text: `choices`, or what lists them, or a `pattern` and what it `takes`. Of the value
-            itself: `auto` is accepted, `distinct` entries, `form` (list or dict, where the type is
-            Any), `example` of one (it must not be empty).
+            a text: `choices`, or what lists them, or a `pattern` and what it `takes`, and others
+            that are `refused` for a reason. Of the value itself: `auto` is accepted, `distinct`
+            entries, `form` (list or dict, where the type is Any), `example` of one (it must not be
+            empty).
     """
     about = {"meaning": meaning, **limits}
     if isinstance(default, list):
@@ -289,8 +290,9 @@ class DecodeConf:
     stop_strings: list[str] | None = key(None, "texts that end a generation", distinct=True)
     rule: str | None = key(
         None,
-        "ratio, exact_match or greedy_draft; null: ratio, or the server's",
+        "ratio, exact_match, greedy_draft or block; null: ratio, or the server's",
         choices=RULES,
+        refused={"fly": "vLLM's fly accepts tokens that the target rejects: its text is another's"},
     )
     stop: str = key(
         "none",
@@ -997,8 +999,10 @@ def _check(name: str, value: Any, kind: Any, limits: Mapping[str, Any]) -> None:
         choices: Any = limits.get("choices")
         known: Any = choices() if callable(choices) else choices
         if known is not None and entry not in known:
+            why = limits.get("refused", {}).get(entry, "is unknown")
+            why = why if why == "is unknown" else f"is refused ({why})"
             names = (str(name).lower() if isinstance(name, bool) else name for name in known)
-            raise UserError(f"{where}: {entry!r} is unknown; use one of {', '.join(names)}")
+            raise UserError(f"{where}: {entry!r} {why}; use one of {', '.join(names)}")
         if "pattern" in limits and not limits["pattern"].fullmatch(entry):
             raise UserError(f"{where}: {entry!r} is unknown; use {limits['takes']}")
         whole = "int" in str(kind) or "whole" in limits

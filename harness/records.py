@@ -23,7 +23,7 @@ SCHEMA_VERSION = 2
 BYTES_PER_TOKEN = 4
 
 Outcome = Literal["rejected", "bonus", "cut", "step"]
-Rule = Literal["ratio", "exact_match", "greedy_draft"]
+Rule = Literal["ratio", "exact_match", "greedy_draft", "block"]
 # "not_measured": of an engine whose rounds were not timed
 Decision = Literal["speculate", "does_not_pay", "undecided", "not_measured"]
 Source = Literal["measured", "replayed", "theory"]
@@ -36,7 +36,7 @@ LONGEST_NGRAM, LONGEST_SUFFIX = 2, 64
 GREEDY = 0.0
 # Share of all processors that other work may take without being said, or measured around
 BUSY = 0.1
-RULES: tuple[Rule, ...] = ("ratio", "exact_match", "greedy_draft")
+RULES: tuple[Rule, ...] = ("ratio", "exact_match", "greedy_draft", "block")
 
 # How a speculative greedy text compares with plain decoding's, in words
 GREEDY_RESULTS = {"PASS": "equal", "TIE": "tie", "FAIL": "different", "OPEN": "not judged"}

@@ -270,18 +270,18 @@ def enumerate_all(
     texts = sequence_probabilities(lambda tokens: target((*prompt[1:], *tokens)), LENGTH)
     for text, chance in texts.items():
         assert emitted[text] == pytest.approx(chance, abs=1e-12)
-    accept = np.zeros((len(texts), LENGTH, k))
+    scores = np.zeros((3, len(texts), LENGTH, k))
     for row, text in enumerate(texts):
         for start, offset in itertools.product(range(LENGTH), range(k)):
             if start + offset >= LENGTH:
                 continue
             token, before = text[start + offset], text[: start + offset]
             draft = drafted_from((*prompt, *text[:start]), text[start : start + offset])
-            accept[row, start, offset] = accept_probabilities(
-                rule,
+            scores[:, row, start, offset] = (
                 float(target((*prompt[1:], *before))[token].log()),
                 float(draft[token].log()),
                 int(draft.argmax()) == token,
             )
+    accept = accept_probabilities(rule, *scores)
     expected = replay(accept, [LENGTH] * len(texts), [k])[k].rounds
     assert np.array(list(texts.values())) @ expected == pytest.approx(rounds, abs=1e-12)

@@ -27,7 +27,8 @@ from harness.reporting import formatting, grid, html, markdown
 from harness.reporting.console import MOST_LINES
 from harness.reporting.content import content_of
 from harness.reporting.sentences.verdict import next_step
-from harness.serving.engines import spec_of, with_lines
+from harness.serving.drafts import kind_of
+from harness.serving.engines import drafts_alike, spec_of, with_lines
 from harness.storage import StoredRun, load
 from harness.summary import Caveat, Failure, Summary, from_json, to_json
 
@@ -390,9 +391,16 @@ def test_every_temperature_is_answered_for_every_engine_that_has_the_draft(name:
             if (answer.temperature, answer.prompt_set) == (temperature, "all")
         ]
         adaptive = made.run.sampling.stop_threshold is not None
-        # One does not stop drafting, and where the other stops was not stored
-        lacking = {"vllm_probabilistic", "transformers"} if adaptive else set[str]()
-        others = [] if known else [name for name in with_lines() if name not in lacking]
+        # Some do not stop drafting, and where the other stops was not stored
+        lacking = {"vllm_probabilistic", "sglang_rejection", "transformers"} if adaptive else set()
+        drafts = {made.run.draft, *(entry.draft for entry in made.acceptance_by_position)}
+        kinds = {kind_of(draft, made.run.models) for draft in drafts - {None}}
+        has = [
+            name
+            for name in with_lines()
+            if any(drafts_alike(name, kind, temperature) for kind in kinds)
+        ]
+        others = [] if known else [name for name in has if name not in lacking]
         assert engines == ["own", *others]
 
 

@@ -357,7 +357,9 @@ def drafted_in_a_block(before: tuple[int, ...], drafted: tuple[int, ...]) -> Ten
     return random_distribution(19)((number_of(before[:-1]), before[-1], len(drafted)))
 
 
-@pytest.mark.parametrize(("rule", "k"), [("ratio", 2), ("exact_match", 2), ("greedy_draft", 3)])
+@pytest.mark.parametrize(
+    ("rule", "k"), [("ratio", 2), ("exact_match", 2), ("greedy_draft", 3), ("block", 2)]
+)
 def test_a_block_drafter_is_lossless_and_replayed_exactly(rule: Rule, k: int) -> None:
     """By enumeration, to 1e-12."""
     enumerate_all(ToyBlock, drafted_in_a_block, rule, k)

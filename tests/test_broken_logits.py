@@ -69,6 +69,7 @@ def test_a_broken_target_fails_the_trial_at_the_position_where_it_breaks(
     [
         {"rule": "exact_match"},
         {"rule": "greedy_draft"},
+        {"rule": "block"},
         {"sampling": SamplingParameters(1.0, top_k=3, top_p=0.9)},
         {"stop_below": 0.3},
         {"synthetic": (0.9, 0.9, 0.9, 0.9)},

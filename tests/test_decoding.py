@@ -3,6 +3,7 @@
 import itertools
 import sys
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from harness.decoding.drafters import ModelDrafter
 from harness.decoding.loops import emitted_round
 from harness.decoding.sampling import SamplingParameters, Uniforms, sampler_for
 from harness.records import RULES, Round, Rule
-from harness.theory.replay import accept_probabilities, by_start, replay
+from harness.theory.replay import accept_probabilities, by_start, replay, rounds_variance
 
 PROMPT = (3, 1, 4, 1, 5)
 
@@ -180,6 +181,32 @@ def test_sampled_text_has_the_target_distribution(rule: Rule, k: int) -> None:
         for a, b in itertools.product(range(4), repeat=2)
     }
     assert p_value(counts, expected) > 1e-4
+
+
+@pytest.mark.parametrize("generations", [60, pytest.param(5000, marks=pytest.mark.exhaustive)])
+def test_the_rounds_of_block_verification_are_those_that_replay_expects(generations: int) -> None:
+    """Given each text, at K = 4 and temperature 1."""
+    k, budget, sampling = 4, 24, SamplingParameters(1.0)
+    target, draft = TableModel(6), TableModel(6, strangeness=0.5)
+    drafter = ModelDrafter(draft, sampling, "block")
+    rounds, scores = np.zeros(generations), np.zeros((2, generations, budget))
+    for row in range(generations):
+        more: dict[str, Any] = {"repetition": row, "sampling": sampling, "rule": "block"}
+        done = decoded(target, drafter, generation_of(PROMPT, budget, k, **more))
+        text = text_of(done)
+        rounds[row] = len(done)
+        for score, model in zip(scores, (target, draft), strict=True):
+            logits = torch.stack([model.logits((*PROMPT, *text[:i])) for i in range(budget)])
+            score[row] = sampler_for(sampling)(logits)[range(budget), text].log()
+    of_target, of_draft = scores
+    chances = accept_probabilities("block", by_start(of_target, k), by_start(of_draft, k), False)
+    expected = replay(chances, [budget] * generations, [k])[k].rounds
+    variance = rounds_variance([*chances], [np.full(budget, k)] * generations, k)
+    assert abs((rounds - expected).sum()) < 3 * variance.sum() ** 0.5
+    by_ratio = by_start(accept_probabilities("ratio", of_target, of_draft, False), k)
+    fewer = replay(by_ratio, [budget] * generations, [k])[k].rounds - expected
+    assert fewer.sum() > 6 * variance.sum() ** 0.5 or generations < 1000
+    assert fewer.min() > -1e-9
 
 
 def test_the_same_key_gives_the_same_text_and_another_key_another() -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler
@@ -38,6 +39,7 @@ from stand_in_server import StandIn
 
 from harness.analysis.setup import Setup
 from harness.cli import compose
+from harness.commands import server as server_command
 from harness.commands.run_lifecycle import create, load_prompts
 from harness.commands.server_requests import Role, open_workload
 from harness.commands.server_start import note_engine, started
@@ -59,7 +61,7 @@ from harness.engines.protocol import (
 from harness.engines.sglang import Sglang, SglangServer
 from harness.engines.vllm import Vllm, VllmServer, metric_sums, rounds_of
 from harness.models.load import load, load_vocabulary
-from harness.records import Round, UserError
+from harness.records import Round, Rule, UserError
 from harness.serving.drafts import DraftKind
 from harness.serving.engines import ENGINES
 from harness.storage import load as load_run
@@ -549,6 +551,18 @@ def test_a_server_is_started_for_each_kind_of_draft(
         assert flags[flags.index("--speculative-draft-model-path") + 1] == "d"
 
 
+@pytest.mark.parametrize(("engine", "k", "refused"), [("vllm", 3, 3), ("vllm", 4, None),
+                                                      ("sglang", 3, None)])  # fmt: skip
+def test_a_k_that_is_no_multiple_of_the_mtp_layers_is_refused_for_vllm(
+    engine: str, k: int, refused: int | None, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"num_nextn_predict_layers": 2}')
+    words = [f"engine={engine}", "model=hf", f"model.id={tmp_path}", "draft=mtp", f"k=[1,2,{k}]"]
+    asked = compose("server", [*words, "dry_run=true"])
+    with nullcontext() if refused is None else pytest.raises(UserError, match=f"k={refused}: "):
+        server_command.check_mtp(asked, adapter_of(asked))
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 @pytest.mark.parametrize("other", [True, False])
 def test_mtp_layers_of_another_checkpoint_are_given_to_the_server(
@@ -928,8 +942,54 @@ def test_synthetic_acceptance_is_asked_for_where_the_engine_has_it(tmp_path: Pat
     typed = Vllm("t", "d", tmp_path, 100, threads=2).command(2).line
     assert "OMP_NUM_THREADS=2 VLLM_CPU_OMP_THREADS_BIND=nobind vllm serve t" in typed
     assert Sglang("t", "d", tmp_path, 100).command(0).line.startswith("sglang serve")
-    with pytest.raises(UserError, match="engine=sglang: it has no synthetic acceptance"):
-        Sglang("t", "d", tmp_path, 100).open(2, [0.5, 0.0])
+    # A round's mean length, the target's own token included: 1 rejects every draft
+    sglang = Sglang("t", "d", tmp_path, 100)
+    for rates, length in (([0.5, 0.0], "1.5"), ([0.0, 0.0], "1")):
+        assert sglang.environment(rates) == {
+            "SGLANG_SIMULATE_ACC_LEN": length,
+            "SGLANG_SIMULATE_ACC_METHOD": "match-expected",
+            "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token",
+        }
+        assert sglang.flags(2, rates) == sglang.flags(2)
+    assert sglang.environment() == {}
+    assert sglang.spec.synthetic == "on CUDA"
+
+
+def test_block_verification_is_asked_for_where_the_engine_has_it(tmp_path: Path) -> None:
+    vllm = Vllm("t", "d", tmp_path, 100, kind="eagle3", rule="block")
+    flags = vllm.flags(3)
+    config = json.loads(flags[flags.index("--speculative-config") + 1])
+    assert config["draft_sample_method"] == "probabilistic"
+    assert config["rejection_sample_method"] == "block"
+    # On its V1 runner vLLM would start and accept argmaxes
+    assert vllm.environment()["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+    assert "VLLM_USE_V2_MODEL_RUNNER" not in replace(vllm, rule="ratio").environment()
+    rules: dict[Rule, str | None] = {
+        "greedy_draft": None,
+        "ratio": "--speculative-use-rejection-sampling",
+        "block": "--speculative-use-block-verification",
+    }
+    for rule, flag in rules.items():
+        started = Sglang("t", "d", tmp_path, 100, kind="eagle3", rule=rule).flags(3)
+        assert {*filter(None, rules.values())} & {*started} == {*filter(None, [flag])}
+        assert Sglang("t", "d", tmp_path, 100, kind="eagle3", rule=rule).flags(0)[0] == "serve"
+
+
+@pytest.mark.parametrize(
+    ("engine", "rule"), [("vllm", "block"), ("sglang", "block"), ("sglang", "ratio")]
+)
+def test_a_rule_that_a_draft_cannot_be_accepted_by_is_refused(engine: str, rule: str) -> None:
+    """Neither engine has block verification for a draft model; vLLM would ignore it."""
+    words = [f"engine={engine}", "model=qwen3_4b", f"decode.rule={rule}"]
+    known = "accepts the drafts of an EAGLE-3 head or MTP layers by it, and draft=DRAFT is a draft"
+    with pytest.raises(UserError, match=known):
+        adapter_of(compose("server", [*words, "draft=hf", "draft.id=ORG/DRAFT"]))
+    assert adapter_of(compose("server", [*words, "draft=mtp"])).spec.name == engine
+
+
+def test_a_rule_that_is_lossy_is_refused_by_its_name() -> None:
+    with pytest.raises(UserError, match=r"decode.rule: 'fly' is refused \(vLLM's fly accepts"):
+        compose("server", ["engine=vllm", "decode.rule=fly"])
 
 
 # ---- servers that fail ---------------------------------------------------------------------------

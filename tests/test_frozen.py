@@ -10,6 +10,8 @@ import pytest
 from runs import FROZEN, analysed
 
 from harness.analysis import analyse
+from harness.records import RULES
+from harness.reporting.content import content_of
 from harness.storage import StoredRun, load
 from harness.summary import from_json, to_json
 
@@ -42,11 +44,28 @@ def test_a_sweep_agrees_with_replay_and_with_plain_decoding() -> None:
 @pytest.mark.parametrize("kind", ["sweep", "sweep_replay", "audition"])
 def test_every_rule_and_temperature_has_a_leaderboard_and_an_answer(kind: str) -> None:
     boards = {(b.rule, b.temperature): b.rows[0] for b in analysed(kind).leaderboards}
-    assert len(boards) == 6
+    assert len(boards) == 2 * len(RULES)
     assert len({(boards[rule, 0.0].draft, boards[rule, 0.0].k) for rule, _ in boards}) == 1
     assert boards["exact_match", 1.0].speedup < boards["ratio", 1.0].speedup
-    rules = {answer.rule for answer in analysed(kind).answers}
-    assert rules == {"ratio", "exact_match", "greedy_draft"}
+    assert {answer.rule for answer in analysed(kind).answers} == {*RULES}
+
+
+@pytest.mark.parametrize("kind", ["sweep", "sweep_replay", "audition", "server"])
+def test_a_report_says_once_what_block_verification_would_bring(kind: str) -> None:
+    summary = analysed(kind)
+    (gain,) = summary.block_gains
+    at = {board.rule: board for board in summary.leaderboards if board.temperature == 1.0}
+    assert gain.temperature == 1.0
+    assert 1.0 <= gain.block_tokens_per_round / gain.ratio_tokens_per_round < 1.05
+    assert gain.block_speedup >= gain.ratio_speedup
+    rows = [row for row in (at["ratio"].rows if at else ()) if row.draft == gain.draft]
+    for row in rows:
+        if row.k == gain.k:
+            assert gain.ratio_tokens_per_round == pytest.approx(row.tokens_per_round)
+            assert gain.ratio_speedup == pytest.approx(row.speedup)
+    (line,) = (each for each in content_of(summary).reasons if "Block verification" in each)
+    assert f"{gain.draft} at K={gain.k}, temperature 1" in line
+    assert "have it only for an EAGLE-3 head, MTP layers, a DFlash drafter" in line
 
 
 def interrupted(run: StoredRun, trials: int, traces: int) -> StoredRun:

@@ -273,7 +273,9 @@ def drafted_from(before: Tokens, drafted: Tokens) -> Tensor:
     return drafted_after((number_of(before[:-1]), before[-1], *drafted))
 
 
-@pytest.mark.parametrize(("rule", "k"), [("ratio", 2), ("exact_match", 2), ("greedy_draft", 3)])
+@pytest.mark.parametrize(
+    ("rule", "k"), [("ratio", 2), ("exact_match", 2), ("greedy_draft", 3), ("block", 2)]
+)
 def test_a_head_that_carries_states_is_lossless_and_replayed_exactly(rule: Rule, k: int) -> None:
     enumerate_all(ToyHead, drafted_from, rule, k)
 

@@ -593,7 +593,8 @@ def test_errors_of_prediction_under_load_are_given_for_each_prompt_set():
             "vllm serve TARGET --speculative-config"
             """ '{"method":"draft_model","model":"DRAFT","num_speculative_tokens":4,"""
             """"num_speculative_tokens_per_batch_size":[[1,2,4],[3,8,0]]}\'""",
-            "Above concurrency 8, not measured, vLLM keeps the last K. At K=0 it still runs the"
+            '"enable_adaptive_verification":true decides in every step how many drafts of each'
+            " request are verified; at low load a fixed K is faster. At K=0 it still runs the"
             " draft in each step; what was measured at K=0 is a server without one, so its"
             " throughput and loss are not this line's.",
         ),
@@ -604,7 +605,8 @@ def test_errors_of_prediction_under_load_are_given_for_each_prompt_set():
             " --speculative-draft-model-path DRAFT --speculative-num-steps 4"
             " --speculative-eagle-topk 1 --speculative-num-draft-tokens 5\n"
             "# concurrency 3 and more\n# without a draft",
-            'and in it {"1": {"candidate_steps": [4]}, "3": {"candidate_steps": [0]}}',
+            "--speculative-num-steps 4 (one of the K) --speculative-adaptive-config FILE, and in it"
+            ' {"1": {"candidate_steps": [4]}, "3": {"candidate_steps": [0]}}',
         ),
         (
             "llamacpp",

@@ -171,8 +171,11 @@ DRAFT = np.array([[0.4, 0.1, 0.5], [0.2, 0.5, 0.3], [0.7, 0.3, 0.0]])
 class Process:
     """Exact distribution of the speculative loop, written from its definition."""
 
-    def __init__(self, rule, k, eos, length=LENGTH):
+    def __init__(self, rule, k, eos, length=LENGTH, target=None, draft=None):
         self.rule, self.k, self.eos, self.length = rule, k, eos, length
+        # The next token's distribution after a text; of block verification alone any others
+        self.target = target or (lambda text: TARGET[text[-1]])
+        self.draft = draft or (lambda text: DRAFT[text[-1]])
 
     def ended(self, text):
         return len(text) == self.length or (self.eos is not None and text[-1:] == (self.eos,))
@@ -197,8 +200,43 @@ class Process:
                 for token in range(3):
                     yield draft[proposed] * (1 - keep) * residual[token], token, False
 
+    def block(self, text) -> Iterator[tuple[float, tuple[int, ...], int, str]]:
+        """A round of block verification, by the definition of Sun et al. 2024 (algorithm 2)."""
+        for drafted in itertools.product(range(3), repeat=self.k):
+            texts = [(*text, *drafted[:i]) for i in range(self.k + 1)]
+            targets = [self.target(each) for each in texts]
+            drafts = [self.draft(each) for each in texts[:-1]]
+            weight = math.prod(row[token] for row, token in zip(drafts, drafted, strict=True))
+            if not weight:
+                continue
+            stands = [1.0]
+            for i, token in enumerate(drafted):
+                stands.append(min(1.0, stands[-1] * targets[i][token] / drafts[i][token]))
+            residuals = [
+                np.maximum(p * row - draft, 0.0)
+                for p, row, draft in zip(stands, targets, drafts, strict=False)
+            ]
+            for accepted in range(self.k, -1, -1):  # the last that its uniform accepts
+                stops, row = stands[-1], targets[-1]
+                if accepted < self.k:
+                    row = residuals[accepted]
+                    left = row.sum()
+                    stops = left / (left + 1 - stands[accepted]) if left else stands[accepted] == 1
+                share = weight * (stops if accepted else 1.0)
+                weight -= share
+                whole = next((i for i in range(1, accepted + 1) if self.ended(texts[i])), None)
+                if whole is not None:
+                    yield share, texts[whole], whole, "cut"
+                elif share:
+                    outcome = "bonus" if accepted == self.k else "rejected"
+                    for token, chance in enumerate(row / row.sum()):
+                        yield share * chance, (*texts[accepted], token), accepted, outcome
+
     def round(self, text, kept=0) -> Iterator[tuple[float, tuple[int, ...], int, str]]:
         """(chance, text after the round, accepted, outcome) from a text that has not ended."""
+        if self.rule == "block":
+            yield from self.block(text)
+            return
         if kept == self.k:
             for token in range(3):
                 yield TARGET[text[-1]][token], (*text, token), kept, "bonus"
@@ -235,7 +273,7 @@ class Process:
         return counts, emitted
 
 
-def target_texts(eos, length=LENGTH):
+def target_texts(eos, length=LENGTH, target=lambda text: TARGET[text[-1]]):
     """Every text the target can emit after token 0, with its probability."""
     ended: dict[tuple[int, ...], float] = {}
     open_texts: dict[tuple[int, ...], float] = {(0,): 1.0}
@@ -244,7 +282,7 @@ def target_texts(eos, length=LENGTH):
         for token in range(3):
             longer = (*text, token)
             over = len(longer) == length or token == eos
-            (ended if over else open_texts)[longer] = chance * TARGET[text[-1]][token]
+            (ended if over else open_texts)[longer] = chance * target(text)[token]
     return ended
 
 
@@ -267,9 +305,44 @@ def factors(rule, texts):
     return chances, means
 
 
+OF_POSITIONS = tuple(rule for rule in RULES if rule != "block")
+
+
+def random_rows(seed):
+    """A distribution over three tokens that depends on the whole text."""
+    return cache(lambda text: np.random.default_rng([seed, *text]).dirichlet(np.ones(3)))
+
+
+@pytest.mark.parametrize("eos", [None, 2])
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("pair", range(3))
+def test_replay_of_block_verification_equals_its_process(pair, k, eos):
+    target, draft = random_rows(pair), random_rows(10 + pair)
+    counts, emitted = Process("block", k, eos, 5, target, draft).expectations()
+    texts = target_texts(eos, 5, target)
+    assert set(emitted) <= set(texts)
+    scores = np.zeros((2, len(texts), 4))
+    for row, (text, chance) in enumerate(texts.items()):
+        assert emitted.get(text, 0.0) == pytest.approx(chance, abs=1e-12)
+        for i in range(len(text) - 1):
+            before, token = text[: i + 1], text[i + 1]
+            scores[:, row, i] = np.log(target(before)[token]), np.log(draft(before)[token])
+    weights = np.array(list(texts.values()))
+    lengths = [len(text) - 1 for text in texts]
+    of_starts = (by_start(values, k) for values in scores)
+    chances = accept_probabilities("block", *of_starts, False)
+    replayed = replay(chances, lengths, [k])[k]
+    for name in COUNTS:
+        assert weights @ getattr(replayed, name) == pytest.approx(counts[name], abs=1e-12), name
+    ratio = accept_probabilities("ratio", *scores, False)
+    by_ratio = replay(by_start(ratio, k), lengths, [k])[k]
+    assert (replayed.rounds <= by_ratio.rounds + 1e-12).all()
+    assert k == 1 or weights @ replayed.rounds < weights @ by_ratio.rounds - 1e-3
+
+
 @pytest.mark.parametrize("eos", [None, 2])
 @pytest.mark.parametrize("k", range(1, 7))
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", OF_POSITIONS)
 def test_replay_over_the_targets_texts_equals_the_speculative_process(rule, k, eos):
     # Long enough that a round of K = 6 can also end in a bonus.
     length = LENGTH if k <= 3 else 8

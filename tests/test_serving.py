@@ -36,7 +36,7 @@ from harness.summary import (
 
 TARGET, DRAFT = "Qwen/Qwen3-4B", "my models/it's a draft"
 # By rule, the tokens that a round emits
-EMITS: dict[Any, float] = {"ratio": 3.0, "greedy_draft": 3.5, "exact_match": 2.5}
+EMITS: dict[Any, float] = {"ratio": 3.0, "greedy_draft": 3.5, "exact_match": 2.5, "block": 3.2}
 
 
 def decided(
@@ -393,12 +393,25 @@ def test_the_transformers_snippets_of_other_kinds_run(kind: str, temperature: fl
 
 
 def test_heads_sample_where_vllm_is_asked_to_and_look_ups_have_one_line_there() -> None:
-    for kind, lines_of_vllm in (("eagle3", 2), ("mtp", 2), ("ngram", 1)):
+    for kind, lines_of_vllm in (("eagle3", 3), ("mtp", 3), ("ngram", 1)):
         codes = [s.code for s in of_kind(kind).values() if s.code.startswith("vllm")]
         assert len(codes) == lines_of_vllm
         assert [code for code in codes if '"draft_sample_method":"probabilistic"' in code] == codes[
             1:
         ]
+        blocks = [code for code in codes if '"rejection_sample_method":"block"' in code]
+        assert blocks == codes[2:]
+
+
+def test_rules_have_lines_where_a_flag_makes_an_engine_accept_by_them() -> None:
+    codes = {snippet.title: snippet.code for snippet in of_kind("eagle3").values()}
+    flags = ("--speculative-use-rejection-sampling", "--speculative-use-block-verification")
+    for flag in flags:
+        (code,) = (code for title, code in codes.items() if flag in title)
+        assert [each for each in flags if each in code] == [flag]
+    of_model = snippets_of(decided())
+    assert not any("block" in f"{snippet.title} {snippet.name}" for snippet in of_model)
+    assert any("on a CPU and XPU argmaxes" in " ".join(snippet.notes) for snippet in of_model)
 
 
 @pytest.mark.parametrize(
@@ -488,7 +501,11 @@ def test_an_engine_without_the_best_kind_has_the_line_of_another_draft() -> None
         ("the harness's loop", "early_exit, K=3"),
         ("transformers", "K=3 if cost < 3.00"),
         ("vLLM, SGLang, TensorRT-LLM, llama.cpp", "eagle3, K=2 if cost < 3.50"),
-        ("probabilistic vLLM", "eagle3, K=2 if cost < 3.00"),
+        ("probabilistic vLLM, SGLang with rejection sampling", "eagle3, K=2 if cost < 3.00"),
+        (
+            "vLLM with block verification, SGLang with block verification",
+            "eagle3, K=2 if cost < 3.20",
+        ),
     ]
     snippets = lines(made)
     assert speculative_config(snippets["vLLM"])["method"] == "eagle3"

@@ -9,8 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.decoding.sampling import inverse_cdf
-from harness.decoding.verification import verify_exact_match, verify_greedy, verify_sampled
+from harness.decoding.sampling import BROKEN, inverse_cdf
+from harness.decoding.verification import (
+    verify_block,
+    verify_exact_match,
+    verify_greedy,
+    verify_sampled,
+)
+from harness.theory.replay import accept_probabilities
 
 VOCAB = 3
 # The next token's distribution after a text
@@ -124,24 +130,43 @@ def round_outcomes(
     certain = rule == "greedy_draft"
     if certain:
         draft = torch.zeros_like(draft).scatter_(1, tokens.unsqueeze(1), 1.0)
-    ratios = [float(target[i, t] / draft[i, t]) for i, t in enumerate(drafted)]
-    probs = None if certain else draft
-    for flags in itertools.product(*(cells([ratio]) for ratio in ratios)):
+    limits = [float(target[i, t] / draft[i, t]) for i, t in enumerate(drafted)]
+    probs, verify, weighted = None if certain else draft, verify_sampled, target
+    if rule == "block":
+        limits, weighted = block_limits(target, draft, limits)
+        verify = verify_block
+    for flags in itertools.product(*(cells([limit]) for limit in limits)):
         accept = torch.tensor([flag for flag, _ in flags], dtype=torch.float64)
-        probe = verify_sampled(target, tokens, probs, accept, torch.full((k + 1,), 0.5))
-        for mid, length in resample_cells(target, draft, int(probe.accepted)):
+        probe = verify(target, tokens, probs, accept, torch.full((k + 1,), 0.5))
+        for mid, length in resample_cells(weighted, draft, int(probe.accepted)):
             uniforms = torch.full((k + 1,), mid, dtype=torch.float64)
-            decision = verify_sampled(target, tokens, probs, accept, uniforms)
+            decision = verify(target, tokens, probs, accept, uniforms)
             assert decision.accepted == probe.accepted
             share = length * float(np.prod([size for _, size in flags]))
             chances[int(decision.accepted), int(decision.next_token)] += share
     return chances
 
 
+def block_limits(
+    target: Tensor, draft: Tensor, ratios: Iterable[float]
+) -> tuple[list[float], Tensor]:
+    """h_1 .. h_n of Sun et al. 2024, and the target's rows times p_0 .. p_n."""
+    stands = [1.0]
+    for ratio in ratios:
+        stands.append(min(1.0, stands[-1] * ratio))
+    weighted = target * torch.tensor(stands, dtype=torch.float64).unsqueeze(1)
+    limits: list[float] = []
+    for i in range(1, len(draft)):
+        left = float((weighted[i] - draft[i]).clamp_min(0).sum())
+        limits.append(left / (left + 1 - stands[i]) if left else float(stands[i] == 1.0))
+    return [*limits, stands[-1]], weighted
+
+
 CASES = [
     *((name, "ratio", k) for name in PAIRS for k in (1, 2, 3, 4)),
     *(("unlike", "greedy_draft", k) for k in (1, 2, 3, 4)),
     *(("unlike", "exact_match", k) for k in (1, 2)),
+    *((name, "block", 2) for name in PAIRS),
 ]
 
 
@@ -151,6 +176,49 @@ def test_emitted_tokens_have_the_target_distribution_exactly(name: str, rule: st
     emitted = emitted_probabilities(target, draft, k, rule=rule)
     for tokens, probability in sequence_probabilities(target, k + 1).items():
         assert emitted.get(tokens, 0.0) == pytest.approx(probability, abs=1e-12)
+
+
+@pytest.mark.parametrize("pair", range(3))
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_block_verification_accepts_given_the_text_what_replay_expects(k: int, pair: int) -> None:
+    """Of all that one round can do on random pairs whose tokens depend on all before them."""
+    target, draft = random_distribution(10 + pair), random_distribution(20 + pair)
+    accepted: dict[tuple[int, ...], np.ndarray] = defaultdict(lambda: np.zeros(k + 1))
+    for drafted in itertools.product(range(VOCAB), repeat=k):
+        target_rows = torch.stack([target(drafted[:i]) for i in range(k + 1)])
+        draft_rows = torch.stack([draft(drafted[:i]) for i in range(k)])
+        weight = float(np.prod([float(draft_rows[i, t]) for i, t in enumerate(drafted)]))
+        for (count, token), share in round_outcomes(
+            target_rows, draft_rows, drafted, "block"
+        ).items():
+            start = (*drafted[:count], token)
+            for rest in itertools.product(range(VOCAB), repeat=k + 1 - len(start)):
+                tail = [float(target((*start, *rest[:i]))[t]) for i, t in enumerate(rest)]
+                accepted[start + rest][count] += weight * share * float(np.prod(tail))
+    for text, probability in sequence_probabilities(target, k + 1).items():
+        assert accepted[text].sum() == pytest.approx(probability, abs=1e-12)
+        at_least = accepted[text][::-1].cumsum()[::-1][1:]
+        log_target, log_draft = (
+            [float(model(text[:i])[text[i]].log()) for i in range(k)] for model in (target, draft)
+        )
+        expected = accept_probabilities("block", log_target, log_draft, False).cumprod()
+        assert at_least == pytest.approx(probability * expected, abs=1e-12)
+        by_ratio = accept_probabilities("ratio", log_target, log_draft, False).cumprod()
+        assert (expected >= by_ratio - 1e-12).all()
+
+
+def test_block_verification_reads_a_draft_of_fewer_rows_and_a_broken_row() -> None:
+    generator = torch.Generator().manual_seed(1)
+    target = torch.softmax(torch.randn(4, 9, generator=generator, dtype=torch.float64), -1)
+    draft = torch.softmax(torch.randn(3, 7, generator=generator, dtype=torch.float64), -1)
+    tokens, uniforms = torch.tensor([2, 0, 5]), torch.full((4,), 0.4, dtype=torch.float64)
+    padded = torch.nn.functional.pad(draft, (0, 2))
+    for accept in (torch.full((3,), 1e-9, dtype=torch.float64), uniforms[:3]):
+        narrow = verify_block(target, tokens, draft, accept, uniforms)
+        assert narrow == verify_block(target, tokens, padded, accept, uniforms)
+    target[1] = torch.nan
+    broken = verify_block(target, tokens, draft, torch.full_like(uniforms[:3], 1e-9), uniforms)
+    assert (int(broken.accepted), int(broken.next_token)) == (1, BROKEN)
 
 
 def test_the_enumeration_notices_a_rule_that_is_not_lossless() -> None:
@@ -163,16 +231,18 @@ def test_the_enumeration_notices_a_rule_that_is_not_lossless() -> None:
 
 def test_equal_distributions_accept_everything_even_at_the_largest_uniform() -> None:
     probs = torch.softmax(torch.randn(5, 50, generator=torch.Generator().manual_seed(0)), -1)
-    decision = verify_sampled(probs, torch.arange(4), probs[:-1], torch.ones(4), torch.ones(5))
-    assert int(decision.accepted) == 4
+    for verify in (verify_sampled, verify_block):
+        decision = verify(probs, torch.arange(4), probs[:-1], torch.ones(4), torch.ones(5))
+        assert int(decision.accepted) == 4
 
 
 def test_a_token_the_target_gives_zero_is_never_accepted() -> None:
     target = torch.tensor([[0.0, 1.0], [0.5, 0.5]])
     tiny = torch.tensor([5e-324], dtype=torch.float64)  # underflows against any draft mass
     for draft in (torch.tensor([[1e-30, 1.0]]), None):
-        decision = verify_sampled(target, torch.tensor([0]), draft, tiny, torch.tensor([0.5, 0.5]))
-        assert (int(decision.accepted), int(decision.next_token)) == (0, 1)
+        for verify in (verify_sampled, verify_block):
+            decision = verify(target, torch.tensor([0]), draft, tiny, torch.tensor([0.5, 0.5]))
+            assert (int(decision.accepted), int(decision.next_token)) == (0, 1)
 
 
 def test_an_empty_proposal_draws_the_target_token() -> None:

@@ -262,12 +262,15 @@ def accept_chances(trace: TextTrace, rule: Rule, depth: int) -> Array:
         return trace.draft_is_argmax[:, :depth].astype(np.float64)
     target, draft, is_argmax = trace.target_logprob, trace.draft_logprob, trace.draft_is_argmax
     if trace.depth is not None:
-        target = by_start(target[None], depth)[0]
         draft, is_argmax = draft[:, :depth], is_argmax[:, :depth]
+    elif rule == "block":  # of which a chance depends on the start as well
+        draft = by_start(draft[None], depth)[0]
+    if draft.ndim == 2:
+        target = by_start(target[None], depth)[0]
     known = ~np.isnan(draft) & np.isfinite(target)
     chances = accept_probabilities(rule, np.where(known, target, 0.0), draft, is_argmax)
     chances = np.where(known, chances, np.nan)
-    return chances if trace.depth is not None else by_start(chances[None], depth)[0]
+    return chances if chances.ndim == 2 else by_start(chances[None], depth)[0]
 
 
 def decoded(trace: TextTrace, counting: Counting) -> TextTrace | None:

@@ -19,6 +19,7 @@ import numpy as np
 from harness.analysis.cells import completed
 from harness.analysis.server_texts import ServedTexts, Texts
 from harness.records import GREEDY, Rule, Trial, grouped
+from harness.serving.engines import spec_of
 from harness.stats.jackknife import Array
 from harness.summary import Caveat, ServedGate, TextLikelihood
 
@@ -29,7 +30,7 @@ LEAST_LOG_CHANCE = -9.7
 # Within so many, rounds fit another rule's replay
 FITS = 3.0
 # By rounds alone these can be told apart, and servers offer them (decode.rule)
-SERVED_RULES: tuple[Rule, ...] = ("greedy_draft", "ratio")
+SERVED_RULES: tuple[Rule, ...] = ("greedy_draft", "ratio", "block")
 
 
 def gates(run: ServedTexts) -> tuple[ServedGate, ...]:
@@ -152,7 +153,8 @@ def _with_rounds(run: ServedTexts, gate: ServedGate, texts: Texts, rule: Rule) -
         )
     if _rounds_differ(gate) and gate.temperature != GREEDY:
         for other in SERVED_RULES:
-            if other != rule and _fits(run, texts, gate.k, rounds, other):
+            known = other != rule and other in spec_of(run.engine.name).rules
+            if known and _fits(run, texts, gate.k, rounds, other):
                 gate = replace(gate, other_rule=other)
     return gate
 

@@ -88,10 +88,12 @@ from harness.stats.jackknife import (
     joined,
     log_speedup,
     speedup_interval,
+    token_weights,
 )
 from harness.summary import (
     AcceptanceByPosition,
     Answer,
+    BlockGain,
     Caveat,
     Doubt,
     LoadCell,
@@ -141,6 +143,7 @@ def analyse_served(setup: Setup) -> Summary:
         unstable=unstable,
         acceptance_by_position=tuple(run.positions()),
         text_checks=tuple(run.checks),
+        block_gains=tuple(run.block_gains()),
         served=run.summary(),
     )
 
@@ -865,6 +868,31 @@ class ServedRun(ServedTexts):
             "text_z": worst.text_z,
             "plain_z": worst.plain_z,
         }
+
+    def block_gains(self) -> Iterator[BlockGain]:
+        """What block verification would bring to the server above temperature 0."""
+        for answer in self.workloads:
+            temperature, (_, k) = answer.temperature or GREEDY, answer.named
+            costs = self.costs_by_temperature.get(temperature)
+            texts = self.texts(self.settled, 0, temperature)
+            if temperature == GREEDY or costs is None or not k or not costs.times.covers(k):
+                continue
+            if self.counting is None or not texts.trials:
+                continue
+            if texts.traces[0].chosen:  # what is looked up is accepted alike
+                continue
+            sets = [trial.prompt_set for trial in texts.trials]
+            factors = token_weights(sets, texts.tokens, self.setup.weights)
+            by_rule = [self.replayed(texts, k, rule=rule) for rule in ("ratio", "block")]
+            plain_s = float(factors @ costs.plain_s(texts.tokens))
+            yield BlockGain(
+                self.setup.draft,
+                k,
+                temperature,
+                self.setup.kind_of(self.setup.draft),
+                *(counts.scaled(factors).tokens_per_round for counts in by_rule),
+                *(plain_s / float(factors @ costs.speculative_s(counts)) for counts in by_rule),
+            )
 
     # ---- the record ------------------------------------------------------------------------------
 

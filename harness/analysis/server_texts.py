@@ -215,10 +215,16 @@ class ServedTexts:
 
     # ---- replay ----------------------------------------------------------------------------------
 
-    def replayed(self, texts: Texts, k: int, counting: Counting | None = None) -> Replayed:
-        """Expected counts at K, one entry per text; as the engine counts unless `counting` says."""
-        assert self.engine.rule is not None
-        return replay_texts(*self._as_served(texts, k, self.engine.rule, counting))
+    def replayed(
+        self, texts: Texts, k: int, counting: Counting | None = None, rule: Rule | None = None
+    ) -> Replayed:
+        """Expected counts at K, one entry per text.
+
+        As the engine counts and accepts, unless `counting` and `rule` say otherwise.
+        """
+        rule = rule or self.engine.rule
+        assert rule is not None
+        return replay_texts(*self._as_served(texts, k, rule, counting))
 
     def rounds_expected(self, texts: Texts, k: int, rule: Rule) -> tuple[Array, Array]:
         """Expected rounds of each text by an acceptance rule, and their variance."""

@@ -35,7 +35,14 @@ from harness.analysis.latency import (
     latency_table,
     typed_latency,
 )
-from harness.analysis.leaderboard import Ranking, draft_memory, rank, with_costs, with_speedup
+from harness.analysis.leaderboard import (
+    Ranking,
+    block_gain,
+    draft_memory,
+    rank,
+    with_costs,
+    with_speedup,
+)
 from harness.analysis.lengths import length_alpha
 from harness.analysis.lossless import distrust, text_checks, without_faulty
 from harness.analysis.pairs import (
@@ -60,6 +67,7 @@ from harness.analysis.unstable import impossible, outlier_cells, unstable_cells
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials, least_regret
 from harness.config import AUTO_DRAFTS, split_draft
 from harness.records import (
+    GREEDY,
     Cell,
     DraftConfidence,
     Failure,
@@ -83,6 +91,7 @@ from harness.summary import (
     AcceptanceByPosition,
     AdaptiveDrafting,
     Answer,
+    BlockGain,
     Caveat,
     Doubt,
     Explanation,
@@ -364,6 +373,22 @@ class PairAnalysis:
                         made = replace(made, fixed=with_speedup(made.fixed, answer))
                     yield made
 
+    def block_gains(self) -> Iterator[BlockGain]:
+        """What block verification would bring above temperature 0, where its answer drafts."""
+        if self.setup.synthetic or self.setup.adaptive or self.distrusted:
+            return
+        for entry in self.answered:
+            temperature = entry.question.evidence.temperature
+            by_ratio, by_block = (self.ranking(rule, temperature) for rule in ("ratio", "block"))
+            if temperature == GREEDY or by_ratio is None or by_block is None:
+                continue
+            draft, k = entry.workload.named
+            name = Candidate(draft or "", k)
+            name = name if name in by_ratio.replays.candidates else by_ratio.best[0]
+            if not self.looks_up(name.draft):  # what is looked up is accepted alike
+                kind = self.setup.kind_of(name.draft)
+                yield block_gain(name, by_ratio, by_block, kind, self.setup.weights)
+
     # ---- answers ----
 
     @cached_property
@@ -571,6 +596,7 @@ class PairAnalysis:
             # Of a fixed K, at which a sweep that stops drafting early never drafts
             length_alpha=() if setup.adaptive else tuple(self.length_alpha()),
             adaptive=tuple(self.adaptive_drafting()),
+            block_gains=tuple(self.block_gains()),
             explanation=explanation,
             rules_of_thumb=rules,
             text_checks=tuple(self.checks),

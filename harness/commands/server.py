@@ -16,6 +16,7 @@ from harness.analysis.cells import latest
 from harness.commands.drafted import Drafted, Scoring
 from harness.commands.dry_run import print_server_plan
 from harness.commands.other_runs import stored_own_rounds
+from harness.commands.pairing import mtp_layers
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import (
     Outcome,
@@ -37,19 +38,33 @@ from harness.commands.server_visits import measure
 from harness.commands.snapshot import check_texts
 from harness.commands.time_rounds import time_own_loop
 from harness.config import ServerConfig
-from harness.engines.adapters import adapter_of
+from harness.engines.adapters import Adapter, adapter_of
 from harness.engines.process import check_port_free
 from harness.measurement.returned_texts import likelihood_test
-from harness.records import GREEDY, NotMeasured, TextTrace, Trial, grouped
+from harness.records import GREEDY, NotMeasured, TextTrace, Trial, UserError, grouped
 from harness.serving.engines import OWN
 from harness.storage import SERVER, RunFolder
 from harness.summary import TextLikelihood
+
+
+def check_mtp(config: ServerConfig, adapter: Adapter) -> None:
+    """Refuse a K that the engine does not draft with a local checkpoint's MTP layers."""
+    if config.draft.kind != "mtp" or not adapter.spec.mtp_multiples or config.url is not None:
+        return
+    layers = mtp_layers(config.draft)
+    refused = [k for k in config.k if layers and k > layers and k % layers]
+    if refused:
+        raise UserError(
+            f"k={refused[0]}: draft={config.draft.name} has {layers} MTP layers, with which"
+            f" engine={config.engine} drafts up to {layers} tokens or a multiple of {layers}"
+        )
 
 
 def run(config: ServerConfig) -> Outcome:
     """Measure the grid on the engine; status 1 where a server failed or changed a greedy text."""
     prompts = load_prompts(config)
     adapter = adapter_of(config)
+    check_mtp(config, adapter)
     if config.dry_run:
         states = states_of_servers(config, adapter)
         print_server_plan(config, prompts, states, synthetic=is_synthetic(config, adapter))

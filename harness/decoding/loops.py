@@ -30,6 +30,7 @@ from harness.decoding.sampling import (
 from harness.decoding.verification import (
     Decision,
     rates_on,
+    verify_block,
     verify_exact_match,
     verify_greedy,
     verify_sampled,
@@ -250,4 +251,5 @@ class Verifier:
             return verify_synthetic(probs, accept, rates, resample)
         if self._rule == "exact_match":
             return verify_exact_match(probs, tokens, resample)
-        return verify_sampled(probs, tokens, proposal.probs, accept, resample)
+        verify = verify_block if self._rule == "block" else verify_sampled
+        return verify(probs, tokens, proposal.probs, accept, resample)

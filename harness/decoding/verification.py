@@ -5,6 +5,9 @@ correction after a rejection and a bonus after K acceptances (Leviathan et al. 2
 Chen et al. 2023, algorithm 2). Every function is vectorised over the round's positions, stays on
 the device and takes its uniforms as an argument, so a test can integrate over them exactly.
 
+Block verification (Sun et al. 2024, arXiv 2403.10444) judges the drafted tokens together, and
+accepts no fewer of them in expectation.
+
 Where the target's logits are not finite no draft token is accepted, and its own token is BROKEN.
 """
 
@@ -79,15 +82,64 @@ def verify_sampled(
     if draft_probs is None:
         taken = torch.zeros_like(row).scatter_(1, columns.index_select(0, rejected_at), 1.0)
     else:
-        taken = draft_probs.index_select(0, rejected_at)
-        if taken.shape[-1] < row.shape[-1]:  # a draft whose embedding is padded to fewer rows
-            taken = functional.pad(taken, (0, row.shape[-1] - taken.shape[-1]))
+        taken = _widened(draft_probs.index_select(0, rejected_at), row)
     residual = (row - taken * was_rejected).clamp_min(0)
     # Draft and target equal up to rounding can leave nothing; the target's own distribution is then
     # the limit, and no rejection happens there in exact arithmetic.
     residual = torch.where(residual.sum() > 0, residual, row)
     own = inverse_cdf(residual, resample_uniforms.index_select(0, place))
     return Decision(accepted, unless_broken(own, row[:, 0]).squeeze(0))
+
+
+def verify_block(
+    target_probs: Tensor,
+    draft_tokens: Tensor,
+    draft_probs: Tensor | None,
+    accept_uniforms: Tensor,
+    resample_uniforms: Tensor,
+) -> Decision:
+    """Judge the drafted tokens together: block verification (Sun et al. 2024, algorithm 2).
+
+    With p_0 = 1 and p_i = min(1, p_i-1 target(x_i) / draft(x_i)), the residual after x_1 .. x_i is
+    max(0, p_i target - draft), S_i is its sum, h_i = S_i / (S_i + 1 - p_i) before the last token
+    and h_n = p_n. The accepted length is the largest i whose uniform is at most h_i, so a later
+    token can save an earlier one. The target's own token is drawn from the residual there, or after
+    all n from its distribution.
+
+    Args:
+        target_probs, draft_tokens, draft_probs, accept_uniforms, resample_uniforms: as of
+            `verify_sampled`. Tokens that were chosen with certainty are judged one by one, which
+            accepts as many. All of the target's distributions take part: where one is not finite,
+            the tokens before it stand and the target's own is BROKEN.
+    """
+    if draft_probs is None or not len(draft_tokens):
+        return verify_sampled(
+            target_probs, draft_tokens, draft_probs, accept_uniforms, resample_uniforms
+        )
+    columns, dtype = draft_tokens.unsqueeze(-1), accept_uniforms.dtype
+    target_mass = target_probs[:-1].gather(-1, columns).squeeze(-1).to(dtype)
+    draft_mass = draft_probs.gather(-1, columns).squeeze(-1).to(dtype)
+    # p is how far the sum of logarithms lies below its highest value so far, which is at least 0
+    ratios = target_mass.log() - draft_mass.clamp_min(torch.finfo(dtype).tiny).log()
+    summed = ratios.cumsum(0)
+    stands = (summed - summed.cummax(0).values.clamp_min(0)).exp()
+    before = torch.cat([torch.ones_like(stands[:1]), stands[:-1]])
+    rows = target_probs[:-1]
+    residuals = before.unsqueeze(-1).to(rows.dtype) * rows - _widened(draft_probs, rows)
+    residuals = residuals.clamp_min(0)
+    left = residuals[1:].sum(-1).to(dtype)
+    # 0 / 0 where target and draft are equal: all that follows stands there
+    limits = torch.where(left > 0, left / (left + 1 - stands[:-1]), (stands[:-1] >= 1).to(dtype))
+    limits = torch.cat([limits, stands[-1:]])
+    lengths = torch.arange(1, len(draft_tokens) + 1, device=limits.device)
+    accepted = (lengths * (accept_uniforms <= limits)).amax()
+    finite = _leading(target_probs[:, 0].isfinite())
+    accepted = torch.where(finite < len(target_probs), finite, accepted)
+    row = _at(target_probs, accepted)
+    residual = _at(torch.cat([residuals, target_probs[-1:]]), accepted)
+    residual = torch.where(residual.sum() > 0, residual, row)
+    own = inverse_cdf(residual, _at(resample_uniforms, accepted))
+    return Decision(accepted, unless_broken(own, row[0]))
 
 
 def verify_exact_match(
@@ -149,6 +201,12 @@ def rates_on(rates: tuple[float, ...], dtype: torch.dtype, device: torch.device)
 def _at(rows: Tensor, index: Tensor) -> Tensor:
     """rows[index] for an index on the device; plain indexing would read it back to the host."""
     return rows.index_select(0, index.reshape(1)).squeeze(0)
+
+
+def _widened(draft_probs: Tensor, like: Tensor) -> Tensor:
+    """The draft's rows as wide as the target's: its embedding may be padded to fewer rows."""
+    missing = like.shape[-1] - draft_probs.shape[-1]
+    return functional.pad(draft_probs, (0, missing)) if missing else draft_probs
 
 
 def _leading(flags: Tensor) -> Tensor:

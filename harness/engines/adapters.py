@@ -155,6 +155,14 @@ def adapter_of(config: ServerConfig) -> Adapter:
     if rule is not None and rule not in spec.rules:
         known = " or ".join(spec.rules) or "a rule that it does not tell"
         raise UserError(f"decode.rule={rule}: engine={name} accepts by {known}")
+    variants = (each for each in ENGINES.values() if each.variant_of == name and each.rule == rule)
+    variant = next(variants, None)
+    if variant is not None and kind not in variant.lines:
+        able = " or ".join(DRAFTS[each].phrase for each in variant.lines if each in spec.drafts)
+        raise UserError(
+            f"decode.rule={rule}: engine={name} accepts the drafts of {able} by it, and"
+            f" draft={config.draft.name} is {DRAFTS[kind].phrase}; leave decode.rule out"
+        )
     for role, conf in (("model", config.model), ("draft", config.draft)):
         if conf.quantization is not None and name != OWN.name and config.url is None:
             raise UserError(

@@ -166,7 +166,7 @@ class StartedEngine(ABC):
         port = free_port() if self.port is None else self.port
         check_port_free(port)
         command = [*program, *flags, "--host", LOOPBACK, "--port", str(port)]
-        process = ServerProcess(command, self.log(k, synthetic), self.environment())
+        process = ServerProcess(command, self.log(k, synthetic), self.environment(synthetic))
         client = HttpClient(
             f"http://{LOOPBACK}:{port}",
             alive=lambda: process.alive,
@@ -229,7 +229,7 @@ class StartedEngine(ABC):
         """What starts a server, before its flags."""
         return [on_path(self.spec.name)]
 
-    def environment(self) -> Mapping[str, str]:
+    def environment(self, synthetic: Sequence[float] | None = None) -> Mapping[str, str]:  # noqa: ARG002
         """Variables of a server in addition to this process's own."""
         return {}
 

@@ -11,14 +11,16 @@ project's test machines, so only its answers were tried, from a server that stan
 - The first token comes from the prefill. Every round verifies K drafted tokens, near the budget
   too, where the text is cut.
 - A request's `sampling_seed` counts only with `--enable-deterministic-inference`.
+- Acceptance is set by variables (`harness.serving.sglang`), not by flags.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from harness.engines.adapters import Adapter, checkpoints, started_with
+from harness.engines.adapters import Adapter, checkpoints, rule_of, started_with
 from harness.engines.http_server import (
     CardMemory,
     HttpServer,
@@ -36,7 +38,7 @@ from harness.engines.protocol import (
     ServedRecord,
     token_ids,
 )
-from harness.records import UserError
+from harness.records import Rule, UserError
 from harness.serving.sglang import SPEC, speculative_flags
 from harness.serving.spec import EngineSpec
 
@@ -77,12 +79,20 @@ class Sglang(StartedEngine):
 
     def server(self, running: Running, k: int) -> "SglangServer":
         """Take over a server that answers."""
-        return SglangServer(running, k)
+        return SglangServer(running, k, self.rule)
 
-    def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:
-        """The command line of sglang, without where it listens."""
-        if synthetic is not None:
-            raise UserError("engine=sglang: it has no synthetic acceptance")
+    def environment(self, synthetic: Sequence[float] | None = None) -> Mapping[str, str]:
+        """What sets its acceptance: the mean of a round's tokens, the target's own included."""
+        if synthetic is None:
+            return {}
+        return {
+            "SGLANG_SIMULATE_ACC_LEN": f"{1.0 + sum(synthetic):g}",
+            "SGLANG_SIMULATE_ACC_METHOD": "match-expected",
+            "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token",
+        }
+
+    def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:  # noqa: ARG002
+        """The command line of sglang, without where it listens; acceptance is set by variables."""
         flags: dict[str, object] = {
             "--model-path": self.target,
             "--dtype": self.dtype,
@@ -93,14 +103,16 @@ class Sglang(StartedEngine):
         if self.revision is not None:
             flags["--revision"] = self.revision
         flags |= self.memory_flags(k)
+        drafting: list[str] = []
         if k:
             draft = None if self.draft is None else str(self.draft)
-            flags |= speculative_flags(self.kind, draft, k)
+            drafting += speculative_flags(self.kind, draft, k, self.rule)
             if self.draft is not None and self.draft_revision is not None:
-                flags["--speculative-draft-model-revision"] = self.draft_revision
+                drafting += ["--speculative-draft-model-revision", self.draft_revision]
         return [
             "serve",
             *(str(part) for flag in flags.items() for part in flag),
+            *drafting,
             "--disable-radix-cache",
             *self.more_flags,
         ]
@@ -136,8 +148,8 @@ class SglangServer(HttpServer):
 
     decoded_field = "text"
 
-    def __init__(self, running: Running, k: int) -> None:
-        """Take over a server that drafts `k` tokens per round."""
+    def __init__(self, running: Running, k: int, rule: Rule = "greedy_draft") -> None:
+        """Take over a server that drafts `k` tokens per round and accepts by `rule`."""
         super().__init__(f"SGLang at k={k}", k, running)
         facts = running.client.about(*ABOUT, SERVER)
         # Of each data-parallel copy of the model, in releases that tell
@@ -146,7 +158,7 @@ class SglangServer(HttpServer):
         self.facts = EngineFacts(
             SPEC,
             str(facts["version"]),
-            SPEC.rule,
+            rule,
             slots=None if each is None else int(each) * len(states),
         )
         steps = facts.get("speculative_num_steps") or 0
@@ -235,7 +247,7 @@ def adapter(spec: EngineSpec) -> Adapter:
     """How its servers are used."""
     return Adapter(
         spec,
-        attach=lambda *_: SglangServer,
+        attach=lambda config, _: partial(SglangServer, rule=rule_of(config)),
         start=lambda serve, port: Sglang(
             *checkpoints(serve), **started_with(serve, port), dtype=serve.dtype or "auto"
         ),

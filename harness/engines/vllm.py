@@ -93,9 +93,14 @@ class Vllm(StartedEngine):
 
     dtype: str = "auto"
 
-    def environment(self) -> Mapping[str, str]:
-        """Its threads, and the address at which its processes talk to each other."""
-        return {"VLLM_HOST_IP": LOOPBACK, **self._threads()}
+    def environment(self, synthetic: Sequence[float] | None = None) -> Mapping[str, str]:  # noqa: ARG002
+        """Its threads, and the address at which its processes talk to each other.
+
+        Block verification is its V2 runner's. Where that lacks something, V1 would be used instead,
+        and ignore the rule.
+        """
+        runner = {"VLLM_USE_V2_MODEL_RUNNER": "1"} if self.rule == "block" else {}
+        return {"VLLM_HOST_IP": LOOPBACK, **runner, **self._threads()}
 
     def server(self, running: Running, k: int) -> "VllmServer":
         """Take over a server that answers."""
@@ -113,11 +118,9 @@ class Vllm(StartedEngine):
         flags |= self.memory_flags(k)
         if k:
             draft = None if self.draft is None else str(self.draft)
-            speculative = speculative_config(self.kind, draft, k)
+            speculative = speculative_config(self.kind, draft, k, self.rule)
             if self.draft_revision is not None:
                 speculative["revision"] = self.draft_revision
-            if self.rule == "ratio" and not looks_up(self.kind):
-                speculative["draft_sample_method"] = "probabilistic"
             if synthetic is not None:
                 speculative["rejection_sample_method"] = "synthetic"
                 speculative["synthetic_acceptance_rates"] = list(synthetic)

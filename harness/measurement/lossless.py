@@ -14,6 +14,7 @@ distribution given that text, whether it was drafted, corrected or a bonus: a ch
 exact probabilities.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
@@ -37,7 +38,7 @@ from harness.decoding.sampling import (
     sampler_for,
     seen_tokens,
 )
-from harness.decoding.verification import verify_exact_match, verify_sampled
+from harness.decoding.verification import verify_block, verify_exact_match, verify_sampled
 from harness.models.routing import tie_spread
 from harness.records import BrokenLogitsError, Rule
 from harness.summary import DistributionTest
@@ -266,11 +267,19 @@ def distribution_tests(
     distributions = _Distributions(target_probs, draft_probs.to(target.device), chosen)
     tests: list[DistributionTest] = []
     for offset in range(1, num_draft_tokens + 2):
-        uniforms = Uniforms.keyed(seed, f"snapshot/{offset}", 0, draws, target.device)
-        drawn = [
-            _draw_at(offset, index, forced, distributions, uniforms, rule) for index in range(draws)
-        ]
-        test = chi_square(drawn, distributions.target[offset - 1])
+        drawn: list[int] = []
+        for attempt in itertools.count():
+            name = f"snapshot/{offset}/{attempt}" if attempt else f"snapshot/{offset}"
+            # The second half decides whether the forced tokens stand, where that is drawn
+            uniforms = Uniforms.keyed(seed, name, 0, 2 * draws, target.device)
+            made = (
+                _draw_at(offset, index, forced, distributions, uniforms, rule)
+                for index in range(draws)
+            )
+            drawn += [token for token in made if token is not None]
+            if len(drawn) >= draws:
+                break
+        test = chi_square(drawn[:draws], distributions.target[offset - 1])
         cell = (sampling.temperature, num_draft_tokens, offset, draws)
         tests.append(DistributionTest(*cell, *test, result="PASS"))
     return tests
@@ -370,8 +379,12 @@ def _draw_at(
     distributions: _Distributions,
     uniforms: Uniforms,
     rule: Rule,
-) -> int:
-    """One token at `offset`, from a round whose earlier draft tokens are forced to stand."""
+) -> int | None:
+    """One token at `offset`, from a round whose earlier draft tokens are forced to stand.
+
+    Block verification judges tokens together: what follows is the target's given that at least so
+    many stand, however that came about. So whether they do is drawn; None where they do not.
+    """
     before = offset - 1
     tokens = forced[:before]
     if offset <= len(forced) and distributions.draft[before].any():
@@ -390,8 +403,15 @@ def _draw_at(
         accept = torch.full_like(resample[:-1], ALWAYS)
         accept[before:] = uniforms.accept[index]
         draft = None if distributions.chosen else distributions.draft[: len(tokens)]
-        decision = verify_sampled(target, tokens, draft, accept, resample)
+        verify = verify_sampled
+        if rule == "block" and draft is not None:
+            verify = verify_block
+            if before:
+                accept[before - 1] = uniforms.accept[len(uniforms.accept) // 2 + index]
+        decision = verify(target, tokens, draft, accept, resample)
     accepted = int(decision.accepted)
+    if accepted < before:
+        return None
     return int(tokens[before]) if accepted > before else int(decision.next_token)
 
 

@@ -97,7 +97,7 @@ def content_of(summary: Summary) -> Content:
         next_step=verdict.next_step(summary),
         page=str(Path(summary.run.folder) / "report.html"),
         engine=None if summary.served else run.engine(summary.run),
-        reasons=explanation.explanation(summary),
+        reasons=(*explanation.explanation(summary), *explanation.block_verification(summary)),
         caveats=caveats.caveats(summary),
         failures=run.failures(summary),
         snippets=serving.snippets_of(summary),

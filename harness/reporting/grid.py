@@ -104,12 +104,16 @@ def left_out(servers: Collection[str | None]) -> tuple[str, ...]:
 
 
 def engines_by_rule() -> dict[Rule, str]:
-    """Of the rules, the engines that accept by them by default; the first engine's rule first."""
-    names: dict[Rule, list[str]] = {}
-    for spec in with_lines().values():
-        if spec.rule is not None:
-            names.setdefault(spec.rule, []).extend([] if spec.variant_of else [spec.title])
-    return {rule: ", ".join(titles) for rule, titles in names.items()}
+    """Of the rules, the engines that accept by them; the first engine's rule first.
+
+    By default, where one does: variants are named of a rule that no engine has by default.
+    """
+    names: dict[Rule, str] = {}
+    for rule, specs in grouped(with_lines().values(), lambda spec: spec.rule).items():
+        if rule is not None:
+            by_default = [spec.title for spec in specs if spec.variant_of is None]
+            names[rule] = ", ".join(by_default or [spec.in_rows for spec in specs])
+    return names
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.config import CONF_DIR, OWN_DRAFT
-from harness.records import first, grouped, where
+from harness.records import GREEDY, first, grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
@@ -122,7 +122,10 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
         if server == asked or shown.row.temperature or ENGINES[server].variant_of is None:
             line = _line(summary, own, server)
             line = replace(line, name=f"{_titled(ENGINES[server])}{ENGINES[server].line_title}")
-            # A variant has its engine's line for a look-up, whose tokens are chosen
+            # Nothing is said of a setting that does not apply to the draft; a variant has its
+            # engine's line for a look-up, whose tokens are chosen
+            if not line.code and server != asked and ENGINES[server].variant_of is not None:
+                continue
             if not line.code or line.code not in {other.code for other in made}:
                 made.append(replace(line, marked=server == asked))
     made.sort(key=lambda line: not line.code)
@@ -228,6 +231,10 @@ def _line(summary: Summary, own: Answer, server: str) -> Snippet:
     engine = ENGINES[server]
     at = where(summary.answers, temperature=own.temperature, prompt_set="all")
     answer = first(at, engine=server)
+    if answer is not None and answer.temperature == GREEDY and engine.variant_of is not None:
+        kind = _pair(summary, answer).kind
+        if kind not in engine.lines:  # at temperature 0 a variant drafts as its engine does
+            engine = ENGINES[engine.variant_of]
     title = f"{_titled(engine)}{engine.line_title}"
     if answer is None:
         return _of_another_draft(summary, own, engine, title)

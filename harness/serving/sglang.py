@@ -1,28 +1,46 @@
 """SGLang: what it accepts and drafts, and what it is started with. Read in release 0.5.23.
 
 - srt/speculative/eagle_utils.py, `eagle_sample`: at `--speculative-eagle-topk 1` the argmax is
-  proposed and accepted with the target's probability of it. STANDALONE refuses
-  `--speculative-use-rejection-sampling` (srt/arg_groups/speculative_hook.py): no other rule. EAGLE
-  and EAGLE3 take it.
+  proposed and, on CUDA, accepted with the target's probability of it. On ROCm EAGLE and EAGLE3 draw
+  their drafts and accept by the ratio, and the others accept argmaxes; on a CPU and XPU all do,
+  whatever the temperature (`_verify_uses_greedy`), which is not lossless.
+- `--speculative-use-rejection-sampling`: the ratio, for EAGLE and EAGLE3 at topk 1; STANDALONE,
+  NGRAM and DFLASH refuse it (srt/arg_groups/speculative_hook.py).
+- `--speculative-use-block-verification`: block verification, for EAGLE, EAGLE3 and DFLASH at topk 1
+  on CUDA and ROCm.
+- SGLANG_SIMULATE_ACC_LEN (srt/environ.py) sets the mean of a round's tokens, its own included: 1
+  rejects every draft. _METHOD match-expected draws one of the two whole lengths next to it, for all
+  requests of a step at once; _TOKEN_MODE real-draft-token keeps the tokens, and needs topk 1.
 - docs/advanced_features/speculative_decoding.md: at topk 1 a chain of as many tokens as steps is
   drafted, and one position more verified: `--speculative-num-draft-tokens` is K + 1. MTP layers are
   served by the algorithm EAGLE, the target's own without a draft path, others with one. DFLASH
-  (srt/speculative/dflash_worker.py) takes the block's positions as number of draft tokens.
-  srt/models/llama_eagle3.py reads tensors `midlayer.*` only; NGRAM drafts a tree, whose branches
-  share the draft tokens.
+  (srt/speculative/dflash_worker_v2.py) takes the block's positions as number of draft tokens.
+  srt/models/llama_eagle3.py reads tensors `midlayer.*` and `layers.0.*` alike; NGRAM drafts a tree,
+  whose branches share the draft tokens.
 - `--speculative-adaptive`: a file of {"batch size": {"candidate_steps": [K]}}, each tier from its
-  batch size on; one candidate is that K. EAGLE and EAGLE3 drafts at topk 1 alone: a STANDALONE
-  draft keeps the K it was started with.
+  batch size on; one candidate is that K, of several it takes one by the mean of accepted lengths.
+  `--speculative-num-steps` must be one of all candidates. EAGLE and EAGLE3 drafts at topk 1 alone:
+  a STANDALONE draft keeps the K it was started with.
 """
 
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from harness.records import Rule
 from harness.serving.drafts import DRAFTS, DraftKind
 from harness.serving.round_counting import Counting
 from harness.serving.spec import BLOCK, EngineSpec, PairToServe, ServingLine, changes
 
+# What makes it accept by another rule than its default
+RULE_FLAGS: Mapping[Rule, str] = {
+    "ratio": "--speculative-use-rejection-sampling",
+    "block": "--speculative-use-block-verification",
+}
+# The kinds whose drafts are drawn for the ratio, and for block verification
+_DRAWN_KINDS = ("eagle3", "mtp")
+_BLOCK_KINDS = (*_DRAWN_KINDS, "dflash")
 # `--speculative-algorithm`, for a chain or a block of drafted tokens
 ALGORITHMS: Mapping[DraftKind, str] = {
     "model": "STANDALONE",
@@ -32,14 +50,21 @@ ALGORITHMS: Mapping[DraftKind, str] = {
 }
 
 
-def speculative_flags(kind: DraftKind, draft: str | None, k: int) -> dict[str, str | int]:
-    """The flags of a server by name; arguments as of `vllm.speculative_config`."""
+def speculative_flags(
+    kind: DraftKind, draft: str | None, k: int, rule: Rule | None = None
+) -> list[str]:
+    """The flags of a server; arguments as of `vllm.speculative_config`."""
     flags: dict[str, str | int] = {"--speculative-algorithm": ALGORITHMS[kind]}
     if draft is not None and DRAFTS[kind].has_checkpoint:
         flags["--speculative-draft-model-path"] = draft
     if kind != "dflash":  # which has no steps
         flags |= {"--speculative-num-steps": k, "--speculative-eagle-topk": 1}
-    return {**flags, "--speculative-num-draft-tokens": k + 1}
+    flags["--speculative-num-draft-tokens"] = k + 1
+    accepting = RULE_FLAGS.get(rule) if rule is not None else None
+    return [
+        *(str(part) for flag in flags.items() for part in flag),
+        *([] if accepting is None else [accepting]),
+    ]
 
 
 def _launch(pair: PairToServe) -> str:
@@ -47,8 +72,7 @@ def _launch(pair: PairToServe) -> str:
 
 
 def _drafting(pair: PairToServe) -> str:
-    settings = speculative_flags(pair.kind, pair.weights, pair.k)
-    flags = [str(part) for flag in settings.items() for part in flag]
+    flags = speculative_flags(pair.kind, pair.weights, pair.k, pair.rule)
     return f"{_launch(pair)} {shlex.join(flags)}"
 
 
@@ -58,10 +82,23 @@ def _ngram(pair: PairToServe) -> str:
     )
 
 
+def _platform_notes(pair: PairToServe) -> Sequence[str]:
+    """By which rule it accepts on other platforms than CUDA."""
+    if pair.temperature == 0 or pair.rule != SPEC.rule:
+        return ()
+    drawn = pair.kind in _DRAWN_KINDS
+    rocm = "by the ratio of drafts that are drawn" if drawn else "argmaxes, which is not lossless"
+    return (
+        f"That is on CUDA: on ROCm it accepts {rocm}; on a CPU and XPU argmaxes, at any"
+        " temperature.",
+    )
+
+
 def _schedule_notes(k_by_load: Mapping[int, int], _: int) -> Sequence[str]:
     tiers = {str(low): {"candidate_steps": [k]} for low, k in changes(k_by_load).items()}
     return (
         "With an EAGLE draft instead, one server changes K: --speculative-adaptive"
+        f" --speculative-num-steps {max(k_by_load.values())} (one of the K)"
         f" --speculative-adaptive-config FILE, and in it {json.dumps(tiers)}",
     )
 
@@ -69,7 +106,7 @@ def _schedule_notes(k_by_load: Mapping[int, int], _: int) -> Sequence[str]:
 SPEC = EngineSpec(
     name="sglang",
     title="SGLang",
-    rules=("greedy_draft",),
+    rules=("greedy_draft", "ratio", "block"),
     ranked_as="SGLang at topk 1",
     counting=Counting(first_position=1, shortens_last_draft=False),
     draft_by_temperature=True,
@@ -78,11 +115,9 @@ SPEC = EngineSpec(
     version="0.5.23",
     plain=_launch,
     lines={
-        "model": ServingLine(_drafting),
-        "eagle3": ServingLine(
-            _drafting, "It reads heads in SpecForge's layout; convert one in another."
-        ),
-        "mtp": ServingLine(_drafting),
+        "model": ServingLine(_drafting, more=_platform_notes),
+        "eagle3": ServingLine(_drafting, more=_platform_notes),
+        "mtp": ServingLine(_drafting, more=_platform_notes),
         "dflash": ServingLine(_drafting, BLOCK),
         "ngram": ServingLine(_ngram, "It drafts a tree, from a cache of all requests."),
     },
@@ -91,8 +126,33 @@ SPEC = EngineSpec(
     slots_flag="--max-running-requests",
     client="harness.engines.sglang",
     drafts=("model", "eagle3", "mtp"),
+    synthetic="on CUDA",
     one_dtype=True,
     alone=True,
     memory_flag="--mem-fraction-static",
     rented="sglang==0.5.23",
+)
+REJECTION_SAMPLING = replace(
+    SPEC,
+    name="sglang_rejection",
+    rules=("ratio",),
+    variant_of=SPEC.name,
+    phrase=f"SGLang with {RULE_FLAGS['ratio']}",
+    row_name="SGLang with rejection sampling",
+    ranked_as="",
+    alike=frozenset(_DRAWN_KINDS),
+    lines={kind: SPEC.lines[kind] for kind in _DRAWN_KINDS},
+    line_title=f", {RULE_FLAGS['ratio']}",
+    client=None,
+    rented="",
+)
+BLOCK_VERIFICATION = replace(
+    REJECTION_SAMPLING,
+    name="sglang_block",
+    rules=("block",),
+    phrase=f"SGLang with {RULE_FLAGS['block']}",
+    row_name="SGLang with block verification",
+    alike=frozenset(_BLOCK_KINDS),
+    lines={kind: SPEC.lines[kind] for kind in _BLOCK_KINDS},
+    line_title=f", {RULE_FLAGS['block']}",
 )

@@ -124,6 +124,8 @@ class EngineSpec:
     completions: Completions = Completions()  # of the client `harness.engines.openai`
     # Where a server that is started can be told which drafts to accept
     synthetic: Literal["everywhere", "on CUDA", "nowhere"] = "nowhere"
+    # Whether it refuses a K above a checkpoint's number of MTP layers that is no multiple of it
+    mtp_multiples: bool = False
     k_per_request: bool = False  # whether one address serves every K
     tries_threads: bool = False  # whether several numbers of threads are tried, where none is asked
     one_dtype: bool = False  # whether servers are told one dtype, and hold both models in it

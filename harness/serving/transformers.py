@@ -3,8 +3,11 @@
 generation/candidate_generator.py: settings are read from the draft's generation_config; the draft
 is sampled and accepted by the ratio. Temperature and top-p given as settings are applied to the
 draft twice, given as processors once. `prompt_lookup_num_tokens` is the look-up that a run here
-has. Its `use_mtp` drafts one token for each MTP layer and knows DeepSeek's and GLM's only, so it
-has no line.
+has. Its `use_mtp` drafts one token for each MTP layer, of targets whose configuration has
+`num_mtp_layers` (of models/: deepseek_v3, glm4_moe, bailing_hybrid, step3p7, inkling, mellum and
+those derived from them), where a run here runs the one layer K times, so it has no line.
+`speculation_type="dflash"` drafts with a drafter of the layout of models/muse_glimmer_assistant, as
+many tokens as its block has less one; processors apply to its drafts once.
 """
 
 import json
@@ -65,6 +68,15 @@ def _assisted(pair: PairToServe) -> str:
     return _generate(pair, (load, *_settings("draft", pair)), ("assistant_model=draft",))
 
 
+def _dflash(pair: PairToServe) -> str:
+    load = (
+        "from transformers import AutoModel",
+        f"draft = AutoModel.from_pretrained({json.dumps(pair.draft)})",
+        f"draft.config.block_size = {pair.k + 1}",
+    )
+    return _generate(pair, load, ("assistant_model=draft", 'speculation_type="dflash"'))
+
+
 def _early_exit(pair: PairToServe) -> str:
     argument = f"assistant_early_exit={pair.layers}"
     return _generate(pair, _settings("model", pair), (argument,))
@@ -98,12 +110,15 @@ SPEC = EngineSpec(
     name="transformers",
     title="transformers",
     rules=("ratio",),
-    alike=frozenset(("model", "ngram", "early_exit")),
+    alike=frozenset(("model", "dflash", "ngram", "early_exit")),
     stops_early=True,
     version="5.23",
     plain=_generate,
     lines={
         "model": ServingLine(_assisted, more=_notes),
+        "dflash": ServingLine(
+            _dflash, "It reads drafters of the layout of transformers' muse_glimmer_assistant."
+        ),
         "ngram": ServingLine(_prompt_lookup),
         "early_exit": ServingLine(_early_exit),
     },

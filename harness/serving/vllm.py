@@ -1,10 +1,12 @@
 """vLLM: what it accepts and drafts, and what it is started with. Read in release 0.33 and run.
 
 - vllm/config/speculative.py, `SpeculativeMethod`: draft_model, eagle3, mtp, medusa, dflash, ngram,
-  suffix. `mtp` takes the target's own layers, or those of the checkpoint that is its `model`;
+  suffix. `mtp` takes the target's own layers, or those of the checkpoint that is its `model`, and
+  refuses a K above their number that is no multiple of it (`n_predict`: num_nextn_predict_layers);
   `medusa` needs a hidden_size in the config.json of FasterDecoding's layout, too; `suffix` needs
-  the package arctic-inference, and its num_speculative_tokens is the most it proposes. eagle3 was
-  run (0.32) with a head in SpecForge's layout and in speculators', and so was ngram:
+  the package arctic-inference at 0.1.1 (`_validate_suffix_decoding`), and its
+  num_speculative_tokens is the most it proposes. eagle3 was run (0.32) with a head in SpecForge's
+  layout and in speculators', and so was ngram:
   v1/spec_decode/ngram_proposer.py proposes what followed the first occurrence of the longest match,
   as `harness.decoding.lookups` does, but does not stop before an end of text in the prompt.
 - `draft_sample_method` is greedy by default, with the draft's distribution taken as one-hot;
@@ -12,11 +14,23 @@
   (vllm#56724), and accepts by the ratio. v1/spec_decode/llm_base_proposer.py: heads take it;
   v1/spec_decode/medusa.py: Medusa heads do not.
 - `rejection_sample_method: synthetic` imposes `synthetic_acceptance_rates`: unconditional per
-  position, K of them, never increasing. Its CPU builds refuse it.
+  position, K of them, never increasing. Its CPU builds refuse it. `block` is block verification
+  (v1/worker/gpu/spec_decode/rejection_sampler.py), on the V2 model runner alone: drafts must be
+  sampled, by eagle3, mtp or dflash. For a draft model, a look-up or Medusa heads vLLM falls back to
+  the V1 runner (config/vllm.py, `_get_v2_model_runner_unsupported_features`), which ignores the
+  setting and drafts argmaxes (v1/spec_decode/llm_base_proposer.py, `_enable_probabilistic_draft_
+  probs`); VLLM_USE_V2_MODEL_RUNNER=1 makes it refuse to start instead. A pull request's `fly`
+  (vllm#53987) is lossy.
+- `enable_adaptive_verification` (config/vllm.py, `_validate_adaptive_verification`): how many
+  drafts of each request are verified is decided in each step, from their confidences and step costs
+  that are profiled on start. DSpark drafters alone, on the V2 runner with CUDA graphs, without LoRA
+  and pipeline parallelism.
 - vllm/v1/spec_decode/dynamic (0.32): `num_speculative_tokens_per_batch_size` is [low, high, K] with
   both ends included, from 1; a gap and everything above the last range keep the last K. The batch
-  is the requests scheduled in a step. K is at most `num_speculative_tokens`. At K = 0 the draft
-  still runs once in each step, so a plain server is faster. Off under data parallelism.
+  is the requests scheduled in a step, those in their prefill as well. K is at most
+  `num_speculative_tokens`. At K = 0 the draft still runs once in each step, so a plain server is
+  faster. On the V1 runner graphs are piecewise then (config/vllm.py,
+  `_maybe_override_dynamic_sd_cudagraph_mode`). Off under data parallelism.
 """
 
 import json
@@ -25,7 +39,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.records import LONGEST_NGRAM
+from harness.records import LONGEST_NGRAM, Rule
 from harness.serving.drafts import DRAFTS, DraftKind
 from harness.serving.round_counting import Counting
 from harness.serving.spec import BLOCK, EngineSpec, PairToServe, ServingLine, changes
@@ -33,13 +47,16 @@ from harness.serving.spec import BLOCK, EngineSpec, PairToServe, ServingLine, ch
 COUNTING = Counting(first_position=1, shortens_last_draft=False)
 
 
-def speculative_config(kind: DraftKind, draft: str | None, k: int) -> dict[str, Any]:
+def speculative_config(
+    kind: DraftKind, draft: str | None, k: int, rule: Rule | None = None
+) -> dict[str, Any]:
     """`--speculative-config`.
 
     Args:
         kind: of the draft, one that vLLM serves.
         draft: hub id or folder of its weights; None for look-ups and the target's own MTP layers.
         k: num_draft_tokens.
+        rule: by which it is to accept; None for its default.
     """
     config: dict[str, Any] = {"method": "draft_model" if kind == "model" else kind}
     if draft is not None and DRAFTS[kind].has_checkpoint:
@@ -47,6 +64,10 @@ def speculative_config(kind: DraftKind, draft: str | None, k: int) -> dict[str, 
     config["num_speculative_tokens"] = k
     if kind == "ngram":
         config |= {"prompt_lookup_max": LONGEST_NGRAM, "prompt_lookup_min": 1}
+    if rule in ("ratio", "block") and not DRAFTS[kind].looks_up:  # a look-up's tokens are chosen
+        config["draft_sample_method"] = "probabilistic"
+    if rule == "block":
+        config["rejection_sample_method"] = "block"
     return config
 
 
@@ -55,9 +76,7 @@ def _serve(pair: PairToServe) -> str:
 
 
 def _drafting(pair: PairToServe, options: str = "", **settings: Any) -> str:
-    config = speculative_config(pair.kind, pair.weights, pair.k)
-    if pair.rule == "ratio" and not DRAFTS[pair.kind].looks_up:  # what a look-up proposes is chosen
-        config["draft_sample_method"] = "probabilistic"
+    config = speculative_config(pair.kind, pair.weights, pair.k, pair.rule)
     packed = json.dumps(config | settings, separators=(",", ":"))
     return f"{_serve(pair)} {options}--speculative-config {shlex.quote(packed)}"
 
@@ -88,7 +107,13 @@ def _schedule(
 
 
 def _schedule_notes(k_by_load: Mapping[int, int], largest: int) -> Sequence[str]:
-    notes = [f"Above concurrency {largest}, not measured, vLLM keeps the last K."]
+    notes = [
+        f"Above concurrency {largest}, not measured, vLLM keeps the last K.",
+        "Requests in their prefill count too, and the V1 runner's CUDA graphs are piecewise then:"
+        " measure the server with this schedule before it is used.",
+        'With a DSpark drafter "enable_adaptive_verification":true decides in every step how many'
+        " drafts of each request are verified; at low load a fixed K is faster.",
+    ]
     if 0 in k_by_load.values():
         notes.append(
             "At K=0 it still runs the draft in each step; what was measured at K=0 is a server"
@@ -97,10 +122,19 @@ def _schedule_notes(k_by_load: Mapping[int, int], largest: int) -> Sequence[str]
     return notes
 
 
+def _mtp_notes(pair: PairToServe) -> Sequence[str]:
+    if pair.k == 1:
+        return ()
+    return (
+        "It refuses a K above the checkpoint's number of MTP layers (num_nextn_predict_layers) that"
+        " is no multiple of it.",
+    )
+
+
 SPEC = EngineSpec(
     name="vllm",
     title="vLLM",
-    rules=("greedy_draft", "ratio"),
+    rules=("greedy_draft", "ratio", "block"),
     phrase="vLLM with its defaults",
     ranked_as="vLLM (default)",
     counting=COUNTING,
@@ -112,13 +146,13 @@ SPEC = EngineSpec(
     lines={
         "model": ServingLine(_drafting),
         "eagle3": ServingLine(_drafting),
-        "mtp": ServingLine(_drafting),
+        "mtp": ServingLine(_drafting, more=_mtp_notes),
         "medusa": ServingLine(_drafting),
         "dflash": ServingLine(_drafting, BLOCK),
         "ngram": ServingLine(_drafting),
         "suffix": ServingLine(
             _drafting,
-            "It needs the package arctic-inference, and scores matches by its own trees.",
+            "It needs the package arctic-inference==0.1.1, and scores matches by its own trees.",
         ),
     },
     check_line=_check_line,
@@ -128,10 +162,17 @@ SPEC = EngineSpec(
     client="harness.engines.vllm",
     drafts=("model", "eagle3", "mtp", "ngram"),
     synthetic="on CUDA",
+    mtp_multiples=True,
     one_dtype=True,
     alone=True,
     memory_flag="--gpu-memory-utilization",
     rented="vllm==0.33.0",
+)
+# Block verification, for the kinds that its V2 runner drafts with
+_BLOCK_KINDS = ("eagle3", "mtp", "dflash")
+_V2_ONLY = (
+    "Block verification is its V2 runner's: where the log says that V1 is used instead, the setting"
+    " is ignored."
 )
 PROBABILISTIC = replace(
     SPEC,
@@ -148,4 +189,17 @@ PROBABILISTIC = replace(
     check_line=None,
     client=None,
     rented="",
+)
+BLOCK_VERIFICATION = replace(
+    PROBABILISTIC,
+    name="vllm_block",
+    rules=("block",),
+    phrase="vLLM with rejection_sample_method=block",
+    row_name="vLLM with block verification",
+    alike=frozenset(_BLOCK_KINDS),
+    lines={
+        kind: replace(SPEC.lines[kind], note=" ".join((SPEC.lines[kind].note, _V2_ONLY)).strip())
+        for kind in _BLOCK_KINDS
+    },
+    line_title=", rejection_sample_method=block",
 )

@@ -17,11 +17,26 @@ draft token at this drafted position was accepted" is Bernoulli(a), independent 
 Assumptions: the text is drawn from the same target distribution (temperature, top-k, top-p) as in
 `a`, rounds start afresh (no state carries over), and the draft sees only what was emitted.
 
+Block verification (rule `block`) judges a round's tokens together, so its chance at a position
+depends on where the round starts. Let P_i and Q_i be the target's and the draft's probability of
+the round's tokens x_1 .. x_i, p_0 = 1 and p_i = min(1, p_i-1 target(x_i) / draft(x_i)):
+8. given the drafted x_1 .. x_i, at least i are accepted with probability p_i. Of the last drafted
+   token that is the rule itself. Before it, more are accepted with E[p_i+1], which is the sum of
+   min(p_i target, draft) = p_i - S_i, and else i with h_i = S_i / (S_i + 1 - p_i): together p_i;
+9. then the next token y is accepted with draft(y) p_i+1 = min(p_i target(y), draft(y)), or drawn
+   from the residual max(0, p_i target(y) - draft(y)): together p_i target(y). So what follows is
+   the target's, given that at least i stand;
+10. so P(at least i accepted | text) = Q_i p_i / P_i, for every K of at least i. By the recursion of
+   p that is the smaller of Q_i-1 p_i-1 / P_i-1 and Q_i / P_i, thus min(1, min over k <= i of
+   Q_k / P_k). The product of min(1, draft / target) that `ratio` has is no larger. The chance at an
+   offset, given that the round got there, is a ratio of two of these.
+
 A trap: the mean of `a` over the next token, sum of min(target, draft) over the vocabulary, must not
 be chained along a text in place of `a`, since after an acceptance the text is not
 target-distributed.
 
-Sources: Leviathan et al. 2023 and Chen et al. 2023 for the rule `ratio` and x ~ target.
+Sources: Leviathan et al. 2023 and Chen et al. 2023 for the rule `ratio` and x ~ target; Sun et al.
+2024 (arXiv 2403.10444) for block verification, its p_i, S_i and h_i.
 """
 
 from collections.abc import Mapping, Sequence
@@ -143,14 +158,22 @@ def accept_probabilities(
     """The chance that the draft token at a position was accepted, given the emitted token there.
 
     Args:
-        rule: the acceptance rule.
+        rule: the acceptance rule. Of `block` the chance is given the round's earlier tokens too,
+            and the last axis is the offsets of a round, as `by_start` lays them out.
         target_logprob: log target(x_i) under the text's sampling parameters; any shape.
         draft_logprob: log draft(x_i) under the same; -inf where the draft excludes the token.
         draft_is_argmax: whether x_i is the draft's most likely token.
     """
     draft = np.asarray(draft_logprob, dtype=np.float64)
-    if rule == "ratio":
-        return np.exp(np.minimum(0.0, draft - np.asarray(target_logprob, dtype=np.float64)))
+    if rule in ("ratio", "block"):
+        ratio = draft - np.asarray(target_logprob, dtype=np.float64)
+        if rule == "ratio":
+            return np.exp(np.minimum(0.0, ratio))
+        reached = np.minimum.accumulate(np.minimum(0.0, ratio.cumsum(axis=-1)), axis=-1)
+        before = np.concatenate([np.zeros_like(reached[..., :1]), reached[..., :-1]], axis=-1)
+        # Nothing is reached beyond a token that the draft excludes
+        excluded = before == -np.inf
+        return np.where(excluded, 0.0, np.exp(reached - np.where(excluded, 0.0, before)))
     if rule == "exact_match":
         return np.exp(np.minimum(0.0, draft))
     return np.asarray(draft_is_argmax, dtype=np.float64)

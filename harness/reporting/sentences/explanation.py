@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.sentences import as_sentence, served
-from harness.summary import Explanation, RuleOfThumb, Summary
+from harness.serving.drafts import DRAFTS
+from harness.serving.engines import with_lines
+from harness.summary import BlockGain, Explanation, RuleOfThumb, Summary
 
 _FACTORS = {
     "acceptance": "acceptance",
@@ -32,6 +34,29 @@ def explanation(summary: Summary) -> tuple[str, ...]:
         temperature = fmt.temperature(entry.temperature)
         first = f"{grid.at_place(own)}, temperature {temperature}: {first}"
     return tuple(as_sentence(clause) for clause in (first, *others))
+
+
+def block_verification(summary: Summary) -> tuple[str, ...]:
+    """What accepting a round's tokens together would bring, by temperature."""
+    return tuple(map(_block_gain, summary.block_gains))
+
+
+def _block_gain(gain: BlockGain) -> str:
+    has = [spec for spec in with_lines().values() if spec.rule == "block"]
+    engines = " and ".join(spec.in_headlines for spec in has if gain.kind in spec.lines)
+    if not engines:
+        kinds = dict.fromkeys(kind for spec in has for kind in spec.lines)
+        phrases = ", ".join(DRAFTS[kind].phrase for kind in kinds)
+        titles = " and ".join(dict.fromkeys(spec.title for spec in has))
+        engines = f"{titles} have it only for {phrases}"
+    more = gain.block_tokens_per_round / gain.ratio_tokens_per_round - 1.0
+    return (
+        f"Block verification (decode.rule=block; {engines}) would emit"
+        f" {fmt.decimal(gain.block_tokens_per_round)} tokens per round of {gain.draft} at"
+        f" K={gain.k}, temperature {fmt.temperature(gain.temperature)}, {max(0.0, more):.1%} more"
+        f" than the ratio's {fmt.decimal(gain.ratio_tokens_per_round)}: predicted"
+        f" {fmt.speedup(gain.block_speedup)} instead of {fmt.speedup(gain.ratio_speedup)}."
+    )
 
 
 def _because(entry: Explanation) -> Iterator[str]:

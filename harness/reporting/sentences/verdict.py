@@ -24,6 +24,7 @@ RULES: Mapping[Rule, str] = {
     "greedy_draft": "the draft proposes its likeliest token",
     "ratio": "the draft is sampled and accepted by a ratio of probabilities",
     "exact_match": "draft and target sample and must agree",
+    "block": "the draft is sampled and its tokens are accepted together",
 }
 # Reasons that all cells of a run share
 OF_THE_RUN = frozenset[VerdictReason](
