@@ -40,7 +40,7 @@ def test_the_tool_checks_a_type_as_a_command_of_its_own_with_torchs_own_number_o
         env={**kept, "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

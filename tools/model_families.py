@@ -22,7 +22,7 @@ file, so that an interrupted run goes on where it stopped.
 import argparse
 import copy
 import json
-import multiprocessing
+import os
 import resource
 import shutil
 import signal
@@ -31,7 +31,6 @@ import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +64,6 @@ PROMPTS = ((5, 17, 90, 33, 64), tuple((29 * index + 7) % VISIBLE for index in ra
 # How wide the random weights are, and how far the draft is from the target; each tried in turn
 SPREADS, NOISES = (1.0, 1.6, 2.5), (0.1, 0.02, 0.4)
 SECONDS, MEMORY = 240, 6 << 30
-# What the process imports that all others are forked off: this module, and what loading a model does
-PRELOADED = ["tools.model_families", "transformers.models.llama.modeling_llama"]
 # Types that are checked in `make test` too: one for each way of running a model
 SAMPLE = (
     *("llama", "gpt_oss", "gemma4_text", "roberta", "bamba", "mamba", "mamba2", "rwkv"),
@@ -420,38 +417,31 @@ def _one_line(problem: BaseException) -> str:
 
 
 def isolated(model_type: str, ks: Sequence[int] = KS) -> Row:
-    """`check` in a process of its own, with bounds on time and memory.
-
-    It is forked off a server that has imported all and computed nothing: in a fork of a process
-    whose torch has started its threads, the first large operation waits for them forever.
-    """
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(PRELOADED)
-    reader, writer = processes.Pipe(duplex=False)
-    process = processes.Process(target=_check_within_bounds, args=(writer, model_type, ks))
-    process.start()
-    writer.close()
-    with reader:
+    """`check` in a process of its own, with bounds on time and memory."""
+    reader, writer = os.pipe()
+    process = os.fork()
+    if process == 0:
+        os.close(reader)
         try:
-            answer = reader.recv()
-        except EOFError:
-            reason = f"killed, or longer than {SECONDS} s"
-            answer = asdict(Row(model_type, "-", "-", "-", "CRASHED", reason))
-    process.join()
-    return Row(**answer)
-
-
-def _check_within_bounds(writer: Connection, model_type: str, ks: Sequence[int]) -> None:
-    """Send the row of `check`, or of the error that it ended with."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    signal.alarm(SECONDS)
-    try:
-        row = check(model_type, ks)
-    except BaseException as problem:
-        where = traceback.extract_tb(problem.__traceback__)[-1]
-        at = f" at {Path(where.filename).name}:{where.lineno}"
-        row = Row(model_type, "-", "-", "-", "CRASHED", _one_line(problem) + at)
-    writer.send(asdict(row))
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+            signal.alarm(SECONDS)
+            try:
+                row = check(model_type, ks)
+            except BaseException as problem:
+                where = traceback.extract_tb(problem.__traceback__)[-1]
+                at = f" at {Path(where.filename).name}:{where.lineno}"
+                row = Row(model_type, "-", "-", "-", "CRASHED", _one_line(problem) + at)
+            with os.fdopen(writer, "w") as out:
+                json.dump(asdict(row), out)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as out:
+        answer = out.read()
+    os.waitpid(process, 0)
+    if not answer:
+        return Row(model_type, "-", "-", "-", "CRASHED", f"killed, or longer than {SECONDS} s")
+    return Row(**json.loads(answer))
 
 
 def all_types() -> list[str]:
@@ -514,6 +504,10 @@ def main() -> int:
     done: dict[str, dict[str, str]] = {}
     if asked.done.exists() and not asked.fresh and not asked.types:
         done = json.loads(asked.done.read_text(encoding="utf-8"))
+    # A fork of a process in which torch has started threads would wait for them forever
+    torch.set_num_threads(1)
+    # Imported and compiled once, for all the processes to come
+    load(ModelConf(name="tiny", id="embedded:tiny"), "model", CPU)
     for model_type in asked.types or all_types():
         if model_type not in done:
             done[model_type] = asdict(isolated(model_type, asked.k))

@@ -90,6 +90,8 @@ LEAST_GAIN = 0.01
 
 def analyse_served(setup: Setup) -> Summary:
     """Everything a server run says, as far as what it stored allows."""
+    if setup.engine is None:  # no server answered
+        return Summary(setup.facts(()), failures=failures(setup), caveats=caveats(setup))
     run = ServedRun(setup)
     results, unstable = run.results, run.unstable
     return Summary(

@@ -18,7 +18,14 @@ import torch
 
 from harness.commands.completions import with_turns
 from harness.commands.drafted import Drafted, EncodedPrompt, described
-from harness.commands.pair import check_lengths, completion, hash_of, open_drafted, sampling_of
+from harness.commands.pair import (
+    check_lengths,
+    completion,
+    encoded_conversations,
+    hash_of,
+    open_drafted,
+    sampling_of,
+)
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Described
 from harness.config import ServerConfig
@@ -27,7 +34,6 @@ from harness.measurement.generations import Request
 from harness.measurement.returned_texts import ReturnedText
 from harness.measurement.server_request import shorter
 from harness.models.load import Vocabulary, load_vocabulary
-from harness.models.tokenizer import check_thinking, encode
 from harness.records import Prompt, Rule, ServerClock, TextKey, Trial, UserError, grouped
 from harness.storage import RunFolder
 
@@ -139,11 +145,7 @@ def open_workload(config: ServerConfig, prompts: Sequence[Prompt]) -> Workload:
         )
     with progress(f"loading the tokenizer of {config.model.name}"):
         vocabulary = load_vocabulary(config.model, "model")
-    check_thinking(vocabulary.tokenizer, prompts, config.prompts)
-    encoded = tuple(
-        EncodedPrompt(prompt, encode(vocabulary.tokenizer, prompt, config.prompts))
-        for prompt in prompts
-    )
+    encoded = encoded_conversations(vocabulary.tokenizer, prompts, config)
     check_lengths(encoded, config, [vocabulary])
     return Workload(config, tuple(prompts), encoded, vocabulary, None)
 
