@@ -4,6 +4,7 @@ A folder of an older version may lack keys that came later; what is missing gets
 and nowhere else.
 """
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -305,8 +306,7 @@ class Setup:
         words = [*self.environment.command]
         if words and words[0] == self.command:
             words = ["python", "-m", f"harness.{words[0]}", *words[1:]]
-        quoted = (f"'{word}'" if " " in word and "'" not in word else word for word in words)
-        return {"environment.command": " ".join(quoted)} if words else {}
+        return {"environment.command": shlex.join(words)} if words else {}
 
     @cached_property
     def timed_apart(self) -> frozenset[str]:

@@ -61,7 +61,7 @@ class Content:
     grid: Table | None  # the answer by temperature and engine; None where nothing is decided
     # The console's tables: the grid in short, then what else a first look needs.
     brief: tuple[Table, ...]
-    next_step: str | None  # what to do with it
+    next_step: verdict.NextStep | None  # what to do with it
     page: str  # the path of report.html
     engine: str | None  # what our own steps ran on; None where no model ran, or a server did
     reasons: tuple[str, ...]  # why, and what would change it; whole sentences
