@@ -24,6 +24,8 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
+from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from string import Template
 from typing import Any, NoReturn
@@ -32,10 +34,11 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from harness import PACKAGE
 from harness.commands.key_help import help_of_keys
 from harness.commands.run_lifecycle import Interrupted, Outcome
 from harness.config import (
@@ -90,6 +93,9 @@ def note(status: int) -> JobStatus:
 
 def run_app(command: str, work: Work) -> NoReturn:
     """Runs a command, conf/<command>.yaml, as a Hydra app; exits with its jobs' worst status."""
+    if "--version" in sys.argv[1:]:
+        print(f"{PACKAGE} {version(PACKAGE)}")
+        sys.exit(OK)
     register(command)
     OmegaConf.register_new_resolver("keys", help_of_keys, replace=True)
     _statuses.clear()
@@ -115,15 +121,20 @@ def run_app(command: str, work: Work) -> NoReturn:
                 app()
         status = max(_statuses, default=OK)
     except UserError as error:
-        _say(f"error: {error}")
+        _say(f"error: {_one_line(str(error))}")
         status = USER_ERROR
     except (HydraException, OmegaConfBaseException) as error:
         if shows_all:
             raise
-        for cause in filter(None, (error, error.__cause__)):
-            _say(str(cause))
-        _say(f"\nSet the environment variable {FULL_ERROR}=1 for a complete stack trace.")
-        status = CELLS_FAILED
+        misspelt = _misspelt(command, error.__cause__)
+        if misspelt is not None:
+            _say(f"error: {misspelt}")
+            status = USER_ERROR
+        else:
+            for text in filter(None, (error, error.__cause__, _advice(error))):
+                _say(str(text))
+            _say(f"\nSet the environment variable {FULL_ERROR}=1 for a complete stack trace.")
+            status = CELLS_FAILED
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         # Hydra's parser raises these for some command lines, with no error type of its own
         if shows_all:
@@ -187,38 +198,42 @@ def _flush() -> int:
 
 
 def run_job(work: Work, config: DictConfig, words: Sequence[str]) -> int:
-    """Runs one job, prints its `run:` line or its `error:` line, and returns its status."""
+    """Runs one job, prints its `run:` line or its `error:` lines, and returns its status."""
     try:
         outcome = work(to_dataclass(config, words))
     except UserError as error:
-        return _report(error, str(error), USER_ERROR, config)
+        return _report(error, USER_ERROR, config, *error.lines)
     except OSError as error:
         if error.errno not in files.DISK_ERRORS:
-            return _report(error, _unexpected(error), CELLS_FAILED, config)
+            return _report(error, CELLS_FAILED, config, _unexpected(error))
         where = error.filename or "standard output or a temporary file"
-        return _report(error, f"{where}: {error.strerror}", USER_ERROR, config)
+        return _report(error, USER_ERROR, config, f"{where}: {error.strerror}")
     except Exception as error:  # the one place that may: nothing is swallowed, the status says so
-        return _report(error, _unexpected(error), CELLS_FAILED, config)
+        return _report(error, CELLS_FAILED, config, _unexpected(error))
     if outcome.error is not None:
         text = (
             f"{outcome.reason}; what was measured is stored, and this renders it again: "
             f"python -m harness.report run={outcome.folder}"
         )
-        _report(outcome.error, text, outcome.status, config)
+        _report(outcome.error, outcome.status, config, text)
     try:
         if outcome.folder is not None:
             print(f"run: {outcome.folder}", flush=True)
     except OSError as error:
-        return _report(error, f"standard output: {error.strerror}", USER_ERROR, config)
+        return _report(error, USER_ERROR, config, f"standard output: {error.strerror}")
     return outcome.status
 
 
 def as_hydra_takes(command: str, words: Sequence[str]) -> list[str]:
-    """The words of a command line in full: k=4 is k=[4], and draft.id=X alone has draft=hf.
+    """The words of a command line in full.
+
+    k=4 is k=[4], model=ORG/NAME or a folder is model=hf model.id=ORG/NAME, and draft.id=X alone has
+    draft=hf.
 
     Raises:
-        UserError: a key of a group is set, and none of that group is chosen; or Hydra is told where
-            its own files go, which are not wanted.
+        UserError: a word is no key=value, a key has several values and -m is not there, a key of a
+            group is set and none of that group is chosen, or Hydra is told where its own files go,
+            which are not wanted.
     """
     if any(word.lstrip("+~").partition("=")[0] == "hydra.run.dir" for word in words):
         raise UserError(
@@ -228,9 +243,19 @@ def as_hydra_takes(command: str, words: Sequence[str]) -> list[str]:
     names = {
         name: bool(entry.metadata.get("auto")) for name, entry in keys_of(schema) if is_list(entry)
     }
+    several = bool({"-m", "--multirun"} & {*words})
     parser = OverridesParser.create()
-    full = [word if word.startswith("-") else _as_list(word, names, parser) for word in words]
-    keys = [word.partition("=")[0].lstrip("+") for word in words]
+    full: list[str] = []
+    for before, word in pairwise(["", *words]):
+        if word.startswith("-") or ("=" not in word and before.startswith("-")):
+            full.append(word)  # an option of Hydra's, or its value
+            continue
+        if "=" not in word and not word.startswith("~"):
+            whole = f"{before} {word}"[:MOST_CHARACTERS]
+            quoted = f"; a value with a space is quoted: '{whole}'" if before else ""
+            raise UserError(f"{word[:MOST_CHARACTERS]!r}: not of the form key=value{quoted}")
+        full += [_as_list(part, names, parser, several=several) for part in _in_group(word)]
+    keys = [word.partition("=")[0].lstrip("+") for word in full]
     for group in (e.name for e in fields(schema) if group_of(e) and e.default is None):
         key = next((key for key in keys if key.startswith(f"{group}.")), None)
         if key is not None and group not in keys:
@@ -240,17 +265,41 @@ def as_hydra_takes(command: str, words: Sequence[str]) -> list[str]:
     return full
 
 
-def _as_list(word: str, names: Mapping[str, bool], parser: OverridesParser) -> str:
+def _in_group(word: str) -> list[str]:
+    """A model that is named by its hub id or folder, as the group's entry for any model."""
+    group, _, value = word.partition("=")
+    if group not in ("model", "draft") or value[:1] in ("", "[", "{", "$"):
+        return [word]
+    entries = [entry.strip("'\"") for entry in value.split(",")]
+    ships = any(os.path.isfile(CONF_DIR / group / f"{entry}.yaml") for entry in entries)
+    if ships or not all("/" in entry or os.path.isdir(entry) for entry in entries):
+        return [word]
+    return [f"{group}={OWN_DRAFT}", f"{group}.id={value}"]
+
+
+def _as_list(
+    word: str, names: Mapping[str, bool], parser: OverridesParser, *, several: bool
+) -> str:
     key, _, text = word.partition("=")
-    if key.lstrip("+") not in names or text.lstrip()[:1] in ("[", "$"):
+    listed = key.lstrip("+") in names
+    if listed and text.lstrip()[:1] in ("[", "$"):
         return word
     try:
         override = parser.parse_override(word)
     except HydraException:  # raised again, with its explanation, when the command line is composed
         return word
     if override.is_sweep_override():  # one job each, with -m
+        if not several:
+            shown = text if len(text) <= MOST_CHARACTERS else "..."
+            one = f"\"{key}='{shown}'\" is one value"
+            one = f"{key}=[{shown}] is one run with all of them" if listed else one
+            raise UserError(f"{key}={shown}: several values; {one}, -m makes one run of each")
+        if not listed:
+            return word
         entries = [str(entry) for entry in override.sweep_string_iterator()]
         return f"{key}={','.join(e if e.startswith('[') else f'[{e}]' for e in entries)}"
+    if not listed:
+        return word
     value = override.value()
     kept = value is None or isinstance(value, dict) or (value == "auto" and names[key.lstrip("+")])
     return word if kept else f"{key}=[{text}]"
@@ -281,10 +330,22 @@ def to_dataclass(config: DictConfig, words: Sequence[str] = ()) -> Any:
                 "scores_from: give model=, the target whose texts were scored (model=hf"
                 " model.id=ORG/TARGET)"
             )
+        _refuse_files_of_no_model(words)
         resolved = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
         raise UserError(_one_line(str(error))) from error
     return checked(resolved)
+
+
+def _refuse_files_of_no_model(words: Sequence[str]) -> None:
+    """Refuse a GGUF file next to the model that a command has by default."""
+    typed = {word.partition("=")[0].lstrip("+") for word in words}
+    for role in ("model", "draft"):
+        if f"{role}.gguf" in typed and not typed & {role, f"{role}.id", "experiment"}:
+            raise UserError(
+                f"{role}.gguf: of which model? give {role}=ORG/NAME_OR_FOLDER too, whose tokenizer"
+                " and weights the run reads"
+            )
 
 
 def _refuse_missing_keys(config: DictConfig) -> None:
@@ -302,13 +363,46 @@ def _refuse_added_keys(config: DictConfig, prefix: str) -> None:
     known = [field.name for field in fields(schema)]
     for key in map(str, config):
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
-            heading = "similar names" if near else "it takes"
-            names = ", ".join(f"{prefix}{name}" for name in near or known)
-            raise UserError(f"{prefix}{key}: there is no such key; {heading}: {names}")
+            raise _no_such_key(prefix, key, known)
         node = config._get_node(key)
         if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
             _refuse_added_keys(node, f"{prefix}{key}.")
+
+
+def _misspelt(command: str, cause: BaseException | None) -> UserError | None:
+    """What to say of a key that a command does not have; None where that is not the cause."""
+    if not isinstance(cause, ConfigAttributeError | ConfigKeyError) or not cause.full_key:
+        return None
+    group, dot, key = cause.full_key.rpartition(".")
+    names = [name for name, _ in keys_of(SCHEMAS[command])]
+    inside = [name.removeprefix(group + dot) for name in names if name.startswith(group + dot)]
+    known = list(dict.fromkeys(name.partition(".")[0] for name in inside))
+    elsewhere = [name for name in names if name.endswith(f".{key}")]
+    if elsewhere and not group:
+        return _no_such_key("", key, elsewhere, near=elsewhere)
+    return _no_such_key(group + dot, key, known) if known else None
+
+
+def _no_such_key(
+    prefix: str, key: str, known: Sequence[str], near: Sequence[str] | None = None
+) -> UserError:
+    near = near or difflib.get_close_matches(key, known, n=3, cutoff=0.5)
+    heading = "similar names" if near else "it takes"
+    names = ", ".join(f"{prefix}{name}" for name in near or known)
+    return UserError(f"{prefix}{key}: there is no such key; {heading}: {names}")
+
+
+def _advice(error: Exception) -> str | None:
+    """What to type instead, where an error of Hydra's leaves that open."""
+    if isinstance(error, OverrideParseException):
+        return (
+            "A value with a comma, bracket or quote is quoted for the shell and once more:"
+            " \"key='...'\", as \"prompts.files=['my prompts (1).jsonl']\""
+        )
+    group, _, _ = str(getattr(error, "missing_cfg_file", None)).partition("/")
+    if isinstance(error, MissingConfigException) and group in ("model", "draft"):
+        return f"Any other model is {group}={OWN_DRAFT} {group}.id=ORG/NAME_OR_FOLDER"
+    return None
 
 
 def draft_conf(entry: str) -> ModelConf:
@@ -408,11 +502,12 @@ def _composed(command: str, words: Sequence[str]) -> DictConfig:
         return hydra.compose(config_name=command, overrides=list(words))
 
 
-def _report(error: Exception, text: str, status: int, config: DictConfig) -> int:
+def _report(error: Exception, status: int, config: DictConfig, *lines: str) -> int:
     with suppress(OmegaConfBaseException):  # debug=${...} may be what the error is about
         if config.get("debug", False):
             traceback.print_exception(error)
-    _say(f"error: {_one_line(text)}")
+    for line in lines:
+        _say(f"error: {_one_line(line)}")
     return status
 
 

@@ -68,7 +68,18 @@ def grouped(records: Iterable[Record], key: Callable[[Record], Key]) -> dict[Key
 
 
 class UserError(Exception):
-    """Something the user can fix; one line that names the key or file and what to do."""
+    """Something the user can fix; one line that names the key or file and what to do.
+
+    Several arguments are several such things.
+    """
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """One for each."""
+        return tuple(map(str, self.args))
+
+    def __str__(self) -> str:
+        return "; ".join(self.lines)
 
 
 def in_one_line(error: BaseException) -> str:

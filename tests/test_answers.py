@@ -7,6 +7,7 @@ the reports are the product's.
 import io
 import json
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -22,6 +23,7 @@ from runs import FROZEN, analysed
 
 from harness import reporting
 from harness.analysis import analyse
+from harness.cli import compose
 from harness.records import GREEDY, Trial, first
 from harness.reporting import formatting, grid, html, markdown
 from harness.reporting.console import MOST_LINES
@@ -426,7 +428,7 @@ def test_the_console_is_short_whatever_happened(name: str, server: str | None) -
 def test_no_sentence_contradicts_the_headline_or_holds_a_raw_name(name: str) -> None:
     made = summary(name)
     content = content_of(made)
-    text = " ".join([*content.verdicts, *content.reasons, content.next_step or ""])
+    text = " ".join([*content.verdicts, *content.reasons, repr(content.next_step)])
     assert not re.search(r"greedy_draft|exact_match|does_not_pay|least_regret|held_out", text) or (
         "decode.rule=" in text
     )
@@ -492,9 +494,10 @@ def test_a_k_beyond_the_times_is_left_out_and_named() -> None:
 def test_where_the_target_is_on_a_server_measuring_there_is_advised() -> None:
     made = summary("an audition")
     served = Caveat("texts_from", {"engine": "vllm", "version": "0.32.0", "url": "host:8000"})
-    advice = content_of(replace(made, caveats=(*made.caveats, served))).next_step or ""
-    assert "harness.server engine=vllm k=[" in advice
-    assert "harness.sweep" not in advice
+    advice = next_step(replace(made, caveats=(*made.caveats, served)))
+    assert advice is not None
+    assert advice.command.startswith("python -m harness.server engine=vllm k=")
+    assert " 'url=[PLAIN,SPECULATIVE]' " in advice.command
 
 
 @pytest.mark.parametrize(
@@ -516,7 +519,7 @@ def test_the_sweep_that_is_advised_names_a_draft_that_there_is(
     models = [replace(m, **facts) if m.name == "tiny_good" else m for m in made.run.models]
     run = replace(made.run, models=tuple(models))
     advice = next_step(replace(made, answers=tuple(answers), run=run))
-    assert advice is None if keys is None else f"harness.sweep {keys}k=[" in str(advice)
+    assert advice is None if keys is None else f"harness.sweep model=tiny {keys}k=" in str(advice)
 
 
 def test_many_temperatures_show_the_rows_of_the_marked_engine_first() -> None:
@@ -649,3 +652,19 @@ def test_own_prompts_that_a_limit_leaves_out_are_the_first_caveat() -> None:
     said = content_of(analyse(own)).caveats[0]
     assert said.startswith(f"{used} of {available} prompts were used (")
     assert "prompts_left_out" not in {each.code for each in analyse(run).caveats}
+
+
+def test_the_command_that_is_next_can_be_pasted_whole() -> None:
+    made, config = analysed("audition"), load(FROZEN / "audition").config
+    step = next_step(made)
+    assert step is not None
+    assert step.command in screen(made)  # a line of its own, which nothing breaks
+    assert f"\n{step.command}\n" in markdown.document(content_of(made))
+    python, flag, module, *words = shlex.split(step.command)
+    assert (python, flag, module) == ("python", "-m", "harness.sweep")
+    composed = compose("sweep", words)
+    assert (composed.draft.name, composed.k, composed.temperature) == ("tiny_good", [4], [0.0])
+    assert composed.model.id == config["model"]["id"]
+    assert composed.prompts.limit == config["prompts"]["limit"] == 8
+    for key in ("new_tokens", "seed", "threads"):
+        assert getattr(composed, key) == config[key], key

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pandas as pd
 import pytest
 from conftest import Door
 
-from harness import cli, reporting
+import harness.__main__ as package
+from harness import PACKAGE, cli, reporting
 from harness.cli import compose, run_app
 from harness.commands import breakeven
 from harness.commands.run_lifecycle import Outcome
@@ -173,22 +175,80 @@ def test_a_run_that_cannot_be_rendered_stays_and_says_how_to_render_it(
 @pytest.mark.parametrize(
     ("name", "override", "status", "said"),
     [
-        ("sweep", "temprature=[1]", 1, "temprature"),
+        (
+            "sweep",
+            "temprature=0",
+            2,
+            "error: temprature: there is no such key; similar names: temp",
+        ),
+        (
+            "sweep",
+            "decode.topk=4",
+            2,
+            "decode.topk: there is no such key; similar names: decode.top_k",
+        ),
+        ("sweep", "top_p=0.9", 2, "top_p: there is no such key; similar names: decode.top_p"),
         ("sweep", "draft=tiny_best", 1, "tiny_good"),
+        ("sweep", "draft=gpt2", 1, "Any other model is draft=hf draft.id=ORG/NAME_OR_FOLDER"),
+        (
+            "sweep",
+            "k=4,8",
+            2,
+            "error: k=4,8: several values; k=[4,8] is one run with all of them, -m",
+        ),
+        ("sweep", "seed=1,2", 2, "-m makes one run of each"),
+        ("sweep", "prompts.files=my prompts (1).jsonl", 1, "quoted for the shell and once more"),
         ("sweep", "k=[-1]", 2, "error: k: -1 is not a whole number"),
         ("breakeven", "hydra.run.dir=elsewhere", 2, "error: hydra.run.dir: "),
         ("breakeven", "verbose=table", 2, "use one of false, tables, true"),
     ],
 )
 def test_a_bad_word_ends_a_command_before_anything_is_stored(
-    name: str, override: str, status: int, said: str, run: RunDoor, capsys: Captured, tmp_path: Path
+    name: str,
+    override: str,
+    status: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: Captured,
 ) -> None:
-    assert run(fail_with(AssertionError()), override, door=name) == status
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["door", override])
+    with pytest.raises(SystemExit) as end:
+        run_app(name, fail_with(AssertionError()))
+    assert end.value.code == status
     out, err = capsys.readouterr()
     assert out == ""
     assert said in err
-    assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_with_a_space_that_the_shell_took_apart_is_shown_quoted(
+    run: RunDoor, capsys: Captured
+) -> None:
+    assert run(fail_with(AssertionError()), "log=my", "prompts.csv") == 2
+    line = "'prompts.csv': not of the form key=value; a value with a space is quoted: 'log=my prompts.csv'"
+    assert capsys.readouterr() == ("", f"error: {line}\n")
+
+
+def test_the_package_lists_its_commands_and_every_command_tells_its_version(
+    run: RunDoor, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["harness"])
+    package.main()
+    listed = capsys.readouterr().out
+    assert all(f"python -m harness.{name} " in listed for name in SCHEMAS)
+    for words in (["harness", "--version"], None):
+        if words is None:
+            assert run(fail_with(AssertionError()), "--version") == 0
+        else:
+            monkeypatch.setattr(sys, "argv", words)
+            package.main()
+        assert capsys.readouterr().out == f"{PACKAGE} {version(PACKAGE)}\n"
+    monkeypatch.setattr(sys, "argv", ["harness", "sweep"])
+    with pytest.raises(SystemExit, match="2"):
+        package.main()
+    assert "harness.sweep" in capsys.readouterr().err
 
 
 # ---- many jobs ----------------------------------------------------------------------------------

@@ -206,7 +206,7 @@ def reported(folder: Path) -> str:
     return text
 
 
-@pytest.mark.parametrize("command", ["sweep", "profile", "snapshot", "audition"])
+@pytest.mark.parametrize("command", ["sweep", "profile", "snapshot", "audition", "server"])
 def test_a_run_killed_before_it_stored_anything_has_a_report(command: str, tmp_path: Path) -> None:
     config = asdict(compose(command))
     folder = RunFolder.create(tmp_path, command, ["tiny", "tiny_good"], config)

@@ -26,7 +26,7 @@ def drafts_of(*overrides: str) -> list[str]:
         (["model=llama3_1_8b"], ["ngram", "suffix", "llama3_2_1b", "llama3_2_3b"]),
         (
             ["model=qwen3_32b", "gpu=h100"],
-            ["ngram", "suffix", "qwen3_0_6b", "qwen3_1_7b", "qwen3_4b"],
+            ["ngram", "suffix", "qwen3_0_6b", "qwen3_1_7b"],
         ),
         (["model=hf", "model.id=org/mine", "model.tokenizer_family=tiny"], None),
     ],
@@ -120,3 +120,24 @@ def test_the_embedded_models_share_the_tokenizer_that_their_family_claims() -> N
     first, *others = [load_vocabulary(conf, "draft").tokenizer for conf in family]
     assert len(others) == 3
     assert all(tokenizer_difference(first, other) is None for other in others)
+
+
+@pytest.mark.parametrize("model", ["qwen3_14b", "qwen3_32b"])
+def test_no_draft_is_eligible_and_does_not_fit(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table of drafts, and the cost of them all, go by the same share of the card's memory."""
+    words = ("drafts=auto", "gpu=h100", f"model={model}", "dry_run=true", "verbose=true")
+    outcome_of("audition", *words)
+    plan = capsys.readouterr().out
+    assert re.search("^early_exit +with a note", plan, re.MULTILINE)
+    assert "does not fit" not in plan
+    # Of 80 GB models may fill 72, and this target takes 65.5
+    assert bool(re.search("^qwen3_4b +not eligible", plan, re.MULTILINE)) == (model == "qwen3_32b")
+
+
+def test_early_exit_is_charged_for_no_weights() -> None:
+    config: AuditionConfig = compose("audition", ["model=qwen3_32b"])
+    found = {entry.conf.name: entry for entry in pairings(config.model)}
+    assert found["early_exit"].weight_bytes == 0.0
+    assert found["early_exit"].parameters

@@ -625,18 +625,29 @@ def test_a_signal_ends_a_command_with_one_line_and_the_manifest_says_so(
         assert load(run.path).manifest.interrupted_by is None
 
 
-def test_a_signal_that_is_ignored_stays_ignored(door: Callable[..., int]) -> None:
-    """As SIGHUP is under nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+def test_a_background_run_ignores_what_its_shell_told_it_to_and_ends_with_sigterm(
+    door: Callable[..., int], capsys: Any
+) -> None:
+    """A shell starts a background job with SIGINT ignored, and nohup with SIGHUP."""
+    ignored = (signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
+    outlived: list[int] = []
 
     def work(_: BreakevenConfig) -> Outcome:
-        os.kill(os.getpid(), signal.SIGHUP)
-        return Outcome(None)
+        for number in (*ignored, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+            outlived.append(number)
+        raise AssertionError
 
     try:
-        assert door(work) == 0
+        assert door(work) == 128 + signal.SIGTERM
+        assert [signal.getsignal(number) for number in ignored] == [signal.SIG_IGN] * 2
     finally:
-        signal.signal(signal.SIGHUP, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert outlived == [*ignored]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: interrupted by SIGTERM; ")
 
 
 def test_a_generation_interrupted_while_it_is_stored_is_stored_whole_or_not_at_all(

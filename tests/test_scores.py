@@ -244,7 +244,7 @@ def test_tables_are_ranked_without_a_model(tmp_path: Path) -> None:
         (
             ["drafts=[head@/my/head@kind:eagle3]"],
             '"method":"eagle3","model":"/my/head"',
-            "python -m harness.sweep draft=eagle3 draft.id=/my/head k=[",
+            "python -m harness.sweep model=hf model.id=ORG/T draft=eagle3 draft.id=/my/head k=",
         ),
     ],
 )
@@ -261,8 +261,9 @@ def test_a_draft_of_a_table_is_served_as_what_it_is_said_to_be(
     assert line in shown
     assert "draft_model" not in shown
     assert "STANDALONE" not in shown
-    assert (content.next_step or "").startswith(next_step)
-    assert bool(content.next_step) == bool(next_step)
+    command = content.next_step.command if content.next_step else ""
+    assert command.startswith(next_step)
+    assert bool(command) == bool(next_step)
     assert Caveat("verify_assumed_equal_step", {"key": "latency.verify_ms"}) in made.caveats
     (rule,) = [each for each in made.rules_of_thumb if each.code == "same_vocabulary"]
     assert rule.met is None

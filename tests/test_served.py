@@ -1198,7 +1198,10 @@ def test_requests_that_are_the_users_own_are_not_asked_for_again(stored: StoredR
     own = replace(stored, config={**stored.config, "prompts": prompts})
     wins = {"decision": "speculate", "k": 2, "reason": "held_out_gain"}
     shown = [content_of(answered(analyse(run), 0.0, **wins)).next_step for run in (stored, own)]
-    assert shown == ["serve your own requests so (prompts.files=[...] measures with them)", None]
+    again, nothing = shown
+    assert again is not None
+    assert again.text == "serve your own requests so (prompts.files=[...] measures with them)"
+    assert nothing is None
 
 
 def test_a_draft_that_a_server_holds_in_another_dtype_than_it_was_scored_in_is_said(

@@ -32,9 +32,9 @@ from stand_in_server import StandIn
 from harness.analysis import analyse
 from harness.analysis.server_lossless import text_z
 from harness.cli import compose, draft_conf
+from harness.commands import report, server_start, server_visits
 from harness.commands import server as command
-from harness.commands import server_start, server_visits
-from harness.config import ModelConf
+from harness.config import ModelConf, ReportConfig
 from harness.engines.llamacpp import LlamaCpp
 from harness.engines.protocol import ServerDiedError
 from harness.models.load import load_vocabulary
@@ -124,6 +124,7 @@ def test_prompts_are_asked_in_another_order_in_each_visit(served: StoredRun) -> 
     assert orders[0] != sorted(orders[0])
 
 
+@needs_llamacpp
 def test_a_plan_counts_what_a_run_sends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["dry_run=true", "verbose=true", "concurrency=[1,2]"]
     assert command.run(asked(tmp_path, *words)).folder is None
@@ -149,13 +150,14 @@ def test_an_engine_that_is_not_installed_is_named_before_anything_is_loaded(
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     words = [f"engine={engine}", "threads=auto"]
-    command.run(asked(tmp_path / "results", "dry_run=true", *words))
-    plan = " ".join(capsys.readouterr().out.split())
     missing = f"engine={engine}: no {engine} on PATH"
-    assert f"not on this machine {missing}" in plan
+    # The plan of another machine
+    command.run(asked(tmp_path / "results", "dry_run=true", "gpu=h100", *words))
+    assert f"not on this machine {missing}" in " ".join(capsys.readouterr().out.split())
     monkeypatch.setattr("harness.commands.server.open_workload", pytest.fail)
-    with pytest.raises(UserError, match=missing):
-        command.run(asked(tmp_path / "results", *words))
+    for dry_run in ("true", "false"):
+        with pytest.raises(UserError, match=missing):
+            command.run(asked(tmp_path / "results", f"dry_run={dry_run}", *words))
     assert not (tmp_path / "results").exists()
 
 
@@ -187,8 +189,10 @@ def _raise_hanging() -> None:
 
 
 def test_a_plan_estimates_time_and_cost_by_all_of_its_requests(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("harness.engines.vllm.on_path", str)
+
     def most_usd(*words: str) -> float:
         models = ["model=qwen3_4b", "draft=qwen3_0_6b", "gpu=h100", "verbose=true"]
         command.run(asked(tmp_path, "dry_run=true", "engine=vllm", *models, *words))
@@ -197,7 +201,8 @@ def test_a_plan_estimates_time_and_cost_by_all_of_its_requests(
         return float(re.findall(r"to \$([\d.]+)", row)[0])
 
     few = most_usd("new_tokens=400")
-    command.run(asked(tmp_path, "dry_run=true", "engine=vllm", "model=qwen3_4b", "verbose=true"))
+    words = ["engine=vllm", "model=qwen3_4b", "draft=qwen3_0_6b"]
+    command.run(asked(tmp_path, "dry_run=true", "verbose=true", *words))
     assert "$" not in capsys.readouterr().out  # of this machine's servers, which cost nothing
     assert most_usd("new_tokens=400", "repetitions=20") > 4 * few
     assert most_usd("new_tokens=400", "concurrency=[1,4]") > few
@@ -262,6 +267,14 @@ def test_a_server_that_takes_long_or_fails_is_shown_with_its_log(
     with pytest.raises(UserError, match="at k=0 ended; its log ends: ValueError: no memory for"):
         command.run(asked(tmp_path / "results", "engine=vllm", "score=false"))
     assert re.search(r"starting vllm at K=0 \(log: .*vllm_k0\.log\)", capsys.readouterr().err)
+    # What it leaves behind is a failed run like any other
+    (folder,) = (tmp_path / "results").iterdir()
+    assert report.run(ReportConfig(run=str(folder))).status == 0
+    assert "FAILED RUN" in (folder / "report.md").read_text()
+    report.run(ReportConfig(index=str(folder.parent)))
+    page = (folder.parent / "index.html").read_text()
+    assert "No verdict: the run stopped before there was enough to decide on" in page
+    assert "unreadable" not in page
 
 
 @needs_llamacpp
@@ -636,8 +649,16 @@ def test_a_server_that_does_not_draft_or_does_not_tell_is_refused_before_there_i
         (["engine=own", "url=[http://h:1,http://h:2]"], "url: engine=own decodes in this process"),
         (["engine=own", "concurrency=[1,2]"], "concurrency: engine=own decodes one request"),
         (["engine=own", "score=false"], "score=false: engine=own decodes with the weights"),
-        ([f"draft.gguf={__file__}"], "not a GGUF file, whose first bytes are GGUF"),
-        (["draft.gguf=/nowhere.gguf"], r"draft\.gguf=/nowhere\.gguf: no such file"),
+        (
+            ["draft=tiny_good", f"draft.gguf={__file__}"],
+            "not a GGUF file, whose first bytes are GGUF",
+        ),
+        (
+            ["draft=tiny_good", "draft.gguf=/nowhere.gguf"],
+            r"draft\.gguf=/nowhere\.gguf: no such file",
+        ),
+        (["model.gguf=a.gguf"], r"model\.gguf: of which model\? give model=ORG/NAME_OR_FOLDER"),
+        (["draft.gguf=a.gguf"], r"draft\.gguf: of which model\? give draft=ORG/NAME_OR_FOLDER"),
         (["score=false"], r"model\.gguf: not given, and score=false leaves no weights to convert"),
         (["prompts.sets=[]", "prompts.hub=null"], "give at least one"),
         (["url=[http://h:1,http://h:2]", "clock=cpu"], "clock=cpu: not with url=, since the proc"),

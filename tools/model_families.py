@@ -504,6 +504,8 @@ def main() -> int:
     done: dict[str, dict[str, str]] = {}
     if asked.done.exists() and not asked.fresh and not asked.types:
         done = json.loads(asked.done.read_text(encoding="utf-8"))
+    # A fork of a process in which torch has started threads would wait for them forever
+    torch.set_num_threads(1)
     # Imported and compiled once, for all the processes to come
     load(ModelConf(name="tiny", id="embedded:tiny"), "model", CPU)
     for model_type in asked.types or all_types():

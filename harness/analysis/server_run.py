@@ -123,6 +123,8 @@ LEAST_GAIN = 0.01
 
 def analyse_served(setup: Setup) -> Summary:
     """Everything a server run says, as far as what it stored allows."""
+    if setup.engine is None:  # no server answered
+        return Summary(setup.facts(()), failures=failures(setup), caveats=caveats(setup))
     run = ServedRun(setup)
     results, unstable = run.results, run.unstable
     answers = tuple(each for entry in run.answered for each in (entry.workload, *entry.sets))

@@ -4,6 +4,7 @@ A folder of an older version may lack keys that came later; what is missing gets
 and nowhere else.
 """
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -317,8 +318,7 @@ class Setup:
             return None
         changed = tuple(f"{change.partition('=')[0]}=" for change in changes)
         words = [*(word for word in words if not word.startswith(changed)), *changes]
-        quoted = (f"'{word}'" if " " in word and "'" not in word else word for word in words)
-        return " ".join(quoted)
+        return shlex.join(words)
 
     @cached_property
     def timed_apart(self) -> frozenset[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from harness.analysis import analyse
 from harness.analysis.cards import rank_cards
 from harness.analysis.setup import Setup
+from harness.commands.checks import check_run
 from harness.commands.dry_run import print_audition_plan, print_scores_plan
 from harness.commands.other_runs import (
     check_draft_of,
@@ -61,6 +62,7 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
     if twice is not None:
         raise UserError(f"drafts: {twice!r} is listed twice; name each once")
     if config.scores_from:
+        check_run(config, (), ())
         traces = _scored_elsewhere(config, names)
         if config.dry_run:
             print_scores_plan(config, traces)
@@ -69,6 +71,7 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
     if not names:
         raise UserError("drafts=[]: name at least one, for example drafts=[tiny_good,ngram]")
     prompts = load_prompts(config)
+    check_run(config, prompts, drafts)
     if config.dry_run:
         print_audition_plan(config, drafts, prompts)
         return Outcome(None)

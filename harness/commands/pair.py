@@ -56,19 +56,34 @@ Models = Callable[[Request], tuple[CachedModel, Draft | None]]
 def open_drafted(config: PairConfig, prompts: Sequence[Prompt]) -> Drafted:
     """As `open_pair`, where the draft may also be a head, or one without a model."""
     draft = config.draft
+    check_kind(config)
     if draft.spec.reads_states:
-        if config.backend == "cuda_graphs":
-            raise UserError(f"backend=cuda_graphs: {GRAPHS_KEEP_NO_STATES}; use backend=eager")
         target = _open_target(config, prompts, draft, GRAPHS_KEEP_NO_STATES)
         return with_head(target, draft)
     if not draft.spec.looks_up:
         return open_pair(config, prompts)
-    if draft.spec.learns:
-        raise UserError(
-            f"draft={draft.name}: what it finds depends on the answers before it, so no generation "
-            f"stands alone; audition it: python -m harness.audition drafts=[{draft.name}]"
-        )
     return LookupPair(**vars(_open_target(config, prompts)), draft_name=draft.name, kind=draft.kind)
+
+
+def check_kind(config: PairConfig, *, model_only: bool = False) -> None:
+    """Refuse a kind of draft that the command, or its backend, cannot draft with."""
+    name, spec = f"draft={config.draft.name}", config.draft.spec
+    if model_only and spec.reads_states:
+        raise UserError(
+            f"{name}: this command takes a draft model, and that is a head; sweep or audition it"
+        )
+    if model_only and spec.looks_up:
+        raise UserError(
+            f"{name}: this command times steps of a draft model, and a look-up has none; sweep it:"
+            " python -m harness.sweep draft=ngram"
+        )
+    if spec.reads_states and config.backend == "cuda_graphs":
+        raise UserError(f"backend=cuda_graphs: {GRAPHS_KEEP_NO_STATES}; use backend=eager")
+    if spec.learns:
+        raise UserError(
+            f"{name}: what it finds depends on the answers before it, so no generation stands"
+            f" alone; audition it: python -m harness.audition drafts=[{config.draft.name}]"
+        )
 
 
 def with_head(target: Target, conf: ModelConf) -> HeadPair:
@@ -95,16 +110,7 @@ def with_head(target: Target, conf: ModelConf) -> HeadPair:
 
 def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Pair:
     """Load what the configuration names and check all that can be checked before measuring."""
-    if config.draft.spec.reads_states:
-        raise UserError(
-            f"draft={config.draft.name}: this command takes a draft model, and that is a head; "
-            "sweep or audition it"
-        )
-    if config.draft.spec.looks_up:
-        raise UserError(
-            f"draft={config.draft.name}: this command times steps of a draft model, and a look-up "
-            "has none; sweep it: python -m harness.sweep draft=ngram"
-        )
+    check_kind(config, model_only=True)
     device = resolve_device(config.device.name)
     confs = {"model": config.model, "draft": config.draft}
     if config.draft.spec.weights == "target_layers":
@@ -233,15 +239,7 @@ def _first_turns(
     Caches are reserved for these, and the threads are settled.
     """
     tokenizer = opened[0][0].tokenizer
-    check_thinking(tokenizer, prompts, config.prompts)
-    conversations: list[EncodedPrompt] = []
-    for prompt in prompts:
-        # With empty text for answers still to be generated
-        answered = replace(prompt, answers=tuple(answer or "" for answer in prompt.answers))
-        pending = len(prompt_sets.missing_answers(prompt)) * prompt_sets.answer_tokens(config)
-        tokens = encode(tokenizer, answered, config.prompts)
-        conversations.append(EncodedPrompt(prompt, tokens, pending))
-    positions = reserve(conversations, config, opened)
+    positions = reserve(encoded_conversations(tokenizer, prompts, config), config, opened)
     first = tuple(
         EncodedPrompt(turn, encode(tokenizer, turn, config.prompts))
         for turn in (prompt.up_to(1, ()) for prompt in prompts)
@@ -251,6 +249,21 @@ def _first_turns(
         timed = [model for _, model in opened]
         environment.settle_threads(config.threads, timed, context, expect=bar.expect, tick=bar)
     return first, positions
+
+
+def encoded_conversations(
+    tokenizer: Any, prompts: Sequence[Prompt], config: Config
+) -> tuple[EncodedPrompt, ...]:
+    """Whole conversations, with room for the answers that are still to be generated."""
+    check_thinking(tokenizer, prompts, config.prompts)
+    conversations: list[EncodedPrompt] = []
+    for prompt in prompts:
+        # With empty text for answers still to be generated
+        answered = replace(prompt, answers=tuple(answer or "" for answer in prompt.answers))
+        pending = len(prompt_sets.missing_answers(prompt)) * prompt_sets.answer_tokens(config)
+        tokens = encode(tokenizer, answered, config.prompts)
+        conversations.append(EncodedPrompt(prompt, tokens, pending))
+    return tuple(conversations)
 
 
 def reserve(

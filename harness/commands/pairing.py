@@ -25,7 +25,7 @@ from harness.models.memory import shape_of
 from harness.records import UserError
 from harness.theory.architecture import architecture_of
 from harness.theory.cost import ModelSize
-from harness.theory.memory import MemoryFit
+from harness.theory.memory import MemoryFit, usable_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def pairings(
         key=lambda entry: (
             entry.result == "not eligible",
             entry.conf.tokenizer_family not in (None, family),
-            entry.weight_bytes or 0.0,
+            entry.parameters or 0.0,
         ),
     )
 
@@ -157,10 +157,12 @@ def _pairing(target: ModelConf, draft: ModelConf, card: GpuConf | None) -> Pairi
     if share >= 1.0:
         return no(f"reads {share:.2g} times the target's bytes per token")
     if card is not None:
-        both = MemoryFit(card.memory_gb * 1e9, (size.memory, target_size.memory))
-        needed = f"{both.needed_bytes / 1e9:,.3g} GB"
+        both = MemoryFit(usable_bytes(card.memory_gb), (size.memory, target_size.memory))
         if not both.fits:
-            return no(f"with the target {needed}, and {card.name} has {card.memory_gb:g} GB")
+            needed, room = (
+                f"{size / 1e9:,.3g} GB" for size in (both.needed_bytes, both.room_bytes)
+            )
+            return no(f"with the target {needed}, and {card.name} has {room} for models")
     if share > LARGE_SHARE:
         why = f"reads {share:.0%} of the target's bytes per token"
         return Pairing(draft, "with a note", why, *numbers)
@@ -184,10 +186,9 @@ def draft_size(draft: ModelConf, target: ModelConf) -> ModelSize | None:
         return sizes_of(draft)
     if size is None:
         return None
-    layers = draft.layers or max(1, size.shape.layers // 4)
-    if draft.spec.weights == "target_checkpoint":
-        layers = 1
-    return replace(size, shape=replace(size.shape, layers=layers))
+    shared = draft.spec.weights == "target_layers"
+    layers = (draft.layers or max(1, size.shape.layers // 4)) if shared else 1
+    return replace(size, shape=replace(size.shape, layers=layers), shared=shared)
 
 
 def mtp_layers(target: ModelConf) -> int:

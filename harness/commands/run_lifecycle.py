@@ -27,7 +27,7 @@ from harness.records import (
     Verbose,
     in_one_line,
 )
-from harness.storage import RunFolder, check_writable, load
+from harness.storage import RunFolder, load
 from harness.storage.manifest import Environment, ModelEntry
 from harness.summary import Summary
 
@@ -114,10 +114,9 @@ def resumed(config: PairConfig | AuditionConfig, command: str) -> RunFolder | No
     """The folder to resume, checked before any model is loaded; None for a new run.
 
     Raises:
-        UserError: a folder that is not this run's, or no new one can be made.
+        UserError: a folder that is not this run's.
     """
     if config.resume is None:
-        check_writable(config.results_root)
         return None
     return RunFolder.resume(config.resume, command, asdict(config))
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from harness.analysis.cells import latest
+from harness.commands.checks import check_run
 from harness.commands.drafted import Drafted, Scoring
 from harness.commands.dry_run import print_server_plan
 from harness.commands.other_runs import stored_own_rounds
@@ -64,20 +65,24 @@ def run(config: ServerConfig) -> Outcome:
     """Measure the grid on the engine; status 1 where a server failed or changed a greedy text."""
     prompts = load_prompts(config)
     adapter = adapter_of(config)
+    # A dry run with gpu= is the plan of another machine
+    here = config.url is None and not (config.dry_run and config.gpu is not None)
+
+    def startable() -> None:
+        adapter.check(config)
+        if config.port is not None:
+            check_port_free(config.port)
+
     check_mtp(config, adapter)
+    check_run(config, prompts, [config.draft], *([startable] if here else []))
     if config.dry_run:
         states = states_of_servers(config, adapter)
         print_server_plan(config, prompts, states, synthetic=is_synthetic(config, adapter))
         return Outcome(None)
     folder = resumed(config, SERVER)
     own_rounds = stored_own_rounds(config)
-    # Before weights are loaded and a folder is made
-    if config.url is not None:
+    if config.url is not None:  # before weights are loaded and a folder is made
         try_addresses(config, adapter, prompts)
-    else:
-        adapter.check(config)
-        if config.port is not None:
-            check_port_free(config.port)
     work = open_workload(config, prompts)
     folder = begin(config, SERVER, folder, work.describe())
     with measuring(folder, work.measured_on):

@@ -28,7 +28,14 @@ from harness.commands.drafted import (
     described,
     in_random_order,
 )
-from harness.commands.pair import check_lengths, completion, hash_of, open_drafted, sampling_of
+from harness.commands.pair import (
+    check_lengths,
+    completion,
+    encoded_conversations,
+    hash_of,
+    open_drafted,
+    sampling_of,
+)
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Described
 from harness.config import ServerConfig
@@ -37,7 +44,6 @@ from harness.measurement.generations import Request
 from harness.measurement.returned_texts import ReturnedText
 from harness.measurement.server_request import shorter
 from harness.models.load import Vocabulary, load_vocabulary
-from harness.models.tokenizer import check_thinking, encode
 from harness.records import Prompt, Rule, ServerClock, TextKey, Trial, UserError, grouped
 from harness.storage import RunFolder
 from harness.storage.manifest import ServedKs
@@ -150,11 +156,7 @@ def open_workload(config: ServerConfig, prompts: Sequence[Prompt]) -> Workload:
         )
     with progress(f"loading the tokenizer of {config.model.name}"):
         vocabulary = load_vocabulary(config.model, "model")
-    check_thinking(vocabulary.tokenizer, prompts, config.prompts)
-    encoded = tuple(
-        EncodedPrompt(prompt, encode(vocabulary.tokenizer, prompt, config.prompts))
-        for prompt in prompts
-    )
+    encoded = encoded_conversations(vocabulary.tokenizer, prompts, config)
     check_lengths(encoded, config, [vocabulary])
     return Workload(config, tuple(prompts), encoded, vocabulary, None)
 

@@ -12,6 +12,7 @@ are those of another engine, and nothing is timed here.
 
 from collections.abc import Mapping
 
+from harness.commands.checks import check_run
 from harness.commands.completions import completions, score_pair, text_requests, with_turns
 from harness.commands.drafted import Drafted
 from harness.commands.dry_run import print_sweep_plan
@@ -23,7 +24,7 @@ from harness.commands.other_runs import (
     costs_of_sweep,
     synthetic_rates,
 )
-from harness.commands.pair import open_drafted, plan, run_requests
+from harness.commands.pair import check_kind, open_drafted, plan, run_requests
 from harness.commands.run_lifecycle import (
     Outcome,
     begin,
@@ -45,6 +46,7 @@ from harness.storage.manifest import EngineCosts, SyntheticAcceptance
 def run(config: SweepConfig) -> Outcome:
     """Measure the grid; status 1 where a generation failed or speculation changed a greedy text."""
     prompts = load_prompts(config)
+    check_run(config, prompts, [config.draft], lambda: check_kind(config))
     if config.dry_run:
         print_sweep_plan(config, prompts)
         return Outcome(None)

@@ -208,17 +208,24 @@ def load(
     )
 
 
-def load_vocabulary(conf: ModelConf, key: str) -> Vocabulary:
-    """The tokenizer of a model without its weights, whose small files alone are fetched."""
+def load_vocabulary(conf: ModelConf, key: str, *, fetch: bool = True) -> Vocabulary:
+    """The tokenizer of a model without its weights.
+
+    Of a model of the hub its small files are fetched, or only those read that were before.
+    """
     if conf.weights == "dummy":
         raise UserError(f"{key}.weights=dummy: random weights are on no server; leave it out")
     source = source_of(conf, key)
+    options = {**_hub(conf), "local_files_only": not fetch}
     with quiet_transformers(), explained(conf, key):
-        check_source(conf, key, source)
-        config: Any = AutoConfig.from_pretrained(source, **_hub(conf))
-        tokenizer = AutoTokenizer.from_pretrained(source, **_hub(conf))
+        if fetch or Path(source).exists():
+            check_source(conf, key, source)
+        config: Any = AutoConfig.from_pretrained(source, **options)
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
         try:
-            generation = GenerationConfig.from_pretrained(source, revision=conf.revision or "main")
+            generation = GenerationConfig.from_pretrained(
+                source, revision=conf.revision or "main", local_files_only=not fetch
+            )
         except OSError:  # a model need not have one
             generation = GenerationConfig.from_model_config(config)
     return Vocabulary(
@@ -237,12 +244,7 @@ def open_pair(
     Embeddings padded to different widths are fine: no tokenizer id lies in the padding, and both
     distributions are cut to the narrower one. `backend` and `eager_because`: see `cached_model`.
     """
-    difference = tokenizer_difference(target.tokenizer, draft.tokenizer)
-    if difference:
-        raise UserError(
-            f"draft={draft.name}: another tokenizer than model={target.name} ({difference}); "
-            "choose a draft of the target's own family"
-        )
+    check_tokenizers(target, draft)
     shared = min(target.vocab_size, draft.vocab_size)
     highest = max(target.tokenizer.get_vocab().values(), default=0)
     if highest >= shared:
@@ -254,6 +256,16 @@ def open_pair(
         cached_model(target.network, shared, f"model={target.name}", backend, eager_because),
         cached_model(draft.network, shared, f"draft={draft.name}", backend, eager_because),
     )
+
+
+def check_tokenizers(target: Vocabulary, draft: Vocabulary) -> None:
+    """Refuse a draft model with another tokenizer than the target's."""
+    difference = tokenizer_difference(target.tokenizer, draft.tokenizer)
+    if difference:
+        raise UserError(
+            f"draft={draft.name}: another tokenizer than model={target.name} ({difference}); "
+            "choose a draft of the target's own family"
+        )
 
 
 def memory_need(conf: ModelConf, key: str, device: torch.device) -> MemoryNeed | None:

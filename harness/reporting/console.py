@@ -144,9 +144,17 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
         importance = (6 if content.ranked else 2) + 2 * number
         yield _table_block(table, out, importance=importance, most=MOST_TABLE)
     yield _sentences(notes, out, importance=3, most=10)
-    last = [f"Next: {content.next_step}."] if content.next_step else []
-    ending = (*_wrapped(out, map(Text, last)), Text(f"report: {content.page}"))
-    yield _Block(ending, apart=not notes)
+    ending = [*_next_step(content, out), Text(f"report: {content.page}")]
+    yield _Block(tuple(ending), apart=not notes)
+
+
+def _next_step(content: Content, out: Console) -> Lines:
+    """What to do next; a command is on a line of its own, which the terminal wraps by itself."""
+    if content.next_step is None:
+        return ()
+    text, command = content.next_step.text, content.next_step.command
+    said = _wrapped(out, [Text(f"Next: {text}{':' if command else '.'}")])
+    return (*said, Text(command)) if command else said
 
 
 def _sentences(texts: Sequence[str], out: Console, *, importance: int, most: int) -> _Block:

@@ -63,7 +63,7 @@ class Content:
     brief: tuple[Table, ...]
     ranked: bool  # whether the second of these is the ranking of an audition
     main: tuple[Table, ...]  # of `tables` those that the answer is read from
-    next_step: str | None  # what to do with it
+    next_step: verdict.NextStep | None  # what to do with it
     page: str  # the path of report.html
     engine: str | None  # what our own steps ran on; None where no model ran, or a server did
     reasons: tuple[str, ...]  # why, and what would change it; whole sentences

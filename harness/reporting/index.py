@@ -175,9 +175,9 @@ def _verdict(summary: Summary) -> str:
         return f"{grid.words(shown.answer)} ({grid.title_of(shown.answer)})"
     first = next(iter(verdict.verdicts(summary)), "")
     decision, _, rest = first.partition(": ")
-    if _kind(summary) != "check":
-        return decision.rstrip(".")
-    return rest if decision in (*get_args(CheckResult),) else first
+    if _kind(summary) == "check":
+        return rest if decision in (*get_args(CheckResult),) else first
+    return (first if summary.headline is None else decision).rstrip(".")
 
 
 def _ratio(run: ComparedRun, reference: str) -> str:

@@ -97,8 +97,22 @@ UNKNOWN = (
 )
 UNKNOWN_SERVED = "The records do not say what the draft is, so there is no line for its server."
 IF_IT_PAYS, UNTIL_THEN = "If it pays:", "Until then:"
+# The keys, and groups of keys, that another command on the same texts and machine is given too
+KEPT = frozenset(
+    (
+        "model",
+        "prompts",
+        "decode",
+        "device",
+        "backend",
+        "threads",
+        "new_tokens",
+        "seed",
+        "results_root",
+    )
+)
 # Servers that run already
-ATTACHED = "url=[PLAIN,SPECULATIVE]"
+ATTACHED = "'url=[PLAIN,SPECULATIVE]'"
 TOYS = "These names are of models that ship with this package or have random weights: put your own."
 
 
@@ -296,7 +310,7 @@ def measure_command(summary: Summary, server: str, answer: Answer) -> str | None
     keys = [f"engine={engine.name}"]
     keys += [ATTACHED] if served_by == engine.name or not engine.starts else []
     keys += ["score=false"] if served_by == engine.name else []
-    keys += [_model_keys(summary), pair, f"k=[{k}]", f"temperature=[{answer.temperature:g}]"]
+    keys += [model_keys(summary), pair, f"k={k}", f"temperature={answer.temperature:g}"]
     keys += [f"decode.rule={variant.rule}"] if variant.rule != engine.rule else []
     return f"python -m harness.server {' '.join(keys)}"
 
@@ -307,12 +321,23 @@ def served_target(summary: Summary) -> str | None:
     return next((str(engine) for engine in found), None)
 
 
-def _model_keys(summary: Summary) -> str:
+def model_keys(summary: Summary) -> str:
     """What names the target on a command line."""
     name = summary.run.model or ""
     if _ships("model", name):
         return f"model={name}"
     return f"model=hf model.id={shlex.quote(_target(summary))}"
+
+
+def other_keys(summary: Summary) -> str:
+    """What else the run was told of its texts and its machine, quoted for a shell."""
+    words = shlex.split(str(summary.run.environment.get("environment.command") or ""))
+    named = {word: word.partition("=")[0] for word in words if "=" in word}
+    return "".join(
+        f" {shlex.quote(word)}"
+        for word, key in named.items()
+        if key.partition(".")[0] in KEPT and key not in ("model", "model.id", "decode.rule")
+    )
 
 
 def draft_keys(summary: Summary, draft: str) -> str | None:

@@ -10,12 +10,12 @@ nothing that was measured is dropped, or measured again, unless you ask for it.
 """
 
 import json
-import os
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -408,14 +408,17 @@ def load_confidences(folder: str | Path) -> list[DraftConfidence]:
 def check_writable(root: str | Path) -> None:
     """Refuse a results folder in which no run can be stored, before anything is measured.
 
-    Nothing is made: what is there of its path is asked.
+    A folder is made and removed in what is there of its path: permissions alone do not tell.
     """
     path = Path(root).absolute()
     there = next(folder for folder in (path, *path.parents) if folder.exists())
     if not there.is_dir():
         raise UserError(f"results_root={root}: {there} is a file; give a folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise UserError(f"results_root={root}: cannot write there ({there} is read-only)")
+    try:
+        Path(mkdtemp(prefix=".writable-", dir=there)).rmdir()
+    except OSError as error:
+        reason = f"{there}: {error.strerror}"
+        raise UserError(f"results_root={root}: cannot write there ({reason})") from error
 
 
 def _new_folder(root: Path, stem: str) -> Path:

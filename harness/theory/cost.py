@@ -46,15 +46,16 @@ def usd_per_million_tokens(seconds_per_token: float, price_per_hour: float) -> f
 
 @dataclass(frozen=True)
 class ModelSize:
-    """A model of the run."""
+    """A model of the run; one that is `shared` has its weights in another, the target."""
 
     shape: Architecture
     bytes_per_parameter: float
+    shared: bool = False
 
     @property
     def weight_bytes(self) -> float:
-        """Of all weights."""
-        return self.shape.parameters * self.bytes_per_parameter
+        """Of all weights of its own."""
+        return 0.0 if self.shared else self.shape.parameters * self.bytes_per_parameter
 
     @property
     def memory(self) -> ModelBytes:

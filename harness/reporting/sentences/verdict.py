@@ -1,7 +1,7 @@
 """What to do, the reason for it, and what to do next."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from harness.records import GREEDY, Rule, first
@@ -13,6 +13,8 @@ from harness.reporting.serving import (
     ATTACHED,
     draft_keys,
     measure_command,
+    model_keys,
+    other_keys,
     served_target,
     snippets_of,
 )
@@ -410,18 +412,28 @@ def snapshot(results: Sequence[CheckResult]) -> str:
     return f"{outcome}: {meaning} ({len(results)} checks: {counts})."
 
 
-NEXT = {
-    "profile": "a sweep (python -m harness.sweep) measures whether alpha is that high",
-    "breakeven": "a sweep (python -m harness.sweep) measures alpha for a pair",
-}
-AUDITION = "an audition (python -m harness.audition) looks for a draft that pays"
-OTHER_DRAFTS = "name other drafts (drafts=[...])"
+@dataclass(frozen=True)
+class NextStep:
+    """What to do next, with the whole command that does it where there is one."""
+
+    text: str
+    command: str = ""  # quoted for a shell
 
 
-def next_step(summary: Summary) -> str | None:
+AUDITION = "an audition looks for a draft that pays"
+OTHER_DRAFTS = NextStep("name other drafts (drafts=[...])")
+
+
+def next_step(summary: Summary) -> NextStep | None:
     """What to do next; None where the answer says it all."""
-    if summary.run.command in NEXT:
-        return NEXT[summary.run.command]
+    command, draft = summary.run.command, summary.run.draft
+    if command == "breakeven":
+        asked = "python -m harness.sweep model=ORG/TARGET draft=ORG/DRAFT"
+        return NextStep("a sweep measures alpha for a pair", asked)
+    if command == "profile":
+        pair = None if draft is None else draft_keys(summary, draft)
+        sweep = "" if pair is None else _sweep(summary, pair)
+        return NextStep("a sweep measures whether alpha is that high", sweep)
     shown = grid.marked(summary)
     if shown is None or summary.run.dummies:
         return None
@@ -429,33 +441,38 @@ def next_step(summary: Summary) -> str | None:
     if answer.decision in ("undecided", "not_measured"):
         return None
     if answer.decision == "does_not_pay":
-        return OTHER_DRAFTS if summary.run.command == "audition" else AUDITION
+        if command == "audition":
+            return OTHER_DRAFTS
+        keys = f"{model_keys(summary)} drafts=auto{other_keys(summary)}"
+        return NextStep(AUDITION, f"python -m harness.audition {keys}")
     if summary.served is not None:
         own = summary.run.own_prompts
-        return (
-            None if own else "serve your own requests so (prompts.files=[...] measures with them)"
-        )
+        again = "serve your own requests so (prompts.files=[...] measures with them)"
+        return None if own else NextStep(again)
     if answer.run is not None:
-        command = measure_command(summary, str(answer.engine), answer)
-        return None if command is None else f"{command} measures what is predicted"
+        measure = measure_command(summary, str(answer.engine), answer)
+        return None if measure is None else NextStep("measure what is predicted", measure)
     if answer.source == "measured":
         if summary.run.own_prompts or any(snippet.measure for snippet in snippets_of(summary)):
             return None
-        return "run your own requests with this draft and without it, and compare"
+        return NextStep("run your own requests with this draft and without it, and compare")
     served_by = served_target(summary)
+    drafting = f"k={answer.k} temperature={answer.temperature:g}"
     if served_by is not None:
-        keys = f"engine={served_by} k=[{answer.k}] temperature=[{answer.temperature:g}]"
-        return (
-            f"start its server with this draft too; python -m harness.server {keys} {ATTACHED}"
-            " score=false measures both"
-        )
-    if summary.run.command == "audition":
-        draft = draft_keys(summary, str(answer.draft))
-        if draft is None:
+        keys = f"engine={served_by} {drafting} {ATTACHED} score=false"
+        measure = f"python -m harness.server {keys}"
+        return NextStep("start its server with this draft too, and measure both", measure)
+    if command == "audition":
+        pair = draft_keys(summary, str(answer.draft))
+        if pair is None:
             return None
-        keys = f"{draft} k=[{answer.k}] temperature=[{answer.temperature:g}]"
-        if answer.temperature != GREEDY:
-            keys += f" decode.rule={answer.rule}"
-        others = "its model's" if "scores_from" in summary.run.environment else "this run's other"
-        return f"python -m harness.sweep {keys} (and {others} keys) measures it"
-    return "the same sweep with mode=measure measures what is predicted"
+        rule = "" if answer.temperature == GREEDY else f" decode.rule={answer.rule}"
+        typed = str(summary.run.environment.get("environment.command"))
+        known = not any(f" {key}=" in typed for key in ("resume", "traces_from", "scores_from"))
+        text = "measure it" if known else "measure it, with the other keys of this run's texts"
+        return NextStep(text, _sweep(summary, f"{pair} {drafting}{rule}"))
+    return NextStep("the same sweep with mode=measure measures what is predicted")
+
+
+def _sweep(summary: Summary, keys: str) -> str:
+    return f"python -m harness.sweep {model_keys(summary)} {keys}{other_keys(summary)}"

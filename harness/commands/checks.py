@@ -1,0 +1,167 @@
+"""What can be known of a run before any weights are read, all of it said at once.
+
+A command asks before it loads a model, and a dry run asks the same, so that it refuses what cannot
+run. A model's small files tell its tokenizer and how many positions it was made for. Of a model of
+the hub a dry run reads only those that are on this machine; where there are none, it goes by the
+`tokenizer_family` of the configurations.
+
+Of an audition's drafts only a folder that is not there ends the run. One that is unfit for another
+reason is named, and the others are ranked, unless none is left.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from harness.commands.progress import fetching
+from harness.config import (
+    SERVER_URL,
+    AuditionConfig,
+    ModelConf,
+    PairConfig,
+    ServerConfig,
+    named_in_drafts,
+)
+from harness.records import Prompt, UserError
+from harness.storage import check_writable
+
+if TYPE_CHECKING:  # an audition of stored scores imports no torch
+    from harness.commands.drafted import EncodedPrompt
+    from harness.models.load import Vocabulary
+
+Config = PairConfig | AuditionConfig
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+def check_run(
+    config: Config,
+    prompts: Sequence[Prompt],
+    drafts: Sequence[ModelConf],
+    *of_command: Callable[[], object],
+) -> None:
+    """Refuse a run that cannot be made here.
+
+    Args:
+        config: the command's.
+        prompts: that are decoded.
+        drafts: one, or those of an audition.
+        of_command: what else the command needs; each raises a UserError where it is not there.
+
+    Raises:
+        UserError: all that is wrong, a line each.
+    """
+    problems: list[str] = []
+    if config.resume is None:
+        _noted(problems, check_writable, config.results_root)
+    for check in of_command:
+        _noted(problems, check)
+    audition = isinstance(config, AuditionConfig)
+    stored = audition and (
+        config.scores_from or (config.traces_from is not None and not config.latency.measure)
+    )
+    if not stored:
+        _check_models(config, prompts, drafts, problems)
+    if problems:
+        raise UserError(*problems)
+
+
+def _noted(problems: list[str], check: Callable[..., T], *arguments: object) -> T | None:
+    """What a check returns; None where it refuses the run, for which it is noted."""
+    try:
+        return check(*arguments)
+    except UserError as error:
+        problems += error.lines
+        return None
+
+
+def _check_models(
+    config: Config,
+    prompts: Sequence[Prompt],
+    drafts: Sequence[ModelConf],
+    problems: list[str],
+) -> None:
+    from harness.commands.pair import check_lengths, encoded_conversations
+
+    audition = isinstance(config, AuditionConfig)
+    target = _noted(problems, _vocabulary, config, config.model, "model")
+    encoded: Sequence[EncodedPrompt] = ()
+    if target is not None:
+        made = _noted(problems, encoded_conversations, target.tokenizer, prompts, config)
+        encoded = made or ()
+        _noted(problems, check_lengths, encoded, config, [target])
+    unfit: list[str] = []
+    for conf in drafts:
+        missing: list[str] = []
+        found: list[str] = []
+        _noted(missing, _check_source, config, conf)
+        if not missing:
+            _noted(found, _check_draft, config, conf, target, encoded)
+        if audition:
+            missing, found = (
+                [named_in_drafts(line, conf) for line in lines] for lines in (missing, found)
+            )
+        problems += missing
+        unfit += found[:1]
+    if not audition or (unfit and len(unfit) == len(drafts)):
+        problems += unfit
+        return
+    for line in unfit:
+        _log.warning("%s; the other drafts are ranked without it", line)
+
+
+def _check_source(config: Config, draft: ModelConf) -> None:
+    """Refuse a draft whose folder is not there."""
+    from harness.models.load import source_of
+
+    own = draft.spec.has_own_checkpoint(draft.id, config.model.id)
+    if own and draft.weights != "dummy" and not SERVER_URL.match(draft.id):
+        source_of(draft, "draft")
+
+
+def _check_draft(
+    config: Config,
+    draft: ModelConf,
+    target: "Vocabulary | None",
+    prompts: "Sequence[EncodedPrompt]",
+) -> None:
+    """Refuse a draft model that has another tokenizer than the target, or too few positions."""
+    from harness.commands.pair import check_lengths
+    from harness.models.load import check_tokenizers
+
+    elsewhere = isinstance(config, ServerConfig) and config.url is not None and not config.score
+    a_model = draft.spec.weights == "own" and not draft.spec.reads_states
+    same = (draft.id, draft.revision) == (config.model.id, config.model.revision)
+    random = "dummy" in (draft.weights, config.model.weights)
+    if elsewhere or not a_model or same or random or SERVER_URL.match(draft.id):
+        return
+    vocabulary = _vocabulary(config, draft, "draft")
+    if target is not None and vocabulary is not None:
+        check_tokenizers(target, vocabulary)
+        check_lengths(prompts, config, [vocabulary])
+        return
+    families = config.model.tokenizer_family, draft.tokenizer_family
+    if None not in families and families[0] != families[1]:
+        raise UserError(
+            f"draft={draft.name}: another tokenizer ({families[1]}) than model={config.model.name}"
+            f" ({families[0]}); choose a draft of the target's own family"
+        )
+
+
+def _vocabulary(config: Config, conf: ModelConf, key: str) -> "Vocabulary | None":
+    """A model's tokenizer; None of random weights, or where a dry run would have to fetch it."""
+    from harness.models.load import load_vocabulary, source_of
+
+    if conf.weights == "dummy":
+        return None
+    source = source_of(conf, key)
+    here = os.path.exists(source)
+    try:
+        with fetching(f"reading the tokenizer of {conf.name}", None if here else conf.id):
+            return load_vocabulary(conf, key, fetch=not config.dry_run)
+    except UserError:
+        if here or not config.dry_run:
+            raise
+        return None

@@ -1,0 +1,155 @@
+"""What is known before any weights are read: said at once, by a run and by its dry run alike."""
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Door
+from random_models import qwen3, save
+from runs import outcome_of
+
+from harness.records import UserError
+
+COMMANDS = ("sweep", "profile", "snapshot", "server", "audition")
+SMALL = ("prompts.limit=1", "new_tokens=4", "k=[1]")
+
+
+@pytest.fixture(params=["run", "dry run"])
+def refused(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[str, ...]]:
+    """The lines with which a command, or its dry run, refuses; no weights are read."""
+
+    def unread(*_: object, **__: object) -> None:
+        raise AssertionError("weights are read")
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", unread)
+    dry = ["dry_run=true"] if request.param == "dry run" else []
+
+    def lines_of(command: str, root: Path, *words: str) -> tuple[str, ...]:
+        with pytest.raises(UserError) as error:
+            outcome_of(command, root / "results", *SMALL, *words, *dry)
+        assert not (root / "results").exists()
+        return error.value.lines
+
+    return lines_of
+
+
+@pytest.fixture
+def other_family(tmp_path: Path) -> Path:
+    """A model whose tokenizer is not the embedded models'."""
+    folder = save(qwen3(), tmp_path / "other")
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token": "a"}))
+    return folder
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_draft_folder_that_is_not_there_is_refused_first(
+    command: str, tmp_path: Path, refused: Callable[..., tuple[str, ...]]
+) -> None:
+    engine = ["engine=own"] if command == "server" else []
+    (line,) = refused(command, tmp_path, "draft=hf", "draft.id=./nowhere", *engine)
+    where = "drafts=[nowhere@./nowhere]" if command == "audition" else "draft.id=./nowhere"
+    assert line == f"{where}: no such folder"
+
+
+def test_an_audition_names_every_folder_that_is_not_there(
+    tmp_path: Path, refused: Callable[..., tuple[str, ...]]
+) -> None:
+    drafts = "drafts=[tiny_good,a@./nowhere,b@./elsewhere,eagle3@./no_head]"
+    assert refused("audition", tmp_path, drafts) == (
+        "drafts=[a@./nowhere]: no such folder",
+        "drafts=[b@./elsewhere]: no such folder",
+        "drafts=[eagle3@./no_head]: no such folder",
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_more_tokens_than_positions_are_refused_first(
+    command: str, tmp_path: Path, refused: Callable[..., tuple[str, ...]]
+) -> None:
+    engine = ["engine=own"] if command == "server" else []
+    target, *_ = refused(command, tmp_path, "new_tokens=100000", *engine)
+    assert target.startswith("new_tokens=100000: prompt easy/")
+    assert "beyond the 1024 of model=tiny" in target
+
+
+def test_a_prompt_beyond_the_context_is_refused_first(
+    tmp_path: Path, refused: Callable[..., tuple[str, ...]]
+) -> None:
+    (tmp_path / "long.txt").write_text("one two three four " * 2000)
+    line, *_ = refused("sweep", tmp_path, f"prompts.files={tmp_path / 'long.txt'}")
+    assert "prompt long/" in line
+    assert "leave the prompt out" in line
+
+
+def test_a_draft_of_another_family_is_refused_first(
+    other_family: Path, tmp_path: Path, refused: Callable[..., tuple[str, ...]]
+) -> None:
+    (line,) = refused("sweep", tmp_path, f"draft={other_family}")
+    assert line.startswith("draft=other: another tokenizer than model=tiny (eos_token_id")
+    (line,) = refused("audition", tmp_path, f"drafts=[other@{other_family}]")
+    assert line.startswith("drafts=[other]: another tokenizer than model=tiny")
+
+
+def test_the_default_draft_of_another_family_is_refused_by_what_the_configurations_claim(
+    tmp_path: Path,
+) -> None:
+    """Of a model of the hub a dry run fetches nothing."""
+    with pytest.raises(UserError) as error:
+        outcome_of("sweep", tmp_path, "model=qwen3_4b", "dry_run=true")
+    assert str(error.value) == (
+        "draft=tiny_good: another tokenizer (tiny) than model=qwen3_4b (qwen3); choose a draft of"
+        " the target's own family"
+    )
+    outcome_of("sweep", tmp_path, "model=qwen3_4b", "draft=qwen3_0_6b", "dry_run=true")
+
+
+def test_an_audition_ranks_the_others_and_says_first_which_draft_is_unfit(
+    other_family: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        drafts = f"drafts=[tiny_good,other@{other_family}]"
+        outcome_of("audition", tmp_path / "results", drafts, "dry_run=true")
+    (line,) = caplog.messages
+    assert line.startswith("drafts=[other]: another tokenizer than model=tiny")
+    assert line.endswith("; the other drafts are ranked without it")
+
+
+def test_all_that_is_wrong_is_said_at_once(
+    other_family: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "results").write_text("a file")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = ["engine=vllm", "new_tokens=100000", f"draft={other_family}", "dry_run=true"]
+    with pytest.raises(UserError) as error:
+        outcome_of("server", tmp_path / "results", *words)
+    place, engine, length, family = error.value.lines
+    assert place.endswith("results is a file; give a folder")
+    assert engine.startswith("engine=vllm: no vllm on PATH")
+    assert length.startswith("new_tokens=100000: ")
+    assert family.startswith("draft=other: another tokenizer")
+
+
+def test_a_place_where_nothing_can_be_made_is_refused_whoever_asks(tmp_path: Path) -> None:
+    """The superuser may write wherever the system lets anyone."""
+    with pytest.raises(UserError, match=r"^results_root=/proc/\d+/results: cannot write there"):
+        outcome_of("sweep", f"results_root=/proc/{os.getpid()}/results", "dry_run=true")
+    made = tmp_path / "new" / "results"
+    outcome_of("sweep", made, "dry_run=true")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_command_prints_each_problem_on_a_line_of_its_own(door: Door, tmp_path: Path) -> None:
+    ended = door("sweep", "draft=./nowhere", "new_tokens=100000", "dry_run=true")
+    assert ended.returncode == 2
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert [line.partition(":")[2][:16] for line in lines] == [
+        " new_tokens=1000",
+        " draft.id=./nowh",
+    ]
+    assert list(tmp_path.iterdir()) == []
