@@ -123,7 +123,9 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
         yield _Block((*_table_lines(grid, out), *_wrapped(out, map(Text, grid.notes))))
     for snippet in content.snippets[:1]:
         yield _Block(_snippet_lines(snippet, out))
-    notes = [f"Note: {text}" for text in content.caveats]
+    cautions = [f"Caution: {text}" for text in content.cautions]
+    yield _Block(_wrapped(out, map(Text, cautions)))
+    notes = [f"Note: {text}" for text in content.caveats[len(cautions) :]]
     if content.grid:  # it says that they do not speculate
         notes += content.verdicts[1:]
     else:
@@ -201,7 +203,8 @@ def _show_all(content: Content, out: Console) -> None:
     if content.grid:
         print_table(content.grid, out)
     _paragraph(out, content.reasons)
-    notes = [f"Note: {caveat}" for caveat in content.caveats]
+    notes = [f"Caution: {text}" for text in content.cautions]
+    notes += [f"Note: {text}" for text in content.caveats[len(notes) :]]
     _paragraph(out, [*notes, *(f"Did not complete: {text}" for text in content.failures)])
     for snippet in content.snippets[:1]:
         _snippet(out, snippet)
