@@ -418,8 +418,13 @@ CAUTIONS = (
     Caveat(
         "predictions_off",
         {
-            **{"outside": 5, "cells": 6, "error": 0.45, "prompt_set": "easy", "temperature": 0.0},
-            **{"k": 4, "gap": 0.61},
+            "outside": 5,
+            "cells": 6,
+            "error": 0.45,
+            "prompt_set": "easy",
+            "temperature": 0.0,
+            "k": 4,
+            "gap": 0.61,
         },
     ),
 )

@@ -77,7 +77,9 @@ def test_a_report_of_stored_runs_says_what_it_does(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At least while runs are read and analysed, which takes longest."""
-    runs = [Path(shutil.copytree(FROZEN / name, tmp_path / name)) for name in ("sweep", "sweep_small")]
+    runs = [
+        Path(shutil.copytree(FROZEN / name, tmp_path / name)) for name in ("sweep", "sweep_small")
+    ]
     bars: list[str] = []
     for module in ("harness.commands.report", "harness.analysis.comparison"):
         work = import_module(module).analyse

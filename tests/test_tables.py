@@ -341,8 +341,12 @@ def test_a_server_under_load_has_a_picture_of_throughput_and_waits_by_load_and_k
     loads = {cell.concurrency for cell in made.served.load}
     assert loads == {1, 4}
     drawn = drawn_of("server")["load.svg"]
-    panels = [f"{what}, temperature {at}" for what in ("throughput", "TTFT", "TPOT") for at in (0, 1)]
-    assert all(text in drawn for text in (*panels, "requests side by side", "plain decoding", "K=4"))
+    panels = [
+        f"{what}, temperature {at}" for what in ("throughput", "TTFT", "TPOT") for at in (0, 1)
+    ]
+    assert all(
+        text in drawn for text in (*panels, "requests side by side", "plain decoding", "K=4")
+    )
     assert "p50 as a line, p99 dashed" in " ".join(drawn.split(" | "))
 
     def load_of(**changes: Any) -> str | None:

@@ -22,8 +22,8 @@ from harness.summary import CheckResult, ComparedRun, Summary
 
 FILE = "index.html"
 COMPLETE = "complete"
-_COMMIT = 10  # characters of a commit
-_MINUTES = 16  # characters of an ISO date and time
+_COMMIT = 7  # characters of a commit
+_DAY = 10  # characters of an ISO date
 Kind = Literal["measured", "replayed", "typed", "synthetic", "check", "profile", "unreadable"]
 # In the order of the page
 TITLES: dict[Kind, str] = {
@@ -52,7 +52,6 @@ class Line:
     verdict: str = ""
     temperature: float | None = None
     speedup: fmt.Bounded = (None, None, None)
-    command: str = ""
     model: str = ""
     draft: str = ""
     device: str = ""
@@ -60,19 +59,18 @@ class Line:
     error: str = ""  # why it cannot be read; empty where it can
 
 
-# The answer before all else: a phone shows the first columns
+# The answer before all else: a phone shows the first columns. A folder's name has the command.
 COLUMNS: tuple[Column[Line], ...] = (
     Column("run", lambda line: line.folder, key=True),
     Column("verdict", lambda line: line.verdict, flexible=True),
     Column("speedup\n[lo, hi]", lambda line: line.speedup, fmt.speedup),
-    Column("temperature", lambda line: line.temperature, fmt.temperature),
+    Column("T", lambda line: line.temperature, fmt.temperature, definition="temperature"),
     Column("check", lambda line: line.check),
     Column("status", lambda line: line.status),
-    Column("date", lambda line: line.created[:_MINUTES].replace("T", " ")),
-    Column("command", lambda line: line.command),
+    Column("date", lambda line: line.created[:_DAY]),
     Column("model", lambda line: line.model),
     Column("draft", lambda line: line.draft),
-    Column("device", lambda line: line.device),
+    Column("device", lambda line: line.device, flexible=True),
     Column("commit", lambda line: line.commit),
 )
 
@@ -125,7 +123,6 @@ def line_of(folder: str, summary: Summary) -> Line:
         verdict=_verdict(summary),
         temperature=decision.temperature if decision else None,
         speedup=fmt.bounded(decision) if decision else (None, None, None),
-        command=facts.command,
         model=facts.model or "",
         draft=draft or "",
         device=known.get("device", ""),

@@ -289,8 +289,8 @@ def draw_engines(summary: Summary, across: int) -> style.Plot | None:
 
 
 RATIO_CAPTION = (
-    "Speedup of each run / speedup of the reference against K, on the whole workload: below the line"
-    " at 1 the run is slower"
+    "Speedup of each run / speedup of the reference against K, on the whole workload: below the"
+    " line at 1 the run is slower"
 )
 RATIO_UNDER = "run / {reference}, over the prompts that both have, with 95 % interval"
 

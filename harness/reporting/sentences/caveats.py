@@ -7,7 +7,6 @@ from harness.reporting import formatting as fmt
 from harness.reporting.sentences import Quoted, as_sentence, comparison, served
 from harness.summary import Caveat, CaveatCode, ComparisonCaveatCode, Summary
 
-
 # Without these a reader takes a number for what it is not: a console folds others, never these
 CAUTIONS: frozenset[CaveatCode | ComparisonCaveatCode] = frozenset(
     {
