@@ -48,8 +48,8 @@ if __name__ == "__main__":
     head, _, rest = text.partition(HEADING)
     _, mark, tail = rest.partition("\n## ")
     note = (
-        "All of these can be measured or ranked here. An engine's column says whether a report has a"
-        " line to serve it there;\nwhat a report recommends for an engine is a draft that the engine"
-        " has. `differs`: it has one of this kind, but finds\nother tokens with it.\n"
+        "All of these can be measured or ranked here. An engine's column says whether a report has"
+        " a line to serve it there; what\na report recommends for an engine is a draft that the"
+        " engine has. `differs`: it has one of this kind, but finds other\ntokens with it.\n"
     )
     PAGE.write_text(f"{head}{HEADING}\n{note}\n{table()}{mark}{tail}", encoding="utf-8")

@@ -85,7 +85,8 @@ def _panels(
         for quantity in quantities:
             medians = _points((row, quantity.percentile(row, "p50")) for row in rows)
             slowest = _points((row, tail and quantity.percentile(row, tail)) for row in rows)
-            yield _Panel(quantity.title, "ms", sent, medians, slowest)
+            if medians:
+                yield _Panel(quantity.title, "ms", sent, medians, slowest)
 
 
 def _sent(load: LoadCell | UserLatency) -> _Sent:

@@ -276,9 +276,9 @@ CAVEATS: Mapping[str, Any] = {
     "unstable_timings": _unstable_timings,
     "outlier_generations": _outlier_generations,
     "predictions_off": (
-        "{outside} of {cells} measured speedups lie outside the intervals that their predictions"
-        " had ({prompt_set} at temperature {temperature:g}, K={k}, is predicted {gap:+.1%} off):"
-        " all intervals of predictions are widened by that error, {error:.1%}"
+        "{outside} of {cells} measured speedups lie outside their predictions' intervals"
+        " ({prompt_set} at temperature {temperature:g}, K={k}: {gap:+.1%}), which are widened by"
+        " that error, {error:.1%}"
     ),
     "priced_from_steps": (
         "this run timed single steps and no rounds, so its predictions leave out what a loop does"
