@@ -140,8 +140,8 @@ def test_the_first_screen_has_commands_for_an_own_target_draft_and_prompts(
         for placeholder, value in own.items():
             typed = typed.replace(placeholder, value)
         assert outcome_of(command, *shlex.split(typed), "dry_run=true").status == 0
-        plan = capsys.readouterr().out
-    assert all(name in plan for name in ("small", "mine", "ngram"))
+    plans = capsys.readouterr().out
+    assert all(name in plans for name in ("small", "mine", "ngram"))
     front = "\n".join(lines[:FIRST_SCREEN])
     assert "GPU figures are not measured yet" in front
     assert "one request at a time" in front

@@ -337,8 +337,9 @@ def test_a_k_that_few_prompts_measured_is_neither_the_best_nor_compared_with_all
 
 def test_a_server_under_load_has_a_picture_of_throughput_and_waits_by_load_and_k() -> None:
     made = analysed("server")
-    assert made.served is not None
-    loads = {cell.concurrency for cell in made.served.load}
+    served = made.served
+    assert served is not None
+    loads = {cell.concurrency for cell in served.load}
     assert loads == {1, 4}
     drawn = drawn_of("server")["load.svg"]
     panels = [
@@ -350,7 +351,7 @@ def test_a_server_under_load_has_a_picture_of_throughput_and_waits_by_load_and_k
     assert "p50 as a line, p99 dashed" in " ".join(drawn.split(" | "))
 
     def load_of(**changes: Any) -> str | None:
-        changed = replace(made, served=replace(made.served, **changes))
+        changed = replace(made, served=replace(served, **changes))
         return next((words(p.svg) for p in plots.drawn(changed) if p.name == "load.svg"), None)
 
     fewer = tuple(
@@ -360,14 +361,13 @@ def test_a_server_under_load_has_a_picture_of_throughput_and_waits_by_load_and_k
             per_token=row.per_token and replace(row.per_token, p99=None),
             request=row.request and replace(row.request, p99=None),
         )
-        for row in made.served.latencies
+        for row in served.latencies
     )
     assert "p95" in (load_of(latencies=fewer) or "")
     assert "throughput" in (load_of(latencies=()) or "")
-    assert load_of(load=tuple(c for c in made.served.load if c.concurrency == 1)) is None
+    assert load_of(load=tuple(c for c in served.load if c.concurrency == 1)) is None
     arriving = tuple(
-        replace(cell, concurrency=None, rate=2.0 * (cell.concurrency or 0))
-        for cell in made.served.load
+        replace(cell, concurrency=None, rate=2.0 * (cell.concurrency or 0)) for cell in served.load
     )
     assert "requests per second" in (load_of(load=arriving) or "")
 

@@ -47,7 +47,9 @@ def draw_load(summary: Summary, across: int) -> style.Plot | None:
         return None
     waits = where(served.latencies, load=True)
     known = [(quantity, row) for quantity in QUANTITIES for row in waits]
-    tail = next((t for t in TAILS if any(q.percentile(row, t) for q, row in known)), None)
+    tail: Percentile | None = next(
+        (name for name in TAILS if any(q.percentile(row, name) for q, row in known)), None
+    )
     made = list(_panels(served, waits, tail))
     if not made:
         return None
