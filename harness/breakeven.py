@@ -20,13 +20,15 @@ verify + overhead are fitted.
 from typing import NoReturn
 
 from harness.cli import run_app
+from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Outcome
 from harness.config import BreakevenConfig
 
 
 def work(config: BreakevenConfig) -> Outcome:
     """Do the command's work."""
-    from harness.commands import breakeven
+    with progress("starting"):
+        from harness.commands import breakeven
 
     return breakeven.run(config)
 

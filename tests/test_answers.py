@@ -424,6 +424,42 @@ def test_the_console_is_short_whatever_happened(name: str, server: str | None) -
         assert content_of(shown).page in text
 
 
+CAUTIONS = (
+    Caveat("busy_machine", {"load": 1.9, "processors": 2}),
+    Caveat(
+        "predictions_off",
+        {
+            "outside": 5,
+            "cells": 6,
+            "error": 0.45,
+            "prompt_set": "easy",
+            "temperature": 0.0,
+            "k": 4,
+            "gap": 0.61,
+        },
+    ),
+)
+
+
+@any_run
+def test_what_changes_the_reading_is_never_among_the_notes_that_are_left_out(name: str) -> None:
+    made = summary(name)
+    made = replace(made, caveats=(*CAVEATS, *made.caveats, *CAUTIONS))
+    content, lines = content_of(made), screen(made)
+    text = " ".join(" ".join(lines).split())
+    assert len(content.cautions) >= len(CAUTIONS)
+    assert content.caveats[: len(content.cautions)] == content.cautions
+    assert all(f"Caution: {caution}" in text for caution in content.cautions)
+    assert "other work kept 1.9 of 2 processors busy" in text.lower()
+    assert lines[-1] == f"report: {content.page}"
+    everything = io.StringIO()
+    reporting.show(made, Console(file=everything, width=80), verbose=True)
+    every = " ".join(everything.getvalue().split())
+    assert all(f"Caution: {caution}" in every for caution in content.cautions)
+    others = content.caveats[len(content.cautions) :]
+    assert all(f"Note: {caveat}" in every for caveat in others)
+
+
 @any_run
 def test_no_sentence_contradicts_the_headline_or_holds_a_raw_name(name: str) -> None:
     made = summary(name)

@@ -227,7 +227,10 @@ def test_a_path_with_a_space_that_the_shell_took_apart_is_shown_quoted(
     run: RunDoor, capsys: Captured
 ) -> None:
     assert run(fail_with(AssertionError()), "log=my", "prompts.csv") == 2
-    line = "'prompts.csv': not of the form key=value; a value with a space is quoted: 'log=my prompts.csv'"
+    line = (
+        "'prompts.csv': not of the form key=value; a value with a space is quoted:"
+        " 'log=my prompts.csv'"
+    )
     assert capsys.readouterr() == ("", f"error: {line}\n")
 
 

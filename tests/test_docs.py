@@ -9,8 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from runs import outcome_of
 
 from harness import audition
+from harness.cli import compose
+from harness.config import SCHEMAS
 from tools import drafts_table, keys_page
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -97,11 +100,58 @@ def test_every_row_of_reliability_md_names_tests_that_exist() -> None:
     assert not missing
 
 
-def test_the_readmes_audition_of_a_stored_run_works_as_it_is_typed(
+def commands_of(text: str) -> list[tuple[str, list[str]]]:
+    """Every `python -m harness.COMMAND ...` that a document says to type, with its words."""
+    lines = re.findall(r"python -m harness\.(\w+) +([^`\n]*=[^`\n]*)", text)
+    return [(command, shlex.split(words, comments=True)) for command, words in lines]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/commands.md"])
+def test_every_command_of_a_document_has_keys_that_exist_and_values_that_they_take(
+    page: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)  # where stored runs are named from
+    asked = commands_of((ROOT / page).read_text(encoding="utf-8"))
+    assert {command for command, _ in asked} == {*SCHEMAS}
+    for command, words in asked:
+        compose(command, words)
+
+
+FIRST_SCREEN = 40  # lines
+
+
+def test_the_first_screen_has_commands_for_an_own_target_draft_and_prompts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    asked = commands_of("\n".join(lines[:FIRST_SCREEN]))
+    assert [command for command, _ in asked] == ["sweep", "audition"]
+    prompts = tmp_path / "mine.jsonl"
+    prompts.write_text('{"prompt": "What is 2 + 2?"}\n' * 8, encoding="utf-8")
+    own = {
+        "ORG/TARGET": "embedded:tiny",
+        "ORG/DRAFT": "embedded:tiny_good",
+        "FOLDER": "embedded:tiny_small",
+        "mine.jsonl": str(prompts),
+    }
+    for command, words in asked:
+        assert {"model=hf", "prompts.files=[mine.jsonl]"} < set(words)
+        typed = " ".join(words)
+        for placeholder, value in own.items():
+            typed = typed.replace(placeholder, value)
+        assert outcome_of(command, *shlex.split(typed), "dry_run=true").status == 0
+    plans = capsys.readouterr().out
+    assert all(name in plans for name in ("small", "mine", "ngram"))
+    front = "\n".join(lines[:FIRST_SCREEN])
+    assert "GPU figures are not measured yet" in front
+    assert "one request at a time" in front
+
+
+def test_an_audition_of_a_stored_run_works_as_it_is_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (line,) = re.findall(r"`python -m harness.audition (traces_from=results/[^`]*)`", readme)
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"`python -m harness.audition (traces_from=results/[^`]*)`", text)
     monkeypatch.chdir(ROOT)
     words = [*shlex.split(line), f"results_root={tmp_path}"]
     monkeypatch.setattr("sys.argv", ["harness/audition.py", *words])

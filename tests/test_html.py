@@ -408,6 +408,18 @@ def test_a_phone_scrolls_a_report_down_only_and_shows_the_verdict_at_once(
 
 
 @browser.needs_chromium
+def test_at_a_desk_no_column_is_cut_off(
+    pages: dict[str, Path], tmp_path: Path, chromium: browser.Browser
+) -> None:
+    reporting.render(analysed("server"), tmp_path)
+    wide = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth)"
+    for file in (*pages.values(), tmp_path / "report.html"):
+        page = chromium.page(file, width=1280)
+        page.evaluate("document.querySelector('details').open = true")
+        assert page.evaluate(f"{wide}.map(e => e.textContent.trim().slice(0, 40))") == []
+
+
+@browser.needs_chromium
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_row_of_the_answer_looks_as_if_it_paid_only_where_it_does(
     width: int, tmp_path: Path, chromium: browser.Browser

@@ -1,8 +1,10 @@
 """The page over all runs of a folder, and reports of runs that were stopped half way."""
 
 import json
+import os
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from html import unescape
 from pathlib import Path
@@ -16,7 +18,7 @@ from harness.cli import compose
 from harness.commands import report
 from harness.config import ReportConfig
 from harness.records import SCHEMA_VERSION, UserError
-from harness.storage import RunFolder, load
+from harness.storage import RunFolder, content_digest, files, load
 from tests import browser
 
 HOSTILE = """<img src=x onerror="alert('1')">"""
@@ -114,13 +116,12 @@ def test_a_row_says_what_the_run_decided_and_on_what(page: str) -> None:
     sweep = decided["sweep"]
     assert re.fullmatch(r"tiny_good, K=\d \(the harness's loop\)", unescape(sweep["verdict"]))
     assert re.fullmatch(r"\d\.\d\dx \[\d\.\d\d, \d\.\d\d\]", sweep["speedup<br>[lo, hi]"])
-    assert [sweep[name] for name in ("temperature", "status", "command", "model", "draft")] == [
-        "0", "complete", "sweep", "tiny", "tiny_good",
-    ]  # fmt: skip
+    shown = [sweep[name] for name in ("T", "status", "date", "model", "draft")]
+    assert shown == ["0", "complete", "2026-03-01", "tiny", "tiny_good"]
     made_on = load(FROZEN / "sweep").manifest.environment
-    commit = made_on.entries["git"]["commit"][:10]
+    commit = made_on.entries["git"]["commit"][:7]
     assert (sweep["device"], sweep["commit"]) == (made_on.device_name, commit)
-    assert (decided["audition"]["status"], decided["audition"]["command"]) == ("failed", "audition")
+    assert decided["audition"]["status"] == "failed"
     assert decided["breakeven"]["verdict"] == "Do not speculate"
 
 
@@ -151,20 +152,110 @@ def test_names_in_the_index_stay_text(tmp_path: Path) -> None:
     assert "a%20%22quoted%22%20%3Cb%3Efolder%20%231%3F/report.html" in page
 
 
+def test_a_run_is_analysed_again_only_where_it_or_the_harness_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("sweep", "breakeven", "profile", "snapshot")
+    folders = [copied(name, tmp_path / name) for name in names]
+    done: list[str] = []
+
+    def counted(name: str, work: Callable[[Any], Any]) -> None:
+        monkeypatch.setattr(report, name, lambda run: done.append(name) or work(run))
+
+    counted("load", load)
+    counted("analyse", analyse)
+
+    def work() -> tuple[int, int]:
+        done.clear()
+        assert indexed(tmp_path) == page
+        return done.count("load"), done.count("analyse")
+
+    page = indexed(tmp_path)
+    assert (done.count("load"), done.count("analyse")) == (4, 4)
+    assert work() == (0, 0)
+    manifest = folders[0] / "manifest.json"
+    manifest.write_text(manifest.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    assert work() == (1, 1), "of the run whose content changed"
+    (folders[1] / "report.html").unlink()
+    assert work() == (1, 1), "of the run that has no report"
+    assert (folders[1] / "report.html").is_file()
+    with monkeypatch.context() as patch:
+        patch.setattr(report, "_source_digest", lambda: "another version's")
+        assert work() == (4, 4)
+    assert work() == (4, 4), "again, by this version"
+    for damage in ("{", '{"source": 1}', ""):
+        (tmp_path / "index.json").write_text(damage, encoding="utf-8")
+        assert work() == (4, 4), "what it holds is not needed"
+    (tmp_path / "index.json").unlink()
+    (tmp_path / "index.json").symlink_to(folders[0] / "manifest.json")
+    assert work() == (4, 4)
+    assert not (tmp_path / "index.json").is_symlink()
+    shutil.rmtree(folders[3])
+    assert "snapshot" not in indexed(tmp_path) + (tmp_path / "index.json").read_text("utf-8")
+
+
+def test_a_run_that_is_damaged_after_it_was_indexed_is_not_shown_as_it_was(tmp_path: Path) -> None:
+    trials = copied("sweep", tmp_path / "sweep") / "trials.jsonl"
+    assert "trials.jsonl" not in indexed(tmp_path)
+    content = bytearray(trials.read_bytes())
+    content[len(content) // 2] ^= 1
+    times = trials.stat()
+    trials.write_bytes(content)
+    os.utime(trials, ns=(times.st_atime_ns, times.st_mtime_ns))
+    (row,) = rows(indexed(tmp_path))
+    assert row["status"] == "unreadable"
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in FROZEN.iterdir()))
+def test_the_digest_of_a_run_is_of_every_file_that_a_reader_opens(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = set[str]()
+
+    def noted(file: Path, limit: int = files.DATA_BYTES) -> bytes | None:
+        opened.add(file.name)
+        return original(file, limit)
+
+    original = files.read
+    monkeypatch.setattr(files, "read", noted)
+    stored = load(FROZEN / name)
+    assert stored.traces is not None
+    assert stored.confidences is not None
+    analyse(stored)
+    read, _ = set(opened), opened.clear()
+    content_digest(FROZEN / name)
+    assert {"trials.jsonl", "manifest.json", "config.yaml", "traces.parquet"} <= read <= opened
+
+
 @browser.needs_chromium
 def test_the_index_opens_quietly_sorts_and_leads_on(many: Path, tmp_path: Path) -> None:
     with browser.chromium(tmp_path) as running:
-        page = running.page(many / "index.html", width=360)
+        page = running.page(many / "index.html")
         assert page.complaints == []
         assert page.requests == [(many / "index.html").as_uri()]
-        assert page.evaluate("document.documentElement.scrollWidth") == 360
         table = 'document.querySelectorAll("table.sortable")[1]'
-        name = page.evaluate(f"{table}.tBodies[0].rows[1].cells[0].offsetWidth")
-        assert name <= 180  # it stays in sight while the rest is scrolled, and must leave it room
-        page.evaluate(f"{table}.tHead.rows[0].cells[1].querySelector('button').click()")
-        dates = page.evaluate(f"[...{table}.tBodies[0].rows].map(r => r.cells[1].textContent)")
-        assert dates == sorted(dates)
-        assert len(dates) == 2
+        names = f"[...{table}.tBodies[0].rows].map(row => row.cells[0].textContent)"
+        stored = page.evaluate(names)
+        page.evaluate(f"{table}.tHead.rows[0].cells[0].querySelector('button').click()")
+        assert page.evaluate(names) == sorted(stored) != stored
+
+
+@browser.needs_chromium
+@pytest.mark.parametrize("width", [360, 1280])
+def test_no_index_is_cut_off_and_that_of_a_phone_has_verdicts_first(
+    width: int, many: Path, tmp_path: Path
+) -> None:
+    with browser.chromium(tmp_path) as running:
+        page = running.page(many / "index.html", width=width)
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        cut = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth)"
+        assert page.evaluate(f"{cut}.length") == 0
+        rows = (
+            "[...document.querySelectorAll('table.sortable')].flatMap(t => [...t.tBodies[0].rows])"
+        )
+        top = "row.cells[%d].getBoundingClientRect().top"
+        above = page.evaluate(f"{rows}.map(row => {top % 1} < {top % 0})")
+        assert above == [width == 360] * 9
 
 
 @pytest.mark.parametrize(

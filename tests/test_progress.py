@@ -1,19 +1,24 @@
 """Progress on standard error: bars on a terminal, lines elsewhere."""
 
 import re
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+from runs import FROZEN, outcome_of, without_plots
 from stand_in_server import StandIn
 
 from harness.commands import progress as shown
 from harness.commands.progress import fetching, progress
 from harness.engines.client import HttpClient
+from harness.storage import StoredRun
+from harness.summary import Summary
 
 Captured = pytest.CaptureFixture[str]
 
@@ -44,15 +49,55 @@ def test_a_pipe_gets_lines_with_what_is_done_how_many_and_the_time_left(capsys: 
         time.sleep(0.5)
         seconds = time.monotonic() - begin
     out, err = capsys.readouterr()
-    first, *others = err.splitlines()
+    before, after = (
+        [line for line in err.splitlines() if re.fullmatch(pattern, line)]
+        for pattern in (
+            r"0:00:00 generating 0/4; timing rounds",
+            r"0:00:0\d generating 1/4, about 0:00:0\d left; timing K=2",
+        )
+    )
     assert out == ""
-    assert re.fullmatch(r"0:00:00 generating 0/4; timing rounds", first)
-    assert 1 <= len(others) <= seconds / 0.2
-    for line in others:
-        assert re.fullmatch(r"0:00:0\d generating 1/4, about 0:00:0\d left; timing K=2", line)
+    assert before + after == err.splitlines()
+    assert before
+    assert 1 <= len(after) <= seconds / 0.2
     with progress("too short for a line"):
         pass
     assert capsys.readouterr().err == ""
+
+
+def test_the_first_line_comes_soon_and_the_others_rarely(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr(shown, "EVERY_S", 1000.0)
+    monkeypatch.setattr(shown, "SOON_S", 0.1)
+    monkeypatch.setattr(shown, "LOOKS_PER_S", 100)
+    monkeypatch.setattr(shown, "_DISPLAY", shown._Display())
+    with progress("generating", 4):
+        time.sleep(0.5)
+    assert capsys.readouterr().err == "0:00:00 generating 0/4\n"
+
+
+@pytest.mark.parametrize("words", ["run={0}", "runs=[{0},{1}]", "index={2}"])
+def test_a_report_of_stored_runs_says_what_it_does(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At least while runs are read and analysed, which takes longest."""
+    runs = [
+        Path(shutil.copytree(FROZEN / name, tmp_path / name)) for name in ("sweep", "sweep_small")
+    ]
+    bars: list[str] = []
+    for module in ("harness.commands.report", "harness.analysis.comparison"):
+        work = import_module(module).analyse
+
+        def noted(run: StoredRun, work: Callable[[StoredRun], Summary] = work) -> Summary:
+            bars.extend(str(bar) for bar in shown._DISPLAY._bars[-1:])
+            return work(run)
+
+        monkeypatch.setattr(f"{module}.analyse", noted)
+    with without_plots():
+        outcome_of("report", words.format(*runs, tmp_path), tmp_path / "made")
+    said = {"run=": "analysing what it measured", "runs": "comparing the runs"}
+    assert bars[0] == said.get(words[:4], "reading runs 0/2")
 
 
 @pytest.mark.usefixtures("fast")

@@ -14,15 +14,17 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from runs import FROZEN, analysed, ran
+from runs import EXAMPLES, FROZEN, analysed, ran
 
 from harness import reporting
+from harness.analysis import analyse
 from harness.records import Failure
 from harness.reporting import formatting, markdown
 from harness.reporting.console import MOST_LINES, fold
 from harness.reporting.content import content_of
 from harness.reporting.tables import tables_of
 from harness.reporting.tables.specification import Column, table
+from harness.storage import load
 from harness.summary import ModelFacts, Summary
 
 HERE = Path(__file__).parent
@@ -91,6 +93,20 @@ def test_the_console_prints_the_golden_text(
     )
 
 
+def test_the_readme_shows_what_the_console_prints_first(pytestconfig: pytest.Config) -> None:
+    """Of the example that `make sweep` makes: the answer and its grid."""
+    page = HERE.parent / "README.md"
+    text = page.read_text(encoding="utf-8")
+    head, fence, rest = text.partition("```text\n")
+    shown, end, tail = rest.partition("```\n")
+    made = analyse(load(EXAMPLES / "embedded_sweep"))
+    answer = "\n\n".join(printed(made, 80, verbose=False).split("\n\n")[:2]) + "\n"
+    if pytestconfig.getoption("renew_golden"):
+        page.write_text(f"{head}{fence}{answer}{end}{tail}", encoding="utf-8")
+        shown = answer
+    assert shown == answer
+
+
 @any_run
 def test_every_picture_of_a_report_is_a_file_next_to_it(
     name: str, rendered: Callable[[str], Path]
@@ -100,7 +116,7 @@ def test_every_picture_of_a_report_is_a_file_next_to_it(
     assert sorted(linked) == sorted(
         file.relative_to(folder).as_posix() for file in (folder / "plots").glob("*.svg")
     )
-    assert bool(linked) == (name != "comparison"), "which has tables alone"
+    assert linked
 
 
 def test_rendering_again_gives_the_same_bytes_and_leaves_other_files_alone(

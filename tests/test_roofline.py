@@ -194,6 +194,14 @@ def test_a_step_is_launch_bound_only_far_above_its_floor(step_ms, widest_ms, bou
     assert bounds.mbu == pytest.approx(13.41 / step_ms, rel=2e-3)
 
 
+def test_arithmetic_is_at_most_what_reading_leaves_of_a_step():
+    """A position of a forward over nine that costs 2.25 steps is computed by other kernels."""
+    bounds = bound_of(60.0, 60.0 + 8 * 2.25 * 60.0)
+    assert bounds.arithmetic_share == pytest.approx(1.0 - bounds.mbu)
+    assert bounds.overhead_share == 0.0
+    assert (bounds.bound, bounds.launch_bound) == ("arithmetic", False)
+
+
 def test_the_founding_pair_is_launch_bound():
     """Its step ratio .74 is the ratio of layer counts; by the memory floor c would be .15."""
     floors = [memory_floor_s(QWEN3[name].bytes_read(), 600) for name in ("0.6B", "4B")]

@@ -13,6 +13,7 @@ import pytest
 from runs import FROZEN, analysed, ran, timed_little, without_plots
 
 from harness.analysis import analyse
+from harness.analysis.comparison import compare
 from harness.records import ResultRow
 from harness.reporting import formatting as fmt
 from harness.reporting import plots, tables
@@ -215,7 +216,8 @@ def test_rules_that_rank_alike_share_a_leaderboard() -> None:
     assert [board.name for board in boards] == [
         "on the harness's loop at temperature 0, accepted by any rule",
         "on the harness's loop at temperature 1, accepted as on transformers",
-        "on the harness's loop at temperature 1, accepted as on vLLM, SGLang, TensorRT-LLM, llama.cpp",
+        "on the harness's loop at temperature 1, accepted as on vLLM, SGLang, TensorRT-LLM,"
+        " llama.cpp",
         "on the harness's loop at temperature 1, accepted as on mlx-lm",
     ]
     for temperature in (0, 1):
@@ -332,3 +334,56 @@ def test_a_k_that_few_prompts_measured_is_neither_the_best_nor_compared_with_all
         assert {cell.text for k, cell in errors.items() if k != best} != {fmt.EMPTY}
         assert not by_k[best].best
         assert any("few prompts" in note for note in after.notes)
+
+
+def test_a_server_under_load_has_a_picture_of_throughput_and_waits_by_load_and_k() -> None:
+    made = analysed("server")
+    served = made.served
+    assert served is not None
+    loads = {cell.concurrency for cell in served.load}
+    assert loads == {1, 4}
+    drawn = drawn_of("server")["load.svg"]
+    panels = [
+        f"{what}, temperature {at}" for what in ("throughput", "TTFT", "TPOT") for at in (0, 1)
+    ]
+    assert all(
+        text in drawn for text in (*panels, "requests side by side", "plain decoding", "K=4")
+    )
+    assert "p50 as a line, p99 dashed" in " ".join(drawn.split(" | "))
+
+    def load_of(**changes: Any) -> str | None:
+        changed = replace(made, served=replace(served, **changes))
+        return next((words(p.svg) for p in plots.drawn(changed) if p.name == "load.svg"), None)
+
+    fewer = tuple(
+        replace(
+            row,
+            first_token=row.first_token and replace(row.first_token, p99=None),
+            per_token=row.per_token and replace(row.per_token, p99=None),
+            request=row.request and replace(row.request, p99=None),
+        )
+        for row in served.latencies
+    )
+    assert "p95" in (load_of(latencies=fewer) or "")
+    assert "throughput" in (load_of(latencies=()) or "")
+    assert load_of(load=tuple(c for c in served.load if c.concurrency == 1)) is None
+    arriving = tuple(
+        replace(cell, concurrency=None, rate=2.0 * (cell.concurrency or 0)) for cell in served.load
+    )
+    assert "requests per second" in (load_of(load=arriving) or "")
+
+
+def test_compared_runs_have_a_picture_of_their_ratios_and_of_their_engines() -> None:
+    names = ("sweep", "sweep_small", "server")
+    runs = [load(FROZEN / name) for name in names]
+    made = Summary(
+        replace(analysed("sweep").run, command="report"), comparison=compare(runs, fail_below=0.95)
+    )
+    engines, ratios = plots.drawn(made)
+    assert (engines.name, ratios.name) == ("speedup_by_engine.svg", "speedup_ratio.svg")
+    assert all(name in words(engines.svg) for name in ("sweep", "sweep_small", "llama.cpp"))
+    assert all(name in words(ratios.svg) for name in (*names, "fail_below=0.95"))
+    assert made.comparison is not None
+    alone = tuple(replace(row, speedup_ratio=None) for row in made.comparison.rows)
+    nothing = replace(made.comparison, rows=alone, engines=())
+    assert plots.drawn(replace(made, comparison=nothing)) == ()

@@ -40,7 +40,7 @@ def _cell(spec: EngineSpec, kind: DraftKind) -> str:
     """Whether an engine has a line for a kind."""
     if kind not in spec.lines:
         return "-"
-    return "yes" if kind in spec.alike else "another look-up"
+    return "yes" if kind in spec.alike else "differs"
 
 
 if __name__ == "__main__":
@@ -48,8 +48,8 @@ if __name__ == "__main__":
     head, _, rest = text.partition(HEADING)
     _, mark, tail = rest.partition("\n## ")
     note = (
-        "Each is measured or replayed here; the engines' columns say who has a serving line, and"
-        "\nan engine's answer chooses among the drafts that it has. `python -m harness.audition`"
-        " ranks a model, a head and a\nlook-up of the embedded family next to each other.\n"
+        "All of these can be measured or ranked here. An engine's column says whether a report has"
+        " a line to serve it there; what\na report recommends for an engine is a draft that the"
+        " engine has. `differs`: it has one of this kind, but finds other\ntokens with it.\n"
     )
     PAGE.write_text(f"{head}{HEADING}\n{note}\n{table()}{mark}{tail}", encoding="utf-8")

@@ -23,6 +23,7 @@ from harness.commands.other_runs import (
     stored_times,
     stored_traces,
 )
+from harness.commands.progress import progress
 from harness.commands.run_lifecycle import (
     Outcome,
     begin,
@@ -224,8 +225,9 @@ def combine(config: AuditionConfig, failures: Sequence[Failure] = ()) -> Outcome
     """
     if not config.combine:
         raise UserError("combine=[]: name at least one audition's folder")
-    runs = [load(folder) for folder in config.combine]
-    summaries = [analyse(run) for run in runs]
+    with progress("reading the auditions"):
+        runs = [load(folder) for folder in config.combine]
+        summaries = [analyse(run) for run in runs]
     ranked = rank_cards(runs, summaries)
     best = runs[ranked.best]
     others = [

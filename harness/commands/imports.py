@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Outcome, concluded
 from harness.config import ReportConfig
 from harness.engines.protocol import ServedRecord
@@ -20,7 +21,8 @@ def run(config: ReportConfig) -> Outcome:
     if len(asked) > 1:
         listed = ",".join(f"{temperature:g}" for temperature in asked if temperature is not None)
         raise UserError(f"temperature=[{listed}]: records= are of one temperature; give that one")
-    files = {file: list(read_records(file)) for file in config.records}
+    with progress("reading the records"):
+        files = {file: list(read_records(file)) for file in config.records}
     found = imported(files, config.k, asked[0])
     ks = sorted({trial.k for trial in found.trials})
     settings = {

@@ -1,8 +1,9 @@
 """What is being done and how long it will take, on standard error.
 
 On a terminal every block that is under way has a bar, all of them in one display. Elsewhere, where
-standard error is a file or a pipe, at least every ten seconds a line says the same: the time since
-the command began, what is done, how many of how many, and about how long that will take.
+standard error is a file or a pipe, a line says the same after two seconds and then at least every
+ten: the time since the command began, what is done, how many of how many, and about how long that
+will take.
 
 Nothing here imports torch or rich at the top: `--help` of every command imports this module.
 """
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-# Seconds between two lines, to the first line of what may wait for the network or a server, and
-# until it is said which of them has not answered
+# Seconds between two lines; to the first of a command, and of what may wait for the network or a
+# server; and until it is said which of them has not answered
 EVERY_S, SOON_S, LATE_S = 10.0, 2.0, 5.0
 # How often a bar is drawn, or looked at whether a line is due: rarely, since models are being timed
 LOOKS_PER_S = 2
@@ -99,7 +100,8 @@ class _Display:
     def __init__(self) -> None:
         """Begin with none; the command began about now, since its start imports this module."""
         self._bars: list[Bar] = []
-        self._began = self._written = self._ended = time.monotonic()
+        self._begin_clock()
+        self._ended = self._began
         self._live: Live | None = None
         self._over = threading.Event()
         self._writer: threading.Thread | None = None
@@ -147,10 +149,14 @@ class _Display:
             self._live.start()
             return
         if time.monotonic() - self._ended > EVERY_S:  # another command in the same process
-            self._began = self._written = time.monotonic()
+            self._begin_clock()
         self._over.clear()
         self._writer = threading.Thread(target=self._write, daemon=True)
         self._writer.start()
+
+    def _begin_clock(self) -> None:
+        self._began = time.monotonic()
+        self._written = self._began - EVERY_S + SOON_S  # so that the first line comes soon
 
     def _shown(self) -> list[Bar]:
         """The innermost bar, and those around it that count."""

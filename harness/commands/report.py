@@ -4,29 +4,37 @@ A run is analysed again from its raw files, whether it is complete or unfinished
 Records of requests that were served elsewhere become a run first (`harness.commands.imports`).
 """
 
+import hashlib
+import json
 import math
 import re
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from pydantic import TypeAdapter
 from rich.console import Console
 
+import harness
 from harness import reporting
 from harness.analysis import analyse
 from harness.analysis.comparison import compare
+from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Outcome, shown, write_analysis
 from harness.config import ReportConfig
 from harness.measurement.environment import describe_host
 from harness.records import UserError
 from harness.reporting import grid, index
-from harness.reporting.index import Entry
+from harness.reporting.index import Line
 from harness.serving.engines import spec_of
-from harness.storage import RunFolder, StoredRun, load, refuse_lost_trials
+from harness.storage import RunFolder, StoredRun, content_digest, files, load, refuse_lost_trials
 from harness.storage.lock import Busy
 from harness.summary import ComparisonRow, Summary
 
 RUN_FILES = ("manifest.json", "config.yaml")
+# What index.html says of each run, and of which content, so that only other runs are read again
+LINES_FILE = "index.json"
 
 
 def run(config: ReportConfig) -> Outcome:
@@ -67,14 +75,17 @@ def _rendered(name: str, config: ReportConfig) -> Outcome:
     The analysis is stored in it too, so that a folder says one thing, unless another process is
     writing it.
     """
-    stored = load(name)
-    summary = _analysed(stored)
-    if _to_store(stored, summary):
-        with suppress(Busy):
-            write_analysis(RunFolder.reopen(stored), summary)
-    if config.engine is not None:
-        summary = replace(summary, run=replace(summary.run, serve_on=config.engine))
-    reporting.render(summary, stored.folder)
+    with progress(f"reading {name}") as bar:
+        stored = load(name)
+        bar.say("analysing what it measured")
+        summary = _analysed(stored)
+        if _to_store(stored, summary):
+            with suppress(Busy):
+                write_analysis(RunFolder.reopen(stored), summary)
+        if config.engine is not None:
+            summary = replace(summary, run=replace(summary.run, serve_on=config.engine))
+        bar.say("writing the report")
+        reporting.render(summary, stored.folder)
     reporting.show(summary, verbose=config.verbose)
     return Outcome(stored.folder, int(_below(summary, stored.folder, config.fail_below)))
 
@@ -103,10 +114,11 @@ def _to_store(stored: StoredRun, summary: Summary) -> bool:
 
 def _compared(config: ReportConfig) -> Outcome:
     """Compare `runs` and store the comparison as a run; status 1 below `fail_below`."""
-    runs = [load(folder) for folder in config.runs]
-    for run in runs:
-        refuse_lost_trials(run)
-    comparison = compare(runs, config.fail_below)
+    with progress("comparing the runs"):
+        runs = [load(folder) for folder in config.runs]
+        for run in runs:
+            refuse_lost_trials(run)
+        comparison = compare(runs, config.fail_below)
     folder = RunFolder.create(config.results_root, "report", ("compare",), asdict(config))
     folder.write_table("comparison.csv", ComparisonRow, comparison.rows)
     folder.note(environment=describe_host(), status="complete")
@@ -140,10 +152,27 @@ def _below(summary: Summary, folder: Path, fail_below: float | None) -> bool:
 # ---- the page over all runs of a folder ----------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _KnownLine:
+    """What the page says of a run, and `content_digest` of what it was said of; "": say it anew."""
+
+    content: str
+    line: Line
+
+
+@dataclass(frozen=True)
+class _KnownLines:
+    """index.json: by folder name, as the harness of this source wrote it."""
+
+    source: str
+    runs: Mapping[str, _KnownLine]
+
+
 def _index(root: str) -> Outcome:
     """Write index.html over the runs of a results folder; a run without a report gets one first.
 
-    A run that cannot be read keeps a row that says so; it stops no other.
+    A run that cannot be read keeps a row that says so; it stops no other. What is said of a run is
+    kept in index.json, so that a run which has not changed since is not analysed again.
     """
     folder = Path(root)
     if not folder.is_dir():
@@ -151,33 +180,66 @@ def _index(root: str) -> Outcome:
     runs = [path for path in folder.iterdir() if any((path / name).is_file() for name in RUN_FILES)]
     if not runs:
         raise UserError(f"index={root}: no run folder in it; runs are put there by results_root=")
-    entries = sorted((_entry(path) for path in runs), key=_when, reverse=True)
+    source = _source_digest()
+    before = _known_lines(folder / LINES_FILE, source)
+    known = {path.name: before[path.name] for path in runs if path.name in before}
     try:
-        file = index.render(folder, entries)
+        try:
+            with progress("reading runs", len(runs)) as tick:
+                for path in runs:
+                    known[path.name] = _line(path, known.get(path.name))
+                    tick()
+        finally:  # of an interrupted command too, so that the next one goes on from there
+            text = json.dumps(asdict(_KnownLines(source, known)), indent=1)
+            files.write(folder / LINES_FILE, text.encode())
+        lines = sorted((entry.line for entry in known.values()), key=_when, reverse=True)
+        file = index.render(folder, lines)
     except OSError as error:
         raise UserError(f"index={root}: cannot write there ({error.strerror})") from error
-    unread = sum(entry.summary is None for entry in entries)
+    unread = sum(bool(line.error) for line in lines)
     unreadable = f", {unread} of them unreadable" if unread else ""
     Console(highlight=False, soft_wrap=True).print(
-        f"{len(entries)} runs{unreadable}: {file}", markup=False
+        f"{len(lines)} runs{unreadable}: {file}", markup=False
     )
     return Outcome(None)
 
 
-def _when(entry: Entry) -> tuple[str, str]:
+def _when(line: Line) -> tuple[str, str]:
     """When it was made, as digits; of a run that cannot be read as far as its name tells."""
-    stored = entry.summary.run.created_utc if entry.summary else None
-    return re.sub(r"\D", "", str(stored or entry.folder.name))[:14], entry.folder.name
+    return re.sub(r"\D", "", line.created or line.folder)[:14], line.folder
 
 
-def _entry(path: Path) -> Entry:
+def _line(path: Path, known: _KnownLine | None) -> _KnownLine:
+    """What the page says of a run: what is known of it, if the run is still as it was then."""
     try:
+        content = content_digest(path)
+        report = path / "report.html"
+        if known is not None and known.content == content and report.is_file():
+            return known
         stored = load(path)
         summary = _analysed(stored)
-        if summary.run.status == "running" or not (path / "report.html").is_file():
+        if summary.run.status == "running" or not report.is_file():
             reporting.render(summary, path)
+        return _KnownLine(content, index.line_of(path.name, summary))
     except UserError as error:
-        return Entry(path, None, str(error))
+        text = str(error)
     except Exception as error:  # one damaged folder must not hide the others; its row says it
-        return Entry(path, None, f"{path}: damaged ({type(error).__name__}: {error})")
-    return Entry(path, summary)
+        text = f"{path}: damaged ({type(error).__name__}: {error})"
+    return _KnownLine("", index.unreadable(path.name, text))
+
+
+def _known_lines(file: Path, source: str) -> Mapping[str, _KnownLine]:
+    """What index.json holds; nothing where it is not there, damaged, or of another harness."""
+    try:
+        stored = TypeAdapter(_KnownLines).validate_json(files.read(file, files.TEXT_BYTES) or b"")
+    except (ValueError, UserError):
+        return {}
+    return stored.runs if stored.source == source else {}
+
+
+def _source_digest() -> str:
+    """Of the harness's own source, which says what a run comes to: its version, in small steps."""
+    source = hashlib.sha256()
+    for file in sorted(Path(harness.__file__).parent.rglob("*.py")):
+        source.update(file.read_bytes())
+    return source.hexdigest()

@@ -118,7 +118,7 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
     head += [Text(warning, "bold") for warning in (content.banner, content.status) if warning]
     head += [Text(text, "bold") for text in content.verdicts[:1]]
     yield _Block(_wrapped(out, head), apart=False)
-    tables, notes = content.brief, [f"Note: {text}" for text in content.caveats]
+    tables, notes = content.brief, list[str]()
     failures = [f"Did not complete: {text}" for text in content.failures]
     yield _sentences(failures, out, importance=2 if content.ranked else 1, most=MOST_FAILURES)
     if content.grid:
@@ -129,12 +129,15 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
             block = _table_block(ranking, out, importance=0, most=MOST_RANKING)
             yield block.cut(MOST_RANKING, out.width)
             yield _Block(lines[:1], tuple((line,) for line in lines[1:]), importance=1)
-            notes = [*grid.notes, *notes]
+            notes += grid.notes
         else:
             yield _Block((*lines, *said))
     for snippet in content.snippets[:1]:
         lines = _snippet_lines(snippet, out)
         yield _Block(lines, importance=4 if content.ranked else 0)
+    cautions = [f"Caution: {text}" for text in content.cautions]
+    yield _Block(_wrapped(out, map(Text, cautions)))
+    notes += [f"Note: {text}" for text in content.caveats[len(cautions) :]]
     if content.grid:  # it says that they do not speculate
         notes += content.verdicts[1:]
     else:
@@ -221,7 +224,8 @@ def _show_all(content: Content, tables: Sequence[Table], out: Console) -> None:
     if content.grid:
         print_table(content.grid, out)
     _paragraph(out, content.reasons)
-    notes = [f"Note: {caveat}" for caveat in content.caveats]
+    notes = [f"Caution: {text}" for text in content.cautions]
+    notes += [f"Note: {text}" for text in content.caveats[len(notes) :]]
     _paragraph(out, [*notes, *(f"Did not complete: {text}" for text in content.failures)])
     for snippet in content.snippets[:1]:
         _snippet(out, snippet)

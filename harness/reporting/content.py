@@ -67,8 +67,9 @@ class Content:
     page: str  # the path of report.html
     engine: str | None  # what our own steps ran on; None where no model ran, or a server did
     reasons: tuple[str, ...]  # why, and what would change it; whole sentences
-    # caveats, failures: whole lines.
+    # caveats, failures: whole lines; cautions: the first caveats, which no short form leaves out.
     caveats: tuple[str, ...]
+    cautions: tuple[str, ...]
     failures: tuple[str, ...]
     # What to paste into a server; empty where nothing is to be served.
     snippets: tuple[serving.Snippet, ...]
@@ -99,6 +100,7 @@ def content_of(summary: Summary) -> Content:
         engine=None if summary.served else run.engine(summary.run),
         reasons=(*explanation.explanation(summary), *explanation.block_verification(summary)),
         caveats=caveats.caveats(summary),
+        cautions=caveats.cautions(summary),
         failures=run.failures(summary),
         snippets=serving.snippets_of(summary),
         tables=tables_of(summary),

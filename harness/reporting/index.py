@@ -5,7 +5,6 @@ in one table. What the page says of a run is what the run's summary says. A fold
 read (written by a newer version, say) keeps its row, with the reason.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +22,8 @@ from harness.summary import CheckResult, ComparedRun, Summary
 
 FILE = "index.html"
 COMPLETE = "complete"
-_COMMIT = 10  # characters of a commit
-_MINUTES = 16  # characters of an ISO date and time
+_COMMIT = 7  # characters of a commit
+_DAY = 10  # characters of an ISO date
 Kind = Literal["measured", "replayed", "typed", "synthetic", "check", "profile", "unreadable"]
 # In the order of the page
 TITLES: dict[Kind, str] = {
@@ -45,56 +44,46 @@ GOOD = {"status": (COMPLETE,), "check": ("-", "PASS", "PASS, unclear", "TIE", "U
 class Line:
     """What the page says of one run; texts are empty and numbers None where it does not say."""
 
-    folder: str
+    folder: str  # its name in the results folder
     status: str
     kind: Kind = "unreadable"
-    date: str = ""
+    created: str = ""  # ISO date and time
     check: str = ""  # how its gate ended; empty where it has none
     verdict: str = ""
     temperature: float | None = None
     speedup: fmt.Bounded = (None, None, None)
-    command: str = ""
     model: str = ""
     draft: str = ""
     device: str = ""
     commit: str = ""
+    error: str = ""  # why it cannot be read; empty where it can
 
 
+# The answer before all else: a phone shows the first columns. A folder's name has the command.
 COLUMNS: tuple[Column[Line], ...] = (
     Column("run", lambda line: line.folder, key=True),
-    Column("date", lambda line: line.date),
-    Column("check", lambda line: line.check),
     Column("verdict", lambda line: line.verdict, flexible=True),
-    Column("temperature", lambda line: line.temperature, fmt.temperature),
     Column("speedup\n[lo, hi]", lambda line: line.speedup, fmt.speedup),
+    Column("T", lambda line: line.temperature, fmt.temperature, definition="temperature"),
+    Column("check", lambda line: line.check),
     Column("status", lambda line: line.status),
-    Column("command", lambda line: line.command),
+    Column("date", lambda line: line.created[:_DAY]),
     Column("model", lambda line: line.model),
     Column("draft", lambda line: line.draft),
-    Column("device", lambda line: line.device),
+    Column("device", lambda line: line.device, flexible=True),
     Column("commit", lambda line: line.commit),
 )
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A folder of the results folder."""
-
-    folder: Path
-    summary: Summary | None  # what it says; None where it cannot be read
-    error: str = ""  # why it cannot be read; empty where it can
-
-
-def render(root: Path, entries: Sequence[Entry]) -> Path:
+def render(root: Path, lines: Sequence[Line]) -> Path:
     """Write index.html into `root`, replacing an earlier one.
 
-    Entries are in the order of the page, newest first.
+    Lines are in the order of the page, newest first.
     """
-    lines = [(_line(entry), _link(root, entry)) for entry in entries]
     sections = [
         (
-            table(title, COLUMNS, [line for line, _ in lines if line.kind == kind]),
-            [link for line, link in lines if line.kind == kind],
+            table(title, COLUMNS, [line for line in lines if line.kind == kind]),
+            [_link(root, line) for line in lines if line.kind == kind],
         )
         for kind, title in TITLES.items()
     ]
@@ -103,35 +92,37 @@ def render(root: Path, entries: Sequence[Entry]) -> Path:
         "index.html.j2",
         title=f"Runs in {root.resolve().name}",
         skip_to="the runs",
-        runs=len(entries),
+        runs=len(lines),
         sections=sections,
         good=GOOD,
         definitions=glossary(listed for listed, _ in sections),
-        troubles=[entry.error for entry in entries if entry.error],
+        troubles=[line.error for line in lines if line.error],
     )
     file = root / FILE
     files.write(file, text.encode())
     return file
 
 
-def _line(entry: Entry) -> Line:
-    summary = entry.summary
-    if summary is None:
-        return Line(entry.folder.name, "unreadable")
+def unreadable(folder: str, error: str) -> Line:
+    """What the page says of a folder that cannot be read."""
+    return Line(folder, "unreadable", error=error)
+
+
+def line_of(folder: str, summary: Summary) -> Line:
+    """What the page says of a run in a folder of this name."""
     facts, decision = summary.run, summary.headline
     known = dict(measured_with(summary)[0])
     trouble = run.status(facts)
     draft = facts.draft or (decision.draft if decision else None)
     return Line(
-        folder=entry.folder.name,
+        folder=folder,
         status=trouble.partition(" ")[0].lower() if trouble else COMPLETE,
         kind=_kind(summary),
+        created=str(facts.created_utc or ""),
         check=_check(summary),
-        date=(facts.created_utc or "")[:_MINUTES].replace("T", " "),
         verdict=_verdict(summary),
         temperature=decision.temperature if decision else None,
         speedup=fmt.bounded(decision) if decision else (None, None, None),
-        command=facts.command,
         model=facts.model or "",
         draft=draft or "",
         device=known.get("device", ""),
@@ -190,8 +181,7 @@ def _ratio(run: ComparedRun, reference: str) -> str:
     return f"{threshold}{gain} the speedup of {reference}"
 
 
-def _link(root: Path, entry: Entry) -> str:
+def _link(root: Path, line: Line) -> str:
     """Its report, from the results folder; the folder itself where it has none."""
-    folder = Path(os.path.relpath(entry.folder.resolve(), root.resolve()))
-    report = (entry.folder / "report.html").is_file()
-    return quote((folder / "report.html" if report else folder).as_posix())
+    report = f"{line.folder}/report.html"
+    return quote(report if (root / report).is_file() else line.folder)

@@ -63,6 +63,11 @@ RESULT_COLUMNS = TABLES["results.csv"].columns
 TRACES, CHECKS, CONFIDENCES = "traces.parquet", "checks.jsonl", "confidences.parquet"
 # What a reader of a run needs of it, with a checksum
 CHECKED = ("config.yaml", "summary.json", TRACES, CONFIDENCES, CHECKS, *TABLES)
+# And besides: people edit the first, and lines have checksums of their own
+UNCHECKED = (
+    *("manifest.json", files.CHECKSUMS, "trials.jsonl", "starts.jsonl", "rounds.jsonl"),
+    *("own_rounds.jsonl", "loads.jsonl"),
+)
 ENDED = ("complete", "failed")
 # Keys that may differ on resume: where a run is put, how much is done and how it is shown
 FREE_KEYS = frozenset(
@@ -377,6 +382,19 @@ def load(folder: str | Path) -> StoredRun:
         ),
         lost_trials=max(0, lost),
     )
+
+
+def content_digest(folder: str | Path) -> str:
+    """The SHA-256 of all that `load` and a run's traces and confidences are read from.
+
+    Of two readings with one digest, an analysis says the same.
+
+    Raises:
+        UserError: one of the files is a link or cannot be read.
+    """
+    read = ((name, files.read(Path(folder) / name)) for name in (*CHECKED, *UNCHECKED))
+    digests = {name: None if content is None else files.digest(content) for name, content in read}
+    return files.digest(json.dumps(digests).encode())
 
 
 def refuse_lost_trials(run: StoredRun) -> None:

@@ -11,7 +11,8 @@ Python, synchronising. Three shares tell them apart (`step_bounds`):
 
 - MBU (model bandwidth utilisation), the memory floor / the time, is the share of reading;
 - what a further position adds to a forward, beyond the bytes that it adds, / the step is the share
-  of arithmetic (a step computes one position), the largest over the forwards timed;
+  of arithmetic (a step computes one position), the largest over the forwards timed, and at most
+  what reading leaves;
 - the rest is overhead.
 
 A step is launch-bound where reading is less than 40 % of it and overhead more than half. A flat
@@ -197,8 +198,11 @@ def _bound(
         for row in longer
     )
     widest = max(longer, key=lambda row: row.tokens)
-    arithmetic = max(0.0, per_position_ms / step.median_ms)
-    overhead = max(0.0, 1.0 - mbu - arithmetic)
+    # A step computes one position, so what reading leaves of it is the most that can be arithmetic;
+    # a position of a longer forward may take longer, where other kernels compute it.
+    at_most = max(0.0, 1.0 - mbu)
+    arithmetic = min(max(0.0, per_position_ms / step.median_ms), at_most)
+    overhead = at_most - arithmetic
     shares: dict[Literal["overhead", "memory", "arithmetic"], float] = {
         "overhead": overhead,
         "memory": mbu,

@@ -7,12 +7,13 @@ To add one: a function from `Summary` and the most panels in a row to `style.Plo
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.reporting.plots import acceptance, latency, speedup, style
+from harness.reporting.plots import acceptance, latency, load, speedup, style
 from harness.storage import files
 from harness.summary import Summary
 
 _DEFAULT = (
     speedup.draw_by_k,
+    load.draw_load,
     speedup.draw_alpha,
     acceptance.draw_by_position,
     acceptance.draw_by_temperature,
@@ -35,6 +36,7 @@ PLOTS = {
         latency.draw_verify_curves,
         latency.draw_batch_gains,
     ),
+    "report": (speedup.draw_engines, speedup.draw_ratios),
 }
 # Only what earlier renderings may have left is removed; a file of the user's stays.
 NAMES = (
@@ -50,6 +52,9 @@ NAMES = (
     "verify_curves.svg",
     "speedup_by_batch.svg",
     "ceilings.svg",
+    "load.svg",
+    "speedup_by_engine.svg",
+    "speedup_ratio.svg",
 )
 
 

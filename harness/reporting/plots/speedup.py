@@ -1,15 +1,17 @@
-"""Speedup against K, and of each draft at its best K; alpha against the alpha that each K needs."""
+"""Speedup against K, of each draft at its best K and of runs compared; alpha and what K needs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from harness.records import ResultRow, grouped
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.plots import style
+from harness.reporting.sentences.comparison import engine
 from harness.reporting.tables import stability
 from harness.reporting.tables.leaderboard import PLAIN, Board, boards, name_of
 from harness.serving.drafts import looks_up
@@ -261,3 +263,94 @@ def _row(axes: Axes, place: int, row: LeaderboardRow, look: dict[str, Any], *, b
     weight = "bold" if best else "normal"
     settings = {"xytext": (9, 0), "ha": "left", "va": "center", "fontweight": weight}
     style.note_at(axes, text, (high or row.speedup, place), color=look["color"], **settings)
+
+
+ENGINES_CAPTION = (
+    "Measured speedup against K on each engine, each over its own plain decoding, and the line at 1"
+    " where there is no speculation"
+)
+ENGINES_UNDER = "measured, one request at a time, with 95 % interval; no points where not lossless"
+
+
+def draw_engines(summary: Summary, across: int) -> style.Plot | None:
+    """A panel per temperature, a series per compared run; None where no run is a server's."""
+    every = summary.comparison.engines if summary.comparison else ()
+    points = [row for row in every if row.concurrency == 1 and row.lossless and row.speedup]
+    if not points:
+        return None
+    runs = grouped(points, lambda row: row.run)
+    alike = len({engine(rows[0]) for rows in runs.values()}) < len(runs)
+    names = {run: f"{engine(rows[0])}{f', {run}' if alike else ''}" for run, rows in runs.items()}
+    panels = grouped(points, lambda row: row.temperature)
+    series = {
+        at: {
+            name: {row.k: fmt.bounded(row) for row in rows if row.run == run}
+            for run, name in names.items()
+        }
+        for at, rows in panels.items()
+    }
+    figure = _against_k(series, across, "speedup")
+    return style.plot("speedup_by_engine.svg", ENGINES_CAPTION, figure, ENGINES_UNDER)
+
+
+RATIO_CAPTION = (
+    "Speedup of each run / speedup of the reference against K, on the whole workload: below the"
+    " line at 1 the run is slower"
+)
+RATIO_UNDER = "run / {reference}, over the prompts that both have, with 95 % interval"
+
+
+def draw_ratios(summary: Summary, across: int) -> style.Plot | None:
+    """A panel per temperature, a series per compared run; None where no speedup is compared."""
+    compared = summary.comparison
+    if compared is None:
+        return None
+    panels = grouped(
+        [row for row in compared.rows if row.prompt_set in (None, "all") and row.speedup_ratio],
+        lambda row: row.temperature or 0.0,
+    )
+    if not panels:
+        return None
+    series = {
+        at: {
+            run.name: {
+                row.k: (row.speedup_ratio, row.speedup_ratio_lo, row.speedup_ratio_hi)
+                for row in rows
+                if row.run == run.name and row.k
+            }
+            for run in compared.runs
+        }
+        for at, rows in panels.items()
+    }
+    thresholds = {run.threshold for run in compared.runs if run.threshold is not None}
+    figure = _against_k(series, across, "speedup ratio", levels=thresholds)
+    under = RATIO_UNDER.format(reference=compared.reference)
+    return style.plot("speedup_ratio.svg", RATIO_CAPTION, figure, under)
+
+
+def _against_k(
+    panels: Mapping[float, Mapping[str, Mapping[int, fmt.Bounded]]],
+    across: int,
+    y: str,
+    levels: Iterable[float] = (),
+) -> Figure:
+    """A panel per temperature, with a series per name over K, and the line at 1.
+
+    `levels`: of `fail_below`, a further line each.
+    """
+    figure, axes = style.panels(len(panels), across, y=y)
+    every = [each for series in panels.values() for points in series.values() for each in points]
+    ks = sorted(set(every))
+    for panel, (temperature, series) in zip(axes, sorted(panels.items()), strict=True):
+        line = {"color": style.INK, "linewidth": 1.2, "zorder": 1}
+        panel.axhline(1.0, linestyle=style.DASHED, **line)
+        for level in levels:
+            panel.axhline(level, linestyle=":", label=f"fail_below={level:g}", **line)
+        for index, (name, points) in enumerate(series.items()):
+            at = style.dodge(list(points), index, len(series))
+            look = style.look(index)
+            style.points(panel, at, [*points.values()], label=name, linestyle="none", **look)
+        style.ticks(panel, ks, DRAFT_TOKENS, log=True)
+        panel.set_title(f"temperature {fmt.temperature(temperature)}")
+    axes[0].set_ylim(bottom=0.0)
+    return figure

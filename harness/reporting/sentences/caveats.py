@@ -5,19 +5,49 @@ from typing import Any
 
 from harness.reporting import formatting as fmt
 from harness.reporting.sentences import Quoted, as_sentence, comparison, served
-from harness.summary import Caveat, Summary
+from harness.summary import Caveat, CaveatCode, ComparisonCaveatCode, Summary
+
+# Without these a reader takes a number for what it is not: a console folds others, never these
+CAUTIONS: frozenset[CaveatCode | ComparisonCaveatCode] = frozenset(
+    {
+        # Other work, heat or an outlier is in the times
+        *("busy_machine", "busy_servers", "busy_cpu_clock", "busy_card", "throttled_card"),
+        *("scattered_steps", "unstable_timings", "outlier_generations"),
+        # Predictions are known to be off on this run, or leave something out
+        *("predictions_off", "priced_from_steps", "server_rounds_unlike_replay"),
+        # Texts are not the target's, so that a speed is of something else
+        *("greedy_texts_differ", "server_not_lossless", "server_texts_unlike_target"),
+        *("server_texts_repeat", "server_queues", "other_card"),
+        *("failed_run", "unfinished_run", "different_devices", "machine_changed", "distrusted"),
+        *("other_acceptance", "texts_differ_in_float32", "counts_differ", "not_lossless"),
+    }
+)
 
 
 def caveats(summary: Summary) -> tuple[str, ...]:
-    """What a reader must know before acting; not what `run.banner` says."""
+    """What a reader must know before acting, `cautions` first; not what `run.banner` says."""
+    every, first = _sentences(summary), cautions(summary)
+    return (*first, *(text for code, text in every if code not in CAUTIONS))
+
+
+def cautions(summary: Summary) -> tuple[str, ...]:
+    """Those without which the numbers are read wrongly."""
+    return tuple(text for code, text in _sentences(summary) if code in CAUTIONS)
+
+
+def _sentences(summary: Summary) -> list[tuple[CaveatCode | ComparisonCaveatCode, str]]:
+    """Each with its code."""
     apart = {"launch_bound"}
     if summary.run.dummies or summary.run.synthetic:
         apart |= {"dummy_weights", "synthetic_acceptance"}
-    shown = [entry for entry in summary.caveats if entry.code not in apart]
+    compared = summary.comparison.caveats if summary.comparison else ()
     bound = [entry.values for entry in summary.caveats if entry.code == "launch_bound"]
-    texts = [caveat(entry) for entry in shown]
-    compared = comparison.caveats(summary.comparison) if summary.comparison else ()
-    return (*compared, *(as_sentence(text) for text in [*texts, *_launch_bound(bound)]))
+    said: list[tuple[CaveatCode | ComparisonCaveatCode, str]] = [
+        *((entry.code, comparison.caveat(entry)) for entry in compared),
+        *((entry.code, caveat(entry)) for entry in summary.caveats if entry.code not in apart),
+        *(("launch_bound", text) for text in _launch_bound(bound)),
+    ]
+    return [(code, as_sentence(text)) for code, text in said]
 
 
 def caveat(entry: Caveat) -> str:
@@ -249,9 +279,9 @@ CAVEATS: Mapping[str, Any] = {
     "unstable_timings": _unstable_timings,
     "outlier_generations": _outlier_generations,
     "predictions_off": (
-        "{outside} of {cells} measured speedups lie outside the intervals that their predictions"
-        " had ({prompt_set} at temperature {temperature:g}, K={k}, is predicted {gap:+.1%} off):"
-        " all intervals of predictions are widened by that error, {error:.1%}"
+        "{outside} of {cells} measured speedups lie outside their predictions' intervals"
+        " ({prompt_set} at temperature {temperature:g}, K={k}: {gap:+.1%}), which are widened by"
+        " that error, {error:.1%}"
     ),
     "priced_from_steps": (
         "this run timed single steps and no rounds, so its predictions leave out what a loop does"

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from harness.records import grouped
 from harness.reporting import formatting as fmt
-from harness.reporting.sentences import as_sentence
 from harness.serving.engines import spec_of
 from harness.summary import ComparedRun, Comparison, ComparisonCaveat, EngineRow
 
@@ -87,11 +86,6 @@ def verdicts(comparison: Comparison) -> tuple[str, ...]:
     Before them what each engine gained at one K, where they are several.
     """
     return (*_engines(comparison), *(_verdict(run) for run in comparison.runs))
-
-
-def caveats(comparison: Comparison) -> tuple[str, ...]:
-    """What a reader of the comparison must know, most important first."""
-    return tuple(as_sentence(caveat(entry)) for entry in comparison.caveats)
 
 
 def caveat(entry: ComparisonCaveat) -> str:

@@ -126,8 +126,8 @@ ROUND_BY_STEPS_NOTE = (
 )
 VERIFY_NOTE = "v(n): a target forward over n = K + 1 positions / a target step."
 BOUND_NOTES = (
-    "MBU: floor / median. arithmetic: what one further position adds, beyond its bytes, / the step."
-    " overhead: the rest, neither reading nor arithmetic.",
+    "MBU: floor / median. arithmetic: what one further position adds, beyond its bytes, / the step,"
+    " at most 1 - MBU. overhead: the rest, neither reading nor arithmetic.",
     f"launch-bound: MBU below {LAUNCH_BOUND_MBU:g} and overhead above"
     f" {100 * LAUNCH_BOUND_OVERHEAD:.0f} % of the step.",
 )

@@ -96,6 +96,11 @@ class Quantity(NamedTuple):
     definition: str
     brief: tuple[Percentile, ...]  # those that fit a terminal
 
+    def percentile(self, row: UserLatency, name: Percentile) -> float | None:
+        """Of a row, in seconds; None where it is not known."""
+        known = self.of(row)
+        return None if known is None else getattr(known, name)
+
 
 QUANTITIES = (
     Quantity("TTFT", lambda row: row.first_token, "time to first token", PERCENTILES[:2]),
@@ -106,13 +111,10 @@ QUANTITIES = (
 
 def _percentile(quantity: Quantity, name: Percentile) -> Column[UserLatency]:
     """Its column of one percentile."""
-
-    def value(row: UserLatency) -> float | None:
-        known = quantity.of(row)
-        return None if known is None else getattr(known, name)
-
     title, definition = f"{quantity.title}\n{name}", quantity.definition
-    return Column(title, value, fmt.seconds, definition=definition)
+    return Column(
+        title, lambda row: quantity.percentile(row, name), fmt.seconds, definition=definition
+    )
 
 
 def _side_by_side(row: UserLatency) -> int | None:

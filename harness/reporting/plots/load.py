@@ -1,0 +1,110 @@
+"""What a server under load gives and what its users wait, against how much is asked of it."""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from harness.records import grouped, where
+from harness.reporting import formatting as fmt
+from harness.reporting.plots import style
+from harness.reporting.tables.served import QUANTITIES, Percentile
+from harness.summary import LoadCell, ServedSummary, Summary, UserLatency
+
+CAPTION = "Throughput of the server and what its users wait, by load and K: {waits}"
+UNDER = (
+    "throughput: tokens per second of all requests{clock}; TTFT: until the first token, TPOT: each"
+    " token after it, {waits}"
+)
+# How the slowest requests are shown: by the first of which any load has requests enough
+TAILS: tuple[Percentile, ...] = ("p99", "p95")
+MOST_WAITS = 2  # of `QUANTITIES`
+Points = dict[int, dict[float, float]]  # by K and load
+
+
+class _Sent(NamedTuple):
+    """How the requests of a load were sent: at which temperature, and what its amount counts."""
+
+    temperature: float
+    counts: str
+
+
+class _Panel(NamedTuple):
+    """One quantity under the loads of one way of sending."""
+
+    title: str
+    unit: str
+    sent: _Sent
+    values: Points
+    slowest: Points  # empty where there is no such thing
+
+
+def draw_load(summary: Summary, across: int) -> style.Plot | None:
+    """By temperature and way of sending: throughput, then waits; None without two loads to compare.
+
+    A line per K. Waits are p50 and p99; with too few requests for that p95, or p50 alone.
+    """
+    served = summary.served
+    if served is None:
+        return None
+    waits = where(served.latencies, load=True)
+    known = [(quantity, row) for quantity in QUANTITIES for row in waits]
+    tail: Percentile | None = next(
+        (name for name in TAILS if any(q.percentile(row, name) for q, row in known)), None
+    )
+    made = list(_panels(served, waits, tail))
+    if not made:
+        return None
+    figure, axes = style.panels(len(made), across, share_y=False)
+    ks = sorted({cell.k for cell in served.load})
+    for axis, panel in zip(axes, made, strict=True):
+        for k, points in sorted(panel.values.items()):
+            look = style.look(ks.index(k))
+            label = f"K={k}" if k else "plain decoding"
+            axis.plot([*points], [*points.values()], label=label, **look)
+            slow = panel.slowest.get(k, {})
+            dashed = {"linestyle": style.DASHED, "markerfacecolor": "white"}
+            axis.plot([*slow], [*slow.values()], **look, **dashed)
+        loads = sorted({load for points in panel.values.values() for load in points})
+        style.ticks(axis, loads, panel.sent.counts, log=True)
+        axis.set_title(f"{panel.title}, temperature {fmt.temperature(panel.sent.temperature)}")
+        axis.set_ylabel(panel.unit)
+        axis.set_ylim(bottom=0.0)
+    waited = f"p50 as a line, {tail} dashed" if tail else "p50"
+    clock = " by the server's processor time" if served.clock == "cpu" else ""
+    under = UNDER.format(clock=clock, waits=waited)
+    return style.plot("load.svg", CAPTION.format(waits=waited), figure, under)
+
+
+def _panels(
+    served: ServedSummary, waits: list[UserLatency], tail: Percentile | None
+) -> Iterator[_Panel]:
+    quantities = [each for each in QUANTITIES if any(map(each.of, waits))][:MOST_WAITS]
+    for sent, cells in grouped(served.load, _sent).items():
+        if len({_amount(cell) for cell in cells}) < 2:
+            continue
+        throughput = _points((cell, cell.tokens_per_second) for cell in cells)
+        yield _Panel("throughput", "tok/s", sent, throughput, {})
+        rows = [row for row in waits if _sent(row) == sent]
+        for quantity in quantities:
+            medians = _points((row, quantity.percentile(row, "p50")) for row in rows)
+            slowest = _points((row, tail and quantity.percentile(row, tail)) for row in rows)
+            if medians:
+                yield _Panel(quantity.title, "ms", sent, medians, slowest)
+
+
+def _sent(load: LoadCell | UserLatency) -> _Sent:
+    closed = load.concurrency is not None
+    return _Sent(load.temperature, "requests side by side" if closed else "requests per second")
+
+
+def _amount(load: LoadCell | UserLatency) -> float:
+    return load.concurrency or load.rate or 0.0
+
+
+def _points(values: Iterable[tuple[LoadCell | UserLatency, float | None]]) -> Points:
+    """What is known of each load; of a wait, whose seconds are shown as milliseconds, too."""
+    points: Points = {}
+    for load, value in values:
+        if value is not None:
+            scale = 1e3 if isinstance(load, UserLatency) else 1.0
+            points.setdefault(load.k, {})[_amount(load)] = scale * value
+    return points
