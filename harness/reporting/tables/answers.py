@@ -8,6 +8,7 @@ from typing import NamedTuple
 from harness.records import ResultRow, first, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
+from harness.reporting.tables.leaderboard import DROPPED, dropped_notes
 from harness.reporting.tables.specification import Column, Table, columns_by, table
 from harness.serving.drafts import kind_of
 from harness.serving.engines import OWN, drafts_alike, spec_of
@@ -277,6 +278,7 @@ DRAFTS: tuple[Column[LeaderboardRow], ...] = (
     Column("tokens/\nround", lambda row: row.tokens_per_round, fmt.decimal),
     Column("alpha", lambda row: row.alpha, fmt.alpha),
     Column("break-even\nalpha", lambda row: row.breakeven_alpha or fmt.NO_ROOT, fmt.alpha),
+    DROPPED,
 )
 
 
@@ -291,4 +293,5 @@ def drafts_table(summary: Summary) -> Table:
     own = grid.own_answer(summary, temperature)
     place = "" if own is None else f" {grid.at_place(own)}"
     at = f"temperature {fmt.temperature(temperature)}"
-    return table(f"Every draft at its fastest K, predicted{place} ({at})", DRAFTS, rows)
+    title = f"Every draft at its fastest K, predicted{place} ({at})"
+    return table(title, DRAFTS, rows, notes=tuple(dropped_notes(rows)))

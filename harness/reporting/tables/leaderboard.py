@@ -81,6 +81,10 @@ def _breakeven(row: LeaderboardRow) -> Value:
     return fmt.NO_ROOT if row.breakeven_alpha is None else row.breakeven_alpha
 
 
+DROPPED: Column[LeaderboardRow] = Column(
+    "dropped after\nprompts",
+    lambda row: row.dropped and f"{row.dropped.prompts} of {row.dropped.of}",
+)
 RANKS: tuple[Column[LeaderboardRow], ...] = (
     Column("rank", lambda row: row.rank, fmt.count, key=True),
     Column("draft", lambda row: row.draft or PLAIN, key=True),
@@ -90,6 +94,7 @@ RANKS: tuple[Column[LeaderboardRow], ...] = (
     Column("cost per\n10^6 tokens", lambda row: row.usd_per_million_tokens, fmt.dollars),
     Column("alpha\n[lo, hi]", lambda row: (row.alpha, row.alpha_lo, row.alpha_hi), fmt.alpha),
     Column("break-even\nalpha", _breakeven, fmt.alpha),
+    DROPPED,
 )
 SETS: tuple[Column[Answer], ...] = (
     Column("prompt set", lambda answer: answer.prompt_set, key=True),
@@ -191,9 +196,21 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
             SPEEDUP_NOTE,
             *_to_serve(summary, board),
             LOOKUP_NOTE.format(looked_up) if looked_up else "",
+            *dropped_notes(board.rows),
         )
         made.append(table(title, RANKS, board.rows, best=lambda row: row.rank == 1, notes=notes))
     return made
+
+
+def dropped_notes(rows: Iterable[LeaderboardRow]) -> Iterator[str]:
+    """Why a draft was measured no further, and on what its numbers are."""
+    for row in rows:
+        if row.dropped is not None:
+            names = " and ".join(name or "plain decoding" for name in row.dropped.slower_than)
+            yield (
+                f"{row.draft}: dropped after {row.dropped.prompts} of {row.dropped.of} prompts,"
+                f" significantly slower than {names}; its numbers are of these prompts."
+            )
 
 
 def _to_serve(summary: Summary, board: Board) -> Iterator[str]:
