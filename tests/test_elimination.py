@@ -177,8 +177,9 @@ def test_with_until_all_nobody_is_dropped(dropping: dict[str, int], tmp_path: Pa
     assert Audition(Setup(run)).evidence[0].looks == ()
 
 
+@pytest.mark.usefixtures("dropping")
 def test_a_look_up_that_learns_has_read_the_answers_before_whatever_the_looks(
-    dropping: dict[str, int], tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     words = ("drafts=[tiny_good,suffix]", "prompts.limit=8")
     whole = ran("audition", tmp_path, *SMALL, *words, "until=all")
@@ -192,8 +193,9 @@ def test_a_look_up_that_learns_has_read_the_answers_before_whatever_the_looks(
         assert np.array_equal(matches, found[1][key])
 
 
+@pytest.mark.usefixtures("dropping")
 def test_a_budget_leaves_drafts_with_fewer_prompts_and_a_larger_one_goes_on(
-    dropping: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("drafts=[tiny_good,ngram]", "prompts.limit=32")
     left = looks.Stopwatch.left_s
@@ -211,8 +213,9 @@ def test_a_budget_leaves_drafts_with_fewer_prompts_and_a_larger_one_goes_on(
     assert len(keys) == len({*keys}) == 32
 
 
+@pytest.mark.usefixtures("dropping")
 def test_a_budget_that_the_completions_spend_is_refused_and_what_they_are_is_kept(
-    dropping: dict[str, int], tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     words = ("drafts=[tiny_good,ngram]", "prompts.limit=8")
     with pytest.raises(UserError) as refused:
