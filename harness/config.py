@@ -568,14 +568,8 @@ class SweepConfig(PairConfig):
 
         Fills in what is measured.
         """
-        if self.until is None:
-            self.until = "all" if self.not_in_looks else "decided"
+        self.until = _until(self)
         super().check(_)
-        if self.until == "decided" and self.not_in_looks:
-            raise UserError(f"until=decided: not with {self.not_in_looks}; leave until out")
-        if self.until == "all" and self.budget_s is not None:
-            why = f", as it is with {self.not_in_looks}" if self.not_in_looks else ""
-            raise UserError(f"budget_s: not with until=all{why}; leave it out")
         if self.latency_from is not None and self.mode == "measure":
             raise UserError(
                 "latency_from: a sweep that measures times its own rounds; give mode=replay"
@@ -590,6 +584,18 @@ class SweepConfig(PairConfig):
                 f"decode.stop={self.decode.stop}: reads every draft step back, which a recorded "
                 "graph cannot; use backend=eager"
             )
+
+
+def _until(config: "SweepConfig | AuditionConfig") -> str:
+    """What `until` is where it was left out, checked against the other keys."""
+    reason = config.not_in_looks
+    until = config.until or ("all" if reason else "decided")
+    if until == "decided" and reason:
+        raise UserError(f"until=decided: not with {reason}; leave until out")
+    if until == "all" and config.budget_s is not None:
+        why = f", as it is with {reason}" if reason else ""
+        raise UserError(f"budget_s: not with until=all{why}; leave it out")
+    return until
 
 
 def check_address(key: str, url: str) -> None:
@@ -743,6 +749,14 @@ class AuditionConfig(ModelsConfig):
     k: list[int] = _grid(1, 2, 3, 4, 5, 6, 8, 10)
     temperature: list[float] = _temperatures(0.0, 1.0)
     batch: int = key(32, "completions of the target generated together", least=1)
+    until: str | None = key(
+        None,
+        "decided: drafts that lose are dropped; all: every draft on every prompt",
+        choices=("decided", "all"),
+    )
+    budget_s: float | None = key(
+        None, "with until=decided: seconds that measuring may take; null: any", above=0
+    )
     engine: str | None = _engine()
     traces_from: str | None = key(None, "a run whose texts, scores and other keys are used")
     scores_from: list[str] = key(
@@ -757,7 +771,11 @@ class AuditionConfig(ModelsConfig):
     combine: list[str] = key([], "auditions of one target, one per card, whose cards are ranked")
 
     def check(self, _: str) -> None:
-        """A single draft is the only one, or one that `drafts` names; texts have one source."""
+        """A single draft is the only one, or one that `drafts` names; texts have one source.
+
+        Fills in what is measured.
+        """
+        self.until = _until(self)
         super().check(_)
         self._check_texts()
         if self.decode.stop != "none":
@@ -780,6 +798,17 @@ class AuditionConfig(ModelsConfig):
     def prompts_of_a_set(self) -> int:
         """Replay makes prompts cheap."""
         return 16
+
+    @property
+    def not_in_looks(self) -> str | None:
+        """Why no draft is dropped: what it would save is done elsewhere; None where it can be."""
+        if self.scores_from:
+            return "scores_from, where every score is known"
+        if self.texts_from is not None:
+            return "texts_from, with which nothing is timed here"
+        if self.traces_from is not None and not self.latency.measure:
+            return "traces_from, where every score is known"
+        return None
 
     @property
     def loop_clock(self) -> LoopClock:

@@ -452,6 +452,20 @@ class LeastRegret:
 
 
 @dataclass(frozen=True)
+class Dropped:
+    """A draft of an audition that was measured no further, since it loses (early elimination).
+
+    Attributes:
+        prompts, of: on how many of how many prompts it was measured.
+        slower_than: what it is significantly slower than: drafts; None is plain decoding.
+    """
+
+    prompts: int
+    of: int
+    slower_than: tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
 class LeaderboardRow:
     """One draft at its best K, or plain decoding (draft None, k 0, speedup 1)."""
 
@@ -472,11 +486,12 @@ class LeaderboardRow:
     probability_best: float | None = None  # share of draws in which no other row is faster
     draft_memory_bytes: float | None = None  # weights of the draft; None if unknown
     usd_per_million_tokens: float | None = None  # None without a price
+    dropped: Dropped | None = None  # all numbers are then of the prompts before that
 
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """The drafts under one acceptance rule at one temperature, fastest first."""
+    """The drafts under one acceptance rule at one temperature, fastest first, the dropped last."""
 
     rule: Rule
     temperature: float

@@ -137,7 +137,7 @@ def test_traces_from_takes_all_other_keys_from_its_run_and_typed_ones_replace_th
     same = ran("audition", *source)
     pd.testing.assert_frame_equal(same.results, auditioned.results)
     assert same.rounds == auditioned.rounds
-    of_run = {**auditioned.config, "results_root": str(tmp_path), "threads": "auto"}
+    of_run = {**auditioned.config, "results_root": str(tmp_path), "threads": "auto", "until": "all"}
     assert same.config == {**of_run, "traces_from": str(auditioned.folder)}
     again = ran("audition", *source, "k=1", "temperature=1", "draft=tiny_small", "seed=3")
     replayed = again.results.query("source == 'replayed' and k > 0")

@@ -38,7 +38,7 @@ def engine() -> EngineCosts:
 @pytest.fixture(scope="module")
 def auditioned(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
     root = tmp_path_factory.mktemp("results")
-    return ran("audition", root, *ASKED, DRAFTS, f"latency_from={SERVED}")
+    return ran("audition", root, *ASKED, DRAFTS, "until=all", f"latency_from={SERVED}")
 
 
 # ---- an audition for another engine --------------------------------------------------------------

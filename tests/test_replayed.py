@@ -429,6 +429,17 @@ def test_a_loop_is_held_against_its_replay(replays):
     assert one.p_value is None
 
 
+def test_prompts_that_a_loop_generated_more_often_count_by_their_mean(replays):
+    """Short texts are measured again: their prompts must not outweigh those of the replay."""
+    name, cell = Candidate("fair", 4), Cell("easy", 1.0, 4)
+    once = looped(replays, name)
+    again = [replace(trial, repetition=n) for trial in once[:4] for n in (1, 2, 3)]
+    check = replay_check(cell, [*once, *again], replays, name)
+    assert check is not None
+    assert check.measured_tokens_per_round == pytest.approx(check.replayed_tokens_per_round)
+    assert check.gap_in_standard_errors == pytest.approx(0.0, abs=1e-6)
+
+
 def test_the_gap_of_loops_that_follow_replay_is_a_standard_normal(replays):
     """Rounds scattered around what is expected: some 5 % of the gaps lie beyond two errors."""
     rng, name, cell = np.random.default_rng(0), Candidate("fair", 4), Cell("easy", 1.0, 4)

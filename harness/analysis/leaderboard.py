@@ -49,8 +49,8 @@ class Ranking:
 
     @property
     def best(self) -> tuple[Candidate, ...]:
-        """Each draft at its best K, fastest first."""
-        rows = self.leaderboard.rows
+        """Each draft at its best K, fastest first; none that was dropped."""
+        rows = (row for row in self.leaderboard.rows if row.dropped is None)
         return tuple(Candidate(row.draft, row.k) for row in rows if row.draft is not None)
 
 

@@ -1,4 +1,4 @@
-"""A run that is measured in looks: which K to measure, and whether to go on.
+"""A run that is measured in looks: which K to measure, which drafts to drop, whether to go on.
 
 A sweep decodes every prompt plainly and replays it at every K. It then measures one K, the best by
 replay, next to plain decoding, and looks at its verdicts four times on the way
@@ -6,18 +6,37 @@ replay, next to plain decoding, and looks at its verdicts four times on the way
 stopped because everything was decided is one whose report decides everything.
 
 A server run does without looks, but chooses its K likewise, of the few whose servers it starts.
+
+An audition measures one draft after the other, each in four looks, and drops one that loses (early
+elimination): its scores and its visits so far are a part of what they would be. It loses a question
+where, at every K, it is significantly slower than plain decoding, or than the best of the drafts
+that were not dropped. A question is a temperature and an acceptance rule, on the whole workload or
+on a prompt set that can have a verdict. A draft is dropped only if it loses all of them, so that
+the chance to drop the one which is the fastest anywhere is at most that of one comparison. What it
+is compared with is chosen on the prompts that it has not scored, so that no choice flatters the
+comparison, and is compared with it on those that both have. The looks spend the error of a
+temperature's verdict, which is the last look of them (`Evidence.looks`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
+from harness.analysis.predicted import Latencies, evidence_of
+from harness.analysis.replayed import Replays
 from harness.analysis.server_run import ServedRun
 from harness.analysis.setup import Setup
-from harness.analysis.sweep_and_audition import MeasuredSweep
-from harness.analysis.verdict import settled
+from harness.analysis.sweep_and_audition import Audition, MeasuredSweep
+from harness.analysis.verdict import ONE_SIDED, settled
+from harness.records import GREEDY, TextTrace, grouped
+from harness.stats.jackknife import MIN_PROMPTS, enough_prompts, half_width
+from harness.stats.two_phase import look_shares, nominal_error
 from harness.storage import StoredRun
 from harness.storage.manifest import ChosenK
 from harness.summary import VerdictReason
+
+Weights = Mapping[str, float] | None
 
 # Of the best predicted speedup, so much less at most may be the best, by the error of a line over K
 NEAR_BEST = 0.06
@@ -115,3 +134,79 @@ def best_started(run: StoredRun, started: Sequence[int]) -> tuple[ChosenK, ...]:
             return ()
         chosen.append(ChosenK(temperature, max(started, key=speedups.__getitem__)))
     return tuple(chosen)
+
+
+# ---- the drafts of an audition -------------------------------------------------------------------
+
+
+def slower_than(
+    run: StoredRun, traces: Sequence[TextTrace], draft: str, look: int
+) -> tuple[str | None, ...]:
+    """What a draft that is to be dropped is significantly slower than; empty: it is not.
+
+    Args:
+        run: an audition, with the round times so far.
+        traces: of the draft, as far as it is measured, and of those before it.
+        draft: the name.
+        look: at which it is, 1 to 3, of four.
+
+    Returns:
+        The drafts that it loses to, None for plain decoding, each once.
+    """
+    setup, by_draft = Setup(run), grouped(traces, lambda trace: trace.draft)
+    everyone = Audition(setup, by_draft)
+    others = Audition(setup, {name: by_draft[name] for name in by_draft if name != draft})
+    error = nominal_error(ONE_SIDED / len(setup.temperatures), look_shares(look))
+    found: dict[str | None, None] = {}
+    for temperature in setup.temperatures:
+        # At temperature 0 all acceptance rules coincide
+        for rule in everyone.rules if temperature > GREEDY else everyone.rules[:1]:
+            before = others.replays(rule, temperature)
+            both = everyone.replays(rule, temperature) if before else None
+            if both is None or before is None:  # the first draft has nothing to lose to
+                return ()
+            latencies = everyone.latencies[temperature]
+            for part, rest, weights in _questions(both, before, setup.weights):
+                winner = _winner(part, rest, latencies, weights, draft, 1.0 - 2.0 * error)
+                if winner is None:
+                    return ()
+                found[winner[0]] = None
+    return tuple(found)
+
+
+def _questions(
+    both: Replays, before: Replays, weights: Weights
+) -> list[tuple[Replays, Replays, Weights]]:
+    """The workload and each prompt set to be decided: a draft's prompts, others', the weights."""
+    scored = {*zip(both.prompt_sets, both.prompts, strict=True)}
+    names = [*zip(before.prompt_sets, before.prompts, strict=True)]
+    rest = before.rows([name not in scored for name in names])
+    if {*rest.prompt_sets} < {*before.prompt_sets}:  # nothing else to choose on
+        rest = before
+    counted = {name for name in before.prompt_sets if (weights or {}).get(name, 1.0) > 0.0}
+    sets = [n for n in sorted(counted) if before.prompt_sets.count(n) >= MIN_PROMPTS]
+    apart = [(both.only([name]), rest.only([name]), None) for name in sets]
+    return [(both, rest, weights), *(apart if len(counted) > 1 else [])]
+
+
+def _winner(
+    part: Replays,
+    rest: Replays,
+    latencies: Latencies,
+    weights: Weights,
+    draft: str,
+    level: float,
+) -> tuple[str | None] | None:
+    """What a draft loses to at every K, (None,) for plain decoding; None where to nothing."""
+    evidence = evidence_of(part, latencies)
+    workload = evidence.workload(weights)
+    if not enough_prompts(workload.prompt_sets):
+        return None
+    gains = evidence_of(rest, latencies).speedups(weights)
+    best, candidates = max(gains, key=gains.__getitem__), [*evidence.candidates]
+    of_draft = np.array([name.draft == draft for name in candidates])
+    ratios, variance = workload.log_ratios(candidates.index(best))
+    if (ratios + half_width(variance, level))[of_draft].max() < 0.0:
+        return (best.draft,)
+    speedups = workload.log_speedups() + half_width(workload.log_speedup_variance(), level)
+    return (None,) if speedups[of_draft].max() < 0.0 else None

@@ -85,7 +85,7 @@ from harness.serving.drafts import DRAFTS, kind_of, looks_up
 from harness.serving.engines import ENGINES, OWN, drafts_alike, spec_of, with_lines
 from harness.serving.round_counting import Counting
 from harness.stats.jackknife import Variance
-from harness.stats.two_phase import look_shares
+from harness.stats.two_phase import LOOKS, look_shares
 from harness.storage.manifest import EngineCosts
 from harness.summary import (
     AcceptanceByPosition,
@@ -94,6 +94,7 @@ from harness.summary import (
     BlockGain,
     Caveat,
     Doubt,
+    Dropped,
     Explanation,
     Leaderboard,
     LengthAlpha,
@@ -124,6 +125,7 @@ class PairAnalysis:
 
     Attributes:
         drafts: those to predict for.
+        dropped: those of them that have scored a part of the texts, since they lost; by name.
         trials: timed generations; those whose text is not the target's have failed.
         checks: greedy texts compared with plain decoding's.
         distrusted: why no verdict can rest on these texts.
@@ -136,6 +138,7 @@ class PairAnalysis:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.drafts = [setup.draft]
+        self.dropped: Mapping[str, Dropped] = {}
         self._replays: dict[tuple[Rule, float], Replays | None] = {}
         self._rankings: dict[tuple[Rule, float], Ranking | None] = {}
 
@@ -231,12 +234,18 @@ class PairAnalysis:
         return self._replays[rule, temperature]
 
     def _replayed(self, rule: Rule, temperature: float) -> Replays | None:
+        timed = self.latencies.get(temperature, {})
+        ranked = [name for name in timed if name in self.traces and name not in self.dropped]
+        return self._replays_of(ranked, rule, temperature)
+
+    def _replays_of(self, drafts: Sequence[str], rule: Rule, temperature: float) -> Replays | None:
+        """Some of the drafts, on the prompts that all of these scored."""
         latencies = self.latencies.get(temperature, {})
         # Engines with the other rules stop no drafting early
         adaptive = self.setup.adaptive and rule == self.setup.rule
         if adaptive and not self.confidences:  # those of a repetition penalty are not known
             return None
-        traces = {name: self._replayed_texts(name) for name in latencies if name in self.traces}
+        traces = {name: self._replayed_texts(name) for name in drafts}
         ks = [k for k in self.setup.ks if all(each.rounds.covers(k) for each in latencies.values())]
         scored = (any(t.temperature == temperature for t in texts) for texts in traces.values())
         if not traces or not ks or not all(scored):
@@ -269,10 +278,33 @@ class PairAnalysis:
         latencies, error = self.latencies[temperature], self._error(temperature)
         ranking = rank(replays, latencies, setup.weights, seed=setup.seed, error=error)
         baseline_s = latencies[replays.drafts[0]].rounds.baseline_s
-        board = with_costs(ranking.leaderboard, setup, baseline_s)
+        board = with_costs(self._with_dropped(ranking), setup, baseline_s)
         if setup.priced_by is not None:
             board = replace(board, engines=(spec_of(setup.priced_by.engine.name).title,))
         return replace(ranking, leaderboard=board)
+
+    def _next_to_first(self, replays: Replays) -> Iterator[tuple[str, Replays]]:
+        """Each draft that was dropped, with the first one of a ranking, on the prompts it has."""
+        for name in self.dropped:
+            if name in self.latencies[replays.temperature]:
+                both = [replays.drafts[0], name]
+                found = self._replays_of(both, replays.rule, replays.temperature)
+                if found is not None:
+                    yield name, found
+
+    def _with_dropped(self, ranking: Ranking) -> Leaderboard:
+        """The leaderboard with the drafts that were dropped, by their own prompts, at its end."""
+        setup, replays, board = self.setup, ranking.replays, ranking.leaderboard
+        latencies, error = self.latencies[replays.temperature], self._error(replays.temperature)
+        rows = [
+            replace(row, probability_best=None, dropped=self.dropped[name])
+            for name, both in self._next_to_first(replays)
+            for row in rank(both, latencies, setup.weights, error=error).leaderboard.rows
+            if row.draft == name
+        ]
+        rows.sort(key=lambda row: -row.speedup)
+        ranked = (replace(row, rank=len(board.rows) + 1 + n) for n, row in enumerate(rows))
+        return replace(board, rows=(*board.rows, *ranked))
 
     @property
     def rankings(self) -> dict[tuple[Rule, float], Ranking]:
@@ -333,11 +365,16 @@ class PairAnalysis:
         """Rows of results.csv: measured ones, and what is predicted of each cell."""
         rows = [*self.generated]
         for ranking in self.own_rankings:
-            at = ranking.replays.temperature
-            rows += replayed_rows(
-                ranking.replays, self.latencies[at], model=self.setup.model, error=self._error(at)
-            )
+            rows += self._replayed_rows(ranking.replays)
+            for name, both in self._next_to_first(ranking.replays):
+                rows += [row for row in self._replayed_rows(both) if row.draft == name]
         return rows
+
+    def _replayed_rows(self, replays: Replays) -> list[ResultRow]:
+        at = replays.temperature
+        return replayed_rows(
+            replays, self.latencies[at], model=self.setup.model, error=self._error(at)
+        )
 
     def _texts(self, ranking: Ranking) -> dict[str, list[TextTrace]]:
         """By draft, the texts that a ranking replays."""
@@ -748,9 +785,20 @@ class MeasuredSweep(PairAnalysis):
 class Audition(PairAnalysis):
     """Several drafts, ranked by replay at times that were measured, typed in or another run's."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, traces: Mapping[str, list[TextTrace]] | None = None) -> None:
+        """Of a run; `traces` by draft stand for those that are stored."""
         super().__init__(setup)
+        if traces is not None:
+            self.traces = {**traces}
         self.drafts = list(self.traces)
+        dropped = setup.run.manifest.audition.dropped
+        self.dropped = {name: dropped[name] for name in self.traces if name in dropped}
+
+    @cached_property
+    def evidence(self) -> Sequence[Evidence]:
+        """Where losers are dropped at looks, the verdict is the last look."""
+        looks = look_shares(LOOKS) if self.setup.run.config.get("until") == "decided" else ()
+        return [replace(ranking.evidence, looks=looks) for ranking in self.own_rankings]
 
     def latencies_at(self, temperature: float) -> dict[str, Latency]:
         """Speedups of drafts that were timed apart are over the others' plain token.

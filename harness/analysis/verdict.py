@@ -65,7 +65,7 @@ from harness.stats.jackknife import (
     set_weights,
     workload_ratio,
 )
-from harness.stats.two_phase import Pairs, TwoPhase, two_phase
+from harness.stats.two_phase import Pairs, TwoPhase, nominal_error, two_phase
 from harness.summary import Answer, Doubt, LeastRegret, MeasuredPart, Values
 from harness.theory.speedup import RoundTimes
 
@@ -165,6 +165,8 @@ class Evidence:
     named: Candidate | None = None
     # Of seconds that are predicted by what requests of a server cost
     cost_errors: tuple[CostError, ...] = ()
+    # Where candidates were dropped at looks, the shares of the prompts at each, the last one this
+    looks: tuple[float, ...] = ()
 
     def only(self, prompt_sets: Sequence[str]) -> "Evidence":
         """The evidence of some prompt sets alone."""
@@ -372,10 +374,13 @@ def decide(
         return undecided
     workload, level = evidence.workload(weights), 1.0 - 2.0 * error
     fit: TwoPhase | CrossFit | None = evidence.two_phase(weights, seed)
+    of_bounds = level
     if evidence.pairs is None:
+        if evidence.looks:
+            of_bounds = 1.0 - 2.0 * nominal_error(error, evidence.looks)
         only = None if evidence.named is None else [*evidence.candidates].index(evidence.named)
         fit = cross_fit(workload, seed, deals=deals or deals_for(workload), named=only)
-        if fit and not deals and abs(math.log(fit.interval(level).lo)) < CLOSE:
+        if fit and not deals and abs(math.log(fit.interval(of_bounds).lo)) < CLOSE:
             more = CLOSE_DEALS * deals_for(workload)
             fit = cross_fit(workload, seed, deals=more, named=only) or fit
     best, looks_like = evidence.best_looking(workload)
@@ -385,7 +390,7 @@ def decide(
         reason, values = _too_few(workload.prompt_sets)
         values = {**named, **values}
         return replace(verdict, speedup=looks_like, reason=reason, reason_values=values)
-    interval = fit.interval(level)
+    interval = fit.interval(of_bounds)
     verdict = replace(
         verdict,
         speedup=fit.speedup,
@@ -398,11 +403,11 @@ def decide(
     if not fit.prefers_plain and interval.lo > 1.0:
         verdict = replace(verdict, decision="speculate")
         reason, values = "held_out_gain", {}
-    elif fit.ceiling(level) < 1.0:
+    elif fit.ceiling(of_bounds) < 1.0:
         verdict = replace(verdict, decision="does_not_pay", draft=None, k=0)
         reason, values = "held_out_loss", evidence.alphas(best, weights)
     else:
-        reason, values = _why_undecided(fit, workload, level)
+        reason, values = _why_undecided(fit, workload, of_bounds)
     return replace(verdict, reason=reason, reason_values={**named, "level": level, **values})
 
 

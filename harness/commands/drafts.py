@@ -1,8 +1,15 @@
 """Score and time many drafts on one target's texts, one draft in memory at a time.
 
+With `until=decided` a draft is measured in four looks: each scores a quarter of the prompts, in a
+random order that is balanced over their sets, and makes a quarter of the visits that time rounds.
+A draft that loses to one before it (`harness.analysis.looks.slower_than`) is dropped at a look, and
+keeps what it has. So a draft is loaded once, and it is of use to name the likeliest one first. With
+`budget_s` each draft has an equal part of what is left, and one look at least; drafts are ranked on
+the prompts that all have scored.
+
 Everything is stored as it is made: a text is a line of trials.jsonl, a draft's scores and step
-times are written when it is done, and the manifest notes which drafts could not be used. A resumed
-audition continues with the first draft that lacks something.
+times are written when it is done, and the manifest notes which drafts could not be used, or were
+dropped. A resumed audition continues with the first draft that lacks something.
 """
 
 import gc
@@ -10,16 +17,20 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 
+from harness.analysis.looks import slower_than
 from harness.commands.completions import completions
 from harness.commands.drafted import Drafted, EncodedPrompt, LookupPair, Pair, Scoring, Target
+from harness.commands.looks import Stopwatch, in_random_order, prompts_at
 from harness.commands.other_runs import check_draft_of
 from harness.commands.pair import check_clock, load_draft, opening, reserve, with_head
 from harness.commands.progress import progress
+from harness.commands.run_lifecycle import resumable
 from harness.commands.time_rounds import visits_of_draft
 from harness.commands.time_steps import timed_steps
 from harness.config import AuditionConfig, ModelConf, check_ks, named_in_drafts
@@ -32,13 +43,14 @@ from harness.models.tokenizer import tokenizer_difference
 from harness.records import (
     DraftConfidence,
     Failure,
-    StepTiming,
     TextTrace,
     UserError,
     in_one_line,
 )
-from harness.storage import RunFolder
+from harness.stats.two_phase import LOOKS
+from harness.storage import RunFolder, load
 from harness.storage.manifest import AuditionCosts, AuditionNotes, IneligibleDraft, ModelEntry
+from harness.summary import Dropped
 
 
 class NotEligible(Exception):
@@ -50,17 +62,18 @@ class DraftResult:
     """What one draft gave.
 
     Attributes:
-        timings: empty where it had been timed before.
+        traces: the new ones.
         scoring_s: what scoring took.
         described: the manifest's entry; None for a drafter without a model here.
         confidences: where adaptive drafting is replayed, of a draft that has them.
+        dropped: where it lost, and nothing more is measured.
     """
 
     traces: list[TextTrace]
-    timings: list[StepTiming]
     scoring_s: float
     described: ModelEntry | None = None
     confidences: Sequence[DraftConfidence] = ()
+    dropped: Dropped | None = None
 
 
 def score_drafts(
@@ -71,9 +84,17 @@ def score_drafts(
     Raises:
         UserError: no draft is left.
     """
+    watch = Stopwatch(folder, config.budget_s)
     begin = time.perf_counter()
     texts = completions(folder, target, config)
     generation_s = time.perf_counter() - begin
+    if watch.left_s <= 0.0:
+        with resumable(folder):
+            raise UserError(
+                f"budget_s={config.budget_s:g}: the target's completions took"
+                f" {math.ceil(watch.spent_s)} s of it, which leaves nothing for the drafts; give"
+                f" budget_s={math.ceil(2.0 * watch.spent_s)} or more"
+            )
 
     def measure(conf: ModelConf, waiting: Sequence[GeneratedText]) -> DraftResult | None:
         elsewhere = config.latency.target_ms is not None or folder.manifest.engine_costs is not None
@@ -84,9 +105,10 @@ def score_drafts(
         # Another run's scores may be here without times
         if timed and not waiting and not missing:
             return None
-        return _measured(folder, target, waiting, conf, config, timed=timed)
+        share_s = watch.left_s / (len(drafts) - drafts.index(conf))
+        return _measured(folder, target, texts, conf, config, timed=timed, share_s=share_s)
 
-    each_draft(folder, texts, drafts, measure, generation_s, debug=config.debug)
+    each_draft(folder, texts, drafts, measure, generation_s, watch=watch, debug=config.debug)
     # The target again: how its texts are batched is known only now
     folder.note(models={**folder.manifest.models, **target.describe().models})
 
@@ -98,9 +120,10 @@ def each_draft(
     measure: Callable[[ModelConf, Sequence[GeneratedText]], DraftResult | None],
     generation_s: float,
     *,
+    watch: Stopwatch,
     debug: bool,
 ) -> None:
-    """Measure and store every draft, with notes on those that cannot be used or broke down.
+    """Measure and store every draft, with notes on those that lost, cannot be used or broke down.
 
     Args:
         folder: of the run.
@@ -109,18 +132,27 @@ def each_draft(
         measure: gives what the folder lacks of one draft, whose scores of these texts are missing;
             None where it lacks nothing.
         generation_s: what the texts took, in this process.
+        watch: begun with the run's measurements.
         debug: whether the traceback of a draft's error is shown.
 
     Raises:
         UserError: none could be measured, now or before a resume.
     """
-    costs = folder.manifest.audition.costs
+    costs, dropped = folder.manifest.audition.costs, {**folder.manifest.audition.dropped}
     generation_s += costs.generation_s or 0.0
     scoring_s = costs.scoring_s
     not_eligible: list[IneligibleDraft] = []
     failures: list[Failure] = []
+
+    def note() -> None:
+        costs = AuditionCosts(generation_s, scoring_s, watch.spent_s)
+        notes = AuditionNotes(tuple(not_eligible), tuple(failures), dropped, costs)
+        folder.note(audition=notes)
+
     finished = 0
     for conf in drafts:
+        if conf.name in dropped:
+            continue
         scored = {trace.key for trace in folder.traces() if trace.draft == conf.name}
         waiting = [text for text in texts if text.request.key not in scored]
         try:
@@ -140,9 +172,11 @@ def each_draft(
         if result is not None:
             scoring_s = (scoring_s or 0.0) + result.scoring_s
             _store(folder, conf.name, result)
+            if result.dropped is not None:
+                dropped[conf.name] = result.dropped
+                note()
         finished += 1
-    costs = AuditionCosts(generation_s, scoring_s)
-    folder.note(audition=AuditionNotes(tuple(not_eligible), tuple(failures), costs))
+    note()
     if not finished:
         reasons = [f"{entry.draft}: {entry.reason}" for entry in not_eligible]
         reasons += [f"{entry.where}: {entry.error}" for entry in failures]
@@ -153,8 +187,6 @@ def _store(folder: RunFolder, name: str, result: DraftResult) -> None:
     """Store what was measured of a draft; its traces last, since they say that it is done."""
     if result.described is not None:
         folder.note(models={**folder.manifest.models, name: result.described})
-    timings = [*folder.timings(), *result.timings]
-    folder.write_timings(timings)
     if result.confidences:
         folder.add_confidences(result.confidences)
     folder.add_traces(result.traces)
@@ -223,39 +255,103 @@ def _measured(
     config: AuditionConfig,
     *,
     timed: bool,
+    share_s: float = math.inf,
 ) -> DraftResult:
-    """One draft's scores, and its step times unless `timed`.
+    """One draft's scores, look after look, and its step times, which are stored, unless `timed`.
 
-    Half of the visits that time its rounds, stored in the folder, come before that, half after.
+    Of the visits that time its rounds, which are stored in the folder, half of a look's come before
+    its scores, half after.
+
+    Args:
+        folder: what it has of the draft is not made again.
+        target: whose texts are scored.
+        texts: all of them.
+        conf: the draft.
+        config: of the audition.
+        timed: whether the folder has its step times.
+        share_s: seconds after which no further look is begun.
     """
+    begun = time.monotonic()
     pair = _with_draft(target, conf, folder, config)
     try:
         costs, entry = folder.manifest.engine_costs, described_draft(conf, pair.draft_entry)
         check_draft_of(costs, conf.name, conf.kind, entry, config.temperature)
         visits = visits_of_draft(folder, pair, conf, pair.timed_drafting, config, pair.most)
-        visits.up_to(0.5)
-        begin = time.perf_counter()
-        with progress(f"{conf.name} scores", len(texts)) as tick:
-            how = Scoring(max(config.k), batch=config.batch, tick=tick)
-            traces = pair.score(texts, how)
-        scoring_s = time.perf_counter() - begin
-        timings: list[StepTiming] = []
-        if not timed:
-            # Interleaved; the target's are timed with every draft again
-            timings = timed_steps(
-                folder,
-                pair,
-                config,
-                paired_with=conf.name,
-                repetitions=math.ceil(step_times.REPETITIONS / 2),
-                doing=f"timing {conf.name}",
-            )
-        visits.up_to(1.0)
-        sure = pair.confidences(texts, config)
+        before = folder.traces()
+        scored = {trace.key for trace in before if trace.draft == conf.name}
+        traces: list[TextTrace] = []
+        dropped: Dropped | None = None
+        looks = _looks(target, texts, config)
+        scoring_s = 0.0
+        for look, names in enumerate(looks, start=1):
+            part = [text for text in texts if _name(text) in names]
+            part = [text for text in part if text.request.key not in scored]
+            if look > 1 and (time.monotonic() - begun) * look / (look - 1) > share_s:
+                break
+            visits.reach(math.ceil(visits.most * (look - 0.5) / len(looks)))
+            begin = time.perf_counter()
+            traces += _scored(pair, conf, texts, part, config)
+            scoring_s += time.perf_counter() - begin
+            if look == 1 and not timed:
+                # Interleaved; the target's are timed with every draft again
+                steps = timed_steps(
+                    folder,
+                    pair,
+                    config,
+                    paired_with=conf.name,
+                    repetitions=math.ceil(step_times.REPETITIONS / 2),
+                    doing=f"timing {conf.name}",
+                )
+                folder.write_timings([*folder.timings(), *steps])
+            visits.reach(math.ceil(visits.most * look / len(looks)))
+            if look < len(looks):
+                run = load(folder.path)
+                models = {**run.manifest.models, **({conf.name: entry} if entry else {})}
+                run = replace(run, manifest=run.manifest.updated(models=models))
+                if slower := slower_than(run, [*before, *traces], conf.name, look):
+                    prompts = len(target.conversations)
+                    dropped = Dropped(prompts_at(prompts, look), prompts, slower)
+                    break
+        sure = [] if dropped else pair.confidences(texts, config)
         described = described_draft(conf, pair.draft_entry)  # how its texts were batched, too
-        return DraftResult(traces, timings, scoring_s, described, sure)
+        return DraftResult(traces, scoring_s, described, sure, dropped)
     finally:
         pair.target_model.keep_states(())
+
+
+def _name(text: GeneratedText) -> tuple[str, str]:
+    """A text's prompt, or turn of a conversation, and its set."""
+    return text.request.prompt_set, text.request.prompt
+
+
+def _looks(
+    target: Target, texts: Sequence[GeneratedText], config: AuditionConfig
+) -> list[set[tuple[str, str]]]:
+    """The prompts that each look adds, all of them where there is one."""
+    if config.until == "all":
+        return [{_name(text) for text in texts}]
+    order = in_random_order(target.prompts, config.seed)
+    ends = [prompts_at(len(order), look) for look in range(LOOKS + 1)]
+    return [
+        {(each.prompt_set, entry.prompt.id) for each in order[begin:end] for entry in each.turns}
+        for begin, end in pairwise(ends)
+    ]
+
+
+def _scored(
+    pair: Drafted,
+    conf: ModelConf,
+    texts: Sequence[GeneratedText],
+    part: Sequence[GeneratedText],
+    config: AuditionConfig,
+) -> list[TextTrace]:
+    """The scores of a part of the texts; a look-up may have learnt from all before them."""
+    if not part:
+        return []
+    needed, keys = texts if conf.spec.looks_up else part, {text.request.key for text in part}
+    with progress(f"{conf.name} scores", len(needed)) as tick:
+        traces = pair.score(needed, Scoring(max(config.k), batch=config.batch, tick=tick))
+    return [trace for trace in traces if trace.key in keys]
 
 
 def described_draft(conf: ModelConf, entry: dict[str, Any] | None) -> ModelEntry | None:

@@ -277,13 +277,24 @@ def print_audition_plan(
     )
     ks = [k for k in config.k if k > 0]
     cells = len(ks) * len(drafts) * len(config.temperature)
+    prefills = texts * sum(_prefills(conf, max(config.k)) for conf in drafts)
+    looks, at_most = {}, ""
+    if config.until == "decided" and len(drafts) > 1:
+        from harness.commands.looks import prompts_at  # imports torch
+
+        at_most = "at most "
+        looks["early elimination"] = (
+            f"one draft after the other, in looks of {prompts_at(len(prompts), 1)} prompts; one"
+            " that is significantly slower than one before it, or than plain decoding, is dropped"
+        )
     rows: Rows = {
         "temperature": _listed(config.temperature),
         **_set_rows(config, prompts),
         **_answer_rows(config, prompts),
         "texts of the target": texts,
         "tokens, at most": f"{texts * config.new_tokens:,}",
-        "prefills that score them": texts * sum(_prefills(conf, max(config.k)) for conf in drafts),
+        "prefills that score them": f"{at_most}{prefills}",
+        **looks,
         "cells, replayed": f"{cells} (K = {_listed(ks)})",
     }
     paired: list[Table | str] = []

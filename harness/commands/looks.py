@@ -94,8 +94,9 @@ class Stopwatch:
 
     def __init__(self, folder: RunFolder, budget_s: float | None) -> None:
         """Begin now."""
-        looks = folder.manifest.looks
-        self._before_s, self._begun = looks.measured_s if looks else 0.0, monotonic()
+        looks, costs = folder.manifest.looks, folder.manifest.audition.costs
+        self._before_s = looks.measured_s if looks else costs.measured_s or 0.0
+        self._begun = monotonic()
         self.budget_s = budget_s
 
     @property

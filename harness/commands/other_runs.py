@@ -126,6 +126,11 @@ def stored_traces(
     wanted = {text for text in _text_keys(run, prompts) if text.temperature in config.temperature}
     traces = [trace for name in drafts for trace in by_draft.get(name, ()) if trace.key in wanted]
     for name in by_draft.keys() & {*drafts}:
+        if name in run.manifest.audition.dropped:
+            raise UserError(
+                f"{key}: draft {name!r} was dropped there and scored a part of the texts; leave it"
+                " out, or audition it with until=all"
+            )
         scored = sum(trace.draft == name for trace in traces)
         if scored < len(wanted):
             raise UserError(

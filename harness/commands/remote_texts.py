@@ -20,6 +20,7 @@ from harness.commands.drafts import (
     described_draft,
     each_draft,
 )
+from harness.commands.looks import Stopwatch
 from harness.commands.other_runs import check_draft_of, check_target_of, stored_times
 from harness.commands.progress import fetching, progress
 from harness.commands.run_lifecycle import begin, measuring, resumable
@@ -70,7 +71,7 @@ def audition_texts(
     folder = begin(config, "audition", folder, described(device, models, prompts))
     with measuring(folder, device):
         times.copy_to(folder)
-        start = time.perf_counter()
+        watch, start = Stopwatch(folder, None), time.perf_counter()
         if server is not None:
             host = urlsplit(str(config.texts_from)).netloc
             folder.note(texts_from=TextsFrom(server.engine, server.version, host))
@@ -86,7 +87,7 @@ def audition_texts(
             check_draft_of(times.engine, conf.name, conf.kind, entry, config.temperature)
             return result
 
-        each_draft(folder, texts, drafts, measure, generation_s, debug=config.debug)
+        each_draft(folder, texts, drafts, measure, generation_s, watch=watch, debug=config.debug)
     return folder
 
 
@@ -157,4 +158,4 @@ def _scored(
         with progress(f"{name} scores", len(texts)) as tick:
             traces = score_texts(texts, None, model, draft_name=name, batch=config.batch, tick=tick)
         described = described_draft(conf, {**draft.describe(), **model.describe()})
-    return DraftResult(traces, [], time.perf_counter() - start, described)
+    return DraftResult(traces, time.perf_counter() - start, described)

@@ -2,8 +2,9 @@
 
 `resume=RUN` continues a run, so all of its keys are that run's; a key that is typed all the same is
 compared with it. `traces_from=RUN` takes the run's texts, and so the model, prompts, temperatures
-and budgets that they were made with; a key that is typed replaces the run's. A draft of either is
-found by its name.
+and budgets that they were made with; a key that is typed replaces the run's. Drafts that were
+dropped there are not taken, since they scored a part of the texts. A draft of either is found by
+its name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from harness.storage.manifest import read_manifest
 TOGETHER = (("draft", "drafts"), ("latency", "latency_from", "gpu"))
 # Of traces: the machine is another one, and the times that a run took from elsewhere are in it
 NOT_OF_TRACES = (
-    *("device", "threads", "backend", "clock"),
+    *("device", "threads", "backend", "clock", "until"),
     *("traces_from", "latency_from", "latency.measure"),
 )
 
@@ -68,6 +69,9 @@ def with_keys_of_run(config: DictConfig, words: Sequence[str]) -> DictConfig:
         if known_here and not any(_overlap(name, other) for other in kept):
             value = group.get(key, LATER_KEYS.get(key))
             reduce(lambda part, at: part.setdefault(at, {}), groups, taken)[key] = value
+    if not resumed and taken.get("drafts"):
+        dropped = read_manifest(folder).audition.dropped
+        taken["drafts"] = [e for e in taken["drafts"] if split_draft(e).name not in dropped]
     merged = OmegaConf.merge(config, taken)
     assert isinstance(merged, DictConfig)
     return merged

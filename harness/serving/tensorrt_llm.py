@@ -52,8 +52,7 @@ def _schedule_notes(k_by_load: Mapping[int, int], most: int) -> Sequence[str]:
     ends = [*(load - 1 for load in loads[1:]), most]
     lengths = {end: k_by_load[load] for load, end in zip(loads, ends, strict=True)}
     return (
-        "K by the largest batch that has it, in speculative_config: draft_len_schedule:"
-        f" {lengths}",
+        f"K by the largest batch that has it, in speculative_config: draft_len_schedule: {lengths}",
     )
 
 

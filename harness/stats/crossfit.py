@@ -154,6 +154,29 @@ class Workload:
         shared = [error.variance for error in self.shared]
         return joined(filter(None, [prompts, visits, self.error, *shared]))
 
+    def log_ratios(self, to: int) -> tuple[Array, Variance]:
+        """Each candidate's log speedup less that of candidate `to`, [candidate].
+
+        What the two have in common cancels: the prompts, and the visits of one draft.
+        """
+        without = self.log_speedups(1.0 - np.eye(len(self.prompt_sets)))
+        prompts = prompt_variance(without - without[to], self.prompt_sets, self.baseline_tokens)
+        moves = [error.moves - error.moves[to] for error in self.shared]
+        degrees = [error.degrees for error in self.shared]
+        shared = [SharedError(*each).variance for each in zip(moves, degrees, strict=True)]
+        logs = self.log_speedups()
+        return logs - logs[to], joined([prompts, self.visits_of_ratios(to), *shared])
+
+    def visits_of_ratios(self, to: int) -> Variance:
+        """What the visits add to the variance of `log_ratios`, [candidate]."""
+        candidates = len(self.seconds)
+        parts = [Variance(np.zeros(candidates), np.ones(candidates))]
+        for group in self.visits:
+            without = np.zeros((candidates, group.costs.shape[1]))
+            without[group.candidates] = group.without
+            parts.append(left_out_variance(without - without[to], group.sizes))
+        return joined(parts)
+
     def further_errors(self, candidate: int) -> Iterator[Variance]:
         """Of one candidate's log speedup, besides prompts and visits."""
         if self.error is not None:

@@ -225,7 +225,8 @@ def two_phase(
     variances = [
         Variance(np.maximum(without_price, 0.0), of_rounds.degrees),
         timing,
-        _other_prices(workload, candidate),
+        # Of each candidate's price next to the named one's, by the visits; its own is known
+        workload.visits_of_ratios(candidate),
     ]
     # What drift adds to errors that hold the scatter of the pairs already
     covariance = errors @ errors.T + float(timing.value - price.by_prompts.value)
@@ -258,17 +259,6 @@ def _rounds_errors(workload: Workload) -> tuple[Array, Variance]:
 def _skewness(errors: Array, variance: float) -> float:
     """Of a sum, by what leaving out each part does, which has the other sign."""
     return -float((errors**3).sum()) / variance**1.5 if variance > 0.0 else 0.0
-
-
-def _other_prices(workload: Workload, named: int) -> Variance:
-    """Of each candidate's price next to the named one's, by the visits; that one's own is known."""
-    candidates = len(workload.seconds)
-    parts = [Variance(np.zeros(candidates), np.ones(candidates))]
-    for group in workload.visits:
-        without = np.zeros((candidates, group.costs.shape[1]))
-        without[group.candidates] = group.without
-        parts.append(left_out_variance(without - without[named], group.sizes))
-    return joined(parts)
 
 
 @dataclass(frozen=True, eq=False)

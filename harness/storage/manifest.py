@@ -26,7 +26,7 @@ from harness.records import (
 )
 from harness.storage import files
 from harness.storage.contents import plain
-from harness.summary import BytesRead, CardDraftRow, CardRow, ServedCosts
+from harness.summary import BytesRead, CardDraftRow, CardRow, Dropped, ServedCosts
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -114,18 +114,23 @@ class IneligibleDraft:
 
 @dataclass(frozen=True)
 class AuditionCosts:
-    """What the texts and their scores took, over all processes that made them."""
+    """What the texts, their scores and all measuring took, over all processes that made them."""
 
     generation_s: float | None = None
     scoring_s: float | None = None
+    measured_s: float | None = None
 
 
 @dataclass(frozen=True)
 class AuditionNotes:
-    """What became of an audition's drafts; `failures` are of those that broke down."""
+    """What became of an audition's drafts.
+
+    `failures` are of those that broke down, `dropped`, by name, those that lost.
+    """
 
     not_eligible: tuple[IneligibleDraft, ...] = ()
     failures: tuple[Failure, ...] = ()
+    dropped: Mapping[str, Dropped] = field(default_factory=dict[str, Dropped])
     costs: AuditionCosts = AuditionCosts()
 
 

@@ -259,7 +259,7 @@ def _row(axes: Axes, place: int, row: LeaderboardRow, look: dict[str, Any], *, b
         zorder=3,
         **look,
     )
-    text = fmt.speedup(row.speedup) + (" best" if best else "")
+    text = fmt.speedup(row.speedup) + (" best" if best else " dropped" if row.dropped else "")
     weight = "bold" if best else "normal"
     settings = {"xytext": (9, 0), "ha": "left", "va": "center", "fontweight": weight}
     style.note_at(axes, text, (high or row.speedup, place), color=look["color"], **settings)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from harness.records import ResultRow, first, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
-from harness.reporting.tables.leaderboard import breakeven, name_of
+from harness.reporting.tables.leaderboard import DROPPED, breakeven, dropped_notes, name_of
 from harness.reporting.tables.specification import Column, Table, columns_by, table
 from harness.serving.drafts import kind_of
 from harness.serving.engines import OWN, drafts_alike, spec_of
@@ -294,6 +294,7 @@ DRAFTS: tuple[Column[LeaderboardRow], ...] = (
     Column("speedup [lo, hi]", fmt.bounded, fmt.speedup),
     Column("tokens/round", lambda row: row.tokens_per_round, fmt.decimal),
     Column("alpha / needed", lambda row: _alpha_needed(row)),
+    DROPPED,
 )
 
 
@@ -313,7 +314,7 @@ def drafts_table(summary: Summary) -> Table:
     marks = dict.fromkeys(nowhere, grid.NO_ENGINE)
     name = Column[LeaderboardRow]("draft", lambda row: name_of(row, marks), key=True, flexible=True)
     title = f"Every draft at its fastest K, predicted{place} ({at})"
-    return table(title, (name, *DRAFTS), rows)
+    return table(title, (name, *DRAFTS), rows, notes=tuple(dropped_notes(rows)))
 
 
 def _alpha_needed(row: LeaderboardRow) -> str | None:

@@ -4,7 +4,7 @@ A leaderboard holds for the engines that accept by its rule, and not speculating
 Rules whose rows are alike to the last digit shown (at temperature 0 all are) share one.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from harness.records import Failure, Rule, first, grouped, where
@@ -108,6 +108,10 @@ def name_of(row: LeaderboardRow, marks: Mapping[str, str]) -> str:
 
 
 RANK = Column[LeaderboardRow]("rank", lambda row: row.rank, fmt.count, key=True)
+DROPPED: Column[LeaderboardRow] = Column(
+    "dropped after\nprompts",
+    lambda row: row.dropped and f"{row.dropped.prompts} of {row.dropped.of}",
+)
 RANKS: tuple[Column[LeaderboardRow], ...] = (
     Column("best\nK", lambda row: row.k, fmt.count),
     Column("speedup\n[lo, hi]", fmt.bounded, fmt.speedup),
@@ -115,6 +119,7 @@ RANKS: tuple[Column[LeaderboardRow], ...] = (
     Column("cost per\n10^6 tokens", lambda row: row.usd_per_million_tokens, fmt.dollars),
     Column("alpha\n[lo, hi]", lambda row: (row.alpha, row.alpha_lo, row.alpha_hi), fmt.alpha),
     Column("break-even\nalpha", breakeven, fmt.alpha),
+    DROPPED,
 )
 SETS: tuple[Column[Answer], ...] = (
     Column("prompt set", lambda answer: answer.prompt_set, key=True),
@@ -234,12 +239,24 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
             _lines_lack(summary, board),
             _as_decided(summary, board),
             LOOKUP_NOTE.format(looked_up) if looked_up else "",
+            *dropped_notes(board.rows),
         )
         columns, best = _ranks(board.marks), board.best
         made.append(
             table(title, columns, board.rows, best=lambda row, best=best: row is best, notes=notes)
         )
     return made
+
+
+def dropped_notes(rows: Iterable[LeaderboardRow]) -> Iterator[str]:
+    """Why a draft was measured no further, and on what its numbers are."""
+    for row in rows:
+        if row.dropped is not None:
+            names = " and ".join(name or "plain decoding" for name in row.dropped.slower_than)
+            yield (
+                f"{row.draft}: dropped after {row.dropped.prompts} of {row.dropped.of} prompts,"
+                f" significantly slower than {names}; its numbers are of these prompts."
+            )
 
 
 def _lines_lack(summary: Summary, board: Board) -> str:

@@ -294,7 +294,9 @@ def adaptive_tables(summary: Summary) -> list[Table]:
     """The best threshold of each draft, then every threshold at its K."""
     rows = [Threshold(entry, row) for entry in summary.adaptive for row in entry.thresholds]
     title = "Adaptive drafting (decode.stop=threshold)"
-    ranked = dict.fromkeys(row.draft for board in summary.leaderboards for row in board.rows)
+    ranked = dict.fromkeys(
+        row.draft for board in summary.leaderboards for row in board.rows if row.dropped is None
+    )
     known = {None, *(entry.draft for entry in summary.adaptive)}
     without = ", ".join(str(draft) for draft in ranked if draft not in known)
     notes = (

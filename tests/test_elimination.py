@@ -1,0 +1,336 @@
+"""Auditions in looks: who is dropped and when, and that what is left stays a fair comparison."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from runs import outcome_of, ran
+
+from harness import reporting
+from harness.analysis import analyse
+from harness.analysis.latency import Latency
+from harness.analysis.looks import _questions, _winner
+from harness.analysis.replayed import Replays
+from harness.analysis.setup import Setup
+from harness.analysis.sweep_and_audition import Audition
+from harness.analysis.verdict import ONE_SIDED, Candidate, decide
+from harness.cli import compose
+from harness.commands import drafts, looks
+from harness.records import UserError
+from harness.reporting.tables.leaderboard import dropped_notes
+from harness.stats.crossfit import VisitCosts, Workload
+from harness.stats.two_phase import LOOKS, look_shares, nominal_error
+from harness.storage import StoredRun, load
+from harness.storage.manifest import AuditionNotes
+from harness.summary import Dropped
+from harness.theory.replay import replay
+from harness.theory.speedup import RoundTimes
+
+pytestmark = pytest.mark.usefixtures("few_samples")
+SMALL = ("k=[1,4]", "temperature=[0]", "new_tokens=12", "threads=1", "prompts.sets=[easy]")
+THREE = ("drafts=[tiny_good,tiny_unrelated,ngram]", "prompts.limit=32")
+
+
+# ---- an audition ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def eliminated(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
+    return ran("audition", tmp_path_factory.mktemp("results"), *SMALL, *THREE)
+
+
+def test_a_draft_that_loses_is_dropped_and_ranked_last_by_what_it_has(
+    eliminated: StoredRun,
+) -> None:
+    dropped = eliminated.manifest.audition.dropped
+    assert "tiny_good" not in dropped
+    loser = dropped["tiny_unrelated"]
+    assert loser.slower_than == ("tiny_good",)
+    assert (loser.prompts, loser.of) in {(8, 32), (16, 32), (24, 32)}
+    scored = {trace.key for trace in eliminated.traces if trace.draft == "tiny_unrelated"}
+    assert len(scored) == loser.prompts
+    summary = analyse(eliminated)
+    assert not summary.failures
+    for board in summary.leaderboards:
+        assert [row.rank for row in board.rows] == [1, 2, 3, 4]
+        assert board.rows[0].draft == "tiny_good"
+        of_loser = next(row for row in board.rows if row.draft == "tiny_unrelated")
+        assert of_loser.dropped == loser
+        assert of_loser.probability_best is None
+        assert of_loser.speedup_lo is not None
+        chances = [row.probability_best for row in board.rows if row.dropped is None]
+        assert sum(chance or 0.0 for chance in chances) == pytest.approx(1.0)
+    rows = eliminated.results[eliminated.results.k > 0]
+    assert (rows[rows.draft == "tiny_unrelated"].prompts == loser.prompts).all()
+    assert (rows[rows.draft == "tiny_good"].prompts == 32).all()
+    report = (eliminated.folder / "report.md").read_text()
+    assert f"dropped after {loser.prompts} of 32 prompts, significantly slower than" in report
+
+
+def test_the_numbers_of_a_dropped_draft_are_those_of_an_audition_of_its_prompts(
+    eliminated: StoredRun,
+) -> None:
+    """As if nobody had been dropped and all had scored those prompts alone."""
+    setup = Setup(eliminated)
+    has = {trace.key for trace in eliminated.traces if trace.draft == "tiny_unrelated"}
+    traces = {
+        draft: [t for t in eliminated.traces if t.draft == draft and t.key in has]
+        for draft in ("tiny_good", "tiny_unrelated")
+    }
+    notes = replace(eliminated.manifest, audition=AuditionNotes())
+    alone = Audition(Setup(replace(eliminated, manifest=notes)), traces).own_rankings[0]
+    expected = next(r for r in alone.leaderboard.rows if r.draft == "tiny_unrelated")
+    board = Audition(setup).own_rankings[0].leaderboard
+    shown = next(row for row in board.rows if row.draft == "tiny_unrelated")
+    for name in ("k", "speedup", "speedup_lo", "speedup_hi", "tokens_per_round", "alpha"):
+        assert getattr(shown, name) == pytest.approx(getattr(expected, name)), name
+
+
+def test_the_verdict_is_among_the_drafts_that_stay_at_the_error_of_the_last_look(
+    eliminated: StoredRun,
+) -> None:
+    audition = Audition(Setup(eliminated))
+    (evidence,) = audition.evidence
+    dropped = eliminated.manifest.audition.dropped
+    assert not {name.draft for name in evidence.candidates} & {*dropped}
+    assert len(evidence.prompts) == 32
+    spent = nominal_error(ONE_SIDED, look_shares(LOOKS))
+    assert spent < ONE_SIDED
+    at_last = decide(evidence, ONE_SIDED, seed=0, deals=20)
+    alone = decide(replace(evidence, looks=()), spent, seed=0, deals=20)
+    assert (at_last.speedup_lo, at_last.speedup_hi) == (alone.speedup_lo, alone.speedup_hi)
+    assert at_last.reason_values["level"] == 1.0 - 2.0 * ONE_SIDED
+
+
+def test_a_resumed_audition_loads_no_draft_again(
+    eliminated: StoredRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drafts, "_measured", lambda *_, **__: pytest.fail("measured again"))
+    before = eliminated.manifest.audition.dropped
+    again = ran("audition", f"resume={eliminated.folder}")
+    assert again.manifest.audition.dropped == before
+    pd.testing.assert_frame_equal(again.results, eliminated.results)
+
+
+def test_other_auditions_take_the_texts_of_the_drafts_that_stayed(
+    eliminated: StoredRun, tmp_path: Path
+) -> None:
+    source = f"traces_from={eliminated.folder}"
+    run = ran("audition", source, tmp_path)
+    assert run.config["until"] == "all"
+    dropped = eliminated.manifest.audition.dropped
+    assert {trace.draft for trace in run.traces} == {"tiny_good", "ngram"} - {*dropped}
+    says = "draft 'tiny_unrelated' was dropped there and scored a part of the texts; leave it out"
+    with pytest.raises(UserError, match=says):
+        outcome_of("audition", source, tmp_path, "drafts=[tiny_good,tiny_unrelated]")
+
+
+# ---- looks ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dropping(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+    """Drafts are dropped at these looks and no others; nothing is rendered."""
+    at: dict[str, int] = {}
+
+    def slower_than(_: Any, __: Any, draft: str, look: int) -> tuple[str | None, ...]:
+        return (None,) if at.get(draft) == look else ()
+
+    monkeypatch.setattr(drafts, "slower_than", slower_than)
+    for rendering in ("render", "show"):
+        monkeypatch.setattr(reporting, rendering, lambda *_, **__: None)
+    return at  # type: ignore[return-value]
+
+
+def test_a_look_scores_a_quarter_of_the_prompts_and_makes_a_quarter_of_the_visits(
+    dropping: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.measurement.round_times.MOST_VISITS", 16)
+    dropping["ngram"] = 1
+    words = ("drafts=[tiny_good,ngram]", "prompts.limit=8")
+    run = ran("audition", tmp_path, *SMALL, *words)
+    assert run.manifest.audition.dropped == {"ngram": Dropped(2, 8, (None,))}
+    visits = {
+        draft: len({timing.visit for timing in run.rounds if timing.draft == draft})
+        for draft in ("tiny_good", "ngram")
+    }
+    assert visits == {"tiny_good": 8, "ngram": 2}
+    texts = {
+        draft: {trace.prompt for trace in run.traces if trace.draft == draft}
+        for draft in ("tiny_good", "ngram")
+    }
+    assert {name: len(each) for name, each in texts.items()} == {"tiny_good": 8, "ngram": 2}
+    assert {t.model for t in run.timings if t.role == "draft"} == {"tiny_good", "ngram"}
+
+
+def test_with_until_all_nobody_is_dropped(dropping: dict[str, int], tmp_path: Path) -> None:
+    dropping |= {"tiny_good": 1, "ngram": 1}
+    words = ("drafts=[tiny_good,ngram]", "prompts.limit=8", "until=all")
+    run = ran("audition", tmp_path, *SMALL, *words)
+    assert not run.manifest.audition.dropped
+    assert len(run.traces) == 16
+    assert Audition(Setup(run)).evidence[0].looks == ()
+
+
+@pytest.mark.usefixtures("dropping")
+def test_a_look_up_that_learns_has_read_the_answers_before_whatever_the_looks(
+    tmp_path: Path,
+) -> None:
+    words = ("drafts=[tiny_good,suffix]", "prompts.limit=8")
+    whole = ran("audition", tmp_path, *SMALL, *words, "until=all")
+    parts = ran("audition", tmp_path, *SMALL, *words)
+    found = [
+        {trace.key: trace.draft_is_argmax for trace in run.traces if trace.draft == "suffix"}
+        for run in (whole, parts)
+    ]
+    assert found[0].keys() == found[1].keys()
+    for key, matches in found[0].items():
+        assert np.array_equal(matches, found[1][key])
+
+
+@pytest.mark.usefixtures("dropping")
+def test_a_budget_leaves_drafts_with_fewer_prompts_and_a_larger_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("drafts=[tiny_good,ngram]", "prompts.limit=32")
+    left = looks.Stopwatch.left_s
+    monkeypatch.setattr(looks.Stopwatch, "left_s", property(lambda _: 1e-9))
+    run = ran("audition", tmp_path, *SMALL, *words, "budget_s=1000")
+    assert {len([t for t in run.traces if t.draft == name]) for name in ("tiny_good", "ngram")} == {
+        8
+    }
+    assert set(run.results.prompts) == {8}
+    assert analyse(run).headline is not None
+    monkeypatch.setattr(looks.Stopwatch, "left_s", left)
+    run = ran("audition", f"resume={run.folder}", "budget_s=2000")
+    assert set(run.results.prompts) == {32}
+    keys = [trace.key for trace in run.traces if trace.draft == "tiny_good"]
+    assert len(keys) == len({*keys}) == 32
+
+
+@pytest.mark.usefixtures("dropping")
+def test_a_budget_that_the_completions_spend_is_refused_and_what_they_are_is_kept(
+    tmp_path: Path,
+) -> None:
+    words = ("drafts=[tiny_good,ngram]", "prompts.limit=8")
+    with pytest.raises(UserError) as refused:
+        outcome_of("audition", tmp_path, *SMALL, *words, "budget_s=0.001")
+    (folder,) = tmp_path.iterdir()
+    assert str(refused.value).startswith("budget_s=0.001: the target's completions took ")
+    assert str(refused.value).endswith(f"stored, resume={folder} continues the run")
+    assert len(load(folder).trials) == 8
+
+
+# ---- who loses -----------------------------------------------------------------------------------
+
+
+def replays_of(rng: np.random.Generator, alphas: dict[str, float], number: int) -> Replays:
+    """Drafts of these acceptances on prompts of one set that differ in how hard they are."""
+    hard = rng.normal(0.0, 0.6, number)
+    candidates: dict[Candidate, Any] = {}
+    for draft, alpha in alphas.items():
+        logit = math.log(alpha / (1.0 - alpha)) + hard + rng.normal(0.0, 0.2, number)
+        chances = np.repeat(1.0 / (1.0 + np.exp(-logit))[:, None], 40 * 4, axis=1)
+        counts = replay(chances.reshape(number, 40, 4), np.full(number, 40), [1, 2, 4])
+        candidates |= {Candidate(draft, k): each for k, each in counts.items()}
+    names = tuple(f"p{n:03}" for n in range(number))
+    return Replays(
+        "ratio", 1.0, names, ("easy",) * number, (None,) * number, ((9,),) * number,
+        candidates, frozenset(),
+    )  # fmt: skip
+
+
+def lost(alphas: dict[str, float], seed: int) -> list[tuple[str | None] | None]:
+    """What the second draft loses to at the first three looks of 32 prompts."""
+    rng = np.random.default_rng(seed)
+    replays = replays_of(rng, alphas, 32)
+    first, second = alphas
+    times = RoundTimes(1.0, ((1, 1.5), (2, 1.8), (4, 2.4)))
+    latencies = {name: Latency(times) for name in alphas}
+    order, found = rng.permutation(32), []
+    others = {name: each for name, each in replays.candidates.items() if name.draft == first}
+    for look in range(1, LOOKS):
+        both = replays.rows(np.isin(np.arange(32), order[: 8 * look]).tolist())
+        ((part, rest, weights),) = _questions(both, replace(replays, candidates=others), None)
+        assert not {*part.prompts} & {*rest.prompts}
+        level = 1.0 - 2.0 * nominal_error(ONE_SIDED, look_shares(look))
+        found.append(_winner(part, rest, latencies, weights, second, level))
+    return found
+
+
+def test_a_tie_is_seldom_dropped_and_a_clear_loser_early() -> None:
+    ties = [any(lost({"one": 0.8, "other": 0.8}, seed)) for seed in range(120)]
+    assert sum(ties) <= 4  # 1 % is spent by the third look
+    losers = [lost({"one": 0.85, "other": 0.6}, seed) for seed in range(20)]
+    assert all(found[-1] == ("one",) for found in losers)
+    assert sum(found[1] is not None for found in losers) >= 15
+    both_lose = [lost({"one": 0.25, "other": 0.25}, seed)[-1] for seed in range(20)]
+    assert all(found == (None,) for found in both_lose)
+
+
+def test_a_ratio_of_two_candidates_is_the_speedup_of_one_over_the_other() -> None:
+    rng = np.random.default_rng(0)
+    tokens = rng.uniform(20, 60, 12)
+    seconds = np.exp(rng.normal(0.0, 0.3, (3, 12))) * tokens
+    sets = ("easy",) * 6 + ("hard",) * 6
+    costs = np.exp(rng.normal(0.0, 0.05, (2, 2, 6)))
+    visits = (VisitCosts(np.array([0, 1]), costs[0]), VisitCosts(np.array([2]), costs[1][:1]))
+    tokens_of = np.tile(tokens, (3, 1))
+    workload = Workload(tokens, tokens, seconds, tokens_of, sets, None, visits)
+    ratios, variance = workload.log_ratios(1)
+    over = Workload(seconds[1], tokens, seconds, tokens_of, sets)
+    assert ratios.tolist() == pytest.approx(over.log_speedups().tolist())
+    of_prompts = over.log_speedup_variance().value
+    of_visits = workload.visits_of_ratios(1).value
+    assert variance.value.tolist() == pytest.approx((of_prompts + of_visits).tolist())
+    assert (ratios[1], variance.value[1]) == (0.0, 0.0)
+    # Drafts were visited apart, and K of one draft together
+    apart = visits[0].variance.value[1] + visits[1].variance.value[0]
+    assert of_visits[2] == pytest.approx(apart)
+
+
+# ---- what is said --------------------------------------------------------------------------------
+
+
+def test_a_dry_run_says_that_losers_are_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+    outcome_of("audition", "dry_run=true", "verbose=true")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "early elimination" in said
+    assert "in looks of 8 prompts" in said
+    outcome_of("audition", "dry_run=true", "verbose=true", "until=all")
+    assert "early elimination" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("until=soon",), "until: 'soon' is unknown; use one of decided, all"),
+        (("until=all", "budget_s=60"), "budget_s: not with until=all; leave it out"),
+        (
+            ("until=decided", "scores_from=[a.csv]", "latency.target_ms=1", "model=tiny"),
+            "until=decided: not with scores_from, where every score is known; leave until out",
+        ),
+        (
+            ("texts_from=http://localhost:1", "latency.target_ms=1", "budget_s=5"),
+            "budget_s: not with until=all, as it is with texts_from",
+        ),
+    ],
+)
+def test_keys_that_do_not_go_together_are_refused(words: tuple[str, ...], says: str) -> None:
+    with pytest.raises(UserError) as refused:
+        compose("audition", words)
+    assert str(refused.value).startswith(says)
+
+
+def test_a_note_names_all_that_a_draft_lost_to(eliminated: StoredRun) -> None:
+    (board, *_) = analyse(eliminated).leaderboards
+    row = replace(board.rows[0], draft="slow", dropped=Dropped(16, 64, ("fast", None)))
+    assert [*dropped_notes([row])] == [
+        "slow: dropped after 16 of 64 prompts, significantly slower than fast and plain decoding;"
+        " its numbers are of these prompts."
+    ]
