@@ -43,6 +43,13 @@ UNFILLED = {
     "latency.READS of experts": "a profile of a mixture of experts",
     "leaderboard.RANKS cost per 10^6 tokens": "an audition on a card with a price",
     "leaderboard.INELIGIBLE": "an audition with a draft of another tokenizer",
+    **dict.fromkeys(
+        (
+            *("leaderboard.DROPPED", "leaderboard.RANKS dropped after prompts"),
+            *("answers.DROPPED", "answers.DRAFTS dropped after prompts"),
+        ),
+        "an audition of more than eight prompts of a set, with a draft that loses",
+    ),
     "sweep.CELLS few prompts": "a sweep in looks of more than eight prompts of a set",
     "sweep.CELLS trimmed speedup": BUSY,
     "sweep.CELLS timing": BUSY,
