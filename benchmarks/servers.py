@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("--clocks", action="store_true", help="compare both clocks")
     parser.add_argument("--audition", action="store_true", help="price an audition by a run")
     parser.add_argument("--decided", action="store_true", help="compare one K with all")
-    parser.add_argument("--runs", type=int, default=5, help="of --decided, of each kind")
+    parser.add_argument("--runs", type=int, default=5, dest="pairs", help="of --decided, each")
     parser.add_argument("--visits", type=int, help="of the runs whose speedups count")
     parser.add_argument("--limit", type=int, help="prompts of each set")
     parser.add_argument("--out", type=Path, default=PAGE)
@@ -157,7 +157,7 @@ def main() -> None:
     if asked.decided:
         limit = limit or [f"prompts.limit={DECIDED_PROMPTS}"]
         pairs = []
-        for seed in range(asked.runs):
+        for seed in range(asked.pairs):
             of_seed = [*shared, *DECIDED, *limit, f"seed={seed}"]
             pairs.append((_decided([*of_seed, "until=decided"]), _decided(of_seed)))
             print("\n".join(f"seed {seed}, {each.line}" for each in pairs[-1]), flush=True)

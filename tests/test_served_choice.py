@@ -234,7 +234,7 @@ def test_what_measures_every_k_does_so_by_default_and_refuses_to_choose_one(
 def test_one_k_is_measured_by_default_and_an_unknown_word_is_refused() -> None:
     assert compose("server", GRID).until == "decided"
     assert compose("server", [*GRID, "until=all"]).until == "all"
-    with pytest.raises(UserError, match="until: .soon. is unknown; use one of decided, all"):
+    with pytest.raises(UserError, match="is unknown; use one of decided, all"):
         compose("server", [*GRID, "until=soon"])
 
 
