@@ -7,6 +7,8 @@
     python benchmarks/servers.py --audition     # by the costs of a server run, a quarter of an hour
     python benchmarks/servers.py --audition RUN RUN ...     # stored: one that prices, then others
 
+    python benchmarks/servers.py --decided [--runs 5]    # one K against all, a quarter of an hour
+
 --untimed RUN ... adds runs whose speedups are left out. --add RUN ... measures nothing: it adds the
 rounds and sampled texts of these runs to the page that is there.
 
@@ -26,6 +28,11 @@ decoding's cost of each prompt set, and the speedups. It writes no page.
 --audition measures one pair twice and another pair once. The first run is the `latency_from` of an
 audition of both drafts, whose predicted speedups it prints next to what the other two measured: of
 the draft that the first run has, in requests that it has not seen, and of the other draft. No page.
+
+--decided measures one pair with `until=decided` and with `until=all`, in turn and with another seed
+each time, and prints of both the K, the interval of its speedup, how many speculating servers were
+started and how long it took; then in how many pairs of runs the K is the same, and the interval no
+wider. 8 prompts of each set and 8 visits unless --limit and --visits say otherwise. No page.
 """
 
 import argparse
@@ -35,17 +42,18 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 
 import numpy as np
 
 from harness.analysis import analyse
 from harness.cli import compose, draft_conf
 from harness.commands import audition, server
-from harness.records import GREEDY
+from harness.records import GREEDY, where
 from harness.reporting import formatting as fmt
 from harness.serving.engines import spec_of
 from harness.storage import load
-from harness.summary import ServedCell, ServedGate, ServedSummary, Summary
+from harness.summary import Answer, ServedCell, ServedGate, ServedSummary, Summary
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "validation.md"
@@ -57,6 +65,7 @@ COMMON = (
     "flash_attention=off",
     "k=[1,2,4,8]",
     "new_tokens=96",
+    "until=all",
 )
 ONCE = ("temperature=[0]", "repetitions=1", "own_loop=false")
 SAMPLED = ("temperature=[1]", "repetitions=3", "own_loop=false")
@@ -64,6 +73,9 @@ CLOCKS = ("engine", "cpu")
 # What prices an audition, then what its two drafts are held against: temperature 0, at every K
 PRICED = ("temperature=[0]", "own_loop=false")
 AUDITIONED = ("tiny_good", "tiny_good", "tiny_small")
+# One K against all: of the shipped pair at temperature 0
+DECIDED = ("draft=tiny_good", "temperature=[0]", "own_loop=false")
+DECIDED_PROMPTS, DECIDED_VISITS = 8, 8
 # Speedups of two pairs; rounds of four, the target as its own draft among them; sampled texts of
 # two, with both of llama.cpp's ways to draft
 RUNS = (
@@ -121,7 +133,9 @@ def main() -> None:
     )
     parser.add_argument("--clocks", action="store_true", help="compare both clocks")
     parser.add_argument("--audition", action="store_true", help="price an audition by a run")
-    parser.add_argument("--visits", type=int, default=20, help="of the runs whose speedups count")
+    parser.add_argument("--decided", action="store_true", help="compare one K with all")
+    parser.add_argument("--runs", type=int, default=5, dest="pairs", help="of --decided, each")
+    parser.add_argument("--visits", type=int, help="of the runs whose speedups count")
     parser.add_argument("--limit", type=int, help="prompts of each set")
     parser.add_argument("--out", type=Path, default=PAGE)
     parser.add_argument("--results", default="results", help="where runs go")
@@ -131,12 +145,23 @@ def main() -> None:
         asked.out.write_text(added(asked.out.read_text(), more))
         return
     folders = [Path(run) for run in asked.runs]
+    usual = DECIDED_VISITS if asked.decided else 20
+    visits = usual if asked.visits is None else asked.visits
     limit = [] if asked.limit is None else [f"prompts.limit={asked.limit}"]
-    shared = [*COMMON, f"repetitions={asked.visits}", f"results_root={asked.results}", *limit]
+    shared = [*COMMON, f"repetitions={visits}", f"results_root={asked.results}", *limit]
     if asked.clocks:
         for clock in CLOCKS:
             folder = _measured([*shared, *RUNS[0], "own_loop=false", f"clock={clock}"])
             print("\n".join(_missed_by(_read(folder, True))))
+        return
+    if asked.decided:
+        limit = limit or [f"prompts.limit={DECIDED_PROMPTS}"]
+        pairs = []
+        for seed in range(asked.pairs):
+            of_seed = [*shared, *DECIDED, *limit, f"seed={seed}"]
+            pairs.append((_decided([*of_seed, "until=decided"]), _decided(of_seed)))
+            print("\n".join(f"seed {seed}, {each.line}" for each in pairs[-1]), flush=True)
+        print(_agreement(pairs))
         return
     if asked.audition:
         if not folders:
@@ -162,6 +187,55 @@ def _measured(overrides: Sequence[str]) -> Path:
     outcome = server.run(config)
     assert outcome.folder is not None
     return outcome.folder
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The answer of one run, and what it took."""
+
+    until: str
+    answer: Answer
+    servers: int
+    seconds: float
+
+    @property
+    def width(self) -> float:
+        """Of the interval, upper / lower bound."""
+        assert self.answer.speedup_hi is not None
+        assert self.answer.speedup_lo is not None
+        return self.answer.speedup_hi / self.answer.speedup_lo
+
+    @property
+    def line(self) -> str:
+        """In words."""
+        return (
+            f"until={self.until}: K={self.answer.named[1]}, {fmt.gain(self.answer)},"
+            f" {self.answer.decision}, upper / lower bound {self.width:.4f},"
+            f" {self.servers} speculating servers, {self.seconds:.0f} s"
+        )
+
+
+def _decided(overrides: Sequence[str]) -> Decided:
+    """Measure a run and read its answer on the whole workload."""
+    begun = monotonic()
+    folder = _measured(overrides)
+    seconds, summary = monotonic() - begun, analyse(load(folder))
+    assert summary.served is not None
+    assert summary.served.servers is not None
+    until = str(load(folder).config["until"])
+    answer = where(summary.answers, engine=summary.served.engine, prompt_set="all")[0]
+    return Decided(until, answer, summary.served.servers.number, seconds)
+
+
+def _agreement(pairs: Sequence[tuple[Decided, Decided]]) -> str:
+    """In how many pairs one K says what all do."""
+    same = sum(one.answer.named == every.answer.named for one, every in pairs)
+    narrow = sum(one.width <= every.width for one, every in pairs)
+    most = max(one.servers for one, _ in pairs)
+    return (
+        f"same K in {same} of {len(pairs)}, interval no wider in {narrow} of {len(pairs)}, at most"
+        f" {most} speculating servers"
+    )
 
 
 def _audited(prices: Path, measured: Sequence[Path], results: str) -> Iterator[str]:
@@ -190,6 +264,7 @@ def _audited(prices: Path, measured: Sequence[Path], results: str) -> Iterator[s
         for cell in run.served.cells:
             row = predicted[run.summary.run.draft, cell.prompt_set, cell.temperature, cell.k]
             assert row.speedup is not None
+            assert cell.speedup is not None
             errors.append(row.speedup / cell.speedup - 1.0)
             yield (
                 f"{run.pair}, {cell.prompt_set}, T={cell.temperature:g}, K={cell.k}: measured"
@@ -330,7 +405,7 @@ def _speedups(runs: Sequence[Run]) -> Iterator[str]:
         (run, cell)
         for run in runs
         for cell in run.served.cells
-        if cell.temperature == GREEDY and cell.predicted is not None and run.timed
+        if cell.temperature == GREEDY and cell.error is not None and run.timed
     ]
     columns: Columns = (
         ("engine, clock", lambda run, _: f"{run.engine}, {run.served.clock}"),

@@ -102,7 +102,6 @@ def measure(folder: RunFolder, work: Workload, adapter: Adapter, score: Callable
     if not every_k(folder, work.config):
         going = _measure_chosen(folder, work, adapter, failures, score)
         if every_k(folder, work.config):
-            failures.say()
             failures = Failures(folder, work)  # what failed is asked for again
     if going and every_k(folder, work.config):
         tasks = tasks_of(work, synthetic=is_synthetic(work.config, adapter))

@@ -262,7 +262,7 @@ def _servers(started: StartedServers) -> Iterator[str]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def _errors(errors: Sequence[float]) -> str:

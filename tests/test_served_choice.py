@@ -1,0 +1,277 @@
+"""A server run that measures the K that replay chooses: which servers it asks what, and says."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from runs import outcome_of, ran
+from runs import stored as stored_of
+
+from harness.analysis import analyse
+from harness.analysis.looks import best_started, k_between
+from harness.analysis.verdict import Candidate, Evidence, Timed, decide
+from harness.cli import compose
+from harness.commands import server as command
+from harness.commands import server_visits
+from harness.engines.own import OwnLoop
+from harness.records import UserError
+from harness.reporting.content import content_of
+from harness.reporting.sentences.served import reasons
+from harness.storage import StoredRun
+from harness.storage.manifest import ServedKs
+from harness.summary import StartedServers, from_json, to_json
+
+pytestmark = pytest.mark.usefixtures("few_samples")
+PROMPTS, VISITS = 5, 2
+GRID = [
+    *("engine=own", "k=[1,2,3,6]", "temperature=[0]", f"prompts.limit={PROMPTS}"),
+    *(f"repetitions={VISITS}", "new_tokens=12", "threads=1"),
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
+    return ran("server", f"results_root={tmp_path_factory.mktemp('results')}", *GRID)
+
+
+def chosen_of(run: StoredRun) -> ServedKs:
+    chosen = run.manifest.served_ks
+    assert chosen is not None
+    return chosen
+
+
+def test_every_prompt_is_asked_plainly_and_at_one_k_and_few_at_the_others(run: StoredRun) -> None:
+    chosen = chosen_of(run)
+    assert chosen.started[:2] == (1, 6)
+    assert len(chosen.started) <= 3
+    k = chosen.k_at(0.0)
+    assert k in chosen.started
+    done = Counter((trial.k, trial.repetition) for trial in run.trials)
+    # The plain texts by which K was chosen are asked again next to it
+    assert done == {
+        (0, 0): 4 * PROMPTS,
+        (0, 1): 2 * PROMPTS,
+        **{(k, visit): 2 * PROMPTS for visit in range(VISITS)},
+    }
+    assert {trial.k for trial in run.probes} == {0, *chosen.started}
+    few = {(trial.prompt_set, trial.prompt) for trial in run.probes}
+    assert Counter(name for name, _ in few) == {"easy": 4, "hard": 4}
+    assert {trial.k for trial in run.starts} == {0, *chosen.started}
+    assert not run.rounds, "a server that rejects every draft is one more"
+
+
+def test_only_the_chosen_k_is_measured_and_the_others_are_predicted(run: StoredRun) -> None:
+    summary, k = analyse(run), chosen_of(run).k_at(0.0)
+    measured = [row for row in summary.results if row.source == "measured"]
+    assert {row.k for row in measured} == {0, k}
+    assert {row.status for row in measured} == {"complete"}
+    predicted = {(row.prompt_set, row.k) for row in summary.results if row.source == "replayed"}
+    assert predicted == {(name, each) for name in ("easy", "hard") for each in (0, 1, 2, 3, 6)}
+    assert summary.served is not None
+    for cell in summary.served.cells:
+        assert (cell.speedup is not None) == (cell.k == k)
+        assert cell.predicted is not None
+    assert {entry.k for entry in summary.served.by_k} == {k}
+    assert {answer.named[1] for answer in summary.answers} == {k}
+    assert {answer.source for answer in summary.answers} == {"measured"}
+    assert not any(entry.code == "server_visits_lacking" for entry in summary.caveats)
+    assert from_json(to_json(summary)) == summary
+
+
+def test_an_answer_names_the_measured_k_even_where_another_is_predicted_to_gain_more() -> None:
+    rng, prompts = np.random.default_rng(0), 24
+    plain = Timed(np.full(prompts, 1.0), np.full(prompts, 100.0))
+    spread = np.exp(0.05 * rng.standard_normal(prompts))
+    seconds = {1: 0.8 * spread, 2: 0.7 * spread}
+    evidence = Evidence(
+        temperature=0.0,
+        prompts=tuple(map(str, range(prompts))),
+        prompt_sets=("a",) * (prompts // 2) + ("b",) * (prompts // 2),
+        baseline=plain,
+        candidates={Candidate("d", k): Timed(each, plain.tokens) for k, each in seconds.items()},
+        facts={},
+    )
+    assert decide(evidence).k == 2
+    answer = decide(replace(evidence, named=Candidate("d", 1)))
+    assert (answer.decision, answer.k) == ("speculate", 1)
+    assert answer.speedup == pytest.approx(1.25, rel=0.03)
+    of_set = decide(replace(evidence, named=Candidate("d", 1)), prompt_set="a")
+    assert of_set.k == 1
+
+
+def slower(run: StoredRun, ks: set[int], factor: float) -> StoredRun:
+    """The run as it is when K is chosen, had the rounds of some K taken longer."""
+    return replace(
+        run,
+        trials=tuple(t for t in run.trials if t.k == 0 and t.repetition == 0),
+        manifest=replace(run.manifest, served_ks=None),
+        **{
+            name: tuple(
+                replace(t, decode_s=(t.decode_s or 0.0) * (factor if t.k in ks else 1.0))
+                for t in getattr(run, name)
+            )
+            for name in ("probes", "starts")
+        },
+    )
+
+
+def test_the_k_between_is_one_that_may_be_the_best_by_rounds_that_lie_on_a_line(
+    run: StoredRun,
+) -> None:
+    def only(ks: set[int], of: StoredRun) -> StoredRun:
+        probes, starts = (tuple(t for t in x if t.k in ks) for x in (of.probes, of.starts))
+        return replace(of, probes=probes, starts=starts)
+
+    ends = {0, 1, 6}
+    # Rounds of the smallest K that cost ten times as much leave the largest, and the other way
+    for slow, best in ((1, 6), (6, 1)):
+        made = only(ends, slower(run, {slow}, 10.0))
+        assert [each.k for each in best_started(made, (1, 6))] == [best]
+    # Where rounds of K cost little more than a plain token up to 6, it is the largest by far
+    plain = {(t.prompt, t.repetition): t.decode_s for t in run.probes if t.k == 0}
+    assert plain
+    assert k_between(only(ends, slower(run, {6}, 50.0))) is None
+    assert best_started(only({0}, slower(run, set(), 1.0)), (1, 6)) == ()
+
+
+class Stops:
+    """Interrupts a run before a request of the chosen K."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._left, self._ask = 3, server_visits._ask
+        monkeypatch.setattr(server_visits, "_ask", self)
+
+    def __call__(self, work: Any, server: Any, task: Any) -> Any:
+        if task.file == "trials" and task.role.k:
+            self._left -= 1
+            if not self._left:
+                raise KeyboardInterrupt
+        return self._ask(work, server, task)
+
+
+def test_a_resumed_run_measures_the_k_that_was_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = compose("server", [f"results_root={tmp_path}", *GRID])
+    with monkeypatch.context() as patched:
+        Stops(patched)
+        with pytest.raises(KeyboardInterrupt):
+            command.run(asked)
+    (folder,) = tmp_path.iterdir()
+    before = json.loads((folder / "manifest.json").read_text())["served_ks"]
+    probes = (folder / "probes.jsonl").read_bytes()
+    # Whatever would be chosen now
+    monkeypatch.setattr(server_visits, "best_started", lambda *_: ())
+    again = ran("server", f"resume={folder}")
+    assert json.loads((folder / "manifest.json").read_text())["served_ks"] == before
+    assert (folder / "probes.jsonl").read_bytes() == probes
+    k = chosen_of(again).k_at(0.0)
+    done = {(t.k, t.prompt_set, t.prompt, t.repetition) for t in again.trials if t.status == "ok"}
+    assert len(done) == 2 * 2 * PROMPTS * VISITS
+    assert {each for each, *_ in done} == {0, k}
+
+
+def test_where_a_server_that_prices_rounds_fails_every_k_is_measured_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: Callable[..., Any] = OwnLoop.open
+
+    def open_(self: OwnLoop, k: int, synthetic: Any = None) -> Any:
+        if k == 6:
+            raise UserError("K=6 is too many here")
+        return opened(self, k, synthetic)
+
+    monkeypatch.setattr(OwnLoop, "open", open_)
+    outcome = outcome_of("server", f"results_root={tmp_path}", *GRID)
+    run = stored_of(outcome)
+    assert outcome.status == 1
+    assert chosen_of(run).why_all == "server_failed"
+    done = Counter(trial.k for trial in run.trials if trial.status == "ok")
+    assert all(done[k] == 2 * PROMPTS * VISITS for k in (1, 2, 3))
+    assert run.rounds, "as where all are asked for"
+    assert run.summary is not None
+    report = (run.folder / "report.md").read_text()
+    assert "Every K was measured, as with until=all: a server that was to tell" in report
+
+
+def test_where_few_requests_tell_no_costs_every_k_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_visits, "best_started", lambda *_: ())
+    run = ran("server", f"results_root={tmp_path}", *GRID)
+    assert chosen_of(run).why_all == "no_costs"
+    measured = run.results[run.results.source == "measured"]
+    assert {*measured.k} == {0, 1, 2, 3, 6}
+    assert {*measured.status} == {"complete"}
+    assert "do not tell it" in (run.folder / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["k=[1,2,4]"], "3 K or fewer"),
+        (["engine=llamacpp", "concurrency=[1,4]"], "concurrency or rate"),
+        (["engine=llamacpp", "rate=2"], "concurrency or rate"),
+        (["engine=llamacpp", "score=false"], "score=false"),
+        (["engine=openai"], "engine=openai"),
+        (["engine=llamacpp", f"url=[{','.join(['http://127.0.0.1:9'] * 5)}]"], "url"),
+    ],
+)
+def test_what_measures_every_k_does_so_by_default_and_refuses_to_choose_one(
+    words: list[str], named: str
+) -> None:
+    asked = [*GRID, *words]
+    assert compose("server", asked).until == "all"
+    with pytest.raises(UserError, match=f"until=decided: not with {named}"):
+        compose("server", [*asked, "until=decided"])
+
+
+def test_one_k_is_measured_by_default_and_an_unknown_word_is_refused() -> None:
+    assert compose("server", GRID).until == "decided"
+    assert compose("server", [*GRID, "until=all"]).until == "all"
+    with pytest.raises(UserError, match="is unknown; use one of decided, all"):
+        compose("server", [*GRID, "until=soon"])
+
+
+def test_a_plan_says_what_is_asked_of_which_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"results_root={tmp_path}", *GRID, "dry_run=true", "verbose=true"]
+    assert command.run(compose("server", words)).folder is None
+    plan = " ".join(capsys.readouterr().out.split())
+    assert "plain, K = 1, K = 6 and at most one between" in plan
+    # The plain texts, then plain decoding and one K in two visits
+    assert f"{2 * PROMPTS * (1 + 2 * VISITS)} of 12 tokens at most" in plan
+    # 8 prompts in two visits: plain and two K, then plain and one, each at two budgets
+    assert f"at most {8 * VISITS * 5 * 2} more requests" in plan
+
+
+@pytest.mark.parametrize(
+    ("started", "sentence"),
+    [
+        (
+            StartedServers((1, 2, 4, 8), (1, 2, 8), (2,)),
+            "Speculating servers started: 3 (K=1, K=2 and K=8); K=2 on all prompts, what is said of"
+            " K=1, K=4 and K=8 is predicted.",
+        ),
+        (
+            StartedServers((1, 2), (1, 2), (1, 2), (1, 2)),
+            "Speculating servers started: 4 (K=1 and K=2, each once more to reject every draft).",
+        ),
+        (StartedServers((4,), (4,), (4,)), "Speculating servers started: 1 (K=4)."),
+    ],
+)
+def test_a_report_says_how_many_speculating_servers_were_started(
+    run: StoredRun, started: StartedServers, sentence: str
+) -> None:
+    summary = analyse(run)
+    assert summary.served is not None
+    assert not [line for line in reasons(summary) if line.startswith("Speculating servers")]
+    summary = replace(summary, served=replace(summary.served, servers=started))
+    assert sentence in reasons(summary)
+    assert content_of(summary).verdicts
