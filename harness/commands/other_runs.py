@@ -341,7 +341,7 @@ def _check_drafts_alike(
     }
     if engine.draft_by_temperature and "repetition_penalty" in set_here:
         raise UserError(f"{key}: its drafts take no decode.repetition_penalty; leave it out")
-    if engine.rule != "ratio" or max(config.temperature) <= GREEDY:
+    if engine.rule not in ("ratio", "block") or max(config.temperature) <= GREEDY:
         return
     if engine.draft_top_k is not None:
         raise UserError(
