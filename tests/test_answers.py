@@ -519,12 +519,12 @@ def test_many_temperatures_show_the_rows_of_the_marked_engine_first() -> None:
         assert re.search(rf"^[* ] {re.escape(temperature)} +the harness's", text, re.MULTILINE)
 
 
-def test_the_command_that_is_next_can_be_pasted_whole() -> None:
+def test_the_command_that_is_next_can_be_pasted_whole(tmp_path: Path) -> None:
     made, config = analysed("audition"), load(FROZEN / "audition").config
     step = next_step(made)
     assert step is not None
     assert step.command in screen(made)  # a line of its own, which nothing breaks
-    assert f"\n{step.command}\n" in markdown.document(content_of(made))
+    assert f"\n{step.command}\n" in markdown.report(content_of(made), (), tmp_path)
     python, flag, module, *words = shlex.split(step.command)
     assert (python, flag, module) == ("python", "-m", "harness.sweep")
     composed = compose("sweep", words)
