@@ -690,12 +690,12 @@ def test_own_prompts_that_a_limit_leaves_out_are_the_first_caveat() -> None:
     assert "prompts_left_out" not in {each.code for each in analyse(run).caveats}
 
 
-def test_the_command_that_is_next_can_be_pasted_whole() -> None:
+def test_the_command_that_is_next_can_be_pasted_whole(tmp_path: Path) -> None:
     made, config = analysed("audition"), load(FROZEN / "audition").config
     step = next_step(made)
     assert step is not None
     assert step.command in screen(made)  # a line of its own, which nothing breaks
-    assert f"\n{step.command}\n" in markdown.document(content_of(made))
+    assert f"\n{step.command}\n" in markdown.report(content_of(made), (), tmp_path)
     python, flag, module, *words = shlex.split(step.command)
     assert (python, flag, module) == ("python", "-m", "harness.sweep")
     composed = compose("sweep", words)

@@ -227,11 +227,8 @@ def test_a_path_with_a_space_that_the_shell_took_apart_is_shown_quoted(
     run: RunDoor, capsys: Captured
 ) -> None:
     assert run(fail_with(AssertionError()), "log=my", "prompts.csv") == 2
-    line = (
-        "'prompts.csv': not of the form key=value; a value with a space is quoted:"
-        " 'log=my prompts.csv'"
-    )
-    assert capsys.readouterr() == ("", f"error: {line}\n")
+    said = "not of the form key=value; a value with a space is quoted: 'log=my prompts.csv'"
+    assert capsys.readouterr() == ("", f"error: 'prompts.csv': {said}\n")
 
 
 def test_the_package_lists_its_commands_and_every_command_tells_its_version(
@@ -241,13 +238,10 @@ def test_the_package_lists_its_commands_and_every_command_tells_its_version(
     package.main()
     listed = capsys.readouterr().out
     assert all(f"python -m harness.{name} " in listed for name in SCHEMAS)
-    for words in (["harness", "--version"], None):
-        if words is None:
-            assert run(fail_with(AssertionError()), "--version") == 0
-        else:
-            monkeypatch.setattr(sys, "argv", words)
-            package.main()
-        assert capsys.readouterr().out == f"{PACKAGE} {version(PACKAGE)}\n"
+    monkeypatch.setattr(sys, "argv", ["harness", "--version"])
+    package.main()
+    assert run(fail_with(AssertionError()), "--version") == 0
+    assert capsys.readouterr().out == f"{PACKAGE} {version(PACKAGE)}\n" * 2
     monkeypatch.setattr(sys, "argv", ["harness", "sweep"])
     with pytest.raises(SystemExit, match="2"):
         package.main()
