@@ -641,3 +641,19 @@ def test_own_prompts_that_a_limit_leaves_out_are_the_first_caveat() -> None:
     said = content_of(analyse(own)).caveats[0]
     assert said.startswith(f"{used} of {available} prompts were used (")
     assert "prompts_left_out" not in {each.code for each in analyse(run).caveats}
+
+
+def test_a_ranking_that_keeps_its_own_numbers_says_so_and_what_the_verdicts_is() -> None:
+    """Where the number less the optimism of choosing would stand below the next draft's."""
+    made = analysed("audition")
+    answer, _ = of_temperature(made, 0.0)
+    lower = replace(answer, speedup=1.01)
+    made = replace(made, answers=tuple(lower if each is answer else each for each in made.answers))
+    content = content_of(made)
+    assert content.brief[1].title.startswith("Every draft's fastest K on these prompts, on the")
+    (note,) = content.brief[1].notes
+    assert "the verdict's speedup of tiny_good at K=4 is 1.01x [" in note
+    run = load(FROZEN / "audition")
+    for board in analyse(run).leaderboards:
+        speedups = [row.speedup for row in board.rows]
+        assert speedups == sorted(speedups, reverse=True)
