@@ -704,3 +704,19 @@ def test_the_command_that_is_next_can_be_pasted_whole(tmp_path: Path) -> None:
     assert composed.prompts.limit == config["prompts"]["limit"] == 8
     for key in ("new_tokens", "seed", "threads"):
         assert getattr(composed, key) == config[key], key
+
+
+def test_a_ranking_that_keeps_its_own_numbers_says_so_and_what_the_verdicts_is() -> None:
+    """Where the number less the optimism of choosing would stand below the next draft's."""
+    made = analysed("audition")
+    answer, _ = of_temperature(made, 0.0)
+    lower = replace(answer, speedup=1.01)
+    made = replace(made, answers=tuple(lower if each is answer else each for each in made.answers))
+    content = content_of(made)
+    assert content.brief[1].title.startswith("Every draft's fastest K on these prompts, on the")
+    (note,) = content.brief[1].notes
+    assert "the verdict's speedup of tiny_good at K=4 is 1.01x [" in note
+    run = load(FROZEN / "audition")
+    for board in analyse(run).leaderboards:
+        speedups = [row.speedup for row in board.rows]
+        assert speedups == sorted(speedups, reverse=True)

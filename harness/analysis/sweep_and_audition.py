@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -513,17 +514,19 @@ class PairAnalysis:
     def _as_answered(self, board: Leaderboard) -> Leaderboard:
         """A ranking in which the draft and K of the answer have the number that the answer has.
 
-        Where all rules rank alike, so do their answers.
+        Where all rules rank alike, so do their answers. Where that number is below those that are
+        ranked behind it, or has them before it, the ranking stays as these prompts have it.
         """
         own = self.ranking(self.setup.rule, board.temperature)
         answer = self._replayed_answer(board.temperature)
         if answer is None or own is None or own.leaderboard.rows != board.rows:
             return board
-        rows = (
+        rows = [
             with_speedup(row, answer) if (row.draft, row.k) == answer.named else row
             for row in board.rows
-        )
-        return replace(board, rows=tuple(rows))
+        ]
+        in_order = all(one.speedup >= other.speedup for one, other in pairwise(rows))
+        return replace(board, rows=tuple(rows)) if in_order else board
 
     def explained(
         self, verdict: Answer | None

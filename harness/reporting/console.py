@@ -129,7 +129,7 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
             block = _table_block(ranking, out, importance=0, most=MOST_RANKING)
             yield block.cut(MOST_RANKING, out.width)
             yield _Block(lines[:1], tuple((line,) for line in lines[1:]), importance=1)
-            notes += grid.notes
+            notes += [*ranking.notes, *grid.notes]
         else:
             yield _Block((*lines, *said))
     for snippet in content.snippets[:1]:

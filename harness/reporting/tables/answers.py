@@ -8,7 +8,13 @@ from typing import NamedTuple
 from harness.records import ResultRow, first, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
-from harness.reporting.tables.leaderboard import DROPPED, breakeven, dropped_notes, name_of
+from harness.reporting.tables.leaderboard import (
+    DROPPED,
+    as_decided,
+    breakeven,
+    dropped_notes,
+    name_of,
+)
 from harness.reporting.tables.specification import Column, Table, columns_by, table
 from harness.serving.drafts import kind_of
 from harness.serving.engines import OWN, drafts_alike, spec_of
@@ -314,7 +320,12 @@ def drafts_table(summary: Summary) -> Table:
     marks = dict.fromkeys(nowhere, grid.NO_ENGINE)
     name = Column[LeaderboardRow]("draft", lambda row: name_of(row, marks), key=True, flexible=True)
     title = f"Every draft at its fastest K, predicted{place} ({at})"
-    return table(title, (name, *DRAFTS), rows, notes=tuple(dropped_notes(rows)))
+    if own is not None and own.speedup not in [row.speedup for row in rows]:
+        # In one line of the console
+        known = f"predicted, T={fmt.temperature(temperature)}"
+        title = f"Every draft's fastest K on these prompts,{place} ({known})"
+    notes = (as_decided(summary, rows, temperature), *dropped_notes(rows))
+    return table(title, (name, *DRAFTS), rows, notes=notes)
 
 
 def _alpha_needed(row: LeaderboardRow) -> str | None:

@@ -166,6 +166,10 @@ VERDICT_NOTE = (
     "At temperature {temperature} {draft} at K={k} has the verdict's speedup: on held-out prompts,"
     " without the optimism of choosing it."
 )
+OTHER_NOTE = (
+    "At temperature {temperature} the verdict's speedup of {draft} at K={k} is {gain}, on held-out"
+    " prompts: the one to act on. Its row is as these prompts have it, like those of the others."
+)
 NO_ROOT_NOTE = "none: even alpha = 1 loses."
 LOOKUP_NOTE = (
     "A look-up ({}) has no break-even alpha: most of its rounds find fewer than K tokens to"
@@ -231,13 +235,14 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
         how = "" if board.every_rule else f": {board.acceptance}"
         no_root = any(breakeven(row) == fmt.NO_ROOT for row in board.rows)
         shown = {row.draft for row in board.rows}
+        of_verdict = summary.run.sampling.rule in board.rules
         looked_up = ", ".join(kind for kind in DRAFTS if kind in shown and looks_up(kind))
         notes = (
             f"Accepted as on {', '.join(board.engines)}{how}.",
             NO_ROOT_NOTE if no_root else "",
             SPEEDUP_NOTE,
             _lines_lack(summary, board),
-            _as_decided(summary, board),
+            as_decided(summary, board.rows, board.temperature) if of_verdict else "",
             LOOKUP_NOTE.format(looked_up) if looked_up else "",
             *dropped_notes(board.rows),
         )
@@ -271,17 +276,16 @@ def _lines_lack(summary: Summary, board: Board) -> str:
     return f"Not every engine has every draft: {'; '.join(lacking)}." if lacking else ""
 
 
-def _as_decided(summary: Summary, board: Board) -> str:
-    """That the row of the verdict has its number."""
-    own = grid.own_answer(summary, board.temperature)
+def as_decided(summary: Summary, rows: Iterable[LeaderboardRow], temperature: float) -> str:
+    """Whether the row of the verdict has its number; where not, that number."""
+    own = grid.own_answer(summary, temperature)
     if own is None or own.speedup is None or own.source != "replayed":
         return ""
-    named = any(
-        (row.draft, row.k) == own.named and row.speedup == own.speedup for row in board.rows
-    )
-    draft, k = own.named
-    temperature = fmt.temperature(board.temperature)
-    return VERDICT_NOTE.format(temperature=temperature, draft=draft, k=k) if named else ""
+    (draft, k), at = own.named, fmt.temperature(temperature)
+    of_verdict = [row for row in rows if (row.draft, row.k) == own.named]
+    if any(row.speedup == own.speedup for row in of_verdict):
+        return VERDICT_NOTE.format(temperature=at, draft=draft, k=k)
+    return OTHER_NOTE.format(temperature=at, draft=draft, k=k, gain=fmt.gain(own))
 
 
 def prompt_set_table(summary: Summary) -> Table:
