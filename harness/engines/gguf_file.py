@@ -67,7 +67,8 @@ def write_gguf(loaded: LoadedModel, path: Path) -> Path:
     partial = path.with_name(f"{path.name}.partial")
     writer = gguf.GGUFWriter(partial, config.model_type)
     writer.add_name(loaded.name)
-    writer.add_file_type(getattr(gguf.LlamaFileType, _file_type(kind)))
+    file_type = "ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"
+    writer.add_file_type(getattr(gguf.LlamaFileType, file_type))
     _write_sizes(writer, gguf, loaded)
     _write_tokenizer(writer, gguf, loaded, where)
     for name, tensor in _tensors(gguf, loaded):
@@ -90,10 +91,6 @@ def gguf_package(key: str) -> Any:
         raise UserError(
             f"{key}.gguf: not given, and converting needs `pip install {PACKAGE}[llamacpp]`"
         ) from None
-
-
-def _file_type(kind: str) -> str:
-    return "ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"
 
 
 def _write_sizes(writer: Any, gguf: Any, loaded: LoadedModel) -> None:
