@@ -215,8 +215,8 @@ def test_nothing_is_stored_where_nothing_can_be_or_is_to_be_run(
 @pytest.mark.parametrize(
     ("draft", "ks"),
     [
-        ("tiny_good", "[1,4,16]"),
-        ("tiny_small", "[4]"),
+        ("tiny_good", "[4,16]"),
+        pytest.param("tiny_small", "[4]", marks=pytest.mark.exhaustive),
         pytest.param("tiny_good", "[1,2,4,8,16]", marks=pytest.mark.exhaustive),
     ],
 )
@@ -248,7 +248,8 @@ def test_the_headline_command_runs_from_a_filled_hub_cache(tmp_path: Path, door:
         fill_hub_cache(home, name, qwen3(1, layers=1, max_position_embeddings=512))
     offline = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
     pair = ("model=qwen3_4b", "draft=qwen3_0_6b")
-    done = door("sweep", *pair, "new_tokens=8", "prompts.limit=2", "k=[4]", env=offline)
+    few = ("new_tokens=8", "prompts.limit=1", "k=[4]", "temperature=[0]")
+    done = door("sweep", *pair, *few, env=offline)
     assert done.returncode == 0, done.stderr
     last = done.stdout.strip().splitlines()[-1]
     assert last.startswith("run: results/")

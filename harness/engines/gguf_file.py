@@ -146,7 +146,8 @@ def _written(
     """A file with the keys that `fill` writes, and tensors of a GGUF type; vectors are float32."""
     partial = path.with_name(f"{path.name}.partial")
     writer = gguf.GGUFWriter(partial, architecture)
-    writer.add_file_type(getattr(gguf.LlamaFileType, _file_type(kind)))
+    file_type = "ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"
+    writer.add_file_type(getattr(gguf.LlamaFileType, file_type))
     fill(writer)
     for name, tensor in tensors:
         data: Any = tensor.float().numpy()
@@ -168,10 +169,6 @@ def gguf_package(key: str) -> Any:
         raise UserError(
             f"{key}.gguf: not given, and converting needs `pip install {PACKAGE}[llamacpp]`"
         ) from None
-
-
-def _file_type(kind: str) -> str:
-    return "ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"
 
 
 def _write_sizes(writer: Any, gguf: Any, config: Any, context_tokens: int, vocab: int) -> None:

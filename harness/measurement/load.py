@@ -140,17 +140,14 @@ def load_visit(
     for load in loads:
         for name, group in groups.items():
             order = [group[int(row)] for row in random.permutation(len(group))]
+            short = [replace(each, budget=_part(each.budget, 1 / SHORTER)) for each in order]
             gaps_s = (random.exponential(1.0, len(order)) / (load.rate or 1.0)).tolist()
             for k in random.permutation(sorted(servers)):
-                for asked in (order,) if load.rate else (_short(order), order):
+                for asked in (order,) if load.rate else (short, order):
                     try:
                         yield _timed(servers[int(k)], name, asked, load, gaps_s, number, clock)
                     except UserError as error:
                         raise LoadFailedError(int(k), error) from error
-
-
-def _short(requests: Sequence[Request]) -> list[Request]:
-    return [replace(each, budget=_part(each.budget, 1 / SHORTER)) for each in requests]
 
 
 def _timed(

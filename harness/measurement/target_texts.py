@@ -137,9 +137,11 @@ def settle_batches(target: CachedModel, split: SplitNetwork | None) -> str:
     known = target.text_batches.get("generation")
     if known is not None:
         return known.split(":")[0]
+    # Padding on the left needs positions, and no recurrent state
+    pads = target.rewinding == "crop" and takes(target.network, "position_ids")
     refused: list[str] = []
     for way, lengths in (("padded", PADDED), ("equal lengths", EQUAL)):
-        if way == "padded" and not _pads(target):
+        if way == "padded" and not pads:
             refused.append(f"{way} needs position_ids and a cache that is cropped")
             continue
         reason = batch_refusal(target, partial(_batch_error, target, split, lengths))
@@ -198,11 +200,6 @@ def _batch_error(target: CachedModel, split: SplitNetwork | None, lengths: Seque
         alone.append(logits[len(request.tokens) - 1 :])
         batched += [step[index] for step in rows.logits[: len(emitted)]]
     return difference(torch.stack(batched), torch.cat(alone))
-
-
-def _pads(model: CachedModel) -> bool:
-    """Whether padding on the left is worth trying: with position_ids and no recurrent state."""
-    return model.rewinding == "crop" and takes(model.network, "position_ids")
 
 
 class _Rows:
