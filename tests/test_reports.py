@@ -141,6 +141,8 @@ def test_no_line_is_wider_than_the_console(
 ) -> None:
     content = content_of(summary_of(name))
     codes = (f"{entry.measure}\n{entry.code}\n{entry.measured}" for entry in content.snippets)
+    step = content.next_step
+    codes = [*codes, step.command] if step and step.command else [*codes]
     pasted = {line.rstrip() for code in codes for line in code.splitlines()}
     text = printed(summary_of(name), width, verbose=verbose)
     lines = [line for line in text.splitlines() if line not in pasted and content.page not in line]

@@ -13,6 +13,7 @@ from harness.records import RULES, Decision, Rule, Source, first, grouped, where
 from harness.reporting import formatting as fmt
 from harness.serving.drafts import UNKNOWN, kind_of
 from harness.serving.engines import OWN, drafts_alike, spec_of, with_lines
+from harness.serving.spec import EngineSpec
 from harness.summary import Answer, ServedSummary, Summary, UserLatency
 
 # Those whose reports say what to serve
@@ -108,11 +109,14 @@ def engines_by_rule() -> dict[Rule, str]:
 
     By default, where one does: variants are named of a rule that no engine has by default.
     """
+    by_rule: dict[Rule, list[EngineSpec]] = {}
+    for spec in with_lines().values():
+        if spec.rule is not None:
+            by_rule.setdefault(spec.rule, []).append(spec)
     names: dict[Rule, str] = {}
-    for rule, specs in grouped(with_lines().values(), lambda spec: spec.rule).items():
-        if rule is not None:
-            by_default = [spec.title for spec in specs if spec.variant_of is None]
-            names[rule] = ", ".join(by_default or [spec.in_rows for spec in specs])
+    for rule, specs in by_rule.items():
+        by_default = [spec.title for spec in specs if spec.variant_of is None]
+        names[rule] = ", ".join(by_default or [spec.in_rows for spec in specs])
     return names
 
 
