@@ -95,6 +95,7 @@ def test_its_rounds_are_those_that_the_server_took_and_its_speedups_are_near_the
             assert row.tokens_per_round == pytest.approx(cell.tokens_per_round)
             assert row.speedup is not None
             assert cell.predicted is not None
+            assert cell.speedup is not None
             errors["these"].append(abs(np.log(row.speedup / cell.speedup)))
             errors["its own"].append(abs(np.log(cell.predicted / cell.speedup)))
     # Three visits leave some percent; its own predictions have not seen the set's requests

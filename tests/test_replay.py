@@ -330,11 +330,11 @@ def test_replay_of_block_verification_equals_its_process(pair, k, eos):
     weights = np.array(list(texts.values()))
     lengths = [len(text) - 1 for text in texts]
     of_starts = (by_start(values, k) for values in scores)
-    chances = accept_probabilities("block", *of_starts, False)
+    chances = accept_probabilities("block", *of_starts, draft_is_argmax=False)
     replayed = replay(chances, lengths, [k])[k]
     for name in COUNTS:
         assert weights @ getattr(replayed, name) == pytest.approx(counts[name], abs=1e-12), name
-    ratio = accept_probabilities("ratio", *scores, False)
+    ratio = accept_probabilities("ratio", *scores, draft_is_argmax=False)
     by_ratio = replay(by_start(ratio, k), lengths, [k])[k]
     assert (replayed.rounds <= by_ratio.rounds + 1e-12).all()
     assert k == 1 or weights @ replayed.rounds < weights @ by_ratio.rounds - 1e-3

@@ -28,7 +28,7 @@ from harness.cli import compose
 from harness.cloud import remote
 from harness.cloud.jobs import Job
 from harness.commands import breakeven, report
-from harness.commands.report import _entry as indexed
+from harness.commands.report import _line
 from harness.commands.run_lifecycle import Interrupted, Outcome, running
 from harness.config import BreakevenConfig, GpuConf, ReportConfig
 from harness.records import (
@@ -764,7 +764,7 @@ def test_a_run_from_elsewhere_reads_and_writes_nothing_outside_itself(
     assert refused is None or refused in str(said)
     assert SECRET not in str(said)
     assert "\n" not in str(said)
-    assert indexed(run).error == "" or refused is not None
+    assert _line(run, None).line.error == "" or refused is not None
     assert {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()} == before
     for file in run.rglob("*"):
         if file.is_file() and not file.is_symlink() and file.stat().st_size < 2**30:

@@ -421,6 +421,7 @@ def test_a_prediction_stands_next_to_each_measurement_with_its_error(summary: Su
     assert len(cells) == 2 * 2 * 3
     for cell in cells:
         assert cell.predicted is not None
+        assert cell.speedup is not None
         assert cell.error == pytest.approx(cell.predicted / cell.speedup - 1)
         assert (cell.two_k_error is None) == (cell.k in (1, 4))
     report = markdown.report(content_of(summary), (), Path("run"))

@@ -333,10 +333,10 @@ def test_a_k_that_few_prompts_measured_is_neither_the_best_nor_compared_with_all
     for before, after in zip(sweep_tables(made), sweep_tables(few), strict=True):
         assert "few prompts" not in [column.one_line for column in before.columns]
         by_k = dict(zip((row.cells[0].text for row in after.rows), after.rows, strict=True))
-        of_few = dict(zip(by_k, after.column("few prompts"), strict=True))
+        few_prompts = dict(zip(by_k, after.column("few prompts"), strict=True))
         errors = dict(zip(by_k, after.column("prediction error"), strict=True))
         best = next(k for k in by_k if k.endswith("4"))
-        assert of_few[best].text == "2"
+        assert few_prompts[best].text == "2"
         assert errors[best].text == fmt.EMPTY
         assert {cell.text for k, cell in errors.items() if k != best} != {fmt.EMPTY}
         assert not by_k[best].best
