@@ -833,6 +833,37 @@ class BreakevenConfig(CommandConfig):
 
 
 @dataclass
+class PlanConfig(CommandConfig):
+    """Keys of `python -m harness.plan`: a latency goal at a rate of requests."""
+
+    run: str = key(MISSING, "a server run with concurrency=[1,2,4], whose texts and times are used")
+    rate: float = key(MISSING, "requests per second, of all cards together", above=0, most=1e9)
+    tpot_ms: float | None = key(None, "the goal: time per output token at most", above=0)
+    ttft_ms: float | None = key(None, "the goal: time to first token at most", above=0)
+    percentile: float = key(95, "of the requests that meet the goal", least=1, most=99.9)
+    temperature: float | None = key(None, "whose requests; null: the run's first", least=0)
+    slots: int | None = key(
+        None,
+        "requests that a card decodes side by side; null: the most that the run timed",
+        least=1,
+    )
+    arrivals: str | None = key(
+        None, "a file with a time stamp a line, in seconds; null: at random (Poisson)"
+    )
+    together: int = key(1, "requests that arrive at once, a burst", least=1, most=1000)
+    seeds: int = key(8, "simulated sequences of requests and arrivals", least=2, most=1000)
+    requests: int = key(400, "of each sequence", least=100, most=1_000_000)
+    gpu: GpuConf | None = None
+
+    def check(self, _: str) -> None:
+        """Refuse a plan without a goal, and arrivals of two kinds."""
+        if self.tpot_ms is None and self.ttft_ms is None:
+            raise UserError("tpot_ms: no goal is given; give tpot_ms=... or ttft_ms=..., or both")
+        if self.arrivals is not None and self.together > 1:
+            raise UserError("together: not with arrivals=, which says when requests come")
+
+
+@dataclass
 class ReportConfig(CommandConfig):
     """Keys of `python -m harness.report`."""
 
@@ -1124,6 +1155,7 @@ SCHEMAS: dict[str, type[CommandConfig]] = {
     "audition": AuditionConfig,
     "server": ServerConfig,
     "snapshot": SnapshotConfig,
+    "plan": PlanConfig,
     "report": ReportConfig,
 }
 

@@ -424,7 +424,7 @@ class Throughput:
 def throughputs(loads: Mapping[LoadKey, ClosedLoad]) -> list[Throughput]:
     """Every group's closed loops with full budgets, plain ones among them, against plain ones."""
     groups = sorted({key.group for key in loads})
-    costs = {name: _costs_without(loads, name) for name in groups}
+    costs = {name: costs_without(loads, name) for name in groups}
     rows: list[Throughput] = []
     for load in loads.values():
         plain = loads.get(LoadKey(load.key.concurrency, load.key.group, 0, load.key.budgets))
@@ -452,7 +452,7 @@ def throughputs(loads: Mapping[LoadKey, ClosedLoad]) -> list[Throughput]:
     return rows
 
 
-def _costs_without(loads: Mapping[LoadKey, ClosedLoad], group: str) -> LoadCosts | None:
+def costs_without(loads: Mapping[LoadKey, ClosedLoad], group: str) -> LoadCosts | None:
     """What the loads of the other groups cost."""
     others = [
         load for load in loads.values() if load.key.group != group and load.replayed is not None

@@ -7,7 +7,7 @@ To add one: a function from `Summary` and the most panels in a row to `style.Plo
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.reporting.plots import acceptance, latency, speedup, style
+from harness.reporting.plots import acceptance, latency, plan, speedup, style
 from harness.storage import files
 from harness.summary import Summary
 
@@ -35,6 +35,7 @@ PLOTS = {
         latency.draw_verify_curves,
         latency.draw_batch_gains,
     ),
+    "plan": (plan.draw_by_rate,),
 }
 # Only what earlier renderings may have left is removed; a file of the user's stays.
 NAMES = (
@@ -50,6 +51,7 @@ NAMES = (
     "verify_curves.svg",
     "speedup_by_batch.svg",
     "ceilings.svg",
+    "latency_by_rate.svg",
 )
 
 
