@@ -1365,8 +1365,8 @@ class ServedSummary:
         return all(known) if known else None
 
 
-# How many tokens a server drafts: a fixed number, one by how many requests are active, SGLang's tiers
-# by an exponential average of accepted lengths, or what will be accepted (which nobody knows).
+# How many tokens a server drafts: a fixed number, one by how many requests are active, SGLang's
+# tiers by an exponential average of accepted lengths, or what will be accepted, which nobody knows
 PlanPolicy = Literal["fixed", "by_load", "tiers", "oracle"]
 
 
@@ -1377,7 +1377,7 @@ class PlanPoint:
     rate: float  # requests per second
     tpot_s: float  # time per output token after the first
     ttft_s: float  # time to first token
-    # Over prompts and arrivals; None with too few prompts.
+    # Over prompts and arrivals, at the asked rate; None with too few prompts.
     tpot_lo_s: float | None = None
     tpot_hi_s: float | None = None
     ttft_lo_s: float | None = None

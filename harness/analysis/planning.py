@@ -1,25 +1,25 @@
 """Which K or policy meets a latency goal at a rate of requests, and on how many cards.
 
-From a server run with requests side by side: its texts say what rounds accept (match bits, or chances
-from which flags are drawn), its closed loops what iterations and starts cost, R(K, B)
+From a server run with requests side by side: its texts say what rounds accept (match bits, or
+chances from which flags are drawn), its closed loops what iterations and starts cost, R(K, B)
 (`harness.analysis.batch_schedule`), its single requests what a prompt's length costs. These drive a
 simulated server (`harness.simulation`) at a grid of rates up to nearly each choice's capacity.
 
-One seed is one sequence of requests and arrivals, the same for every choice and rate; so choices are
-compared in pairs. A goal is met where the mean over seeds of the percentile is within it, and the
-largest rate lies on the line between two simulated ones. Beyond its capacity, at which a server ends
-requests while all of its slots are taken, a queue grows without end: no goal is met there.
+One seed is one sequence of requests and arrivals, the same for every choice and rate; so choices
+are compared in pairs. A goal is met where the mean over seeds of the percentile is within it, and
+the largest rate lies on the line between two simulated ones. Beyond its capacity, at which a server
+ends requests while all of its slots are taken, a queue grows without end: no goal is met there.
 
 Intervals have two parts: seeds (the error of a mean), and prompts (the jackknife over groups of
-them: each group is replaced by other prompts in the same sequences). The error of the costs is not in
-them; `PlanCheck`s show it, where closed loops are simulated at costs that other prompts gave.
+them: each group is replaced by other prompts in the same sequences). The error of the costs is not
+in them; `PlanCheck`s show it, where closed loops are simulated at costs that other prompts gave.
 
-A fleet splits its requests between cards at random, so of Poisson arrivals each card sees such at its
-share of the rate: cards = the rate / the largest rate of one card, rounded up.
+A fleet splits its requests between cards at random, so of Poisson arrivals each card sees such at
+its share of the rate: cards = the rate / the largest rate of one card, rounded up.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import takewhile
 from math import ceil
@@ -73,11 +73,15 @@ from harness.summary import (
 from harness.theory.cost import SECONDS_PER_HOUR
 
 # Simulated rates, and the shares of a capacity that are the least and the largest of them
-RATES, LEAST, MOST = 12, 0.02, 0.97
+RATES, LEAST, MOST = 10, 0.02, 0.97
+# How often the two rates between which a goal is just met are brought closer
+HALVINGS = 2
 # Of a seed's requests, those that find the server emptier than it will be
 WARM_UP = 0.2
-# Groups of prompts, each left out in so many of the seeds
-GROUPS, LEFT_OUT_SEEDS = 8, 2
+# Groups of prompts, each left out in turn
+GROUPS = 6
+# Seeds of the oracle, which is no choice and has no interval
+BOUND_SEEDS = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +197,7 @@ class Server:
         return self._prompt_token_s([0]) > 0.0
 
     def text(self, trace: TextTrace, k: int, budget: int, size: int) -> Text:
-        """The first `size` tokens that rounds emitted of a text, as drafted up to k by the engine."""
+        """The first `size` tokens that rounds emitted of a text, as drafted by the engine."""
         most = self.counting.proposed(k, budget)[:size]
         if trace.proposed is not None:
             most = np.minimum(most, trace.proposed[:size])
@@ -251,11 +255,11 @@ class _Traffic:
         self._texts, self._config, self._recorded = texts, config, recorded
         names = [text.prompt_set for text in texts]
         self._weights = np.array([shares[name] / names.count(name) for name in names])
-        prompts = list(dict.fromkeys((text.prompt_set, text.prompt) for text in texts))
-        self.prompts = prompts
-        self.groups = min(GROUPS, len(prompts))
-        places = [prompts.index((text.prompt_set, text.prompt)) for text in texts]
-        self._group = np.array(places) % self.groups
+        self.prompts = list(dict.fromkeys((text.prompt_set, text.prompt) for text in texts))
+        # With too few prompts leaving some out says nothing
+        self.groups = GROUPS if enough_prompts([name for name, _ in self.prompts]) else 0
+        places = [self.prompts.index((text.prompt_set, text.prompt)) for text in texts]
+        self._group = np.array(places) % GROUPS
         self.of = cache(self._of)
 
     @property
@@ -295,7 +299,7 @@ def _drawn(weights: Array, uniforms: Array) -> Index:
 
 
 def _choices(
-    server: Server, prices: tuple[Costs, Costs], ks: Sequence[int], traffic: _Traffic
+    prices: tuple[Costs, Costs], ks: Sequence[int], traffic: _Traffic
 ) -> Iterator[_Choice]:
     """Plain decoding, each K that was measured, by load, SGLang's tiers, and the oracle."""
     plain, speculative = prices
@@ -315,70 +319,131 @@ def _choices(
     yield _Choice("oracle", largest, speculative, lambda: Oracle(largest, speculative))
 
 
-@dataclass(frozen=True, eq=False)
-class _Simulated:
-    """A choice at its rates.
+class _Curve:
+    """What users wait for with a choice, by rate; each rate is simulated once.
 
     Attributes:
-        rates: ascending.
-        values: [rate, seed, (TPOT, TTFT)] the percentile of each.
-        without: [rate, group, (TPOT, TTFT)] its mean over the first seeds without a group of the
-            prompts.
+        choice: itself.
+        capacity: requests per second that leave while all slots are taken and others wait.
+        rates: at which it was asked for.
     """
 
-    choice: _Choice
-    capacity: float
-    rates: Array
-    values: Array
+    def __init__(self, traffic: _Traffic, choice: _Choice, config: PlanConfig) -> None:
+        """Nothing but the capacity is simulated yet."""
+        self.choice, self._traffic, self._percentile = choice, traffic, config.percentile
+        few = choice.policy == "oracle"
+        self._seeds = range(min(BOUND_SEEDS, config.seeds) if few else config.seeds)
+        self._groups = () if few else range(traffic.groups)
+        self._values: dict[float, Array] = {}
+        self.without = cache(self._without)
+        self.capacities = self._capacities()
+        self.capacity = float(self.capacities.mean())
+
+    @property
+    def rates(self) -> list[float]:
+        """At which it was simulated, ascending."""
+        return sorted(self._values)
+
+    def values(self, rate: float) -> Array:
+        """[seed, (TPOT, TTFT)] the percentiles at a rate, seconds."""
+        if rate not in self._values:
+            made = [self._waits(rate, seed, None) for seed in self._seeds]
+            self._values[rate] = np.array(made)
+        return self._values[rate]
+
+    def _without(self, rate: float) -> Array:
+        """[group, (TPOT, TTFT)] their means without each group of the prompts."""
+        return np.array(
+            [
+                np.mean([self._waits(rate, seed, group) for seed in self._seeds], axis=0)
+                for group in self._groups
+            ]
+        )
+
+    def _waits(self, rate: float, seed: int, left_out: int | None) -> Array:
+        done = self._traffic.served(self.choice, rate, seed, left_out)
+        kept = slice(int(WARM_UP * self._traffic.number), None)
+        waits = (done.per_token_s[kept], done.first_token_s[kept])
+        return np.array([np.nanpercentile(each, self._percentile) for each in waits])
+
+    def _capacities(self, left_out: int | None = None) -> Array:
+        """[seed] of a closed loop, from when all slots are taken to when the last one enters."""
+        rates: list[float] = []
+        for seed in self._seeds:
+            entered = self._traffic.served(self.choice, np.inf, seed, left_out).entered_s
+            first = min(self.choice.costs.slots, len(entered) - 2)
+            rates.append((len(entered) - 1 - first) / (entered[-1] - entered[first]))
+        return np.array(rates)
+
+    def held(self, goals: Array) -> "_Varied":
+        """The largest rate at which [(TPOT, TTFT)] are within the goals; 0.0 for none.
+
+        On the line between two simulated rates; where seeds or prompts differ in how far they are
+        from the goal there, the rate differs by that much / the line's slope.
+        """
+
+        def excess(values: Array) -> Array:
+            return (values / goals).max(axis=-1)
+
+        def mean(rate: float) -> float:
+            return float(excess(self.values(rate).mean(axis=0)))
+
+        rates = self.rates
+        beyond = [rate for rate in rates if mean(rate) > 1.0]
+        if not beyond:
+            without = [self._capacities(group).mean() for group in self._groups]
+            return _Varied(MOST * self.capacity, MOST * self.capacities, MOST * np.array(without))
+        if beyond[0] == rates[0]:
+            return _Varied(0.0, np.zeros(len(self._seeds)), np.zeros(len(self._groups)))
+        low, high = max(rate for rate in rates if rate < beyond[0]), beyond[0]
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2.0
+            low, high = (low, middle) if mean(middle) > 1.0 else (middle, high)
+        slope = (mean(high) - mean(low)) / (high - low)
+        rate = low + (1.0 - mean(low)) / slope
+
+        def moved(of: Callable[[float], Array]) -> Array:
+            off = [excess(of(each)) - mean(each) for each in (low, high)]
+            return np.maximum(0.0, rate - np.mean(off, axis=0) / slope)
+
+        without = moved(self.without) if self._groups else np.zeros(0)
+        return _Varied(rate, moved(self.values), without)
+
+
+@dataclass(frozen=True, eq=False)
+class _Varied:
+    """A number, and how it varies.
+
+    Attributes:
+        value: itself.
+        by_seed: [seed] with that seed alone.
+        without: [group] without that group of the prompts; empty where that is not known.
+    """
+
+    value: float
+    by_seed: Array
     without: Array
 
-    def largest(self, goals: Array, values: Array) -> float:
-        """The largest rate at which [rate, (TPOT, TTFT)] are within the goals; 0.0 for none."""
-        excess = (values / goals).max(axis=1)
-        beyond = np.flatnonzero(excess > 1.0)
-        if len(beyond) == 0:
-            return float(self.rates[-1])
-        if beyond[0] == 0:
-            return 0.0
-        pair = slice(beyond[0] - 1, beyond[0] + 1)
-        return float(np.interp(1.0, excess[pair], self.rates[pair]))
+    def interval(self) -> Interval | None:
+        """Over other prompts and arrivals; None where too little is known."""
+        if len(self.by_seed) < 2 or len(self.without) < 2:
+            return None
+        of_seeds = self.by_seed.var(ddof=1) / len(self.by_seed)
+        parts = [
+            Variance(np.asarray(of_seeds), np.asarray(len(self.by_seed) - 1.0)),
+            left_out_variance(self.without, np.ones(len(self.without))),
+        ]
+        half = float(half_width(joined(parts), CONFIDENCE))
+        return Interval(max(0.0, self.value - half), self.value + half)
 
-
-def _capacity(traffic: _Traffic, choice: _Choice, seeds: int) -> float:
-    """Requests per second that leave while all slots are taken and others wait."""
-    rates: list[float] = []
-    for seed in range(seeds):
-        entered = traffic.served(choice, np.inf, seed).entered_s
-        first = min(choice.costs.slots, len(entered) - 2)
-        rates.append((len(entered) - 1 - first) / (entered[-1] - entered[first]))
-    return float(np.mean(rates))
-
-
-def _simulated(
-    traffic: _Traffic, choice: _Choice, capacity: float, rates: Array, config: PlanConfig
-) -> _Simulated:
-    def percentiles(rate: float, seed: int, left_out: int | None = None) -> Array:
-        done = traffic.served(choice, rate, seed, left_out)
-        kept = slice(int(WARM_UP * traffic.number), None)
-        waits = (done.per_token_s[kept], done.first_token_s[kept])
-        return np.array([np.nanpercentile(each, config.percentile) for each in waits])
-
-    few = range(min(LEFT_OUT_SEEDS, config.seeds))
-    return _Simulated(
-        choice,
-        capacity,
-        rates,
-        np.array([[percentiles(rate, seed) for seed in range(config.seeds)] for rate in rates]),
-        np.array(
-            [
-                [
-                    np.mean([percentiles(r, s, g) for s in few], axis=0)
-                    for g in range(traffic.groups)
-                ]
-                for r in rates
-            ]
-        ),
-    )
+    def over(self, other: "_Varied") -> "_Varied | None":
+        """The ratio of the two, seed by seed and group by group; None where the other may be 0."""
+        seeds = len(self.by_seed)
+        if min(other.value, *other.by_seed, *other.without) <= 0.0:
+            return None
+        without = self.without / other.without if len(self.without) else self.without
+        by_seed = self.by_seed / other.by_seed[:seeds]
+        return _Varied(self.value / other.value, by_seed, without)
 
 
 # ---- the plan ------------------------------------------------------------------------------------
@@ -416,21 +481,20 @@ def plan_of(
     shares = set_weights([text.prompt_set for text in texts], server.served.setup.weights)
     traffic = _Traffic(texts, shares, config, recorded)
     prices = server.prices(server.costs, slots, ks)
-    choices = [*_choices(server, prices, ks, traffic)]
-    capacities = [_capacity(traffic, choice, config.seeds) for choice in choices]
-    able = [c for c, each in zip(capacities, choices, strict=True) if each.policy != "oracle"]
-    shared = max(able) * np.array([LEAST, *np.arange(1, RATES) / RATES])
-    simulated: list[_Simulated] = []
-    for choice, capacity in zip(choices, capacities, strict=True):
-        rates = np.unique([*shared, config.rate, MOST * capacity])
-        rates = rates[rates <= MOST * capacity]
-        simulated.append(_simulated(traffic, choice, capacity, rates, config))
-        tick()
+    curves = [_Curve(traffic, each, config) for each in _choices(prices, ks, traffic)]
+    top = max(curve.capacity for curve in curves if curve.choice.policy != "oracle")
+    shared = (top * np.array([LEAST, *np.arange(1, RATES) / RATES])).tolist()
     goals = np.array(
         [np.inf if ms is None else ms / 1e3 for ms in (config.tpot_ms, config.ttft_ms)]
     )
-    prompt_sets = [name for name, _ in traffic.prompts]
-    errors = _Errors(enough_prompts(prompt_sets))
+    held: list[_Varied] = []
+    for curve in curves:
+        most = MOST * curve.capacity
+        for rate in (*shared, config.rate, most):
+            if rate <= most:
+                curve.values(rate)
+        held.append(curve.held(goals))
+        tick()
     requests = [request for seed in range(config.seeds) for request in traffic.of(seed)[0]]
     tokens = server.counting.first_position + float(np.mean([each.tokens for each in requests]))
     arrivals: Literal["poisson", "bursts", "recorded"] = "poisson"
@@ -454,112 +518,80 @@ def plan_of(
         prompts=len(traffic.prompts),
         tokens=tokens,
         choices=tuple(
-            _planned(each, simulated[0], goals, config.rate, errors, price_per_hour, tokens)
-            for each in simulated
+            _planned(curve, largest, held[0], config.rate, price_per_hour, tokens)
+            for curve, largest in zip(curves, held, strict=True)
         ),
-        stops_paying=_stops_paying(simulated, shared),
+        stops_paying=_stops_paying(curves, shared),
         checks=tuple(_checks(server, ks)) if server.temperature == GREEDY else (),
     )
     return plan, tuple(_caveats(server))
 
 
-@dataclass(frozen=True)
-class _Errors:
-    """Intervals of what seeds and prompts vary, where there are prompts enough."""
-
-    known: bool
-
-    def interval(self, value: float, by_seed: Array, without: Array) -> Interval | None:
-        """From the values by seed, and without each group of the prompts."""
-        if not self.known or len(by_seed) < 2:
-            return None
-        of_seeds = by_seed.var(ddof=1) / len(by_seed)
-        parts = [
-            Variance(np.asarray(of_seeds), np.asarray(len(by_seed) - 1.0)),
-            left_out_variance(without, np.ones(len(without))),
-        ]
-        half = float(half_width(joined(parts), CONFIDENCE))
-        return Interval(max(0.0, value - half), value + half)
-
-
 def _planned(
-    made: _Simulated,
-    plain: _Simulated,
-    goals: Array,
+    curve: _Curve,
+    held: _Varied,
+    plain: _Varied,
     rate: float,
-    errors: _Errors,
     price_per_hour: float | None,
     tokens: float,
 ) -> PlanChoice:
     """What a choice holds, next to plain decoding."""
-    points = tuple(
-        _point(float(each), values, without, errors)
-        for each, values, without in zip(made.rates, made.values, made.without, strict=True)
-    )
-
-    def largest(of: _Simulated) -> tuple[float, Array, Array]:
-        """On the mean, by seed, and without each group."""
-        return (
-            of.largest(goals, of.values.mean(axis=1)),
-            np.array([of.largest(goals, each) for each in of.values.swapaxes(0, 1)]),
-            np.array([of.largest(goals, each) for each in of.without.swapaxes(0, 1)]),
-        )
-
-    held, before = largest(made), largest(plain)
-    interval, ratio = errors.interval(*held), None
-    if min(before[0], before[1].min(), before[2].min()) > 0.0:
-        value, *others = (one / other for one, other in zip(held, before, strict=True))
-        ratio = (value, errors.interval(value, *others))
-    cards = ceil(rate / held[0] - 1e-9) if held[0] > 0.0 else None
+    interval, ratio = held.interval(), held.over(plain)
+    of_ratio = ratio and ratio.interval()
+    cards = ceil(rate / held.value - 1e-9) if held.value > 0.0 else None
     usd = None if cards is None or price_per_hour is None else cards * price_per_hour
-    per_hour = rate * tokens * SECONDS_PER_HOUR
+    points = tuple(
+        PlanPoint(each, *curve.values(each).mean(axis=0).tolist()) for each in curve.rates
+    )
+    at_rate = next((point for point in points if point.rate == rate), None)
+    if at_rate is not None:
+        at_rate = _with_intervals(at_rate, curve)
     return PlanChoice(
-        policy=made.choice.policy,
-        k=made.choice.k,
-        ks=made.choice.ks,
-        capacity=made.capacity,
+        policy=curve.choice.policy,
+        k=curve.choice.k,
+        ks=curve.choice.ks,
+        capacity=curve.capacity,
         points=points,
-        at_rate=next((point for point in points if point.rate == rate), None),
-        largest_rate=held[0],
+        at_rate=at_rate,
+        largest_rate=held.value,
         largest_rate_lo=interval and interval.lo,
         largest_rate_hi=interval and interval.hi,
-        rate_ratio=ratio and ratio[0],
-        rate_ratio_lo=ratio and ratio[1] and ratio[1].lo,
-        rate_ratio_hi=ratio and ratio[1] and ratio[1].hi,
+        rate_ratio=ratio and ratio.value,
+        rate_ratio_lo=of_ratio and of_ratio.lo,
+        rate_ratio_hi=of_ratio and of_ratio.hi,
         cards=cards,
         usd_per_hour=usd,
-        usd_per_million_tokens=None if usd is None else 1e6 * usd / per_hour,
+        usd_per_million_tokens=None
+        if usd is None
+        else 1e6 * usd / (rate * tokens * SECONDS_PER_HOUR),
     )
 
 
-def _point(rate: float, values: Array, without: Array, errors: _Errors) -> PlanPoint:
-    """Of [seed, (TPOT, TTFT)], and [group, (TPOT, TTFT)]."""
-    tpot_s, ttft_s = values.mean(axis=0).tolist()
+def _with_intervals(point: PlanPoint, curve: _Curve) -> PlanPoint:
+    by_seed, without = curve.values(point.rate), curve.without(point.rate)
     tpot, ttft = (
-        errors.interval(value, values[:, at], without[:, at])
-        for at, value in enumerate((tpot_s, ttft_s))
+        _Varied(value, by_seed[:, at], without[:, at]).interval() if len(without) else None
+        for at, value in enumerate((point.tpot_s, point.ttft_s))
     )
-    return PlanPoint(
-        rate,
-        tpot_s,
-        ttft_s,
-        tpot and tpot.lo,
-        tpot and tpot.hi,
-        ttft and ttft.lo,
-        ttft and ttft.hi,
+    return replace(
+        point,
+        tpot_lo_s=tpot and tpot.lo,
+        tpot_hi_s=tpot and tpot.hi,
+        ttft_lo_s=ttft and ttft.lo,
+        ttft_hi_s=ttft and ttft.hi,
     )
 
 
-def _stops_paying(simulated: Sequence[_Simulated], rates: Array) -> float | None:
+def _stops_paying(curves: Sequence[_Curve], rates: Sequence[float]) -> float | None:
     """The least of the shared rates at which plain decoding has the shortest TPOT."""
-    plain, *others = simulated
-    for rate in rates.tolist():
-        by_policy = [
-            float(each.values[each.rates == rate, :, 0].mean())
-            for each in (plain, *others)
-            if each.choice.policy != "oracle" and rate in each.rates
+    plain, *others = curves
+    for rate in rates:
+        waits = [
+            float(curve.values(rate)[:, 0].mean())
+            for curve in (plain, *others)
+            if curve.choice.policy != "oracle" and rate in curve.rates
         ]
-        if rate in plain.rates and by_policy[0] <= min(by_policy):
+        if rate in plain.rates and waits[0] <= min(waits):
             return rate
     return None
 
@@ -590,39 +622,62 @@ def _checks(server: Server, ks: Sequence[int]) -> Iterator[PlanCheck]:
     full = [load for load in server.loads.values() if load.full and costs[load.key.group]]
     cells = grouped(full, lambda load: (load.key.concurrency, load.key.k))
     for (concurrency, k), loads in sorted(cells.items()):
-        measured, simulated = [list[float]() for _ in range(2)], [list[float]() for _ in range(2)]
-        tokens, requests, told = 0, 0, True
+        cell = _Cell()
         for load in loads:
             known = costs[load.key.group]
             assert known is not None
             plain, speculative = server.prices(known, server.slots, ks)
-            priced = speculative if k else plain
+            done: list[Served] = []
             for timing in load.timings:
                 sent = _sent(server, timing, traces, max(ks))
                 if sent is None:
                     continue
-                done = simulate(sent, np.zeros(len(sent)), priced, Fixed(k), concurrency)
-                simulated[0].append(float(done.ended_s.max()))
-                simulated[1] += done.per_token_s[done.tokens > 0].tolist()
-                measured[0].append(timing.seconds)
-                decode_s = timing.user_decode_s or (None,) * len(sent)
-                told = told and None not in decode_s
-                measured[1] += [
-                    seconds / request.tokens
-                    for seconds, request in zip(decode_s, sent, strict=True)
-                    if seconds is not None and request.tokens
-                ]
-                tokens, requests = tokens + sum(timing.returned), requests + len(sent)
-        if requests:
+                priced = speculative if k else plain
+                done.append(simulate(sent, np.zeros(len(sent)), priced, Fixed(k), concurrency))
+                # With clock=cpu a load's seconds are not those of a user
+                cell.add(timing, done[-1], told=server.served.engine.clock == "engine")
+            if done:
+                cell.tokens += load.tokens
+                cell.seconds += load.seconds
+                cell.simulated_s += float(np.mean([each.ended_s.max() for each in done]))
+        if cell.simulated:
             yield PlanCheck(
                 k=k,
                 concurrency=concurrency,
-                requests=requests,
-                tokens_per_second=tokens / sum(measured[0]),
-                simulated_tokens_per_second=tokens / sum(simulated[0]),
-                per_token=_percentiles(measured[1]) if told else None,
-                simulated_per_token=_percentiles(simulated[1]),
+                requests=len(cell.simulated),
+                tokens_per_second=cell.tokens / cell.seconds,
+                simulated_tokens_per_second=cell.tokens / cell.simulated_s,
+                per_token=_percentiles(cell.measured) if cell.told else None,
+                simulated_per_token=_percentiles(cell.simulated),
             )
+
+
+@dataclass
+class _Cell:
+    """What the closed loops of a K and concurrency took, measured and simulated.
+
+    Attributes:
+        tokens, seconds, simulated_s: of their requests together, settled over visits.
+        measured, simulated: seconds per token after the first, of each request in each visit.
+        told: whether the server tells all of these.
+    """
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    simulated_s: float = 0.0
+    measured: list[float] = field(default_factory=list[float])
+    simulated: list[float] = field(default_factory=list[float])
+    told: bool = True
+
+    def add(self, timing: LoadTiming, done: Served, *, told: bool) -> None:
+        """One visit."""
+        emitted = done.tokens > 0
+        self.simulated += done.per_token_s[emitted].tolist()
+        decode_s = (timing.user_decode_s if told else ()) or (None,) * len(emitted)
+        self.told = self.told and None not in decode_s
+        if self.told:
+            seconds = np.array(decode_s, dtype=np.float64)[emitted]
+            self.measured += (seconds / done.tokens[emitted]).tolist()
 
 
 def _sent(

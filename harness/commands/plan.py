@@ -1,4 +1,4 @@
-"""A latency goal at a rate of requests: what a stored server run says, simulated; no model is loaded."""
+"""A latency goal at a rate of requests, by what a stored server run says; no model is loaded."""
 
 import math
 from collections.abc import Iterator
@@ -27,11 +27,7 @@ class SimulatedRow:
     rate: float
     percentile: float
     tpot_ms: float
-    tpot_lo_ms: float | None
-    tpot_hi_ms: float | None
     ttft_ms: float
-    ttft_lo_ms: float | None
-    ttft_hi_ms: float | None
 
 
 def run(config: PlanConfig) -> Outcome:
@@ -98,7 +94,5 @@ def _price(config: PlanConfig, stored: StoredRun) -> tuple[float | None, tuple[C
 def _rows(plan: Plan) -> Iterator[SimulatedRow]:
     for choice in plan.choices:
         for point in choice.points:
-            tpot = (point.tpot_s, point.tpot_lo_s, point.tpot_hi_s)
-            ttft = (point.ttft_s, point.ttft_lo_s, point.ttft_hi_s)
-            ms = [None if each is None else 1e3 * each for each in (*tpot, *ttft)]
-            yield SimulatedRow(choice.policy, choice.k, point.rate, plan.percentile, *ms)
+            waits_ms = 1e3 * point.tpot_s, 1e3 * point.ttft_s
+            yield SimulatedRow(choice.policy, choice.k, point.rate, plan.percentile, *waits_ms)

@@ -1,12 +1,14 @@
 """How many tokens to draft, round by round: fixed, by load, and as engines adapt it.
 
 What each reads: `Fixed` nothing; `ByLoad` the number of active requests; `Threshold` the draft's
-confidences; `Tiers` accepted lengths and the number of active requests; `SurvivalBudget` confidences
-and costs. `Oracle` knows what will be accepted, which no policy does: it shows what is left to gain.
+confidences; `Tiers` accepted lengths and the number of active requests; `SurvivalBudget`
+confidences and costs. `Oracle` knows what will be accepted, which no policy does: it shows what is
+left to gain.
 
 Upstream, read in October 2026:
-- SGLang, python/sglang/srt/speculative/adaptive_spec_params.py and adaptive_step_router.py. With CUDA
-  graphs it rounds the batch up to a recorded one before it looks the tier up; here it does not.
+- SGLang, python/sglang/srt/speculative/adaptive_spec_params.py and adaptive_step_router.py. With
+  CUDA graphs it rounds the batch up to a recorded one before it looks the tier up; here it does
+  not.
 - vLLM, vllm/v1/worker/gpu/spec_decode/adaptive_verification.py, docs/features/speculative_decoding/
   adaptive_verification.md. There the draft drafts K tokens always, and fewer are verified; here a
   round costs what one costs that drafts as many.
@@ -14,9 +16,10 @@ Upstream, read in October 2026:
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass
+from itertools import accumulate, chain
 from operator import mul
+from typing import ClassVar
 
 from harness.simulation.server import Costs, Slot
 
@@ -26,7 +29,7 @@ class Fixed:
     """K draft tokens in every round; 0 decodes plainly."""
 
     k: int
-    steady: bool = field(default=True, init=False)
+    steady: ClassVar[bool] = True
 
     def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:  # noqa: ARG002
         """K for each."""
@@ -41,7 +44,7 @@ class ByLoad:
     """A K for each number of active requests: `ks[b]` where b are, the last for more."""
 
     ks: Sequence[int]
-    steady: bool = field(default=True, init=False)
+    steady: ClassVar[bool] = True
 
     def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:  # noqa: ARG002
         """The K of this load for each."""
@@ -57,7 +60,7 @@ class Threshold:
 
     k: int
     threshold: float
-    steady: bool = field(default=False, init=False)
+    steady: ClassVar[bool] = False
 
     def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:  # noqa: ARG002
         """Up to the first unlikely token of each, that one included."""
@@ -143,9 +146,9 @@ class AcceptedAverage:
 
 
 class Tiers:
-    """SGLang's adaptive K: the tier by the number of active requests, its K by what was accepted."""
+    """SGLang's adaptive K: a tier by the number of active requests, its K by what was accepted."""
 
-    steady = False
+    steady: ClassVar[bool] = False
 
     def __init__(self, k: int, tiers: Sequence[Tier] = SGLANG_TIERS) -> None:
         """Begin with k (SGLang's speculative_num_steps) where a tier has it."""
@@ -181,7 +184,8 @@ def draft_budget(survivals: Sequence[Sequence[float]], costs: Costs) -> int:
     """
     row, batch = costs.iteration_s[len(survivals)], len(survivals)
     tokens, most, budget = float(batch), batch / row[0], 0
-    for drafted, chance in enumerate(sorted(sum(map(list, survivals), []), reverse=True), start=1):
+    chances = sorted(chain.from_iterable(survivals), reverse=True)
+    for drafted, chance in enumerate(chances, start=1):
         tokens += chance
         below, rest = divmod(drafted, batch)
         seconds = row[below]
@@ -212,7 +216,7 @@ class SurvivalBudget:
     on the host yet; the allocation on this one's.
     """
 
-    steady = False
+    steady: ClassVar[bool] = False
 
     def __init__(self, k: int, costs: Costs) -> None:
         """For a server of these costs."""
@@ -240,7 +244,7 @@ def _survivals(confidences: Sequence[Sequence[float]], rooms: Sequence[int]) -> 
 class Oracle:
     """Drafts no token that will be rejected, and of the others those that pay in this iteration."""
 
-    steady = False
+    steady: ClassVar[bool] = False
 
     def __init__(self, k: int, costs: Costs) -> None:
         """Up to k tokens of a request, on a server of these costs."""

@@ -1,9 +1,9 @@
 """What arrives at a server: requests, each with what its rounds would accept, and when they come.
 
-The flag "this drafted token was accepted" is a Bernoulli draw for each text position, independent of
-the others (`harness.theory.replay`), and each position is judged at most once, by the round that
-reaches it. So one uniform per position decides every K and every policy: flag = uniform < chance. At
-temperature 0 chances are 0 or 1, and a text is one request whatever is drawn.
+The flag "this drafted token was accepted" is a Bernoulli draw for each text position, independent
+of the others (`harness.theory.replay`), and each position is judged at most once, by the round that
+reaches it. So one uniform per position decides every K and every policy: flag = uniform < chance.
+At temperature 0 chances are 0 or 1, and a text is one request whatever is drawn.
 
 Arrivals are in units of the mean time between two requests, so that one draw serves every rate.
 """

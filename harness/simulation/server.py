@@ -2,16 +2,16 @@
 
 State: a clock, a queue (first in, first out), and numbered slots with the requests in them. An
 iteration begins with what has arrived: as long as a slot is free the first of the queue enters, and
-its start (its prefill among it) stalls everybody; its first token is there when that ends. Then every
-active request takes one round, of as many draft tokens as the policy chooses, or emits one plain
-token. Who has emitted all leaves its slot.
+its start (its prefill among it) stalls everybody; its first token is there when that ends. Then
+every active request takes one round, of as many draft tokens as the policy chooses, or emits one
+plain token. Who has emitted all leaves its slot.
 
-Where a policy's choice hangs on the number of active requests alone, nothing is decided until one of
-them ends or another enters, so all iterations up to there are one step. That makes it fast.
+Where a policy's choice hangs on the number of active requests alone, nothing is decided until one
+of them ends or another enters, so all iterations up to there are one step. That makes it fast.
 
 A closed loop of B requests is the special case in which all have arrived at 0 and B are in flight:
-`harness.theory.batching.closed_loop` gives the same seconds where rounds are whole numbers. It stays
-for expected rounds, which are not.
+`harness.theory.batching.closed_loop` gives the same seconds where rounds are whole numbers. It
+stays for expected rounds, which are not.
 
 Assumed: a request enters the slot that has been free for longest (llama.cpp, tools/server: the slot
 least recently used); starts are one after the other, never shared; memory does not run out.
@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,7 @@ class Policy(Protocol):
             only when that may have changed, and is told of no round.
     """
 
-    steady: bool
+    steady: ClassVar[bool]
 
     def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:
         """Draft tokens of each active slot's next round at most, while so many requests wait."""
@@ -159,7 +159,8 @@ def simulate(
     arrivals = np.asarray(arrived_s, dtype=np.float64).tolist()
     entered_s, first_s, ended_s = ([0.0] * number for _ in range(3))
     rounds = [0] * number
-    free, active = deque(range(costs.slots)), list[Slot]()
+    free = deque(range(costs.slots))
+    active: list[Slot] = []
     clock, due = 0.0, 0
     while due < number or active:
         if not active:

@@ -157,9 +157,9 @@ def _separate_passes(values: Quoted) -> str:
             f" itself, which is simulated; a server with {flag} takes less time"
         )
     return (
-        f"{engine} without {flag} decodes each run of neighbouring slots by itself; how these servers"
-        f" were started is not known, so that all active requests are taken to share a pass, as with"
-        f" {flag}"
+        f"{engine} without {flag} decodes each run of neighbouring slots by itself; how these"
+        " servers were started is not known, so that all active requests are taken to share a pass,"
+        f" as with {flag}"
     )
 
 
@@ -300,8 +300,8 @@ CAVEATS: Mapping[str, Any] = {
     "server_visits_lacking": served.visits_lacking,
     "server_queues": served.queues,
     "plan_processor_time": (
-        "the run was timed by processor time (clock=cpu), so these waits are processor seconds, less"
-        " than what a user waits for; for a goal measure with clock=engine on a quiet machine"
+        "the run was timed by processor time (clock=cpu), so these waits are processor seconds,"
+        " less than what a user waits for; for a goal measure with clock=engine on a quiet machine"
     ),
     "plan_separate_passes": _separate_passes,
     "plan_mean_prompts": (

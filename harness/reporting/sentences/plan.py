@@ -38,12 +38,15 @@ def _answer(plan: Plan) -> str:
         return _missed(plan)
     if best is not plain:
         without = "no number meets it" if plain.cards is None else f"{plain.cards}"
+        if plain.cards == best.cards:
+            without = "as many"
         return f"{asked}: {_served(plan, best)} on {_cards(best)}; without a draft {without}."
     able = [each for each in plan.servable if each.k and each.cards is not None]
     if not able:
         return f"{asked}: {PLAIN}, on {_cards(best)}; with one no number meets it."
     other = min(able, key=lambda each: (each.cards, -each.largest_rate))
-    return f"{asked}: {PLAIN}, on {_cards(best)}; {_served(plan, other)} needs {other.cards}."
+    also = "as many" if other.cards == best.cards else f"{other.cards}"
+    return f"{asked}: {PLAIN}, on {_cards(best)}; {_served(plan, other)} needs {also}."
 
 
 def _missed(plan: Plan) -> str:
@@ -52,8 +55,8 @@ def _missed(plan: Plan) -> str:
     point = closest.points[0]
     above = fmt.percent(plan.excess(point) - 1.0)
     return (
-        f"Nothing meets {goal(plan)}, on any number of cards: {_served(plan, closest)} comes closest,"
-        f" {above} above it at {_rate(point.rate)} a card ({_waits(point)})."
+        f"Nothing meets {goal(plan)}, on any number of cards: {_served(plan, closest)} comes"
+        f" closest, {above} above it at {_rate(point.rate)} a card ({_waits(point)})."
     )
 
 

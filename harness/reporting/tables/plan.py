@@ -75,8 +75,8 @@ CHECKS: tuple[Column[PlanCheck], ...] = (
 NOTE = (
     "largest rate: requests per second of one card at which the goal is met; rate ratio: to plain"
     " decoding's, on the same requests and arrivals. TPOT and TTFT: p{percentile:g} at"
-    " {rate:.3g} requests/s on one card; empty beyond its capacity. Intervals: 95 %, over prompts and"
-    " arrivals. The oracle knows what will be accepted: a bound, not a choice."
+    " {rate:.3g} requests/s on one card; empty beyond its capacity. Intervals: 95 %, over prompts"
+    " and arrivals. The oracle knows what will be accepted: a bound, not a choice."
 )
 SIMULATED_NOTE = (
     "Simulated: {seeds} sequences of {requests} requests of {prompts} prompts, {tokens:.0f} tokens"
@@ -89,7 +89,10 @@ ARRIVALS = {
     "recorded": "which arrive with the gaps of the recorded ones",
 }
 RATES_NOTE = "Empty beyond a choice's capacity, where its queue grows without end."
-CHECKS_NOTE = "Closed loops of the run, and the same requests simulated at what the other prompts' loops cost."
+CHECKS_NOTE = (
+    "Closed loops of the run, and the same requests simulated at what the other prompts' loops"
+    " cost."
+)
 
 
 def brief_table(summary: Summary) -> Table:
