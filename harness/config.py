@@ -836,7 +836,7 @@ class BreakevenConfig(CommandConfig):
 class PlanConfig(CommandConfig):
     """Keys of `python -m harness.plan`: a latency goal at a rate of requests."""
 
-    run: str = key(MISSING, "a server run with concurrency=[1,2,4], whose texts and times are used")
+    run: str = key(MISSING, "a server run with concurrency=[1,2,4]")
     rate: float = key(MISSING, "requests per second, of all cards together", above=0, most=1e9)
     tpot_ms: float | None = key(None, "the goal: time per output token at most", above=0)
     ttft_ms: float | None = key(None, "the goal: time to first token at most", above=0)
@@ -844,12 +844,10 @@ class PlanConfig(CommandConfig):
     temperature: float | None = key(None, "whose requests; null: the run's first", least=0)
     slots: int | None = key(
         None,
-        "requests that a card decodes side by side; null: the most that the run timed",
+        "requests side by side on a card; null: the most that were timed",
         least=1,
     )
-    arrivals: str | None = key(
-        None, "a file with a time stamp a line, in seconds; null: at random (Poisson)"
-    )
+    arrivals: str | None = key(None, "a file of time stamps, seconds, one a line; null: at random")
     together: int = key(1, "requests that arrive at once, a burst", least=1, most=1000)
     seeds: int = key(8, "simulated sequences of requests and arrivals", least=2, most=1000)
     requests: int = key(400, "of each sequence", least=100, most=1_000_000)
