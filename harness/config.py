@@ -841,7 +841,9 @@ class PlanConfig(CommandConfig):
     tpot_ms: float | None = key(None, "the goal: time per output token at most", above=0)
     ttft_ms: float | None = key(None, "the goal: time to first token at most", above=0)
     percentile: float = key(95, "of the requests that meet the goal", least=1, most=99.9)
-    temperature: float | None = key(None, "whose requests; null: the run's first", least=0)
+    temperature: list[float] | None = key(
+        None, "of the run, one, whose requests; null: its first", least=0, example="[0]"
+    )
     slots: int | None = key(
         None,
         "requests side by side on a card; null: the most that were timed",
@@ -857,6 +859,8 @@ class PlanConfig(CommandConfig):
         """Refuse a plan without a goal, and arrivals of two kinds."""
         if self.tpot_ms is None and self.ttft_ms is None:
             raise UserError("tpot_ms: no goal is given; give tpot_ms=... or ttft_ms=..., or both")
+        if self.temperature is not None and len(self.temperature) > 1:
+            raise UserError(f"temperature={self.temperature}: a plan is for one; give one of them")
         if self.arrivals is not None and self.together > 1:
             raise UserError("together: not with arrivals=, which says when requests come")
 

@@ -1405,6 +1405,11 @@ class PlanChoice:
     usd_per_hour: float | None = None
     usd_per_million_tokens: float | None = None
 
+    @property
+    def drafts(self) -> bool:
+        """Whether it speculates at all."""
+        return any(self.ks) if self.policy == "by_load" else self.k > 0
+
 
 @dataclass(frozen=True)
 class PlanCheck:

@@ -166,6 +166,7 @@ def test_a_card_has_a_price_for_the_whole_rate() -> None:
     plan = planned("rate=60", "tpot_ms=6")
     best = plan.best
     assert best is not None
+    assert best.usd_per_hour is not None
     assert best.usd_per_hour == 2.0 * (best.cards or 0)
     tokens_per_hour = 60 * plan.tokens * 3600
     assert best.usd_per_million_tokens == pytest.approx(1e6 * best.usd_per_hour / tokens_per_hour)
@@ -204,7 +205,8 @@ def test_a_goal_that_nothing_meets_names_the_closest_and_by_how_much_it_fails() 
 def test_the_command_stores_a_plan_that_a_report_renders_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = (f"run={FROZEN / 'server'}", "rate=20", "tpot_ms=30", "percentile=90", *FEW)
+    asked = ("rate=20", "tpot_ms=30", "percentile=90", "temperature=1")
+    words = (f"run={FROZEN / 'server'}", *asked, *FEW)
     made = ran("plan", tmp_path, *words)
     summary = made.summary
     assert summary is not None
@@ -222,6 +224,8 @@ def test_the_command_stores_a_plan_that_a_report_renders_again(
     assert outcome_of("report", f"run={made.folder}").status == 0
     assert (made.folder / "report.md").read_text(encoding="utf-8") == report
     assert load(made.folder).summary == summary
+    assert outcome_of("report", f"index={tmp_path}").status == 0
+    assert "At 20 requests/s and p90 TPOT" in (tmp_path / "index.html").read_text(encoding="utf-8")
 
 
 # ---- what is refused -----------------------------------------------------------------------------
@@ -239,6 +243,7 @@ def refused(words: Sequence[str], says: str, run: StoredRun | None = None) -> No
     [
         (["rate=0", "tpot_ms=30"], "rate: 0.0 is not a number above 0"),
         (["rate=20"], "tpot_ms: no goal is given"),
+        (["rate=20", "tpot_ms=3", "temperature=[0,1]"], "a plan is for one"),
         (["rate=20", "tpot_ms=-1"], "tpot_ms: -1.0 is not a number above 0"),
         (["tpot_ms=30"], "rate: no value and no default"),
         (["rate=2", "tpot_ms=3", "arrivals=x", "together=2"], "together: not with arrivals="),

@@ -15,7 +15,8 @@ them: each group is replaced by other prompts in the same sequences). The error 
 in them; `PlanCheck`s show it, where closed loops are simulated at costs that other prompts gave.
 
 A fleet splits its requests between cards at random, so of Poisson arrivals each card sees such at
-its share of the rate: cards = the rate / the largest rate of one card, rounded up.
+its share of the rate: cards = the rate / the largest rate of one card, rounded up. Recorded
+arrivals and bursts are stretched to a card's rate, and keep their shape.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -469,7 +470,7 @@ def plan_of(
     Raises:
         UserError: the run does not tell what is needed.
     """
-    server = Server.of(run, config.temperature)
+    server = Server.of(run, config.temperature[0] if config.temperature else None)
     slots = server.slots if config.slots is None else config.slots
     if slots > server.slots:
         raise UserError(

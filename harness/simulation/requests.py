@@ -71,8 +71,8 @@ class Request:
         accepted = np.minimum(self.runs, drafted)
         ends = np.minimum(np.arange(1, self.tokens + 1) + accepted, self.tokens).tolist()
         alike = [0] * (self.tokens + 1)
-        for start, whole in reversed([*enumerate((drafted == k).tolist())]):
-            alike[start] = 1 + alike[ends[start]] if whole else 0
+        for start in np.flatnonzero(drafted == k)[::-1].tolist():
+            alike[start] = 1 + alike[ends[start]]
         return Rounds(ends, drafted.tolist(), accepted.tolist(), alike)
 
 

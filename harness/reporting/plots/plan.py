@@ -31,7 +31,7 @@ def draw_by_rate(summary: Summary, across: int) -> style.Plot | None:
             panel.plot(rates, values, label=named(choice), markevery=3, **style.look(index))
             highest = max(highest, *values)
         panel.axhline(1e3 * goal, color=style.GREY, linewidth=1.2, linestyle=style.DASHED)
-        panel.set_ylim(0.0, 1.05 * min(highest, HIGHEST * 1e3 * goal))
+        panel.set_ylim(0.0, 1.05 * max(1e3 * goal, min(highest, HIGHEST * 1e3 * goal)))
         panel.set_xlim(left=0.0)
         panel.set_xlabel("requests per second")
         panel.set_title(title)

@@ -41,7 +41,7 @@ def _answer(plan: Plan) -> str:
         if plain.cards == best.cards:
             without = "as many"
         return f"{asked}: {_served(plan, best)} on {_cards(best)}; without a draft {without}."
-    able = [each for each in plan.servable if each.k and each.cards is not None]
+    able = [each for each in plan.servable if each.drafts and each.cards is not None]
     if not able:
         return f"{asked}: {PLAIN}, on {_cards(best)}; with one no number meets it."
     other = min(able, key=lambda each: (each.cards, -each.largest_rate))
