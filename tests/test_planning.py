@@ -79,19 +79,14 @@ def by_name(plan: Plan) -> dict[str, PlanChoice]:
     return {f"{each.policy} {each.k}": each for each in plan.choices}
 
 
-# The fit takes what costs lie between those of one and of all slots, which separate passes do not
-@pytest.mark.parametrize(("unified", "error"), [(True, 0.03), (False, 0.06)])
-def test_closed_loops_are_simulated_again_at_costs_of_the_other_prompts(
-    unified: bool, error: float
-) -> None:
+@pytest.mark.parametrize("unified", [True, False])
+def test_closed_loops_are_simulated_again_at_costs_of_the_other_prompts(unified: bool) -> None:
     checks = planned("rate=20", "tpot_ms=10", unified=unified).checks
     assert {(check.k, check.concurrency) for check in checks} == {
         (k, concurrency) for k in KS for concurrency in (1, 4)
     }
     for check in checks:
-        assert check.simulated_tokens_per_second == pytest.approx(
-            check.tokens_per_second, rel=error
-        )
+        assert check.simulated_tokens_per_second == pytest.approx(check.tokens_per_second, rel=0.03)
         assert check.per_token is not None
         assert check.simulated_per_token.p95 == pytest.approx(check.per_token.p95, rel=0.08)
 

@@ -1,6 +1,7 @@
 """The simulated server against theory and the closed loop, and its policies against upstream's."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -91,9 +92,9 @@ def test_one_slot_with_texts_of_several_lengths_waits_as_an_m_g_1_queue() -> Non
     assert waits(services, load, 150_000) == pytest.approx(expected, rel=0.01)
 
 
-@given(TEXTS, st.integers(1, 4), st.integers(0, K))
+@given(TEXTS, st.integers(1, 4), st.integers(0, K), st.none() | st.integers(0, 3))
 def test_a_closed_loop_is_the_special_case_in_which_all_have_arrived(
-    flags: list[list[bool]], slots: int, k: int
+    flags: list[list[bool]], in_flight: int, k: int, spare: int | None
 ) -> None:
     times = BatchTimes(
         {
@@ -102,10 +103,12 @@ def test_a_closed_loop_is_the_special_case_in_which_all_have_arrived(
         }
     )
     requests = [request_of(each) for each in flags]
-    served = simulate(requests, np.zeros(len(flags)), table(times, slots), Fixed(k))
+    slots = None if spare is None else in_flight + spare  # that share a pass only as neighbours
+    costs = replace(table(times, slots or in_flight), by_runs=slots is not None)
+    served = simulate(requests, np.zeros(len(flags)), costs, Fixed(k), in_flight)
     proposals = np.zeros((len(flags), k + 1))
     proposals[:, k] = served.rounds
-    expected = times.seconds(closed_loop(proposals, slots))
+    expected = times.seconds(closed_loop(proposals, in_flight, slots))
     assert served.ended_s.max() == pytest.approx(expected)
 
 

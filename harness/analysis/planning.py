@@ -132,7 +132,8 @@ class Server:
                 " not known, so what rounds accept is not known; measure it with score=true"
             )
         timings = [t for t in run.loads if t.temperature == chosen and _has_room(t)]
-        loads = closed_loads(timings, ReplayedRequests(traces, rule, counting))
+        by_runs = bool(_by_runs(served))
+        loads = closed_loads(timings, ReplayedRequests(traces, rule, counting, by_runs=by_runs))
         replayed = [load for load in loads.values() if load.replayed is not None]
         costs = fit_load_costs(replayed) if replayed else None
         if costs is None:
@@ -150,21 +151,11 @@ class Server:
     @property
     def by_runs(self) -> bool | None:
         """Whether neighbouring slots alone share a pass; None where that is not known."""
-        engine = self.served.engine
-        flag = spec_of(engine.name).unified_flag
-        if flag is None:
-            return False
-        lines = [command.line for command in engine.commands if command.slots > 1]
-        return not any(flag in line.split() for line in lines) if lines else None
+        return _by_runs(self.served)
 
     def prices(self, costs: LoadCosts, slots: int, ks: Sequence[int]) -> tuple[Costs, Costs]:
         """The plain server's, and that of one that drafts up to the largest of these K."""
-        times = costs.times
-        if self.by_runs:
-            # In between the slots were neighbours at times, and at times not
-            batches = {min(times.by_batch), max(times.by_batch)}
-            times = replace(times, by_batch={b: times.by_batch[b] for b in sorted(batches)})
-        rows = [[times.at(n, b) for n in range(max(ks) + 1)] for b in range(slots + 1)]
+        rows = [[costs.times.at(n, b) for n in range(max(ks) + 1)] for b in range(slots + 1)]
         lengths = {f"{t.prompt_set}/{t.prompt}": t.prompt_tokens for t in self.traces}
         sent = [lengths[name] for load in self.loads.values() for name in load.timings[0].texts]
         mean = float(np.mean(sent))
@@ -216,6 +207,15 @@ class Server:
         ]
         asked_of = zip(self.traces, budgets, sizes, strict=True)
         return [self.text(trace, k, budget, size) for trace, budget, size in asked_of]
+
+
+def _by_runs(served: ServedRun) -> bool | None:
+    engine = served.engine
+    flag = spec_of(engine.name).unified_flag
+    if flag is None:
+        return False
+    lines = [command.line for command in engine.commands if command.slots > 1]
+    return not any(flag in line.split() for line in lines) if lines else None
 
 
 def _has_room(timing: LoadTiming) -> bool:

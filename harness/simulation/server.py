@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.simulation.requests import Request, Rounds
+from harness.theory.batching import neighbours
 
 Array = NDArray[np.float64]
 
@@ -100,9 +101,8 @@ class Costs:
         """Seconds of one iteration, by the draft tokens of each active slot, ascending."""
         if not self.by_runs:
             return self._pass_s(drafts)
-        ends = [at for at in range(1, len(active)) if active[at].number > active[at - 1].number + 1]
-        pairs = zip([0, *ends], [*ends, len(active)], strict=True)
-        return sum(self._pass_s(drafts[first:end]) for first, end in pairs)
+        runs = neighbours([slot.number for slot in active])
+        return sum(self._pass_s(drafts[run]) for run in runs)
 
     def _pass_s(self, drafts: Sequence[int]) -> float:
         row = self.iteration_s[len(drafts)]
