@@ -127,6 +127,7 @@ CaveatCode = Literal[
     # answer names these K, for others have more; load: whether of requests side by side
     "server_visits_lacking",
     "server_queues",  # engine, concurrency: the smallest such; slots: that its servers have
+    "plan_without_ks",  # ks ("4, 8"): left out, since they change what is generated
     "plan_processor_time",  # of a plan from a run by clock=cpu
     "plan_separate_passes",  # flag: without which neighbouring slots alone share a pass
     "plan_mean_prompts",  # of a plan from a run that does not tell what a prompt's length costs

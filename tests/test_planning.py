@@ -13,6 +13,7 @@ from runs import FROZEN, outcome_of, ran
 from harness.analysis import planning
 from harness.analysis.batch_schedule import LoadCosts
 from harness.analysis.planning import Server, plan_of
+from harness.analysis.server_run import ServedRun
 from harness.cli import compose
 from harness.commands.plan import recorded_times
 from harness.records import LoadTiming, UserError
@@ -20,7 +21,7 @@ from harness.reporting.sentences.plan import verdicts
 from harness.simulation.policies import Fixed
 from harness.simulation.server import simulate
 from harness.storage import StoredRun, load
-from harness.summary import Plan, PlanChoice
+from harness.summary import Caveat, Plan, PlanChoice, ServedGate
 from harness.theory.batching import BatchTimes
 from harness.theory.speedup import RoundTimes
 
@@ -264,6 +265,18 @@ def test_a_run_that_does_not_say_what_requests_side_by_side_cost_is_refused() ->
     # Loads that waited for a slot say nothing
     waited = tuple(replace(timing, slots=1) for timing in run.loads if timing.concurrency == 4)
     refused([], "no R(K, B)", replace(run, loads=waited))
+
+
+def test_a_k_that_changes_what_is_generated_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    gates = tuple(ServedGate(0.0, k, texts=8, lossless=False) for k in KS[1:])
+    config = compose("plan", ["run=x", "rate=20", "tpot_ms=30", *FEW])
+    monkeypatch.setattr(ServedRun, "failed_gates", gates[1:])
+    plan, caveats = plan_of(timed(), config)
+    assert [each.k for each in plan.choices] == [0, 1, 1, 1, 1]
+    assert {check.k for check in plan.checks} == {0, 1}
+    assert caveats[0] == Caveat("plan_without_ks", {"ks": "2, 4"})
+    monkeypatch.setattr(ServedRun, "failed_gates", gates)
+    refused([], "every K changes what is generated at temperature 0")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ arrivals and bursts are stretched to a card's rate, and keep their shape.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import takewhile
 from math import ceil
 from typing import Literal
@@ -157,8 +157,9 @@ class Server:
         """The plain server's, and that of one that drafts up to the largest of these K."""
         rows = [[costs.times.at(n, b) for n in range(max(ks) + 1)] for b in range(slots + 1)]
         lengths = {f"{t.prompt_set}/{t.prompt}": t.prompt_tokens for t in self.traces}
-        sent = [lengths[name] for load in self.loads.values() for name in load.timings[0].texts]
-        mean = float(np.mean(sent))
+        texts = (name for load in self.loads.values() for name in load.timings[0].texts)
+        # A text whose tokens all come from the prefill is not scored
+        mean = float(np.mean([lengths[name] for name in texts if name in lengths]))
 
         def priced(start_s: float, token_s: float, rows: Sequence[Sequence[float]]) -> Costs:
             token_s = min(token_s, start_s / mean)
@@ -166,7 +167,7 @@ class Server:
 
         return (
             priced(costs.plain_start_s, self._prompt_token_s([0]), [row[:1] for row in rows]),
-            priced(costs.start_s, self._prompt_token_s(ks), rows),
+            priced(costs.start_s, self._prompt_token_s([k for k in ks if k]), rows),
         )
 
     def _prompt_token_s(self, ks: Sequence[int]) -> float:
@@ -182,6 +183,12 @@ class Server:
             return 0.0
         seconds = [float(np.median([each for _, each in made])) for made in by_length.values()]
         return fit_line(np.array([*by_length], dtype=np.float64), np.array(seconds), net=False)[1]
+
+    @cached_property
+    def lossy(self) -> tuple[int, ...]:
+        """The K that change what is generated."""
+        gates = (g for g in self.served.failed_gates if g.temperature == self.temperature)
+        return tuple(sorted(gate.k for gate in gates))
 
     @property
     def prompts_priced(self) -> bool:
@@ -477,7 +484,12 @@ def plan_of(
             f"slots={slots}: run={run.folder} timed up to {server.slots} requests side by side;"
             f" lower it, or measure it with concurrency=[1,...,{slots}]"
         )
-    ks = [0, *sorted({key.k for key in server.loads if key.k})]
+    ks = [0, *sorted({key.k for key in server.loads if key.k} - {*server.lossy})]
+    if len(ks) == 1:
+        raise UserError(
+            f"run={run.folder}: every K changes what is generated at temperature"
+            f" {server.temperature:g}; there is nothing to plan until its server is lossless"
+        )
     texts = server.texts(max(ks))
     shares = set_weights([text.prompt_set for text in texts], server.served.setup.weights)
     traffic = _Traffic(texts, shares, config, recorded)
@@ -599,6 +611,8 @@ def _stops_paying(curves: Sequence[_Curve], rates: Sequence[float]) -> float | N
 
 def _caveats(server: Server) -> Iterator[Caveat]:
     engine = server.served.engine
+    if server.lossy:
+        yield Caveat("plan_without_ks", {"ks": ", ".join(map(str, server.lossy))})
     if engine.clock == "cpu":
         yield Caveat("plan_processor_time")
     if server.by_runs is not False and server.slots > 1:
@@ -620,7 +634,11 @@ def _checks(server: Server, ks: Sequence[int]) -> Iterator[PlanCheck]:
     traces = {f"{trace.prompt_set}/{trace.prompt}": trace for trace in server.traces}
     groups = {key.group for key in server.loads}
     costs = {group: costs_without(server.loads, group) for group in groups}
-    full = [load for load in server.loads.values() if load.full and costs[load.key.group]]
+    full = [
+        load
+        for load in server.loads.values()
+        if load.full and load.key.k in ks and costs[load.key.group]
+    ]
     cells = grouped(full, lambda load: (load.key.concurrency, load.key.k))
     for (concurrency, k), loads in sorted(cells.items()):
         cell = _Cell()

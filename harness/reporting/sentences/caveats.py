@@ -299,6 +299,9 @@ CAVEATS: Mapping[str, Any] = {
     ),
     "server_visits_lacking": served.visits_lacking,
     "server_queues": served.queues,
+    "plan_without_ks": (
+        "K={ks} changed what is generated in the server run, so it is no choice here"
+    ),
     "plan_processor_time": (
         "the run was timed by processor time (clock=cpu), so these waits are processor seconds,"
         " less than what a user waits for; for a goal measure with clock=engine on a quiet machine"
