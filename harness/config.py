@@ -852,7 +852,7 @@ class PlanConfig(CommandConfig):
     arrivals: str | None = key(None, "a file of time stamps, seconds, one a line; null: at random")
     together: int = key(1, "requests that arrive at once, a burst", least=1, most=1000)
     seeds: int = key(8, "simulated sequences of requests and arrivals", least=2, most=1000)
-    requests: int = key(400, "of each sequence", least=100, most=1_000_000)
+    requests: int = key(400, "of each sequence", least=100, most=100_000)
     gpu: GpuConf | None = None
 
     def check(self, _: str) -> None:

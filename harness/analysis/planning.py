@@ -279,7 +279,8 @@ class _Traffic:
         """The requests of a seed, and when they come in units of the mean time between two."""
         random = np.random.default_rng((self._config.seed, seed))
         first, second = random.random((2, self.number))
-        longest = max(len(text.chances) for text in self._texts)
+        open_texts = [text for text in self._texts if text.certain is None]
+        longest = max((len(text.chances) for text in open_texts), default=0)
         uniforms = random.random((self.number, longest))
         if self._recorded is not None:
             arrivals = as_recorded(self._recorded, self.number, random)
