@@ -647,7 +647,7 @@ class ServerConfig(PairConfig):
     )
     score: bool = key(True, "whether both models are loaded, for replay; else a tokenizer")
     own_loop: bool = key(
-        True, "whether rounds of the harness's loop are timed too, to compare with"
+        True, "whether the harness's loop is timed too, to compare with"
     )
     latency_from: str | None = key(
         None, "a run whose round times of the harness's loop are used for it"
@@ -919,6 +919,39 @@ class BreakevenConfig(CommandConfig):
     baseline_from: str | None = key(None, "target_ms from such a file without speculation")
     latency_from: str | None = key(None, "a run whose step and round times are used")
     log: str | None = key(None, "a server's csv: k, tokens_per_round, ms_per_token")
+
+
+@dataclass
+class PlanConfig(CommandConfig):
+    """Keys of `python -m harness.plan`: a latency goal at a rate of requests."""
+
+    run: str = key(MISSING, "a server run with concurrency=[1,2,4]")
+    rate: float = key(MISSING, "requests per second, of all cards together", above=0, most=1e9)
+    tpot_ms: float | None = key(None, "the goal: time per output token at most", above=0)
+    ttft_ms: float | None = key(None, "the goal: time to first token at most", above=0)
+    percentile: float = key(95, "of the requests that meet the goal", least=1, most=99.9)
+    temperature: list[float] | None = key(
+        None, "of the run, one, whose requests; null: its first", least=0, example="[0]"
+    )
+    slots: int | None = key(
+        None,
+        "requests side by side on a card; null: the most that were timed",
+        least=1,
+    )
+    arrivals: str | None = key(None, "a file of time stamps, seconds, one a line; null: at random")
+    together: int = key(1, "requests that arrive at once, a burst", least=1, most=1000)
+    seeds: int = key(8, "simulated sequences of requests and arrivals", least=2, most=1000)
+    requests: int = key(400, "of each sequence", least=100, most=100_000)
+    gpu: GpuConf | None = None
+
+    def check(self, _: str) -> None:
+        """Refuse a plan without a goal, and arrivals of two kinds."""
+        if self.tpot_ms is None and self.ttft_ms is None:
+            raise UserError("tpot_ms: no goal is given; give tpot_ms=... or ttft_ms=..., or both")
+        if self.temperature is not None and len(self.temperature) > 1:
+            raise UserError(f"temperature={self.temperature}: a plan is for one; give one of them")
+        if self.arrivals is not None and self.together > 1:
+            raise UserError("together: not with arrivals=, which says when requests come")
 
 
 @dataclass
@@ -1216,6 +1249,7 @@ SCHEMAS: dict[str, type[CommandConfig]] = {
     "audition": AuditionConfig,
     "server": ServerConfig,
     "snapshot": SnapshotConfig,
+    "plan": PlanConfig,
     "report": ReportConfig,
 }
 

@@ -132,6 +132,10 @@ CaveatCode = Literal[
     "server_visits_lacking",
     "server_every_k",  # reason: as `storage.manifest.WhyAll`, why until=decided measured all
     "server_queues",  # engine, concurrency: the smallest such; slots: that its servers have
+    "plan_without_ks",  # ks ("4, 8"): left out, since they change what is generated
+    "plan_processor_time",  # of a plan from a run by clock=cpu
+    "plan_separate_passes",  # flag: without which neighbouring slots alone share a pass
+    "plan_mean_prompts",  # of a plan from a run that does not tell what a prompt's length costs
     "launch_bound",  # role, step_s, floor_s, mbu, positions, positions_ratio, overhead_share, c
     "verify_assumed_equal_step",  # key: by which times of a verify are given
     "positions_of_longer_drafts",  # ks ("2, 4"), k: that acceptance_by_position is of
@@ -1418,6 +1422,115 @@ class ServedSummary:
         return all(known) if known else None
 
 
+# How many tokens a server drafts: a fixed number, one by how many requests are active, SGLang's
+# tiers by an exponential average of accepted lengths, or what will be accepted, which nobody knows
+PlanPolicy = Literal["fixed", "by_load", "tiers", "oracle"]
+
+
+@dataclass(frozen=True)
+class PlanPoint:
+    """What users wait for at a rate on one card, simulated: a percentile over requests, seconds."""
+
+    rate: float  # requests per second
+    tpot_s: float  # time per output token after the first
+    ttft_s: float  # time to first token
+    # Over prompts and arrivals, at the asked rate; None with too few prompts.
+    tpot_lo_s: float | None = None
+    tpot_hi_s: float | None = None
+    ttft_lo_s: float | None = None
+    ttft_hi_s: float | None = None
+
+
+@dataclass(frozen=True)
+class PlanChoice:
+    """A way to serve, and what it holds."""
+
+    policy: PlanPolicy
+    k: int  # the most that a round drafts; 0 is plain decoding
+    ks: tuple[int, ...]  # of `by_load`: K by how many are active, from 1 on
+    capacity: float  # requests per second that one card serves while all slots are taken
+    points: tuple[PlanPoint, ...]  # by rate, ascending, up to what is nearly the capacity
+    at_rate: PlanPoint | None  # the asked rate on one card; None beyond its capacity
+    largest_rate: float  # at which one card meets the goal; 0.0: none that was simulated
+    largest_rate_lo: float | None
+    largest_rate_hi: float | None
+    # That rate / plain decoding's, on the same prompts and arrivals; None where plain has none.
+    rate_ratio: float | None = None
+    rate_ratio_lo: float | None = None
+    rate_ratio_hi: float | None = None
+    cards: int | None = None  # for the whole rate; None where one card meets the goal at no rate
+    usd_per_hour: float | None = None
+    usd_per_million_tokens: float | None = None
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it speculates at all."""
+        return any(self.ks) if self.policy == "by_load" else self.k > 0
+
+
+@dataclass(frozen=True)
+class PlanCheck:
+    """A measured closed loop next to the same requests, simulated at costs of the other prompts."""
+
+    k: int
+    concurrency: int
+    requests: int
+    tokens_per_second: float
+    simulated_tokens_per_second: float
+    per_token: Percentiles | None  # None where the server does not tell
+    simulated_per_token: Percentiles
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which K or policy meets a latency goal at a rate of requests, and on how many cards."""
+
+    run: str  # the server run
+    engine: str
+    draft: str
+    temperature: float
+    slots: int  # requests that a card decodes side by side
+    rate: float  # asked for, of all cards
+    percentile: float
+    tpot_s: float | None  # the goal; None where there is none
+    ttft_s: float | None
+    arrivals: Literal["poisson", "bursts", "recorded"]
+    seeds: int
+    requests: int  # of each seed
+    prompts: int
+    tokens: float  # that a request returns, the mean
+    choices: tuple[PlanChoice, ...]
+    # The least simulated rate at which no speculation has a shorter TPOT than plain decoding.
+    stops_paying: float | None = None
+    checks: tuple[PlanCheck, ...] = ()
+
+    def excess(self, point: PlanPoint) -> float:
+        """The larger of a point's percentiles / their goals; the goal is met up to 1."""
+        pairs = ((point.tpot_s, self.tpot_s), (point.ttft_s, self.ttft_s))
+        return max(value / goal for value, goal in pairs if goal is not None)
+
+    @property
+    def servable(self) -> tuple[PlanChoice, ...]:
+        """The choices that a server can make."""
+        return tuple(choice for choice in self.choices if choice.policy != "oracle")
+
+    @property
+    def best(self) -> PlanChoice | None:
+        """The one that meets the goal with the fewest cards; of several the largest rate."""
+        able = [choice for choice in self.servable if choice.cards is not None]
+        return min(able, key=lambda each: (each.cards, -each.largest_rate), default=None)
+
+    @property
+    def closest(self) -> PlanChoice:
+        """The one that misses the goal by least at its least rate."""
+        return min(self.servable, key=lambda each: self.excess(each.points[0]))
+
+    @property
+    def plain(self) -> PlanChoice:
+        """Plain decoding."""
+        return next(choice for choice in self.choices if choice.k == 0)
+
+
 @dataclass(frozen=True)
 class Summary:
     """What a run says, and all that a report reads.
@@ -1490,6 +1603,7 @@ class Summary:
     served: ServedSummary | None = None
     # Report of several runs
     comparison: Comparison | None = None
+    plan: Plan | None = None
 
     @property
     def shown(self) -> tuple[Answer, ...]:

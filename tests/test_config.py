@@ -11,7 +11,10 @@ from harness.cli import compose, draft_conf, draft_confs
 from harness.config import CONF_DIR, SCHEMAS, ModelConf, SweepConfig, checked, named_in_drafts
 from harness.records import UserError
 
-REQUIRED = {"breakeven": ["draft_ms=22.09", "target_ms=29.92"]}
+REQUIRED = {
+    "breakeven": ["draft_ms=22.09", "target_ms=29.92"],
+    "plan": ["run=results/a_server_run", "rate=20", "tpot_ms=30"],
+}
 MODELS = sorted(path.stem for path in (CONF_DIR / "model").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (CONF_DIR / "experiment").glob("*.yaml"))
 NAN, INFINITY = float("nan"), float("inf")

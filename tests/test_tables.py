@@ -35,6 +35,7 @@ MADE = (
     ("report", "runs=[{frozen}/sweep,{frozen}/sweep_small,{frozen}/server]"),
     ("sweep", *SMALL, "temperature=[0.0]", "decode.stop=threshold"),
     ("server", *SMALL, "k=[1,2,4]", "temperature=[0.0,1.0]", "engine=own", "repetitions=2"),
+    ("plan", "run={frozen}/server", "rate=20", "tpot_ms=30", "seeds=2", "requests=100"),
 )
 BUSY = "a run on a busy machine"
 # Columns that no run here fills, a whole table's by its name; and the run that would
@@ -69,6 +70,13 @@ UNFILLED = {
     "served.LOADS visits": "a server that ended before the last visit",
     "served.LOADS slots": "a server that decodes fewer requests at a time than are sent",
     "served.BRIEF_LATENCIES request p99": "a server, and more requests",
+    **{
+        f"plan.{name} USD {per}": "a plan for a card with a price"
+        for name in ("CHOICES", "BRIEF")
+        for per in ("per hour", "per 10^6 tokens")
+    },
+    "plan.CHECKS TPOT p50": "a plan from a run that is timed by its servers' clock",
+    "plan.CHECKS TPOT p95": "a plan from a run that is timed by its servers' clock",
     **{
         f"served.{name} requests per second": "a server that is sent requests at a rate"
         for name in ("LOADS", "REQUESTS", "LATENCIES", "BRIEF_LATENCIES")

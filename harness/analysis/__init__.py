@@ -36,6 +36,8 @@ def analyse(run: StoredRun) -> Summary:
     }
     setup = Setup(run)
     if setup.command not in commands:
-        return Summary(setup.facts(()), comparison=run.summary and run.summary.comparison)
+        # What a comparison and a plan rest on is in other folders
+        facts = setup.facts(())
+        return Summary(facts) if run.summary is None else replace(run.summary, run=facts)
     cards, drafts = run.manifest.cards, run.manifest.card_drafts
     return replace(commands[setup.command](setup), cards=cards, card_drafts=drafts)

@@ -122,15 +122,22 @@ class ReplayedRequests:
     """The rounds that replay expects of a load's requests."""
 
     def __init__(
-        self, traces: Iterable[TextTrace], rule: Rule | None, counting: Counting | None
+        self,
+        traces: Iterable[TextTrace],
+        rule: Rule | None,
+        counting: Counting | None,
+        *,
+        by_runs: bool = False,
     ) -> None:
         """Take the texts of plain decoding at one temperature, scored by the draft.
 
         Args:
             traces: of the part of each text that rounds emit; those of other K are passed over.
             rule, counting: the engine's; None where they are not known, and nothing is replayed.
+            by_runs: whether the engine decodes each run of neighbouring slots by itself; then
+                iterations are such passes, where the server told how many slots it has.
         """
-        self._counting = counting
+        self._counting, self._by_runs = counting, by_runs
         self._rule: Rule | None = rule
         self._rounds: dict[tuple[_Text, int, int], Array] = {}
         self._loads: dict[LoadTiming, ReplayedLoad | None] = {}
@@ -172,9 +179,10 @@ class ReplayedRequests:
         by_tokens = rounds * np.divide(emitted, tokens, where=tokens > 0.0, out=0.0 * tokens)
         told = [each if k else None for each in load.rounds]
         taken = [row if each is None else each for each, row in zip(told, by_tokens, strict=True)]
+        slots = load.slots if self._by_runs else None
         return ReplayedLoad(
-            closed_loop(expected, load.concurrency),
-            closed_loop(share * np.array(taken)[:, None], load.concurrency),
+            closed_loop(expected, load.concurrency, slots),
+            closed_loop(share * np.array(taken)[:, None], load.concurrency, slots),
             float(tokens.sum()) + prefill * len(tokens),
         )
 
@@ -424,7 +432,7 @@ class Throughput:
 def throughputs(loads: Mapping[LoadKey, ClosedLoad]) -> list[Throughput]:
     """Every group's closed loops with full budgets, plain ones among them, against plain ones."""
     groups = sorted({key.group for key in loads})
-    costs = {name: _costs_without(loads, name) for name in groups}
+    costs = {name: costs_without(loads, name) for name in groups}
     rows: list[Throughput] = []
     for load in loads.values():
         plain = loads.get(LoadKey(load.key.concurrency, load.key.group, 0, load.key.budgets))
@@ -452,7 +460,7 @@ def throughputs(loads: Mapping[LoadKey, ClosedLoad]) -> list[Throughput]:
     return rows
 
 
-def _costs_without(loads: Mapping[LoadKey, ClosedLoad], group: str) -> LoadCosts | None:
+def costs_without(loads: Mapping[LoadKey, ClosedLoad], group: str) -> LoadCosts | None:
     """What the loads of the other groups cost."""
     others = [
         load for load in loads.values() if load.key.group != group and load.replayed is not None

@@ -141,6 +141,8 @@ def _kind(summary: Summary) -> Kind:
         return "profile"
     if facts.command == "breakeven":
         return "typed"
+    if facts.command == "plan":
+        return "replayed"
     answer = summary.headline
     predicted = facts.replay_only if answer is None else answer.source == "replayed"
     return "replayed" if predicted else "measured"
@@ -165,6 +167,8 @@ def _verdict(summary: Summary) -> str:
     if shown is not None:
         return f"{grid.words(shown.answer)} ({grid.title_of(shown.answer)})"
     first = next(iter(verdict.verdicts(summary)), "")
+    if summary.plan is not None:
+        return first
     decision, _, rest = first.partition(": ")
     if _kind(summary) == "check":
         return rest if decision in (*get_args(CheckResult),) else first

@@ -8,6 +8,8 @@
   `probabilistic` (from build 11368) it draws among its ten likeliest tokens, at the request's
   temperature and without its top_k, top_p and min_p, and accepts by the ratio. `--spec-synth-rates`
   imposes acceptance, for timing: unconditional per position, K of them.
+- src/llama-kv-cache.cpp: with a cache for each slot a batch is split into runs of neighbouring
+  slots, each decoded by itself; `--kv-unified` has one cache, and one pass.
 - docs/speculative.md: draft-eagle3 (`-md` is the head, converted with --target-model-dir),
   draft-mtp, draft-dflash, ngram-simple (common/ngram-map.cpp: the *last* earlier match of exactly
   size-n tokens). Its drafts have size-m tokens; --spec-draft-n-max does not cut them (build 11549).
@@ -108,6 +110,7 @@ SPEC = EngineSpec(
     reads_gguf=True,
     in_production="--ctx-size, --parallel and --threads",
     slots_flag="--parallel",
+    unified_flag="--kv-unified",
     client="harness.engines.llamacpp",
     drafts=("model", "eagle3", "ngram_simple"),
     synthetic="everywhere",

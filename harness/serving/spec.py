@@ -114,6 +114,8 @@ class EngineSpec:
     # Flags for context, slots and the like, which a measurement sets for its own requests, in words
     in_production: str = ""
     slots_flag: str | None = None  # what gives a server more slots
+    # Without which neighbouring slots alone share a pass; None where all active requests do
+    unified_flag: str | None = None
 
     # ---- how `server` measures it ----------------------------------------------------------------
 

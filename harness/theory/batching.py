@@ -19,7 +19,8 @@ Expected rounds (`harness.theory.replay`) serve in place of whole ones.
 """
 
 import heapq
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +31,7 @@ from harness.theory.speedup import RoundTimes
 Array = NDArray[np.float64]
 
 
-def closed_loop(proposals: Array, concurrency: int) -> Array:
+def closed_loop(proposals: Array, concurrency: int, slots: int | None = None) -> Array:
     """Iterations of a closed loop, by how many requests are active and what their rounds draft.
 
     Args:
@@ -38,27 +39,40 @@ def closed_loop(proposals: Array, concurrency: int) -> Array:
             the order of sending; plain decoding has N = 1, its tokens. A request without rounds
             takes no place.
         concurrency: requests in flight.
+        slots: of a server that decodes each run of neighbouring slots by itself; a request takes
+            the slot that has been free for longest. None where all active requests share a pass.
 
     Returns:
-        Shape (concurrency + 1, N): iterations with b active requests; one whose requests draft
-        different numbers of tokens is shared among these.
+        Shape (concurrency + 1, N): iterations with b active requests, or with `slots` passes of b
+        neighbours; one whose requests draft different numbers of tokens is shared among these.
     """
     rounds = proposals.sum(axis=1)
     waiting = [row for row in range(len(rounds) - 1, -1, -1) if rounds[row] > 0.0]
     iterations = np.zeros((concurrency + 1, proposals.shape[1]))
-    drafts = np.zeros(proposals.shape[1])  # of the active requests' next rounds
+    free = deque(range(concurrency if slots is None else slots))
+    drafts: dict[int, Array] = {}  # of the next round of each active slot
     active: list[tuple[float, int]] = []
     now = 0.0
     while waiting or active:
         while waiting and len(active) < concurrency:
-            row = waiting.pop()
-            heapq.heappush(active, (now + float(rounds[row]), row))
-            drafts += proposals[row] / rounds[row]
-        end, row = heapq.heappop(active)
-        iterations[len(active) + 1] += (end - now) * drafts / (len(active) + 1)
-        drafts -= proposals[row] / rounds[row]
+            row, slot = waiting.pop(), free.popleft()
+            heapq.heappush(active, (now + float(rounds[row]), slot))
+            drafts[slot] = proposals[row] / rounds[row]
+        end, slot = heapq.heappop(active)
+        taken = sorted(drafts)
+        for part in [slice(None)] if slots is None else neighbours(taken):
+            together = [drafts[number] for number in taken[part]]
+            iterations[len(together)] += (end - now) * np.mean(together, axis=0)
+        free.append(slot)
+        del drafts[slot]
         now = end
     return iterations
+
+
+def neighbours(slots: Sequence[int]) -> list[slice]:
+    """Where the runs of neighbouring numbers are among ascending ones."""
+    ends = [at for at in range(1, len(slots)) if slots[at] > slots[at - 1] + 1]
+    return [slice(first, end) for first, end in zip([0, *ends], [*ends, len(slots)], strict=True)]
 
 
 @dataclass(frozen=True)

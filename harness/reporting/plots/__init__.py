@@ -7,7 +7,7 @@ To add one: a function from `Summary` and the most panels in a row to `style.Plo
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.reporting.plots import acceptance, latency, load, speedup, style
+from harness.reporting.plots import acceptance, latency, load, plan, speedup, style
 from harness.storage import files
 from harness.summary import Summary
 
@@ -37,6 +37,7 @@ PLOTS = {
         latency.draw_batch_gains,
     ),
     "report": (speedup.draw_engines, speedup.draw_ratios),
+    "plan": (plan.draw_by_rate,),
 }
 # Only what earlier renderings may have left is removed; a file of the user's stays.
 NAMES = (
@@ -55,6 +56,7 @@ NAMES = (
     "load.svg",
     "speedup_by_engine.svg",
     "speedup_ratio.svg",
+    "latency_by_rate.svg",
 )
 
 

@@ -175,6 +175,20 @@ def _throttled_card(values: Quoted) -> str:
     )
 
 
+def _separate_passes(values: Quoted) -> str:
+    engine, flag = values["engine"], values["flag"]
+    if values["simulated"]:
+        return (
+            f"{engine} was started without {flag}, so it decodes each run of neighbouring slots by"
+            f" itself, which is simulated; a server with {flag} takes less time"
+        )
+    return (
+        f"{engine} without {flag} decodes each run of neighbouring slots by itself; how these"
+        " servers were started is not known, so that all active requests are taken to share a pass,"
+        f" as with {flag}"
+    )
+
+
 def _spread_over_cards(values: Quoted) -> str:
     parts = (
         " and parts on no card, which are copied for each forward" if values["offloaded"] else ""
@@ -321,6 +335,18 @@ CAVEATS: Mapping[str, Any] = {
     ),
     "server_visits_lacking": served.visits_lacking,
     "server_queues": served.queues,
+    "plan_without_ks": (
+        "K={ks} changed what is generated in the server run, so it is no choice here"
+    ),
+    "plan_processor_time": (
+        "the run was timed by processor time (clock=cpu), so these waits are processor seconds,"
+        " less than what a user waits for; for a goal measure with clock=engine on a quiet machine"
+    ),
+    "plan_separate_passes": _separate_passes,
+    "plan_mean_prompts": (
+        "what a prompt's length costs is not known, since no prefills of two lengths were timed:"
+        " every prompt costs the mean, so that high percentiles of TTFT are too low"
+    ),
     "verify_assumed_equal_step": (
         "a verify over K + 1 positions is taken to cost one target step (v = 1); give"
         " {key}=[...] to use measured times"

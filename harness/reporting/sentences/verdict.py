@@ -8,7 +8,7 @@ from harness.records import GREEDY, Rule, first
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
-from harness.reporting.sentences import Quoted, comparison, served
+from harness.reporting.sentences import Quoted, comparison, plan, served
 from harness.reporting.serving import (
     ATTACHED,
     draft_keys,
@@ -356,6 +356,8 @@ def _without_answers(summary: Summary) -> tuple[str, ...]:
         return (snapshot(checks),)
     if summary.comparison is not None:
         return comparison.verdicts(summary.comparison)
+    if summary.plan is not None:
+        return plan.verdicts(summary.plan)
     if command in grid.DECIDING_COMMANDS and summary.answers and summary.run.serve_on:
         server, own = spec_of(summary.run.serve_on).in_headlines, summary.answers[0]
         return (

@@ -15,6 +15,7 @@ from harness.reporting.tables import (
     comparison,
     latency,
     leaderboard,
+    plan,
     served,
     sweep,
 )
@@ -81,6 +82,7 @@ TABLES: dict[str, tuple[Maker, ...]] = {
         leaderboard.costs_table,
     ),
     "snapshot": (sweep.text_table, sweep.distribution_table),
+    "plan": (plan.plan_tables,),
     "report": (comparison.comparison_tables,),
 }
 
@@ -112,6 +114,7 @@ BRIEF: dict[str, tuple[Maker, ...]] = {
     "server": _ANSWERS,
     "profile": _TIMES,
     "breakeven": _TIMES,
+    "plan": (plan.brief_table,),
     "report": (comparison.brief_tables,),
 }
 

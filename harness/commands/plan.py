@@ -1,0 +1,98 @@
+"""A latency goal at a rate of requests, by what a stored server run says; no model is loaded."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+from harness.analysis import analyse
+from harness.analysis.planning import plan_of
+from harness.analysis.setup import Setup
+from harness.commands.progress import progress
+from harness.commands.run_lifecycle import Outcome, shown
+from harness.config import PlanConfig
+from harness.measurement.environment import describe_host
+from harness.records import UserError
+from harness.storage import RunFolder, StoredRun, check_writable, load
+from harness.summary import Caveat, Plan
+from harness.theory.roofline import Card, is_card
+
+
+@dataclass(frozen=True)
+class SimulatedRow:
+    """A line of plan.csv: a choice at a rate on one card."""
+
+    policy: str
+    k: int
+    rate: float
+    percentile: float
+    tpot_ms: float
+    ttft_ms: float
+
+
+def run(config: PlanConfig) -> Outcome:
+    """Simulate every choice, store the plan as a run, and show it."""
+    check_writable(config.results_root)
+    stored = load(config.run)
+    recorded = None if config.arrivals is None else recorded_times(config.arrivals)
+    price, priced = _price(config, stored)
+    choices = 4 + len(Setup(stored).ks)  # besides K: none, by load, tiers, the oracle
+    with progress("simulating the choices", choices) as tick:
+        plan, caveats = plan_of(stored, config, recorded=recorded, price_per_hour=price, tick=tick)
+    names = [stored.config["model"]["name"], plan.draft]
+    folder = RunFolder.create(config.results_root, "plan", names, asdict(config))
+    folder.write_table("plan.csv", SimulatedRow, [*_rows(plan)])
+    folder.note(environment=describe_host(), status="complete")
+    summary = replace(analyse(load(folder.path)), plan=plan, caveats=(*priced, *caveats))
+    folder.write_summary(summary)
+    return shown(summary, folder.path, verbose=config.verbose)
+
+
+def recorded_times(file: str) -> list[float]:
+    """The time stamps of a file, a number of seconds a line, ascending.
+
+    Raises:
+        UserError: it cannot be read, or is not of such lines.
+    """
+    where = f"arrivals={file}"
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{where}: cannot be read; give a text file of numbers") from error
+    times: list[float] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            value = float(line)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise UserError(f"{where}, line {number}: {line.strip()[:40]!r} is no time in seconds")
+        if times and value < times[-1]:
+            raise UserError(
+                f"{where}, line {number}: {value:g} comes after {times[-1]:g}; sort the file"
+            )
+        times.append(value)
+    if len(times) < 2 or times[0] == times[-1]:
+        raise UserError(f"{where}: needs at least two times that differ")
+    return times
+
+
+def _price(config: PlanConfig, stored: StoredRun) -> tuple[float | None, tuple[Caveat, ...]]:
+    """Of an hour of the card that the run was measured on, and why none is known."""
+    if config.gpu is None:
+        return Setup(stored).price_per_hour, ()
+    card = Card(**{each.name: getattr(config.gpu, each.name) for each in fields(Card)})
+    machine = stored.manifest.environment
+    if is_card(card.name, card.memory_gb, machine.device_name, machine.device_memory_bytes):
+        return card.price_per_hour_usd, ()
+    device = machine.device_name or "another device"
+    return None, (Caveat("other_card", {"card": card.name, "device": device}),)
+
+
+def _rows(plan: Plan) -> Iterator[SimulatedRow]:
+    for choice in plan.choices:
+        for point in choice.points:
+            waits_ms = 1e3 * point.tpot_s, 1e3 * point.ttft_s
+            yield SimulatedRow(choice.policy, choice.k, point.rate, plan.percentile, *waits_ms)

@@ -1,0 +1,127 @@
+"""What a plan says: which choice meets the goal on how many cards, and what each holds."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from harness.reporting import formatting as fmt
+from harness.summary import Plan, PlanChoice, PlanPoint
+
+NAMES = {"by_load": "K by load", "tiers": "SGLang's tiers", "oracle": "oracle"}
+PLAIN = "no draft"
+
+
+def named(choice: PlanChoice) -> str:
+    """A choice in a word or two."""
+    return NAMES.get(choice.policy) or (f"K={choice.k}" if choice.k else PLAIN)
+
+
+def goal(plan: Plan) -> str:
+    """As "p95 TPOT <= 30 ms and TTFT <= 500 ms"."""
+    parts = (("TPOT", plan.tpot_s), ("TTFT", plan.ttft_s))
+    goals = [f"{name} <= {fmt.seconds(value)}" for name, value in parts if value is not None]
+    return f"p{plan.percentile:g} {' and '.join(goals)}"
+
+
+def verdicts(plan: Plan) -> tuple[str, ...]:
+    """The answer, then what one card holds, where speculation stops paying, and the error."""
+    return (_answer(plan), *_more(plan))
+
+
+def _answer(plan: Plan) -> str:
+    """What to serve for the whole rate.
+
+    "At 20.0 requests/s and p95 TPOT <= 30 ms: tiny_good at K=2 on 2 cards; without a draft 3."
+    """
+    best, plain, asked = plan.best, plan.plain, f"At {_rate(plan.rate)} and {goal(plan)}"
+    if best is None:
+        return _missed(plan)
+    if best is not plain:
+        without = "no number meets it" if plain.cards is None else f"{plain.cards}"
+        if plain.cards == best.cards:
+            without = "as many"
+        return f"{asked}: {_served(plan, best)} on {_cards(best)}; without a draft {without}."
+    able = [each for each in plan.servable if each.drafts and each.cards is not None]
+    if not able:
+        return f"{asked}: {PLAIN}, on {_cards(best)}; with one no number meets it."
+    other = min(able, key=lambda each: (each.cards, -each.largest_rate))
+    also = "as many" if other.cards == best.cards else f"{other.cards}"
+    return f"{asked}: {PLAIN}, on {_cards(best)}; {_served(plan, other)} needs {also}."
+
+
+def _missed(plan: Plan) -> str:
+    """Which choice comes closest to a goal that nothing meets, and by how much it fails."""
+    closest = plan.closest
+    point = closest.points[0]
+    above = fmt.percent(plan.excess(point) - 1.0)
+    return (
+        f"Nothing meets {goal(plan)}, on any number of cards: {_served(plan, closest)} comes"
+        f" closest, {above} above it at {_rate(point.rate)} a card ({_waits(point)})."
+    )
+
+
+def _waits(point: PlanPoint) -> str:
+    return f"TPOT {fmt.seconds(point.tpot_s)}, TTFT {fmt.seconds(point.ttft_s)}"
+
+
+def _served(plan: Plan, choice: PlanChoice) -> str:
+    """As "tiny_good at K=2"."""
+    if not choice.k:
+        return PLAIN
+    return f"{plan.draft} {'at' if choice.policy == 'fixed' else 'with'} {named(choice)}"
+
+
+def _cards(choice: PlanChoice) -> str:
+    return f"{choice.cards} {'card' if choice.cards == 1 else 'cards'}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:.3g} requests/s"
+
+
+def _more(plan: Plan) -> Iterator[str]:
+    best, plain = plan.best, plan.plain
+    if best is not None:
+        held = fmt.with_bounds(best.largest_rate, best.largest_rate_lo, best.largest_rate_hi)
+        text = f"One card holds {held} requests/s with {_served(plan, best)}"
+        if best is plain:
+            text = f"One card holds {held} requests/s without a draft"
+        elif best.rate_ratio is not None:
+            ratio = fmt.speedup(best.rate_ratio, best.rate_ratio_lo, best.rate_ratio_hi)
+            text += f", {ratio} what it holds without a draft"
+        yield f"{text}; with all {plan.slots} slots taken it ends {best.capacity:.3g} a second."
+    stops = plan.stops_paying
+    if stops is None:
+        yield "At every simulated rate some K has a shorter TPOT than plain decoding."
+    elif stops == plain.points[0].rate:
+        yield "Plain decoding has the shortest TPOT from the least simulated rate on."
+    else:
+        yield f"From {_rate(stops)} a card on plain decoding has the shortest TPOT."
+    yield from _errors(plan)
+
+
+def _errors(plan: Plan) -> Iterator[str]:
+    """How far simulated closed loops are from measured ones."""
+    checks = plan.checks
+    if not checks:
+        return
+    speed = [each.simulated_tokens_per_second / each.tokens_per_second for each in checks]
+    told = [each for each in checks if each.per_token is not None]
+    parts = [("tokens per second", speed)]
+    for name in ("p50", "p95"):
+        pairs = [
+            (getattr(each.simulated_per_token, name), getattr(each.per_token, name))
+            for each in told
+        ]
+        ratios = [one / other for one, other in pairs if one is not None and other]
+        parts += [(f"TPOT {name}", ratios)] if ratios else []
+    errors = ", ".join(f"{name} {_off(ratios)}" for name, ratios in parts)
+    yield (
+        f"Measured closed loops, simulated at what other prompts cost ({len(checks)} cells), median"
+        f" and largest error: {errors}."
+    )
+
+
+def _off(ratios: list[float]) -> str:
+    errors = np.abs(np.array(ratios) - 1.0)
+    return f"{fmt.percent(float(np.median(errors)))} and {fmt.percent(float(errors.max()))}"

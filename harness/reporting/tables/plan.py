@@ -1,0 +1,145 @@
+"""A plan: what each choice holds, what users wait for by rate, and the error of the simulation."""
+
+from collections.abc import Callable
+
+from harness.reporting import formatting as fmt
+from harness.reporting.sentences.plan import named
+from harness.reporting.tables.specification import Column, Table, columns_by, table
+from harness.summary import Plan, PlanCheck, PlanChoice, PlanPoint, Summary
+
+
+def _in_ms(value: float | None) -> float | None:
+    return None if value is None else 1e3 * value
+
+
+def _tpot(choice: PlanChoice) -> fmt.Bounded:
+    point = choice.at_rate
+    if point is None:
+        return None, None, None
+    return _in_ms(point.tpot_s), _in_ms(point.tpot_lo_s), _in_ms(point.tpot_hi_s)
+
+
+def _ttft(choice: PlanChoice) -> fmt.Bounded:
+    point = choice.at_rate
+    if point is None:
+        return None, None, None
+    return _in_ms(point.ttft_s), _in_ms(point.ttft_lo_s), _in_ms(point.ttft_hi_s)
+
+
+def _ks(choice: PlanChoice) -> str | None:
+    return ", ".join(map(str, choice.ks)) or None
+
+
+CHOICES: tuple[Column[PlanChoice], ...] = (
+    Column("choice", named, key=True),
+    Column("cards", lambda choice: choice.cards, fmt.count),
+    Column(
+        "largest rate\n[lo, hi]",
+        lambda each: (each.largest_rate, each.largest_rate_lo, each.largest_rate_hi),
+        fmt.with_bounds,
+    ),
+    Column(
+        "rate ratio\n[lo, hi]",
+        lambda each: (each.rate_ratio, each.rate_ratio_lo, each.rate_ratio_hi),
+        fmt.speedup,
+    ),
+    Column("TPOT, ms\n[lo, hi]", _tpot, fmt.with_bounds, definition="planned wait"),
+    Column("TTFT, ms\n[lo, hi]", _ttft, fmt.with_bounds, definition="planned wait"),
+    Column("capacity", lambda choice: choice.capacity, fmt.decimal),
+    Column("K by number\nactive", _ks, flexible=True),
+    Column(
+        "USD\nper hour", lambda choice: choice.usd_per_hour, fmt.dollars, definition="fleet cost"
+    ),
+    Column(
+        "USD per\n10^6 tokens",
+        lambda choice: choice.usd_per_million_tokens,
+        fmt.dollars,
+        definition="fleet cost",
+    ),
+)
+# Those that fit a terminal
+BRIEF = (*CHOICES[:4], *CHOICES[6:7], *CHOICES[8:])
+CHECKS: tuple[Column[PlanCheck], ...] = (
+    Column("K", lambda check: check.k, fmt.count, key=True),
+    Column("concur-\nrency", lambda check: check.concurrency, fmt.count, key=True),
+    Column("requests", lambda check: check.requests, fmt.count),
+    Column("tok/s", lambda check: check.tokens_per_second, fmt.rate),
+    Column("simulated\ntok/s", lambda check: check.simulated_tokens_per_second, fmt.rate),
+    Column("TPOT\np50", lambda check: check.per_token and check.per_token.p50, fmt.seconds,
+           definition="time per output token"),
+    Column("simulated\nTPOT p50", lambda check: check.simulated_per_token.p50, fmt.seconds),
+    Column("TPOT\np95", lambda check: check.per_token and check.per_token.p95, fmt.seconds,
+           definition="time per output token"),
+    Column("simulated\nTPOT p95", lambda check: check.simulated_per_token.p95, fmt.seconds),
+)  # fmt: skip
+NOTE = (
+    "largest rate: requests per second of one card at which the goal is met; rate ratio: to plain"
+    " decoding's, on the same requests and arrivals. TPOT and TTFT: p{percentile:g} at"
+    " {rate:.3g} requests/s on one card; empty beyond its capacity. Intervals: 95 %, over prompts"
+    " and arrivals. The oracle knows what will be accepted: a bound, not a choice."
+)
+SIMULATED_NOTE = (
+    "Simulated: {seeds} sequences of {requests} requests of {prompts} prompts, {tokens:.0f} tokens"
+    " each, {arrivals}, {slots} slots a card, temperature {temperature:g}. The fleet splits its"
+    " requests between the cards at random."
+)
+ARRIVALS = {
+    "poisson": "which arrive at random (Poisson)",
+    "bursts": "which arrive in bursts at random",
+    "recorded": "which arrive with the gaps of the recorded ones",
+}
+RATES_NOTE = "Empty beyond a choice's capacity, where its queue grows without end."
+CHECKS_NOTE = (
+    "Closed loops of the run, and the same requests simulated at what the other prompts' loops"
+    " cost."
+)
+
+
+def brief_table(summary: Summary) -> Table:
+    """The choices, in the columns that fit a terminal."""
+    plan = summary.plan
+    return table("What each choice holds", BRIEF, plan.choices if plan else (), best=_best(plan))
+
+
+def plan_tables(summary: Summary) -> list[Table]:
+    """Everything on the plan; none of other runs."""
+    plan = summary.plan
+    if plan is None:
+        return []
+    notes = (
+        NOTE.format(percentile=plan.percentile, rate=plan.rate),
+        SIMULATED_NOTE.format(**{**vars(plan), "arrivals": ARRIVALS[plan.arrivals]}),
+    )
+    return [
+        table("What each choice holds", CHOICES, plan.choices, best=_best(plan), notes=notes),
+        _by_rate(plan, "TPOT", lambda point: point.tpot_s),
+        _by_rate(plan, "TTFT", lambda point: point.ttft_s),
+        table("Measured and simulated", CHECKS, plan.checks, notes=(CHECKS_NOTE,)),
+    ]
+
+
+def _best(plan: Plan | None) -> Callable[[PlanChoice], bool]:
+    return lambda choice: plan is not None and choice == plan.best
+
+
+def _by_rate(plan: Plan, title: str, value: Callable[[PlanPoint], float]) -> Table:
+    """A row for each rate that several choices were simulated at, a column for each choice."""
+    waits = {
+        (named(choice), point.rate): value(point)
+        for choice in plan.choices
+        for point in choice.points
+    }
+    counts = [rate for _, rate in waits]
+    rates = sorted({rate for rate in counts if counts.count(rate) > 1})
+    columns: tuple[Column[float], ...] = (
+        Column("requests\nper second", lambda rate: rate, fmt.decimal, key=True),
+        *columns_by(
+            [named(choice) for choice in plan.choices],
+            "{}",
+            lambda rate, name: waits.get((name, rate)),
+            fmt.seconds,
+            definition="planned wait",
+        ),
+    )
+    name = f"p{plan.percentile:g} {title} by rate on one card"
+    return table(name, columns, rates, notes=(RATES_NOTE,))

@@ -1,0 +1,260 @@
+"""How many tokens to draft, round by round: fixed, by load, and as engines adapt it.
+
+What each reads: `Fixed` nothing; `ByLoad` the number of active requests; `Threshold` the draft's
+confidences; `Tiers` accepted lengths and the number of active requests; `SurvivalBudget`
+confidences and costs. `Oracle` knows what will be accepted, which no policy does: it shows what is
+left to gain.
+
+Upstream, read in October 2026:
+- SGLang, python/sglang/srt/speculative/adaptive_spec_params.py and adaptive_step_router.py. With
+  CUDA graphs it rounds the batch up to a recorded one before it looks the tier up; here it does
+  not.
+- vLLM, vllm/v1/worker/gpu/spec_decode/adaptive_verification.py, docs/features/speculative_decoding/
+  adaptive_verification.md. There the draft drafts K tokens always, and fewer are verified; here a
+  round costs what one costs that drafts as many.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from operator import mul
+from typing import ClassVar
+
+from harness.simulation.server import Costs, Slot
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """K draft tokens in every round; 0 decodes plainly."""
+
+    k: int
+    steady: ClassVar[bool] = True
+
+    def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:  # noqa: ARG002
+        """K for each."""
+        return [self.k] * len(active)
+
+    def seen(self, slot: Slot, drafted: int, accepted: int) -> None:
+        """Learn nothing."""
+
+
+@dataclass(frozen=True)
+class ByLoad:
+    """A K for each number of active requests: `ks[b]` where b are, the last for more."""
+
+    ks: Sequence[int]
+    steady: ClassVar[bool] = True
+
+    def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:  # noqa: ARG002
+        """The K of this load for each."""
+        return [self.ks[min(len(active), len(self.ks) - 1)]] * len(active)
+
+    def seen(self, slot: Slot, drafted: int, accepted: int) -> None:
+        """Learn nothing."""
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Up to K, and no more after a token to which the draft gave less than a probability."""
+
+    k: int
+    threshold: float
+    steady: ClassVar[bool] = False
+
+    def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:  # noqa: ARG002
+        """Up to the first unlikely token of each, that one included."""
+        return [self._of(slot.request.confidences[slot.position]) for slot in active]
+
+    def _of(self, confidences: Sequence[float]) -> int:
+        drafted = enumerate(confidences[: self.k], start=1)
+        return next((n for n, each in drafted if each < self.threshold), self.k)
+
+    def seen(self, slot: Slot, drafted: int, accepted: int) -> None:
+        """Learn nothing."""
+
+
+# ---- SGLang: tiers by an exponential average -----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tier:
+    """The K to choose from while at least so many requests are active, up to the next tier.
+
+    Attributes:
+        batch: from which on.
+        ks: ascending.
+        up, down: what is added to the thresholds of a larger and a smaller K.
+    """
+
+    batch: int
+    ks: tuple[int, ...]
+    up: float = 0.0
+    down: float = 0.0
+
+
+# DEFAULT_ADAPTIVE_CONFIG
+SGLANG_TIERS = (
+    Tier(1, (1, 3, 5, 7), down=-0.25),
+    Tier(8, (0, 1, 3)),
+    Tier(32, (0, 1)),
+    Tier(64, (0,)),
+)
+# Of the average; batches before the first decision, and between two
+SHARE, WARM_UP, INTERVAL = 0.2, 10, 5
+
+
+class AcceptedAverage:
+    """One tier's K, by an exponential average of accepted lengths (`AdaptiveStepSlot`).
+
+    Attributes:
+        k: the one to draft now.
+        average: of accepted tokens per round.
+    """
+
+    def __init__(self, tier: Tier, k: int) -> None:
+        """Begin with k, or the middle K of the tier where it has no such."""
+        self.tier = tier
+        self.k = k if k in tier.ks else tier.ks[len(tier.ks) // 2]
+        self.average, self._batches = float(self.k - 1), 0
+
+    def update(self, accepted: Sequence[int]) -> None:
+        """Learn the accepted lengths of one iteration, one per request."""
+        if self.k > 0:
+            mean = sum(accepted) / len(accepted)
+            self.average = (1.0 - SHARE) * self.average + SHARE * mean
+        self._batches += 1
+        if self._batches > WARM_UP and (self._batches - WARM_UP) % INTERVAL == 0:
+            self.k = self._next()
+
+    def _next(self) -> int:
+        ks = self.tier.ks
+        before = at = ks.index(self.k)
+        if self.k == 0:  # try the smallest K again
+            k = ks[min(at + 1, len(ks) - 1)]
+            if k > 0 and self.average < 0.0:
+                self.average = float(k - 1)
+            return k
+        while at > 0:
+            lower = ks[at - 1]
+            if self.average > (0.5 if lower == 0 else lower - 0.5) + self.tier.down:
+                break
+            at -= 1
+        while at >= before and at < len(ks) - 1 and self.average > ks[at] - 0.5 + self.tier.up:
+            at += 1
+        return ks[at]
+
+
+class Tiers:
+    """SGLang's adaptive K: a tier by the number of active requests, its K by what was accepted."""
+
+    steady: ClassVar[bool] = False
+
+    def __init__(self, k: int, tiers: Sequence[Tier] = SGLANG_TIERS) -> None:
+        """Begin with k (SGLang's speculative_num_steps) where a tier has it."""
+        self._from = [tier.batch for tier in tiers]
+        self._averages = [AcceptedAverage(tier, k) for tier in tiers]
+        self._accepted: list[int] = []
+
+    def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:  # noqa: ARG002
+        """The K of the tier, once it has learnt the last iteration."""
+        if self._accepted:
+            self._tier(len(self._accepted)).update(self._accepted)
+            self._accepted = []
+        return [self._tier(len(active)).k] * len(active)
+
+    def _tier(self, batch: int) -> AcceptedAverage:
+        return self._averages[max(0, bisect_right(self._from, batch) - 1)]
+
+    def seen(self, slot: Slot, drafted: int, accepted: int) -> None:  # noqa: ARG002
+        """Keep it for the next choice."""
+        self._accepted.append(accepted)
+
+
+# ---- vLLM: a budget of draft tokens by survival probability and cost -----------------------------
+
+
+def draft_budget(survivals: Sequence[Sequence[float]], costs: Costs) -> int:
+    """How many draft tokens of all requests together give the most tokens per second.
+
+    Args:
+        survivals: of each active request, the chance that each of its draft tokens is accepted, all
+            before it being so.
+        costs: an iteration of d draft tokens for b requests costs that of d / b for each.
+    """
+    row, batch = costs.iteration_s[len(survivals)], len(survivals)
+    tokens, most, budget = float(batch), batch / row[0], 0
+    chances = sorted(chain.from_iterable(survivals), reverse=True)
+    for drafted, chance in enumerate(chances, start=1):
+        tokens += chance
+        below, rest = divmod(drafted, batch)
+        seconds = row[below]
+        if rest:
+            seconds += (row[below + 1] - row[below]) * rest / batch
+        if tokens / seconds > most:
+            most, budget = tokens / seconds, drafted
+    return budget
+
+
+def allocated(survivals: Sequence[Sequence[float]], budget: int) -> list[int]:
+    """Draft tokens of each request: the budget goes to those most likely to be accepted."""
+    ranked = sorted(
+        (-chance, offset, row)
+        for row, chances in enumerate(survivals)
+        for offset, chance in enumerate(chances)
+    )
+    ks = [0] * len(survivals)
+    for _, _, row in ranked[:budget]:
+        ks[row] += 1
+    return ks
+
+
+class SurvivalBudget:
+    """vLLM's adaptive verification, up to K tokens of a request.
+
+    The budget rests on the confidences of each request's round before, as those of this one are not
+    on the host yet; the allocation on this one's.
+    """
+
+    steady: ClassVar[bool] = False
+
+    def __init__(self, k: int, costs: Costs) -> None:
+        """For a server of these costs."""
+        self._k, self._costs = k, costs
+        self._before: dict[int, Sequence[float]] = {}
+
+    def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:  # noqa: ARG002
+        """What is allocated to each."""
+        new = [1.0] * self._k
+        rooms = [min(self._k, int(slot.request.most[slot.position])) for slot in active]
+        before = [self._before.get(slot.place, new) for slot in active]
+        now = [slot.request.confidences[slot.position][: self._k] for slot in active]
+        self._before = {slot.place: row for slot, row in zip(active, now, strict=True)}
+        budget = draft_budget(_survivals(before, rooms), self._costs)
+        return allocated(_survivals(now, rooms), budget)
+
+    def seen(self, slot: Slot, drafted: int, accepted: int) -> None:
+        """Learn nothing."""
+
+
+def _survivals(confidences: Sequence[Sequence[float]], rooms: Sequence[int]) -> list[list[float]]:
+    return [[*accumulate(row[:room], mul)] for row, room in zip(confidences, rooms, strict=True)]
+
+
+class Oracle:
+    """Drafts no token that will be rejected, and of the others those that pay in this iteration."""
+
+    steady: ClassVar[bool] = False
+
+    def __init__(self, k: int, costs: Costs) -> None:
+        """Up to k tokens of a request, on a server of these costs."""
+        self._k, self._costs = k, costs
+
+    def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:  # noqa: ARG002
+        """As many as will be accepted and pay."""
+        rows = [slot.request.rounds(self._k).accepted[slot.position] for slot in active]
+        survivals = [[1.0] * accepted for accepted in rows]
+        return allocated(survivals, draft_budget(survivals, self._costs))
+
+    def seen(self, slot: Slot, drafted: int, accepted: int) -> None:
+        """Learn nothing."""

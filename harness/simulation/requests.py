@@ -1,0 +1,142 @@
+"""What arrives at a server: requests, each with what its rounds would accept, and when they come.
+
+The flag "this drafted token was accepted" is a Bernoulli draw for each text position, independent
+of the others (`harness.theory.replay`), and each position is judged at most once, by the round that
+reaches it. So one uniform per position decides every K and every policy: flag = uniform < chance.
+At temperature 0 chances are 0 or 1, and a text is one request whatever is drawn.
+
+Arrivals are in units of the mean time between two requests, so that one draw serves every rate.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Counts = NDArray[np.intp]
+
+
+class Rounds(NamedTuple):
+    """The rounds of a request where up to k tokens are drafted, by the start of each, [n].
+
+    Attributes:
+        after: where the next round begins; n where the text has ended.
+        drafted: tokens that the round drafts.
+        accepted: of these.
+        alike: how many rounds from here on, one after the other, draft k tokens.
+    """
+
+    after: list[int]
+    drafted: list[int]
+    accepted: list[int]
+    alike: list[int]
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A request whose rounds emit n tokens.
+
+    Attributes:
+        prompt_tokens: of its prompt.
+        runs: [n] draft tokens in a row that would be accepted from each start.
+        most: [n] tokens that the engine drafts at most from each start.
+        confidences: [n][K] the draft's own probability of each token that a round from a start
+            drafts; empty where that is not known.
+    """
+
+    prompt_tokens: int
+    runs: Counts
+    most: Counts
+    confidences: Sequence[Sequence[float]] = ()
+    _rounds: dict[int, Rounds] = field(default_factory=dict[int, Rounds], repr=False)
+
+    @property
+    def tokens(self) -> int:
+        """That rounds emit; 0 where all come from the prefill."""
+        return len(self.runs)
+
+    def rounds(self, k: int) -> Rounds:
+        """Where up to k tokens are drafted."""
+        known = self._rounds.get(k)
+        if known is None:
+            known = self._rounds[k] = self._made(k)
+        return known
+
+    def _made(self, k: int) -> Rounds:
+        drafted = np.minimum(self.most, k)
+        accepted = np.minimum(self.runs, drafted)
+        ends = np.minimum(np.arange(1, self.tokens + 1) + accepted, self.tokens).tolist()
+        alike = [0] * (self.tokens + 1)
+        for start in np.flatnonzero(drafted == k)[::-1].tolist():
+            alike[start] = 1 + alike[ends[start]]
+        return Rounds(ends, drafted.tolist(), accepted.tolist(), alike)
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """A text of the target, of which requests are made.
+
+    Attributes:
+        prompt_set, prompt: that it answers.
+        prompt_tokens: of that prompt.
+        chances: [n, K] the chance that a round from a start accepts at an offset, given that it got
+            there. What is NaN, or beyond the text, is not accepted.
+        most: [n] tokens that the engine drafts at most from each start.
+    """
+
+    prompt_set: str
+    prompt: str
+    prompt_tokens: int
+    chances: Array
+    most: Counts
+
+    @cached_property
+    def certain(self) -> Request | None:
+        """The request where nothing is left to chance, as at temperature 0."""
+        chances = np.nan_to_num(self.chances)
+        if ((chances > 0.0) & (chances < 1.0)).any():
+            return None
+        return self._request(chances > 0.0)
+
+    def drawn(self, uniforms: Array) -> Request:
+        """One request, its flags drawn.
+
+        Args:
+            uniforms: in [0, 1), one for each text position at least.
+        """
+        if self.certain is not None:
+            return self.certain
+        size, depth = self.chances.shape
+        # Beyond the text nothing is accepted
+        padded = np.pad(uniforms[:size], (0, depth - 1), constant_values=1.0)
+        return self._request(np.lib.stride_tricks.sliding_window_view(padded, depth) < self.chances)
+
+    def _request(self, flags: NDArray[np.bool_]) -> Request:
+        """From [n, K] whether a token would be accepted."""
+        rejected = np.pad(~flags, ((0, 0), (0, 1)), constant_values=True)
+        return Request(self.prompt_tokens, np.argmax(rejected, axis=1).astype(np.intp), self.most)
+
+
+# ---- when they come ------------------------------------------------------------------------------
+
+
+def at_random(number: int, random: np.random.Generator, *, together: int = 1) -> Array:
+    """[number] arrivals of a Poisson process of requests, or of bursts of so many together."""
+    bursts = random.exponential(float(together), -(-number // together))
+    return np.repeat(np.cumsum(bursts), together)[:number]
+
+
+def as_recorded(times: Sequence[float], number: int, random: np.random.Generator) -> Array:
+    """[number] arrivals with the gaps of a record, from a random place in it on, round and round.
+
+    Args:
+        times: ascending, at least two that differ.
+    """
+    gaps = np.diff(np.asarray(times, dtype=np.float64))
+    # Between the last and the first of the next round lies a mean gap
+    gaps = np.append(gaps, gaps.mean()) / gaps.mean()
+    return np.cumsum(np.resize(np.roll(gaps, -int(random.integers(len(gaps)))), number))
