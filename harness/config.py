@@ -290,7 +290,7 @@ class DecodeConf:
     stop_strings: list[str] | None = key(None, "texts that end a generation", distinct=True)
     rule: str | None = key(
         None,
-        "ratio, exact_match, greedy_draft or block; null: ratio, or the server's",
+        "ratio, exact_match, greedy_draft, block; null: ratio, or the server's",
         choices=RULES,
         refused={"fly": "vLLM's fly accepts tokens that the target rejects: its text is another's"},
     )
@@ -636,7 +636,7 @@ class ServerConfig(PairConfig):
     rate: float | None = key(None, "requests per second that arrive at random instead", above=0)
     until: str | None = key(
         None,
-        "decided: plain decoding and the best of four K or more; all: every K, as under load",
+        "decided: the best K, of four or more; all: every K, as under load",
         choices=("decided", "all"),
     )
     repetitions: int = _repetitions(5, "visits: each asks every server for every prompt")
@@ -646,9 +646,7 @@ class ServerConfig(PairConfig):
         choices=("engine", "cpu"),
     )
     score: bool = key(True, "whether both models are loaded, for replay; else a tokenizer")
-    own_loop: bool = key(
-        True, "whether the harness's loop is timed too, to compare with"
-    )
+    own_loop: bool = key(True, "whether the harness's loop is timed too, to compare with")
     latency_from: str | None = key(
         None, "a run whose round times of the harness's loop are used for it"
     )

@@ -216,7 +216,7 @@ def drafted(code: str) -> int | None:
     """The K of a line to serve."""
     match = re.search(
         r'num_speculative_tokens":(\d+)|num-steps (\d+)|draft-n-max (\d+)'
-        r"|num-draft-tokens (\d+)|num_assistant_tokens = (\d+)",
+        r"|num-draft-tokens (\d+)|num_assistant_tokens = (\d+)|max_draft_len: (\d+)",
         code,
     )
     return None if match is None else int(next(filter(None, match.groups())))
@@ -670,8 +670,8 @@ def test_a_best_k_at_the_edge_of_the_grid_is_a_caveat_with_the_command_that_look
     assert (caveat.values["k"], caveat.values["ks"]) == (4, "4,6,8")
     command = str(caveat.values["command"])
     assert command.startswith("python -m harness.audition ")
-    assert command.endswith(" k=[4,6,8]")
-    assert command.count(" k=") == 1
+    assert shlex.split(command)[-1] == "k=[4,6,8]"
+    assert command.count("k=[") == 1
     below = analyse(changed(run, temperature=[1.0]))
     assert of_temperature(below, 1.0)[0].k == 2
     assert "k_at_edge" not in {each.code for each in below.caveats}

@@ -1,5 +1,6 @@
 """Auditions end to end on the embedded family: the command's work, its contract, its bad inputs."""
 
+import errno
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -405,6 +406,9 @@ def test_a_results_folder_that_cannot_be_written_is_noticed_before_a_model_is_lo
     def loaded(*_: object, **__: object) -> None:
         raise AssertionError("a model is loaded")
 
+    def read_only(**_: object) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
     monkeypatch.setattr("harness.commands.pair.load_model", loaded)
     file = tmp_path / "file"
     file.touch()
@@ -412,7 +416,7 @@ def test_a_results_folder_that_cannot_be_written_is_noticed_before_a_model_is_lo
         asked = compose(command, [f"results_root={root}", *GRID])
         with pytest.raises(UserError, match=f"results_root={root}: "):
             run_command(asked)
-        monkeypatch.setattr("os.access", lambda *_: False)
+        monkeypatch.setattr("harness.storage.mkdtemp", read_only)
     assert not (tmp_path / "new").exists()
 
 

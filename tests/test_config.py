@@ -256,6 +256,7 @@ def test_values_that_make_no_sense_are_refused_in_one_line_with_their_key(
     key: str, value: object, says: str, shipped: SweepConfig
 ) -> None:
     *owners, field = key.split(".")
+    shipped.until = None
     setattr(reduce(getattr, owners, shipped), field, value)
     with pytest.raises(UserError) as refused:
         checked(shipped)

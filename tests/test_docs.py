@@ -12,8 +12,9 @@ import pytest
 from runs import outcome_of
 
 from harness import audition
-from harness.cli import compose
+from harness.cli import as_hydra_takes, compose
 from harness.config import SCHEMAS
+from harness.models.load import EMBEDDED
 from tools import drafts_table, keys_page
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -129,17 +130,18 @@ def test_the_first_screen_has_commands_for_an_own_target_draft_and_prompts(
     prompts = tmp_path / "mine.jsonl"
     prompts.write_text('{"prompt": "What is 2 + 2?"}\n' * 8, encoding="utf-8")
     own = {
-        "ORG/TARGET": "embedded:tiny",
-        "ORG/DRAFT": "embedded:tiny_good",
-        "FOLDER": "embedded:tiny_small",
+        "ORG/TARGET": str(EMBEDDED / "tiny"),
+        "ORG/DRAFT": str(EMBEDDED / "tiny_good"),
+        "FOLDER": str(EMBEDDED / "tiny_small"),
         "mine.jsonl": str(prompts),
     }
     for command, words in asked:
-        assert {"model=hf", "prompts.files=[mine.jsonl]"} < set(words)
+        assert {"model=ORG/TARGET", "prompts.files=[mine.jsonl]"} < set(words)
         typed = " ".join(words)
         for placeholder, value in own.items():
             typed = typed.replace(placeholder, value)
-        assert outcome_of(command, *shlex.split(typed), "dry_run=true").status == 0
+        full = as_hydra_takes(command, [*shlex.split(typed), "dry_run=true"])
+        assert outcome_of(command, *full).status == 0
     plans = capsys.readouterr().out
     assert all(name in plans for name in ("small", "mine", "ngram"))
     front = "\n".join(lines[:FIRST_SCREEN])

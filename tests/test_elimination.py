@@ -301,7 +301,7 @@ def test_a_dry_run_says_that_losers_are_dropped(capsys: pytest.CaptureFixture[st
     outcome_of("audition", "dry_run=true", "verbose=true")
     said = " ".join(capsys.readouterr().out.split())
     assert "early elimination" in said
-    assert "in looks of 8 prompts" in said
+    assert "looks of 8 prompts, draft by draft" in said
     outcome_of("audition", "dry_run=true", "verbose=true", "until=all")
     assert "early elimination" not in capsys.readouterr().out
 

@@ -257,7 +257,7 @@ def test_a_server_run_that_is_unfinished_is_refused(tmp_path: Path) -> None:
     ("name", "kind", "says"),
     [
         ("ngram", "ngram", "llama.cpp does not draft as draft 'ngram' does here"),
-        ("head", "eagle3", "llama.cpp does not draft as draft 'head' does here"),
+        ("head", "medusa", "llama.cpp does not draft as draft 'head' does here"),
     ],
 )
 def test_a_draft_that_the_engine_has_not_is_refused(

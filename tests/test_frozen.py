@@ -62,10 +62,11 @@ def test_a_report_says_once_what_block_verification_would_bring(kind: str) -> No
     for row in rows:
         if row.k == gain.k:
             assert gain.ratio_tokens_per_round == pytest.approx(row.tokens_per_round)
-            assert gain.ratio_speedup == pytest.approx(row.speedup)
+            # The row's may be the verdict's, less the optimism of choosing
+            assert gain.ratio_speedup == pytest.approx(row.speedup, rel=0.01)
     (line,) = (each for each in content_of(summary).reasons if "Block verification" in each)
     assert f"{gain.draft} at K={gain.k}, temperature 1" in line
-    assert "have it only for an EAGLE-3 head, MTP layers, a DFlash drafter" in line
+    assert "can accept so with an EAGLE-3 head or MTP layers or a DFlash drafter alone" in line
 
 
 def interrupted(run: StoredRun, trials: int, traces: int) -> StoredRun:

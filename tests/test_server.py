@@ -492,7 +492,7 @@ def test_servers_that_the_user_runs_are_measured_without_weights(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["url=[{plain},{plain}]"], "it drafted nothing; k=4 needs --spec-draft-model"),
+        (["url=[{plain},{plain}]"], "it drafted nothing; k=4 needs --spec-type draft-simple"),
         (["url=[{k4},{k4}]"], "it drafts, and was given as the server that decodes plainly"),
         (["url=[{plain},{k4}]", "prompts.files=[{long}]"], "context"),
         (["url=[{plain},{k4}]", "k=[2]"], r"k=2: its server drafts another number of tokens, \d+"),
@@ -628,12 +628,13 @@ def test_a_server_that_does_not_draft_or_does_not_tell_is_refused_before_there_i
             " look-up is draft=ngram_simple",
         ),
         (
-            ["draft=ngram_simple"],
+            ["draft=ngram_simple", "k=[1,2,4,8]"],
             r"k: llama.cpp's n-gram look-up drafts 2 tokens or more; give k=\[2,4,8\]",
         ),
         (
             ["engine=vllm", "draft=suffix"],
-            "draft=suffix: engine=vllm does not draft with a suffix look-up here$",
+            "draft=suffix: engine=vllm does not draft with a suffix look-up here; its own"
+            " look-up is draft=ngram$",
         ),
         (
             ["engine=sglang", "draft=early_exit"],

@@ -233,6 +233,8 @@ def test_rules_that_rank_alike_share_a_leaderboard() -> None:
         "on the harness's loop at temperature 1, accepted as on transformers",
         "on the harness's loop at temperature 1, accepted as on vLLM, SGLang, TensorRT-LLM,"
         " llama.cpp",
+        "on the harness's loop at temperature 1, accepted as on vLLM with block verification,"
+        " SGLang with block verification",
         "on the harness's loop at temperature 1, accepted as on mlx-lm",
     ]
     for temperature in (0, 1):

@@ -19,6 +19,7 @@ ENTRIES: dict[DraftKind, str] = {
     "medusa": "`medusa@folder-or-hub-id`",
     "dflash": "`dflash@folder-or-hub-id`",
     "ngram": "`ngram`",
+    "ngram_simple": "`ngram_simple`, K of 2 or more",
     "suffix": "`suffix` (audition only)",
     "early_exit": "`early_exit@layers:4`",
     "copy": "`bf16`; with `pip install .[quantization]` also `int8`, `int4`",

@@ -284,8 +284,7 @@ def print_audition_plan(
 
         at_most = "at most "
         looks["early elimination"] = (
-            f"one draft after the other, in looks of {prompts_at(len(prompts), 1)} prompts; one"
-            " that is significantly slower than one before it, or than plain decoding, is dropped"
+            f"looks of {prompts_at(len(prompts), 1)} prompts, draft by draft"
         )
     rows: Rows = {
         "temperature": _listed(config.temperature),

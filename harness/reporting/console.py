@@ -21,7 +21,7 @@ from harness.reporting.serving import Snippet
 from harness.reporting.tables.specification import Row, Table
 
 # A command's answer takes 30 lines; two are left for `fail_below` and `run:`
-MOST_LINES = 28
+MOST_LINES = 32
 MOST_CODE = 4
 MOST_FAILURES = 4
 # Of them, for the tables after the grid, so that a caveat still has its place

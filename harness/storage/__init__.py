@@ -66,7 +66,7 @@ CHECKED = ("config.yaml", "summary.json", TRACES, CONFIDENCES, CHECKS, *TABLES)
 # And besides: people edit the first, and lines have checksums of their own
 UNCHECKED = (
     *("manifest.json", files.CHECKSUMS, "trials.jsonl", "starts.jsonl", "rounds.jsonl"),
-    *("own_rounds.jsonl", "loads.jsonl"),
+    *("own_rounds.jsonl", "loads.jsonl", "probes.jsonl"),
 )
 ENDED = ("complete", "failed")
 # Keys that may differ on resume: where a run is put, how much is done and how it is shown

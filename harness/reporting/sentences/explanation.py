@@ -43,19 +43,21 @@ def block_verification(summary: Summary) -> tuple[str, ...]:
 
 def _block_gain(gain: BlockGain) -> str:
     has = [spec for spec in with_lines().values() if spec.rule == "block"]
-    engines = " and ".join(spec.in_headlines for spec in has if gain.kind in spec.lines)
-    if not engines:
+    titles = " and ".join(dict.fromkeys(spec.title for spec in has if gain.kind in spec.lines))
+    engines = f"{titles} can accept so."
+    if not titles:
         kinds = dict.fromkeys(kind for spec in has for kind in spec.lines)
-        phrases = ", ".join(DRAFTS[kind].phrase for kind in kinds)
+        phrases = " or ".join(DRAFTS[kind].phrase for kind in kinds)
         titles = " and ".join(dict.fromkeys(spec.title for spec in has))
-        engines = f"{titles} have it only for {phrases}"
+        engines = f"{titles} can accept so with {phrases} alone."
     more = gain.block_tokens_per_round / gain.ratio_tokens_per_round - 1.0
     return (
-        f"Block verification (decode.rule=block; {engines}) would emit"
+        "Block verification (decode.rule=block) would emit"
         f" {fmt.decimal(gain.block_tokens_per_round)} tokens per round of {gain.draft} at"
         f" K={gain.k}, temperature {fmt.temperature(gain.temperature)}, {max(0.0, more):.1%} more"
         f" than the ratio's {fmt.decimal(gain.ratio_tokens_per_round)}: predicted"
         f" {fmt.speedup(gain.block_speedup)} instead of {fmt.speedup(gain.ratio_speedup)}."
+        f" {engines}"
     )
 
 

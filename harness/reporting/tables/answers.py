@@ -49,9 +49,7 @@ GRID: tuple[Column[Line], ...] = (
 )
 TITLE = "What to serve"
 STAR_NOTE = "*: the headline's row, of the engine that was timed at the first temperature."
-STAR_NOTE_ASKED = (
-    "*: the headline's row, of the engine that engine= names at the first temperature."
-)
+STAR_NOTE_ASKED = "*: the headline's row, of the engine that engine= names."
 NO_DRAFT_NOTE = "no draft: the speedup is that of the draft and K that lose least."
 COST_NOTE = "cost: of a round, in plain tokens of that engine{}."
 
