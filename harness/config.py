@@ -290,7 +290,7 @@ class DecodeConf:
     stop_strings: list[str] | None = key(None, "texts that end a generation", distinct=True)
     rule: str | None = key(
         None,
-        "ratio, exact_match, greedy_draft, block; null: ratio, or the server's",
+        "ratio, exact_match, greedy_draft, block; null: the usual one",
         choices=RULES,
         refused={"fly": "vLLM's fly accepts tokens that the target rejects: its text is another's"},
     )
