@@ -331,7 +331,7 @@ def explained(**changes: Any) -> str:
         ({"alpha": 0.7}, "Alpha is 0.70 at K=4, where 0.60 breaks even on text that is"),
         ({"c_allowed": -0.1}, "the verify alone costs what it gains"),
         ({"speedup": 1.2, "alpha": 0.7, "decision": "speculate"},
-         "Speculation gains while alpha stays above 0.60 at K=4; measured 0.70."),
+         "Speculation gains while alpha stays above 0.60 at K=4; here it is 0.70."),
         ({"speedup": 1.2, "decision": "undecided"}, "No margin at K=4: an alpha of 0.60 breaks"),
         ({"speedup": 0.98, "decision": "speculate"},
          "Round times and tokens per round give 0.98x at K=4, less than the verdict"),

@@ -7,7 +7,7 @@ from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.sentences import as_sentence, served
 from harness.serving.drafts import DRAFTS
-from harness.serving.engines import with_lines
+from harness.serving.engines import OWN, spec_of, with_lines
 from harness.summary import BlockGain, Explanation, RuleOfThumb, Summary
 
 _FACTORS = {
@@ -38,10 +38,11 @@ def explanation(summary: Summary) -> tuple[str, ...]:
 
 def block_verification(summary: Summary) -> tuple[str, ...]:
     """What accepting a round's tokens together would bring, by temperature."""
-    return tuple(map(_block_gain, summary.block_gains))
+    timed = OWN if summary.served is None else spec_of(summary.served.engine)
+    return tuple(_block_gain(gain, timed.title) for gain in summary.block_gains)
 
 
-def _block_gain(gain: BlockGain) -> str:
+def _block_gain(gain: BlockGain, timed: str) -> str:
     has = [spec for spec in with_lines().values() if spec.rule == "block"]
     titles = " and ".join(dict.fromkeys(spec.title for spec in has if gain.kind in spec.lines))
     engines = f"{titles} can accept so."
@@ -56,7 +57,8 @@ def _block_gain(gain: BlockGain) -> str:
         f" {fmt.decimal(gain.block_tokens_per_round)} tokens per round of {gain.draft} at"
         f" K={gain.k}, temperature {fmt.temperature(gain.temperature)}, {max(0.0, more):.1%} more"
         f" than the ratio's {fmt.decimal(gain.ratio_tokens_per_round)}: predicted"
-        f" {fmt.speedup(gain.block_speedup)} instead of {fmt.speedup(gain.ratio_speedup)}."
+        f" {fmt.speedup(gain.block_speedup)} instead of {fmt.speedup(gain.ratio_speedup)} at the"
+        f" round times of {timed}."
         f" {engines}"
     )
 
@@ -92,9 +94,9 @@ def _margin(entry: Explanation) -> str:
     if needed >= alpha:
         return (
             f"no margin at K={k}: an alpha of {needed:.2f} breaks even on text that is evenly hard;"
-            f" measured {alpha:.2f}"
+            f" here it is {alpha:.2f}"
         )
-    return f"speculation gains while alpha stays above {needed:.2f} at K={k}; measured {alpha:.2f}"
+    return f"speculation gains while alpha stays above {needed:.2f} at K={k}; here it is {alpha:.2f}"
 
 
 def _acceptance_needed(entry: Explanation) -> str:
@@ -106,7 +108,7 @@ def _acceptance_needed(entry: Explanation) -> str:
             f"alpha is {alpha:.2f} at K={k}, where {needed:.2f} breaks even on text that is evenly"
             " hard; hard stretches and cut rounds cost the rest"
         )
-    return f"needs alpha >= {needed:.2f} at K={k}; measured {alpha:.2f}"
+    return f"needs alpha >= {needed:.2f} at K={k}; here it is {alpha:.2f}"
 
 
 def _obstacles(entry: Explanation) -> Iterator[str]:

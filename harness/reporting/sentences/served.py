@@ -51,8 +51,8 @@ EVERY_K = {
 def contrast(summary: Summary, shown: Marked) -> str:
     """What pays on our own loop and loses here; else which K loses most, and why.
 
-    "K=4, which pays on the harness's loop (1.20x), loses here (0.68x): a round costs 4.1 plain
-    tokens and emits 2.8."
+    "K=4, which pays on the harness's loop (predicted 1.20x), loses here (0.68x): a round costs 4.1
+    plain tokens and emits 2.8."
     """
     rows = [row for row in grid.rows(summary) if row.temperature == shown.row.temperature]
     own = next((row for row in rows if row.answer.engine == OWN.name != shown.answer.engine), None)
@@ -62,8 +62,10 @@ def contrast(summary: Summary, shown: Marked) -> str:
         here, there = shown.answer, by_k.get(own.answer.k)
         if own.answer.speculates and there is not None and there.speedup < 1.0:
             undecided = here.decision == "undecided" and here.reason_values.get("k") == there.k
-            loses = _loses(there, "may lose here" if undecided else "loses here")
-            gain = fmt.speedup(own.answer.speedup)
+            # The verdict's speedup of this K stands before, less the optimism of choosing it
+            known = here.reason_values.get("k") == there.k and here.speedup is not None
+            loses = _loses(there, "may lose here" if undecided else "loses here", known=known)
+            gain = f"{grid.SOURCES[own.answer.source]} {fmt.speedup(own.answer.speedup)}"
             return f"K={there.k}, which pays on {OWN.title} ({gain}), {loses}."
         if (own.answer.decision, own.answer.k) == (here.decision, here.k):
             return ""
@@ -76,8 +78,8 @@ def contrast(summary: Summary, shown: Marked) -> str:
     return f"K={worst.k} {_loses(worst)}."
 
 
-def _loses(entry: ServedK, how: str = "loses here") -> str:
-    loses = f"{how} ({fmt.speedup(entry.speedup)})"
+def _loses(entry: ServedK, how: str = "loses here", *, known: bool = False) -> str:
+    loses = how if known else f"{how} ({fmt.speedup(entry.speedup)})"
     if entry.round_cost is None or entry.tokens_per_round is None:
         return loses
     return (
@@ -87,9 +89,10 @@ def _loses(entry: ServedK, how: str = "loses here") -> str:
 
 
 def load(served: ServedSummary) -> str:
-    """How many requests at a time the speedups are of."""
+    """How many requests at a time the speedups are of, and that they are of processor time."""
     most = max((cell.concurrency for cell in served.cells), default=1)
-    return f"{most} requests side by side" if most > 1 else "one request at a time"
+    requests = f"{most} requests side by side" if most > 1 else "one request at a time"
+    return f"{requests}, by processor time" if served.clock == "cpu" else requests
 
 
 def under_load(served: ServedSummary, temperature: float) -> str:
@@ -231,8 +234,8 @@ def _predictions(cells: Sequence[ServedCell]) -> Iterator[str]:
     two = [cell.two_k_error for cell in cells if cell.two_k_error is not None]
     if two:
         yield (
-            "Two speculating servers give every K: from the smallest and the largest alone the"
-            f" others are predicted with {_errors(two)}."
+            "Had the smallest and the largest K alone been measured, the others would be predicted"
+            f" with {_errors(two)}."
         )
 
 

@@ -471,7 +471,8 @@ def next_step(summary: Summary) -> NextStep | None:
         rule = "" if answer.temperature == GREEDY else f" decode.rule={answer.rule}"
         typed = str(summary.run.environment.get("environment.command"))
         known = not any(f" {key}=" in typed for key in ("resume", "traces_from", "scores_from"))
-        text = "measure it" if known else "measure it, with the other keys of this run's texts"
+        text = f"measure it on {OWN.title}"
+        text = text if known else f"{text}, with the other keys of this run's texts"
         return NextStep(text, _sweep(summary, f"{pair} {drafting}{rule}"))
     return NextStep("the same sweep with mode=measure measures what is predicted")
 

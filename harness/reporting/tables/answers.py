@@ -48,9 +48,9 @@ GRID: tuple[Column[Line], ...] = (
     Column("evidence", lambda line: line.row.evidence),
 )
 TITLE = "What to serve"
-STAR_NOTE = "*: the headline's row, of the engine that was timed at the first temperature."
-STAR_NOTE_ASKED = "*: the headline's row, of the engine that engine= names."
-NO_DRAFT_NOTE = "no draft: the speedup is that of the draft and K that lose least."
+STAR_NOTE = "*: the row of the headline: the engine that was timed, the first temperature."
+STAR_NOTE_ASKED = "*: the row of the headline, of the engine that engine= names."
+NO_DRAFT_NOTE = "no draft: the speedup in its row is that of the draft and K that lose least."
 COST_NOTE = "cost: of a round, in plain tokens of that engine{}."
 
 

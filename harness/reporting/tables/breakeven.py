@@ -64,7 +64,7 @@ def ideal_table(summary: Summary) -> Table:
 
 def measured_table(summary: Summary) -> Table:
     """What an acceptance measured elsewhere comes to; no model of the text behind it."""
-    title, columns = "From the acceptance that was measured", _measured_columns(summary)
+    title, columns = "From the acceptance that was given", _measured_columns(summary)
     computed = "predicted speedup" if summary.server_speedups else "speedup"
     notes = (
         SERVER_NOTE if summary.server_speedups else "",

@@ -155,16 +155,16 @@ THUMBS: tuple[Column[RuleOfThumb], ...] = (
     Column("rule of thumb", lambda row: rule_of_thumb(row).rule, key=True, flexible=True),
     Column("here", lambda row: rule_of_thumb(row).value),
     Column("met", lambda row: MET[row.met]),
-    Column("what the measurement says", lambda row: rule_of_thumb(row).measurement, flexible=True),
+    Column("what this run says", lambda row: rule_of_thumb(row).measurement, flexible=True),
 )
 
 SPEEDUP_NOTE = (
     "speedup: predicted (replayed acceptance and round times), at the K that looks best on these"
-    " prompts, so a little flattering. Ranks are by these, and so is the chance to be best."
+    " prompts, so slightly too high. Ranks and the chance to be best are by these."
 )
 VERDICT_NOTE = (
-    "At temperature {temperature} {draft} at K={k} has the verdict's speedup: on held-out prompts,"
-    " without the optimism of choosing it."
+    "At temperature {temperature} the row of {draft} at K={k} has the verdict's speedup, which is"
+    " corrected for having been chosen as the best; the other rows are not."
 )
 OTHER_NOTE = (
     "At temperature {temperature} the verdict's speedup of {draft} at K={k} is {gain}, on held-out"
@@ -177,11 +177,11 @@ LOOKUP_NOTE = (
 )
 SET_NOTE = "Each prompt set judged alone: right only for a server that sees nothing else."
 REGRET_NOTE = (
-    "Least regret, the choice that gives away least of the best speedup in any one set should"
-    " traffic shift between them: {}."
+    "Safest if the mix of prompt sets changes (least regret, the smallest loss against the best"
+    " choice of any one set): {}."
 )
 STEP_NOTE = (
-    "draft step: one draft token; of a look-up all that it proposes at once. c: draft step /"
+    "draft step: one draft token; of an n-gram or suffix look-up, one look-up. c: draft step /"
     " target step."
 )
 MEMORY_NOTE = (
@@ -190,7 +190,7 @@ MEMORY_NOTE = (
 )
 THUMB_NOTE = (
     "The rules are in circulation (harness/reporting/metrics.md names them). They are shown to be"
-    " checked, not obeyed: the verdict rests on the measurement."
+    " checked, not obeyed: the verdict does not use them."
 )
 
 
@@ -392,8 +392,8 @@ POSITION_NOTE = (
     " j draft tokens were accepted."
 )
 REQUEST_NOTE = (
-    "Whole requests at the prompts' own lengths, both prefills included: what a user waits for."
-    " p95: of request latency over the prompts."
+    "Predicted for whole requests at the prompts' own lengths, from replay, round times and both"
+    " prefills; no such request was run. p95: of request latency over the prompts."
 )
 
 
@@ -467,7 +467,7 @@ def position_tables(summary: Summary) -> list[Table]:
 def request_table(summary: Summary) -> Table:
     """What a user waits for, with and without the best draft."""
     requests = (summary.request,) if summary.request else ()
-    return table("Whole requests", REQUEST, requests, notes=(REQUEST_NOTE,))
+    return table("Whole requests, predicted", REQUEST, requests, notes=(REQUEST_NOTE,))
 
 
 def at_k(entries: Iterable[Alpha]) -> str:
