@@ -620,12 +620,12 @@ def test_a_draft_that_no_engine_has_is_marked_and_never_the_best() -> None:
     assert names[0] == "suffix (harness's loop only)"
     assert "tiny_good" in names
     by_title = {entry.title: entry for entry in content.tables}
-    every = by_title["On the harness's loop at temperature 0, accepted by any rule"]
+    every = by_title["Predicted on the harness's loop at temperature 0, accepted by any rule"]
     names = [cell.text for cell in every.column("draft")]
     assert names[0] == "suffix (harness's loop only)"
     assert {"tiny_good", "early_exit"} < {*names}
     assert [row.cells[1].text for row in every.rows if row.best] == ["tiny_good"]
-    mlx = by_title["On the harness's loop at temperature 1, accepted as on mlx-lm"]
+    mlx = by_title["Predicted on the harness's loop at temperature 1, accepted as on mlx-lm"]
     assert "tiny_eagle3 (none of these engines)" in [cell.text for cell in mlx.column("draft")]
 
 
@@ -661,7 +661,7 @@ def test_the_grid_says_which_row_is_marked() -> None:
     assert content.grid.notes[0].startswith("*: the row of the headline: the engine that was timed")
     other = content_of(asked(made, "mlx"))
     assert other.grid is not None
-    assert other.grid.notes[0].startswith("*: the row of the headline, of the engine that engine= names")
+    assert other.grid.notes[0] == "*: the row of the headline, of the engine that engine= names."
 
 
 def test_a_best_k_at_the_edge_of_the_grid_is_a_caveat_with_the_command_that_looks_further() -> None:

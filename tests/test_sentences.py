@@ -324,8 +324,8 @@ def explained(**changes: Any) -> str:
     ("changes", "text"),
     [
         ({}, "What prevents a gain: expensive verify, slow draft. Needs alpha >= 0.60 at K=4;"
-         " measured 0.50. Or a draft step of at most 0.20 of a target step; it is 0.30. The verify"
-         " of 5 positions costs 1.50 steps; at one step it would be 1.05x."),
+         " here it is 0.50. Or a draft step of at most 0.20 of a target step; it is 0.30. The"
+         " verify of 5 positions costs 1.50 steps; at one step it would be 1.05x."),
         ({"breakeven_alpha": None, "ceiling": 0.9, "factors": (), "speedup_at_v1": 0.9},
          "No acceptance is enough at K=4: even alpha = 1 gives 0.90x. Or a draft"),
         ({"alpha": 0.7}, "Alpha is 0.70 at K=4, where 0.60 breaks even on text that is"),

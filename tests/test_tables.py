@@ -238,7 +238,7 @@ def test_rules_that_rank_alike_share_a_leaderboard() -> None:
         "on the harness's loop at temperature 1, accepted as on mlx-lm",
     ]
     for temperature in (0, 1):
-        title = f"On the harness's loop at temperature {temperature}"
+        title = f"Predicted on the harness's loop at temperature {temperature}"
         assert leaderboard.PLAIN in texts(analysed("audition"), title, "draft")
 
 

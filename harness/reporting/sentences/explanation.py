@@ -96,7 +96,8 @@ def _margin(entry: Explanation) -> str:
             f"no margin at K={k}: an alpha of {needed:.2f} breaks even on text that is evenly hard;"
             f" here it is {alpha:.2f}"
         )
-    return f"speculation gains while alpha stays above {needed:.2f} at K={k}; here it is {alpha:.2f}"
+    here = f"here it is {alpha:.2f}"
+    return f"speculation gains while alpha stays above {needed:.2f} at K={k}; {here}"
 
 
 def _acceptance_needed(entry: Explanation) -> str:

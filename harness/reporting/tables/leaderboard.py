@@ -231,7 +231,7 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
     """One table per rule and temperature, the verdict's rule first."""
     made = []
     for board in boards(summary):
-        title = board.name[0].upper() + board.name[1:]
+        title = f"Predicted {board.name}"
         how = "" if board.every_rule else f": {board.acceptance}"
         no_root = any(breakeven(row) == fmt.NO_ROOT for row in board.rows)
         shown = {row.draft for row in board.rows}
