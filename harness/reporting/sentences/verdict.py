@@ -446,6 +446,8 @@ def next_step(summary: Summary) -> NextStep | None:
         if command == "audition":
             return OTHER_DRAFTS
         keys = f"{model_keys(summary)} drafts=auto{other_keys(summary)}"
+        if summary.served is not None and summary.served.costs and summary.served.engine != OWN.name:
+            keys = f"{keys} latency_from={shlex.quote(summary.run.folder)}"
         return NextStep(AUDITION, f"python -m harness.audition {keys}")
     if summary.served is not None:
         own = summary.run.own_prompts

@@ -175,7 +175,10 @@ LOOKUP_NOTE = (
     "A look-up ({}) has no break-even alpha: most of its rounds find fewer than K tokens to"
     " propose, and cost and emit less, which its speedup takes into account."
 )
-SET_NOTE = "Each prompt set judged alone: right only for a server that sees nothing else."
+SET_NOTE = (
+    "Each prompt set judged alone: right only for a server that sees nothing else. The speedups are"
+    " the verdicts', corrected for having been chosen as the best."
+)
 REGRET_NOTE = (
     "Safest if the mix of prompt sets changes (least regret, the smallest loss against the best"
     " choice of any one set): {}."
