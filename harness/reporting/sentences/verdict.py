@@ -1,5 +1,6 @@
 """What to do, the reason for it, and what to do next."""
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
@@ -446,7 +447,8 @@ def next_step(summary: Summary) -> NextStep | None:
         if command == "audition":
             return OTHER_DRAFTS
         keys = f"{model_keys(summary)} drafts=auto{other_keys(summary)}"
-        if summary.served is not None and summary.served.costs and summary.served.engine != OWN.name:
+        measured = summary.served
+        if measured is not None and measured.costs and measured.engine != OWN.name:
             keys = f"{keys} latency_from={shlex.quote(summary.run.folder)}"
         return NextStep(AUDITION, f"python -m harness.audition {keys}")
     if summary.served is not None:
