@@ -754,7 +754,7 @@ class AuditionConfig(ModelsConfig):
     batch: int = key(32, "completions of the target generated together", least=1)
     until: str | None = key(
         None,
-        "decided: drafts that lose are dropped; all: every draft on every prompt",
+        "decided: losing drafts are dropped; all: every cell is measured",
         choices=("decided", "all"),
     )
     budget_s: float | None = key(

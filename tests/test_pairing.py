@@ -12,6 +12,7 @@ from harness.commands.pairing import pairings, shipped_drafts
 from harness.config import AuditionConfig
 from harness.models.load import load_vocabulary
 from harness.models.tokenizer import tokenizer_difference
+from harness.reporting.console import MOST_LINES
 
 
 def drafts_of(*overrides: str) -> list[str]:
@@ -111,7 +112,7 @@ def test_a_plan_says_in_its_first_lines_what_it_costs_and_that_the_target_does_n
     small = planned("drafts=auto", "model=qwen3_4b")
     assert "Time and cost (modelled)" in small
     assert "$" in small
-    assert len(small.splitlines()) <= 30
+    assert len(small.splitlines()) <= MOST_LINES
     assert small.index("Time and cost") < small.index("Drafts for qwen3_4b")
 
 
