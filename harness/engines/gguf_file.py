@@ -171,7 +171,9 @@ def gguf_package(key: str) -> Any:
         ) from None
 
 
-def _write_sizes(writer: Any, gguf: Any, config: Any, context_tokens: int, vocab: int) -> None:
+def _write_sizes(
+    writer: Any, gguf: Any, config: Any, context_tokens: int | None, vocab: int
+) -> None:
     """The keys from which llama.cpp builds the network."""
     rope = config.rope_parameters
     writer.add_context_length(context_tokens)
