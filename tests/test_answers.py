@@ -658,10 +658,11 @@ def test_the_grid_says_which_row_is_marked() -> None:
     made = summary("as it was")
     content = content_of(made)
     assert content.grid is not None
-    assert content.grid.notes[0].startswith("*: the row of the headline: the engine that was timed")
+    assert content.grid.notes[0] == "marked: the row of the headline, of the engine that was timed."
     other = content_of(asked(made, "mlx"))
     assert other.grid is not None
-    assert other.grid.notes[0] == "*: the row of the headline, of the engine that engine= names."
+    named = "marked: the row of the headline, of the engine that engine= names."
+    assert other.grid.notes[0] == named
 
 
 def test_a_best_k_at_the_edge_of_the_grid_is_a_caveat_with_the_command_that_looks_further() -> None:

@@ -304,7 +304,7 @@ def _measured(
                 )
                 folder.write_timings([*folder.timings(), *steps])
             visits.reach(math.ceil(visits.most * look / len(looks)))
-            if traces and look < len(looks):
+            if texts and look < len(looks):
                 run = load(folder.path)
                 models = {**run.manifest.models, **({conf.name: entry} if entry else {})}
                 run = replace(run, manifest=run.manifest.updated(models=models))

@@ -78,10 +78,10 @@ class NgramDrafter(LookupDrafter):
     """Proposes what followed the text's last n-gram the first time it occurred."""
 
     def __init__(self, eos: Collection[int], ngram: int = LONGEST_NGRAM) -> None:
-        """Look for n-grams of at most `ngram` tokens; `eos` are the ids that end a text."""
+        """Look for n-grams of `ngram` tokens at most; `eos` are the ids that end a text."""
         super().__init__(eos)
         self._ngram = ngram
-        # Where each n-gram's first occurrence goes on
+        # Where what follows an n-gram begins
         self._after: dict[tuple[int, ...], int] = {}
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -107,7 +107,7 @@ class NgramDrafter(LookupDrafter):
         return _before_end(text[place : place + count], self.eos)
 
 
-class SimpleNgramDrafter(LookupDrafter):
+class SimpleNgramDrafter(NgramDrafter):
     """Proposes what followed the text's last n-gram the last time it occurred, as llama.cpp does.
 
     Source: llama.cpp, common/ngram-map.cpp, `common_ngram_simple_draft` with K as its size_m. Its
@@ -116,18 +116,6 @@ class SimpleNgramDrafter(LookupDrafter):
     than K + n + 1 tokens, and with K < n there is none. Proposals that were scored at a larger K
     therefore lack some of the first rounds after a prompt of ten tokens or fewer.
     """
-
-    def __init__(self, eos: Collection[int], ngram: int = LONGEST_NGRAM) -> None:
-        """Look for n-grams of `ngram` tokens."""
-        super().__init__(eos)
-        self._ngram = ngram
-        # Where each n-gram's last occurrence in the history goes on
-        self._after: dict[tuple[int, ...], int] = {}
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        """Start with the prompt as the text; there is nothing to prefill."""
-        self._after = {}
-        super().begin(prompt)
 
     def append(self, tokens: Sequence[int]) -> None:
         """Let the text go on."""

@@ -48,8 +48,8 @@ GRID: tuple[Column[Line], ...] = (
     Column("evidence", lambda line: line.row.evidence),
 )
 TITLE = "What to serve"
-STAR_NOTE = "*: the row of the headline: the engine that was timed, the first temperature."
-STAR_NOTE_ASKED = "*: the row of the headline, of the engine that engine= names."
+STAR_NOTE = "marked: the row of the headline, of the engine that was timed."
+STAR_NOTE_ASKED = "marked: the row of the headline, of the engine that engine= names."
 NO_DRAFT_NOTE = "no draft: the speedup in its row is that of the draft and K that lose least."
 COST_NOTE = "cost: of a round, in plain tokens of that engine{}."
 
