@@ -507,14 +507,19 @@ def _loads(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _published() -> Iterator[str]:
-    """What the same prediction gives on published results."""
-    script = ROOT / "benchmarks" / "published.py"
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    """What the same predictions give on published results."""
     yield from ("## Published results", "")
-    printed = done.stdout.splitlines()
+    printed = _printed("published.py")
     left_out = next(line for line in printed if " left out, " in line)
     yield f"`python benchmarks/published.py`: {printed[-1]}; {left_out}."
-    yield ""
+    yield from ("", "`python benchmarks/published_by_k.py`:", "", *_printed("published_by_k.py"))
+
+
+def _printed(script: str) -> list[str]:
+    """The lines that another benchmark prints."""
+    words = [sys.executable, str(ROOT / "benchmarks" / script)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
 
 
 if __name__ == "__main__":

@@ -174,6 +174,28 @@ def test_published_speedups_are_predicted_from_other_data_sets(
         bench("published", "", short)
 
 
+def test_published_lengths_and_throughputs_are_compared_by_k(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench("published_by_k", "")
+    said = capsys.readouterr().out
+    for figure in (
+        "that of K = 1, the median error is 12.6 % and the largest 41.5 %",
+        "Continued by one position, the median error is 1.6 % and the largest 5.1 %",
+        "They fall here (coding, thinking on: 3.75 at K = 8 after 3.86)",
+        "Median error 2.0 %, largest 6.5 % over 41 throughputs; the predicted best K loses at most"
+        " 1.6 %",
+        "0.79 for Qwen3-235B-A22B and 0.78 for GLM-4.7-FP8",
+        "| Qwen3-235B-A22B | 64 | 2 | 2 | 0.0 % |",
+        "| code | 2 | 2.68 | 2.71 | +1.1 % | 1.92 | 43.3 | 43.8 | +1.1 % |",
+        "| story | 3 | 2.96 implied | - | - | 2.30 of code | 39.8 | 50.2 | +26.0 % |",
+        "the largest error is 2.8 %",
+    ):
+        assert figure in said
+    page = (BENCHMARKS.parent / "docs" / "validation.md").read_text(encoding="utf-8")
+    assert said.strip() in page
+
+
 def test_the_benchmark_of_servers_writes_its_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +223,7 @@ def test_the_benchmark_of_servers_writes_its_page(
     assert re.search(
         r"`python benchmarks/published.py`: median error .* over \d+ chains; .* left out", text
     )
+    assert "| code | 3 | 3.39 |" in text
 
 
 def test_the_benchmark_of_servers_says_what_predictions_miss_by_each_clock(
