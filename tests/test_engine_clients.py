@@ -531,6 +531,7 @@ LOOKED_UP = {"prompt_lookup_min": 1, "prompt_lookup_max": 2}
     ("kind", "vllm", "sglang"),
     [
         ("model", {"method": "draft_model", "model": "d"}, "STANDALONE"),
+        ("eagle", {"method": "eagle", "model": "d"}, "EAGLE"),
         ("eagle3", {"method": "eagle3", "model": "d"}, "EAGLE3"),
         ("mtp", {"method": "mtp", "model": "d"}, "EAGLE"),
         ("ngram", {"method": "ngram", **LOOKED_UP}, None),

@@ -417,6 +417,7 @@ def test_rules_have_lines_where_a_flag_makes_an_engine_accept_by_them() -> None:
 @pytest.mark.parametrize(
     ("kind", "method", "elsewhere"),
     [
+        ("eagle", {"model": DRAFT}, {"EAGLE"}),
         ("eagle3", {"model": DRAFT}, {"EAGLE3", "draft-eagle3"}),
         ("mtp", {}, {"EAGLE", "draft-mtp"}),
         ("medusa", {"model": DRAFT}, set()),

@@ -14,6 +14,7 @@ HEADING = "## What can draft for what\n"
 # How each is named in `drafts=`; what a sweep and a snapshot cannot run stands alone
 ENTRIES: dict[DraftKind, str] = {
     "model": "`qwen3_0_6b`, `name@folder-or-hub-id`",
+    "eagle": "`eagle@folder-or-hub-id`",
     "eagle3": "`eagle3@folder-or-hub-id`",
     "mtp": "`mtp`, `mtp@folder-or-hub-id`",
     "medusa": "`medusa@folder-or-hub-id`",

@@ -90,6 +90,13 @@ DRAFTS: dict[DraftKind, DraftSpec] = {
         reads_states=True,
         chained=True,
     ),
+    "eagle": DraftSpec(
+        "an EAGLE head",
+        loader=f"{_IN}.eagle:load_eagle",
+        shape=f"{_IN}.eagle:eagle_shape",
+        reads_states=True,
+        chained=True,
+    ),
     "mtp": DraftSpec(
         "MTP layers",
         "target_checkpoint",
@@ -99,6 +106,7 @@ DRAFTS: dict[DraftKind, DraftSpec] = {
     ),
     "medusa": DraftSpec("Medusa heads", loader=f"{_IN}.medusa:load_medusa", reads_states=True),
     "dflash": DraftSpec("a DFlash drafter", loader=f"{_IN}.dflash:load_dflash", reads_states=True),
+    "dspark": DraftSpec("a DSpark drafter", loader=f"{_IN}.dspark:load_dspark", reads_states=True),
     "early_exit": DraftSpec(
         "early exit of the target's layers",
         "target_layers",

@@ -13,7 +13,8 @@
   requests of a step at once; _TOKEN_MODE real-draft-token keeps the tokens, and needs topk 1.
 - docs/advanced_features/speculative_decoding.md: at topk 1 a chain of as many tokens as steps is
   drafted, and one position more verified: `--speculative-num-draft-tokens` is K + 1. MTP layers are
-  served by the algorithm EAGLE, the target's own without a draft path, others with one. DFLASH
+  served by the algorithm EAGLE, as EAGLE heads are (srt/models/llama_eagle.py), the target's own
+  without a draft path, others with one. DFLASH
   (srt/speculative/dflash_worker_v2.py) takes the block's positions as number of draft tokens.
   srt/models/llama_eagle3.py reads tensors `midlayer.*` and `layers.0.*` alike; NGRAM drafts a tree,
   whose branches share the draft tokens.
@@ -39,11 +40,12 @@ RULE_FLAGS: Mapping[Rule, str] = {
     "block": "--speculative-use-block-verification",
 }
 # The kinds whose drafts are drawn for the ratio, and for block verification
-_DRAWN_KINDS = ("eagle3", "mtp")
+_DRAWN_KINDS = ("eagle", "eagle3", "mtp")
 _BLOCK_KINDS = (*_DRAWN_KINDS, "dflash")
 # `--speculative-algorithm`, for a chain or a block of drafted tokens
 ALGORITHMS: Mapping[DraftKind, str] = {
     "model": "STANDALONE",
+    "eagle": "EAGLE",
     "eagle3": "EAGLE3",
     "mtp": "EAGLE",
     "dflash": "DFLASH",
@@ -111,11 +113,12 @@ SPEC = EngineSpec(
     counting=Counting(first_position=1, shortens_last_draft=False),
     draft_by_temperature=True,
     # Its look-up drafts a tree
-    alike=frozenset(("model", "eagle3", "mtp", "dflash")),
+    alike=frozenset(("model", "eagle", "eagle3", "mtp", "dflash")),
     version="0.5.23",
     plain=_launch,
     lines={
         "model": ServingLine(_drafting, more=_platform_notes),
+        "eagle": ServingLine(_drafting, more=_platform_notes),
         "eagle3": ServingLine(_drafting, more=_platform_notes),
         "mtp": ServingLine(_drafting, more=_platform_notes),
         "dflash": ServingLine(_drafting, BLOCK),
@@ -125,7 +128,7 @@ SPEC = EngineSpec(
     in_production="--context-length, --max-running-requests and --mem-fraction-static",
     slots_flag="--max-running-requests",
     client="harness.engines.sglang",
-    drafts=("model", "eagle3", "mtp"),
+    drafts=("model", "eagle", "eagle3", "mtp"),
     synthetic="on CUDA",
     one_dtype=True,
     alone=True,

@@ -1,14 +1,16 @@
 """vLLM: what it accepts and drafts, and what it is started with. Read in release 0.33 and run.
 
-- vllm/config/speculative.py, `SpeculativeMethod`: draft_model, eagle3, mtp, medusa, dflash, ngram,
-  suffix. `mtp` takes the target's own layers, or those of the checkpoint that is its `model`, and
-  refuses a K above their number that is no multiple of it (`n_predict`: num_nextn_predict_layers);
-  `medusa` needs a hidden_size in the config.json of FasterDecoding's layout, too; `suffix` needs
-  the package arctic-inference at 0.1.1 (`_validate_suffix_decoding`), and its
-  num_speculative_tokens is the most it proposes. eagle3 was run (0.32) with a head in SpecForge's
-  layout and in speculators', and so was ngram:
-  v1/spec_decode/ngram_proposer.py proposes what followed the first occurrence of the longest match,
-  as `harness.decoding.lookups` does, but does not stop before an end of text in the prompt.
+- vllm/config/speculative.py, `SpeculativeMethod`: draft_model, eagle, eagle3, mtp, medusa, dflash,
+  ngram, suffix. `eagle` names the layer's class by `architectures` (LlamaForCausalLM becomes
+  EagleLlamaForCausalLM), whose fc has no bias (model_executor/models/llama_eagle.py). `mtp` takes
+  the target's own layers, or those of the checkpoint that is its `model`, and refuses a K above
+  their number that is no multiple of it (`n_predict`: num_nextn_predict_layers); `medusa` needs a
+  hidden_size in the config.json of FasterDecoding's layout, too; `suffix` needs the package
+  arctic-inference at 0.1.1 (`_validate_suffix_decoding`), and its num_speculative_tokens is the
+  most it proposes. eagle3 was run (0.32) with a head in SpecForge's layout and in speculators', and
+  so was ngram: v1/spec_decode/ngram_proposer.py proposes what followed the first occurrence of the
+  longest match, as `harness.decoding.lookups` does, but does not stop before an end of text in the
+  prompt.
 - `draft_sample_method` is greedy by default, with the draft's distribution taken as one-hot;
   `probabilistic` samples at the request's temperature, without its other sampling parameters
   (vllm#56724), and accepts by the ratio. v1/spec_decode/llm_base_proposer.py: heads take it;
@@ -16,11 +18,11 @@
 - `rejection_sample_method: synthetic` imposes `synthetic_acceptance_rates`: unconditional per
   position, K of them, never increasing. Its CPU builds refuse it. `block` is block verification
   (v1/worker/gpu/spec_decode/rejection_sampler.py), on the V2 model runner alone: drafts must be
-  sampled, by eagle3, mtp or dflash. For a draft model, a look-up or Medusa heads vLLM falls back to
-  the V1 runner (config/vllm.py, `_get_v2_model_runner_unsupported_features`), which ignores the
-  setting and drafts argmaxes (v1/spec_decode/llm_base_proposer.py, `_enable_probabilistic_draft_
-  probs`); VLLM_USE_V2_MODEL_RUNNER=1 makes it refuse to start instead. A pull request's `fly`
-  (vllm#53987) is lossy.
+  sampled, by eagle, eagle3, mtp or dflash. For a draft model, a look-up or Medusa heads vLLM falls
+  back to the V1 runner (config/vllm.py, `_get_v2_model_runner_unsupported_features`), which ignores
+  the setting and drafts argmaxes (v1/spec_decode/llm_base_proposer.py,
+  `_enable_probabilistic_draft_probs`); VLLM_USE_V2_MODEL_RUNNER=1 makes it refuse to start instead.
+  A pull request's `fly` (vllm#53987) is lossy.
 - `enable_adaptive_verification` (config/vllm.py, `_validate_adaptive_verification`): how many
   drafts of each request are verified is decided in each step, from their confidences and step costs
   that are profiled on start. DSpark drafters alone, on the V2 runner with CUDA graphs, without LoRA
@@ -140,11 +142,12 @@ SPEC = EngineSpec(
     counting=COUNTING,
     draft_by_temperature=True,
     # Its suffix look-up finds other tokens
-    alike=frozenset(("model", "eagle3", "mtp", "medusa", "dflash", "ngram")),
+    alike=frozenset(("model", "eagle", "eagle3", "mtp", "medusa", "dflash", "ngram")),
     version="0.33",
     plain=_serve,
     lines={
         "model": ServingLine(_drafting),
+        "eagle": ServingLine(_drafting, "It refuses a head whose fc has a bias."),
         "eagle3": ServingLine(_drafting),
         "mtp": ServingLine(_drafting, more=_mtp_notes),
         "medusa": ServingLine(_drafting),
@@ -160,7 +163,7 @@ SPEC = EngineSpec(
     schedule_notes=_schedule_notes,
     in_production="--max-model-len, --max-num-seqs and --gpu-memory-utilization",
     client="harness.engines.vllm",
-    drafts=("model", "eagle3", "mtp", "ngram"),
+    drafts=("model", "eagle", "eagle3", "mtp", "ngram"),
     synthetic="on CUDA",
     mtp_multiples=True,
     one_dtype=True,
@@ -169,7 +172,7 @@ SPEC = EngineSpec(
     rented="vllm==0.33.0",
 )
 # Block verification, for the kinds that its V2 runner drafts with
-_BLOCK_KINDS = ("eagle3", "mtp", "dflash")
+_BLOCK_KINDS = ("eagle", "eagle3", "mtp", "dflash")
 _V2_ONLY = (
     "Block verification is its V2 runner's: where the log says that V1 is used instead, the setting"
     " is ignored."

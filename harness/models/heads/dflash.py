@@ -33,7 +33,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -50,13 +50,16 @@ from transformers.models.qwen3.modeling_qwen3 import (
 from harness.config import ModelConf
 from harness.models.checkpoint import explained
 from harness.models.heads.base import BlockHead, HeadNetwork, LoadedHead, in_target_ids
-from harness.models.heads.files import HeadFiles, config_of, found_in, is_of
+from harness.models.heads.files import HeadFiles, config_of, found_in, is_of, output_matrix
 from harness.models.load import LoadedModel
 from harness.records import UserError
 
 # Positions of blocks in memory at a time, where a text's starts are scored
 QUERIES = 512
 CAPACITY = 512
+
+
+Network = TypeVar("Network", bound="DFlashNetwork")
 
 
 class KeysValues(NamedTuple):
@@ -104,7 +107,8 @@ class DFlashNetwork(HeadNetwork):
         config: of its layers.
         layers: of the target, whose inputs are read.
         block: positions of a block, the last token's included.
-        drafts: tokens that it drafts from a start at most, one fewer.
+        first: the first of these that drafts: 0 or 1.
+        drafts: tokens that it drafts from a start at most.
         embed, output: its embedding and its output matrix, or the target's.
         ids: [draft vocabulary] the target's ids of the tokens that it can draft; None where that is
             all of them.
@@ -123,11 +127,13 @@ class DFlashNetwork(HeadNetwork):
         embed: Callable[[Tensor], Tensor],
         output: Callable[[Tensor], Tensor],
         ids: Tensor | None = None,
+        first: int = 1,
     ) -> None:
         """Modules of the target are given as their `__call__`, and are no part of this one."""
         super().__init__()
         self.config, self.layers = config, tuple(layers)
-        self.block, self.drafts, self.mask_token = block, block - 1, mask_token
+        self.block, self.first, self.mask_token = block, first, mask_token
+        self.drafts = block - first
         self.width = len(self.layers) * target_hidden
         hidden, eps = config.hidden_size, config.rms_norm_eps
         config.head_dim = config.head_dim or hidden // config.num_attention_heads
@@ -169,11 +175,11 @@ class DFlashNetwork(HeadNetwork):
             angles: [B or 1, block, D] of the block's positions.
             attend: per layer, what a block's queries attend to.
         """
-        masks = tokens.new_full((len(tokens), self.drafts), self.mask_token)
+        masks = tokens.new_full((len(tokens), self.block - 1), self.mask_token)
         hidden = self.embed(torch.cat([tokens.unsqueeze(1), masks], dim=1))
         for layer, attended in zip(self.body, attend, strict=True):
             hidden = _layer_output(layer, hidden, angles, attended)
-        return hidden[:, 1:]
+        return hidden[:, self.first :]
 
     def passes(self, tokens: Tensor, states: Tensor, depth: int, first: int = 0) -> list[Tensor]:
         """The outputs of `depth` drafts from every start of a text; see `HeadNetwork.passes`.
@@ -251,15 +257,18 @@ class DFlashHead(BlockHead):
 
     def _draft(self, offset: int, token: Tensor) -> Tensor:
         if offset == 0:
-            begin, end = self._length, self._length + self.network.block
-            outputs = self.network.blocks(
-                token.to(self.device),
-                self._angles(begin, end),
-                [partial(_attend_to_all, cache=cache, begin=begin) for cache in self._caches],
-            )
-            self._logits = self.network.logits(outputs, self.vocab_size, 0)[0]
+            self._logits = self.network.logits(self._block(token), self.vocab_size, 0)[0]
         assert self._logits is not None
         return self._logits[offset : offset + 1]
+
+    def _block(self, token: Tensor) -> Tensor:
+        """The outputs [1, drafts, hidden] of the block that begins with a token [1]."""
+        begin, end = self._length, self._length + self.network.block
+        return self.network.blocks(
+            token.to(self.device),
+            self._angles(begin, end),
+            [partial(_attend_to_all, cache=cache, begin=begin) for cache in self._caches],
+        )
 
     def _angles(self, begin: int, end: int) -> Angles:
         return self._cosines[:, begin:end], self._sines[:, begin:end]
@@ -308,8 +317,8 @@ PLAIN = (None, False, 0, "dflash")
 
 
 @dataclass(frozen=True)
-class _Block:
-    """What a DFlash drafter's config.json says.
+class Block:
+    """What the config.json of a DFlash drafter, or one of its kind, says.
 
     Attributes:
         layout: whose.
@@ -318,6 +327,7 @@ class _Block:
         block: positions of a block.
         mask_token: the id of the token that stands for what is to be drafted.
         vocabulary: of the target; None where it does not say.
+        first: the first position of a block that drafts.
     """
 
     layout: str
@@ -326,6 +336,22 @@ class _Block:
     block: int
     mask_token: int
     vocabulary: int | None
+    first: int = 1
+
+    def cut(self, conf: ModelConf, key: str) -> "Block":
+        """With the positions that `draft.block` asks for.
+
+        Raises:
+            UserError: more than it was trained with.
+        """
+        if conf.block is None:
+            return self
+        if conf.block > self.block:
+            raise UserError(
+                f"{key}.block={conf.block}: {conf.name} was trained with blocks of {self.block} "
+                "positions; give fewer"
+            )
+        return replace(self, block=conf.block)
 
 
 def load_dflash(conf: ModelConf, target: LoadedModel, key: str = "draft") -> LoadedHead:
@@ -337,58 +363,89 @@ def load_dflash(conf: ModelConf, target: LoadedModel, key: str = "draft") -> Loa
     files = HeadFiles(conf, key, target, *DFLASH)
     with explained(conf, key):
         block = _block(config_of(conf, key), files)
-    if conf.block is not None:
-        if conf.block > block.block:
-            raise UserError(
-                f"{key}.block={conf.block}: {conf.name} was trained with blocks of {block.block} "
-                "positions; give fewer"
-            )
-        block = replace(block, block=conf.block)
-    network = _dflash(block, files.tensors(), files)
+    block = block.cut(conf, key)
+    network = filled(DFlashNetwork, block, files.tensors(), files)
     facts = {"architecture": "DFlash", "layout": block.layout, "block": block.block}
     return files.loaded(network, facts, block.layer.max_position_embeddings)
 
 
-def _block(config: Mapping[str, Any], files: HeadFiles) -> _Block:
+def _block(config: Mapping[str, Any], files: HeadFiles) -> Block:
     """What the config.json says, in either layout."""
     settings: dict[str, Any] = dict(config.get("dflash_config") or {})
     if config.get("speculators_model_type") == "dflash":
-        layout, layer = "speculators", dict(config.get("transformer_layer_config") or {})
-        if layer.get("model_type") != "qwen3":  # other configs have another default
-            layer["head_dim"] = layer.get("head_dim") or (
-                layer["hidden_size"] // layer["num_attention_heads"]
-            )
-        layers = config.get("aux_hidden_state_layer_ids") or ()
-        mask_token = config.get("mask_token_id")
         settings = {"sample_from_anchor": config.get("sample_from_anchor")}
-    elif is_of(config, "dflash") and not config.get("speculators_model_type"):
-        layout, layer = "z-lab", dict(config)
-        # The output of a layer is the input of the next
-        layers = [int(number) + 1 for number in settings.get("target_layer_ids") or ()]
-        mask_token = settings.get("mask_token_id")
-    else:
+        return of_speculators(config, settings, files)
+    if not is_of(config, "dflash") or config.get("speculators_model_type"):
         raise files.unknown_layout(found_in(config))
     size = config.get("block_size") or settings.get("block_size")
+    layers, mask_token = settings.get("target_layer_ids"), settings.get("mask_token_id")
+    return block_of("z-lab", config, size, mask_token, after(layers), files, settings)
+
+
+def of_speculators(
+    config: Mapping[str, Any], settings: Mapping[str, Any], files: HeadFiles
+) -> Block:
+    """What a config.json of vllm-project/speculators says."""
+    layer = dict(config.get("transformer_layer_config") or {})
+    if layer.get("model_type") != "qwen3":  # other configs have another default
+        layer["head_dim"] = layer.get("head_dim") or (
+            layer["hidden_size"] // layer["num_attention_heads"]
+        )
+    size, mask_token = config.get("block_size"), config.get("mask_token_id")
+    layers = config.get("aux_hidden_state_layer_ids")
+    return block_of("speculators", layer, size, mask_token, layers, files, settings)
+
+
+def after(layers: Sequence[Any] | None) -> list[int]:
+    """The layers whose input is the output of these."""
+    return [int(number) + 1 for number in layers or ()]
+
+
+def block_of(
+    layout: str,
+    layer: Mapping[str, Any],
+    size: int | None,
+    mask_token: int | None,
+    layers: Sequence[Any] | None,
+    files: HeadFiles,
+    settings: Mapping[str, Any],
+) -> Block:
+    """A drafter of such layers, with all that it needs and nothing that is not read.
+
+    Args:
+        layout: whose.
+        layer: the config of its layers.
+        size: positions of a block.
+        mask_token: its id.
+        layers: of the target, whose inputs are read.
+        files: for errors.
+        settings: what else may change the arithmetic.
+
+    Raises:
+        UserError: something is missing, or another setting is set.
+    """
     needed = {"block_size": size, "mask_token_id": mask_token, "the target's layer ids": layers}
     missing = [name for name, value in needed.items() if value in (None, [], ())]
-    if size is None or mask_token is None or missing:
+    if size is None or mask_token is None or not layers:
         raise UserError(
-            f"{files.where}: its config.json has no {missing[0]}, which a DFlash drafter needs"
+            f"{files.where}: its config.json has no {missing[0]}, which {files.kind} needs"
         )
-    parsed = Qwen3Config(**layer)
+    parsed, asked = Qwen3Config(**layer), dict(settings)
     if "sliding_attention" in (parsed.layer_types or ()):
-        settings["layer_types: sliding_attention"] = True
-    unread = sorted(name for name in settings.keys() - READ if settings[name] not in PLAIN)
+        asked["layer_types: sliding_attention"] = True
+    unread = sorted(name for name in asked.keys() - READ if asked[name] not in PLAIN)
     if unread:
         raise UserError(
-            f"{files.where}: a DFlash drafter with {', '.join(unread)}, which is not read here; "
+            f"{files.where}: {files.kind} with {', '.join(unread)}, which is not read here; "
             "give one of full attention without further settings"
         )
     vocabulary = layer.get("vocab_size")
-    return _Block(layout, parsed, tuple(map(int, layers)), int(size), int(mask_token), vocabulary)
+    return Block(layout, parsed, tuple(map(int, layers)), int(size), int(mask_token), vocabulary)
 
 
-def _dflash(block: _Block, tensors: dict[str, Tensor], files: HeadFiles) -> DFlashNetwork:
+def filled(
+    kind: Callable[..., Network], block: Block, tensors: dict[str, Tensor], files: HeadFiles
+) -> Network:
     """The drafter, its weights filled in, after all that can be compared with the target."""
     of_target, vocabulary = files.target_config, files.target.vocab_size
     if min(block.layers) < 0 or max(block.layers) > of_target.num_hidden_layers:
@@ -403,7 +460,7 @@ def _dflash(block: _Block, tensors: dict[str, Tensor], files: HeadFiles) -> DFla
     hidden = block.layer.hidden_size
     own_embed = files.own_matrix(tensors, "embed_tokens.weight", embed, vocabulary, hidden)
     own_output = files.own_matrix(tensors, "lm_head.weight", output, drafted, hidden)
-    network = DFlashNetwork(
+    network = kind(
         block.layer,
         target_hidden=of_target.hidden_size,
         layers=block.layers,
@@ -411,17 +468,12 @@ def _dflash(block: _Block, tensors: dict[str, Tensor], files: HeadFiles) -> DFla
         mask_token=block.mask_token,
         # The target's modules must be no part of this one
         embed=embed.__call__ if own_embed is None else nn.Embedding.from_pretrained(own_embed),
-        output=output.__call__ if own_output is None else _linear(own_output),
+        output=output.__call__ if own_output is None else output_matrix(own_output),
         ids=ids,
+        first=block.first,
     )
     if block.mask_token >= vocabulary:
         raise files.other_vocabulary(block.mask_token + 1)
     renamed = {re.sub("^layers", "body", name): tensor for name, tensor in tensors.items()}
     files.fill(network, renamed, given=("embed.", "output."))
     return network
-
-
-def _linear(weight: Tensor) -> nn.Module:
-    module = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    module.weight = nn.Parameter(weight, requires_grad=False)
-    return module

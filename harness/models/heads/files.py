@@ -233,6 +233,13 @@ def unknown_layout(where: str, kind: str, layouts: str, found: str) -> UserError
     )
 
 
+def output_matrix(weight: Tensor) -> nn.Module:
+    """A head's own output matrix [V, hidden] as a module."""
+    module = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    module.weight = nn.Parameter(weight, requires_grad=False)
+    return module
+
+
 def is_of(config: Mapping[str, Any], kind: str) -> bool:
     """Whether a config.json's model type or architectures name a kind of head."""
     names = [config.get("model_type"), *(config.get("architectures") or ())]

@@ -1,0 +1,237 @@
+"""What heads of one Llama layer have in common: EAGLE's and EAGLE-3's, which draft token by token.
+
+A row is a token and a feature; kinds differ in what the layer's projections read of them
+(`project`). Positions are rotary and those of the text: row t, or t + j for the j-th row of a
+chain. `passes` gives the drafts from every start of a given text: pass j runs the j-th row of every
+chain at once, fed with the text's tokens; it attends to the rows of pass 0 up to its own start, and
+to its own chain's earlier rows, which is a diagonal of each earlier pass. `LayerHead` runs the same
+with a cache, for the loop.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import (
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+    repeat_kv,
+)
+
+from harness.models.heads.base import ChainHead, HeadNetwork
+
+# Queries of `passes` that attend to a text at once
+QUERIES = 256
+CAPACITY = 512
+
+Angles = tuple[Tensor, Tensor]
+
+
+class Projected(NamedTuple):
+    """Query [B, heads, n, D], key and value [B, KV, n, D], and the residual [B, n, hidden]."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    residual: Tensor
+
+
+class Attention(nn.Module):
+    """The projections of a layer; what attends to what is its caller's."""
+
+    def __init__(self, config: Any, width: int, head_dim: int, *, bias: bool) -> None:
+        super().__init__()
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.q_proj = nn.Linear(width, heads * head_dim, bias=bias)
+        self.k_proj = nn.Linear(width, kv_heads * head_dim, bias=bias)
+        self.v_proj = nn.Linear(width, kv_heads * head_dim, bias=bias)
+        self.o_proj = nn.Linear(heads * head_dim, config.hidden_size, bias=False)
+
+
+class Layer(nn.Module):
+    """A decoder layer whose projections read `width` numbers, without norms of what they read."""
+
+    def __init__(self, config: Any, width: int, head_dim: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config, width, head_dim, bias=bias)
+        self.mlp = LlamaMLP(config)
+
+
+class LayerNetwork(HeadNetwork):
+    """The weights and arithmetic of a head of one layer.
+
+    Attributes:
+        config: of the layer.
+        layers: of the target, whose inputs it reads.
+        midlayer: the layer.
+        fc: to the layer's width.
+        embed_tokens: the target's embedding [V, hidden], or one of its own.
+        own_embedding: which of the two.
+    """
+
+    midlayer: Any
+    fc: nn.Linear
+
+    def __init__(self, config: LlamaConfig, layers: Sequence[int], width: int) -> None:
+        super().__init__()
+        self.config, self.layers, self.width = config, tuple(layers), width
+        self.head_dim: int = config.head_dim or config.hidden_size // config.num_attention_heads
+        self.kv_heads: int = config.num_key_value_heads or config.num_attention_heads
+        self.cached_numbers = 2 * self.kv_heads * self.head_dim
+        self.embed_tokens: nn.Module | None = None
+        self.own_embedding = False
+        self.rotary = LlamaRotaryEmbedding(config)
+
+    @abstractmethod
+    def project(self, tokens: Tensor, features: Tensor, angles: Angles) -> Projected:
+        """What the layer makes of tokens [B, n] and features [B, n, hidden] before it attends."""
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """Its own, without the embedding where that is the target's."""
+        return [
+            weight
+            for name, weight in self.named_parameters()
+            if self.own_embedding or not name.startswith("embed_tokens")
+        ]
+
+    def angles(self, positions: Tensor) -> Angles:
+        """Cosines and sines [B, n, D] of positions [B, n]."""
+        return self.rotary(self.fc.weight, positions)
+
+    def attended_by(self, row: Tensor, residual: Tensor, angles: Angles) -> Projected:
+        """Query, key and value of rows [B, n, width], with the residual that goes by them."""
+        attention, shape = self.midlayer.self_attn, (*row.shape[:2], -1, self.head_dim)
+        query, key, value = (
+            part(row).view(shape).transpose(1, 2)
+            for part in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        query, key = apply_rotary_pos_emb(query, key, *angles)
+        return Projected(query, key, value, residual)
+
+    def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
+        """The outputs [B, n, hidden] of what was attended [B, heads, n, D]."""
+        layer = self.midlayer
+        rows = attended.transpose(1, 2).flatten(2)
+        hidden = residual + layer.self_attn.o_proj(rows)
+        return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+
+    def passes(self, tokens: Tensor, states: Tensor, depth: int, first: int = 0) -> list[Tensor]:
+        """The outputs of `depth` drafts from every start of a text; see `HeadNetwork.passes`."""
+        count, features = states.shape[1], self.features(states)
+        tokens = tokens.to(features.device)
+        places = torch.arange(count, device=features.device).unsqueeze(0)
+        base = self.project(tokens[:, 1:], features, self.angles(places))
+        query, residual = base.query[:, :, first:], base.residual[:, first:]
+        chain: list[tuple[Tensor, Tensor]] = []
+        outputs: list[Tensor] = []
+        for number in range(min(depth, count - first)):
+            if number:
+                rows = count - first - number
+                own = self.project(
+                    tokens[:, first + 1 + number :],
+                    outputs[-1][:, :rows],
+                    self.angles(places[:, first : count - number] + number),
+                )
+                query, residual = own.query, own.residual
+                chain = [(key[:, :, :rows], value[:, :, :rows]) for key, value in chain]
+                chain.append((own.key, own.value))
+            attended = attend_from_every_start(query, base.key, base.value, chain, first)
+            outputs.append(self.finish(attended, residual))
+        return outputs
+
+
+def attend_from_every_start(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    chain: Sequence[tuple[Tensor, Tensor]],
+    first: int,
+) -> Tensor:
+    """Query i attends to rows up to first + i, and to entry i of each of its chain's passes.
+
+    Args:
+        query: [B, heads, n, D].
+        keys, values: [B, KV, rows, D] of pass 0.
+        chain: keys and values [B, KV, n, D] of the passes 1, 2, ...
+        first: the row of query 0.
+    """
+    groups = query.shape[1] // keys.shape[1]
+    keys, values = repeat_kv(keys, groups), repeat_kv(values, groups)
+    own = [(repeat_kv(key, groups), repeat_kv(value, groups)) for key, value in chain]
+    rows = torch.arange(keys.shape[2], device=query.device)
+    scale = query.shape[-1] ** -0.5
+    attended: list[Tensor] = []
+    for begin in range(0, query.shape[2], QUERIES):
+        part = query[:, :, begin : begin + QUERIES]
+        end = begin + part.shape[2]
+        starts = torch.arange(first + begin, first + end, device=query.device)
+        scores = torch.matmul(part, keys.transpose(2, 3)) * scale
+        scores = scores.masked_fill(rows > starts.unsqueeze(1), float("-inf"))
+        diagonals = [(part * key[:, :, begin:end]).sum(-1, keepdim=True) * scale for key, _ in own]
+        shares = torch.softmax(torch.cat([scores, *diagonals], -1).float(), -1).to(part.dtype)
+        total = torch.matmul(shares[..., : len(rows)], values)
+        for index, (_, value) in enumerate(own, start=len(rows)):
+            total = total + shares[..., index : index + 1] * value[:, :, begin:end]
+        attended.append(total)
+    return torch.cat(attended, dim=2)
+
+
+class LayerHead(ChainHead):
+    """The head with a cache of preallocated keys and values."""
+
+    network: LayerNetwork
+
+    def __init__(self, network: LayerNetwork, vocab_size: int) -> None:
+        super().__init__(network, vocab_size)
+        self._length = 0
+        self._allocate(CAPACITY)
+
+    def rewind(self, count: int) -> None:
+        """Forget the last `count` rows."""
+        self._length -= count
+
+    def _forget_rows(self) -> None:
+        self._length = 0
+
+    def _append(self, tokens: Tensor, features: Tensor) -> Tensor:
+        count = tokens.shape[1]
+        start, end = self._length, self._length + count
+        if end > self._keys.shape[2]:
+            keys, values = self._keys, self._values
+            self._allocate(2 * end)
+            self._keys[:, :, :start] = keys[:, :, :start]
+            self._values[:, :, :start] = values[:, :, :start]
+        angles = self._cosines[:, start:end], self._sines[:, start:end]
+        row = self.network.project(tokens, features, angles)
+        self._keys[:, :, start:end], self._values[:, :, start:end] = row.key, row.value
+        mask, causal = None, start == 0 and count > 1
+        if count > 1 and not causal:
+            places = torch.arange(end, device=self.device)
+            mask = places <= places[start:].unsqueeze(1)
+        attended = F.scaled_dot_product_attention(
+            row.query,
+            self._keys[:, :, :end],
+            self._values[:, :, :end],
+            attn_mask=mask,
+            is_causal=causal,
+            enable_gqa=True,
+        )
+        self._length = end
+        return self.network.finish(attended, row.residual)
+
+    def _allocate(self, capacity: int) -> None:
+        network, dtype = self.network, self.network.fc.weight.dtype
+        shape = (1, network.kv_heads, capacity, network.head_dim)
+        self._keys = torch.zeros(shape, dtype=dtype, device=self.device)
+        self._values = torch.zeros(shape, dtype=dtype, device=self.device)
+        places = torch.arange(capacity, device=self.device).unsqueeze(0)
+        with torch.no_grad():
+            self._cosines, self._sines = network.angles(places)
