@@ -422,6 +422,8 @@ def test_rules_have_lines_where_a_flag_makes_an_engine_accept_by_them() -> None:
         ("mtp", {}, {"EAGLE", "draft-mtp"}),
         ("medusa", {"model": DRAFT}, set()),
         ("dflash", {"model": DRAFT}, {"DFLASH", "num-draft-tokens 4", "draft-dflash"}),
+        ("dspark", {"model": DRAFT},
+         {"DSPARK", "dspark-block-size 3", "num-draft-tokens 4", "draft-dspark"}),
         ("ngram", {"prompt_lookup_max": LONGEST_NGRAM, "prompt_lookup_min": 1},
          {"NGRAM", "ngram-simple", "prompt_lookup_num_tokens=3"}),
         ("suffix", {}, set()),

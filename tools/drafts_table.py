@@ -19,6 +19,7 @@ ENTRIES: dict[DraftKind, str] = {
     "mtp": "`mtp`, `mtp@folder-or-hub-id`",
     "medusa": "`medusa@folder-or-hub-id`",
     "dflash": "`dflash@folder-or-hub-id`",
+    "dspark": "`dspark@folder-or-hub-id`",
     "ngram": "`ngram`",
     "ngram_simple": "`ngram_simple`, K of 2 or more",
     "suffix": "`suffix` (audition only)",

@@ -1,12 +1,12 @@
 """The drafter that is a head: it drafts from the hidden states of the target.
 
-An EAGLE-3 head, or a model's own MTP layers, reads what the target computed for a token, and the
-token after it. Row t of a text x takes token x[t + 1] with the target's states at t, and predicts
-x[t + 2]. Within a round the target's states are not known yet: there each row takes the head's own
-output of the row before (Li et al. 2025, EAGLE-3). Medusa heads and DFlash drafters read the same
-states, and draft all tokens of a round from those of its start. The verify then computes the
-target's states for every token that stands, and those rows are run again from these. So nothing of
-a round's drafts is left in the head, rounds start afresh, and replay is exact.
+An EAGLE or EAGLE-3 head, or a model's own MTP layers, reads what the target computed for a token,
+and the token after it. Row t of a text x takes token x[t + 1] with the target's states at t, and
+predicts x[t + 2]. Within a round the target's states are not known yet: there each row takes the
+head's own output of the row before (Li et al. 2025, EAGLE-3). Medusa heads, DFlash and DSpark
+drafters read the same states, and draft all tokens of a round from those of its start. The verify
+then computes the target's states for every token that stands, and those rows are run again from
+these. So nothing of a round's drafts is left in the head, rounds start afresh, and replay is exact.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class HeadModel(CausalModel, Protocol):
 
 
 class HeadDrafter(ModelDrafter):
-    """Proposes what any head drafts: EAGLE-3, MTP layers, Medusa heads or a DFlash drafter.
+    """Proposes what any head drafts: EAGLE heads, MTP layers, Medusa heads, DFlash or DSpark.
 
     Its first forward of a round takes the target's states; each further one the head's own output,
     or the next row of a block. Between rounds the head's cache holds the rows whose target states

@@ -43,8 +43,8 @@ SHOWN = 3
 HEAD = (
     "a head for speculative decoding (EAGLE, Medusa or their kind), which drafts from the target's "
     "hidden states and is no model of its own; an EAGLE-3 head is given as draft=eagle3 draft.id=, "
-    "or drafts=[eagle3@folder-or-hub-id], Medusa heads and DFlash drafters as medusa and dflash; "
-    "give a causal model as the draft, or serve another head with an engine that supports it and "
+    "or drafts=[eagle3@folder-or-hub-id], EAGLE and Medusa heads, DFlash and DSpark drafters as "
+    "eagle, medusa, dflash and dspark; give a causal model as the draft, or serve another head with an engine that supports it and "
     "compare its numbers with plain decoding: "
     "python -m harness.breakeven acceptance_from=<result of vllm bench serve>"
 )

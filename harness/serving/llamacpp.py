@@ -11,8 +11,9 @@
 - src/llama-kv-cache.cpp: with a cache for each slot a batch is split into runs of neighbouring
   slots, each decoded by itself; `--kv-unified` has one cache, and one pass.
 - docs/speculative.md: draft-eagle3 (`-md` is the head, converted with --target-model-dir),
-  draft-mtp, draft-dflash, ngram-simple (common/ngram-map.cpp: the *last* earlier match of exactly
-  size-n tokens). Its drafts have size-m tokens; --spec-draft-n-max does not cut them (build 11549).
+  draft-mtp, draft-dflash, draft-dspark, ngram-simple (common/ngram-map.cpp: the *last* earlier
+  match of exactly size-n tokens). Its drafts have size-m tokens; --spec-draft-n-max does not cut
+  them (build 11549).
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from collections.abc import Callable, Sequence
 from harness.records import LONGEST_NGRAM
 from harness.serving.drafts import DraftKind, looks_up
 from harness.serving.round_counting import Counting
-from harness.serving.spec import BLOCK, EngineSpec, PairToServe, ServingLine
+from harness.serving.spec import ANCHORED_BLOCK, BLOCK, EngineSpec, PairToServe, ServingLine
 
 COUNTING = Counting(first_position=1, shortens_last_draft=True)
 # The target alone; its files are conversions that only the reader knows
@@ -31,6 +32,7 @@ SPEC_TYPES = {
     "eagle3": "draft-eagle3",
     "mtp": "draft-mtp",
     "dflash": "draft-dflash",
+    "dspark": "draft-dspark",
     "ngram": "ngram-simple",
     "ngram_simple": "ngram-simple",
 }
@@ -81,7 +83,7 @@ SPEC = EngineSpec(
     draft_by_temperature=True,
     draft_top_k=10,
     draft_reads_verified=True,
-    alike=frozenset(("model", "eagle3", "mtp", "dflash", "ngram_simple")),
+    alike=frozenset(("model", "eagle3", "mtp", "dflash", "dspark", "ngram_simple")),
     version="b11368 or later",
     plain=lambda _: SERVER,
     lines={
@@ -98,6 +100,10 @@ SPEC = EngineSpec(
             _drafting("-md DRAFT.gguf"),
             "TARGET.gguf and DRAFT.gguf stand for your conversions; the drafter's needs"
             f" --target-model-dir. {BLOCK}",
+        ),
+        "dspark": ServingLine(
+            _drafting("-md DRAFT.gguf"),
+            f"TARGET.gguf and DRAFT.gguf stand for your conversions. {ANCHORED_BLOCK}",
         ),
         "ngram": ServingLine(
             _drafting(),

@@ -14,8 +14,10 @@
 - docs/advanced_features/speculative_decoding.md: at topk 1 a chain of as many tokens as steps is
   drafted, and one position more verified: `--speculative-num-draft-tokens` is K + 1. MTP layers are
   served by the algorithm EAGLE, as EAGLE heads are (srt/models/llama_eagle.py), the target's own
-  without a draft path, others with one. DFLASH
-  (srt/speculative/dflash_worker_v2.py) takes the block's positions as number of draft tokens.
+  without a draft path, others with one. DFLASH (srt/speculative/dflash_worker_v2.py) takes the
+  block's positions as number of draft tokens. DSPARK (srt/arg_groups/speculative_hook.py,
+  `_handle_dspark`) takes them as `--speculative-dspark-block-size`, and draws and accepts its
+  drafts in another way (srt/speculative/dspark_components/dspark_verify.py).
   srt/models/llama_eagle3.py reads tensors `midlayer.*` and `layers.0.*` alike; NGRAM drafts a tree,
   whose branches share the draft tokens.
 - `--speculative-adaptive`: a file of {"batch size": {"candidate_steps": [K]}}, each tier from its
@@ -32,7 +34,14 @@ from dataclasses import replace
 from harness.records import Rule
 from harness.serving.drafts import DRAFTS, DraftKind
 from harness.serving.round_counting import Counting
-from harness.serving.spec import BLOCK, EngineSpec, PairToServe, ServingLine, changes
+from harness.serving.spec import (
+    ANCHORED_BLOCK,
+    BLOCK,
+    EngineSpec,
+    PairToServe,
+    ServingLine,
+    changes,
+)
 
 # What makes it accept by another rule than its default
 RULE_FLAGS: Mapping[Rule, str] = {
@@ -49,6 +58,7 @@ ALGORITHMS: Mapping[DraftKind, str] = {
     "eagle3": "EAGLE3",
     "mtp": "EAGLE",
     "dflash": "DFLASH",
+    "dspark": "DSPARK",
 }
 
 
@@ -59,7 +69,9 @@ def speculative_flags(
     flags: dict[str, str | int] = {"--speculative-algorithm": ALGORITHMS[kind]}
     if draft is not None and DRAFTS[kind].has_checkpoint:
         flags["--speculative-draft-model-path"] = draft
-    if kind != "dflash":  # which has no steps
+    if kind == "dspark":
+        flags["--speculative-dspark-block-size"] = k
+    elif kind != "dflash":  # neither has steps
         flags |= {"--speculative-num-steps": k, "--speculative-eagle-topk": 1}
     flags["--speculative-num-draft-tokens"] = k + 1
     accepting = RULE_FLAGS.get(rule) if rule is not None else None
@@ -112,7 +124,7 @@ SPEC = EngineSpec(
     ranked_as="SGLang at topk 1",
     counting=Counting(first_position=1, shortens_last_draft=False),
     draft_by_temperature=True,
-    # Its look-up drafts a tree
+    # Its look-up drafts a tree, and it accepts a DSpark drafter's tokens by another rule
     alike=frozenset(("model", "eagle", "eagle3", "mtp", "dflash")),
     version="0.5.23",
     plain=_launch,
@@ -122,6 +134,11 @@ SPEC = EngineSpec(
         "eagle3": ServingLine(_drafting, more=_platform_notes),
         "mtp": ServingLine(_drafting, more=_platform_notes),
         "dflash": ServingLine(_drafting, BLOCK),
+        "dspark": ServingLine(
+            _drafting,
+            "On CUDA, NPU and XPU. Above temperature 0 it draws its drafts and accepts them by its"
+            f" own rejection sampling of blocks. {ANCHORED_BLOCK}",
+        ),
         "ngram": ServingLine(_ngram, "It drafts a tree, from a cache of all requests."),
     },
     schedule_notes=_schedule_notes,

@@ -19,6 +19,11 @@ BLOCK = (
     "It fills a block of K + 1 positions; a run fills the drafter's whole block, or draft.block= of"
     " them, so give draft.block=K+1 to draft the same."
 )
+# Of a block whose first position drafts too
+ANCHORED_BLOCK = (
+    "It fills a block of K positions; a run fills the drafter's whole block, or draft.block= of"
+    " them, so give draft.block=K to draft the same."
+)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """vLLM: what it accepts and drafts, and what it is started with. Read in release 0.33 and run.
 
 - vllm/config/speculative.py, `SpeculativeMethod`: draft_model, eagle, eagle3, mtp, medusa, dflash,
-  ngram, suffix. `eagle` names the layer's class by `architectures` (LlamaForCausalLM becomes
+  dspark, ngram, suffix. `eagle` names the layer's class by `architectures` (LlamaForCausalLM becomes
   EagleLlamaForCausalLM), whose fc has no bias (model_executor/models/llama_eagle.py). `mtp` takes
   the target's own layers, or those of the checkpoint that is its `model`, and refuses a K above
   their number that is no multiple of it (`n_predict`: num_nextn_predict_layers); `medusa` needs a
@@ -18,9 +18,9 @@
 - `rejection_sample_method: synthetic` imposes `synthetic_acceptance_rates`: unconditional per
   position, K of them, never increasing. Its CPU builds refuse it. `block` is block verification
   (v1/worker/gpu/spec_decode/rejection_sampler.py), on the V2 model runner alone: drafts must be
-  sampled, by eagle, eagle3, mtp or dflash. For a draft model, a look-up or Medusa heads vLLM falls
-  back to the V1 runner (config/vllm.py, `_get_v2_model_runner_unsupported_features`), which ignores
-  the setting and drafts argmaxes (v1/spec_decode/llm_base_proposer.py,
+  sampled, by eagle, eagle3, mtp, dflash or dspark. For a draft model, a look-up or Medusa heads
+  vLLM falls back to the V1 runner (config/vllm.py, `_get_v2_model_runner_unsupported_features`),
+  which ignores the setting and drafts argmaxes (v1/spec_decode/llm_base_proposer.py,
   `_enable_probabilistic_draft_probs`); VLLM_USE_V2_MODEL_RUNNER=1 makes it refuse to start instead.
   A pull request's `fly` (vllm#53987) is lossy.
 - `enable_adaptive_verification` (config/vllm.py, `_validate_adaptive_verification`): how many
@@ -44,7 +44,14 @@ from typing import Any
 from harness.records import LONGEST_NGRAM, Rule
 from harness.serving.drafts import DRAFTS, DraftKind
 from harness.serving.round_counting import Counting
-from harness.serving.spec import BLOCK, EngineSpec, PairToServe, ServingLine, changes
+from harness.serving.spec import (
+    ANCHORED_BLOCK,
+    BLOCK,
+    EngineSpec,
+    PairToServe,
+    ServingLine,
+    changes,
+)
 
 COUNTING = Counting(first_position=1, shortens_last_draft=False)
 
@@ -142,7 +149,7 @@ SPEC = EngineSpec(
     counting=COUNTING,
     draft_by_temperature=True,
     # Its suffix look-up finds other tokens
-    alike=frozenset(("model", "eagle", "eagle3", "mtp", "medusa", "dflash", "ngram")),
+    alike=frozenset(("model", "eagle", "eagle3", "mtp", "medusa", "dflash", "dspark", "ngram")),
     version="0.33",
     plain=_serve,
     lines={
@@ -152,6 +159,7 @@ SPEC = EngineSpec(
         "mtp": ServingLine(_drafting, more=_mtp_notes),
         "medusa": ServingLine(_drafting),
         "dflash": ServingLine(_drafting, BLOCK),
+        "dspark": ServingLine(_drafting, f"On its V2 runner alone. {ANCHORED_BLOCK}"),
         "ngram": ServingLine(_drafting),
         "suffix": ServingLine(
             _drafting,
@@ -172,7 +180,7 @@ SPEC = EngineSpec(
     rented="vllm==0.33.0",
 )
 # Block verification, for the kinds that its V2 runner drafts with
-_BLOCK_KINDS = ("eagle", "eagle3", "mtp", "dflash")
+_BLOCK_KINDS = ("eagle", "eagle3", "mtp", "dflash", "dspark")
 _V2_ONLY = (
     "Block verification is its V2 runner's: where the log says that V1 is used instead, the setting"
     " is ignored."

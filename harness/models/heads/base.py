@@ -1,7 +1,7 @@
 """What every head for speculative decoding is here.
 
-An EAGLE-3 head and a model's own MTP layer draft token by token (`ChainHead`); Medusa heads and
-DFlash drafters draft a block from the same states (`BlockHead`).
+EAGLE and EAGLE-3 heads and a model's own MTP layer draft token by token (`ChainHead`); Medusa
+heads, DFlash and DSpark drafters draft a block from the same states (`BlockHead`).
 
 Of a `ChainHead`, row t of a text x takes token x[t + 1] and a feature, and predicts x[t + 2]. The
 feature of a row that starts afresh is made of the target's hidden states at t; that of each further
@@ -178,9 +178,8 @@ class ChainHead(Head):
 class BlockHead(Head):
     """A head that drafts a whole block from where a round starts.
 
-    What it drafts at an offset depends on the start, and not on the tokens that it drafts before.
-    So `forward` gives the block's rows one after the other, whatever token it is fed after the
-    first. K steps in a row, which is how a draft's steps are timed, cost what drafting costs a
+    One pass gives all that it drafts from a start; only a DSpark drafter's logits depend on the
+    token drafted before as well. `forward` gives the block's rows one after the other. K steps in a row, which is how a draft's steps are timed, cost what drafting costs a
     round of K.
     """
 
@@ -215,7 +214,7 @@ class BlockHead(Head):
 
     @abstractmethod
     def _draft(self, offset: int, token: Tensor) -> Tensor:
-        """Logits [1, vocab] at an offset; `token` [1] is the text's last where that is 0."""
+        """Logits [1, vocab] at an offset after a token [1], the text's last where that is 0."""
 
 
 def in_target_ids(logits: Tensor, ids: Tensor | None, vocabulary: int) -> Tensor:
