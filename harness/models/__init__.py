@@ -6,8 +6,7 @@ memory.py        sizes of a config, and does it fit        device.py  which devi
 tokenizer.py     conversations to token ids; do two models share a tokenizer
 cached.py        transformers' forward with a cache that rewinds, also as backbone and head
 probe.py         picks the fastest forward whose logits agree with uncached ones
-heads.py         heads on the target's states; eagle3.py, mtp.py, medusa.py, dflash.py: a kind each
-head_files.py    heads of every published layout; block_files.py, those that draft in blocks
+heads/           heads on the target's states: a module for each kind, with its reader
 lean/            our own forward for Llama and Qwen, also recorded as CUDA graphs
 dummy.py         random weights in a released shape; embedded/ four small trained models
 """

@@ -44,8 +44,8 @@ HEAD = (
     "a head for speculative decoding (EAGLE, Medusa or their kind), which drafts from the target's "
     "hidden states and is no model of its own; an EAGLE-3 head is given as draft=eagle3 draft.id=, "
     "or drafts=[eagle3@folder-or-hub-id], EAGLE and Medusa heads, DFlash and DSpark drafters as "
-    "eagle, medusa, dflash and dspark; give a causal model as the draft, or serve another head with an engine that supports it and "
-    "compare its numbers with plain decoding: "
+    "eagle, medusa, dflash and dspark; give a causal model as the draft, or serve another head "
+    "with an engine that supports it and compare its numbers with plain decoding: "
     "python -m harness.breakeven acceptance_from=<result of vllm bench serve>"
 )
 SCORER = (

@@ -1,16 +1,16 @@
 """vLLM: what it accepts and drafts, and what it is started with. Read in release 0.33 and run.
 
 - vllm/config/speculative.py, `SpeculativeMethod`: draft_model, eagle, eagle3, mtp, medusa, dflash,
-  dspark, ngram, suffix. `eagle` names the layer's class by `architectures` (LlamaForCausalLM becomes
-  EagleLlamaForCausalLM), whose fc has no bias (model_executor/models/llama_eagle.py). `mtp` takes
-  the target's own layers, or those of the checkpoint that is its `model`, and refuses a K above
-  their number that is no multiple of it (`n_predict`: num_nextn_predict_layers); `medusa` needs a
-  hidden_size in the config.json of FasterDecoding's layout, too; `suffix` needs the package
-  arctic-inference at 0.1.1 (`_validate_suffix_decoding`), and its num_speculative_tokens is the
-  most it proposes. eagle3 was run (0.32) with a head in SpecForge's layout and in speculators', and
-  so was ngram: v1/spec_decode/ngram_proposer.py proposes what followed the first occurrence of the
-  longest match, as `harness.decoding.lookups` does, but does not stop before an end of text in the
-  prompt.
+  dspark, ngram, suffix. `eagle` names the layer's class by `architectures` (LlamaForCausalLM
+  becomes EagleLlamaForCausalLM), whose fc has no bias (model_executor/models/llama_eagle.py).
+  `mtp` takes the target's own layers, or those of the checkpoint that is its `model`, and refuses
+  a K above their number that is no multiple of it (`n_predict`: num_nextn_predict_layers);
+  `medusa` needs a hidden_size in the config.json of FasterDecoding's layout, too; `suffix` needs
+  the package arctic-inference at 0.1.1 (`_validate_suffix_decoding`), and its
+  num_speculative_tokens is the most it proposes. eagle3 was run (0.32) with a head in SpecForge's
+  layout and in speculators', and so was ngram: v1/spec_decode/ngram_proposer.py proposes what
+  followed the first occurrence of the longest match, as `harness.decoding.lookups` does, but does
+  not stop before an end of text in the prompt.
 - `draft_sample_method` is greedy by default, with the draft's distribution taken as one-hot;
   `probabilistic` samples at the request's temperature, without its other sampling parameters
   (vllm#56724), and accepts by the ratio. v1/spec_decode/llm_base_proposer.py: heads take it;

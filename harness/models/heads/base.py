@@ -179,8 +179,8 @@ class BlockHead(Head):
     """A head that drafts a whole block from where a round starts.
 
     One pass gives all that it drafts from a start; only a DSpark drafter's logits depend on the
-    token drafted before as well. `forward` gives the block's rows one after the other. K steps in a row, which is how a draft's steps are timed, cost what drafting costs a
-    round of K.
+    token drafted before as well. `forward` gives the block's rows one after the other. K steps in a
+    row, which is how a draft's steps are timed, cost what drafting costs a round of K.
     """
 
     def __init__(self, network: HeadNetwork, vocab_size: int, drafts: int) -> None:
