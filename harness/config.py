@@ -129,7 +129,7 @@ class ModelConf:
     name: str = key("", "short name in tables and files; empty: the last part of the id")
     kind: str = key(
         "model",
-        "model, eagle, eagle3, mtp, medusa, dflash, dspark, early_exit, copy or a look-up",
+        "model, eagle, eagle3, peagle, mtp, medusa, dflash, dspark, early_exit, copy or a look-up",
         choices=DRAFTS,
     )
     id: str = key(MISSING, "hub id, local folder, or embedded:NAME of one that ships here")

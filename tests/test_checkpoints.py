@@ -85,6 +85,15 @@ def speculators(folder: Path) -> None:
     (folder / CONFIG).write_text(json.dumps(config))
 
 
+def dspark(folder: Path) -> None:
+    configure(folder, architectures=["Qwen3DSparkModel"], markov_rank=4)
+
+
+def pard(folder: Path) -> None:
+    """A causal model whose config.json names its mask token."""
+    configure(folder, pard_token=7)
+
+
 def instead_of_the_model(folder: Path, name: str, content: str) -> None:
     for file in (WEIGHTS, CONFIG):
         (folder / file).unlink()
@@ -128,6 +137,8 @@ def truncated(folder: Path) -> None:
             "a head for speculative decoding",
         ),
         (speculators, "a head for speculative decoding"),
+        (dspark, "a head for speculative decoding"),
+        (pard, "a PARD draft, which drafts .* with vLLM's parallel_drafting"),
         (lora, "a LoRA adapter of org/base, not a whole model; merge"),
         (lora_with_its_base, "a LoRA adapter of its base model"),
         (gguf, "weights in GGUF"),

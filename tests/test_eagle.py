@@ -120,12 +120,12 @@ def head(
     return EagleHead(read(folder, target), VOCABULARY)
 
 
-def layer_of_transformers(network: EagleNetwork) -> Qwen2Model:
+def layer_of_transformers(network: EagleNetwork) -> Any:
     """A model of transformers with the head's layer, and no norm before it and after it.
 
     Qwen2's is Llama's with biases of the projections, which are 0 where the head has none.
     """
-    layer = Qwen2Model(
+    layer: Any = Qwen2Model(
         Qwen2Config(**{**CONFIG, "hidden_size": 32, "intermediate_size": 48, "vocab_size": 1})
     ).eval()
     of_head = network.midlayer.state_dict()
@@ -145,8 +145,7 @@ def test_drafts_are_those_of_transformers_layer_row_by_row(
     network, text = head.network, torch.tensor([[3, 7, 1, 9, 4, 4, 12]])
     assert isinstance(network, EagleNetwork)
     layer = layer_of_transformers(network)
-    embed = network.embed_tokens
-    assert embed is not None
+    embed: Any = network.embed_tokens
     with torch.inference_mode():
         # The target's last hidden state, after its last norm
         states = target.network.base_model(text).last_hidden_state[:, :-1]
@@ -162,7 +161,8 @@ def test_drafts_are_those_of_transformers_layer_row_by_row(
                 )
                 features, tokens = features[:, -1:], text[:, start + depth + 2 :][:, :1]
         logits = network.logits(passes[0], VOCABULARY, 0)
-        torch.testing.assert_close(logits, target.network.get_output_embeddings()(passes[0]))
+        output: Any = target.network.get_output_embeddings()
+        torch.testing.assert_close(logits, output(passes[0]))
 
 
 def test_the_greedy_text_is_the_targets_and_replay_counts_its_rounds(

@@ -419,6 +419,7 @@ def test_rules_have_lines_where_a_flag_makes_an_engine_accept_by_them() -> None:
     [
         ("eagle", {"model": DRAFT}, {"EAGLE"}),
         ("eagle3", {"model": DRAFT}, {"EAGLE3", "draft-eagle3"}),
+        ("peagle", {"method": "eagle3", "model": DRAFT, "parallel_drafting": True}, set()),
         ("mtp", {}, {"EAGLE", "draft-mtp"}),
         ("medusa", {"model": DRAFT}, set()),
         ("dflash", {"model": DRAFT}, {"DFLASH", "num-draft-tokens 4", "draft-dflash"}),

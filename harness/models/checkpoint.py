@@ -27,12 +27,14 @@ from harness.models.memory import is_out_of_memory
 from harness.records import UserError, first_line
 
 # Keys and class names that only heads for speculative decoding have (EAGLE 1-3, HASS, Medusa,
-# DFlash, MLP speculators, and whatever the speculators library saves)
+# DFlash, DSpark, MLP speculators, and whatever the speculators library saves)
 HEAD_KEYS = (
-    *("speculators_model_type", "eagle_config", "dflash_config"),
+    *("speculators_model_type", "eagle_config", "dflash_config", "markov_rank"),
     *("draft_vocab_size", "medusa_num_heads"),
 )
-HEAD_CLASS = re.compile(r"eagle|medusa|dflash|speculator", re.IGNORECASE)
+HEAD_CLASS = re.compile(r"eagle|medusa|dflash|dspark|speculator", re.IGNORECASE)
+# Of a causal model that fills mask tokens (AMD-AGI/PARD, pard/pard_infer.py)
+PARD_KEY = "pard_token"
 HEAD_TENSORS = re.compile(r"^(model\.)?(fc\.|d2t$|t2d$|midlayer\.|medusa_head\.|hidden_norm\.)")
 SCORER_CLASS = re.compile(
     r"For(Sequence|Token)Classification|ForQuestionAnswering|ForMultipleChoice|RewardModel"
@@ -43,9 +45,15 @@ SHOWN = 3
 HEAD = (
     "a head for speculative decoding (EAGLE, Medusa or their kind), which drafts from the target's "
     "hidden states and is no model of its own; an EAGLE-3 head is given as draft=eagle3 draft.id=, "
-    "or drafts=[eagle3@folder-or-hub-id], EAGLE and Medusa heads, DFlash and DSpark drafters as "
-    "eagle, medusa, dflash and dspark; give a causal model as the draft, or serve another head "
-    "with an engine that supports it and compare its numbers with plain decoding: "
+    "or drafts=[eagle3@folder-or-hub-id], EAGLE, P-EAGLE and Medusa heads, DFlash and DSpark "
+    "drafters as eagle, peagle, medusa, dflash and dspark; give a causal model as the draft, or "
+    "serve another head with an engine that supports it and compare its numbers with plain "
+    "decoding: python -m harness.breakeven acceptance_from=<result of vllm bench serve>"
+)
+PARD = (
+    "a PARD draft, which drafts a round's tokens in one pass from mask tokens; as a draft model it "
+    "would be run token by token, at another cost; give the model that it was made from, or serve "
+    "it with vLLM's parallel_drafting and compare its numbers with plain decoding: "
     "python -m harness.breakeven acceptance_from=<result of vllm bench serve>"
 )
 SCORER = (
@@ -128,6 +136,8 @@ def _kind_of_config(config: Mapping[str, Any]) -> str | None:
     model_type = str(config.get("model_type", ""))
     if any(name in config for name in HEAD_KEYS) or HEAD_CLASS.search(f"{names} {model_type}"):
         return HEAD
+    if PARD_KEY in config:
+        return PARD
     writes = re.search(r"CausalLM|LMHead|ConditionalGeneration", names)
     return SCORER if SCORER_CLASS.search(names) and not writes else None
 

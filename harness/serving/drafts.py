@@ -97,6 +97,7 @@ DRAFTS: dict[DraftKind, DraftSpec] = {
         reads_states=True,
         chained=True,
     ),
+    "peagle": DraftSpec("a P-EAGLE head", loader=f"{_IN}.peagle:load_peagle", reads_states=True),
     "mtp": DraftSpec(
         "MTP layers",
         "target_checkpoint",

@@ -3,14 +3,15 @@
 - vllm/config/speculative.py, `SpeculativeMethod`: draft_model, eagle, eagle3, mtp, medusa, dflash,
   dspark, ngram, suffix. `eagle` names the layer's class by `architectures` (LlamaForCausalLM
   becomes EagleLlamaForCausalLM), whose fc has no bias (model_executor/models/llama_eagle.py).
-  `mtp` takes the target's own layers, or those of the checkpoint that is its `model`, and refuses
-  a K above their number that is no multiple of it (`n_predict`: num_nextn_predict_layers);
-  `medusa` needs a hidden_size in the config.json of FasterDecoding's layout, too; `suffix` needs
-  the package arctic-inference at 0.1.1 (`_validate_suffix_decoding`), and its
-  num_speculative_tokens is the most it proposes. eagle3 was run (0.32) with a head in SpecForge's
-  layout and in speculators', and so was ngram: v1/spec_decode/ngram_proposer.py proposes what
-  followed the first occurrence of the longest match, as `harness.decoding.lookups` does, but does
-  not stop before an end of text in the prompt.
+  P-EAGLE is eagle3 with `parallel_drafting`, on the V1 runner (config/vllm.py). `mtp` takes the
+  target's own layers, or those of the checkpoint that is its `model`, and refuses a K above their
+  number that is no multiple of it (`n_predict`: num_nextn_predict_layers); `medusa` needs a
+  hidden_size in the config.json of FasterDecoding's layout, too; `suffix` needs the package
+  arctic-inference at 0.1.1 (`_validate_suffix_decoding`), and its num_speculative_tokens is the
+  most it proposes. eagle3 was run (0.32) with a head in SpecForge's layout and in speculators',
+  and so was ngram: v1/spec_decode/ngram_proposer.py proposes what followed the first occurrence of
+  the longest match, as `harness.decoding.lookups` does, but does not stop before an end of text in
+  the prompt.
 - `draft_sample_method` is greedy by default, with the draft's distribution taken as one-hot;
   `probabilistic` samples at the request's temperature, without its other sampling parameters
   (vllm#56724), and accepts by the ratio. v1/spec_decode/llm_base_proposer.py: heads take it;
@@ -53,6 +54,8 @@ from harness.serving.spec import (
     changes,
 )
 
+# `method`, where it is not the kind's name
+METHODS: Mapping[DraftKind, str] = {"model": "draft_model", "peagle": "eagle3"}
 COUNTING = Counting(first_position=1, shortens_last_draft=False)
 
 
@@ -67,10 +70,12 @@ def speculative_config(
         k: num_draft_tokens.
         rule: by which it is to accept; None for its default.
     """
-    config: dict[str, Any] = {"method": "draft_model" if kind == "model" else kind}
+    config: dict[str, Any] = {"method": METHODS.get(kind, kind)}
     if draft is not None and DRAFTS[kind].has_checkpoint:
         config["model"] = draft
     config["num_speculative_tokens"] = k
+    if kind == "peagle":
+        config["parallel_drafting"] = True
     if kind == "ngram":
         config |= {"prompt_lookup_max": LONGEST_NGRAM, "prompt_lookup_min": 1}
     if rule in ("ratio", "block") and not DRAFTS[kind].looks_up:  # a look-up's tokens are chosen
@@ -149,13 +154,16 @@ SPEC = EngineSpec(
     counting=COUNTING,
     draft_by_temperature=True,
     # Its suffix look-up finds other tokens
-    alike=frozenset(("model", "eagle", "eagle3", "mtp", "medusa", "dflash", "dspark", "ngram")),
+    alike=frozenset(
+        ("model", "eagle", "eagle3", "peagle", "mtp", "medusa", "dflash", "dspark", "ngram")
+    ),
     version="0.33",
     plain=_serve,
     lines={
         "model": ServingLine(_drafting),
         "eagle": ServingLine(_drafting, "It refuses a head whose fc has a bias."),
         "eagle3": ServingLine(_drafting),
+        "peagle": ServingLine(_drafting),
         "mtp": ServingLine(_drafting, more=_mtp_notes),
         "medusa": ServingLine(_drafting),
         "dflash": ServingLine(_drafting, BLOCK),

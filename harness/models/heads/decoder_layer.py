@@ -1,4 +1,4 @@
-"""What heads of one Llama layer have in common: EAGLE's and EAGLE-3's, which draft token by token.
+"""What heads of Llama layers have in common: EAGLE's and EAGLE-3's, which draft token by token.
 
 A row is a token and a feature; kinds differ in what the layer's projections read of them
 (`project`). Positions are rotary and those of the text: row t, or t + j for the j-th row of a
@@ -65,12 +65,12 @@ class Layer(nn.Module):
 
 
 class LayerNetwork(HeadNetwork):
-    """The weights and arithmetic of a head of one layer.
+    """The weights and arithmetic of a head.
 
     Attributes:
         config: of the layer.
         layers: of the target, whose inputs it reads.
-        midlayer: the layer.
+        midlayer: the first layer, mostly the only one.
         fc: to the layer's width.
         embed_tokens: the target's embedding [V, hidden], or one of its own.
         own_embedding: which of the two.
@@ -85,6 +85,8 @@ class LayerNetwork(HeadNetwork):
         self.head_dim: int = config.head_dim or config.hidden_size // config.num_attention_heads
         self.kv_heads: int = config.num_key_value_heads or config.num_attention_heads
         self.cached_numbers = 2 * self.kv_heads * self.head_dim
+        # Layers after the first
+        self.more = nn.ModuleList()
         self.embed_tokens: nn.Module | None = None
         self.own_embedding = False
         self.rotary = LlamaRotaryEmbedding(config)
@@ -106,9 +108,12 @@ class LayerNetwork(HeadNetwork):
         """Cosines and sines [B, n, D] of positions [B, n]."""
         return self.rotary(self.fc.weight, positions)
 
-    def attended_by(self, row: Tensor, residual: Tensor, angles: Angles) -> Projected:
-        """Query, key and value of rows [B, n, width], with the residual that goes by them."""
-        attention, shape = self.midlayer.self_attn, (*row.shape[:2], -1, self.head_dim)
+    def attended_by(
+        self, row: Tensor, residual: Tensor, angles: Angles, layer: Any = None
+    ) -> Projected:
+        """Query, key and value of rows [B, n, width], with the residual; of the first layer."""
+        attention = (layer or self.midlayer).self_attn
+        shape = (*row.shape[:2], -1, self.head_dim)
         query, key, value = (
             part(row).view(shape).transpose(1, 2)
             for part in (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -116,9 +121,13 @@ class LayerNetwork(HeadNetwork):
         query, key = apply_rotary_pos_emb(query, key, *angles)
         return Projected(query, key, value, residual)
 
-    def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
-        """The outputs [B, n, hidden] of what was attended [B, heads, n, D]."""
-        layer = self.midlayer
+    def next_layer(self, layer: Any, hidden: Tensor, angles: Angles) -> Projected:
+        """What a layer after the first makes of the outputs [B, n, hidden] of the one before."""
+        return self.attended_by(layer.input_layernorm(hidden), hidden, angles, layer)
+
+    def finish(self, attended: Tensor, residual: Tensor, layer: Any = None) -> Tensor:
+        """The outputs [B, n, hidden] of what was attended [B, heads, n, D]; of the first layer."""
+        layer = layer or self.midlayer
         rows = attended.transpose(1, 2).flatten(2)
         hidden = residual + layer.self_attn.o_proj(rows)
         return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
@@ -188,6 +197,7 @@ class LayerHead(ChainHead):
     """The head with a cache of preallocated keys and values."""
 
     network: LayerNetwork
+    # Keys and values [layers, KV heads, capacity, D]
 
     def __init__(self, network: LayerNetwork, vocab_size: int) -> None:
         super().__init__(network, vocab_size)
@@ -210,26 +220,33 @@ class LayerHead(ChainHead):
             self._keys[:, :, :start] = keys[:, :, :start]
             self._values[:, :, :start] = values[:, :, :start]
         angles = self._cosines[:, start:end], self._sines[:, start:end]
-        row = self.network.project(tokens, features, angles)
-        self._keys[:, :, start:end], self._values[:, :, start:end] = row.key, row.value
         mask, causal = None, start == 0 and count > 1
         if count > 1 and not causal:
             places = torch.arange(end, device=self.device)
             mask = places <= places[start:].unsqueeze(1)
-        attended = F.scaled_dot_product_attention(
-            row.query,
-            self._keys[:, :, :end],
-            self._values[:, :, :end],
-            attn_mask=mask,
-            is_causal=causal,
-            enable_gqa=True,
-        )
+        network, hidden = self.network, features
+        for index, layer in enumerate((network.midlayer, *network.more)):
+            if index:
+                row = network.next_layer(layer, hidden, angles)
+            else:
+                row = network.project(tokens, features, angles)
+            keys, values = self._keys[index : index + 1], self._values[index : index + 1]
+            keys[:, :, start:end], values[:, :, start:end] = row.key, row.value
+            attended = F.scaled_dot_product_attention(
+                row.query,
+                keys[:, :, :end],
+                values[:, :, :end],
+                attn_mask=mask,
+                is_causal=causal,
+                enable_gqa=True,
+            )
+            hidden = network.finish(attended, row.residual, layer)
         self._length = end
-        return self.network.finish(attended, row.residual)
+        return hidden
 
     def _allocate(self, capacity: int) -> None:
         network, dtype = self.network, self.network.fc.weight.dtype
-        shape = (1, network.kv_heads, capacity, network.head_dim)
+        shape = (1 + len(network.more), network.kv_heads, capacity, network.head_dim)
         self._keys = torch.zeros(shape, dtype=dtype, device=self.device)
         self._values = torch.zeros(shape, dtype=dtype, device=self.device)
         places = torch.arange(capacity, device=self.device).unsqueeze(0)

@@ -151,7 +151,6 @@ class DSparkHead(DFlashHead):
     """The drafter with a cache of the context of one text, for the loop."""
 
     engine = "dspark"
-    network: DSparkNetwork
 
     # Of the round: the block's outputs [drafts, hidden], and the Markov head's state [1, rank]
     _outputs: Tensor | None = None
@@ -160,11 +159,12 @@ class DSparkHead(DFlashHead):
     def _draft(self, offset: int, token: Tensor) -> Tensor:
         if offset == 0:
             self._outputs, self._state = self._block(token)[0], None
-        assert self._outputs is not None
-        row, self._state = self.network.biased(
-            self._outputs[offset : offset + 1], token.to(self.device), self._state
-        )
-        return self.network.logits(row, self.vocab_size, offset)
+        network, outputs = self.network, self._outputs
+        assert isinstance(network, DSparkNetwork)
+        assert outputs is not None
+        rows, before = outputs[offset : offset + 1], token.to(self.device)
+        rows, self._state = network.biased(rows, before, self._state)
+        return network.logits(rows, self.vocab_size, offset)
 
 
 # ---- reading -------------------------------------------------------------------------------------

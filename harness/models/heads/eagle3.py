@@ -15,9 +15,9 @@ Two layouts are read. SpecForge's (SGLang) is a config of the layer itself with 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,9 @@ STATES = 3
 def default_layers(layers: int) -> tuple[int, ...]:
     """The target's layers whose inputs a head reads where its config names none."""
     return (2, layers // 2, layers - 3)
+
+
+Network = TypeVar("Network", bound="Eagle3Network")
 
 
 class _Layer(Layer):
@@ -129,7 +132,7 @@ UNREAD = ("norm_output", "norm_before_fc", "fc_norm")
 
 
 @dataclass(frozen=True)
-class _Layout:
+class Layout:
     """What a head's config.json says.
 
     Attributes:
@@ -175,7 +178,7 @@ def load_eagle3(conf: ModelConf, target: LoadedModel, key: str = "draft") -> Loa
     files = HeadFiles(conf, key, target, *EAGLE3)
     with explained(conf, key):
         layout = _layout(config_of(conf, key), files.where)
-    network = _network(layout, _by_specforge(files.tensors()), files)
+    network = filled(Eagle3Network, layout, by_specforge(files.tensors()), files)
     facts = {
         "architecture": "EAGLE-3",
         "layout": layout.name,
@@ -191,40 +194,60 @@ def eagle3_shape(config: Mapping[str, Any], where: str) -> HeadArchitecture:
     return _layout(config, where).shape
 
 
-def _layout(config: Mapping[str, Any], where: str) -> _Layout:
+def _layout(config: Mapping[str, Any], where: str) -> Layout:
     """Which layout it is, and what it says."""
-    names = [str(name) for name in config.get("architectures") or ()]
-    kind = str(config.get("speculators_model_type") or "")
-    if kind != "eagle3" and (kind or not any(EAGLE3_CLASS.search(name) for name in names)):
+    kind = config.get("speculators_model_type")
+    if kind != "eagle3" and (kind or not is_specforge(config)):
         raise unknown_layout(where, *EAGLE3, found_in(config))
+    return layout_of(config, where, "an EAGLE-3 head", norm_before_residual=bool(kind))
+
+
+def is_specforge(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is of SpecForge's architectures."""
+    return any(EAGLE3_CLASS.search(str(name)) for name in config.get("architectures") or ())
+
+
+def layout_of(
+    config: Mapping[str, Any], where: str, what: str, *, norm_before_residual: bool
+) -> Layout:
+    """What a config.json says, in either layout.
+
+    Args:
+        where: what errors call it.
+        what: the kind of head, for errors.
+        norm_before_residual: where it does not say.
+
+    Raises:
+        UserError: it asks for what is not computed here.
+    """
     of_eagle = config.get("eagle_config") or {}
     settings = {**config, **of_eagle}
     unread = [name for name in UNREAD if settings.get(name)]
     unread += ["logit_scale"] if settings.get("logit_scale", 1.0) != 1.0 else []
     if unread:
         raise UserError(
-            f"{where}: an EAGLE-3 head with {', '.join(unread)}, which is not read here; give one "
-            "without"
+            f"{where}: {what} with {', '.join(unread)}, which is not read here; give one without"
         )
     layers = _layer_ids(config.get("eagle_aux_hidden_state_layer_ids"), 0)
-    if kind:
+    normed = bool(config.get("norm_before_residual", norm_before_residual))
+    if config.get("speculators_model_type"):
         layer = config.get("transformer_layer_config")
         if not isinstance(layer, Mapping):
             raise UserError(f"{where}: its config.json has no transformer_layer_config")
-        return _Layout(
+        return Layout(
             "speculators",
             LlamaConfig(**layer),
             layers,
-            bool(config.get("norm_before_residual", True)),
+            normed,
             layer.get("vocab_size"),
             config.get("draft_vocab_size"),
         )
-    return _Layout(
+    return Layout(
         "specforge",
         LlamaConfig(**config),
         # As SGLang reads it, which counts the layers whose output it is
         layers or _layer_ids(of_eagle.get("eagle_aux_hidden_state_layer_ids"), 1),
-        bool(config.get("norm_before_residual", False)),
+        normed,
         config.get("vocab_size"),
         config.get("draft_vocab_size"),
     )
@@ -235,7 +258,7 @@ def _layer_ids(given: Any, shift: int) -> tuple[int, ...] | None:
     return tuple(sorted(int(layer) + shift for layer in given)) if given else None
 
 
-def _by_specforge(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def by_specforge(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights by SpecForge's names."""
     return {
         re.sub(r"^(layers\.0\.)?", lambda m: "midlayer." if m[1] else "", name): tensor
@@ -243,7 +266,9 @@ def _by_specforge(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _network(layout: _Layout, tensors: dict[str, Tensor], files: HeadFiles) -> Eagle3Network:
+def filled(
+    kind: Callable[..., Network], layout: Layout, tensors: dict[str, Tensor], files: HeadFiles
+) -> Network:
     """The head, its weights filled in, after all that can be compared with the target."""
     config, vocabulary = files.target_config, files.target.vocab_size
     layers = layout.layers or default_layers(config.num_hidden_layers)
@@ -256,7 +281,7 @@ def _network(layout: _Layout, tensors: dict[str, Tensor], files: HeadFiles) -> E
         raise files.other_vocabulary(len(t2d))
     if d2t is None and "lm_head.weight" in tensors and len(tensors["lm_head.weight"]) != vocabulary:
         raise files.other_vocabulary(len(tensors["lm_head.weight"]))
-    network = Eagle3Network(
+    network = kind(
         layout.layer,
         target_hidden=config.hidden_size,
         layers=layers,

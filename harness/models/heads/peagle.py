@@ -1,0 +1,210 @@
+"""A P-EAGLE head: an EAGLE-3 head of some layers that drafts a block in one pass.
+
+The first draft is an EAGLE-3 head's. Each further row, which there takes the token and the output
+of the row before, takes a mask token and a learned state, `mask_hidden`, in place of the target's
+states. So all rows of a round are one pass, and none depends on what is drafted; attention stays
+causal, so that the first drafts are the same at every K. The layers after the first are plain
+Llama layers (Hui et al. 2026, P-EAGLE; `src/speculators/models/peagle` of vllm-project/speculators;
+vLLM's `model_executor/models/llama_eagle3.py` with `parallel_drafting`).
+
+Two layouts are read: speculators' (`speculators_model_type: peagle`, `mask_token_id`), and
+SpecForge's EAGLE-3 layout with a mask token (`ptd_token_id`, `pard_token` or `mask_token_id`). Both
+have tensors of an EAGLE-3 head, `layers.1.*` and on, and `mask_hidden`. A round drafts as many
+tokens as the config's `speculative_tokens` or `draft.block` say, else 8, which it was trained with
+by default.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from harness.config import ModelConf
+from harness.models.checkpoint import explained
+from harness.models.heads.base import LoadedHead
+from harness.models.heads.decoder_layer import Layer, LayerHead, Projected, attend_from_every_start
+from harness.models.heads.eagle3 import (
+    Eagle3Network,
+    by_specforge,
+    filled,
+    is_specforge,
+    layout_of,
+)
+from harness.models.heads.files import HeadFiles, config_of, found_in
+from harness.models.load import LoadedModel
+from harness.records import UserError
+
+PEAGLE = (
+    "a P-EAGLE head",
+    "speculators' (speculators_model_type peagle) and SpecForge's EAGLE-3 layout with a mask token "
+    "(ptd_token_id, pard_token or mask_token_id)",
+)
+MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
+DRAFTS = 8
+
+
+class _PlainLayer(Layer):
+    """A layer after the first."""
+
+    def __init__(self, config: Any, head_dim: int) -> None:
+        super().__init__(config, config.hidden_size, head_dim)
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class PeagleNetwork(Eagle3Network):
+    """The head's weights and arithmetic.
+
+    Attributes:
+        mask_token: the id of the token of rows without one.
+        drafts: tokens that it drafts from a start at most.
+    """
+
+    def __init__(self, config: LlamaConfig, *, mask_token: int, drafts: int, **parts: Any) -> None:
+        """The other parts are those of an EAGLE-3 head."""
+        super().__init__(config, **parts)
+        self.mask_token, self.drafts = mask_token, drafts
+        self.more.extend(
+            _PlainLayer(config, self.head_dim) for _ in range(1, config.num_hidden_layers)
+        )
+        self.mask_hidden = nn.Parameter(torch.zeros(1, 1, self.width))
+        self.cached_numbers *= config.num_hidden_layers
+
+    def with_cache(self, vocab_size: int) -> "PeagleHead":
+        """The head for the loop."""
+        return PeagleHead(self, vocab_size)
+
+    def masks(self, count: int) -> tuple[Tensor, Tensor]:
+        """Tokens [1, n] and features [1, n, hidden] of rows that have neither."""
+        features = self.features(self.mask_hidden)
+        tokens = torch.full((1, count), self.mask_token, device=features.device)
+        return tokens, features.expand(1, count, -1)
+
+    def passes(self, tokens: Tensor, states: Tensor, depth: int, first: int = 0) -> list[Tensor]:
+        """The outputs of `depth` drafts from every start of a text; see `HeadNetwork.passes`.
+
+        B is 1. Layer by layer, the rows of the text and those of each pass run from all starts.
+        """
+        count, features = states.shape[1], self.features(states)
+        depth = min(depth, self.drafts, count - first)
+        places = torch.arange(count, device=features.device).unsqueeze(0)
+        angles = [
+            self.angles(places),
+            *(self.angles(places[:, first:] + n) for n in range(1, depth)),
+        ]
+        rows = [self.project(tokens[:, 1:].to(features.device), features, angles[0])]
+        rows += [self.project(*self.masks(count - first), each) for each in angles[1:]]
+        hidden: list[Tensor] = []
+        for index, layer in enumerate((self.midlayer, *self.more)):
+            if index:
+                rows = [self.next_layer(layer, *each) for each in zip(hidden, angles, strict=True)]
+            hidden = self._attended(layer, rows, first)
+        return [
+            hidden[0][:, first:],
+            *(h[:, : count - first - n] for n, h in enumerate(hidden) if n),
+        ]
+
+    def _attended(self, layer: Any, rows: list[Projected], first: int) -> list[Tensor]:
+        """A layer's outputs of the text's rows, and of each pass from all starts."""
+        text, *passes = rows
+        chain = [(each.key, each.value) for each in passes]
+        outputs = [attend_from_every_start(text.query, text.key, text.value, [], 0)]
+        outputs += [
+            attend_from_every_start(each.query, text.key, text.value, chain[:number], first)
+            for number, each in enumerate(passes, start=1)
+        ]
+        return [
+            self.finish(each, row.residual, layer) for each, row in zip(outputs, rows, strict=True)
+        ]
+
+
+class PeagleHead(LayerHead):
+    """The head for the loop: a round's first forward runs the rows of all its drafts."""
+
+    engine = "peagle"
+
+    def __init__(self, network: PeagleNetwork, vocab_size: int) -> None:
+        super().__init__(network, vocab_size)
+        self.drafts = self._size = network.drafts
+        # Rows of the round that `forward` has given, and the logits [drafts, vocab] of all
+        self._given, self._logits = 0, torch.empty(0)
+
+    @torch.inference_mode()
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits [1, vocab] of the round's next draft.
+
+        The first time of a round the rows of `tokens` [n] are appended and kept, those of the
+        drafts after it are not.
+        """
+        offset = self._given % self._size
+        self._given = offset + 1
+        if offset == 0:
+            self._logits = self._round(tokens.to(self.device).unsqueeze(0))
+        return self._logits[offset : offset + 1]
+
+    def rewind(self, count: int) -> None:
+        """End the round, of which nothing is kept, however many tokens it drafted."""
+        del count
+        self._given = 0
+
+    def _clear(self) -> None:
+        super()._clear()
+        self._given = 0
+
+    def _round(self, tokens: Tensor) -> Tensor:
+        network, features = self.network, self._features
+        assert isinstance(network, PeagleNetwork)
+        masks, without_states = network.masks(self._size - 1)
+        if features is None:  # which only timing asks for
+            features = network.masks(tokens.shape[1])[1]
+        outputs = self._append(
+            torch.cat([tokens, masks], dim=1), torch.cat([features, without_states], dim=1)
+        )
+        self._features, self._length = None, self._length - masks.shape[1]
+        return network.logits(outputs[0, -self._size :], self.vocab_size, 0)
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
+def load_peagle(conf: ModelConf, target: LoadedModel, key: str = "draft") -> LoadedHead:
+    """Read the P-EAGLE head that `conf` names, for this target, onto its device and in its dtype.
+
+    Raises:
+        UserError: it is no P-EAGLE head in a known layout, incomplete, or for another target.
+    """
+    files = HeadFiles(conf, key, target, *PEAGLE)
+    with explained(conf, key):
+        config = config_of(conf, key)
+        kind = config.get("speculators_model_type")
+        mask_token = next(
+            (config[name] for name in MASK_TOKENS if config.get(name) is not None), None
+        )
+        if kind != "peagle" and (kind or mask_token is None or not is_specforge(config)):
+            raise files.unknown_layout(found_in(config))
+        if mask_token is None:
+            raise UserError(f"{files.where}: its config.json has no mask_token_id")
+        layout = layout_of(config, files.where, PEAGLE[0], norm_before_residual=False)
+    if not 0 <= int(mask_token) < target.vocab_size:
+        raise files.other_vocabulary(int(mask_token) + 1)
+    drafts = conf.block or _speculative_tokens(config) or DRAFTS
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in by_specforge(files.tensors()).items():
+        part, _, rest = name.removeprefix("layers.").partition(".")
+        later = name.startswith("layers.") and part.isdigit()
+        tensors[f"more.{int(part) - 1}.{rest}" if later else name] = tensor
+    if "mask_hidden" in tensors:
+        tensors["mask_hidden"] = tensors["mask_hidden"].reshape(1, 1, -1)
+    made = partial(PeagleNetwork, mask_token=int(mask_token), drafts=drafts)
+    network = filled(made, layout, tensors, files)
+    facts = {"architecture": "P-EAGLE", "layout": layout.name, "draft_vocab": len(network.d2t)}
+    return files.loaded(network, facts, getattr(layout.layer, "max_position_embeddings", None))
+
+
+def _speculative_tokens(config: Mapping[str, Any]) -> int | None:
+    """How many tokens a round drafts, as a config.json of speculators says it."""
+    methods = (config.get("speculators_config") or {}).get("proposal_methods") or ()
+    return next((int(each["speculative_tokens"]) for each in methods), None)
