@@ -157,7 +157,10 @@ class ModelConf:
         None, "of an early exit: how many of the target's layers; null: a quarter", least=1
     )
     block: int | None = key(
-        None, "positions of a DFlash drafter's block; null: as it was trained", least=2
+        None,
+        "positions of a DFlash or DSpark drafter's block, or drafts of a P-EAGLE head; null: as it"
+        " was trained",
+        least=2,
     )
     head_of: str | None = key(None, "of a head: the id of the target that it was made for")
     gguf: str | None = key(None, "its GGUF file, for llama.cpp; null: converted where small")

@@ -107,7 +107,7 @@ class Eagle3Network(LayerNetwork):
         """The features [..., hidden] of the target's states [..., width]."""
         return self.fc(states.to(self.fc.weight.device, self.fc.weight.dtype))
 
-    def with_cache(self, vocab_size: int) -> "Eagle3Head":
+    def with_cache(self, vocab_size: int) -> LayerHead:
         """The head for the loop."""
         return Eagle3Head(self, vocab_size)
 
