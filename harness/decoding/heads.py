@@ -50,7 +50,7 @@ class HeadModel(CausalModel, Protocol):
 
 
 class HeadDrafter(ModelDrafter):
-    """Proposes what any head drafts: EAGLE heads, MTP layers, Medusa heads, DFlash or DSpark drafters.
+    """Proposes what any head drafts: of EAGLE and its kind, MTP, Medusa, DFlash or DSpark.
 
     Its first forward of a round takes the target's states; each further one the head's own output,
     or the next row of a block. Between rounds the head's cache holds the rows whose target states
