@@ -197,7 +197,6 @@ class LayerHead(ChainHead):
     """The head with a cache of preallocated keys and values."""
 
     network: LayerNetwork
-    # Keys and values [layers, KV heads, capacity, D]
 
     def __init__(self, network: LayerNetwork, vocab_size: int) -> None:
         super().__init__(network, vocab_size)
@@ -246,6 +245,7 @@ class LayerHead(ChainHead):
 
     def _allocate(self, capacity: int) -> None:
         network, dtype = self.network, self.network.fc.weight.dtype
+        # The first dimension is the layer
         shape = (1 + len(network.more), network.kv_heads, capacity, network.head_dim)
         self._keys = torch.zeros(shape, dtype=dtype, device=self.device)
         self._values = torch.zeros(shape, dtype=dtype, device=self.device)
