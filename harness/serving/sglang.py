@@ -1,9 +1,10 @@
 """SGLang: what it accepts and drafts, and what it is started with. Read in release 0.5.23.
 
 - srt/speculative/eagle_utils.py, `eagle_sample`: at `--speculative-eagle-topk 1` the argmax is
-  proposed and, on CUDA, accepted with the target's probability of it. On ROCm EAGLE and EAGLE3 draw
-  their drafts and accept by the ratio, and the others accept argmaxes; on a CPU and XPU all do,
-  whatever the temperature (`_verify_uses_greedy`), which is not lossless.
+  proposed and, on CUDA, accepted with the target's probability of it. On ROCm EAGLE draws its drafts
+  and accepts by the ratio (srt/arg_groups/speculative_hook.py,
+  `_should_auto_enable_hip_rejection_sampling`), and the others, EAGLE3 among them, accept argmaxes;
+  on a CPU and XPU all do, whatever the temperature (`_verify_uses_greedy`), which is not lossless.
 - `--speculative-use-rejection-sampling`: the ratio, for EAGLE and EAGLE3 at topk 1; STANDALONE,
   NGRAM and DFLASH refuse it (srt/arg_groups/speculative_hook.py).
 - `--speculative-use-block-verification`: block verification, for EAGLE, EAGLE3 and DFLASH at topk 1
@@ -86,7 +87,7 @@ def _platform_notes(pair: PairToServe) -> Sequence[str]:
     """By which rule it accepts on other platforms than CUDA."""
     if pair.temperature == 0 or pair.rule != SPEC.rule:
         return ()
-    drawn = pair.kind in _DRAWN_KINDS
+    drawn = ALGORITHMS[pair.kind] == "EAGLE"
     rocm = "by the ratio of drafts that are drawn" if drawn else "argmaxes, which is not lossless"
     return (
         f"That is on CUDA: on ROCm it accepts {rocm}; on a CPU and XPU argmaxes, at any"

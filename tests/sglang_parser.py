@@ -1,0 +1,70 @@
+"""What SGLang's wheel itself makes of command lines: run by `test_sglang_parser` in a process alone.
+
+    python tests/sglang_parser.py FOLDER < {"lines": [[...]], "algorithms": [...], ...} > answers
+
+FOLDER has the wheel without its dependencies (`make test-parsers`). Its package imports FlashInfer
+and more when it is imported, and a module that the parser needs imports Triton for kernels that it
+never compiles: the first is passed over, the second is replaced where it is not installed.
+"""
+
+import argparse
+import json
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+from unittest.mock import MagicMock
+
+
+def importable(folder: Path) -> None:
+    """Make the wheel's modules importable, without what needs a card."""
+    sys.path.insert(0, str(folder))
+    package = ModuleType("sglang")
+    package.__path__ = [str(folder / "sglang")]
+    sys.modules["sglang"] = package
+    if find_spec("triton") is None:
+        for name in ("triton", "triton.language"):
+            module: Any = ModuleType(name)
+            module.__path__, module.__spec__ = [], ModuleSpec(name, None)
+            module.__getattr__ = lambda _: MagicMock()
+            sys.modules[name] = module
+
+
+class Parser(argparse.ArgumentParser):
+    """Without abbreviations; an error is raised, not printed."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def answers(asked: dict[str, Any]) -> dict[str, Any]:
+    """By question, what the wheel says."""
+    from sglang.srt.environ import envs
+    from sglang.srt.server_args import ServerArgs
+    from sglang.srt.speculative.adaptive_spec_params import resolve_candidate_steps_from_config
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+    from sglang.version import __version__
+
+    parser = Parser(allow_abbrev=False)
+    ServerArgs.add_cli_args(parser)
+    refused: dict[str, str] = {}
+    for line in asked["lines"]:
+        try:
+            parser.parse_args(line)
+        except ValueError as error:
+            refused[" ".join(line)] = str(error)
+    known = {each.name for each in SpeculativeAlgorithm}
+    return {
+        "version": __version__,
+        "refused": refused,
+        "algorithms": sorted({*asked["algorithms"]} - known),
+        "variables": [name for name in asked["variables"] if not hasattr(envs, name)],
+        "candidates": [resolve_candidate_steps_from_config(file) for file in asked["tiers"]],
+    }
+
+
+if __name__ == "__main__":
+    importable(Path(sys.argv[1]))
+    json.dump(answers(json.load(sys.stdin)), sys.stdout)
