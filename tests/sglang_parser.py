@@ -1,4 +1,4 @@
-"""What SGLang's wheel itself makes of command lines: run by `test_sglang_parser` in a process alone.
+"""What SGLang's wheel makes of command lines: run by `test_sglang_parser` in a process of its own.
 
     python tests/sglang_parser.py FOLDER < {"lines": [[...]], "algorithms": [...], ...} > answers
 
@@ -10,6 +10,7 @@ never compiles: the first is passed over, the second is replaced where it is not
 import argparse
 import json
 import sys
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,27 +42,29 @@ class Parser(argparse.ArgumentParser):
 
 def answers(asked: dict[str, Any]) -> dict[str, Any]:
     """By question, what the wheel says."""
-    from sglang.srt.environ import envs
-    from sglang.srt.server_args import ServerArgs
-    from sglang.srt.speculative.adaptive_spec_params import resolve_candidate_steps_from_config
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-    from sglang.version import __version__
 
+    def of_wheel(module: str, name: str) -> Any:
+        return getattr(import_module(f"sglang.{module}"), name)
+
+    candidates = of_wheel(
+        "srt.speculative.adaptive_spec_params", "resolve_candidate_steps_from_config"
+    )
+    variables = of_wheel("srt.environ", "envs")
     parser = Parser(allow_abbrev=False)
-    ServerArgs.add_cli_args(parser)
+    of_wheel("srt.server_args", "ServerArgs").add_cli_args(parser)
     refused: dict[str, str] = {}
     for line in asked["lines"]:
         try:
             parser.parse_args(line)
         except ValueError as error:
             refused[" ".join(line)] = str(error)
-    known = {each.name for each in SpeculativeAlgorithm}
+    known = {each.name for each in of_wheel("srt.speculative.spec_info", "SpeculativeAlgorithm")}
     return {
-        "version": __version__,
+        "version": of_wheel("version", "__version__"),
         "refused": refused,
         "algorithms": sorted({*asked["algorithms"]} - known),
-        "variables": [name for name in asked["variables"] if not hasattr(envs, name)],
-        "candidates": [resolve_candidate_steps_from_config(file) for file in asked["tiers"]],
+        "variables": [name for name in asked["variables"] if not hasattr(variables, name)],
+        "candidates": [candidates(file) for file in asked["tiers"]],
     }
 
 

@@ -9,6 +9,7 @@ import os
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,18 +28,18 @@ pytestmark = pytest.mark.skipif(
     not (WHEEL / "sglang").is_dir(), reason="SGLang's wheel is not here: make test-parsers"
 )
 VARIANTS = (sglang.SPEC, sglang.REJECTION_SAMPLING, sglang.BLOCK_VERIFICATION)
-K_BY_LOAD = {1: 4, 4: 2, 16: 0}
+RANGES = ((1, 3, 4), (4, 15, 2), (16, 32, 0))
 HERE = ["--host", "127.0.0.1", "--port", "30000"]
 
 
 def asked_of_the_wheel(
-    lines: list[list[str]], tiers: tuple[Path, ...] = (), variables: tuple[str, ...] = ()
+    lines: list[list[str]], tiers: tuple[Path | None, ...] = (), variables: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     asked = {
         "lines": lines,
         "algorithms": [*sglang.ALGORITHMS.values(), "NGRAM"],
         "variables": variables,
-        "tiers": [str(file) for file in tiers],
+        "tiers": [file and str(file) for file in tiers],
     }
     script = Path(__file__).with_name("sglang_parser.py")
     done = subprocess.run(
@@ -73,7 +74,14 @@ def started(folder: Path) -> list[list[str]]:
         )
         for kind, rule, slots in product(sglang.SPEC.drafts, sglang.SPEC.rules, (1, 8))
     ]  # fmt: skip
+    changing = [
+        replace(server, varying=varying, schedule=RANGES)
+        for server in servers
+        for varying, known in sglang.SPEC.varying.items()
+        if server.kind in known.kinds
+    ]
     lines = [server.flags(k) for server in servers for k in (0, 1, 4)]
+    lines += [server.flags(4) for server in changing]
     assert all(line[0] == "serve" for line in lines)
     return [[*line[1:], *HERE] for line in lines]
 
@@ -81,8 +89,14 @@ def started(folder: Path) -> list[list[str]]:
 def test_every_line_is_one_that_the_wheel_of_the_release_we_name_parses(tmp_path: Path) -> None:
     wrong = [["--model-path", "x", "--speculative-num-step", "4"]]
     variables = (*Sglang("t", "d", tmp_path, 100).environment([0.5]), "SGLANG_SIMULATE_ACC")
-    told = asked_of_the_wheel([*printed(), *started(tmp_path), *wrong], variables=variables)
+    file = tmp_path / "tiers.json"
+    file.write_text(sglang.tiers({low: k for low, _, k in RANGES}))
+    lines = [*printed(), *started(tmp_path), *wrong]
+    told = asked_of_the_wheel(lines, (file, None), variables)
     assert told["version"] == sglang.SPEC.version
     assert [*told["refused"]] == [" ".join(words) for words in wrong]
     assert told["algorithms"] == []
+    of_file, default = told["candidates"]
+    assert of_file == [0, 2, 4]
+    assert max(default) == sglang.SPEC.varying["adaptive"].largest_k
     assert told["variables"] == ["SGLANG_SIMULATE_ACC"]
