@@ -1275,7 +1275,9 @@ def gguf_files(folder: Path) -> tuple[Path, Path]:
     ("kind", "keys", "line"),
     [
         ("mtp", [], "draft=mtp: give model.gguf, a conversion that has the MTP layers"),
-        ("dflash", ["model.gguf={target}"], "draft.gguf: not given, and of heads only EAGLE-3's"),
+        ("dflash", ["model.gguf={target}"], "draft.gguf: not given, and score=false"),
+        ("dflash", ["score=true", "k=[1,4]"], "give one K, and draft.block=K+1"),
+        ("dflash", ["score=true", "k=[4]", "draft.block=4"], "give one K, and draft.block=K+1"),
         (
             "mtp",
             ["model.gguf={target}"],

@@ -14,8 +14,9 @@ Read in tools/server of the release (build 11549) and run:
 - A look-up's rounds are counted in the same way: one that found nothing emits the target's token.
   After an end of text they are known where that token is not in the prompt, and so was not found.
 - `/props` has `total_slots`, the requests that are decoded side by side; others wait for a slot.
-- MTP layers are the target's own (`draft-mtp`), or those of the file that is given as the draft's.
-  These and DFlash drafters are files of convert_hf_to_gguf.py; no server was run with them here.
+- MTP layers are the target's own (`draft-mtp`), or those of the file that is given as the draft's:
+  files of convert_hf_to_gguf.py. No server was run with them here.
+- A DFlash drafter (`draft-dflash`) fills K + 1 positions of its block.
 """
 
 import re
@@ -354,10 +355,10 @@ def _check(config: ServerConfig) -> None:
                 " have none"
             )
         del models["draft"]
-    if kind == "dflash" and config.draft.gguf is None:
+    if kind == "dflash" and config.score and [k + 1 for k in config.k if k] != [config.draft.block]:
         raise UserError(
-            "draft.gguf: not given, and of heads only EAGLE-3's are converted here;"
-            " convert_hf_to_gguf.py converts a DFlash drafter with --target-model-dir"
+            f"draft={config.draft.name}: llama.cpp fills K + 1 positions of a block, and replay"
+            " draft.block of them; give one K, and draft.block=K+1"
         )
     for key, conf in models.items():
         if conf.gguf is not None:
@@ -401,7 +402,7 @@ def _check_gguf(file: Path, where: str) -> None:
 
 def _gguf(serve: ToServe, conf: ModelConf, key: str) -> Path:
     """The user's file of a model, else one that is written in the run folder once."""
-    from harness.engines.gguf_file import write_eagle3_gguf, write_gguf
+    from harness.engines.gguf_file import write_dflash_gguf, write_eagle3_gguf, write_gguf
 
     if conf.gguf is not None:
         return Path(conf.gguf).resolve()
@@ -413,7 +414,8 @@ def _gguf(serve: ToServe, conf: ModelConf, key: str) -> Path:
         return file
     pair = serve.pair
     if key == "draft" and pair.head is not None:
-        return write_eagle3_gguf(pair.head, pair.target, file)
+        write = write_dflash_gguf if serve.kind == "dflash" else write_eagle3_gguf
+        return write(pair.head, pair.target, file)
     loaded = pair.target if key == "model" else pair.draft
     assert loaded is not None  # a draft of another kind is refused
     return write_gguf(loaded, file)
