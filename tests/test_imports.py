@@ -386,7 +386,7 @@ def test_a_benchmark_of_tensorrt_llm_becomes_a_run(tmp_path: Path) -> None:
 def test_a_benchmark_with_sums_alone_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "sums.json").write_text(content, encoding="utf-8")
     with pytest.raises(UserError, match="sums over requests alone; give the one of --request_json"):
-        [*read_records(str(tmp_path / "sums.json"))]
+        list(read_records(str(tmp_path / "sums.json")))
 
 
 def test_requests_are_paired_by_their_prompts_where_records_hold_them(tmp_path: Path) -> None:

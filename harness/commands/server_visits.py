@@ -461,9 +461,12 @@ def measure_loads(folder: RunFolder, work: Workload, adapter: Adapter, failures:
         with ExitStack() as stack:
             opened = started(folder, work, adapter, group, slots=slots, left_out=left_out)
             by_role = stack.enter_context(opened)
-            for role, server in by_role.items():
-                if role.varying:  # no request was sent to it alone
-                    _check_texts(work, adapter, role, server)
+            varying = [role for role in by_role if role.varying]
+            # No request was sent to these alone
+            if not all(
+                _completes(work, adapter, role, by_role[role], failures) for role in varying
+            ):
+                continue
             servers = {role.k: server for role, server in by_role.items()}
             needed = {0} & servers.keys()
             failed: Counter[int] = Counter()
@@ -492,8 +495,15 @@ def measure_loads(folder: RunFolder, work: Workload, adapter: Adapter, failures:
                     tick()
 
 
-def _check_texts(work: Workload, adapter: Adapter, role: Role, server: Server) -> None:
-    """Refuse a server whose K varies and that reads or completes texts as another model does."""
+def _completes(
+    work: Workload, adapter: Adapter, role: Role, server: Server, failures: Failures
+) -> bool:
+    """Whether a server reads and completes texts as the target does; else that is noted."""
     with progress(f"checking the texts at {role}"):
-        check_vocabulary(server, work.vocabulary.tokenizer, work.conversations)
-        check_model(server, work, adapter)
+        try:
+            check_vocabulary(server, work.vocabulary.tokenizer, work.conversations)
+            check_model(server, work, adapter)
+        except UserError as error:
+            failures.of_load(role, error)
+            return False
+    return True
