@@ -11,11 +11,14 @@ TORCH_VERSION ?= 2.13.0
 # vLLM for CPUs, in an environment of its own (make test-servers)
 VLLM ?= .venv-vllm
 VLLM_VERSION ?= 0.32.0
+# SGLang's wheel without its dependencies, for its parser alone (make test-parsers)
+SGLANG ?= .sglang
+SGLANG_VERSION ?= 0.5.23
 # Overrides of the command, for example ARGS="model=qwen3_4b draft=qwen3_0_6b k=[1,2,4]"
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep test golden test-all test-families test-servers check bench embedded clean
+.PHONY: help setup sweep test golden test-all test-families test-servers test-parsers check bench embedded clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +71,15 @@ $(VLLM)/.installed:
 test-servers: $(STAMP) $(VLLM)/.installed ## the tests with vLLM itself: installs it apart, 3.4 GB
 	PATH="$(abspath $(VLLM))/bin:$$PATH" VLLM_CPU_KVCACHE_SPACE=1 VLLM_ENABLE_V1_MULTIPROCESSING=0 \
 	  $(BIN)/python -m pytest -m servers -s $(ARGS)
+
+# Its dependencies want a CUDA build of torch; the parser needs these four besides
+$(SGLANG)/.installed: $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(SGLANG) \
+	  "sglang==$(SGLANG_VERSION)" msgspec orjson pybase64 starlette
+	@touch $@
+
+test-parsers: $(SGLANG)/.installed ## SGLang's own parser on every line for it: its wheel apart, 40 MB
+	SGLANG_WHEEL="$(abspath $(SGLANG))" $(BIN)/python -m pytest tests/test_sglang_parser.py $(ARGS)
 
 check: $(STAMP) ## ruff, pyright and import-linter
 	$(BIN)/ruff check .

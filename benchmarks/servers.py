@@ -9,6 +9,8 @@
 
     python benchmarks/servers.py --decided [--runs 5]    # one K against all, a quarter of an hour
 
+    python benchmarks/servers.py --kinds        # a head and a look-up, ten minutes
+
 --untimed RUN ... adds runs whose speedups are left out. --add RUN ... measures nothing: it adds the
 rounds and sampled texts of these runs to the page that is there.
 
@@ -33,6 +35,10 @@ the draft that the first run has, in requests that it has not seen, and of the o
 each time, and prints of both the K, the interval of its speedup, how many speculating servers were
 started and how long it took; then in how many pairs of runs the K is the same, and the interval no
 wider. 8 prompts of each set and 8 visits unless --limit and --visits say otherwise. No page.
+
+--kinds measures the EAGLE-3 head and llama.cpp's own look-up at temperature 0, and prints what
+predictions of their speedups miss. 4 visits of all prompts unless --visits and --limit say
+otherwise. No page.
 """
 
 import argparse
@@ -76,6 +82,12 @@ AUDITIONED = ("tiny_good", "tiny_good", "tiny_small")
 # One K against all: of the shipped pair at temperature 0
 DECIDED = ("draft=tiny_good", "temperature=[0]", "own_loop=false")
 DECIDED_PROMPTS, DECIDED_VISITS = 8, 8
+# Drafts that are no models, at temperature 0
+KINDS = (
+    ("draft=tiny_eagle3", "k=[1,2,4]", *PRICED),
+    ("draft=ngram_simple", "k=[2,4,8]", *PRICED),
+)
+KINDS_VISITS = 4
 # Speedups of two pairs; rounds of four, the target as its own draft among them; sampled texts of
 # two, with both of llama.cpp's ways to draft
 RUNS = (
@@ -134,6 +146,7 @@ def main() -> None:
     parser.add_argument("--clocks", action="store_true", help="compare both clocks")
     parser.add_argument("--audition", action="store_true", help="price an audition by a run")
     parser.add_argument("--decided", action="store_true", help="compare one K with all")
+    parser.add_argument("--kinds", action="store_true", help="predict a head and a look-up")
     parser.add_argument("--runs", type=int, default=5, dest="pairs", help="of --decided, each")
     parser.add_argument("--visits", type=int, help="of the runs whose speedups count")
     parser.add_argument("--limit", type=int, help="prompts of each set")
@@ -145,7 +158,7 @@ def main() -> None:
         asked.out.write_text(added(asked.out.read_text(), more))
         return
     folders = [Path(run) for run in asked.runs]
-    usual = DECIDED_VISITS if asked.decided else 20
+    usual = DECIDED_VISITS if asked.decided else KINDS_VISITS if asked.kinds else 20
     visits = usual if asked.visits is None else asked.visits
     limit = [] if asked.limit is None else [f"prompts.limit={asked.limit}"]
     shared = [*COMMON, f"repetitions={visits}", f"results_root={asked.results}", *limit]
@@ -153,6 +166,11 @@ def main() -> None:
         for clock in CLOCKS:
             folder = _measured([*shared, *RUNS[0], "own_loop=false", f"clock={clock}"])
             print("\n".join(_missed_by(_read(folder, True))))
+        return
+    if asked.kinds:
+        for kind in KINDS:
+            run = _read(_measured([*shared, "prompts.limit=null", *limit, *kind]), True)
+            print("\n".join(_missed_by(run)), flush=True)
         return
     if asked.decided:
         limit = limit or [f"prompts.limit={DECIDED_PROMPTS}"]

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from harness.records import RULES, LoopClock, UserError
+from harness.records import RULES, LoopClock, UserError, Varying
 from harness.serving.drafts import DRAFTS, DraftSpec
 from harness.serving.engines import ENGINES, OWN, measurable, with_lines
 from harness.theory.architecture import architecture_of
@@ -52,6 +52,8 @@ AUTO_DRAFTS = "auto"
 OWN_DRAFT = "hf"
 # So many speculating servers a server run starts at most where replay chooses the K
 FEW_K = 3
+# In `k` of a server run, a server that decides on K itself
+ADAPTIVE = "adaptive"
 # An id of `drafts` that is a server's address
 SERVER_URL = re.compile(r"https?://")
 
@@ -65,7 +67,8 @@ def key(default: Any, meaning: str, **limits: Any) -> Any:
         default: of the field; a list is copied.
         meaning: what `--help` says of it.
         limits: of a number, or of each in a list: `least`, `most` (inclusive), `above` (exclusive),
-            `zero` (0 is accepted as well), `whole` (where the type is Any), `why` they are so. Of
+            `zero` (0 is accepted as well), `whole` (where the type is Any), `words` that stand for
+            one, `why` they are so. Of
             a text: `choices`, or what lists them, or a `pattern` and what it `takes`, and others
             that are `refused` for a reason. Of the value itself: `auto` is accepted, `distinct`
             entries, `form` (list or dict, where the type is Any), `example` of one (it must not be
@@ -77,11 +80,18 @@ def key(default: Any, meaning: str, **limits: Any) -> Any:
     return field(default=default, metadata=about)
 
 
+# Of a K
+K_LIMITS: Mapping[str, Any] = {
+    "least": 0,
+    "most": 1024,
+    "why": "no engine drafts more tokens a round",
+    "distinct": True,
+}
+
+
 def _grid(*default: int, meaning: str = "draft tokens per round; 0, plain, always runs") -> Any:
     """The numbers of draft tokens."""
-    why = "no engine drafts more tokens a round"
-    limits: dict[str, Any] = {"least": 0, "most": 1024, "why": why, "distinct": True}
-    return key([*default], meaning, example="[1,2,4]", **limits)
+    return key([*default], meaning, example="[1,2,4]", **K_LIMITS)
 
 
 def _temperatures(*default: float, meaning: str = "temperatures; 0 is greedy") -> Any:
@@ -624,6 +634,21 @@ class ServerConfig(PairConfig):
 
     gpu: GpuConf | None = None
     temperature: list[float] = _temperatures(0.0, 1.0)
+    k: list[Any] = key(
+        [1, 2, 4, 8],
+        "draft tokens per round; 0, plain, always runs; adaptive: as the engine decides",
+        example="[1,2,4]",
+        words=(ADAPTIVE,),
+        whole=True,
+        **K_LIMITS,
+    )
+    adaptive: bool = key(False, "whether a server that decides on K itself is measured, too")
+    schedule: Any = key(
+        None,
+        "K by requests side by side, [lowest, highest, K] each, of a server that is measured, too",
+        form=list,
+        example="[[1,4,5],[5,16,2]]",
+    )
     engine: str = key("llamacpp", ", ".join(measurable()), choices=measurable)
     url: list[str] | None = key(None, "servers that run, the plain one first, then one per K")
     api_key_env: str | None = _api_key_env()
@@ -703,11 +728,50 @@ class ServerConfig(PairConfig):
         """Only of an engine that reads them, whose servers are started here."""
         return ENGINES[self.engine].reads_gguf and self.url is None
 
+    @property
+    def varying(self) -> tuple[Varying, ...]:
+        """How the K of servers changes that are measured besides those of one K."""
+        asked: dict[Varying, bool] = {
+            "schedule": self.schedule is not None,
+            "adaptive": self.adaptive,
+        }
+        return tuple(name for name, wanted in asked.items() if wanted)
+
+    def _check_varying(self) -> None:
+        """Refuse a schedule that is none, or no load to measure it under."""
+        before = 0
+        for entry in self.schedule or ():
+            whole = isinstance(entry, list) and all(type(number) is int for number in entry)
+            if not whole or len(entry) != 3 or not before < entry[0] <= entry[1] or entry[2] < 0:
+                raise UserError(
+                    f"schedule: {entry} is not [lowest, highest, K] with more requests than the"
+                    " entry before it; give for example schedule=[[1,4,5],[5,16,2]]"
+                )
+            before = entry[1]
+        if self.schedule and (self.schedule[0][0] != 1 or not any(k for *_, k in self.schedule)):
+            raise UserError(
+                f"schedule={self.schedule}: give K from 1 request on, and a K of 1 or more in it"
+            )
+        for name in self.varying:
+            asked = "schedule" if name == "schedule" else f"k={ADAPTIVE}"
+            if self.url is not None:
+                raise UserError(f"{asked}: not with url=, whose servers have one K each")
+            if max(self.concurrency) == 1 and self.rate is None:
+                raise UserError(
+                    f"{asked}: its K is measured under load; give the loads, as"
+                    " concurrency=[1,4,16]"
+                )
+
     def check(self, _: str) -> None:
         """Refuse addresses that are none, or not one per server.
 
         Fills in what is measured.
         """
+        if ADAPTIVE in self.k:
+            self.adaptive, self.k = True, [k for k in self.k if k != ADAPTIVE]
+        if not any(self.k):
+            raise UserError(f"k=[{ADAPTIVE}]: give K to compare with, as k=[4,{ADAPTIVE}]")
+        self._check_varying()
         super().check(_)
         if self.until is None:
             self.until = "all" if self.not_decided else "decided"
@@ -1074,6 +1138,8 @@ def _check(name: str, value: Any, kind: Any, limits: Mapping[str, Any]) -> None:
         if "pattern" in limits and not limits["pattern"].fullmatch(entry):
             raise UserError(f"{where}: {entry!r} is unknown; use {limits['takes']}")
         whole = "int" in str(kind) or "whole" in limits
+        if entry in limits.get("words", ()):
+            continue
         if {"least", "above"} & limits.keys() and not _fits(entry, whole, limits):
             raise UserError(f"{where}: {entry!r} is not {_wanted(whole, limits)}")
 

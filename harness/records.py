@@ -462,6 +462,10 @@ def set_of(group: str) -> str:
     return group.rpartition(HALF)[0] or group
 
 
+# How a server's K changes while it serves: not, by the number of requests, as the engine decides
+Varying = Literal["", "schedule", "adaptive"]
+
+
 @dataclass(frozen=True)
 class LoadTiming:
     """Requests that a server decoded side by side: a line of loads.jsonl.
@@ -486,6 +490,7 @@ class LoadTiming:
         user_decode_s: of each, what of `user_s` came after its first token, by the server's clock;
             None where it does not tell, empty in older runs.
         slots: requests that the server decodes side by side; None where it does not tell.
+        varying: how its K changed meanwhile; `k` is the largest of them then.
     """
 
     visit: int
@@ -504,6 +509,7 @@ class LoadTiming:
     seconds: float
     user_decode_s: tuple[float | None, ...] = ()
     slots: int | None = None
+    varying: Varying = ""
 
 
 @dataclass(frozen=True)
@@ -685,6 +691,7 @@ class ServingEngine:
         started: whether the run started its servers; else it attached to them.
         urls: host and port of each server that was attached to, the plain one first.
         commands: that its servers were started with; empty where the run attached to them.
+        varying: the same of the servers whose K changes while they serve, by how it does.
         draft_by_temperature: whether a draft that is sampled takes the request's temperature alone;
             runs of an earlier version scored it with all of its sampling parameters.
         dtype: of both models, on an engine that serves them in one and was told which; else None.
@@ -703,6 +710,7 @@ class ServingEngine:
     commands: tuple[ServerCommand, ...] = ()
     draft_by_temperature: bool = False
     dtype: str | None = None
+    varying: dict[Varying, ServerCommand] = field(default_factory=dict[Varying, ServerCommand])
 
     def started_with(self, memory: Sequence[ServerMemory]) -> "ServingEngine":
         """With the flags of each command that its server was started with last.
@@ -828,7 +836,8 @@ class NotMeasured:
     Attributes:
         what: one of `Measurement`; words in runs of earlier versions.
         error: in one line.
-        draft, k, temperature, rejects: of which, where it has them; `rejects` as of `ServerMemory`.
+        draft, k, temperature, rejects, varying: of which, where it has them; `rejects` as of
+            `ServerMemory`, `varying` as of `LoadTiming`.
     """
 
     what: Measurement | str
@@ -837,6 +846,7 @@ class NotMeasured:
     k: int | None = None
     temperature: float | None = None
     rejects: bool = False
+    varying: Varying = ""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from harness.records import (
     ServerCommand,
     SkippedCell,
     Source,
+    Varying,
 )
 
 if TYPE_CHECKING:
@@ -1296,6 +1297,9 @@ class LoadCell:
     # Requests that the servers decode side by side, where these are fewer: the others wait, and
     # what is measured is a queue. None where there is room, or servers do not tell.
     slots: int | None = None
+    varying: Varying = ""  # how K changed while the server served; `k` is the largest then
+    # Of a server whose K changed, where it told every round
+    tokens_per_round: float | None = None
 
 
 @dataclass(frozen=True)
@@ -1405,6 +1409,10 @@ class ServedSummary:
     costs: tuple[ServedCosts, ...] = ()
     not_predicted: NotPredicted | None = None
     load: tuple[LoadCell, ...] = ()
+    varying: tuple[LoadCell, ...] = ()  # of servers whose K changed
+    varying_commands: dict[Varying, ServerCommand] = field(  # that started these
+        default_factory=dict[Varying, ServerCommand]
+    )
     schedules: tuple[Schedule, ...] = ()
     acceptance_lengths: tuple[AcceptanceLength, ...] = ()
     memory: ServedMemory | None = None  # of servers that the run started, with a draft

@@ -226,13 +226,16 @@ def test_the_benchmark_of_servers_writes_its_page(
     assert "| code | 3 | 3.39 |" in text
 
 
-def test_the_benchmark_of_servers_says_what_predictions_miss_by_each_clock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("option", ["--clocks", "--kinds"])
+def test_the_benchmark_of_servers_says_what_predictions_miss(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     servers = script("servers")
-    monkeypatch.setattr(servers, "CLOCKS", ("engine",))  # our own loop has no other
-    monkeypatch.setattr(servers, "RUNS", (("engine=own", "k=[1,2]", "new_tokens=12"),))
-    asked = ["--clocks", "--limit", "2", "--visits", "1", "--results", str(tmp_path)]
+    own = ("engine=own", "k=[1,2]", "new_tokens=12")  # which has no other clock
+    monkeypatch.setattr(servers, "CLOCKS", ("engine",))
+    monkeypatch.setattr(servers, "RUNS", (own,))
+    monkeypatch.setattr(servers, "KINDS", ((*own, "draft=tiny_eagle3", "clock=engine"),))
+    asked = [option, "--limit", "2", "--visits", "1", "--results", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["servers.py", *asked])
     servers.main()
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("clock=")]

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -601,3 +602,20 @@ def test_a_snapshot_finds_the_texts_of_a_dflash_drafter_unchanged(
 def test_an_entry_of_drafts_may_be_any_block_drafter() -> None:
     conf = draft_conf("dflash@some/folder@block:8")
     assert (conf.name, conf.kind, conf.id, conf.block) == ("dflash", "dflash", "some/folder", 8)
+
+
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
+def test_llamacpp_drafts_with_a_converted_dflash_drafter_as_replayed(tmp_path: Path) -> None:
+    """At the K of its whole block."""
+    tiny = load(ModelConf(name="tiny", id="embedded:tiny"), "model", CPU)
+    folder = dflash_folder(tiny, tmp_path / "drafter", "z-lab", 5)
+    words = ["engine=llamacpp", "draft=dflash", f"draft.id={folder}", "k=[4]", "temperature=0"]
+    words += ["draft.block=5", "repetitions=1", "prompts.limit=2", "new_tokens=24"]
+    words += ["threads=1", "own_loop=false"]
+    run = ran("server", tmp_path, *words, "kv_type=f32", "flash_attention=off")
+    served = analyse(run).served
+    assert served is not None
+    (gate,) = served.gates
+    assert gate.texts == 4
+    assert gate.equal_rounds == gate.equal_drafted == gate.equal_texts == gate.texts
+    assert sum(trial.accepted or 0 for trial in run.trials) > 0

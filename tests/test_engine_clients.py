@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -1251,3 +1252,87 @@ def test_a_model_of_another_vocabulary_is_named_where_its_server_throws(stand_in
     with pytest.raises(UserError, match=message) as error:
         attached(VllmServer, server.url).open(2).check_vocabulary([998, 999], "ab c")
     assert "_M_range_check" not in str(error.value)
+
+
+# ---- llama.cpp's kinds of draft ------------------------------------------------------------------
+
+
+def with_llama_server(folder: Path, spec_types: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a binary on PATH that lists these kinds of draft in its help."""
+    binary = folder / "llama-server"
+    binary.write_text(f"#!/bin/sh\necho '--spec-type {spec_types}   kinds of draft'\n")
+    binary.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def gguf_files(folder: Path) -> tuple[Path, Path]:
+    files = folder / "target.gguf", folder / "draft.gguf"
+    for file in files:
+        file.write_bytes(b"GGUF")
+    return files
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "line"),
+    [
+        ("mtp", [], "draft=mtp: give model.gguf, a conversion that has the MTP layers"),
+        ("dflash", ["model.gguf={target}"], "draft.gguf: not given, and score=false"),
+        ("dflash", ["score=true", "k=[1,4]"], "give one K, and draft.block=K+1"),
+        ("dflash", ["score=true", "k=[4]", "draft.block=4"], "give one K, and draft.block=K+1"),
+        (
+            "mtp",
+            ["model.gguf={target}"],
+            "is a build without --spec-type draft-mtp; it has draft-simple, ngram-simple: take",
+        ),
+        (
+            "dflash",
+            ["model.gguf={target}", "draft.gguf={draft}"],
+            "is a build without --spec-type draft-dflash; it has draft-simple, ngram-simple",
+        ),
+    ],
+)
+def test_a_kind_that_a_build_of_llamacpp_lacks_or_no_file_of_it_is_refused_in_one_line(
+    kind: str, keys: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_llama_server(tmp_path, "[none|draft-simple|ngram-simple]", monkeypatch)
+    target, draft = gguf_files(tmp_path)
+    words = [each.format(target=target, draft=draft) for each in keys]
+    words += [f"draft={kind}", f"draft.id={tmp_path}", "model=hf", f"model.id={tmp_path}"]
+    config = compose("server", ["engine=llamacpp", "score=false", *words])
+    with pytest.raises(UserError) as error:
+        adapter_of(config).check(config)
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "file"), [("mtp", False, False), ("mtp", True, True), ("dflash", True, True)]
+)
+def test_llamacpp_drafts_by_the_files_that_are_given(
+    kind: str, given: bool, file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_llama_server(tmp_path, "none,draft-simple,draft-mtp,draft-dflash", monkeypatch)
+    target, draft = gguf_files(tmp_path)
+    words = [f"draft={kind}", f"draft.id={tmp_path}", "model=hf", f"model.id={tmp_path}"]
+    words += [f"model.gguf={target}", *([f"draft.gguf={draft}"] if given else [])]
+    config = compose("server", ["engine=llamacpp", "score=false", "k=[2]", *words])
+    adapter = adapter_of(config)
+    adapter.check(config)
+    assert adapter.start is not None
+    engine = adapter.start(ToServe(config, tmp_path, 100, 1, 1, None), None)
+    assert isinstance(engine, LlamaCpp)
+    flags = engine.flags(2)
+    assert flags[flags.index("--spec-type") + 1] == f"draft-{kind}"
+    assert flags[flags.index("--spec-draft-n-max") + 1] == "2"
+    assert (str(draft) in flags) == file
+    assert "--spec-type" not in engine.flags(0)
+
+
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
+def test_the_wheel_of_llamacpp_has_every_kind_that_is_measured(tmp_path: Path) -> None:
+    target, draft = gguf_files(tmp_path)
+    files = [f"model.gguf={target}", f"draft.gguf={draft}", "model=hf", f"model.id={tmp_path}"]
+    for kind in ("eagle3", "mtp", "dflash"):
+        words = ["engine=llamacpp", "score=false", *files, f"draft={kind}", f"draft.id={tmp_path}"]
+        config = compose("server", words)
+        adapter_of(config).check(config)

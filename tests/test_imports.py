@@ -19,6 +19,7 @@ from server_answers import sglang_answers, vllm_answers
 from stand_in_server import StandIn
 
 from harness.analysis import analyse
+from harness.commands.imports import read_records
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.client import HttpClient
 from harness.engines.http_server import AttachedEngine, HttpServer
@@ -145,6 +146,32 @@ FROM_LLAMACPP = {
 }
 
 
+# As `get_request_info` of trtllm-bench makes it: 7 tokens in the prefill and 3 steps
+TENSORRT_LLM: dict[str, Any] = {
+    "id": 3,
+    "num_input_tokens": 5,
+    "error_tokens": 0,
+    "start_timestamp": 1_000_000_000,
+    "first_token_timestamp": 1_020_000_000,
+    "end_timestamp": 1_080_000_000,
+    "decode_iteration": 3,
+    "num_total_output_tokens": 7,
+    "output": "abc",
+    "output_tokens": 7,
+}
+FROM_TENSORRT_LLM = {
+    **dict.fromkeys(("k", "drafted", "temperature", "tokens", "model"), None),
+    "engine": "tensorrt_llm",
+    "returned": 7,
+    "rounds": 3,
+    "accepted": 3,
+    "prefill_s": pytest.approx(0.02),
+    "decode_s": pytest.approx(0.06),
+    "span_s": pytest.approx((1.0, 1.08)),
+    "text": "abc",
+}
+
+
 def without(entry: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in entry.items() if name not in names}
 
@@ -159,6 +186,11 @@ def with_counts(**speculative: Any) -> dict[str, Any]:
     ("entry", "expected"),
     [
         (VLLM, FROM_VLLM),
+        (TENSORRT_LLM, FROM_TENSORRT_LLM),
+        (
+            {**TENSORRT_LLM, "first_token_timestamp": -1},  # without --streaming
+            {**FROM_TENSORRT_LLM, "prefill_s": None, "decode_s": None},
+        ),
         (with_counts(**PER_STEP), FROM_VLLM),
         (
             {**VLLM, "metrics": without(VLLM["metrics"], "speculative_decoding")},
@@ -319,6 +351,42 @@ def test_records_of_two_servers_become_a_run_with_its_speedup_and_acceptance_len
     assert "do not say what the draft is" in " ".join(content_of(summary).snippets[0].notes)
     assert "vllm" in capsys.readouterr().out.lower()
     assert (done.folder / "report.html").is_file()
+
+
+def test_a_benchmark_of_tensorrt_llm_becomes_a_run(tmp_path: Path) -> None:
+    def benchmark(name: str, step_ns: int, rounds: Callable[[int], int]) -> str:
+        entries: list[dict[str, Any]] = []
+        for number in range(10):
+            begin, steps = number * 10**9, rounds(20 + number)
+            first = begin + 5_000_000
+            times = {"start_timestamp": begin, "first_token_timestamp": first}
+            end = {"end_timestamp": first + steps * step_ns, "decode_iteration": steps}
+            counted = {"num_total_output_tokens": 21 + number, "output_tokens": 21 + number}
+            entries.append({**TENSORRT_LLM, **times, **end, **counted})
+        (tmp_path / name).write_text(json.dumps(entries), encoding="utf-8")
+        return str(tmp_path / name)
+
+    files = [
+        benchmark("plain.json", 10_000_000, lambda emitted: emitted),
+        benchmark("k2.json", 12_000_000, lambda emitted: emitted // 2),
+    ]
+    done = run(tmp_path, files, "temperature=0", "k=[0,2]")
+    (drafted,) = (row for _, row in done.results.iterrows() if row.k == 2)
+    emitted, rounds = sum(20 + n for n in range(10)), sum((20 + n) // 2 for n in range(10))
+    assert (drafted.engine, drafted.rounds, drafted.new_tokens) == ("tensorrt_llm", rounds, emitted)
+    assert drafted.speedup == pytest.approx(10.0 * emitted / (12.0 * rounds))
+    assert {trial.drafted for trial in done.trials if trial.k} == {
+        2 * ((20 + n) // 2) for n in range(10)
+    }
+
+
+@pytest.mark.parametrize(
+    "content", ['{"engine": {},\n "performance": {}}', '{"iter": 0, "iterLatencyMS": 1.5}']
+)
+def test_a_benchmark_with_sums_alone_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "sums.json").write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match="sums over requests alone; give the one of --request_json"):
+        list(read_records(str(tmp_path / "sums.json")))
 
 
 def test_requests_are_paired_by_their_prompts_where_records_hold_them(tmp_path: Path) -> None:

@@ -1,9 +1,13 @@
 """Requests side by side: what is sent, what iterations they make, and which K each load gets."""
 
+import json
+import shlex
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +32,14 @@ from harness.analysis.batch_schedule import (
     without_visits,
 )
 from harness.analysis.user_latency import under_load
+from harness.cli import compose
+from harness.commands.run_lifecycle import create, load_prompts
+from harness.commands.server_requests import open_workload, varying_roles
+from harness.commands.server_start import note_engine
+from harness.commands.server_visits import Failures, measure_loads
 from harness.decoding.sampling import SamplingParameters
+from harness.engines.adapters import Adapter, adapter_of
+from harness.engines.http_server import HttpServer
 from harness.engines.protocol import (
     Completion,
     EngineFacts,
@@ -36,20 +47,25 @@ from harness.engines.protocol import (
     RequestFailedError,
     ServerDiedError,
 )
+from harness.engines.sglang import Sglang
+from harness.engines.vllm import Vllm
 from harness.measurement.draft_scores import score_texts
 from harness.measurement.generations import Request
 from harness.measurement.load import Load, LoadFailedError, groups_of, load_visit, requests_of_load
 from harness.measurement.returned_texts import ReturnedText
-from harness.records import HALF, ServerCommand, ServingEngine, UserError
+from harness.records import HALF, ServerCommand, ServingEngine, UserError, where
 from harness.reporting.sentences.served import reasons
 from harness.reporting.serving import schedule_snippets
 from harness.reporting.tables.served import served_tables
 from harness.serving.llamacpp import SPEC
 from harness.serving.round_counting import Counting
+from harness.serving.vllm import SPEC as VLLM
 from harness.storage import RunFolder
 from harness.storage import load as stored
 from harness.summary import (
     Caveat,
+    LoadCell,
+    ModelFacts,
     RunFacts,
     Schedule,
     ScheduleEntry,
@@ -707,6 +723,193 @@ def test_a_schedule_of_servers_that_were_started_has_their_commands(engine, high
     (snippet,) = schedule_snippets(Summary(run, served=served))
     assert snippet.code == expected
     assert " 7)" in snippet.title
+
+
+# ---- servers that run one after the other, and those whose K changes -----------------------------
+
+
+class OneOfAKind(HttpServer):
+    """A server of vLLM's that answers in this process."""
+
+    def __init__(self, k):
+        self.k, self.facts = k, EngineFacts(VLLM, "1", "greedy_draft")
+
+    def complete(self, asked, deadline_s):
+        raise NotImplementedError
+
+    def generate(self, prompt, sampling, seed, budget):  # noqa: ARG002
+        rounds = budget - 1 if not self.k else (budget - 1) // 2
+        return Completion(tuple(range(budget)), "budget", 0.01, rounds=rounds, decode_s=0.01)
+
+    def check_vocabulary(self, tokens, text):
+        pass
+
+    def cpu_s(self):
+        return 0.0
+
+    def close(self):
+        pass
+
+
+@dataclass(frozen=True)
+class InThisProcess:
+    """An engine that starts them, and notes how."""
+
+    serve: Any
+    started: list
+
+    def open(self, k, synthetic=None):  # noqa: ARG002
+        self.started.append((k, self.serve.varying))
+        return OneOfAKind(k)
+
+    def command(self, k):
+        return ServerCommand(k, 1, f"serve {k}")
+
+    def log(self, k, synthetic=None):  # noqa: ARG002
+        return None
+
+
+def measured_under_load(tmp_path, *words):
+    words = ["engine=vllm", "score=false", "new_tokens=8", "prompts.limit=2", *words]
+    words += ["temperature=[0]", "repetitions=2", "concurrency=[1,2]", f"results_root={tmp_path}"]
+    config = compose("server", words)
+    work = open_workload(config, load_prompts(config))
+    folder, begun = create(config, "server"), []
+    adapter = Adapter(VLLM, start=lambda serve, _: InThisProcess(serve, begun))
+    note_engine(folder, work, adapter, OneOfAKind(0))
+    measure_loads(folder, work, adapter, Failures(folder, work))
+    return stored(folder.path), begun
+
+
+def test_servers_that_run_one_after_the_other_are_all_put_under_load(tmp_path):
+    run, begun = measured_under_load(tmp_path, "k=[2,4]")
+    assert begun == [(0, ""), (2, ""), (4, "")]
+    made = {(t.k, t.concurrency, t.visit) for t in run.loads}
+    assert made == {*product((0, 2, 4), (1, 2), (0, 1))}
+
+
+def test_a_server_whose_k_changes_is_one_more_candidate_under_load(tmp_path):
+    run, begun = measured_under_load(tmp_path, "k=[4]", "schedule=[[1,1,4],[2,8,1]]")
+    assert run.manifest.engine is not None
+    assert begun == [(0, ""), (4, ""), (4, "schedule")]
+    assert {(t.k, t.varying) for t in run.loads} == {(0, ""), (4, ""), (4, "schedule")}
+    assert run.manifest.engine.varying == {"schedule": ServerCommand(4, 1, "serve 4", "")}
+    results = analyse_loads(run.loads, (), "greedy_draft", Counting(1, False), "vllm", 2)
+    without = analyse_loads(
+        where(run.loads, varying=""), (), "greedy_draft", Counting(1, False), "vllm", 2
+    )
+    # What has one K is as it was: in its cells, in K by load and in results.csv
+    assert results == replace(without, varying=results.varying)
+    assert [(c.concurrency, c.k, c.varying) for c in results.varying] == [
+        (1, 4, "schedule"),
+        (2, 4, "schedule"),
+    ]
+    for cell in results.varying:
+        assert cell.throughput_ratio is not None
+        assert cell.tokens_per_round == pytest.approx(7 / 3, abs=0.35)
+        assert cell.predicted_ratio is None
+    served = ServedSummary(
+        "vllm", "1", None, "cpu", True, load=results.cells, varying=results.varying,
+        varying_commands=run.manifest.engine.varying,
+    )  # fmt: skip
+    shown = Summary(RunFacts("server", "results/run", "complete", None, "T", "D"), served=served)
+    (table,) = (t for t in served_tables(shown) if t.title == "vLLM whose K changes")
+    assert "Started with: serve 4" in table.notes
+    assert len(table.rows) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["schedule=[[1,4,5],[4,16,2]]"], "schedule: [4, 16, 2] is not [lowest, highest, K] with"),
+        (["schedule=[[1,4]]"], "schedule: [1, 4] is not [lowest, highest, K]"),
+        (["schedule=[[2,4,1]]"], "give K from 1 request on"),
+        (["schedule=[[1,4,0]]"], "and a K of 1 or more in it"),
+        (["schedule=[[1,4,1]]", "concurrency=[1]"], "schedule: its K is measured under load; give"),
+        (["k=[adaptive]"], "k=[adaptive]: give K to compare with, as k=[4,adaptive]"),
+        (["k=[4,adaptive]", "url=[http://a,http://b]"], "k=adaptive: not with url="),
+        (
+            ["engine=llamacpp", "schedule=[[1,4,1]]"],
+            "schedule: a server of engine=llamacpp keeps one K; engine=vllm"
+            " (num_speculative_tokens_per_batch_size) and engine=sglang"
+            " (--speculative-adaptive-config) change it while they serve",
+        ),
+        (
+            ["k=[4,adaptive]"],
+            "k=adaptive: engine=vllm does that (enable_adaptive_verification) with DSpark drafters"
+            " alone, and draft=tiny_good is a draft model",
+        ),
+        (
+            ["k=[4,adaptive]", "engine=sglang"],
+            "k=adaptive: engine=sglang does that (--speculative-adaptive) with EAGLE-3 heads and"
+            " MTP layers alone, and draft=tiny_good is a draft model",
+        ),
+    ],
+)
+def test_a_k_that_cannot_change_so_is_refused_in_one_line(words, line):
+    with pytest.raises(UserError) as error:
+        adapter_of(compose("server", ["engine=vllm", "concurrency=[1,4]", *words]))
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_k_and_adaptive_are_two_candidates():
+    words = ["engine=sglang", "draft=tiny_eagle3", "concurrency=[1,4]"]
+    config = compose("server", [*words, "k=[4,7,adaptive]"])
+    assert (config.k, config.varying) == ([4, 7], ("adaptive",))
+    assert [(role.k, role.varying) for role in varying_roles(config)] == [(7, "adaptive")]
+    assert compose("server", [*words, "k=[4,7]"]).varying == ()
+
+
+def test_the_servers_whose_k_changes_are_started_as_the_engines_take_it(tmp_path):
+    ranges = ((1, 4, 5), (5, 16, 2))
+    vllm = Vllm("T", "D", tmp_path, 100, varying="schedule", schedule=ranges, slots=8)
+    flags = vllm.flags(5)
+    speculative = json.loads(flags[flags.index("--speculative-config") + 1])
+    assert speculative["num_speculative_tokens"] == 5
+    assert speculative["num_speculative_tokens_per_batch_size"] == [[1, 4, 5], [5, 16, 2]]
+    assert vllm.log(5).name == "vllm_k5_schedule.log"
+    assert "per_batch_size" in str(vllm.command(5).production)
+    assert "per_batch_size" not in str(Vllm("T", "D", tmp_path, 100, schedule=ranges).flags(5))
+    adaptive = Sglang("T", "D", tmp_path, 100, kind="eagle3", varying="adaptive").flags(7)
+    assert "--speculative-adaptive" in adaptive
+    assert "--speculative-num-steps" not in adaptive
+    scheduled = replace(
+        Sglang("T", "D", tmp_path, 100, kind="eagle3"), varying="schedule", schedule=ranges
+    )
+    flags = scheduled.flags(5)
+    file = Path(flags[flags.index("--speculative-adaptive-config") + 1])
+    with pytest.raises(UserError, match="no sglang on PATH"):
+        scheduled.open(5)
+    assert json.loads(file.read_text()) == {
+        "1": {"candidate_steps": [5]},
+        "5": {"candidate_steps": [2]},
+    }
+
+
+def test_a_printed_schedule_comes_with_the_command_that_measures_its_server():
+    entries = tuple(
+        ScheduleEntry(low, high, measured, k, (), 1.2, 1.2, 0.0)
+        for low, high, measured, k in [(1, 1, 1, 4), (2, 4, 4, 4), (5, None, 16, 2)]
+    )
+    models = (
+        ModelFacts("target", "tiny", "embedded:tiny"),
+        ModelFacts("draft", "tiny_good", "embedded:tiny_good"),
+    )
+    run = RunFacts("server", "results/run", "complete", None, "tiny", "tiny_good", models=models)
+    served = ServedSummary("vllm", "1", None, "cpu", True, schedules=(Schedule(0.0, entries),))
+    (snippet,) = schedule_snippets(Summary(run, served=served))
+    assert snippet.measure == (
+        "python -m harness.server engine=vllm model=tiny draft=tiny_good k=[4] temperature=0"
+        " 'schedule=[[1,4,4],[5,16,2]]' 'concurrency=[1,4,16]'"
+    )
+    config = compose("server", shlex.split(snippet.measure)[3:])
+    assert config.schedule == [[1, 4, 4], [5, 16, 2]]
+    # Once it was measured the command is gone, as where an engine keeps one K
+    cell = LoadCell(0.0, 4, 4, None, 8, 100.0, 1.0, 1.4, varying="schedule")
+    for other in (replace(served, varying=(cell,)), replace(served, engine="llamacpp")):
+        (snippet,) = schedule_snippets(Summary(run, served=other))
+        assert snippet.measure == ""
 
 
 # ---- llama.cpp -----------------------------------------------------------------------------------

@@ -4,9 +4,13 @@ The command runs each embedded pair, one thread to a server, the servers side by
 a plain one. -s prints what was measured.
 """
 
+import json
+import shlex
 import shutil
+import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +23,17 @@ from harness.analysis import analyse
 from harness.cli import draft_conf
 from harness.config import PromptsConf
 from harness.decoding.sampling import SamplingParameters
+from harness.engines.http_server import CardMemory
+from harness.engines.vllm import Vllm
 from harness.measurement.draft_scores import score_texts
 from harness.measurement.remote_scores import DraftServer, TextServer
 from harness.measurement.target_texts import GeneratedText
 from harness.models.heads.eagle3 import Eagle3Network, load_eagle3
+from harness.serving import vllm
+from harness.serving.drafts import DRAFTS
+from harness.serving.spec import PairToServe
 from harness.storage import StoredRun
-from harness.summary import ServedSummary
+from harness.summary import SamplingFacts, ServedSummary
 from tools.train_embedded.head_files import save_head
 
 pytestmark = [
@@ -152,3 +161,35 @@ def test_completions_and_prompts_are_scored_as_by_the_loaded_models(tmp_path: Pa
         for name in ("target_logprob", "draft_logprob"):
             np.testing.assert_allclose(getattr(trace, name), getattr(expected, name), atol=1e-3)
     print(f"{sum(len(text.tokens) for text in texts)} tokens of {len(texts)} texts scored alike")
+
+
+def test_its_own_parser_reads_every_line_that_is_printed_or_started(tmp_path: Path) -> None:
+    printed: list[str] = []
+    for spec in (vllm.SPEC, vllm.PROBABILISTIC, vllm.BLOCK_VERIFICATION):
+        rule = None if spec is vllm.SPEC else spec.rule
+        for kind, k in product(spec.lines, (1, 4)):
+            pair = PairToServe("T", "a folder/D", k, 1.0, SamplingFacts(), rule, kind=kind)
+            printed += [spec.lines[kind].line(pair), spec.plain(pair)]
+    pair = PairToServe("T", "D", 2, 1.0, SamplingFacts())
+    assert vllm.SPEC.check_line is not None
+    assert vllm.SPEC.schedule is not None
+    printed.append(vllm.SPEC.check_line(pair, (0.5, 0.25)))
+    printed.append(vllm.SPEC.schedule(pair, {}, {1: 2, 5: 0}, 8))
+    started: list[list[str]] = []
+    for kind, rule, varying in product(vllm.SPEC.drafts, vllm.SPEC.rules, ("", *vllm.SPEC.varying)):
+        server = Vllm(
+            "T", "D" if DRAFTS[kind].has_checkpoint else None, tmp_path, 100, revision="main",
+            draft_revision="main", kind=kind, rule=rule, varying=varying, schedule=((1, 4, 2),),
+            memory=CardMemory(80 * 10**9, 80 * 10**9, 10**9),
+        )  # fmt: skip
+        started += [[*server.flags(k), "--port", "8000"] for k in (0, 2)]
+    wrong = ["serve", "T", "--speculative-config", '{"method": "ngram", "tokens": 2}']
+    lines = [*(shlex.split(line)[1:] for line in printed), *started, wrong]
+    python = Path(str(shutil.which("vllm"))).with_name("python")
+    script = Path(__file__).with_name("vllm_parser.py")
+    done = subprocess.run(
+        [python, script], input=json.dumps(lines), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    refused = json.loads(done.stdout.splitlines()[-1])
+    assert refused == {" ".join(wrong): "no tokens in --speculative-config"}

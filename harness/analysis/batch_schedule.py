@@ -39,7 +39,7 @@ from harness.analysis.request_times import (
     with_enough_visits,
 )
 from harness.analysis.server_costs import fit_rounds
-from harness.records import LoadTiming, ResultRow, Rule, TextTrace, grouped, set_of
+from harness.records import LoadTiming, ResultRow, Rule, TextTrace, grouped, set_of, where
 from harness.serving.round_counting import Counting
 from harness.stats.jackknife import Array
 from harness.summary import GroupRatio, LoadCell, Schedule, ScheduleEntry, Visits
@@ -347,6 +347,7 @@ class LoadResults:
     cells: tuple[LoadCell, ...]
     schedules: tuple[Schedule, ...]
     rows: tuple[ResultRow, ...]
+    varying: tuple[LoadCell, ...] = ()
 
 
 def analyse_loads(
@@ -369,8 +370,9 @@ def analyse_loads(
     cells: list[LoadCell] = []
     schedules: list[Schedule] = []
     rows: list[ResultRow] = []
-    for temperature in dict.fromkeys(timing.temperature for timing in timings):
-        made = [timing for timing in timings if timing.temperature == temperature]
+    of_one_k = [timing for timing in timings if not timing.varying]
+    for temperature in dict.fromkeys(timing.temperature for timing in of_one_k):
+        made = [timing for timing in of_one_k if timing.temperature == temperature]
         texts = [trace for trace in traces if trace.temperature == temperature]
         requests = ReplayedRequests(texts, rule, counting)
         loads = closed_loads(made, requests)
@@ -386,7 +388,40 @@ def analyse_loads(
         for row in over_groups(compared, set_of):  # the halves of a set together
             if row.concurrency > 1:  # the requests that were sent one at a time have that row
                 rows += _result_rows(row, loads, engine, asked)
-    return LoadResults(tuple(cells), tuple(schedules), tuple(rows))
+    varying = varying_cells(timings, counting, asked)
+    return LoadResults(tuple(cells), tuple(schedules), tuple(rows), tuple(varying))
+
+
+def varying_cells(
+    timings: Sequence[LoadTiming], counting: Counting | None, asked: int | None
+) -> Iterator[LoadCell]:
+    """Servers whose K changed, each held against plain decoding under the same loads.
+
+    Nothing is predicted of them: replay is of one K.
+    """
+    servers = dict.fromkeys((t.temperature, t.varying) for t in timings if t.varying)
+    for temperature, varying in servers:
+        made = [
+            timing
+            for timing in timings
+            if timing.temperature == temperature
+            and (timing.varying == varying or not (timing.k or timing.varying))
+        ]
+        compared = throughputs(closed_loads(made, ReplayedRequests((), None, None)))
+        for cell in load_cells(made, compared, asked):
+            if cell.k:
+                at = {"concurrency": cell.concurrency, "rate": cell.rate, "varying": varying}
+                emitted = _emitted_per_round(full_loads(where(made, **at)), counting)
+                yield replace(cell, varying=varying, tokens_per_round=emitted)
+
+
+def _emitted_per_round(loads: Sequence[LoadTiming], counting: Counting | None) -> float | None:
+    """Tokens of a round; None where a request's rounds are not known."""
+    rounds = [each for load in loads for each in load.rounds]
+    if counting is None or None in rounds or not any(rounds):
+        return None
+    returned = [max(each - counting.first_position, 0) for load in loads for each in load.returned]
+    return sum(returned) / sum(each or 0 for each in rounds)
 
 
 @dataclass(frozen=True)

@@ -453,6 +453,8 @@ def failures(
 def _measurement(note: NotMeasured) -> str:
     """What was not measured, in words."""
     at_k = f"K={note.k}{', rejecting every draft' if note.rejects else ''}"
+    if note.varying:
+        at_k = f"a K that changes ({note.varying})"
     at = f"temperature {note.temperature or 0.0:g}"
     words = {
         "plain_tokens": f"plain tokens at {at}",

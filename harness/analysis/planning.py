@@ -131,7 +131,9 @@ class Server:
                 f"{key}: its texts are not scored by the pair, or how its engine counts rounds is"
                 " not known, so what rounds accept is not known; measure it with score=true"
             )
-        timings = [t for t in run.loads if t.temperature == chosen and _has_room(t)]
+        timings = [
+            t for t in run.loads if t.temperature == chosen and _has_room(t) and not t.varying
+        ]
         by_runs = bool(_by_runs(served))
         loads = closed_loads(timings, ReplayedRequests(traces, rule, counting, by_runs=by_runs))
         replayed = [load for load in loads.values() if load.replayed is not None]

@@ -904,6 +904,7 @@ class ServedRun(ServedTexts):
         # Where some K changes what is generated, no K is given for any load
         changed = {gate.temperature for gate in self.failed_gates}
         loaded = {(c.temperature, c.concurrency, c.k): c.visits for c in self.loads.cells}
+        of_one_k = where(self.setup.run.loads, varying="")
         return ServedSummary(
             engine=engine.name,
             version=engine.version,
@@ -921,7 +922,7 @@ class ServedRun(ServedTexts):
                 ),
                 *(
                     replace(row, visits=loaded.get((row.temperature, row.concurrency, row.k)))
-                    for row in under_load(self.setup.run.loads, engine, self.setup.weights)
+                    for row in under_load(of_one_k, engine, self.setup.weights)
                 ),
             ),
             gates=self.gates,
@@ -931,6 +932,8 @@ class ServedRun(ServedTexts):
             ),
             not_predicted=self.not_predicted,
             load=self.loads.cells,
+            varying=self.loads.varying,
+            varying_commands=engine.varying,
             schedules=tuple(
                 schedule for schedule in self.loads.schedules if schedule.temperature not in changed
             ),

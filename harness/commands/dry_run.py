@@ -166,7 +166,7 @@ def print_server_plan(
         "visits": config.repetitions,
         "requests, one at a time": f"{requests} of {config.new_tokens} tokens at most",
         "to time rounds": rounds,
-        **_load_rows(config, by_set, each_k),
+        **_load_rows(config, by_set, len(ks) + len(config.varying)),
         "returned texts": "scored for replay" if config.score else "not scored (score=false)",
     }
     if config.score and config.own_loop and config.engine != OWN.name:
@@ -205,9 +205,10 @@ def _served_forwards(
     return work
 
 
-def _load_rows(config: ServerConfig, by_set: Sequence[int], each_k: int) -> Rows:
+def _load_rows(config: ServerConfig, by_set: Sequence[int], servers: int) -> Rows:
     """Requests side by side, and at random, with how many there are in all."""
-    size = each_k * requests_of_load(by_set, load_slots(config))
+    visits = len(config.temperature) * config.repetitions
+    size = visits * servers * requests_of_load(by_set, load_slots(config))
     rows: Rows = {}
     if max(config.concurrency) > 1:  # each load with the whole budget and with a part of it
         rows["requests side by side"] = (

@@ -50,7 +50,7 @@ def run(config: ReportConfig) -> Outcome:
 
 
 def read_records(file: str) -> Iterator[ServedRecord]:
-    """The records of a file: one JSON object per line, or one JSON array of them.
+    """The records of a file: one JSON object per line, one alone, or one JSON array of them.
 
     Raises:
         UserError: it cannot be read, or holds something else, or nothing.
@@ -77,6 +77,8 @@ def _entries(text: str, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if text.lstrip().startswith("["):
         entries = enumerate(_parsed(text, where), start=1)
         numbered = [(f"{where}, entry {number}", entry) for number, entry in entries]
+    elif "\n" in text.strip() and (entry := _whole(text)) is not None:
+        numbered = [(where, entry)]
     else:
         numbered = [
             (f"{where}, line {number}", _parsed(line, f"{where}, line {number}"))
@@ -87,6 +89,14 @@ def _entries(text: str, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         if not isinstance(entry, dict):
             raise UserError(f"{place}: not a JSON object")
         yield place, entry
+
+
+def _whole(text: str) -> Any:
+    """The only object of a file, over several lines perhaps; None where it has other entries."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _parsed(text: str, place: str) -> Any:

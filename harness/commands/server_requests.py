@@ -44,12 +44,23 @@ from harness.measurement.generations import Request
 from harness.measurement.returned_texts import ReturnedText
 from harness.measurement.server_request import shorter
 from harness.models.load import Vocabulary, load_vocabulary
-from harness.records import Prompt, Rule, ServerClock, TextKey, Trial, UserError, grouped
+from harness.records import (
+    Prompt,
+    Rule,
+    ServerClock,
+    TextKey,
+    Trial,
+    UserError,
+    Varying,
+    grouped,
+)
+from harness.serving.engines import ENGINES
 from harness.storage import RunFolder
 from harness.storage.manifest import ServedKs
 
 # Requests that a server decodes side by side where they arrive at random
 ARRIVING_SLOTS = 8
+VARYING: Mapping[Varying, str] = {"schedule": "by the schedule", "adaptive": "adaptive"}
 
 
 @dataclass(frozen=True)
@@ -173,13 +184,29 @@ class Role:
     Attributes:
         k: tokens that it drafts per round; 0 decodes plainly.
         rejects: whether it is told to reject every draft, so that each round emits one token.
+        varying: how its K changes while it serves; `k` is the largest then.
     """
 
     k: int
     rejects: bool = False
+    varying: Varying = ""
 
     def __str__(self) -> str:
+        if self.varying:
+            return f"K up to {self.k}, {VARYING[self.varying]}"
         return f"K={self.k}{', rejecting every draft' if self.rejects else ''}"
+
+
+def varying_roles(config: ServerConfig) -> list[Role]:
+    """The servers whose K changes while they serve, which are measured under load alone."""
+    by_engine = ENGINES[config.engine].varying
+    roles: list[Role] = []
+    for varying in config.varying:
+        largest = by_engine[varying].largest_k or max(config.k)
+        if varying == "schedule":
+            largest = max(k for *_, k in config.schedule)
+        roles.append(Role(largest, varying=varying))
+    return roles
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import torch
 from harness.commands.drafted import HeadPair
 from harness.commands.pair import sampling_of
 from harness.commands.progress import progress
-from harness.commands.server_requests import Role, Workload, load_slots
+from harness.commands.server_requests import Role, Workload, load_slots, varying_roles
 from harness.config import FEW_K, ModelConf, ServerConfig
 from harness.decoding.protocols import Drafter
 from harness.decoding.sampling import SamplingParameters
@@ -48,6 +48,7 @@ from harness.records import (
     ServerMemory,
     ServingEngine,
     UserError,
+    Varying,
     in_one_line,
 )
 from harness.serving.drafts import DRAFTS
@@ -389,7 +390,9 @@ def started(
                         memory = None
                         if adapter.spec.alone:
                             memory = _card_memory(work, role.k, len(roles) - number)
-                        engine = adapter.start(replace(serve, memory=memory), port)
+                        engine = adapter.start(
+                            replace(serve, memory=memory, varying=role.varying), port
+                        )
                         _note_memory(folder, engine, role, slots)
                         if (log := engine.log(role.k, rates)) is not None:
                             tick.say(f"starting {config.engine} at {role} (log: {log})", soon=True)
@@ -445,6 +448,7 @@ def note_engine(folder: RunFolder, work: Workload, adapter: Adapter, server: Ser
         started=config.url is None,
         urls=tuple(urlsplit(url).netloc for url in config.url or ()),
         commands=tuple(_commands(folder, work, adapter)),
+        varying=_varying_commands(folder, work, adapter),
         dtype=_to_serve(folder, work, slots=1).dtype if adapter.spec.one_dtype else None,
     )
     known = folder.manifest.engine
@@ -452,7 +456,7 @@ def note_engine(folder: RunFolder, work: Workload, adapter: Adapter, server: Ser
         folder.note(engine=entry)
         return
     # A command follows from the configuration, which is the same; a file's path may have changed
-    compared = [field.name for field in fields(entry) if field.name != "commands"]
+    compared = [f.name for f in fields(entry) if f.name not in ("commands", "varying")]
     changed = [name for name in compared if getattr(known, name) != getattr(entry, name)]
     if changed:
         raise UserError(
@@ -477,8 +481,26 @@ def _commands(folder: RunFolder, work: Workload, adapter: Adapter) -> Iterator[S
         engine = adapter.start(_to_serve(folder, work, slots=slots), None)
         for k in work.ks:
             if command := engine.command(k):
-                lines = map(_from_here, (command.line, command.production or ""))
-                yield replace(command, **dict(zip(("line", "production"), lines, strict=True)))
+                yield _as_typed_here(command)
+
+
+def _varying_commands(
+    folder: RunFolder, work: Workload, adapter: Adapter
+) -> dict[Varying, ServerCommand]:
+    """What starts the servers whose K changes while they serve."""
+    commands: dict[Varying, ServerCommand] = {}
+    for role in varying_roles(work.config):
+        assert adapter.start is not None
+        serve = _to_serve(folder, work, slots=load_slots(work.config))
+        engine = adapter.start(replace(serve, varying=role.varying), None)
+        if command := engine.command(role.k):
+            commands[role.varying] = _as_typed_here(command)
+    return commands
+
+
+def _as_typed_here(command: ServerCommand) -> ServerCommand:
+    lines = map(_from_here, (command.line, command.production or ""))
+    return replace(command, **dict(zip(("line", "production"), lines, strict=True)))
 
 
 def _from_here(line: str) -> str:

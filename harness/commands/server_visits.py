@@ -31,6 +31,7 @@ from harness.commands.server_requests import (
     plain_tasks,
     probe_tasks,
     tasks_of,
+    varying_roles,
     waiting_of,
 )
 from harness.commands.server_start import (
@@ -107,7 +108,7 @@ def measure(folder: RunFolder, work: Workload, adapter: Adapter, score: Callable
         tasks = tasks_of(work, synthetic=is_synthetic(work.config, adapter))
         going = _measure_visits(folder, work, adapter, failures, tasks)
     if going:
-        _measure_loads(folder, work, adapter, failures)
+        measure_loads(folder, work, adapter, failures)
     failures.say()
 
 
@@ -121,6 +122,7 @@ class Failures:
         self._first: dict[Role, str] = {}
         self._number: Counter[Role] = Counter()
         roles = [Role(k, rejects) for k in work.ks for rejects in (False, True)]
+        roles += varying_roles(work.config)
         retried = [_missing(role, what) for role in roles for what in (*NOTES.values(), LOADS)]
         folder.note_not_measured(retried=retried)
 
@@ -183,7 +185,7 @@ class Failures:
 
 
 def _missing(role: Role, what: Measurement, error: str = "") -> NotMeasured:
-    return NotMeasured(what, error, k=role.k, rejects=role.rejects)
+    return NotMeasured(what, error, k=role.k, rejects=role.rejects, varying=role.varying)
 
 
 # ---- one K, that replay chooses ----------------------------------------------------------------
@@ -420,13 +422,16 @@ def _ask(work: Workload, server: Server, task: Task) -> Trial | RoundTiming | No
 # ---- requests side by side ---------------------------------------------------------------------
 
 
-def _measure_loads(folder: RunFolder, work: Workload, adapter: Adapter, failures: Failures) -> None:
+def measure_loads(folder: RunFolder, work: Workload, adapter: Adapter, failures: Failures) -> None:
     """Put requests side by side on servers that have room for them, visit by visit."""
     config = work.config
     loads = [Load(rate=config.rate)] if config.rate else []
     if max(config.concurrency) > 1:
         loads += [Load(concurrency=level) for level in config.concurrency]
-    stored = {(timing.visit, timing.temperature, timing.k) for timing in folder.loads.read()}
+    stored = {
+        (timing.visit, timing.temperature, timing.k, timing.varying)
+        for timing in folder.loads.read()
+    }
     visits = [
         (visit, temperature)
         for visit in range(config.repetitions)
@@ -436,40 +441,69 @@ def _measure_loads(folder: RunFolder, work: Workload, adapter: Adapter, failures
         return
     slots = load_slots(config)
     roles = [Role(k) for k in work.ks if Role(k) not in failures.dead]
+    groups_of_roles = [*side_by_side(roles, work, adapter)]
+    for role in varying_roles(config):  # whose K may be one that is measured, too
+        groups = side_by_side([PLAIN, role], work, adapter)
+        groups_of_roles += [group for group in groups if role in group]
 
     def left_out(role: Role, error: UserError) -> bool:
         failures.of_load(role, error)
         return True
 
-    for group in side_by_side(roles, work, adapter):
-        # Plain decoding stands in each group, to be compared with within moments
-        compared = [role.k for role in group if role.k] or [0]
-        waiting = [each for each in visits if any((*each, k) not in stored for k in compared)]
+    for group in groups_of_roles:
+        # Plain decoding stands in each group, to be compared with within moments, unless servers
+        # run one after the other
+        of_k = {role.k: role for role in group}
+        compared = [(role.k, role.varying) for role in group if role.k] or [(0, "")]
+        waiting = [each for each in visits if any((*each, *c) not in stored for c in compared)]
         if not waiting:
             continue
         with ExitStack() as stack:
             opened = started(folder, work, adapter, group, slots=slots, left_out=left_out)
             by_role = stack.enter_context(opened)
+            varying = [role for role in by_role if role.varying]
+            # No request was sent to these alone
+            if not all(
+                _completes(work, adapter, role, by_role[role], failures) for role in varying
+            ):
+                continue
             servers = {role.k: server for role, server in by_role.items()}
+            needed = {0} & servers.keys()
             failed: Counter[int] = Counter()
             with progress("requests side by side", len(waiting)) as tick, undisturbed():
                 for visit, temperature in waiting:
                     requests = [work.request(e, temperature, 0, visit) for e in work.prompts]
                     requests = [replace(each, draft=config.draft.name) for each in requests]
                     groups, asked = groups_of(requests, slots), dict(servers)
-                    while 0 in asked:
+                    while asked and needed <= asked.keys():
                         random = np.random.default_rng((config.seed, visit))
                         try:
                             visited = load_visit(asked, groups, loads, visit, random, work.clock)
                             done = [*visited]
                         except LoadFailedError as error:
                             # Half a visit compares nothing; the others make it again without this K
-                            failures.of_load(Role(error.k), error)
+                            failures.of_load(of_k[error.k], error)
                             failed[error.k] += 1
                             del asked[error.k]
                             if error.died or failed[error.k] == FAILED_VISITS:
                                 del servers[error.k]
                         else:
-                            folder.loads.append(*done)
+                            folder.loads.append(
+                                *(replace(each, varying=of_k[each.k].varying) for each in done)
+                            )
                             break
                     tick()
+
+
+def _completes(
+    work: Workload, adapter: Adapter, role: Role, server: Server, failures: Failures
+) -> bool:
+    """Whether a server reads and completes texts as the target does; else that is noted."""
+    with progress(f"checking the texts at {role}"):
+        try:
+            check_vocabulary(server, work.vocabulary.tokenizer, work.conversations)
+            check_model(server, work, adapter)
+        except UserError as error:
+            failures.of_load(role, error)
+            return False
+    return True

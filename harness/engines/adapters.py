@@ -15,7 +15,7 @@ from harness.decoding.protocols import Drafter
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.http_server import AttachedEngine, CardMemory, HttpServer, Running
 from harness.engines.protocol import StartableEngine
-from harness.records import Rule, UserError
+from harness.records import Rule, UserError, Varying
 from harness.serving.drafts import DRAFTS, DraftKind
 from harness.serving.engines import ENGINES, OWN, measurable
 from harness.serving.spec import EngineSpec
@@ -58,6 +58,7 @@ class ToServe:
         threads: of each server; None leaves them to the engine.
         pair: the models, where they are loaded here.
         memory: of the card that the next server starts on; None where there is none.
+        varying: how the K of the next server changes while it serves.
     """
 
     config: ServerConfig
@@ -67,6 +68,7 @@ class ToServe:
     threads: int | None
     pair: OpenedPair | None
     memory: CardMemory | None = None
+    varying: Varying = ""
 
     @property
     def rule(self) -> Rule:
@@ -163,6 +165,8 @@ def adapter_of(config: ServerConfig) -> Adapter:
             f"decode.rule={rule}: engine={name} accepts the drafts of {able} by it, and"
             f" draft={config.draft.name} is {DRAFTS[kind].phrase}; leave decode.rule out"
         )
+    for varying in config.varying:
+        _check_varying(config, spec, varying)
     for role, conf in (("model", config.model), ("draft", config.draft)):
         if conf.quantization is not None and name != OWN.name and config.url is None:
             raise UserError(
@@ -177,6 +181,26 @@ def adapter_of(config: ServerConfig) -> Adapter:
         addresses(config, adapter)
         api_key(config.api_key_env)
     return adapter
+
+
+def _check_varying(config: ServerConfig, spec: EngineSpec, varying: Varying) -> None:
+    """Refuse a server whose K changes, of an engine or a draft that has none."""
+    asked = "schedule" if varying == "schedule" else f"k={varying}"
+    known = spec.varying.get(varying)
+    if known is None:
+        having = (other for other in measurable().values() if varying in other.varying)
+        listed = " and ".join(
+            f"engine={other.name} ({other.varying[varying].flag})" for other in having
+        )
+        raise UserError(
+            f"{asked}: a server of engine={spec.name} keeps one K; {listed} change it while they"
+            " serve"
+        )
+    if kind_of(config) not in known.kinds:
+        raise UserError(
+            f"{asked}: engine={spec.name} does that ({known.flag}) with {known.takes} alone, and"
+            f" draft={config.draft.name} is {DRAFTS[kind_of(config)].phrase}"
+        )
 
 
 def _adapter(spec: EngineSpec) -> Adapter:
@@ -235,6 +259,8 @@ def started_with(serve: ToServe, port: int | None) -> dict[str, Any]:
         "memory": serve.memory,
         "more_flags": tuple(serve.config.flags),
         "timeout_factor": serve.config.timeout_factor,
+        "varying": serve.varying,
+        "schedule": tuple((low, high, k) for low, high, k in serve.config.schedule or ()),
     }
 
 

@@ -1,4 +1,4 @@
-"""Write a loaded model or EAGLE-3 head as a GGUF file, the format that llama.cpp reads.
+"""Write a loaded model, EAGLE-3 head or DFlash drafter as a GGUF file, which llama.cpp reads.
 
 For the models that ship with the harness, for random ones, and for small ones that a user has as
 safetensors: Llama, Qwen2 and Qwen3, and heads for these. A user's large models are better converted
@@ -18,6 +18,9 @@ A head's names and keys are those that llama.cpp's conversion/llama.py writes an
 src/models/eagle3.cpp reads. Its rows are reordered as Llama's are, and `d2t` holds the target's ids
 themselves. What it shares with the target, the embedding, is not in the file.
 
+A DFlash drafter's are those of conversion/qwen.py (`DFlashModel`) and src/models/dflash.cpp. It
+shares the embedding and the output matrix with the target; one with its own is not converted here.
+
 The tokenizer goes in as byte-level BPE, with the name of the expression that splits text into
 words. Where prompts are sent as token ids, as the harness does, only the pieces are used.
 """
@@ -29,11 +32,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from harness import PACKAGE
 from harness.models.dummy import StandInTokenizer
 from harness.models.heads.base import LoadedHead
+from harness.models.heads.dflash import DFlashNetwork
 from harness.models.heads.eagle3 import STATES, Eagle3Network
 from harness.models.load import LoadedModel
 from harness.records import UserError
@@ -65,6 +69,21 @@ HEAD_TENSORS = {
     "midlayer.mlp.gate_proj": "blk.0.ffn_gate",
     "midlayer.mlp.up_proj": "blk.0.ffn_up",
     "midlayer.mlp.down_proj": "blk.0.ffn_down",
+}
+# Of a DFlash drafter, by its network's names; those of a layer follow `blk.N.`
+DRAFTER_TENSORS = {"fc": "fc", "hidden_norm": "enc.output_norm", "norm": "output_norm"}
+LAYER_TENSORS = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
 }
 # Which of the target's layers a head reads; the name before build 11500 and since
 LAYERS_KEYS = ("extract_layers", "target_layers")
@@ -133,6 +152,48 @@ def write_eagle3_gguf(head: LoadedHead, target: LoadedModel, path: Path) -> Path
             writer.add_tensor("d2t", ids.numpy())
 
     return _written(path, gguf, "eagle3", kind, fill, _head_tensors(network))
+
+
+def write_dflash_gguf(head: LoadedHead, target: LoadedModel, path: Path) -> Path:
+    """Write a DFlash drafter, with its target's tokenizer, as a GGUF file of the same dtype.
+
+    Returns:
+        `path`.
+
+    Raises:
+        UserError: a drafter with an embedding of its own, a dtype or a tokenizer that is not
+            converted here, or no gguf package.
+    """
+    gguf = gguf_package(head.key)
+    network, where = head.network, f"{head.key}={head.name}"
+    assert isinstance(network, DFlashNetwork)  # the kind says so
+    if isinstance(network.embed, nn.Module) or isinstance(network.output, nn.Module):
+        raise UserError(f"{where}: it has its own embedding or output matrix; {ELSEWHERE}")
+    kind = DTYPES.get(network.fc.weight.dtype)
+    if kind is None:
+        raise UserError(f"{where}: {network.fc.weight.dtype} is not converted to GGUF")
+
+    def fill(writer: Any) -> None:
+        writer.add_name(head.name)
+        _write_sizes(writer, gguf, network.config, target.context_tokens, target.vocab_size)
+        writer.add_array("dflash.target_layers", list(network.layers))
+        writer.add_uint32("dflash.block_size", network.block)
+        writer.add_causal_attention(False)
+        _write_tokenizer(writer, gguf, target, where)
+        writer.add_mask_token_id(network.mask_token)
+
+    return _written(path, gguf, "dflash", kind, fill, _drafter_tensors(network))
+
+
+def _drafter_tensors(network: DFlashNetwork) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a drafter under its GGUF name, on the CPU."""
+    for name, tensor in network.state_dict().items():
+        stem = name.removesuffix(".weight")
+        renamed = DRAFTER_TENSORS.get(stem)
+        if renamed is None:
+            _, layer, part = stem.split(".", 2)
+            renamed = f"blk.{layer}.{LAYER_TENSORS[part]}"
+        yield f"{renamed}.weight", tensor.detach().cpu()
 
 
 def _written(

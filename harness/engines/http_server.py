@@ -24,7 +24,7 @@ from harness.engines.protocol import (
     Server,
     ServerDiedError,
 )
-from harness.records import Rule, ServerCommand, UserError
+from harness.records import Rule, ServerCommand, UserError, Varying
 from harness.serving.drafts import DraftKind
 from harness.serving.spec import EngineSpec
 
@@ -132,6 +132,9 @@ class StartedEngine(ABC):
         memory: of the card that it starts on; None where there is none.
         more_flags: the user's own, for the servers.
         timeout_factor: of the limits on the time of requests.
+        varying: how the K of a server that drafts changes while it serves; it is started at the
+            largest then.
+        schedule: K by the number of requests, as (lowest, highest, K).
     """
 
     # What is known of the engine; and seconds until a server has loaded its models, and compiled
@@ -159,6 +162,8 @@ class StartedEngine(ABC):
     memory: CardMemory | None = None
     more_flags: tuple[str, ...] = ()
     timeout_factor: float = 1.0
+    varying: Varying = ""
+    schedule: tuple[tuple[int, int, int], ...] = ()
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "HttpServer":
         """Start a server that drafts k tokens per round, and wait until it answers."""
@@ -223,7 +228,8 @@ class StartedEngine(ABC):
 
     def log(self, k: int, synthetic: Sequence[float] | None = None) -> Path:
         """Where a server's log goes; servers with synthetic acceptance have one of their own."""
-        return self.logs / f"{self.spec.name}_k{k}{'' if synthetic is None else '_synthetic'}.log"
+        kind = "_synthetic" if synthetic is not None else f"_{self.varying}" if self.varying else ""
+        return self.logs / f"{self.spec.name}_k{k}{kind}.log"
 
     def program(self) -> list[str]:
         """What starts a server, before its flags."""

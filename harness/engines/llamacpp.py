@@ -14,13 +14,19 @@ Read in tools/server of the release (build 11549) and run:
 - A look-up's rounds are counted in the same way: one that found nothing emits the target's token.
   After an end of text they are known where that token is not in the prompt, and so was not found.
 - `/props` has `total_slots`, the requests that are decoded side by side; others wait for a slot.
+- MTP layers are the target's own (`draft-mtp`), or those of the file that is given as the draft's:
+  files of convert_hf_to_gguf.py. No server was run with them here.
+- A DFlash drafter (`draft-dflash`) fills K + 1 positions of its block.
 """
 
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 from importlib.util import find_spec
@@ -59,6 +65,8 @@ BINARY = "llama-server"
 DRAFTS_COUNTER = "llamacpp:spec_decode_num_drafts_total"
 SERVER = "llama.cpp's server, build 11368 or later"
 ABOUT = ("/props", "build_info")
+# What the wheel's names of kinds of draft begin with; how long a binary may take to list its own
+ENUM, HELP_S = "COMMON_SPECULATIVE_TYPE_", 60.0
 
 
 @dataclass(frozen=True)
@@ -121,8 +129,9 @@ class LlamaCpp(StartedEngine):
         if k:
             flags |= drafting_flags(self.kind, k)
             if not looks_up(self.kind):
+                if self.draft is not None:
+                    flags["--spec-draft-model"] = self.draft
                 flags |= {
-                    "--spec-draft-model": self.draft,
                     "--spec-draft-type-k": self.kv_type,
                     "--spec-draft-type-v": self.kv_type,
                 }
@@ -322,9 +331,10 @@ def adapter(spec: EngineSpec) -> Adapter:
 
 def _started(serve: ToServe, port: int | None) -> LlamaCpp:
     config = serve.config
+    own = config.draft.gguf is None and serve.kind == "mtp"
     return LlamaCpp(
         _gguf(serve, config.model, "model"),
-        None if looks_up(serve.kind) else _gguf(serve, config.draft, "draft"),
+        None if looks_up(serve.kind) or own else _gguf(serve, config.draft, "draft"),
         **started_with(serve, port),
         kv_type=config.kv_type,
         flash_attention=cast("Any", config.flash_attention),
@@ -335,9 +345,21 @@ def _check(config: ServerConfig) -> None:
     """Refuse a missing GGUF file, no file where none can be converted, or no llama-server."""
     from harness.engines.gguf_file import gguf_package
 
-    models = {"model": config.model}
+    models, kind = {"model": config.model}, config.draft.kind
     if not config.draft.spec.looks_up:
         models["draft"] = config.draft
+    if kind == "mtp" and config.draft.gguf is None:
+        if config.model.gguf is None:
+            raise UserError(
+                "draft=mtp: give model.gguf, a conversion that has the MTP layers; those made here"
+                " have none"
+            )
+        del models["draft"]
+    if kind == "dflash" and config.score and [k + 1 for k in config.k if k] != [config.draft.block]:
+        raise UserError(
+            f"draft={config.draft.name}: llama.cpp fills K + 1 positions of a block, and replay"
+            " draft.block of them; give one K, and draft.block=K+1"
+        )
     for key, conf in models.items():
         if conf.gguf is not None:
             _check_gguf(Path(conf.gguf), f"{key}.gguf={conf.gguf}")
@@ -346,7 +368,28 @@ def _check(config: ServerConfig) -> None:
     for key, conf in models.items():
         if conf.gguf is None:
             gguf_package(key)
-    program()
+    _check_build(kind, f"draft={config.draft.name}")
+
+
+def _check_build(kind: DraftKind, where: str) -> None:
+    """Refuse a build that has no drafts of this kind; one that does not tell is tried."""
+    start, wanted = program(), SPEC_TYPES.get(kind)
+    if len(start) == 1:
+        told = subprocess.run(
+            [*start, "--help"], capture_output=True, text=True, timeout=HELP_S, check=False
+        ).stdout
+        listed = re.search(r"--spec-type\s+(\S+)", told)
+        names = set(re.findall(r"[a-z0-9-]+", listed[1])) if listed else set[str]()
+    else:
+        enum = vars(import_module(WHEEL).common_speculative_type)
+        values = (name.removeprefix(ENUM) for name in enum if name.startswith(ENUM))
+        names = {name.lower().replace("_", "-") for name in values}
+    has = sorted(name for name in names if name.startswith(("draft", "ngram")))
+    if has and wanted is not None and wanted not in has:
+        raise UserError(
+            f"{where}: {start[0]} is a build without --spec-type {wanted}; it has"
+            f" {', '.join(has)}: take a newer one"
+        )
 
 
 def _check_gguf(file: Path, where: str) -> None:
@@ -359,7 +402,7 @@ def _check_gguf(file: Path, where: str) -> None:
 
 def _gguf(serve: ToServe, conf: ModelConf, key: str) -> Path:
     """The user's file of a model, else one that is written in the run folder once."""
-    from harness.engines.gguf_file import write_eagle3_gguf, write_gguf
+    from harness.engines.gguf_file import write_dflash_gguf, write_eagle3_gguf, write_gguf
 
     if conf.gguf is not None:
         return Path(conf.gguf).resolve()
@@ -371,7 +414,8 @@ def _gguf(serve: ToServe, conf: ModelConf, key: str) -> Path:
         return file
     pair = serve.pair
     if key == "draft" and pair.head is not None:
-        return write_eagle3_gguf(pair.head, pair.target, file)
+        write = write_dflash_gguf if serve.kind == "dflash" else write_eagle3_gguf
+        return write(pair.head, pair.target, file)
     loaded = pair.target if key == "model" else pair.draft
     assert loaded is not None  # a draft of another kind is refused
     return write_gguf(loaded, file)

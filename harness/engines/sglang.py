@@ -18,6 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from harness.engines.adapters import Adapter, checkpoints, rule_of, started_with
@@ -38,8 +39,8 @@ from harness.engines.protocol import (
     ServedRecord,
     token_ids,
 )
-from harness.records import Rule, UserError
-from harness.serving.sglang import SPEC, speculative_flags
+from harness.records import Rule, UserError, Varying
+from harness.serving.sglang import SPEC, TIERS, speculative_flags, tiers
 from harness.serving.spec import EngineSpec
 
 SERVER = "SGLang's server"
@@ -77,9 +78,19 @@ class Sglang(StartedEngine):
 
     dtype: str = "auto"
 
+    def open(self, k: int, synthetic: Sequence[float] | None = None) -> HttpServer:
+        """Start a server, and write the file that its K follows, if any."""
+        if self.varying == "schedule":
+            self._tiers.write_text(tiers({low: each for low, _, each in self.schedule}))
+        return super().open(k, synthetic)
+
     def server(self, running: Running, k: int) -> "SglangServer":
         """Take over a server that answers."""
-        return SglangServer(running, k, self.rule)
+        return SglangServer(running, k, self.rule, self.varying)
+
+    @property
+    def _tiers(self) -> Path:
+        return self.logs / "sglang_tiers.json"
 
     def environment(self, synthetic: Sequence[float] | None = None) -> Mapping[str, str]:
         """What sets its acceptance: the mean of a round's tokens, the target's own included."""
@@ -106,7 +117,9 @@ class Sglang(StartedEngine):
         drafting: list[str] = []
         if k:
             draft = None if self.draft is None else str(self.draft)
-            drafting += speculative_flags(self.kind, draft, k, self.rule)
+            drafting += speculative_flags(self.kind, draft, None if self.varying else k, self.rule)
+            if self.varying == "schedule":
+                drafting += [TIERS, str(self._tiers)]
             if self.draft is not None and self.draft_revision is not None:
                 drafting += ["--speculative-draft-model-revision", self.draft_revision]
         return [
@@ -148,8 +161,13 @@ class SglangServer(HttpServer):
 
     decoded_field = "text"
 
-    def __init__(self, running: Running, k: int, rule: Rule = "greedy_draft") -> None:
-        """Take over a server that drafts `k` tokens per round and accepts by `rule`."""
+    def __init__(
+        self, running: Running, k: int, rule: Rule = "greedy_draft", varying: Varying = ""
+    ) -> None:
+        """Take over a server that drafts `k` tokens per round and accepts by `rule`.
+
+        Where K varies, `k` is the largest.
+        """
         super().__init__(f"SGLang at k={k}", k, running)
         facts = running.client.about(*ABOUT, SERVER)
         # Of each data-parallel copy of the model, in releases that tell
@@ -159,11 +177,12 @@ class SglangServer(HttpServer):
             SPEC,
             str(facts["version"]),
             rule,
+            drafts_fewer=bool(varying),
             slots=None if each is None else int(each) * len(states),
         )
         steps = facts.get("speculative_num_steps") or 0
         self._drafts = bool(steps)
-        if k and steps and steps != k:
+        if k and steps and steps != k and not varying:
             raise UserError(f"{self.where}: it drafts {steps} tokens per round, not k={k}")
 
     def complete(self, asked: Asked, deadline_s: float) -> Completion:
@@ -174,6 +193,8 @@ class SglangServer(HttpServer):
         )
         record = parse(answer.body)
         if record.rounds is None:
+            if self.facts.drafts_fewer:
+                return self.completion(answer, record)
             if self.k and self._drafts and len(tokens) > 2:
                 raise self.without_counters(
                     "in its answers, though it drafts", "release 0.5.11 or later has them"

@@ -9,6 +9,8 @@ An entry is a JSON object per request, recognised by what is in it:
 - SGLang's answer: `meta_info`, of release 0.5.11 or later or with the names before it. It has no
   time of decoding apart.
 - llama.cpp's answer: `timings`. Rounds are not among them; they follow from its counts.
+- TensorRT-LLM's benchmark, `trtllm-bench ... --request_json`: `decode_iteration`. Its times are the
+  client's.
 - counts of rounds alone, of any engine: `per_step_accepted`, with `k` (docs/scores.md).
 
 An answer may stand inside an object of its own, `{"request": ..., "response": ...}`; its request
@@ -25,7 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
-from harness.engines import llamacpp, sglang, vllm
+from harness.engines import llamacpp, sglang, tensorrt_llm, vllm
 from harness.engines.protocol import ServedRecord
 from harness.records import ServingEngine, Trial, UserError
 from harness.serving.engines import spec_of
@@ -78,12 +80,17 @@ def record_of(entry: Mapping[str, Any], where: str) -> ServedRecord | None:
             record = llamacpp.parse(answer)
         elif isinstance(answer.get("usage"), Mapping):
             record = vllm.parse(answer)
+        elif answer.get(tensorrt_llm.REQUEST) is not None:
+            record = tensorrt_llm.parse(answer)
         elif answer.get("per_step_accepted") is not None:
             record = _rounds_alone(answer)
+        elif tensorrt_llm.SUMS & answer.keys():
+            raise UserError(f"{where}: {tensorrt_llm.ONLY_SUMS}")
         else:
             raise UserError(
                 f"{where}: no record that is known here; give answers of vLLM, SGLang or llama.cpp,"
-                " AIPerf's profile_export.jsonl or per_step_accepted, one JSON object per request"
+                " AIPerf's profile_export.jsonl, trtllm-bench's --request_json or"
+                " per_step_accepted, one JSON object per request"
             )
     except KeyError as error:
         raise UserError(f"{where}: has no field {error}") from error
@@ -124,7 +131,7 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         (
             *("k", "completion_tokens", "num_spec_tokens", "num_spec_steps", "num_draft_tokens"),
             *("num_accepted_draft_tokens", "spec_verify_ct", *sglang.DRAFTED, *sglang.ACCEPTED),
-            *("predicted_n", "draft_n", "draft_n_accepted"),
+            *("predicted_n", "draft_n", "draft_n_accepted", *tensorrt_llm.COUNTS),
         ),
         (_is_count, "a whole number from 0"),
     ),
@@ -135,7 +142,7 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
         (
             *("time_to_first_token_ms", "generation_time_ms", "prompt_ms", "predicted_ms"),
-            *("request_start_ns", "request_end_ns", "temperature"),
+            *("request_start_ns", "request_end_ns", "temperature", *tensorrt_llm.TIMES),
         ),
         (_is_number, "a number from 0"),
     ),
@@ -346,6 +353,8 @@ def _counted(record: ServedRecord, k: int) -> ServedRecord:
     if record.rounds is not None and record.drafted is None and record.accepted_lengths:
         lengths = (*record.accepted_lengths, *(0,) * (k + 1 - len(record.accepted_lengths)))
         return replace(record, drafted=k * record.rounds, accepted_lengths=lengths)
+    if record.rounds is not None and record.drafted is None:
+        return replace(record, drafted=k * record.rounds)
     if record.rounds is not None or record.drafted is None or record.accepted is None:
         return record
     rounds = _rounds_at_budget(record)

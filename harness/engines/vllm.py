@@ -52,10 +52,10 @@ from harness.engines.protocol import (
     seconds,
     token_ids,
 )
-from harness.records import Round, Rule, UserError
+from harness.records import Round, Rule, UserError, Varying
 from harness.serving.drafts import DraftKind, looks_up
 from harness.serving.spec import EngineSpec
-from harness.serving.vllm import COUNTING, SPEC, speculative_config
+from harness.serving.vllm import ADAPTIVE, BY_BATCH, COUNTING, SPEC, speculative_config
 
 SERVER = "vLLM's server"
 ABOUT = ("/version", "version")
@@ -104,7 +104,7 @@ class Vllm(StartedEngine):
 
     def server(self, running: Running, k: int) -> "VllmServer":
         """Take over a server that answers."""
-        return VllmServer(running, k, self.rule, self.kind)
+        return VllmServer(running, k, self.rule, self.kind, self.varying)
 
     def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:
         """The command line of vllm, without where it listens."""
@@ -124,6 +124,10 @@ class Vllm(StartedEngine):
             if synthetic is not None:
                 speculative["rejection_sample_method"] = "synthetic"
                 speculative["synthetic_acceptance_rates"] = list(synthetic)
+            if self.varying == "schedule":
+                speculative[BY_BATCH] = [list(entry) for entry in self.schedule]
+            if self.varying == "adaptive":
+                speculative[ADAPTIVE] = True
             flags["--speculative-config"] = json.dumps(speculative)
             flags["--per-request-spec-decode-metrics"] = "detailed"
         return [
@@ -169,13 +173,18 @@ class VllmServer(HttpServer):
         k: int,
         rule: Rule = "greedy_draft",
         kind: DraftKind = "model",
+        varying: Varying = "",
     ) -> None:
-        """Take over a server that drafts `k` tokens per round and accepts by `rule`."""
+        """Take over a server that drafts `k` tokens per round and accepts by `rule`.
+
+        Where K varies, `k` is the largest; its steps without drafts are in no answer, and so are
+        not counted.
+        """
         super().__init__(f"vLLM at k={k}", k, running)
         version = str(running.client.about(*ABOUT, SERVER)["version"])
         lookup = looks_up(kind)
-        self.facts = EngineFacts(SPEC, version, rule, drafts_fewer=lookup)
-        self._model = only_model(running.client)
+        self.facts = EngineFacts(SPEC, version, rule, drafts_fewer=lookup or bool(varying))
+        self._model, self._varying = only_model(running.client), varying
         # Whether answers hold what the request took; asked of the first one
         self._answers_tell = False
         # Whether some of its rounds draft nothing, of which no answer tells
@@ -206,6 +215,8 @@ class VllmServer(HttpServer):
             )
         self.check_drafts(record.drafted, returned, "--speculative-config")
         completion = self.completion(answer, record)
+        if self._varying and completion.steps is None:  # some steps drafted nothing
+            return replace(completion, rounds=None)
         if not self._steps_counted:
             return completion
         steps = None if sums is None else sums.get(STEPS)

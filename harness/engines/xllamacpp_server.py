@@ -13,6 +13,8 @@ import threading
 from importlib import import_module
 from typing import Any
 
+from harness.serving.llamacpp import SPEC_TYPES
+
 xllamacpp: Any = import_module("xllamacpp")  # an extra, without types
 
 
@@ -29,7 +31,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cache-type-v", default="f16")
     parser.add_argument("--flash-attn", choices=("on", "off", "auto"), default="auto")
     parser.add_argument("--metrics", action="store_true")
-    parser.add_argument("--spec-type", choices=("draft-simple", "draft-eagle3", "ngram-simple"))
+    parser.add_argument("--spec-type", choices=sorted({*SPEC_TYPES.values()}))
     parser.add_argument("--spec-draft-model")
     parser.add_argument("--spec-draft-n-max", type=int, default=3)
     parser.add_argument("--spec-draft-sampling", choices=("greedy", "probabilistic"))
@@ -58,6 +60,7 @@ def parameters(given: argparse.Namespace) -> Any:
     if given.spec_type is not None:
         kind = f"COMMON_SPECULATIVE_TYPE_{given.spec_type.replace('-', '_').upper()}"
         params.speculative.types = [getattr(xllamacpp.common_speculative_type, kind)]
+        params.load_mtp = given.spec_type == SPEC_TYPES["mtp"]
         lookup, draft = params.speculative.ngram_simple, params.speculative.draft
         lookup.size_n = given.spec_ngram_simple_size_n
         lookup.size_m = given.spec_ngram_simple_size_m

@@ -96,7 +96,7 @@ UNKNOWN = (
     " what it is (docs/scores.md)."
 )
 UNKNOWN_SERVED = "The records do not say what the draft is, so there is no line for its server."
-IF_IT_PAYS, UNTIL_THEN = "If it pays:", "Until then:"
+IF_IT_PAYS, UNTIL_THEN, AS_FAST = "If it pays:", "Until then:", "If it is as fast as the K by load:"
 # The keys, and groups of keys, that another command on the same texts and machine is given too
 KEPT = frozenset(
     (
@@ -477,10 +477,34 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, measured: ServedSumm
     notes = [*ties, *engine.schedule_notes(k_by_load, largest)]
     if engine.schedule is not None:
         code = engine.schedule(pasted, commands, k_by_load, largest)
-        return Snippet(title, code, tuple(notes), measured=used)
+        made = Snippet(title, code, tuple(notes), measured=used)
+        measure = _measure_schedule(summary, schedule, measured)
+        return replace(made, measure=measure, then=AS_FAST) if measure else made
     one_k = f"{engine.title} has one K per server: take that of the expected concurrency."
     code = _server_per_k(engine, pasted, commands, changes(k_by_load), schedule.entries[-1].high)
     return Snippet(title, code, (one_k, *notes), engine.language, used)
+
+
+def _measure_schedule(summary: Summary, schedule: Schedule, measured: ServedSummary) -> str:
+    """What measures one server with this schedule; "" where it is measured, or cannot be."""
+    engine, draft = ENGINES[measured.engine], str(summary.run.draft)
+    changes_k = engine.varying.get("schedule")
+    kind, pair = kind_of(draft, summary.run.models), draft_keys(summary, draft)
+    k_by_load = changes({entry.low: entry.k for entry in schedule.entries})
+    if changes_k is None or kind not in changes_k.kinds or pair is None or len(k_by_load) == 1:
+        return ""
+    if first(measured.varying, varying="schedule", temperature=schedule.temperature) is not None:
+        return ""
+    loads = [entry.concurrency for entry in schedule.entries]
+    ends = [*(low - 1 for low in [*k_by_load][1:]), max(*loads, *k_by_load)]
+    ranges = [[low, end, k] for (low, k), end in zip(k_by_load.items(), ends, strict=True)]
+    listed = ",".join(f"[{','.join(map(str, each))}]" for each in ranges)
+    keys = [
+        f"engine={engine.name}", model_keys(summary), pair,
+        f"k=[{max(k_by_load.values())}]", f"temperature={schedule.temperature:g}",
+        f"'schedule=[{listed}]'", f"'concurrency=[{','.join(map(str, loads))}]'",
+    ]  # fmt: skip
+    return f"python -m harness.server {' '.join(keys)}"
 
 
 def _server_per_k(

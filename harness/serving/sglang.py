@@ -1,9 +1,10 @@
 """SGLang: what it accepts and drafts, and what it is started with. Read in release 0.5.23.
 
 - srt/speculative/eagle_utils.py, `eagle_sample`: at `--speculative-eagle-topk 1` the argmax is
-  proposed and, on CUDA, accepted with the target's probability of it. On ROCm EAGLE and EAGLE3 draw
-  their drafts and accept by the ratio, and the others accept argmaxes; on a CPU and XPU all do,
-  whatever the temperature (`_verify_uses_greedy`), which is not lossless.
+  proposed and, on CUDA, accepted with the target's probability of it. On ROCm EAGLE draws drafts
+  and accepts by the ratio (srt/arg_groups/speculative_hook.py,
+  `_should_auto_enable_hip_rejection_sampling`), and the others, EAGLE3 among them, accept argmaxes;
+  on a CPU and XPU all do, whatever the temperature (`_verify_uses_greedy`), which is not lossless.
 - `--speculative-use-rejection-sampling`: the ratio, for EAGLE and EAGLE3 at topk 1; STANDALONE,
   NGRAM and DFLASH refuse it (srt/arg_groups/speculative_hook.py).
 - `--speculative-use-block-verification`: block verification, for EAGLE, EAGLE3 and DFLASH at topk 1
@@ -20,10 +21,12 @@
   drafts in another way (srt/speculative/dspark_components/dspark_verify.py).
   srt/models/llama_eagle3.py reads tensors `midlayer.*` and `layers.0.*` alike; NGRAM drafts a tree,
   whose branches share the draft tokens.
-- `--speculative-adaptive`: a file of {"batch size": {"candidate_steps": [K]}}, each tier from its
-  batch size on; one candidate is that K, of several it takes one by the mean of accepted lengths.
-  `--speculative-num-steps` must be one of all candidates. EAGLE and EAGLE3 drafts at topk 1 alone:
-  a STANDALONE draft keeps the K it was started with.
+- `--speculative-adaptive` (srt/speculative/adaptive_spec_params.py): tiers of K by the number of
+  requests. Of a tier's K it takes one by the moving average of accepted lengths; by default they
+  are 1:[1,3,5,7], 8:[0,1,3], 32:[0,1], 64:[0]. `--speculative-adaptive-config` names a file of
+  others, {"requests": {"candidate_steps": [K]}}, each from its number on. `--speculative-num-steps`
+  must be one of all K; left out, it is the middle one of them. EAGLE and EAGLE3 drafts at topk 1
+  alone: a STANDALONE draft keeps the K it was started with.
 """
 
 import json
@@ -40,6 +43,7 @@ from harness.serving.spec import (
     EngineSpec,
     PairToServe,
     ServingLine,
+    VaryingK,
     changes,
 )
 
@@ -62,23 +66,34 @@ ALGORITHMS: Mapping[DraftKind, str] = {
 }
 
 
+ADAPTIVE, TIERS = "--speculative-adaptive", "--speculative-adaptive-config"
+
+
 def speculative_flags(
-    kind: DraftKind, draft: str | None, k: int, rule: Rule | None = None
+    kind: DraftKind, draft: str | None, k: int | None, rule: Rule | None = None
 ) -> list[str]:
-    """The flags of a server; arguments as of `vllm.speculative_config`."""
+    """The flags of a server; arguments as of `vllm.speculative_config`, no k where it varies."""
     flags: dict[str, str | int] = {"--speculative-algorithm": ALGORITHMS[kind]}
     if draft is not None and DRAFTS[kind].has_checkpoint:
         flags["--speculative-draft-model-path"] = draft
-    if kind == "dspark":
+    if kind == "dspark" and k is not None:
         flags["--speculative-dspark-block-size"] = k
-    elif kind != "dflash":  # neither has steps
-        flags |= {"--speculative-num-steps": k, "--speculative-eagle-topk": 1}
-    flags["--speculative-num-draft-tokens"] = k + 1
+    elif kind not in ("dspark", "dflash"):  # neither has steps
+        flags |= {} if k is None else {"--speculative-num-steps": k}
+        flags["--speculative-eagle-topk"] = 1
+    if k is not None:
+        flags["--speculative-num-draft-tokens"] = k + 1
     accepting = RULE_FLAGS.get(rule) if rule is not None else None
     return [
         *(str(part) for flag in flags.items() for part in flag),
+        *([ADAPTIVE] if k is None else []),
         *([] if accepting is None else [accepting]),
     ]
+
+
+def tiers(k_by_load: Mapping[int, int]) -> str:
+    """What the file of K by the least load has in it."""
+    return json.dumps({str(low): {"candidate_steps": [k]} for low, k in changes(k_by_load).items()})
 
 
 def _launch(pair: PairToServe) -> str:
@@ -100,7 +115,7 @@ def _platform_notes(pair: PairToServe) -> Sequence[str]:
     """By which rule it accepts on other platforms than CUDA."""
     if pair.temperature == 0 or pair.rule != SPEC.rule:
         return ()
-    drawn = pair.kind in _DRAWN_KINDS
+    drawn = ALGORITHMS[pair.kind] == "EAGLE"
     rocm = "by the ratio of drafts that are drawn" if drawn else "argmaxes, which is not lossless"
     return (
         f"That is on CUDA: on ROCm it accepts {rocm}; on a CPU and XPU argmaxes, at any"
@@ -109,14 +124,14 @@ def _platform_notes(pair: PairToServe) -> Sequence[str]:
 
 
 def _schedule_notes(k_by_load: Mapping[int, int], _: int) -> Sequence[str]:
-    tiers = {str(low): {"candidate_steps": [k]} for low, k in changes(k_by_load).items()}
     return (
-        "With an EAGLE draft instead, one server changes K: --speculative-adaptive"
+        f"With an EAGLE draft instead, one server changes K: {ADAPTIVE}"
         f" --speculative-num-steps {max(k_by_load.values())} (one of the K)"
-        f" --speculative-adaptive-config FILE, and in it {json.dumps(tiers)}",
+        f" {TIERS} FILE, and in it {tiers(k_by_load)}",
     )
 
 
+_EAGLE_DRAFTS = "EAGLE-3 heads and MTP layers"
 SPEC = EngineSpec(
     name="sglang",
     title="SGLang",
@@ -142,6 +157,10 @@ SPEC = EngineSpec(
         "ngram": ServingLine(_ngram, "It drafts a tree, from a cache of all requests."),
     },
     schedule_notes=_schedule_notes,
+    varying={
+        "schedule": VaryingK(TIERS, frozenset(_DRAWN_KINDS), _EAGLE_DRAFTS),
+        "adaptive": VaryingK(ADAPTIVE, frozenset(_DRAWN_KINDS), _EAGLE_DRAFTS, largest_k=7),
+    },
     in_production="--context-length, --max-running-requests and --mem-fraction-static",
     slots_flag="--max-running-requests",
     client="harness.engines.sglang",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from harness.records import Rule
+from harness.records import Rule, Varying
 from harness.serving.drafts import DRAFTS, DraftKind
 from harness.serving.round_counting import Counting
 from harness.summary import SamplingFacts
@@ -68,6 +68,23 @@ class Completions:
     one_model: bool = False
 
 
+@dataclass(frozen=True)
+class VaryingK:
+    """What changes an engine's K while it serves.
+
+    Attributes:
+        flag: that turns it on.
+        kinds: of draft, those that it does so with.
+        takes: these in words.
+        largest_k: that it may draft; None where that is the largest it is told.
+    """
+
+    flag: str
+    kinds: frozenset[DraftKind]
+    takes: str
+    largest_k: int | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class EngineSpec:
     """An engine. Its name is what `engine=` and stored runs say, its title what readers know."""
@@ -114,6 +131,8 @@ class EngineSpec:
     # One server whose K follows the load, of a pair at the largest K; by the measured command of
     # each K, K by the least load, and the largest load. None where a server has one K
     schedule: Callable[[PairToServe, Mapping[int, str], Mapping[int, int], int], str] | None = None
+    # What changes the K of one server, by who decides it: a schedule, or the engine itself
+    varying: Mapping[Varying, VaryingK] = field(default_factory=dict[Varying, VaryingK])
     # What to know of K by load, by K by the least load and the largest load
     schedule_notes: Callable[[Mapping[int, int], int], Sequence[str]] = lambda *_: ()
     # Flags for context, slots and the like, which a measurement sets for its own requests, in words

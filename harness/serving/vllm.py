@@ -23,17 +23,20 @@
   vLLM falls back to the V1 runner (config/vllm.py, `_get_v2_model_runner_unsupported_features`),
   which ignores the setting and drafts argmaxes (v1/spec_decode/llm_base_proposer.py,
   `_enable_probabilistic_draft_probs`); VLLM_USE_V2_MODEL_RUNNER=1 makes it refuse to start instead.
-  A pull request's `fly` (vllm#53987) is lossy.
+  `fly` is lossy.
 - `enable_adaptive_verification` (config/vllm.py, `_validate_adaptive_verification`): how many
   drafts of each request are verified is decided in each step, from their confidences and step costs
-  that are profiled on start. DSpark drafters alone, on the V2 runner with CUDA graphs, without LoRA
-  and pipeline parallelism.
+  that are profiled on start. DSpark drafters alone, on the V2 runner with full CUDA graphs, without
+  LoRA and pipeline parallelism.
 - vllm/v1/spec_decode/dynamic (0.32): `num_speculative_tokens_per_batch_size` is [low, high, K] with
   both ends included, from 1; a gap and everything above the last range keep the last K. The batch
   is the requests scheduled in a step, those in their prefill as well. K is at most
   `num_speculative_tokens`. At K = 0 the draft still runs once in each step, so a plain server is
   faster. On the V1 runner graphs are piecewise then (config/vllm.py,
-  `_maybe_override_dynamic_sd_cudagraph_mode`). Off under data parallelism.
+  `_maybe_override_dynamic_sd_cudagraph_mode`), and Medusa heads and suffix look-ups keep one K
+  (`_maybe_disable_dynamic_sd_for_v1`). Off under data parallelism. A request's answer has what each
+  of its steps drafted, and the largest K as `num_spec_tokens` (v1/metrics/stats.py); a step without
+  drafts is not among them.
 """
 
 import json
@@ -51,12 +54,16 @@ from harness.serving.spec import (
     EngineSpec,
     PairToServe,
     ServingLine,
+    VaryingK,
     changes,
 )
 
 # `method`, where it is not the kind's name
 METHODS: Mapping[DraftKind, str] = {"model": "draft_model", "peagle": "eagle3"}
 COUNTING = Counting(first_position=1, shortens_last_draft=False)
+# K by the number of requests, and what decides in each step how many drafts are verified
+BY_BATCH = "num_speculative_tokens_per_batch_size"
+ADAPTIVE = "enable_adaptive_verification"
 
 
 def speculative_config(
@@ -111,7 +118,7 @@ def _schedule(
     by_change = changes(k_by_load)
     ends = [*(low - 1 for low in [*by_change][1:]), max(largest, *by_change)]
     ranges = [[low, high, k] for (low, k), high in zip(by_change.items(), ends, strict=True)]
-    by_batch: dict[str, Any] = {"num_speculative_tokens_per_batch_size": ranges}
+    by_batch: dict[str, Any] = {BY_BATCH: ranges}
     if not commands:
         return _drafting(pair, **by_batch)
     words = shlex.split(commands[pair.k])
@@ -125,8 +132,8 @@ def _schedule_notes(k_by_load: Mapping[int, int], largest: int) -> Sequence[str]
         f"Above concurrency {largest}, not measured, vLLM keeps the last K.",
         "Requests in their prefill count too, and the V1 runner's CUDA graphs are piecewise then:"
         " measure the server with this schedule before it is used.",
-        'With a DSpark drafter "enable_adaptive_verification":true decides in every step how many'
-        " drafts of each request are verified; at low load a fixed K is faster.",
+        f'With a DSpark drafter "{ADAPTIVE}":true decides in every step how many drafts of each'
+        " request are verified; at low load a fixed K is faster.",
     ]
     if 0 in k_by_load.values():
         notes.append(
@@ -177,6 +184,14 @@ SPEC = EngineSpec(
     check_line=_check_line,
     schedule=_schedule,
     schedule_notes=_schedule_notes,
+    varying={
+        "schedule": VaryingK(
+            BY_BATCH,
+            frozenset(("model", "eagle", "eagle3", "peagle", "mtp", "dflash", "ngram")),
+            "drafts other than Medusa heads and suffix look-ups",
+        ),
+        "adaptive": VaryingK(ADAPTIVE, frozenset(("dspark",)), "DSpark drafters"),
+    },
     in_production="--max-model-len, --max-num-seqs and --gpu-memory-utilization",
     client="harness.engines.vllm",
     drafts=("model", "eagle", "eagle3", "mtp", "ngram"),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from harness.records import grouped, where
+from harness.records import first, grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.tables.specification import Column, Table, columns_by, table
@@ -16,6 +16,7 @@ from harness.summary import (
     ServedCell,
     ServedCosts,
     ServedGate,
+    ServedSummary,
     Summary,
     UserLatency,
 )
@@ -142,6 +143,45 @@ BRIEF_LATENCIES: tuple[Column[UserLatency], ...] = (
 )
 
 
+class Varied(NamedTuple):
+    """A server whose K changed under one load, and the fastest of those with one K there."""
+
+    cell: LoadCell
+    fixed: LoadCell | None
+
+    @property
+    def decided(self) -> str:
+        """What its K follows."""
+        return {"schedule": "schedule", "adaptive": "the engine"}.get(self.cell.varying, "")
+
+
+def _varied(served: ServedSummary) -> list[Varied]:
+    rows: list[Varied] = []
+    for cell in served.varying:
+        load = {"temperature": cell.temperature, "concurrency": cell.concurrency, "rate": cell.rate}
+        known = [(each.throughput_ratio, each) for each in where(served.load, **load)]
+        ranked = sorted((ratio, each.k) for ratio, each in known if ratio is not None)
+        fixed = first(served.load, **load, k=ranked[-1][1]) if ranked else None
+        rows.append(Varied(cell, fixed))
+    return rows
+
+
+VARIED: tuple[Column[Varied], ...] = (
+    Column("temperature", lambda row: row.cell.temperature, fmt.temperature, key=True),
+    Column("concur-\nrency", lambda row: row.cell.concurrency, fmt.count, key=True),
+    Column("requests\nper second", lambda row: row.cell.rate, fmt.rate, key=True),
+    Column("K by", lambda row: row.decided, key=True),
+    Column("tok/s", lambda row: row.cell.tokens_per_second, fmt.rate),
+    Column("ms/token\nof a user", lambda row: row.cell.ms_per_token, fmt.milliseconds),
+    Column("throughput\nratio", lambda row: row.cell.throughput_ratio, fmt.speedup),
+    Column("fastest\none K", lambda row: row.fixed and row.fixed.k, fmt.count),
+    Column("its\nratio", lambda row: row.fixed and row.fixed.throughput_ratio, fmt.speedup),
+    Column("tokens/round\nmeasured", lambda row: row.cell.tokens_per_round, fmt.decimal),
+    Column("spread", lambda row: row.cell.spread, fmt.percent),
+    Column("visits", lambda row: VISITS.value(row.cell)),
+)
+
+
 class Scheduled(NamedTuple):
     """One load of a schedule, and its temperature."""
 
@@ -241,6 +281,11 @@ SCHEDULE_NOTE = (
     " measured ones has the K of the larger. lost to the fastest: the K is chosen so by all visits"
     " but one, and held in that one against the K that was fastest over all."
 )
+VARIED_NOTE = (
+    "Servers whose K changes while they serve, measured under load next to plain decoding. Replay"
+    " is of one K: nothing is predicted of them. fastest one K: of the servers with one K, by the"
+    " measured ratio; 0 is plain decoding."
+)
 CONVENTION_NOTE = (
     "The same requests in every project's words: a number from elsewhere compares with the row of"
     " the tool that printed it."
@@ -287,6 +332,8 @@ def served_tables(summary: Summary) -> list[Table]:
     alone, loaded = (where(served.latencies, load=load) for load in (False, True))
     clocks = dict.fromkeys(LATENCY_CLOCKS[row.clock] for row in served.latencies)
     waits_notes = (LATENCY_NOTE, *clocks)
+    lines = (f"Started with: {each.line}" for each in served.varying_commands.values())
+    varied_notes = (VARIED_NOTE, LOAD_CLOCKS[served.clock], *lines)
     return [
         table(f"Predicted and measured on {name}", CELLS, served.cells, notes=notes),
         table("K by load", SCHEDULE, scheduled, notes=(SCHEDULE_NOTE,)),
@@ -294,6 +341,7 @@ def served_tables(summary: Summary) -> list[Table]:
         table("Is the server lossless?", GATES, served.gates, notes=GATE_NOTES),
         table(f"What requests cost on {name}", COSTS, served.costs, notes=(COST_NOTE,)),
         table(f"{name} under load", LOADS, served.load, notes=load_notes),
+        table(f"{name} whose K changes", VARIED, _varied(served), notes=varied_notes),
         table(f"{WAITS} on {name} under load", LATENCIES, loaded, notes=waits_notes),
         *_conventions(served.acceptance_lengths),
     ]
