@@ -205,6 +205,9 @@ class PromptsConf:
     hub_split: str | None = key(None, "its split, or a slice of one, as test[:200]")
     hub_column: str | None = key(None, "its column that holds the prompt; null finds one")
     skip_unusable: bool | None = key(None, "whether entries that are no prompts are skipped")
+    log: str | None = key(None, "a log of served requests, of which a sample stands for all")
+    sample: int = key(200, "requests of prompts.log that are sampled", least=20, most=100_000)
+    sample_seed: int = key(0, "of that sample", least=0)
     # Any, because auto is filled in by the command's `check`
     limit: Any = key(
         None,
@@ -252,9 +255,15 @@ class PromptsConf:
 
     def check(self, prompts: str) -> None:
         """Refuse a workload without prompts, or without a weight; fill in the shipped sets."""
+        for name in ("sets", "files", "hub", "weights", "max_turns") if self.log else ():
+            if getattr(self, name):
+                raise UserError(
+                    f"{prompts}.{name}: not with {prompts}.log, whose requests and shares are the"
+                    " workload; give one of the two"
+                )
         if self.sets is None:
-            self.sets = [] if self.files or self.hub else [*SHIPPED_SETS]
-        if not self.sets and not self.files and not self.hub:
+            self.sets = [] if self.files or self.hub or self.log else [*SHIPPED_SETS]
+        if not self.sets and not self.files and not self.hub and not self.log:
             raise UserError(f"{prompts}.sets=[] and {prompts}.files=[]: give at least one")
         for name in ("hub_subset", "hub_split", "hub_column"):
             if getattr(self, name) is not None and not self.hub:

@@ -67,6 +67,8 @@ CaveatCode = Literal[
     "synthetic_acceptance",
     "embedded_models",
     "prompts_left_out",  # used, available, sets ("mine 8 of 30, other 8 of 12"): of own prompts
+    # requests, sampled, unusable, mean_bytes, sampled_bytes: of a log; strata: of its sample
+    "sampled_log",
     # draft, k: the largest that was asked for; temperature, ks: to try next ("10,15,20"), command:
     # that tries them (None: unknown)
     "k_at_edge",
@@ -338,7 +340,7 @@ class RunFacts:
     seed: int | None = None
     prompts: int | None = None
     synthetic: bool = False  # whether acceptance was set (`decode.acceptance`) instead of found
-    # Of the prompt sets in the workload, where they were given (`prompts.weights`).
+    # Of the prompt sets in the workload, where they were given (`prompts.weights`), or are a log's.
     weights: Mapping[str, float] = field(default_factory=dict[str, float])
     own_prompts: bool = False  # whether prompts are the user's, or records of requests
     # Whether no speculative generation was timed (`mode=replay`, an audition).

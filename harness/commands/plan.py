@@ -12,6 +12,7 @@ from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Outcome, shown
 from harness.config import PlanConfig
 from harness.measurement.environment import describe_host
+from harness.prompts.log import time_stamps
 from harness.records import UserError
 from harness.storage import RunFolder, StoredRun, check_writable, load
 from harness.summary import Caveat, Plan
@@ -49,26 +50,14 @@ def run(config: PlanConfig) -> Outcome:
 
 
 def recorded_times(file: str) -> list[float]:
-    """The time stamps of a file, a number of seconds a line, ascending.
+    """The time stamps of a file, a number of seconds a line, or a log of requests, ascending.
 
     Raises:
         UserError: it cannot be read, or is not of such lines.
     """
     where = f"arrivals={file}"
-    try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{where}: cannot be read; give a text file of numbers") from error
     times: list[float] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            value = float(line)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
-            raise UserError(f"{where}, line {number}: {line.strip()[:40]!r} is no time in seconds")
+    for number, value in _stamps(Path(file), where):
         if times and value < times[-1]:
             raise UserError(
                 f"{where}, line {number}: {value:g} comes after {times[-1]:g}; sort the file"
@@ -77,6 +66,34 @@ def recorded_times(file: str) -> list[float]:
     if len(times) < 2 or times[0] == times[-1]:
         raise UserError(f"{where}: needs at least two times that differ")
     return times
+
+
+def _stamps(file: Path, where: str) -> Iterator[tuple[int, float]]:
+    """The line and value of each time stamp."""
+    try:
+        with file.open(encoding="utf-8") as lines:
+            first = next((line for line in lines if line.strip()), "")
+            if not first.lstrip().startswith("{"):
+                lines.seek(0)
+                for number, line in enumerate(lines, start=1):
+                    if line.strip():
+                        yield number, _seconds(line.strip(), f"{where}, line {number}")
+                return
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{where}: cannot be read; give a text file of numbers, or a log of requests"
+        ) from error
+    yield from time_stamps(file, where)
+
+
+def _seconds(text: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(f"{where}: {text[:40]!r} is no time in seconds")
+    return value
 
 
 def _price(config: PlanConfig, stored: StoredRun) -> tuple[float | None, tuple[Caveat, ...]]:

@@ -56,6 +56,18 @@ def caveat(entry: Caveat) -> str:
     return words.format(**entry.values) if isinstance(words, str) else words(entry.values)
 
 
+def log_covered(values: Quoted) -> str:
+    """How much of a log of requests the sample is, and how alike: a `SampledLog` and `strata`."""
+    left_out = values["unusable"]
+    lines = fmt.number_of(left_out, "line", "lines")
+    unusable = f", {lines} left out that cannot be generated from" if left_out else ""
+    return (
+        "{sampled:,} of {requests:,} requests{unusable}, drawn at random in"
+        f" {fmt.number_of(values['strata'], 'stratum', 'strata')}; a prompt has"
+        " {mean_bytes:,.0f} bytes on average in the log and {sampled_bytes:,.0f} by the sample"
+    ).format(**{**values, "unusable": unusable})
+
+
 def _generation_settings(values: Quoted) -> str:
     with_them = f"; to measure with them: {values['overrides']}" if values["overrides"] else ""
     return (
@@ -229,6 +241,11 @@ CAVEATS: Mapping[str, Any] = {
     "embedded_models": (
         "the embedded models are toys that show how the harness works; nothing here says anything"
         " about a model you would serve"
+    ),
+    "sampled_log": lambda values: (
+        log_covered(values)
+        + "; each stratum counts by its share of the log, and the intervals have the error of the"
+        " sample in them"
     ),
     "prompts_left_out": (
         "{used} of {available} prompts were used ({sets}): prompts.limit=null takes all of them"
