@@ -136,6 +136,8 @@ CaveatCode = Literal[
     "server_queues",  # engine, concurrency: the smallest such; slots: that its servers have
     "plan_without_ks",  # ks ("4, 8"): left out, since they change what is generated
     "plan_processor_time",  # of a plan from a run by clock=cpu
+    # drafts: whose rounds side by side follow from those of the draft `measured`
+    "plan_other_drafts",
     "plan_separate_passes",  # flag: without which neighbouring slots alone share a pass
     "plan_mean_prompts",  # of a plan from a run that does not tell what a prompt's length costs
     "launch_bound",  # role, step_s, floor_s, mbu, positions, positions_ratio, overhead_share, c
@@ -1447,6 +1449,7 @@ class PlanPoint:
 class PlanChoice:
     """A way to serve, and what it holds."""
 
+    draft: str | None  # None: plain decoding
     policy: PlanPolicy
     k: int  # the most that a round drafts; 0 is plain decoding
     ks: tuple[int, ...]  # of `by_load`: K by how many are active, from 1 on
@@ -1489,7 +1492,8 @@ class Plan:
 
     run: str  # the server run
     engine: str
-    draft: str
+    drafts: tuple[str, ...]
+    measured_draft: str  # the one that the server run had
     temperature: float
     slots: int  # requests that a card decodes side by side
     rate: float  # asked for, of all cards

@@ -12,7 +12,8 @@ from runs import FROZEN, outcome_of, ran
 
 from harness.analysis import planning
 from harness.analysis.batch_schedule import LoadCosts
-from harness.analysis.planning import Server, plan_of
+from harness.analysis.planned_server import Server
+from harness.analysis.planning import plan_of
 from harness.analysis.server_run import ServedRun
 from harness.cli import compose
 from harness.commands.plan import recorded_times
@@ -256,7 +257,11 @@ def test_a_run_that_does_not_say_what_requests_side_by_side_cost_is_refused() ->
     refused([], "no R(K, B) at temperature 0", replace(run, loads=()))
     refused([], "python -m harness.server", replace(run, loads=()))
     refused([], "concurrency=[1,2,4]", replace(run, loads=()))
-    refused([], "made by sweep, not by server", load(FROZEN / "sweep"))
+    refused(
+        [],
+        "made by sweep; name a server run, or an audition with latency_from=SERVER_RUN",
+        load(FROZEN / "sweep"),
+    )
     refused(["slots=8"], "timed up to 4 requests side by side")
     refused(["temperature=0.5"], "has 0, 1")
     unscored = replace(run)

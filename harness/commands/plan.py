@@ -36,11 +36,13 @@ def run(config: PlanConfig) -> Outcome:
     check_writable(config.results_root)
     stored = load(config.run)
     recorded = None if config.arrivals is None else recorded_times(config.arrivals)
-    price, priced = _price(config, stored)
-    choices = 4 + len(Setup(stored).ks)  # besides K: none, by load, tiers, the oracle
-    with progress("simulating the choices", choices) as tick:
-        plan, caveats = plan_of(stored, config, recorded=recorded, price_per_hour=price, tick=tick)
-    names = [stored.config["model"]["name"], plan.draft]
+    costs = stored.manifest.engine_costs  # of an audition, whose card is the server run's
+    price, priced = _price(config, stored if costs is None else load(costs.run))
+    with progress("simulating the choices") as bar:
+        plan, caveats = plan_of(
+            *(stored, config), recorded=recorded, price_per_hour=price, expect=bar.expect, tick=bar
+        )
+    names = [stored.config["model"]["name"], *(plan.drafts if len(plan.drafts) == 1 else ())]
     folder = RunFolder.create(config.results_root, "plan", names, asdict(config))
     folder.write_table("plan.csv", SimulatedRow, [*_rows(plan)])
     folder.note(environment=describe_host(), status="complete")

@@ -359,6 +359,10 @@ CAVEATS: Mapping[str, Any] = {
         "the run was timed by processor time (clock=cpu), so these waits are processor seconds,"
         " less than what a user waits for; for a goal measure with clock=engine on a quiet machine"
     ),
+    "plan_other_drafts": (
+        "under load only {measured} was timed; rounds of {drafts} are taken to cost as much more or"
+        " less side by side as they do alone"
+    ),
     "plan_separate_passes": _separate_passes,
     "plan_mean_prompts": (
         "what a prompt's length costs is not known, since no prefills of two lengths were timed:"
