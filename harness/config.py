@@ -671,6 +671,9 @@ class ServerConfig(PairConfig):
     )
     kv_type: str = key("f16", "llama.cpp's type of both caches", choices=("f32", "f16", "q8_0"))
     flash_attention: str = key("auto", "llama.cpp's: on, off, auto", choices=("on", "off", "auto"))
+    kv_unified: bool = key(
+        True, "llama.cpp's: whether requests side by side share a cache, and so a pass"
+    )
     flags: list[str] = key([], "further flags of the servers that are started")
     timeout_factor: float = _timeout_factor()
 
@@ -700,7 +703,9 @@ class ServerConfig(PairConfig):
         """The keys given here that set how a server is started, where none is."""
         if self.url is None:
             return ()
-        settings = ("threads", "kv_type", "flash_attention", "servers", "port", "flags")
+        settings = (
+            *("threads", "kv_type", "flash_attention", "kv_unified", "servers", "port", "flags"),
+        )
         default = ServerConfig()
         return tuple(name for name in settings if getattr(self, name) != getattr(default, name))
 
@@ -950,6 +955,7 @@ class PlanConfig(CommandConfig):
     seeds: int = key(8, "simulated sequences of requests and arrivals", least=2, most=1000)
     requests: int = key(400, "of each sequence", least=100, most=100_000)
     gpu: GpuConf | None = None
+    dry_run: bool = key(False, "say what is known and what is missing, and stop")
 
     def check(self, _: str) -> None:
         """Refuse a plan without a goal, and arrivals of two kinds."""

@@ -1,5 +1,6 @@
 """A latency goal at a rate of requests: what a stored server run says of it."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -309,3 +310,16 @@ def test_recorded_times_are_read_as_they_stand(tmp_path: Path) -> None:
     assert recorded_times(str(file)) == [0.5, 1.0, 1.0, 3.0]
     with pytest.raises(UserError, match="cannot be read"):
         recorded_times(str(tmp_path / "no.txt"))
+
+
+def test_a_dry_run_says_what_the_run_knows_and_simulates_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"run={FROZEN / 'server'}", "rate=20", "tpot_ms=30", f"results_root={tmp_path}"]
+    outcome = outcome_of("plan", *words, "dry_run=true")
+    assert (outcome.status, outcome.folder, [*tmp_path.iterdir()]) == (0, None, [])
+    printed = capsys.readouterr().out
+    assert re.search(r"requests side by side, timed\s+1, 4", printed)
+    assert re.search(r"drafts\s+tiny_good", printed)
+    with pytest.raises(UserError, match="name a server run, or an audition"):
+        outcome_of("plan", f"run={FROZEN / 'sweep'}", *words[1:], "dry_run=true")

@@ -1,19 +1,25 @@
 """A latency goal at a rate of requests, by what a stored server run says; no model is loaded."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+from rich.console import Console
+
 from harness.analysis import analyse
+from harness.analysis.planned_server import planned
 from harness.analysis.planning import plan_of
 from harness.analysis.setup import Setup
+from harness.commands.dry_run import PLAN
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Outcome, shown
 from harness.config import PlanConfig
 from harness.measurement.environment import describe_host
 from harness.prompts.log import time_stamps
 from harness.records import UserError
+from harness.reporting.console import print_table
+from harness.reporting.tables.specification import table
 from harness.storage import RunFolder, StoredRun, check_writable, load
 from harness.summary import Caveat, Plan
 from harness.theory.roofline import Card, is_card
@@ -36,6 +42,9 @@ def run(config: PlanConfig) -> Outcome:
     check_writable(config.results_root)
     stored = load(config.run)
     recorded = None if config.arrivals is None else recorded_times(config.arrivals)
+    if config.dry_run:
+        _print_known(stored, config, recorded)
+        return Outcome(None)
     costs = stored.manifest.engine_costs  # of an audition, whose card is the server run's
     price, priced = _price(config, stored if costs is None else load(costs.run))
     with progress("simulating the choices") as bar:
@@ -49,6 +58,35 @@ def run(config: PlanConfig) -> Outcome:
     summary = replace(analyse(load(folder.path)), plan=plan, caveats=(*priced, *caveats))
     folder.write_summary(summary)
     return shown(summary, folder.path, verbose=config.verbose)
+
+
+def _print_known(stored: StoredRun, config: PlanConfig, recorded: Sequence[float] | None) -> None:
+    """What the run says of its server, and what would be simulated.
+
+    Raises:
+        UserError: it lacks what a plan needs; with the command that measures it.
+    """
+    server, drafts = planned(stored, config.temperature[0] if config.temperature else None)
+    side_by_side = sorted({each.concurrency for each in server.loads})
+    arrivals = "Poisson" if recorded is None else f"with the gaps of {len(recorded)} recorded ones"
+    if config.together > 1:
+        arrivals = f"bursts of {config.together} at random"
+    rows = [
+        ("server run", str(server.folder)),
+        ("drafts", ", ".join(each.name for each in drafts)),
+        ("K, without a draft at 0", ", ".join(map(str, server.ks))),
+        ("requests side by side, timed", ", ".join(map(str, side_by_side))),
+        ("texts, scored", str(len(server.traces))),
+        (
+            "a prompt's prefill",
+            "by its length" if server.prompts_priced else "the mean; prompts of two lengths tell",
+        ),
+        (
+            "simulated",
+            f"{config.seeds} sequences of {config.requests} requests, arrivals {arrivals}",
+        ),
+    ]
+    print_table(table("Plan (nothing is simulated)", PLAN, rows), Console())
 
 
 def recorded_times(file: str) -> list[float]:
