@@ -642,7 +642,17 @@ class ServerConfig(PairConfig):
         distinct=True,
         example="[1,2,4,8]",
     )
-    rate: float | None = key(None, "requests per second that arrive at random instead", above=0)
+    rate: list[float] = key(
+        [],
+        "requests per second that arrive at random, a load for each",
+        above=0,
+        distinct=True,
+        example="[2,5]",
+    )
+    tpot_ms: float | None = key(
+        None, "with rate: a goal, of which the share that meets it is given", above=0
+    )
+    ttft_ms: float | None = key(None, "likewise, until the first token", above=0)
     until: str | None = key(
         None,
         "decided: the best K, of four or more; all: every K, as under load",
@@ -690,7 +700,7 @@ class ServerConfig(PairConfig):
             return "url, whose servers run"
         if not self.score:
             return "score=false, which leaves nothing to be replayed"
-        if max(self.concurrency) > 1 or self.rate is not None:
+        if max(self.concurrency) > 1 or self.rate:
             return "concurrency or rate, by which every K is put under load"
         if engine.counting is None or engine.rule is None:
             return f"engine={self.engine}, whose rounds are not known"
@@ -735,9 +745,14 @@ class ServerConfig(PairConfig):
             )
         if self.url is not None and self.engine == OWN.name:
             raise UserError("url: engine=own decodes in this process; leave it out")
+        for name in ("tpot_ms", "ttft_ms"):
+            if getattr(self, name) is not None and not self.rate:
+                raise UserError(
+                    f"{name}: the goal of requests that arrive at a rate; give rate=[...]"
+                )
         if self.engine == OWN.name and not self.score:
             raise UserError("score=false: engine=own decodes with the weights; leave it out")
-        if self.engine == OWN.name and (max(self.concurrency) > 1 or self.rate is not None):
+        if self.engine == OWN.name and (max(self.concurrency) > 1 or self.rate):
             raise UserError("concurrency: engine=own decodes one request at a time; leave it out")
 
 

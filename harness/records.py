@@ -512,6 +512,8 @@ class LoadTiming:
         user_decode_s: of each, what of `user_s` came after its first token, by the server's clock;
             None where it does not tell, empty in older runs.
         slots: requests that the server decodes side by side; None where it does not tell.
+        due_s, sent_s: of each that arrived at random, when it was to be sent and when it was, after
+            the load's begin; empty in a closed loop and in older runs.
     """
 
     visit: int
@@ -530,6 +532,8 @@ class LoadTiming:
     seconds: float
     user_decode_s: tuple[float | None, ...] = ()
     slots: int | None = None
+    due_s: tuple[float, ...] = ()
+    sent_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,8 @@ CaveatCode = Literal[
     # answer names these K, for others have more; load: whether of requests side by side
     "server_visits_lacking",
     "server_every_k",  # reason: as `storage.manifest.WhyAll`, why until=decided measured all
+    # rate: the least at which more arrives than servers of the ks serve
+    "rate_beyond_capacity",
     "server_queues",  # engine, concurrency: the smallest such; slots: that its servers have
     "plan_without_ks",  # ks ("4, 8"): left out, since they change what is generated
     "plan_processor_time",  # of a plan from a run by clock=cpu
@@ -1214,6 +1216,11 @@ class PairedWaits:
     request: tuple[float, float] | None
 
 
+# A server that takes this much longer than requests come is behind; one that is not ends with the
+# requests that it is decoding when the last one comes
+QUEUE_GROWS = 0.25
+
+
 @dataclass(frozen=True)
 class UserLatency:
     """What those who send requests to a server wait for, at one K under one load."""
@@ -1236,6 +1243,15 @@ class UserLatency:
     # Of the same prompts in the same visits: medians at this K, and of plain decoding. None of
     # plain decoding itself, of loads, and where they share none.
     paired: PairedWaits | None = None
+    # Where requests arrive at random: the share that met the run's goals (None without one), and
+    # how much longer the server took than requests came, relative to that time.
+    within_goals: float | None = None
+    behind: float | None = None
+
+    @property
+    def queue_grows(self) -> bool:
+        """Whether more arrives than the server can serve."""
+        return self.behind is not None and self.behind > QUEUE_GROWS
 
 
 @dataclass(frozen=True)

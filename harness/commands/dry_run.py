@@ -199,23 +199,22 @@ def _served_forwards(
     if synthetic:
         work += pair_forwards(ks, len(by_set) * visits, both, alpha=0.0)
     levels = config.concurrency if max(config.concurrency) > 1 else ()
-    loads = visits * requests_of_load(by_set, load_slots(config))
     for level in levels:
-        side_by_side = pair_forwards(ks, loads, both)
+        side_by_side = pair_forwards(ks, visits * requests_of_load(by_set, level), both)
         work += [replace(each, count=each.count / level, batch=level) for each in side_by_side]
     return work
 
 
 def _load_rows(config: ServerConfig, by_set: Sequence[int], each_k: int) -> Rows:
     """Requests side by side, and at random, with how many there are in all."""
-    size = each_k * requests_of_load(by_set, load_slots(config))
     rows: Rows = {}
     if max(config.concurrency) > 1:  # each load with the whole budget and with a part of it
-        rows["requests side by side"] = (
-            f"{_listed(config.concurrency)}: {2 * len(config.concurrency) * size}"
-        )
+        sent = sum(requests_of_load(by_set, level) for level in config.concurrency)
+        rows["requests side by side"] = f"{_listed(config.concurrency)}: {2 * each_k * sent}"
     if config.rate:
-        rows["requests at random"] = f"{config.rate:g} per second: {size}"
+        rates = ", ".join(f"{rate:g}" for rate in config.rate)
+        size = each_k * requests_of_load(by_set, load_slots(config))
+        rows["requests at random"] = f"{rates} per second: {len(config.rate) * size}"
     return rows
 
 

@@ -17,7 +17,7 @@ CAUTIONS: frozenset[CaveatCode | ComparisonCaveatCode] = frozenset(
         *("predictions_off", "priced_from_steps", "server_rounds_unlike_replay"),
         # Texts are not the target's, so that a speed is of something else
         *("greedy_texts_differ", "server_not_lossless", "server_texts_unlike_target"),
-        *("server_texts_repeat", "server_queues", "other_card"),
+        *("server_texts_repeat", "server_queues", "rate_beyond_capacity", "other_card"),
         *("failed_run", "unfinished_run", "different_devices", "machine_changed", "distrusted"),
         *("other_acceptance", "texts_differ_in_float32", "counts_differ", "not_lossless"),
     }
@@ -351,6 +351,11 @@ CAVEATS: Mapping[str, Any] = {
         f"no prediction: {served.NOT_PREDICTED[str(values['reason'])]}"
     ),
     "server_visits_lacking": served.visits_lacking,
+    "rate_beyond_capacity": (
+        "at {rate:g} requests per second more arrives than the server serves (K = {ks}): its queue"
+        " grows for as long as they come, so waits there are those of this many requests, and no"
+        " rate that it can hold; give a lower rate="
+    ),
     "server_queues": served.queues,
     "plan_without_ks": (
         "K={ks} changed what is generated in the server run, so it is no choice here"
