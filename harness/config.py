@@ -642,8 +642,8 @@ class ServerConfig(PairConfig):
         distinct=True,
         example="[1,2,4,8]",
     )
-    rate: list[float] = key(
-        [],
+    rate: list[float] | None = key(
+        None,
         "requests per second that arrive at random, a load for each",
         above=0,
         distinct=True,

@@ -423,7 +423,7 @@ def _ask(work: Workload, server: Server, task: Task) -> Trial | RoundTiming | No
 def _measure_loads(folder: RunFolder, work: Workload, adapter: Adapter, failures: Failures) -> None:
     """Put requests side by side on servers that have room for them, visit by visit."""
     config = work.config
-    loads = [Load(rate=rate) for rate in config.rate]
+    loads = [Load(rate=rate) for rate in config.rate or ()]
     if max(config.concurrency) > 1:
         loads += [Load(concurrency=level) for level in config.concurrency]
     stored = {(timing.visit, timing.temperature, timing.k) for timing in folder.loads.read()}
