@@ -218,6 +218,9 @@ class PromptsConf:
     hub_split: str | None = key(None, "its split, or a slice of one, as test[:200]")
     hub_column: str | None = key(None, "its column that holds the prompt; null finds one")
     skip_unusable: bool | None = key(None, "whether entries that are no prompts are skipped")
+    log: str | None = key(None, "a log of served requests, of which a sample stands for all")
+    sample: int = key(200, "requests of prompts.log that are sampled", least=20, most=100_000)
+    sample_seed: int = key(0, "of that sample", least=0)
     # Any, because auto is filled in by the command's `check`
     limit: Any = key(
         None,
@@ -265,9 +268,15 @@ class PromptsConf:
 
     def check(self, prompts: str) -> None:
         """Refuse a workload without prompts, or without a weight; fill in the shipped sets."""
+        for name in ("sets", "files", "hub", "weights", "max_turns") if self.log else ():
+            if getattr(self, name):
+                raise UserError(
+                    f"{prompts}.{name}: not with {prompts}.log, whose requests and shares are the"
+                    " workload; give one of the two"
+                )
         if self.sets is None:
-            self.sets = [] if self.files or self.hub else [*SHIPPED_SETS]
-        if not self.sets and not self.files and not self.hub:
+            self.sets = [] if self.files or self.hub or self.log else [*SHIPPED_SETS]
+        if not self.sets and not self.files and not self.hub and not self.log:
             raise UserError(f"{prompts}.sets=[] and {prompts}.files=[]: give at least one")
         for name in ("hub_subset", "hub_split", "hub_column"):
             if getattr(self, name) is not None and not self.hub:
@@ -661,7 +670,17 @@ class ServerConfig(PairConfig):
         distinct=True,
         example="[1,2,4,8]",
     )
-    rate: float | None = key(None, "requests per second that arrive at random instead", above=0)
+    rate: list[float] | None = key(
+        None,
+        "requests per second that arrive at random, a load for each",
+        above=0,
+        distinct=True,
+        example="[2,5]",
+    )
+    tpot_ms: float | None = key(
+        None, "with rate: a goal, of which the share that meets it is given", above=0
+    )
+    ttft_ms: float | None = key(None, "likewise, until the first token", above=0)
     until: str | None = key(
         None,
         "decided: the best K, of four or more; all: every K, as under load",
@@ -690,6 +709,9 @@ class ServerConfig(PairConfig):
     )
     kv_type: str = key("f16", "llama.cpp's type of both caches", choices=("f32", "f16", "q8_0"))
     flash_attention: str = key("auto", "llama.cpp's: on, off, auto", choices=("on", "off", "auto"))
+    kv_unified: bool = key(
+        True, "llama.cpp's: whether requests side by side share a cache, and so a pass"
+    )
     flags: list[str] = key([], "further flags of the servers that are started")
     timeout_factor: float = _timeout_factor()
 
@@ -706,7 +728,7 @@ class ServerConfig(PairConfig):
             return "url, whose servers run"
         if not self.score:
             return "score=false, which leaves nothing to be replayed"
-        if max(self.concurrency) > 1 or self.rate is not None:
+        if max(self.concurrency) > 1 or self.rate:
             return "concurrency or rate, by which every K is put under load"
         if engine.counting is None or engine.rule is None:
             return f"engine={self.engine}, whose rounds are not known"
@@ -719,7 +741,9 @@ class ServerConfig(PairConfig):
         """The keys given here that set how a server is started, where none is."""
         if self.url is None:
             return ()
-        settings = ("threads", "kv_type", "flash_attention", "servers", "port", "flags")
+        settings = (
+            *("threads", "kv_type", "flash_attention", "kv_unified", "servers", "port", "flags"),
+        )
         default = ServerConfig()
         return tuple(name for name in settings if getattr(self, name) != getattr(default, name))
 
@@ -788,9 +812,14 @@ class ServerConfig(PairConfig):
             )
         if self.url is not None and self.engine == OWN.name:
             raise UserError("url: engine=own decodes in this process; leave it out")
+        for name in ("tpot_ms", "ttft_ms"):
+            if getattr(self, name) is not None and not self.rate:
+                raise UserError(
+                    f"{name}: the goal of requests that arrive at a rate; give rate=[...]"
+                )
         if self.engine == OWN.name and not self.score:
             raise UserError("score=false: engine=own decodes with the weights; leave it out")
-        if self.engine == OWN.name and (max(self.concurrency) > 1 or self.rate is not None):
+        if self.engine == OWN.name and (max(self.concurrency) > 1 or self.rate):
             raise UserError("concurrency: engine=own decodes one request at a time; leave it out")
 
 
@@ -1008,6 +1037,7 @@ class PlanConfig(CommandConfig):
     seeds: int = key(8, "simulated sequences of requests and arrivals", least=2, most=1000)
     requests: int = key(400, "of each sequence", least=100, most=100_000)
     gpu: GpuConf | None = None
+    dry_run: bool = key(False, "say what is known and what is missing, and stop")
 
     def check(self, _: str) -> None:
         """Refuse a plan without a goal, and arrivals of two kinds."""

@@ -144,6 +144,7 @@ class Prompt:
         answers: answers[i] follows turns[i]; None, or absent, where the target must generate it.
         system: the system message before the first turn, or None.
         thinking: whether the chat template is asked for thinking mode.
+        first_turn: the first turn that is answered; those before it are context.
         origin: the file or data set and the line or row that it was read from, for errors.
     """
 
@@ -154,7 +155,13 @@ class Prompt:
     answers: tuple[str | None, ...] = ()
     system: str | None = None
     thinking: bool = False
+    first_turn: int = 1
     origin: str = field(default="", compare=False)
+
+    @property
+    def answered(self) -> range:
+        """The turns, from 1, whose answers are generated and measured."""
+        return range(self.first_turn, len(self.turns) + 1)
 
     def up_to(self, turn: int, answers: Sequence[str]) -> "Prompt":
         """The prompt that generates the answer to a turn.
@@ -165,6 +172,25 @@ class Prompt:
         """
         name = self.id if turn == 1 else f"{self.id}/{turn}"
         return replace(self, id=name, turns=self.turns[:turn], answers=tuple(answers[: turn - 1]))
+
+
+@dataclass(frozen=True)
+class SampledLog:
+    """A log of requests of which a sample is generated.
+
+    Attributes:
+        requests, sampled: of the log that can be generated from, and of these in the sample.
+        unusable: lines of the log that cannot.
+        mean_bytes, sampled_bytes: of a prompt, in the log and by the weighted sample.
+        span_s: from the first time stamp to the last; None where requests have none.
+    """
+
+    requests: int
+    sampled: int
+    unusable: int
+    mean_bytes: float
+    sampled_bytes: float
+    span_s: float | None = None
 
 
 def conversation_of(prompt: str, turn: int) -> str:
@@ -491,6 +517,8 @@ class LoadTiming:
             None where it does not tell, empty in older runs.
         slots: requests that the server decodes side by side; None where it does not tell.
         varying: how its K changed meanwhile; `k` is the largest of them then.
+        due_s, sent_s: of each that arrived at random, when it was to be sent and when it was, after
+            the load's begin; empty in a closed loop and in older runs.
     """
 
     visit: int
@@ -510,6 +538,8 @@ class LoadTiming:
     user_decode_s: tuple[float | None, ...] = ()
     slots: int | None = None
     varying: Varying = ""
+    due_s: tuple[float, ...] = ()
+    sent_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

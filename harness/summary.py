@@ -68,6 +68,8 @@ CaveatCode = Literal[
     "synthetic_acceptance",
     "embedded_models",
     "prompts_left_out",  # used, available, sets ("mine 8 of 30, other 8 of 12"): of own prompts
+    # requests, sampled, unusable, mean_bytes, sampled_bytes: of a log; strata: of its sample
+    "sampled_log",
     # draft, k: the largest that was asked for; temperature, ks: to try next ("10,15,20"), command:
     # that tries them (None: unknown)
     "k_at_edge",
@@ -132,9 +134,13 @@ CaveatCode = Literal[
     # answer names these K, for others have more; load: whether of requests side by side
     "server_visits_lacking",
     "server_every_k",  # reason: as `storage.manifest.WhyAll`, why until=decided measured all
+    # rate: the least at which more arrives than servers of the ks serve
+    "rate_beyond_capacity",
     "server_queues",  # engine, concurrency: the smallest such; slots: that its servers have
     "plan_without_ks",  # ks ("4, 8"): left out, since they change what is generated
     "plan_processor_time",  # of a plan from a run by clock=cpu
+    # drafts: whose rounds side by side follow from those of the draft `measured`
+    "plan_other_drafts",
     "plan_separate_passes",  # flag: without which neighbouring slots alone share a pass
     "plan_mean_prompts",  # of a plan from a run that does not tell what a prompt's length costs
     "launch_bound",  # role, step_s, floor_s, mbu, positions, positions_ratio, overhead_share, c
@@ -339,7 +345,7 @@ class RunFacts:
     seed: int | None = None
     prompts: int | None = None
     synthetic: bool = False  # whether acceptance was set (`decode.acceptance`) instead of found
-    # Of the prompt sets in the workload, where they were given (`prompts.weights`).
+    # Of the prompt sets in the workload, where they were given (`prompts.weights`), or are a log's.
     weights: Mapping[str, float] = field(default_factory=dict[str, float])
     own_prompts: bool = False  # whether prompts are the user's, or records of requests
     # Whether no speculative generation was timed (`mode=replay`, an audition).
@@ -1211,6 +1217,11 @@ class PairedWaits:
     request: tuple[float, float] | None
 
 
+# A server that takes this much longer than requests come is behind; one that is not ends with the
+# requests that it is decoding when the last one comes
+QUEUE_GROWS = 0.25
+
+
 @dataclass(frozen=True)
 class UserLatency:
     """What those who send requests to a server wait for, at one K under one load."""
@@ -1233,6 +1244,15 @@ class UserLatency:
     # Of the same prompts in the same visits: medians at this K, and of plain decoding. None of
     # plain decoding itself, of loads, and where they share none.
     paired: PairedWaits | None = None
+    # Where requests arrive at random: the share that met the run's goals (None without one), and
+    # how much longer the server took than requests came, relative to that time.
+    within_goals: float | None = None
+    behind: float | None = None
+
+    @property
+    def queue_grows(self) -> bool:
+        """Whether more arrives than the server can serve."""
+        return self.behind is not None and self.behind > QUEUE_GROWS
 
 
 @dataclass(frozen=True)
@@ -1453,6 +1473,7 @@ class PlanPoint:
 class PlanChoice:
     """A way to serve, and what it holds."""
 
+    draft: str | None  # None: plain decoding
     policy: PlanPolicy
     k: int  # the most that a round drafts; 0 is plain decoding
     ks: tuple[int, ...]  # of `by_load`: K by how many are active, from 1 on
@@ -1495,7 +1516,8 @@ class Plan:
 
     run: str  # the server run
     engine: str
-    draft: str
+    drafts: tuple[str, ...]
+    measured_draft: str  # the one that the server run had
     temperature: float
     slots: int  # requests that a card decodes side by side
     rate: float  # asked for, of all cards

@@ -13,7 +13,9 @@ from runs import EXAMPLES, FROZEN, analysed, outcome_of, ran
 from harness.analysis import analyse
 from harness.analysis.engine_costs import basis_of, costs_of, priced_by
 from harness.analysis.latency import ServedTimes
+from harness.analysis.planning import plan_of
 from harness.analysis.server_costs import ServerCosts
+from harness.cli import compose
 from harness.records import UserError
 from harness.reporting.content import content_of
 from harness.reporting.sentences.caveats import caveat
@@ -401,3 +403,37 @@ def test_costs_survive_the_manifest(engine: EngineCosts, auditioned: StoredRun) 
     assert yaml.safe_load((auditioned.folder / "config.yaml").read_text())["latency_from"] == str(
         SERVED
     )
+
+
+# ---- under load ----------------------------------------------------------------------------------
+
+
+def test_an_audition_that_a_server_prices_is_planned_for_each_of_its_drafts(
+    auditioned: StoredRun,
+) -> None:
+    asked = compose("plan", ["run=x", "rate=20", "tpot_ms=30", "seeds=2", "requests=100"])
+    plan, caveats = plan_of(auditioned, asked)
+    assert plan.drafts == ("tiny_good", "tiny_unrelated", "tiny_small")
+    assert plan.measured_draft == "tiny_good"
+    points = {(each.draft, each.policy, each.k): each.points for each in plan.choices}
+    assert {k for draft, policy, k in points if draft == "tiny_small" and policy == "fixed"} == {
+        *(1, 2, 4)
+    }
+    # The draft that was measured, on the texts that were: as the server run itself has it
+    own = {(c.draft, c.policy, c.k): c for c in plan_of(load(SERVED), asked)[0].choices}
+    for key in ((None, "fixed", 0), ("tiny_good", "fixed", 2)):
+        assert own[key].capacity == pytest.approx(
+            next(c.capacity for c in plan.choices if (c.draft, c.policy, c.k) == key)
+        )
+    # Of the same costs and fewer accepted tokens, fewer requests are held
+    held = {(c.draft, c.k): c.capacity for c in plan.choices if c.policy == "fixed"}
+    assert held["tiny_unrelated", 4] < held["tiny_good", 4]
+    other = next(each for each in caveats if each.code == "plan_other_drafts")
+    assert other.values == {"drafts": "tiny_unrelated, tiny_small", "measured": "tiny_good"}
+    assert "only tiny_good was timed" in caveat(other)
+
+
+def test_an_audition_of_the_harness_loop_is_no_plan_of_a_server() -> None:
+    asked = compose("plan", ["run=x", "rate=20", "tpot_ms=30"])
+    with pytest.raises(UserError, match=r"run the audition with latency_from=SERVER_RUN"):
+        plan_of(load(FROZEN / "audition"), asked)

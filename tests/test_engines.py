@@ -570,6 +570,13 @@ def test_a_converted_model_decodes_as_the_original(
     assert tokens == loop.open(0).generate(prompt, GREEDY, 1, 40).tokens
 
 
+def test_requests_side_by_side_share_a_cache_unless_it_is_turned_off(tmp_path: Path) -> None:
+    engine = LlamaCpp(tmp_path / "model.gguf", None, tmp_path, 120, 1)
+    for slots, unified, expected in ((1, True, False), (4, True, True), (4, False, False)):
+        flags = replace(engine, slots=slots, kv_unified=unified).flags(0)
+        assert ("--kv-unified" in flags) == expected
+
+
 def test_a_family_that_is_not_converted_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     folder = save(small(GemmaConfig, vocab_size=1024), tmp_path / "model")

@@ -4,6 +4,7 @@ import json
 import shlex
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import product
@@ -31,7 +32,7 @@ from harness.analysis.batch_schedule import (
     throughputs,
     without_visits,
 )
-from harness.analysis.user_latency import under_load
+from harness.analysis.user_latency import Goals, under_load
 from harness.cli import compose
 from harness.commands.run_lifecycle import create, load_prompts
 from harness.commands.server_requests import open_workload, varying_roles
@@ -53,7 +54,7 @@ from harness.measurement.draft_scores import score_texts
 from harness.measurement.generations import Request
 from harness.measurement.load import Load, LoadFailedError, groups_of, load_visit, requests_of_load
 from harness.measurement.returned_texts import ReturnedText
-from harness.records import HALF, ServerCommand, ServingEngine, UserError, where
+from harness.records import HALF, LoadTiming, ServerCommand, ServingEngine, UserError, where
 from harness.reporting.sentences.served import reasons
 from harness.reporting.serving import schedule_snippets
 from harness.reporting.tables.served import served_tables
@@ -223,6 +224,8 @@ def test_what_users_wait_for_under_load_is_pooled_over_visits_and_says_over_how_
         [*load_visit(servers, groups, [load], number, np.random.default_rng(number), "engine")]
         for number in range(5)
     ]
+    # As if each had been sent the moment it was due
+    visits = [[replace(each, sent_s=each.due_s) for each in visit] for visit in visits]
     timings = [timing for visit in visits for timing in visit]
 
     def rows(made, weights=None) -> dict[int, Any]:
@@ -943,3 +946,73 @@ def test_llamacpp_decodes_side_by_side_what_it_decodes_alone(tmp_path):
             assert decode_s is not None
             assert 0 < decode_s < user_s
     assert {timing.concurrency for timing in timings} == {1, 2}
+
+
+# ---- arrivals at random --------------------------------------------------------------------------
+
+
+def arrived(user_s: Sequence[float], due_s: Sequence[float]) -> LoadTiming:
+    """Of requests of eleven tokens, of which all but the first took a second."""
+    number = len(user_s)
+    return LoadTiming(
+        visit=0,
+        model="target",
+        draft="",
+        k=0,
+        temperature=0.0,
+        group="easy",
+        concurrency=None,
+        rate=2.0,
+        texts=tuple(f"easy/{n}" for n in range(number)),
+        budgets=(11,) * number,
+        returned=(11,) * number,
+        rounds=(10,) * number,
+        user_s=tuple(user_s),
+        seconds=10.0,
+        user_decode_s=(1.0,) * number,
+        due_s=tuple(due_s),
+        sent_s=tuple(np.add(due_s, 0.1).tolist()),
+    )
+
+
+def test_a_server_that_cannot_keep_up_with_a_rate_is_told_by_what_is_left_when_no_more_come():
+    due_s = np.arange(1, 41) / 2
+    (steady,) = under_load([arrived([1.5] * 40, due_s)], ENGINE, None)
+    assert steady.behind is not None
+    assert not steady.queue_grows
+    # Each request waits 0.3 s longer than the one before it: 1.6 of them arrive for each that ends
+    waiting = 1.5 + 0.3 * np.arange(40)
+    (late,) = under_load([arrived(waiting.tolist(), due_s)], ENGINE, None)
+    assert late.behind == pytest.approx((0.3 * 39 - 0.9 * 0.3 * 9 + 0.1) / 20)
+    assert late.queue_grows
+    closed = replace(
+        arrived(waiting.tolist(), due_s), rate=None, concurrency=4, due_s=(), sent_s=()
+    )
+    (row,) = under_load([closed], ENGINE, None)
+    assert (row.behind, row.queue_grows, row.within_goals) == (None, False, None)
+
+
+def test_goodput_counts_requests_from_when_they_were_due():
+    timing = arrived([1.2, 1.3, 1.4, 1.5], [1.0, 2.0, 3.0, 4.0])
+    # After 0.1 s in the client the first token comes 0.3 to 0.6 s after it was due; 0.1 s each
+    for goals, expected in (
+        (Goals(first_token_s=0.45), 0.5),
+        (Goals(per_token_s=0.2), 1.0),
+        (Goals(per_token_s=0.05, first_token_s=9.0), 0.0),
+        (Goals(), None),
+    ):
+        (row,) = under_load([timing], ENGINE, None, goals)
+        assert row.within_goals == expected
+    unknown = replace(timing, user_decode_s=(None,) * 4)
+    (row,) = under_load([unknown], ENGINE, None, Goals(first_token_s=1.0))
+    assert row.within_goals is None
+
+
+def test_a_small_load_is_no_longer_than_it_needs_to_be():
+    server = StandIn(0, [30] * 3)
+    groups = groups_of(requests_of([("easy", f"{n}") for n in range(3)]), 6)
+    loads = [Load(concurrency=1), Load(concurrency=6)]
+    made = load_visit({0: server}, groups, loads, 0, np.random.default_rng(1), "engine")
+    sent = {timing.concurrency: len(timing.texts) for timing in made}
+    # Halves of two prompts and one: four requests for each in flight, all prompts equally often
+    assert sent == {1: 4, 6: 24}

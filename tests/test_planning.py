@@ -1,5 +1,6 @@
 """A latency goal at a rate of requests: what a stored server run says of it."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -12,7 +13,8 @@ from runs import FROZEN, outcome_of, ran
 
 from harness.analysis import planning
 from harness.analysis.batch_schedule import LoadCosts
-from harness.analysis.planning import Server, plan_of
+from harness.analysis.planned_server import Server
+from harness.analysis.planning import plan_of
 from harness.analysis.server_run import ServedRun
 from harness.cli import compose
 from harness.commands.plan import recorded_times
@@ -256,7 +258,11 @@ def test_a_run_that_does_not_say_what_requests_side_by_side_cost_is_refused() ->
     refused([], "no R(K, B) at temperature 0", replace(run, loads=()))
     refused([], "python -m harness.server", replace(run, loads=()))
     refused([], "concurrency=[1,2,4]", replace(run, loads=()))
-    refused([], "made by sweep, not by server", load(FROZEN / "sweep"))
+    refused(
+        [],
+        "made by sweep; name a server run, or an audition with latency_from=SERVER_RUN",
+        load(FROZEN / "sweep"),
+    )
     refused(["slots=8"], "timed up to 4 requests side by side")
     refused(["temperature=0.5"], "has 0, 1")
     unscored = replace(run)
@@ -304,3 +310,16 @@ def test_recorded_times_are_read_as_they_stand(tmp_path: Path) -> None:
     assert recorded_times(str(file)) == [0.5, 1.0, 1.0, 3.0]
     with pytest.raises(UserError, match="cannot be read"):
         recorded_times(str(tmp_path / "no.txt"))
+
+
+def test_a_dry_run_says_what_the_run_knows_and_simulates_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"run={FROZEN / 'server'}", "rate=20", "tpot_ms=30", f"results_root={tmp_path}"]
+    outcome = outcome_of("plan", *words, "dry_run=true")
+    assert (outcome.status, outcome.folder, [*tmp_path.iterdir()]) == (0, None, [])
+    printed = capsys.readouterr().out
+    assert re.search(r"requests side by side, timed\s+1, 4", printed)
+    assert re.search(r"drafts\s+tiny_good", printed)
+    with pytest.raises(UserError, match="name a server run, or an audition"):
+        outcome_of("plan", f"run={FROZEN / 'sweep'}", *words[1:], "dry_run=true")

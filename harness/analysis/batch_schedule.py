@@ -233,8 +233,8 @@ def closed_loads(
     ]
     stored = grouped(closed, lambda entry: LoadKey.of(entry[0]))
     most = {
-        group: max(key.budgets for key in keys)
-        for group, keys in grouped(stored, lambda key: key.group).items()
+        load: max(key.budgets for key in keys)
+        for load, keys in grouped(stored, lambda key: (key.group, key.concurrency)).items()
     }
     loads: dict[LoadKey, ClosedLoad] = {}
     for key, entries in sorted(stored.items()):
@@ -244,7 +244,7 @@ def closed_loads(
         pace = compared_pace(visits, plain, _settle)
         if pace is not None:
             made = [timing for timing, _ in entries]
-            full = key.budgets == most[key.group]
+            full = key.budgets == most[key.group, key.concurrency]
             loads[key] = _closed_load(key, full, made, visits, pace, requests)
     return loads
 

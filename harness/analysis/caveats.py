@@ -74,6 +74,7 @@ def caveats(
     """
     return (
         *_prompts_left_out(setup),
+        *_sampled_log(setup),
         *_of_the_models(setup),
         *_of_the_run(setup, results, prompts),
         *_of_the_steps(setup, timings),
@@ -131,6 +132,14 @@ def _prompts_left_out(setup: Setup) -> Iterator[Caveat]:
     if used < available and (conf.get("files") or conf.get("hub")):
         sets = ", ".join(f"{name} {used} of {there}" for name, (used, there) in counts.items())
         yield Caveat("prompts_left_out", {"used": used, "available": available, "sets": sets})
+
+
+def _sampled_log(setup: Setup) -> Iterator[Caveat]:
+    """That a sample stands for a log of requests."""
+    log = setup.run.manifest.prompts_log
+    if log is not None:
+        values = {**asdict(log), "strata": len(setup.run.manifest.prompts_available)}
+        yield Caveat("sampled_log", values)
 
 
 def k_at_edge(setup: Setup, answers: Sequence[Answer]) -> Iterator[Caveat]:

@@ -1,6 +1,7 @@
 """Which K or policy meets a latency goal at a rate of requests, and on how many cards.
 
-From a server run with requests side by side: its texts say what rounds accept (match bits, or
+From a server run with requests side by side, or an audition that such a run prices
+(`harness.analysis.planned_server`): its texts say what rounds accept (match bits, or
 chances from which flags are drawn), its closed loops what iterations and starts cost, R(K, B)
 (`harness.analysis.batch_schedule`), its single requests what a prompt's length costs. These drive a
 simulated server (`harness.simulation`) at a grid of rates up to nearly each choice's capacity.
@@ -21,31 +22,19 @@ arrivals and bursts are stretched to a card's rate, and keep their shape.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache
 from itertools import takewhile
 from math import ceil
 from typing import Literal
 
 import numpy as np
 
-from harness.analysis.batch_schedule import (
-    ClosedLoad,
-    LoadCosts,
-    LoadKey,
-    ReplayedRequests,
-    closed_loads,
-    costs_without,
-    fit_load_costs,
-)
-from harness.analysis.cells import completed
-from harness.analysis.replayed import accept_chances
-from harness.analysis.request_times import fit_line
-from harness.analysis.server_run import ServedRun
+from harness.analysis.batch_schedule import costs_without
+from harness.analysis.planned_server import PlannedDraft, Server, planned
 from harness.analysis.setup import Setup
 from harness.config import PlanConfig
-from harness.records import GREEDY, LoadTiming, Rule, TextTrace, UserError, grouped
+from harness.records import GREEDY, LoadTiming, TextTrace, UserError, grouped
 from harness.serving.engines import spec_of
-from harness.serving.round_counting import Counting
 from harness.simulation.policies import SGLANG_TIERS, ByLoad, Fixed, Oracle, Tiers
 from harness.simulation.requests import Request, Text, as_recorded, at_random
 from harness.simulation.server import Costs, Policy, Served, simulate
@@ -61,7 +50,7 @@ from harness.stats.jackknife import (
     left_out_variance,
     set_weights,
 )
-from harness.storage import SERVER, StoredRun
+from harness.storage import StoredRun
 from harness.summary import (
     Caveat,
     Percentiles,
@@ -85,165 +74,14 @@ GROUPS = 6
 BOUND_SEEDS = 2
 
 
-@dataclass(frozen=True, eq=False)
-class Server:
-    """What a stored server run says of one temperature.
-
-    Attributes:
-        served: the run.
-        temperature: of its requests.
-        counting, rule: of its engine.
-        traces: of the plain server's texts.
-        loads: its closed loops with room for all of their requests.
-        costs: of these.
-    """
-
-    served: ServedRun
-    temperature: float
-    counting: Counting
-    rule: Rule
-    traces: Sequence[TextTrace]
-    loads: Mapping[LoadKey, ClosedLoad]
-    costs: LoadCosts
-
-    @classmethod
-    def of(cls, run: StoredRun, temperature: float | None) -> "Server":
-        """Of a stored run, at its first temperature if None.
-
-        Raises:
-            UserError: it is no server run, or does not tell what requests side by side cost.
-        """
-        key = f"run={run.folder}"
-        if run.door != SERVER:
-            raise UserError(f"{key}: made by {run.door}, not by {SERVER}; name a server run")
-        if run.manifest.engine is None or not run.trials:
-            raise UserError(f"{key}: it measured nothing; resume={run.folder} continues it")
-        served = ServedRun(Setup(run))
-        known = served.temperatures
-        if temperature is not None and temperature not in known:
-            listed = ", ".join(f"{value:g}" for value in known)
-            raise UserError(f"temperature={temperature:g}: {key} has {listed}; give one of these")
-        chosen = known[0] if temperature is None else temperature
-        counting, rule = served.counting, served.engine.rule
-        traces = [t for t in run.traces if t.k == 0 and t.temperature == chosen]
-        if counting is None or rule is None or not traces:
-            raise UserError(
-                f"{key}: its texts are not scored by the pair, or how its engine counts rounds is"
-                " not known, so what rounds accept is not known; measure it with score=true"
-            )
-        timings = [
-            t for t in run.loads if t.temperature == chosen and _has_room(t) and not t.varying
-        ]
-        by_runs = bool(_by_runs(served))
-        loads = closed_loads(timings, ReplayedRequests(traces, rule, counting, by_runs=by_runs))
-        replayed = [load for load in loads.values() if load.replayed is not None]
-        costs = fit_load_costs(replayed) if replayed else None
-        if costs is None:
-            raise UserError(
-                f"{key}: no R(K, B) at temperature {chosen:g}: it timed too few requests side by"
-                f" side; this measures them: {_with_loads(run)}"
-            )
-        return cls(served, chosen, counting, rule, traces, loads, costs)
-
-    @property
-    def slots(self) -> int:
-        """Requests side by side of the largest closed loop."""
-        return max(self.costs.times.by_batch)
-
-    @property
-    def by_runs(self) -> bool | None:
-        """Whether neighbouring slots alone share a pass; None where that is not known."""
-        return _by_runs(self.served)
-
-    def prices(self, costs: LoadCosts, slots: int, ks: Sequence[int]) -> tuple[Costs, Costs]:
-        """The plain server's, and that of one that drafts up to the largest of these K."""
-        rows = [[costs.times.at(n, b) for n in range(max(ks) + 1)] for b in range(slots + 1)]
-        lengths = {f"{t.prompt_set}/{t.prompt}": t.prompt_tokens for t in self.traces}
-        texts = (name for load in self.loads.values() for name in load.timings[0].texts)
-        # A text whose tokens all come from the prefill is not scored
-        mean = float(np.mean([lengths[name] for name in texts if name in lengths]))
-
-        def priced(start_s: float, token_s: float, rows: Sequence[Sequence[float]]) -> Costs:
-            token_s = min(token_s, start_s / mean)
-            return Costs(rows, start_s - token_s * mean, token_s, bool(self.by_runs))
-
-        return (
-            priced(costs.plain_start_s, self._prompt_token_s([0]), [row[:1] for row in rows]),
-            priced(costs.start_s, self._prompt_token_s([k for k in ks if k]), rows),
-        )
-
-    def _prompt_token_s(self, ks: Sequence[int]) -> float:
-        """Of a prefill, by requests that were sent one at a time; 0.0 where these do not tell."""
-        done = [
-            (trial.prompt_tokens, trial.prefill_s)
-            for trial in completed(self.served.trials)
-            if trial.k in ks and trial.concurrency == 1
-            if trial.prompt_tokens is not None and trial.prefill_s
-        ]
-        by_length = grouped(done, lambda pair: pair[0])
-        if len(by_length) < 2:
-            return 0.0
-        seconds = [float(np.median([each for _, each in made])) for made in by_length.values()]
-        return fit_line(np.array([*by_length], dtype=np.float64), np.array(seconds), net=False)[1]
-
-    @cached_property
-    def lossy(self) -> tuple[int, ...]:
-        """The K that change what is generated."""
-        gates = (g for g in self.served.failed_gates if g.temperature == self.temperature)
-        return tuple(sorted(gate.k for gate in gates))
-
-    @property
-    def prompts_priced(self) -> bool:
-        """Whether it is known what a prompt's length costs."""
-        return self._prompt_token_s([0]) > 0.0
-
-    def text(self, trace: TextTrace, k: int, budget: int, size: int) -> Text:
-        """The first `size` tokens that rounds emitted of a text, as drafted by the engine."""
-        most = self.counting.proposed(k, budget)[:size]
-        if trace.proposed is not None:
-            most = np.minimum(most, trace.proposed[:size])
-        chances = accept_chances(trace, self.rule, k)[:size]
-        return Text(trace.prompt_set, trace.prompt, trace.prompt_tokens, chances, most)
-
-    def texts(self, k: int) -> list[Text]:
-        """The plain server's texts, with the budgets that they had."""
-        asked = int(self.served.setup.run.config["new_tokens"])
-        first = self.counting.first_position
-        sizes = [len(trace.tokens) for trace in self.traces]
-        budgets = [
-            size + first if trace.stop_reason == "budget" else asked
-            for trace, size in zip(self.traces, sizes, strict=True)
-        ]
-        asked_of = zip(self.traces, budgets, sizes, strict=True)
-        return [self.text(trace, k, budget, size) for trace, budget, size in asked_of]
-
-
-def _by_runs(served: ServedRun) -> bool | None:
-    engine = served.engine
-    flag = spec_of(engine.name).unified_flag
-    if flag is None:
-        return False
-    lines = [command.line for command in engine.commands if command.slots > 1]
-    return not any(flag in line.split() for line in lines) if lines else None
-
-
-def _has_room(timing: LoadTiming) -> bool:
-    return timing.slots is None or timing.slots >= (timing.concurrency or 1)
-
-
-def _with_loads(run: StoredRun) -> str:
-    """The command that made a run, with requests side by side."""
-    words = [each for each in run.manifest.environment.command[1:] if "concurrency=" not in each]
-    return " ".join(["python -m harness.server", *words, "concurrency=[1,2,4]"])
-
-
 # ---- what is simulated ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class _Choice:
-    """A way to serve, with what it costs."""
+    """A way to serve, with what it costs; `draft` is None where nothing is ever drafted."""
 
+    draft: str | None
     policy: PlanPolicy
     k: int
     costs: Costs
@@ -256,13 +94,21 @@ class _Traffic:
 
     def __init__(
         self,
-        texts: Sequence[Text],
+        texts_of: Mapping[str, Sequence[Text]],
         shares: Mapping[str, float],
         config: PlanConfig,
         recorded: Sequence[float] | None,
     ) -> None:
-        """Prompt sets count by their shares, the texts of a set alike."""
-        self._texts, self._config, self._recorded = texts, config, recorded
+        """Prompt sets count by their shares, the texts of a set alike.
+
+        `texts_of`: by draft, the same texts in the same order.
+        """
+        self._texts_of, self._config, self._recorded = texts_of, config, recorded
+        texts = next(iter(texts_of.values()))
+        self._longest = max(
+            (len(t.chances) for each in texts_of.values() for t in each if t.certain is None),
+            default=0,
+        )
         names = [text.prompt_set for text in texts]
         self._weights = np.array([shares[name] / names.count(name) for name in names])
         self.prompts = list(dict.fromkeys((text.prompt_set, text.prompt) for text in texts))
@@ -270,20 +116,22 @@ class _Traffic:
         self.groups = GROUPS if enough_prompts([name for name, _ in self.prompts]) else 0
         places = [self.prompts.index((text.prompt_set, text.prompt)) for text in texts]
         self._group = np.array(places) % GROUPS
-        self.of = cache(self._of)
+        self._drawn = cache(self._drawn_of)
+        self.requests = cache(self._requests)
 
     @property
     def number(self) -> int:
         """Requests of a seed."""
         return self._config.requests
 
-    def _of(self, seed: int, left_out: int | None = None) -> tuple[list[Request], Array]:
-        """The requests of a seed, and when they come in units of the mean time between two."""
+    def _drawn_of(self, seed: int, left_out: int | None) -> tuple[Index, Array, Array]:
+        """Of a seed: [request] which text, [request, position] uniforms, and when they come.
+
+        Arrivals are in units of the mean time between two.
+        """
         random = np.random.default_rng((self._config.seed, seed))
         first, second = random.random((2, self.number))
-        open_texts = [text for text in self._texts if text.certain is None]
-        longest = max((len(text.chances) for text in open_texts), default=0)
-        uniforms = random.random((self.number, longest))
+        uniforms = random.random((self.number, self._longest))
         if self._recorded is not None:
             arrivals = as_recorded(self._recorded, self.number, random)
         else:
@@ -292,14 +140,21 @@ class _Traffic:
         if left_out is not None:
             others = _drawn(self._weights * (self._group != left_out), second)
             rows = np.where(self._group[rows] == left_out, others, rows)
+        return rows, uniforms, arrivals
+
+    def _requests(self, draft: str | None, seed: int, left_out: int | None = None) -> list[Request]:
+        """The requests of a seed as a draft accepts them; without one as any does."""
+        texts = self._texts_of[draft or next(iter(self._texts_of))]
+        rows, uniforms, _ = self._drawn(seed, left_out)
         drawn = zip(rows.tolist(), uniforms, strict=True)
-        return [self._texts[row].drawn(chance) for row, chance in drawn], arrivals
+        return [texts[row].drawn(chance) for row, chance in drawn]
 
     def served(
         self, choice: _Choice, rate: float, seed: int, left_out: int | None = None
     ) -> Served:
         """What becomes of a seed's requests at a rate; an infinite one is a closed loop."""
-        requests, arrivals = self.of(seed, left_out)
+        requests = self.requests(choice.draft, seed, left_out)
+        _, _, arrivals = self._drawn(seed, left_out)
         return simulate(requests, arrivals / rate, choice.costs, choice.make())
 
 
@@ -310,24 +165,44 @@ def _drawn(weights: Array, uniforms: Array) -> Index:
 
 
 def _choices(
-    prices: tuple[Costs, Costs], ks: Sequence[int], traffic: _Traffic
+    server: Server,
+    drafts: Sequence[PlannedDraft],
+    slots: int,
+    ks: Sequence[int],
+    traffic: _Traffic,
 ) -> Iterator[_Choice]:
-    """Plain decoding, each K that was measured, by load, SGLang's tiers, and the oracle."""
-    plain, speculative = prices
-    fixed = [_Choice("fixed", k, speculative if k else plain, lambda k=k: Fixed(k)) for k in ks]
+    """Plain decoding and each draft at each K; then what adapts K, with the draft that leads."""
+    prices = {each.name: server.prices(each.costs, slots, ks) for each in drafts}
+    plain = _Choice(None, "fixed", 0, prices[drafts[0].name][0], lambda: Fixed(0))
+    yield plain
+    fixed = [
+        _Choice(name, "fixed", k, speculative, lambda k=k: Fixed(k))
+        for name, (_, speculative) in prices.items()
+        for k in ks
+        if k
+    ]
     yield from fixed
-    emitted: dict[int, float] = {}
-    for choice in fixed:
-        done = traffic.served(choice, np.inf, 0)
-        emitted[choice.k] = float(done.tokens.sum() / done.rounds.sum())
-    rows, largest = speculative.iteration_s, max(ks)
-    by_load = tuple(max(ks, key=lambda k, row=row: emitted[k] / row[k]) for row in rows[1:])
-    yield _Choice("by_load", largest, speculative, lambda: ByLoad((0, *by_load)), by_load)
+
+    def emptied(choice: _Choice) -> Served:
+        return traffic.served(choice, np.inf, 0)
+
+    done = {(each.draft, each.k): emptied(each) for each in (plain, *fixed)}
+    best = min(fixed, key=lambda each: done[each.draft, each.k].ended_s.max()).draft
+    emitted = {
+        k: float(each.tokens.sum() / each.rounds.sum())
+        for (draft, k), each in done.items()
+        if draft in (best, None)
+    }
+    speculative, largest = prices[best or ""][1], max(ks)
+    by_load = tuple(
+        max(ks, key=lambda k, row=row: emitted[k] / row[k]) for row in speculative.iteration_s[1:]
+    )
+    yield _Choice(best, "by_load", largest, speculative, lambda: ByLoad((0, *by_load)), by_load)
     tiers = [
         replace(tier, ks=tuple(takewhile(lambda k: k <= largest, tier.ks))) for tier in SGLANG_TIERS
     ]
-    yield _Choice("tiers", largest, speculative, lambda: Tiers(largest, tiers))
-    yield _Choice("oracle", largest, speculative, lambda: Oracle(largest, speculative))
+    yield _Choice(best, "tiers", largest, speculative, lambda: Tiers(largest, tiers))
+    yield _Choice(best, "oracle", largest, speculative, lambda: Oracle(largest, speculative))
 
 
 class _Curve:
@@ -466,38 +341,37 @@ def plan_of(
     *,
     recorded: Sequence[float] | None = None,
     price_per_hour: float | None = None,
+    expect: Callable[[int], None] = lambda _: None,
     tick: Callable[[], None] = lambda: None,
 ) -> tuple[Plan, tuple[Caveat, ...]]:
     """What each choice holds, and what to mind.
 
     Args:
-        run: of a server, with requests side by side.
+        run: of a server, with requests side by side; or an audition that one prices.
         config: the goal, and how much is simulated.
         recorded: time stamps of requests, ascending; None for random arrivals.
         price_per_hour: of a card, US dollars.
-        tick: called as each of the choices is done.
+        expect: called with the number of choices.
+        tick: called as each of them is done.
 
     Raises:
         UserError: the run does not tell what is needed.
     """
-    server = Server.of(run, config.temperature[0] if config.temperature else None)
-    slots = server.slots if config.slots is None else config.slots
-    if slots > server.slots:
-        raise UserError(
-            f"slots={slots}: run={run.folder} timed up to {server.slots} requests side by side;"
-            f" lower it, or measure it with concurrency=[1,...,{slots}]"
-        )
-    ks = [0, *sorted({key.k for key in server.loads if key.k} - {*server.lossy})]
+    server, drafts = planned(run, config.temperature[0] if config.temperature else None)
+    slots, ks = _slots(server, config.slots), server.ks
     if len(ks) == 1:
         raise UserError(
-            f"run={run.folder}: every K changes what is generated at temperature"
+            f"run={server.folder}: every K changes what is generated at temperature"
             f" {server.temperature:g}; there is nothing to plan until its server is lossless"
         )
-    texts = server.texts(max(ks))
-    shares = set_weights([text.prompt_set for text in texts], server.served.setup.weights)
-    traffic = _Traffic(texts, shares, config, recorded)
-    prices = server.prices(server.costs, slots, ks)
-    curves = [_Curve(traffic, each, config) for each in _choices(prices, ks, traffic)]
+    setup = Setup(run)
+    asked = setup.new_tokens or 0
+    texts_of = {each.name: server.texts(each.traces, max(ks), asked) for each in drafts}
+    names = [text.prompt_set for text in texts_of[drafts[0].name]]
+    traffic = _Traffic(texts_of, set_weights(names, setup.weights), config, recorded)
+    choices = [*_choices(server, drafts, slots, ks, traffic)]
+    expect(len(choices))
+    curves = [_Curve(traffic, each, config) for each in choices]
     top = max(curve.capacity for curve in curves if curve.choice.policy != "oracle")
     shared = (top * np.array([LEAST, *np.arange(1, RATES) / RATES])).tolist()
     goals = np.array(
@@ -511,24 +385,20 @@ def plan_of(
                 curve.values(rate)
         held.append(curve.held(goals))
         tick()
-    requests = [request for seed in range(config.seeds) for request in traffic.of(seed)[0]]
+    requests = [each for seed in range(config.seeds) for each in traffic.requests(None, seed)]
     tokens = server.counting.first_position + float(np.mean([each.tokens for each in requests]))
-    arrivals: Literal["poisson", "bursts", "recorded"] = "poisson"
-    if recorded is not None:
-        arrivals = "recorded"
-    elif config.together > 1:
-        arrivals = "bursts"
     plan = Plan(
-        run=str(run.folder),
+        run=str(server.folder),
         engine=server.served.engine.name,
-        draft=server.served.setup.draft,
+        drafts=tuple(each.name for each in drafts),
+        measured_draft=server.draft.name,
         temperature=server.temperature,
         slots=slots,
         rate=config.rate,
         percentile=config.percentile,
         tpot_s=None if config.tpot_ms is None else config.tpot_ms / 1e3,
         ttft_s=None if config.ttft_ms is None else config.ttft_ms / 1e3,
-        arrivals=arrivals,
+        arrivals=_arrivals(config, recorded),
         seeds=config.seeds,
         requests=config.requests,
         prompts=len(traffic.prompts),
@@ -540,7 +410,25 @@ def plan_of(
         stops_paying=_stops_paying(curves, shared),
         checks=tuple(_checks(server, ks)) if server.temperature == GREEDY else (),
     )
-    return plan, tuple(_caveats(server))
+    return plan, tuple(_caveats(server, drafts))
+
+
+def _slots(server: Server, asked: int | None) -> int:
+    """Requests side by side on a card."""
+    if asked is not None and asked > server.slots:
+        raise UserError(
+            f"slots={asked}: run={server.folder} timed up to {server.slots} requests side by side;"
+            f" lower it, or measure it with concurrency=[1,...,{asked}]"
+        )
+    return asked or server.slots
+
+
+def _arrivals(
+    config: PlanConfig, recorded: Sequence[float] | None
+) -> Literal["poisson", "bursts", "recorded"]:
+    if recorded is not None:
+        return "recorded"
+    return "bursts" if config.together > 1 else "poisson"
 
 
 def _planned(
@@ -563,6 +451,7 @@ def _planned(
     if at_rate is not None:
         at_rate = _with_intervals(at_rate, curve)
     return PlanChoice(
+        draft=curve.choice.draft,
         policy=curve.choice.policy,
         k=curve.choice.k,
         ks=curve.choice.ks,
@@ -612,8 +501,11 @@ def _stops_paying(curves: Sequence[_Curve], rates: Sequence[float]) -> float | N
     return None
 
 
-def _caveats(server: Server) -> Iterator[Caveat]:
-    engine = server.served.engine
+def _caveats(server: Server, drafts: Sequence[PlannedDraft]) -> Iterator[Caveat]:
+    engine, measured = server.served.engine, server.draft.name
+    others = [each.name for each in drafts if each.name != measured]
+    if others:
+        yield Caveat("plan_other_drafts", {"drafts": ", ".join(others), "measured": measured})
     if server.lossy:
         yield Caveat("plan_without_ks", {"ks": ", ".join(map(str, server.lossy))})
     if engine.clock == "cpu":

@@ -70,7 +70,7 @@ from harness.analysis.server_lossless import gate_caveats, gates
 from harness.analysis.server_texts import ServedTexts, Texts
 from harness.analysis.setup import Setup
 from harness.analysis.unstable import impossible, unstable_cells
-from harness.analysis.user_latency import one_by_one, under_load
+from harness.analysis.user_latency import Goals, one_by_one, under_load
 from harness.analysis.verdict import (
     Candidate,
     CostError,
@@ -109,6 +109,7 @@ from harness.summary import (
     StartedServers,
     Summary,
     Unstable,
+    UserLatency,
     Values,
     Visits,
 )
@@ -898,13 +899,30 @@ class ServedRun(ServedTexts):
 
     # ---- the record ------------------------------------------------------------------------------
 
+    @cached_property
+    def latencies(self) -> tuple[UserLatency, ...]:
+        """What users wait for, of requests sent one by one and of loads."""
+        engine, weights, config = self.engine, self.setup.weights, self.setup.run.config
+        tpot_ms, ttft_ms = config.get("tpot_ms"), config.get("ttft_ms")
+        goals = Goals(tpot_ms and tpot_ms / 1e3, ttft_ms and ttft_ms / 1e3)
+        loaded = {(c.temperature, c.concurrency, c.k): c.visits for c in self.loads.cells}
+        of_one_k = where(self.setup.run.loads, varying="")
+        return (
+            *(
+                replace(row, visits=self._lacking(row.temperature, [row.k]))
+                for row in one_by_one(self.trials, engine, weights)
+            ),
+            *(
+                replace(row, visits=loaded.get((row.temperature, row.concurrency, row.k)))
+                for row in under_load(of_one_k, engine, weights, goals)
+            ),
+        )
+
     def summary(self) -> ServedSummary:
         """What the server is, and what a prediction of it is worth."""
         engine, first = self.engine, self.engine.first_position
         # Where some K changes what is generated, no K is given for any load
         changed = {gate.temperature for gate in self.failed_gates}
-        loaded = {(c.temperature, c.concurrency, c.k): c.visits for c in self.loads.cells}
-        of_one_k = where(self.setup.run.loads, varying="")
         return ServedSummary(
             engine=engine.name,
             version=engine.version,
@@ -915,16 +933,7 @@ class ServedRun(ServedTexts):
             cells=tuple(sorted(self.cells(), key=lambda c: (c.prompt_set, c.temperature, c.k))),
             by_k=tuple(self.by_k()),
             other_ks=tuple(self.other_ks()),
-            latencies=(
-                *(
-                    replace(row, visits=self._lacking(row.temperature, [row.k]))
-                    for row in one_by_one(self.trials, engine, self.setup.weights)
-                ),
-                *(
-                    replace(row, visits=loaded.get((row.temperature, row.concurrency, row.k)))
-                    for row in under_load(of_one_k, engine, self.setup.weights)
-                ),
-            ),
+            latencies=self.latencies,
             gates=self.gates,
             costs=tuple(
                 self.recorded(temperature, costs)
@@ -1022,6 +1031,12 @@ class ServedRun(ServedTexts):
             first = min(queues, key=lambda cell: cell.concurrency or 0)
             values: Values = {"concurrency": first.concurrency, "slots": first.slots}
             yield Caveat("server_queues", {"engine": self.engine.name, **values})
+        behind = [row for row in self.latencies if row.queue_grows]
+        if behind:
+            rates = sorted({row.rate or 0.0 for row in behind})
+            ks = {row.k: None for row in behind if row.rate == rates[0]}
+            values = {"rate": rates[0], "ks": ", ".join(map(str, sorted(ks)))}
+            yield Caveat("rate_beyond_capacity", values)
         lacking = [cell for cell in self.loads.cells if cell.visits is not None]
         for (temperature, visits), cells in grouped(
             lacking, lambda cell: (cell.temperature, cell.visits)

@@ -10,7 +10,9 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, cast
 
-from harness.records import ResultRow, Rule, ServingEngine
+import numpy as np
+
+from harness.records import ResultRow, Rule, ServingEngine, grouped
 from harness.serving.drafts import DraftKind
 from harness.serving.engines import with_lines
 from harness.storage import SERVER, StoredRun
@@ -120,10 +122,24 @@ class Setup:
         served = engine.rule if engine else None
         return cast("Rule", served or self.conf("decode").get("rule") or "ratio")
 
-    @property
+    @cached_property
     def weights(self) -> Mapping[str, float] | None:
-        """Of the prompt sets in the workload; None for equal ones."""
-        return self.conf("prompts").get("weights")
+        """Of the prompt sets in the workload, as shares of its tokens; None for equal ones.
+
+        A log's strata are known by their shares of the requests: each counts by that times the
+        tokens that a request of it generates.
+        """
+        if self.run.manifest.prompts_log is None:
+            return self.conf("prompts").get("weights")
+        texts = [t for t in self.run.trials if t.k == 0 and t.status == "ok" and t.new_tokens]
+        mean = {
+            name: float(np.mean([trial.new_tokens or 0 for trial in some]))
+            for name, some in grouped(texts, lambda trial: trial.prompt_set).items()
+        }
+        of_all = float(np.mean([*mean.values()])) if mean else 1.0
+        requests = self.run.manifest.prompts_available
+        tokens = {name: count * mean.get(name, of_all) for name, count in requests.items()}
+        return {name: value / sum(tokens.values()) for name, value in tokens.items()}
 
     @property
     def shares(self) -> Mapping[str, float] | None:

@@ -26,6 +26,29 @@ PERCENTS = (50, 95, 99)
 
 
 @dataclass(frozen=True)
+class Goals:
+    """What users shall wait for at most, seconds; None where there is no such goal."""
+
+    per_token_s: float | None = None
+    first_token_s: float | None = None
+
+    def met(self, waited: "Sequence[_Waited]") -> float | None:
+        """The share of requests within the goals; None without one, or where waits are not told."""
+        pairs = (
+            (self.per_token_s, [each.per_token_s for each in waited]),
+            (self.first_token_s, [each.first_token_s for each in waited]),
+        )
+        asked = [(goal, values) for goal, values in pairs if goal is not None]
+        if not asked or not waited or any(None in values for _, values in asked):
+            return None
+        within = [np.array(values, dtype=np.float64) <= goal for goal, values in asked]
+        return float(np.logical_and.reduce(within).mean())
+
+
+NO_GOALS = Goals()
+
+
+@dataclass(frozen=True)
 class _Waited:
     """One request; None where the server does not tell.
 
@@ -107,9 +130,15 @@ def _of_trial(trial: Trial, engine: ServingEngine) -> _Waited:
 
 
 def under_load(
-    timings: Sequence[LoadTiming], engine: ServingEngine, weights: Mapping[str, float] | None
+    timings: Sequence[LoadTiming],
+    engine: ServingEngine,
+    weights: Mapping[str, float] | None,
+    goals: Goals = NO_GOALS,
 ) -> Iterator[UserLatency]:
-    """By temperature, load and K, closed loops first; arguments as of `one_by_one`."""
+    """By temperature, load and K, closed loops first; arguments as of `one_by_one`.
+
+    `goals` are those of requests that arrived at random.
+    """
 
     def load(t: LoadTiming) -> tuple[float, bool, int, float, int]:
         return (t.temperature, t.concurrency is None, t.concurrency or 0, t.rate or 0.0, t.k)
@@ -118,14 +147,37 @@ def under_load(
         waited = [each for timing in made for each in _of_load(timing, engine)]
         first = made[0]
         row = UserLatency(temperature, k, first.concurrency, first.rate, load=True, clock="client")
+        if first.rate is not None:
+            behind = [each for timing in made if (each := _behind(timing)) is not None]
+            row = replace(
+                row,
+                within_goals=goals.met(waited),
+                behind=float(np.median(behind)) if behind else None,
+            )
         yield from _with_percentiles(row, waited, weights)
+
+
+def _behind(timing: LoadTiming) -> float | None:
+    """How much longer the server took than requests came, relative to that time.
+
+    Of what came after the last arrival, that is what exceeds the time that requests took at first,
+    before others could be waiting. None in a run that did not store when they were due.
+    """
+    if not timing.due_s:
+        return None
+    ends = np.add(timing.sent_s, timing.user_s)
+    alone_s = float(np.quantile(timing.user_s[: max(1, len(ends) // 4)], 0.9))
+    return float(max(0.0, ends.max() - timing.due_s[-1] - alone_s) / timing.due_s[-1])
 
 
 def _of_load(timing: LoadTiming, engine: ServingEngine) -> Iterator[_Waited]:
     decode_s = timing.user_decode_s or (None,) * len(timing.user_s)
     first = engine.first_position
     prefilled = 1 if first is None else first
-    for user_s, each_s, returned in zip(timing.user_s, decode_s, timing.returned, strict=True):
+    # From when it was due, which is when the user would have sent it
+    late_s = np.subtract(timing.sent_s, timing.due_s) if timing.due_s else np.zeros(len(decode_s))
+    waits_s = np.add(timing.user_s, late_s).tolist()
+    for user_s, each_s, returned in zip(waits_s, decode_s, timing.returned, strict=True):
         yield _waited(set_of(timing.group), user_s, each_s, returned - prefilled, engine)
 
 

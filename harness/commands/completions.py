@@ -49,7 +49,7 @@ def with_turns(folder: RunFolder, opened: Opened, config: PairConfig | AuditionC
     prompts = tuple(
         turn_of(index, turn)
         for index, prompt in enumerate(conversations)
-        for turn in range(1, len(prompt.turns) + 1)
+        for turn in prompt.answered
     )
     positions = reserve(prompts, config, list(opened.opened.values()))
     return replace(opened, prompts=prompts, positions=positions)

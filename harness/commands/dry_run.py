@@ -6,7 +6,7 @@ from the cards' data sheets (`harness.theory.cost`).
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from urllib.parse import urlsplit
 
 from omegaconf import OmegaConf
@@ -32,6 +32,7 @@ from harness.measurement.load import requests_of_load
 from harness.records import Prompt, TextTrace, grouped
 from harness.reporting import formatting as fmt
 from harness.reporting.console import print_brief, print_table
+from harness.reporting.sentences import caveats
 from harness.reporting.tables.cards import cards_table, cost_table
 from harness.reporting.tables.specification import Column, Table, table
 from harness.serving.engines import OWN
@@ -198,24 +199,23 @@ def _served_forwards(
     if synthetic:
         work += pair_forwards(ks, len(by_set) * visits, both, alpha=0.0)
     levels = config.concurrency if max(config.concurrency) > 1 else ()
-    loads = visits * requests_of_load(by_set, load_slots(config))
     for level in levels:
-        side_by_side = pair_forwards(ks, loads, both)
+        side_by_side = pair_forwards(ks, visits * requests_of_load(by_set, level), both)
         work += [replace(each, count=each.count / level, batch=level) for each in side_by_side]
     return work
 
 
 def _load_rows(config: ServerConfig, by_set: Sequence[int], servers: int) -> Rows:
     """Requests side by side, and at random, with how many there are in all."""
-    visits = len(config.temperature) * config.repetitions
-    size = visits * servers * requests_of_load(by_set, load_slots(config))
+    each = len(config.temperature) * config.repetitions * servers
     rows: Rows = {}
     if max(config.concurrency) > 1:  # each load with the whole budget and with a part of it
-        rows["requests side by side"] = (
-            f"{_listed(config.concurrency)}: {2 * len(config.concurrency) * size}"
-        )
+        sent = sum(requests_of_load(by_set, level) for level in config.concurrency)
+        rows["requests side by side"] = f"{_listed(config.concurrency)}: {2 * each * sent}"
     if config.rate:
-        rows["requests at random"] = f"{config.rate:g} per second: {size}"
+        rates = ", ".join(f"{rate:g}" for rate in config.rate)
+        size = each * requests_of_load(by_set, load_slots(config))
+        rows["requests at random"] = f"{rates} per second: {len(config.rate) * size}"
     return rows
 
 
@@ -396,6 +396,18 @@ def _set_rows(config: Config, prompts: Sequence[Prompt]) -> Rows:
     """How many prompts each set has, and how many it would have without a limit."""
     used = Counter(prompt.prompt_set for prompt in prompts)
     available = prompt_sets.available(config.prompts)
+    sample = prompt_sets.log_sample(config.prompts)
+    if sample is not None:
+        return {
+            "requests of the log": caveats.log_covered(
+                {**asdict(sample.facts), "strata": len(sample.sizes)}
+            ),
+            **{
+                f"stratum {name}": f"{used[name]:,} of {size:,} requests"
+                f" ({size / sample.facts.requests:.1%} of the workload)"
+                for name, size in available.items()
+            },
+        }
     return {
         f"prompt set {name}": (
             fmt.number_of(count, "prompt", "prompts")
@@ -419,7 +431,7 @@ def _answer_rows(config: Config, prompts: Sequence[Prompt]) -> Rows:
 
 def _by_set(prompts: Sequence[Prompt]) -> list[int]:
     """Of each prompt set, its turns."""
-    return [*Counter(prompt.prompt_set for prompt in prompts for _ in prompt.turns).values()]
+    return [*Counter(prompt.prompt_set for prompt in prompts for _ in prompt.answered).values()]
 
 
 def _of_few(prompts: Sequence[Prompt], generations: int) -> int:
@@ -431,7 +443,7 @@ def _of_few(prompts: Sequence[Prompt], generations: int) -> int:
 
 def _turns(prompts: Sequence[Prompt]) -> int:
     """How many turns the conversations have together; each is a generation."""
-    return sum(len(prompt.turns) for prompt in prompts)
+    return sum(len(prompt.answered) for prompt in prompts)
 
 
 def _answers(prompts: Sequence[Prompt]) -> int:

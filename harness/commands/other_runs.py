@@ -145,7 +145,7 @@ def _text_keys(run: StoredRun, prompts: Sequence[Prompt]) -> Iterator[TextKey]:
     for temperature in map(float, run.config.get("temperature") or ()):
         for repetition in range(run.config["repetitions"] if temperature else 1):
             for prompt in prompts:
-                for turn in range(1, len(prompt.turns) + 1):
+                for turn in prompt.answered:
                     name = prompt.up_to(turn, ()).id
                     yield TextKey(prompt.prompt_set, name, repetition, temperature)
 

@@ -1,18 +1,25 @@
 """A latency goal at a rate of requests, by what a stored server run says; no model is loaded."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+from rich.console import Console
+
 from harness.analysis import analyse
+from harness.analysis.planned_server import planned
 from harness.analysis.planning import plan_of
 from harness.analysis.setup import Setup
+from harness.commands.dry_run import PLAN
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Outcome, shown
 from harness.config import PlanConfig
 from harness.measurement.environment import describe_host
+from harness.prompts.log import time_stamps
 from harness.records import UserError
+from harness.reporting.console import print_table
+from harness.reporting.tables.specification import table
 from harness.storage import RunFolder, StoredRun, check_writable, load
 from harness.summary import Caveat, Plan
 from harness.theory.roofline import Card, is_card
@@ -35,11 +42,16 @@ def run(config: PlanConfig) -> Outcome:
     check_writable(config.results_root)
     stored = load(config.run)
     recorded = None if config.arrivals is None else recorded_times(config.arrivals)
-    price, priced = _price(config, stored)
-    choices = 4 + len(Setup(stored).ks)  # besides K: none, by load, tiers, the oracle
-    with progress("simulating the choices", choices) as tick:
-        plan, caveats = plan_of(stored, config, recorded=recorded, price_per_hour=price, tick=tick)
-    names = [stored.config["model"]["name"], plan.draft]
+    if config.dry_run:
+        _print_known(stored, config, recorded)
+        return Outcome(None)
+    costs = stored.manifest.engine_costs  # of an audition, whose card is the server run's
+    price, priced = _price(config, stored if costs is None else load(costs.run))
+    with progress("simulating the choices") as bar:
+        plan, caveats = plan_of(
+            *(stored, config), recorded=recorded, price_per_hour=price, expect=bar.expect, tick=bar
+        )
+    names = [stored.config["model"]["name"], *(plan.drafts if len(plan.drafts) == 1 else ())]
     folder = RunFolder.create(config.results_root, "plan", names, asdict(config))
     folder.write_table("plan.csv", SimulatedRow, [*_rows(plan)])
     folder.note(environment=describe_host(), status="complete")
@@ -48,27 +60,44 @@ def run(config: PlanConfig) -> Outcome:
     return shown(summary, folder.path, verbose=config.verbose)
 
 
+def _print_known(stored: StoredRun, config: PlanConfig, recorded: Sequence[float] | None) -> None:
+    """What the run says of its server, and what would be simulated.
+
+    Raises:
+        UserError: it lacks what a plan needs; with the command that measures it.
+    """
+    server, drafts = planned(stored, config.temperature[0] if config.temperature else None)
+    side_by_side = sorted({each.concurrency for each in server.loads})
+    arrivals = "Poisson" if recorded is None else f"with the gaps of {len(recorded)} recorded ones"
+    if config.together > 1:
+        arrivals = f"bursts of {config.together} at random"
+    rows = [
+        ("server run", str(server.folder)),
+        ("drafts", ", ".join(each.name for each in drafts)),
+        ("K, without a draft at 0", ", ".join(map(str, server.ks))),
+        ("requests side by side, timed", ", ".join(map(str, side_by_side))),
+        ("texts, scored", str(len(server.traces))),
+        (
+            "a prompt's prefill",
+            "by its length" if server.prompts_priced else "the mean; prompts of two lengths tell",
+        ),
+        (
+            "simulated",
+            f"{config.seeds} sequences of {config.requests} requests, arrivals {arrivals}",
+        ),
+    ]
+    print_table(table("Plan (nothing is simulated)", PLAN, rows), Console())
+
+
 def recorded_times(file: str) -> list[float]:
-    """The time stamps of a file, a number of seconds a line, ascending.
+    """The time stamps of a file, a number of seconds a line, or a log of requests, ascending.
 
     Raises:
         UserError: it cannot be read, or is not of such lines.
     """
     where = f"arrivals={file}"
-    try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{where}: cannot be read; give a text file of numbers") from error
     times: list[float] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            value = float(line)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
-            raise UserError(f"{where}, line {number}: {line.strip()[:40]!r} is no time in seconds")
+    for number, value in _stamps(Path(file), where):
         if times and value < times[-1]:
             raise UserError(
                 f"{where}, line {number}: {value:g} comes after {times[-1]:g}; sort the file"
@@ -77,6 +106,34 @@ def recorded_times(file: str) -> list[float]:
     if len(times) < 2 or times[0] == times[-1]:
         raise UserError(f"{where}: needs at least two times that differ")
     return times
+
+
+def _stamps(file: Path, where: str) -> Iterator[tuple[int, float]]:
+    """The line and value of each time stamp."""
+    try:
+        with file.open(encoding="utf-8") as lines:
+            first = next((line for line in lines if line.strip()), "")
+            if not first.lstrip().startswith("{"):
+                lines.seek(0)
+                for number, line in enumerate(lines, start=1):
+                    if line.strip():
+                        yield number, _seconds(line.strip(), f"{where}, line {number}")
+                return
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{where}: cannot be read; give a text file of numbers, or a log of requests"
+        ) from error
+    yield from time_stamps(file, where)
+
+
+def _seconds(text: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(f"{where}: {text[:40]!r} is no time in seconds")
+    return value
 
 
 def _price(config: PlanConfig, stored: StoredRun) -> tuple[float | None, tuple[Caveat, ...]]:

@@ -103,7 +103,7 @@ def _turns(
                 " turns, which the target would have to generate; give them in the file, or set"
                 " prompts.max_turns=1"
             )
-        for number in range(1, len(prompt.turns) + 1):
+        for number in prompt.answered:
             turn = prompt.up_to(number, [answer or "" for answer in prompt.answers])
             yield EncodedPrompt(turn, encode(target.tokenizer, turn, config.prompts))
 

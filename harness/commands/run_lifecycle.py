@@ -106,7 +106,11 @@ def begin(
     """The folder to resume, or a new one, with the manifest's entries noted or checked."""
     folder = folder or create(config, command)
     note_or_check(folder, described, config.seed)
-    folder.note(prompts_available=prompt_sets.available(config.prompts))
+    sample = prompt_sets.log_sample(config.prompts)
+    folder.note(
+        prompts_available=prompt_sets.available(config.prompts),
+        prompts_log=sample and sample.facts,
+    )
     return folder
 
 

@@ -425,7 +425,7 @@ def _ask(work: Workload, server: Server, task: Task) -> Trial | RoundTiming | No
 def measure_loads(folder: RunFolder, work: Workload, adapter: Adapter, failures: Failures) -> None:
     """Put requests side by side on servers that have room for them, visit by visit."""
     config = work.config
-    loads = [Load(rate=config.rate)] if config.rate else []
+    loads = [Load(rate=rate) for rate in config.rate or ()]
     if max(config.concurrency) > 1:
         loads += [Load(concurrency=level) for level in config.concurrency]
     stored = {

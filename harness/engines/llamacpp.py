@@ -76,6 +76,8 @@ class LlamaCpp(StartedEngine):
     Attributes:
         kv_type: of both caches, as llama.cpp names types.
         flash_attention: on, off, or auto, llama.cpp's default.
+        kv_unified: whether slots share one cache, which lets all of them share a pass; without,
+            each run of neighbouring slots is decoded by itself.
     """
 
     spec = SPEC
@@ -88,6 +90,7 @@ class LlamaCpp(StartedEngine):
 
     kv_type: str = "f16"
     flash_attention: Literal["on", "off", "auto"] = "auto"
+    kv_unified: bool = True
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> HttpServer:
         """Start a server that drafts k tokens per round, and wait until it answers."""
@@ -142,7 +145,8 @@ class LlamaCpp(StartedEngine):
             if synthetic is not None:
                 flags["--spec-synth-rates"] = ",".join(f"{rate:g}" for rate in synthetic)
         options = (str(part) for flag in flags.items() for part in flag)
-        return [*options, "--metrics", *self.more_flags]
+        shared = ["--kv-unified"] if self.kv_unified and self.slots > 1 else []
+        return [*options, *shared, "--metrics", *self.more_flags]
 
 
 def program() -> list[str]:
@@ -338,6 +342,7 @@ def _started(serve: ToServe, port: int | None) -> LlamaCpp:
         **started_with(serve, port),
         kv_type=config.kv_type,
         flash_attention=cast("Any", config.flash_attention),
+        kv_unified=config.kv_unified,
     )
 
 

@@ -30,6 +30,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cache-type-k", default="f16")
     parser.add_argument("--cache-type-v", default="f16")
     parser.add_argument("--flash-attn", choices=("on", "off", "auto"), default="auto")
+    parser.add_argument("--kv-unified", action="store_true")
     parser.add_argument("--metrics", action="store_true")
     parser.add_argument("--spec-type", choices=sorted({*SPEC_TYPES.values()}))
     parser.add_argument("--spec-draft-model")
@@ -50,7 +51,7 @@ def parameters(given: argparse.Namespace) -> Any:
     params.model.path = given.model
     params.hostnames, params.port = [given.host], given.port
     params.n_ctx, params.n_parallel = given.ctx_size, given.parallel
-    params.endpoint_metrics = given.metrics
+    params.endpoint_metrics, params.kv_unified = given.metrics, given.kv_unified
     params.cache_type_k, params.cache_type_v = map(_type, (given.cache_type_k, given.cache_type_v))
     attention = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}[given.flash_attn]
     params.flash_attn_type = getattr(

@@ -89,8 +89,17 @@ def groups_of(requests: Sequence[Request], largest: int) -> dict[str, list[Reque
     }
 
 
+def _enough(group: Sequence[Request], concurrency: int) -> Sequence[Request]:
+    """Of a group that is long enough for the largest load, what a smaller one needs.
+
+    That is every prompt once at least, and all prompts equally often.
+    """
+    prompts = len({request.text_name for request in group})
+    return group[: prompts * max(1, -(-REQUESTS_PER_SLOT * concurrency // prompts))]
+
+
 def requests_of_load(prompts: Sequence[int], largest: int) -> int:
-    """How many requests `groups_of` gives where the prompt sets have so many prompts."""
+    """How many requests a load of so many side by side has, where sets have so many prompts."""
     groups = prompts
     if len(prompts) == 1:
         groups = ((prompts[0] + 1) // 2, prompts[0] // 2)
@@ -139,13 +148,14 @@ def load_visit(
     """
     for load in loads:
         for name, group in groups.items():
-            order = [group[int(row)] for row in random.permutation(len(group))]
+            sent = group if load.concurrency is None else _enough(group, load.concurrency)
+            order = [sent[int(row)] for row in random.permutation(len(sent))]
             short = [replace(each, budget=_part(each.budget, 1 / SHORTER)) for each in order]
-            gaps_s = (random.exponential(1.0, len(order)) / (load.rate or 1.0)).tolist()
+            due_s = np.cumsum(random.exponential(1.0, len(order)) / (load.rate or 1.0)).tolist()
             for k in random.permutation(sorted(servers)):
                 for asked in (order,) if load.rate else (short, order):
                     try:
-                        yield _timed(servers[int(k)], name, asked, load, gaps_s, number, clock)
+                        yield _timed(servers[int(k)], name, asked, load, due_s, number, clock)
                     except UserError as error:
                         raise LoadFailedError(int(k), error) from error
 
@@ -155,14 +165,14 @@ def _timed(
     group: str,
     requests: Sequence[Request],
     load: Load,
-    gaps_s: Sequence[float],
+    due_s: Sequence[float],
     number: int,
     clock: ServerClock,
 ) -> LoadTiming:
     in_flight = load.concurrency or len(requests)
     for _ in range(SENT_AT_MOST):
         cpu_s, begin = server.cpu_s(), perf_counter()
-        done = _sent(server, requests, in_flight, gaps_s if load.rate else None)
+        done, sent_s = _sent(server, requests, in_flight, due_s if load.rate else None)
         elapsed_s, cpu_now_s = perf_counter() - begin, server.cpu_s()
         if all(each.asked == 1 for each in done):
             break
@@ -194,26 +204,33 @@ def _timed(
         seconds=seconds,
         user_decode_s=tuple(each.decode_s for each in done),
         slots=server.facts.slots,
+        due_s=tuple(due_s) if load.rate else (),
+        sent_s=tuple(sent_s) if load.rate else (),
     )
 
 
 def _sent(
-    server: Server, requests: Sequence[Request], in_flight: int, gaps_s: Sequence[float] | None
-) -> list[Completion]:
-    """What each request returned, so many in flight; an error ends what is not yet sent.
+    server: Server, requests: Sequence[Request], in_flight: int, due_s: Sequence[float] | None
+) -> tuple[list[Completion], list[float]]:
+    """What each request returned, so many in flight, and when it was sent, after the begin.
 
-    With gaps each is sent so long after the one before it, whatever became of that one.
+    An error ends what is not yet sent. With `due_s` each is sent then, whatever became of those
+    before it.
     """
     with ThreadPoolExecutor(in_flight) as pool:
-        due, sent = monotonic(), list[Future[Completion]]()
+        begin, sent, sent_s = monotonic(), list[Future[Completion]](), [0.0] * len(requests)
+
+        def ask(row: int, request: Request) -> Completion:
+            sent_s[row] = monotonic() - begin
+            asked = (request.tokens, request.sampling, request.seed, request.budget)
+            return server.generate(*asked)
+
         try:
-            for index, request in enumerate(requests):
-                if gaps_s is not None:
-                    due += float(gaps_s[index])
-                    sleep(max(0.0, due - monotonic()))
-                asked = (request.tokens, request.sampling, request.seed, request.budget)
-                sent.append(pool.submit(server.generate, *asked))
-            return [future.result() for future in sent]
+            for row, request in enumerate(requests):
+                if due_s is not None:
+                    sleep(max(0.0, begin + due_s[row] - monotonic()))
+                sent.append(pool.submit(ask, row, request))
+            return [future.result() for future in sent], sent_s
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

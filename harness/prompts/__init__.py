@@ -1,7 +1,8 @@
 """Prompt sets: what the models are asked to write.
 
 Two sets ship with the package, `easy` and `hard`; the user's own come from files (prompts.files) or
-from a data set of the hub (prompts.hub), in the formats of docs/prompts.md. An entry becomes a
+from a data set of the hub (prompts.hub), in the formats of docs/prompts.md, or are a sample of a
+log of requests (prompts.log, `harness.prompts.log`). An entry becomes a
 `Prompt`: the user's turns, the answers between them where they are given, and a system message
 where there is one. Its prompt set is its category, or the file's stem where it has none; one that
 is named as a shipped set that is used too is kept apart from it by the file's name.
@@ -19,6 +20,7 @@ from typing import Any
 
 from harness.config import AuditionConfig, PairConfig, PromptsConf
 from harness.prompts.entries import checked_text, encodes
+from harness.prompts.log import LogSample, RequestLog
 from harness.prompts.readers import hub_label, read_file, read_hub, stem_of
 from harness.records import BYTES_PER_TOKEN, Prompt, UserError, grouped
 
@@ -38,7 +40,25 @@ def load(config: PromptsConf) -> tuple[Prompt, ...]:
 
 def available(config: PromptsConf) -> dict[str, int]:
     """How many prompts each set has, those that `load` leaves out included."""
+    sample = log_sample(config)
+    if sample is not None:
+        return dict(sample.sizes)
     return {name: len(each.prompts) for name, each in _sets(config).items()}
+
+
+def log_sample(config: PromptsConf) -> LogSample | None:
+    """What stands for prompts.log; None where there is none. It is read once, as prompts are."""
+    if config.log is None:
+        return None
+    file = Path(config.log)
+    read = (config.log, config.sample, config.sample_seed, _version(file))
+    if read not in _sampled:
+        _sampled.clear()
+        _sampled[read] = RequestLog(file).sample(config.sample, config.sample_seed)
+    return _sampled[read]
+
+
+_sampled: dict[tuple[Any, ...], LogSample] = {}
 
 
 @dataclass(frozen=True)
@@ -61,7 +81,8 @@ def _sets(config: PromptsConf) -> dict[str, _Set]:
     returns the same.
     """
     labels = file_labels(config)
-    read = (repr(config), *(_version(Path(file)) for file in config.files))
+    files = [*config.files, *([config.log] if config.log else [])]
+    read = (repr(config), *(_version(Path(file)) for file in files))
     if read not in _loaded:
         _loaded.clear()
         _loaded[read] = _load(config, labels)
@@ -90,6 +111,10 @@ def _load(config: PromptsConf, labels: Sequence[str]) -> dict[str, _Set]:
         prompts += apart
     if config.hub:
         prompts += _apart(read_hub(config), hub_label(config.hub), config)
+    sample = log_sample(config)
+    if sample is not None:
+        prompts += sample.prompts
+        of_files |= {*sample.sizes}
     prompts = _modes([_fitted(prompt, config) for prompt in prompts], config)
     _refuse_repeated_ids(prompts)
     sets = grouped(prompts, lambda prompt: prompt.prompt_set)
@@ -137,6 +162,8 @@ def prompt_set_hash(prompts: Iterable[Prompt]) -> str:
         # Added where there are any, so that prompts without them keep the hash they always had
         if prompt.answers or prompt.system is not None:
             fields += [prompt.answers, prompt.system]
+        if prompt.first_turn > 1:
+            fields.append(prompt.first_turn)
         digest.update(json.dumps(fields).encode() + b"\n")
     return digest.hexdigest()
 
@@ -161,7 +188,7 @@ def estimated_tokens(prompts: Sequence[Prompt], config: PairConfig | AuditionCon
     lengths: list[int] = []
     for prompt in prompts:
         missing = missing_answers(prompt)
-        for turn in range(1, len(prompt.turns) + 1):
+        for turn in prompt.answered:
             answers = prompt.answers[: turn - 1]
             parts = [prompt.system or "", *prompt.turns[:turn], *(text or "" for text in answers)]
             size = -(-len("".join(parts).encode()) // BYTES_PER_TOKEN)
@@ -243,7 +270,7 @@ def _refuse_repeated_ids(prompts: Iterable[Prompt]) -> None:
     """Ids are unique in a set, those of later turns included (`Prompt.up_to`)."""
     seen: dict[tuple[str, str], str] = {}
     for prompt in prompts:
-        for turn in range(1, len(prompt.turns) + 1):
+        for turn in prompt.answered:
             key = (prompt.prompt_set, prompt.up_to(turn, ()).id)
             if key in seen:
                 raise UserError(

@@ -10,6 +10,7 @@ import logging
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -56,12 +57,19 @@ def read_file(
         Path(path.name.lower().removesuffix(".gz")).suffix, (_jsonl, "line")
     )
     source = Source(str(path), label or stem_of(path), unit, prompt_set, skip_unusable)
+    with reading(path, "prompts.files"):
+        return _collect(reader(path), source)
+
+
+@contextmanager
+def reading(path: Path, key: str) -> Iterator[None]:
+    """Turn what a file does that cannot be read into one line that names its key."""
     try:
         if path.exists() and not path.is_file():
-            raise UserError(f"prompts.files: cannot read {path} (it is not a file)")
-        return _collect(reader(path), source)
+            raise UserError(f"{key}: cannot read {path} (it is not a file)")
+        yield
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error, MemoryError) as error:
-        raise UserError(f"prompts.files: cannot read {path} ({_reason(error)})") from error
+        raise UserError(f"{key}: cannot read {path} ({_reason(error)})") from error
 
 
 def read_hub(config: PromptsConf) -> tuple[Prompt, ...]:
@@ -137,8 +145,8 @@ def _opened(path: Path, newline: str) -> IO[str]:
     return path.open(encoding="utf-8-sig", newline=newline)
 
 
-def _lines(path: Path, newline: str = "\n") -> Iterator[str]:
-    """The lines of a text file, up to the bounds.
+def file_lines(path: Path, newline: str = "\n", *, bounded: bool = True) -> Iterator[str]:
+    """The lines of a text file, up to the bounds; without, a file may be of any size.
 
     Only a newline ends a line: JSON texts may hold U+2028, which Python would take for one.
     """
@@ -148,13 +156,13 @@ def _lines(path: Path, newline: str = "\n") -> Iterator[str]:
             total += len(line)
             if len(line) > MAX_LINE:
                 raise UserError(f"{path}, line {number}: longer than {MAX_LINE:,} characters")
-            if total > MAX_CHARACTERS:
+            if bounded and total > MAX_CHARACTERS:
                 raise UserError(f"{path}: more than {MAX_CHARACTERS:,} characters; split it")
             yield line
 
 
 def _jsonl(path: Path) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(file_lines(path), start=1):
         if line.strip():
             entry = decoded(line, f"{path}, line {number}")
             if not isinstance(entry, dict):
@@ -181,7 +189,7 @@ def _json(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _txt(path: Path) -> Iterator[tuple[int, Any]]:
     """One prompt a line."""
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(file_lines(path), start=1):
         if line.strip():
             yield number, {"prompt": line.rstrip("\r\n")}
 
@@ -190,7 +198,7 @@ def _csv(path: Path, delimiter: str = ",") -> Iterator[tuple[int, Any]]:
     """Rows under a header; a list in a cell is JSON."""
     previous = csv.field_size_limit(MAX_LINE)
     try:
-        rows = csv.reader(_lines(path, newline=""), delimiter=delimiter, strict=True)
+        rows = csv.reader(file_lines(path, newline=""), delimiter=delimiter, strict=True)
         header = [name.strip() for name in next(rows, [])]
         if header and not {*LISTS, *TEXTS} & set(header):
             raise UserError(f"{path}: its header has {some(header)}; {EXPECTED}")

@@ -19,6 +19,7 @@ from harness.records import (
     Failure,
     MachineLoad,
     NotMeasured,
+    SampledLog,
     ServerMemory,
     ServingEngine,
     SkippedCell,
@@ -304,7 +305,9 @@ class Manifest:
         status: running, complete or failed; a run that was interrupted stays running.
         models: by role, target and draft; in an audition a draft's role is its name.
         prompts: conversations of each prompt set.
-        prompts_available: likewise, with those that prompts.limit left out.
+        prompts_available: likewise, with those that prompts.limit left out; of a log's strata all
+            of their requests.
+        prompts_log: where prompts are a sample of a log.
         traces_from, scores_from, texts_from, texts_made_with: where texts and scores are from.
         looks: of a sweep that measures until its verdicts are decided; None of any other.
         served_ks: which K a server run with until=decided measures; None of any other.
@@ -329,6 +332,7 @@ class Manifest:
     models: Mapping[str, ModelEntry] = field(default_factory=dict[str, ModelEntry])
     prompts: Mapping[str, int] = field(default_factory=dict[str, int])
     prompts_available: Mapping[str, int] = field(default_factory=dict[str, int])
+    prompts_log: SampledLog | None = None
     prompts_sha256: str | None = None
     seed: int | None = None
     audition: AuditionNotes = AuditionNotes()

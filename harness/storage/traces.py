@@ -3,11 +3,15 @@
 For a drafter whose proposals depend on where a round starts there is one row per (start, offset),
 offset by offset from each start; `position` is their sum, which may lie beyond the text. For every
 other draft `start` and `offset` are empty. `proposed` is empty where as many tokens are proposed as
-are asked for.
+are asked for. The rows of a text stand together.
+
+A file is written and read in parts of PART_ROWS rows, so that what is in memory is its traces and
+one part of the table, which takes some ten times as much a row.
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -63,41 +67,92 @@ EARLIER: dict[str, Any] = {"turn": 1, "k": 0}
 # Columns that came with scores by start and offset
 BY_START = ("offset", "proposed", "chosen")
 MAX_ROWS = 50_000_000
+PART_ROWS = 200_000
 
 
 def content(traces: Sequence[TextTrace], before: bytes | None = None) -> bytes:
     """The traces as the bytes of a parquet file, after the rows of the file `before`."""
-    rows = _table(traces)
-    if before is not None:
-        parts = [parquet.read_table(io.BytesIO(before)), rows]
-        rows = pa.concat_tables(parts, promote_options="permissive").unify_dictionaries()
     buffer = io.BytesIO()
-    parquet.write_table(rows, buffer, compression="zstd")
+    with parquet.ParquetWriter(buffer, SCHEMA, compression="zstd") as file:
+        if before is not None:
+            for batch in parquet.ParquetFile(io.BytesIO(before)).iter_batches(PART_ROWS):
+                file.write_table(_with_all_columns(pa.Table.from_batches([batch])))
+        for part in _parts(traces):
+            file.write_table(_table(part))
     return buffer.getvalue()
+
+
+def _parts(traces: Sequence[TextTrace]) -> Iterator[Sequence[TextTrace]]:
+    """Traces of some PART_ROWS rows together."""
+    rows = np.cumsum([0, *(len(trace.tokens) * (trace.depth or 1) for trace in traces)])
+    bounds = np.searchsorted(rows, np.arange(0, rows[-1], PART_ROWS)).tolist()
+    return (traces[first:end] for first, end in pairwise([*bounds, len(traces)]))
+
+
+def _with_all_columns(stored: pa.Table) -> pa.Table:
+    """The rows of an older file with the columns that came later, empty."""
+    columns = {
+        name: stored[name] if name in stored.column_names else pa.nulls(len(stored), kind)
+        for name, kind in zip(SCHEMA.names, SCHEMA.types, strict=True)
+    }
+    return pa.table(columns).cast(SCHEMA)
 
 
 def read(content: bytes, file: Path) -> list[TextTrace]:
     """Read the traces back, in the order they were written; an error names the file."""
+    traces: list[TextTrace] = []
+    frames = _frames(content, file)
+    while (frame := next(frames, None)) is not None:
+        try:
+            traces += _traces(frame)
+        except (ValueError, TypeError, IndexError) as error:
+            raise UserError(f"{file}: not the traces of a run ({error})") from error
+    return traces
+
+
+def _frames(content: bytes, file: Path) -> Iterator[pd.DataFrame]:
+    """The rows of a file, some whole texts at a time, with the columns that came later."""
     try:
-        rows = parquet.ParquetFile(io.BytesIO(content)).metadata.num_rows
+        source = parquet.ParquetFile(io.BytesIO(content))
+        rows = source.metadata.num_rows
         if rows > MAX_ROWS:  # a few bytes can say that a value is repeated
             raise ValueError(f"{rows:,} rows; no run writes more than {MAX_ROWS:,}")
+        names = source.schema_arrow.names
+        missing = [name for name in SCHEMA.names if name not in {*names, *BY_START, *EARLIER}]
+        if missing:
+            raise UserError(f"{file}: not the traces of a run; it has no column {missing[0]}")
         types = {pa.int64(): pd.Int64Dtype()}
-        stored = parquet.read_table(io.BytesIO(content)).to_pandas(types_mapper=types.get)
+        held: pd.DataFrame | None = None
+        for batch in source.iter_batches(PART_ROWS):
+            frame = pa.Table.from_batches([batch]).to_pandas(types_mapper=types.get)
+            frame = frame if held is None else pd.concat([held, frame], ignore_index=True)
+            last = _last_text(frame)
+            held = frame.iloc[last:]
+            if last:
+                yield _completed(frame.iloc[:last])
+        if held is not None:
+            yield _completed(held)
     except (OSError, ValueError, MemoryError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{file}: cannot be read as traces ({reason})") from error
+
+
+def _last_text(stored: pd.DataFrame) -> int:
+    """Where the rows of the last text begin, which the next part may go on with."""
+    known = [name for name in TEXT_COLUMNS if name in stored.columns]
+    texts = stored.groupby(known, sort=False, dropna=False, observed=True).ngroup().to_numpy()
+    others = np.flatnonzero(texts != texts[-1])
+    return int(others[-1]) + 1 if len(others) else 0
+
+
+def _completed(stored: pd.DataFrame) -> pd.DataFrame:
+    """The rows with the columns that came later."""
+    stored = stored.reset_index(drop=True)
     for name, value in EARLIER.items():
         stored[name] = stored[name].fillna(value) if name in stored.columns else value
-    missing = [name for name in SCHEMA.names if name not in {*stored.columns, *BY_START}]
-    if missing:
-        raise UserError(f"{file}: not the traces of a run; it has no column {missing[0]}")
     if "chosen" not in stored.columns or stored["chosen"].isna().any():
         stored = _with_starts(stored)
-    try:
-        return _traces(stored)
-    except (ValueError, TypeError, IndexError) as error:
-        raise UserError(f"{file}: not the traces of a run ({error})") from error
+    return stored
 
 
 def _with_starts(stored: pd.DataFrame) -> pd.DataFrame:

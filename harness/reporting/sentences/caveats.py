@@ -17,7 +17,7 @@ CAUTIONS: frozenset[CaveatCode | ComparisonCaveatCode] = frozenset(
         *("predictions_off", "priced_from_steps", "server_rounds_unlike_replay"),
         # Texts are not the target's, so that a speed is of something else
         *("greedy_texts_differ", "server_not_lossless", "server_texts_unlike_target"),
-        *("server_texts_repeat", "server_queues", "other_card"),
+        *("server_texts_repeat", "server_queues", "rate_beyond_capacity", "other_card"),
         *("failed_run", "unfinished_run", "different_devices", "machine_changed", "distrusted"),
         *("other_acceptance", "texts_differ_in_float32", "counts_differ", "not_lossless"),
     }
@@ -54,6 +54,18 @@ def caveat(entry: Caveat) -> str:
     """One caveat, without a full stop."""
     words = CAVEATS[entry.code]
     return words.format(**entry.values) if isinstance(words, str) else words(entry.values)
+
+
+def log_covered(values: Quoted) -> str:
+    """How much of a log of requests the sample is, and how alike: a `SampledLog` and `strata`."""
+    left_out = values["unusable"]
+    lines = fmt.number_of(left_out, "line", "lines")
+    unusable = f", {lines} left out that cannot be generated from" if left_out else ""
+    return (
+        "{sampled:,} of {requests:,} requests{unusable}, drawn at random in"
+        f" {fmt.number_of(values['strata'], 'stratum', 'strata')}; a prompt has"
+        " {mean_bytes:,.0f} bytes on average in the log and {sampled_bytes:,.0f} by the sample"
+    ).format(**{**values, "unusable": unusable})
 
 
 def _generation_settings(values: Quoted) -> str:
@@ -230,6 +242,11 @@ CAVEATS: Mapping[str, Any] = {
         "the embedded models are toys that show how the harness works; nothing here says anything"
         " about a model you would serve"
     ),
+    "sampled_log": lambda values: (
+        log_covered(values)
+        + "; each stratum counts by its share of the log, and the intervals have the error of the"
+        " sample in them"
+    ),
     "prompts_left_out": (
         "{used} of {available} prompts were used ({sets}): prompts.limit=null takes all of them"
     ),
@@ -334,6 +351,11 @@ CAVEATS: Mapping[str, Any] = {
         f"no prediction: {served.NOT_PREDICTED[str(values['reason'])]}"
     ),
     "server_visits_lacking": served.visits_lacking,
+    "rate_beyond_capacity": (
+        "at {rate:g} requests per second more arrives than the server serves (K = {ks}): its queue"
+        " grows for as long as they come, so waits there are those of this many requests, and no"
+        " rate that it can hold; give a lower rate="
+    ),
     "server_queues": served.queues,
     "plan_without_ks": (
         "K={ks} changed what is generated in the server run, so it is no choice here"
@@ -341,6 +363,10 @@ CAVEATS: Mapping[str, Any] = {
     "plan_processor_time": (
         "the run was timed by processor time (clock=cpu), so these waits are processor seconds,"
         " less than what a user waits for; for a goal measure with clock=engine on a quiet machine"
+    ),
+    "plan_other_drafts": (
+        "under load only {measured} was timed; rounds of {drafts} are taken to cost as much more or"
+        " less side by side as they do alone"
     ),
     "plan_separate_passes": _separate_passes,
     "plan_mean_prompts": (

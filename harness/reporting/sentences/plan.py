@@ -12,8 +12,10 @@ PLAIN = "no draft"
 
 
 def named(choice: PlanChoice) -> str:
-    """A choice in a word or two."""
-    return NAMES.get(choice.policy) or (f"K={choice.k}" if choice.k else PLAIN)
+    """A choice in a few words, as "tiny_good K=2"."""
+    if choice.draft is None:
+        return PLAIN
+    return f"{choice.draft} {NAMES.get(choice.policy) or f'K={choice.k}'}"
 
 
 def goal(plan: Plan) -> str:
@@ -40,13 +42,13 @@ def _answer(plan: Plan) -> str:
         without = "no number meets it" if plain.cards is None else f"{plain.cards}"
         if plain.cards == best.cards:
             without = "as many"
-        return f"{asked}: {_served(plan, best)} on {_cards(best)}; without a draft {without}."
+        return f"{asked}: {_served(best)} on {_cards(best)}; without a draft {without}."
     able = [each for each in plan.servable if each.drafts and each.cards is not None]
     if not able:
         return f"{asked}: {PLAIN}, on {_cards(best)}; with one no number meets it."
     other = min(able, key=lambda each: (each.cards, -each.largest_rate))
     also = "as many" if other.cards == best.cards else f"{other.cards}"
-    return f"{asked}: {PLAIN}, on {_cards(best)}; {_served(plan, other)} needs {also}."
+    return f"{asked}: {PLAIN}, on {_cards(best)}; {_served(other)} needs {also}."
 
 
 def _missed(plan: Plan) -> str:
@@ -55,7 +57,7 @@ def _missed(plan: Plan) -> str:
     point = closest.points[0]
     above = fmt.percent(plan.excess(point) - 1.0)
     return (
-        f"Nothing meets {goal(plan)}, on any number of cards: {_served(plan, closest)} comes"
+        f"Nothing meets {goal(plan)}, on any number of cards: {_served(closest)} comes"
         f" closest, {above} above it at {_rate(point.rate)} a card ({_waits(point)})."
     )
 
@@ -64,11 +66,12 @@ def _waits(point: PlanPoint) -> str:
     return f"TPOT {fmt.seconds(point.tpot_s)}, TTFT {fmt.seconds(point.ttft_s)}"
 
 
-def _served(plan: Plan, choice: PlanChoice) -> str:
+def _served(choice: PlanChoice) -> str:
     """As "tiny_good at K=2"."""
-    if not choice.k:
+    if choice.draft is None:
         return PLAIN
-    return f"{plan.draft} {'at' if choice.policy == 'fixed' else 'with'} {named(choice)}"
+    how = NAMES.get(choice.policy)
+    return f"{choice.draft} {f'with {how}' if how else f'at K={choice.k}'}"
 
 
 def _cards(choice: PlanChoice) -> str:
@@ -83,7 +86,7 @@ def _more(plan: Plan) -> Iterator[str]:
     best, plain = plan.best, plan.plain
     if best is not None:
         held = fmt.with_bounds(best.largest_rate, best.largest_rate_lo, best.largest_rate_hi)
-        text = f"One card holds {held} requests/s with {_served(plan, best)}"
+        text = f"One card holds {held} requests/s with {_served(best)}"
         if best is plain:
             text = f"One card holds {held} requests/s without a draft"
         elif best.rate_ratio is not None:

@@ -181,8 +181,10 @@ def _star_note(lines: Sequence[Line]) -> Iterator[str]:
 
 def _grid_notes(lines: Sequence[Line], summary: Summary) -> Iterator[str]:
     if summary.run.weights:
-        shares = ", ".join(f"{name} {share:g}" for name, share in summary.run.weights.items())
-        yield f"Prompt sets weigh {shares} (prompts.weights)."
+        weights = summary.run.weights
+        total = sum(weights.values())
+        shares = ", ".join(f"{name} {share / total:.1%}" for name, share in weights.items())
+        yield f"Share of each prompt set in the workload: {shares}."
     elsewhere = {(line.row.engines, line.row.answer.run): None for line in lines}
     for engines, run in elsewhere:
         if run is not None:

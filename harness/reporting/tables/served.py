@@ -133,12 +133,15 @@ LATENCIES: tuple[Column[UserLatency], ...] = (
     Column("T", lambda row: row.temperature, fmt.temperature, key=True, definition="temperature"),
     *REQUESTS,
     *(_percentile(quantity, name) for quantity in QUANTITIES for name in PERCENTILES),
+    Column("within\ngoals", lambda row: row.within_goals, fmt.percent, definition="within goals"),
+    Column("queue", lambda row: "grows" if row.queue_grows else None, definition="queue grows"),
     VISITS,
 )
 # Those that fit a terminal
 BRIEF_LATENCIES: tuple[Column[UserLatency], ...] = (
     *REQUESTS,
     *(_percentile(quantity, name) for quantity in QUANTITIES for name in quantity.brief),
+    Column("within\ngoals", lambda row: row.within_goals, fmt.percent, definition="within goals"),
     VISITS,
 )
 

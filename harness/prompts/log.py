@@ -1,0 +1,279 @@
+"""A log of served requests, of which a stratified sample stands for all of them.
+
+One request a line, as an OpenAI-compatible server gets it, by itself or under `body` or `request`
+(as in batch files and gateways' logs), with a time stamp where there is one. A request is one
+generation: its last turn is answered, and what came before is context.
+
+Strata are made of what decides acceptance and is known beforehand: category, number of turns,
+temperature, and length of the prompt. A split is kept where every part is worth LEAST_SAMPLED
+sampled requests, its smallest parts taken together. Each stratum gets its share of the sample
+(proportional allocation, largest remainders; Cochran, "Sampling Techniques", 1977, chapter 5),
+drawn at random, and is a prompt set of the run.
+
+The log is read line by line, twice: what is kept of each request is its stratum and time stamp.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.prompts.entries import Entry, Source, decoded, prompt_of
+from harness.prompts.readers import file_lines, reading, stem_of
+from harness.records import Prompt, SampledLog, UserError
+
+# Sampled requests that each stratum is worth, so that its own error can be estimated
+LEAST_SAMPLED = 20
+# Where a request stands in a line that has more
+WRAPPERS = ("body", "request")
+STAMPS = ("timestamp", "ts", "time", "arrival_time", "request_time", "created_at", "created")
+# A time stamp above each of these counts so many per second: nano-, micro- and milliseconds
+UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
+SHORT, LONG = "short", "long"
+
+
+@dataclass(frozen=True)
+class LogSample:
+    """A sampled log.
+
+    Attributes:
+        facts: how much of it.
+        sizes: requests of each stratum.
+        prompts: the sample, stratum by stratum, in the order of the log.
+    """
+
+    facts: SampledLog
+    sizes: Mapping[str, int]
+    prompts: tuple[Prompt, ...]
+
+
+class _Logged(NamedTuple):
+    """What strata are made of."""
+
+    line: int
+    category: str
+    turns: str
+    temperature: str
+    size: int
+    stamp: float | None
+
+
+class RequestLog:
+    """A log of requests, read once.
+
+    Attributes:
+        unusable: lines that are no requests to generate from.
+        bytes: of each request's prompt.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read what strata are made of.
+
+        Raises:
+            UserError: it cannot be read, or most of its lines are no requests.
+        """
+        self._path = path
+        self._source = Source(f"prompts.log={path}", stem_of(path), "line")
+        self._logged: list[_Logged] = []
+        self.unusable, because = 0, "the file is empty"
+        for number, entry in _entries(path):
+            try:
+                self._logged.append(_logged(_request(entry, number, self._source), entry))
+            except UserError as error:
+                because = str(error) if not self.unusable else because
+                self.unusable += 1
+        if self.unusable > len(self._logged) or not self._logged:
+            raise UserError(
+                f"{self._source.name}: {self.unusable:,} of {self.unusable + len(self._logged):,}"
+                f" lines are no requests to generate from; the first: {because}"
+            )
+        self.bytes = np.array([each.size for each in self._logged])
+
+    def strata(self, size: int) -> list[str]:
+        """The stratum of each request, for a sample of this size."""
+        return _strata(self._logged, min(size, len(self._logged)), self._source.label)
+
+    def sample(self, size: int, seed: int) -> LogSample:
+        """So many requests, with what they stand for."""
+        names = self.strata(size)
+        rows = drawn(names, size, seed)
+        stratum = {self._logged[row].line: names[row] for row in rows}
+        prompts = [
+            replace(_request(entry, number, self._source), prompt_set=stratum[number])
+            for number, entry in _entries(self._path)
+            if number in stratum
+        ]
+        sizes, taken = Counter(names), Counter(stratum.values())
+        worth = {name: sizes[name] / taken[name] / len(names) for name in sizes}
+        stamps = [each.stamp for each in self._logged if each.stamp is not None]
+        facts = SampledLog(
+            requests=len(names),
+            sampled=len(rows),
+            unusable=self.unusable,
+            mean_bytes=float(self.bytes.mean()),
+            sampled_bytes=sum(float(self.bytes[row]) * worth[names[row]] for row in rows),
+            span_s=max(stamps) - min(stamps) if len(stamps) == len(names) else None,
+        )
+        in_order = tuple(sorted(prompts, key=lambda prompt: prompt.prompt_set))
+        return LogSample(facts, {name: sizes[name] for name in sorted(sizes)}, in_order)
+
+
+def time_stamps(path: Path, where: str) -> Iterator[tuple[int, float]]:
+    """The line and time stamp, in seconds, of each request of a log.
+
+    Raises:
+        UserError: one has none, or it cannot be read.
+    """
+    for number, entry in _entries(path):
+        stamp = _stamp(entry, f"{where}, line {number}")
+        if stamp is None:
+            raise UserError(
+                f"{where}, line {number}: no time stamp; read are {', '.join(STAMPS)}, in seconds,"
+                " milliseconds or ISO 8601"
+            )
+        yield number, stamp
+
+
+def _entries(path: Path) -> Iterator[tuple[int, Entry]]:
+    """The lines of a log; one that is not a JSON object is an empty entry."""
+    with reading(path, "prompts.log"):
+        for number, line in enumerate(file_lines(path, bounded=False), start=1):
+            if line.strip():
+                try:
+                    entry: Any = decoded(line, f"{path}, line {number}")
+                except UserError:
+                    entry = {}
+                yield number, entry if isinstance(entry, Mapping) else {}
+
+
+def _inner(entry: Entry) -> Entry:
+    """The request of a line."""
+    return next((entry[key] for key in WRAPPERS if isinstance(entry.get(key), Mapping)), entry)
+
+
+def _request(entry: Entry, number: int, source: Source) -> Prompt:
+    """A logged request, of which the last turn is answered; its line is its id."""
+    inner = _inner(entry)
+    category = entry.get("category", inner.get("category"))
+    fields = {key: value for key, value in inner.items() if key not in ("id", "category")}
+    prompt = prompt_of({**fields, "category": category, "id": number}, number, source)
+    return replace(prompt, first_turn=len(prompt.turns))
+
+
+def _logged(prompt: Prompt, entry: Entry) -> _Logged:
+    temperature = _inner(entry).get("temperature")
+    known = isinstance(temperature, int | float) and not isinstance(temperature, bool)
+    texts = (prompt.system or "", *prompt.turns, *(answer or "" for answer in prompt.answers))
+    return _Logged(
+        line=int(prompt.id),
+        category=prompt.category or "no category",
+        turns="one turn" if len(prompt.turns) == 1 else "several turns",
+        temperature=f"T={temperature:g}" if known else "T unset",
+        size=sum(len(text.encode()) for text in texts),
+        stamp=_stamp(entry, prompt.origin),
+    )
+
+
+def _stamp(entry: Entry, where: str) -> float | None:
+    """When a request came, in seconds; None where a line does not say it."""
+    key = next((key for key in STAMPS if entry.get(key) is not None), None)
+    if key is None:
+        return None
+    value = entry[key]
+    if isinstance(value, str):
+        try:
+            return datetime.fromisoformat(value).timestamp()
+        except ValueError:
+            try:
+                value = float(value)
+            except ValueError:
+                value = None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UserError(f"{where}: {key}={entry[key]!r} is no time; seconds or ISO 8601 are read")
+    return value / next((per for least, per in UNITS if abs(value) > least), 1.0)
+
+
+# ---- strata --------------------------------------------------------------------------------------
+
+
+def _strata(logged: Sequence[_Logged], size: int, label: str) -> list[str]:
+    """The stratum of each request."""
+    least = LEAST_SAMPLED / size * len(logged)
+    cuts = np.quantile([each.size for each in logged], [1 / 3, 2 / 3])
+    lengths = [
+        SHORT if each.size <= cuts[0] else LONG if each.size > cuts[1] else "medium"
+        for each in logged
+    ]
+    features = [
+        [each.category for each in logged],
+        [each.turns for each in logged],
+        [each.temperature for each in logged],
+        lengths,
+    ]
+    names: list[str] = [""] * len(logged)
+
+    def split(rows: Sequence[int], parts: Sequence[str], left: Sequence[Sequence[str]]) -> None:
+        if not left:
+            for row in rows:
+                names[row] = ", ".join(part for part in parts if part) or label
+            return
+        groups = _joined(Counter(left[0][row] for row in rows), least)
+        if len(set(groups.values())) == 1:
+            split(rows, parts, left[1:])
+            return
+        by_name: dict[str, list[int]] = {}
+        for row in rows:
+            by_name.setdefault(groups[left[0][row]], []).append(row)
+        for name, members in by_name.items():
+            split(members, [*parts, name], left[1:])
+
+    split(range(len(logged)), (), features)
+    return names
+
+
+def _joined(counts: Mapping[str, int], least: float) -> dict[str, str]:
+    """The group of each value: the rarest are in one, so that each holds `least` requests.
+
+    All are in one where no two groups would hold so many.
+    """
+    by_size = sorted(counts, key=lambda value: (counts[value], value))
+    rare: list[str] = []
+    for value in by_size:
+        held = sum(counts[each] for each in rare)
+        if held >= least or (not rare and counts[value] >= least):
+            break
+        rare.append(value)
+    if len(rare) == len(by_size):
+        return dict.fromkeys(counts, "")
+    joined = " or ".join(sorted(rare)) if len(rare) <= 2 else "other"
+    return {value: joined if value in rare else value for value in counts}
+
+
+def drawn(names: Sequence[str], size: int, seed: int) -> list[int]:
+    """The sampled requests, in order: of each stratum its share, at random.
+
+    Args:
+        names: the stratum of each request.
+        size: of the sample; where there are fewer requests, all are drawn.
+        seed: of the draws.
+    """
+    size = min(size, len(names))
+    members: dict[str, list[int]] = {}
+    for row, name in enumerate(names):
+        members.setdefault(name, []).append(row)
+    exact = {name: size * len(rows) / len(names) for name, rows in members.items()}
+    taken = {name: math.floor(value) for name, value in exact.items()}
+    remainders = sorted(exact, key=lambda name: (taken[name] - exact[name], name))
+    for name in remainders[: size - sum(taken.values())]:
+        taken[name] += 1
+    random = np.random.default_rng(seed)
+    chosen: list[NDArray[np.int64]] = [
+        random.choice(members[name], taken[name], replace=False) for name in sorted(members)
+    ]
+    return sorted(int(row) for row in np.concatenate(chosen))
