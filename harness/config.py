@@ -964,17 +964,35 @@ class ReportConfig(CommandConfig):
         "requests that vLLM, SGLang, llama.cpp or AIPerf recorded",
         distinct=True,
     )
+    metrics: str | None = key(None, "a running server, http://HOST:PORT: what its counters say")
+    interval_s: float = key(60.0, "with metrics: seconds between two scrapes", above=0, most=86_400)
+    watch: bool = key(False, "with metrics: scrape until Ctrl-C, and tell drift of the acceptance")
+    api_key_env: str | None = _api_key_env()
+    latency_from: str | None = key(None, "with metrics: a run whose round times price every K")
+    draft_ms: float | None = key(None, "with metrics: one step of the draft, milliseconds")
+    target_ms: float | None = key(None, "with metrics: one step of the target, milliseconds")
+    verify_ms: list[float] | None = key(
+        None, "with metrics: entry i: the target over i positions; null: as one step"
+    )
     k: list[int] | None = key(
         None, "with records: K of each file, 0 for plain; null: as they say", least=0
     )
     temperature: list[float] | None = key(
-        None, "with records: of all requests, one, where they do not say", least=0, example="[0]"
+        None,
+        "with records: of all requests; with metrics: of latency_from=; one",
+        least=0,
+        example="[0]",
     )
     engine: str | None = _engine()
     fail_below: float | None = key(
         None,
         "exit status 1 below this speedup (runs=: share of the first)",
     )
+
+    def check(self, _: str) -> None:
+        """Refuse what is no address of a server."""
+        if self.metrics is not None:
+            check_address("metrics", self.metrics)
 
 
 def rates_for(acceptance: Any, k: int, key: str = "decode.acceptance") -> tuple[float, ...]:

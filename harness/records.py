@@ -463,6 +463,30 @@ def set_of(group: str) -> str:
 
 
 @dataclass(frozen=True)
+class Scrape:
+    """What a running server has counted since it was started: a line of scrapes.jsonl.
+
+    Attributes:
+        at_s: seconds since the first scrape.
+        tokens: of answers.
+        rounds: that drafted.
+        requests: that have their first token, or that ended; None where they are not counted.
+        drafted, accepted: tokens; None likewise.
+        accepted_at: rounds that accepted at least 1, 2, ... tokens; empty likewise.
+        k: tokens that a round drafts; None where it does not tell.
+    """
+
+    at_s: float
+    tokens: int
+    rounds: int
+    requests: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    accepted_at: tuple[int, ...] = ()
+    k: int | None = None
+
+
+@dataclass(frozen=True)
 class LoadTiming:
     """Requests that a server decoded side by side: a line of loads.jsonl.
 

@@ -360,6 +360,29 @@ CAVEATS: Mapping[str, Any] = {
         " token; of a head the estimate may be too low"
     ),
     "latency_from_too_short": "latency_from times no verify for k = {ks}; left out",
+    "counters_restarted": (
+        "the counters began anew {restarts} times, as of a server that is restarted; what was"
+        " counted around that is left out"
+    ),
+    "counters_of_several_k": (
+        "the server changed its K meanwhile ({ks}), so the numbers are of a mixture"
+    ),
+    "counters_fewer_drafted": (
+        "rounds drafted {mean:.2f} tokens on average and {k} at most, and every round counts in the"
+        " shares by position: those of later positions are too low for K={k}"
+    ),
+    "counters_without_positions": (
+        "the server does not count by position, so nothing is known of a K other than {k}"
+    ),
+    "counters_of_longer_drafts": (
+        "rounds of K={k} start in other places than shorter ones do, so tokens per round at"
+        " K = {ks} are estimated: within {error:.0%} on the shipped prompt sets, where a draft"
+        " model drafts token by token; too low where a head's later tokens are worse"
+    ),
+    "counters_under_load": (
+        "round times are those of one request at a time; a server that decodes several side by side"
+        " has others (python -m harness.server with concurrency=[1,4] measures them)"
+    ),
     "server_gap": (
         "the server measured {measured:.2f}x at K={k}, the arithmetic says {predicted:.2f}x: verify"
         " and overhead are not what was given"
