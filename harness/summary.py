@@ -145,7 +145,8 @@ CaveatCode = Literal[
     "counters_of_several_k",  # ks ("1, 3"): that a running server drafted, as it told
     "counters_fewer_drafted",  # mean: tokens that a round drafted; k: the most
     "counters_without_positions",  # k
-    # ks ("1, 2, 3"), k: whose counts they are estimated from; error: the largest on shipped sets
+    # ks ("1, 2, 3"), k: whose counts they are estimated from; model, head, counted: the largest
+    # errors on the shipped prompt sets, estimated of either kind of draft, and as counted
     "counters_of_longer_drafts",
     "counters_under_load",  # measured: whether a run timed rounds; plain_s: of a plain token
     "server_gap",  # k, measured, predicted: speedups

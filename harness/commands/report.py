@@ -52,7 +52,9 @@ def run(config: ReportConfig) -> Outcome:
     """
     if config.fail_below is not None and not 0 < config.fail_below < math.inf:
         raise UserError(f"fail_below={config.fail_below}: give a ratio above 0, for example 0.95")
-    given = [name for name in ("run", "runs", "index", "records", "metrics") if getattr(config, name)]
+    given = [
+        name for name in ("run", "runs", "index", "records", "metrics") if getattr(config, name)
+    ]
     if len(given) > 1:
         raise UserError(f"{' and '.join(given)}: give one of them")
     _check_belongs(config)

@@ -1,4 +1,4 @@
-"""A server that runs and serves others: its counters are read, and nothing is asked of its model."""
+"""A server that runs and serves others: its counters are read, its model is asked nothing."""
 
 from collections.abc import Mapping
 from time import monotonic

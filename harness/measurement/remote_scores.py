@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from harness.decoding.sampling import SamplingParameters
+from harness.engines import vllm
 from harness.engines.client import HttpClient
 from harness.engines.http_server import Interface, field_of, only_model
 from harness.engines.protocol import Asked, RefusedError, ServedRecord

@@ -376,8 +376,9 @@ CAVEATS: Mapping[str, Any] = {
     ),
     "counters_of_longer_drafts": (
         "rounds of K={k} start in other places than shorter ones do, so tokens per round at"
-        " K = {ks} are estimated: within {error:.0%} on the shipped prompt sets, where a draft"
-        " model drafts token by token; too low where a head's later tokens are worse"
+        " K = {ks} are estimated; against replay of the shipped prompt sets the estimate is off by"
+        " {model:.0%} at most with a draft model and {head:.0%} with a head, and what rounds of a"
+        " larger K count by {counted:.0%}"
     ),
     "counters_under_load": (
         "round times are those of one request at a time; a server that decodes several side by side"

@@ -7,6 +7,8 @@ from harness.reporting import formatting as fmt
 from harness.serving.engines import spec_of
 from harness.summary import CountedInterval, Drift, RunningServer, Summary
 
+SHORT_S = 360.0
+
 
 def verdicts(summary: Summary, server: RunningServer, decision: str | None) -> tuple[str, ...]:
     """What to serve where that is known; what was counted; how acceptance changed.
@@ -83,5 +85,5 @@ def _drift(drift: Drift) -> str:
 
 
 def clock(seconds: float) -> str:
-    """As "0:02:00"."""
-    return str(timedelta(seconds=round(seconds)))
+    """As "60 s", from an hour's tenth on as "0:06:00"."""
+    return f"{seconds:.0f} s" if seconds < SHORT_S else str(timedelta(seconds=round(seconds)))

@@ -56,11 +56,12 @@ def positions_table(summary: Summary) -> Table:
 
 def _positions(server: RunningServer) -> Iterator[Position]:
     total = server.total
-    if total is None:
+    if total is None or not total.accepted_at:
         return
     shares = total.acceptance_by_position
-    for number, share, of_earlier in zip(range(1, len(shares) + 1), shares, conditional(shares), strict=True):
-        yield Position(number, total.accepted_at[number - 1], share, of_earlier)
+    counts = zip(total.accepted_at, shares, conditional(shares), strict=True)
+    for number, (rounds, share, of_earlier) in enumerate(counts, start=1):
+        yield Position(number, rounds, share, of_earlier)
 
 
 def intervals_table(summary: Summary) -> Table:
