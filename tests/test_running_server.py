@@ -1,7 +1,6 @@
 """Counters of a server that serves others: read, differenced, priced, watched."""
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,47 +10,23 @@ import numpy as np
 import pytest
 from runs import EXAMPLES, FROZEN, outcome_of, stored
 from served_pair import Served
-from server_answers import sglang_answers, vllm_answers
+from server_answers import ACCEPTED_AT, sglang_answers, turns, vllm_answers, vllm_page
 from stand_in_server import StandIn
 
+from benchmarks.counters import errors
 from harness.analysis import analyse, counters
-from harness.analysis.replayed import replayed
 from harness.commands.run_lifecycle import Interrupted
 from harness.decoding.sampling import SamplingParameters
 from harness.engines import running
 from harness.engines.counters import Samples
 from harness.measurement.returned_texts import ReturnedText
-from harness.records import UserError, grouped
+from harness.records import UserError
 from harness.reporting.content import content_of
 from harness.storage import StoredRun, load
 from harness.summary import CountedInterval, RunningServer
 from harness.theory.acceptance import alpha_from_tokens_per_round, positions_at_k
 
 pytestmark = pytest.mark.usefixtures("no_plots")
-
-# Of 4 draft tokens a round: 100 rounds that accepted at least 1, 2, 3, 4
-ACCEPTED_AT = (80, 60, 50, 40)
-
-
-def vllm_page(times: int, accepted_at: Sequence[int] = ACCEPTED_AT, requests: int = 10) -> str:
-    """What vLLM 0.32 shows after so many equal intervals, in two data-parallel parts."""
-    counts = {
-        "vllm:generation_tokens_total": 100 + sum(accepted_at) + requests,
-        "vllm:time_to_first_token_seconds_count": requests,
-        "vllm:spec_decode_num_drafts_total": 100,
-        "vllm:spec_decode_num_draft_tokens_total": 100 * len(accepted_at),
-        "vllm:spec_decode_num_accepted_tokens_total": sum(accepted_at),
-    }
-    lines = ["# HELP vllm:generation_tokens_total Number of generation tokens processed."]
-    for part in (0, 1):
-        labels = f'engine="{part}",model_name="org/a b}}"'
-        lines += [f"{name}{{{labels}}} {times * n / 2}" for name, n in counts.items()]
-        lines += [
-            "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-            f'{{{labels},position="{position}"}} {times * n / 2} 1700000000000'
-            for position, n in enumerate(accepted_at)
-        ]
-    return "\n".join(lines)
 
 
 def llamacpp_page(times: int) -> str:
@@ -79,12 +54,6 @@ def sglang_page(times: int, k: int = 3) -> str:
         *(f'sglang:spec_num_steps{{tp_rank="{rank}"}} {k}' for rank in (0, 1)),
     ]
     return "\n".join([*lines, *([f"sglang:spec_verify_calls_total {100 * times}"] * (times > 0))])
-
-
-def turns(page: Callable[..., str], *rest: Any) -> Callable[[Any], str]:
-    """The page as it grows by an interval with every call."""
-    calls = itertools.count()
-    return lambda _: page(next(calls), *rest)
 
 
 def vllm_server(**answers: Any) -> StandIn:
@@ -341,21 +310,14 @@ def test_too_few_intervals_say_nothing_of_drift() -> None:
 def test_what_is_said_of_the_estimate_of_a_smaller_k_holds_on_the_shipped_sets() -> None:
     run = load(EXAMPLES / "embedded_audition")
     worst = {"model": 0.0, "head": 0.0, "counted": 0.0}
-    for draft, traces in grouped(run.traces, lambda trace: trace.draft).items():
-        for temperature in (0.0, 1.0):
-            at = [trace for trace in traces if trace.temperature == temperature]
-            for rule in ("greedy_draft", "ratio"):
-                if draft == "ngram" or (temperature == 0.0 and rule == "ratio"):
-                    continue
-                counts = replayed(at, rule, range(1, 9))
-                joint = {k: _joint(each.accepted_lengths) for k, each in counts.items()}
-                kind = "head" if draft == "tiny_eagle3" else "model"
-                for longer, k in ((n, k) for n in (2, 3, 4, 5, 8) for k in range(1, n)):
-                    exact = 1.0 + sum(joint[k])
-                    error = abs((1.0 + sum(positions_at_k(joint[longer], k))) / exact - 1.0)
-                    plain = abs((1.0 + sum(joint[longer][:k])) / exact - 1.0)
-                    worst[kind] = max(worst[kind], error)
-                    worst["counted"] = max(worst["counted"], plain)
+    for draft in ("tiny_good", "tiny_small", "tiny_eagle3"):
+        for temperature, rule in ((0.0, "greedy_draft"), (1.0, "greedy_draft"), (1.0, "ratio")):
+            cell = (draft, temperature)
+            traces = [each for each in run.traces if (each.draft, each.temperature) == cell]
+            kind = "head" if draft == "tiny_eagle3" else "model"
+            for estimated, counted in errors(traces, rule):
+                worst[kind] = max(worst[kind], abs(estimated))
+                worst["counted"] = max(worst["counted"], abs(counted))
     said = {
         "model": counters.MODEL_ERROR,
         "head": counters.HEAD_ERROR,
@@ -363,11 +325,6 @@ def test_what_is_said_of_the_estimate_of_a_smaller_k_holds_on_the_shipped_sets()
     }
     for kind, error in worst.items():
         assert error == pytest.approx(said[kind], abs=0.0015), kind
-
-
-def _joint(lengths: np.ndarray) -> tuple[float, ...]:
-    total = lengths.sum(axis=0)
-    return tuple(float(total[j:].sum() / total.sum()) for j in range(1, len(total)))
 
 
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs llama.cpp")
