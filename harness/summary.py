@@ -148,7 +148,8 @@ CaveatCode = Literal[
     # ks ("1, 2, 3"), k: whose counts they are estimated from; model, head, counted: the largest
     # errors on the shipped prompt sets, estimated of either kind of draft, and as counted
     "counters_of_longer_drafts",
-    "counters_under_load",  # measured: whether a run timed rounds; plain_s: of a plain token
+    "counters_plain_steps",  # share: of the tokens, from steps that drafted nothing
+    "counters_under_load",
     "server_gap",  # k, measured, predicted: speedups
     "server_concurrency",  # file, max_concurrency (None: no limit)
     "server_failed_requests",  # file, requests

@@ -116,8 +116,10 @@ def test_llama_cpp_tells_k_by_what_it_drafts_and_no_requests(tmp_path: Path) -> 
     total = told(run).total
     assert total is not None
     assert (told(run).k, total.requests, total.accepted_at) == (4, None, (50, 30))
-    # A position without a counter was never accepted
-    assert told(run).total.tokens_per_round == pytest.approx(1.8)  # type: ignore[union-attr]
+    # Nothing was accepted at a position without a counter
+    rows = analyse(run).results
+    assert [row.k for row in rows] == [1, 2, 3, 4]
+    assert rows[-1].tokens_per_round == total.tokens_per_round == pytest.approx(1.8)
 
 
 def test_sglang_tells_tokens_per_round_and_nothing_by_position(tmp_path: Path) -> None:
@@ -264,6 +266,23 @@ def test_a_restart_within_a_watch_costs_its_interval_alone(
     assert (server.restarts, [each.rounds for each in server.intervals]) == (1, [100, 100])
     assert "the server was restarted" in capsys.readouterr().out
     assert "began anew" in sentences(run)
+
+
+def test_a_server_that_fails_within_a_watch_costs_nothing_that_was_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _ = watched([vllm_page(0), vllm_page(1), "gone"], tmp_path, monkeypatch)
+    assert [each.rounds for each in told(run).intervals] == [100]
+    assert "The watch ends: metrics=http" in capsys.readouterr().out
+
+
+def test_tokens_of_steps_that_drafted_nothing_are_said(tmp_path: Path) -> None:
+    def page(times: int) -> str:
+        return f"{vllm_page(times)}\nvllm:generation_tokens_total {40 * times}"
+
+    assert "of the tokens come from steps that drafted nothing" in sentences(
+        reported(vllm_server(**{"/metrics": turns(page)}), tmp_path)
+    )
 
 
 def traffic(means: np.ndarray, rng: np.random.Generator) -> list[CountedInterval]:

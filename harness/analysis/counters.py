@@ -47,8 +47,9 @@ from harness.theory.speedup import RoundTimes, StepTimes
 
 # Two in each half
 FEWEST_INTERVALS = 4
-# Below this share of K tokens a round, the shares of the later positions say little
-FULL = 0.95
+# Below this share of K tokens a round, the shares of the later positions say little; and above this
+# share of all tokens, those of steps that drafted nothing are said
+FULL, PLAIN = 0.95, 0.05
 # The most that tokens per round of a smaller K were off replay's, on the shipped prompt sets
 # (benchmarks/counters.py): the estimate's with a draft model and with a head, and without any
 # estimate what rounds of the larger K count
@@ -64,7 +65,10 @@ def analyse_counters(setup: Setup) -> Summary:
     if server.total is None or not server.k:
         return Summary(run=facts, running=server, caveats=tuple(_counting(server)))
     total, k = server.total, server.k
-    positions = total.acceptance_by_position
+    # llama.cpp has no counter of a position at which nothing was ever accepted
+    by_position = bool(total.accepted_at) or (total.drafted is not None and not total.accepted)
+    unseen = (0.0,) * (k - len(total.accepted_at))
+    positions = (*total.acceptance_by_position, *unseen) if by_position else ()
     rates = {} if positions else {k: min(1.0, total.accepted / (k * total.rounds))}
     rows = tuple(acceptance_rows(rates, positions, range(1, k + 1)))
     steps = None
@@ -200,7 +204,11 @@ def _counting(server: RunningServer) -> Iterator[Caveat]:
         yield Caveat("counters_of_several_k", {"ks": ", ".join(map(str, server.ks))})
     if total.drafted is not None and total.drafted < FULL * k * total.rounds:
         yield Caveat("counters_fewer_drafted", {"mean": total.drafted / total.rounds, "k": k})
-    if not total.accepted_at:
+    if total.drafted is not None and total.requests is not None:
+        plain = 1.0 - (total.requests + total.rounds + total.accepted) / max(1, total.tokens)
+        if plain > PLAIN:
+            yield Caveat("counters_plain_steps", {"share": plain})
+    if not total.accepted_at and total.accepted:
         yield Caveat("counters_without_positions", {"k": k})
     elif k > 1:
         shorter = ", ".join(map(str, range(1, k)))
@@ -222,4 +230,4 @@ def _times(
         yield Caveat("latency_from_too_short", {"ks": left_out})
     if not measured and steps is not None and not steps.verify_s:
         yield Caveat("verify_assumed_equal_step", {"key": "verify_ms"})
-    yield Caveat("counters_under_load", {"measured": bool(measured), "plain_s": times.plain_s})
+    yield Caveat("counters_under_load")

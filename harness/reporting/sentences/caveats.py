@@ -361,8 +361,8 @@ CAVEATS: Mapping[str, Any] = {
     ),
     "latency_from_too_short": "latency_from times no verify for k = {ks}; left out",
     "counters_restarted": (
-        "the counters began anew {restarts} times, as of a server that is restarted; what was"
-        " counted around that is left out"
+        "the counters began anew, as of a server that is restarted, in {restarts} of the intervals,"
+        " which are left out"
     ),
     "counters_of_several_k": (
         "the server changed its K meanwhile ({ks}), so the numbers are of a mixture"
@@ -379,6 +379,10 @@ CAVEATS: Mapping[str, Any] = {
         " K = {ks} are estimated; against replay of the shipped prompt sets the estimate is off by"
         " {model:.0%} at most with a draft model and {head:.0%} with a head, and what rounds of a"
         " larger K count by {counted:.0%}"
+    ),
+    "counters_plain_steps": (
+        "{share:.0%} of the tokens come from steps that drafted nothing, as of a look-up that finds"
+        " nothing; tokens per round are of the rounds that drafted"
     ),
     "counters_under_load": (
         "round times are those of one request at a time; a server that decodes several side by side"
