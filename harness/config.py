@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from harness.records import RULES, LoopClock, UserError
+from harness.records import MOST_K, RULES, LoopClock, UserError
 from harness.serving.drafts import DRAFTS, DraftSpec
 from harness.serving.engines import ENGINES, OWN, measurable, with_lines
 from harness.theory.architecture import architecture_of
@@ -80,7 +80,7 @@ def key(default: Any, meaning: str, **limits: Any) -> Any:
 def _grid(*default: int, meaning: str = "draft tokens per round; 0, plain, always runs") -> Any:
     """The numbers of draft tokens."""
     why = "no engine drafts more tokens a round"
-    limits: dict[str, Any] = {"least": 0, "most": 1024, "why": why, "distinct": True}
+    limits: dict[str, Any] = {"least": 0, "most": MOST_K, "why": why, "distinct": True}
     return key([*default], meaning, example="[1,2,4]", **limits)
 
 

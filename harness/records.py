@@ -32,6 +32,8 @@ StopReason = Literal["eos", "stop_string", "budget"]
 OWN_LOOP = "own"
 # Tokens that a look-up matches at most
 LONGEST_NGRAM, LONGEST_SUFFIX = 2, 64
+# Tokens that a round drafts at most, on any engine
+MOST_K = 1024
 # The temperature at which the likeliest token is taken
 GREEDY = 0.0
 # Share of all processors that other work may take without being said, or measured around

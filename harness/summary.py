@@ -1461,7 +1461,6 @@ class Drift:
 
     before: float
     after: float
-    error: float  # standard error of the difference
     beyond_noise: bool
 
 

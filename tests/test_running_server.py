@@ -20,7 +20,7 @@ from harness.decoding.sampling import SamplingParameters
 from harness.engines import running
 from harness.engines.counters import Samples
 from harness.measurement.returned_texts import ReturnedText
-from harness.records import UserError
+from harness.records import Rule, UserError
 from harness.reporting.content import content_of
 from harness.storage import StoredRun, load
 from harness.summary import CountedInterval, RunningServer
@@ -86,6 +86,7 @@ def test_a_page_is_read_with_labels_that_hold_anything_and_with_time_stamps() ->
     assert samples.sums == {"a": 18.0}
     assert samples.lines[0][1] == {"x": '1 } \\" 2', "position": "1"}
     assert samples.at_positions("a") == (0, 3)
+    assert not Samples.of('a{position="99999999999"} 1').at_positions("a")
 
 
 # ---- two scrapes ---------------------------------------------------------------------------------
@@ -330,7 +331,9 @@ def test_what_is_said_of_the_estimate_of_a_smaller_k_holds_on_the_shipped_sets()
     run = load(EXAMPLES / "embedded_audition")
     worst = {"model": 0.0, "head": 0.0, "counted": 0.0}
     for draft in ("tiny_good", "tiny_small", "tiny_eagle3"):
-        for temperature, rule in ((0.0, "greedy_draft"), (1.0, "greedy_draft"), (1.0, "ratio")):
+        cells: list[tuple[float, Rule]]
+        cells = [(0.0, "greedy_draft"), (1.0, "greedy_draft"), (1.0, "ratio")]
+        for temperature, rule in cells:
             cell = (draft, temperature)
             traces = [each for each in run.traces if (each.draft, each.temperature) == cell]
             kind = "head" if draft == "tiny_eagle3" else "model"

@@ -40,10 +40,10 @@ from harness.analysis.breakeven import (
 )
 from harness.analysis.latency import Latency
 from harness.analysis.setup import Setup
-from harness.records import Scrape
+from harness.records import MOST_K, Scrape
 from harness.stats.jackknife import CONFIDENCE, LARGE
 from harness.summary import Caveat, CountedInterval, Drift, RunningServer, Summary
-from harness.theory.speedup import RoundTimes, StepTimes
+from harness.theory.speedup import StepTimes
 
 # Two in each half
 FEWEST_INTERVALS = 4
@@ -82,7 +82,7 @@ def analyse_counters(setup: Setup) -> Summary:
             run=facts, running=server, results=rows, from_acceptance=rows, caveats=tuple(caveats)
         )
     covered = [row.k for row in rows if times.covers(row.k)]
-    caveats += _times(times, [row.k for row in rows], covered, steps, measured=inputs.round_ms)
+    caveats += _times([row.k for row in rows], covered, None if inputs.round_ms else steps)
     rows = tuple(priced(row, times) for row in rows if row.k in covered)
     latency = Latency(times, steps=steps)
     shown = latency.round_summary("")
@@ -167,7 +167,9 @@ def _k_of(scrapes: Sequence[Scrape], total: CountedInterval | None) -> int:
     if told:
         return max(told)
     mean = 0.0 if total is None else (total.drafted or 0) / total.rounds
-    return max([math.ceil(mean - 1e-9), *(len(scrape.accepted_at) for scrape in scrapes)])
+    return max(
+        [min(MOST_K, math.ceil(mean - 1e-9)), *(len(scrape.accepted_at) for scrape in scrapes)]
+    )
 
 
 def drift_of(intervals: Sequence[CountedInterval]) -> Drift | None:
@@ -188,7 +190,6 @@ def drift_of(intervals: Sequence[CountedInterval]) -> Drift | None:
     return Drift(
         before=1.0 + float(before),
         after=1.0 + float(after),
-        error=error,
         beyond_noise=chance < (1.0 - CONFIDENCE) / (look * (look + 1)),
     )
 
@@ -217,17 +218,12 @@ def _counting(server: RunningServer) -> Iterator[Caveat]:
 
 
 def _times(
-    times: RoundTimes,
-    ks: Sequence[int],
-    covered: Sequence[int],
-    steps: StepTimes | None,
-    *,
-    measured: object,
+    ks: Sequence[int], covered: Sequence[int], priced_by: StepTimes | None
 ) -> Iterator[Caveat]:
-    """What the times of rounds leave open."""
+    """What the times of rounds leave open; `priced_by` is None where a run timed rounds."""
     if len(covered) < len(ks):
         left_out = ", ".join(str(k) for k in ks if k not in covered)
         yield Caveat("latency_from_too_short", {"ks": left_out})
-    if not measured and steps is not None and not steps.verify_s:
+    if priced_by is not None and not priced_by.verify_s:
         yield Caveat("verify_assumed_equal_step", {"key": "verify_ms"})
     yield Caveat("counters_under_load")

@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from rich.console import Console
 
-from harness.analysis.breakeven import round_times
 from harness.analysis.counters import running_server
 from harness.analysis.engine_costs import costs_of
 from harness.analysis.server_costs import ServerCosts
@@ -128,7 +128,7 @@ def _folder(config: ReportConfig, server: CountingServer, inputs: MeasuredInputs
         started=False,
         urls=(server.where.partition("=")[2],),
     )
-    given = {name: value for name, value in vars(inputs).items() if value}
+    given = {name: value for name, value in asdict(inputs).items() if value}
     folder.note(environment=describe_host(), engine=engine, inputs=given)
     return folder
 
@@ -152,15 +152,14 @@ def _given_times(config: ReportConfig) -> MeasuredInputs:
     for key in ("draft_ms", "target_ms"):
         if getattr(config, key) is None:
             raise UserError(f"{key}: not given, and {typed[0]} alone prices no round")
-    inputs = MeasuredInputs(
+    verify_s = tuple(value / 1e3 for value in config.verify_ms or ())
+    # Refuses what is no time
+    StepTimes((config.draft_ms or 0.0) / 1e3, (config.target_ms or 0.0) / 1e3, verify_s)
+    return MeasuredInputs(
         draft_ms=config.draft_ms,
         target_ms=config.target_ms,
         verify_ms=tuple(config.verify_ms or ()) or None,
     )
-    verify_s = tuple(value / 1e3 for value in config.verify_ms or ())
-    steps = StepTimes((config.draft_ms or 0.0) / 1e3, (config.target_ms or 0.0) / 1e3, verify_s)
-    round_times(inputs, steps, 1)
-    return inputs
 
 
 def _times_of_run(name: str, temperature: list[float] | None) -> MeasuredInputs:
@@ -170,6 +169,8 @@ def _times_of_run(name: str, temperature: list[float] | None) -> MeasuredInputs:
         latency = latency_of_run(name)
         return from_run(name, latency, range(1, latency.rounds.largest + 1))
     at = [float(value) for value in temperature or run.config.get("temperature") or [GREEDY]]
+    if temperature is not None and len(temperature) > 1:
+        raise UserError("temperature: a server is priced at one; give that of its requests")
     costs = costs_of(run, at[:1], ())
     timed = min(costs.at, key=lambda each: abs(each.costs.temperature - at[0]))
     times = ServerCosts.of(timed.costs).times

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from harness.records import Scrape
+from harness.records import MOST_K, Scrape
 
 _SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -52,14 +52,15 @@ class Samples:
         """The values of a name by its label `position`, from 0 on; empty where it has none."""
         at: dict[int, float] = {}
         for found, labels, value in self.lines:
-            if found == name and labels.get("position", "").isdecimal():
-                position = int(labels["position"])
-                at[position] = at.get(position, 0.0) + value
+            position = labels.get("position", "")
+            if found == name and position.isdecimal() and int(position) < MOST_K:
+                at[int(position)] = at.get(int(position), 0.0) + value
         return tuple(int(at.get(position, 0.0)) for position in range(max(at, default=-1) + 1))
 
     def largest(self, name: str) -> int | None:
         """The largest value of a name: a gauge that every part of a server shows; None without."""
-        return max((int(value) for found, _, value in self.lines if found == name), default=None)
+        values = (int(value) for found, _, value in self.lines if found == name)
+        return max((value for value in values if value <= MOST_K), default=None)
 
 
 def _number(value: str) -> float:
