@@ -376,17 +376,17 @@ CAVEATS: Mapping[str, Any] = {
     ),
     "counters_of_longer_drafts": (
         "rounds of K={k} start in other places than shorter ones do, so tokens per round at"
-        " K = {ks} are estimated; against replay of the shipped prompt sets the estimate is off by"
-        " {model:.0%} at most with a draft model and {head:.0%} with a head, and what rounds of a"
-        " larger K count by {counted:.0%}"
+        " K = {ks} are estimated: on the shipped prompt sets at most {model:.0%} off replay with a"
+        " draft model and {head:.0%} with a head, where counts alone were {counted:.0%} off"
     ),
     "counters_plain_steps": (
         "{share:.0%} of the tokens come from steps that drafted nothing, as of a look-up that finds"
         " nothing; tokens per round are of the rounds that drafted"
     ),
     "counters_under_load": (
-        "round times are those of one request at a time; a server that decodes several side by side"
-        " has others (python -m harness.server with concurrency=[1,4] measures them)"
+        "round times are taken to be this server's, with one request at a time; one that decodes"
+        " several side by side has others (python -m harness.server with concurrency=[1,4] measures"
+        " them)"
     ),
     "server_gap": (
         "the server measured {measured:.2f}x at K={k}, the arithmetic says {predicted:.2f}x: verify"

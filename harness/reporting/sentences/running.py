@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from harness.reporting import formatting as fmt
+from harness.reporting.sentences import as_sentence
 from harness.serving.engines import spec_of
 from harness.summary import CountedInterval, Drift, RunningServer, Summary
 
@@ -50,7 +51,7 @@ def _counted(server: RunningServer) -> Iterator[str]:
     if total.accepted_at:
         yield f"Acceptance by position: {_positions(total)}."
     if server.drift is not None:
-        yield f"{_drift(server.drift)}."
+        yield as_sentence(_drift(server.drift))
 
 
 def interval(server: RunningServer, at_s: float) -> str:

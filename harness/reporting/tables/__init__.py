@@ -123,7 +123,7 @@ BRIEF: dict[str, tuple[Maker, ...]] = {
     "server": _ANSWERS,
     "profile": _TIMES,
     "breakeven": _TIMES,
-    "metrics": (running.by_k_table, running.intervals_table),
+    "metrics": (running.by_k_table,),
     "plan": (plan.brief_table,),
     "report": (comparison.brief_tables,),
 }
