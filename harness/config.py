@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from harness.records import RULES, LoopClock, UserError, Varying
+from harness.records import MOST_K, RULES, LoopClock, UserError, Varying
 from harness.serving.drafts import DRAFTS, DraftSpec
 from harness.serving.engines import ENGINES, OWN, measurable, with_lines
 from harness.theory.architecture import architecture_of
@@ -83,7 +83,7 @@ def key(default: Any, meaning: str, **limits: Any) -> Any:
 # Of a K
 K_LIMITS: Mapping[str, Any] = {
     "least": 0,
-    "most": 1024,
+    "most": MOST_K,
     "why": "no engine drafts more tokens a round",
     "distinct": True,
 }
@@ -1061,17 +1061,33 @@ class ReportConfig(CommandConfig):
         "requests that vLLM, SGLang, llama.cpp or AIPerf recorded",
         distinct=True,
     )
+    metrics: str | None = key(None, "a running server, http://HOST:PORT: what its counters say")
+    interval_s: float = key(60.0, "with metrics: seconds between two scrapes", above=0, most=86_400)
+    watch: bool = key(False, "with metrics: scrape until Ctrl-C, and tell drift")
+    api_key_env: str | None = _api_key_env()
+    latency_from: str | None = key(None, "with metrics: a run whose round times price every K")
+    draft_ms: float | None = key(None, "with metrics: one step of the draft, milliseconds")
+    target_ms: float | None = key(None, "with metrics: one step of the target, milliseconds")
+    verify_ms: list[float] | None = key(None, "with metrics: entry i: the target over i positions")
     k: list[int] | None = key(
         None, "with records: K of each file, 0 for plain; null: as they say", least=0
     )
     temperature: list[float] | None = key(
-        None, "with records: of all requests, one, where they do not say", least=0, example="[0]"
+        None,
+        "with records: of all requests; with metrics: of latency_from=; one",
+        least=0,
+        example="[0]",
     )
     engine: str | None = _engine()
     fail_below: float | None = key(
         None,
         "exit status 1 below this speedup (runs=: share of the first)",
     )
+
+    def check(self, _: str) -> None:
+        """Refuse what is no address of a server."""
+        if self.metrics is not None:
+            check_address("metrics", self.metrics)
 
 
 def rates_for(acceptance: Any, k: int, key: str = "decode.acceptance") -> tuple[float, ...]:

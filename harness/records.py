@@ -32,6 +32,8 @@ StopReason = Literal["eos", "stop_string", "budget"]
 OWN_LOOP = "own"
 # Tokens that a look-up matches at most
 LONGEST_NGRAM, LONGEST_SUFFIX = 2, 64
+# Tokens that a round drafts at most, on any engine
+MOST_K = 1024
 # The temperature at which the likeliest token is taken
 GREEDY = 0.0
 # Share of all processors that other work may take without being said, or measured around
@@ -490,6 +492,30 @@ def set_of(group: str) -> str:
 
 # How a server's K changes while it serves: not, by the number of requests, as the engine decides
 Varying = Literal["", "schedule", "adaptive"]
+
+
+@dataclass(frozen=True)
+class Scrape:
+    """What a running server has counted since it was started: a line of scrapes.jsonl.
+
+    Attributes:
+        at_s: seconds since the first scrape.
+        tokens: of answers.
+        rounds: that drafted.
+        requests: that have their first token, or that ended; None where they are not counted.
+        drafted, accepted: tokens; None likewise.
+        accepted_at: rounds that accepted at least 1, 2, ... tokens; empty likewise.
+        k: tokens that a round drafts; None where it does not tell.
+    """
+
+    at_s: float
+    tokens: int
+    rounds: int
+    requests: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    accepted_at: tuple[int, ...] = ()
+    k: int | None = None
 
 
 @dataclass(frozen=True)

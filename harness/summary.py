@@ -148,6 +148,15 @@ CaveatCode = Literal[
     "positions_of_longer_drafts",  # ks ("2, 4"), k: that acceptance_by_position is of
     "positions_too_short",  # ks ("4, 8"): without a row from acceptance_by_position
     "latency_from_too_short",  # ks: left out, since latency_from times no verify for them
+    "counters_restarted",  # restarts: times that a running server's counters began anew
+    "counters_of_several_k",  # ks ("1, 3"): that a running server drafted, as it told
+    "counters_fewer_drafted",  # mean: tokens that a round drafted; k: the most
+    "counters_without_positions",  # k
+    # ks ("1, 2, 3"), k: whose counts they are estimated from; model, head, counted: the largest
+    # errors on the shipped prompt sets, estimated of either kind of draft, and as counted
+    "counters_of_longer_drafts",
+    "counters_plain_steps",  # share: of the tokens, from steps that drafted nothing
+    "counters_under_load",
     "server_gap",  # k, measured, predicted: speedups
     "server_concurrency",  # file, max_concurrency (None: no limit)
     "server_failed_requests",  # file, requests
@@ -1450,6 +1459,52 @@ class ServedSummary:
         return all(known) if known else None
 
 
+@dataclass(frozen=True)
+class CountedInterval:
+    """What a running server counted between two scrapes."""
+
+    begin_s: float  # of the first scrape of the run
+    end_s: float
+    rounds: int  # that drafted
+    accepted: int
+    tokens: int  # of answers
+    requests: int | None = None  # that have their first token, or that ended; None: not counted
+    drafted: int | None = None
+    accepted_at: tuple[int, ...] = ()  # rounds that accepted at least 1, 2, ...; empty likewise
+
+    @property
+    def tokens_per_round(self) -> float | None:
+        """1 + accepted / rounds; None without a round."""
+        return 1.0 + self.accepted / self.rounds if self.rounds else None
+
+    @property
+    def acceptance_by_position(self) -> tuple[float, ...]:
+        """The share of rounds that accepted at least 1, 2, ... tokens."""
+        return tuple(count / self.rounds for count in self.accepted_at) if self.rounds else ()
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How tokens per round changed from the earlier half of a watch to the later one."""
+
+    before: float
+    after: float
+    beyond_noise: bool
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """What the counters of a server say that serves others."""
+
+    engine: str
+    k: int  # the most that a round drafts; 0 where nothing was drafted
+    ks: tuple[int, ...]  # as the server told; several where it adapts, empty where it does not tell
+    intervals: tuple[CountedInterval, ...]
+    total: CountedInterval | None  # None where no round was counted
+    restarts: int  # times that the counters began anew; what was counted meanwhile is left out
+    drift: Drift | None  # None for too few intervals
+
+
 # How many tokens a server drafts: a fixed number, one by how many requests are active, SGLang's
 # tiers by an exponential average of accepted lengths, or what will be accepted, which nobody knows
 PlanPolicy = Literal["fixed", "by_load", "tiers", "oracle"]
@@ -1631,6 +1686,8 @@ class Summary:
     round_fit: RoundFit | None = None
     # Server
     served: ServedSummary | None = None
+    # Report of a running server's counters
+    running: RunningServer | None = None
     # Report of several runs
     comparison: Comparison | None = None
     plan: Plan | None = None

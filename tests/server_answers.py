@@ -1,6 +1,7 @@
 """What vLLM's and SGLang's servers answer: of vLLM 0.32 as it was run, of SGLang as documented."""
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 TOKENS = [5, 6, 7, 8, 9, 10]
@@ -81,3 +82,34 @@ def sglang_answers(**answers: Any) -> dict[str, Any]:
         "/health": "",
         **answers,
     }
+
+
+# Of 4 draft tokens a round: 100 rounds that accepted at least 1, 2, 3, 4
+ACCEPTED_AT = (80, 60, 50, 40)
+
+
+def vllm_page(times: int, accepted_at: Sequence[int] = ACCEPTED_AT, requests: int = 10) -> str:
+    """What vLLM 0.32 shows after so many equal intervals, in two data-parallel parts."""
+    counts = {
+        "vllm:generation_tokens_total": 100 + sum(accepted_at) + requests,
+        "vllm:time_to_first_token_seconds_count": requests,
+        "vllm:spec_decode_num_drafts_total": 100,
+        "vllm:spec_decode_num_draft_tokens_total": 100 * len(accepted_at),
+        "vllm:spec_decode_num_accepted_tokens_total": sum(accepted_at),
+    }
+    lines = ["# HELP vllm:generation_tokens_total Number of generation tokens processed."]
+    for part in (0, 1):
+        labels = f'engine="{part}",model_name="org/a b}}"'
+        lines += [f"{name}{{{labels}}} {times * n / 2}" for name, n in counts.items()]
+        lines += [
+            "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+            f'{{{labels},position="{position}"}} {times * n / 2} 1700000000000'
+            for position, n in enumerate(accepted_at)
+        ]
+    return "\n".join(lines)
+
+
+def turns(page: Callable[..., str], *rest: Any) -> Callable[[Any], str]:
+    """The page as it grows by an interval with every call."""
+    calls = itertools.count()
+    return lambda _: page(next(calls), *rest)

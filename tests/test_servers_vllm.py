@@ -20,14 +20,16 @@ from served_pair import Served, embedded
 
 from harness import prompts as prompt_sets
 from harness.analysis import analyse
+from harness.analysis.counters import running_server
 from harness.cli import draft_conf
 from harness.config import PromptsConf
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.http_server import CardMemory
+from harness.engines.running import CountingServer
 from harness.engines.vllm import Vllm
 from harness.measurement.draft_scores import score_texts
 from harness.measurement.remote_scores import DraftServer, TextServer
-from harness.measurement.target_texts import GeneratedText
+from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.models.heads.eagle3 import Eagle3Network, load_eagle3
 from harness.serving import vllm
 from harness.serving.drafts import DRAFTS
@@ -193,3 +195,38 @@ def test_its_own_parser_reads_every_line_that_is_printed_or_started(tmp_path: Pa
     assert done.returncode == 0, done.stderr
     refused = json.loads(done.stdout.splitlines()[-1])
     assert refused == {" ".join(wrong): "no tokens in --speculative-config"}
+
+
+@pytest.mark.parametrize("k", [1, 4])
+def test_its_counters_are_the_rounds_of_the_same_texts(k: int, tmp_path: Path) -> None:
+    """A round near a text's end drafts K tokens too, so the text is continued beyond it."""
+    pair = Served(tmp_path, "tiny_good", 4)
+    server_texts: list[tuple[int, ...]] = []
+    with pair.vllm().open(k) as server:
+        counting = CountingServer(server.url)
+        for each in pair.requests:
+            sampling = SamplingParameters(0.0)
+            server_texts.append(
+                server.generate(each.tokens, sampling, each.seed, each.budget).tokens
+            )
+        total = running_server(counting.engine, [counting.first, counting.scrape()]).total
+    assert total is not None
+    longer = [
+        replace(each, sampling=SamplingParameters(0.0), eos=(), budget=each.budget + k + 1)
+        for each in pair.requests
+    ]
+    continued = generate_texts(pair.target_model, longer, name="model=tiny", batch=8)
+    traces = score_texts(continued, pair.target_model, pair.draft_model, draft_name="draft")
+    at_least, rounds = np.zeros(k, dtype=int), 0
+    for tokens, trace in zip(server_texts, traces, strict=True):
+        assert tuple(trace.tokens[: len(tokens)]) == tokens
+        start = 1
+        while start < len(tokens):
+            matches = trace.draft_is_argmax[start : start + k]
+            accepted = k if matches.all() else int(np.argmin(matches))
+            at_least[:accepted] += 1
+            rounds, start = rounds + 1, start + accepted + 1
+    print(f"K = {k}: {rounds} rounds, accepted at 1, 2, ...: {at_least.tolist()}, as counted")
+    assert (total.rounds, total.accepted_at) == (rounds, tuple(at_least))
+    assert total.requests == len(pair.requests)
+    assert total.drafted == k * rounds

@@ -11,6 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 from runs import FROZEN, analysed, ran, timed_little, without_plots
+from server_answers import turns, vllm_answers, vllm_page
+from stand_in_server import StandIn
 
 from harness.analysis import analyse
 from harness.analysis.comparison import compare
@@ -107,6 +109,9 @@ def summaries(tmp_path_factory: pytest.TempPathFactory) -> list[Summary]:
         for command, *overrides in MADE:
             asked = [text.format(root=root, frozen=FROZEN) for text in overrides]
             made.append(analyse(ran(command, root, *asked)))
+        counting = StandIn(vllm_answers(**{"/metrics": turns(vllm_page)}))
+        asked = ["interval_s=0.01", "draft_ms=4", "target_ms=10"]
+        made.append(analyse(ran("report", root, f"metrics={counting.url}", *asked)))
     return [*(analysed(name) for name in RUNS), *made]
 
 

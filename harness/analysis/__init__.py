@@ -20,6 +20,7 @@ def analyse(run: StoredRun) -> Summary:
     """
     # numpy, scipy and pandas are imported where they are used, so that --help does not wait
     from harness.analysis.breakeven import analyse_breakeven
+    from harness.analysis.counters import analyse_counters
     from harness.analysis.lossless import analyse_snapshot
     from harness.analysis.profile import analyse_profile
     from harness.analysis.server_run import analyse_served
@@ -33,6 +34,7 @@ def analyse(run: StoredRun) -> Summary:
         "breakeven": analyse_breakeven,
         "snapshot": analyse_snapshot,
         "server": analyse_served,
+        "metrics": analyse_counters,
     }
     setup = Setup(run)
     if setup.command not in commands:

@@ -36,6 +36,7 @@ from harness.analysis.setup import Setup
 from harness.config import BreakevenConfig
 from harness.records import Decision, LatencyRow, ResultRow, UserError
 from harness.stats.jackknife import CONFIDENCE, MIN_PROMPTS, Interval
+from harness.storage import StoredRun
 from harness.summary import (
     Answer,
     BestKAtAlpha,
@@ -109,13 +110,23 @@ def inputs_of(config: BreakevenConfig, measured: MeasuredInputs) -> Inputs:
 
 def _rounds(measured: MeasuredInputs, times: StepTimes, largest: int) -> RoundTimes:
     """R as a run measured it, else by the formula; a K beyond what is known is refused."""
-    if not measured.round_ms or measured.plain_ms is None:
+    rounds = round_times(measured, times, largest)
+    assert rounds is not None  # there are step times
+    if measured.round_ms:
+        rounds.at(largest)
+    else:
         times.v(largest)
-        return RoundTimes.from_steps(times, largest)
-    by_k = sorted((k, ms / 1e3) for k, ms in measured.round_ms.items())
-    rounds = RoundTimes(measured.plain_ms / 1e3, tuple(by_k))
-    rounds.at(largest)
     return rounds
+
+
+def round_times(
+    measured: MeasuredInputs, steps: StepTimes | None, largest: int
+) -> RoundTimes | None:
+    """R as far as it is known: as a run measured it, else by the formula; None without either."""
+    if measured.round_ms and measured.plain_ms is not None:
+        by_k = sorted((k, ms / 1e3) for k, ms in measured.round_ms.items())
+        return RoundTimes(measured.plain_ms / 1e3, tuple(by_k))
+    return None if steps is None else RoundTimes.from_steps(steps, largest)
 
 
 def _rates(value: Any, ks: Sequence[int]) -> dict[int, float]:
@@ -143,13 +154,7 @@ def analyse_breakeven(setup: Setup) -> Summary:
     run = setup.run
     known = {each.name for each in fields(BreakevenConfig)}
     config = BreakevenConfig(**{name: run.config[name] for name in known & run.config.keys()})
-    try:
-        measured_by_files = TypeAdapter(MeasuredInputs).validate_python(run.manifest.inputs)
-    except ValidationError as error:
-        wrong = error.errors(include_url=False)[0]
-        at = ".".join(map(str, ("inputs", *wrong["loc"])))
-        raise UserError(f"{run.folder}/manifest.json: {at}: {wrong['msg']}") from error
-    inputs = inputs_of(config, measured_by_files)
+    inputs = inputs_of(config, stored_inputs(run))
     measured = list(measured_rows(inputs))
     iid = list(iid_rows(inputs))
     rows = (*iid, *measured)
@@ -159,7 +164,9 @@ def analyse_breakeven(setup: Setup) -> Summary:
         round_times = replace(round_times, source="rounds")
     return Summary(
         run=setup.facts(rows),
-        answers=_answers(measured, inputs),
+        answers=answers_of(
+            measured, inputs.acceptance_by_position, inputs.requests, inputs.server_speedups
+        ),
         caveats=tuple(_caveats(inputs, measured)),
         results=rows,
         latency=tuple(_typed_rows(inputs.times)),
@@ -175,6 +182,20 @@ def analyse_breakeven(setup: Setup) -> Summary:
         alphas=inputs.alphas,
         round_fit=inputs.round_fit,
     )
+
+
+def stored_inputs(run: StoredRun) -> MeasuredInputs:
+    """What files gave a run, by its manifest.
+
+    Raises:
+        UserError: the manifest has something else there.
+    """
+    try:
+        return TypeAdapter(MeasuredInputs).validate_python(run.manifest.inputs)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        at = ".".join(map(str, ("inputs", *wrong["loc"])))
+        raise UserError(f"{run.folder}/manifest.json: {at}: {wrong['msg']}") from error
 
 
 def _typed_rows(times: StepTimes) -> Iterator[LatencyRow]:
@@ -204,30 +225,35 @@ def iid_rows(inputs: Inputs) -> Iterator[ResultRow]:
         for alpha in inputs.alphas:
             tokens = theory.expected_tokens_per_round(alpha, k)
             rate = theory.acceptance_rate_from_alpha(alpha, k)
-            yield _row(inputs.rounds, k, alpha, rate, tokens)
+            yield priced(_row(k, alpha, rate, tokens), inputs.rounds)
 
 
 def measured_rows(inputs: Inputs) -> Iterator[ResultRow]:
+    """A row for each K whose acceptance was measured, with what rounds of it come to."""
+    rates, positions = inputs.acceptance_rate, inputs.acceptance_by_position
+    for row in acceptance_rows(rates, positions, inputs.ks):
+        yield priced(row, inputs.rounds)
+
+
+def acceptance_rows(
+    rates: Mapping[int, float], positions: Sequence[float], ks: Sequence[int]
+) -> Iterator[ResultRow]:
     """A row for each K whose acceptance was measured; its alpha is derived from the measured value.
 
     From a rate, alpha is the one that gives this rate under the iid model. From a list by position
     it is accepted / (accepted + rejected), and K up to the list's length are answered; below it by
     an estimate of the list at that K (`positions_at_k`).
     """
-    for k, rate in inputs.acceptance_rate.items():
-        alpha = theory.alpha_from_acceptance_rate(rate, k)
-        yield _row(inputs.rounds, k, alpha, rate, 1.0 + k * rate)
-    positions = inputs.acceptance_by_position
-    for k in (k for k in inputs.ks if k <= len(positions)):
+    for k, rate in rates.items():
+        yield _row(k, theory.alpha_from_acceptance_rate(rate, k), rate, 1.0 + k * rate)
+    for k in (k for k in ks if k <= len(positions)):
         of_k = theory.positions_at_k(positions, k)
         rate = theory.acceptance_rate_from_positions(of_k)
         tokens = theory.mean_acceptance_length_from_positions(of_k)
-        yield _row(inputs.rounds, k, theory.alpha_from_positions(of_k), rate, tokens)
+        yield _row(k, theory.alpha_from_positions(of_k), rate, tokens)
 
 
-def _row(rounds: RoundTimes, k: int, alpha: float, rate: float, tokens: float) -> ResultRow:
-    speedup = rounds.speedup(tokens, k)
-    ms_per_token = rounds.plain_s * 1e3 / speedup
+def _row(k: int, alpha: float, rate: float, tokens: float) -> ResultRow:
     return ResultRow(
         k=k,
         source="theory",
@@ -235,16 +261,37 @@ def _row(rounds: RoundTimes, k: int, alpha: float, rate: float, tokens: float) -
         alpha=alpha,
         mean_acceptance_length=tokens,
         tokens_per_round=tokens,
-        ms_per_token=ms_per_token,
-        tokens_per_second=1e3 / ms_per_token,
-        speedup=speedup,
-        breakeven_alpha=rounds.break_even_alpha(k),
     )
 
 
-def _answers(measured: Sequence[ResultRow], inputs: Inputs) -> tuple[Answer, ...]:
-    """The one verdict, or none. Speedups measured by a server go before computed ones."""
-    server_speedups, requests = inputs.server_speedups, inputs.requests
+def priced(row: ResultRow, rounds: RoundTimes) -> ResultRow:
+    """A row with what its rounds come to."""
+    speedup = rounds.speedup(row.tokens_per_round or 1.0, row.k)
+    ms_per_token = rounds.plain_s * 1e3 / speedup
+    return replace(
+        row,
+        ms_per_token=ms_per_token,
+        tokens_per_second=1e3 / ms_per_token,
+        speedup=speedup,
+        breakeven_alpha=rounds.break_even_alpha(row.k),
+    )
+
+
+def answers_of(
+    measured: Sequence[ResultRow],
+    positions: Sequence[float],
+    requests: int | None,
+    server_speedups: Mapping[int, float] | None = None,
+) -> tuple[Answer, ...]:
+    """The one verdict, or none. Speedups measured by a server go before computed ones.
+
+    Args:
+        measured: a row for each K.
+        positions: the acceptance by position that they are from; empty where it was a rate.
+        requests: that these rest on; None where their source does not say.
+        server_speedups: by K, that a server itself measured.
+    """
+    server_speedups = server_speedups or {}
     speedups = {
         row.k: server_speedups.get(row.k, row.speedup or 0.0)
         for row in measured
@@ -255,7 +302,9 @@ def _answers(measured: Sequence[ResultRow], inputs: Inputs) -> tuple[Answer, ...
     k = max(speedups, key=lambda number: (speedups[number], -number))
     speedup, row = speedups[k], next(row for row in reversed(measured) if row.k == k)
     by_server = k in server_speedups
-    interval = None if requests is None else _interval(speedup, row, inputs, len(speedups))
+    interval = None
+    if requests is not None:
+        interval = _interval(speedup, row, positions, requests, len(speedups))
     few = requests is not None and requests < MIN_PROMPTS
     spans = interval is not None and interval.lo < 1.0 < interval.hi
     decision: Decision = "undecided"
@@ -285,21 +334,23 @@ def _answers(measured: Sequence[ResultRow], inputs: Inputs) -> tuple[Answer, ...
     return (answer,)
 
 
-def _interval(speedup: float, row: ResultRow, inputs: Inputs, candidates: int) -> Interval | None:
+def _interval(
+    speedup: float, row: ResultRow, positions: Sequence[float], requests: int, candidates: int
+) -> Interval | None:
     """By the bound of this module's docstring; None below MIN_PROMPTS requests.
 
     The best of several K was chosen by the same requests, so it holds for all of them (Bonferroni).
     """
-    requests, tokens = inputs.requests or 0, row.tokens_per_round or 1.0
+    tokens = row.tokens_per_round or 1.0
     if requests < MIN_PROMPTS:
         return None
-    if row.k <= len(inputs.acceptance_by_position):
-        positions = np.array(theory.positions_at_k(inputs.acceptance_by_position, row.k))
+    if row.k <= len(positions):
+        of_k = np.array(theory.positions_at_k(positions, row.k))
     else:  # a rate alone: as the iid model has it
-        positions = (row.alpha or 0.0) ** np.arange(1.0, row.k + 1)
+        of_k = (row.alpha or 0.0) ** np.arange(1.0, row.k + 1)
     # Of accepted tokens a: E[a^2] = sum over j of (2 j - 1) P(a >= j)
-    squares = float((2 * np.arange(1, row.k + 1) - 1) @ positions)
-    variance = max(0.0, squares - float(positions.sum()) ** 2)
+    squares = float((2 * np.arange(1, row.k + 1) - 1) @ of_k)
+    variance = max(0.0, squares - float(of_k.sum()) ** 2)
     student = float(stdtrit(requests - 1, 1.0 - (1.0 - CONFIDENCE) / (2.0 * candidates)))
     width = student * math.sqrt(variance / requests) / tokens
     return Interval(speedup * (1.0 - min(1.0, width)), speedup * (1.0 + width))

@@ -1,7 +1,8 @@
 """Render stored runs again, compare them, or list them all; no model is loaded.
 
 A run is analysed again from its raw files, whether it is complete or unfinished, new or old.
-Records of requests that were served elsewhere become a run first (`harness.commands.imports`).
+Records of requests that were served elsewhere become a run first (`harness.commands.imports`), and
+so do the counters of a server that is running (`harness.commands.metrics`).
 """
 
 import hashlib
@@ -10,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -33,20 +34,30 @@ from harness.storage.lock import Busy
 from harness.summary import ComparisonRow, Summary
 
 RUN_FILES = ("manifest.json", "config.yaml")
+# Keys that have an effect only with one of these
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    "k": ("records",),
+    "temperature": ("records", "metrics"),
+    **dict.fromkeys(("interval_s", "watch", "api_key_env", "latency_from"), ("metrics",)),
+    **dict.fromkeys(("draft_ms", "target_ms", "verify_ms"), ("metrics",)),
+}
 # What index.html says of each run, and of which content, so that only other runs are read again
 LINES_FILE = "index.json"
 
 
 def run(config: ReportConfig) -> Outcome:
-    """Render a run, compare several, import records, or write a folder's index.
+    """Render a run, compare several, import records, read a server, or write a folder's index.
 
     Status 1 below `fail_below`.
     """
     if config.fail_below is not None and not 0 < config.fail_below < math.inf:
         raise UserError(f"fail_below={config.fail_below}: give a ratio above 0, for example 0.95")
-    given = [name for name in ("run", "runs", "index", "records") if getattr(config, name)]
+    given = [
+        name for name in ("run", "runs", "index", "records", "metrics") if getattr(config, name)
+    ]
     if len(given) > 1:
         raise UserError(f"{' and '.join(given)}: give one of them")
+    _check_belongs(config)
     if config.index is not None:
         if config.fail_below is not None:
             raise UserError("fail_below: needs run= or runs=; it has no effect on an index")
@@ -57,16 +68,31 @@ def run(config: ReportConfig) -> Outcome:
         from harness.commands import imports  # the engines load torch
 
         return imports.run(config)
-    unused = next(
-        (name for name in ("k", "temperature") if getattr(config, name) is not None), None
-    )
-    if unused is not None:
-        raise UserError(f"{unused}: needs records=; a stored run is reported with all that it has")
+    if config.metrics is not None:
+        if config.fail_below is not None:
+            raise UserError("fail_below: needs run= or runs=; it has no effect on metrics")
+        from harness.commands import metrics  # likewise
+
+        return metrics.run(config)
     if config.runs:
         return _compared(config)
     if config.run is None:
         raise UserError("run: name the run folder to render, run=results/...")
     return _rendered(config.run, config)
+
+
+def _check_belongs(config: ReportConfig) -> None:
+    """Refuse keys that have no effect with the others."""
+    defaults = ReportConfig()
+    given = {
+        entry.name
+        for entry in fields(config)
+        if getattr(config, entry.name) != getattr(defaults, entry.name)
+    }
+    for name, needed in NEEDS.items():
+        if name in given and not given & {*needed}:
+            needs = " or ".join(f"{other}=" for other in needed)
+            raise UserError(f"{name}: needs {needs}; a stored run is reported with all that it has")
 
 
 def _rendered(name: str, config: ReportConfig) -> Outcome:

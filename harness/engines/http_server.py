@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.client import HttpClient
+from harness.engines.counters import CounterNames
 from harness.engines.process import LOOPBACK, ServerProcess, check_port_free, free_port, on_path
 from harness.engines.protocol import (
     Asked,
@@ -80,6 +81,7 @@ class Interface:
         parse: an answer; raises LookupError, TypeError, ValueError or AttributeError.
         names_model: whether a request names the model.
         drafts: whether it drafts, where its answers do not say so.
+        counters: what it counts of all requests.
     """
 
     engine: str
@@ -91,6 +93,7 @@ class Interface:
     parse: Callable[[Mapping[str, Any]], ServedRecord]
     names_model: bool = False
     drafts: Callable[[HttpClient], bool] = lambda _: False
+    counters: CounterNames | None = None
 
 
 @dataclass(frozen=True)

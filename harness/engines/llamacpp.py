@@ -36,6 +36,7 @@ from typing import Any, Literal, cast
 from harness import PACKAGE
 from harness.config import ModelConf, ServerConfig
 from harness.engines.adapters import Adapter, ToServe, kind_of, rule_of, started_with
+from harness.engines.counters import CounterNames, Samples
 from harness.engines.http_server import (
     Answer,
     HttpServer,
@@ -62,7 +63,17 @@ from harness.serving.spec import EngineSpec
 
 WHEEL = "xllamacpp"
 BINARY = "llama-server"
-DRAFTS_COUNTER = "llamacpp:spec_decode_num_drafts_total"
+# Each counts a request when it ends. A round that drafts nothing, as on the budget's last position,
+# is not among those that are counted
+COUNTERS = CounterNames(
+    tokens="llamacpp:tokens_predicted_total",
+    rounds="llamacpp:spec_decode_num_drafts_total",
+    shown_with="with --metrics",
+    drafts_with="--spec-type",
+    drafted="llamacpp:spec_decode_num_draft_tokens_total",
+    accepted="llamacpp:spec_decode_num_accepted_tokens_total",
+    by_position="llamacpp:spec_decode_num_accepted_tokens_per_pos_total",
+)
 SERVER = "llama.cpp's server, build 11368 or later"
 ABOUT = ("/props", "build_info")
 # What the wheel's names of kinds of draft begin with; how long a binary may take to list its own
@@ -201,9 +212,8 @@ class LlamaCppServer(HttpServer):
         """Rounds that drafted, since the server started; None where they are not one request's."""
         if not self._alone or self.k == 0:
             return None
-        lines = str(self.get("/metrics", deadline_s)).splitlines()
-        counts = [line.split()[1] for line in lines if line.startswith(DRAFTS_COUNTER)]
-        return int(counts[0]) if counts else None
+        counted = Samples.of(str(self.get("/metrics", deadline_s))).sums.get(COUNTERS.rounds)
+        return None if counted is None else int(counted)
 
     def _completion(self, answer: Answer, asked: Asked, *, drafts: int | None) -> Completion:
         where, budget = self.where, asked.budget
@@ -305,7 +315,9 @@ def request_body(asked: Asked) -> dict[str, Any]:
     }
 
 
-INTERFACE = Interface("llamacpp", ABOUT, ABOUT, "/completion", "tokens", request_body, parse)
+INTERFACE = Interface(
+    "llamacpp", ABOUT, ABOUT, "/completion", "tokens", request_body, parse, counters=COUNTERS
+)
 
 
 def _version(build: str, process: ServerProcess | None) -> str:

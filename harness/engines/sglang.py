@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.engines.adapters import Adapter, checkpoints, rule_of, started_with
+from harness.engines.counters import CounterNames
 from harness.engines.http_server import (
     CardMemory,
     HttpServer,
@@ -56,6 +57,15 @@ MIB = 2**20
 METADATA_BYTES, DRAFT_BYTES = 512 * MIB, 2048 * MIB
 BYTES_PER_PREFILL_TOKEN, BYTES_PER_REQUEST = 1.5 * MIB, 2 * MIB
 PREFILL_STEP, MOST_PREFILL_TOKENS = 2048, 8192
+# Each counts a request when it ends; accepted tokens are shown as gauges of the last steps alone
+COUNTERS = CounterNames(
+    tokens="sglang:generation_tokens_total",
+    rounds="sglang:spec_verify_calls_total",
+    shown_with="with --enable-metrics",
+    drafts_with="--speculative-algorithm",
+    requests="sglang:num_requests_total",
+    k="sglang:spec_num_steps",
+)
 
 
 @dataclass(frozen=True)
@@ -276,4 +286,6 @@ def adapter(spec: EngineSpec) -> Adapter:
     )
 
 
-INTERFACE = Interface("sglang", ABOUT, ABOUT, "/generate", "output_ids", request_body, parse)
+INTERFACE = Interface(
+    "sglang", ABOUT, ABOUT, "/generate", "output_ids", request_body, parse, counters=COUNTERS
+)

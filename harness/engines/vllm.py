@@ -31,6 +31,7 @@ from typing import Any
 
 from harness.engines.adapters import Adapter, checkpoints, kind_of, rule_of, started_with
 from harness.engines.client import HttpClient
+from harness.engines.counters import CounterNames, Samples
 from harness.engines.http_server import (
     MODELS,
     CardMemory,
@@ -69,6 +70,17 @@ DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 PREFILL_S = "vllm:request_prefill_time_seconds_sum"
 DECODE_S = "vllm:request_decode_time_seconds_sum"
+# Each counts in the step that it happens in
+COUNTERS = CounterNames(
+    tokens=GENERATED,
+    rounds=DRAFTS,
+    shown_with="without --disable-log-stats",
+    drafts_with="--speculative-config",
+    requests="vllm:time_to_first_token_seconds_count",
+    drafted=DRAFTED,
+    accepted=ACCEPTED,
+    by_position="vllm:spec_decode_num_accepted_tokens_per_pos_total",
+)
 # A request's numbers may reach them after its answer has left
 COUNTED_WITHIN_S, COUNTED_POLL_S = 1.0, 0.01
 
@@ -231,7 +243,7 @@ class VllmServer(HttpServer):
     def _sums(self, deadline_s: float) -> dict[str, float] | None:
         """What it counts over all requests, by name; None where it does not show them."""
         try:
-            sums = metric_sums(str(self.get("/metrics", deadline_s)))
+            sums = Samples.of(str(self.get("/metrics", deadline_s))).sums
         except RefusedError:  # it has no such page
             return None
         return sums if GENERATED in sums else None
@@ -356,21 +368,10 @@ def rounds_of(tokens: Sequence[int], told: Mapping[str, Any]) -> tuple[Round, ..
     return tuple(rounds) if not left and all(each.tokens for each in rounds) else None
 
 
-def metric_sums(text: str) -> dict[str, float]:
-    """Prometheus' text format: each name's values, added over its labels."""
-    sums: dict[str, float] = {}
-    for line in text.splitlines():
-        if line and not line.startswith("#"):
-            labelled, value = line.rsplit(" ", 1)
-            name = labelled.split("{", 1)[0].strip()
-            sums[name] = sums.get(name, 0.0) + float(value)
-    return sums
-
-
 def drafts(client: HttpClient) -> bool:
     """Whether the page of a server's sums has those of drafts; no where it has no page."""
     try:
-        return DRAFTED in metric_sums(str(client.stated("/metrics")))
+        return DRAFTED in Samples.of(str(client.stated("/metrics"))).sums
     except RefusedError:
         return False
 
@@ -407,4 +408,5 @@ INTERFACE = Interface(
     parse=parse,
     names_model=True,
     drafts=drafts,
+    counters=COUNTERS,
 )

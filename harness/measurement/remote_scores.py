@@ -22,10 +22,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from harness.decoding.sampling import SamplingParameters
-from harness.engines import llamacpp, sglang, vllm
+from harness.engines import vllm
 from harness.engines.client import HttpClient
 from harness.engines.http_server import Interface, field_of, only_model
 from harness.engines.protocol import Asked, RefusedError, ServedRecord
+from harness.engines.running import KINDS
 from harness.measurement.draft_scores import served_trace
 from harness.measurement.generations import Request, stop_reason
 from harness.measurement.target_texts import GeneratedText
@@ -59,8 +60,6 @@ def refuse_sampling(sampling: SamplingParameters) -> None:
 
 
 # ---- completions ---------------------------------------------------------------------------------
-
-KINDS = (llamacpp.INTERFACE, sglang.INTERFACE, vllm.INTERFACE)
 
 
 class TextServer:

@@ -29,6 +29,7 @@ from harness.records import (
     PartTiming,
     ResultRow,
     RoundTiming,
+    Scrape,
     StepTiming,
     TextTrace,
     Trial,
@@ -66,7 +67,7 @@ CHECKED = ("config.yaml", "summary.json", TRACES, CONFIDENCES, CHECKS, *TABLES)
 # And besides: people edit the first, and lines have checksums of their own
 UNCHECKED = (
     *("manifest.json", files.CHECKSUMS, "trials.jsonl", "starts.jsonl", "rounds.jsonl"),
-    *("own_rounds.jsonl", "loads.jsonl", "probes.jsonl"),
+    *("own_rounds.jsonl", "loads.jsonl", "probes.jsonl", "scrapes.jsonl"),
 )
 ENDED = ("complete", "failed")
 # Keys that may differ on resume: where a run is put, how much is done and how it is shown
@@ -103,6 +104,7 @@ class StoredRun:
             are not measured on all; empty where all K are.
         own_rounds: own_rounds.jsonl: rounds of our own loop, in a run of a server.
         loads: loads.jsonl: what a server took under load; empty where none was put on it.
+        scrapes: scrapes.jsonl: what a running server had counted; of a run that asked it nothing.
         checks: checks.jsonl: greedy texts and distributions as the models judged them.
         unverified: the files without a checksum, as where checksums.json was deleted.
         lost_trials: how many fewer generations a complete run holds than it had when it ended.
@@ -122,6 +124,7 @@ class StoredRun:
     probes: tuple[Trial, ...] = ()
     own_rounds: tuple[RoundTiming, ...] = ()
     loads: tuple[LoadTiming, ...] = ()
+    scrapes: tuple[Scrape, ...] = ()
     checks: tuple[Check, ...] = ()
     unverified: tuple[str, ...] = ()
     lost_trials: int = 0
@@ -167,6 +170,7 @@ class RunFolder:
         rounds: what consecutive rounds took.
         own_rounds: the same of our own loop, next to a server.
         loads: what servers took under load, of each visit all lines or none.
+        scrapes: what a running server had counted.
     """
 
     def __init__(self, path: Path, manifest: Manifest, lock: Lock | None = None) -> None:
@@ -183,6 +187,7 @@ class RunFolder:
         self.rounds = Lines(path / "rounds.jsonl", RoundTiming)
         self.own_rounds = Lines(path / "own_rounds.jsonl", RoundTiming)
         self.loads = Lines(path / "loads.jsonl", LoadTiming)
+        self.scrapes = Lines(path / "scrapes.jsonl", Scrape)
         if lock is not None and lock.unlocked is not None:
             self.manifest = manifest.updated(written_without_lock=lock.unlocked)
 
@@ -376,6 +381,7 @@ def load(folder: str | Path) -> StoredRun:
         probes=tuple(run.probes.read()),
         own_rounds=tuple(run.own_rounds.read()),
         loads=tuple(run.loads.read()),
+        scrapes=tuple(run.scrapes.read()),
         checks=read_checks(path, CHECKS),
         unverified=tuple(
             name for name in CHECKED if name not in known.files and (path / name).exists()

@@ -21,6 +21,7 @@ from harness.records import (
     PartTiming,
     ResultRow,
     RoundTiming,
+    Scrape,
     StepTiming,
     Trial,
     UserError,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 Check = TextCheck | DistributionTest | TextLikelihood
 # What is stored as it is made, a line each
-Line = TypeVar("Line", bound=Trial | RoundTiming | LoadTiming)
+Line = TypeVar("Line", bound=Trial | RoundTiming | LoadTiming | Scrape)
 _KIND_OF_CHECK = {
     TextCheck: "text",
     DistributionTest: "distribution",

@@ -386,6 +386,34 @@ CAVEATS: Mapping[str, Any] = {
         " token; of a head the estimate may be too low"
     ),
     "latency_from_too_short": "latency_from times no verify for k = {ks}; left out",
+    "counters_restarted": (
+        "the counters began anew, as of a server that is restarted, in {restarts} of the intervals,"
+        " which are left out"
+    ),
+    "counters_of_several_k": (
+        "the server changed its K meanwhile ({ks}), so the numbers are of a mixture"
+    ),
+    "counters_fewer_drafted": (
+        "rounds drafted {mean:.2f} tokens on average and {k} at most, and every round counts in the"
+        " shares by position: those of later positions are too low for K={k}"
+    ),
+    "counters_without_positions": (
+        "the server does not count by position, so nothing is known of a K other than {k}"
+    ),
+    "counters_of_longer_drafts": (
+        "rounds of K={k} start in other places than shorter ones do, so tokens per round at"
+        " K = {ks} are estimated: on the shipped prompt sets at most {model:.0%} off replay with a"
+        " draft model and {head:.0%} with a head, where counts alone were {counted:.0%} off"
+    ),
+    "counters_plain_steps": (
+        "{share:.0%} of the tokens come from steps that drafted nothing, as of a look-up that finds"
+        " nothing; tokens per round are of the rounds that drafted"
+    ),
+    "counters_under_load": (
+        "round times are taken to be this server's, with one request at a time; one that decodes"
+        " several side by side has others (python -m harness.server with concurrency=[1,4] measures"
+        " them)"
+    ),
     "server_gap": (
         "the server measured {measured:.2f}x at K={k}, the arithmetic says {predicted:.2f}x: verify"
         " and overhead are not what was given"

@@ -16,6 +16,7 @@ TITLES = {
     "snapshot": "Snapshot of {pair}: does speculation leave the output unchanged?",
     "audition": "Audition of {pair}: which draft to serve",
     "server": "Server run of {pair}: which K to serve, or none",
+    "metrics": "A running server of {pair}: its acceptance, and which K pays",
     "plan": "Plan: which K meets a latency goal, and on how many cards",
     "report": "Runs compared: did anything change?",
 }

@@ -9,7 +9,7 @@ from harness.records import GREEDY, Rule, first
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
-from harness.reporting.sentences import Quoted, comparison, plan, served
+from harness.reporting.sentences import Quoted, comparison, plan, running, served
 from harness.reporting.serving import (
     ATTACHED,
     draft_keys,
@@ -191,12 +191,12 @@ def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def verdict(entry: Answer) -> str:
-    """A break-even's verdict as a sentence: what to do, then why."""
+def verdict(entry: Answer, source: str = "the numbers given") -> str:
+    """A break-even's verdict as a sentence: what to do, then why, and what it is from."""
     answer = {"speculate": "Serve the draft at K={k}", "undecided": "Undecided"}
     start = answer.get(entry.decision, "Do not speculate").format(k=entry.k)
     interval = "no interval" if entry.speedup_lo is None else "interval by the number of requests"
-    return f"{start}: {_reason(entry)} (from the numbers given, {interval})."
+    return f"{start}: {_reason(entry)} (from {source}, {interval})."
 
 
 def gain(summary: Summary) -> str | None:
@@ -359,6 +359,10 @@ def _without_answers(summary: Summary) -> tuple[str, ...]:
         return comparison.verdicts(summary.comparison)
     if summary.plan is not None:
         return plan.verdicts(summary.plan)
+    if summary.running is not None:
+        source = "the counters and the times given"
+        decision = None if summary.headline is None else verdict(summary.headline, source)
+        return running.verdicts(summary, summary.running, decision)
     if command in grid.DECIDING_COMMANDS and summary.answers and summary.run.serve_on:
         server, own = spec_of(summary.run.serve_on).in_headlines, summary.answers[0]
         return (
@@ -433,6 +437,11 @@ def next_step(summary: Summary) -> NextStep | None:
     if command == "breakeven":
         asked = "python -m harness.sweep model=ORG/TARGET draft=ORG/DRAFT"
         return NextStep("a sweep measures alpha for a pair", asked)
+    if summary.running is not None:
+        if summary.round_times or not summary.from_acceptance:
+            return None
+        asked = "python -m harness.report metrics=URL latency_from=SERVER_RUN"
+        return NextStep("times of rounds, of a run or typed, say which K pays", asked)
     if command == "profile":
         pair = None if draft is None else draft_keys(summary, draft)
         sweep = "" if pair is None else _sweep(summary, pair)

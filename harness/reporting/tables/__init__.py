@@ -16,6 +16,7 @@ from harness.reporting.tables import (
     latency,
     leaderboard,
     plan,
+    running,
     served,
     sweep,
 )
@@ -82,6 +83,12 @@ TABLES: dict[str, tuple[Maker, ...]] = {
         leaderboard.costs_table,
     ),
     "snapshot": (sweep.text_table, sweep.distribution_table),
+    "metrics": (
+        running.by_k_table,
+        running.positions_table,
+        running.intervals_table,
+        latency.rounds_table,
+    ),
     "plan": (plan.plan_tables,),
     "report": (comparison.comparison_tables,),
 }
@@ -102,6 +109,8 @@ MAIN = frozenset[Maker](
         breakeven.server_tables,
         breakeven.measured_table,
         breakeven.ideal_table,
+        running.by_k_table,
+        running.positions_table,
         comparison.comparison_tables,
     )
 )
@@ -114,6 +123,7 @@ BRIEF: dict[str, tuple[Maker, ...]] = {
     "server": _ANSWERS,
     "profile": _TIMES,
     "breakeven": _TIMES,
+    "metrics": (running.by_k_table,),
     "plan": (plan.brief_table,),
     "report": (comparison.brief_tables,),
 }

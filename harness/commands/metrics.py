@@ -1,0 +1,180 @@
+"""The counters of a server that serves others, scraped twice or until the user ends it: a run."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from rich.console import Console
+
+from harness.analysis.counters import running_server
+from harness.analysis.engine_costs import costs_of
+from harness.analysis.server_costs import ServerCosts
+from harness.analysis.server_measurements import MeasuredInputs, from_run
+from harness.commands.breakeven import latency_of_run
+from harness.commands.progress import progress
+from harness.commands.run_lifecycle import Outcome, concluded
+from harness.config import ReportConfig
+from harness.engines.adapters import api_key
+from harness.engines.running import CountingServer
+from harness.measurement.environment import describe_host
+from harness.records import GREEDY, Scrape, ServingEngine, UserError
+from harness.reporting.sentences import running
+from harness.serving.engines import spec_of
+from harness.storage import SERVER, RunFolder, load
+from harness.theory.speedup import StepTimes
+
+TIMES = ("draft_ms", "target_ms", "verify_ms")
+
+
+def run(config: ReportConfig) -> Outcome:
+    """Scrape the server, say what it did in between, and store the scrapes as a run.
+
+    Raises:
+        UserError: times that cannot be, no server or one without counters or speculation, one that
+            was restarted, or no round between two scrapes.
+    """
+    inputs = _given_times(config)  # refused before anybody waits
+    with progress("asking who answers"):
+        server = CountingServer(str(config.metrics), api_key(config.api_key_env))
+    scrapes = [server.first]
+    _check_drafts(server, scrapes)
+    if not config.watch:
+        _wait(config.interval_s, server)
+        scrapes.append(server.scrape())
+        _check_counted(server, scrapes)
+    folder = _folder(config, server, inputs)
+    folder.scrapes.append(*scrapes)
+    if config.watch:
+        out = Console(highlight=False, soft_wrap=True)
+        out.print("Ctrl-C ends the watch and writes the report.")
+        try:
+            for scrape in _every(config.interval_s, server):
+                folder.scrapes.append(scrape)
+                scrapes.append(scrape)
+                found = running_server(server.engine, scrapes)
+                out.print(running.interval(found, scrape.at_s), markup=False)
+        except KeyboardInterrupt:  # of a watch that is the ordinary end
+            pass
+        except UserError as error:  # what was counted until then stands
+            out.print(f"The watch ends: {error}", markup=False)
+    return concluded(folder, verbose=config.verbose)
+
+
+def _wait(seconds: float, server: CountingServer) -> None:
+    with progress(f"waiting {seconds:g} s for what {server.where.partition('=')[2]} serves"):
+        time.sleep(seconds)
+
+
+def _every(seconds: float, server: CountingServer) -> Iterator[Scrape]:
+    """A scrape each interval, without end."""
+    while True:
+        _wait(seconds, server)
+        yield server.scrape()
+
+
+def _check_drafts(server: CountingServer, scrapes: list[Scrape]) -> None:
+    """Refuse a server without speculation, by its counters since it was started."""
+    last, title = scrapes[-1], spec_of(server.engine).title
+    plain = last.k == 0 or (last.k is None and not last.accepted_at and last.tokens > 0)
+    if plain and not last.rounds:
+        raise UserError(
+            f"{server.where}: this {title} has not drafted a token in the"
+            f" {last.tokens:,} that it generated; it drafts if it is started with"
+            f" {server.names.drafts_with}"
+        )
+
+
+def _check_counted(server: CountingServer, scrapes: list[Scrape]) -> None:
+    """Refuse scrapes that say nothing of what happened between them."""
+    found = running_server(server.engine, scrapes)
+    if found.restarts:
+        raise UserError(
+            f"{server.where}: its counters are lower than {scrapes[-1].at_s:.0f} s before, so it"
+            " was restarted meanwhile; ask again"
+        )
+    if found.total is None:
+        _check_drafts(server, scrapes)
+        raise UserError(
+            f"{server.where}: no round was counted within {scrapes[-1].at_s:.0f} s; ask while it"
+            " serves requests, or with a longer interval_s="
+            + ("" if server.engine == "vllm" else " (a request is counted when it ends)")
+        )
+
+
+def _folder(config: ReportConfig, server: CountingServer, inputs: MeasuredInputs) -> RunFolder:
+    name = server.model.rpartition("/")[2].removesuffix(".gguf") or server.engine
+    settings = {
+        "metrics": config.metrics,
+        "interval_s": config.interval_s,
+        "watch": config.watch,
+        "latency_from": config.latency_from,
+        **{key: getattr(config, key) for key in TIMES},
+        "results_root": config.results_root,
+        "seed": config.seed,
+        "model": {"name": name},
+        "engine": server.engine,
+    }
+    folder = RunFolder.create(config.results_root, "metrics", [name], settings)
+    spec = spec_of(server.engine)
+    engine = ServingEngine(
+        name=server.engine,
+        version=server.version,
+        rule=None,  # counters do not say
+        first_position=spec.counting and spec.counting.first_position,
+        shortens_last_draft=spec.counting and spec.counting.shortens_last_draft,
+        draft_top_k=None,
+        clock="engine",
+        synthetic=False,
+        started=False,
+        urls=(server.where.partition("=")[2],),
+    )
+    given = {name: value for name, value in asdict(inputs).items() if value}
+    folder.note(environment=describe_host(), engine=engine, inputs=given)
+    return folder
+
+
+# ---- times of rounds -----------------------------------------------------------------------------
+
+
+def _given_times(config: ReportConfig) -> MeasuredInputs:
+    """Times of rounds, of a run or typed; empty where none are given.
+
+    Raises:
+        UserError: of both, of half a pair, or that cannot be.
+    """
+    typed = [key for key in TIMES if getattr(config, key) is not None]
+    if config.latency_from is not None:
+        if typed:
+            raise UserError(f"latency_from and {typed[0]}: give one of the two")
+        return _times_of_run(config.latency_from, config.temperature)
+    if not typed:
+        return MeasuredInputs()
+    for key in ("draft_ms", "target_ms"):
+        if getattr(config, key) is None:
+            raise UserError(f"{key}: not given, and {typed[0]} alone prices no round")
+    verify_s = tuple(value / 1e3 for value in config.verify_ms or ())
+    # Refuses what is no time
+    StepTimes((config.draft_ms or 0.0) / 1e3, (config.target_ms or 0.0) / 1e3, verify_s)
+    return MeasuredInputs(
+        draft_ms=config.draft_ms,
+        target_ms=config.target_ms,
+        verify_ms=tuple(config.verify_ms or ()) or None,
+    )
+
+
+def _times_of_run(name: str, temperature: list[float] | None) -> MeasuredInputs:
+    """R of a server run, or of one that timed rounds of our own loop."""
+    run = load(name)
+    if run.door != SERVER:
+        latency = latency_of_run(name)
+        return from_run(name, latency, range(1, latency.rounds.largest + 1))
+    at = [float(value) for value in temperature or run.config.get("temperature") or [GREEDY]]
+    if temperature is not None and len(temperature) > 1:
+        raise UserError("temperature: a server is priced at one; give that of its requests")
+    costs = costs_of(run, at[:1], ())
+    timed = min(costs.at, key=lambda each: abs(each.costs.temperature - at[0]))
+    times = ServerCosts.of(timed.costs).times
+    return MeasuredInputs(
+        plain_ms=1e3 * times.plain_s,
+        round_ms={k: 1e3 * seconds for k, seconds in times.round_s if k},
+    )

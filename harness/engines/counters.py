@@ -1,0 +1,115 @@
+"""What a server counts over all of its requests: the page /metrics, in Prometheus' text format.
+
+The format is that of prometheus/docs, content/docs/instrumenting/exposition_formats.md: a sample a
+line, `name{label="value",...} value [timestamp]`, and comments. A counter grows until its server is
+restarted; one with labels has a line only once it was counted in some servers.
+
+Names and what turns a page on were read in llama.cpp's tools/server/server-context.cpp and
+server-task.cpp, SGLang's srt/observability/metrics_collector.py, and vLLM's v1/metrics/loggers.py
+and v1/spec_decode/metrics.py, and the first and the last were run.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from harness.records import MOST_K, Scrape
+
+_SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A page: of each line the name, the labels and the value."""
+
+    lines: tuple[tuple[str, Mapping[str, str], float], ...]
+
+    @classmethod
+    def of(cls, page: str) -> "Samples":
+        """Read a page; what is neither a sample nor a comment is passed over."""
+        matches = (_SAMPLE.fullmatch(line) for line in page.splitlines())
+        parts = (match.groups() for match in matches if match)
+        return cls(
+            tuple(
+                (name, dict(_LABEL.findall(labels or "")), number)
+                for name, labels, value in parts
+                if math.isfinite(number := _number(value))
+            )
+        )
+
+    @cached_property
+    def sums(self) -> dict[str, float]:
+        """Each name's values, added over its labels."""
+        sums: dict[str, float] = {}
+        for name, _, value in self.lines:
+            sums[name] = sums.get(name, 0.0) + value
+        return sums
+
+    def at_positions(self, name: str) -> tuple[int, ...]:
+        """The values of a name by its label `position`, from 0 on; empty where it has none."""
+        at: dict[int, float] = {}
+        for found, labels, value in self.lines:
+            position = labels.get("position", "")
+            if found == name and position.isdecimal() and int(position) < MOST_K:
+                at[int(position)] = at.get(int(position), 0.0) + value
+        return tuple(int(at.get(position, 0.0)) for position in range(max(at, default=-1) + 1))
+
+    def largest(self, name: str) -> int | None:
+        """The largest value of a name: a gauge that every part of a server shows; None without."""
+        values = (int(value) for found, _, value in self.lines if found == name)
+        return max((value for value in values if value <= MOST_K), default=None)
+
+
+def _number(value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        return math.nan
+
+
+@dataclass(frozen=True)
+class CounterNames:
+    """How an engine names what it counts of drafting.
+
+    Attributes:
+        tokens: of answers; a page without it has no counters.
+        rounds: that drafted.
+        shown_with: what a server is started with, or without, to have the counters.
+        drafts_with: the flag that a server drafts with.
+        requests: that have their first token, or that ended; None where they are not counted.
+        drafted, accepted: tokens; None likewise.
+        by_position: rounds that accepted the token at a position, by that label; None likewise.
+        k: tokens that a round drafts, a gauge; None where it does not tell.
+    """
+
+    tokens: str
+    rounds: str
+    shown_with: str
+    drafts_with: str
+    requests: str | None = None
+    drafted: str | None = None
+    accepted: str | None = None
+    by_position: str | None = None
+    k: str | None = None
+
+    def read(self, samples: Samples, at_s: float) -> Scrape | None:
+        """The counters of a page that was read at this time; None where it has none."""
+
+        def count(name: str | None) -> int | None:
+            return None if name is None else int(samples.sums.get(name, 0.0))
+
+        if self.tokens not in samples.sums:
+            return None
+        return Scrape(
+            at_s=at_s,
+            tokens=count(self.tokens) or 0,
+            rounds=count(self.rounds) or 0,
+            requests=count(self.requests),
+            drafted=count(self.drafted),
+            accepted=count(self.accepted),
+            accepted_at=samples.at_positions(self.by_position) if self.by_position else (),
+            k=samples.largest(self.k) if self.k else None,
+        )

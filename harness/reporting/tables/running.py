@@ -1,0 +1,84 @@
+"""A running server's counters: acceptance by position, every K up to its own, the intervals."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from harness.records import ResultRow
+from harness.reporting import formatting as fmt
+from harness.reporting.sentences.running import clock
+from harness.reporting.tables.specification import Column, Table, columns_by, table
+from harness.summary import CountedInterval, RunningServer, Summary
+from harness.theory.acceptance import conditional
+
+BY_K: tuple[Column[ResultRow], ...] = (
+    Column("K", lambda row: row.k, fmt.count, key=True),
+    Column("tokens/\nround", lambda row: row.tokens_per_round, fmt.decimal),
+    Column("acceptance\n_rate", lambda row: row.acceptance_rate, fmt.percent),
+    Column("alpha", lambda row: row.alpha, fmt.alpha),
+    Column("ms/tok", lambda row: row.ms_per_token, fmt.milliseconds),
+    Column("speedup", lambda row: row.speedup, fmt.speedup),
+    Column("break-even\nalpha", lambda row: row.breakeven_alpha, fmt.alpha),
+)
+BY_K_NOTE = "A K pays while its round costs less than its tokens per round in plain tokens."
+
+
+class Position(NamedTuple):
+    """What was accepted at one position of the rounds."""
+
+    number: int
+    rounds: int  # that accepted it
+    share: float
+    conditional: float
+
+
+POSITIONS: tuple[Column[Position], ...] = (
+    Column("position", lambda row: row.number, fmt.count, key=True),
+    Column("rounds that\naccepted it", lambda row: row.rounds, fmt.count, definition="rounds"),
+    Column("share", lambda row: row.share, fmt.alpha, definition="acceptance by position"),
+    Column("of those before", lambda row: row.conditional, fmt.alpha, definition="alpha"),
+)
+POSITIONS_NOTE = "share: of all rounds; of those before: of the rounds that accepted all before it."
+
+
+def by_k_table(summary: Summary) -> Table:
+    """Tokens per round at every K up to the server's, and the speedup where times are known."""
+    best = {answer.k for answer in summary.answers if answer.speculates}
+    rows = summary.from_acceptance if summary.running else ()
+    title = "By K, from what was counted"
+    return table(title, BY_K, rows, best=lambda row: row.k in best, notes=(BY_K_NOTE,))
+
+
+def positions_table(summary: Summary) -> Table:
+    """Acceptance by position."""
+    rows = list(_positions(summary.running)) if summary.running else []
+    return table("Acceptance by position", POSITIONS, rows, notes=(POSITIONS_NOTE,))
+
+
+def _positions(server: RunningServer) -> Iterator[Position]:
+    total = server.total
+    if total is None or not total.accepted_at:
+        return
+    shares = total.acceptance_by_position
+    counts = zip(total.accepted_at, shares, conditional(shares), strict=True)
+    for number, (rounds, share, of_earlier) in enumerate(counts, start=1):
+        yield Position(number, rounds, share, of_earlier)
+
+
+def intervals_table(summary: Summary) -> Table:
+    """Every interval of a watch."""
+    intervals = summary.running.intervals if summary.running else ()
+    places = max((len(each.accepted_at) for each in intervals), default=0)
+    columns: tuple[Column[CountedInterval], ...] = (
+        Column("until", lambda each: clock(each.end_s), key=True),
+        Column("rounds", lambda each: each.rounds, fmt.count),
+        Column("requests", lambda each: each.requests, fmt.count),
+        Column("tokens/\nround", lambda each: each.tokens_per_round, fmt.decimal),
+        *columns_by(
+            range(1, places + 1),
+            "position\n{}",
+            lambda each, place: dict(enumerate(each.acceptance_by_position, 1)).get(place),
+            fmt.alpha,
+            definition="acceptance by position",
+        ),
+    )
+    return table("The intervals", columns, intervals if len(intervals) > 1 else ())

@@ -1,0 +1,374 @@
+"""Counters of a server that serves others: read, differenced, priced, watched."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from runs import EXAMPLES, FROZEN, outcome_of, stored
+from served_pair import Served
+from server_answers import ACCEPTED_AT, sglang_answers, turns, vllm_answers, vllm_page
+from stand_in_server import StandIn
+
+from benchmarks.counters import errors
+from harness.analysis import analyse, counters
+from harness.commands.run_lifecycle import Interrupted
+from harness.decoding.sampling import SamplingParameters
+from harness.engines import running
+from harness.engines.counters import Samples
+from harness.measurement.returned_texts import ReturnedText
+from harness.records import Rule, UserError
+from harness.reporting.content import content_of
+from harness.storage import StoredRun, load
+from harness.summary import CountedInterval, RunningServer
+from harness.theory.acceptance import alpha_from_tokens_per_round, positions_at_k
+
+pytestmark = pytest.mark.usefixtures("no_plots")
+
+
+def llamacpp_page(times: int) -> str:
+    """What llama.cpp shows: a position has no line before something was accepted there."""
+    lines = [f"llamacpp:{name} {n * times}" for name, n in LLAMACPP.items()]
+    name = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
+    at = [f'{name}{{position="{j}"}} {n * times}' for j, n in enumerate((50, 30))]
+    return "\n".join([*lines, *(at if times else [])])
+
+
+LLAMACPP = {
+    "tokens_predicted_total": 184,
+    "spec_decode_num_draft_tokens_total": 391,
+    "spec_decode_num_accepted_tokens_total": 80,
+    "spec_decode_num_drafts_total": 100,
+}
+PROPS = {"build_info": "b11549-abc", "total_slots": 1}
+
+
+def sglang_page(times: int, k: int = 3) -> str:
+    """What SGLang shows: no counter of accepted tokens, and rounds once there was one."""
+    lines = [
+        f'sglang:generation_tokens_total{{is_streaming="true"}} {310 * times}',
+        f'sglang:num_requests_total{{is_streaming="true"}} {10 * times}',
+        *(f'sglang:spec_num_steps{{tp_rank="{rank}"}} {k}' for rank in (0, 1)),
+    ]
+    return "\n".join([*lines, *([f"sglang:spec_verify_calls_total {100 * times}"] * (times > 0))])
+
+
+def vllm_server(**answers: Any) -> StandIn:
+    return StandIn(vllm_answers(**{"/metrics": turns(vllm_page), **answers}))
+
+
+def reported(server: StandIn, folder: Path, *words: str) -> StoredRun:
+    asked = (f"metrics={server.url}", "interval_s=0.01", folder, *words)
+    return stored(outcome_of("report", *asked))
+
+
+def told(run: StoredRun) -> RunningServer:
+    found = analyse(run).running
+    assert found is not None
+    return found
+
+
+def sentences(run: StoredRun) -> str:
+    content = content_of(analyse(run))
+    return " ".join((*content.verdicts, *content.caveats))
+
+
+# ---- the page ------------------------------------------------------------------------------------
+
+
+def test_a_page_is_read_with_labels_that_hold_anything_and_with_time_stamps() -> None:
+    samples = Samples.of(
+        'a{x="1 } \\" 2",position="1"} 3 1700000000000\na 1.5e1\n# a 9\nb{} NaN\nnonsense\nc +Inf'
+    )
+    assert samples.sums == {"a": 18.0}
+    assert samples.lines[0][1] == {"x": '1 } \\" 2', "position": "1"}
+    assert samples.at_positions("a") == (0, 3)
+    assert not Samples.of('a{position="99999999999"} 1').at_positions("a")
+
+
+# ---- two scrapes ---------------------------------------------------------------------------------
+
+
+def test_vllm_tells_acceptance_by_position_over_all_of_its_parts(tmp_path: Path) -> None:
+    with_metrics = vllm_server()
+    run = reported(with_metrics, tmp_path)
+    total = told(run).total
+    assert total is not None
+    assert (told(run).engine, told(run).k) == ("vllm", 4)
+    assert (total.rounds, total.requests, total.accepted_at) == (100, 10, ACCEPTED_AT)
+    assert total.acceptance_by_position == (0.8, 0.6, 0.5, 0.4)
+    assert total.tokens_per_round == pytest.approx(3.3)
+    rows = analyse(run).results
+    assert [row.k for row in rows] == [1, 2, 3, 4]
+    assert rows[-1].tokens_per_round == pytest.approx(3.3)
+    assert all(row.speedup is None for row in rows)
+    text = sentences(run)
+    assert "vLLM emits 3.30 tokens per round at K=4 (100 rounds of 10 requests" in text
+    assert "while a round costs less than 3.30 plain tokens" in text
+    assert "K = 1, 2, 3 are estimated" in text
+
+
+def test_llama_cpp_tells_k_by_what_it_drafts_and_no_requests(tmp_path: Path) -> None:
+    server = StandIn({"/props": PROPS, "/metrics": turns(llamacpp_page)})
+    run = reported(server, tmp_path)
+    total = told(run).total
+    assert total is not None
+    assert (told(run).k, total.requests, total.accepted_at) == (4, None, (50, 30))
+    # Nothing was accepted at a position without a counter
+    rows = analyse(run).results
+    assert [row.k for row in rows] == [1, 2, 3, 4]
+    assert rows[-1].tokens_per_round == total.tokens_per_round == pytest.approx(1.8)
+
+
+def test_sglang_tells_tokens_per_round_and_nothing_by_position(tmp_path: Path) -> None:
+    server = StandIn(sglang_answers(**{"/metrics": turns(sglang_page)}))
+    run = reported(server, tmp_path, "draft_ms=1", "target_ms=10")
+    total = told(run).total
+    assert total is not None
+    assert (told(run).k, total.accepted, total.accepted_at) == (3, 200, ())
+    (row,) = analyse(run).results
+    assert (row.k, row.tokens_per_round) == (3, pytest.approx(3.0))
+    assert row.speedup == pytest.approx(3.0 / 1.3)
+    assert "does not count by position, so nothing is known of a K other than 3" in sentences(run)
+
+
+def test_typed_times_price_every_k_up_to_the_servers(tmp_path: Path) -> None:
+    run = reported(vllm_server(), tmp_path, "draft_ms=4", "target_ms=10")
+    rows = {row.k: row for row in analyse(run).results}
+    for k, row in rows.items():
+        tokens = 1.0 + sum(positions_at_k((0.8, 0.6, 0.5, 0.4), k))
+        assert row.speedup == pytest.approx(tokens / (1.0 + 0.4 * k))
+    best = max(rows.values(), key=lambda row: row.speedup or 0.0)
+    assert best.k < 4
+    (answer,) = analyse(run).answers
+    assert answer.named[1] == best.k
+    assert answer.speedup_lo is not None  # vLLM counts requests
+    assert f"As it runs, K=4: {rows[4].speedup:.2f}x" in sentences(run)
+
+
+def test_round_times_of_a_run_price_every_k_that_it_timed(tmp_path: Path) -> None:
+    run = reported(vllm_server(), tmp_path, f"latency_from={EXAMPLES / 'embedded_sweep'}")
+    rows = analyse(run).results
+    (timed,) = analyse(run).round_times
+    assert timed.source == "rounds"
+    assert [row.k for row in rows] == [1, 2, 3, 4]
+    for row in rows:
+        assert row.tokens_per_round is not None
+        if row.k in timed.round_s:
+            expected = row.tokens_per_round * timed.plain_s / timed.round_s[row.k]
+            assert row.speedup == pytest.approx(expected)
+
+
+def test_round_times_of_a_server_run_price_too(tmp_path: Path) -> None:
+    server_run = FROZEN / "server"
+    run = reported(vllm_server(), tmp_path, f"latency_from={server_run}")
+    assert analyse(run).results[0].speedup is not None
+
+
+def test_a_report_of_the_stored_run_says_the_same_and_holds_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", "sk-secret-value")
+    server = vllm_server()
+    run = reported(server, tmp_path, "api_key_env=MY_KEY")
+    assert "Bearer sk-secret-value" in server.keys
+    again = outcome_of("report", f"run={run.folder}")
+    assert again.status == 0
+    assert load(run.folder).summary == run.summary
+    files = [file for file in run.folder.rglob("*") if file.is_file()]
+    assert files
+    assert not any(b"sk-secret-value" in file.read_bytes() for file in files)
+    assert not server.asked  # nothing was sent to the model
+
+
+# ---- what cannot be said -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [
+        (vllm_answers(**{"/metrics": "python_gc_total 3"}), "without --disable-log-stats"),
+        ({"/props": PROPS, "/metrics": 501}, "start it with --metrics"),
+        (sglang_answers(), "start it with --enable-metrics"),
+        ({"/": "<html>"}, "no server whose counters are known here; give that of one of llama.cpp"),
+        (
+            vllm_answers(**{"/metrics": "vllm:generation_tokens_total 50"}),
+            "has not drafted a token in the 50 that it generated; it drafts if it is started with"
+            " --speculative-config",
+        ),
+        (
+            {"/props": PROPS, "/metrics": "llamacpp:tokens_predicted_total 50"},
+            "started with --spec-type",
+        ),
+        (sglang_answers(**{"/metrics": sglang_page(0, k=0)}), "--speculative-algorithm"),
+        (vllm_answers(**{"/metrics": vllm_page(3)}), "no round was counted within"),
+        (vllm_answers(**{"/metrics": turns(lambda n: vllm_page(3 - n))}), "counters are lower"),
+    ],
+)
+def test_a_server_that_tells_nothing_is_refused_with_what_to_do(
+    answers: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    server = StandIn(answers)
+    with pytest.raises(UserError) as refused:
+        reported(server, tmp_path)
+    assert f"metrics={server.url}: " in str(refused.value)
+    assert says in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_address_without_a_server_is_refused(tmp_path: Path) -> None:
+    server = StandIn({})
+    server.close()
+    with pytest.raises(UserError, match="not reachable"):
+        reported(server, tmp_path)
+
+
+# ---- a watch -------------------------------------------------------------------------------------
+
+
+def watched(
+    pages: Sequence[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[StoredRun, StandIn]:
+    """A watch that the user ends after so many scrapes."""
+    left = list(pages)
+    server = StandIn(vllm_answers(**{"/metrics": lambda _: left.pop(0)}))
+
+    def sleep(_: float) -> None:
+        if not left:
+            raise Interrupted(2)
+
+    monkeypatch.setattr("harness.commands.metrics.time.sleep", sleep)
+    return reported(server, folder, "watch=true"), server
+
+
+def test_a_watch_ends_with_a_report_of_all_its_intervals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _ = watched([vllm_page(n) for n in range(7)], tmp_path, monkeypatch)
+    server = told(run)
+    assert [interval.rounds for interval in server.intervals] == [100] * 6
+    assert server.total is not None
+    assert server.total.rounds == 600
+    assert server.drift is not None
+    assert not server.drift.beyond_noise
+    assert run.manifest.status == "complete"
+    assert capsys.readouterr().out.count("100 rounds; 3.30 tokens per round") == 6
+
+
+def test_a_restart_within_a_watch_costs_its_interval_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pages = [vllm_page(n) for n in (3, 4, 1, 2)]
+    run, _ = watched(pages, tmp_path, monkeypatch)
+    server = told(run)
+    assert (server.restarts, [each.rounds for each in server.intervals]) == (1, [100, 100])
+    assert "the server was restarted" in capsys.readouterr().out
+    assert "began anew" in sentences(run)
+
+
+def test_a_server_that_fails_within_a_watch_costs_nothing_that_was_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _ = watched([vllm_page(0), vllm_page(1), "gone"], tmp_path, monkeypatch)
+    assert [each.rounds for each in told(run).intervals] == [100]
+    assert "The watch ends: metrics=http" in capsys.readouterr().out
+
+
+def test_tokens_of_steps_that_drafted_nothing_are_said(tmp_path: Path) -> None:
+    def page(times: int) -> str:
+        return f"{vllm_page(times)}\nvllm:generation_tokens_total {40 * times}"
+
+    assert "of the tokens come from steps that drafted nothing" in sentences(
+        reported(vllm_server(**{"/metrics": turns(page)}), tmp_path)
+    )
+
+
+def traffic(means: np.ndarray, rng: np.random.Generator) -> list[CountedInterval]:
+    """Intervals of 20 requests, each with an alpha of its own for all of its rounds.
+
+    Args:
+        means: tokens per round at K = 4 that an interval's alphas vary around.
+        rng: of them.
+    """
+    intervals: list[CountedInterval] = []
+    for at, mean in enumerate(means):
+        alpha = alpha_from_tokens_per_round(float(mean), 4)
+        alphas = rng.beta(8 * alpha, 8 * (1.0 - alpha), 20).clip(0.0, 0.999)
+        of_rounds = np.repeat(alphas, rng.integers(10, 60, 20))
+        accepted = np.minimum(rng.geometric(1.0 - of_rounds) - 1, 4)
+        counted = CountedInterval(at, at + 1, len(accepted), int(accepted.sum()), tokens=0)
+        intervals.append(counted)
+    return intervals
+
+
+def test_drift_is_told_and_noise_between_requests_is_not() -> None:
+    rng = np.random.default_rng(1)
+    alarms = 0
+    for _ in range(100):
+        steady = traffic(np.full(40, 3.0), rng)
+        looks = (counters.drift_of(steady[:n]) for n in range(4, 41))
+        alarms += any(look.beyond_noise for look in looks if look is not None)
+    assert alarms <= 5 + 3 * (100 * 0.05 * 0.95) ** 0.5
+    for _ in range(20):
+        falling = counters.drift_of(traffic(np.linspace(3.33, 1.90, 40), rng))
+        assert falling is not None
+        assert falling.beyond_noise
+        assert falling.after < falling.before
+
+
+def test_too_few_intervals_say_nothing_of_drift() -> None:
+    one = CountedInterval(0, 1, 100, 200, 300)
+    assert counters.drift_of([one] * 3) is None
+
+
+# ---- against replay ------------------------------------------------------------------------------
+
+
+def test_what_is_said_of_the_estimate_of_a_smaller_k_holds_on_the_shipped_sets() -> None:
+    run = load(EXAMPLES / "embedded_audition")
+    worst = {"model": 0.0, "head": 0.0, "counted": 0.0}
+    for draft in ("tiny_good", "tiny_small", "tiny_eagle3"):
+        cells: list[tuple[float, Rule]]
+        cells = [(0.0, "greedy_draft"), (1.0, "greedy_draft"), (1.0, "ratio")]
+        for temperature, rule in cells:
+            cell = (draft, temperature)
+            traces = [each for each in run.traces if (each.draft, each.temperature) == cell]
+            kind = "head" if draft == "tiny_eagle3" else "model"
+            for estimated, counted in errors(traces, rule):
+                worst[kind] = max(worst[kind], abs(estimated))
+                worst["counted"] = max(worst["counted"], abs(counted))
+    said = {
+        "model": counters.MODEL_ERROR,
+        "head": counters.HEAD_ERROR,
+        "counted": counters.COUNTED_ERROR,
+    }
+    for kind, error in worst.items():
+        assert error == pytest.approx(said[kind], abs=0.0015), kind
+
+
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs llama.cpp")
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_the_counters_of_llama_cpp_are_replays_of_the_same_texts(k: int, tmp_path: Path) -> None:
+    pair = Served(tmp_path, prompts=3)
+    engine = pair.llamacpp()
+    requests = [replace(each, sampling=SamplingParameters(0.0), k=k) for each in pair.requests]
+    with engine.open(k) as server:
+        counting = running.CountingServer(server.url)
+        texts = [
+            ReturnedText(each, server.generate(each.tokens, each.sampling, each.seed, each.budget))
+            for each in requests
+        ]
+        scrapes = [counting.first, counting.scrape()]
+    total = counters.running_server(counting.engine, scrapes).total
+    assert total is not None
+    expected = pair.replayed(texts, server.facts, k)
+    lengths = expected.accepted_lengths.sum(axis=0)
+    at_least = tuple(round(float(lengths[j:].sum())) for j in range(1, k + 1))
+    assert (*total.accepted_at, *[0] * k)[:k] == at_least
+    # On the last position of a budget it drafts nothing, and does not count the round
+    drafting = float(expected.rounds.sum() - expected.proposals[:, 0].sum())
+    assert total.rounds == pytest.approx(drafting)
+    assert counters.running_server(counting.engine, scrapes).k == k
