@@ -69,6 +69,17 @@ def test_a_report_says_once_what_block_verification_would_bring(kind: str) -> No
     assert "can accept so with an EAGLE-3 head or MTP layers or a DFlash drafter alone" in line
 
 
+def test_a_server_has_one_break_even_alpha_for_each_k_and_none_where_no_acceptance_pays() -> None:
+    """Not another one for each prompt set, from what the others' rounds took."""
+    server = analysed("server")
+    for entry in server.round_times:
+        at = [row for row in server.alone if row.temperature == entry.temperature]
+        for k, round_s in entry.round_s.items():
+            needed = {row.breakeven_alpha for row in at if row.k == k}
+            assert len(needed) == 1
+            assert (needed == {None}) == (round_s > (k + 1) * entry.plain_s)
+
+
 def interrupted(run: StoredRun, trials: int, traces: int) -> StoredRun:
     """The run as it would be had it been stopped that early."""
     cut = replace(run, trials=run.trials[:trials], parts=(), summary=None)

@@ -439,7 +439,10 @@ class ServedRun(ServedTexts):
             with_counts(with_times(made, seconds, texts.tokens), counts),
             rule=self.engine.rule,
             speedup=costs.speedup(texts.tokens, counts),
-            breakeven_alpha=costs.times.break_even_alpha(row.k),
+            # No prediction: what a round costs here, by the requests of this cell too
+            breakeven_alpha=self.costs_by_temperature.get(
+                row.temperature, costs
+            ).times.break_even_alpha(row.k),
         )
         names, (before, after, tokens) = _by_prompt(texts, plain_s, seconds, texts.tokens)
         costs_error = None if timed is None else speedup_variance(timed, texts.tokens, counts)
