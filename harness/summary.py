@@ -131,6 +131,7 @@ CaveatCode = Literal[
     # answer names these K, for others have more; load: whether of requests side by side
     "server_visits_lacking",
     "server_every_k",  # reason: as `storage.manifest.WhyAll`, why until=decided measured all
+    "load_predictions_off",  # median, largest: absolute errors of prompt sets under load; cells
     "server_queues",  # engine, concurrency: the smallest such; slots: that its servers have
     "plan_without_ks",  # ks ("4, 8"): left out, since they change what is generated
     "plan_processor_time",  # of a plan from a run by clock=cpu
@@ -161,6 +162,7 @@ ComparisonCaveatCode = Literal[
     "other_lengths",
     "some_prompts",
     "other_hash",
+    "other_weights",  # weights, reference_weights ("easy 3, hard 1", or None for equal ones)
     "texts_differ_by_setting",
     "texts_differ_in_float32",
     "texts_differ_by_rounding",
@@ -1092,6 +1094,19 @@ class EngineRow:
 
 
 @dataclass(frozen=True)
+class RunCompared:
+    """What one of the runs that are compared is of."""
+
+    name: str  # of its folder
+    command: str
+    draft: str | None
+    engine: str  # as `engine=` has it; "own" is our own loop
+    version: str | None  # of the engine
+    seed: int | None
+    weights: Mapping[str, float] = field(default_factory=dict[str, float])  # empty: equal ones
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Runs compared with the first of them."""
 
@@ -1102,6 +1117,7 @@ class Comparison:
     caveats: tuple[ComparisonCaveat, ...]  # most important first
     differences: tuple[Difference, ...]
     engines: tuple[EngineRow, ...] = ()  # where one of the runs is a server's
+    every: tuple[RunCompared, ...] = ()  # the reference first
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -1296,6 +1312,12 @@ class LoadCell:
     # Requests that the servers decode side by side, where these are fewer: the others wait, and
     # what is measured is a queue. None where there is room, or servers do not tell.
     slots: int | None = None
+
+
+def load_errors(cells: Sequence[LoadCell]) -> list[float]:
+    """Of the predictions under load, of each part of a closed loop with room for its requests."""
+    parts = [part for cell in cells if cell.k and cell.slots is None for part in cell.groups]
+    return [part.error for part in parts if part.error is not None]
 
 
 @dataclass(frozen=True)

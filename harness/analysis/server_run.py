@@ -111,6 +111,7 @@ from harness.summary import (
     Unstable,
     Values,
     Visits,
+    load_errors,
 )
 from harness.theory.speedup import RoundTimes
 
@@ -119,6 +120,8 @@ from harness.theory.speedup import RoundTimes
 ON_A_LINE = Variance(np.array(0.03**2), np.array(KNOWN))
 # What gains more at another K by less than this share is not worth a sentence
 LEAST_GAIN = 0.01
+# From this median error on, a prediction under load is worth a caveat
+LARGE_ERROR = 0.1
 
 
 def analyse_served(setup: Setup) -> Summary:
@@ -1022,6 +1025,10 @@ class ServedRun(ServedTexts):
             first = min(queues, key=lambda cell: cell.concurrency or 0)
             values: Values = {"concurrency": first.concurrency, "slots": first.slots}
             yield Caveat("server_queues", {"engine": self.engine.name, **values})
+        errors = np.abs(load_errors(self.loads.cells))
+        if errors.size and np.median(errors) > LARGE_ERROR:
+            of = {"median": float(np.median(errors)), "largest": float(errors.max())}
+            yield Caveat("load_predictions_off", {**of, "cells": errors.size})
         lacking = [cell for cell in self.loads.cells if cell.visits is not None]
         for (temperature, visits), cells in grouped(
             lacking, lambda cell: (cell.temperature, cell.visits)
