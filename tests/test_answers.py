@@ -649,7 +649,7 @@ def test_the_console_of_an_audition_always_has_its_ranking() -> None:
     hard = replace(made, run=run, leaderboards=boards, failures=failed)
     lines = screen(hard)
     assert len(lines) <= MOST_LINES
-    text = "\n".join(lines)
+    text = "\n".join(line.rstrip() for line in lines)
     assert all(f"\n{row.draft or 'do not speculate'} " in text for row in rows)
     # Which row is the verdict's stands below it, and what failed is no note without a subject
     assert "1.00x             -  -\nAt temperature 0 the row of " in text

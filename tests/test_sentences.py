@@ -381,7 +381,7 @@ def test_a_rule_of_thumb_is_shown_next_to_the_measurement(
 @pytest.mark.parametrize(
     ("results", "start"),
     [
-        (["PASS", "TIE", "FAIL"], "FAIL: speculation changed the output (on vLLM, K=4, temperature 0; 3 checks: 1"),
+        (["PASS", "TIE", "FAIL"], "FAIL: speculation changed the output (on vLLM, K=4,"),
         (["PASS", "TIE"], "TIE: "),
         (["PASS", "OPEN", "TIE"], "OPEN: "),
         (

@@ -86,10 +86,8 @@ def _engine_fallback(values: Quoted) -> str:
 
 
 def _unstable_timings(values: Quoted) -> str:
-    return (
-        f"{fmt.number_of(values['timings'], 'timing', 'timings')} cannot be right, though repeated:"
-        " marked in tables, left out of plots"
-    )
+    timings = fmt.number_of(values["timings"], "timing", "timings")
+    return f"{timings} cannot be right, though repeated: marked, and not plotted"
 
 
 def _not_by_replay(values: Quoted) -> str:

@@ -101,7 +101,7 @@ def _weights(run: RunCompared) -> str:
 
 
 def brief_tables(summary: Summary) -> list[Table]:
-    """What the runs are, engines with one request at a time, then all runs' whole workload at every K above 0.
+    """What the runs are; engines, one request at a time; the whole workload at every K above 0.
 
     Engines stand without the runs' names where engine and version tell the runs apart.
     """

@@ -163,9 +163,8 @@ SPEEDUP_NOTE = (
     " prompts, so slightly too high. Ranks and the chance to be best are by these."
 )
 VERDICT_NOTE = (
-    "At temperature {temperature} the row of {draft} at K={k} has the verdict's speedup and"
-    " interval, corrected for having been chosen as the best. The other rows' are not corrected,"
-    " and decide nothing."
+    "At temperature {temperature} the row of {draft} at K={k} is the verdict's, corrected for"
+    " having been chosen as the best; the other rows are not, and decide nothing."
 )
 OTHER_NOTE = (
     "At temperature {temperature} the verdict's speedup of {draft} at K={k} is {gain}, on held-out"
