@@ -29,6 +29,7 @@ from harness.reporting import formatting, grid, html, markdown
 from harness.reporting.console import MOST_LINES
 from harness.reporting.content import content_of
 from harness.reporting.sentences.verdict import next_step
+from harness.reporting.tables import tables_of
 from harness.serving.drafts import kind_of
 from harness.serving.engines import drafts_alike, spec_of, with_lines
 from harness.storage import StoredRun, load
@@ -651,6 +652,14 @@ def test_the_console_of_an_audition_always_has_its_ranking() -> None:
     assert len(lines) <= MOST_LINES
     text = "\n".join(line.rstrip() for line in lines)
     assert all(f"\n{row.draft or 'do not speculate'} " in text for row in rows)
+    # Every draft without a rank is in one table, whatever the reason
+    other = Failure("other", "another tokenizer")
+    (unranked,) = (
+        entry
+        for entry in tables_of(replace(hard, ineligible=(other,)))
+        if entry.title == "Not ranked"
+    )
+    assert [cell.text for cell in unranked.column("draft")] == ["other", "bad_0", "bad_1"]
     # Which row is the verdict's stands below it, and what failed is no note without a subject
     assert "1.00x             -  -\nAt temperature 0 the row of " in text
     assert not re.search(r"\n\n\d+ (more )?notes? .*\n\nEvery draft", text)

@@ -229,7 +229,9 @@ BOARD_UNDER = (
     "predicted, with 95 % interval; filled: the best that an engine has; the dashed line: no"
     " speculation"
 )
-LETTERS, NARROW_LETTERS = 23, 16  # of a draft's name in one line; engines have twice as many
+LETTERS, NARROW_LETTERS = 23, 16  # of a draft's name in one line
+# A title's bold letters, and the small ones below it, in the same width
+BOLD, SMALL = 1.45, 2
 
 
 def draw_leaderboard(summary: Summary, across: int) -> style.Plot | None:
@@ -268,8 +270,9 @@ def _board(axes: Axes, board: Board, drafts: tuple[str, ...], letters: int) -> N
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
     axes.set_xlabel("speedup")
-    lines = style.folded("" if board.every_rule else board.acceptance, 2 * letters)
-    axes.set_title(style.folded(board.name, 2 * letters - 6), pad=9 + 13 * (lines.count("\n") + 1))
+    lines = style.folded("" if board.every_rule else board.acceptance, SMALL * letters)
+    title = style.folded(board.name[0].upper() + board.name[1:], int(BOLD * letters))
+    axes.set_title(title, pad=9 + 13 * (lines.count("\n") + 1))
     style.note_at(axes, lines, (0, 1), xycoords="axes fraction", ha="left", color=style.GREY)
 
 

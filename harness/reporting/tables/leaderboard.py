@@ -5,6 +5,7 @@ Rules whose rows are alike to the last digit shown (at temperature 0 all are) sh
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from harness.records import Failure, Rule, first, grouped, where
@@ -348,8 +349,9 @@ def _unstable_step(summary: Summary, step: StepSummary | None) -> Unstable | Non
 
 
 def ineligible_table(summary: Summary) -> Table:
-    """The drafts that cannot be used with this target."""
-    return table("Not eligible", INELIGIBLE, summary.ineligible)
+    """The drafts that were asked for and have no rank: not for this target, or broken down."""
+    broken = [replace(f, where=f.draft) for f in summary.failures if f.draft is not None]
+    return table("Not ranked", INELIGIBLE, (*summary.ineligible, *broken))
 
 
 def thumb_table(summary: Summary) -> Table:
