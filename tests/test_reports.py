@@ -204,9 +204,9 @@ def test_profile_and_break_even_answer_in_one_sentence() -> None:
     easiest = min(ceilings, key=lambda entry: entry.breakeven_alpha or 1.0)
     most = max(ceilings, key=lambda entry: entry.ideal_speedup)
     assert content_of(analysed("profile")).verdicts == (
-        f"With these round times speculation needs an alpha above {easiest.breakeven_alpha:.2f}"
-        f" (K={easiest.k}); at most {most.ideal_speedup:.2f}x is possible (K={most.k}, every draft"
-        " token accepted).",
+        "With the round times of the harness's loop on this machine speculation needs an alpha"
+        f" above {easiest.breakeven_alpha:.2f} (K={easiest.k}); at most {most.ideal_speedup:.2f}x"
+        f" is possible (K={most.k}, every draft token accepted).",
     )
     *_, possible = content_of(analysed("breakeven")).verdicts
     assert possible.startswith("With these step times speculation needs an alpha above 0.78 (K=1)")

@@ -21,11 +21,10 @@ GAIN_CAPTION = (
     "Speedup over plain decoding against K: {points}, and the line at 1 where there is no"
     " speculation"
 )
-BY_MEASUREMENT = "measured points with their intervals, the prediction as a line"
+BY_MEASUREMENT = "measured points{intervals}, the prediction as a line"
 BY_REPLAY = "predicted by replay, not run"
 GAIN_UNDER = (
-    "points: measured, with 95 % interval; lines: predicted, tokens per round by replay x R(0) /"
-    " R(K)"
+    "points: measured{intervals}; lines: predicted, tokens per round by replay x R(0) / R(K)"
 )
 FEW_UNDER = (
     "; hollow: measured on few prompts of the set (until=decided), so it compares neither with the"
@@ -81,9 +80,12 @@ def draw_by_k(summary: Summary, across: int) -> style.Plot | None:
         panel.set_title(f"temperature {fmt.temperature(where[0])}{prompts}")
     rule = points[0].rule
     engines = f" (accepted as on {grid.engines_by_rule()[rule]})" if several and rule else ""
-    under = REPLAYED_UNDER.format(engines=engines) if replayed else GAIN_UNDER
+    known = any(row.speedup_lo is not None for row in points)
+    measured = GAIN_UNDER.format(intervals=", with 95 % interval" if known else "")
+    under = REPLAYED_UNDER.format(engines=engines) if replayed else measured
     under += FEW_UNDER if any(row in few for row in points) else ""
-    caption = GAIN_CAPTION.format(points=BY_REPLAY if replayed else BY_MEASUREMENT)
+    measured = BY_MEASUREMENT.format(intervals=" with their intervals" if known else "")
+    caption = GAIN_CAPTION.format(points=BY_REPLAY if replayed else measured)
     return style.plot("speedup_vs_k.svg", caption, figure, under)
 
 
