@@ -80,12 +80,13 @@ def draw_by_k(summary: Summary, across: int) -> style.Plot | None:
         panel.set_title(f"temperature {fmt.temperature(where[0])}{prompts}")
     rule = points[0].rule
     engines = f" (accepted as on {grid.engines_by_rule()[rule]})" if several and rule else ""
-    known = any(row.speedup_lo is not None for row in points)
-    measured = GAIN_UNDER.format(intervals=", with 95 % interval" if known else "")
-    under = REPLAYED_UNDER.format(engines=engines) if replayed else measured
+    under, shown = REPLAYED_UNDER.format(engines=engines), BY_REPLAY
+    if not replayed:
+        bars = any(row.speedup_lo is not None for row in points)
+        under = GAIN_UNDER.format(intervals=", with 95 % interval" if bars else "")
+        shown = BY_MEASUREMENT.format(intervals=" with their intervals" if bars else "")
     under += FEW_UNDER if any(row in few for row in points) else ""
-    measured = BY_MEASUREMENT.format(intervals=" with their intervals" if known else "")
-    caption = GAIN_CAPTION.format(points=BY_REPLAY if replayed else measured)
+    caption = GAIN_CAPTION.format(points=shown)
     return style.plot("speedup_vs_k.svg", caption, figure, under)
 
 
