@@ -119,7 +119,7 @@ def _points(
         values = [bounded(row) for row in those]
         style.points(axes, at, values, label=label, linestyle="none", **look, **fill)
         if hollow:  # once in the legend, whatever the series
-            key = {"color": style.GREY, "marker": "o", "markerfacecolor": "white"}
+            key: dict[str, Any] = {"color": style.GREY, "marker": "o", "markerfacecolor": "white"}
             axes.plot([], [], label=FEW_LABEL, linestyle="none", **key)
 
 
