@@ -103,7 +103,7 @@ def test_a_comparison_says_what_each_run_is_and_whose_weights_hold_for_all() -> 
         ("tiny_good", "own", 3, {}),
     ]
     (said,) = (caveat(entry) for entry in made.caveats if entry.code == "other_weights")
-    assert "as sweep does (easy 3, hard 1); the report of" in said
+    assert "as in sweep (easy 3, hard 1); the report of" in said
     assert "itself has equal weights" in said
     shown = Summary(RunFacts("report", "", "complete", None, "tiny", None), comparison=made)
     for tables in (brief_tables(shown), comparison_tables(shown)):

@@ -187,12 +187,12 @@ def _compare_two(pair: _Pair) -> tuple[list[ComparisonRow], list[ComparisonCavea
     one, two = pair.setups
     drafts = one.draft or None, two.draft or None
     blank = ComparisonRow(*pair.names, *drafts, None, None, 0, "measured")
-    caveats = [*_unfinished(pair), *_devices(pair), *_other_weights(pair)]
+    caveats = [*_unfinished(pair), *_devices(pair)]
     unlike = _unlike(pair)
     caveats += [unlike] if unlike else []
     if all(map(_is_measured, pair.setups)):
         changed = _changed_machine([*_plain_generations(pair)], pair)
-        caveats += [*_shared_prompts(pair), *changed, *_changed_texts(pair)]
+        caveats += [*_shared_prompts(pair), *changed, *_changed_texts(pair), *_other_weights(pair)]
         rows = _measured_rows(pair, blank)
     else:
         changed = _changed_machine([*_plain_visits(pair)], pair)

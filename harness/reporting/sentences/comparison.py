@@ -60,8 +60,8 @@ CAVEATS = {
     ),
     "other_hash": "the prompts' hashes differ: paired by name and length, their words may differ",
     "other_weights": (
-        "here both runs weigh the prompt sets as {reference_run} does ({reference_weights}); the"
-        " report of {run} itself has {weights}, so its numbers differ from these"
+        "here prompt sets weigh as in {reference_run} ({reference_weights}); the report of {run}"
+        " itself has {weights}, so its numbers for the whole workload differ from these"
     ),
     "texts_differ_by_setting": f"{TEXTS}decode.{{setting}} differs, which changes texts",
     "texts_differ_in_float32": (
