@@ -318,8 +318,8 @@ def _gates(served: ServedSummary, checks: int) -> Iterator[str]:
         parts = [f"texts |z| <= {max(text):.1f}"]
         parts += [f"rounds |z| <= {max(rounds):.1f}"] if rounds else []
         yield (
-            "Sampled texts, one for each prompt, K and visit, follow the target's distribution"
-            f" ({', '.join(parts)})"
+            "Sampled texts follow the target's distribution (one for each prompt, K and visit;"
+            f" {', '.join(parts)})"
             f"{_rounds(sampled)}."
         )
 
