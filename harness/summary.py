@@ -136,6 +136,7 @@ CaveatCode = Literal[
     "server_every_k",  # reason: as `storage.manifest.WhyAll`, why until=decided measured all
     # rate: the least at which more arrives than servers of the ks serve
     "rate_beyond_capacity",
+    "load_predictions_off",  # median, largest: absolute errors of prompt sets under load; cells
     "server_queues",  # engine, concurrency: the smallest such; slots: that its servers have
     "plan_without_ks",  # ks ("4, 8"): left out, since they change what is generated
     "plan_processor_time",  # of a plan from a run by clock=cpu
@@ -177,6 +178,7 @@ ComparisonCaveatCode = Literal[
     "other_lengths",
     "some_prompts",
     "other_hash",
+    "other_weights",  # weights, reference_weights ("easy 3, hard 1", or None for equal ones)
     "texts_differ_by_setting",
     "texts_differ_in_float32",
     "texts_differ_by_rounding",
@@ -1108,6 +1110,19 @@ class EngineRow:
 
 
 @dataclass(frozen=True)
+class RunCompared:
+    """What one of the runs that are compared is of."""
+
+    name: str  # of its folder
+    command: str
+    draft: str | None
+    engine: str  # as `engine=` has it; "own" is our own loop
+    version: str | None  # of the engine
+    seed: int | None
+    weights: Mapping[str, float] = field(default_factory=dict[str, float])  # empty: equal ones
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Runs compared with the first of them."""
 
@@ -1118,6 +1133,7 @@ class Comparison:
     caveats: tuple[ComparisonCaveat, ...]  # most important first
     differences: tuple[Difference, ...]
     engines: tuple[EngineRow, ...] = ()  # where one of the runs is a server's
+    every: tuple[RunCompared, ...] = ()  # the reference first
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -1329,6 +1345,12 @@ class LoadCell:
     varying: Varying = ""  # how K changed while the server served; `k` is the largest then
     # Of a server whose K changed, where it told every round
     tokens_per_round: float | None = None
+
+
+def load_errors(cells: Sequence[LoadCell]) -> list[float]:
+    """Of the predictions under load, of each part of a closed loop with room for its requests."""
+    parts = [part for cell in cells if cell.k and cell.slots is None for part in cell.groups]
+    return [part.error for part in parts if part.error is not None]
 
 
 @dataclass(frozen=True)
@@ -1737,6 +1759,22 @@ class Summary:
         """
         source = "replayed" if self.run.replay_only else "measured"
         return tuple(row for row in self.alone if row.source == source)
+
+    @property
+    def on_few_prompts(self) -> tuple[ResultRow, ...]:
+        """Of these, the rows on at most half of the prompts that another K was run on.
+
+        A sweep in looks (until=decided) measures most K on the first prompts of each set alone.
+        """
+        most: dict[tuple[float | None, str | None], int] = {}
+        for row in self.generated:
+            cell = row.temperature, row.prompt_set
+            most[cell] = max(most.get(cell, 0), row.prompts or 0)
+        return tuple(
+            row
+            for row in self.generated
+            if row.prompts and 2 * row.prompts <= most[row.temperature, row.prompt_set]
+        )
 
     @property
     def alone(self) -> tuple[ResultRow, ...]:

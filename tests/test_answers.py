@@ -29,6 +29,7 @@ from harness.reporting import formatting, grid, html, markdown
 from harness.reporting.console import MOST_LINES
 from harness.reporting.content import content_of
 from harness.reporting.sentences.verdict import next_step
+from harness.reporting.tables import tables_of
 from harness.serving.drafts import kind_of
 from harness.serving.engines import drafts_alike, spec_of, with_lines
 from harness.storage import StoredRun, load
@@ -629,6 +630,14 @@ def test_a_draft_that_no_engine_has_is_marked_and_never_the_best() -> None:
     assert "tiny_eagle3 (none of these engines)" in [cell.text for cell in mlx.column("draft")]
 
 
+def test_the_console_explains_its_star_where_another_row_than_the_first_has_it() -> None:
+    for server, explained in ((None, False), ("transformers", True)):
+        text = " ".join(" ".join(screen(asked(summary("as it was"), server))).split())
+        assert ("marked: the row of the headline" in text) == explained
+    # What a round costs depends on the temperature
+    assert "here 2.05 for K=4, T=0." in " ".join(screen(summary("as it was")))
+
+
 def test_the_console_of_an_audition_always_has_its_ranking() -> None:
     made = analysed("audition")
     board = made.leaderboards[0]
@@ -641,8 +650,19 @@ def test_the_console_of_an_audition_always_has_its_ranking() -> None:
     hard = replace(made, run=run, leaderboards=boards, failures=failed)
     lines = screen(hard)
     assert len(lines) <= MOST_LINES
-    text = "\n".join(lines)
+    text = "\n".join(line.rstrip() for line in lines)
     assert all(f"\n{row.draft or 'do not speculate'} " in text for row in rows)
+    # Every draft without a rank is in one table, whatever the reason
+    other = Failure("other", "another tokenizer")
+    (unranked,) = (
+        entry
+        for entry in tables_of(replace(hard, ineligible=(other,)))
+        if entry.title == "Not ranked"
+    )
+    assert [cell.text for cell in unranked.column("draft")] == ["other", "bad_0", "bad_1"]
+    # Which row is the verdict's stands below it, and what failed is no note without a subject
+    assert "1.00x             -  -\nAt temperature 0 the row of " in text
+    assert not re.search(r"\n\n\d+ (more )?notes? .*\n\nEvery draft", text)
     assert "PARTIAL RANKING: 9 of 11 drafts are ranked. Not ranked: bad_0, bad_1." in text
     assert "FAILED RUN" not in text
     assert len(lines) < len(printed(made, "tables")) < len(printed(made, True)) / 2

@@ -18,11 +18,12 @@ from harness.commands import report
 from harness.commands.run_lifecycle import Outcome
 from harness.config import ReportConfig
 from harness.records import Trial, UserError
-from harness.reporting.sentences.comparison import CAVEATS
+from harness.reporting.sentences.comparison import CAVEATS, caveat
+from harness.reporting.tables.comparison import brief_tables, comparison_tables
 from harness.stats.jackknife import speedup_interval
 from harness.storage import RunFolder, StoredRun, load
 from harness.storage.manifest import Manifest
-from harness.summary import Comparison, ComparisonCaveatCode, ComparisonRow
+from harness.summary import Comparison, ComparisonCaveatCode, ComparisonRow, RunFacts, Summary
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 SWEEP = load(FROZEN / "sweep")
@@ -90,6 +91,28 @@ def test_pairing_by_prompt_makes_a_small_loss_visible() -> None:
     )
     assert alone is not None
     assert alone.hi / alone.lo > 1.1, "unpaired, the prompts' own scatter would hide it"
+
+
+def test_a_comparison_says_what_each_run_is_and_whose_weights_hold_for_all() -> None:
+    config = nested(SWEEP.config, "prompts.weights", {"easy": 3, "hard": 1})
+    plain = nested(SWEEP.config, "prompts.weights", None)
+    made = compare([replace(SWEEP, config=config), other(config=plain)])
+    known = [(run.draft, run.engine, run.seed, dict(run.weights)) for run in made.every]
+    assert known == [
+        ("tiny_good", "own", 3, {"easy": 3, "hard": 1}),
+        ("tiny_good", "own", 3, {}),
+    ]
+    (said,) = (caveat(entry) for entry in made.caveats if entry.code == "other_weights")
+    assert "as in sweep (easy 3, hard 1); the report of" in said
+    assert "itself has equal weights" in said
+    shown = Summary(RunFacts("report", "", "complete", None, "tiny", None), comparison=made)
+    for tables in (brief_tables(shown), comparison_tables(shown)):
+        assert tables[0].title == "The runs"
+        assert [cell.text for cell in tables[0].column("prompt sets weigh")] == [
+            "easy 3, hard 1",
+            "equally",
+        ]
+    assert "other_weights" not in codes(compare([SWEEP, other()]))
 
 
 def test_weights_make_the_workload() -> None:

@@ -218,6 +218,9 @@ def test_a_sweep_generates_every_text_in_batches_and_measures_one_k_until_it_is_
         *((k, 6, "replayed") for k in (0, 1, 2)),
     }
     assert all(row.ms_per_token for row in summary.results)
+    # Of a set's prompts, not of those that a K was measured on by design
+    few = [each.values["prompts"] for each in summary.caveats if each.code == "few_prompts"]
+    assert few == [6]
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_what_gaps_exceed_their_own_errors_by_is_added_to_every_prediction() -> 
     assert 0.9 < np.mean(held) < 0.98
     (said,) = error_of([0.12, 0.1, -0.09, -0.11, 0.05, 0.08, 0.12, 0.1], 0.02).caveats()
     assert (said.values["outside"], said.values["cells"], said.values["k"]) == (8, 8, 1)
-    assert "8 of 8 measured speedups lie outside their predictions' intervals" in caveat(said)
+    assert "outside their predictions' intervals: 8 of 8 at temperature 0" in caveat(said)
 
 
 def slower(run: StoredRun, factor: float) -> Summary:

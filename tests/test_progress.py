@@ -96,7 +96,7 @@ def test_a_report_of_stored_runs_says_what_it_does(
         monkeypatch.setattr(f"{module}.analyse", noted)
     with without_plots():
         outcome_of("report", words.format(*runs, tmp_path), tmp_path / "made")
-    said = {"run=": "analysing what it measured", "runs": "comparing the runs"}
+    said = {"run=": "analysing the run", "runs": "comparing the runs"}
     assert bars[0] == said.get(words[:4], "reading runs 0/2")
 
 

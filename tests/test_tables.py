@@ -337,16 +337,30 @@ def test_drawing_leaves_the_callers_settings_alone() -> None:
     assert matplotlib.rcParams["font.size"] == before
 
 
-def test_a_k_that_few_prompts_measured_is_neither_the_best_nor_compared_with_all_of_them() -> None:
-    """A sweep in looks measures most K on some prompts: K=4 there is no faster than K=2 on all."""
-    made = analysed("sweep")
+def of_few_prompts(made: Summary) -> Summary:
+    """As a sweep in looks measures most K: K=4 on a quarter of the prompts."""
 
     def of_few(row: ResultRow) -> ResultRow:
         few = row.source == "measured" and row.k == 4
         return replace(row, prompts=2, speedup=9.0) if few else row
 
-    few = replace(made, results=tuple(map(of_few, made.results)))
-    for before, after in zip(sweep_tables(made), sweep_tables(few), strict=True):
+    return replace(made, results=tuple(map(of_few, made.results)))
+
+
+def test_points_of_few_prompts_are_hollow_and_the_picture_says_what_that_means() -> None:
+    names = ("speedup_vs_k.svg", "breakeven_vs_measured.svg")
+    few = {plot.name: plot.svg for plot in plots.drawn(of_few_prompts(analysed("sweep")))}
+    for name in names:
+        assert "few prompts" not in drawn_of("sweep")[name]
+        assert "hollow" in words(few[name]).lower()
+        # A key in the legend, and a point for each prompt set and temperature
+        assert few[name].count("fill: #ffffff; stroke: #") == 1 + 4
+
+
+def test_a_k_that_few_prompts_measured_is_neither_the_best_nor_compared_with_all_of_them() -> None:
+    """A sweep in looks measures most K on some prompts: K=4 there is no faster than K=2 on all."""
+    made = analysed("sweep")
+    for before, after in zip(sweep_tables(made), sweep_tables(of_few_prompts(made)), strict=True):
         assert "few prompts" not in [column.one_line for column in before.columns]
         by_k = dict(zip((row.cells[0].text for row in after.rows), after.rows, strict=True))
         few_prompts = dict(zip(by_k, after.column("few prompts"), strict=True))

@@ -23,6 +23,7 @@ from harness.records import (
     StepTiming,
     ThrottleReason,
     Trial,
+    grouped,
 )
 from harness.serving.engines import OWN
 from harness.stats.jackknife import MIN_PROMPTS
@@ -102,7 +103,10 @@ def _of_the_run(
     setup: Setup, results: Sequence[ResultRow], prompts: int | None
 ) -> Iterator[Caveat]:
     if setup.command != "snapshot":
-        counts = [row.prompts for row in results if row.prompts is not None]
+        counted = [row for row in results if row.prompts is not None]
+        cells = grouped(counted, lambda row: (row.temperature, row.prompt_set))
+        # A sweep in looks measures some K of a cell on few of its prompts
+        counts = [max(row.prompts or 0 for row in rows) for rows in cells.values()]
         fewest = min(counts, default=MIN_PROMPTS) if prompts is None else prompts
         if fewest < MIN_PROMPTS:
             values = {"prompts": fewest, "needed": MIN_PROMPTS, "in_cell": prompts is None}

@@ -50,6 +50,7 @@ from harness.summary import (
     ComparisonCaveat,
     ComparisonRow,
     Difference,
+    RunCompared,
     ServedSummary,
     Value,
     Values,
@@ -109,6 +110,17 @@ def compare(runs: Sequence[StoredRun], fail_below: float | None = None) -> Compa
             for name, setup, of_server in zip(names, setups, served, strict=True)
             if any(served) and _is_measured(setup)
             for row in engine_rows(name, setup, of_server)
+        ),
+        every=tuple(
+            RunCompared(
+                name,
+                setup.command,
+                setup.draft or None,
+                *engine_of(setup),
+                setup.seed,
+                setup.weights or {},
+            )
+            for name, setup in zip(names, setups, strict=True)
         ),
     )
 
@@ -180,7 +192,7 @@ def _compare_two(pair: _Pair) -> tuple[list[ComparisonRow], list[ComparisonCavea
     caveats += [unlike] if unlike else []
     if all(map(_is_measured, pair.setups)):
         changed = _changed_machine([*_plain_generations(pair)], pair)
-        caveats += [*_shared_prompts(pair), *changed, *_changed_texts(pair)]
+        caveats += [*_shared_prompts(pair), *changed, *_changed_texts(pair), *_other_weights(pair)]
         rows = _measured_rows(pair, blank)
     else:
         changed = _changed_machine([*_plain_visits(pair)], pair)
@@ -195,6 +207,16 @@ def _compare_two(pair: _Pair) -> tuple[list[ComparisonRow], list[ComparisonCavea
     return [
         _times_only(row) if unlike or (row.temperature, row.k) in cells else row for row in rows
     ], caveats
+
+
+def _other_weights(pair: _Pair) -> Iterator[ComparisonCaveat]:
+    """Whose weights of prompt sets hold for both, where the runs' own differ."""
+    if (pair.setups[0].weights or {}) != (pair.setups[1].weights or {}):
+        shares = [
+            ", ".join(f"{name} {share:g}" for name, share in (setup.weights or {}).items()) or None
+            for setup in pair.setups
+        ]
+        yield ComparisonCaveat("other_weights", pair.values(weights=shares))
 
 
 def _check_target(pair: _Pair) -> None:

@@ -112,6 +112,7 @@ from harness.summary import (
     UserLatency,
     Values,
     Visits,
+    load_errors,
 )
 from harness.theory.speedup import RoundTimes
 
@@ -120,6 +121,8 @@ from harness.theory.speedup import RoundTimes
 ON_A_LINE = Variance(np.array(0.03**2), np.array(KNOWN))
 # What gains more at another K by less than this share is not worth a sentence
 LEAST_GAIN = 0.01
+# From this median error on, a prediction under load is worth a caveat
+LARGE_ERROR = 0.1
 
 
 def analyse_served(setup: Setup) -> Summary:
@@ -440,7 +443,10 @@ class ServedRun(ServedTexts):
             with_counts(with_times(made, seconds, texts.tokens), counts),
             rule=self.engine.rule,
             speedup=costs.speedup(texts.tokens, counts),
-            breakeven_alpha=costs.times.break_even_alpha(row.k),
+            # No prediction: what a round costs here, by the requests of this cell too
+            breakeven_alpha=self.costs_by_temperature.get(
+                row.temperature, costs
+            ).times.break_even_alpha(row.k),
         )
         names, (before, after, tokens) = _by_prompt(texts, plain_s, seconds, texts.tokens)
         costs_error = None if timed is None else speedup_variance(timed, texts.tokens, counts)
@@ -1037,6 +1043,10 @@ class ServedRun(ServedTexts):
             ks = {row.k: None for row in behind if row.rate == rates[0]}
             values = {"rate": rates[0], "ks": ", ".join(map(str, sorted(ks)))}
             yield Caveat("rate_beyond_capacity", values)
+        errors = np.abs(load_errors(self.loads.cells))
+        if errors.size and np.median(errors) > LARGE_ERROR:
+            of = {"median": float(np.median(errors)), "largest": float(errors.max())}
+            yield Caveat("load_predictions_off", {**of, "cells": errors.size})
         lacking = [cell for cell in self.loads.cells if cell.visits is not None]
         for (temperature, visits), cells in grouped(
             lacking, lambda cell: (cell.temperature, cell.visits)

@@ -103,7 +103,7 @@ def _rendered(name: str, config: ReportConfig) -> Outcome:
     """
     with progress(f"reading {name}") as bar:
         stored = load(name)
-        bar.say("analysing what it measured")
+        bar.say("analysing the run")
         summary = _analysed(stored)
         if _to_store(stored, summary):
             with suppress(Busy):

@@ -256,7 +256,7 @@ def concluded(folder: RunFolder, *, verbose: Verbose) -> Outcome:
     An error here loses no measurement: it becomes the outcome's error, and the folder is kept.
     """
     try:
-        with running(folder), progress("analysing what was measured"):
+        with running(folder), progress("analysing the run"):
             summary = analyse(load(folder.path))
             status = "failed" if summary.failures else "complete"
             environment = {**summary.run.environment, "status": status}

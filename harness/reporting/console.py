@@ -20,8 +20,8 @@ from harness.reporting.grid import MARK
 from harness.reporting.serving import Snippet
 from harness.reporting.tables.specification import Row, Table
 
-# A command's answer takes 30 lines; two are left for `fail_below` and `run:`
-MOST_LINES = 32
+# A command's answer takes 30 lines: two are left for `fail_below` and `run:`
+MOST_LINES = 28
 MOST_CODE = 4
 MOST_FAILURES = 4
 # Of them, for the tables after the grid, so that a caveat still has its place
@@ -77,7 +77,7 @@ class _Block:
             return replace(self, head=(), parts=())
         left = len(self.parts) - kept
         what = f"{'row' if self.head else 'note'}{'s' if left > 1 else ''}"
-        more = (Text(f"{left} more {what} with verbose=tables."),)
+        more = (Text(f"{left}{' more' if kept else ''} {what} with verbose=tables."),)
         return replace(self, parts=(*self.parts[:kept], more))
 
 
@@ -120,7 +120,10 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
     yield _Block(_wrapped(out, head), apart=False)
     tables, notes = content.brief, list[str]()
     failures = [f"Did not complete: {text}" for text in content.failures]
-    yield _sentences(failures, out, importance=2 if content.ranked else 1, most=MOST_FAILURES)
+    if content.ranked:  # the status names the drafts
+        notes += failures
+    else:
+        yield _sentences(failures, out, importance=1, most=MOST_FAILURES)
     if content.grid:
         grid, *tables = tables
         lines, said = _table_lines(grid, out), _wrapped(out, map(Text, grid.notes))
@@ -128,8 +131,10 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
             ranking, *tables = tables
             block = _table_block(ranking, out, importance=0, most=MOST_RANKING)
             yield block.cut(MOST_RANKING, out.width)
+            remarks = _sentences(ranking.notes, out, importance=1, most=3)
+            yield replace(remarks, apart=False)
             yield _Block(lines[:1], tuple((line,) for line in lines[1:]), importance=1)
-            notes += [*ranking.notes, *grid.notes]
+            notes += grid.notes
         else:
             yield _Block((*lines, *said))
     for snippet in content.snippets[:1]:
@@ -190,7 +195,7 @@ def _table_lines(table: Table, out: Console) -> Lines:
 def _snippet_lines(snippet: Snippet, out: Console) -> Lines:
     """The line to serve; what measures it, where that comes first; where it is if it is long."""
     if snippet.measure:
-        title = f"{_title(snippet)}; this measures it, the report has the line:"
+        title = f"{_title(snippet)}; this measures it:"
         return (*_wrapped(out, [Text(title, "bold")]), Text(snippet.measure))
     title = _wrapped(out, [Text(_title(snippet), "bold")])
     code = snippet.code.splitlines()

@@ -35,6 +35,8 @@ MEASURED_WITH = (
     ("torch", "packages.torch"),
     ("transformers", "packages.transformers"),
 )
+# That time nothing: they compute with numbers that were given, or of stored runs
+COMPUTING_COMMANDS = frozenset({"breakeven", "plan", "report"})
 Answer = Literal["yes", "no", "open", "none"]
 Pairs = tuple[tuple[str, str], ...]
 _DECISIONS: Mapping[Decision, Answer] = {
@@ -73,10 +75,13 @@ class Content:
     failures: tuple[str, ...]
     # What to paste into a server; empty where nothing is to be served.
     snippets: tuple[serving.Snippet, ...]
+    others: str  # what the snippets after the first are for
     tables: tuple[Table, ...]  # most important first
     # The paragraph on acceptance_rate and break-even alpha; None where not needed.
     acceptance: str | None
-    measured: Pairs  # (name, value) pairs on how it was measured
+    # (name, value) pairs on how it was measured, or computed; and which of the two
+    measured: Pairs
+    origin: Literal["measured", "computed"]
     environment: Pairs  # every other entry of the manifest, dotted name and value
 
 
@@ -103,9 +108,11 @@ def content_of(summary: Summary) -> Content:
         cautions=caveats.cautions(summary),
         failures=run.failures(summary),
         snippets=serving.snippets_of(summary),
+        others="other loads" if summary.served else "other servers",
         tables=tables_of(summary),
         acceptance=run.acceptance_paragraph(summary.generated) if decides else None,
         measured=measured,
+        origin="computed" if summary.run.command in COMPUTING_COMMANDS else "measured",
         environment=environment,
     )
 
@@ -122,7 +129,10 @@ def measured_with(summary: Summary) -> tuple[Pairs, Pairs]:
     if summary.served is not None:
         shown["server"] = f"{spec_of(summary.served.engine).title} {summary.served.version}"
     if summary.run.command in ("sweep", "server") and summary.text_checks:
-        shown["greedy texts against plain decoding"] = run.greedy_counts(summary.text_checks)
+        every = ", every visit" if summary.served else ""
+        shown[f"greedy texts against plain decoding{every}"] = run.greedy_counts(
+            summary.text_checks
+        )
     return tuple(shown.items()), tuple((key, fmt.text(value)) for key, value in entries.items())
 
 

@@ -96,7 +96,8 @@ UNKNOWN = (
     " what it is (docs/scores.md)."
 )
 UNKNOWN_SERVED = "The records do not say what the draft is, so there is no line for its server."
-IF_IT_PAYS, UNTIL_THEN, AS_FAST = "If it pays:", "Until then:", "If it is as fast as the K by load:"
+IF_IT_PAYS, UNTIL_THEN = "If it pays:", "Until then, without a draft:"
+AS_FAST = "If it is as fast as the K by load:"
 # The keys, and groups of keys, that another command on the same texts and machine is given too
 KEPT = frozenset(
     (
@@ -258,8 +259,10 @@ def _line(summary: Summary, own: Answer, server: str) -> Snippet:
     title = f"{title}{_known_k(answer)}"
     measure = "" if answer.timed else measure_command(summary, server, answer) or ""
     if not (answer if answer.timed else own).speculates:
-        made = replace(_without_draft(engine, served, title), then=UNTIL_THEN)
-        return replace(made, measure=measure, notes=(_known(answer), *made.notes))
+        made = _without_draft(engine, served, title)
+        if measure:
+            made = replace(made, title=title, measure=measure, then=UNTIL_THEN)
+        return replace(made, notes=(_known(answer), *made.notes))
     if served.kind not in engine.lines:
         return Snippet(title, "", (UNKNOWN.format(draft=served.draft),))
     lacking = kind_of(own.draft, summary.run.models)

@@ -1,6 +1,6 @@
 """Speedup against K, of each draft at its best K and of runs compared; alpha and what K needs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -21,12 +21,16 @@ GAIN_CAPTION = (
     "Speedup over plain decoding against K: {points}, and the line at 1 where there is no"
     " speculation"
 )
-BY_MEASUREMENT = "measured points with their intervals, the prediction as a line"
+BY_MEASUREMENT = "measured points{intervals}, the prediction as a line"
 BY_REPLAY = "predicted by replay, not run"
 GAIN_UNDER = (
-    "points: measured, with 95 % interval; lines: predicted, tokens per round by replay x R(0) /"
-    " R(K)"
+    "points: measured{intervals}; lines: predicted, tokens per round by replay x R(0) / R(K)"
 )
+FEW_UNDER = (
+    "; hollow: measured on few prompts of the set (until=decided), so it compares neither with the"
+    " line, which is of all, nor with filled points"
+)
+FEW_LABEL = "few prompts"
 REPLAYED_UNDER = "predicted: tokens per round by replay x R(0) / R(K){engines}"
 DRAFT_TOKENS = "K (draft tokens per round)"
 
@@ -58,6 +62,7 @@ def draw_by_k(summary: Summary, across: int) -> style.Plot | None:
     names = drafts if several else list(dict.fromkeys(map(series_of, points)))
     by_panel = grouped(points, panel_of)
     lines_of = grouped(lines, lambda row: (panel_of(row), series_of(row)))
+    few = summary.on_few_prompts
     figure, axes = style.panels(len(by_panel), across, y="speedup")
     known = [v for r in points + lines for v in (r.speedup, r.speedup_hi) if v is not None]
     axes[0].set_ylim(0.0, 1.08 * max(1.25, *known))
@@ -69,18 +74,19 @@ def draw_by_k(summary: Summary, across: int) -> style.Plot | None:
         panel.axhline(1.0, **line, label="no speculation", zorder=1)
         for name, series in grouped(rows, series_of).items():
             index = names.index(name)
-            look = style.look(index)
-            _line(panel, lines_of.get((where, name), ()), look["color"])
-            at = style.dodge([row.k for row in series], index, len(names))
-            style.points(
-                panel, at, [*map(fmt.bounded, series)], label=name, linestyle="none", **look
-            )
+            _line(panel, lines_of.get((where, name), ()), style.look(index)["color"])
+            _points(panel, series, few, fmt.bounded, (index, len(names)), label=name)
         prompts = f", {where[1]} prompts" if several else ""
         panel.set_title(f"temperature {fmt.temperature(where[0])}{prompts}")
     rule = points[0].rule
     engines = f" (accepted as on {grid.engines_by_rule()[rule]})" if several and rule else ""
-    under = REPLAYED_UNDER.format(engines=engines) if replayed else GAIN_UNDER
-    caption = GAIN_CAPTION.format(points=BY_REPLAY if replayed else BY_MEASUREMENT)
+    under, shown = REPLAYED_UNDER.format(engines=engines), BY_REPLAY
+    if not replayed:
+        bars = any(row.speedup_lo is not None for row in points)
+        under = GAIN_UNDER.format(intervals=", with 95 % interval" if bars else "")
+        shown = BY_MEASUREMENT.format(intervals=" with their intervals" if bars else "")
+    under += FEW_UNDER if any(row in few for row in points) else ""
+    caption = GAIN_CAPTION.format(points=shown)
     return style.plot("speedup_vs_k.svg", caption, figure, under)
 
 
@@ -91,6 +97,30 @@ def _predicted(summary: Summary) -> list[ResultRow]:
         for row in summary.alone
         if row.source != "measured" and row.k > 0 and row.speedup is not None
     ]
+
+
+def _points(
+    axes: Axes,
+    rows: Sequence[ResultRow],
+    few: Collection[ResultRow],
+    bounded: Callable[[ResultRow], fmt.Bounded],
+    place: tuple[int, int],
+    label: str,
+) -> None:
+    """A series' points with their intervals, hollow those on few prompts.
+
+    `place`: of the series, of how many.
+    """
+    look = style.look(place[0])
+    # Filled ones first, for the legend
+    for hollow, those in sorted(grouped(rows, lambda row: row in few).items()):
+        at = style.dodge([row.k for row in those], *place)
+        fill = {"markerfacecolor": "white"} if hollow else {}
+        values = [bounded(row) for row in those]
+        style.points(axes, at, values, label=label, linestyle="none", **look, **fill)
+        if hollow:  # once in the legend, whatever the series
+            key: dict[str, Any] = {"color": style.GREY, "marker": "o", "markerfacecolor": "white"}
+            axes.plot([], [], label=FEW_LABEL, linestyle="none", **key)
 
 
 def _line(axes: Axes, rows: Sequence[ResultRow], colour: str) -> None:
@@ -108,6 +138,7 @@ ALPHA_UNDER = (
     "points: {} alpha, with 95 % interval; bars: the alpha each K needs, in brackets below"
     " (none: even alpha = 1 loses). For a point inside its bar a loss is predicted."
 )
+ALPHA_FEW = " Hollow: measured on few prompts of the set (until=decided)."
 
 
 def draw_alpha(summary: Summary, across: int) -> style.Plot | None:
@@ -118,6 +149,7 @@ def draw_alpha(summary: Summary, across: int) -> style.Plot | None:
     needs = points if summary.run.replay_only else _predicted(summary)
     if not points or not needs:
         return None
+    few = summary.on_few_prompts
     panels = grouped(points, lambda row: row.temperature or 0.0)
     sets = list(dict.fromkeys(row.prompt_set for row in points))
     figure, axes = style.panels(len(panels), across, y="alpha")
@@ -132,14 +164,16 @@ def draw_alpha(summary: Summary, across: int) -> style.Plot | None:
         _bars(panel, needed)
         for prompt_set, series in grouped(rows, lambda row: row.prompt_set).items():
             index = sets.index(prompt_set)
-            at = style.dodge([row.k for row in series], index, len(sets))
-            values = [(row.alpha, row.alpha_lo, row.alpha_hi) for row in series]
-            look = style.look(index)
-            style.points(panel, at, values, label=str(prompt_set), linestyle="none", **look)
+            _points(panel, series, few, _alpha, (index, len(sets)), label=str(prompt_set))
         panel.set_title(f"temperature {fmt.temperature(temperature)}")
     how = "replayed" if summary.run.replay_only else "measured"
     caption = ALPHA_CAPTION.format(how.capitalize())
-    return style.plot("breakeven_vs_measured.svg", caption, figure, ALPHA_UNDER.format(how))
+    under = ALPHA_UNDER.format(how) + (ALPHA_FEW if any(row in few for row in points) else "")
+    return style.plot("breakeven_vs_measured.svg", caption, figure, under)
+
+
+def _alpha(row: ResultRow) -> fmt.Bounded:
+    return row.alpha, row.alpha_lo, row.alpha_hi
 
 
 def _needs(root: float | None) -> str:
@@ -198,7 +232,9 @@ BOARD_UNDER = (
     "predicted, with 95 % interval; filled: the best that an engine has; the dashed line: no"
     " speculation"
 )
-LETTERS, NARROW_LETTERS = 23, 16  # of a draft's name in one line; engines have twice as many
+LETTERS, NARROW_LETTERS = 23, 16  # of a draft's name in one line
+# A title's bold letters, and the small ones below it, in the same width
+BOLD, SMALL = 1.45, 2
 
 
 def draw_leaderboard(summary: Summary, across: int) -> style.Plot | None:
@@ -237,8 +273,9 @@ def _board(axes: Axes, board: Board, drafts: tuple[str, ...], letters: int) -> N
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
     axes.set_xlabel("speedup")
-    lines = style.folded("" if board.every_rule else board.acceptance, 2 * letters)
-    axes.set_title(style.folded(board.name, 2 * letters - 6), pad=9 + 13 * (lines.count("\n") + 1))
+    lines = style.folded("" if board.every_rule else board.acceptance, SMALL * letters)
+    title = style.folded(board.name[0].upper() + board.name[1:], int(BOLD * letters))
+    axes.set_title(title, pad=9 + 13 * (lines.count("\n") + 1))
     style.note_at(axes, lines, (0, 1), xycoords="axes fraction", ha="left", color=style.GREY)
 
 

@@ -37,14 +37,18 @@ def cautions(summary: Summary) -> tuple[str, ...]:
 
 def _sentences(summary: Summary) -> list[tuple[CaveatCode | ComparisonCaveatCode, str]]:
     """Each with its code."""
-    apart = {"launch_bound"}
+    apart = {"launch_bound", "predictions_off"}
     if summary.run.dummies or summary.run.synthetic:
         apart |= {"dummy_weights", "synthetic_acceptance"}
     compared = summary.comparison.caveats if summary.comparison else ()
-    bound = [entry.values for entry in summary.caveats if entry.code == "launch_bound"]
+    bound, off = (
+        [entry.values for entry in summary.caveats if entry.code == code]
+        for code in ("launch_bound", "predictions_off")
+    )
     said: list[tuple[CaveatCode | ComparisonCaveatCode, str]] = [
         *((entry.code, comparison.caveat(entry)) for entry in compared),
         *((entry.code, caveat(entry)) for entry in summary.caveats if entry.code not in apart),
+        *(("predictions_off", text) for text in _predictions_off(off)),
         *(("launch_bound", text) for text in _launch_bound(bound)),
     ]
     return [(code, as_sentence(text)) for code, text in said]
@@ -94,13 +98,8 @@ def _engine_fallback(values: Quoted) -> str:
 
 
 def _unstable_timings(values: Quoted) -> str:
-    one = values["timings"] == 1
-    subject, they, them = ("it", "it is", "it") if one else ("they", "they are", "them")
-    return (
-        f"{fmt.number_of(values['timings'], 'timing', 'timings')} cannot be right, though"
-        f" {subject} {'was' if one else 'were'} repeated; {they} marked in the tables and left out"
-        f" of plots: time {them} again on a quiet machine"
-    )
+    timings = fmt.number_of(values["timings"], "timing", "timings")
+    return f"{timings} cannot be right, though repeated: marked, and not plotted"
 
 
 def _not_by_replay(values: Quoted) -> str:
@@ -116,9 +115,8 @@ def _not_by_replay(values: Quoted) -> str:
 def _outlier_generations(values: Quoted) -> str:
     return (
         f"in {fmt.number_of(values['cells'], 'cell', 'cells')} a few generations decide the"
-        " speedup: {prompt_set} at temperature {temperature:g}, K={k}, is {speedup:.2f}x, and"
-        " {trimmed_speedup:.2f}x without its slowest and fastest generations; repetitions= or a"
-        " quieter machine settles it"
+        " speedup ({prompt_set}, temperature {temperature:g}, K={k}: {speedup:.2f}x,"
+        " {trimmed_speedup:.2f}x without them); repetitions= or a quieter machine settles it"
     ).format(**values)
 
 
@@ -232,6 +230,22 @@ def _launch_bound(bounds: Sequence[Quoted]) -> list[str]:
     ]
 
 
+def _predictions_off(temperatures: Sequence[Quoted]) -> list[str]:
+    """One sentence for all temperatures."""
+    if not temperatures:
+        return []
+    parts = ", ".join(
+        "{outside} of {cells} at temperature {temperature:g} ({prompt_set}, K={k}:"
+        " {gap:+.1%})".format(**values)
+        for values in temperatures
+    )
+    widened = " and ".join("{error:.1%}".format(**values) for values in temperatures)
+    return [
+        f"measured speedups outside their predictions' intervals: {parts}; these are widened by"
+        f" {widened} for it"
+    ]
+
+
 CAVEATS: Mapping[str, Any] = {
     "dummy_weights": "dummy weights: latencies are real, acceptances are not",
     "synthetic_acceptance": (
@@ -286,8 +300,8 @@ CAVEATS: Mapping[str, Any] = {
         " its step times in (latency.target_ms=...) or name a run on it (latency_from=)"
     ),
     "scattered_steps": (
-        "{roles} step times scatter widely (p90 above {spread:g} x the median): the machine was"
-        " busy; trust the ratios measured on whole generations more than the prediction"
+        "{roles} step times scatter (p90 above {spread:g} x the median), as on a busy machine:"
+        " trust what generations measured more than predictions"
     ),
     "busy_servers": (
         "other work kept {load:.1f} of {processors} processors busy while the servers were timed:"
@@ -298,8 +312,7 @@ CAVEATS: Mapping[str, Any] = {
         " (clock=cpu) leaves waiting out, but shared caches still slow what is timed"
     ),
     "busy_machine": (
-        "other work kept {load:.1f} of {processors} processors busy while this run was timed: time"
-        " it again on a quiet machine"
+        "other work kept {load:.1f} of {processors} processors busy: time it on a quiet machine"
     ),
     "busy_card": lambda values: (
         f"{fmt.number_of(values['processes'], 'other process', 'other processes')} used the card"
@@ -309,11 +322,7 @@ CAVEATS: Mapping[str, Any] = {
     "spread_over_cards": _spread_over_cards,
     "unstable_timings": _unstable_timings,
     "outlier_generations": _outlier_generations,
-    "predictions_off": (
-        "{outside} of {cells} measured speedups lie outside their predictions' intervals"
-        " ({prompt_set} at temperature {temperature:g}, K={k}: {gap:+.1%}), which are widened by"
-        " that error, {error:.1%}"
-    ),
+    "predictions_off": lambda values: _predictions_off([values])[0],
     "priced_from_steps": (
         "this run timed single steps and no rounds, so its predictions leave out what a loop does"
         " besides its forwards (some 5 to 15 % of a round): run it again to time rounds"
@@ -355,6 +364,10 @@ CAVEATS: Mapping[str, Any] = {
         "at {rate:g} requests per second more arrives than the server serves (K = {ks}): its queue"
         " grows for as long as they come, so waits there are those of this many requests, and no"
         " rate that it can hold; give a lower rate="
+    ),
+    "load_predictions_off": lambda values: (
+        f"predictions under load miss by {fmt.percent(values['median'])} in the median and up to"
+        f" {fmt.percent(values['largest'])}: go by the measured throughput ratios"
     ),
     "server_queues": served.queues,
     "plan_without_ks": (

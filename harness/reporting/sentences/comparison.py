@@ -59,6 +59,10 @@ CAVEATS = {
         " and {total} in {run}"
     ),
     "other_hash": "the prompts' hashes differ: paired by name and length, their words may differ",
+    "other_weights": (
+        "here prompt sets weigh as in {reference_run} ({reference_weights}); the report of {run}"
+        " itself has {weights}, so its numbers for the whole workload differ from these"
+    ),
     "texts_differ_by_setting": f"{TEXTS}decode.{{setting}} differs, which changes texts",
     "texts_differ_in_float32": (
         f"{TEXTS}in float32 they must agree: ONE RUN CHANGED ITS OUTPUT, the snapshot command shows"
@@ -91,6 +95,8 @@ def verdicts(comparison: Comparison) -> tuple[str, ...]:
 def caveat(entry: ComparisonCaveat) -> str:
     """One of them, without a full stop."""
     values = {key: KINDS.get(str(value), value) for key, value in entry.values.items()}
+    for key in ("weights", "reference_weights"):
+        values[key] = values.get(key) or "equal weights"
     if "prompts" in values:
         values["prompts"] = fmt.number_of(values["prompts"], "prompt", "prompts")
     return CAVEATS[entry.code].format(**values)

@@ -17,6 +17,8 @@ _FACTORS = {
     "slow_loop": "slow loop",
     "launch_bound_engine": "launch-bound engine",
 }
+# Of tokens per round, what prints as 0.0 % more
+LEAST_MORE = 0.0005
 _UNSERVED = {None: "undecided", 0: "do not speculate"}
 
 
@@ -52,10 +54,16 @@ def _block_gain(gain: BlockGain, timed: str) -> str:
         titles = " and ".join(dict.fromkeys(spec.title for spec in has))
         engines = f"{titles} can accept so with {phrases} alone."
     more = gain.block_tokens_per_round / gain.ratio_tokens_per_round - 1.0
+    if more < LEAST_MORE:
+        return (
+            "Block verification (decode.rule=block) would emit no more tokens per round of"
+            f" {gain.draft} at K={gain.k}, temperature {fmt.temperature(gain.temperature)}, than"
+            f" the ratio does: {fmt.decimal(gain.ratio_tokens_per_round)}."
+        )
     return (
         "Block verification (decode.rule=block) would emit"
         f" {fmt.decimal(gain.block_tokens_per_round)} tokens per round of {gain.draft} at"
-        f" K={gain.k}, temperature {fmt.temperature(gain.temperature)}, {max(0.0, more):.1%} more"
+        f" K={gain.k}, temperature {fmt.temperature(gain.temperature)}, {more:.1%} more"
         f" than the ratio's {fmt.decimal(gain.ratio_tokens_per_round)}: predicted"
         f" {fmt.speedup(gain.block_speedup)} instead of {fmt.speedup(gain.ratio_speedup)} at the"
         f" round times of {timed}."
@@ -77,10 +85,10 @@ def _because(entry: Explanation) -> Iterator[str]:
         gains = f"K={entry.floor_k} would give {entry.floor_speedup:.2f}x"
         floor = gains if entry.floor_speedup > 1 else "no K would pay either"
         yield (
-            f"the step ratio c is {entry.c:.2f} because steps are launch-bound (memory floors are"
-            f" {entry.draft_floor_share:.0%} of the draft's step and"
-            f" {entry.target_floor_share:.0%} of the target's); at the memory floor it would be"
-            f" {entry.floor_c:.2f} and {floor}"
+            f"steps are launch-bound (memory floors are {entry.draft_floor_share:.0%} of the"
+            f" draft's step and {entry.target_floor_share:.0%} of the target's): at the memory"
+            f" floor the step ratio c would be {entry.floor_c:.2f} instead of {entry.c:.2f}, and"
+            f" {floor}"
         )
 
 

@@ -52,7 +52,7 @@ def verdicts(summary: Summary) -> tuple[str, ...]:
     synthetic = summary.run.synthetic
     prefix = NO_ADVICE if summary.run.dummies and not synthetic else ""
     if summary.served is not None:
-        loaded = served.under_load(summary.served, shown.row.temperature)
+        loaded = served.under_load(summary.served, shown.answer)
         more = [served.contrast(summary, shown), loaded]
     else:
         more = [
@@ -203,17 +203,18 @@ def gain(summary: Summary) -> str | None:
     """What speculation needs and could give at most, by the times alone; None without any."""
     if not summary.ceilings:
         return None
-    times = "step" if summary.run.command == "breakeven" else "round"
+    typed = summary.run.command == "breakeven"
+    times = "these step times" if typed else f"the round times of {OWN.title} on this machine"
     most = max(summary.ceilings, key=lambda ceiling: ceiling.ideal_speedup)
     possible = [entry for entry in summary.ceilings if entry.breakeven_alpha is not None]
     if not possible:
         return (
-            f"With these {times} times speculation cannot pay: even if every draft token were"
+            f"With {times} speculation cannot pay: even if every draft token were"
             f" accepted, K={most.k} would give {fmt.speedup(most.ideal_speedup)}."
         )
     easiest = min(possible, key=lambda ceiling: (ceiling.breakeven_alpha or 0.0, ceiling.k))
     return (
-        f"With these {times} times speculation needs an alpha above"
+        f"With {times} speculation needs an alpha above"
         f" {easiest.breakeven_alpha:.2f} (K={easiest.k}); at most"
         f" {fmt.speedup(most.ideal_speedup)} is possible (K={most.k}, every draft token accepted)."
     )
@@ -354,7 +355,7 @@ def _without_answers(summary: Summary) -> tuple[str, ...]:
     command = summary.run.command
     checks = snapshot_checks(summary)
     if command == "snapshot" and checks:
-        return (snapshot(checks),)
+        return (snapshot(checks, _checked(summary)),)
     if summary.comparison is not None:
         return comparison.verdicts(summary.comparison)
     if summary.plan is not None:
@@ -398,8 +399,17 @@ def snapshot_result(results: Sequence[CheckResult]) -> CheckResult:
     return next(result for result in worst_first if result in {*results, "PASS"})
 
 
-def snapshot(results: Sequence[CheckResult]) -> str:
-    """The snapshot's outcome and the number of checks that had each result."""
+def _checked(summary: Summary) -> str:
+    """What a snapshot's checks are of, as "on the harness's loop, K=4, temperature 0"."""
+    tests = summary.distribution_tests
+    ks = sorted({check.k for check in (*summary.text_checks, *tests)})
+    temperatures = {test.temperature for test in tests} | {GREEDY for _ in summary.text_checks[:1]}
+    at = " and ".join(map(fmt.temperature, sorted(temperatures)))
+    return f"on {OWN.title}, K={', '.join(map(str, ks))}, temperature {at}"
+
+
+def snapshot(results: Sequence[CheckResult], where: str) -> str:
+    """The snapshot's outcome, what was checked, and the number of checks that had each result."""
     outcome = snapshot_result(results)
     rare = (word for word in ("OPEN", "UNJUDGED", "UNTESTED") if word in results)
     counts = ", ".join(f"{results.count(word)} {word}" for word in ("PASS", "TIE", "FAIL", *rare))
@@ -416,7 +426,8 @@ def snapshot(results: Sequence[CheckResult]) -> str:
             "the target is nearly certain of every token, so no distribution could be tested"
         ),
     }[outcome]
-    return f"{outcome}: {meaning} ({len(results)} checks: {counts})."
+    checks = fmt.number_of(len(results), "check", "checks")
+    return f"{outcome}: {meaning} ({where}; {checks}: {counts})."
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,8 @@ def grid_table(summary: Summary) -> Table:
     names = list(dict.fromkeys(answer.prompt_set for line in lines for answer in line.row.sets))
     alone = names if 1 < len(names) <= MOST_SETS else []
     columns = columns_by(alone, "{} alone", _words_of_set)
-    return _grid((*GRID, *columns), lines, (*_star_note(lines), *_grid_notes(lines, summary)))
+    star = _star_note(lines) if len(lines) > 1 else ()
+    return _grid((*GRID, *columns), lines, (*star, *_grid_notes(lines, summary)))
 
 
 def short_grid(summary: Summary) -> Table:
@@ -140,7 +141,8 @@ def short_grid(summary: Summary) -> Table:
             lines = lines[start : start + MOST_ROWS]
     notes = list(_grid_notes(lines, summary))
     if summary.run.command != "audition":
-        notes = [*_star_note(lines), *notes]
+        first_is_marked = bool(lines) and lines[0].marked
+        notes = notes if first_is_marked else [*_star_note(lines), *notes]
         if len(lines) < len(every):
             left = len(every) - len(lines)
             notes.append(f"{left} more rows are in the report; engine= shows another engine.")
@@ -173,9 +175,9 @@ def _lines(summary: Summary) -> list[Line]:
 
 
 def _star_note(lines: Sequence[Line]) -> Iterator[str]:
-    """Which row the headline is of, where there are several."""
+    """Which row the headline is of."""
     marked = next((line for line in lines if line.marked), None)
-    if marked is not None and len(lines) > 1:
+    if marked is not None:
         yield STAR_NOTE if marked.row.answer.timed else STAR_NOTE_ASKED
 
 
@@ -196,7 +198,10 @@ def _grid_notes(lines: Sequence[Line], summary: Summary) -> Iterator[str]:
         emitted, k = answers[0].round, answers[0].named[1]
         cost = emitted.own_cost if emitted and answers[0].timed else None
         place = "here" if answers[0].run is None else grid.at_place(answers[0])
-        yield COST_NOTE.format("" if cost is None else f"; {place} {fmt.decimal(cost)} for K={k}")
+        at = f", T={fmt.temperature(answers[0].temperature)}"
+        at = at if len({answer.temperature for answer in answers}) > 1 else ""
+        known = "" if cost is None else f"; {place} {fmt.decimal(cost)} for K={k}{at}"
+        yield COST_NOTE.format(known)
     yield from dict.fromkeys(note for line in lines for note in grid.left_out(line.row.servers))
     yield from _lacking(summary)
 

@@ -43,15 +43,14 @@ def _measured_columns(summary: Summary) -> tuple[Column[ResultRow], ...]:
 
 IDEAL_NOTE = "ideal: every draft token accepted (alpha = 1)."
 MEASURED_NOTE = (
-    "{computed} = tokens per round / (K c + v), which for a measured acceptance_rate a is the"
-    " linear rule (1 + K a) / (K c + v). Compare alpha, not acceptance_rate, with the break-even"
-    " alpha."
+    "{computed} = tokens per round / (K c + v), which for a given acceptance_rate a is the linear"
+    " rule (1 + K a) / (K c + v). Compare alpha, not acceptance_rate, with the break-even alpha."
 )
 SERVER_NOTE = "measured speedup: by the server's own times, which the verdict is of."
 RULES_NOTES = (
     "geometric: (1 - alpha^(K+1)) / (1 - alpha) / (K c + v), the iid model.",
-    "linear: (1 + K a) / (K c + v), right for a measured acceptance_rate a; given an alpha, as"
-    " here, it overstates at every K above 1.",
+    "linear: (1 + K a) / (K c + v), right for an acceptance_rate a; given an alpha, as here, it"
+    " overstates at every K above 1.",
     "best K 0: do not speculate.",
 )
 

@@ -3,8 +3,25 @@
 from harness.reporting import formatting as fmt
 from harness.reporting.tables.specification import Column, Table, table
 from harness.serving.engines import spec_of
-from harness.summary import Comparison, ComparisonRow, Difference, EngineRow, Summary
+from harness.summary import (
+    Comparison,
+    ComparisonRow,
+    Difference,
+    EngineRow,
+    RunCompared,
+    Summary,
+)
 
+RUNS: tuple[Column[RunCompared], ...] = (
+    Column("run", lambda run: run.name, key=True, flexible=True),
+    Column("command", lambda run: run.command),
+    Column("draft", lambda run: run.draft, flexible=True),
+    Column("engine", lambda run: spec_of(run.engine).title),
+    Column("version", lambda run: run.version, flexible=True),
+    Column("seed", lambda run: str(run.seed)),
+    Column("prompt sets\nweigh", lambda run: _weights(run), flexible=True),
+)
+RUNS_NOTE = "{} is the reference: its weights of prompt sets hold for all runs here."
 COLUMNS: tuple[Column[ComparisonRow], ...] = (
     Column("prompt set", lambda row: row.prompt_set, key=True),
     Column("temperature", lambda row: row.temperature, fmt.temperature, key=True),
@@ -54,7 +71,10 @@ def comparison_tables(summary: Summary) -> list[Table]:
     compared = summary.comparison
     if compared is None:
         return []
-    made = [table(ENGINES_TITLE, ENGINES, _by_cell(compared), notes=(ENGINES_NOTE,))]
+    made = [
+        _runs_table(compared),
+        table(ENGINES_TITLE, ENGINES, _by_cell(compared), notes=(ENGINES_NOTE,)),
+    ]
     for run in compared.runs:
         rows = [row for row in compared.rows if row.run == run.name]
         notes = (RATIO_NOTE, HOLM_NOTE) if run.cells else (RATIO_NOTE,)
@@ -69,8 +89,19 @@ def comparison_tables(summary: Summary) -> list[Table]:
     return [*made, table("What differs around them", columns, compared.differences)]
 
 
+def _runs_table(compared: Comparison) -> Table:
+    """What the runs are, the reference first."""
+    weighted = any(run.weights for run in compared.every)
+    notes = (RUNS_NOTE.format(compared.reference),) if weighted else ()
+    return table("The runs", RUNS, compared.every, notes=notes)
+
+
+def _weights(run: RunCompared) -> str:
+    return ", ".join(f"{name} {share:g}" for name, share in run.weights.items()) or "equally"
+
+
 def brief_tables(summary: Summary) -> list[Table]:
-    """Engines with one request at a time, then all runs' whole workload at every K above 0.
+    """What the runs are; engines, one request at a time; the whole workload at every K above 0.
 
     Engines stand without the runs' names where engine and version tell the runs apart.
     """
@@ -85,7 +116,11 @@ def brief_tables(summary: Summary) -> list[Table]:
     if len(compared.runs) > 1:
         of_cells.insert(0, Column("run", lambda row: row.run, key=True, flexible=True))
     title = f"Whole workload, against {compared.reference}"
-    return [table(ENGINES_TITLE, columns, alone), table(title, of_cells, cells)]
+    return [
+        table("The runs", RUNS, compared.every),
+        table(ENGINES_TITLE, columns, alone),
+        table(title, of_cells, cells),
+    ]
 
 
 def _by_cell(compared: Comparison) -> list[EngineRow]:

@@ -124,7 +124,10 @@ ROUND_BY_STEPS_NOTE = (
     "R(K) by the formula, K draft steps + a verify of K + 1 positions: no rounds were timed, so"
     " what a loop does besides its forwards is left out."
 )
-VERIFY_NOTE = "v(n): a target forward over n = K + 1 positions / a target step."
+VERIFY_NOTE = (
+    "v(n): a target forward over n = K + 1 positions / a target step. n = 1 is that step once more,"
+    " timed among the verifies: what v(1) differs from 1 is how far such times can be trusted."
+)
 BOUND_NOTES = (
     "MBU: floor / median. arithmetic: what one further position adds, beyond its bytes, / the step,"
     " at most 1 - MBU. overhead: the rest, neither reading nor arithmetic.",
@@ -362,7 +365,7 @@ CURVE_NOTE = (
 REPLAYED_GAIN_NOTE = (
     "predicted: the replayed rounds of this pair's texts, so many decoded side by side, one that"
     " ends followed by the next, at the timed steps of the batch and this loop's host work; best K,"
-    " K 0: do not speculate. Our loop decodes one sequence: no such batch was run."
+    " K 0: do not speculate. The harness's loop decodes one sequence: no such batch was run."
 )
 ASSUMED_GAIN_NOTE = (
     "predicted from the timed steps: tokens per round (iid) / (K c + v) at the best K; K 0: do not"
@@ -427,8 +430,9 @@ def _stop_sentence(stop: StoppingBatch) -> str:
     alpha = "" if stop.alpha is None else f", alpha {stop.alpha:g}"
     context = f"{stop.context_tokens} tokens of context{alpha}: speculation"
     if stop.pays_up_to is None:
-        return f"{context} pays at no batch that was timed."
+        return f"{context} pays at no batch whose steps were timed."
     but = f" (not at batch {', '.join(map(str, stop.not_at))})" if stop.not_at else ""
     if stop.stops_at is not None:
         return f"{context} stops paying at batch {stop.stops_at}, after {stop.pays_up_to}{but}."
-    return f"{context} pays up to batch {stop.pays_up_to}, the largest that was timed{but}."
+    largest = "the largest whose steps were timed"
+    return f"{context} pays up to batch {stop.pays_up_to}, {largest}{but}."

@@ -5,6 +5,7 @@ Rules whose rows are alike to the last digit shown (at temperature 0 all are) sh
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from harness.records import Failure, Rule, first, grouped, where
@@ -163,8 +164,8 @@ SPEEDUP_NOTE = (
     " prompts, so slightly too high. Ranks and the chance to be best are by these."
 )
 VERDICT_NOTE = (
-    "At temperature {temperature} the row of {draft} at K={k} has the verdict's speedup, which is"
-    " corrected for having been chosen as the best; the other rows are not."
+    "At temperature {temperature} the row of {draft} at K={k} is the verdict's, corrected for"
+    " having been chosen as the best; the other rows are not, and decide nothing."
 )
 OTHER_NOTE = (
     "At temperature {temperature} the verdict's speedup of {draft} at K={k} is {gain}, on held-out"
@@ -177,8 +178,10 @@ LOOKUP_NOTE = (
 )
 SET_NOTE = (
     "Each prompt set judged alone: right only for a server that sees nothing else. The speedups are"
-    " the verdicts', corrected for having been chosen as the best."
+    " the verdicts', corrected for having been chosen as the best, and their intervals are wider,"
+    " since all verdicts of a report share one error: so both differ from a cell's."
 )
+TOO_FEW_NOTE = "Of fewer than {} prompts a set is undecided, and its speedup has no interval."
 REGRET_NOTE = (
     "Safest if the mix of prompt sets changes (least regret, the smallest loss against the best"
     " choice of any one set): {}."
@@ -298,7 +301,12 @@ def prompt_set_table(summary: Summary) -> Table:
         + f" (temperature {fmt.temperature(entry.temperature)})"
         for entry in summary.least_regret
     )
-    notes = (SET_NOTE, REGRET_NOTE.format(choices) if choices else "")
+    too_few = first(summary.per_prompt_set, reason="too_few_prompts")
+    notes = (
+        SET_NOTE,
+        "" if too_few is None else TOO_FEW_NOTE.format(too_few.reason_values["needed"]),
+        REGRET_NOTE.format(choices) if choices else "",
+    )
     place = f", {grid.at_place(summary.headline)}" if summary.headline else ""
     return table(f"Each prompt set alone{place}", SETS, summary.per_prompt_set, notes=notes)
 
@@ -341,8 +349,9 @@ def _unstable_step(summary: Summary, step: StepSummary | None) -> Unstable | Non
 
 
 def ineligible_table(summary: Summary) -> Table:
-    """The drafts that cannot be used with this target."""
-    return table("Not eligible", INELIGIBLE, summary.ineligible)
+    """The drafts that were asked for and have no rank: not for this target, or broken down."""
+    broken = [replace(f, where=f.draft) for f in summary.failures if f.draft is not None]
+    return table("Not ranked", INELIGIBLE, (*summary.ineligible, *broken))
 
 
 def thumb_table(summary: Summary) -> Table:

@@ -32,7 +32,7 @@ class Cell(NamedTuple):
     predicted: ResultRow | None
     unstable: Unstable | None
     outlier: OutlierCell | None
-    few: int | None = None  # prompts, where another K was measured on twice as many or more
+    few: int | None  # prompts, where another K was measured on twice as many or more
 
     @property
     def speedup(self) -> fmt.Bounded | None:
@@ -139,6 +139,7 @@ def sweep_tables(summary: Summary) -> list[Table]:
     """Every draft, temperature and prompt set that was run, temperatures ascending."""
     rows = summary.generated
     predicted = {_where(row): row for row in summary.alone if row.source == "replayed"}
+    few = summary.on_few_prompts
     outliers = {(cell.prompt_set, cell.temperature, cell.k): cell for cell in summary.outlier_cells}
 
     def cell_of(row: ResultRow) -> Cell:
@@ -147,6 +148,7 @@ def sweep_tables(summary: Summary) -> list[Table]:
             None if row.source != "measured" else predicted.get(_where(row)),
             stability.of_cell(summary, row),
             outliers.get((row.prompt_set or "", row.temperature or 0.0, row.k)),
+            row.prompts if row in few else None,
         )
 
     drafts = list(dict.fromkeys(row.draft for row in rows if row.k > 0 and row.draft))
@@ -168,11 +170,7 @@ def replay_table(summary: Summary) -> Table:
 
 
 def _cells_table(title: str, cells: list[Cell], summary: Summary) -> Table:
-    run, most = summary.run, max(cell.row.prompts or 0 for cell in cells)
-    ordered = [
-        cell._replace(few=cell.row.prompts if 2 * (cell.row.prompts or most) <= most else None)
-        for cell in sorted(cells, key=lambda cell: cell.row.k)
-    ]
+    run, ordered = summary.run, sorted(cells, key=lambda cell: cell.row.k)
     stable = [cell for cell in ordered if cell.unstable is None and cell.few is None]
     fastest = max(
         stable, key=lambda cell: (cell.row.speedup or 0.0) if cell.row.k else 1.0, default=None
