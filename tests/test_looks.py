@@ -164,10 +164,10 @@ def chosen_by(patch: pytest.MonkeyPatch) -> SimpleNamespace:
         asked.choices += 1
         return 2
 
-    def decided(run: StoredRun, look: int) -> bool:
+    def decided(run: StoredRun, look: int) -> set[float]:
         assert run.checks, "greedy texts are judged before anything is decided on them"
         asked.looks.append(look)
-        return look == asked.decided_at
+        return set(TEMPERATURES) if look == asked.decided_at else set()
 
     patch.setattr(looks, "choice", choice)
     patch.setattr(looks, "decided", decided)

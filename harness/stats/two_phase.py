@@ -36,7 +36,7 @@ level (Jennison and Turnbull, "Interim analyses: the repeated confidence interva
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -184,6 +184,35 @@ class TwoPhase:
         error = nominal_error((1.0 - level) / 2.0, self.looks)
         upper = -stdtrit(self.variances.degrees, error) * np.sqrt(self.variances.value)
         return _speedup(float((self.scores + upper).max()))
+
+    def chance_to_decide(self, level: float, near: float) -> float:
+        """That the last look decides, if what is true is what is seen now (conditional power).
+
+        Pairs that are still to be measured lower the price's error alone, for all prompts are
+        replayed. So the last look differs from this one by a normal number of what they lower.
+
+        Source: Lan and Wittes, "The B-value: a tool for monitoring data", 1988.
+
+        Args:
+            level: of the interval that decides.
+            near: an interval within this of a speedup of 1 decides too.
+        """
+        share = self.looks[-1]
+        if share >= 1.0:
+            return 0.0
+        less = float(self.timing.value) * (1.0 - share)
+        last = replace(
+            self,
+            variances=self.variances._replace(value=self.variances.value - less),
+            looks=look_shares(LOOKS),
+        )
+        interval, deviation = last.interval(level), math.sqrt(less) or math.ulp(1.0)
+        lower, upper = math.log(interval.lo), math.log(interval.hi)
+        pays = ndtr(lower / deviation)
+        loses = ndtr(-math.log(last.ceiling(level)) / deviation)
+        least, most = math.log1p(-near) - lower, math.log1p(near) - upper
+        matters_little = ndtr(most / deviation) - ndtr(least / deviation) if least < most else 0.0
+        return min(1.0, float(pays + loses + matters_little))
 
     def on_these_prompts(self, level: float = CONFIDENCE) -> Interval:
         """Of the named candidate's speedup on the prompts of the run: the error of timing alone."""
