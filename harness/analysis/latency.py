@@ -432,7 +432,11 @@ def can_pay(timings: Sequence[RoundTiming], draft: str) -> bool:
 
 
 def timed_precisely(timings: Sequence[RoundTiming], draft: str) -> bool:
-    """Whether more visits would bring little to a draft's R(K) / R(0), at every temperature."""
+    """Whether more visits would bring little to a draft's R(K) / R(0), at every temperature.
+
+    The errors of all K count, as the root of their mean square: the largest of four, which are
+    estimated themselves, would ask for a third more visits.
+    """
     for temperature in {timing.temperature for timing in timings if timing.draft == draft}:
         visits = visits_of(timings, draft, temperature)
         if visits is None or np.sqrt((visits.errors**2).mean()) > PRECISE:

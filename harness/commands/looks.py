@@ -2,10 +2,10 @@
 
 Every prompt is decoded plainly, in batches, and replayed at every K. The K that is best by replay
 and round times is chosen, at each temperature, and measured on the prompts in a random order that
-is balanced over their sets. After every quarter of them `harness.analysis.looks` says whether every
-question of a temperature is decided; the rest is measured only where one is not. The other K are measured on the
-first prompts of each set, next to the same plain generations: points of the picture, and the check
-of what is predicted.
+is balanced over their sets. After every quarter of them `harness.analysis.looks` says at which
+temperatures every question is decided; the rest is measured only where one is not. The other K are
+measured on the first prompts of each set, next to the same plain generations: points of the
+picture, and the check of what is predicted.
 
 What is measured together runs within moments: plain decoding and the chosen K alternate in who
 leads. Texts of a few milliseconds say little of a round's time, so a look measures its prompts

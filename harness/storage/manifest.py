@@ -214,7 +214,8 @@ class Looks:
             made / most.
         measured_s: what measuring took up to the last look, by the clock, over all processes.
         ended: why no further look is made; None while one is. `decided`: every question is, or
-            further pairs are unlikely to decide it; `prompts`: all are measured; `budget`: the next look would have gone beyond budget_s.
+            further pairs are unlikely to decide it; `prompts`: all are measured; `budget`: the next
+            look would have gone beyond budget_s.
     """
 
     chosen: tuple[ChosenK, ...]
