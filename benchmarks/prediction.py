@@ -1,6 +1,7 @@
 """How far are predictions from measurements? Cell by cell, for every K and temperature.
 
     python benchmarks/prediction.py             # the embedded pair, then 15M with 1.5M parameters
+    python benchmarks/prediction.py --runs 5 --pair embedded    # or random, seven minutes each
     python benchmarks/prediction.py model=qwen3_4b draft=qwen3_0_6b k=[1,2,4] temperature=[0,1]
 
 Each run is a sweep of the product with its defaults, and every number comes from the folder that it
@@ -55,8 +56,9 @@ SHAPE = (
 TARGET = SHAPE.format(layers=8, hidden=384, heads=6, kv_heads=2, ffn=1152)
 DRAFT = SHAPE.format(layers=2, hidden=128, heads=2, kv_heads=1, ffn=384)
 PAIRS = {
-    "embedded pair": GRID,
-    "15M and 1.5M parameters, random weights, synthetic acceptance": [
+    "embedded": GRID,
+    # 15M and 1.5M parameters, random weights, synthetic acceptance
+    "random": [
         *GRID,
         *("model=hf", "model.id=random", "model.name=15M", "model.weights=dummy"),
         *("draft=hf", "draft.id=random", "draft.name=1.5M", "draft.weights=dummy"),
@@ -168,10 +170,13 @@ def main() -> None:
         description=__doc__.splitlines()[0], epilog="further words are keys of harness.sweep"
     )
     parser.add_argument("--runs", type=int, default=3, help="consecutive sweeps of each pair")
+    parser.add_argument("--pair", choices=list(PAIRS), help="only this one")
     parser.add_argument("keys", nargs="*", help="another pair, by the keys of harness.sweep")
     asked = parser.parse_args()
     console = Console(width=100)
-    pairs = {" ".join(asked.keys): asked.keys} if asked.keys else PAIRS
+    pairs = {asked.pair: PAIRS[asked.pair]} if asked.pair else PAIRS
+    if asked.keys:
+        pairs = {" ".join(asked.keys): asked.keys}
     with tempfile.TemporaryDirectory() as root:
         for name, keys in pairs.items():
             runs: list[dict[str, Errors]] = []

@@ -7,7 +7,7 @@
     python benchmarks/servers.py --audition     # by the costs of a server run, a quarter of an hour
     python benchmarks/servers.py --audition RUN RUN ...     # stored: one that prices, then others
 
-    python benchmarks/servers.py --decided [--runs 5]    # one K against all, a quarter of an hour
+    python benchmarks/servers.py --decided [--wide] [--runs 5]   # one K against all
 
     python benchmarks/servers.py --kinds        # a head and a look-up, ten minutes
 
@@ -34,7 +34,9 @@ the draft that the first run has, in requests that it has not seen, and of the o
 --decided measures one pair with `until=decided` and with `until=all`, in turn and with another seed
 each time, and prints of both the K, the interval of its speedup, how many speculating servers were
 started and how long it took; then in how many pairs of runs the K is the same, and the interval no
-wider. 8 prompts of each set and 8 visits unless --limit and --visits say otherwise. No page.
+wider. 8 prompts of each set and 8 visits unless --limit and --visits say otherwise. No page. Of the
+shipped pair K = 1 and K = 2 tie on llama.cpp, where most of a request is the client's time; --wide
+takes a target whose K differ.
 
 --kinds measures the EAGLE-3 head and llama.cpp's own look-up at temperature 0, and prints what
 predictions of their speedups miss. 4 visits of all prompts unless --visits and --limit say
@@ -42,7 +44,9 @@ otherwise. No page.
 """
 
 import argparse
+import json
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -51,10 +55,13 @@ from pathlib import Path
 from time import monotonic
 
 import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
 
 from harness.analysis import analyse
 from harness.cli import compose, draft_conf
 from harness.commands import audition, server
+from harness.models import embedded
 from harness.records import GREEDY, where
 from harness.reporting import formatting as fmt
 from harness.serving.engines import spec_of
@@ -79,6 +86,8 @@ CLOCKS = ("engine", "cpu")
 # What prices an audition, then what its two drafts are held against: temperature 0, at every K
 PRICED = ("temperature=[0]", "own_loop=false")
 AUDITIONED = ("tiny_good", "tiny_good", "tiny_small")
+# The target's feed-forward width with --wide; the shipped one's is 256
+WIDE = 4096
 # One K against all: of the shipped pair at temperature 0
 DECIDED = ("draft=tiny_good", "temperature=[0]", "own_loop=false")
 DECIDED_PROMPTS, DECIDED_VISITS = 8, 8
@@ -147,6 +156,9 @@ def main() -> None:
     parser.add_argument("--audition", action="store_true", help="price an audition by a run")
     parser.add_argument("--decided", action="store_true", help="compare one K with all")
     parser.add_argument("--kinds", action="store_true", help="predict a head and a look-up")
+    parser.add_argument(
+        "--wide", action="store_true", help="with --decided: the shipped target, made slower"
+    )
     parser.add_argument("--runs", type=int, default=5, dest="pairs", help="of --decided, each")
     parser.add_argument("--visits", type=int, help="of the runs whose speedups count")
     parser.add_argument("--limit", type=int, help="prompts of each set")
@@ -174,6 +186,7 @@ def main() -> None:
         return
     if asked.decided:
         limit = limit or [f"prompts.limit={DECIDED_PROMPTS}"]
+        limit += widened(Path(asked.results) / "tiny_wide") if asked.wide else []
         pairs = []
         for seed in range(asked.pairs):
             of_seed = [*shared, *DECIDED, *limit, f"seed={seed}"]
@@ -196,6 +209,31 @@ def main() -> None:
     page = written([_read(folder, folder not in untimed) for folder in (*folders, *untimed)])
     asked.out.write_text(page)
     print(page)
+
+
+def widened(folder: Path) -> list[str]:
+    """The shipped target with the same texts and slower tokens, and the keys that take it.
+
+    Zeros widen its feed-forward layers to WIDE: 50 MB of weights to read in a token, so that a
+    request's time is llama.cpp's and hardly the client's, and the shipped drafts are cheap next
+    to it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    shipped = Path(embedded.__file__).parent / "tiny"
+    for file in shipped.iterdir():
+        if file.suffix == ".json":
+            shutil.copy(file, folder)
+    settings = json.loads((shipped / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "intermediate_size": WIDE}))
+    weights = load_file(shipped / "model.safetensors")
+    more = WIDE - settings["intermediate_size"]
+    for name, weight in weights.items():
+        if name.endswith(("gate_proj.weight", "up_proj.weight")):
+            weights[name] = torch.nn.functional.pad(weight, (0, 0, 0, more))
+        elif name.endswith("down_proj.weight"):
+            weights[name] = torch.nn.functional.pad(weight, (0, more))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return ["model=hf", f"model.id={folder.resolve()}", "model.name=tiny_wide"]
 
 
 def _measured(overrides: Sequence[str]) -> Path:

@@ -229,6 +229,8 @@ class MeasuredPart:
     # speedup_lo, speedup_hi: on these very prompts, at 95 %: the error of timing alone.
     speedup_lo: float
     speedup_hi: float
+    # That the pairs which are still to be measured, if any, decide
+    chance_to_decide: float
 
 
 @dataclass(frozen=True)

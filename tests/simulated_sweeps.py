@@ -8,7 +8,7 @@ in looks; the other K are run on a few prompts, which no verdict uses. Costs are
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -37,7 +37,7 @@ from harness.analysis.verdict import (
     MeasuredPairs,
     decide,
     in_turn,
-    settled,
+    needs_pairs,
 )
 from harness.stats.two_phase import LOOKS, Pairs, look_shares
 from harness.summary import Answer
@@ -127,27 +127,22 @@ def verdict_on(evidence: Evidence, prompt_set: str, error: float, **more) -> Ans
     return decide(evidence, error, prompt_set=prompt_set, **more)
 
 
-def in_looks(of_temperatures: Sequence[Evidence]) -> tuple[list[list[Answer]], int]:
-    """By temperature, the verdicts of the look after which all are decided; which one it was."""
+def in_looks(of_temperatures: Sequence[Evidence]) -> tuple[list[list[Answer]], float]:
+    """By temperature, the verdicts of the look after which it ends; how many it was on average."""
+    verdicts, looks = zip(*map(_of_last_look, of_temperatures), strict=True)
+    return [*verdicts], float(np.mean(looks))
+
+
+def _of_last_look(evidence: Evidence) -> tuple[list[Answer], int]:
+    """The verdicts at one temperature, and the look that they are of."""
     for look in range(1, LOOKS + 1):
-        verdicts: list[list[Answer]] = []
-        for evidence in of_temperatures:
-            turns = in_turn(partial(verdict_on, at_look(evidence, look)), SETS, ERROR)
-            # What one verdict leaves open, no other decides
-            verdicts.append([*_until_open(turns, ask_all=look == LOOKS)])
-            if not all(map(settled, verdicts[-1])) and look < LOOKS:
-                break
-        else:
+        on = partial(verdict_on, at_look(evidence, look))
+        if look < LOOKS and needs_pairs(on("all", ERROR * (1.0 - SETS_SHARE))):
+            continue  # no time is spent on its sets
+        verdicts = [*in_turn(on, SETS, ERROR)]
+        if look == LOOKS or not any(map(needs_pairs, verdicts)):
             return verdicts, look
     raise AssertionError("the last look ends it")
-
-
-def _until_open(verdicts: Iterable[Answer], *, ask_all: bool) -> Iterator[Answer]:
-    """The verdicts up to one that is open, so that no time is spent on the others."""
-    for verdict in verdicts:
-        yield verdict
-        if not ask_all and not settled(verdict):
-            return
 
 
 def of_grids(of_temperatures: Sequence[Evidence], rng: np.random.Generator) -> list[list[Answer]]:

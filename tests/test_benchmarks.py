@@ -12,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 from random_models import qwen3
+from transformers import AutoModelForCausalLM
 
 from harness.models.lean.model import LeanModel
 
@@ -266,3 +267,32 @@ def test_the_cost_of_replay_stands_next_to_the_loops(
     assert "One audition: 24 target tokens" in out  # two prompts at three temperatures
     assert "total / generation alone: " in out
     assert "the loop in all 96 cells: " in out
+
+
+@pytest.mark.usefixtures("few_samples")
+def test_the_default_sweep_is_held_against_the_grid_that_it_replaces(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compared = script("default_sweep")
+    few = {name: (*keys, "prompts.limit=2") for name, keys in compared.WAYS.items()}
+    monkeypatch.setattr(compared, "WAYS", few)
+    words = "--seeds 1 k=[1] temperature=[0] new_tokens=4 threads=1"
+    monkeypatch.setattr(sys, "argv", ["default_sweep.py", *words.split()])
+    compared.main()
+    text = capsys.readouterr().out
+    assert re.search(r"grid of 16 prompts +│ \d of 1 +│ \d of 2", text)
+    assert re.search(r"default +│ \d of 1 +│ \d of 2", text)
+    assert re.search(r"Opposite decisions: \d+\.", text)
+
+
+def test_the_widened_target_says_what_the_shipped_one_says(tmp_path: Path) -> None:
+    servers = script("servers")
+    words = dict(word.split("=", 1) for word in servers.widened(tmp_path))
+    shipped = Path(servers.embedded.__file__).parent / "tiny"
+    tokens = torch.arange(2, 30)[None]
+    one, other = (
+        AutoModelForCausalLM.from_pretrained(folder) for folder in (shipped, words["model.id"])
+    )
+    assert other.config.intermediate_size == servers.WIDE
+    with torch.inference_mode():
+        torch.testing.assert_close(other(tokens).logits, one(tokens).logits, atol=1e-4, rtol=1e-4)

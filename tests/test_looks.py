@@ -101,6 +101,15 @@ def test_the_looks_measure_every_prompt_once_and_leaders_alternate() -> None:
         assert len({group.ks[2:] for group in every}) == 2, "others take turns as well"
 
 
+def test_a_temperature_that_is_decided_is_measured_no_more() -> None:
+    closed = LooksMade((ChosenK(0.0, 2, looks=1), ChosenK(1.0, 4)), made=2)
+    assert (closed.made_at(0.0), closed.made_at(1.0)) == (1, 2)
+    order, config = in_random_order(entries(easy=16), 1), settings("temperature=[0,1]")
+    of_look = [look_groups(order, config, closed, number + 1) for number in range(LOOKS)]
+    temperatures = [{group.temperature for group in groups} for groups in of_look]
+    assert temperatures == [{0.0, 1.0}, {1.0}, {1.0}, {1.0}]
+
+
 def test_where_nothing_can_choose_every_k_is_measured() -> None:
     nothing = LooksMade((ChosenK(0.0, None), ChosenK(1.0, 4)))
     order = in_random_order(entries(easy=16), 1)
@@ -164,10 +173,10 @@ def chosen_by(patch: pytest.MonkeyPatch) -> SimpleNamespace:
         asked.choices += 1
         return 2
 
-    def decided(run: StoredRun, look: int) -> bool:
+    def decided(run: StoredRun, look: int) -> set[float]:
         assert run.checks, "greedy texts are judged before anything is decided on them"
         asked.looks.append(look)
-        return look == asked.decided_at
+        return set(TEMPERATURES) if look == asked.decided_at else set()
 
     patch.setattr(looks, "choice", choice)
     patch.setattr(looks, "decided", decided)

@@ -116,9 +116,12 @@ def test_a_run_may_stop_once_every_question_is_decided(run: StoredRun) -> None:
     """At its last look; a K that is much too slow is told from one look's pairs."""
     fast, made = slower(run, 0.4), looks_of(run).made
     answers = where(analyse(fast).answers, engine="own")
-    decisions = {answer.decision for answer in answers}
-    assert decided(fast, made) == ("undecided" not in decisions)
-    assert not decided(run, 1), "four pairs of short texts do not decide every set"
+    assert decided(fast, made) >= {
+        temperature
+        for temperature in (0.0, 1.0)
+        if all(a.decision != "undecided" for a in answers if a.temperature == temperature)
+    }
+    assert not decided(run, 1), "four pairs of short texts do not decide the workload"
     assert not decided(replace(run, manifest=replace(run.manifest, looks=None)), 1)
 
 

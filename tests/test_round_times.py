@@ -15,7 +15,7 @@ import pytest
 import torch
 from stubs import REQUEST, TableModel
 
-from harness.analysis.latency import can_pay, timed_precisely, visits_of
+from harness.analysis.latency import PRECISE, can_pay, timed_precisely, visits_of
 from harness.analysis.unstable import unstable_steps
 from harness.decoding.lookups import NgramDrafter
 from harness.decoding.sampling import SamplingParameters
@@ -254,6 +254,13 @@ def test_more_visits_are_needed_until_every_ratio_is_known_precisely() -> None:
     assert not timed_precisely(lines(6, 0.1), "d")
     assert timed_precisely(lines(300, 0.1), "d")
     assert not timed_precisely(lines(1, 0.005), "d"), "one visit has no error"
+    # On average over K: one that is a little less precise asks for no more
+    mixed = [line for line in lines(20, 0.005) if line.k == 0]
+    mixed += [replace(line, k=k) for k in (1, 2, 8) for line in lines(20, 0.005) if line.k == 4]
+    mixed += [line for line in lines(20, 0.08) if line.k == 4]
+    errors = [visits_of(mixed, "d", at).errors.max() for at in (0.0, 1.0)]
+    assert max(errors) > PRECISE
+    assert timed_precisely(mixed, "d")
     # The error is that of the interquartile mean
     means, errors = [], []
     for _ in range(400):

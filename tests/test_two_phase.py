@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 from simulated_sweeps import TRUTHS, Design, at_look, simulated, two_phases, verdict_on
 
-from harness.analysis.verdict import in_turn, settled
+from harness.analysis.verdict import UNLIKELY, in_turn, needs_pairs, settled
 from harness.stats.crossfit import VisitCosts, Workload
 from harness.stats.two_phase import (
     BLOCKS,
@@ -21,7 +21,7 @@ from harness.stats.two_phase import (
     spread_winsorised,
     two_phase,
 )
-from harness.summary import Answer
+from harness.summary import Answer, MeasuredPart
 
 ALL = Design(64, 26)
 
@@ -67,12 +67,13 @@ def test_round_times_that_are_wrong_change_nothing():
 
 
 def test_a_disturbed_generation_moves_the_price_no_further_than_its_neighbours():
-    prices = np.arange(20.0)
+    prices = np.arange(-4.0, 6.0)
     values = spread_winsorised(np.append(prices[:-1], 1e6))
-    kept = np.clip(prices, 3.0, 16.0)
+    middle = np.median(prices)
+    kept = middle + np.clip(prices - middle, -2.5, 2.5)
     assert values.mean() == pytest.approx(kept.mean())
-    # Dixon and Tukey: 14 of 20 values are as they were
-    assert values.std() == pytest.approx(kept.std() * 19 / 13)
+    # Dixon and Tukey: 6 of 10 values are as they were
+    assert values.std() == pytest.approx(kept.std() * 9 / 5)
     few = np.array([1.0, 2.0, 9.0])
     assert spread_winsorised(few) == pytest.approx(few)
 
@@ -81,8 +82,8 @@ def test_the_variance_is_that_of_the_rounds_and_of_the_price():
     rng = np.random.default_rng(3)
     logs, prices = rng.normal(0.0, 0.2, 40), rng.normal(0.0, 0.05, 6)
     fit = judged(workload(np.exp(logs)[None]), pairs(prices))
-    # Six values are not winsorised; blocks of time of one pair each are the pairs
-    by_hand = stats.sem(prices) ** 2
+    # Blocks of time of one pair each are the pairs
+    by_hand = stats.sem(spread_winsorised(prices)) ** 2
     assert fit.timing.value == pytest.approx(by_hand)
     both = stats.sem(np.exp(logs)) ** 2 / np.exp(logs).mean() ** 2 + by_hand
     assert fit.variance.value == pytest.approx(both, rel=0.15)
@@ -93,11 +94,37 @@ def test_drift_that_the_scatter_of_the_pairs_does_not_show_widens_the_interval()
     steady = rng.normal(0.0, 0.05, 40)
     work = workload(np.exp(rng.normal(0.0, 0.2, (1, 40))))
     mixed, drifting = (judged(work, pairs(each)) for each in (steady, np.sort(steady)))
-    assert drifting.timing.value > 2.0 * mixed.timing.value
+    assert drifting.timing.value > 1.5 * mixed.timing.value
     assert drifting.timing.degrees == BLOCKS - 1
     # The same pairs: what the blocks add comes on top of the rounds' part, once
     rest = mixed.variance.value - mixed.timing.value
     assert drifting.variance.value == pytest.approx(rest + drifting.timing.value, rel=0.2)
+
+
+def test_what_disturbs_one_side_of_a_pair_leaves_the_other_side_as_it_is():
+    rng = np.random.default_rng(2)
+    slow, plain = rng.normal(0.0, 0.05, (2, 40))
+    price = Pairs(np.exp(slow), np.ones(40), np.exp(plain), np.ones(40)).log_prices
+    disturbed = np.exp(slow)
+    disturbed[::9] *= 5.0
+    moved = Pairs(disturbed, np.ones(40), np.exp(plain), np.ones(40)).log_prices
+    assert abs(moved.mean() - price.mean()) < 0.02
+    assert stats.sem(moved) < 1.3 * stats.sem(price)
+
+
+def test_drift_in_common_is_kept_where_outliers_are_taken_off():
+    drift = np.linspace(0.0, 1.0, 60)
+    values = spread_winsorised(drift)
+    assert values == pytest.approx(drift, abs=0.1)
+    assert np.std(values[5:-5] - drift[5:-5]) < 0.01
+
+
+def test_few_blocks_that_differ_by_chance_do_not_widen_the_interval():
+    rng = np.random.default_rng(1)
+    work = workload(np.exp(rng.normal(0.0, 0.2, (1, 40))))
+    fits = [judged(work, pairs(rng.normal(0.0, 0.05, 40))) for _ in range(100)]
+    by_blocks = [fit.timing.degrees == BLOCKS - 1 for fit in fits]
+    assert np.mean(by_blocks) < 0.25
 
 
 def test_pairs_of_prompts_outside_the_workload_tell_its_price():
@@ -188,6 +215,31 @@ def test_looks_err_as_often_as_they_may(error):
     crossed = (paths > stats.norm.isf(errors) * np.sqrt(shares)).any(axis=1)
     weights = np.exp(-drift * paths[:, -1] + drift**2 / 2.0)
     assert (crossed * weights).mean() == pytest.approx(error, rel=0.03)
+
+
+def test_the_chance_that_further_pairs_decide_is_how_often_they_do():
+    rng, unlikely, decided = np.random.default_rng(4), [], []
+    for _ in range(60):
+        evidence = two_phases(rng, "plain", ALL, TRUTHS["1.10x"], 1.0)
+        early = verdict_on(at_look(evidence, 2), "hard", 0.0025)
+        late = verdict_on(at_look(evidence, LOOKS), "hard", 0.0025)
+        assert early.pairs is not None
+        assert late.pairs is not None
+        assert late.pairs.chance_to_decide == 0.0
+        (decided if settled(late) else unlikely).append(early.pairs.chance_to_decide)
+    given_up = [chance for chance in (*unlikely, *decided) if chance < UNLIKELY]
+    assert len(given_up) > 20
+    assert sum(chance < UNLIKELY for chance in decided) <= 0.1 * len(given_up)
+    assert np.mean(decided) > np.mean(unlikely) + 0.2
+
+
+def test_only_a_prompt_set_is_given_up():
+    part = MeasuredPart(64, 26, 0.9, 1.1, chance_to_decide=0.05)
+    open_ = replace(Answer.undecided(0.0, "easy", "interval_spans_one", {}), pairs=part)
+    assert not needs_pairs(open_)
+    assert needs_pairs(replace(open_, prompt_set="all"))
+    assert needs_pairs(replace(open_, pairs=replace(part, chance_to_decide=0.5)))
+    assert not needs_pairs(replace(open_, prompt_set="all", decision="speculate"))
 
 
 def test_bounds_fall_from_look_to_look():

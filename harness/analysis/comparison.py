@@ -32,7 +32,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.stats import mannwhitneyu
 
 from harness.analysis import analyse
 from harness.analysis.cells import accepted, completed, decode_s, judged, latest, new_tokens, ratio
@@ -546,6 +545,8 @@ def _plain_generations(pair: _Pair) -> Iterator[_PlainTime]:
 
 def _plain_visits(pair: _Pair) -> Iterator[_PlainTime]:
     """By temperature, of runs without such generations: by the visits that timed plain tokens."""
+    from scipy.stats import mannwhitneyu  # takes a second
+
     for temperature in pair.setups[0].temperatures:
         one, two = (
             [seconds_per_round(t) for t in run.rounds if (t.k, t.temperature) == (0, temperature)]

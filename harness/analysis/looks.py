@@ -18,7 +18,7 @@ comparison, and is compared with it on those that both have. The looks spend the
 temperature's verdict, which is the last look of them (`Evidence.looks`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 import numpy as np
@@ -28,7 +28,7 @@ from harness.analysis.replayed import Replays
 from harness.analysis.server_run import ServedRun
 from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import Audition, MeasuredSweep
-from harness.analysis.verdict import ONE_SIDED, settled
+from harness.analysis.verdict import ONE_SIDED, needs_pairs
 from harness.records import GREEDY, TextTrace, grouped
 from harness.stats.jackknife import MIN_PROMPTS, enough_prompts, half_width
 from harness.stats.two_phase import look_shares, nominal_error
@@ -67,11 +67,12 @@ def choice(run: StoredRun, temperature: float) -> int | None:
     return max(speedups, key=speedups.__getitem__).k
 
 
-def decided(run: StoredRun, look: int) -> bool:
-    """Whether every question of the run is decided after so many looks.
+def decided(run: StoredRun, look: int) -> Set[float]:
+    """The temperatures that need no more pairs after so many looks.
 
     The questions are those that the report answers with measured pairs: the whole workload and each
-    of its prompt sets, at every temperature. The bounds are those of this look. A report of a run
+    of its prompt sets. At such a temperature the workload is decided, and so is each prompt set
+    unless further pairs are unlikely to. The bounds are those of this look. A report of a run
     whose manifest carries the same number of looks says the same.
 
     Args:
@@ -80,14 +81,18 @@ def decided(run: StoredRun, look: int) -> bool:
     """
     looks = run.manifest.looks
     if looks is None:
-        return False
+        return frozenset()
     made = replace(run.manifest, looks=replace(looks, made=look))
     sweep = MeasuredSweep(Setup(replace(run, manifest=made)))
-    return bool(sweep.answered) and all(
-        settled(answer) or (entry.question.evidence.pairs is not None and answer.reason in FIXED)
+    return {
+        entry.question.evidence.temperature
         for entry in sweep.answered
-        for answer in (entry.workload, *entry.sets)
-    )
+        if not any(
+            needs_pairs(answer)
+            and not (entry.question.evidence.pairs is not None and answer.reason in FIXED)
+            for answer in (entry.workload, *entry.sets)
+        )
+    }
 
 
 # ---- servers -------------------------------------------------------------------------------------

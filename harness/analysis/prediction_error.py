@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import binom
+from scipy.special import bdtrc
 
 from harness.records import Cell, grouped
 from harness.stats.jackknife import CONFIDENCE, Estimate, Variance, half_width, joined
@@ -64,7 +64,7 @@ class PredictionError:
     def caveats(self) -> Sequence[Caveat]:
         """Where more measured cells lie outside their predictions' intervals than by chance."""
         far = [gap.exceeds for gap in self.gaps.values()]
-        if binom.sf(sum(far) - 1, len(far), 1.0 - CONFIDENCE) > RARE:
+        if not far or bdtrc(sum(far) - 1, len(far), 1.0 - CONFIDENCE) > RARE:
             return ()
         worst, gap = max(self.gaps.items(), key=lambda item: abs(item[1].value))
         values = {

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.special import stdtrit
-from scipy.stats import linregress
 
 from harness.analysis.latency import Latency
 from harness.records import UserError
@@ -205,6 +204,8 @@ def fit_rounds(rounds: Sequence[ServerRound], verify_s: Sequence[float] = ()) ->
         )
     ks = np.array([row.k for row in speculative], dtype=np.float64)
     known = np.array([verify_s[row.k] if verify_s else 0.0 for row in speculative])
+    from scipy.stats import linregress  # takes as long to import as a short run to analyse
+
     line = linregress(ks, np.array([row.round_s for row in speculative]) - known)
     draft_s, rest_s = float(line.slope), float(line.intercept)
     _check_line(draft_s, rest_s, separated=bool(verify_s))

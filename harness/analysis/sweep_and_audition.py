@@ -735,7 +735,7 @@ class MeasuredSweep(PairAnalysis):
         pairs, candidate = pairs_of(self.trials, temperature, k), Candidate(draft, k)
         ranking = self.ranking(self.setup.rule, temperature)
         if latency and ranking and replay_holds(self._check_of_pairs(temperature, k)):
-            shares = look_shares(max(1, looks.made))
+            shares = look_shares(max(1, looks.made_at(temperature)))
             measured = measured_pairs(pairs, ranking.replays, latency, candidate, shares)
             if measured is not None:
                 return replace(ranking.evidence, pairs=measured)

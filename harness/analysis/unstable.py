@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from scipy.stats import binom
+from scipy.special import bdtr
 
 from harness.analysis.cells import Count, completed, decode_s, latest, new_tokens
 from harness.records import Cell, ResultRow, StepTiming, Trial, grouped
@@ -87,7 +87,7 @@ def _below(one: StepTiming, other: StepTiming) -> float | None:
     """The median ratio of two forwards' times, where it is below 1 beyond its noise."""
     count = min(len(one.samples_s), len(other.samples_s))
     ratios = np.sort(np.array(one.samples_s[:count]) / np.array(other.samples_s[:count]))
-    rank = int(binom.ppf(CONFIDENCE, count, 0.5))
+    rank = int((bdtr(np.arange(count + 1), count, 0.5) >= CONFIDENCE).argmax())
     if rank >= count or ratios[rank] >= 1.0:
         return None
     ratio = float(np.median(ratios))

@@ -79,6 +79,8 @@ NEAR = 0.05
 # Where the logarithm of a lower bound is closer to 0, so many times the deals are made.
 CLOSE = 0.02
 CLOSE_DEALS = 8
+# A prompt set that the rest of the pairs decide with less than this chance keeps no run going.
+UNLIKELY = 0.2
 # A number of prompts is named where it decides with this chance, up to so many times today's.
 DECIDES = 0.9
 MOST_TIMES = 10
@@ -398,7 +400,7 @@ def decide(
         speedup_hi=interval.hi,
         chance=chance_above_zero(fit.score, fit.variance),
         gain=math.expm1(fit.score + float(fit.variance.value) / 2.0),
-        pairs=_measured_part(fit, evidence.pairs, workload),
+        pairs=_measured_part(fit, evidence.pairs, workload, of_bounds),
     )
     if not fit.prefers_plain and interval.lo > 1.0:
         verdict = replace(verdict, decision="speculate")
@@ -412,13 +414,15 @@ def decide(
 
 
 def _measured_part(
-    fit: TwoPhase | CrossFit, pairs: MeasuredPairs | None, workload: Workload
+    fit: TwoPhase | CrossFit, pairs: MeasuredPairs | None, workload: Workload, level: float
 ) -> MeasuredPart | None:
-    """What a verdict by measured pairs rests on."""
+    """What a verdict by measured pairs, at a level, rests on."""
     if pairs is None or not isinstance(fit, TwoPhase):
         return None
     timing = fit.on_these_prompts()
-    return MeasuredPart(len(workload.prompt_sets), len({*pairs.prompts}), timing.lo, timing.hi)
+    prompts, measured = len(workload.prompt_sets), len({*pairs.prompts})
+    chance = fit.chance_to_decide(level, NEAR)
+    return MeasuredPart(prompts, measured, timing.lo, timing.hi, chance)
 
 
 def in_turn(
@@ -454,6 +458,17 @@ def in_turn(
 def settled(verdict: Answer) -> bool:
     """Whether more measurements would change nothing: it is decided, or too near 1 to matter."""
     return verdict.decision != "undecided" or verdict.reason == "near_one"
+
+
+def needs_pairs(verdict: Answer) -> bool:
+    """Whether a run in looks goes on for its sake: it is open, and further pairs may decide it.
+
+    A prompt set is given up where they are unlikely to; the workload never is.
+    """
+    if settled(verdict):
+        return False
+    chance = 1.0 if verdict.pairs is None else verdict.pairs.chance_to_decide
+    return verdict.prompt_set == "all" or chance >= UNLIKELY
 
 
 def _too_few(prompt_sets: tuple[str, ...]) -> Doubt:

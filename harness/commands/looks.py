@@ -2,10 +2,10 @@
 
 Every prompt is decoded plainly, in batches, and replayed at every K. The K that is best by replay
 and round times is chosen, at each temperature, and measured on the prompts in a random order that
-is balanced over their sets. After every quarter of them `harness.analysis.looks` says whether every
-question is decided; the rest is measured only where one is not. The other K are measured on the
-first prompts of each set, next to the same plain generations: points of the picture, and the check
-of what is predicted.
+is balanced over their sets. After every quarter of them `harness.analysis.looks` says at which
+temperatures every question is decided; the rest is measured only where one is not. The other K are
+measured on the first prompts of each set, next to the same plain generations: points of the
+picture, and the check of what is predicted.
 
 What is measured together runs within moments: plain decoding and the chosen K alternate in who
 leads. Texts of a few milliseconds say little of a round's time, so a look measures its prompts
@@ -159,8 +159,9 @@ def measure_in_looks(
         visits.reach(LEAST_VISITS + VISITS_PER_LOOK * number)
         check_texts(folder, folder.trials.read(), pair, config)
         ended: Ended | None = "prompts" if number == LOOKS else None
-        if ended is None and decided(load(folder.path), number):
-            ended = "decided"
+        if ended is None:
+            looks = _closed(looks, decided(load(folder.path), number), number)
+            ended = "decided" if all(each.looks for each in looks.chosen) else None
         looks = replace(looks, made=number, measured_s=watch.spent_s, ended=ended)
         folder.note(looks=looks)
     while (
@@ -169,6 +170,15 @@ def measure_in_looks(
         and not timed_precisely(folder.rounds.read(), pair.draft_name)
     ):
         visits.reach(visits.complete + 1)
+
+
+def _closed(looks: Looks, temperatures: Set[float], look: int) -> Looks:
+    """With the temperatures that need no more pairs measured no more after this look."""
+    chosen = (
+        replace(each, looks=each.looks or look) if each.temperature in temperatures else each
+        for each in looks.chosen
+    )
+    return replace(looks, chosen=tuple(chosen))
 
 
 def _too_little(watch: Stopwatch, needed_s: float) -> UserError:
@@ -188,11 +198,13 @@ def look_groups(
 ) -> list[Group]:
     """What a look measures, in its order; nothing where there are fewer prompts than looks."""
     begin, end = (prompts_at(len(order), number) for number in (look - 1, look))
+    closed = {each.temperature for each in looks.chosen if (each.looks or LOOKS) < look}
     return [
         Group(entry, float(value), _ks(config, looks.k_at(value), conversation.rank, turn + number))
         for conversation in order[begin:end]
         for turn, entry in enumerate(conversation.turns)
         for number, value in enumerate(config.temperature)
+        if value not in closed
     ]
 
 

@@ -46,7 +46,8 @@ THREAD_GAIN = 0.1
 # Well beyond the caches: 50 MB on an H200, some 100 MB on large server processors
 BUFFER_BYTES = {"cuda": 2 * 1024**3, "mps": 512 * 1024**2, "cpu": 512 * 1024**2}
 SHARE_OF_FREE = 1 / 16
-SAMPLES = 9
+# Samples of the bandwidth: as many as fit into so many seconds
+LEAST_SAMPLES, MOST_SAMPLES, SAMPLING_S = 3, 9, 0.5
 LEAST_SAMPLE_BYTES = 64 * 1024**2
 # Between two readings of a card, which take about a millisecond
 CARD_READ_EVERY_S = 5.0
@@ -375,11 +376,13 @@ def copy_bandwidth(device: "torch.device", buffer_bytes: int | None = None) -> C
     # Both are written first: memory that was never touched is not there yet
     source, copy = (torch.full((size,), value, device=device) for value in (1.0, 0.0))
     clock, repeats = Clock(source), max(1, LEAST_SAMPLE_BYTES // (4 * size))
+    copy.copy_(source)
     seconds: list[float] = []
-    for _ in range(1 + SAMPLES):
+    while len(seconds) < LEAST_SAMPLES or (
+        len(seconds) < MOST_SAMPLES and repeats * sum(seconds) < SAMPLING_S
+    ):
         start = clock.now()
         for _ in range(repeats):
             copy.copy_(source)
         seconds.append((clock.now() - start) / repeats)
-    median = sorted(seconds[1:])[SAMPLES // 2]
-    return CopyBandwidth(2 * 4 * size / median / 1e9, 4 * size, SAMPLES)
+    return CopyBandwidth(2 * 4 * size / statistics.median(seconds) / 1e9, 4 * size, len(seconds))

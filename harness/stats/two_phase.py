@@ -11,13 +11,16 @@ w the weights of the prompt sets, and s and p the seconds of a measured pair, th
     L = -ln(sum over sets of w x sum r / sum T) - g,  g = mean of ln(s / r) - ln(p / T),
 
 the first term over all prompts, g over the measured pairs. An error of R is in both terms and
-cancels. g is winsorised, so that a few disturbed generations do not move it; its values are then
-spread by Dixon and Tukey's factor ("Approximate behavior of the distribution of winsorized t",
-1968), so that their mean has the error of g.
+cancels. Both sides of g are winsorised, each by itself, so that a few disturbed generations do not
+move it and what disturbs one side of a pair does not discard the other: what counts as far is the
+distance from the median of the pairs around it, so that drift, which both sides have in common, is
+kept. The values are then spread by Dixon and Tukey's factor ("Approximate behavior of the
+distribution of winsorized t", 1968), so that their mean has the error of g.
 
 The variance is the jackknife's of L over prompts. It takes the pairs for independent, and a machine
-drifts: where the means of contiguous blocks of time vary more than that, they give the
-variance of g. Either holds the scatter of the pairs, so the larger one counts and not their sum.
+drifts: where the means of contiguous blocks of time vary significantly more than that, they give
+the variance of g. Either holds the scatter of the pairs, so one of them counts and not their sum.
+The larger of the two would be too large where nothing drifts, since the blocks are few.
 
 The candidate is chosen by what is then reported. A lower bound holds for all candidates at once: it
 is so many standard errors below L as the largest of their errors exceeds with the chance of an
@@ -36,12 +39,12 @@ level (Jennison and Turnbull, "Interim analyses: the repeated confidence interva
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import ndtr, ndtri, stdtr, stdtrit
+from scipy.special import fdtrc, ndtr, ndtri, stdtr, stdtrit
 
 from harness.stats.crossfit import Workload
 from harness.stats.jackknife import (
@@ -61,8 +64,12 @@ from harness.stats.jackknife import (
 )
 
 LOOKS = 4
-# Share of the pairs at either end that are winsorised
-WINSORISED = 0.15
+# Share of the pairs at either end of which a side is winsorised
+WINSORISED = 0.25
+# Pairs around one, itself among them, next to which it may be far
+NEIGHBOURS = 11
+# Of the test that blocks of time vary more than pairs do
+DRIFTS = 0.1
 # Contiguous, of time
 BLOCKS = 10
 # Measured prompts below which g has no error to speak of
@@ -95,14 +102,24 @@ class Pairs:
     looks: tuple[float, ...] = (1.0,)
 
     @property
+    def sides(self) -> tuple[Array, Array]:
+        """[pair] what a round took next to its prediction, and a plain token, as logarithms.
+
+        Winsorised, so that their means differ by g, and spread, so that these err as g does.
+        """
+        rounds, plain = self.seconds / self.cost, self.plain_s / self.plain_tokens
+        return spread_winsorised(np.log(rounds)), spread_winsorised(np.log(plain))
+
+    @property
     def log_prices(self) -> Array:
         """[pair] how much longer the candidate's rounds took than predicted, as a logarithm."""
-        return np.log(self.seconds / self.cost) - np.log(self.plain_s / self.plain_tokens)
+        rounds, plain = self.sides
+        return rounds - plain
 
     @property
     def log_price(self) -> float:
-        """g, their winsorised mean."""
-        return float(spread_winsorised(self.log_prices).mean())
+        """g, their mean."""
+        return float(self.log_prices.mean())
 
     def first(self, number: int, looks: tuple[float, ...]) -> "Pairs":
         """The pairs as they were when so many had been measured."""
@@ -185,6 +202,35 @@ class TwoPhase:
         upper = -stdtrit(self.variances.degrees, error) * np.sqrt(self.variances.value)
         return _speedup(float((self.scores + upper).max()))
 
+    def chance_to_decide(self, level: float, near: float) -> float:
+        """That the last look decides, if what is true is what is seen now (conditional power).
+
+        Pairs that are still to be measured lower the price's error alone, for all prompts are
+        replayed. So the last look differs from this one by a normal number of what they lower.
+
+        Source: Lan and Wittes, "The B-value: a tool for monitoring data", 1988.
+
+        Args:
+            level: of the interval that decides.
+            near: an interval within this of a speedup of 1 decides too.
+        """
+        share = self.looks[-1]
+        if share >= 1.0:
+            return 0.0
+        less = float(self.timing.value) * (1.0 - share)
+        last = replace(
+            self,
+            variances=self.variances._replace(value=self.variances.value - less),
+            looks=look_shares(LOOKS),
+        )
+        interval, deviation = last.interval(level), math.sqrt(less) or math.ulp(1.0)
+        lower, upper = math.log(interval.lo), math.log(interval.hi)
+        pays = ndtr(lower / deviation)
+        loses = ndtr(-math.log(last.ceiling(level)) / deviation)
+        least, most = math.log1p(-near) - lower, math.log1p(near) - upper
+        matters_little = ndtr(most / deviation) - ndtr(least / deviation) if least < most else 0.0
+        return min(1.0, float(pays + loses + matters_little))
+
     def on_these_prompts(self, level: float = CONFIDENCE) -> Interval:
         """Of the named candidate's speedup on the prompts of the run: the error of timing alone."""
         value, half = self.scores[self.named], float(half_width(self.timing, level))
@@ -221,7 +267,7 @@ def two_phase(
     errors[:, :number] = rounds
     errors[:, price.prompts] -= price.errors
     without_price = (errors**2).sum(axis=1) - float(price.by_prompts.value)
-    timing = max(price.by_prompts, price.by_blocks, key=lambda variance: float(variance.value))
+    timing = price.variance
     variances = [
         Variance(np.maximum(without_price, 0.0), of_rounds.degrees),
         timing,
@@ -280,31 +326,48 @@ class _Price:
     @classmethod
     def of(cls, pairs: Pairs, prompts: Index) -> "_Price":
         """The winsorised mean of the pairs and its errors."""
-        values = spread_winsorised(pairs.log_prices)
+        values = pairs.log_prices
         measured, place = np.unique(prompts, return_inverse=True)
         without, sizes = _without_groups(values, place)
-        # Values that are winsorised add no freedom
-        degrees = len(sizes) - 2 * int(WINSORISED * len(sizes)) - 1.0
-        by_prompts = left_out_variance(without, sizes)._replace(degrees=np.array(max(1.0, degrees)))
+        # Values that are winsorised add no freedom; each side has its own
+        kept = max(1.0, len(sizes) - 2 * int(WINSORISED * len(sizes)) - 1.0)
+        sides = joined(Variance(side.var(), np.array(kept)) for side in pairs.sides)
+        by_prompts = left_out_variance(without, sizes)
+        degrees = np.minimum(sides.degrees, by_prompts.degrees)
+        by_prompts = by_prompts._replace(degrees=degrees)
         blocks = min(BLOCKS, len(values))
         block = np.arange(len(values)) * blocks // len(values)
         by_blocks = left_out_variance(*_without_groups(values, block))
         errors = independent_errors(without)
         return cls(float(values.mean()), measured, errors, by_prompts, by_blocks)
 
+    @property
+    def variance(self) -> Variance:
+        """By blocks of time where the machine drifts, by prompts elsewhere."""
+        blocks, prompts = self.by_blocks, self.by_prompts
+        if blocks.value <= prompts.value or prompts.value == 0.0:
+            return prompts if prompts.value > 0.0 else blocks
+        chance = fdtrc(blocks.degrees, prompts.degrees, blocks.value / prompts.value)
+        return blocks if chance < DRIFTS else prompts
+
 
 def spread_winsorised(values: Array) -> Array:
-    """Values whose mean is the winsorised mean, and whose mean errs as that one does.
+    """Values in order of time, winsorised next to their neighbours.
+
+    Their mean errs as the winsorised mean does.
 
     Source: Dixon and Tukey, 1968: the winsorised values' standard error times (n - 1) / (h - 1),
     h of n values being left as they are.
     """
     number = len(values)
-    cut = int(WINSORISED * number)
-    ordered = np.sort(values)
-    kept = np.clip(values, ordered[cut], ordered[number - 1 - cut])
+    width, cut = min(NEIGHBOURS, number), int(WINSORISED * number)
+    medians = np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=1)
+    around = medians[np.clip(np.arange(number) - width // 2, 0, number - width)]
+    distances = values - around
+    ordered = np.sort(distances)
+    kept = np.clip(distances, ordered[cut], ordered[number - 1 - cut])
     middle = kept.mean()
-    return middle + (kept - middle) * (number - 1) / max(1, number - 2 * cut - 1)
+    return around + middle + (kept - middle) * (number - 1) / max(1, number - 2 * cut - 1)
 
 
 def _without_groups(values: Array, group: Index) -> tuple[Array, Array]:

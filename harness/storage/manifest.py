@@ -194,10 +194,14 @@ class ChosenK:
     """The K that is measured at a temperature, next to plain decoding, on every prompt of a look.
 
     Other K are measured on a few prompts. None: nothing could choose, and all K are measured.
+
+    Attributes:
+        looks: of a sweep, after how many looks the temperature is measured no more; None before.
     """
 
     temperature: float
     k: int | None
+    looks: int | None = None
 
 
 @dataclass(frozen=True)
@@ -210,8 +214,9 @@ class Looks:
         most: how many there are at most; the share of the prompts that are measured by now is
             made / most.
         measured_s: what measuring took up to the last look, by the clock, over all processes.
-        ended: why no further look is made; None while one is. `decided`: every question is;
-            `prompts`: all are measured; `budget`: the next look would have gone beyond budget_s.
+        ended: why no further look is made; None while one is. `decided`: every question is, or
+            further pairs are unlikely to decide it; `prompts`: all are measured; `budget`: the next
+            look would have gone beyond budget_s.
     """
 
     chosen: tuple[ChosenK, ...]
@@ -223,6 +228,11 @@ class Looks:
     def k_at(self, temperature: float) -> int | None:
         """The K that was chosen at a temperature."""
         return _k_at(self.chosen, temperature)
+
+    def made_at(self, temperature: float) -> int:
+        """How many looks are made at a temperature."""
+        made = (each.looks for each in self.chosen if each.temperature == temperature)
+        return next(made, None) or self.made
 
 
 # Why a server run with until=decided measures every K: a server that prices rounds failed, or its
