@@ -191,7 +191,8 @@ def simulated(
         seed: of all of them.
     """
     rng = np.random.default_rng(seed)
-    counts, true = Counter(), TRUTHS[truth]
+    counts: Any = Counter()  # of numbers that are not whole, too
+    true = TRUTHS[truth]
     design = Design.at_the_cost_of(prompts)
     for _ in range(number):
         if method == "grid":

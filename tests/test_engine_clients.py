@@ -49,6 +49,7 @@ from harness.config import ModelConf
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.adapters import OpenedPair, ToServe, adapter_of
 from harness.engines.client import HttpClient
+from harness.engines.counters import Samples
 from harness.engines.http_server import AttachedEngine, CardMemory, HttpServer, only_model
 from harness.engines.llamacpp import LlamaCpp, LlamaCppServer
 from harness.engines.openai import OpenAiServer
@@ -60,7 +61,7 @@ from harness.engines.protocol import (
     ServerDiedError,
 )
 from harness.engines.sglang import Sglang, SglangServer
-from harness.engines.vllm import Vllm, VllmServer, metric_sums, rounds_of
+from harness.engines.vllm import Vllm, VllmServer, rounds_of
 from harness.models.load import load, load_vocabulary
 from harness.records import Round, Rule, UserError
 from harness.serving.drafts import DraftKind
@@ -222,10 +223,8 @@ def test_a_servers_draft_takes_of_a_requests_sampling_the_temperature_alone(
 
 
 def test_metrics_are_added_over_their_labels() -> None:
-    assert metric_sums('# TYPE a counter\na{b="c d",e="f"} 1.5\na{b="g"} 2\nh 3e2\n') == {
-        "a": 3.5,
-        "h": 300.0,
-    }
+    page = '# TYPE a counter\na{b="c d",e="f"} 1.5\na{b="g"} 2\nh 3e2\n'
+    assert Samples.of(page).sums == {"a": 3.5, "h": 300.0}
 
 
 @pytest.mark.parametrize(

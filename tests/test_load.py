@@ -4,7 +4,6 @@ import json
 import shlex
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import product
@@ -951,7 +950,7 @@ def test_llamacpp_decodes_side_by_side_what_it_decodes_alone(tmp_path):
 # ---- arrivals at random --------------------------------------------------------------------------
 
 
-def arrived(user_s: Sequence[float], due_s: Sequence[float]) -> LoadTiming:
+def arrived(user_s: Any, due_s: Any) -> LoadTiming:
     """Of requests of eleven tokens, of which all but the first took a second."""
     number = len(user_s)
     return LoadTiming(
