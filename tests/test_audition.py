@@ -4,7 +4,7 @@ import errno
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ FEW = ["k=[1]", "temperature=[0]", "new_tokens=4", "prompts.limit=1"]
 
 
 def config(root: Path, *overrides: str) -> AuditionConfig:
-    return compose("audition", [f"results_root={root}", *GRID, *overrides])
+    return replace(compose("audition", [*GRID, *overrides]), results_root=str(root))
 
 
 def run(root: Path, *overrides: str, drafts: list[str] | None = None) -> Outcome:

@@ -364,6 +364,7 @@ def test_no_garbage_is_collected_while_anything_is_timed(monkeypatch: pytest.Mon
         return now(self)
 
     monkeypatch.setattr(Clock, "now", reading)
+    gc.unfreeze()  # what conftest froze
     target, draft = TableModel(), TableModel(strangeness=0.3)
     run_trial(request("easy", 2, 0.0), target, draft)
     time_forwards([TimedModel("target", "big", target)], 2, context=[1, 2], repetitions=2)
@@ -393,7 +394,9 @@ def test_the_clock_of_the_processor_counts_what_ran_and_not_what_waited(
 
 def test_blocks_within_blocks_collect_what_was_made_since(monkeypatch: pytest.MonkeyPatch) -> None:
     frozen: list[str] = []
-    monkeypatch.setattr(clock.gc, "freeze", lambda: frozen.append("once"))
+    monkeypatch.setattr(clock.gc, "get_freeze_count", lambda: 0)
+    monkeypatch.setattr(clock.gc, "freeze", lambda: frozen.append("frozen"))
+    monkeypatch.setattr(clock.gc, "unfreeze", lambda: frozen.append("unfrozen"))
     with undisturbed():
         cycle: list[Any] = []
         cycle.append(cycle)
@@ -401,7 +404,19 @@ def test_blocks_within_blocks_collect_what_was_made_since(monkeypatch: pytest.Mo
         with undisturbed():
             assert gc.collect() == 0, "the inner block collected the cycle"
         assert not gc.isenabled()
-    assert frozen == ["once"]
+    assert frozen == ["frozen", "unfrozen"]
+
+
+def test_what_a_process_has_set_aside_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock.gc, "unfreeze", lambda: pytest.fail("all of it is looked at again"))
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    del cycle
+    monkeypatch.setattr(clock.gc, "get_freeze_count", lambda: clock.FROZEN_BY_PYTHON + 1)
+    with undisturbed():
+        assert gc.collect() == 0, "the block began with a collection"
+        assert not gc.isenabled()
+    assert gc.isenabled()
 
 
 # ---- steps ---------------------------------------------------------------------------------------
