@@ -55,10 +55,8 @@ def timed_little() -> Iterator[None]:
 
 def outcome_of(command: str, *words: str | Path) -> Outcome:
     """How a command ends on these overrides; a path is the folder that its run goes to."""
-    config = compose(command, [word for word in words if isinstance(word, str)])
-    for root in (word for word in words if isinstance(word, Path)):
-        config.results_root = str(root)
-    return import_module(f"harness.{command}").work(config)
+    typed = [f"results_root={word}" if isinstance(word, Path) else word for word in words]
+    return import_module(f"harness.{command}").work(compose(command, typed))
 
 
 def stored(outcome: Outcome) -> StoredRun:

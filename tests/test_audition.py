@@ -4,7 +4,7 @@ import errno
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ FEW = ["k=[1]", "temperature=[0]", "new_tokens=4", "prompts.limit=1"]
 
 
 def config(root: Path, *overrides: str) -> AuditionConfig:
-    return replace(compose("audition", [*GRID, *overrides]), results_root=str(root))
+    return compose("audition", [f"results_root={root}", *GRID, *overrides])
 
 
 def run(root: Path, *overrides: str, drafts: list[str] | None = None) -> Outcome:

@@ -53,8 +53,8 @@ EXACT = ["threads=1", "kv_type=f32", "flash_attention=off"]
 
 
 def asked(root: Path, *words: str) -> Any:
-    composed = compose("server", ["own_loop=false", *GRID, *EXACT, *words])
-    return replace(composed, results_root=str(root))
+    settings = [f"results_root={root}", "own_loop=false", *GRID, *EXACT, *words]
+    return compose("server", settings)
 
 
 @pytest.fixture(scope="module")

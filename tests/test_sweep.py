@@ -1,7 +1,6 @@
 """The main job, end to end on the embedded pair: contract, verdict, resume, failures."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +28,7 @@ KS, TEMPERATURES = [1, 4], [0.0, 1.0]
 
 def config(root: Path, *overrides: str) -> SweepConfig:
     grid = ["k=[1,4]", "temperature=[0,1]", "new_tokens=12", "threads=1", "until=all"]
-    return replace(compose("sweep", [*grid, *overrides]), results_root=str(root))
+    return compose("sweep", [f"results_root={root}", *grid, *overrides])
 
 
 @pytest.fixture(scope="module")
