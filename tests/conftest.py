@@ -1,5 +1,6 @@
 """What every test may count on: no network, one CPU thread, and commands as subprocesses."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -21,6 +22,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # An example may take long on a busy machine
 hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
+
+# No test ends in a power cut, and waiting for the disk is a tenth of a small run
+os.fsync = lambda _: None
 
 Door = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -97,6 +101,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def composed_quickly() -> Iterator[None]:
+    """Commands that run in this process are configured by `compositions`."""
+    from compositions import composed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harness.cli._composed", composed)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imports_set_aside() -> None:
+    """Garbage collections look at what tests made, not at every imported module."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)

@@ -4,7 +4,7 @@ The embedded pairs run in the loop that a sweep with decode.stop=threshold runs.
 """
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -36,7 +36,7 @@ from harness.decoding.sampling import SamplingParameters
 from harness.measurement.confidences import draft_confidences
 from harness.measurement.generations import Request, round_counts, run_trial
 from harness.measurement.target_texts import GeneratedText
-from harness.records import DraftConfidence, Round, Rule, TextTrace, UserError
+from harness.records import DraftConfidence, Round, Rule, TextTrace, Trial, UserError
 from harness.reporting.tables.sweep import adaptive_tables
 from harness.stats.jackknife import Array
 from harness.summary import RunFacts, Summary
@@ -147,7 +147,10 @@ def test_of_tokens_that_are_chosen_every_count_is_the_loops(
 
 
 @pytest.mark.parametrize("rule", ["ratio", "exact_match"])
-@pytest.mark.parametrize("threshold", FIVE)
+@pytest.mark.parametrize(
+    "threshold",
+    [0.1, 0.5, 0.9, *(pytest.param(t, marks=pytest.mark.exhaustive) for t in (0.3, 0.7))],
+)
 def test_of_tokens_that_are_drawn_rounds_and_drafted_tokens_are_the_loops_on_average(
     threshold: float, rule: Rule
 ) -> None:
@@ -167,8 +170,10 @@ class Opened(NamedTuple):
     pair: Drafted
     config: SweepConfig
 
-    def gaps(self, threshold: float, temperature: float, repetitions: Iterable[int]) -> Array:
-        """[2, texts] rounds and drafted tokens of the loop minus those expected of its text."""
+    def loop(
+        self, threshold: float, temperature: float, repetitions: Iterable[int]
+    ) -> tuple[list[Trial], list[GeneratedText]]:
+        """The generations that stop drafting below the threshold, and their texts."""
         config = replace(self.config, decode=replace(self.config.decode, stop_threshold=threshold))
         target, draft = self.pair.target_model, self.pair.drafting
         requests = [
@@ -181,16 +186,24 @@ class Opened(NamedTuple):
             GeneratedText(replace(each, k=0), trial.tokens or (), trial.stop_reason or "budget")
             for each, trial in zip(requests, trials, strict=True)
         ]
+        return trials, texts
+
+    def scored(self, texts: Sequence[GeneratedText]) -> ScoredTexts:
+        """The texts as they are replayed at any threshold."""
+        known = self.pair.confidences(texts, self.config)
         traces = self.pair.score(texts, Scoring(K))
-        known = self.pair.confidences(texts, config)
-        scored = ScoredTexts(traces, {each.key: each for each in known}, "ratio")
-        expected = replayed_adaptively(scored, K, threshold)
-        return np.array(
-            [
-                [getattr(trial, name) for trial in trials] - getattr(expected, name)
-                for name in ("rounds", "drafted")
-            ]
-        )
+        return ScoredTexts(traces, {each.key: each for each in known}, "ratio")
+
+
+def gaps_of(trials: Sequence[Trial], scored: ScoredTexts, threshold: float) -> Array:
+    """[2, texts] rounds and drafted tokens of the loop minus those expected of its text."""
+    expected = replayed_adaptively(scored, K, threshold)
+    return np.array(
+        [
+            [getattr(trial, name) for trial in trials] - getattr(expected, name)
+            for name in ("rounds", "drafted")
+        ]
+    )
 
 
 @pytest.fixture(scope="module", params=["tiny_good", "tiny_eagle3"])
@@ -203,8 +216,12 @@ def pair(request: pytest.FixtureRequest) -> Opened:
 def test_greedy_rounds_and_drafted_tokens_of_an_embedded_pair_are_those_replayed(
     pair: Opened,
 ) -> None:
-    for threshold in FIVE:
-        assert np.abs(pair.gaps(threshold, 0.0, [0])).max() < 1e-9
+    trials, texts = zip(*(pair.loop(threshold, 0.0, [0]) for threshold in FIVE), strict=True)
+    for others in texts[1:]:
+        assert [text.tokens for text in others] == [text.tokens for text in texts[0]]
+    scored = pair.scored(texts[0])
+    for threshold, of_loop in zip(FIVE, trials, strict=True):
+        assert np.abs(gaps_of(of_loop, scored, threshold)).max() < 1e-9
 
 
 @pytest.mark.parametrize("generations", [12, pytest.param(480, marks=pytest.mark.exhaustive)])
@@ -212,10 +229,11 @@ def test_sampled_rounds_and_drafted_tokens_of_an_embedded_pair_are_those_replaye
     pair: Opened, generations: int
 ) -> None:
     repetitions = generations // 12
-    gaps = [
-        pair.gaps(threshold, 1.0, range(place * repetitions, (place + 1) * repetitions))
-        for place, threshold in enumerate(FIVE)
-    ]
+    gaps = []
+    for place, threshold in enumerate(FIVE):
+        these = range(place * repetitions, (place + 1) * repetitions)
+        trials, texts = pair.loop(threshold, 1.0, these)
+        gaps.append(gaps_of(trials, pair.scored(texts), threshold))
     for each in (*gaps, np.concatenate(gaps, axis=1)):
         errors = each.sum(axis=1) / np.sqrt(np.square(each).sum(axis=1))
         assert np.abs(errors).max() < 3

@@ -277,7 +277,8 @@ def test_no_engine_that_was_not_timed_has_a_speedup_or_is_called_measured(
         assert entry["largest_round_cost"] == entry["tokens_per_round"]
     for server in (None, *with_lines()) if made.served is None else (None,):
         shown = asked(made, server)
-        for width in (80, 200):
+        # Claims are looked for sentence by sentence, and a wide screen breaks fewer of them
+        for width in (200,) if server else (80, 200):
             assert not unmeasured_claims("\n".join(screen(shown, width)), ran)
         content = content_of(shown)
         before, _, _ = markdown.report(content, (), tmp_path).partition("## How it was measured")

@@ -302,7 +302,7 @@ def test_rounds_that_end_after_an_unlikely_token_are_those_replayed(
 ) -> None:
     model = keeping(target, head)
     requests = [replace(request, k=8) for request in asked(sampling, 12)]
-    repeated = [replace(each, repetition=n) for n in range(8) for each in requests]
+    repeated = [replace(each, repetition=n) for n in range(4) for each in requests]
     off = gaps(requests if sampling.greedy else repeated, model, head, 0.3)
     if sampling.greedy:
         assert np.abs(off).max() < 1e-9

@@ -9,7 +9,7 @@ from typing import Any
 import pynvml
 import pytest
 import torch
-from runs import FROZEN
+from runs import FROZEN, analysed
 from stubs import REQUEST, TableModel
 
 from harness.analysis import analyse
@@ -84,8 +84,8 @@ def measured(tmp_path: Path, readings: int = 4) -> tuple[CardReadings, ...]:
 
 
 def throttled_by(*readings: CardReadings) -> tuple[str | None, str]:
-    """The frozen sweep, had its card done that: the reason that is said, and the sentence."""
-    run = load_run(FROZEN / "sweep")
+    """A small frozen sweep, had its card done that: the reason that is said, and the sentence."""
+    run = load_run(FROZEN / "sweep_small")
     manifest = run.manifest.updated(card_readings=readings)
     found = [
         entry
@@ -95,7 +95,7 @@ def throttled_by(*readings: CardReadings) -> tuple[str | None, str]:
     if not found:
         return None, ""
     (entry,) = found
-    (sentence,) = caveats.caveats(Summary(analyse(run).run, caveats=(entry,)))
+    (sentence,) = caveats.caveats(Summary(analysed("sweep_small").run, caveats=(entry,)))
     return str(entry.values["reason"]), sentence
 
 

@@ -3,14 +3,15 @@
 import json
 import logging
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Door
 from random_models import qwen3, save
 from runs import outcome_of
 
+import harness.sweep
 from harness.records import UserError
 
 COMMANDS = ("sweep", "profile", "snapshot", "server", "audition")
@@ -144,10 +145,16 @@ def test_a_place_where_nothing_can_be_made_is_refused_whoever_asks(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_command_prints_each_problem_on_a_line_of_its_own(door: Door, tmp_path: Path) -> None:
-    ended = door("sweep", "draft=./nowhere", "new_tokens=100000", "dry_run=true")
-    assert ended.returncode == 2
-    lines = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+def test_a_command_prints_each_problem_on_a_line_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["draft=./nowhere", "new_tokens=100000", "dry_run=true"]
+    monkeypatch.setattr(sys, "argv", ["harness/sweep.py", *words])
+    with pytest.raises(SystemExit) as ended:
+        harness.sweep.main()
+    assert ended.value.code == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert [line.partition(":")[2][:16] for line in lines] == [
         " new_tokens=1000",
         " draft.id=./nowh",

@@ -3,12 +3,22 @@
 from copy import deepcopy
 from dataclasses import asdict
 from functools import reduce
+from typing import Any
 
+import compositions
 import pytest
 from hydra.errors import HydraException
 
 from harness.cli import compose, draft_conf, draft_confs
-from harness.config import CONF_DIR, SCHEMAS, ModelConf, SweepConfig, checked, named_in_drafts
+from harness.config import (
+    CONF_DIR,
+    SCHEMAS,
+    ModelConf,
+    SweepConfig,
+    checked,
+    named_in_drafts,
+    register,
+)
 from harness.records import UserError
 
 REQUIRED = {
@@ -55,6 +65,41 @@ def test_sweep_defaults_are_the_embedded_pair_on_both_sets(composed: SweepConfig
     assert (composed.model.id, composed.draft.id) == ("embedded:tiny", "embedded:tiny_good")
     assert (composed.k, composed.temperature) == ([1, 2, 4, 8], [0.0, 1.0])
     assert (composed.prompts.sets, composed.new_tokens) == (["easy", "hard"], 48)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("sweep", ["k=[1]", "new_tokens=4"]),
+        ("sweep", [*PAIR, "k=[1,2,4]", "temperature=[0,1]", "model.dtype=bfloat16"]),
+        ("sweep", ["draft=hf", "draft.id=a/b", "+model.x=1"]),
+        ("sweep", ["experiment=founding_post", "k=[1]"]),
+        ("sweep", ["gpu=a10g", "gpu.name=x"]),
+        ("sweep", ["prompts.weights={easy:1}", "prompts.files=['a b.jsonl']"]),
+        ("sweep", ["hydra.job.name=x"]),
+        ("sweep", ["++new=1"]),
+        ("audition", ["drafts=[tiny_good,ngram@x]", "prompts={sets:[easy]}"]),
+        ("breakeven", ["draft_ms=1", "target_ms=${draft_ms}"]),
+        # And errors
+        ("sweep", ["nokey=1"]),
+        ("sweep", ["k=abc"]),
+        ("sweep", ["k=1,2"]),
+        ("sweep", ["k=${x"]),
+        ("sweep", ["model=nope"]),
+        ("sweep", ["model.nope=1"]),
+        ("profile", ["~draft"]),
+    ],
+)
+def test_the_compositions_of_the_tests_are_hydras(command: str, words: list[str]) -> None:
+    def result(composed: Any) -> Any:
+        try:
+            config = composed(command, tuple(words))
+        except HydraException as error:
+            return type(error), str(error), type(error.__cause__), str(error.__cause__)
+        return config, config._metadata.flags
+
+    register(command)
+    assert result(compositions.composed) == result(compositions.by_hydra)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -296,6 +297,11 @@ def step_of(model: str, layers: float) -> float:
     return layers * of[0] + (1.0 - layers) * of[1]
 
 
+@cache
+def frozen_costs() -> EngineCosts:
+    return costs_of(load(SERVED), [0.0], [1])
+
+
 def simulated(
     model: str, layers: float, growth: float, engine: str, overhead: float = 0.1
 ) -> EngineCosts:
@@ -305,7 +311,7 @@ def simulated(
         n: 0.01 * (1 + growth * n + overhead + step * (n + reads * (1 + growth * n))) for n in KS
     }
     costs = ServedCosts(0.0, "synthetic", 0.001, 0.002, 0.01, rounds)
-    frozen = costs_of(load(SERVED), [0.0], [1])
+    frozen = frozen_costs()
     return replace(
         frozen,
         engine=replace(frozen.engine, name=engine),

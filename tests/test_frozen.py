@@ -98,7 +98,10 @@ def interrupted(run: StoredRun, trials: int, traces: int) -> StoredRun:
 
 
 @pytest.mark.parametrize("kind", ["profile", "snapshot", "sweep", "sweep_replay", "audition"])
-@pytest.mark.parametrize(("trials", "traces"), [(0, 0), (1, 0), (20, 20), (40, 40)])
+@pytest.mark.parametrize(
+    ("trials", "traces"),
+    [(0, 0), (1, 0), (20, 20), pytest.param(40, 40, marks=pytest.mark.exhaustive)],
+)
 def test_a_run_that_stopped_early_is_analysed_as_far_as_it_got(
     kind: str, trials: int, traces: int
 ) -> None:

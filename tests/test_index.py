@@ -21,6 +21,7 @@ from harness.records import SCHEMA_VERSION, UserError
 from harness.storage import RunFolder, content_digest, files, load
 from tests import browser
 
+pytestmark = pytest.mark.usefixtures("no_plots")
 HOSTILE = """<img src=x onerror="alert('1')">"""
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -371,6 +372,8 @@ def test_no_garbage_is_collected_while_anything_is_timed(monkeypatch: pytest.Mon
         return now(self)
 
     monkeypatch.setattr(Clock, "now", reading)
+    monkeypatch.setattr(clock, "_froze_itself", lambda: False)
+    gc.unfreeze()  # what conftest froze
     target, draft = TableModel(), TableModel(strangeness=0.3)
     run_trial(request("easy", 2, 0.0), target, draft)
     time_forwards([TimedModel("target", "big", target)], 2, context=[1, 2], repetitions=2)
@@ -400,7 +403,9 @@ def test_the_clock_of_the_processor_counts_what_ran_and_not_what_waited(
 
 def test_blocks_within_blocks_collect_what_was_made_since(monkeypatch: pytest.MonkeyPatch) -> None:
     frozen: list[str] = []
-    monkeypatch.setattr(clock.gc, "freeze", lambda: frozen.append("once"))
+    monkeypatch.setattr(clock, "_froze_itself", lambda: False)
+    monkeypatch.setattr(clock.gc, "freeze", lambda: frozen.append("frozen"))
+    monkeypatch.setattr(clock.gc, "unfreeze", lambda: frozen.append("unfrozen"))
     with undisturbed():
         cycle: list[Any] = []
         cycle.append(cycle)
@@ -408,7 +413,23 @@ def test_blocks_within_blocks_collect_what_was_made_since(monkeypatch: pytest.Mo
         with undisturbed():
             assert gc.collect() == 0, "the inner block collected the cycle"
         assert not gc.isenabled()
-    assert frozen == ["once"]
+    assert frozen == ["frozen", "unfrozen"]
+
+
+@pytest.mark.parametrize(("frozen", "itself"), [(375, False), (400_000, True)])
+def test_what_a_process_has_frozen_stays_so(
+    frozen: int, itself: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.12 begins with 375 objects frozen."""
+    calls: list[str] = []
+    for name in ("freeze", "unfreeze"):
+        monkeypatch.setattr(clock.gc, name, partial(calls.append, name))
+    monkeypatch.setattr(clock.gc, "get_freeze_count", lambda: frozen)
+    monkeypatch.setattr(clock, "_froze_itself", clock._froze_itself.__wrapped__)
+    with undisturbed():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert calls == ([] if itself else ["freeze", "unfreeze"])
 
 
 # ---- steps ---------------------------------------------------------------------------------------

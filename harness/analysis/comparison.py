@@ -51,6 +51,7 @@ from harness.summary import (
     Difference,
     RunCompared,
     ServedSummary,
+    Summary,
     Value,
     Values,
 )
@@ -83,20 +84,23 @@ def compare(runs: Sequence[StoredRun], fail_below: float | None = None) -> Compa
     `fail_below` is the least ratio of speedups that passes.
     """
     names = _names(runs)
-    headline = analyse(runs[0]).headline
+    reference = analyse(runs[0])
     setups = [Setup(run) for run in runs]
-    served = [None if setup.engine is None else analyse(setup.run).served for setup in setups]
+    served = [
+        None if setup.engine is None else (reference if place == 0 else analyse(setup.run)).served
+        for place, setup in enumerate(setups)
+    ]
     rows: list[ComparisonRow] = []
     caveats: list[ComparisonCaveat] = []
     compared: list[ComparedRun] = []
     for name, setup, of_server in zip(names[1:], setups[1:], served[1:], strict=True):
-        pair = _Pair((names[0], name), (setups[0], setup), (served[0], of_server))
+        pair = _Pair((names[0], name), (setups[0], setup), (served[0], of_server), reference)
         pair_rows, pair_caveats = _compare_two(pair)
         if not pair_rows:
             raise UserError(f"runs: {names[0]} and {name} have no cell in common")
         rows += pair_rows
         caveats += [caveat for caveat in pair_caveats if caveat not in caveats]
-        compared.append(_compared(name, pair_rows, headline, fail_below))
+        compared.append(_compared(name, pair_rows, reference.headline, fail_below))
     return Comparison(
         reference=names[0],
         folders=tuple(str(run.folder) for run in runs),
@@ -137,6 +141,7 @@ class _Pair(NamedTuple):
     names: tuple[str, str]
     setups: tuple[Setup, Setup]
     served: tuple[ServedSummary | None, ServedSummary | None]
+    reference: Summary
 
     @property
     def one_engine(self) -> bool:
@@ -196,7 +201,7 @@ def _compare_two(pair: _Pair) -> tuple[list[ComparisonRow], list[ComparisonCavea
     else:
         changed = _changed_machine([*_plain_visits(pair)], pair)
         caveats += [*changed, ComparisonCaveat("unpaired")]
-        rows = _unpaired_rows(analyse(one.run).generated, analyse(two.run).generated, blank)
+        rows = _unpaired_rows(pair.reference.generated, analyse(two.run).generated, blank)
     cells: set[tuple[float | None, int]] = set()  # at which a server changes what is generated
     for name, setup, served in zip(pair.names, pair.setups, pair.served, strict=True):
         for temperature, k in sorted(not_lossless(setup, served)) if served else ():

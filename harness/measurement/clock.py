@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from time import perf_counter, process_time
 
 import torch
@@ -34,6 +35,16 @@ class Clock:
         return perf_counter() if self._kind == "wall" else process_time()
 
 
+# Python 3.12 begins with some hundred objects frozen
+FROZEN_BY_PYTHON = 1000
+
+
+@cache
+def _froze_itself() -> bool:
+    """Whether the process had frozen what it imported before the first block, as tests do."""
+    return gc.get_freeze_count() > FROZEN_BY_PYTHON
+
+
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """No garbage collection while the block runs; within another such block, one at its beginning.
@@ -41,16 +52,19 @@ def undisturbed() -> Iterator[None]:
     A collection looks at every object of the process, 0.1 s with torch and transformers imported,
     as long as a whole generation of a small model. So the outermost block sets all that exists
     aside without looking at it, and the collections at the beginning of the blocks within it look
-    only at what was made since: microseconds.
+    only at what was made since: microseconds. What the process has frozen itself stays so.
     """
     if not gc.isenabled():
         gc.collect()
         yield
         return
-    gc.freeze()
+    freezes = not _froze_itself()
+    if freezes:
+        gc.freeze()
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
-        gc.unfreeze()
+        if freezes:
+            gc.unfreeze()

@@ -62,7 +62,7 @@ def closed_loop(proposals: Array, concurrency: int, slots: int | None = None) ->
         taken = sorted(drafts)
         for part in [slice(None)] if slots is None else neighbours(taken):
             together = [drafts[number] for number in taken[part]]
-            iterations[len(together)] += (end - now) * np.mean(together, axis=0)
+            iterations[len(together)] += (end - now) * (np.add.reduce(together) / len(together))
         free.append(slot)
         del drafts[slot]
         now = end

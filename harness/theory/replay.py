@@ -190,8 +190,14 @@ def by_start(accept_prob: ArrayLike, depth: int) -> Array:
         Shape (texts, positions, depth), read-only: entry [., s, i] is that of position s + i.
     """
     values = np.asarray(accept_prob, dtype=np.float64)
-    padded = np.pad(values, ((0, 0), (0, depth - 1)))
-    return np.lib.stride_tricks.sliding_window_view(padded, depth, axis=1)
+    texts, positions = values.shape
+    padded = np.zeros((texts, positions + depth - 1))
+    padded[:, :positions] = values
+    row, step = padded.strides
+    # sliding_window_view gives the same, and took most of this function's time
+    windows = np.ndarray((texts, positions, depth), np.float64, padded, 0, (row, step, step))
+    windows.flags.writeable = False
+    return windows
 
 
 def replay(
@@ -390,6 +396,7 @@ def _replay_one(
     # Every round that is not cut emits one token beyond the accepted ones.
     rounds = tokens - accepted + cut
     at_least[:, 0] = rounds
+    nothing = np.zeros((len(tokens), 1))
     rejected = np.where(exists, kept[:, :, :k], 0.0).sum(axis=(1, 2)) - accepted
     if proposed is None:
         proposals = np.zeros((len(tokens), k + 1))
@@ -411,7 +418,7 @@ def _replay_one(
         rejected=rejected,
         bonus=rounds - rejected - cut,
         cut=cut,
-        accepted_lengths=at_least - np.pad(at_least[:, 1:], ((0, 0), (0, 1))),
+        accepted_lengths=at_least - np.concatenate([at_least[:, 1:], nothing], axis=1),
         room=(starts[:, :, None] * in_text).sum(axis=1),
         proposals=proposals,
     )
