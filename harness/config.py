@@ -139,7 +139,7 @@ class ModelConf:
     name: str = key("", "short name in tables and files; empty: the last part of the id")
     kind: str = key(
         "model",
-        "model, eagle, eagle3, peagle, mtp, medusa, dflash, dspark, early_exit, copy or a look-up",
+        "model, eagle, eagle3, mtp, early_exit, a look-up, ... (docs/keys.md)",
         choices=DRAFTS,
     )
     id: str = key(MISSING, "hub id, local folder, or embedded:NAME of one that ships here")
@@ -167,10 +167,7 @@ class ModelConf:
         None, "of an early exit: how many of the target's layers; null: a quarter", least=1
     )
     block: int | None = key(
-        None,
-        "positions of a DFlash or DSpark drafter's block, or drafts of a P-EAGLE head; null: as it"
-        " was trained",
-        least=2,
+        None, "positions of a block, or drafts of a P-EAGLE head; null: as trained", least=2
     )
     head_of: str | None = key(None, "of a head: the id of the target that it was made for")
     gguf: str | None = key(None, "its GGUF file, for llama.cpp; null: converted where small")
@@ -219,8 +216,10 @@ class PromptsConf:
     hub_column: str | None = key(None, "its column that holds the prompt; null finds one")
     skip_unusable: bool | None = key(None, "whether entries that are no prompts are skipped")
     log: str | None = key(None, "a log of served requests, of which a sample stands for all")
-    sample: int = key(200, "requests of prompts.log that are sampled", least=20, most=100_000)
-    sample_seed: int = key(0, "of that sample", least=0)
+    sample: int | None = key(
+        None, "requests of prompts.log that are sampled; null: 200", least=20, most=100_000
+    )
+    sample_seed: int | None = key(None, "of that sample; null: 0", least=0)
     # Any, because auto is filled in by the command's `check`
     limit: Any = key(
         None,
@@ -645,7 +644,7 @@ class ServerConfig(PairConfig):
     temperature: list[float] = _temperatures(0.0, 1.0)
     k: list[Any] = key(
         [1, 2, 4, 8],
-        "draft tokens per round; 0, plain, always runs; adaptive: as the engine decides",
+        "draft tokens per round; 0 always runs; adaptive: by the engine",
         example="[1,2,4]",
         words=(ADAPTIVE,),
         whole=True,
@@ -654,7 +653,7 @@ class ServerConfig(PairConfig):
     adaptive: bool = key(False, "whether a server that decides on K itself is measured, too")
     schedule: Any = key(
         None,
-        "K by requests side by side, [lowest, highest, K] each, of a server that is measured, too",
+        "K by requests side by side, [low,high,K] each; a candidate",
         form=list,
         example="[[1,4,5],[5,16,2]]",
     )
@@ -709,9 +708,7 @@ class ServerConfig(PairConfig):
     )
     kv_type: str = key("f16", "llama.cpp's type of both caches", choices=("f32", "f16", "q8_0"))
     flash_attention: str = key("auto", "llama.cpp's: on, off, auto", choices=("on", "off", "auto"))
-    kv_unified: bool = key(
-        True, "llama.cpp's: whether requests side by side share a cache, and so a pass"
-    )
+    kv_unified: bool = key(True, "llama.cpp's: whether requests side by side share one cache")
     flags: list[str] = key([], "further flags of the servers that are started")
     timeout_factor: float = _timeout_factor()
 

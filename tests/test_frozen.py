@@ -75,7 +75,7 @@ def test_a_report_says_once_what_block_verification_would_bring(kind: str) -> No
     assert "0.0%" not in line
     assert (
         not gains
-        or "can accept so with an EAGLE-3 head or MTP layers or a DFlash drafter alone" in line
+        or "can accept so with an EAGLE head, an EAGLE-3 head, MTP layers, a DFlash" in line
     )
 
 

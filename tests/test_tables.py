@@ -84,6 +84,10 @@ UNFILLED = {
         f"served.{name} requests per second": "a server that is sent requests at a rate"
         for name in ("LOADS", "REQUESTS", "LATENCIES", "BRIEF_LATENCIES")
     },
+    **{
+        f"served.{name}": "a server that is sent requests at a rate"
+        for name in ("LATENCIES queue", "LATENCIES within goals", "BRIEF_LATENCIES within goals")
+    },
 }
 # Parts of a summary that no run here has, likewise
 UNWRITTEN = {

@@ -26,6 +26,8 @@ from harness.records import BYTES_PER_TOKEN, Prompt, UserError, grouped
 
 SHIPPED_DIR = Path(__file__).resolve().parents[1] / "prompt_sets"
 THINKING = "+thinking"
+# Requests that are drawn of a log
+SAMPLE = 200
 
 
 def load(config: PromptsConf) -> tuple[Prompt, ...]:
@@ -51,10 +53,11 @@ def log_sample(config: PromptsConf) -> LogSample | None:
     if config.log is None:
         return None
     file = Path(config.log)
-    read = (config.log, config.sample, config.sample_seed, _version(file))
+    size, seed = config.sample or SAMPLE, config.sample_seed or 0
+    read = (config.log, size, seed, _version(file))
     if read not in _sampled:
         _sampled.clear()
-        _sampled[read] = RequestLog(file).sample(config.sample, config.sample_seed)
+        _sampled[read] = RequestLog(file).sample(size, seed)
     return _sampled[read]
 
 

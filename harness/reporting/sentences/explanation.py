@@ -50,9 +50,9 @@ def _block_gain(gain: BlockGain, timed: str) -> str:
     engines = f"{titles} can accept so."
     if not titles:
         kinds = dict.fromkeys(kind for spec in has for kind in spec.lines)
-        phrases = " or ".join(DRAFTS[kind].phrase for kind in kinds)
+        *phrases, last = (DRAFTS[kind].phrase for kind in kinds)
         titles = " and ".join(dict.fromkeys(spec.title for spec in has))
-        engines = f"{titles} can accept so with {phrases} alone."
+        engines = f"{titles} can accept so with {', '.join(phrases)} or {last} alone."
     more = gain.block_tokens_per_round / gain.ratio_tokens_per_round - 1.0
     if more < LEAST_MORE:
         return (
