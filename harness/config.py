@@ -139,7 +139,7 @@ class ModelConf:
     name: str = key("", "short name in tables and files; empty: the last part of the id")
     kind: str = key(
         "model",
-        "model, eagle, eagle3, mtp, early_exit, a look-up, ... (docs/keys.md)",
+        "a head, a look-up, early_exit, copy, ... (docs/keys.md)",
         choices=DRAFTS,
     )
     id: str = key(MISSING, "hub id, local folder, or embedded:NAME of one that ships here")
@@ -167,7 +167,7 @@ class ModelConf:
         None, "of an early exit: how many of the target's layers; null: a quarter", least=1
     )
     block: int | None = key(
-        None, "positions of a block, or drafts of a P-EAGLE head; null: as trained", least=2
+        None, "positions of a block, drafts of a P-EAGLE head; null: trained", least=2
     )
     head_of: str | None = key(None, "of a head: the id of the target that it was made for")
     gguf: str | None = key(None, "its GGUF file, for llama.cpp; null: converted where small")
