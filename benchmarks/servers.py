@@ -33,12 +33,13 @@ the draft that the first run has, in requests that it has not seen, and of the o
 
 --decided measures one pair with `until=decided` and with `until=all`, in turn and with another seed
 each time, and prints of both the K, the interval of its speedup, how many speculating servers were
-started and how long it took. A third line analyses the requests of `until=all` as those of one K:
-its interval differs by what the analysis does, and not by what other requests happened to take.
-Then in how many pairs of runs the K is the same, and the interval no wider, with the mean ratio of
-widths. 8 prompts of each set and 8 visits unless --limit and --visits say otherwise. No page. Of
-the shipped pair K = 1 and K = 2 tie on llama.cpp, where most of a request is the client's time;
---wide takes a target whose K differ, in 4 visits, since its requests take several times as long.
+started, how long it took, and what each K that was measured gained. A third line analyses the
+requests of `until=all` as those of one K: its interval differs by what the analysis does, and not
+by what other requests happened to take. Then in how many pairs of runs the K is the same, and the
+interval no wider, with the mean ratio of widths. 8 prompts of each set and 8 visits unless --limit
+and --visits say otherwise. No page. Of the shipped pair K = 1 and K = 2 tie on llama.cpp, where
+most of a request is the client's time; --wide takes a target whose K differ, in 4 visits, since its
+requests take several times as long.
 
 --kinds measures the EAGLE-3 head and llama.cpp's own look-up at temperature 0, and prints what
 predictions of their speedups miss. 4 visits of all prompts unless --visits and --limit say
@@ -256,7 +257,8 @@ class Decided:
 
     Attributes:
         what: it rests on.
-        effort: what the run took; nothing where requests of another run are analysed.
+        effort: what the run took, and each K that was measured; nothing where requests of another
+            run are analysed.
     """
 
     what: str
@@ -296,7 +298,11 @@ def _decided(overrides: Sequence[str]) -> tuple[Decided, StoredRun]:
     assert summary.served is not None
     assert summary.served.servers is not None
     servers = summary.served.servers.number
-    effort = f", {servers} speculating servers, {seconds:.0f} s"
+    by_k = (
+        f"K={each.k} {fmt.speedup(each.speedup)} with a round of {fmt.decimal(each.round_cost)}"
+        for each in summary.served.by_k
+    )
+    effort = f", {servers} speculating servers, {seconds:.0f} s; {', '.join(by_k)} plain tokens"
     return Decided(f"until={run.config['until']}", _answer(run), servers, effort), run
 
 
