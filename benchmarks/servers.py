@@ -38,7 +38,7 @@ requests of `until=all` as those of one K: its interval differs by what the anal
 by what other requests happened to take. Then in how many pairs of runs the K is the same, and the
 interval no wider, with the mean ratio of widths. 8 prompts of each set and 8 visits unless --limit
 and --visits say otherwise. No page. Of the shipped pair K = 1 and K = 2 tie on llama.cpp, where
-most of a request is the client's time; --wide takes a target whose K differ, in 4 visits, since its
+most of a request is the client's time; --wide takes a target whose K differ, in 3 visits, since its
 requests take several times as long.
 
 --kinds measures the EAGLE-3 head and llama.cpp's own look-up at temperature 0, and prints what
@@ -93,9 +93,11 @@ PRICED = ("temperature=[0]", "own_loop=false")
 AUDITIONED = ("tiny_good", "tiny_good", "tiny_small")
 # The target's feed-forward width with --wide; the shipped one's is 256
 WIDE = 2560
+# With equal weights K = 1 of hard prompts and K = 2 of easy ones nearly tie on it
+WIDE_WEIGHTS = "prompts.weights={easy: 3, hard: 1}"
 # One K against all: of the shipped pair at temperature 0
 DECIDED = ("draft=tiny_good", "temperature=[0]", "own_loop=false")
-DECIDED_PROMPTS, DECIDED_VISITS, WIDE_VISITS = 8, 8, 4
+DECIDED_PROMPTS, DECIDED_VISITS, WIDE_VISITS = 8, 8, 3
 # Drafts that are no models, at temperature 0
 KINDS = (
     ("draft=tiny_eagle3", "k=[1,2,4]", *PRICED),
@@ -239,7 +241,7 @@ def widened(folder: Path) -> list[str]:
         elif name.endswith("down_proj.weight"):
             weights[name] = torch.nn.functional.pad(weight, (0, more))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return ["model=hf", f"model.id={folder.resolve()}", "model.name=tiny_wide"]
+    return ["model=hf", f"model.id={folder.resolve()}", "model.name=tiny_wide", WIDE_WEIGHTS]
 
 
 def _measured(overrides: Sequence[str]) -> Path:
