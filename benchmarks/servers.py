@@ -33,10 +33,13 @@ the draft that the first run has, in requests that it has not seen, and of the o
 
 --decided measures one pair with `until=decided` and with `until=all`, in turn and with another seed
 each time, and prints of both the K, the interval of its speedup, how many speculating servers were
-started and how long it took; then in how many pairs of runs the K is the same, and the interval no
-wider. 8 prompts of each set and 8 visits unless --limit and --visits say otherwise. No page. Of the
-shipped pair K = 1 and K = 2 tie on llama.cpp, where most of a request is the client's time; --wide
-takes a target whose K differ.
+started, how long it took, and what each K that was measured gained. A third line analyses the
+requests of `until=all` as those of one K: its interval differs by what the analysis does, and not
+by what other requests happened to take. Then in how many pairs of runs the K is the same, and the
+interval no wider, with the mean ratio of widths. 8 prompts of each set and 8 visits unless --limit
+and --visits say otherwise. No page. Of the shipped pair K = 1 and K = 2 tie on llama.cpp, where
+most of a request is the client's time; --wide takes a target whose K differ, in 3 visits, since its
+requests take several times as long.
 
 --kinds measures the EAGLE-3 head and llama.cpp's own look-up at temperature 0, and prints what
 predictions of their speedups miss. 4 visits of all prompts unless --visits and --limit say
@@ -50,7 +53,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 
@@ -61,11 +64,13 @@ from safetensors.torch import load_file, save_file
 from harness.analysis import analyse
 from harness.cli import compose, draft_conf
 from harness.commands import audition, server
+from harness.commands.drafted import PROMPTS_OF_EVERY_K
 from harness.models import embedded
-from harness.records import GREEDY, where
+from harness.records import GREEDY, Trial, grouped, where
 from harness.reporting import formatting as fmt
 from harness.serving.engines import spec_of
-from harness.storage import load
+from harness.storage import StoredRun, load
+from harness.storage.manifest import ChosenK, ServedKs
 from harness.summary import Answer, ServedCell, ServedGate, ServedSummary, Summary
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -87,10 +92,12 @@ CLOCKS = ("engine", "cpu")
 PRICED = ("temperature=[0]", "own_loop=false")
 AUDITIONED = ("tiny_good", "tiny_good", "tiny_small")
 # The target's feed-forward width with --wide; the shipped one's is 256
-WIDE = 4096
+WIDE = 2560
+# With equal weights K = 1 of hard prompts and K = 2 of easy ones nearly tie on it
+WIDE_WEIGHTS = "prompts.weights={easy: 3, hard: 1}"
 # One K against all: of the shipped pair at temperature 0
 DECIDED = ("draft=tiny_good", "temperature=[0]", "own_loop=false")
-DECIDED_PROMPTS, DECIDED_VISITS = 8, 8
+DECIDED_PROMPTS, DECIDED_VISITS, WIDE_VISITS = 8, 8, 3
 # Drafts that are no models, at temperature 0
 KINDS = (
     ("draft=tiny_eagle3", "k=[1,2,4]", *PRICED),
@@ -170,7 +177,8 @@ def main() -> None:
         asked.out.write_text(added(asked.out.read_text(), more))
         return
     folders = [Path(run) for run in asked.runs]
-    usual = DECIDED_VISITS if asked.decided else KINDS_VISITS if asked.kinds else 20
+    of_pair = WIDE_VISITS if asked.wide else DECIDED_VISITS
+    usual = of_pair if asked.decided else KINDS_VISITS if asked.kinds else 20
     visits = usual if asked.visits is None else asked.visits
     limit = [] if asked.limit is None else [f"prompts.limit={asked.limit}"]
     shared = [*COMMON, f"repetitions={visits}", f"results_root={asked.results}", *limit]
@@ -190,7 +198,7 @@ def main() -> None:
         pairs = []
         for seed in range(asked.pairs):
             of_seed = [*shared, *DECIDED, *limit, f"seed={seed}"]
-            pairs.append((_decided([*of_seed, "until=decided"]), _decided(of_seed)))
+            pairs.append(_compared([*of_seed, "until=decided"], of_seed))
             print("\n".join(f"seed {seed}, {each.line}" for each in pairs[-1]), flush=True)
         print(_agreement(pairs))
         return
@@ -214,9 +222,9 @@ def main() -> None:
 def widened(folder: Path) -> list[str]:
     """The shipped target with the same texts and slower tokens, and the keys that take it.
 
-    Zeros widen its feed-forward layers to WIDE: 50 MB of weights to read in a token, so that a
-    request's time is llama.cpp's and hardly the client's, and the shipped drafts are cheap next
-    to it.
+    Zeros widen its feed-forward layers to WIDE: a token takes about 2.5 ms of processor time, so
+    that a request's time is llama.cpp's and hardly the client's, while a drafted token costs enough
+    of it for K to differ.
     """
     folder.mkdir(parents=True, exist_ok=True)
     shipped = Path(embedded.__file__).parent / "tiny"
@@ -233,7 +241,7 @@ def widened(folder: Path) -> list[str]:
         elif name.endswith("down_proj.weight"):
             weights[name] = torch.nn.functional.pad(weight, (0, more))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return ["model=hf", f"model.id={folder.resolve()}", "model.name=tiny_wide"]
+    return ["model=hf", f"model.id={folder.resolve()}", "model.name=tiny_wide", WIDE_WEIGHTS]
 
 
 def _measured(overrides: Sequence[str]) -> Path:
@@ -247,12 +255,18 @@ def _measured(overrides: Sequence[str]) -> Path:
 
 @dataclass(frozen=True)
 class Decided:
-    """The answer of one run, and what it took."""
+    """The answer of a run on the whole workload.
 
-    until: str
+    Attributes:
+        what: it rests on.
+        effort: what the run took, and each K that was measured; nothing where requests of another
+            run are analysed.
+    """
+
+    what: str
     answer: Answer
-    servers: int
-    seconds: float
+    servers: int = 0
+    effort: str = ""
 
     @property
     def width(self) -> float:
@@ -265,32 +279,79 @@ class Decided:
     def line(self) -> str:
         """In words."""
         return (
-            f"until={self.until}: K={self.answer.named[1]}, {fmt.gain(self.answer)},"
-            f" {self.answer.decision}, upper / lower bound {self.width:.4f},"
-            f" {self.servers} speculating servers, {self.seconds:.0f} s"
+            f"{self.what}: K={self.answer.named[1]}, {fmt.gain(self.answer)},"
+            f" {self.answer.decision}, upper / lower bound {self.width:.4f}{self.effort}"
         )
 
 
-def _decided(overrides: Sequence[str]) -> Decided:
-    """Measure a run and read its answer on the whole workload."""
+def _compared(of_one: Sequence[str], of_all: Sequence[str]) -> tuple[Decided, Decided, Decided]:
+    """One K and all, measured; and of the requests of all those that one K has."""
+    one, _ = _decided(of_one)
+    every, run = _decided(of_all)
+    k = every.answer.named[1]
+    return one, every, Decided("its requests at one K", _answer(_as_one_k(run, k)))
+
+
+def _decided(overrides: Sequence[str]) -> tuple[Decided, StoredRun]:
+    """Measure a run and read its answer."""
     begun = monotonic()
-    folder = _measured(overrides)
-    seconds, summary = monotonic() - begun, analyse(load(folder))
+    run = load(_measured(overrides))
+    seconds, summary = monotonic() - begun, analyse(run)
     assert summary.served is not None
     assert summary.served.servers is not None
-    until = str(load(folder).config["until"])
-    answer = where(summary.answers, engine=summary.served.engine, prompt_set="all")[0]
-    return Decided(until, answer, summary.served.servers.number, seconds)
+    servers = summary.served.servers.number
+    by_k = (
+        f"K={each.k} {fmt.speedup(each.speedup)} with a round of {fmt.decimal(each.round_cost)}"
+        for each in summary.served.by_k
+    )
+    effort = f", {servers} speculating servers, {seconds:.0f} s; {', '.join(by_k)} plain tokens"
+    return Decided(f"until={run.config['until']}", _answer(run), servers, effort), run
 
 
-def _agreement(pairs: Sequence[tuple[Decided, Decided]]) -> str:
-    """In how many pairs one K says what all do."""
-    same = sum(one.answer.named == every.answer.named for one, every in pairs)
-    narrow = sum(one.width <= every.width for one, every in pairs)
-    most = max(one.servers for one, _ in pairs)
+def _answer(run: StoredRun) -> Answer:
+    """On the whole workload, of the server."""
+    summary = analyse(run)
+    assert summary.served is not None
+    return where(summary.answers, engine=summary.served.engine, prompt_set="all")[0]
+
+
+def _as_one_k(run: StoredRun, k: int) -> StoredRun:
+    """A run of every K as if `until=decided` had chosen this one.
+
+    The smallest, the largest and this K price rounds on a few prompts of each set: those that were
+    sent first, for they are sent in random order.
+    """
+    asked = dict.fromkeys((trial.prompt_set, trial.prompt) for trial in run.trials)
+    by_set = grouped(asked, lambda name: name[0]).values()
+    few = {name for names in by_set for name in names[:PROMPTS_OF_EVERY_K]}
+    started = (min(run.config["k"]), max(run.config["k"]), k)
+
+    def probes(trials: Sequence[Trial]) -> tuple[Trial, ...]:
+        asked_few = (trial for trial in trials if (trial.prompt_set, trial.prompt) in few)
+        return tuple(trial for trial in asked_few if trial.k in (0, *started))
+
+    return replace(
+        run,
+        manifest=replace(run.manifest, served_ks=ServedKs(started, (ChosenK(GREEDY, k),))),
+        trials=tuple(trial for trial in run.trials if trial.k in (0, k)),
+        probes=probes(run.trials),
+        starts=probes(run.starts),
+    )
+
+
+def _agreement(runs: Sequence[tuple[Decided, Decided, Decided]]) -> str:
+    """In how many pairs one K says what all do, of its own requests and of the same ones."""
+    same = sum(one.answer.named == every.answer.named for one, every, _ in runs)
+    most = max(one.servers for one, _, _ in runs)
+    widths = np.array([[each.width for each in compared] for compared in runs])
+    ratios = widths[:, [0, 2]] / widths[:, [1]]
+    # What is the same but for rounding is no wider
+    narrow = (ratios < 1.0 + 1e-9).sum(axis=0)
+    mean = np.exp(np.log(ratios).mean(axis=0))
     return (
-        f"same K in {same} of {len(pairs)}, interval no wider in {narrow} of {len(pairs)}, at most"
-        f" {most} speculating servers"
+        f"same K in {same} of {len(runs)}, interval no wider in {narrow[0]} of {len(runs)}"
+        f" ({mean[0]:.3f} times as wide in the mean), of the same requests in {narrow[1]} of"
+        f" {len(runs)} ({mean[1]:.3f} times), at most {most} speculating servers"
     )
 
 

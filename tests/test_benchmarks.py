@@ -246,6 +246,30 @@ def test_the_benchmark_of_servers_says_what_predictions_miss(
 
 
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
+def test_the_benchmark_of_servers_holds_one_k_against_all_of_other_and_of_the_same_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    servers = script("servers")
+    monkeypatch.setattr(servers, "DECIDED", (*servers.DECIDED, "new_tokens=12"))
+    sizes = "--runs 1 --limit 4 --visits 1"
+    words = ["--decided", *sizes.split(), "--results", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["servers.py", *words])
+    servers.main()
+    said = [x for x in capsys.readouterr().out.splitlines() if x.startswith(("seed 0", "same K"))]
+    one, every, again, agreement = said
+    assert re.search(r"until=decided: K=.* [1-4] speculating servers, \d+ s; K=", one)
+    assert re.search(r"until=all: K=.* \d speculating servers, \d+ s; K=1 .* K=8 ", every)
+    # The K that all have named, of the requests that named it
+    (k,) = re.findall(r"all: K=(\d)", every)
+    assert re.search(rf"its requests at one K: K={k}, .* upper / lower bound [\d.]+$", again)
+    assert re.fullmatch(
+        r"same K in [01] of 1, interval no wider in [01] of 1 \([\d.]+ times as wide in the mean\),"
+        r" of the same requests in [01] of 1 \([\d.]+ times\), at most [1-4] speculating servers",
+        agreement,
+    )
+
+
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
 def test_the_benchmark_of_concurrency_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
