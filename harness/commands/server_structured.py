@@ -6,6 +6,7 @@ kept apart (structured.jsonl). All K of a prompt, temperature and visit have the
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 
 from harness.analysis.server_structured import latest_answers
 from harness.commands.drafted import EncodedPrompt
@@ -16,7 +17,7 @@ from harness.config import ServerConfig
 from harness.engines.adapters import Adapter
 from harness.engines.protocol import RefusedError, RequestFailedError, Server, ServerDiedError
 from harness.measurement.structured_output import check_schemas, fault_of
-from harness.records import Prompt, StructuredAnswer, UserError, in_one_line
+from harness.records import GREEDY, Prompt, StructuredAnswer, UserError, in_one_line
 from harness.serving.spec import EngineSpec
 from harness.storage import RunFolder
 
@@ -81,22 +82,21 @@ def measure_structured(
 def _asked(work: Workload, k: int) -> Iterator[tuple[EncodedPrompt, StructuredAnswer]]:
     """Every prompt with a schema, with what is known of its answer before it is asked."""
     config = work.config
-    for visit in range(config.repetitions):
-        for entry in work.prompts:
-            prompt = entry.prompt
-            for temperature in config.temperature if prompt.schema is not None else ():
-                yield (
-                    entry,
-                    StructuredAnswer(
-                        prompt_set=prompt.prompt_set,
-                        prompt=prompt.id,
-                        visit=visit,
-                        k=k,
-                        temperature=temperature,
-                        schema=prompt.schema or "",
-                        seed=work.request(entry, temperature, 0, visit).seed,
-                    ),
-                )
+    given = [entry for entry in work.prompts if entry.prompt.schema is not None]
+    for entry, temperature in product(given, config.temperature):
+        prompt = entry.prompt
+        # A greedy request is the same in every visit, and a test counts it once
+        for visit in range(1 if temperature == GREEDY else config.repetitions):
+            answer = StructuredAnswer(
+                prompt_set=prompt.prompt_set,
+                prompt=prompt.id,
+                visit=visit,
+                k=k,
+                temperature=temperature,
+                schema=prompt.schema or "",
+                seed=work.request(entry, temperature, 0, visit).seed,
+            )
+            yield entry, answer
 
 
 def _answered(

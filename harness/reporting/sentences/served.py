@@ -407,7 +407,7 @@ def structured_output_invalid(values: Quoted) -> str:
         f"speculation BREAKS STRUCTURED OUTPUT {_at(values)}: {values['valid']} of"
         f" {values['pairs']} answers to prompts with a JSON schema are valid, and"
         f" {values['plain_valid']} of plain decoding's to the same requests"
-        f" (p = {values['p_value']:.2g})"
+        f" (p-value {fmt.p_value(values['p_value'])})"
     )
 
 

@@ -86,7 +86,7 @@ STRUCTURED: tuple[Column[StructuredGate], ...] = (
         fmt.count,
         definition="structured output",
     ),
-    Column("p-value", lambda gate: gate.p_value, fmt.decimal, definition="structured output"),
+    Column("p of\nMcNemar", lambda gate: gate.p_value, fmt.p_value, definition="structured output"),
     Column("equal", lambda gate: gate.equal, fmt.count, definition="structured output"),
 )
 COSTS: tuple[Column[ServedCosts], ...] = (
