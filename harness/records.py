@@ -146,6 +146,7 @@ class Prompt:
         answers: answers[i] follows turns[i]; None, or absent, where the target must generate it.
         system: the system message before the first turn, or None.
         thinking: whether the chat template is asked for thinking mode.
+        schema: the JSON schema, as JSON text, that its answers are to have, or None.
         first_turn: the first turn that is answered; those before it are context.
         origin: the file or data set and the line or row that it was read from, for errors.
     """
@@ -158,6 +159,7 @@ class Prompt:
     system: str | None = None
     thinking: bool = False
     first_turn: int = 1
+    schema: str | None = None
     origin: str = field(default="", compare=False)
 
     @property
@@ -516,6 +518,50 @@ class Scrape:
     accepted: int | None = None
     accepted_at: tuple[int, ...] = ()
     k: int | None = None
+
+
+@dataclass(frozen=True)
+class StructuredAnswer:
+    """A server's answer to a prompt with a JSON schema: a line of structured.jsonl.
+
+    A grammar changes the target's distribution, so these texts are neither replayed nor timed. All
+    K answer a prompt with the same seed in a visit.
+
+    Attributes:
+        prompt_set, prompt: which prompt (its id).
+        visit, k, temperature: as in `RoundTiming`.
+        schema: the JSON schema, as JSON text.
+        seed: of the request.
+        status, error: whether there is an answer, and why there is none.
+        tokens: of the answer.
+        text: that they stand for, without an end-of-text token.
+        complete: whether the text ended before its budget did.
+        fault: why it is not JSON that has the schema; "" where it is.
+    """
+
+    prompt_set: str
+    prompt: str
+    visit: int
+    k: int
+    temperature: float
+    schema: str
+    seed: int
+    status: Literal["ok", "failed"] = "failed"
+    error: str | None = None
+    tokens: tuple[int, ...] = ()
+    text: str = ""
+    complete: bool = False
+    fault: str = ""
+
+    @property
+    def valid(self) -> bool:
+        """Whether it is JSON that has the schema."""
+        return self.status == "ok" and not self.fault
+
+    @property
+    def paired(self) -> tuple[str, str, int]:
+        """What it has in common with the answers of other K to the same request."""
+        return self.prompt_set, self.prompt, self.visit
 
 
 @dataclass(frozen=True)

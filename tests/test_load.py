@@ -739,7 +739,7 @@ class OneOfAKind(HttpServer):
     def complete(self, asked, deadline_s):
         raise NotImplementedError
 
-    def generate(self, prompt, sampling, seed, budget):  # noqa: ARG002
+    def generate(self, prompt, sampling, seed, budget, *, schema=None):  # noqa: ARG002
         rounds = budget - 1 if not self.k else (budget - 1) // 2
         return Completion(tuple(range(budget)), "budget", 0.01, rounds=rounds, decode_s=0.01)
 

@@ -73,6 +73,7 @@ UNFILLED = {
     "served.LOADS slots": "a server that decodes fewer requests at a time than are sent",
     "served.BRIEF_LATENCIES request p99": "a server, and more requests",
     "served.VARIED": "a server whose K changes",
+    "served.STRUCTURED": "a server, and prompts with a JSON schema",
     **{
         f"plan.{name} USD {per}": "a plan for a card with a price"
         for name in ("CHOICES", "BRIEF")

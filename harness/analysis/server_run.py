@@ -67,6 +67,7 @@ from harness.analysis.server_costs import (
     timed_rounds,
 )
 from harness.analysis.server_lossless import gate_caveats, gates
+from harness.analysis.server_structured import structured_caveats, structured_gates
 from harness.analysis.server_texts import ServedTexts, Texts
 from harness.analysis.setup import Setup
 from harness.analysis.unstable import impossible, unstable_cells
@@ -107,6 +108,7 @@ from harness.summary import (
     ServedMemory,
     ServedSummary,
     StartedServers,
+    StructuredGate,
     Summary,
     Unstable,
     UserLatency,
@@ -666,6 +668,11 @@ class ServedRun(ServedTexts):
         """Whether the server is lossless, by temperature and K."""
         return gates(self)
 
+    @cached_property
+    def structured(self) -> tuple[StructuredGate, ...]:
+        """Whether speculation lowers the validity of structured output."""
+        return structured_gates(self.setup.run.structured)
+
     @property
     def failed_gates(self) -> tuple[ServedGate, ...]:
         """Those of a K that changes what is generated."""
@@ -941,6 +948,7 @@ class ServedRun(ServedTexts):
             other_ks=tuple(self.other_ks()),
             latencies=self.latencies,
             gates=self.gates,
+            structured=self.structured,
             costs=tuple(
                 self.recorded(temperature, costs)
                 for temperature, costs in self.costs_by_temperature.items()
@@ -998,6 +1006,7 @@ class ServedRun(ServedTexts):
             values = {"file": files, "max_concurrency": self.concurrency}
             yield Caveat("server_concurrency", values)
         yield from gate_caveats(self.gates, self.engine.rule)
+        yield from structured_caveats(self.structured)
         served, scored = self.engine.dtype, self.setup.described_draft(self.setup.draft).dtype
         if served is not None and scored not in (None, served):
             values: Values = {"engine": self.engine.name, "served": served, "scored": scored}

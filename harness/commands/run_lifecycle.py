@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from harness import prompts as prompt_sets
 from harness.analysis import analyse
 from harness.commands.progress import fetching, progress
-from harness.config import AuditionConfig, PairConfig
+from harness.config import AuditionConfig, PairConfig, ServerConfig
 from harness.measurement.environment import CardWatch, OtherLoad
 from harness.records import (
     BrokenLogitsError,
@@ -85,6 +85,8 @@ class Outcome:
 
 def load_prompts(config: PairConfig | AuditionConfig) -> tuple[Prompt, ...]:
     """The prompts that a configuration asks for."""
+    if config.prompts.schema is not None and not isinstance(config, ServerConfig):
+        raise UserError("prompts.schema: only `python -m harness.server` sends it; leave it out")
     with fetching("reading the prompts", config.prompts.hub):
         return prompt_sets.load(config.prompts)
 

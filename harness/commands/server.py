@@ -35,6 +35,7 @@ from harness.commands.server_start import (
     stored_facts,
     try_addresses,
 )
+from harness.commands.server_structured import check_structured
 from harness.commands.server_visits import measure
 from harness.commands.snapshot import check_texts
 from harness.commands.time_rounds import time_own_loop
@@ -74,6 +75,7 @@ def run(config: ServerConfig) -> Outcome:
             check_port_free(config.port)
 
     check_mtp(config, adapter)
+    check_structured(config, prompts, adapter.spec)
     check_run(config, prompts, [config.draft], *([startable] if here else []))
     if config.dry_run:
         states = states_of_servers(config, adapter)

@@ -46,6 +46,7 @@ from harness.commands.server_start import (
     side_by_side,
     started,
 )
+from harness.commands.server_structured import measure_structured
 from harness.engines.adapters import Adapter
 from harness.engines.protocol import (
     Completion,
@@ -109,6 +110,7 @@ def measure(folder: RunFolder, work: Workload, adapter: Adapter, score: Callable
         going = _measure_visits(folder, work, adapter, failures, tasks)
     if going:
         measure_loads(folder, work, adapter, failures)
+        measure_structured(folder, work, adapter, failures.dead)
     failures.say()
 
 

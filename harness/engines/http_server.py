@@ -330,10 +330,16 @@ class HttpServer(Server):
         self._in_flight, self._lock = 0, threading.Lock()
 
     def generate(
-        self, prompt: Sequence[int], sampling: SamplingParameters, seed: int, budget: int
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParameters,
+        seed: int,
+        budget: int,
+        *,
+        schema: str | None = None,
     ) -> Completion:
         """Complete a prompt, asked again where a failure may pass; see `protocol.Server`."""
-        asked = Asked(prompt, sampling, seed, budget)
+        asked = Asked(prompt, sampling, seed, budget, schema=schema)
         with self._lock:
             self._in_flight += 1
             queued = max(1.0, self._in_flight / SIDE_BY_SIDE)

@@ -16,9 +16,11 @@ Read in tools/server of the release (build 11549) and run:
 - `/props` has `total_slots`, the requests that are decoded side by side; others wait for a slot.
 - MTP layers are the target's own (`draft-mtp`), or those of the file that is given as the draft's:
   files of convert_hf_to_gguf.py. No server was run with them here.
+- `json_schema` of a request (tools/server/README.md) holds its text to a grammar made of it.
 - A DFlash drafter (`draft-dflash`) fills K + 1 positions of its block.
 """
 
+import json
 import re
 import shutil
 import subprocess
@@ -312,6 +314,7 @@ def request_body(asked: Asked) -> dict[str, Any]:
         "cache_prompt": False,
         "return_tokens": True,
         "n_probs": int(asked.logprobs),
+        **({} if asked.schema is None else {"json_schema": json.loads(asked.schema)}),
     }
 
 

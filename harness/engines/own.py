@@ -66,9 +66,16 @@ class OwnServer(Server):
 
     @torch.inference_mode()
     def generate(
-        self, prompt: Sequence[int], sampling: SamplingParameters, seed: int, budget: int
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParameters,
+        seed: int,
+        budget: int,
+        *,
+        schema: str | None = None,
     ) -> Completion:
-        """Complete a prompt; see `protocol.Server`."""
+        """Complete a prompt; see `protocol.Server`. It has no grammar, so it takes no schema."""
+        assert schema is None  # refused by `EngineSpec.json_schema`
         loop, device = self._loop, self._loop.target.device
         generation = Generation(
             prompt=prompt,

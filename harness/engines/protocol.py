@@ -111,6 +111,7 @@ class Asked(NamedTuple):
     seed: int
     budget: int
     logprobs: bool = False
+    schema: str | None = None
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,13 @@ class Server(ABC):
 
     @abstractmethod
     def generate(
-        self, prompt: Sequence[int], sampling: SamplingParameters, seed: int, budget: int
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParameters,
+        seed: int,
+        budget: int,
+        *,
+        schema: str | None = None,
     ) -> Completion:
         """Complete a prompt.
 
@@ -227,6 +234,8 @@ class Server(ABC):
             sampling: sampling parameters, the engine's defaults switched off.
             seed: of this request alone; equal seeds for several prompts correlate their texts.
             budget: tokens to return at most.
+            schema: JSON schema, as JSON text, that the engine's grammar holds the text to; None for
+                a text of the target's own.
 
         Raises:
             ServerDiedError: the server ended, hangs or cannot be reached any more.

@@ -282,6 +282,11 @@ def request_body(asked: Asked) -> dict[str, Any]:
         "seed": asked.seed,
         "return_token_ids": True,
         **({"logprobs": 1} if asked.logprobs else {}),
+        **(
+            {}
+            if asked.schema is None
+            else {"structured_outputs": {"json": json.loads(asked.schema)}}
+        ),
     }
 
 

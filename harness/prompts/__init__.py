@@ -21,7 +21,7 @@ from typing import Any
 from harness.config import AuditionConfig, PairConfig, PromptsConf
 from harness.prompts.entries import checked_text, encodes
 from harness.prompts.log import LogSample, RequestLog
-from harness.prompts.readers import hub_label, read_file, read_hub, stem_of
+from harness.prompts.readers import hub_label, read_file, read_hub, read_schema, stem_of
 from harness.records import BYTES_PER_TOKEN, Prompt, UserError, grouped
 
 SHIPPED_DIR = Path(__file__).resolve().parents[1] / "prompt_sets"
@@ -84,7 +84,7 @@ def _sets(config: PromptsConf) -> dict[str, _Set]:
     returns the same.
     """
     labels = file_labels(config)
-    files = [*config.files, *([config.log] if config.log else [])]
+    files = [*config.files, *filter(None, (config.log, config.schema))]
     read = (repr(config), *(_version(Path(file)) for file in files))
     if read not in _loaded:
         _loaded.clear()
@@ -118,6 +118,8 @@ def _load(config: PromptsConf, labels: Sequence[str]) -> dict[str, _Set]:
     if sample is not None:
         prompts += sample.prompts
         of_files |= {*sample.sizes}
+    schema = None if config.schema is None else read_schema(Path(config.schema))
+    prompts = [replace(prompt, schema=prompt.schema or schema) for prompt in prompts]
     prompts = _modes([_fitted(prompt, config) for prompt in prompts], config)
     _refuse_repeated_ids(prompts)
     sets = grouped(prompts, lambda prompt: prompt.prompt_set)
@@ -167,6 +169,8 @@ def prompt_set_hash(prompts: Iterable[Prompt]) -> str:
             fields += [prompt.answers, prompt.system]
         if prompt.first_turn > 1:
             fields.append(prompt.first_turn)
+        if prompt.schema is not None:
+            fields.append(prompt.schema)
         digest.update(json.dumps(fields).encode() + b"\n")
     return digest.hexdigest()
 

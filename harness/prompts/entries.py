@@ -17,6 +17,10 @@ LISTS = ("messages", "conversations", "conversation", "turns")
 TEXTS = ("prompt", "question", "instruction", "text")
 IDS = ("id", "question_id", "task_id", "prompt_id", "conversation_id")
 READ = frozenset({*LISTS, *TEXTS, *IDS, "input", "category"})
+# One of which an object must have to be a JSON schema
+SCHEMA_KEYWORDS = frozenset(
+    {"$schema", "$ref", "type", "properties", "items", "enum", "const", "anyOf", "oneOf", "allOf"}
+)
 EXPECTED = f"read are {', '.join(LISTS)}, {', '.join(TEXTS)} (docs/prompts.md)"
 ROLES = {
     **dict.fromkeys(("system", "developer"), "system"),
@@ -74,8 +78,22 @@ def prompt_of(entry: Any, number: int, source: Source) -> Prompt:
         category=category,
         answers=tuple(answers),
         system=system,
+        schema=_schema(entry),
         origin=where,
     )
+
+
+def _schema(entry: Entry) -> str | None:
+    """The JSON schema of the answers, as JSON text, in its own field or as OpenAI's API has it.
+
+    A field `schema` without any of its keywords is another thing, a data base's for example.
+    """
+    given = entry.get("schema")
+    wrapped = entry.get("response_format")
+    if isinstance(wrapped, Mapping) and isinstance(wrapped.get("json_schema"), Mapping):
+        given = wrapped["json_schema"].get("schema")
+    known = isinstance(given, Mapping) and not SCHEMA_KEYWORDS.isdisjoint(given)
+    return json.dumps(given) if known else None
 
 
 def decoded(text: str, where: str) -> Any:

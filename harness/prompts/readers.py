@@ -6,6 +6,7 @@ memory. A reader yields (number, entry).
 
 import csv
 import gzip
+import json
 import logging
 import re
 import zlib
@@ -70,6 +71,15 @@ def reading(path: Path, key: str) -> Iterator[None]:
         yield
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error, MemoryError) as error:
         raise UserError(f"{key}: cannot read {path} ({_reason(error)})") from error
+
+
+def read_schema(path: Path) -> str:
+    """The JSON schema that a file holds, as JSON text."""
+    with reading(path, "prompts.schema"):
+        schema = decoded(path.read_text(encoding="utf-8"), f"prompts.schema={path}")
+    if not isinstance(schema, dict) or not schema:
+        raise UserError(f"prompts.schema={path}: not a JSON schema, which is an object with keys")
+    return json.dumps(schema)
 
 
 def read_hub(config: PromptsConf) -> tuple[Prompt, ...]:

@@ -215,15 +215,21 @@ def _measured_command(summary: Summary, served: ServedSummary, shown: Marked) ->
 
 
 def _only_here(served: ServedSummary, answer: Answer) -> Sequence[str]:
-    """That a K is not lossless at another temperature than it is served for."""
+    """That a K is not lossless at another temperature, or breaks structured output."""
+    notes: list[str] = []
+    if broken := served.invalid_output(answer.k):
+        notes.append(
+            f"At temperature {', '.join(map(fmt.temperature, broken))} K={answer.k} breaks"
+            " structured output: send requests with a JSON schema to a server without a draft."
+        )
     others = dict.fromkeys(gate.temperature for gate in served.gates)
     changed = [t for t in others if answer.k in served.not_lossless(t)]
-    if not changed:
-        return ()
-    temperatures = ", ".join(map(fmt.temperature, changed))
-    return (
-        f"At temperature {temperatures} K={answer.k} is not lossless: send it no such request.",
-    )
+    if changed:
+        temperatures = ", ".join(map(fmt.temperature, changed))
+        notes.append(
+            f"At temperature {temperatures} K={answer.k} is not lossless: send it no such request."
+        )
+    return notes
 
 
 def _version(served: ServedSummary) -> str:

@@ -118,6 +118,7 @@ SPEC = EngineSpec(
     slots_flag="--parallel",
     unified_flag="--kv-unified",
     client="harness.engines.llamacpp",
+    json_schema=True,
     drafts=("model", "eagle3", "mtp", "dflash", "ngram_simple"),
     synthetic="everywhere",
     tries_threads=True,

@@ -164,6 +164,7 @@ SPEC = EngineSpec(
     in_production="--context-length, --max-running-requests and --mem-fraction-static",
     slots_flag="--max-running-requests",
     client="harness.engines.sglang",
+    json_schema=True,
     drafts=("model", "eagle", "eagle3", "mtp"),
     synthetic="on CUDA",
     one_dtype=True,

@@ -152,6 +152,8 @@ class EngineSpec:
     synthetic: Literal["everywhere", "on CUDA", "nowhere"] = "nowhere"
     # Whether it refuses a K above a checkpoint's number of MTP layers that is no multiple of it
     mtp_multiples: bool = False
+    # Whether its requests can carry a JSON schema, which its grammar then holds the text to
+    json_schema: bool = False
     k_per_request: bool = False  # whether one address serves every K
     tries_threads: bool = False  # whether several numbers of threads are tried, where none is asked
     one_dtype: bool = False  # whether servers are told one dtype, and hold both models in it

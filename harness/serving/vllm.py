@@ -194,6 +194,7 @@ SPEC = EngineSpec(
     },
     in_production="--max-model-len, --max-num-seqs and --gpu-memory-utilization",
     client="harness.engines.vllm",
+    json_schema=True,
     drafts=("model", "eagle", "eagle3", "mtp", "ngram"),
     synthetic="on CUDA",
     mtp_multiples=True,

@@ -31,6 +31,7 @@ from harness.records import (
     RoundTiming,
     Scrape,
     StepTiming,
+    StructuredAnswer,
     TextTrace,
     Trial,
     UserError,
@@ -67,7 +68,7 @@ CHECKED = ("config.yaml", "summary.json", TRACES, CONFIDENCES, CHECKS, *TABLES)
 # And besides: people edit the first, and lines have checksums of their own
 UNCHECKED = (
     *("manifest.json", files.CHECKSUMS, "trials.jsonl", "starts.jsonl", "rounds.jsonl"),
-    *("own_rounds.jsonl", "loads.jsonl", "probes.jsonl", "scrapes.jsonl"),
+    *("own_rounds.jsonl", "loads.jsonl", "probes.jsonl", "scrapes.jsonl", "structured.jsonl"),
 )
 ENDED = ("complete", "failed")
 # Keys that may differ on resume: where a run is put, how much is done and how it is shown
@@ -104,6 +105,7 @@ class StoredRun:
             are not measured on all; empty where all K are.
         own_rounds: own_rounds.jsonl: rounds of our own loop, in a run of a server.
         loads: loads.jsonl: what a server took under load; empty where none was put on it.
+        structured: structured.jsonl: servers' answers to prompts with a JSON schema.
         scrapes: scrapes.jsonl: what a running server had counted; of a run that asked it nothing.
         checks: checks.jsonl: greedy texts and distributions as the models judged them.
         unverified: the files without a checksum, as where checksums.json was deleted.
@@ -124,6 +126,7 @@ class StoredRun:
     probes: tuple[Trial, ...] = ()
     own_rounds: tuple[RoundTiming, ...] = ()
     loads: tuple[LoadTiming, ...] = ()
+    structured: tuple[StructuredAnswer, ...] = ()
     scrapes: tuple[Scrape, ...] = ()
     checks: tuple[Check, ...] = ()
     unverified: tuple[str, ...] = ()
@@ -170,6 +173,7 @@ class RunFolder:
         rounds: what consecutive rounds took.
         own_rounds: the same of our own loop, next to a server.
         loads: what servers took under load, of each visit all lines or none.
+        structured: servers' answers to prompts with a JSON schema.
         scrapes: what a running server had counted.
     """
 
@@ -187,6 +191,7 @@ class RunFolder:
         self.rounds = Lines(path / "rounds.jsonl", RoundTiming)
         self.own_rounds = Lines(path / "own_rounds.jsonl", RoundTiming)
         self.loads = Lines(path / "loads.jsonl", LoadTiming)
+        self.structured = Lines(path / "structured.jsonl", StructuredAnswer)
         self.scrapes = Lines(path / "scrapes.jsonl", Scrape)
         if lock is not None and lock.unlocked is not None:
             self.manifest = manifest.updated(written_without_lock=lock.unlocked)
@@ -232,7 +237,7 @@ class RunFolder:
         run = cls(path, manifest, lock)
         appended = (
             *(run.trials, run.answers, run.starts, run.probes),
-            *(run.rounds, run.own_rounds, run.loads),
+            *(run.rounds, run.own_rounds, run.loads, run.structured),
         )
         for lines in appended:
             lines.read()  # damage is an error before anything is cut off or added
@@ -381,6 +386,7 @@ def load(folder: str | Path) -> StoredRun:
         probes=tuple(run.probes.read()),
         own_rounds=tuple(run.own_rounds.read()),
         loads=tuple(run.loads.read()),
+        structured=tuple(run.structured.read()),
         scrapes=tuple(run.scrapes.read()),
         checks=read_checks(path, CHECKS),
         unverified=tuple(

@@ -401,6 +401,16 @@ def not_lossless(values: Quoted) -> str:
     )
 
 
+def structured_output_invalid(values: Quoted) -> str:
+    """A caveat: which K lowers the validity of structured output, and by how much."""
+    return (
+        f"speculation BREAKS STRUCTURED OUTPUT {_at(values)}: {values['valid']} of"
+        f" {values['pairs']} answers to prompts with a JSON schema are valid, and"
+        f" {values['plain_valid']} of plain decoding's to the same requests"
+        f" (p-value {fmt.p_value(values['p_value'])})"
+    )
+
+
 def unlike_target(values: Quoted) -> str:
     """A caveat: the plain server's texts are not those of the target that scored them."""
     return (

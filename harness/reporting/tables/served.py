@@ -17,6 +17,7 @@ from harness.summary import (
     ServedCosts,
     ServedGate,
     ServedSummary,
+    StructuredGate,
     Summary,
     UserLatency,
 )
@@ -57,6 +58,36 @@ GATES: tuple[Column[ServedGate], ...] = (
     Column("nats\nexpected", lambda gate: gate.expected_nats_per_token, fmt.decimal),
     Column("z of\ntexts", lambda gate: gate.text_z, fmt.deviations),
     Column("z against\nplain", lambda gate: gate.plain_z, fmt.deviations),
+)
+VALIDITY = {True: "FAIL", False: "pass", None: None}
+STRUCTURED: tuple[Column[StructuredGate], ...] = (
+    Column("temperature", lambda gate: gate.temperature, fmt.temperature, key=True),
+    Column("K", lambda gate: gate.k, fmt.count, key=True),
+    Column("verdict", lambda gate: VALIDITY[gate.lowered], definition="structured output"),
+    Column("answers", lambda gate: gate.answers, fmt.count, definition="structured output"),
+    Column("valid", lambda gate: gate.valid, fmt.count, definition="structured output"),
+    Column("complete", lambda gate: gate.complete, fmt.count, definition="structured output"),
+    Column("pairs", lambda gate: gate.pairs or None, fmt.count, definition="structured output"),
+    Column(
+        "valid\nof plain",
+        lambda gate: gate.plain_valid if gate.pairs else None,
+        fmt.count,
+        definition="structured output",
+    ),
+    Column(
+        "lost",
+        lambda gate: gate.lost if gate.pairs else None,
+        fmt.count,
+        definition="structured output",
+    ),
+    Column(
+        "gained",
+        lambda gate: gate.gained if gate.pairs else None,
+        fmt.count,
+        definition="structured output",
+    ),
+    Column("p of\nMcNemar", lambda gate: gate.p_value, fmt.p_value, definition="structured output"),
+    Column("equal", lambda gate: gate.equal, fmt.count, definition="structured output"),
 )
 COSTS: tuple[Column[ServedCosts], ...] = (
     Column("temperature", lambda costs: costs.temperature, fmt.temperature, key=True),
@@ -244,6 +275,13 @@ GATE_NOTES = (
     " has other weights, and a K whose texts are so far from plain decoding's is not lossless."
     " Rounds test the draft and its rule, not the texts; they have a z where a draft is sampled.",
 )
+STRUCTURED_NOTE = (
+    "Answers to prompts with a JSON schema, through the engine's grammar: valid where they parse"
+    " and have the schema, complete where they ended before the budget. Pairs are a K's answer and"
+    " plain decoding's to one request with one seed; lost: only plain decoding's is valid. FAIL:"
+    " speculation lowers validity (McNemar's exact test); no verdict: too few valid plain answers."
+    " These texts are neither timed nor replayed."
+)
 COST_NOTE = (
     "start: what a request costs besides its prefill and its rounds. A round costs by how many"
     " tokens it drafted: R(K) below."
@@ -342,6 +380,7 @@ def served_tables(summary: Summary) -> list[Table]:
         table("K by load", SCHEDULE, scheduled, notes=(SCHEDULE_NOTE,)),
         table(f"{WAITS} on {name}", LATENCIES, alone, notes=waits_notes),
         table("Is the server lossless?", GATES, served.gates, notes=GATE_NOTES),
+        table("Structured output", STRUCTURED, served.structured, notes=(STRUCTURED_NOTE,)),
         table(f"What requests cost on {name}", COSTS, served.costs, notes=(COST_NOTE,)),
         table(f"{name} under load", LOADS, served.load, notes=load_notes),
         table(f"{name} whose K changes", VARIED, _varied(served), notes=varied_notes),

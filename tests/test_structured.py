@@ -1,0 +1,219 @@
+"""Structured output: schemas reach the engines, and a K that makes answers invalid is named."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import ran
+from served_pair import embedded
+from stand_in_server import StandIn
+
+from harness import prompts as prompt_sets
+from harness.analysis import analyse
+from harness.analysis.server_structured import structured_caveats, structured_gates
+from harness.commands.run_lifecycle import load_prompts
+from harness.commands.server_structured import check_structured
+from harness.config import PromptsConf, ServerConfig, SweepConfig
+from harness.decoding.sampling import SamplingParameters
+from harness.engines import llamacpp, sglang, vllm
+from harness.engines.protocol import Asked
+from harness.measurement.structured_output import fault_of
+from harness.records import StructuredAnswer, UserError
+from harness.reporting.content import content_of
+from harness.serving.engines import ENGINES
+from harness.summary import StructuredGate
+
+SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+TEXT = json.dumps(SCHEMA)
+VALID, INVALID = '{"ok": true}', '{"ok": true'
+
+
+# ---- what is asked -------------------------------------------------------------------------------
+
+
+def test_each_engine_is_sent_the_schema_in_its_own_field_and_nothing_without_one() -> None:
+    asked = Asked([1, 2], SamplingParameters(0.0), 0, 8)
+    told = asked._replace(schema=TEXT)
+    assert llamacpp.request_body(told)["json_schema"] == SCHEMA
+    assert vllm.request_body(told)["structured_outputs"] == {"json": SCHEMA}
+    assert sglang.request_body(told)["sampling_params"]["json_schema"] == TEXT
+    for client in (llamacpp, vllm, sglang):
+        assert "schema" not in json.dumps(client.request_body(asked))
+        assert "structured" not in json.dumps(client.request_body(asked))
+
+
+def prompts_of(folder: Path, *entries: dict[str, Any], **settings: Any) -> PromptsConf:
+    file = folder / "mine.jsonl"
+    file.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+    return PromptsConf(files=[str(file)], **settings)
+
+
+def test_a_prompt_has_its_own_schema_or_that_of_all(tmp_path: Path) -> None:
+    shared = tmp_path / "shared.json"
+    shared.write_text('{"type": "array"}')
+    config = prompts_of(
+        tmp_path,
+        {"prompt": "a", "schema": SCHEMA},
+        {
+            "prompt": "b",
+            "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}},
+        },
+        {"prompt": "c", "schema": "CREATE TABLE t (x INT)"},
+        {"prompt": "d", "schema": {"tables": ["t"]}},
+    )
+    alone = prompt_sets.load(config)
+    assert [prompt.schema for prompt in alone] == [TEXT, TEXT, None, None]
+    every = prompt_sets.load(replace(config, schema=str(shared)))
+    assert [prompt.schema for prompt in every] == [
+        TEXT,
+        TEXT,
+        '{"type": "array"}',
+        '{"type": "array"}',
+    ]
+    assert prompt_sets.prompt_set_hash(alone) != prompt_sets.prompt_set_hash(every)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("[1]", "not a JSON schema"), ("{", "not JSON"), (None, "prompts.schema: cannot read")],
+)
+def test_a_file_without_a_schema_is_refused(tmp_path: Path, content: str | None, said: str) -> None:
+    file = tmp_path / "schema.json"
+    if content is not None:
+        file.write_text(content)
+    config = prompts_of(tmp_path, {"prompt": "a"}, schema=str(file))
+    with pytest.raises(UserError, match=said):
+        prompt_sets.load(config)
+
+
+def test_what_cannot_send_or_check_a_schema_refuses_it(tmp_path: Path) -> None:
+    config = ServerConfig(
+        engine="own", prompts=prompts_of(tmp_path, {"prompt": "a", "schema": SCHEMA})
+    )
+    prompts = prompt_sets.load(config.prompts)
+    with pytest.raises(UserError, match=r"mine\.jsonl, line 1: .* engine=own carry none"):
+        check_structured(config, prompts, ENGINES["own"])
+    check_structured(config, prompts, ENGINES["vllm"])
+    bad = [replace(prompts[0], schema='{"type": "text"}')]
+    with pytest.raises(UserError, match=r"mine\.jsonl, line 1: its JSON schema is none"):
+        check_structured(config, bad, ENGINES["vllm"])
+    with pytest.raises(UserError, match=r"prompts\.schema: only .*harness\.server"):
+        load_prompts(SweepConfig(prompts=PromptsConf(schema="x.json")))
+
+
+# ---- what is said of the answers -----------------------------------------------------------------
+
+
+def test_an_answer_is_valid_where_it_parses_and_has_the_schema() -> None:
+    assert fault_of(VALID, TEXT) == ""
+    assert fault_of(INVALID, TEXT).startswith("not JSON")
+    assert fault_of('{"ok": 1}', TEXT) == "1 is not of type 'boolean'"
+
+
+def answers(k: int, valid: Sequence[bool], temperature: float = 1.0) -> list[StructuredAnswer]:
+    return [
+        StructuredAnswer(
+            *("easy", f"p{n}", 0, k, temperature, TEXT, n, "ok"),
+            tokens=(n, int(each)),
+            complete=each,
+            fault="" if each else "not JSON",
+        )
+        for n, each in enumerate(valid)
+    ]
+
+
+def gate_of(answers: Sequence[StructuredAnswer]) -> StructuredGate:
+    return structured_gates(answers)[-1]
+
+
+def test_a_k_that_loses_valid_answers_fails_and_one_that_loses_as_many_as_it_gains_does_not() -> (
+    None
+):
+    plain = answers(0, [True] * 23 + [False])
+    broken = gate_of([*plain, *answers(2, [True] * 14 + [False] * 10)])
+    assert (broken.valid, broken.plain_valid, broken.lost, broken.gained) == (14, 23, 9, 0)
+    assert broken.p_value == pytest.approx(2.0**-9)
+    assert broken.lowered
+    equal = gate_of([*plain, *answers(2, [False] + [True] * 23)])
+    assert (equal.lost, equal.gained, equal.lowered) == (1, 1, False)
+    (caveat,) = structured_caveats([broken, equal])
+    assert caveat.code == "structured_output_invalid"
+    assert caveat.values["k"] == 2
+
+
+def test_too_few_valid_plain_answers_give_no_verdict() -> None:
+    gate = gate_of([*answers(0, [True] * 3 + [False] * 9), *answers(2, [True] * 3 + [False] * 9)])
+    assert gate.lowered is None
+
+
+def test_greedy_answers_are_held_against_plain_decodings_token_by_token() -> None:
+    gate = gate_of([*answers(0, [True] * 6, 0.0), *answers(2, [True] * 5 + [False], 0.0)])
+    assert (gate.pairs, gate.equal) == (6, 5)
+
+
+def test_an_answer_that_failed_and_was_asked_again_counts_once() -> None:
+    (first, *others) = answers(2, [True] * 6)
+    missing = replace(first, status="failed", error="status 500")
+    gate = gate_of([*answers(0, [True] * 6), missing, *others])
+    assert (gate.answers, gate.failed, gate.pairs) == (5, 1, 5)
+    assert {caveat.code for caveat in structured_caveats([gate])} == {
+        "structured_output_unanswered"
+    }
+    assert gate_of([*answers(0, [True] * 6), missing, *others, first]).failed == 0
+
+
+# ---- a run ---------------------------------------------------------------------------------------
+
+
+def llamacpp_answers(k: int, tokenizer: Any, written: str) -> dict[str, Any]:
+    """A text that is always the same, no draft of which is accepted; under a schema, `written`."""
+
+    def complete(body: dict[str, Any]) -> dict[str, Any]:
+        tokens, stop = [17] * body["n_predict"], "limit"
+        if "json_schema" in body:
+            tokens, stop = tokenizer(written, add_special_tokens=False)["input_ids"], "eos"
+        timings = {"prompt_ms": 1.0, "predicted_ms": 9.0, "predicted_n": len(tokens)}
+        if k and len(tokens) > 1:
+            timings |= {"draft_n": k * (len(tokens) - 1), "draft_n_accepted": 0}
+        return {"tokens": tokens, "stop_type": stop, "timings": timings}
+
+    return {
+        "/health": {},
+        "/props": {"build_info": "b11549-c0ffee", "total_slots": 1},
+        "/completion": complete,
+        "/detokenize": lambda body: {"content": tokenizer.decode(body["tokens"])},
+    }
+
+
+def test_a_server_that_breaks_structured_output_where_it_drafts_is_named(tmp_path: Path) -> None:
+    lines = ({"prompt": f"Count to {n}.", "schema": SCHEMA} for n in range(6))
+    prompts = prompts_of(tmp_path, *lines)
+    tokenizer = embedded("tiny").tokenizer
+    servers = [
+        StandIn(llamacpp_answers(k, tokenizer, text)) for k, text in ((0, VALID), (2, INVALID))
+    ]
+    urls = ",".join(server.url for server in servers)
+    words = [
+        *("engine=llamacpp", f"url=[{urls}]", "k=[2]", "score=false", "own_loop=false"),
+        *("temperature=[0]", "repetitions=2", "new_tokens=8"),
+    ]
+    run = ran("server", tmp_path, *words, f"prompts.files=[{prompts.files[0]}]")
+    for server in servers:
+        asked = [body for body in server.asked if "json_schema" in body]
+        assert len(asked) == 6  # a greedy answer is asked for once
+        assert server.asked[-6:] == asked  # after all that is timed
+        server.close()
+    seeds = [{(each.prompt, each.seed) for each in run.structured if each.k == k} for k in (0, 2)]
+    assert seeds[0] == seeds[1]
+    summary = analyse(run)
+    assert summary.served is not None
+    plain, drafting = summary.served.structured
+    assert (plain.k, plain.valid, plain.lowered) == (0, 6, None)
+    assert (drafting.k, drafting.valid, drafting.lost, drafting.lowered) == (2, 0, 6, True)
+    assert summary.served.invalid_output(2) == (0.0,)
+    broken = "K=2: 0 of 6 answers to prompts with a JSON schema are valid, and 6 of plain"
+    assert any(broken in text for text in content_of(summary).caveats)
+    assert "Structured output" in (run.folder / "report.md").read_text(encoding="utf-8")
