@@ -69,7 +69,7 @@ WINSORISED = 0.25
 # Pairs around one, itself among them, next to which it may be far
 NEIGHBOURS = 11
 # Of the test that blocks of time vary more than pairs do
-DRIFTS = 0.1
+DRIFTS = 0.3
 # Contiguous, of time
 BLOCKS = 10
 # Measured prompts below which g has no error to speak of
