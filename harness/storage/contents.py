@@ -22,8 +22,8 @@ from harness.records import (
     ResultRow,
     RoundTiming,
     Scrape,
-    StructuredAnswer,
     StepTiming,
+    StructuredAnswer,
     Trial,
     UserError,
 )
