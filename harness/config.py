@@ -215,9 +215,7 @@ class PromptsConf:
     hub_split: str | None = key(None, "its split, or a slice of one, as test[:200]")
     hub_column: str | None = key(None, "its column that holds the prompt; null finds one")
     skip_unusable: bool | None = key(None, "whether entries that are no prompts are skipped")
-    schema: str | None = key(
-        None, "a file with the JSON schema of answers, for prompts without their own; server only"
-    )
+    schema: str | None = key(None, "of a server: a file with the JSON schema of answers")
     log: str | None = key(None, "a log of served requests, of which a sample stands for all")
     sample: int | None = key(
         None, "requests of prompts.log that are sampled; null: 200", least=20, most=100_000

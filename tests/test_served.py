@@ -15,7 +15,13 @@ from harness.analysis import analyse
 from harness.analysis.batch_schedule import LoadResults
 from harness.analysis.compared_engines import engine_rows
 from harness.analysis.comparison import compare
-from harness.analysis.request_times import NO_SHARED_VISIT, least_varying, settled, undisturbed
+from harness.analysis.request_times import (
+    NO_SHARED_VISIT,
+    least_squares,
+    least_varying,
+    settled,
+    undisturbed,
+)
 from harness.analysis.server_costs import (
     PlainRequests,
     Requests,
@@ -1353,3 +1359,10 @@ def test_a_server_is_compared_with_a_sweep_of_our_own_loop(
     assert {(row.run, row.engine) for row in made.comparison.engines} == {
         (Path(run).name, "own") for run in runs
     }
+
+
+def test_a_request_that_took_no_time_by_its_clock_is_left_out_of_a_fit() -> None:
+    """Processor time has steps: a very short request may take none of them."""
+    columns = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0], [1.0, 4.0]])
+    fitted = least_squares(columns, np.array([3.0, 5.0, 0.0, 9.0]), np.array([0.0, 0.0, 1.0, 0.0]))
+    assert fitted == pytest.approx([1.0, 2.0])

@@ -12,6 +12,7 @@ from harness.analysis.verdict import UNLIKELY, in_turn, needs_pairs, settled
 from harness.stats.crossfit import VisitCosts, Workload
 from harness.stats.two_phase import (
     BLOCKS,
+    DRIFTS,
     LOOKS,
     Pairs,
     TwoPhase,
@@ -124,7 +125,8 @@ def test_few_blocks_that_differ_by_chance_do_not_widen_the_interval():
     work = workload(np.exp(rng.normal(0.0, 0.2, (1, 40))))
     fits = [judged(work, pairs(rng.normal(0.0, 0.05, 40))) for _ in range(100)]
     by_blocks = [fit.timing.degrees == BLOCKS - 1 for fit in fits]
-    assert np.mean(by_blocks) < 0.25
+    # As often as the test is wrong
+    assert np.mean(by_blocks) < DRIFTS + 3 * np.sqrt(DRIFTS * (1 - DRIFTS) / len(fits))
 
 
 def test_pairs_of_prompts_outside_the_workload_tell_its_price():

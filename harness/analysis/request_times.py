@@ -316,6 +316,14 @@ def least_squares(columns: Array, seconds: Array, known_s: Array | float = 0.0) 
         columns: how often each thing was done.
         seconds: [n] that it took together.
         known_s: what of these is known already.
+
+    What took no time by its clock, whose step may be longer, is left out.
     """
+    timed = seconds > 0.0
+    columns, known_s, seconds = (
+        columns[timed],
+        np.broadcast_to(known_s, timed.shape)[timed],
+        seconds[timed],
+    )
     fitted, _ = nnls(columns / seconds[:, None], 1.0 - known_s / seconds)
     return fitted.tolist()
