@@ -1002,6 +1002,11 @@ def test_goodput_counts_requests_from_when_they_were_due():
     ):
         (row,) = under_load([timing], ENGINE, None, goals)
         assert row.within_goals == expected
+    # One that ends with its first token waits for no other
+    short = replace(timing, returned=(1, 11, 11, 11), user_decode_s=(0.0, 1.0, 1.0, 1.0))
+    (row,) = under_load([short], ENGINE, None, Goals(per_token_s=0.05))
+    assert row.within_goals == 0.25
+    assert [*under_load([timing], ENGINE, {"easy": 0.0}, Goals(per_token_s=0.2))] == []
     unknown = replace(timing, user_decode_s=(None,) * 4)
     (row,) = under_load([unknown], ENGINE, None, Goals(first_token_s=1.0))
     assert row.within_goals is None

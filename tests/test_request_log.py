@@ -137,6 +137,31 @@ def test_time_stamps_are_read_in_any_unit(tmp_path: Path) -> None:
         recorded_times(written(tmp_path / "none.jsonl", [{"prompt": "a"}]))
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"timestamp": 10**400, "prompt": "a"},
+        {"timestamp": "yesterday", "prompt": "a"},
+        {"timestamp": True, "prompt": "a"},
+    ],
+)
+def test_a_line_whose_time_is_none_is_counted_as_unusable(line: Any, tmp_path: Path) -> None:
+    log = written(tmp_path / "log.jsonl", [line, request("a", 1), request("a", 2)])
+    sample = log_sample(conf(log))
+    assert sample is not None
+    assert sample.facts.unusable == 1
+
+
+def test_a_time_without_a_zone_is_utc_and_a_strange_temperature_is_none(tmp_path: Path) -> None:
+    lines = [
+        {"timestamp": stamp, "prompt": "a", "temperature": 10**400}
+        for stamp in ("2025-03-30T00:30:00", "2025-03-30T03:30:00+00:00")
+    ]
+    sample = log_sample(conf(written(tmp_path / "log.jsonl", lines)))
+    assert sample is not None
+    assert (sample.facts.unusable, sample.facts.span_s) == (0, 3 * 3600.0)
+
+
 def test_the_log_of_the_documentation_is_read(tmp_path: Path) -> None:
     found = re.search(r"Two lines of one:\s+```jsonl\n(.*?)```", DOCS.read_text("utf-8"), re.DOTALL)
     assert found is not None
@@ -173,5 +198,10 @@ def test_strata_count_by_the_tokens_of_their_requests(log: str, tmp_path: Path) 
     assert weights == pytest.approx(
         {name: value / sum(expected.values()) for name, value in expected.items()}
     )
+    requests = Setup(run).request_weights
+    assert requests == {name: count / 900 for name, count in sizes.items()}
+    again = ran("audition", f"traces_from={run.folder}", "latency.target_ms=5",
+                "latency.draft_ms=1", "drafts=[tiny_good]", f"results_root={tmp_path}")  # fmt: skip
+    assert Setup(again).request_weights == requests
     summary = analysed(str(run.folder))
     assert "sampled_log" in {each.code for each in summary.caveats}

@@ -110,7 +110,7 @@ def running_server(engine: str, scrapes: Sequence[Scrape]) -> RunningServer:
         intervals=counted,
         total=total,
         restarts=len(intervals) - len(counted),
-        drift=drift_of(busy),
+        drift=drift_in(busy),
     )
 
 
@@ -170,6 +170,13 @@ def _k_of(scrapes: Sequence[Scrape], total: CountedInterval | None) -> int:
     return max(
         [min(MOST_K, math.ceil(mean - 1e-9)), *(len(scrape.accepted_at) for scrape in scrapes)]
     )
+
+
+def drift_in(intervals: Sequence[CountedInterval]) -> Drift | None:
+    """Drift at the last look, or else at the latest look that found one beyond noise."""
+    looks = [drift_of(intervals[:number]) for number in range(len(intervals), 0, -1)]
+    last = looks[0] if looks else None
+    return next((drift for drift in looks if drift is not None and drift.beyond_noise), last)
 
 
 def drift_of(intervals: Sequence[CountedInterval]) -> Drift | None:

@@ -28,7 +28,7 @@ from harness.analysis.replayed import accept_chances, decoded
 from harness.analysis.request_times import fit_line
 from harness.analysis.server_run import ServedRun
 from harness.analysis.setup import Setup
-from harness.records import LoadTiming, Rule, TextTrace, UserError, grouped
+from harness.records import Rule, TextTrace, UserError, grouped
 from harness.serving.engines import spec_of
 from harness.serving.round_counting import Counting
 from harness.simulation.requests import Text
@@ -89,7 +89,10 @@ class Server:
                 " not known, so what rounds accept is not known; measure it with score=true"
             )
         timings = [
-            t for t in run.loads if t.temperature == chosen and _has_room(t) and not t.varying
+            t
+            for t in run.loads
+            if t.temperature == chosen and not t.varying
+            if t.slots is None or t.slots >= (t.concurrency or 1)
         ]
         by_runs = bool(_by_runs(served))
         loads = closed_loads(timings, ReplayedRequests(traces, rule, counting, by_runs=by_runs))
@@ -98,7 +101,7 @@ class Server:
         if costs is None:
             raise UserError(
                 f"{key}: no R(K, B) at temperature {chosen:g}: it timed too few requests side by"
-                f" side; this measures them: {_with_loads(run)}"
+                f" side; {_how_to_measure(served)}"
             )
         return cls(served, chosen, counting, rule, traces, loads, costs)
 
@@ -232,11 +235,11 @@ def planned(run: StoredRun, temperature: float | None) -> tuple[Server, tuple[Pl
             f"temperature={chosen:g}: run={run.folder} has texts at {listed}; give one of these"
         )
     entry = costs.draft
-    measured = priced_by(costs, entry.name or "", entry.kind or "model", entry, chosen)
+    of_measured = priced_by(costs, entry.name or "", entry.kind or "model", entry, chosen)
     drafts: list[PlannedDraft] = []
     for name, traces in by_draft.items():
         kind = name if traces[0].chosen else setup.kind_of(name)
-        own = priced_by(costs, name, kind, setup.described_draft(name), chosen)
+        of_draft = priced_by(costs, name, kind, setup.described_draft(name), chosen)
         in_order = sorted(traces, key=lambda trace: trace.key)
         emitted = [
             # As a server run's texts have it: what the prefill emits is before the rounds
@@ -245,18 +248,20 @@ def planned(run: StoredRun, temperature: float | None) -> tuple[Server, tuple[Pl
             if (each := decoded(trace, server.counting)) is not None
         ]
         drafts.append(
-            PlannedDraft(name, emitted, _with_rounds(server.costs, measured.rounds, own.rounds))
+            PlannedDraft(
+                name, emitted, _with_rounds(server.costs, of_measured.rounds, of_draft.rounds)
+            )
         )
     return server, tuple(drafts)
 
 
-def _with_rounds(costs: LoadCosts, measured: RoundTimes, own: RoundTimes) -> LoadCosts:
-    """The costs of requests side by side with another draft, whose R(n) are `own`."""
+def _with_rounds(costs: LoadCosts, measured: RoundTimes, other: RoundTimes) -> LoadCosts:
+    """The costs of requests side by side with another draft, whose R(n) are `other`."""
     by_batch = {
         batch: replace(
             times,
             round_s=tuple(
-                (n, seconds + own.at(n) - measured.at(n) if n else seconds)
+                (n, seconds + other.at(n) - measured.at(n) if n else seconds)
                 for n, seconds in times.round_s
             ),
         )
@@ -274,11 +279,7 @@ def _by_runs(served: ServedRun) -> bool | None:
     return not any(flag in line.split() for line in lines) if lines else None
 
 
-def _has_room(timing: LoadTiming) -> bool:
-    return timing.slots is None or timing.slots >= (timing.concurrency or 1)
-
-
-def _with_loads(run: StoredRun) -> str:
-    """The command that made a run, with requests side by side."""
-    words = [each for each in run.manifest.environment.command[1:] if "concurrency=" not in each]
-    return " ".join(["python -m harness.server", *words, "concurrency=[1,2,4]"])
+def _how_to_measure(served: ServedRun) -> str:
+    """The run's command with requests side by side, where it can be typed again."""
+    command = served.setup.command_line("concurrency=[1,2,4]")
+    return f"this measures them: {command}" if command else "give the run concurrency=[1,2,4]"

@@ -368,7 +368,7 @@ def plan_of(
     asked = setup.new_tokens or 0
     texts_of = {each.name: server.texts(each.traces, max(ks), asked) for each in drafts}
     names = [text.prompt_set for text in texts_of[drafts[0].name]]
-    traffic = _Traffic(texts_of, set_weights(names, setup.weights), config, recorded)
+    traffic = _Traffic(texts_of, set_weights(names, setup.request_weights), config, recorded)
     choices = [*_choices(server, drafts, slots, ks, traffic)]
     expect(len(choices))
     curves = [_Curve(traffic, each, config) for each in choices]

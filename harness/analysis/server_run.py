@@ -915,7 +915,8 @@ class ServedRun(ServedTexts):
     @cached_property
     def latencies(self) -> tuple[UserLatency, ...]:
         """What users wait for, of requests sent one by one and of loads."""
-        engine, weights, config = self.engine, self.setup.weights, self.setup.run.config
+        engine, weights = self.engine, self.setup.request_weights
+        config = self.setup.run.config
         tpot_ms, ttft_ms = config.get("tpot_ms"), config.get("ttft_ms")
         goals = Goals(tpot_ms and tpot_ms / 1e3, ttft_ms and ttft_ms / 1e3)
         loaded = {(c.temperature, c.concurrency, c.k): c.visits for c in self.loads.cells}

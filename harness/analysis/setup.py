@@ -131,7 +131,7 @@ class Setup:
         """
         if self.run.manifest.prompts_log is None:
             return self.conf("prompts").get("weights")
-        texts = [t for t in self.run.trials if t.k == 0 and t.status == "ok" and t.new_tokens]
+        texts = [trial for trial in self.run.trials if trial.k == 0 and trial.status == "ok"]
         mean = {
             name: float(np.mean([trial.new_tokens or 0 for trial in some]))
             for name, some in grouped(texts, lambda trial: trial.prompt_set).items()
@@ -139,7 +139,19 @@ class Setup:
         of_all = float(np.mean([*mean.values()])) if mean else 1.0
         requests = self.run.manifest.prompts_available
         tokens = {name: count * mean.get(name, of_all) for name, count in requests.items()}
-        return {name: value / sum(tokens.values()) for name, value in tokens.items()}
+        total = sum(tokens.values())
+        return {name: value / total for name, value in tokens.items()} if total else None
+
+    @property
+    def request_weights(self) -> Mapping[str, float] | None:
+        """Of the prompt sets, as shares of its requests, where these and not tokens are counted.
+
+        Of a log they are known; elsewhere the weights that were given stand for them.
+        """
+        if self.run.manifest.prompts_log is None:
+            return self.weights
+        requests = self.run.manifest.prompts_available
+        return {name: count / sum(requests.values()) for name, count in requests.items()}
 
     @property
     def shares(self) -> Mapping[str, float] | None:

@@ -32,17 +32,20 @@ class Goals:
     per_token_s: float | None = None
     first_token_s: float | None = None
 
-    def met(self, waited: "Sequence[_Waited]") -> float | None:
+    def met(self, waited: "Sequence[_Waited]", weights: Mapping[str, float] | None) -> float | None:
         """The share of requests within the goals; None without one, or where waits are not told."""
+        counted = _counted(waited, weights)
         pairs = (
-            (self.per_token_s, [each.per_token_s for each in waited]),
-            (self.first_token_s, [each.first_token_s for each in waited]),
+            (self.per_token_s, [each.per_token_s for each in counted]),
+            (self.first_token_s, [each.first_token_s for each in counted]),
         )
         asked = [(goal, values) for goal, values in pairs if goal is not None]
-        if not asked or not waited or any(None in values for _, values in asked):
+        if not asked or not counted or any(None in values for _, values in asked):
             return None
         within = [np.array(values, dtype=np.float64) <= goal for goal, values in asked]
-        return float(np.logical_and.reduce(within).mean())
+        names = [each.prompt_set for each in counted]
+        shares = token_weights(names, np.ones(len(names)), weights)
+        return float(shares @ np.logical_and.reduce(within))
 
 
 NO_GOALS = Goals()
@@ -151,7 +154,7 @@ def under_load(
             behind = [each for timing in made if (each := _behind(timing)) is not None]
             row = replace(
                 row,
-                within_goals=goals.met(waited),
+                within_goals=goals.met(waited, weights),
                 behind=float(np.median(behind)) if behind else None,
             )
         yield from _with_percentiles(row, waited, weights)
@@ -192,15 +195,22 @@ def _waited(
     first_s = None
     if request_s is not None and decode_s is not None and engine.first_position != 0:
         first_s = request_s - decode_s
-    per_token_s = decode_s / tokens if decode_s is not None and tokens else None
+    per_token_s = None
+    if decode_s is not None:  # an answer of one token has none to wait for
+        per_token_s = decode_s / tokens if tokens else 0.0
     return _Waited(prompt_set, first_s, per_token_s, request_s)
+
+
+def _counted(waited: Sequence[_Waited], weights: Mapping[str, float] | None) -> list[_Waited]:
+    """Those of prompt sets that count."""
+    return [each for each in waited if weights is None or weights.get(each.prompt_set, 1.0) > 0]
 
 
 def _with_percentiles(
     row: UserLatency, waited: Sequence[_Waited], weights: Mapping[str, float] | None
 ) -> Iterator[UserLatency]:
     """The row with its numbers; none where no prompt set of it counts."""
-    counted = [each for each in waited if weights is None or weights.get(each.prompt_set, 1.0) > 0]
+    counted = _counted(waited, weights)
     if counted:
         names = [each.prompt_set for each in counted]
         yield replace(

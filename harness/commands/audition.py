@@ -45,8 +45,8 @@ from harness.storage.manifest import ModelEntry, TextsMadeWith, read_manifest
 AUDITION = "audition"
 OF_DRAFT = ("name", "id", "kind", "layers")
 OF_BEST_CARD = (
-    *("environment", "models", "prompts", "prompts_available", "prompts_sha256", "seed"),
-    "engine_costs",
+    *("environment", "models", "prompts", "prompts_available", "prompts_log", "prompts_sha256"),
+    *("seed", "engine_costs"),
 )
 
 
@@ -153,6 +153,7 @@ def _from_elsewhere(
         models=source.manifest.models,
         prompts=source.manifest.prompts,
         prompts_available=source.manifest.prompts_available,
+        prompts_log=source.manifest.prompts_log,
         prompts_sha256=source.manifest.prompts_sha256,
         environment=describe_host(),
         traces_from=str(source.folder),

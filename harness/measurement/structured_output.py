@@ -34,6 +34,14 @@ def check_schemas(prompts: Iterable[Prompt]) -> None:
             raise UserError(
                 f"{prompt.origin}: its JSON schema is none: {_short(error.message)}"
             ) from error
+        try:
+            jsonschema.validate(None, schema)
+        except jsonschema.ValidationError:
+            pass
+        except Exception as error:  # of references, by whatever library resolves them
+            raise UserError(
+                f"{prompt.origin}: its JSON schema cannot be applied: {_short(str(error))}"
+            ) from error
 
 
 def fault_of(text: str, schema: str) -> str:
@@ -47,6 +55,8 @@ def fault_of(text: str, schema: str) -> str:
         jsonschema.validate(value, json.loads(schema))
     except jsonschema.ValidationError as error:
         return _short(error.message)
+    except RecursionError:
+        return "nested too deep to be checked"
     return ""
 
 

@@ -16,8 +16,9 @@ The log is read line by line, twice: what is kept of each request is its stratum
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +37,8 @@ STAMPS = ("timestamp", "ts", "time", "arrival_time", "request_time", "created_at
 # A time stamp above each of these counts so many per second: nano-, micro- and milliseconds
 UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
 SHORT, LONG = "short", "long"
+# A request with another temperature is one without
+MOST_TEMPERATURE = 100
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,7 @@ def _request(entry: Entry, number: int, source: Source) -> Prompt:
 def _logged(prompt: Prompt, entry: Entry) -> _Logged:
     temperature = _inner(entry).get("temperature")
     known = isinstance(temperature, int | float) and not isinstance(temperature, bool)
+    known = known and abs(temperature) <= MOST_TEMPERATURE
     texts = (prompt.system or "", *prompt.turns, *(answer or "" for answer in prompt.answers))
     return _Logged(
         line=int(prompt.id),
@@ -185,18 +189,17 @@ def _stamp(entry: Entry, where: str) -> float | None:
     key = next((key for key in STAMPS if entry.get(key) is not None), None)
     if key is None:
         return None
-    value = entry[key]
-    if isinstance(value, str):
-        try:
-            return datetime.fromisoformat(value).timestamp()
-        except ValueError:
-            try:
-                value = float(value)
-            except ValueError:
-                value = None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise UserError(f"{where}: {key}={entry[key]!r} is no time; seconds or ISO 8601 are read")
-    return value / next((per for least, per in UNITS if abs(value) > least), 1.0)
+    value, seconds = entry[key], math.nan
+    with suppress(ValueError, TypeError, OverflowError):
+        seconds = float(value)
+    if isinstance(value, str) and math.isnan(seconds):
+        with suppress(ValueError, OverflowError):
+            moment = datetime.fromisoformat(value)
+            seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    if isinstance(value, bool) or not math.isfinite(seconds):
+        shown = ascii(value)[:40]
+        raise UserError(f"{where}: {key}={shown} is no time; seconds or ISO 8601 are read")
+    return seconds / next((per for least, per in UNITS if abs(seconds) > least), 1.0)
 
 
 # ---- strata --------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def _parts(traces: Sequence[TextTrace]) -> Iterator[Sequence[TextTrace]]:
     """Traces of some PART_ROWS rows together."""
     rows = np.cumsum([0, *(len(trace.tokens) * (trace.depth or 1) for trace in traces)])
     bounds = np.searchsorted(rows, np.arange(0, rows[-1], PART_ROWS)).tolist()
-    return (traces[first:end] for first, end in pairwise([*bounds, len(traces)]))
+    return (traces[first:end] for first, end in pairwise(sorted({*bounds, len(traces)})))
 
 
 def _with_all_columns(stored: pa.Table) -> pa.Table:
@@ -246,19 +246,21 @@ def _trace(
     """One trace: what its text is, and by column its scores and where they belong."""
     tokens, start, proposed = (places[name] for name in ("token", "start", "proposed"))
     if np.isnan(start).all():
-        return TextTrace(**head, tokens=_whole(tokens), **numbers)
+        return TextTrace(**head, tokens=_integers(tokens), **numbers)
     shape = (int(np.nanmax(start)) + 1, int(np.nanmax(places["offset"])) + 1)
     numbers = {name: values.reshape(shape) for name, values in numbers.items()}
     first = {name: numbers[name][:, 0].copy() for name in TARGET_COLUMNS}
     return TextTrace(
         **head,
-        tokens=_whole(tokens.reshape(shape)[:, 0]),
+        tokens=_integers(tokens.reshape(shape)[:, 0]),
         **{**numbers, **first},
-        proposed=None if np.isnan(proposed).all() else _whole(proposed).reshape(shape)[:, 0].copy(),
+        proposed=None
+        if np.isnan(proposed).all()
+        else _integers(proposed).reshape(shape)[:, 0].copy(),
     )
 
 
-def _whole(values: NDArray[np.float64]) -> NDArray[np.int64]:
+def _integers(values: NDArray[np.float64]) -> NDArray[np.int64]:
     if np.isnan(values).any():
         raise ValueError("a row lacks its token, or how many were proposed")
     return values.astype(np.int64)

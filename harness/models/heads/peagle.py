@@ -188,9 +188,10 @@ def load_peagle(conf: ModelConf, target: LoadedModel, key: str = "draft") -> Loa
         if mask_token is None:
             raise UserError(f"{files.where}: its config.json has no mask_token_id")
         layout = layout_of(config, files.where, PEAGLE[0], norm_before_residual=False)
-    if not 0 <= int(mask_token) < target.vocab_size:
-        raise files.other_vocabulary(int(mask_token) + 1)
-    drafts = conf.block or _speculative_tokens(config) or DRAFTS
+        mask_token = int(mask_token)
+        drafts = conf.block or _speculative_tokens(config) or DRAFTS
+    if not 0 <= mask_token < target.vocab_size:
+        raise files.other_vocabulary(mask_token + 1)
     tensors: dict[str, Tensor] = {}
     for name, tensor in by_specforge(files.tensors()).items():
         part, _, rest = name.removeprefix("layers.").partition(".")
@@ -198,7 +199,7 @@ def load_peagle(conf: ModelConf, target: LoadedModel, key: str = "draft") -> Loa
         tensors[f"more.{int(part) - 1}.{rest}" if later else name] = tensor
     if "mask_hidden" in tensors:
         tensors["mask_hidden"] = tensors["mask_hidden"].reshape(1, 1, -1)
-    made = partial(PeagleNetwork, mask_token=int(mask_token), drafts=drafts)
+    made = partial(PeagleNetwork, mask_token=mask_token, drafts=drafts)
     network = filled(made, layout, tensors, files)
     facts = {"architecture": "P-EAGLE", "layout": layout.name, "draft_vocab": len(network.d2t)}
     return files.loaded(network, facts, getattr(layout.layer, "max_position_embeddings", None))
@@ -207,4 +208,5 @@ def load_peagle(conf: ModelConf, target: LoadedModel, key: str = "draft") -> Loa
 def _speculative_tokens(config: Mapping[str, Any]) -> int | None:
     """How many tokens a round drafts, as a config.json of speculators says it."""
     methods = (config.get("speculators_config") or {}).get("proposal_methods") or ()
-    return next((int(each["speculative_tokens"]) for each in methods), None)
+    stated = (each.get("speculative_tokens") for each in methods)
+    return next((int(value) for value in stated if value is not None), None)
