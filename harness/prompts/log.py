@@ -171,14 +171,15 @@ def _request(entry: Entry, number: int, source: Source) -> Prompt:
 
 def _logged(prompt: Prompt, entry: Entry) -> _Logged:
     temperature = _inner(entry).get("temperature")
-    known = isinstance(temperature, int | float) and not isinstance(temperature, bool)
-    known = known and abs(temperature) <= MOST_TEMPERATURE
+    known = "T unset"
+    if isinstance(temperature, int | float) and not isinstance(temperature, bool):
+        known = f"T={temperature:g}" if 0 <= temperature <= MOST_TEMPERATURE else known
     texts = (prompt.system or "", *prompt.turns, *(answer or "" for answer in prompt.answers))
     return _Logged(
         line=int(prompt.id),
         category=prompt.category or "no category",
         turns="one turn" if len(prompt.turns) == 1 else "several turns",
-        temperature=f"T={temperature:g}" if known else "T unset",
+        temperature=known,
         size=sum(len(text.encode()) for text in texts),
         stamp=_stamp(entry, prompt.origin),
     )
