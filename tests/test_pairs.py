@@ -1,5 +1,6 @@
 """Runs that are measured in looks: their pairs, what they cost, and the verdicts on them."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,20 @@ def slower(run: StoredRun, factor: float) -> StoredRun:
     return with_trials(run, change)
 
 
+def as_fast_as_plain(run: StoredRun) -> StoredRun:
+    """Every speculative generation takes its plain one's time, a fifth more or less in turn."""
+    plain_s = {trial.key: trial.decode_s for trial in run.trials if trial.k == 0}
+    number = itertools.count()
+
+    def change(trial: Trial) -> Trial:
+        seconds = plain_s.get(trial.key)
+        if not trial.k or seconds is None:
+            return trial
+        return replace(trial, decode_s=seconds * (0.8 if next(number) % 2 else 1.2))
+
+    return with_trials(run, change)
+
+
 def test_the_k_that_replays_best_is_measured_and_named(run: StoredRun) -> None:
     sweep = MeasuredSweep(Setup(run))
     for temperature in (0.0, 1.0):
@@ -108,7 +123,10 @@ def test_the_k_that_replays_best_is_measured_and_named(run: StoredRun) -> None:
         assert answer.source == "measured"
         assert answer.pairs is not None
         assert answer.pairs.prompts == (16 if answer.prompt_set == "all" else 8)
-        assert answer.pairs.measured == 4 * looks_of(run).made
+        (ended,) = (
+            each.looks for each in looks_of(run).chosen if each.temperature == answer.temperature
+        )
+        assert answer.pairs.measured == 4 * (ended or looks_of(run).made)
         assert None not in (answer.speedup_lo, answer.speedup_hi, answer.chance, answer.gain)
 
 
@@ -121,7 +139,7 @@ def test_a_run_may_stop_once_every_question_is_decided(run: StoredRun) -> None:
         for temperature in (0.0, 1.0)
         if all(a.decision != "undecided" for a in answers if a.temperature == temperature)
     }
-    assert not decided(run, 1), "four pairs of short texts do not decide the workload"
+    assert not decided(as_fast_as_plain(run), 1), "a gain of nothing is not decided by four pairs"
     assert not decided(replace(run, manifest=replace(run.manifest, looks=None)), 1)
 
 
