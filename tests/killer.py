@@ -116,7 +116,7 @@ def group_exists(child: int) -> bool:
 if __name__ == "__main__":
     step_times.REPETITIONS, step_times.MOST_REPEATS, round_times.MOST_VISITS = 3, 0, 3
     round_times.LEAST_ROUNDS, round_times.MOST_TOKENS = 4, 8
-    looks.LEAST_VISITS, looks.VISITS_PER_LOOK = 2, 1
+    looks.LEAST_VISITS, looks.REQUESTS_PER_VISIT = 2, 10
     # How often something is measured again depends on the machine
     looks.CELL_S, looks.timed_precisely, time_rounds.REPEATED = 0.0, lambda *_: True, 0.0
     with without_plots():

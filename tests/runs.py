@@ -45,7 +45,7 @@ def timed_little() -> Iterator[None]:
         patch.setattr("harness.measurement.round_times.LEAST_ROUNDS", 4)
         patch.setattr("harness.measurement.round_times.MOST_TOKENS", 8)
         patch.setattr("harness.commands.looks.LEAST_VISITS", 1)
-        patch.setattr("harness.commands.looks.VISITS_PER_LOOK", 0)
+        patch.setattr("harness.commands.looks.REQUESTS_PER_VISIT", 10_000)
         patch.setattr("harness.commands.looks.CELL_S", 0.0)
         patch.setattr(
             "harness.commands.time_steps.copy_bandwidth", lambda *_: CopyBandwidth(10.0, 1, 1)

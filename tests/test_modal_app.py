@@ -241,7 +241,7 @@ from harness.cloud.remote import run_command
 step_times.REPETITIONS, round_parts.MOST_VISITS, round_times.MOST_VISITS = 3, 4, 2
 round_times.LEAST_ROUNDS, round_times.MOST_TOKENS = 4, 8
 step_times.WARMUP, step_times.MOST_REPEATS = 1, 0
-looks.LEAST_VISITS, looks.VISITS_PER_LOOK, looks.CELL_S = 1, 0, 0.0
+looks.LEAST_VISITS, looks.REQUESTS_PER_VISIT, looks.CELL_S = 1, 10_000, 0.0
 time_steps.copy_bandwidth = lambda *_: CopyBandwidth(10.0, 1, 1)
 small = ("model=tiny", "new_tokens=6", "prompts.limit=1", "k=[1,2]", "threads=1", "temperature=[0]")
 done = {}

@@ -50,8 +50,8 @@ from harness.stats.two_phase import LOOKS
 from harness.storage import RunFolder, load
 from harness.storage.manifest import ChosenK, Ended, Looks
 
-# Visits that time rounds, in each look
-VISITS_PER_LOOK = 2
+# Measured generations between two visits that time rounds, so that both are from the same minutes
+REQUESTS_PER_VISIT = 20
 # Seconds of decoding, the plain ones included, for which a cell is measured, unless it is precise
 # before; with a budget all cells together take this share of it, if that is more
 CELL_S = 1.0
@@ -140,7 +140,7 @@ def measure_in_looks(
         looks = Looks(chosen, most=LOOKS)
         folder.note(looks=looks)
     order = in_random_order(pair.prompts, config.seed)
-    measured = _Measured(folder, pair, config, watch)
+    measured = _Measured(folder, pair, config, visits, watch)
     ks = ", ".join(sorted({"all" if each.k is None else str(each.k) for each in looks.chosen}))
     for number in range(1, looks.made + 1):  # what is stored no more is measured again
         measured.once(look_groups(order, config, looks, number), f"look {number}, K = {ks}")
@@ -156,7 +156,6 @@ def measure_in_looks(
                     raise _too_little(watch, needed_s)
             break
         measured.look(groups, f"look {number} of {LOOKS}, K = {ks}")
-        visits.reach(LEAST_VISITS + VISITS_PER_LOOK * number)
         check_texts(folder, folder.trials.read(), pair, config)
         ended: Ended | None = "prompts" if number == LOOKS else None
         if ended is None:
@@ -237,11 +236,18 @@ class _Measured:
     """Runs the generations of looks that the folder lacks."""
 
     def __init__(
-        self, folder: RunFolder, pair: Drafted, config: SweepConfig, watch: Stopwatch
+        self,
+        folder: RunFolder,
+        pair: Drafted,
+        config: SweepConfig,
+        visits: RoundVisits,
+        watch: Stopwatch,
     ) -> None:
-        self._folder, self._pair, self._config, self._watch = folder, pair, config, watch
+        self._folder, self._pair, self._config = folder, pair, config
+        self._visits, self._watch = visits, watch
         self._sets = {entry.prompt.prompt_set for entry in pair.prompts}
         self._warmed: set[Any] = set()
+        self._measured = 0
 
     @property
     def generation_s(self) -> float:
@@ -278,7 +284,15 @@ class _Measured:
             for k in (group.ks if number % 2 == 0 else group.ks[::-1])
         ]
         if requests:
-            run_requests(self._folder, requests, lambda _: models, label, warmed=self._warmed)
+            run_requests(
+                *(self._folder, requests, lambda _: models, label, self._visit_at_times),
+                warmed=self._warmed,
+            )
+
+    def _visit_at_times(self, _: float) -> None:
+        self._measured += 1
+        if self._measured % REQUESTS_PER_VISIT == 0:
+            self._visits.reach(min(self._visits.most, self._visits.complete + 1))
 
     def _imprecise(self) -> set[Cell]:
         budget_s = self._watch.budget_s or 0.0

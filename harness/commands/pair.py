@@ -30,7 +30,6 @@ from harness.decoding.sampling import SamplingParameters
 from harness.measurement import environment
 from harness.measurement.clock import undisturbed
 from harness.measurement.generations import Draft, Request, run_trial
-from harness.measurement.round_times import RoundVisits
 from harness.models import load as models
 from harness.models.cached import CachedModel
 from harness.models.device import resolve_device
@@ -436,26 +435,24 @@ def run_requests(
     requests: Sequence[Request],
     models: Models,
     label: str,
-    visits: RoundVisits | None = None,
+    between: Callable[[float], None] = lambda _: None,
     *,
     warmed: set[Hashable] | None = None,
 ) -> list[Trial]:
     """Run what the folder lacks, one durable line each; return every stored trial of `requests`.
 
-    The `visits` that time rounds are spread evenly between them. Kinds that are `warmed` need no
-    warming up; others are added.
+    `between` is called before each with the share that is done, and after the last: visits that
+    time rounds are spread so. Kinds that are `warmed` need no warming up; others are added.
     """
     finished = {trial.cell for trial in folder.trials.read() if trial.status == "ok"}
     waiting = [entry for entry in requests if entry.cell not in finished]
     _warm_up(waiting, models, set() if warmed is None else warmed)
     with progress(label, len(waiting)) as tick, undisturbed():
         for done, entry in enumerate(waiting, start=1):
-            if visits is not None:
-                visits.up_to(done / (len(waiting) + 1))
+            between(done / (len(waiting) + 1))
             folder.trials.append(run_trial(entry, *models(entry)))
             tick()
-        if visits is not None:
-            visits.up_to(1.0)
+        between(1.0)
     wanted = {entry.cell for entry in requests}
     return [trial for trial in folder.trials.read() if trial.cell in wanted]
 

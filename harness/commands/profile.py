@@ -79,7 +79,9 @@ def run(config: ProfileConfig) -> Outcome:
         visits.begin()
         _measure(folder, pair, config, cells, visits)
         requests, models = _plan(pair, config)
-        run_requests(folder, requests, lambda entry: (models[entry.cell], None), "decoding", visits)
+        run_requests(
+            *(folder, requests, lambda entry: (models[entry.cell], None), "decoding", visits.up_to)
+        )
         if not synthetic and "dummy" not in (pair.target.weights, pair.draft.weights):
             # Whose rounds are replayed at every batch
             texts = [e for e in requests if e.model == pair.target.name and e.repetition == 0]

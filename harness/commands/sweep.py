@@ -102,7 +102,7 @@ def _measure_all(
     else:
         requests = plan(pair, config, config.k, config.temperature, synthetic)
         models = (pair.target_model, pair.drafting)
-        trials = run_requests(folder, requests, lambda _: models, "generating", visits)
+        trials = run_requests(folder, requests, lambda _: models, "generating", visits.up_to)
         if not synthetic:  # else the texts are not the target's
             check_texts(folder, trials, pair, config)
     # How far a draft drafts off the text is not replayed with a penalty
