@@ -212,7 +212,7 @@ class RoundTokens:
     """What a round of one K emits, by replay of the target's own texts under an acceptance rule.
 
     K pays while a round costs fewer plain tokens than this: it is also the largest cost at which K
-    pays, on whatever engine.
+    pays, on whatever engine. What is advised is on the safe side of the prompts (`pays_below`).
     """
 
     k: int
@@ -221,6 +221,12 @@ class RoundTokens:
     tokens_per_round_lo: float | None
     tokens_per_round_hi: float | None
     own_cost: float | None  # what a round costs on our own loop, in plain tokens
+
+    @property
+    def pays_below(self) -> float:
+        """The cost of a round, in plain tokens, below which K pays on prompts like these."""
+        least = self.tokens_per_round_lo
+        return self.tokens_per_round if least is None else least
 
 
 @dataclass(frozen=True)

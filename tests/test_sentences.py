@@ -151,8 +151,8 @@ def test_a_headline_says_where_it_was_measured_and_what_carries_over() -> None:
         " agree.",
     )
     emits = (
-        "K=3 emits 2.90 tokens a round, so it pays while a round costs less than 2.90 plain tokens"
-        " there; here it costs 2.10."
+        "K=3 emits 2.90 [2.70, 3.10] tokens a round, so it pays while a round costs less than 2.70"
+        " plain tokens there; here it costs 2.10."
     )
     others = sweep_of(SERVE, untimed("vllm"), untimed("sglang"))
     assert verdict.verdicts(others) == (

@@ -126,7 +126,7 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
         yield _sentences(failures, out, importance=1, most=MOST_FAILURES)
     if content.grid:
         grid, *tables = tables
-        lines, said = _table_lines(grid, out), _wrapped(out, map(Text, grid.notes))
+        lines = _table_lines(grid, out)
         if content.ranked:
             ranking, *tables = tables
             block = _table_block(ranking, out, importance=0, most=MOST_RANKING)
@@ -136,7 +136,9 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
             yield _Block(lines[:1], tuple((line,) for line in lines[1:]), importance=1)
             notes += grid.notes
         else:
-            yield _Block((*lines, *said))
+            yield _Block(lines)
+            remarks = _sentences(grid.notes, out, importance=1, most=MOST_LINES)
+            yield replace(remarks, apart=False)
     for snippet in content.snippets[:1]:
         lines = _snippet_lines(snippet, out)
         yield _Block(lines, importance=4 if content.ranked else 0)

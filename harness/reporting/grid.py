@@ -221,7 +221,7 @@ def words_of_row(answer: Answer, *, name_draft: bool = True) -> str:
     draft, k = answer.named
     named = f"K={k}" if draft is None or not name_draft else f"{draft}, K={k}"
     if answer.decision == "not_measured":
-        limit = answer.round and fmt.decimal(answer.round.tokens_per_round)
+        limit = answer.round and fmt.decimal(answer.round.pays_below)
         return fmt.EMPTY if limit is None else f"{named} if cost < {limit}"
     return f"undecided ({named})" if answer.decision == "undecided" and k else words(answer)
 

@@ -112,6 +112,8 @@ KEPT = frozenset(
         "results_root",
     )
 )
+# Of these, what is of this machine's loop and of no server
+OF_THE_LOOP = ("device", "backend", "decode.stop", "decode.acceptance", "decode.acceptance_from")
 # Servers that run already
 ATTACHED = "'url=[PLAIN,SPECULATIVE]'"
 TOYS = "These names are of models that ship with this package or have random weights: put your own."
@@ -321,7 +323,7 @@ def measure_command(summary: Summary, server: str, answer: Answer) -> str | None
     keys += ["score=false"] if served_by == engine.name else []
     keys += [model_keys(summary), pair, f"k={k}", f"temperature={answer.temperature:g}"]
     keys += [f"decode.rule={variant.rule}"] if variant.rule != engine.rule else []
-    return f"python -m harness.server {' '.join(keys)}"
+    return f"python -m harness.server {' '.join(keys)}{other_keys(summary, OF_THE_LOOP)}"
 
 
 def served_target(summary: Summary) -> str | None:
@@ -338,14 +340,16 @@ def model_keys(summary: Summary) -> str:
     return f"model=hf model.id={shlex.quote(_target(summary))}"
 
 
-def other_keys(summary: Summary) -> str:
-    """What else the run was told of its texts and its machine, quoted for a shell."""
+def other_keys(summary: Summary, but: Sequence[str] = ()) -> str:
+    """What else the run was given of its texts and its machine, `but` some, quoted for a shell."""
     words = shlex.split(str(summary.run.environment.get("environment.command") or ""))
     named = {word: word.partition("=")[0] for word in words if "=" in word}
     return "".join(
         f" {shlex.quote(word)}"
         for word, key in named.items()
-        if key.partition(".")[0] in KEPT and key not in ("model", "model.id", "decode.rule")
+        if key.partition(".")[0] in KEPT
+        and key not in ("model", "model.id", "decode.rule", *but)
+        and not key.startswith(tuple(f"{group}." for group in but))
     )
 
 
@@ -513,7 +517,7 @@ def _measure_schedule(summary: Summary, schedule: Schedule, measured: ServedSumm
         f"k=[{max(k_by_load.values())}]", f"temperature={schedule.temperature:g}",
         f"'schedule=[{listed}]'", f"'concurrency=[{','.join(map(str, loads))}]'",
     ]  # fmt: skip
-    return f"python -m harness.server {' '.join(keys)}"
+    return f"python -m harness.server {' '.join(keys)}{other_keys(summary, OF_THE_LOOP)}"
 
 
 def _server_per_k(
@@ -555,7 +559,7 @@ def _known(answer: Answer) -> str:
     here = "" if emitted.own_cost is None else f"; here it costs {fmt.decimal(emitted.own_cost)}"
     return (
         f"Not measured: K={emitted.k} pays while a round costs less than"
-        f" {fmt.decimal(emitted.tokens_per_round)} plain tokens there{here}."
+        f" {fmt.decimal(emitted.pays_below)} plain tokens there{here}."
     )
 
 

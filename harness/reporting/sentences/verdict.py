@@ -12,6 +12,7 @@ from harness.reporting.grid import Marked
 from harness.reporting.sentences import Quoted, comparison, plan, running, served
 from harness.reporting.serving import (
     ATTACHED,
+    OF_THE_LOOP,
     draft_keys,
     measure_command,
     model_keys,
@@ -20,7 +21,7 @@ from harness.reporting.serving import (
     snippets_of,
 )
 from harness.serving.engines import OWN, spec_of
-from harness.summary import Answer, CheckResult, Summary, VerdictReason
+from harness.summary import Answer, CheckResult, RoundTokens, Summary, VerdictReason
 
 NO_ADVICE = "Not a recommendation (dummy weights): "
 RULES: Mapping[Rule, str] = {
@@ -123,8 +124,9 @@ def headline(summary: Summary, shown: Marked) -> str:
     "On the harness's loop on this machine, one request at a time, temperature 0: serve small at
     K=3, 1.42x [1.36, 1.48], measured on held-out prompts." "On your server (llama.cpp), one request
     at a time, temperature 0: do not speculate; small with K=1 loses least, 0.86x [0.80, 0.93]."
-    "On vLLM with its defaults, temperature 0: not measured; small with K=3 emits 2.90 tokens a
-    round, so it pays while a round costs less than 2.90 plain tokens there; here it costs 2.10."
+    "On vLLM with its defaults, temperature 0: not measured; small with K=3 emits 2.90 [2.71, 3.10]
+    tokens a round, so it pays while a round costs less than 2.71 plain tokens there; here it costs
+    2.10."
     """
     answer = shown.answer
     load = ALONE if answer.timed else ""
@@ -169,11 +171,19 @@ def _held_out_gain(entry: Answer, _: Quoted) -> str:
 def _not_timed(entry: Answer, values: Quoted) -> str:
     if entry.round is None:
         return "nor is it known what its rounds would emit"
-    tokens, own = fmt.decimal(entry.round.tokens_per_round), entry.round.own_cost
+    return f"{_candidate(values)} emits {cost_that_pays(entry.round)}"
+
+
+def cost_that_pays(emitted: RoundTokens) -> str:
+    """What a round emits, and below which cost it pays: "2.90 [2.71, 3.10] tokens a round, ..."."""
+    lo, hi, own = emitted.tokens_per_round_lo, emitted.tokens_per_round_hi, emitted.own_cost
+    tokens = fmt.decimal(emitted.tokens_per_round)
+    if lo is not None and hi is not None:
+        tokens += f" [{fmt.decimal(lo)}, {fmt.decimal(hi)}]"
     here = "" if own is None else f"; here it costs {fmt.decimal(own)}"
     return (
-        f"{_candidate(values)} emits {tokens} tokens a round, so it pays while a round costs less"
-        f" than {tokens} plain tokens there{here}"
+        f"{tokens} tokens a round, so it pays while a round costs less than"
+        f" {fmt.decimal(emitted.pays_below)} plain tokens there{here}"
     )
 
 
@@ -486,7 +496,7 @@ def next_step(summary: Summary) -> NextStep | None:
     drafting = f"k={answer.k} temperature={answer.temperature:g}"
     if served_by is not None:
         keys = f"engine={served_by} {drafting} {ATTACHED} score=false"
-        measure = f"python -m harness.server {keys}"
+        measure = f"python -m harness.server {keys}{other_keys(summary, OF_THE_LOOP)}"
         return NextStep("start its server with this draft too, and measure both", measure)
     if command == "audition":
         pair = draft_keys(summary, str(answer.draft))

@@ -52,6 +52,9 @@ STAR_NOTE = "marked: the row of the headline, of the engine that was timed."
 STAR_NOTE_ASKED = "marked: the row of the headline, of the engine that engine= names."
 NO_DRAFT_NOTE = "no draft: the speedup in its row is that of the draft and K that lose least."
 COST_NOTE = "cost: of a round, in plain tokens of that engine{}."
+CORRECTED_NOTE = (
+    "A speedup is corrected for the choice of K, so it is not quite tokens per round / cost."
+)
 
 
 class SetLine(NamedTuple):
@@ -122,7 +125,9 @@ def grid_table(summary: Summary) -> Table:
     alone = names if 1 < len(names) <= MOST_SETS else []
     columns = columns_by(alone, "{} alone", _words_of_set)
     star = _star_note(lines) if len(lines) > 1 else ()
-    return _grid((*GRID, *columns), lines, (*star, *_grid_notes(lines, summary)))
+    chosen = any(line.row.answer.timed and line.row.answer.round for line in lines)
+    notes = (*star, *_grid_notes(lines, summary), *([CORRECTED_NOTE] if chosen else []))
+    return _grid((*GRID, *columns), lines, notes)
 
 
 def short_grid(summary: Summary) -> Table:
