@@ -3,9 +3,13 @@
 - docs/source/features/speculative-decoding.md: `trtllm-serve --config FILE`, whose
   `speculative_config` has the decoding type, `max_draft_len` and `speculative_model`. DraftTarget
   and NGram want `disable_overlap_scheduler`; PARD, DFlash and Eagle3 do not.
-- tensorrt_llm/llmapi/llm_args.py, `DecodingBaseConfig`: drafts are greedy; a drafted token is
-  accepted where the target's sample is the same, unless `use_rejection_sampling`, a prototype.
-  `draft_len_schedule` is a draft length by the largest batch that has it; beyond the last, none.
+- tensorrt_llm/llmapi/llm_args.py, 1.3 and 1.4.0rc1, `DecodingBaseConfig` and what inherits it: one
+  `decoding_type` of each class, spelt so (`Draft_Target`; 1.0 and 1.1 had `DraftTarget`). Drafts
+  are greedy; a drafted token is accepted where the target's sample is the same, unless
+  `use_rejection_sampling`, a prototype. `draft_len_schedule` is a draft length by the largest batch
+  that has it; beyond the last, none. `acceptance_rate_threshold`, of the last
+  `acceptance_rate_window_size` iterations, is of accepted / drafted; below it a server speculates
+  no more until it is started again.
 - tensorrt_llm/_torch/speculative/ngram.py keeps one continuation of each n-gram, the longest.
 - Its server has OpenAI's paths and no counter of rounds, so that only times are compared.
 """
@@ -19,7 +23,7 @@ from harness.serving.spec import BLOCK, EngineSpec, PairToServe, ServingLine
 
 # `decoding_type`
 TYPES: Mapping[DraftKind, str] = {
-    "model": "DraftTarget",
+    "model": "Draft_Target",
     "eagle3": "Eagle3",
     "mtp": "MTP",
     "dflash": "DFlash",
@@ -27,6 +31,10 @@ TYPES: Mapping[DraftKind, str] = {
 }
 # That do not run while the next batch is being scheduled
 NOT_OVERLAPPED = ("model", "ngram")
+ENDS_FOR_GOOD = (
+    "acceptance_rate_threshold, with acceptance_rate_window_size, ends speculation for good where"
+    " accepted / drafted falls below it."
+)
 FILE = "speculation.yaml"
 
 
@@ -53,6 +61,7 @@ def _schedule_notes(k_by_load: Mapping[int, int], most: int) -> Sequence[str]:
     lengths = {end: k_by_load[load] for load, end in zip(loads, ends, strict=True)}
     return (
         f"K by the largest batch that has it, in speculative_config: draft_len_schedule: {lengths}",
+        ENDS_FOR_GOOD,
     )
 
 
