@@ -8,6 +8,9 @@ draft at eight K. They are decided as a sweep decides them, by replay and measur
 many decodings ("grid"; where R is biased its seconds are predicted, as in a replayed sweep). The K
 all tie with plain decoding, or the best of them gains 10 or 20 %. Exits 1 where two phases miss a
 requirement.
+
+A text that is only replayed counts as one decoding, unless --text says what it costs: a sweep
+generates such texts in batches.
 """
 
 import argparse
@@ -46,12 +49,13 @@ COVERAGE = 0.02
 Case = tuple[str, int, str, str]
 
 
-def chunk(case: Case, number: int, seed: int) -> Counter[str]:
+def chunk(case: Case, number: int, seed: int, text: float) -> Counter[str]:
     """Some reports of a case."""
     method, prompts, world, truth = case
     # The same texts and timings for every method that measures alike
     worlds, truths = list(WORLDS).index(world), list(TRUTHS).index(truth)
-    return simulated(method, world, truth, prompts, CHUNK, [seed, number, prompts, worlds, truths])
+    seeds = [seed, number, prompts, worlds, truths]
+    return simulated(method, world, truth, prompts, CHUNK, seeds, text)
 
 
 def missed(case: Case, counts: Counter[str]) -> list[str]:
@@ -75,10 +79,10 @@ def missed(case: Case, counts: Counter[str]) -> list[str]:
     return problems
 
 
-def row(case: Case, counts: Counter[str]) -> list[str]:
+def row(case: Case, counts: Counter[str], text: float) -> list[str]:
     """Of the table."""
     method, prompts, world, truth = case
-    design = Design.at_the_cost_of(prompts)
+    design = Design.at_the_cost_of(prompts, text)
     size = f"{prompts} x 9" if method == "grid" else f"{design.prompts} + 2 x {design.measured}"
     found = counts["workload speculate"] / counts["workload verdicts"]
     of_sets = counts["set speculate"] / counts["set verdicts"]
@@ -105,6 +109,9 @@ def main() -> int:
     parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(WORLDS))
     parser.add_argument("--truths", nargs="+", choices=list(TRUTHS), default=list(TRUTHS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument(
+        "--text", type=float, default=1.0, help="what one costs that is only replayed, in decodings"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     args = parser.parse_args()
     cases = [
@@ -122,14 +129,14 @@ def main() -> int:
     chunks = range(-(-args.reports // CHUNK))
     with ProcessPoolExecutor(args.jobs) as pool:
         todo = {
-            case: [pool.submit(chunk, case, number, args.seed) for number in chunks]
+            case: [pool.submit(chunk, case, number, args.seed, args.text) for number in chunks]
             for case in cases
         }
         for case, parts in todo.items():
             counts = Counter[str]()
             for part in parts:
                 counts.update(part.result())
-            page.add_row(*row(case, counts), end_section=case[0] == args.methods[-1])
+            page.add_row(*row(case, counts, args.text), end_section=case[0] == args.methods[-1])
             problems += len(missed(case, counts))
     Console(width=180).print(page)
     return int(problems > 0)

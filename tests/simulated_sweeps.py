@@ -70,11 +70,14 @@ class Design:
     measured: int
 
     @classmethod
-    def at_the_cost_of(cls, prompts: int) -> "Design":
-        """As many decodings as a grid of so many prompts has."""
+    def at_the_cost_of(cls, prompts: int, text: float = 1.0) -> "Design":
+        """What costs as many decodings as a grid of so many prompts.
+
+        `text` is what one costs that is only replayed: generated in a batch and scored.
+        """
         decodings = prompts * (1 + KS) - (KS - 1) * OF_OTHERS
-        number = int(decodings / (1 + 2 * MEASURED))
-        return cls(number, (decodings - number) // 2)
+        number = int(decodings / (text + 2 * MEASURED))
+        return cls(number, int(decodings - number * text) // 2)
 
 
 def grid(rng: np.random.Generator, name: str, prompts: int, truth, temperature: float) -> Evidence:
@@ -179,7 +182,13 @@ def counted(verdicts: Sequence[Sequence[Answer]], truth) -> Counter:
 
 
 def simulated(
-    method: str, world: str, truth: str, prompts: int, number: int, seed: Sequence[int]
+    method: str,
+    world: str,
+    truth: str,
+    prompts: int,
+    number: int,
+    seed: Sequence[int],
+    text: float = 1.0,
 ) -> Counter:
     """So many reports, counted.
 
@@ -193,7 +202,7 @@ def simulated(
     rng = np.random.default_rng(seed)
     counts: Any = Counter()  # of numbers that are not whole, too
     true = TRUTHS[truth]
-    design = Design.at_the_cost_of(prompts)
+    design = Design.at_the_cost_of(prompts, text)
     for _ in range(number):
         if method == "grid":
             grids = [grid(rng, world, prompts, true, at) for at in TEMPERATURES]
