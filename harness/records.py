@@ -329,14 +329,10 @@ class TextTrace:
         turn: which turn of its conversation the prompt ends with.
         stop_reason: how the text ended.
         tokens: [n] the target's token ids.
-        target_logprob, target_entropy: [n] of the token, and of its distribution (nats).
+        target_logprob: [n] of the token.
         draft_logprob: [n] or [n, K] of the token under the draft, sampled like the target; may be
             -inf.
         draft_is_argmax: [n] or [n, K] whether the token is the draft's most likely one.
-        last_ratio, last_exact_match, last_greedy_draft: [n] or [n, K] the last factor's mean over
-            the next token, per rule: sum of min(target, draft), of target x draft, target(argmax
-            draft).
-        draft_entropy: [n] or [n, K] nats.
         proposed: [n] tokens proposed from each start, at most K; None where it is K from all.
         chosen: whether proposed tokens are looked up rather than drawn from a distribution; one is
             then accepted exactly where it is the text's, under every rule.
@@ -358,11 +354,6 @@ class TextTrace:
     target_logprob: "NDArray[np.float64]"
     draft_logprob: "NDArray[np.float64]"
     draft_is_argmax: "NDArray[np.bool_]"
-    last_ratio: "NDArray[np.float64]"
-    last_exact_match: "NDArray[np.float64]"
-    last_greedy_draft: "NDArray[np.float64]"
-    target_entropy: "NDArray[np.float64]"
-    draft_entropy: "NDArray[np.float64]"
     proposed: "NDArray[np.int64] | None" = None
     chosen: bool = False
     turn: int = 1

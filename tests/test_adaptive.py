@@ -109,7 +109,6 @@ def trace_of(text: GeneratedText, draft: TableModel) -> TextTrace:
     else:
         rows = [row.log_softmax(-1).gather(-1, tokens[:, None])[:, 0] for row in logits]
         logprobs = [row.numpy() for row in rows]
-    unknown = np.full(len(tokens), np.nan)
     return TextTrace(
         draft="draft",
         draft_temperature=request.sampling.temperature,
@@ -126,11 +125,6 @@ def trace_of(text: GeneratedText, draft: TableModel) -> TextTrace:
         target_logprob=logprobs[0],
         draft_logprob=logprobs[1],
         draft_is_argmax=is_argmax,
-        last_ratio=unknown,
-        last_exact_match=unknown,
-        last_greedy_draft=unknown,
-        target_entropy=unknown,
-        draft_entropy=unknown,
     )
 
 

@@ -76,7 +76,9 @@ def test_texts_of_uneven_length_are_replayed_as_if_each_were_alone(traces, monke
     together = replayed(texts, "ratio", [1, 4])
     for row, text in enumerate(texts):
         for k in (1, 4):
-            direct = replay(by_start(text.last_ratio[None], k), [len(text.tokens)], [k])[k]
+            direct = replay(by_start(np.exp(text.draft_logprob)[None], k), [len(text.tokens)], [k])[
+                k
+            ]
             assert together[k].rounds[row] == pytest.approx(direct.rounds[0], abs=1e-9)
     monkeypatch.setattr("harness.analysis.replayed.CHUNK_ENTRIES", 1)
     assert replayed(texts, "ratio", [4])[4].rounds == pytest.approx(together[4].rounds)
@@ -394,7 +396,7 @@ def test_alpha_by_length_is_that_of_the_draft_tokens_judged_there(weights):
         while start < length:
             at = start
             for at in range(start, min(start + 3, length)):
-                flag = text.last_ratio[at]
+                flag = text.draft_is_argmax[at]
                 for axis, place in (("answer", at), ("context", at + text.prompt_tokens)):
                     sums[axis, place.bit_length()] += share * np.array([flag, 1.0])
                 if not flag:

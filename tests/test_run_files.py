@@ -137,7 +137,7 @@ def test_trials_checks_and_traces_come_back_as_they_were(folder: RunFolder) -> N
     assert stored.checks == checks
     assert [trace.key for trace in stored.traces] == [trace.key for trace in traces]
     for back, trace in zip(stored.traces, traces, strict=True):
-        assert (back.last_ratio == trace.last_ratio).all()
+        assert (back.draft_logprob == trace.draft_logprob).all()
     for line in (folder.path / "trials.jsonl").read_bytes().splitlines():
         body, _, checksum = line.rpartition(b', "checksum": ')
         assert f"{zlib.crc32(body):08x}" == json.loads(checksum[:-1]), "as other tools verify it"

@@ -45,11 +45,6 @@ def trace(draft, prompt_set, prompt, chances):
         target_logprob=zeros,
         draft_logprob=np.log(np.clip(chances, 1e-12, 1.0)),
         draft_is_argmax=chances > 0.5,
-        last_ratio=chances,
-        last_exact_match=chances,
-        last_greedy_draft=chances,
-        target_entropy=zeros,
-        draft_entropy=zeros,
     )
 
 

@@ -64,11 +64,6 @@ class Scores(NamedTuple):
     target_logprob: Numbers
     draft_logprob: Numbers
     draft_is_argmax: Numbers
-    last_ratio: Numbers
-    last_exact_match: Numbers
-    last_greedy_draft: Numbers
-    target_entropy: Numbers
-    draft_entropy: Numbers
     target_finite: Numbers
     draft_finite: Numbers
 
@@ -173,17 +168,14 @@ def _lookup_trace(text: GeneratedText, looked_up: Lookups, draft_name: str) -> T
     unknown = np.full(len(text.tokens), np.nan)
     with np.errstate(divide="ignore"):
         logprob = np.log(match)
-    no_entropy = np.where(is_proposed, 0.0, np.nan)
-    scores = Scores(
-        unknown, logprob, is_text, match, match, match, unknown, no_entropy, unknown, unknown
-    )
+    scores = Scores(unknown, logprob, is_text, unknown, unknown)
     return trace_of(text, draft_name, scores, looked_up.proposed, chosen=True)
 
 
 def served_trace(
     text: GeneratedText, draft_name: str, logprobs: Sequence[float], is_argmax: Sequence[bool]
 ) -> TextTrace:
-    """What a draft on a server says of a text; whatever needs whole distributions is NaN.
+    """What a draft on a server says of a text.
 
     Args:
         text: of temperature 0, or of 1 without other sampling parameters.
@@ -191,15 +183,14 @@ def served_trace(
         is_argmax: [n] whether each is the draft's most likely one.
     """
     match = np.array(is_argmax, dtype=np.float64)
-    one, zero = np.ones(len(match)), np.zeros(len(match))
+    one = np.ones(len(match))
     if text.request.sampling.greedy:
         with np.errstate(divide="ignore"):
             point = np.log(match)
-        scores = Scores(zero, point, match, match, match, match, zero, zero, one, one)
+        scores = Scores(np.zeros(len(match)), point, match, one, one)
     else:
-        nan = np.full(len(match), np.nan)
         target, draft = np.array(text.logprobs), np.array(logprobs)
-        scores = Scores(target, draft, match, nan, nan, nan, nan, nan, one, one)
+        scores = Scores(target, draft, match, one, one)
     return trace_of(text, draft_name, scores)
 
 
@@ -308,40 +299,22 @@ class Distribution:
         other.probs = None if self.probs is None else self.probs[rows]
         return other
 
-    def entropy(self) -> Tensor:
-        """Nats, per row."""
-        if self.probs is None:
-            return torch.zeros(len(self.best), device=self.best.device)
-        return torch.special.entr(self.probs).sum(-1)
-
 
 def compared(tokens: Tensor, target: Distribution | None, draft: Distribution) -> Scores:
     """Compare both distributions at the target's tokens [n], on the draft's device.
 
     A target is None where it is greedy, its distribution a point on the token, and where it is not
-    here: what needs its distribution is then NaN.
+    here: its log-probability is then NaN.
     """
     match = (draft.best == tokens).float()
-    one, zero = torch.ones_like(match), torch.zeros_like(match)
+    one = torch.ones_like(match)
     if draft.probs is None:
-        columns = [one, match, match, match, match, match, zero, zero, one, draft.finite]
+        columns = [one, match, match, one, draft.finite]
     elif target is None or target.probs is None:
         unknown = torch.full_like(match, math.nan)
-        columns = [unknown, draft.of(tokens), match, *(unknown,) * 4]
-        columns += [draft.entropy(), one, draft.finite]
+        columns = [unknown, draft.of(tokens), match, one, draft.finite]
     else:
-        columns = [
-            target.of(tokens),
-            draft.of(tokens),
-            match,
-            torch.minimum(target.probs, draft.probs).sum(-1).clamp_max(1.0),
-            (target.probs * draft.probs).sum(-1).clamp_max(1.0),
-            target.of(draft.best),
-            target.entropy(),
-            draft.entropy(),
-            target.finite,
-            draft.finite,
-        ]
+        columns = [target.of(tokens), draft.of(tokens), match, target.finite, draft.finite]
     scores = Scores(*torch.stack([column.float() for column in columns]).cpu().double().numpy())
     # A token that was drawn has some mass, even where another order of the sums says it has none
     tiny = float(np.finfo(np.float32).tiny)

@@ -80,7 +80,7 @@ def _score(
     draft_as = draft_sampling(sampling)
     tokens = torch.tensor(text.tokens, device=head.device)
     by_start = Scores(*(np.full((count, depth), np.nan) for _ in Scores._fields))
-    target_scores = np.full((3, count), np.nan)
+    target_scores = np.full((2, count), np.nan)
     chunks = target_chunks([text], target, width, chunk, head.device)
     for begin, (seen, of_target) in zip(range(0, count, chunk), chunks, strict=True):
         end = min(begin + chunk, count)
@@ -99,11 +99,7 @@ def _score(
             scores = compared(tokens[at], part, draft)
             for column, values in zip(by_start, scores, strict=True):
                 column[starts, offset] = values
-            target_scores[:, at] = (
-                scores.target_logprob,
-                scores.target_entropy,
-                scores.target_finite,
-            )
+            target_scores[:, at] = scores.target_logprob, scores.target_finite
     _check_finite(text, by_start, target.name, f"draft={draft_name}")
     proposed, most = None, depth if head.drafts is None else min(depth, head.drafts)
     if first_start or most < depth:
@@ -111,7 +107,6 @@ def _score(
         proposed[:first_start] = 0
     scores = by_start._replace(
         target_logprob=target_scores[0],
-        target_entropy=target_scores[1],
         draft_is_argmax=by_start.draft_is_argmax == 1.0,
     )
     return trace_of(text, draft_name, scores, proposed)

@@ -42,16 +42,11 @@ TEXT_COLUMNS = {
     "chosen": pa.bool_(),
 }
 # Of a position, and of a start and offset; the names are those of TextTrace
-TARGET_COLUMNS = ("target_logprob", "target_entropy")
+TARGET_COLUMNS = ("target_logprob",)
 NUMBER_COLUMNS = {
     "target_logprob": pa.float64(),
     "draft_logprob": pa.float64(),
     "draft_is_argmax": pa.bool_(),
-    "last_ratio": pa.float64(),
-    "last_exact_match": pa.float64(),
-    "last_greedy_draft": pa.float64(),
-    "target_entropy": pa.float64(),
-    "draft_entropy": pa.float64(),
 }
 PLACES = {name: pa.int64() for name in ("start", "offset", "position", "token", "proposed")}
 # In the file's order
@@ -62,10 +57,6 @@ _FIRST = (
 _TYPES = {**TEXT_COLUMNS, **PLACES, **NUMBER_COLUMNS}
 _NAMES = (*_FIRST, *TEXT_COLUMNS, *PLACES)
 SCHEMA = pa.schema({name: _TYPES[name] for name in dict.fromkeys(_NAMES)})
-# Columns that came later (conversations, servers), with what they are in rows without them
-EARLIER: dict[str, Any] = {"turn": 1, "k": 0}
-# Columns that came with scores by start and offset
-BY_START = ("offset", "proposed", "chosen")
 MAX_ROWS = 50_000_000
 PART_ROWS = 200_000
 
@@ -75,8 +66,9 @@ def content(traces: Sequence[TextTrace], before: bytes | None = None) -> bytes:
     buffer = io.BytesIO()
     with parquet.ParquetWriter(buffer, SCHEMA, compression="zstd") as file:
         if before is not None:
-            for batch in parquet.ParquetFile(io.BytesIO(before)).iter_batches(PART_ROWS):
-                file.write_table(_with_all_columns(pa.Table.from_batches([batch])))
+            stored = parquet.ParquetFile(io.BytesIO(before))
+            for batch in stored.iter_batches(PART_ROWS, columns=SCHEMA.names):
+                file.write_table(pa.Table.from_batches([batch]).select(SCHEMA.names).cast(SCHEMA))
         for part in _parts(traces):
             file.write_table(_table(part))
     return buffer.getvalue()
@@ -87,15 +79,6 @@ def _parts(traces: Sequence[TextTrace]) -> Iterator[Sequence[TextTrace]]:
     rows = np.cumsum([0, *(len(trace.tokens) * (trace.depth or 1) for trace in traces)])
     bounds = np.searchsorted(rows, np.arange(0, rows[-1], PART_ROWS)).tolist()
     return (traces[first:end] for first, end in pairwise(sorted({*bounds, len(traces)})))
-
-
-def _with_all_columns(stored: pa.Table) -> pa.Table:
-    """The rows of an older file with the columns that came later, empty."""
-    columns = {
-        name: stored[name] if name in stored.column_names else pa.nulls(len(stored), kind)
-        for name, kind in zip(SCHEMA.names, SCHEMA.types, strict=True)
-    }
-    return pa.table(columns).cast(SCHEMA)
 
 
 def read(content: bytes, file: Path) -> list[TextTrace]:
@@ -111,27 +94,26 @@ def read(content: bytes, file: Path) -> list[TextTrace]:
 
 
 def _frames(content: bytes, file: Path) -> Iterator[pd.DataFrame]:
-    """The rows of a file, some whole texts at a time, with the columns that came later."""
+    """The rows of a file, some whole texts at a time."""
     try:
         source = parquet.ParquetFile(io.BytesIO(content))
         rows = source.metadata.num_rows
         if rows > MAX_ROWS:  # a few bytes can say that a value is repeated
             raise ValueError(f"{rows:,} rows; no run writes more than {MAX_ROWS:,}")
-        names = source.schema_arrow.names
-        missing = [name for name in SCHEMA.names if name not in {*names, *BY_START, *EARLIER}]
+        missing = [name for name in SCHEMA.names if name not in source.schema_arrow.names]
         if missing:
             raise UserError(f"{file}: not the traces of a run; it has no column {missing[0]}")
         types = {pa.int64(): pd.Int64Dtype()}
         held: pd.DataFrame | None = None
-        for batch in source.iter_batches(PART_ROWS):
+        for batch in source.iter_batches(PART_ROWS, columns=SCHEMA.names):
             frame = pa.Table.from_batches([batch]).to_pandas(types_mapper=types.get)
             frame = frame if held is None else pd.concat([held, frame], ignore_index=True)
             last = _last_text(frame)
             held = frame.iloc[last:]
             if last:
-                yield _completed(frame.iloc[:last])
+                yield frame.iloc[:last]
         if held is not None:
-            yield _completed(held)
+            yield held
     except (OSError, ValueError, MemoryError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{file}: cannot be read as traces ({reason})") from error
@@ -139,40 +121,9 @@ def _frames(content: bytes, file: Path) -> Iterator[pd.DataFrame]:
 
 def _last_text(stored: pd.DataFrame) -> int:
     """Where the rows of the last text begin, which the next part may go on with."""
-    known = [name for name in TEXT_COLUMNS if name in stored.columns]
-    texts = stored.groupby(known, sort=False, dropna=False, observed=True).ngroup().to_numpy()
-    others = np.flatnonzero(texts != texts[-1])
-    return int(others[-1]) + 1 if len(others) else 0
-
-
-def _completed(stored: pd.DataFrame) -> pd.DataFrame:
-    """The rows with the columns that came later."""
-    stored = stored.reset_index(drop=True)
-    for name, value in EARLIER.items():
-        stored[name] = stored[name].fillna(value) if name in stored.columns else value
-    if "chosen" not in stored.columns or stored["chosen"].isna().any():
-        stored = _with_starts(stored)
-    return stored
-
-
-def _with_starts(stored: pd.DataFrame) -> pd.DataFrame:
-    """The rows with the columns that came with heads, filled in where rows are older.
-
-    Those by start were look-ups then, and a token that was not proposed had no log-probability.
-    """
-    absent: Any = {name: None for name in BY_START if name not in stored.columns}
-    stored = stored.assign(**absent)
-    older, by_start = stored["chosen"].isna(), stored["start"].notna()
     texts = stored.groupby([*TEXT_COLUMNS], sort=False, dropna=False, observed=True).ngroup()
-    counts = stored["draft_logprob"].notna().groupby([texts, stored["start"]]).transform("sum")
-    filled = {
-        "offset": stored["position"] - stored["start"],
-        "proposed": counts.where(by_start).astype(pd.Int64Dtype()),
-        "chosen": by_start,
-    }
-    return stored.assign(
-        **{name: stored[name].where(~older, values) for name, values in filled.items()}
-    )
+    others = np.flatnonzero(texts != texts.iloc[-1])
+    return int(others[-1]) + 1 if len(others) else 0
 
 
 def _table(traces: Sequence[TextTrace]) -> pa.Table:
