@@ -32,8 +32,8 @@ from harness.analysis.cells import lacking_visits
 from harness.analysis.replayed import as_served
 from harness.analysis.request_times import (
     Visit,
-    compared_pace,
     least_squares,
+    paired_seconds,
     quantile,
     shared_visits,
     with_enough_visits,
@@ -241,16 +241,16 @@ def closed_loads(
         visits, plain = (
             [visit for _, visit in stored.get(each, ())] for each in (key, replace(key, k=0))
         )
-        pace = compared_pace(visits, plain, _settle)
-        if pace is not None:
+        token_s = paired_seconds(visits, plain, _settle)
+        if token_s is not None:
             made = [timing for timing, _ in entries]
             full = key.budgets == most[key.group, key.concurrency]
-            loads[key] = _closed_load(key, full, made, visits, pace, requests)
+            loads[key] = _closed_load(key, full, made, visits, token_s, requests)
     return loads
 
 
-def _settle(paces: Sequence[float]) -> float:
-    return quantile(paces, UNDISTURBED)
+def _settle(seconds: Sequence[float]) -> float:
+    return quantile(seconds, UNDISTURBED)
 
 
 def _closed_load(
@@ -258,7 +258,7 @@ def _closed_load(
     full: bool,
     timings: Sequence[LoadTiming],
     visits: Sequence[Visit],
-    pace: float,
+    token_s: float,
     requests: ReplayedRequests,
 ) -> ClosedLoad:
     tokens = float(np.mean([sum(each.returned) for each in timings]))
@@ -271,7 +271,7 @@ def _closed_load(
             np.mean([part.returned for part in known], axis=0),
             float(np.mean([part.tokens for part in known])),
         )
-    return ClosedLoad(key, full, tuple(timings), tuple(visits), tokens, pace * tokens, replayed)
+    return ClosedLoad(key, full, tuple(timings), tuple(visits), tokens, token_s * tokens, replayed)
 
 
 # ---- what a load costs ---------------------------------------------------------------------------

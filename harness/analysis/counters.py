@@ -162,10 +162,10 @@ def _sum(intervals: Sequence[CountedInterval]) -> CountedInterval:
 
 
 def _k_of(scrapes: Sequence[Scrape], total: CountedInterval | None) -> int:
-    """The most that a round drafts: as told, or as many as were drafted or have a counter."""
-    told = [scrape.k for scrape in scrapes if scrape.k is not None]
-    if told:
-        return max(told)
+    """The most that a round drafts: as stated, or as many as were drafted or have a counter."""
+    stated = [scrape.k for scrape in scrapes if scrape.k is not None]
+    if stated:
+        return max(stated)
     mean = 0.0 if total is None else (total.drafted or 0) / total.rounds
     return max(
         [min(MOST_K, math.ceil(mean - 1e-9)), *(len(scrape.accepted_at) for scrape in scrapes)]

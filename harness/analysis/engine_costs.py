@@ -261,7 +261,7 @@ def _same_shape(one: ModelEntry, other: ModelEntry) -> bool:
 
 @dataclass(frozen=True)
 class _Shares:
-    """A step of a draft in steps of the target, by each of the two laws."""
+    """A step of a draft in steps of the target, where its cost is by bytes read, and by layers."""
 
     by_bytes: float
     by_layers: float
@@ -307,7 +307,8 @@ class _OtherDraft:
         """What part of a step may cost by the number of layers: the least and the most.
 
         Raises:
-            UserError: by neither law there is room for the measured draft's steps in its rounds.
+            UserError: the measured draft's steps take longer than its rounds leave, by bytes and by
+                layers.
         """
         by_bytes, by_layers = self.measured.by_bytes, self.measured.by_layers
         least, most = min(by_bytes, by_layers), self._longest_step(costs)
@@ -325,8 +326,8 @@ class _OtherDraft:
     def _longest_step(self, costs: ServerCosts) -> float:
         """What a step of the measured draft takes at most, in plain tokens."""
         n, rounds = _relative(costs)
-        room = (rounds - 1.0) / (n + float(self.reads_verified))
-        limits = [float(room.min())]
+        left = (rounds - 1.0) / (n + float(self.reads_verified))
+        limits = [float(left.min())]
         if len(n) > 1:
             limits.append(_line(n, rounds)[1])
         return min(limits)

@@ -6,7 +6,7 @@ are ratios of sums over prompts; percentiles are over prompts, a prompt's repeti
 together. What is said of the whole workload weighs the prompt sets (`prompts.weights`).
 
 Every candidate is judged against the plain token that was timed with its own draft; where these
-differ, its seconds are scaled to the first draft's, so that a machine whose pace changed between
+differ, its seconds are scaled to the first draft's, so that a machine whose speed changed between
 drafts does not favour any. A draft for which the target ran in a slower way is judged against the
 plain token of the others (`RoundTimes.other_plain_s`), its seconds as they were timed.
 """
@@ -224,8 +224,8 @@ def replayed_rows(
         rows.append(_baseline_row(part, baseline, model))
         for name in part.candidates:
             latency = latencies[name.draft]
-            pace = baseline.rounds.baseline_s / latency.rounds.baseline_s
-            rows.append(_at_pace(_row(name, part, latency, gains[name], model), pace))
+            factor = baseline.rounds.baseline_s / latency.rounds.baseline_s
+            rows.append(_scaled(_row(name, part, latency, gains[name], model), factor))
     engine = latencies[replays.drafts[0]].served
     return rows if engine is None else [replace(row, engine=engine.engine) for row in rows]
 
@@ -277,11 +277,11 @@ def _predicted_cell(row: ResultRow, latency: Latency, tokens_per_round: float | 
     )
 
 
-def _at_pace(row: ResultRow, pace: float) -> ResultRow:
+def _scaled(row: ResultRow, factor: float) -> ResultRow:
     """A row's times on the machine as it was when the baseline's plain token was timed."""
     names = ("ms_per_token", "ms_per_token_p50", "ms_per_token_p90", "ttft_ms")
-    times = {name: value * pace for name in names if (value := getattr(row, name)) is not None}
-    return replace(row, **times, tokens_per_second=ratio(row.tokens_per_second, pace))
+    times = {name: value * factor for name in names if (value := getattr(row, name)) is not None}
+    return replace(row, **times, tokens_per_second=ratio(row.tokens_per_second, factor))
 
 
 def _timed(part: Replays, k: int, seconds: Array, model: str) -> ResultRow:

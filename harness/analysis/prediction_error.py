@@ -2,7 +2,7 @@
 
 A prediction's interval covers what replay and the timing of rounds leave open: other prompts, other
 visits. It knows nothing of what both share and generations do not, such as rounds that were timed
-on another text, or a machine that had another pace. A run that measured cells knows: each measured
+on another text, or a machine that had another speed. A run that measured cells knows: each measured
 cell's gap, log(predicted / measured speedup) on the same prompts, has a sampling error of its own,
 and what the gaps vary by beyond it is the error of predictions. It is estimated without weights, so
 that no cell decides alone, as the mean of gap^2 - its sampling variance (as the variance between

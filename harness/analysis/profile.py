@@ -11,7 +11,7 @@ R(K). That is the largest speedup; with the measured acceptance it is the speedu
 Rounds were timed in parts, and plain decoding next to them, within moments. Times are means over
 the quarter of them with the smallest sum: whatever else runs on a machine only ever adds, and
 unlike medians means of the same rounds add up. They are then scaled to the plain token of R, so
-that parts and R(K) are of one pace of the machine.
+that parts and R(K) are of one speed of the machine.
 
 Batches. Sequences decoded together share the reading of the weights, which is what speculation
 gains from: the more of them, the more a drafted position costs. R(K, B) is K draft steps and a
@@ -207,11 +207,11 @@ def _breakdown(
     round_s, *parts = _fastest_quarter(
         [whole.samples_s, *(timed[k, name].samples_s for name in names)]
     )
-    pace = 1.0 if rounds is None else rounds.plain_s / plain_s
+    scale = 1.0 if rounds is None else rounds.plain_s / plain_s
     round_s = round_s if rounds is None else rounds.at(k)
-    seconds = {name: pace * value for name, value in zip(names, parts, strict=True)}
+    seconds = {name: scale * value for name, value in zip(names, parts, strict=True)}
     tokens = sum(whole.tokens) / len(whole.tokens)
-    waterfall = _waterfall(k, seconds, round_s, tokens, pace * plain_s)
+    waterfall = _waterfall(k, seconds, round_s, tokens, scale * plain_s)
     return RoundBreakdown(
         k=k,
         rounds=len(whole.samples_s),
@@ -219,8 +219,8 @@ def _breakdown(
         parts=tuple(RoundPart(name, value) for name, value in seconds.items()),
         unexplained_s=round_s - sum(seconds.values()),
         tokens_per_round=tokens,
-        step_s=pace * step_s,
-        plain_s=pace * plain_s,
+        step_s=scale * step_s,
+        plain_s=scale * plain_s,
         speedup=waterfall[-1].speedup,
         waterfall=waterfall,
     )

@@ -111,17 +111,17 @@ def shared_visits(visits: Iterable[Visit], plain: Iterable[Visit]) -> list[tuple
     return [(visit, other) for other, visit in nearest.items()]
 
 
-def pace_of(visits: Sequence[Visit], settle: Settle = undisturbed) -> float:
+def settled_seconds(visits: Sequence[Visit], settle: Settle = undisturbed) -> float:
     """Seconds per length, settled over visits."""
     one_token_s = settle([visit.one_token_s for visit in visits])
     requests = [(v.seconds + v.one_token_s - one_token_s) / v.length for v in visits]
     return max(0.0, settle(requests))
 
 
-def compared_pace(
+def paired_seconds(
     visits: Sequence[Visit], plain: Sequence[Visit], settle: Settle = undisturbed
 ) -> float | None:
-    """The pace of a K, whose ratio to plain decoding's is that of the visits that they share.
+    """Seconds per length at a K; their ratio to plain decoding's is that of the shared visits.
 
     Args:
         visits: of the K.
@@ -132,14 +132,14 @@ def compared_pace(
         None where there are no visits, or plain decoding shares none of them.
     """
     if visits and not plain:
-        return pace_of(visits, settle)
+        return settled_seconds(visits, settle)
     pairs = shared_visits(visits, plain)
     if not pairs:
         return None
-    pace = pace_of([visit for visit, _ in pairs], settle)
-    shared = pace_of([other for _, other in pairs], settle)
-    # Plain decoding's pace is one for every K: that of all of its visits
-    return pace * pace_of(plain, settle) / shared if shared > 0.0 else pace
+    seconds = settled_seconds([visit for visit, _ in pairs], settle)
+    shared = settled_seconds([other for _, other in pairs], settle)
+    # Plain decoding's seconds are the same for every K: those of all of its visits
+    return seconds * settled_seconds(plain, settle) / shared if shared > 0.0 else seconds
 
 
 def with_enough_visits(timed: Mapping[int, int]) -> set[int]:
@@ -175,9 +175,10 @@ def settled(trials: Sequence[Trial], settle: Settle = undisturbed) -> list[Trial
     """One trial per generation, with times that are settled over visits.
 
     A greedy text is the same in every visit, so one trial stands for all; where rounding makes it
-    another one, the commonest counts. Sampled texts differ: each keeps its rounds, at the pace of
-    that prompt's requests, their start among it. A K is timed over the visits that plain decoding
-    has too; without any a greedy text has failed, and sampled ones keep the times that they took.
+    another one, the commonest counts. Sampled texts differ: each keeps its rounds, at the time per
+    round of that prompt's requests, their start among it. A K is timed over the visits that plain
+    decoding has too; without any a greedy text has failed, and sampled ones keep the times that
+    they took.
 
     Args:
         trials: as they were stored, in their order: of a generation that was stored more than once
@@ -197,11 +198,11 @@ def settled(trials: Sequence[Trial], settle: Settle = undisturbed) -> list[Trial
     made: list[Trial] = []
     for asked, group in generations.items():
         plain = visits.get(asked._replace(k=0), []) if asked.k else []
-        pace = compared_pace(visits.get(asked, []), plain, settle)
+        seconds = paired_seconds(visits.get(asked, []), plain, settle)
         if asked.temperature == GREEDY:
-            made.append(_settled(group, texts[asked], pace))
+            made.append(_settled(group, texts[asked], seconds))
         else:
-            made += _at_pace(group, pace, lengths.get((asked.temperature, asked.k)))
+            made += _with_times(group, seconds, lengths.get((asked.temperature, asked.k)))
     return made
 
 
@@ -223,7 +224,7 @@ def _visits(
         measured = [(place, trial, 1.0) for place, trial in entries if trial.tokens == text]
     else:
         measured = [(p, trial, length(trial)) for p, trial in entries if trial.decode_s]
-        # Divided by less than a round, a text's noise would be most of its pace
+        # Divided by less than a round, a text's noise would be most of its seconds per length
         measured = [each for each in measured if each[-1] >= 1.0] or measured
     return [
         Visit(trial.repetition, place, trial.decode_s or 0.0, trial.one_token_s or 0.0, each)
@@ -285,12 +286,14 @@ class _Lengths:
         return self.start + rounds if rounds else 0.0
 
 
-def _at_pace(trials: Sequence[Trial], pace: float | None, length: _Lengths | None) -> list[Trial]:
-    """Of one prompt and K: every text at the settled pace."""
-    if pace is None or length is None:
+def _with_times(
+    trials: Sequence[Trial], seconds: float | None, length: _Lengths | None
+) -> list[Trial]:
+    """Of one prompt and K: every text at the settled seconds per length."""
+    if seconds is None or length is None:
         return list(trials)
     return [
-        trial if trial.decode_s is None else replace(trial, decode_s=pace * length(trial))
+        trial if trial.decode_s is None else replace(trial, decode_s=seconds * length(trial))
         for trial in trials
     ]
 

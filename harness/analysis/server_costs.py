@@ -8,9 +8,10 @@ rounds there were, and what each drafted. A round that drafted another number of
 measured K is made of those that are fitted exactly as a prediction makes it (`RoundTimes.parts`).
 
 What a request takes is settled over visits first (`harness.analysis.request_times`). Sampled
-requests of one prompt get one pace, so they are no independent samples. The error of costs is the
-jackknife's over groups of prompts (Kott, "The delete-a-group jackknife", 2001): all requests of a
-prompt, plain ones, those at every K and those of shorter budgets, are left out together.
+requests of one prompt get the same seconds per round, so they are no independent samples. The
+error of costs is the jackknife's over groups of prompts (Kott, "The delete-a-group jackknife",
+2001): all requests of a prompt, plain ones, those at every K and those of shorter budgets, are left
+out together.
 """
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -21,9 +22,9 @@ import numpy as np
 from harness.analysis.request_times import (
     Settle,
     Visit,
-    compared_pace,
     fit_line,
     least_squares,
+    paired_seconds,
     undisturbed,
 )
 from harness.records import RoundTiming
@@ -293,7 +294,7 @@ def timed_rounds(
     by_k: dict[int, list[tuple[int, int, bool, float]]] = {}
     for (k, context, tokens, shortened), made in sorted(visits.items()):
         plain = visits.get((0, context, tokens, False), [])
-        seconds = compared_pace(made, plain if k else [], settle)
+        seconds = paired_seconds(made, plain if k else [], settle)
         # A length that fewer than half of the visits have is an end of text's
         if 2 * len(made) >= most[k] and seconds is not None:
             by_k.setdefault(k, []).append((context, tokens, shortened, seconds))

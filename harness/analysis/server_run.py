@@ -54,7 +54,7 @@ from harness.analysis.lossless import distrust
 from harness.analysis.predicted import evidence_of
 from harness.analysis.prediction_error import Gap, PredictionError, prediction_errors
 from harness.analysis.replayed import Replays, by_prompt
-from harness.analysis.request_times import Visit, compared_pace, with_enough_visits
+from harness.analysis.request_times import Visit, paired_seconds, with_enough_visits
 from harness.analysis.server_costs import (
     PlainRequests,
     Requests,
@@ -577,7 +577,7 @@ class ServedRun(ServedTexts):
             if trial.temperature != temperature or trial.decode_s is None:
                 continue
             plain = visits.get((*cell(trial)[:2], 0), []) if trial.k else []
-            started_s = compared_pace(visits.get(cell(trial), []), plain, self.settle)
+            started_s = paired_seconds(visits.get(cell(trial), []), plain, self.settle)
             if started_s is not None:
                 whole.append(replace(trial, decode_s=trial.decode_s + started_s))
         return whole

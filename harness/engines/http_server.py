@@ -390,11 +390,11 @@ class HttpServer(Server):
                 f" read the ids of {text[:30]!r} (status {error.status}); give the server of"
                 " model=, or the model= that it serves"
             ) from error
-        said = answer.get(self.decoded_field) if isinstance(answer, dict) else None
-        if said is None or said.strip() != text.strip():
+        decoded = answer.get(self.decoded_field) if isinstance(answer, dict) else None
+        if decoded is None or decoded.strip() != text.strip():
             raise UserError(
                 f"{self.where}: another model than model=, by its tokens: ids that stand for"
-                f" {text[:30]!r} are {str(said)[:30]!r} there"
+                f" {text[:30]!r} are {str(decoded)[:30]!r} there"
             )
 
     def named(self) -> Mapping[str, Any]:

@@ -73,11 +73,11 @@ class OpenAiServer(HttpServer):
         body = {"prompt": text, **self._named, **settings}
         answer, _ = self._client.repeated(lambda: self._client.post("/v1/completions", body))
         usage = field_of(answer, "usage", self.where, SERVER)
-        expected, said = len(self._prefix) + len(tokens), usage.get("prompt_tokens")
-        if said != expected:
+        expected, counted = len(self._prefix) + len(tokens), usage.get("prompt_tokens")
+        if counted != expected:
             raise UserError(
                 f"{self.where}: another model than model=, by its tokens: {text[:30]!r} has"
-                f" {said} tokens there and {expected} here"
+                f" {counted} tokens there and {expected} here"
             )
 
     def _text(self, prompt: Sequence[int]) -> str:

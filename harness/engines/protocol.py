@@ -155,14 +155,14 @@ class ServedRecord:
     error: str | None = None
 
 
-def token_ids(told: Sequence[int] | None) -> tuple[int, ...] | None:
+def token_ids(ids: Sequence[int] | None) -> tuple[int, ...] | None:
     """The ids of an answer; None where it has none."""
-    return None if told is None else tuple(int(token) for token in told)
+    return None if ids is None else tuple(int(token) for token in ids)
 
 
-def seconds(told_ms: float | None) -> float | None:
+def seconds(ms: float | None) -> float | None:
     """A time that an answer has in milliseconds."""
-    return None if told_ms is None else float(told_ms) / 1e3
+    return None if ms is None else float(ms) / 1e3
 
 
 @dataclass(frozen=True)

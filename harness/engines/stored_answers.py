@@ -149,9 +149,9 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def _check_fields(told: Mapping[str, Any], where: str) -> None:
+def _check_fields(fields: Mapping[str, Any], where: str) -> None:
     """Refuse the first field, however deep, that is neither null nor what it has to be."""
-    for name, value in told.items():
+    for name, value in fields.items():
         fits, wanted = FIELDS.get(name, (None, ""))
         if fits is not None and value is not None and not fits(value):
             shown = json.dumps(value)[:80]
@@ -190,32 +190,32 @@ def _aiperf(entry: Mapping[str, Any]) -> ServedRecord | None:
     metadata, metrics = entry["metadata"], entry.get("metrics") or {}
     if metadata.get("benchmark_phase", "profiling") != "profiling":
         return None
-    told = entry.get("spec_decode_acceptance")
+    acceptance = entry.get("spec_decode_acceptance")
     name = metadata.get("conversation_id")
     turn = metadata.get("turn_index") or 0
     record = ServedRecord(
-        engine=(told or {}).get("engine", "vllm"),
+        engine=(acceptance or {}).get("engine", "vllm"),
         prompt=f"{name}/{turn}" if name and turn else name,
     )
     if entry.get("error"):
         return replace(record, error=str(entry["error"].get("message") or entry["error"]))
     first_s = _measured(metrics, "time_to_first_token")
     whole_s = _measured(metrics, "request_latency")
-    counted = (told or {}).get("completion_tokens")
+    counted = (acceptance or {}).get("completion_tokens")
     return replace(
         record,
         returned=int(counted or metrics["output_sequence_length"]["value"]),
         prefill_s=first_s,
         decode_s=None if first_s is None or whole_s is None else whole_s - first_s,
         span_s=(metadata["request_start_ns"] * 1e-9, metadata["request_end_ns"] * 1e-9),
-        **vllm.counts(told),
+        **vllm.counts(acceptance),
     )
 
 
 def _measured(metrics: Mapping[str, Any], name: str) -> float | None:
     """A metric of AIPerf, seconds."""
-    told = metrics.get(name)
-    return None if told is None else float(told["value"]) * SECONDS[told["unit"]]
+    metric = metrics.get(name)
+    return None if metric is None else float(metric["value"]) * SECONDS[metric["unit"]]
 
 
 # ---- a run ---------------------------------------------------------------------------------------
@@ -252,10 +252,10 @@ def imported(
                 " leave temperature= out"
             )
     spec = spec_of(_common("engines", {record.engine for record in known}))
-    told = {record.temperature for record in known} - {None}
-    if temperature is None and not told:
+    stated = {record.temperature for record in known} - {None}
+    if temperature is None and not stated:
         raise UserError("records: they do not say their temperature; give temperature=")
-    temperature = float(_common("temperatures", told) if temperature is None else temperature)
+    temperature = float(_common("temperatures", stated) if temperature is None else temperature)
     loads = {file: _side_by_side(records) for file, records in files.items()}
     concurrency = _common("numbers of requests side by side", set(loads.values()))
     trials: list[Trial] = []
@@ -308,7 +308,7 @@ def _side_by_side(records: Sequence[ServedRecord]) -> int:
 
 def _k_of(file: str, records: Sequence[ServedRecord], given: int | None) -> int:
     """The K of a file's server, as it says or is typed."""
-    told = {record.k for record in records if record.k is not None and record.error is None}
+    stated = {record.k for record in records if record.k is not None and record.error is None}
     inferred = [
         math.ceil(record.drafted / rounds)
         for record in records
@@ -317,9 +317,9 @@ def _k_of(file: str, records: Sequence[ServedRecord], given: int | None) -> int:
     if given is not None:
         # The last drafts of a text may be shortened, so what is inferred is a lower bound
         least = [*inferred, *(len(r.accepted_lengths or (0,)) - 1 for r in records if r.k is None)]
-        contradicted = (told - {0, given}) | {k for k in least if k > given}
+        contradicted = (stated - {0, given}) | {k for k in least if k > given}
         if not given and any(record.drafted for record in records):
-            contradicted |= {max(*told, *inferred, 1)}
+            contradicted |= {max(*stated, *inferred, 1)}
         if contradicted:
             drafted = max(contradicted)
             raise UserError(
@@ -327,13 +327,13 @@ def _k_of(file: str, records: Sequence[ServedRecord], given: int | None) -> int:
                 " the K of each file in their order, or leave k= out"
             )
         return given
-    told |= {max(inferred)} if inferred else set()
+    stated |= {max(inferred)} if inferred else set()
     # A request too short to be drafted for looks like a plain one
-    drafting = told - {0}
-    if len(drafting) > 1 or (not told and records):
+    drafting = stated - {0}
+    if len(drafting) > 1 or (not stated and records):
         known = f"{sorted(drafting)}" if drafting else "none"
         raise UserError(f"{file}: K is not known ({known} in its records); give k=[...], one each")
-    return max(told, default=0)
+    return max(stated, default=0)
 
 
 def _rounds_at_budget(record: ServedRecord) -> int | None:

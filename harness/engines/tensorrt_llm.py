@@ -38,10 +38,10 @@ def parse(entry: Mapping[str, Any]) -> ServedRecord:
     begin_s, end_s = (entry[name] * 1e-9 for name in TIMES)
     if entry.get("error_tokens"):
         return ServedRecord(engine=SPEC.name, error="trtllm-bench noted an error")
-    told = [entry[name] for name in TOKENS if entry.get(name) is not None]
-    if not told:
+    counts = [entry[name] for name in TOKENS if entry.get(name) is not None]
+    if not counts:
         raise KeyError(TOKENS[0])
-    returned, rounds = int(told[0]), int(entry[REQUEST])
+    returned, rounds = int(counts[0]), int(entry[REQUEST])
     if not 0 <= rounds < returned:
         raise ValueError(f"{returned} tokens in {rounds} steps after the first")
     first = entry.get("first_token_timestamp", -1)

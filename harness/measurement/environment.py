@@ -168,13 +168,13 @@ class OtherLoad:
 
     @staticmethod
     def _seconds() -> tuple[float, float]:
-        """Of all processors: those that were not idle and not ours, and all."""
-        times, ours = psutil.cpu_times(), psutil.Process().cpu_times()
+        """Of all processors: those that were not idle and not this process, and all."""
+        times, own = psutil.cpu_times(), psutil.Process().cpu_times()
         # A guest's time is part of the user's, see man 5 proc
         spent = {name: getattr(times, name) for name in times._fields if "guest" not in name}
         total = sum(spent.values())
         idle = sum(spent.get(name, 0.0) for name in ("idle", "iowait"))
-        return total - idle - sum(ours[:4]), total
+        return total - idle - sum(own[:4]), total
 
 
 class CardWatch:

@@ -143,14 +143,14 @@ class TextServer:
 
     def _compare(self, answer: str, decoded: str) -> None:
         """Refuse another model: the first answer with text is not what its ids stand for."""
-        ours, theirs = (text.strip()[:COMPARED_CHARACTERS] for text in (decoded, answer))
-        if self._compared or not ours:
+        expected, returned = (text.strip()[:COMPARED_CHARACTERS] for text in (decoded, answer))
+        if self._compared or not expected:
             return
         # The end of a character may be held back
-        if not theirs or not ours.startswith(theirs.rstrip("�")[: len(ours)]):
+        if not returned or not expected.startswith(returned.rstrip("�")[: len(expected)]):
             raise UserError(
                 f"{self._client.where}: another model than model=, by its tokens: ids that stand"
-                f" for {ours!r} are {theirs!r} there"
+                f" for {expected!r} are {returned!r} there"
             )
         self._compared = True
 
