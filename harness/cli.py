@@ -455,7 +455,7 @@ def draft_confs(config: AuditionConfig) -> list[ModelConf]:
     ]
     if AUTO_DRAFTS not in entries:
         return named
-    from harness.commands.pairing import eligible_drafts
+    from harness.commands.eligible_drafts import eligible_drafts
 
     names = {conf.name for conf in named}
     found = eligible_drafts(config.model, config.gpu)

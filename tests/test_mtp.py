@@ -32,7 +32,7 @@ from transformers import (
 )
 
 from harness.cli import compose, draft_conf
-from harness.commands.pairing import pairings
+from harness.commands.eligible_drafts import pairings
 from harness.config import ModelConf
 from harness.decoding.heads import HeadDrafter
 from harness.models.cached import CachedModel

@@ -41,7 +41,9 @@ from harness.analysis.lossless import distrust, text_checks
 from harness.analysis.setup import Setup, named_values
 from harness.records import GREEDY, ResultRow, Trial, UserError
 from harness.stats.jackknife import Estimate, exponential, holm, workload_ratio
-from harness.storage import FREE_KEYS, SERVER, StoredRun
+from harness.storage import StoredRun
+from harness.storage.manifest import SERVER
+from harness.storage.resume import FREE_KEYS
 from harness.summary import (
     Answer,
     ComparedRun,

@@ -33,7 +33,8 @@ from harness.serving.engines import spec_of
 from harness.serving.round_counting import Counting
 from harness.simulation.requests import Text
 from harness.simulation.server import Costs
-from harness.storage import SERVER, StoredRun, load
+from harness.storage import StoredRun, load
+from harness.storage.manifest import SERVER
 from harness.theory.batching import BatchTimes
 from harness.theory.speedup import RoundTimes
 

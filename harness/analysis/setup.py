@@ -15,9 +15,9 @@ import numpy as np
 from harness.records import ResultRow, Rule, ServingEngine, grouped
 from harness.serving.drafts import DraftKind
 from harness.serving.engines import with_lines
-from harness.storage import SERVER, StoredRun
+from harness.storage import StoredRun
 from harness.storage.contents import flattened
-from harness.storage.manifest import EngineCosts, Environment, ModelEntry
+from harness.storage.manifest import SERVER, EngineCosts, Environment, ModelEntry
 from harness.summary import ModelFacts, RunFacts, SamplingFacts, Status, Value
 from harness.theory.architecture import COUNTED, NUMBERS, Architecture
 from harness.theory.memory import ModelBytes

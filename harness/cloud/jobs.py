@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from harness import prompts as prompt_sets
 from harness.cli import compose, draft_confs
 from harness.commands.dry_run import all_cards
-from harness.commands.pairing import sizes_of
+from harness.commands.eligible_drafts import sizes_of
 from harness.config import SCHEMAS, GpuConf, ModelConf
 from harness.engines.adapters import adapter_of
 from harness.records import Prompt, UserError

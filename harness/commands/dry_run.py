@@ -14,7 +14,7 @@ from rich.console import Console
 
 from harness import prompts as prompt_sets
 from harness.commands.drafted import PROMPTS_OF_EVERY_K
-from harness.commands.pairing import SERVED_BYTES, Pairing, draft_size, pairings, sizes_of
+from harness.commands.eligible_drafts import SERVED_BYTES, Pairing, draft_size, pairings, sizes_of
 from harness.commands.server_requests import load_slots
 from harness.config import (
     AUTO_DRAFTS,

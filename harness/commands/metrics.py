@@ -20,7 +20,8 @@ from harness.measurement.environment import describe_host
 from harness.records import GREEDY, Scrape, ServingEngine, UserError
 from harness.reporting.sentences import running
 from harness.serving.engines import spec_of
-from harness.storage import SERVER, RunFolder, load
+from harness.storage import RunFolder, load
+from harness.storage.manifest import SERVER
 from harness.theory.speedup import StepTimes
 
 TIMES = ("draft_ms", "target_ms", "verify_ms")

@@ -35,8 +35,8 @@ from harness.records import (
     UserError,
     grouped,
 )
-from harness.storage import SERVER, RunFolder, StoredRun, load
-from harness.storage.manifest import EngineCosts, ModelEntry
+from harness.storage import RunFolder, StoredRun, load
+from harness.storage.manifest import SERVER, EngineCosts, ModelEntry
 from harness.theory.roofline import is_card
 from harness.theory.speedup import StepTimes
 

@@ -17,9 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.config import keys_of, split_draft
 from harness.records import UserError
-from harness.storage import FREE_KEYS, LATER_KEYS, free_keys
 from harness.storage.contents import read_config
 from harness.storage.manifest import read_manifest
+from harness.storage.resume import FREE_KEYS, LATER_KEYS, free_keys
 
 # Keys that mean one thing together: where one is typed, none of them is the run's
 TOGETHER = (("draft", "drafts"), ("latency", "latency_from", "gpu"))

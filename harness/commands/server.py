@@ -16,8 +16,8 @@ from harness.analysis.cells import latest
 from harness.commands.checks import check_run
 from harness.commands.drafted import Drafted, Scoring
 from harness.commands.dry_run import print_server_plan
+from harness.commands.eligible_drafts import mtp_layers
 from harness.commands.other_runs import stored_own_rounds
-from harness.commands.pairing import mtp_layers
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import (
     Outcome,
@@ -45,7 +45,8 @@ from harness.engines.process import check_port_free
 from harness.measurement.returned_texts import likelihood_test
 from harness.records import GREEDY, NotMeasured, TextTrace, Trial, UserError, grouped
 from harness.serving.engines import OWN
-from harness.storage import SERVER, RunFolder
+from harness.storage import RunFolder
+from harness.storage.manifest import SERVER
 from harness.summary import TextLikelihood
 
 

@@ -10,7 +10,7 @@ nothing that was measured is dropped, or measured again, unless you ask for it.
 """
 
 import json
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from functools import cached_property
@@ -43,7 +43,6 @@ from harness.storage.contents import (
     Lines,
     check_lines,
     csv_text,
-    flattened,
     part_samples_of,
     parts_from,
     plain,
@@ -56,6 +55,7 @@ from harness.storage.contents import (
 )
 from harness.storage.lock import Lock, take
 from harness.storage.manifest import Manifest, read_manifest
+from harness.storage.resume import differences, free_keys
 from harness.summary import Summary, to_json
 
 if TYPE_CHECKING:  # every command's --help imports this module, and must not wait for pandas
@@ -71,19 +71,6 @@ UNCHECKED = (
     *("own_rounds.jsonl", "loads.jsonl", "probes.jsonl", "scrapes.jsonl", "structured.jsonl"),
 )
 ENDED = ("complete", "failed")
-# Keys that may differ on resume: where a run is put, how much is done and how it is shown
-FREE_KEYS = frozenset(
-    {
-        *("resume", "results_root", "debug", "dry_run", "verbose", "engine", "linear", "hydra"),
-        *("timeout_factor", "budget_s"),
-    }
-)
-# The command of which the engine is not how a run is shown, but what it measures
-SERVER = "server"
-# Keys that came later, with the value of runs without them
-LATER_KEYS = {"kind": "model", "until": "all", "clock": "wall", "limit_files": True}
-# Of models, what no number depends on
-DESCRIBING_KEYS = frozenset({"tokenizer_family", "head_of"})
 
 
 @dataclass(frozen=True)
@@ -228,7 +215,7 @@ class RunFolder:
         manifest = read_manifest(path)  # as its last writer left it
         if manifest.door != door:
             raise UserError(f"resume={folder}: made by {manifest.door}, not by {door}")
-        differing = _differences(read_config(path), dict(config), free_keys(door))
+        differing = differences(read_config(path), dict(config), free_keys(door))
         if differing:
             raise UserError(
                 f"resume={folder}: its configuration differs in {', '.join(differing)}; "
@@ -470,26 +457,3 @@ def _new_folder(root: Path, stem: str) -> Path:
 def _safe(name: str) -> str:
     """A name that is one path component everywhere."""
     return "".join(char if char.isalnum() or char in "-." else "_" for char in name).strip("._")
-
-
-def free_keys(door: str) -> frozenset[str]:
-    """The keys that may differ when a run of the command is resumed."""
-    return FREE_KEYS - {"engine"} if door == SERVER else FREE_KEYS
-
-
-def _differences(
-    stored: Mapping[str, Any], given: Mapping[str, Any], free: Container[str]
-) -> list[str]:
-    """Dotted keys at which two configurations differ, with both values, the free keys aside.
-
-    A key that the stored run's version did not have yet differs where it is in use.
-    """
-    left, right = flattened(stored), flattened(given)
-    return [
-        f"{key}={right.get(key)} (the run: {left.get(key)})"
-        for key in sorted(left.keys() | right.keys())
-        if key.split(".")[0] not in free
-        and key.split(".")[-1] not in DESCRIBING_KEYS
-        and not (key not in left and right[key] == LATER_KEYS.get(key.split(".")[-1]))
-        and (left[key] != right.get(key) if key in left else bool(right[key]))
-    ]

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 Entries = Mapping[str, Any]
+# The door of a run that measured a server
+SERVER = "server"
 
 
 @dataclass(frozen=True)

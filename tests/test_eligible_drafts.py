@@ -8,7 +8,7 @@ import pytest
 from runs import outcome_of
 
 from harness.cli import compose, draft_confs
-from harness.commands.pairing import pairings, shipped_drafts
+from harness.commands.eligible_drafts import pairings, shipped_drafts
 from harness.config import AuditionConfig
 from harness.models.load import load_vocabulary
 from harness.models.tokenizer import tokenizer_difference
