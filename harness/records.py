@@ -927,13 +927,13 @@ class NotMeasured:
     Two are equal that are of the same measurement, whatever their errors.
 
     Attributes:
-        what: one of `Measurement`; words in runs of earlier versions.
+        what: which kind of measurement.
         error: in one line.
         draft, k, temperature, rejects, varying: of which, where it has them; `rejects` as of
             `ServerMemory`, `varying` as of `LoadTiming`.
     """
 
-    what: Measurement | str
+    what: Measurement
     error: str = field(default="", compare=False)
     draft: str | None = None
     k: int | None = None

@@ -251,15 +251,15 @@ def test_what_the_manifest_does_not_know_survives_and_what_it_knows_is_typed(
     folder: RunFolder,
 ) -> None:
     file = folder.path / "manifest.json"
-    words = {"words": "an error"}  # how notes were stored before they had fields
-    known = {"other_load": {"load": 1, "processors": 2, "by": "me"}, "not_measured": words}
+    noted = [{"what": "round_parts", "error": "an error"}]
+    known = {"other_load": {"load": 1, "processors": 2, "by": "me"}, "not_measured": noted}
     entries = {**json.loads(file.read_text()), "remark": "warm room", "seed": None, **known}
     file.write_text(json.dumps(entries))
     again = RunFolder.resume(folder.path, "sweep", CONFIG)
     assert again.manifest.other_load == MachineLoad(1.0, 2)
     assert again.manifest.seed is None
     (before,) = again.manifest.not_measured
-    assert (before.what, before.error) == ("words", "an error")
+    assert (before.what, before.error) == ("round_parts", "an error")
     rounds = NotMeasured("rounds", "out of memory", draft="d", k=4, temperature=0.0)
     again.note_not_measured(rounds)
     again.note_not_measured(replace(rounds, error="once more"))

@@ -18,6 +18,7 @@ from harness.records import (
     BUSY,
     CardReadings,
     Failure,
+    Measurement,
     NotMeasured,
     ResultRow,
     StepTiming,
@@ -469,7 +470,7 @@ def _measurement(note: NotMeasured) -> str:
     if note.varying:
         at_k = f"a K that changes ({note.varying})"
     at = f"temperature {note.temperature or 0.0:g}"
-    words = {
+    words: dict[Measurement, str] = {
         "plain_tokens": f"plain tokens at {at}",
         "rounds": f"rounds of {note.draft} at {at_k}, {at}",
         "round_parts": "the parts of a round",
@@ -480,7 +481,7 @@ def _measurement(note: NotMeasured) -> str:
         "server_starts": f"requests for a part of the budget at {at_k}",
         "server_loads": f"requests side by side at {at_k}",
     }
-    return words.get(note.what, note.what)
+    return words[note.what]
 
 
 def fault(check: TextCheck) -> str:

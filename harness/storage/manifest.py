@@ -390,8 +390,6 @@ class Manifest:
         if isinstance(costs := views.get("engine_costs"), Mapping):
             models = {role: _view(costs.get(role, {})) for role in ("target", "draft")}
             views["engine_costs"] = {**costs, **models}
-        if isinstance(noted := views.get("not_measured"), Mapping):  # before it was a list
-            views["not_measured"] = [{"what": what, "error": noted[what]} for what in noted]
         return _adapter(cls).validate_python(views)
 
     def updated(self, **changes: Any) -> "Manifest":
