@@ -1061,12 +1061,16 @@ def test_a_request_that_fails_in_passing_is_sent_again_and_timed_by_its_last_ans
 
 
 def test_counters_and_times_around_a_repeated_request_are_those_of_its_last_answer(
-    stand_in: Start,
+    stand_in: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    now = 0.0
+
     def slow(_: Any) -> Any:
-        time.sleep(0.3)
+        nonlocal now
+        now += 0.3
         return 503
 
+    monkeypatch.setattr("harness.engines.http_server.perf_counter", lambda: now)
     answers = [slow, lambda _: completion(None)]
     asked = {
         "/v1/completions": lambda body: answers.pop(0)(body),
@@ -1075,7 +1079,7 @@ def test_counters_and_times_around_a_repeated_request_are_those_of_its_last_answ
     }
     done = ask(attached(VllmServer, stand_in(vllm_answers(**asked)).url))
     assert (done.asked, done.rounds, done.drafted, done.accepted) == (2, 3, 6, 2)
-    assert done.request_s < 0.3
+    assert done.request_s == 0.0
 
 
 @pytest.mark.parametrize(
@@ -1116,15 +1120,14 @@ def test_counters_and_times_around_a_repeated_request_are_those_of_its_last_answ
         (lambda _: time.sleep(3), ServerDiedError, "no answer within 1 s", 1),
     ],
 )
-def test_what_does_not_pass_ends_in_one_line_soon_and_says_whose_fault_it_is(
+def test_what_does_not_pass_ends_in_one_line_that_says_whose_fault_it_is(
     stand_in: Start, fault: Any, error: type[UserError], message: str, sent: int
 ) -> None:
     answer = fault if callable(fault) else in_order(fault)
     server = stand_in(vllm_answers(**{"/v1/completions": answer}))
-    running, begin = attached(VllmServer, server.url).open(2), time.monotonic()
+    running = attached(VllmServer, server.url).open(2)
     with pytest.raises(error, match=message) as raised:
         running.generate([1, 2, 3], GREEDY, 7, 6)
-    assert time.monotonic() - begin < 20  # its limit is a second
     assert type(raised.value) is error
     assert server.url in str(raised.value)
     assert "\n" not in str(raised.value)

@@ -41,6 +41,8 @@ from harness.models.load import load
 from harness.records import UserError
 from harness.serving.round_counting import Counting
 
+# How long a test waits for a process, however busy the machine is
+PATIENCE_S = 60.0
 needs_llamacpp = pytest.mark.skipif(
     find_spec("xllamacpp") is None, reason="needs the llamacpp extra"
 )
@@ -188,7 +190,7 @@ def test_a_server_ends_with_a_run_that_is_killed(tmp_path: Path, number: signal.
         assert server.is_running()
         os.kill(run.pid, number)
         run.wait()
-    assert server.wait(10) is not None or not server.is_running()
+    assert server.wait(PATIENCE_S) is not None or not server.is_running()
 
 
 # A child that outlives its server where nobody ends it, as vLLM's EngineCore on a busy card
@@ -216,7 +218,7 @@ def test_nothing_that_a_server_started_runs_once_it_is_stopped(
     script = tmp_path / "server.py"
     script.write_text(LEFT_BEHIND)
     server = ServerProcess([sys.executable, str(script)], tmp_path / "log")
-    give_up = time.monotonic() + 10
+    give_up = time.monotonic() + PATIENCE_S
     while not (tmp_path / "child").exists() or not (tmp_path / "child").read_text():
         assert time.monotonic() < give_up
         time.sleep(0.01)
@@ -235,7 +237,7 @@ def test_nothing_that_a_server_started_runs_once_it_is_stopped(
 def test_a_server_that_ends_by_itself_is_reported_with_its_log(tmp_path: Path) -> None:
     script = "import sys; sys.exit('error: no such\\tmodel')"
     server = ServerProcess([sys.executable, "-c", script], tmp_path / "log")
-    give_up = time.monotonic() + 10
+    give_up = time.monotonic() + PATIENCE_S
     while server.alive:
         assert time.monotonic() < give_up
         time.sleep(0.01)
@@ -248,7 +250,7 @@ def test_a_log_keeps_what_an_earlier_server_said(tmp_path: Path) -> None:
     log = tmp_path / "log"
     for said in ("error: the first", "error: the second"):
         server = ServerProcess([sys.executable, "-c", f"import sys; sys.exit({said!r})"], log)
-        give_up = time.monotonic() + 10
+        give_up = time.monotonic() + PATIENCE_S
         while server.alive:
             assert time.monotonic() < give_up
             time.sleep(0.01)
@@ -299,16 +301,19 @@ def test_a_servers_processor_time_counts_the_processes_that_it_started(tmp_path:
     script.write_text(BUSY)
     server = ServerProcess([sys.executable, str(script)], tmp_path / "log")
     parent = psutil.Process(server.pid)
+    give_up = time.monotonic() + PATIENCE_S
     while not parent.children():
+        assert time.monotonic() < give_up
         time.sleep(0.01)
     before = server.cpu_s()
     used = sum(parent.cpu_times()[:2])
-    time.sleep(0.5)
-    after, used = server.cpu_s(), sum(parent.cpu_times()[:2]) - used
-    server.stop()
     assert before is not None
-    assert after is not None
-    assert after - before > 0.05 > used  # the parent only waits
+    while (server.cpu_s() or 0.0) - before <= 0.05:
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+    used = sum(parent.cpu_times()[:2]) - used
+    server.stop()
+    assert used < 0.05  # the parent only waits
     assert server.cpu_s() is None
 
 

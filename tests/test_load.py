@@ -3,7 +3,6 @@
 import json
 import shlex
 import threading
-import time
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import product
@@ -95,25 +94,31 @@ BATCHES = (1, 2, 4)
 
 
 class StandIn:
-    """A server whose texts have a length each, and that notes how many requests it has."""
+    """A server whose texts have a length each, and that notes how many requests it has.
+
+    Its first `together` requests are answered when all of them have come.
+    """
 
     def __new__(cls, *_: Any, **__: Any) -> Any:
         """Itself; it has of a server what loads need."""
         return super().__new__(cls)
 
-    def __init__(self, k, lengths, seconds=0.0, dies_at=None):
-        self.k, self.lengths, self.seconds, self.dies_at = k, lengths, seconds, dies_at
+    def __init__(self, k, lengths, together=1, dies_at=None):
+        self.k, self.lengths, self.together, self.dies_at = k, lengths, together, dies_at
         self.facts = EngineFacts(SPEC, "1", "greedy_draft")
         self.lock, self.active, self.most, self.sent = threading.Lock(), 0, 0, []
+        self.gathered = threading.Barrier(together, timeout=60.0)
 
     def generate(self, prompt, _sampling, _seed, budget):
         with self.lock:
             self.active += 1
             self.most = max(self.most, self.active)
-            self.sent.append((prompt[0], budget, time.monotonic()))
+            self.sent.append((prompt[0], budget))
+            waits = len(self.sent) <= self.together
             if len(self.sent) == self.dies_at:
                 raise ServerDiedError("the server ended")
-        time.sleep(self.seconds)
+        if waits:
+            self.gathered.wait()
         with self.lock:
             self.active -= 1
         tokens = tuple(range(min(budget, self.lengths[prompt[0]])))
@@ -167,7 +172,7 @@ def test_a_closed_loop_keeps_so_many_requests_in_flight_and_sends_each_budget_to
     assert {name: len(group) for name, group in groups.items()} == {"easy": 18, "hard": 18}
     assert len({request.seed for group in groups.values() for request in group}) == 36
     assert all(20 <= request.budget <= 40 for group in groups.values() for request in group)
-    servers = {k: StandIn(k, [30] * 6, seconds=0.002) for k in (0, 2)}
+    servers = {k: StandIn(k, [30] * 6, together=4) for k in (0, 2)}
     done = list(load_visit(servers, groups, [Load(concurrency=4)], 3, random, "cpu"))
     assert [server.most for server in servers.values()] == [4, 4]
     assert {(each.group, each.k, each.visit) for each in done} == {
@@ -187,19 +192,28 @@ def test_one_prompt_set_is_sent_in_two_halves():
     assert prompts == {"mine, half 1": {"0", "2", "4"}, "mine, half 2": {"1", "3"}}
 
 
-def test_requests_that_arrive_wait_for_no_other():
-    server = StandIn(0, [30] * 20, seconds=0.5)
+def test_requests_that_arrive_wait_for_no_other(monkeypatch):
+    """By a clock that the pauses between requests move, and nothing else."""
+    now = 0.0
+
+    def sleep(seconds):
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr("harness.measurement.load.sleep", sleep)
+    for clock in ("monotonic", "perf_counter"):
+        monkeypatch.setattr(f"harness.measurement.load.{clock}", lambda: now)
+    server = StandIn(0, [30] * 20, together=20)
     groups = {"easy": requests_of([("easy", f"{n}") for n in range(20)])}
-    begin = time.monotonic()
     (made,) = load_visit(
         {0: server}, groups, [Load(rate=100.0)], 0, np.random.default_rng(1), "engine"
     )
-    arrivals = [sent - begin for *_, sent in server.sent]
-    assert 0.05 < arrivals[-1] < 0.45
     assert server.most == 20
-    assert np.std(np.diff(arrivals)) > 0.002  # at random, not in step
+    assert 0.05 < made.due_s[-1] < 0.45
+    assert np.std(np.diff(made.due_s)) > 0.002  # at random, not in step
+    assert all(sent_s >= due_s for sent_s, due_s in zip(made.sent_s, made.due_s, strict=True))
     assert (made.concurrency, made.rate) == (None, 100.0)
-    assert made.seconds == pytest.approx(arrivals[-1] + 0.5, abs=0.2)
+    assert made.seconds == pytest.approx(made.due_s[-1])
 
 
 class Queueing(StandIn):
