@@ -19,7 +19,7 @@ from harness.measurement.generations import Request, run_trial
 from harness.measurement.lossless import chi_square, compare_texts, distribution_tests
 from harness.measurement.step_times import TimedModel, time_forwards
 from harness.models.lean.model import LeanModel
-from harness.records import RULES, MachineLoad, Rule, UserError
+from harness.records import RULES, MachineLoad, Rule, StepTiming, UserError
 
 PROMPT = (3, 1, 4, 1, 5)
 
@@ -113,6 +113,18 @@ def test_every_step_verify_and_prefill_is_timed_as_often_as_asked() -> None:
     assert times.draft_s * 1e3 == pytest.approx(rows["draft", "step", 1].median_ms)
     assert times.verify_s[4] * 1e3 == pytest.approx(rows["target", "verify", 5].median_ms)
     assert all(row.p10_ms <= row.median_ms <= row.p90_ms for row in rows.values())
+
+
+def test_a_clock_that_stands_still_in_most_steps_gives_their_mean() -> None:
+    def timed(*draft_s: float) -> list[StepTiming]:
+        step = StepTiming("target", "big", "step", 1, 6, 1, (0.02, 0.02, 0.02))
+        return [step, StepTiming("draft", "small", "step", 1, 6, 1, draft_s)]
+
+    times = timed(0.0, 0.0, 0.01)
+    assert step_times(times).draft_s == pytest.approx(0.01 / 3)
+    assert [row.median_ms for row in latency_rows(times)] == pytest.approx([20.0, 10 / 3])
+    with pytest.raises(UserError, match=r"too coarse for a draft step .* clock=wall"):
+        step_times(timed(0.0, 0.0, 0.0))
 
 
 @pytest.mark.parametrize("recorded", [False, True])

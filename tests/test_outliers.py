@@ -91,7 +91,10 @@ def elsewhere(timings: Sequence[StepTiming]) -> list[StepTiming]:
     ("timings", "plain_s", "reasons"),
     [
         (forwards({0: 1.0, 1: 1.0, 2: 1.1, 3: 1.2}), 1.05, []),
-        (forwards({0: 1.0, 1: 0.9, 2: 1.1}), None, ["verify_below_step"]),
+        (forwards({0: 1.0, 1: 0.9, 2: 1.1}), None, ["verify_unlike_step"]),
+        (forwards({0: 1.0, 1: 1.1, 2: 1.15}), None, ["verify_unlike_step"]),
+        (forwards({0: 1.0, 2: 0.9}), None, ["verify_below_step"]),
+        (forwards({0: 1.0, 1: 0.0, 2: 1.1}), None, []),  # a clock too coarse for one forward
         (forwards({0: 1.0, 1: 1.0, 2: 1.3, 3: 1.1}), None, ["verify_falls"]),
         (forwards({0: 1.0, 1: 0.9}, noise=0.5), None, []),  # within its noise
         (forwards({0: 1.0, 1: 0.9}, size=3), None, []),  # too few samples to tell

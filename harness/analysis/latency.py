@@ -162,7 +162,7 @@ class Latency:
         by_role: dict[str, dict[int, float]] = {}
         for timing in self.timings:
             if timing.kind == "prefill" and timing.tokens and timing.batch == 1:
-                seconds = float(np.median(timing.samples_s))
+                seconds = typical_s(timing.samples_s)
                 by_role.setdefault(timing.role, {})[timing.tokens] = seconds
         return {
             role: (
@@ -309,8 +309,8 @@ def latency_row(
     samples_s: Sequence[float],
 ) -> LatencyRow:
     """A row of latency.csv: median, p10 and p90 of samples, without a floor."""
-    p10, median, p90 = (float(ms) for ms in np.percentile(np.array(samples_s) * 1e3, [10, 50, 90]))
-    samples = len(samples_s)
+    p10, p90 = (float(ms) for ms in np.percentile(np.array(samples_s) * 1e3, [10, 90]))
+    median, samples = 1e3 * typical_s(samples_s), len(samples_s)
     return LatencyRow(role, model, kind, tokens, context_tokens, batch, median, p10, p90, samples)
 
 
@@ -357,15 +357,26 @@ def reference(timings: Sequence[StepTiming]) -> list[StepTiming]:
     ]
 
 
+def typical_s(samples_s: Sequence[float]) -> float:
+    """The median; the mean where a coarse clock (clock=cpu) stood still in most samples."""
+    median = float(np.median(samples_s))
+    return median if median > 0.0 else float(np.mean(samples_s))
+
+
 def step_times(timings: Sequence[StepTiming]) -> StepTimes:
     """Medians as the formulas want them; of several contexts or batches the first counts."""
     medians = {
-        (timing.role, timing.kind, timing.tokens): float(np.median(timing.samples_s))
+        (timing.role, timing.kind, timing.tokens): typical_s(timing.samples_s)
         for timing in reference(timings)
     }
     for role in ("draft", "target"):
         if (role, "step", 1) not in medians:
             raise UserError(f"latency: no {role} step was timed; time it or type its time in")
+        if medians[role, "step", 1] <= 0.0:
+            raise UserError(
+                f"clock=cpu: the processor clock of this machine is too coarse for a {role} step of"
+                " this size; give clock=wall"
+            )
     verify = sorted(tokens for role, kind, tokens in medians if (role, kind) == VERIFY)
     return StepTimes(
         draft_s=medians["draft", "step", 1],

@@ -1,8 +1,9 @@
 """Which times cannot be right, and which measured cells a few generations decide.
 
 Steps: both the measurement, which repeats them, and a report ask. A verify computes at least what
-a step computes, and a longer verify at least what a shorter one does; a bare step and a token of
-plain decoding are the same forward. Times that say otherwise, beyond their noise, were disturbed.
+a step computes, and a longer verify at least what a shorter one does; a bare step, a verify of one
+position and a token of plain decoding are the same forward. Times that say otherwise, beyond their
+noise, were disturbed.
 
 Samples of one repetition were taken within moments of one another, so two forwards are compared by
 the median of their paired ratios. Its bound is that of the sign test, which assumes nothing of the
@@ -68,11 +69,16 @@ def unstable_steps(
 
 
 def _verifies(forwards: Sequence[StepTiming]) -> list[Unstable]:
-    """Of a step and verifies of rising length: those below the step, or below a shorter one."""
+    """Of a step and verifies of rising length: those unlike it, below it, or a shorter one."""
     step, *verifies = forwards
     unstable: list[Unstable] = []
     slowest = step
     for verify in verifies:
+        if verify.tokens == 1:
+            ratio, inverse = _below(verify, step), _below(step, verify)
+            ratio = 1.0 / inverse if inverse else ratio
+            unstable += [] if ratio is None else [_unstable("verify_unlike_step", ratio, verify)]
+            continue
         for reason, other in (("verify_below_step", step), ("verify_falls", slowest)):
             ratio = _below(verify, other)
             if ratio is not None:
@@ -86,7 +92,10 @@ def _verifies(forwards: Sequence[StepTiming]) -> list[Unstable]:
 def _below(one: StepTiming, other: StepTiming) -> float | None:
     """The median ratio of two forwards' times, where it is below 1 beyond its noise."""
     count = min(len(one.samples_s), len(other.samples_s))
-    ratios = np.sort(np.array(one.samples_s[:count]) / np.array(other.samples_s[:count]))
+    seconds = np.array([one.samples_s[:count], other.samples_s[:count]])
+    if seconds.min() <= 0.0:  # a clock too coarse for one forward tells no ratio
+        return None
+    ratios = np.sort(seconds[0] / seconds[1])
     rank = int((bdtr(np.arange(count + 1), count, 0.5) >= CONFIDENCE).argmax())
     if rank >= count or ratios[rank] >= 1.0:
         return None

@@ -11,6 +11,7 @@ R = TypeVar("R")
 
 UNSTABLE = "unstable"
 REASONS = {
+    "verify_unlike_step": "a verify of one position unlike the step, which is the same forward",
     "verify_below_step": "a verify below one step",
     "verify_falls": "a verify below a shorter one",
     "step_unlike_plain_token": "a step far from the plain token's time",
