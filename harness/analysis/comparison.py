@@ -64,6 +64,8 @@ COMMANDS = ("sweep", "audition", SERVER)
 SIGNIFICANT = 0.05
 # A plain token's time within this is that of the same machine, however certain the difference
 LEAST_CHANGE = math.log(1.03)
+# From here on it is said, whether or not chance explains it
+MOVED = math.log(1.1)
 SHOWN_HASH = 12
 # Differences shown first, in this order: the ends of dotted names in manifest.json and config.yaml.
 FIRST = (
@@ -197,7 +199,8 @@ def _compare_two(pair: _Pair) -> tuple[list[ComparisonRow], list[ComparisonCavea
     unlike = _unlike(pair)
     caveats += [unlike] if unlike else []
     if all(map(_is_measured, pair.setups)):
-        changed = _changed_machine([*_plain_generations(pair)], pair)
+        changed = [*_changed_machine([*_plain_generations(pair)], pair)]
+        changed = changed or [*_moved(pair)]
         caveats += [*_shared_prompts(pair), *changed, *_changed_texts(pair), *_other_weights(pair)]
         rows = _measured_rows(pair, blank)
     else:
@@ -548,6 +551,27 @@ def _plain_generations(pair: _Pair) -> Iterator[_PlainTime]:
         before, after = (_per_token(sums, "seconds", side) for side in SIDES)
         p_value = (after.log() - before.log()).p_value
         yield _PlainTime(float(str(temperature)), (before.value, after.value), p_value)
+
+
+def _moved(pair: _Pair) -> Iterator[ComparisonCaveat]:
+    """By temperature the prompt set of which plain decoding moved most, where that is much.
+
+    Few prompts cannot show that it is no chance; a speedup of so few is no better known.
+    """
+    if not pair.one_engine or [*_devices(pair)]:
+        return
+    shared = _shared_generations(pair)
+    for temperature, plain in shared[shared["k"] == 0].groupby("temperature"):
+        times: dict[str, list[float]] = {}
+        for name, cell in plain.groupby("prompt_set"):
+            sums = cell.groupby(["prompt_set", "conversation"]).sum(numeric_only=True)
+            times[str(name)] = [1e3 * _per_token(sums, "seconds", side).value for side in SIDES]
+        change = {name: math.log(after / before) for name, (before, after) in times.items()}
+        most = max(change, key=lambda name: abs(change[name]))
+        if abs(change[most]) > MOVED:
+            values = {"temperature": float(str(temperature)), "prompt_set": most}
+            values |= {"change": math.expm1(change[most])}
+            yield ComparisonCaveat("plain_moved", values | pair.values(ms=times[most]))
 
 
 def _plain_visits(pair: _Pair) -> Iterator[_PlainTime]:

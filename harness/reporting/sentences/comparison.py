@@ -41,6 +41,12 @@ CAVEATS = {
         " ms in {reference_run} and {ms:.3g} ms in {run}, which chance does not explain; speedups"
         " are each against their own baseline, but a slower machine may change them as well"
     ),
+    "plain_moved": (
+        "PLAIN DECODING MOVED: a plain token of {prompt_set} prompts at temperature"
+        " {temperature:g} took {reference_ms:.3g} ms in {reference_run} and {ms:.3g} ms in {run}"
+        " ({change:+.0%}) on one engine and device: the machine was not equally fast, so a speedup"
+        " ratio near 1 says little (clock=cpu or a quiet machine)"
+    ),
     "distrusted": "NO SPEEDUPS COMPARED: {run}'s {reason}; only times are compared",
     "other_acceptance": (
         "NO SPEEDUPS COMPARED: the acceptance of {reference_run} is {reference_kind}, that of {run}"
