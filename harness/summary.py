@@ -175,6 +175,7 @@ ComparisonCaveatCode = Literal[
     "different_devices",
     # reference_ms, ms: of a plain token (K = 0) on the shared prompts; temperature; and both names
     "machine_changed",
+    "plain_moved",
     "distrusted",
     "other_acceptance",
     "unpaired",
@@ -447,6 +448,7 @@ class Unstable:
     """A timing that cannot be right, after it was repeated: marked in tables, left out of plots."""
 
     reason: Literal[
+        "verify_unlike_step",  # value: v(1), off 1 beyond its interval: they are one forward
         "verify_below_step",  # value: v(tokens), below 1 beyond its interval
         "verify_falls",  # value: this verify / a shorter one, below 1 beyond its interval
         "step_unlike_plain_token",  # value: target step / R(0), more than 15 % away from 1
@@ -520,6 +522,7 @@ class LeaderboardRow:
     draft_memory_bytes: float | None = None  # weights of the draft; None if unknown
     usd_per_million_tokens: float | None = None  # None without a price
     dropped: Dropped | None = None  # all numbers are then of the prompts before that
+    corrected: bool = False  # whether its speedup is a verdict's, less the optimism of choosing it
 
 
 @dataclass(frozen=True)
@@ -1341,6 +1344,9 @@ class ServedCosts:
     start_s: float  # of a speculative request, besides its rounds
     plain_s: float  # of a plain token
     round_s: dict[int, float]  # of a round that drafts n tokens, by n; in between on a line
+    # Standard errors of both starts, over prompts; None with too few.
+    plain_start_error_s: float | None = None
+    start_error_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -1504,6 +1510,11 @@ class ServedSummary:
     acceptance_lengths: tuple[AcceptanceLength, ...] = ()
     memory: ServedMemory | None = None  # of servers that the run started, with a draft
     servers: StartedServers | None = None  # None where it attached to servers that ran
+
+    def ratios(self, temperature: float, concurrency: int) -> dict[int, float | None]:
+        """By K the measured throughput / plain decoding's, with so many requests side by side."""
+        cells = (cell for cell in self.load if cell.temperature == temperature)
+        return {cell.k: cell.throughput_ratio for cell in cells if cell.concurrency == concurrency}
 
     def not_lossless(self, temperature: float) -> tuple[int, ...]:
         """The K that were seen to change what is generated at a temperature."""

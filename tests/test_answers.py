@@ -620,13 +620,13 @@ def test_a_draft_that_no_engine_has_is_marked_and_never_the_best() -> None:
     assert content.grid.rows[0].cells[2].text == "suffix, K=4 (harness's loop only)"
     names = [cell.text for cell in content.brief[1].column("draft")]
     assert names[0] == "suffix (harness's loop only)"
-    assert "tiny_good" in names
+    assert "tiny_good (corrected)" in names
     by_title = {entry.title: entry for entry in content.tables}
     every = by_title["Predicted on the harness's loop at temperature 0, accepted by any rule"]
     names = [cell.text for cell in every.column("draft")]
     assert names[0] == "suffix (harness's loop only)"
-    assert {"tiny_good", "early_exit"} < {*names}
-    assert [row.cells[1].text for row in every.rows if row.best] == ["tiny_good"]
+    assert {"tiny_good (corrected)", "early_exit"} < {*names}
+    assert [row.cells[1].text for row in every.rows if row.best] == ["tiny_good (corrected)"]
     mlx = by_title["Predicted on the harness's loop at temperature 1, accepted as on mlx-lm"]
     assert "tiny_eagle3 (none of these engines)" in [cell.text for cell in mlx.column("draft")]
 
@@ -662,9 +662,12 @@ def test_the_console_of_an_audition_always_has_its_ranking() -> None:
     )
     assert [cell.text for cell in unranked.column("draft")] == ["other", "bad_0", "bad_1"]
     # Which row is the verdict's stands below it, and what failed is no note without a subject
-    assert "1.00x             -  -\nAt temperature 0 the row of " in text
+    assert "1.00x             -  -\ncorrected: less what choosing it adds, " in text
     assert not re.search(r"\n\n\d+ (more )?notes? .*\n\nEvery draft", text)
-    assert "PARTIAL RANKING: 9 of 11 drafts are ranked. Not ranked: bad_0, bad_1." in text
+    assert (
+        "PARTIAL RANKING: 9 of 11 drafts are ranked. Not ranked: bad_0, bad_1; the report says why."
+        in text
+    )
     assert "FAILED RUN" not in text
     assert len(lines) < len(printed(made, "tables")) < len(printed(made, True)) / 2
 
@@ -684,6 +687,38 @@ def test_the_grid_says_which_row_is_marked() -> None:
     assert other.grid is not None
     named = "marked: the row of the headline, of the engine that engine= names."
     assert other.grid.notes[0] == named
+
+
+def test_a_row_names_its_draft_unless_the_first_row_did() -> None:
+    made = analysed("audition")
+    renamed = tuple(
+        replace(each, draft="tiny_small") if each.temperature and each.draft else each
+        for each in made.answers
+    )
+    rows = [row.serve for row in grid.rows(replace(made, answers=renamed))]
+    later = [row.serve for row in grid.rows(made)]
+    assert rows[0] == later[0] == "tiny_good, K=4"
+    assert any(words.startswith("K=2 if cost") for words in later)
+    assert all("tiny_small, K=" in words for words in rows if "K=2" in words)
+
+
+def test_a_row_without_a_draft_names_the_one_that_its_speedup_is_of() -> None:
+    made = analysed("server")
+    rows = [row for row in grid.rows(made) if row.answer.decision == "does_not_pay"]
+    assert [row.serve for row in rows] == ["no draft (K=2)", "no draft (K=2)"]
+    (note,) = [each for each in content_of(made).grid.notes if each.startswith("no draft")]
+    assert "what is in brackets" in note
+
+
+def test_the_speedup_next_to_tokens_and_cost_says_why_it_is_not_their_ratio() -> None:
+    made = analysed("sweep")
+    answer, content = made.answers[0], content_of(made)
+    assert content.grid is not None
+    assert answer.round is not None
+    tokens, cost = answer.round.tokens_per_round, answer.round.own_cost
+    assert cost is not None
+    (said,) = [note for note in content.grid.notes if note.startswith("speedup: measured, less")]
+    assert f"so not {tokens:.2f} / {cost:.2f} = {tokens / cost:.2f}x." in said
 
 
 def test_a_best_k_at_the_edge_of_the_grid_is_a_caveat_with_the_command_that_looks_further() -> None:

@@ -126,7 +126,7 @@ def test_the_first_screen_has_commands_for_an_own_target_draft_and_prompts(
 ) -> None:
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     asked = commands_of("\n".join(lines[:FIRST_SCREEN]))
-    assert [command for command, _ in asked] == ["sweep", "audition"]
+    assert [command for command, _ in asked] == ["sweep", "audition", "server"]
     prompts = tmp_path / "mine.jsonl"
     prompts.write_text('{"prompt": "What is 2 + 2?"}\n' * 8, encoding="utf-8")
     own = {
@@ -134,6 +134,7 @@ def test_the_first_screen_has_commands_for_an_own_target_draft_and_prompts(
         "ORG/DRAFT": str(EMBEDDED / "tiny_good"),
         "FOLDER": str(EMBEDDED / "tiny_small"),
         "mine.jsonl": str(prompts),
+        "http://HOST": "http://127.0.0.1",
     }
     for command, words in asked:
         assert {"model=ORG/TARGET", "prompts.files=[mine.jsonl]"} < set(words)

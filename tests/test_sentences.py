@@ -282,10 +282,10 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
         " float32: draft.dtype=bfloat16 scores what is served",
     ),
     "launch_bound": (
-        {"role": "target", "step_s": 0.00102, "floor_s": 0.000192, "mbu": 0.19, "positions": 5,
-         "positions_ratio": 1.28, "overhead_share": 0.665, "c": 0.18},
-        "target step 1.02 ms where reading its weights takes 0.192 ms (MBU 0.19), and 5 positions"
-        " take 1.28 x one: 66.5 % of it is overhead. c = 0.18",
+        {"role": "target", "context_tokens": 64, "step_s": 0.00102, "floor_s": 0.000192,
+         "mbu": 0.19, "positions": 5, "positions_ratio": 1.28, "overhead_share": 0.665, "c": 0.18},
+        "target step 1.02 ms after 64 tokens where reading its weights takes 0.192 ms (MBU 0.19),"
+        " and 5 positions take 1.28 x one: 66.5 % of it is overhead. c = 0.18",
     ),
 }  # fmt: skip
 
@@ -405,11 +405,11 @@ def test_a_snapshot_is_as_good_as_its_worst_check(results: Any, start: str) -> N
         ({"status": "unknown"}, "UNKNOWN STATUS"),
         (
             {"status": "failed", "ranked": 7, "not_scored": ("mine", "theirs")},
-            "PARTIAL RANKING: 7 of 9 drafts are ranked. Not ranked: mine, theirs.",
+            "PARTIAL RANKING: 7 of 9 drafts are ranked. Not ranked: mine, theirs; the report says",
         ),
         (
             {"status": "failed", "not_scored": ("mine",)},
-            "FAILED RUN: what follows is what was stored. Not ranked: mine.",
+            "FAILED RUN: what follows is what was stored. Not ranked: mine; the report says why.",
         ),
     ],
 )

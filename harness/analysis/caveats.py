@@ -380,7 +380,10 @@ def _engine_fallbacks(setup: Setup) -> Iterator[Caveat]:
                 yield fallback(role, compiled=None)
 
 
-OF_BOUND = ("role", "step_s", "floor_s", "mbu", "positions", "positions_ratio", "overhead_share")
+OF_BOUND = (
+    *("role", "context_tokens", "step_s", "floor_s", "mbu"),
+    *("positions", "positions_ratio", "overhead_share"),
+)
 
 
 def launch_bound(bounds: Sequence[StepBound], times: StepTimes | None) -> Iterator[Caveat]:

@@ -1,9 +1,10 @@
 """What each engine gained from one pair: the measured speedups of several runs side by side.
 
-With one pair and one machine K = 4 was 1.30x on vLLM and 0.68x on llama.cpp. So runs of servers,
-and sweeps of our own loop, are put into one list: by run, temperature and K, the speedup of the
-whole workload against the same engine's plain decoding, with its interval over prompts. Loads of
-several requests side by side follow, whose speedup is a ratio of throughputs without an interval.
+With one pair, one machine and hard prompts K = 4 was 1.05x on vLLM and 0.70x on llama.cpp
+(docs/validation.md). So runs of servers, and sweeps of our own loop, are put into one list: by run,
+temperature and K, the speedup of the whole workload against the same engine's plain decoding, with
+its interval over prompts. Loads of several requests side by side follow, whose speedup is a ratio
+of throughputs without an interval.
 """
 
 from collections.abc import Iterator

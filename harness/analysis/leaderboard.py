@@ -178,6 +178,8 @@ def with_speedup(row: Predicted, answer: Answer) -> Predicted:
     assert answer.speedup is not None
     bounds = {"speedup_lo": answer.speedup_lo, "speedup_hi": answer.speedup_hi}
     changed = replace(row, speedup=answer.speedup, **bounds)
+    if isinstance(changed, LeaderboardRow):
+        changed = replace(changed, corrected=True)
     if not isinstance(changed, LeaderboardRow) or changed.usd_per_million_tokens is None:
         return changed
     price = changed.usd_per_million_tokens * row.speedup / answer.speedup

@@ -4,6 +4,8 @@ Two habits keep quantities apart that readers mix up: an acceptance_rate is alwa
 percent ("34.2 %"), an alpha never is ("0.561"). A value that does not apply is "-", never 0.
 """
 
+from collections.abc import Mapping, Sequence
+
 from harness.records import ResultRow
 from harness.summary import (
     AdaptiveRow,
@@ -94,6 +96,12 @@ def alpha(value: float | None, low: float | None = None, high: float | None = No
 def speedup(value: float | None, low: float | None = None, high: float | None = None) -> str:
     """A speedup with its interval where there is one: "1.42x [1.36, 1.48]"."""
     return EMPTY if value is None else f"{value:.2f}x" + _interval(low, high)
+
+
+def with_ratios(ks: Sequence[int], ratios: Mapping[int, float | None]) -> str:
+    """Several K, each with its ratio where it is known: "K=1 (0.83x), K=2"."""
+    known = {k: f" ({speedup(ratios[k])})" if ratios.get(k) is not None else "" for k in ks}
+    return ", ".join(f"K={k}{ratio}" for k, ratio in known.items())
 
 
 def memory(value: float | None) -> str:

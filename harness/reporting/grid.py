@@ -47,7 +47,7 @@ class GridRow:
     sets: tuple[Answer, ...]  # of each prompt set alone; none of engines that were not timed
     every: bool  # whether it holds of every engine whose rounds were not timed
     adaptive: bool  # whether drafting stopped early
-    same_draft: bool  # whether its draft is that of the first row of the temperature
+    same_draft: bool  # whether its draft is the only one, or that of the first row, which names it
     no_engine: bool  # whether it is of our own loop, and no engine has its draft
 
     @property
@@ -155,6 +155,7 @@ def rows(summary: Summary) -> tuple[GridRow, ...]:
 
 
 def _rows(summary: Summary) -> Iterator[GridRow]:
+    shown: set[str | None] = {*summary.drafts} if len(summary.drafts) == 1 else set()
     for temperature, answers in grouped(summary.answers, lambda each: each.temperature).items():
         if temperature is None:
             continue
@@ -165,7 +166,6 @@ def _rows(summary: Summary) -> Iterator[GridRow]:
             of_one = engine if answer.timed else None
             alike.setdefault((of_one, words_of_row(answer)), []).append(engine)
         untimed = {answer.engine for answer in answers if not answer.timed}
-        draft, _ = answers[0].named
         for engines in alike.values():
             group = by_engine[engines[0]]
             named = group[0].named[0]
@@ -177,12 +177,13 @@ def _rows(summary: Summary) -> Iterator[GridRow]:
                 every=untimed == set(engines) == set(with_lines()),
                 adaptive=summary.run.sampling.stop_threshold is not None
                 and any(answer.rule == summary.run.sampling.rule for answer in group),
-                same_draft=named == draft,
+                same_draft=named in shown,
                 no_engine=group[0].engine in (None, OWN.name)
                 and group[0].decision in ("speculate", "undecided")
                 and named is not None
                 and engines_with(summary, named, temperature) == (),
             )
+            shown = shown or {named}
 
 
 def marked(summary: Summary) -> Marked | None:
@@ -214,16 +215,18 @@ def words_of_set(answer: Answer) -> str:
 
 
 def words_of_row(answer: Answer, *, name_draft: bool = True) -> str:
-    """What to serve, in a row: with the draft and K that an undecided answer's number is of.
+    """What to serve, in a row: with the draft and K that its number is of, where not to serve.
 
-    Of an engine that was not timed the cost of a round below which K pays: "K=4 if cost < 2.87".
+    Of an engine that was not timed the cost of a round below which K pays, the lower bound of what
+    a round emits: "K=4 if cost < 2.87".
     """
     draft, k = answer.named
     named = f"K={k}" if draft is None or not name_draft else f"{draft}, K={k}"
     if answer.decision == "not_measured":
         limit = answer.round and fmt.decimal(answer.round.pays_below)
         return fmt.EMPTY if limit is None else f"{named} if cost < {limit}"
-    return f"undecided ({named})" if answer.decision == "undecided" and k else words(answer)
+    unserved = not answer.speculates and k and answer.speedup is not None
+    return f"{words(answer)} ({named})" if unserved else words(answer)
 
 
 def title_of(answer: Answer) -> str:

@@ -475,8 +475,9 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, measured: ServedSumm
     version = _version(measured)
     title = f"K by concurrency at temperature {fmt.temperature(schedule.temperature)} ({version})"
     ties = [
-        f"At concurrency {entry.concurrency} K={entry.k} is a tie with"
-        f" {', '.join(f'K={k}' for k in entry.tied)}."
+        f"At concurrency {entry.concurrency} the lead of K={entry.k} over"
+        f" {fmt.with_ratios(entry.tied, measured.ratios(schedule.temperature, entry.concurrency))}"
+        " is within the spread of visits and the error of prediction."
         for entry in schedule.entries
         if entry.tied
     ]

@@ -229,8 +229,8 @@ BOARD_CAPTION = (
     " speculating at 1"
 )
 BOARD_UNDER = (
-    "predicted, with 95 % interval; filled: the best that an engine has; the dashed line: no"
-    " speculation"
+    "predicted, with 95 % interval; filled: the best that an engine has; corrected: less what"
+    " choosing it adds; the dashed line: no speculation"
 )
 LETTERS, NARROW_LETTERS = 23, 16  # of a draft's name in one line
 # A title's bold letters, and the small ones below it, in the same width

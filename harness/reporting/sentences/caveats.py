@@ -19,7 +19,8 @@ CAUTIONS: frozenset[CaveatCode | ComparisonCaveatCode] = frozenset(
         *("greedy_texts_differ", "server_not_lossless", "server_texts_unlike_target"),
         *("structured_output_invalid", "structured_output_unanswered"),
         *("server_texts_repeat", "server_queues", "rate_beyond_capacity", "other_card"),
-        *("failed_run", "unfinished_run", "different_devices", "machine_changed", "distrusted"),
+        *("failed_run", "unfinished_run", "different_devices", "machine_changed"),
+        *("plain_moved", "distrusted"),
         *("other_acceptance", "texts_differ_in_float32", "counts_differ", "not_lossless"),
     }
 )
@@ -218,8 +219,9 @@ def _launch_bound(bounds: Sequence[Quoted]) -> list[str]:
     if not bounds:
         return []
     steps = "; ".join(
-        f"{values['role']} step {fmt.milliseconds(1e3 * values['step_s'])} ms where reading its"
-        f" weights takes {fmt.milliseconds(1e3 * values['floor_s'])} ms (MBU"
+        f"{values['role']} step {fmt.milliseconds(1e3 * values['step_s'])} ms after"
+        f" {values['context_tokens']} tokens where reading its weights takes"
+        f" {fmt.milliseconds(1e3 * values['floor_s'])} ms (MBU"
         f" {fmt.decimal(values['mbu'])}), and {values['positions']} positions take"
         f" {fmt.decimal(values['positions_ratio'])} x one: {fmt.percent(values['overhead_share'])}"
         " of it is overhead"
@@ -259,8 +261,8 @@ CAVEATS: Mapping[str, Any] = {
     ),
     "sampled_log": lambda values: (
         log_covered(values)
-        + "; each stratum counts by its share of the log, and the intervals have the error of the"
-        " sample in them"
+        + "; each stratum counts by its share of the log's requests times the tokens that its"
+        " requests generate, and the intervals have the error of the sample in them"
     ),
     "prompts_left_out": (
         "{used} of {available} prompts were used ({sets}): prompts.limit=null takes all of them"

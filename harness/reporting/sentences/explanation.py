@@ -60,13 +60,14 @@ def _block_gain(gain: BlockGain, timed: str) -> str:
             f" {gain.draft} at K={gain.k}, temperature {fmt.temperature(gain.temperature)}, than"
             f" the ratio does: {fmt.decimal(gain.ratio_tokens_per_round)}."
         )
+    ratio, block = fmt.speedup(gain.ratio_speedup), fmt.speedup(gain.block_speedup)
+    predicted = f"{block} instead of {ratio}" if block != ratio else f"{block} either way"
     return (
         "Block verification (decode.rule=block) would emit"
         f" {fmt.decimal(gain.block_tokens_per_round)} tokens per round of {gain.draft} at"
         f" K={gain.k}, temperature {fmt.temperature(gain.temperature)}, {more:.1%} more"
         f" than the ratio's {fmt.decimal(gain.ratio_tokens_per_round)}: predicted"
-        f" {fmt.speedup(gain.block_speedup)} instead of {fmt.speedup(gain.ratio_speedup)} at the"
-        f" round times of {timed}."
+        f" {predicted} at the round times of {timed}."
         f" {engines}"
     )
 

@@ -147,7 +147,7 @@ def reasons(summary: Summary) -> tuple[str, ...]:
     served, shown = summary.served, grid.marked(summary)
     if served is None:
         return ()
-    of_answer = () if shown is None else _of_answer(served, shown.answer)
+    of_answer = () if shown is None else _of_answer(summary, served, shown.answer)
     # The memory of toy models decides nothing
     toys = any(entry.code == "embedded_models" for entry in summary.caveats)
     memory = () if toys or served.memory is None else _memory(served.memory)
@@ -158,9 +158,10 @@ def reasons(summary: Summary) -> tuple[str, ...]:
     return (*of_answer, *started, *found)
 
 
-def _of_answer(served: ServedSummary, answer: Answer) -> Iterator[str]:
+def _of_answer(summary: Summary, served: ServedSummary, answer: Answer) -> Iterator[str]:
     """Of the headline's answer: its number and that under load, why no other K, and waits."""
     yield from _other_numbers(served, answer)
+    yield from _plain_tokens(summary, served, answer.temperature)
     others = [entry for entry in served.other_ks if entry.served_k == answer.k]
     for k, entries in grouped(others, lambda entry: entry.k).items():
         yield _why_not(k, entries, served, answer)
@@ -181,6 +182,38 @@ def _other_numbers(served: ServedSummary, answer: Answer) -> Iterator[str]:
         f" {fmt.speedup(loaded.throughput_ratio)}: prefills included, requests of half to all of"
         " the tokens, on servers started for several requests; compare it within that table only."
     )
+
+
+def _plain_tokens(
+    summary: Summary, served: ServedSummary, temperature: float | None
+) -> Iterator[str]:
+    """Why a plain token has another time in each table."""
+    costs = first(served.costs, temperature=temperature)
+    rows = where(summary.generated, temperature=temperature, k=0, source="measured")
+    cells = [row.ms_per_token for row in rows if row.ms_per_token is not None]
+    if costs is None or not cells:
+        return
+    low, high = (fmt.milliseconds(value) for value in (min(cells), max(cells)))
+    whole = f"{low} ms" if low == high else f"{low} to {high} ms, by prompt set,"
+    timed = "processor time" if served.clock == "cpu" else "the server's clock"
+    yield (
+        f"A plain token at temperature {fmt.temperature(temperature)} has more than one time here,"
+        f" since more than one thing is timed: {fmt.in_ms(costs.plain_s)} ms is R(0), one more"
+        f" token of a request; {whole} is all of decoding / its tokens, the start of a request"
+        f" included; both by {timed}{_waited_per_token(served, temperature)}."
+    )
+
+
+def _waited_per_token(served: ServedSummary, temperature: float | None) -> str:
+    """TPOT of plain decoding, alone and on the servers of loads."""
+    names = {False: "one request at a time", True: "on servers started for several requests"}
+    parts: list[str] = []
+    for load, name in names.items():
+        rows = where(served.latencies, temperature=temperature, k=0, load=load)
+        row = first(row for row in rows if row.concurrency in (None, 1) and row.rate is None)
+        if row is not None and row.per_token is not None:
+            parts.append(f"{fmt.seconds(row.per_token.p50)} {name}")
+    return f"; TPOT is what a user waits, in the median: {_listed(parts)}" if parts else ""
 
 
 def _why_not(k: int, entries: Sequence[OtherK], served: ServedSummary, answer: Answer) -> str:
@@ -353,7 +386,7 @@ def _rounds(gates: Sequence[ServedGate]) -> str:
         return ""
     equal = sum(gate.equal_rounds or 0 for gate in known)
     texts = sum(gate.replayed_texts or 0 for gate in known)
-    return f", and {equal} of {texts} took exactly the rounds of replay"
+    return f", and {equal} of {texts} took exactly the rounds that replay of the same texts has"
 
 
 def _memory(memory: ServedMemory) -> Iterator[str]:

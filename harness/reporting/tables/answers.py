@@ -50,10 +50,11 @@ GRID: tuple[Column[Line], ...] = (
 TITLE = "What to serve"
 STAR_NOTE = "marked: the row of the headline, of the engine that was timed."
 STAR_NOTE_ASKED = "marked: the row of the headline, of the engine that engine= names."
-NO_DRAFT_NOTE = "no draft: the speedup in its row is that of the draft and K that lose least."
+NO_DRAFT_NOTE = "no draft (...): the speedup is that of what is in brackets, which loses least."
 COST_NOTE = "cost: of a round, in plain tokens of that engine{}."
+# Tokens per round and cost of a round stand next to a speedup that is not their ratio
 CORRECTED_NOTE = (
-    "A speedup is corrected for the choice of K, so it is not quite tokens per round / cost."
+    "speedup: {source}, less what choosing {chosen} adds, so not {tokens} / {cost} = {ratio}."
 )
 
 
@@ -125,8 +126,7 @@ def grid_table(summary: Summary) -> Table:
     alone = names if 1 < len(names) <= MOST_SETS else []
     columns = columns_by(alone, "{} alone", _words_of_set)
     star = _star_note(lines) if len(lines) > 1 else ()
-    chosen = any(line.row.answer.timed and line.row.answer.round for line in lines)
-    notes = (*star, *_grid_notes(lines, summary), *([CORRECTED_NOTE] if chosen else []))
+    notes = (*star, *_shares(summary), *_grid_notes(lines, summary))
     return _grid((*GRID, *columns), lines, notes)
 
 
@@ -186,12 +186,15 @@ def _star_note(lines: Sequence[Line]) -> Iterator[str]:
         yield STAR_NOTE if marked.row.answer.timed else STAR_NOTE_ASKED
 
 
-def _grid_notes(lines: Sequence[Line], summary: Summary) -> Iterator[str]:
+def _shares(summary: Summary) -> Iterator[str]:
     if summary.run.weights:
         weights = summary.run.weights
         total = sum(weights.values())
         shares = ", ".join(f"{name} {share / total:.1%}" for name, share in weights.items())
         yield f"Share of each prompt set in the workload: {shares}."
+
+
+def _grid_notes(lines: Sequence[Line], summary: Summary) -> Iterator[str]:
     elsewhere = {(line.row.engines, line.row.answer.run): None for line in lines}
     for engines, run in elsewhere:
         if run is not None:
@@ -207,6 +210,15 @@ def _grid_notes(lines: Sequence[Line], summary: Summary) -> Iterator[str]:
         at = at if len({answer.temperature for answer in answers}) > 1 else ""
         known = "" if cost is None else f"; {place} {fmt.decimal(cost)} for K={k}{at}"
         yield COST_NOTE.format(known)
+        if emitted is not None and cost is not None and answers[0].speedup is not None:
+            tokens = emitted.tokens_per_round
+            yield CORRECTED_NOTE.format(
+                source=grid.evidence(answers[0]),
+                chosen="draft and K" if summary.run.command == "audition" else "K",
+                tokens=fmt.decimal(tokens),
+                cost=fmt.decimal(cost),
+                ratio=fmt.speedup(tokens / cost),
+            )
     yield from dict.fromkeys(note for line in lines for note in grid.left_out(line.row.servers))
     yield from _lacking(summary)
 
@@ -285,8 +297,8 @@ EMITS: tuple[Column[EmitsLine], ...] = (
 )
 EMITS_NOTE = (
     "Nothing was timed on these engines. By the rule by which they accept, a round emits so many"
-    " tokens; K pays there while a round costs fewer plain tokens of that engine. What one costs on"
-    " {here} says nothing of theirs."
+    " tokens; K pays there while a round costs fewer plain tokens of that engine than the lower"
+    " bound. What one costs on {here} says nothing of theirs."
 )
 
 

@@ -3,6 +3,7 @@
 v(n) is a target forward over n positions / a target step of the same context and batch.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from harness.records import VERIFY_AND_ACCEPT, LatencyRow, ResultRow, first, grouped, where
@@ -128,6 +129,9 @@ VERIFY_NOTE = (
     "v(n): a target forward over n = K + 1 positions / a target step. n = 1 is that step once more,"
     " timed among the verifies: what v(1) differs from 1 is how far such times can be trusted."
 )
+# From this difference on it is said what it means
+LEAST_DOUBT = 0.05
+DOUBT_NOTE = "Here v(1) is {v}: every v(n) of this table may be off by as much ({off})."
 BOUND_NOTES = (
     "MBU: floor / median. arithmetic: what one further position adds, beyond its bytes, / the step,"
     " at most 1 - MBU. overhead: the rest, neither reading nor arithmetic.",
@@ -207,15 +211,23 @@ def verify_tables(summary: Summary) -> list[Table]:
     unstable: Column[Forward] = stability.column(
         lambda forward: stability.of_forward(summary, forward.row)
     )
-    notes = (VERIFY_NOTE, stability.note(summary, "verify"))
     made = []
     for curve in verify_curves(summary):
         step = curve[0].step
         batch = f", batch {step.batch}" if step.batch > 1 else ""
         of = "the target" if step.model in ("", None, summary.run.model) else step.model
         title = f"What verifying costs {of}, after {step.context_tokens} tokens of context"
+        notes = (VERIFY_NOTE, _doubt(curve), stability.note(summary, "verify"))
         made.append(table(title + batch, (*VERIFY, unstable), curve, notes=notes))
     return made
+
+
+def _doubt(curve: Sequence[Forward]) -> str:
+    """How far off v(1) is, where that is much; it is 1 but for noise."""
+    alone = first(forward.v for forward in curve if forward.row.tokens == 1)
+    if alone is None or abs(alone - 1.0) < LEAST_DOUBT:
+        return ""
+    return DOUBT_NOTE.format(v=fmt.decimal(alone), off=fmt.percent(abs(alone - 1.0)))
 
 
 def bounds_table(summary: Summary) -> Table:

@@ -40,6 +40,8 @@ from harness.summary import (
 PLAIN = grid.DECISIONS["does_not_pay"]
 # Of a draft that none of a ranking's engines has, and another engine has
 NOT_THESE = "none of these engines"
+# Of the row that has a verdict's speedup
+CORRECTED = "corrected"
 Alpha = CategoryAlpha | LengthAlpha
 
 
@@ -105,7 +107,11 @@ def name_of(row: LeaderboardRow, marks: Mapping[str, str]) -> str:
     """A draft, with its mark; or that there is none."""
     if row.draft is None:
         return PLAIN
-    return f"{row.draft} ({marks[row.draft]})" if row.draft in marks else row.draft
+    said = [
+        *([CORRECTED] if row.corrected else []),
+        *([marks[row.draft]] if row.draft in marks else []),
+    ]
+    return f"{row.draft} ({', '.join(said)})" if said else row.draft
 
 
 RANK = Column[LeaderboardRow]("rank", lambda row: row.rank, fmt.count, key=True)
@@ -161,12 +167,10 @@ THUMBS: tuple[Column[RuleOfThumb], ...] = (
 
 SPEEDUP_NOTE = (
     "speedup: predicted (replayed acceptance and round times), at the K that looks best on these"
-    " prompts, so slightly too high. Ranks and the chance to be best are by these."
+    " prompts, so slightly too high but where it says corrected. Ranks and the chance to be best"
+    " are without that correction."
 )
-VERDICT_NOTE = (
-    "At temperature {temperature} the row of {draft} at K={k} is the verdict's, corrected for"
-    " having been chosen as the best; the other rows are not, and decide nothing."
-)
+VERDICT_NOTE = "corrected: less what choosing it adds, as the verdict is; the others are not."
 OTHER_NOTE = (
     "At temperature {temperature} the verdict's speedup of {draft} at K={k} is {gain}, on held-out"
     " prompts: the one to act on. Its row is as these prompts have it, like those of the others."
@@ -177,9 +181,9 @@ LOOKUP_NOTE = (
     " propose, and cost and emit less, which its speedup takes into account."
 )
 SET_NOTE = (
-    "Each prompt set judged alone: right only for a server that sees nothing else. The speedups are"
-    " the verdicts', corrected for having been chosen as the best, and their intervals are wider,"
-    " since all verdicts of a report share one error: so both differ from a cell's."
+    "Each prompt set judged alone: right only for a server that sees nothing else. A speedup is a"
+    " cell's, less what choosing the best adds, which is nothing where every part of the prompts"
+    " chooses the same; its interval is wider, since all verdicts of a report share one error."
 )
 TOO_FEW_NOTE = "Of fewer than {} prompts a set is undecided, and its speedup has no interval."
 REGRET_NOTE = (
@@ -289,8 +293,8 @@ def as_decided(summary: Summary, rows: Iterable[LeaderboardRow], temperature: fl
         return ""
     (draft, k), at = own.named, fmt.temperature(temperature)
     of_verdict = [row for row in rows if (row.draft, row.k) == own.named]
-    if any(row.speedup == own.speedup for row in of_verdict):
-        return VERDICT_NOTE.format(temperature=at, draft=draft, k=k)
+    if any(row.corrected and row.speedup == own.speedup for row in of_verdict):
+        return VERDICT_NOTE
     return OTHER_NOTE.format(temperature=at, draft=draft, k=k, gain=fmt.gain(own))
 
 

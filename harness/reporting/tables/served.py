@@ -1,6 +1,6 @@
 """A server that was measured: cells with their predictions, the gate, costs, load, conventions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from harness.records import first, grouped, where
@@ -93,7 +93,9 @@ COSTS: tuple[Column[ServedCosts], ...] = (
     Column("temperature", lambda costs: costs.temperature, fmt.temperature, key=True),
     Column("plain token\nms", lambda costs: costs.plain_s, fmt.in_ms),
     Column("plain start\nms", lambda costs: costs.plain_start_s, fmt.in_ms),
+    Column("its\nerror ms", lambda costs: costs.plain_start_error_s, fmt.in_ms, definition="start"),
     Column("start\nms", lambda costs: costs.start_s, fmt.in_ms),
+    Column("error of\nstart ms", lambda costs: costs.start_error_s, fmt.in_ms, definition="start"),
 )
 LOADS: tuple[Column[LoadCell], ...] = (
     Column("temperature", lambda cell: cell.temperature, fmt.temperature, key=True),
@@ -217,10 +219,11 @@ VARIED: tuple[Column[Varied], ...] = (
 
 
 class Scheduled(NamedTuple):
-    """One load of a schedule, and its temperature."""
+    """One load of a schedule, its temperature, and the throughput ratios measured there by K."""
 
     temperature: float
     entry: ScheduleEntry
+    measured: Mapping[int, float | None]
 
     @property
     def requests(self) -> str:
@@ -230,8 +233,8 @@ class Scheduled(NamedTuple):
 
     @property
     def tied(self) -> str | None:
-        """The other K that may be as fast."""
-        return ", ".join(f"K={k}" for k in self.entry.tied) or None
+        """The other K that may be as fast, with what was measured of them."""
+        return fmt.with_ratios(self.entry.tied, self.measured) or None
 
 
 SCHEDULE: tuple[Column[Scheduled], ...] = (
@@ -268,6 +271,10 @@ TWO_K_NOTE = (
     "error from two K: of the same prediction, had only the smallest and the largest K been"
     " measured; K in between lie on a line."
 )
+SAMPLES_NOTE = (
+    "tokens/round replayed: of plain decoding's texts; measured: of the texts of that K, which are"
+    " other samples above temperature 0. The gate below compares each text with its own replay."
+)
 OWN_NOTE = "The harness's loop has its own round times on this device: that is their error."
 GATE_NOTES = (
     "Greedy texts must be plain decoding's. Sampled ones: the log-probability of the texts under"
@@ -283,8 +290,9 @@ STRUCTURED_NOTE = (
     " These texts are neither timed nor replayed."
 )
 COST_NOTE = (
-    "start: what a request costs besides its prefill and its rounds. A round costs by how many"
-    " tokens it drafted: R(K) below."
+    "start: what a request costs besides its prefill and its rounds, by a fit over all requests;"
+    " error: its standard error over prompts, within two of which starts do not differ. A round"
+    " costs by how many tokens it drafted: R(K) below."
 )
 CLOCKS = {
     "engine": "Times are by the server's own clock.",
@@ -317,8 +325,9 @@ LOAD_CLOCKS = {
     ),
 }
 SCHEDULE_NOTE = (
-    "K: the largest predicted throughput; where others tie with it (a lead within the spread of"
-    " visits and the error of prediction together), the fastest measured. The load in between two"
+    "K: the largest predicted throughput; where others tie with it, the fastest measured. A tie is"
+    " no equal speed, but a lead within the spread of visits and the error of prediction together:"
+    " another run may rank them otherwise. The load in between two"
     " measured ones has the K of the larger. lost to the fastest: the K is chosen so by all visits"
     " but one, and held in that one against the K that was fastest over all."
 )
@@ -360,12 +369,15 @@ def served_tables(summary: Summary) -> list[Table]:
     own = any(cell.own_error is not None for cell in served.cells)
     notes = (
         CELL_NOTE.format(source=source) if predicted else "",
+        SAMPLES_NOTE if any(cell.temperature for cell in served.cells) and predicted else "",
         TWO_K_NOTE if two_k else "",
         OWN_NOTE if own else "",
         CLOCKS[served.clock],
     )
     scheduled = [
-        Scheduled(schedule.temperature, entry)
+        Scheduled(
+            schedule.temperature, entry, served.ratios(schedule.temperature, entry.concurrency)
+        )
         for schedule in served.schedules
         for entry in schedule.entries
     ]

@@ -110,9 +110,9 @@ REPLAY: tuple[Column[ReplayCheck], ...] = (
 )
 
 BEST_NOTE = (
-    "best: the fastest row of this table. A verdict's speedup is corrected for having been chosen"
-    " as the best, and its interval is wider, since all verdicts of a report share one error; so"
-    " both differ from a row's. The verdict's is the one to act on."
+    "best: the fastest row of this table. A verdict's speedup is a row's, less what choosing the"
+    " best adds, which is nothing where every part of the prompts chooses the same; its interval is"
+    " wider, since all verdicts of a report share one error. The verdict's is the one to act on."
 )
 FEW_NOTE = (
     "few prompts: a sweep that stops when its verdicts are decided (until=decided) measures most K"
