@@ -664,10 +664,7 @@ def test_the_console_of_an_audition_always_has_its_ranking() -> None:
     # Which row is the verdict's stands below it, and what failed is no note without a subject
     assert "1.00x             -  -\ncorrected: less what choosing it adds, " in text
     assert not re.search(r"\n\n\d+ (more )?notes? .*\n\nEvery draft", text)
-    assert (
-        "PARTIAL RANKING: 9 of 11 drafts are ranked. Not ranked: bad_0, bad_1; the report says why."
-        in text
-    )
+    assert "PARTIAL RANKING: 9 of 11 drafts are ranked. Not ranked: bad_0, bad_1." in text
     assert "FAILED RUN" not in text
     assert len(lines) < len(printed(made, "tables")) < len(printed(made, True)) / 2
 
@@ -706,7 +703,9 @@ def test_a_row_without_a_draft_names_the_one_that_its_speedup_is_of() -> None:
     made = analysed("server")
     rows = [row for row in grid.rows(made) if row.answer.decision == "does_not_pay"]
     assert [row.serve for row in rows] == ["no draft (K=2)", "no draft (K=2)"]
-    (note,) = [each for each in content_of(made).grid.notes if each.startswith("no draft")]
+    content = content_of(made)
+    assert content.grid is not None
+    (note,) = [each for each in content.grid.notes if each.startswith("no draft")]
     assert "what is in brackets" in note
 
 

@@ -240,8 +240,8 @@ ELSEWHERE = Manifest.of(nested(SWEEP.manifest.entries, "environment.device", "cu
         (other(slower(1.2)), "machine_changed"),
         (other(slower(1.02)), None),  # too little to matter
         (other(slower(1.0, noise=0.03)), None),  # it may be chance
-        (other(slower(1.0, noise=0.8)), "plain_moved"),  # much, chance or not
-        (other(slower(1.0, noise=0.8), manifest=ELSEWHERE), "different_devices"),
+        (other(slower(1.0, noise=0.3)), "plain_moved"),  # much, chance or not
+        (other(slower(1.0, noise=0.3), manifest=ELSEWHERE), "different_devices"),
         (other(manifest=DUMMY), "other_acceptance"),
         (other(manifest=SWEEP.manifest.updated(prompts_sha256="other")), "other_hash"),
         (other(trials=SWEEP.trials[:64]), "some_prompts"),
