@@ -186,7 +186,8 @@ class ServedRun(ServedTexts):
         """Costs at a temperature, as they are stored."""
         without = self.left_out_costs(temperature)
         starts = np.array([[each.plain_start_s, each.start_s] for each in without]).T
-        errors = np.sqrt((independent_errors(starts) ** 2).sum(axis=-1)) if without else (None,) * 2
+        squares = (independent_errors(starts) ** 2).sum(axis=-1) if without else None
+        plain_error_s, error_s = (None, None) if squares is None else np.sqrt(squares).tolist()
         return ServedCosts(
             temperature=temperature,
             source="synthetic" if self._rounds_near(temperature) else "other_sets",
@@ -194,8 +195,8 @@ class ServedRun(ServedTexts):
             start_s=costs.start_s,
             plain_s=costs.times.plain_s,
             round_s=dict(costs.times.round_s),
-            plain_start_error_s=None if errors[0] is None else float(errors[0]),
-            start_error_s=None if errors[1] is None else float(errors[1]),
+            plain_start_error_s=plain_error_s,
+            start_error_s=error_s,
         )
 
     def left_out_costs(self, temperature: float) -> list[ServerCosts]:
