@@ -337,3 +337,9 @@ def test_without_a_chat_template_a_text_is_encoded_as_it_is(tiny: LoadedModel) -
         encode(tiny.tokenizer, HI, PromptsConf(chat_template="always"))
     with pytest.raises(UserError, match=r"prompt easy/void: it has no tokens"):
         encode(tiny.tokenizer, Prompt("easy", "void", ("",)), PromptsConf())
+
+
+def test_a_folder_that_holds_no_model_is_named_with_what_it_lacks(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no config\.json in this folder") as refused:
+        load(conf("mine", id=str(tmp_path)), "model", CPU)
+    assert "hf download" not in str(refused.value)

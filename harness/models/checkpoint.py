@@ -232,6 +232,12 @@ def explained(conf: ModelConf, key: str) -> Iterator[None]:
                 f"{key}.id={conf.id}: no *.safetensors there; weights are not read from pickles "
                 f"(pytorch_model.bin) unless you trust them: {key}.allow_pickle=true"
             ) from error
+        folder = Path(str(conf.id))
+        if folder.is_dir() and not (folder / "config.json").is_file():
+            raise UserError(
+                f"{key}.id={conf.id}: no config.json in this folder; give that of a model which "
+                "transformers saved"
+            ) from error
         raise UserError(
             f"{key}.id={conf.id}: cannot be loaded ({first_line(error)}); give a local folder "
             f"({key}.id=/path/to/model), a hub id that exists and is reachable, or fill the hub "
