@@ -23,6 +23,7 @@ from transformers import DynamicCache, Qwen2Config, Qwen2Model
 
 from harness.analysis import analyse
 from harness.config import ModelConf
+from harness.models.cached import cache_argument
 from harness.models.heads.eagle import EagleHead, EagleNetwork, load_eagle
 from harness.models.heads.files import memory_need
 from harness.models.load import EMBEDDED, LoadedModel
@@ -155,7 +156,9 @@ def test_drafts_are_those_of_transformers_layer_row_by_row(
             tokens = text[:, 1 : start + 2]
             for depth in range(3):
                 row = network.fc(torch.cat([embed(tokens), features], dim=-1))
-                features = layer(inputs_embeds=row, past_key_values=cache).last_hidden_state
+                features = layer(
+                    inputs_embeds=row, **{cache_argument(layer): cache}
+                ).last_hidden_state
                 torch.testing.assert_close(
                     passes[depth][:, start], features[:, -1], atol=1e-4, rtol=1e-4
                 )

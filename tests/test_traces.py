@@ -26,7 +26,13 @@ from harness.measurement.target_texts import (
     Request,
     generate_texts,
 )
-from harness.models.cached import CachedModel, SnapshotModel, SplitNetwork, split_network
+from harness.models.cached import (
+    CACHE_ARGUMENTS,
+    CachedModel,
+    SnapshotModel,
+    SplitNetwork,
+    split_network,
+)
 from harness.records import TextTrace, UserError
 from harness.storage import RunFolder, load_traces
 
@@ -131,7 +137,7 @@ class Small(CachedModel):
 
         def before(_module: Any, _args: Any, inputs: dict[str, Any]) -> None:
             # One row without a cache is the comparison of split_network
-            free = 0 if inputs.get("past_key_values") is not None else 1
+            free = 0 if any(inputs.get(name) is not None for name in CACHE_ARGUMENTS) else 1
             if inputs["input_ids"].shape[0] > max(self.rows, free):
                 self.refused += 1
                 raise torch.OutOfMemoryError("out of memory")

@@ -424,7 +424,8 @@ def _states(
         start = sum(states.shape[1] for states in done)
         places = torch.arange(start, start + piece.shape[1], device=piece.device)
         extra = {"position_ids": places.expand(piece.shape)} if model.positions else {}
-        done.append(split.hidden(input_ids=piece, past_key_values=cache, use_cache=True, **extra))
+        cached = {model.cache_argument: cache, "use_cache": True}
+        done.append(split.hidden(input_ids=piece, **cached, **extra))
     return torch.cat(done, dim=1)
 
 

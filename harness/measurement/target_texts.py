@@ -268,7 +268,7 @@ class _Rows:
             self._cache = self._target.new_cache()
         inputs = {
             "input_ids": self._feed,
-            "past_key_values": self._cache,
+            self._target.cache_argument: self._cache,
             "use_cache": True,
             **self._places(),
         }

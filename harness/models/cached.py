@@ -16,17 +16,18 @@ import copy
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from harness.models.memory import is_out_of_memory
 
-# The names under which a forward may take its cache. Under the first it is a transformers cache;
-# under the others (Mamba, xLSTM; RWKV) the model makes its state itself and returns it.
-CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state")
+# The names under which a forward may take its cache: that of transformers from 5.24 on, that before,
+# then those of models that make their state themselves and return it (Mamba, xLSTM; RWKV)
+CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params", "state")
+OWN_STATE = ("cache_params", "state")
 # Positions per chunk while a cache is filled for timing, all sequences together
 FILL_POSITIONS = 4096
 # The head on the same hidden states repeats the same sums; soft caps and scales are far from that.
@@ -52,6 +53,14 @@ def cache_argument(network: PreTrainedModel) -> str | None:
     return next((name for name in CACHE_ARGUMENTS if takes(network, name)), None)
 
 
+def makes_state(network: PreTrainedModel) -> bool:
+    """Whether a network makes its cache itself, in a form of its own, and returns it."""
+    name = cache_argument(network)
+    if name == "cache":  # xLSTM's is one of its own from 5.24 on, too
+        return Cache not in get_args(inspect.signature(network.forward).parameters[name].annotation)
+    return name in OWN_STATE
+
+
 class CachedModel:
     """A causal model with a cache of one sequence, rewound by cropping.
 
@@ -65,6 +74,8 @@ class CachedModel:
         text_batches: how texts share a batch in generation and in scoring, and why not otherwise;
             filled by `harness.measurement` when it has tried.
         positions: whether position ids are passed to every forward.
+        cache_argument: the name under which the network's forward takes its cache.
+        makes_state: whether the network makes its cache itself, in a form of its own.
         states: [n, layers * hidden] the states of the last fed tokens that `keep_states` asks for;
             None where none are kept.
 
@@ -88,7 +99,8 @@ class CachedModel:
         self.positions = positions
         self.network = network
         self.vocab_size = vocab_size
-        self._argument = cache_argument(network) or CACHE_ARGUMENTS[0]
+        self.cache_argument = cache_argument(network) or CACHE_ARGUMENTS[0]
+        self.makes_state = makes_state(network)
         self._cuts_logits = takes(network, "logits_to_keep")
         self.states: Tensor | None = None
         self._kept_layers: tuple[int, ...] = ()
@@ -126,11 +138,6 @@ class CachedModel:
     def cached_tokens(self) -> int:
         """How many tokens the cache holds."""
         return self._length
-
-    @property
-    def makes_state(self) -> bool:
-        """Whether the network makes its cache itself, in a form of its own."""
-        return self._argument != CACHE_ARGUMENTS[0]
 
     @torch.inference_mode()
     def prefill(self, tokens: Sequence[int]) -> None:
@@ -194,7 +201,7 @@ class CachedModel:
         tokens = tokens.to(self.network.device)
         inputs: dict[str, Any] = {
             "input_ids": tokens,
-            self._argument: self._cache,
+            self.cache_argument: self._cache,
             "use_cache": True,
         }
         if self._cuts_logits:
@@ -207,7 +214,7 @@ class CachedModel:
             inputs["position_ids"] = places.expand(tokens.shape)
         output = self.network(**inputs)
         if self.makes_state:
-            self._cache = getattr(output, self._argument)
+            self._cache = getattr(output, self.cache_argument)
         if self._kept_layers:
             kept = [output.hidden_states[layer][0] for layer in self._kept_layers]
             self.states = torch.cat(kept, dim=-1)

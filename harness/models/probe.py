@@ -21,6 +21,7 @@ from harness.models.cached import (
     SnapshotModel,
     SteppedModel,
     cache_argument,
+    makes_state,
     takes,
 )
 from harness.models.device import settle_kernels
@@ -324,7 +325,7 @@ def _candidates(network: PreTrainedModel) -> list[tuple[type[CachedModel], bool]
     """
     kinds: list[type[CachedModel]] = [SnapshotModel, SteppedModel]
     layers = getattr(network.config.get_text_config(), "layer_types", None)
-    if cache_argument(network) == CACHE_ARGUMENTS[0] and set(layers or ()) <= ATTENTION_KINDS:
+    if not makes_state(network) and set(layers or ()) <= ATTENTION_KINDS:
         kinds = [CachedModel, *kinds]
     choices = (False, True) if takes(network, "position_ids") else (False,)
     return [(kind, positions) for kind in kinds for positions in choices]

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
+from harness.models.cached import cache_argument
 from tools.train_embedded.recipes import PROMPT_SETS_DIR, Recipe
 
 BUDGET_TOKENS = 48
@@ -73,7 +74,7 @@ def continue_prompt(
     pieces = [torch.tensor([list(prompt_ids)]).repeat(1 + samples, 1)]
     alive, kept = torch.ones(1 + samples, dtype=torch.bool), []
     for _ in range(budget):
-        logits = target(pieces[-1], past_key_values=cache).logits[:, -1]
+        logits = target(pieces[-1], **{cache_argument(target) or "": cache}).logits[:, -1]
         token = torch.multinomial(logits.softmax(-1), 1, generator=generator)
         token[0] = logits[0].argmax()
         pieces.append(token)
@@ -141,8 +142,8 @@ def step_times_ms(models: Sequence[PreTrainedModel], samples: int = 60) -> list[
     for _ in range(samples):
         for model, taken in zip(models, times, strict=True):
             cache = DynamicCache(config=model.config)
-            model(context, past_key_values=cache)
+            model(context, **{cache_argument(model) or "": cache})
             start = time.perf_counter()
-            model(context[:, :1], past_key_values=cache)
+            model(context[:, :1], **{cache_argument(model) or "": cache})
             taken.append(1000 * (time.perf_counter() - start))
     return [float(np.median(taken)) for taken in times]

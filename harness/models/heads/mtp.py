@@ -38,6 +38,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils.hub import cached_file
 
 from harness.config import ModelConf
+from harness.models.cached import cache_argument
 from harness.models.checkpoint import explained, quiet_transformers, small_file
 from harness.models.heads.base import ChainHead, HeadNetwork, LoadedHead
 from harness.models.load import LoadedModel, source_of
@@ -136,9 +137,8 @@ class MtpNetwork(HeadNetwork):
         """
         embedded = self.network.get_input_embeddings()(tokens)
         row = self.fc(torch.cat([self.norm_embedding(embedded), self.norm_hidden(features)], -1))
-        output = self.network.base_model(
-            inputs_embeds=row, past_key_values=cache, use_cache=True, **where
-        )
+        where[cache_argument(self.network) or ""] = cache
+        output = self.network.base_model(inputs_embeds=row, use_cache=True, **where)
         return output.last_hidden_state
 
     def logits(self, outputs: Tensor, vocabulary: int, offset: int) -> Tensor:
