@@ -75,6 +75,8 @@ from harness.summary import Answer, ServedCell, ServedGate, ServedSummary, Summa
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "validation.md"
+# Of it, what benchmarks/simulation.py writes
+WAITS = "Waits under load, simulated and measured"
 COMMON = (
     "engine=llamacpp",
     "clock=cpu",
@@ -215,14 +217,16 @@ def main() -> None:
         folders = [_measured([*shared, *overrides]) for overrides in RUNS]
     untimed = [Path(run) for run in asked.untimed]
     page = written([_read(folder, folder not in untimed) for folder in (*folders, *untimed)])
+    if asked.out.is_file():  # what another benchmark wrote there
+        page = with_section(page, WAITS, section(asked.out.read_text(), WAITS))
     asked.out.write_text(page)
     print(page)
 
 
-def widened(folder: Path) -> list[str]:
+def widened(folder: Path, width: int = WIDE) -> list[str]:
     """The shipped target with the same texts and slower tokens, and the keys that take it.
 
-    Zeros widen its feed-forward layers to WIDE: a token takes about 2.5 ms of processor time, so
+    Zeros widen its feed-forward layers: with WIDE a token takes about 2.5 ms of processor time, so
     that a request's time is llama.cpp's and hardly the client's, while a drafted token costs enough
     of it for K to differ.
     """
@@ -232,9 +236,9 @@ def widened(folder: Path) -> list[str]:
         if file.suffix == ".json":
             shutil.copy(file, folder)
     settings = json.loads((shipped / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**settings, "intermediate_size": WIDE}))
+    (folder / "config.json").write_text(json.dumps({**settings, "intermediate_size": width}))
     weights = load_file(shipped / "model.safetensors")
-    more = WIDE - settings["intermediate_size"]
+    more = width - settings["intermediate_size"]
     for name, weight in weights.items():
         if name.endswith(("gate_proj.weight", "up_proj.weight")):
             weights[name] = torch.nn.functional.pad(weight, (0, 0, 0, more))
@@ -242,6 +246,23 @@ def widened(folder: Path) -> list[str]:
             weights[name] = torch.nn.functional.pad(weight, (0, more))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return ["model=hf", f"model.id={folder.resolve()}", "model.name=tiny_wide", WIDE_WEIGHTS]
+
+
+def section(page: str, title: str) -> str:
+    """What stands below a title of a page; "" where it has no such."""
+    _, _, rest = page.partition(f"## {title}\n")
+    return rest.split("\n## ")[0].strip("\n")
+
+
+def with_section(page: str, title: str, text: str) -> str:
+    """A page whose section of that title has this text, before its commands where it had none."""
+    before, heading, rest = page.partition(f"## {title}\n")
+    if not heading:
+        before, _, after = page.partition("## Commands\n")
+        after = f"## Commands\n{after}"
+    else:
+        after = "## " + rest.split("\n## ", 1)[1]
+    return f"{before}## {title}\n\n{text}\n\n{after}" if text else page
 
 
 def _measured(overrides: Sequence[str]) -> Path:

@@ -1,25 +1,207 @@
-"""Rounds of a simulated server per second of one core, by policy and length of the texts.
+"""The simulated server: how fast it is, and what it says next to a server that was measured.
 
-    python benchmarks/simulation.py
+    python benchmarks/simulation.py                          # rounds a second, by policy
+    python benchmarks/simulation.py --server FOLDER [--repeats 3]     # against llama.cpp
 
-Texts at temperature 0 of which 70 % of the tokens would be accepted, arriving at random at a rate
-that keeps most of the slots busy.
+Speed: of one core, with texts at temperature 0 of which 70 % of the tokens would be accepted,
+arriving at random at a rate that keeps most of the slots busy.
+
+--server measures the embedded pair on llama.cpp with 4 slots and a target that is made slow enough
+for the client not to matter: closed loops of 1, 2 and 4 requests, and requests that arrive at
+random at 30, 60 and 90 % of the least capacity of K = 0, 2 and 4. Each repeat is a run of
+`python -m harness.server` with the same requests and arrivals, about 6 minutes; those that FOLDER
+has are kept, so the repeats can be measured one after the other. Then every load is simulated at
+costs that were fitted on the other prompts (`harness.analysis.planning.load_checks`), and errors of
+percentiles stand next to what one repeat says of another. The last lines are the K of the least
+simulated p95 at each rate against the measured best.
 """
 
-from collections.abc import Callable
+import argparse
+from collections.abc import Callable, Sequence
+from itertools import permutations
+from pathlib import Path
 from time import process_time
 
 import numpy as np
+from servers import COMMON, PRICED, WAITS, widened, with_section
 
+from harness.analysis.planned_server import Server
+from harness.analysis.planning import load_checks
+from harness.cli import compose
+from harness.commands import server
+from harness.records import GREEDY, grouped
 from harness.simulation.policies import Fixed, Oracle, Tier, Tiers
 from harness.simulation.requests import Text, at_random
 from harness.simulation.server import Costs, Policy, simulate
+from harness.storage import load
+from harness.summary import Percentiles, PlanCheck
 from harness.theory.replay import by_start
 
 K, REQUESTS, REPEATS = 3, 6000, 3
 
 
+# Of the measured server: its target's feed-forward width, K, and shares of the least capacity
+WIDTH, KS, SHARES = 5120, (0, 2, 4), (0.3, 0.6, 0.9)
+MEASURED = (
+    *(word for word in (*COMMON, *PRICED) if not word.startswith(("k=", "clock=", "new_tokens="))),
+    *("draft=tiny_good", "k=[2,4]", "clock=engine", "new_tokens=48", "repetitions=1"),
+    *("prompts.limit=16", "concurrency=[1,2,4]"),
+)
+# Prompts of each set with which capacities are found
+FEW = 6
+
+
 def main() -> None:
+    """Print speeds, or errors."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--server", type=Path, help="a folder for runs of a measured server")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="a page whose section gets what is printed")
+    asked = parser.parse_args()
+    if asked.server is None:
+        speeds()
+        return
+    runs = [Server.of(load(run), GREEDY) for run in measured(asked.server, asked.repeats)]
+    repeats = [[*load_checks(run, run.ks)] for run in runs]
+    lines = compared(repeats, [busy(run) for run in runs])
+    print("\n".join(lines))
+    if asked.out is not None:
+        asked.out.write_text(with_section(asked.out.read_text(), WAITS, "\n".join(lines)))
+
+
+def measured(folder: Path, repeats: int) -> list[Path]:
+    """The runs, of which those that are there already are not measured again."""
+    target = [*MEASURED, *widened(folder / "tiny_wide", WIDTH)]
+    (small,) = _runs(folder / "capacity", [*target, f"prompts.limit={FEW}"], 1)
+    rates = [f"{share * capacity(small):.3g}" for share in SHARES]
+    return _runs(folder / "repeats", [*target, f"rate=[{','.join(rates)}]"], repeats)
+
+
+def _runs(folder: Path, words: Sequence[str], number: int) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = sorted(path for path in folder.iterdir() if (path / "summary.json").is_file())
+    while len(runs) < number:
+        keys = dict(word.split("=", 1) for word in (*words, f"results_root={folder}"))
+        made = server.run(compose("server", [f"{key}={value}" for key, value in keys.items()]))
+        assert made.folder is not None
+        runs.append(made.folder)
+    return runs[:number]
+
+
+def capacity(run: Path) -> float:
+    """Requests a second that the slowest K serves while all slots are taken, simulated."""
+    served = Server.of(load(run), GREEDY)
+    texts = served.texts(served.traces, max(KS), served.served.setup.new_tokens or 0)
+    requests = [made for text in texts if (made := text.certain) is not None] * 20
+    plain, speculative = served.costs.priced(served.slots, max(KS))
+    ends = [
+        simulate(requests, np.zeros(len(requests)), speculative if k else plain, Fixed(k)).ended_s
+        for k in KS
+    ]
+    return len(requests) / max(float(each.max()) for each in ends)
+
+
+def busy(run: Server) -> float:
+    """Processors that others kept busy while loads were timed, the mean over their time."""
+    loads = run.served.setup.run.loads
+    return float(
+        np.average([each.others or 0.0 for each in loads], weights=[each.seconds for each in loads])
+    )
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+Value = Callable[[PlanCheck], float | None]
+
+
+def _at(percentiles: Percentiles | None, percent: int) -> float | None:
+    return percentiles and (percentiles.p50 if percent == 50 else percentiles.p95)
+
+
+# What is compared: its name, measured, and simulated
+COMPARED: tuple[tuple[str, Value, Value], ...] = (
+    ("throughput", lambda c: c.tokens_per_second, lambda c: c.simulated_tokens_per_second),
+    ("TPOT p50", lambda c: _at(c.per_token, 50), lambda c: _at(c.simulated_per_token, 50)),
+    ("TPOT p95", lambda c: _at(c.per_token, 95), lambda c: _at(c.simulated_per_token, 95)),
+    ("TTFT p50", lambda c: _at(c.first_token, 50), lambda c: _at(c.simulated_first_token, 50)),
+    ("TTFT p95", lambda c: _at(c.first_token, 95), lambda c: _at(c.simulated_first_token, 95)),
+)
+
+
+def compared(repeats: Sequence[Sequence[PlanCheck]], others: Sequence[float]) -> list[str]:
+    """A table of all cells, the errors over them, and the K that would be chosen."""
+    names, busy_processors = [name for name, *_ in COMPARED], [f"{each:.2f}" for each in others]
+    lines = [
+        "`python benchmarks/simulation.py --server FOLDER --out docs/validation.md` says what is"
+        f" measured. {len(repeats)} repeats; others kept {', '.join(busy_processors)} processors"
+        " busy meanwhile.",
+        "",
+        "Each cell: measured (waits in ms), error of the simulation, (difference of two repeats).",
+        "",
+        f"| load | K | requests | {' | '.join(names)} |",
+        f"|{'---|' * (3 + len(names))}",
+    ]
+    every = [check for checks in repeats for check in checks]
+    rates = sorted({check.rate for check in every if check.rate is not None})
+    off: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    loads = grouped(every, lambda c: (c.rate is not None, c.concurrency or 0, c.rate or 0.0, c.k))
+    for _, cells in sorted(loads.items()):
+        first, shown = cells[0], []
+        load_name = f"{first.concurrency} in flight"
+        kind = "closed loops"
+        if first.rate is not None:
+            share = SHARES[rates.index(first.rate)]
+            load_name = f"{first.rate:.3g}/s, {share:.0%} of capacity"
+            kind = "up to 60 %" if share < SHARES[-1] else "90 %"
+        for name, of_measured, of_simulated in COMPARED:
+            known = [value for cell in cells if (value := of_measured(cell)) is not None]
+            made = [value for cell in cells if (value := of_simulated(cell)) is not None]
+            if not known or not made:
+                shown.append("-")
+                continue
+            error = float(np.mean(made) / np.mean(known) - 1.0)
+            pairs = [abs(one / other - 1.0) for one, other in permutations(known, 2)]
+            noise = float(np.median(pairs)) if pairs else float("nan")
+            off.setdefault((kind, name), []).append((abs(error), noise))
+            scale = 1.0 if name == "throughput" else 1e3
+            shown.append(f"{scale * np.mean(known):.3g} {error:+.1%} ({noise:.1%})")
+        requests = sum(cell.requests for cell in cells)
+        lines.append(f"| {load_name} | {first.k} | {requests} | {' | '.join(shown)} |")
+    lines += ["", "| medians over cells | cells | error | largest | repeats |", f"|{'---|' * 5}"]
+    for (kind, name), values in sorted(off.items()):
+        errors, noises = np.array(values).T
+        lines.append(
+            f"| {kind}: {name} | {len(errors)} | {np.median(errors):.1%} | {errors.max():.1%} |"
+            f" {np.median(noises):.1%} |"
+        )
+    lines.append("")
+    lines += [_chosen([check for check in every if check.rate == rate]) for rate in rates]
+    return lines
+
+
+def _chosen(cells: Sequence[PlanCheck]) -> str:
+    """The K of the least simulated p95 of time per output token, against the measured best."""
+    _, of_measured, of_simulated = COMPARED[2]
+    missing = {*KS} - {check.k for check in cells if of_measured(check) is not None}
+    if missing:
+        return f"At {cells[0].rate:.3g} requests/s no load of K={min(missing)} was undisturbed.  "
+
+    def mean(k: int, of: Value) -> float:
+        return float(np.mean([value for c in cells if c.k == k and (value := of(c)) is not None]))
+
+    best, chosen = (min(KS, key=lambda k, of=of: mean(k, of)) for of in (of_measured, of_simulated))
+    loss = mean(chosen, of_measured) / mean(best, of_measured) - 1.0
+    return (
+        f"At {cells[0].rate:.3g} requests/s K={chosen} is chosen for its p95 TPOT, K={best} was"
+        f" measured best: {loss:.1%} above it.  "
+    )
+
+
+# ---- speed ---------------------------------------------------------------------------------------
+
+
+def speeds() -> None:
+    """Print the rounds a second."""
     for length, slots in ((20, 4), (120, 4), (120, 16)):
         random = np.random.default_rng(2)
         flags = random.random((50, length)) < 0.7
@@ -40,6 +222,7 @@ def main() -> None:
         }
         for name, make in makers.items():
             seconds: list[float] = []
+            rounds = 0
             for _ in range(REPEATS):
                 begin = process_time()
                 rounds = simulate(sent, arrivals, costs, make(costs)).rounds.sum()

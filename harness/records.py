@@ -582,6 +582,10 @@ class LoadTiming:
         varying: how its K changed meanwhile; `k` is the largest of them then.
         due_s, sent_s: of each that arrived at random, when it was to be sent and when it was, after
             the load's begin; empty in a closed loop and in older runs.
+        user_prefill_s: of each, the time of its prefill by the server's clock, the iteration that
+            it was in; None where the server does not tell, empty in older runs.
+        others: processors that neither the server nor the client kept busy meanwhile, on average;
+            None where that is not known.
     """
 
     visit: int
@@ -603,6 +607,8 @@ class LoadTiming:
     varying: Varying = ""
     due_s: tuple[float, ...] = ()
     sent_s: tuple[float, ...] = ()
+    user_prefill_s: tuple[float | None, ...] = ()
+    others: float | None = None
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,7 @@ CaveatCode = Literal[
     "server_every_k",  # reason: as `storage.manifest.WhyAll`, why until=decided measured all
     # rate: the least at which more arrives than servers of the ks serve
     "rate_beyond_capacity",
+    "loads_disturbed",  # others: processors that other work kept busy; most: that it may
     "load_predictions_off",  # median, largest: absolute errors of prompt sets under load; cells
     "server_queues",  # engine, concurrency: the smallest such; slots: that its servers have
     "plan_without_ks",  # ks ("4, 8"): left out, since they change what is generated
@@ -147,6 +148,9 @@ CaveatCode = Literal[
     "plan_other_drafts",
     "plan_separate_passes",  # flag: without which neighbouring slots alone share a pass
     "plan_mean_prompts",  # of a plan from a run that does not tell what a prompt's length costs
+    "plan_disturbed",  # others: processors that other work kept busy while loads were timed
+    "plan_rate_not_measured",  # measured: the largest rate that was; None where none was
+    "plan_context_not_measured",  # context: of the longest text; measured: of the loads' longest
     "launch_bound",  # role, step_s, floor_s, mbu, positions, positions_ratio, overhead_share, c
     "verify_assumed_equal_step",  # key: by which times of a verify are given
     "positions_of_longer_drafts",  # ks ("2, 4"), k: that acceptance_by_position is of
@@ -1618,6 +1622,8 @@ class PlanChoice:
     cards: int | None = None  # for the whole rate; None where one card meets the goal at no rate
     usd_per_hour: float | None = None
     usd_per_million_tokens: float | None = None
+    capacity_lo: float | None = None
+    capacity_hi: float | None = None
 
     @property
     def drafts(self) -> bool:
@@ -1627,15 +1633,20 @@ class PlanChoice:
 
 @dataclass(frozen=True)
 class PlanCheck:
-    """A measured closed loop next to the same requests, simulated at costs of the other prompts."""
+    """A measured load next to the same requests, simulated at costs of the other prompts."""
 
     k: int
-    concurrency: int
+    concurrency: int | None  # of a closed loop
     requests: int
-    tokens_per_second: float
-    simulated_tokens_per_second: float
-    per_token: Percentiles | None  # None where the server does not tell
-    simulated_per_token: Percentiles
+    # Of a closed loop
+    tokens_per_second: float | None
+    simulated_tokens_per_second: float | None
+    # Measured ones are None where the server does not tell
+    per_token: Percentiles | None
+    simulated_per_token: Percentiles | None
+    rate: float | None = None  # of requests that arrived at random
+    first_token: Percentiles | None = None
+    simulated_first_token: Percentiles | None = None
 
 
 @dataclass(frozen=True)

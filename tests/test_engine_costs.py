@@ -14,6 +14,7 @@ from runs import EXAMPLES, FROZEN, analysed, outcome_of, ran
 from harness.analysis import analyse
 from harness.analysis.engine_costs import basis_of, costs_of, priced_by
 from harness.analysis.latency import ServedTimes
+from harness.analysis.planned_server import planned
 from harness.analysis.planning import plan_of
 from harness.analysis.server_costs import ServerCosts
 from harness.cli import compose
@@ -133,6 +134,17 @@ def test_an_interval_holds_the_error_of_the_costs_and_of_a_draft_that_was_not_me
     known, settled = widths(again), widths(replace(again, manifest=manifest))
     assert known["tiny_good"] > 1.01 * settled["tiny_good"]
     assert settled["tiny_small"] > 1.2 * settled["tiny_good"]
+
+
+def test_a_plan_of_an_audition_whose_prices_are_of_another_engine_is_refused(
+    auditioned: StoredRun,
+) -> None:
+    costs = auditioned.manifest.engine_costs
+    assert costs is not None
+    other = replace(costs, engine=replace(costs.engine, name="vllm"))
+    run = replace(auditioned, manifest=replace(auditioned.manifest, engine_costs=other))
+    with pytest.raises(UserError, match=r"priced by rounds of vllm, .* is a run of llamacpp; run"):
+        planned(run, None)
 
 
 def test_a_report_says_that_it_is_predicted_and_from_which_run(auditioned: StoredRun) -> None:

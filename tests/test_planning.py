@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from math import ceil
 from pathlib import Path
 
@@ -11,17 +12,22 @@ import numpy as np
 import pytest
 from runs import FROZEN, outcome_of, ran
 
-from harness.analysis import planning
-from harness.analysis.batch_schedule import LoadCosts
+from harness.analysis import analyse, planning
+from harness.analysis.iteration_costs import (
+    IterationCosts,
+    Starts,
+    fit_iterations,
+    with_rounds,
+)
 from harness.analysis.planned_server import Server
-from harness.analysis.planning import plan_of
+from harness.analysis.planning import load_checks, plan_of
 from harness.analysis.server_run import ServedRun
 from harness.cli import compose
 from harness.commands.plan import recorded_times
 from harness.records import LoadTiming, UserError
 from harness.reporting.sentences.plan import verdicts
 from harness.simulation.policies import Fixed
-from harness.simulation.server import simulate
+from harness.simulation.server import sent_at_once, simulate
 from harness.storage import StoredRun, load
 from harness.summary import Caveat, Plan, PlanChoice, ServedGate
 from harness.theory.batching import BatchTimes
@@ -29,23 +35,31 @@ from harness.theory.speedup import RoundTimes
 
 FEW = ("seeds=2", "requests=100")
 KS = (0, 1, 2, 4)
+RATE = 10.0
 
 
-def known_costs() -> LoadCosts:
+def known_costs(*, by_runs: bool = False) -> IterationCosts:
     """A verify that gets expensive with the batch: K pays alone, and not four at a time."""
     times = {
         batch: RoundTimes(
             (3 + 0.5 * batch) * 1e-3,
-            tuple((k, (3 + 0.5 * batch + 0.2 * k + 0.6 * k * batch) * 1e-3) for k in KS[1:]),
+            tuple((k, (3 + 0.5 * batch + 0.65 * k + 0.15 * k * batch**2) * 1e-3) for k in KS[1:]),
         )
-        for batch in (1, 4)
+        for batch in (1, 2, 3, 4)
     }
-    return LoadCosts(5e-3, 6e-3, BatchTimes(times))
+    plain, speculative = (
+        Starts(4e-3, 1e-4, mixed_s=(2e-3, 1e-3)),
+        Starts(5e-3, 1.2e-4, mixed_s=(2e-3, 1e-3)),
+    )
+    return IterationCosts(BatchTimes(times), plain, speculative, client_s=1e-3, by_runs=by_runs)
 
 
 @cache
 def timed(*, unified: bool = True) -> StoredRun:
-    """The stored run, had its greedy closed loops cost these, by the server's own clock."""
+    """The stored run, had its greedy closed loops cost these, by the server's own clock.
+
+    And had the requests of its largest loops arrived at random, too.
+    """
     run = load(FROZEN / "server")
     engine = run.manifest.engine
     assert engine is not None
@@ -53,20 +67,31 @@ def timed(*, unified: bool = True) -> StoredRun:
     commands = tuple(replace(each, line=each.line + flag) for each in engine.commands)
     engine = replace(engine, commands=commands, clock="engine")
     run = replace(run, manifest=replace(run.manifest, engine=engine))
-    server, traces = Server.of(run, 0.0), {}
-    for trace in server.traces:
-        traces[f"{trace.prompt_set}/{trace.prompt}"] = trace
+    server, random = Server.of(run, 0.0), np.random.default_rng(5)
 
     def priced(timing: LoadTiming) -> LoadTiming:
-        sent = planning._sent(server, timing, traces, max(KS))
+        sent = planning._sent(server, timing, server.by_name, max(KS))
         assert sent is not None
-        costs = server.prices(known_costs(), 4, KS)[min(timing.k, 1)]
-        done = simulate(sent, np.zeros(len(sent)), costs, Fixed(timing.k), timing.concurrency or 1)
-        decode_s = tuple((done.ended_s - done.first_s).tolist())
-        return replace(timing, seconds=float(done.ended_s.max()), user_decode_s=decode_s)
+        costs = known_costs(by_runs=not unified).priced(4, max(KS))[min(timing.k, 1)]
+        arrivals = timing.due_s or sent_at_once(len(sent), timing.concurrency)
+        done = simulate(sent, arrivals, costs, Fixed(timing.k), timing.concurrency)
+        decode_s = done.ended_s - done.first_s
+        return replace(
+            timing,
+            seconds=float(done.ended_s.max()),
+            user_s=tuple((done.first_token_s + decode_s).tolist()),
+            user_decode_s=tuple(decode_s.tolist()),
+            user_prefill_s=tuple((done.first_s - done.entered_s).tolist()),
+        )
 
-    greedy = [priced(timing) for timing in run.loads if timing.temperature == 0.0]
-    return replace(run, loads=tuple(greedy))
+    greedy = [timing for timing in run.loads if timing.temperature == 0.0]
+    arriving = [
+        replace(timing, concurrency=None, rate=RATE, due_s=due_s, sent_s=due_s)
+        for timing in greedy
+        if timing.concurrency == 4
+        for due_s in [tuple(np.cumsum(random.exponential(1 / RATE, len(timing.texts))).tolist())]
+    ]
+    return replace(run, loads=tuple(priced(timing) for timing in (*greedy, *arriving)))
 
 
 @cache
@@ -83,15 +108,37 @@ def by_name(plan: Plan) -> dict[str, PlanChoice]:
 
 
 @pytest.mark.parametrize("unified", [True, False])
-def test_closed_loops_are_simulated_again_at_costs_of_the_other_prompts(unified: bool) -> None:
+def test_loads_are_simulated_again_at_costs_of_the_other_prompts(unified: bool) -> None:
     checks = planned("rate=20", "tpot_ms=10", unified=unified).checks
-    assert {(check.k, check.concurrency) for check in checks} == {
-        (k, concurrency) for k in KS for concurrency in (1, 4)
+    assert {(check.k, check.concurrency, check.rate) for check in checks} == {
+        (k, *load) for k in KS for load in ((1, None), (4, None), (None, RATE))
     }
     for check in checks:
-        assert check.simulated_tokens_per_second == pytest.approx(check.tokens_per_second, rel=0.03)
-        assert check.per_token is not None
-        assert check.simulated_per_token.p95 == pytest.approx(check.per_token.p95, rel=0.08)
+        pairs = [
+            (check.per_token, check.simulated_per_token),
+            (check.first_token, check.simulated_first_token),
+        ]
+        for measured, simulated in pairs:
+            assert measured is not None
+            assert simulated is not None
+            assert simulated.p50 == pytest.approx(measured.p50, rel=0.02)
+            assert simulated.p95 == pytest.approx(measured.p95, rel=0.04)
+        if check.concurrency:
+            assert check.simulated_tokens_per_second == pytest.approx(
+                check.tokens_per_second, rel=0.01
+            )
+
+
+def test_costs_are_found_again_from_what_the_servers_clock_says() -> None:
+    expected, costs = known_costs(), Server.of(timed(), 0.0).costs
+    for batch, times in expected.times.by_batch.items():
+        for k in KS:
+            assert costs.times.at(k, batch) == pytest.approx(times.at(k), rel=0.03)
+    assert costs.client_s == pytest.approx(expected.client_s, rel=0.01)
+    for fitted, true in ((costs.plain, expected.plain), (costs.speculative, expected.speculative)):
+        assert fitted.token_s == pytest.approx(true.token_s, rel=0.1)
+        assert fitted.alone_s == pytest.approx(true.alone_s, rel=0.05)
+        assert fitted.mixed_s == pytest.approx(true.mixed_s, abs=4e-4)
 
 
 def moderate() -> Plan:
@@ -153,7 +200,8 @@ def test_slots_of_their_own_caches_cost_more_than_those_of_one() -> None:
 def test_bursts_wait_longer_than_requests_that_come_one_by_one() -> None:
     one, together = (planned("rate=20", "ttft_ms=100", f"together={n}") for n in (1, 4))
     assert (one.arrivals, together.arrivals) == ("poisson", "bursts")
-    assert together.plain.points[0].ttft_s > 2 * one.plain.points[0].ttft_s
+    # Their prompts share an iteration
+    assert together.plain.points[0].ttft_s > 1.5 * one.plain.points[0].ttft_s
     steady = planned("rate=20", "ttft_ms=100", recorded=tuple(range(50)))
     middle = len(steady.plain.points) // 2
     assert steady.arrivals == "recorded"
@@ -213,6 +261,7 @@ def test_the_command_stores_a_plan_that_a_report_renders_again(
     assert "p90 TPOT <= 30 ms" in capsys.readouterr().out
     assert {caveat.code for caveat in summary.caveats} == {
         "plan_processor_time",
+        "plan_rate_not_measured",
         "plan_separate_passes",
     }
     report = (made.folder / "report.md").read_text(encoding="utf-8")
@@ -224,6 +273,88 @@ def test_the_command_stores_a_plan_that_a_report_renders_again(
     assert load(made.folder).summary == summary
     assert outcome_of("report", f"index={tmp_path}").status == 0
     assert "At 20 requests/s and p90 TPOT" in (tmp_path / "index.html").read_text(encoding="utf-8")
+
+
+def with_others(processors: float) -> StoredRun:
+    run = timed()
+    return replace(run, loads=tuple(replace(each, others=processors) for each in run.loads))
+
+
+def said(run: StoredRun) -> dict[str, Caveat]:
+    """The caveats of a plan of other costs; which choices hold what does not matter to them."""
+    server, plan = Server.of(run, 0.0), planned("rate=20", "tpot_ms=10")
+    return {each.code: each for each in planning._caveats(server, [server.draft], plan)}
+
+
+def test_loads_that_others_disturbed_are_not_compared_and_a_plan_says_so() -> None:
+    quiet, disturbed = with_others(0.05), with_others(0.3)
+    for run, number in ((quiet, 0), (disturbed, 1)):
+        summary = analyse(run)
+        assert summary.served is not None
+        assert (len(summary.served.schedules) == 0) == (run is disturbed)
+        assert [each.code for each in summary.caveats].count("loads_disturbed") == number
+        assert ("plan_disturbed" in said(run)) == (run is disturbed)
+    assert not [*load_checks(Server.of(disturbed, 0.0), KS)]
+    # By processor time others do not count
+    assert disturbed.manifest.engine is not None
+    by_cpu = replace(disturbed.manifest.engine, clock="cpu")
+    run = replace(disturbed, manifest=replace(disturbed.manifest, engine=by_cpu))
+    assert "loads_disturbed" not in {caveat.code for caveat in analyse(run).caveats}
+
+
+def test_a_plan_beyond_what_was_measured_says_so() -> None:
+    run = timed()
+    assert said(run)["plan_rate_not_measured"].values == {"measured": RATE}
+    closed = tuple(each for each in run.loads if each.rate is None)
+    none = said(replace(run, loads=closed))["plan_rate_not_measured"]
+    assert none.values == {"measured": None}
+    measured = tuple(replace(each, rate=1000.0) if each.rate else each for each in run.loads)
+    assert "plan_rate_not_measured" not in said(replace(run, loads=measured))
+    assert "plan_context_not_measured" not in said(run)
+    least = min(sum(each.budgets) for each in closed)
+    few = tuple(each for each in closed if sum(each.budgets) < 3 * least)
+    context = said(replace(run, loads=few))["plan_context_not_measured"].values
+    assert int(str(context["context"])) > int(str(context["measured"]))
+
+
+def test_costs_of_a_context_are_found_where_texts_differ_in_length() -> None:
+    costs = replace(known_costs(), context_tokens=300.0, context_token_s=2e-6)
+    random, loads = np.random.default_rng(3), []
+    for k, concurrency, repeat in product(KS, (1, 2, 4), range(2)):
+        tokens = random.integers(30, 60, 24)
+        prompts = random.choice([20, 900], 24)
+        sent = [
+            with_rounds(int(prompt), int(size), int(size if not k else 0.6 * size), most)
+            for prompt, size in zip(prompts, tokens, strict=True)
+            for most in [np.full(size, k, dtype=np.intp)]
+        ]
+        arrivals = sent_at_once(24, concurrency)
+        done = simulate(sent, arrivals, costs.priced(4, 4)[min(k, 1)], Fixed(k), concurrency)
+        decode_s = done.ended_s - done.first_s
+        template = timed().loads[0]
+        loads.append(
+            (
+                replace(
+                    template,
+                    visit=repeat,
+                    k=k,
+                    concurrency=concurrency,
+                    texts=tuple(map(str, range(24))),
+                    rounds=tuple(done.rounds.tolist()),
+                    user_s=tuple((done.first_token_s + decode_s).tolist()),
+                    user_decode_s=tuple(decode_s.tolist()),
+                    user_prefill_s=tuple((done.first_s - done.entered_s).tolist()),
+                ),
+                sent,
+            )
+        )
+    fitted = fit_iterations(loads, 4, mixes=True, by_runs=False)
+    assert fitted is not None
+    assert fitted.context_token_s == pytest.approx(2e-6, rel=0.1)
+    at = fitted.context_token_s * (fitted.context_tokens - 300.0)
+    for batch, k in product((1, 2, 3, 4), KS):
+        expected = known_costs().times.at(k, batch) + batch * at
+        assert fitted.times.at(k, batch) == pytest.approx(expected, rel=0.05)
 
 
 # ---- what is refused -----------------------------------------------------------------------------

@@ -81,6 +81,8 @@ UNFILLED = {
     },
     "plan.CHECKS TPOT p50": "a plan from a run that is timed by its servers' clock",
     "plan.CHECKS TPOT p95": "a plan from a run that is timed by its servers' clock",
+    "plan.CHECKS TTFT p50": "a plan from a run that is timed by its servers' clock",
+    "plan.CHECKS TTFT p95": "a plan from a run that is timed by its servers' clock",
     **{
         f"served.{name} requests per second": "a server that is sent requests at a rate"
         for name in ("LOADS", "REQUESTS", "LATENCIES", "BRIEF_LATENCIES")

@@ -48,6 +48,8 @@ from harness.theory.replay import replay_texts
 
 # The quantile of a load's visits that is taken as its time
 UNDISTURBED = 0.25
+# Processors that others may keep busy while loads are compared by a clock that waits
+MOST_OTHERS = 0.1
 # A lead that counts where the spread of visits is not known
 LEAD = 0.05
 
@@ -390,6 +392,15 @@ def analyse_loads(
                 rows += _result_rows(row, loads, engine, asked)
     varying = varying_cells(timings, counting, asked)
     return LoadResults(tuple(cells), tuple(schedules), tuple(rows), tuple(varying))
+
+
+def kept_busy_by_others(timings: Sequence[LoadTiming]) -> float | None:
+    """Processors that others used while these were timed, the mean; None where not known."""
+    known = [(each.others, each.seconds) for each in timings if each.others is not None]
+    if not known:
+        return None
+    others, seconds = zip(*known, strict=True)
+    return float(np.average(others, weights=seconds))
 
 
 def varying_cells(

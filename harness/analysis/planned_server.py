@@ -7,7 +7,7 @@ taken to cost R(n, B) + R'(n) - R(n): a draft is small, so its forwards are boun
 weights, which one request causes as well as several.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.analysis.batch_schedule import (
+    MOST_OTHERS,
     ClosedLoad,
     LoadCosts,
     LoadKey,
@@ -24,15 +25,21 @@ from harness.analysis.batch_schedule import (
 )
 from harness.analysis.cells import completed
 from harness.analysis.engine_costs import priced_by
+from harness.analysis.iteration_costs import (
+    IterationCosts,
+    Starts,
+    fit_iterations,
+    rounds_of,
+    with_rounds,
+)
 from harness.analysis.replayed import accept_chances, decoded
 from harness.analysis.request_times import fit_line
 from harness.analysis.server_run import ServedRun
 from harness.analysis.setup import Setup
-from harness.records import Rule, TextTrace, UserError, grouped
+from harness.records import LoadTiming, Rule, TextTrace, UserError, grouped
 from harness.serving.engines import spec_of
 from harness.serving.round_counting import Counting
-from harness.simulation.requests import Text
-from harness.simulation.server import Costs
+from harness.simulation.requests import Request, Text
 from harness.storage import StoredRun, load
 from harness.storage.manifest import SERVER
 from harness.theory.batching import BatchTimes
@@ -49,7 +56,6 @@ class Server:
         counting, rule: of its engine.
         traces: of the plain server's texts.
         loads: its closed loops with room for all of their requests.
-        costs: of these.
     """
 
     served: ServedRun
@@ -58,7 +64,6 @@ class Server:
     rule: Rule
     traces: Sequence[TextTrace]
     loads: Mapping[LoadKey, ClosedLoad]
-    costs: LoadCosts
 
     @classmethod
     def of(cls, run: StoredRun, temperature: float | None) -> "Server":
@@ -97,14 +102,90 @@ class Server:
         ]
         by_runs = bool(_by_runs(served))
         loads = closed_loads(timings, ReplayedRequests(traces, rule, counting, by_runs=by_runs))
-        replayed = [load for load in loads.values() if load.replayed is not None]
-        costs = fit_load_costs(replayed) if replayed else None
-        if costs is None:
+        server = cls(served, chosen, counting, rule, traces, loads)
+        if server.fitted is None:
             raise UserError(
                 f"{key}: no R(K, B) at temperature {chosen:g}: it timed too few requests side by"
                 f" side; {_how_to_measure(served)}"
             )
-        return cls(served, chosen, counting, rule, traces, loads, costs)
+        return server
+
+    @property
+    def costs(self) -> IterationCosts:
+        """Of all its loads."""
+        assert self.fitted is not None
+        return self.fitted
+
+    @cached_property
+    def fitted(self) -> IterationCosts | None:
+        """The same; None where these do not tell."""
+        return self.costs_of([*self.loads.values()])
+
+    def costs_without(self, group: str) -> IterationCosts | None:
+        """Of the loads of the other groups; None where these do not tell."""
+        return self.costs_of([load for load in self.loads.values() if load.key.group != group])
+
+    def costs_without_texts(self, names: Collection[str]) -> IterationCosts | None:
+        """Of all its loads, without the times of some texts.
+
+        None where costs rest on whole loads, in which these are.
+        """
+        return self._by_iteration([*self.loads.values()], names)
+
+    def _by_iteration(
+        self, loads: Sequence[ClosedLoad], left_out: Collection[str] = ()
+    ) -> IterationCosts | None:
+        """By the server's own clock; None where that is not the run's, or tells too little."""
+        if self.served.engine.clock != "engine":
+            return None
+        groups = {load.key.group for load in loads}
+        arriving = [each for each in self.arriving if each.group in groups]
+        timings = quiet_ones([*(timing for load in loads for timing in load.timings), *arriving])
+        sent = [(timing, self._as_returned(timing)) for timing in timings]
+        return fit_iterations(
+            [(timing, requests) for timing, requests in sent if requests is not None],
+            max((load.key.concurrency for load in loads), default=0),
+            mixes=spec_of(self.served.engine.name).mixes_prompts,
+            by_runs=bool(self.by_runs),
+            left_out=left_out,
+            near=self.fitted if left_out else None,
+        )
+
+    def costs_of(self, loads: Sequence[ClosedLoad]) -> IterationCosts | None:
+        """Of some of its closed loops, by the server's own clock where that is the run's.
+
+        Else by the seconds of whole loads, as predictions of throughput have it.
+        """
+        fitted = self._by_iteration(loads)
+        if fitted is not None:
+            return fitted
+        replayed = [load for load in loads if load.replayed is not None]
+        costs = fit_load_costs(replayed) if replayed else None
+        return None if costs is None else self._of_whole_loads(costs)
+
+    def _of_whole_loads(self, costs: LoadCosts) -> IterationCosts:
+        """Where a start is known at the mean length of prompts alone; single prefills say more."""
+        texts = [name for load in self.loads.values() for name in load.timings[0].texts]
+        # A text whose tokens all come from the prefill is not scored
+        known = [self.by_name[name].prompt_tokens for name in texts if name in self.by_name]
+        mean = float(np.mean(known))
+
+        def starts(start_s: float, token_s: float) -> Starts:
+            token_s = min(token_s, start_s / mean)
+            return Starts(start_s - token_s * mean, token_s)
+
+        ks = {load.key.k for load in self.loads.values() if load.key.k}
+        return IterationCosts(
+            costs.times,
+            starts(costs.plain_start_s, self._prompt_token_s({0})),
+            starts(costs.start_s, self._prompt_token_s(ks)),
+            by_runs=bool(self.by_runs),
+        )
+
+    @cached_property
+    def by_name(self) -> dict[str, TextTrace]:
+        """A text of each prompt."""
+        return {f"{trace.prompt_set}/{trace.prompt}": trace for trace in self.traces}
 
     @property
     def folder(self) -> Path:
@@ -121,24 +202,7 @@ class Server:
         """Whether neighbouring slots alone share a pass; None where that is not known."""
         return _by_runs(self.served)
 
-    def prices(self, costs: LoadCosts, slots: int, ks: Sequence[int]) -> tuple[Costs, Costs]:
-        """The plain server's, and that of one that drafts up to the largest of these K."""
-        rows = [[costs.times.at(n, b) for n in range(max(ks) + 1)] for b in range(slots + 1)]
-        lengths = {f"{t.prompt_set}/{t.prompt}": t.prompt_tokens for t in self.traces}
-        texts = (name for load in self.loads.values() for name in load.timings[0].texts)
-        # A text whose tokens all come from the prefill is not scored
-        mean = float(np.mean([lengths[name] for name in texts if name in lengths]))
-
-        def priced(start_s: float, token_s: float, rows: Sequence[Sequence[float]]) -> Costs:
-            token_s = min(token_s, start_s / mean)
-            return Costs(rows, start_s - token_s * mean, token_s, bool(self.by_runs))
-
-        return (
-            priced(costs.plain_start_s, self._prompt_token_s([0]), [row[:1] for row in rows]),
-            priced(costs.start_s, self._prompt_token_s([k for k in ks if k]), rows),
-        )
-
-    def _prompt_token_s(self, ks: Sequence[int]) -> float:
+    def _prompt_token_s(self, ks: Collection[int]) -> float:
         """Of a prefill, by requests that were sent one at a time; 0.0 where these do not tell."""
         done = [
             (trial.prompt_tokens, trial.prefill_s)
@@ -161,7 +225,24 @@ class Server:
     @property
     def prompts_priced(self) -> bool:
         """Whether it is known what a prompt's length costs."""
-        return self._prompt_token_s([0]) > 0.0
+        return self.costs.plain.token_s > 0.0
+
+    @cached_property
+    def arriving(self) -> list[LoadTiming]:
+        """Its loads at a rate, with full budgets, that say when each request was due."""
+        loads = (each for each in self.served.setup.run.loads if each.rate and each.due_s)
+        return [each for each in loads if each.temperature == self.temperature and not each.varying]
+
+    @cached_property
+    def longest_context(self) -> int:
+        """Tokens of prompt and text of the longest request of the loads."""
+        timings = [timing for load in self.loads.values() for timing in load.timings]
+        return max(
+            self.by_name[name].prompt_tokens + returned - self.counting.first_position
+            for timing in timings
+            for name, returned in zip(timing.texts, timing.returned, strict=True)
+            if name in self.by_name
+        )
 
     @property
     def ks(self) -> list[int]:
@@ -171,7 +252,7 @@ class Server:
     @property
     def draft(self) -> "PlannedDraft":
         """The one that the run measured."""
-        return PlannedDraft(self.served.setup.draft, self.traces, self.costs)
+        return PlannedDraft(self.served.setup.draft, self.traces)
 
     def text(self, trace: TextTrace, k: int, budget: int, size: int) -> Text:
         """The first `size` tokens that rounds emitted of a text, as drafted by the engine."""
@@ -180,6 +261,33 @@ class Server:
             most = np.minimum(most, trace.proposed[:size])
         chances = accept_chances(trace, self.rule, k)[:size]
         return Text(trace.prompt_set, trace.prompt, trace.prompt_tokens, chances, most)
+
+    def _as_returned(self, timing: LoadTiming) -> list[Request] | None:
+        """A load's requests as the server decoded them; None where that is not known.
+
+        By replay where it has the rounds that the server told, else by these alone.
+        """
+        made: list[Request] = []
+        rounds = timing.rounds if timing.k else (None,) * len(timing.texts)
+        asked = zip(timing.texts, timing.budgets, timing.returned, rounds, strict=True)
+        for name, budget, returned, told in asked:
+            size, trace = returned - self.counting.first_position, self.by_name.get(name)
+            if trace is None:
+                return None
+            most = self.counting.proposed(timing.k, budget)[:size]
+            if not timing.k or not size:
+                made.append(with_rounds(trace.prompt_tokens, size, size, most))
+                continue
+            replayed = None
+            if size <= len(trace.tokens):
+                replayed = self.text(trace, timing.k, budget, size).certain
+            if replayed is not None and told in (None, rounds_of(replayed, timing.k)):
+                made.append(replayed)
+            elif told is not None:
+                made.append(with_rounds(trace.prompt_tokens, size, told, most))
+            else:
+                return None
+        return made
 
     def texts(self, traces: Sequence[TextTrace], k: int, asked: int) -> list[Text]:
         """What rounds emit of texts, with the budgets that they had, `asked` tokens at most."""
@@ -200,12 +308,17 @@ class PlannedDraft:
     Attributes:
         name: its own.
         traces: what rounds emit of each text as it scores them; of every draft the same texts.
-        costs: what requests side by side cost with it.
+        rounds: what rounds cost of the draft that the server run measured, and of this one, alone;
+            None of the former itself.
     """
 
     name: str
     traces: Sequence[TextTrace]
-    costs: LoadCosts
+    rounds: tuple[RoundTimes, RoundTimes] | None = None
+
+    def costs(self, measured: IterationCosts) -> IterationCosts:
+        """What requests side by side cost with it, where they cost this with the measured one."""
+        return measured if self.rounds is None else _with_rounds(measured, *self.rounds)
 
 
 def planned(run: StoredRun, temperature: float | None) -> tuple[Server, tuple[PlannedDraft, ...]]:
@@ -225,6 +338,12 @@ def planned(run: StoredRun, temperature: float | None) -> tuple[Server, tuple[Pl
         )
     chosen = setup.temperatures[0] if temperature is None else temperature
     server = Server.of(load(costs.run), chosen)
+    if server.served.engine.name != costs.engine.name:
+        raise UserError(
+            f"run={run.folder}: its drafts are priced by rounds of {costs.engine.name}, and its"
+            f" latency_from={costs.run} is a run of {server.served.engine.name}; run the audition"
+            " again"
+        )
     dropped = run.manifest.audition.dropped  # which scored a part of the texts alone
     by_draft = grouped(
         [t for t in run.traces if t.temperature == chosen and t.draft not in dropped],
@@ -248,15 +367,11 @@ def planned(run: StoredRun, temperature: float | None) -> tuple[Server, tuple[Pl
             for trace in in_order
             if (each := decoded(trace, server.counting)) is not None
         ]
-        drafts.append(
-            PlannedDraft(
-                name, emitted, _with_rounds(server.costs, of_measured.rounds, of_draft.rounds)
-            )
-        )
+        drafts.append(PlannedDraft(name, emitted, (of_measured.rounds, of_draft.rounds)))
     return server, tuple(drafts)
 
 
-def _with_rounds(costs: LoadCosts, measured: RoundTimes, other: RoundTimes) -> LoadCosts:
+def _with_rounds(costs: IterationCosts, measured: RoundTimes, other: RoundTimes) -> IterationCosts:
     """The costs of requests side by side with another draft, whose R(n) are `other`."""
     by_batch = {
         batch: replace(
@@ -284,3 +399,16 @@ def _how_to_measure(served: ServedRun) -> str:
     """The run's command with requests side by side, where it can be typed again."""
     command = served.setup.command_line("concurrency=[1,2,4]")
     return f"this measures them: {command}" if command else "give the run concurrency=[1,2,4]"
+
+
+def quiet_ones(timings: Sequence[LoadTiming]) -> list[LoadTiming]:
+    """Those that others did not disturb; of loads of which each was disturbed, all."""
+
+    def load_of(timing: LoadTiming) -> tuple[int | None, float | None, int, str, int]:
+        return (timing.concurrency, timing.rate, timing.k, timing.group, sum(timing.budgets))
+
+    kept: list[LoadTiming] = []
+    for alike in grouped(timings, load_of).values():
+        quiet = [each for each in alike if (each.others or 0.0) <= MOST_OTHERS]
+        kept += quiet or alike
+    return kept

@@ -12,8 +12,9 @@ the largest rate lies on the line between two simulated ones. Beyond its capacit
 ends requests while all of its slots are taken, a queue grows without end: no goal is met there.
 
 Intervals have two parts: seeds (the error of a mean), and prompts (the jackknife over groups of
-them: each group is replaced by other prompts in the same sequences). The error of the costs is not
-in them; `PlanCheck`s show it, where closed loops are simulated at costs that other prompts gave.
+them: each group is replaced by other prompts in the same sequences, and costs are fitted without
+its times). Where costs rest on whole loads (clock=cpu) their error is not in them; `PlanCheck`s
+show it in any case, where loads are simulated at costs that other prompts gave.
 
 A fleet splits its requests between cards at random, so of Poisson arrivals each card sees such at
 its share of the rate: cards = the rate / the largest rate of one card, rounded up. Recorded
@@ -29,7 +30,7 @@ from typing import Literal
 
 import numpy as np
 
-from harness.analysis.batch_schedule import costs_without
+from harness.analysis.batch_schedule import MOST_OTHERS, full_loads
 from harness.analysis.planned_server import PlannedDraft, Server, planned
 from harness.analysis.setup import Setup
 from harness.config import PlanConfig
@@ -37,7 +38,7 @@ from harness.records import GREEDY, LoadTiming, TextTrace, UserError, grouped
 from harness.serving.engines import spec_of
 from harness.simulation.policies import SGLANG_TIERS, ByLoad, Fixed, Oracle, Tiers
 from harness.simulation.requests import Request, Text, as_recorded, at_random
-from harness.simulation.server import Costs, Policy, Served, simulate
+from harness.simulation.server import Costs, Policy, Served, sent_at_once, simulate
 from harness.stats.jackknife import (
     CONFIDENCE,
     Array,
@@ -70,6 +71,8 @@ HALVINGS = 2
 WARM_UP = 0.2
 # Groups of prompts, each left out in turn
 GROUPS = 6
+# By how much a text may be longer than those of the loads
+CONTEXT_SLACK = 0.1
 # Seeds of the oracle, which is no choice and has no interval
 BOUND_SEEDS = 2
 
@@ -79,12 +82,20 @@ BOUND_SEEDS = 2
 
 @dataclass(frozen=True, eq=False)
 class _Choice:
-    """A way to serve, with what it costs; `draft` is None where nothing is ever drafted."""
+    """A way to serve, with what it costs.
+
+    Attributes:
+        draft: None where nothing is ever drafted.
+        costs: of its server.
+        costs_without: by group of the prompts, fitted without their times; empty where these are
+            not known, and then it is `costs` without them too.
+    """
 
     draft: str | None
     policy: PlanPolicy
     k: int
     costs: Costs
+    costs_without: Sequence[Costs]
     make: Callable[[], Policy]
     ks: tuple[int, ...] = ()
 
@@ -116,6 +127,10 @@ class _Traffic:
         self.groups = GROUPS if enough_prompts([name for name, _ in self.prompts]) else 0
         places = [self.prompts.index((text.prompt_set, text.prompt)) for text in texts]
         self._group = np.array(places) % GROUPS
+        self.texts_of_group = [
+            {f"{name}/{prompt}" for name, prompt in self.prompts[group::GROUPS]}
+            for group in range(self.groups)
+        ]
         self._drawn = cache(self._drawn_of)
         self.requests = cache(self._requests)
 
@@ -155,7 +170,10 @@ class _Traffic:
         """What becomes of a seed's requests at a rate; an infinite one is a closed loop."""
         requests = self.requests(choice.draft, seed, left_out)
         _, _, arrivals = self._drawn(seed, left_out)
-        return simulate(requests, arrivals / rate, choice.costs, choice.make())
+        costs = choice.costs
+        if left_out is not None and choice.costs_without:
+            costs = choice.costs_without[left_out]
+        return simulate(requests, arrivals / rate, costs, choice.make())
 
 
 def _drawn(weights: Array, uniforms: Array) -> Index:
@@ -172,12 +190,26 @@ def _choices(
     traffic: _Traffic,
 ) -> Iterator[_Choice]:
     """Plain decoding and each draft at each K; then what adapts K, with the draft that leads."""
-    prices = {each.name: server.prices(each.costs, slots, ks) for each in drafts}
-    plain = _Choice(None, "fixed", 0, prices[drafts[0].name][0], lambda: Fixed(0))
+    fits = [server.costs_without_texts(names) for names in traffic.texts_of_group]
+    known = [each for each in fits if each is not None] if None not in fits else []
+    prices: dict[str, list[tuple[Costs, Costs]]] = {}  # of all prompts, then without each group
+    for draft in drafts:
+        of_draft = [draft.costs(each) for each in (server.costs, *known)]
+        prices[draft.name] = [each.priced(slots, max(ks)) for each in of_draft]
+
+    def of_plain(costs: Sequence[tuple[Costs, Costs]]) -> tuple[Costs, list[Costs]]:
+        first, *without = (plain for plain, _ in costs)
+        return first, without
+
+    def of_drafting(costs: Sequence[tuple[Costs, Costs]]) -> tuple[Costs, list[Costs]]:
+        first, *without = (speculative for _, speculative in costs)
+        return first, without
+
+    plain = _Choice(None, "fixed", 0, *of_plain(prices[drafts[0].name]), lambda: Fixed(0))
     yield plain
     fixed = [
-        _Choice(name, "fixed", k, speculative, lambda k=k: Fixed(k))
-        for name, (_, speculative) in prices.items()
+        _Choice(name, "fixed", k, *of_drafting(costs), lambda k=k: Fixed(k))
+        for name, costs in prices.items()
         for k in ks
         if k
     ]
@@ -193,16 +225,20 @@ def _choices(
         for (draft, k), each in done.items()
         if draft in (best, None)
     }
-    speculative, largest = prices[best or ""][1], max(ks)
+    (speculative, without), largest = of_drafting(prices[best or ""]), max(ks)
     by_load = tuple(
         max(ks, key=lambda k, row=row: emitted[k] / row[k]) for row in speculative.iteration_s[1:]
     )
-    yield _Choice(best, "by_load", largest, speculative, lambda: ByLoad((0, *by_load)), by_load)
+    yield _Choice(
+        best, "by_load", largest, speculative, without, lambda: ByLoad((0, *by_load)), by_load
+    )
     tiers = [
         replace(tier, ks=tuple(takewhile(lambda k: k <= largest, tier.ks))) for tier in SGLANG_TIERS
     ]
-    yield _Choice(best, "tiers", largest, speculative, lambda: Tiers(largest, tiers))
-    yield _Choice(best, "oracle", largest, speculative, lambda: Oracle(largest, speculative))
+    yield _Choice(best, "tiers", largest, speculative, without, lambda: Tiers(largest, tiers))
+    yield _Choice(
+        best, "oracle", largest, speculative, without, lambda: Oracle(largest, speculative)
+    )
 
 
 class _Curve:
@@ -261,6 +297,11 @@ class _Curve:
             rates.append((len(entered) - 1 - first) / (entered[-1] - entered[first]))
         return np.array(rates)
 
+    def of_capacity(self) -> "_Varied":
+        """The capacity, and how it varies."""
+        without = [self._capacities(group).mean() for group in self._groups]
+        return _Varied(self.capacity, self.capacities, np.array(without))
+
     def held(self, goals: Array) -> "_Varied":
         """The largest rate at which [(TPOT, TTFT)] are within the goals; 0.0 for none.
 
@@ -277,8 +318,8 @@ class _Curve:
         rates = self.rates
         beyond = [rate for rate in rates if mean(rate) > 1.0]
         if not beyond:
-            without = [self._capacities(group).mean() for group in self._groups]
-            return _Varied(MOST * self.capacity, MOST * self.capacities, MOST * np.array(without))
+            most = self.of_capacity()
+            return _Varied(MOST * most.value, MOST * most.by_seed, MOST * most.without)
         if beyond[0] == rates[0]:
             return _Varied(0.0, np.zeros(len(self._seeds)), np.zeros(len(self._groups)))
         low, high = max(rate for rate in rates if rate < beyond[0]), beyond[0]
@@ -408,9 +449,9 @@ def plan_of(
             for curve, largest in zip(curves, held, strict=True)
         ),
         stops_paying=_stops_paying(curves, shared),
-        checks=tuple(_checks(server, ks)) if server.temperature == GREEDY else (),
+        checks=tuple(load_checks(server, ks)) if server.temperature == GREEDY else (),
     )
-    return plan, tuple(_caveats(server, drafts))
+    return plan, tuple(_caveats(server, drafts, plan))
 
 
 def _slots(server: Server, asked: int | None) -> int:
@@ -440,7 +481,7 @@ def _planned(
     tokens: float,
 ) -> PlanChoice:
     """What a choice holds, next to plain decoding."""
-    interval, ratio = held.interval(), held.over(plain)
+    interval, ratio, capacity = held.interval(), held.over(plain), curve.of_capacity().interval()
     of_ratio = ratio and ratio.interval()
     cards = ceil(rate / held.value - 1e-9) if held.value > 0.0 else None
     usd = None if cards is None or price_per_hour is None else cards * price_per_hour
@@ -456,6 +497,8 @@ def _planned(
         k=curve.choice.k,
         ks=curve.choice.ks,
         capacity=curve.capacity,
+        capacity_lo=capacity and capacity.lo,
+        capacity_hi=capacity and capacity.hi,
         points=points,
         at_rate=at_rate,
         largest_rate=held.value,
@@ -501,7 +544,7 @@ def _stops_paying(curves: Sequence[_Curve], rates: Sequence[float]) -> float | N
     return None
 
 
-def _caveats(server: Server, drafts: Sequence[PlannedDraft]) -> Iterator[Caveat]:
+def _caveats(server: Server, drafts: Sequence[PlannedDraft], plan: Plan) -> Iterator[Caveat]:
     engine, measured = server.served.engine, server.draft.name
     others = [each.name for each in drafts if each.name != measured]
     if others:
@@ -519,79 +562,115 @@ def _caveats(server: Server, drafts: Sequence[PlannedDraft]) -> Iterator[Caveat]
         )
     if not server.prompts_priced:
         yield Caveat("plan_mean_prompts")
+    if server.served.disturbed is not None:
+        yield Caveat("plan_disturbed", {"others": server.served.disturbed})
+    yield from _beyond_measured(server, drafts, plan)
+
+
+def _beyond_measured(
+    server: Server, drafts: Sequence[PlannedDraft], plan: Plan
+) -> Iterator[Caveat]:
+    """What is planned and lies outside of what the run's loads were; of slots that is refused."""
+    rates = [t.rate for t in server.served.setup.run.loads if t.rate and not t.varying]
+    planned_rate = max((each.largest_rate for each in plan.servable), default=0.0)
+    if planned_rate > max(rates, default=0.0):
+        yield Caveat("plan_rate_not_measured", {"measured": max(rates, default=None)})
+    texts = [trace for each in drafts for trace in each.traces]
+    longest = max(trace.prompt_tokens + len(trace.tokens) for trace in texts)
+    known = server.longest_context
+    if longest > (1.0 + CONTEXT_SLACK) * known:
+        yield Caveat("plan_context_not_measured", {"context": longest, "measured": known})
 
 
 # ---- next to what was measured -------------------------------------------------------------------
 
 
-def _checks(server: Server, ks: Sequence[int]) -> Iterator[PlanCheck]:
-    """The closed loops of full budgets, each at the costs of the other groups of prompts."""
-    traces = {f"{trace.prompt_set}/{trace.prompt}": trace for trace in server.traces}
-    groups = {key.group for key in server.loads}
-    costs = {group: costs_without(server.loads, group) for group in groups}
-    full = [
-        load
-        for load in server.loads.values()
-        if load.full and load.key.k in ks and costs[load.key.group]
+def load_checks(server: Server, ks: Sequence[int]) -> Iterator[PlanCheck]:
+    """The loads with full budgets, at what those of the other groups of prompts cost.
+
+    Loads that others disturbed say nothing of the simulation, and are left out.
+    """
+    run, traces = server.served.setup.run, server.by_name
+    loads = [
+        timing
+        for timing in full_loads(run.loads)
+        if timing.temperature == server.temperature and not timing.varying and timing.k in ks
+        if timing.slots is None or timing.slots >= (timing.concurrency or 1)
+        if server.served.engine.clock == "cpu" or (timing.others or 0.0) <= MOST_OTHERS
     ]
-    cells = grouped(full, lambda load: (load.key.concurrency, load.key.k))
-    for (concurrency, k), loads in sorted(cells.items()):
-        cell = _Cell()
-        for load in loads:
-            known = costs[load.key.group]
-            assert known is not None
-            plain, speculative = server.prices(known, server.slots, ks)
-            done: list[Served] = []
-            for timing in load.timings:
-                sent = _sent(server, timing, traces, max(ks))
-                if sent is None:
-                    continue
-                priced = speculative if k else plain
-                done.append(simulate(sent, np.zeros(len(sent)), priced, Fixed(k), concurrency))
-                # With clock=cpu a load's seconds are not those of a user
-                cell.add(timing, done[-1], told=server.served.engine.clock == "engine")
-            if done:
-                cell.tokens += load.tokens
-                cell.seconds += load.seconds
-                cell.simulated_s += float(np.mean([each.ended_s.max() for each in done]))
-        if cell.simulated:
-            yield PlanCheck(
-                k=k,
-                concurrency=concurrency,
-                requests=len(cell.simulated),
-                tokens_per_second=cell.tokens / cell.seconds,
-                simulated_tokens_per_second=cell.tokens / cell.simulated_s,
-                per_token=_percentiles(cell.measured) if cell.told else None,
-                simulated_per_token=_percentiles(cell.simulated),
-            )
+    costs = {group: server.costs_without(group) for group in {each.group for each in loads}}
+
+    def load_of(timing: LoadTiming) -> tuple[bool, int, float, int]:
+        return (timing.concurrency is None, timing.concurrency or 0, timing.rate or 0.0, timing.k)
+
+    for (*_, k), timings in sorted(grouped(loads, load_of).items()):
+        cell = _Cell(told=server.served.engine.clock == "engine")
+        for timing in timings:
+            known, sent = costs[timing.group], _sent(server, timing, traces, max(ks))
+            if known is None or sent is None or (timing.rate and not timing.due_s):
+                continue
+            plain, speculative = known.priced(server.slots, max(ks))
+            arrivals = timing.due_s or sent_at_once(len(sent), timing.concurrency)
+            priced = speculative if k else plain
+            cell.add(timing, simulate(sent, arrivals, priced, Fixed(k), timing.concurrency))
+        if cell.requests:
+            yield cell.check(timings[0])
 
 
-@dataclass
+@dataclass(eq=False)
 class _Cell:
-    """What the closed loops of a K and concurrency took, measured and simulated.
+    """What loads of one kind took, measured and simulated.
 
     Attributes:
-        tokens, seconds, simulated_s: of their requests together, settled over visits.
-        measured, simulated: seconds per token after the first, of each request in each visit.
-        told: whether the server tells all of these.
+        told: whether the server tells what each request waited, by the clock of the run.
+        requests, tokens: of them together.
+        seconds: that they took together, measured and simulated.
+        per_token, first_token: of each request, seconds, measured and simulated.
     """
 
-    tokens: float = 0.0
-    seconds: float = 0.0
-    simulated_s: float = 0.0
-    measured: list[float] = field(default_factory=list[float])
-    simulated: list[float] = field(default_factory=list[float])
-    told: bool = True
+    told: bool
+    requests: int = 0
+    tokens: int = 0
+    seconds: Array = field(default_factory=lambda: np.zeros(2))
+    per_token: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+    first_token: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
 
-    def add(self, timing: LoadTiming, done: Served, *, told: bool) -> None:
+    def add(self, timing: LoadTiming, done: Served) -> None:
         """One visit."""
         emitted = done.tokens > 0
-        self.simulated += done.per_token_s[emitted].tolist()
-        decode_s = (timing.user_decode_s if told else ()) or (None,) * len(emitted)
+        self.requests += len(done.tokens)
+        self.tokens += sum(timing.returned)
+        self.seconds += (timing.seconds, done.ended_s.max())
+        self.per_token[1].extend(done.per_token_s[emitted].tolist())
+        self.first_token[1].extend(done.first_token_s.tolist())
+        decode_s = timing.user_decode_s or (None,)
+        # With clock=cpu a load's seconds are not those of a user
         self.told = self.told and None not in decode_s
         if self.told:
-            seconds = np.array(decode_s, dtype=np.float64)[emitted]
-            self.measured += (seconds / done.tokens[emitted]).tolist()
+            decoding_s = np.array(decode_s, dtype=np.float64)
+            late_s = np.subtract(timing.sent_s, timing.due_s) if timing.due_s else 0.0
+            self.per_token[0].extend((decoding_s / done.tokens)[emitted].tolist())
+            self.first_token[0].extend((np.array(timing.user_s) + late_s - decoding_s).tolist())
+
+    def check(self, timing: LoadTiming) -> PlanCheck:
+        """What a report shows, of loads like this one."""
+        per_second = self.tokens / self.seconds if timing.concurrency else (None, None)
+        waits = [
+            [_percentiles(each) if self.told or at else None for at, each in enumerate(pair)]
+            for pair in (self.per_token, self.first_token)
+        ]
+        return PlanCheck(
+            k=timing.k,
+            concurrency=timing.concurrency,
+            rate=timing.rate,
+            requests=self.requests,
+            tokens_per_second=per_second[0],
+            simulated_tokens_per_second=per_second[1],
+            per_token=waits[0][0],
+            simulated_per_token=waits[0][1],
+            first_token=waits[1][0],
+            simulated_first_token=waits[1][1],
+        )
 
 
 def _sent(

@@ -237,7 +237,10 @@ def fit_rounds(
         # [n, batch, 1 + ks] plain steps and rounds of each K
         counts = np.concatenate(
             [
-                np.stack([made[:, at] @ _shares(each, k) for at, each in enumerate(times)], axis=1)
+                np.stack(
+                    [made[:, at] @ shares_of_rounds(each, k) for at, each in enumerate(times)],
+                    axis=1,
+                )
                 for k, made in rounds
             ]
         )
@@ -258,7 +261,7 @@ def _times_of(plain_s: Sequence[float], ks: Sequence[int], rounds_s: Array) -> l
     return [RoundTimes(token_s, tuple(zip(ks, row, strict=True))) for token_s, row in rows]
 
 
-def _shares(times: RoundTimes, k: int) -> Array:
+def shares_of_rounds(times: RoundTimes, k: int) -> Array:
     """[k + 1, 1 + ks] how much of R(0) and each timed R a round of n = 0..k drafted tokens is."""
     columns = {n: column for column, n in enumerate([0, *(n for n, _ in times.round_s)])}
     made = np.zeros((k + 1, len(columns)))

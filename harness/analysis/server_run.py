@@ -25,7 +25,12 @@ import numpy as np
 
 from harness.analysis.acceptance_lengths import acceptance_lengths
 from harness.analysis.answers import Answered, Question, answered
-from harness.analysis.batch_schedule import LoadResults, analyse_loads
+from harness.analysis.batch_schedule import (
+    MOST_OTHERS,
+    LoadResults,
+    analyse_loads,
+    kept_busy_by_others,
+)
 from harness.analysis.caveats import (
     caveats,
     failures,
@@ -965,7 +970,9 @@ class ServedRun(ServedTexts):
             load=self.loads.cells,
             varying=self.loads.varying,
             varying_commands=engine.varying,
-            schedules=tuple(
+            schedules=()
+            if self.disturbed is not None
+            else tuple(
                 schedule for schedule in self.loads.schedules if schedule.temperature not in changed
             ),
             memory=self._memory(),
@@ -1047,8 +1054,21 @@ class ServedRun(ServedTexts):
                     },
                 )
 
+    @cached_property
+    def disturbed(self) -> float | None:
+        """Processors that others kept busy during loads, where these are too many to compare them.
+
+        Processor time counts none of theirs.
+        """
+        others = kept_busy_by_others(self.setup.run.loads)
+        if self.engine.clock == "cpu" or others is None or others <= MOST_OTHERS:
+            return None
+        return others
+
     def _load_caveats(self) -> Iterator[Caveat]:
-        """Loads that are queues, and K that lack visits under them."""
+        """Loads that others disturbed, or that are queues, and K that lack visits under them."""
+        if self.disturbed is not None:
+            yield Caveat("loads_disturbed", {"others": self.disturbed, "most": MOST_OTHERS})
         queues = [cell for cell in self.loads.cells if cell.slots is not None]
         if queues:
             first = min(queues, key=lambda cell: cell.concurrency or 0)

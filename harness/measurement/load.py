@@ -29,6 +29,7 @@ from harness.engines.protocol import (
     RequestFailedError,
     Server,
 )
+from harness.measurement.environment import OtherLoad
 from harness.measurement.generations import Request
 from harness.records import HALF, LoadTiming, ServerClock, UserError
 from harness.serving.round_counting import SHORTER, SHORTEST
@@ -171,9 +172,10 @@ def _timed(
 ) -> LoadTiming:
     in_flight = load.concurrency or len(requests)
     for _ in range(SENT_AT_MOST):
-        cpu_s, begin = server.cpu_s(), perf_counter()
+        other_load, cpu_s, begin = OtherLoad(), server.cpu_s(), perf_counter()
         done, sent_s = _sent(server, requests, in_flight, due_s if load.rate else None)
         elapsed_s, cpu_now_s = perf_counter() - begin, server.cpu_s()
+        others = _of_others(other_load, cpu_s, cpu_now_s, elapsed_s)
         if all(each.asked == 1 for each in done):
             break
     else:
@@ -206,7 +208,21 @@ def _timed(
         slots=server.facts.slots,
         due_s=tuple(due_s) if load.rate else (),
         sent_s=tuple(sent_s) if load.rate else (),
+        user_prefill_s=tuple(each.prefill_s for each in done),
+        others=None if others is None else max(0.0, others),
     )
+
+
+def _of_others(
+    other_load: OtherLoad, cpu_s: float | None, cpu_now_s: float | None, elapsed_s: float
+) -> float | None:
+    """Processors that neither this process nor the server kept busy.
+
+    None of a server elsewhere, whose machine this is not.
+    """
+    if cpu_s is None or cpu_now_s is None:
+        return None
+    return other_load.so_far().load - (cpu_now_s - cpu_s) / elapsed_s
 
 
 def _sent(

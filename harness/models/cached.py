@@ -24,8 +24,8 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from harness.models.memory import is_out_of_memory
 
-# The names under which a forward may take its cache: that of transformers from 5.24 on, that before,
-# then those of models that make their state themselves and return it (Mamba, xLSTM; RWKV)
+# The names under which a forward may take its cache: transformers' from 5.24 on, and before, then
+# those of models that make their state themselves and return it (Mamba, xLSTM; RWKV)
 CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params", "state")
 OWN_STATE = ("cache_params", "state")
 # Positions per chunk while a cache is filled for timing, all sequences together

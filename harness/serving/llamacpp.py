@@ -80,6 +80,7 @@ SPEC = EngineSpec(
     title="llama.cpp",
     rules=("greedy_draft", "ratio"),
     counting=COUNTING,
+    mixes_prompts=True,
     draft_by_temperature=True,
     draft_top_k=10,
     draft_reads_verified=True,

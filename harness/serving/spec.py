@@ -105,6 +105,8 @@ class EngineSpec:
 
     # None where it counts no rounds
     counting: Counting | None = None
+    # Whether prompts are in one iteration with requests that decode
+    mixes_prompts: bool = False
     # Whether a draft that is sampled takes the request's temperature alone, and no top_p, min_p or
     # penalty of it; and among how many of its likeliest tokens it draws, None: all
     draft_by_temperature: bool = False

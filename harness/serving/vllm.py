@@ -159,6 +159,7 @@ SPEC = EngineSpec(
     phrase="vLLM with its defaults",
     ranked_as="vLLM (default)",
     counting=COUNTING,
+    mixes_prompts=True,
     draft_by_temperature=True,
     # Its suffix look-up finds other tokens
     alike=frozenset(

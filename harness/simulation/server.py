@@ -1,28 +1,31 @@
 """The clock of a continuously batching server: who is active, what an iteration costs, who ends.
 
 State: a clock, a queue (first in, first out), and numbered slots with the requests in them. An
-iteration begins with what has arrived: as long as a slot is free the first of the queue enters, and
-its start (its prefill among it) stalls everybody; its first token is there when that ends. Then
-every active request takes one round, of as many draft tokens as the policy chooses, or emits one
+iteration begins with what has arrived: as long as a slot is free the first of the queue enters.
+Every active request takes one round, of as many draft tokens as the policy chooses, or emits one
 plain token. Who has emitted all leaves its slot.
+
+An engine that mixes (llama.cpp, vLLM) puts the prompts that enter into the iteration of those that
+decode: all get longer by them, and the first tokens are there when it ends. Where nobody decodes,
+the prompts are an iteration of their own. Other engines (SGLang) stop decoding for each prompt.
 
 Where a policy's choice hangs on the number of active requests alone, nothing is decided until one
 of them ends or another enters, so all iterations up to there are one step. That makes it fast.
 
 A closed loop of B requests is the special case in which all have arrived at 0 and B are in flight:
-`harness.theory.batching.closed_loop` gives the same seconds where rounds are whole numbers. It
-stays for expected rounds, which are not.
+`harness.theory.batching.closed_loop` gives the same seconds where rounds are whole numbers and
+prompts are not mixed in. It stays for expected rounds, which are no whole numbers.
 
 Assumed: a request enters the slot that has been free for longest (llama.cpp, tools/server: the slot
-least recently used); starts are one after the other, never shared; memory does not run out.
+least recently used); a prompt fits into one iteration; memory does not run out.
 """
 
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
-from typing import ClassVar, Protocol
+from math import ceil, inf
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +34,12 @@ from harness.simulation.requests import Request, Rounds
 from harness.theory.batching import neighbours
 
 Array = NDArray[np.float64]
+
+
+# Between two requests that a client sends at once
+JUST_AFTER_S = 1e-6
+# Longer than a client takes for its next request
+IDLE_S = 0.02
 
 
 class Slot:
@@ -75,27 +84,44 @@ class Costs:
 
     Attributes:
         iteration_s: [slots + 1][K + 1] of an iteration by how many requests are active and how many
-            tokens each drafts, 0 being a plain token; the first row is not read. Where they draft
-            different numbers, it is the mean over them.
-        start_s: of a request besides its rounds, its prompt's tokens left out.
+            tokens each drafts, 0 being a plain token; the first row is not read.
+        start_s: of prompts that enter while nobody decodes, their tokens left out.
         prompt_token_s: of each of these.
         by_runs: whether each run of neighbouring active slots is an iteration of its own, as in
             llama.cpp without a unified cache.
+        mixed_start_s: [slots] as `start_s`, by how many requests decode in the same iteration;
+            empty where the engine does not mix.
+        client_s: of a request, from when the client sends it to when the server has it, and from
+            its end to when the client knows of that.
+        draft_step_s: [slots + 1] of a step of the draft by how many requests are active. In an
+            iteration whose requests draft different numbers of tokens the draft makes as many steps
+            as the longest needs, and the target verifies the mean of them.
+        idle_s: more, where nobody was in the server for `IDLE_S` before: caches have gone cold.
+        context_tokens, context_token_s: how many tokens are in the cache of each active request in
+            iterations that cost `iteration_s`, and what each token more takes.
     """
 
     iteration_s: Sequence[Sequence[float]]
     start_s: float = 0.0
     prompt_token_s: float = 0.0
     by_runs: bool = False
+    mixed_start_s: Sequence[float] = ()
+    client_s: float = 0.0
+    draft_step_s: Sequence[float] = ()
+    idle_s: float = 0.0
+    context_tokens: float = 0.0
+    context_token_s: float = 0.0
 
     @property
     def slots(self) -> int:
         """Requests that are decoded side by side at most."""
         return len(self.iteration_s) - 1
 
-    def start_of(self, request: Request) -> float:
-        """Seconds until its first token, once it has a slot."""
-        return max(0.0, self.start_s + self.prompt_token_s * request.prompt_tokens)
+    def start_of(self, requests: Sequence[Request], decoding: int = 0) -> float:
+        """Seconds that prompts take of an iteration in which so many requests decode."""
+        fixed_s = self.mixed_start_s[decoding] if decoding else self.start_s
+        tokens = sum(request.prompt_tokens for request in requests)
+        return max(0.0, fixed_s + self.prompt_token_s * tokens)
 
     def iteration_of(self, active: Sequence[Slot], drafts: Sequence[int]) -> float:
         """Seconds of one iteration, by the draft tokens of each active slot, ascending."""
@@ -104,9 +130,35 @@ class Costs:
         runs = neighbours([slot.number for slot in active])
         return sum(self._pass_s(drafts[run]) for run in runs)
 
+    def more_steps_s(self, drafts: Sequence[int]) -> float:
+        """Seconds of the draft's steps beyond the mean, in a pass of unequal drafts."""
+        if not self.draft_step_s:
+            return 0.0
+        return (max(drafts) - sum(drafts) / len(drafts)) * self.draft_step_s[len(drafts)]
+
     def _pass_s(self, drafts: Sequence[int]) -> float:
         row = self.iteration_s[len(drafts)]
-        return sum([row[n] for n in drafts]) / len(drafts)
+        return sum([row[n] for n in drafts]) / len(drafts) + self.more_steps_s(drafts)
+
+
+class Iteration(NamedTuple):
+    """Iterations that were alike, one after the other.
+
+    Attributes:
+        number: of them.
+        active: slots whose requests took a round in each.
+        drafts: of these.
+        entered: places of the requests whose prompts were in it.
+        context: tokens in the caches of all active ones, the mean over these iterations.
+        idle: whether nobody was in the server for `IDLE_S` before.
+    """
+
+    number: int
+    active: Sequence[Slot]
+    drafts: Sequence[int]
+    entered: Sequence[int]
+    context: float
+    idle: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +170,7 @@ class Served:
             and had its last.
         tokens: [n] that its rounds emitted, all after its first.
         rounds: [n] that it took.
+        client_s: between the clients and the server, of each.
     """
 
     arrived_s: Array
@@ -126,11 +179,12 @@ class Served:
     ended_s: Array
     tokens: NDArray[np.intp]
     rounds: NDArray[np.intp]
+    client_s: float = 0.0
 
     @property
     def first_token_s(self) -> Array:
-        """[n] from its arrival to its first token."""
-        return self.first_s - self.arrived_s
+        """[n] from when it was sent to when the client had its first token."""
+        return self.first_s - self.arrived_s + self.client_s
 
     @property
     def per_token_s(self) -> Array:
@@ -145,6 +199,7 @@ def simulate(
     costs: Costs,
     policy: Policy,
     in_flight: int | None = None,
+    journal: list[Iteration] | None = None,
 ) -> Served:
     """Serve requests until all have ended.
 
@@ -153,37 +208,57 @@ def simulate(
         arrived_s: when each does, ascending; all 0 for a closed loop.
         costs: of the server; their table has a row for each of its slots.
         policy: a fresh one, where it learns.
-        in_flight: requests in slots at most; None for as many as there are slots.
+        in_flight: of a closed loop, whose clients send the next request when they have the answer
+            of the one before; None where requests come whatever becomes of others.
+        journal: gets every iteration.
     """
     number, steady, most = len(requests), policy.steady, in_flight or costs.slots
+    mixes = len(costs.mixed_start_s) > 0
     arrivals = np.asarray(arrived_s, dtype=np.float64).tolist()
+    sent = number if in_flight is None else min(in_flight, number)
+    arrivals[sent:] = [inf] * (number - sent)  # sent when another has ended
     entered_s, first_s, ended_s = ([0.0] * number for _ in range(3))
     rounds = [0] * number
     free = deque(range(costs.slots))
     active: list[Slot] = []
     clock, due = 0.0, 0
     while due < number or active:
+        idle = False
         if not active:
+            idle = due == 0 or arrivals[due] - clock > IDLE_S
             clock = max(clock, arrivals[due])
-        while due < number and len(active) < most and arrivals[due] <= clock:
+        entering: list[Slot] = []
+        while due < number and len(active) + len(entering) < most and arrivals[due] <= clock:
             entered_s[due] = clock
-            clock += costs.start_of(requests[due])
-            first_s[due] = ended_s[due] = clock
-            if requests[due].tokens:
-                insort(active, Slot(free.popleft(), due, requests[due]), key=_number)
+            entering.append(Slot(free.popleft(), due, requests[due]))
             due += 1
-        if not active:
-            continue
-        ks = policy.choose(active, 0 if steady else bisect_right(arrivals, clock, due) - due)
-        paths = [slot.request.rounds(k) for slot, k in zip(active, ks, strict=True)]
-        drafts = [path.drafted[slot.position] for slot, path in zip(active, paths, strict=True)]
-        seconds = costs.iteration_of(active, drafts)
-        steps = _alike(active, paths) if steady else 1
-        if steps > 1 and len(active) < most and due < number:
-            steps = max(1, min(steps, ceil((arrivals[due] - clock) / seconds)))
+            if not mixes:
+                break
+        decoding = active if mixes or not entering else ()
+        drafts: Sequence[int] = ()
+        paths: list[Rounds] = []
+        steps, seconds = 1, 0.0
+        if decoding:
+            ks = policy.choose(active, 0 if steady else bisect_right(arrivals, clock, due) - due)
+            paths = [slot.request.rounds(k) for slot, k in zip(active, ks, strict=True)]
+            drafts = [path.drafted[slot.position] for slot, path in zip(active, paths, strict=True)]
+            seconds = costs.iteration_of(active, drafts)
+        if entering:
+            prompts = [slot.request for slot in entering]
+            seconds += costs.start_of(prompts, len(decoding)) + idle * costs.idle_s
+        elif steady:
+            steps = _alike(active, paths)
+            if steps > 1 and len(active) < most and due < number:
+                steps = max(1, ceil(min(steps, (arrivals[due] - clock) / seconds)))
+        if journal is not None or costs.context_token_s:
+            context = _context(decoding, paths, steps)
+            seconds += costs.context_token_s * (context - len(decoding) * costs.context_tokens)
+            if journal is not None:
+                entered = [slot.place for slot in entering]
+                journal.append(Iteration(steps, [*decoding], drafts, entered, context, idle))
         clock += steps * seconds
-        ended = False
-        for slot, path, drafted in zip(active, paths, drafts, strict=True):
+        ended = 0
+        for slot, path, drafted in zip(decoding, paths, drafts, strict=True):
             position, after = slot.position, path.after
             if not steady:
                 policy.seen(slot, drafted, path.accepted[position])
@@ -192,15 +267,39 @@ def simulate(
             slot.position = position
             rounds[slot.place] += steps
             if position == slot.request.tokens:
-                ended_s[slot.place], ended = clock, True
+                ended_s[slot.place] = clock
                 free.append(slot.number)
+                ended += 1
         if ended:
             active = [slot for slot in active if slot.position < slot.request.tokens]
+        for slot in entering:
+            first_s[slot.place] = clock
+            if slot.request.tokens:
+                insort(active, slot, key=_number)
+            else:
+                ended_s[slot.place] = clock
+                free.appendleft(slot.number)  # as if it had taken none
+                ended += 1
+        for place in range(sent, min(sent + ended, number)):
+            arrivals[place] = clock + costs.client_s
+        sent += ended
     return Served(
         *(np.array(times) for times in (arrivals, entered_s, first_s, ended_s)),
         tokens=np.array([request.tokens for request in requests], dtype=np.intp),
         rounds=np.array(rounds, dtype=np.intp),
+        client_s=costs.client_s,
     )
+
+
+def _context(active: Sequence[Slot], paths: Sequence[Rounds], steps: int) -> float:
+    """Tokens in the caches of all, the mean over so many iterations of equal steps."""
+    total = 0.0
+    for slot, path in zip(active, paths, strict=True):
+        position = slot.position
+        for _ in range(steps - 1):
+            position = path.after[position]
+        total += slot.request.prompt_tokens + (slot.position + position) / 2.0
+    return total
 
 
 def _number(slot: Slot) -> int:
@@ -210,3 +309,13 @@ def _number(slot: Slot) -> int:
 def _alike(active: Sequence[Slot], paths: Sequence[Rounds]) -> int:
     """Iterations until a text ends, or a round drafts another number of tokens; one at least."""
     return max(1, min([path.alike[s.position] for s, path in zip(active, paths, strict=True)]))
+
+
+def sent_at_once(number: int, in_flight: int | None) -> Array:
+    """[number] arrivals of a closed loop: the first requests are sent at once, one by one.
+
+    So the server has the first of them alone; the others come while its prompt is read.
+    """
+    return np.where(
+        np.arange(number) < (in_flight or number), np.arange(number) * JUST_AFTER_S, 0.0
+    )

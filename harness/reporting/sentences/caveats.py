@@ -20,7 +20,7 @@ CAUTIONS: frozenset[CaveatCode | ComparisonCaveatCode] = frozenset(
         *("structured_output_invalid", "structured_output_unanswered"),
         *("server_texts_repeat", "server_queues", "rate_beyond_capacity", "other_card"),
         *("failed_run", "unfinished_run", "different_devices", "machine_changed"),
-        *("plain_moved", "distrusted"),
+        *("plain_moved", "distrusted", "loads_disturbed", "plan_disturbed"),
         *("other_acceptance", "texts_differ_in_float32", "counts_differ", "not_lossless"),
     }
 )
@@ -373,6 +373,11 @@ CAVEATS: Mapping[str, Any] = {
         " grows for as long as they come, so waits there are those of this many requests, and no"
         " rate that it can hold; give a lower rate="
     ),
+    "loads_disturbed": (
+        "other work kept {others:.2f} processors busy while requests were sent side by side, more"
+        " than {most:g}: loads are not compared and no K is named for them; measure them on a quiet"
+        " machine, or with clock=cpu"
+    ),
     "load_predictions_off": lambda values: (
         f"predictions under load miss by {fmt.percent(values['median'])} in the median and up to"
         f" {fmt.percent(values['largest'])}: go by the measured throughput ratios"
@@ -393,6 +398,21 @@ CAVEATS: Mapping[str, Any] = {
     "plan_mean_prompts": (
         "what a prompt's length costs is not known, since no prefills of two lengths were timed:"
         " every prompt costs the mean, so that high percentiles of TTFT are too low"
+    ),
+    "plan_disturbed": (
+        "other work kept {others:.2f} processors busy while the run's loads were timed, so costs"
+        " and waits here are those of a busy machine; measure them on a quiet one"
+    ),
+    "plan_rate_not_measured": lambda values: (
+        f"waits at more than {values['measured']:g} requests/s are simulated and were not measured;"
+        " a larger rate=[...] in the server run measures them"
+        if values["measured"] is not None
+        else "no waits of requests that arrive at a rate were measured, all of these are simulated;"
+        " rate=[...] in the server run measures some"
+    ),
+    "plan_context_not_measured": (
+        "the longest text here has {context} tokens with its prompt, the longest under load"
+        " {measured}: what iterations cost at the difference was not measured"
     ),
     "verify_assumed_equal_step": (
         "a verify over K + 1 positions is taken to cost one target step (v = 1); give"

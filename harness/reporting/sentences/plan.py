@@ -92,7 +92,8 @@ def _more(plan: Plan) -> Iterator[str]:
         elif best.rate_ratio is not None:
             ratio = fmt.speedup(best.rate_ratio, best.rate_ratio_lo, best.rate_ratio_hi)
             text += f", {ratio} what it holds without a draft"
-        yield f"{text}; with all {plan.slots} slots taken it ends {best.capacity:.3g} a second."
+        most = fmt.with_bounds(best.capacity, best.capacity_lo, best.capacity_hi)
+        yield f"{text}; with all {plan.slots} slots taken it ends {most} a second."
     stops = plan.stops_paying
     if stops is None:
         yield "At every simulated rate some K has a shorter TPOT than plain decoding."
@@ -104,24 +105,30 @@ def _more(plan: Plan) -> Iterator[str]:
 
 
 def _errors(plan: Plan) -> Iterator[str]:
-    """How far simulated closed loops are from measured ones."""
+    """How far simulated loads are from measured ones."""
     checks = plan.checks
     if not checks:
         return
-    speed = [each.simulated_tokens_per_second / each.tokens_per_second for each in checks]
-    told = [each for each in checks if each.per_token is not None]
-    parts = [("tokens per second", speed)]
-    for name in ("p50", "p95"):
-        pairs = [
-            (getattr(each.simulated_per_token, name), getattr(each.per_token, name))
-            for each in told
+    pairs: dict[str, list[tuple[float | None, float | None]]] = {
+        "tokens per second": [
+            (each.simulated_tokens_per_second, each.tokens_per_second) for each in checks
         ]
-        ratios = [one / other for one, other in pairs if one is not None and other]
-        parts += [(f"TPOT {name}", ratios)] if ratios else []
-    errors = ", ".join(f"{name} {_off(ratios)}" for name, ratios in parts)
+    }
+    for title, waits in (
+        ("TPOT", [(each.simulated_per_token, each.per_token) for each in checks]),
+        ("TTFT", [(each.simulated_first_token, each.first_token) for each in checks]),
+    ):
+        known = [(one, other) for one, other in waits if one is not None and other is not None]
+        pairs[f"{title} p50"] = [(one.p50, other.p50) for one, other in known]
+        pairs[f"{title} p95"] = [(one.p95, other.p95) for one, other in known]
+    ratios = {
+        name: [one / other for one, other in each if one is not None and other]
+        for name, each in pairs.items()
+    }
+    errors = ", ".join(f"{name} {_off(each)}" for name, each in ratios.items() if each)
     yield (
-        f"Measured closed loops, simulated at what other prompts cost ({len(checks)} cells), median"
-        f" and largest error: {errors}."
+        f"Measured loads, simulated at what other prompts cost ({len(checks)} cells), median and"
+        f" largest error: {errors}."
     )
 
 

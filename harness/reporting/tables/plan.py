@@ -5,7 +5,7 @@ from collections.abc import Callable
 from harness.reporting import formatting as fmt
 from harness.reporting.sentences.plan import named
 from harness.reporting.tables.specification import Column, Table, columns_by, table
-from harness.summary import Plan, PlanCheck, PlanChoice, PlanPoint, Summary
+from harness.summary import Percentiles, Plan, PlanCheck, PlanChoice, PlanPoint, Summary
 
 
 def _in_ms(value: float | None) -> float | None:
@@ -45,7 +45,11 @@ CHOICES: tuple[Column[PlanChoice], ...] = (
     ),
     Column("TPOT, ms\n[lo, hi]", _tpot, fmt.with_bounds, definition="planned wait"),
     Column("TTFT, ms\n[lo, hi]", _ttft, fmt.with_bounds, definition="planned wait"),
-    Column("capacity", lambda choice: choice.capacity, fmt.decimal),
+    Column(
+        "capacity\n[lo, hi]",
+        lambda each: (each.capacity, each.capacity_lo, each.capacity_hi),
+        fmt.with_bounds,
+    ),
     Column("K by number\nactive", _ks, flexible=True),
     Column(
         "USD\nper hour", lambda choice: choice.usd_per_hour, fmt.dollars, definition="fleet cost"
@@ -59,24 +63,63 @@ CHOICES: tuple[Column[PlanChoice], ...] = (
 )
 # Those that fit a terminal
 BRIEF = (*CHOICES[:4], *CHOICES[6:7], *CHOICES[8:])
+
+
+def _load(check: PlanCheck) -> str:
+    if check.rate is not None:
+        return f"{check.rate:.3g} requests/s"
+    return f"{check.concurrency} in flight"
+
+
+Waits = Callable[[PlanCheck], Percentiles | None]
+
+
+def _waits(title: str, measured: Waits, simulated: Waits, name: str) -> list[Column[PlanCheck]]:
+    """Both percentiles of a wait, each measured and simulated."""
+    return [
+        Column(
+            f"{start}{title}\n{at}",
+            lambda check, of=of, at=at: _percentile(of(check), at),
+            fmt.seconds,
+            definition=name,
+        )
+        for at in ("p50", "p95")
+        for start, of in (("", measured), ("simulated ", simulated))
+    ]
+
+
+def _percentile(of: Percentiles | None, at: str) -> float | None:
+    """One of them; None where there is none."""
+    if of is None:
+        return None
+    return of.p50 if at == "p50" else of.p95
+
+
 CHECKS: tuple[Column[PlanCheck], ...] = (
+    Column("load", _load, key=True),
     Column("K", lambda check: check.k, fmt.count, key=True),
-    Column("concur-\nrency", lambda check: check.concurrency, fmt.count, key=True),
     Column("requests", lambda check: check.requests, fmt.count),
     Column("tok/s", lambda check: check.tokens_per_second, fmt.rate),
     Column("simulated\ntok/s", lambda check: check.simulated_tokens_per_second, fmt.rate),
-    Column("TPOT\np50", lambda check: check.per_token and check.per_token.p50, fmt.seconds,
-           definition="time per output token"),
-    Column("simulated\nTPOT p50", lambda check: check.simulated_per_token.p50, fmt.seconds),
-    Column("TPOT\np95", lambda check: check.per_token and check.per_token.p95, fmt.seconds,
-           definition="time per output token"),
-    Column("simulated\nTPOT p95", lambda check: check.simulated_per_token.p95, fmt.seconds),
-)  # fmt: skip
+    *_waits(
+        "TPOT",
+        lambda check: check.per_token,
+        lambda check: check.simulated_per_token,
+        "time per output token",
+    ),
+    *_waits(
+        "TTFT",
+        lambda check: check.first_token,
+        lambda check: check.simulated_first_token,
+        "time to first token",
+    ),
+)
 NOTE = (
     "largest rate: requests per second of one card at which the goal is met; rate ratio: to plain"
     " decoding's, on the same requests and arrivals. TPOT and TTFT: p{percentile:g} at"
     " {rate:.3g} requests/s on one card; empty beyond its capacity. Intervals: 95 %, over prompts"
-    " and arrivals. The oracle knows what will be accepted: a bound, not a choice."
+    " (and costs, fitted on them) and arrivals. The oracle knows what will be accepted: a bound,"
+    " not a choice."
 )
 SIMULATED_NOTE = (
     "Simulated: {seeds} sequences of {requests} requests of {prompts} prompts, {tokens:.0f} tokens"
@@ -90,7 +133,7 @@ ARRIVALS = {
 }
 RATES_NOTE = "Empty beyond a choice's capacity, where its queue grows without end."
 CHECKS_NOTE = (
-    "Closed loops of the run, and the same requests simulated at what the other prompts' loops"
+    "Loads of the run, and the same requests simulated at what closed loops of the other prompts"
     " cost."
 )
 

@@ -1,0 +1,380 @@
+"""What iterations cost on a server that decodes requests side by side, by the server's own clock.
+
+Each request of a load says two times: its prefill's, which is one iteration, and its
+decoding's, which is the sum of the iterations that its rounds were in. How many requests shared
+each of them, and whose prompts were in it, follows from the rounds that all requests of the load
+took: the load is simulated (`harness.simulation`), so each time is a sum of counts x costs. The
+costs are those with the least sum of absolute relative errors over requests (least absolute
+deviations): a request that something disturbed has no more weight than another.
+
+    R(n, b)     an iteration of b requests whose rounds draft n tokens; never less with more of them
+    alone       of prompts that enter while nobody decodes, besides their tokens; and idle, what is
+                added where the server had nothing to do for a while
+    mixed       of prompts that enter an iteration of requests that decode, besides their tokens:
+                of one request, whose plain step is no batch otherwise, and of several
+    per token   of a prompt
+    context     of each token in the caches, where texts differ enough in length for it to show
+    client      what a request takes outside of the server, sent one at a time
+
+Prompts have the same costs at every K of a draft; plain servers, which have no draft to fill, have
+their own. Which requests were side by side depends on the costs a little (which text ends first),
+so fit and simulation alternate.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import linprog
+
+from harness.analysis.server_costs import shares_of_rounds
+from harness.records import LoadTiming
+from harness.simulation.policies import Fixed
+from harness.simulation.requests import Counts, Request
+from harness.simulation.server import Costs, Iteration, sent_at_once, simulate
+from harness.stats.jackknife import Array
+from harness.theory.batching import BatchTimes, neighbours
+from harness.theory.speedup import RoundTimes
+
+# Of simulation and fit
+ALTERNATIONS = 3
+# Of two texts, by which the contexts of their rounds differ for a token of it to have a time
+CONTEXT_SPREAD = 128
+# Columns of a server's prompts
+ALONE, BY_ONE, BY_SEVERAL, IDLE, TOKEN = range(5)
+STARTS = 5
+
+
+@dataclass(frozen=True)
+class Starts:
+    """What prompts cost, seconds.
+
+    Attributes:
+        alone_s: besides their tokens, while nobody decodes.
+        token_s: of each token.
+        mixed_s: as `alone_s`, in an iteration of one request, and of several; None where an engine
+            does not mix.
+        idle_s: more than `alone_s`, where the server had nothing to do for a while.
+    """
+
+    alone_s: float
+    token_s: float
+    mixed_s: tuple[float, float] | None = None
+    idle_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class IterationCosts:
+    """What a plain and a speculating server take.
+
+    Attributes:
+        times: R(n, b).
+        plain, speculative: of prompts.
+        client_s: of a request, outside of the server.
+        by_runs: whether `times` are of passes of neighbouring slots.
+        context_tokens, context_token_s: in the cache of each request where an iteration takes
+            `times`, and what each token more takes.
+    """
+
+    times: BatchTimes
+    plain: Starts
+    speculative: Starts
+    client_s: float = 0.0
+    by_runs: bool = False
+    context_tokens: float = 0.0
+    context_token_s: float = 0.0
+
+    def priced(self, slots: int, largest_k: int) -> tuple[Costs, Costs]:
+        """The plain server's, and that of one that drafts up to so many tokens."""
+        rows = [[self.times.at(n, b) for n in range(largest_k + 1)] for b in range(slots + 1)]
+        plain_rows = [row[:1] for row in rows]
+        return self._priced(plain_rows, self.plain), self._priced(rows, self.speculative)
+
+    def _priced(self, rows: Sequence[Sequence[float]], starts: Starts) -> Costs:
+        mixed_s: tuple[float, ...] = ()
+        if starts.mixed_s is not None:
+            by_one_s, by_several_s = starts.mixed_s
+            mixed_s = (0.0, by_one_s, *[by_several_s] * (len(rows) - 3))
+        return Costs(
+            rows,
+            starts.alone_s,
+            starts.token_s,
+            self.by_runs,
+            mixed_start_s=mixed_s,
+            client_s=self.client_s,
+            idle_s=starts.idle_s,
+            draft_step_s=[self._draft_step_s(b, len(rows[0]) - 1) for b in range(len(rows))],
+            context_tokens=self.context_tokens,
+            context_token_s=self.context_token_s,
+        )
+
+    def _draft_step_s(self, batch: int, largest_k: int) -> float:
+        """What a draft token takes besides its verification, which is a prompt token's time."""
+        if not largest_k:
+            return 0.0
+        (low, *_), high = (
+            [n for n, _ in self.times.by_batch[min(self.times.by_batch)].round_s],
+            largest_k,
+        )
+        low = low if low < high else 0
+        more_s = self.times.at(high, batch) - self.times.at(low, batch)
+        return max(0.0, more_s / (high - low) - batch * self.plain.token_s)
+
+
+def with_rounds(prompt_tokens: int, tokens: int, rounds: int, most: Counts) -> Request:
+    """A request of which so many rounds emit the tokens, all of them alike.
+
+    Args:
+        prompt_tokens: of its prompt.
+        tokens: that rounds emit.
+        rounds: that a server needed for them.
+        most: [tokens] that it drafts at most from each start.
+    """
+    ends = -(-np.arange(1, rounds + 1) * tokens // max(rounds, 1))
+    starts = np.concatenate([[0], ends])[:-1]
+    runs = np.zeros(tokens, dtype=np.intp)
+    runs[starts] = ends - starts - 1
+    return Request(prompt_tokens, runs, np.maximum(most, runs))
+
+
+def rounds_of(request: Request, k: int) -> int:
+    """How many rounds of up to k tokens emit a request."""
+    rounds, position, after = 0, 0, request.rounds(k).after
+    while position < request.tokens:
+        rounds, position = rounds + 1, after[position]
+    return rounds
+
+
+@dataclass(frozen=True, eq=False)
+class _Load:
+    """A closed loop to fit: what it took, and of what requests."""
+
+    timing: LoadTiming
+    requests: Sequence[Request]
+
+
+def fit_iterations(
+    loads: Sequence[tuple[LoadTiming, Sequence[Request]]],
+    slots: int,
+    *,
+    mixes: bool,
+    by_runs: bool,
+    left_out: Collection[str] = (),
+    near: IterationCosts | None = None,
+) -> IterationCosts | None:
+    """Fit what iterations cost.
+
+    Args:
+        loads: of plain servers and of some K, each with its requests; closed loops, and some at a
+            rate where what a server costs after a pause shall be known.
+        slots: of the servers.
+        mixes: whether the engine puts prompts into iterations of requests that decode.
+        by_runs: whether each run of neighbouring slots is a pass of its own.
+        left_out: names of texts whose times are not used, though they are in the loads.
+        near: costs that these are near to, as where some texts are left out.
+
+    Returns:
+        None where the server tells no times of its own, or plain or speculative loads are missing.
+    """
+    told = [_Load(timing, requests) for timing, requests in loads if _times_told(timing)]
+    ks = sorted({load.timing.k for load in told})
+    if len(told) < len(loads) or len(ks) < 2 or ks[0] != 0:
+        return None
+    costs = near or _first_guess(told, slots, ks, mixes=mixes, by_runs=by_runs)
+    for _ in range(ALTERNATIONS if near is None else 1):
+        fitted = _fitted(told, slots, ks, costs, left_out)
+        if fitted is None:
+            return None
+        costs = fitted
+    return costs
+
+
+def _times_told(timing: LoadTiming) -> bool:
+    times = (timing.user_decode_s, timing.user_prefill_s)
+    return all(each and None not in each for each in times)
+
+
+def _first_guess(
+    loads: Sequence[_Load], slots: int, ks: Sequence[int], *, mixes: bool, by_runs: bool
+) -> IterationCosts:
+    """From the medians over requests: what a round took, whoever was next to it."""
+    paces: dict[int, float] = {}
+    for k in ks:
+        of_k = [load for load in loads if load.timing.k == k]
+        decode_s = np.concatenate([_known(load.timing.user_decode_s) for load in of_k])
+        rounds = np.concatenate([_rounds(load) for load in of_k])
+        paces[k] = float(np.median(decode_s[rounds > 0] / rounds[rounds > 0]))
+    times = RoundTimes(paces[0], tuple((k, paces[k]) for k in ks if k))
+    alone = [load for load in loads if load.timing.concurrency == 1]
+    client_s = 0.0
+    if alone:
+        spent = [
+            np.array(each.timing.user_s)
+            - _known(each.timing.user_decode_s)
+            - _known(each.timing.user_prefill_s)
+            for each in alone
+        ]
+        client_s = max(0.0, float(np.median(np.concatenate(spent))))
+    starts = Starts(0.0, 0.0, (0.0, 0.0) if mixes else None)
+    by_batch = dict.fromkeys(range(1, slots + 1), times)
+    return IterationCosts(BatchTimes(by_batch), starts, starts, client_s, by_runs)
+
+
+def _known(seconds: Sequence[float | None]) -> Array:
+    return np.array(seconds, dtype=np.float64)
+
+
+def _rounds(load: _Load) -> Array:
+    k = load.timing.k
+    if k == 0:
+        return np.array([each.tokens for each in load.requests], dtype=np.float64)
+    return np.array([each or 0 for each in load.timing.rounds], dtype=np.float64)
+
+
+def _fitted(
+    loads: Sequence[_Load],
+    slots: int,
+    ks: Sequence[int],
+    costs: IterationCosts,
+    left_out: Collection[str],
+) -> IterationCosts | None:
+    """The costs that fit best where requests are side by side as at these costs."""
+    observed = [_observed(load, slots, ks, costs, left_out) for load in loads]
+    counts, known_s = np.split(np.concatenate([counts for counts, _ in observed]), [-1], axis=1)
+    mean, spread = _contexts(loads)
+    if spread < CONTEXT_SPREAD:
+        counts[:, -1] = 0.0
+    seconds = np.concatenate([seconds for _, seconds in observed])
+    fitted = least_absolute(_increments(counts, slots, len(ks)), seconds, known_s[:, 0])
+    of_rounds, of_starts = slice(slots * len(ks)), slice(slots * len(ks), -1)
+    context_token_s = float(fitted[-1])
+    rounds_s = np.cumsum(fitted[of_rounds].reshape(len(ks), slots), axis=1)
+    rounds_s += context_token_s * mean * np.arange(1, slots + 1)
+    if rounds_s[:, 0].min() <= 0.0:
+        return None
+    happened = counts[:, of_starts].sum(axis=0).reshape(2, STARTS)
+    mixes = costs.plain.mixed_s is not None
+    plain, speculative = (
+        _starts(*each, mixes=mixes)
+        for each in zip(fitted[of_starts].reshape(2, STARTS), happened, strict=True)
+    )
+    by_batch = {
+        b: RoundTimes(plain_s, tuple(zip(ks[1:], of_batch, strict=True)))
+        for b, (plain_s, *of_batch) in enumerate(rounds_s.T.tolist(), start=1)
+    }
+    return IterationCosts(
+        BatchTimes(by_batch),
+        plain,
+        speculative,
+        costs.client_s,
+        costs.by_runs,
+        context_tokens=mean if context_token_s else 0.0,
+        context_token_s=context_token_s,
+    )
+
+
+def _contexts(loads: Sequence[_Load]) -> tuple[float, float]:
+    """The mean of the tokens in a request's cache half through its text, and how far they range."""
+    contexts = [r.prompt_tokens + r.tokens / 2.0 for load in loads for r in load.requests]
+    low, high = np.percentile(contexts, [10, 90])
+    return float(np.mean(contexts)), float(high - low)
+
+
+def _observed(
+    load: _Load,
+    slots: int,
+    ks: Sequence[int],
+    costs: IterationCosts,
+    left_out: Collection[str],
+) -> tuple[Array, Array]:
+    """[n, column] what each prefill and each decoding was made of, and [n] the seconds of both."""
+    timing, number = load.timing, len(load.requests)
+    priced = costs.priced(slots, max(ks))[min(timing.k, 1)]
+    arrivals = timing.due_s or sent_at_once(number, timing.concurrency)
+    journal: list[Iteration] = []
+    simulate(load.requests, arrivals, priced, Fixed(timing.k), timing.concurrency, journal)
+    shares = {b: shares_of_rounds(costs.times.by_batch[b], max(ks)) for b in range(1, slots + 1)}
+    kept = np.array([name not in left_out for name in timing.texts])
+    decoded = kept & [request.tokens > 0 for request in load.requests]
+    prefill, decode = _counted(load, journal, shares, len(ks), priced)
+    prefill_s, decode_s = _known(timing.user_prefill_s), _known(timing.user_decode_s)
+    return (
+        np.concatenate([prefill[kept], decode[decoded]]),
+        np.concatenate([prefill_s[kept], decode_s[decoded]]),
+    )
+
+
+def _starts(costs: Array, counts: Array, *, mixes: bool) -> Starts:
+    """From their columns, and how often each was counted: what never happened costs as the like."""
+    alone_s, by_one_s, by_several_s, idle_s, token_s = costs.tolist()
+    if not counts[BY_ONE]:
+        by_one_s = by_several_s
+    if not counts[BY_SEVERAL]:
+        by_several_s = by_one_s
+    return Starts(alone_s, token_s, (by_one_s, by_several_s) if mixes else None, idle_s)
+
+
+def _counted(
+    load: _Load,
+    journal: Sequence[Iteration],
+    shares: Mapping[int, Array],
+    kinds: int,
+    priced: Costs,
+) -> tuple[Array, Array]:
+    """[request, column] what each request's prefill and its decoding were made of.
+
+    Columns: R of each K by requests active, [K][slots]; then of a plain server's prompts and of a
+    speculating one's, [ALONE, BY_ONE, BY_SEVERAL, IDLE, TOKEN]; then the tokens in caches; last
+    the seconds of `Costs.more_steps_s`.
+    """
+    slots, number = len(shares), len(load.requests)
+    width = kinds * slots + 2 * STARTS + 2
+    prefill, decode = np.zeros((number, width)), np.zeros((number, width))
+    of_starts = kinds * slots + (STARTS if load.timing.k else 0)
+    for iteration in journal:
+        made = np.zeros(width)
+        active = iteration.active
+        if active:
+            numbers = [slot.number for slot in active]
+            for run in neighbours(numbers) if priced.by_runs else [slice(None)]:
+                drafts = iteration.drafts[run]
+                batch = len(drafts)
+                of_batch = np.mean([shares[batch][n] for n in drafts], axis=0)
+                made[: kinds * slots].reshape(kinds, slots)[:, batch - 1] += of_batch
+                made[-1] += priced.more_steps_s(drafts)
+        if iteration.entered:
+            tokens = sum(load.requests[place].prompt_tokens for place in iteration.entered)
+            made[of_starts + min(len(active), BY_SEVERAL)] = 1.0
+            made[of_starts + TOKEN] = tokens
+            made[of_starts + IDLE] = iteration.idle
+        made[-2] = iteration.context
+        prefill[list(iteration.entered)] = made
+        for slot in active:
+            decode[slot.place] += iteration.number * made
+    return prefill, decode
+
+
+def _increments(columns: Array, slots: int, kinds: int) -> Array:
+    """The columns of R(n, 1), R(n, 2) - R(n, 1), ..., none of which is below 0."""
+    rounds = columns[:, : kinds * slots].reshape(-1, kinds, slots)
+    above = np.cumsum(rounds[..., ::-1], axis=2)[..., ::-1]
+    return np.hstack([above.reshape(len(columns), -1), columns[:, kinds * slots :]])
+
+
+def least_absolute(columns: Array, seconds: Array, known_s: Array) -> Array:
+    """What each of the [n, column] counts costs, none below 0, by least absolute deviations.
+
+    Errors are relative to the [n] seconds, of which some are known already. What took no time by
+    its clock is left out.
+    """
+    timed = seconds > 0.0
+    counts = columns[timed] / seconds[timed, None]
+    # Its dual, which has as many constraints as there are costs: they are its multipliers
+    found = linprog(
+        known_s[timed] / seconds[timed] - 1.0,
+        A_ub=counts.T,
+        b_ub=np.zeros(counts.shape[1]),
+        bounds=(-1.0, 1.0),
+        method="highs",
+    )
+    return np.maximum(0.0, -np.asarray(found.ineqlin.marginals))
