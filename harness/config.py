@@ -1076,6 +1076,10 @@ class ReportConfig(CommandConfig):
         least=0,
         example="[0]",
     )
+    training_log: str | None = key(
+        None, "with losses: SpecForge's or speculators' log of a head, FILE or NAME@FILE"
+    )
+    losses: bool = key(False, "with run: where its drafts lose rounds, and what better ones bring")
     engine: str | None = _engine()
     fail_below: float | None = key(
         None,
