@@ -6,25 +6,19 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import browser
 import numpy as np
+import pandas as pd
 import pytest
 from runs import FROZEN, outcome_of, ran
 from safetensors.torch import load_file, save_file
 
 import harness
-from harness.analysis.losses import (
-    KnownTexts,
-    Losses,
-    Scored,
-    accuracy_gap,
-    checkpoint_groups,
-    losses_of,
-    raised_everywhere,
-    raised_in,
-    training,
-)
+from harness.analysis.head_training import accuracy_gap, checkpoint_groups, training
+from harness.analysis.losses import KnownTexts, Losses, losses_of
+from harness.analysis.scored import Scored, raised_everywhere, raised_in
 from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import Audition
 from harness.analysis.token_classes import CLASSES, rare_tokens, token_classes
@@ -32,8 +26,10 @@ from harness.analysis.verdict import Candidate
 from harness.commands.losses import known_texts, written
 from harness.records import UserError
 from harness.storage import StoredRun, load
+from harness.storage.imported_scores import read_table
 from harness.storage.training_log import TrainingLog, read_training_log
 
+DOCUMENT = Path(__file__).parents[1] / "docs" / "scores.md"
 TOKEN_AXES = ("token", "category", "answer", "context", "entropy")
 pytestmark = pytest.mark.usefixtures("no_plots")
 
@@ -443,3 +439,28 @@ def test_what_is_wrong_with_a_head_is_named(cause: str, run: StoredRun, tmp_path
     assert gap.fixed is not None
     assert gap.fixed > gap.rows[0].everywhere
     assert "Why: " in (audition.folder / "losses.html").read_text()
+
+
+def test_scores_by_the_documented_callback_are_those_of_the_run(
+    run: StoredRun, tmp_path: Path
+) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    namespace: dict[str, Any] = {}
+    exec(code, namespace)
+    traces = [t for t in run.traces if t.draft == "tiny_eagle3" and t.temperature == 0.0]
+    rows: list[dict[str, Any]] = []
+    for trace in traces:
+        tokens = trace.tokens.tolist()
+        drafted = [
+            [
+                token if right else -1
+                for token, right in zip(tokens[n:], trace.draft_is_argmax[:, n], strict=False)
+            ]
+            for n in range(4)
+        ]
+        rows += namespace["score_rows"]("h1_step_5", trace.prompt, tokens, drafted)
+    pd.DataFrame(rows).to_parquet(tmp_path / "scores.parquet")
+    for read in read_table(tmp_path / "scores.parquet"):
+        trace = next(t for t in traces if t.prompt == read.prompt)
+        assert read.tokens.tolist() == trace.tokens.tolist()
+        assert (read.draft_is_argmax == trace.draft_is_argmax).all()

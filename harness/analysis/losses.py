@@ -18,55 +18,32 @@ Of every draft the K of its ranking is taken; times, weights of the prompt sets 
 rule are the ranking's.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import pairwise
-from pathlib import PurePath
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from harness.analysis.latency import Latency
-from harness.analysis.leaderboard import Ranking
+from harness.analysis.draft_pairs import Compared, compare
+from harness.analysis.head_training import AccuracyGap, Training, checkpoint_groups, training
 from harness.analysis.lengths import FIRST, length_bucket
-from harness.analysis.predicted import evidence_of
-from harness.analysis.replayed import Replays, by_prompt, in_chunks, padded_traces
+from harness.analysis.scored import (
+    Array,
+    Change,
+    Labels,
+    Scored,
+    raised_at,
+    raised_everywhere,
+    raised_in,
+)
 from harness.analysis.setup import Setup, architecture
 from harness.analysis.sweep_and_audition import Audition, PairAnalysis
 from harness.analysis.token_classes import CLASSES, rare_tokens, token_classes
 from harness.analysis.verdict import Candidate
 from harness.records import GREEDY, Rule, TextTrace, UserError
-from harness.serving.drafts import DRAFTS
-from harness.stats.crossfit import Workload
-from harness.stats.jackknife import (
-    CONFIDENCE,
-    enough_prompts,
-    half_width,
-    token_weights,
-    workload_ratio,
-)
-from harness.storage.training_log import TrainingLog
 from harness.theory.cost import usd_per_million_tokens
-from harness.theory.replay import (
-    Endings,
-    PaddedTexts,
-    Replayed,
-    RoundChoice,
-    at_positions,
-    by_start,
-    cheapest_rounds,
-    endings,
-    replay,
-    stacked,
-)
-
-Array = NDArray[np.float64]
-Labels = NDArray[np.intp]
-# A draft's chances, from those that are stored
-Change = Callable[[PaddedTexts, int], Array]
+from harness.theory.replay import at_positions
 
 Axis = Literal["offset", "token", "category", "answer", "context", "entropy"]
 AXES: tuple[Axis, ...] = ("offset", "token", "category", "answer", "context", "entropy")
@@ -79,8 +56,6 @@ POINTS = (0.01, 0.05, 0.1)
 ALPHAS = tuple(round(0.05 * n, 2) for n in range(2, 21))
 SCALES = tuple(round(0.1 * n, 1) for n in range(1, 21))
 FASTER = 0.8
-CHECKPOINT = re.compile(r"(?:step|checkpoint|ckpt|iter)[-_]?(\d+)$", re.IGNORECASE)
-LEAST_CHECKPOINTS = 3
 
 
 @dataclass(frozen=True)
@@ -186,134 +161,6 @@ class DraftLosses:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """A training step of one head, at its best K."""
-
-    temperature: float
-    step: int
-    draft: str
-    k: int
-    alpha: float
-    speedup: float
-    speedup_lo: float | None
-    speedup_hi: float | None
-    # The last one's speedup / this one's, on the same texts
-    left: float
-    left_lo: float | None
-    left_hi: float | None
-
-
-@dataclass(frozen=True)
-class Training:
-    """The checkpoints of one head, by step; `enough` is the first that no later one beats.
-
-    Attributes:
-        head: what their names have in common.
-        enough: steps from which on no checkpoint is faster beyond its interval; None with too few
-            prompts, or where the last one still is.
-    """
-
-    head: str
-    temperature: float
-    checkpoints: tuple[Checkpoint, ...]
-    enough: int | None
-
-
-@dataclass(frozen=True)
-class JointRow:
-    """Where two drafts accept the first token of a round, by class of token; shares of it."""
-
-    name: str
-    token_share: float
-    both: float
-    first: float
-    second: float
-    neither: float
-
-
-@dataclass(frozen=True)
-class Compared:
-    """Two drafts on the same tokens.
-
-    Attributes:
-        first, second, k, second_k: the drafts, each at its best K.
-        ratio: speedup of the second / that of the first, with its interval over prompts.
-        alpha_difference: share of tokens that only the second accepts less that only the first
-            does, with its interval over prompts.
-        rows: by class; the first one is of all tokens.
-        router: the speedup of the best choice before every round, were all chances known; None
-            where requests of a server cost more than their rounds.
-        rounds_of_second: share of its rounds that the second drafts.
-    """
-
-    temperature: float
-    first: str
-    second: str
-    k: int
-    second_k: int
-    ratio: float
-    ratio_lo: float | None
-    ratio_hi: float | None
-    alpha_difference: float
-    alpha_difference_lo: float | None
-    alpha_difference_hi: float | None
-    rows: tuple[JointRow, ...]
-    router: float | None
-    rounds_of_second: float | None
-
-
-Cause = Literal[
-    "layers", "template", "embedding", "norm", "rotary", "inputs", "own_states", "dependence",
-    "starts", "none",
-]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class AccuracyRow:
-    """A draft token's accuracy: logged, and on the texts of the run at temperature 0.
-
-    Attributes:
-        logged: by the trainer, on its texts.
-        everywhere: from every position, fed with the text's tokens as in training.
-        given: from every position, where the drafts before it were right.
-        in_rounds: in the rounds that are run, where the drafts before it were accepted.
-    """
-
-    offset: int
-    logged: float
-    everywhere: float
-    given: float
-    in_rounds: float
-
-
-@dataclass(frozen=True)
-class AccuracyGap:
-    """What a trainer's accuracies promise of a head, and what its rounds accept.
-
-    Attributes:
-        k: draft tokens that are compared: those that were logged and scored.
-        logged_length: 1 + accepted / rounds, were the logged accuracies independent.
-        everywhere_length: likewise, of those on the run's texts.
-        joint_length: with the drafts of a round as they depend on each other, from every position.
-        replayed_length: in the rounds that are run.
-        cause: the first of the known causes that holds, in the order of `Cause`.
-        fixed: of a cause in what the head reads, its first token's accuracy without that cause.
-    """
-
-    draft: str
-    framework: str
-    logged_of: Literal["eval", "train"]
-    k: int
-    rows: tuple[AccuracyRow, ...]
-    logged_length: float
-    everywhere_length: float
-    joint_length: float
-    replayed_length: float
-    cause: Cause
-    fixed: float | None = None
-
-
-@dataclass(frozen=True)
 class Losses:
     """What a run says of the losses of its drafts, the served one of each temperature first."""
 
@@ -382,128 +229,6 @@ def losses_of(setup: Setup, known: KnownTexts) -> Losses:
     )
 
 
-# ---- one draft's texts ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Scored:
-    """A draft's texts at one temperature, what its rounds cost, and the K that it is served with.
-
-    Attributes:
-        weights: of the prompt sets.
-        parts: the texts in pieces that fit the memory.
-    """
-
-    name: Candidate
-    rule: Rule
-    ks: tuple[int, ...]
-    texts: tuple[TextTrace, ...]
-    latency: Latency
-    weights: Mapping[str, float] | None
-    lookups: frozenset[str]
-    parts: tuple[PaddedTexts, ...]
-    setup: Setup
-
-    @classmethod
-    def of(cls, analysis: PairAnalysis, ranking: Ranking, name: Candidate) -> "Scored":
-        """A ranked draft."""
-        replays = ranking.replays
-        kept = {*zip(replays.prompt_sets, replays.prompts, strict=True)}
-        texts, limits = analysis.replayed_texts(name.draft), analysis.limits(replays.ks)
-        texts = sorted(
-            (
-                text
-                for text in texts
-                if text.temperature == replays.temperature
-                and (text.prompt_set, text.conversation) in kept
-            ),
-            key=lambda text: text.key,
-        )
-        depth = max(replays.ks)
-        return cls(
-            name,
-            replays.rule,
-            replays.ks,
-            tuple(texts),
-            analysis.latencies[replays.temperature][name.draft],
-            analysis.setup.weights,
-            replays.lookups & {name.draft},
-            tuple(
-                padded_traces(part, replays.rule, depth, limits) for part in in_chunks(texts, depth)
-            ),
-            analysis.setup,
-        )
-
-    @cached_property
-    def factors(self) -> Array:
-        """[text] what each of its tokens counts, so that the workload's are 1."""
-        tokens = np.array([len(text.tokens) for text in self.texts], dtype=np.float64)
-        return token_weights([text.prompt_set for text in self.texts], tokens, self.weights)
-
-    @cached_property
-    def offsets(self) -> list[int]:
-        """Of each part, its first text."""
-        return np.cumsum([0, *(len(part.lengths) for part in self.parts)]).tolist()[:-1]
-
-    def endings(self, k: int) -> Iterator[tuple[PaddedTexts, Array, Endings]]:
-        """Of each part, what its texts count and where its rounds end."""
-        for part, first in zip(self.parts, self.offsets, strict=True):
-            factors = self.factors[first : first + len(part.lengths), None, None]
-            yield part, factors, endings(part.chances, part.lengths, k, proposed=part.proposed)
-
-    def counts(self, change: Change | None, ks: Sequence[int]) -> dict[int, Replayed]:
-        """Replay with other chances, by K; a change sees a part and its first text."""
-        made = [
-            replay(
-                part.chances if change is None else change(part, first),
-                part.lengths,
-                ks,
-                proposed=part.proposed,
-            )
-            for part, first in zip(self.parts, self.offsets, strict=True)
-        ]
-        return {k: stacked([each[k] for each in made]) for k in ks}
-
-    def replays(self, change: Change | None = None, ks: Sequence[int] = ()) -> Replays:
-        """The same, added up by prompt; at the K that is served unless others are given."""
-        counts = self.counts(change, ks or [self.name.k])
-        named = {Candidate(self.name.draft, k): each for k, each in counts.items()}
-        return by_prompt(self.texts, self.rule, named, self.lookups)
-
-    def speedups(
-        self, change: Change | None = None, ks: Sequence[int] = (), step_share: float = 1.0
-    ) -> dict[int, float]:
-        """By K, the workload's speedup; a draft step takes `step_share` of today's time."""
-        latency = self.latency if step_share == 1.0 else self.at_step(step_share)
-        evidence = evidence_of(self.replays(change, ks), {self.name.draft: latency})
-        return {name.k: value for name, value in evidence.speedups(self.weights).items()}
-
-    # ---- a round's time, and the draft's part of it ----
-
-    def draft_steps(self, k: int) -> int | None:
-        """Steps that a round of K takes one after the other; None of a look-up."""
-        if self.lookups:
-            return None
-        spec = DRAFTS.get(self.setup.kind_of(self.name.draft), DRAFTS["model"])
-        return k if spec.chained or not spec.reads_states else 1
-
-    def draft_cost(self, k: int) -> float | None:
-        """Plain tokens that the draft steps of a round take; None where no step was timed."""
-        steps, timed = self.draft_steps(k), self.latency.steps
-        if steps is None or timed is None or self.latency.served is not None:
-            return None
-        return steps * timed.draft_s / self.latency.rounds.baseline_s
-
-    def at_step(self, share: float) -> Latency:
-        """Its times with draft steps that take a share of today's time."""
-        rounds = self.latency.rounds
-        moved = tuple(
-            (k, seconds + (share - 1.0) * (self.draft_cost(k) or 0.0) * rounds.baseline_s)
-            for k, seconds in rounds.round_s
-        )
-        return replace(self.latency, rounds=replace(rounds, round_s=moved), visits=None)
-
-
 # ---- classes of the tokens -----------------------------------------------------------------------
 
 
@@ -560,16 +285,6 @@ def _labels(
     number = max(int(each.max()) for each in labels) + 1
     names = [f"{FIRST << (n - 1) if n else 0} to {(FIRST << n) - 1}" for n in range(number)]
     return labels, names
-
-
-def _padded(
-    rows: Sequence[NDArray[np.generic]], part: PaddedTexts, first: int, fill: float
-) -> Array:
-    """Values of texts side by side, (texts, positions)."""
-    padded = np.full((len(part.lengths), int(part.chances.shape[1])), fill)
-    for row, size in enumerate(part.lengths):
-        padded[row, :size] = rows[first + row]
-    return padded
 
 
 # ---- losses of one draft -------------------------------------------------------------------------
@@ -671,32 +386,6 @@ def losses_of_draft(scored: Scored, classes: Sequence[Labels], known: KnownTexts
     )
 
 
-def raised(part: PaddedTexts, by: Array | float) -> Array:
-    """Chances that close a part of their gap to 1, or below 0 lose a part of themselves."""
-    up = part.chances + np.maximum(by, 0.0) * (1.0 - part.chances)
-    return up * (1.0 + np.minimum(by, 0.0))
-
-
-def raised_everywhere(by: float) -> Change:
-    """At every place."""
-    return lambda part, _: raised(part, by)
-
-
-def raised_at(offset: int, by: float) -> Change:
-    """At one offset of every round."""
-    return lambda part, _: raised(part, by * (np.arange(part.chances.shape[2]) == offset))
-
-
-def raised_in(labels: Sequence[Labels], number: int, by: float) -> Change:
-    """At the tokens with one label."""
-
-    def change(part: PaddedTexts, first: int) -> Array:
-        inside = _padded([each == number for each in labels], part, first, 0.0)
-        return raised(part, by * by_start(inside, part.chances.shape[2]))
-
-    return change
-
-
 def _spans(
     scored: Scored, lost_at: Sequence[Array], total: float, known: KnownTexts
 ) -> Iterator[Span]:
@@ -756,18 +445,11 @@ def _cheaper(scored: Scored) -> Iterator[CheaperDraft]:
     shape = architecture(scored.setup.described_draft(scored.name.draft))
     if shape is not None:
         read = shape.weight_bytes_read()
-        shares["half_vocabulary"] = (
-            1.0
-            - (
-                shape.weight_bytes_read()
-                - replace(shape, vocab=max(1, shape.vocab // 2)).weight_bytes_read()
-            )
-            / read
-        )
+        smaller = replace(shape, vocab=max(1, shape.vocab // 2))
+        shares["half_vocabulary"] = smaller.weight_bytes_read() / read
         if shape.layers > 1:
-            shares["layer_less"] = (
-                replace(shape, layers=shape.layers - 1).weight_bytes_read() / read
-            )
+            shallower = replace(shape, layers=shape.layers - 1)
+            shares["layer_less"] = shallower.weight_bytes_read() / read
     for change, share in shares.items():
         speedups = scored.speedups(None, scored.ks, share)
         best = max(speedups, key=lambda k: (speedups[k], -k))
@@ -794,302 +476,3 @@ def _map(scored: Scored, alpha: float) -> SpeedupMap:
         tuple(scored.latency.rounds.relative(k) for k in ks),
         tuple(known) if len(known) == len(ks) else None,
     )
-
-
-# ---- checkpoints of one head ---------------------------------------------------------------------
-
-
-def checkpoint_groups(setup: Setup, drafts: Sequence[str]) -> dict[str, dict[int, str]]:
-    """By head, its drafts by training step: at least LEAST_CHECKPOINTS, known by their ids.
-
-    Raises:
-        UserError: two of them are not of one head.
-    """
-    groups: dict[str, dict[int, str]] = {}
-    for name in drafts:
-        entry = setup.described_draft(name)
-        place = str(entry.id or name).rstrip("/")
-        found = CHECKPOINT.search(place) or CHECKPOINT.search(name)
-        if found:
-            head = (place if found.string == place else name)[: found.start()].rstrip("/-_ ")
-            groups.setdefault(head, {})[int(found[1])] = name
-    kept = {head: steps for head, steps in groups.items() if len(steps) >= LEAST_CHECKPOINTS}
-    for steps in kept.values():
-        first = setup.described_draft(next(iter(steps.values())))
-        for name in steps.values():
-            entry = setup.described_draft(name)
-            for what in ("kind", "parameters", "layers", "layers_read"):
-                one, other = getattr(first, what, None), getattr(entry, what, None)
-                if one != other:
-                    raise UserError(
-                        f"losses: {first.name} and {name} are not checkpoints of one head: {what}"
-                        f" {one} and {other}; give the steps of one head, or folders of other names"
-                    )
-    return kept
-
-
-def training(
-    ranking: Ranking, analysis: PairAnalysis, head: str, steps: Mapping[int, str]
-) -> Training | None:
-    """The served speedup by training step, all priced as the last one is; None where too few ran.
-
-    Checkpoints of one head have one architecture, so what their rounds are measured to cost differs
-    by chance alone.
-    """
-    best = {name.draft: name.k for name in ranking.best}
-    ran = {step: name for step, name in sorted(steps.items()) if name in best}
-    if len(ran) < LEAST_CHECKPOINTS:
-        return None
-    replays = ranking.replays
-    last = ran[max(ran)]
-    latency = analysis.latencies[replays.temperature][last]
-    kept = {c: counts for c, counts in replays.candidates.items() if c.draft in ran.values()}
-    part = replace(replays, candidates=kept)
-    weights = analysis.setup.weights
-    evidence = evidence_of(part, dict.fromkeys(ran.values(), latency))
-    chosen = [
-        max(
-            (c for c in kept if c.draft == name),
-            key=lambda c: (evidence.speedups(weights)[c], -c.k),
-        )
-        for name in ran.values()
-    ]
-    # One set of times: what visits say of it moves all checkpoints alike
-    timed = {candidate: evidence.candidates[candidate] for candidate in chosen}
-    workload = replace(evidence, candidates=timed, visit_costs={}).workload(weights)
-    logs, intervals = workload.log_speedups(), workload.intervals()
-    ratios, variance = workload.log_ratios(len(chosen) - 1)
-    half = half_width(variance, CONFIDENCE) if enough_prompts(workload.prompt_sets) else None
-    rows: list[Checkpoint] = []
-    for n, (step, candidate) in enumerate(zip(ran, chosen, strict=True)):
-        counts = replays.weighted(candidate, weights)
-        bounds = (
-            (None, None)
-            if half is None
-            else (
-                float(np.exp(-ratios[n] - half[n])),
-                float(np.exp(-ratios[n] + half[n])),
-            )
-        )
-        rows.append(
-            Checkpoint(
-                replays.temperature,
-                step,
-                candidate.draft,
-                candidate.k,
-                counts.alpha,
-                float(np.exp(logs[n])),
-                intervals[n].lo if intervals else None,
-                intervals[n].hi if intervals else None,
-                float(np.exp(-ratios[n])),
-                *bounds,
-            )
-        )
-    return Training(
-        PurePath(head).name, replays.temperature, tuple(rows), _enough(workload, [*ran])
-    )
-
-
-def _enough(workload: Workload, steps: Sequence[int]) -> int | None:
-    """The first step that no later one is faster than beyond its interval; not the last."""
-    if not enough_prompts(workload.prompt_sets):
-        return None
-    for n, step in enumerate(steps[:-1]):
-        ratios, variance = workload.log_ratios(n)
-        lower = ratios - half_width(variance, CONFIDENCE)
-        if (lower[n + 1 :] <= 0.0).all():
-            return step
-    return None
-
-
-# ---- two drafts on the same tokens ---------------------------------------------------------------
-
-
-def compare(first: Scored, second: Scored, classes: Sequence[Labels]) -> Compared:
-    """Two drafts on the same texts; the ratio of their speedups is taken prompt by prompt."""
-    texts = first.texts
-    chances = [_first_chances(each) for each in (first, second)]
-    joined = [np.concatenate(each) for each in chances]
-    weights = np.repeat(first.factors, [len(text.tokens) for text in texts])
-    labels = np.concatenate(classes)
-    rows = [_joint("all", weights, *joined)]
-    for number, name in enumerate(CLASSES):
-        inside = labels == number
-        if inside.any():
-            rows.append(_joint(name, weights * inside, *joined))
-    draft = {each.name.draft: each.latency for each in (first, second)}
-    replays = [each.replays() for each in (first, second)]
-    both = replace(
-        replays[0],
-        candidates={**replays[0].candidates, **replays[1].candidates},
-        lookups=replays[0].lookups | replays[1].lookups,
-    )
-    workload = evidence_of(both, draft).workload(first.weights)
-    ratios, variance = workload.log_ratios(0)
-    bounds: tuple[float | None, float | None] = (None, None)
-    if enough_prompts(workload.prompt_sets):
-        half = float(half_width(variance, CONFIDENCE)[1])
-        bounds = float(np.exp(ratios[1] - half)), float(np.exp(ratios[1] + half))
-    difference = _difference(first, chances[1], chances[0])
-    router, share = _router(first, second)
-    return Compared(
-        texts[0].temperature,
-        first.name.draft,
-        second.name.draft,
-        first.name.k,
-        second.name.k,
-        float(np.exp(ratios[1])),
-        *bounds,
-        *difference,
-        tuple(rows),
-        router,
-        share,
-    )
-
-
-def _first_chances(scored: Scored) -> list[Array]:
-    """Of each text, [n] the chance that a round from there has its first draft token accepted."""
-    return [
-        part.chances[row, :size, 0]
-        for part in scored.parts
-        for row, size in enumerate(part.lengths)
-    ]
-
-
-def _joint(name: str, weights: Array, first: Array, second: Array) -> JointRow:
-    """Both drafts at tokens of these weights; drafts are drawn apart, given the text."""
-    share = float(weights.sum())
-    both, one, other = (
-        float(weights @ each) / share
-        for each in (first * second, first * (1.0 - second), second * (1.0 - first))
-    )
-    return JointRow(name, share, both, one, other, max(0.0, 1.0 - both - one - other))
-
-
-def _difference(
-    scored: Scored, second: Sequence[Array], first: Sequence[Array]
-) -> tuple[float, float | None, float | None]:
-    """Share of the tokens that the second accepts and the first does not, less the reverse.
-
-    By prompt, as McNemar's test has it by pair: only what one of them alone accepts counts.
-    """
-    prompts = sorted({(text.prompt_set, text.conversation) for text in scored.texts})
-    place = {name: row for row, name in enumerate(prompts)}
-    sums = np.zeros((2, len(prompts)))
-    for text, a, b in zip(scored.texts, first, second, strict=True):
-        sums[:, place[text.prompt_set, text.conversation]] += float((b - a).sum()), len(a)
-    sets = tuple(name for name, _ in prompts)
-    estimate = workload_ratio(sums[0], sums[1], sets, scored.weights)
-    interval = estimate.interval()
-    return (estimate.value, interval and interval.lo, interval and interval.hi)
-
-
-def _router(first: Scored, second: Scored) -> tuple[float | None, float | None]:
-    """The speedup of the better of two drafts before every round, and the second's share of these.
-
-    None where requests of a server cost a start besides their rounds.
-    """
-    if first.latency.served is not None or second.latency.served is not None:
-        return None, None
-    cost, rounds = 0.0, np.zeros(2)
-    for one, other, at in zip(first.parts, second.parts, first.offsets, strict=True):
-        factors = first.factors[at : at + len(one.lengths)]
-        choices = [
-            RoundChoice(
-                part._replace(
-                    chances=part.chances[:, :, : scored.name.k],
-                    proposed=np.minimum(part.proposed, scored.name.k),
-                ),
-                scored.latency.relative(scored.name.k),
-            )
-            for scored, part in ((first, one), (second, other))
-        ]
-        costs, drafted = cheapest_rounds(choices)
-        cost += float(factors @ costs)
-        rounds += drafted @ factors
-    return 1.0 / cost, float(rounds[1] / rounds.sum())
-
-
-# ---- what a trainer logged, and what is accepted -------------------------------------------------
-
-# Accuracy that the first draft token lacks, beyond what other texts may explain
-LACKS = 0.1
-# The part of the second token's accuracy that is lost besides the first one's
-DROPS = 0.15
-# Of an acceptance length, a part that is worth naming
-DIFFERS = 0.05
-
-
-def accuracy_gap(setup: Setup, log: TrainingLog, name: str | None) -> AccuracyGap:
-    """A trainer's accuracies next to those of the same head on the run's greedy texts.
-
-    Teacher-forced accuracies count every position, whatever the drafts before it were. A round
-    begins where the last one ended, more often at tokens that are hard to draft, and goes on only
-    where all before it was accepted. The steps from one to the other are taken one at a time: other
-    texts and inputs, the drafts' dependence on each other, where rounds start.
-
-    Args:
-        setup: of an audition at temperature 0.
-        log: of its head.
-        name: of the head; None for the best one.
-
-    Raises:
-        UserError: the run has no such head at temperature 0.
-    """
-    analysis = Audition(setup) if setup.command == "audition" else PairAnalysis(setup)
-    rankings = [r for r in analysis.own_rankings if r.replays.temperature == GREEDY]
-    ranked = rankings[0].best if rankings else ()
-    heads = [c for c in ranked if DRAFTS.get(setup.kind_of(c.draft), DRAFTS["model"]).reads_states]
-    chosen = next((c for c in heads if name in (None, c.draft)), None)
-    if chosen is None:
-        known = ", ".join(c.draft for c in heads) or "none"
-        raise UserError(
-            f"training_log: {name or 'it'} is of no head that this run scored at temperature 0"
-            f" (heads: {known}); give an audition of the head with temperature=[0]"
-        )
-    scored = Scored.of(analysis, rankings[0], chosen)
-    k = min(len(log.accuracies), max(scored.ks))
-    ends = [(part.chances[:, :, :k], factors, ends) for part, factors, ends in scored.endings(k)]
-    starts, right, together, reached, judged, rejected = np.zeros((6, k))
-    for (chances, factors, ended), part in zip(ends, scored.parts, strict=True):
-        left = np.subtract.outer(part.lengths, np.arange(chances.shape[1]))
-        inside = (np.greater.outer(left, np.arange(k)) & (part.proposed > 0)[:, :, None]) * factors
-        before = np.cumprod(np.concatenate([np.ones_like(chances[:, :, :1]), chances], 2), 2)
-        starts += inside.sum(axis=(0, 1))
-        right += (inside * chances).sum(axis=(0, 1))
-        reached += (inside * before[:, :, :-1]).sum(axis=(0, 1))
-        together += (inside * before[:, :, 1:]).sum(axis=(0, 1))
-        judged += (ended.judged * factors).sum(axis=(0, 1))
-        rejected += (ended.rejected * factors).sum(axis=(0, 1))
-    everywhere, given = right / starts, together / np.maximum(reached, 1e-300)
-    in_rounds = 1.0 - rejected / np.maximum(judged, 1e-300)
-    logged = np.array(log.accuracies[:k])
-    lengths = [1.0 + float(np.cumprod(each).sum()) for each in (logged, everywhere, given)]
-    counts = scored.replays(ks=[k]).weighted(Candidate(chosen.draft, k), scored.weights)
-    gap = AccuracyGap(
-        chosen.draft,
-        log.framework,
-        log.of,
-        k,
-        tuple(
-            AccuracyRow(n + 1, *map(float, values))
-            for n, values in enumerate(zip(logged, everywhere, given, in_rounds, strict=True))
-        ),
-        *lengths,
-        counts.mean_acceptance_length,
-        "none",
-    )
-    return replace(gap, cause=_cause(gap, logged, everywhere))
-
-
-def _cause(gap: AccuracyGap, logged: Array, everywhere: Array) -> Cause:
-    """The first that holds; what the head reads differently only a second scoring tells."""
-    if logged[0] - everywhere[0] > LACKS:
-        return "inputs"
-    if gap.k > 1 and logged[1] > 0.0:
-        kept = everywhere[1] / max(float(everywhere[0]), 1e-9)
-        if 1.0 - kept / (logged[1] / logged[0]) > DROPS:
-            return "own_states"
-    if abs(gap.joint_length / gap.everywhere_length - 1.0) > DIFFERS:
-        return "dependence"
-    return "starts" if abs(gap.replayed_length / gap.joint_length - 1.0) > DIFFERS else "none"

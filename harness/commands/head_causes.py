@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from harness import prompts as prompt_sets
-from harness.analysis.losses import AccuracyGap, Cause, KnownTexts
+from harness.analysis.head_training import AccuracyGap, Cause
+from harness.analysis.losses import KnownTexts
 from harness.commands.losses import conf_of, readable_turns
 from harness.config import ModelConf, PromptsConf
 from harness.decoding.sampling import SamplingParameters

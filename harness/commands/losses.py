@@ -5,7 +5,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from harness import prompts as prompt_sets
-from harness.analysis.losses import KnownTexts, Losses, accuracy_gap, losses_of
+from harness.analysis.head_training import accuracy_gap
+from harness.analysis.losses import KnownTexts, Losses, losses_of
 from harness.analysis.setup import Setup
 from harness.commands.progress import progress
 from harness.config import ModelConf, PromptsConf

@@ -11,21 +11,18 @@ from typing import Any
 
 from rich.console import Console
 
+from harness.analysis.draft_pairs import Compared, JointRow
+from harness.analysis.head_training import AccuracyRow, Checkpoint, Training
 from harness.analysis.losses import (
     ALPHAS,
     AXES,
     SCALES,
-    AccuracyRow,
     Axis,
     CheaperDraft,
-    Checkpoint,
-    Compared,
     DraftLosses,
-    JointRow,
     Losses,
     LossRow,
     SpeedupMap,
-    Training,
     Worth,
 )
 from harness.records import Verbose

@@ -2,16 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from harness.analysis.losses import (
-    AccuracyGap,
-    Axis,
-    Cause,
-    Cheaper,
-    DraftLosses,
-    Losses,
-    LossRow,
-    Training,
-)
+from harness.analysis.head_training import AccuracyGap, Cause, Training
+from harness.analysis.losses import Axis, Cheaper, DraftLosses, Losses, LossRow
 from harness.reporting import formatting as fmt
 from harness.serving.engines import spec_of
 
