@@ -212,7 +212,9 @@ def test_checkpoints_are_known_by_their_folders_and_must_be_of_one_head(run: Sto
     ids = {name: f"heads/h1/step_{step}" for step, name in STEPS.items()}
     known = with_ids(run, ids)
     assert checkpoint_groups(Setup(known), [*ids]) == {"heads/h1": STEPS}
-    with pytest.raises(UserError, match="tiny_good are not checkpoints of one head: kind eagle3"):
+    with pytest.raises(
+        UserError, match="tiny_good are not checkpoints of one head: kind eagle3 and mtp"
+    ):
         losses_of(Setup(with_ids(run, ids, tiny_good="mtp")), KnownTexts({}, {}))
     apart = {**ids, "tiny_good": "heads/h2/step_1000"}
     assert checkpoint_groups(Setup(with_ids(run, apart)), [*apart]) == {}
@@ -235,10 +237,10 @@ def test_training_is_enough_where_no_later_checkpoint_is_faster_beyond_noise(
         later = [each for each in made.checkpoints if each.step > row.step]
         beaten = any(each.speedup > row.speedup for each in later)
         assert made.enough != row.step or not beaten or row.left_lo <= 1.0
-    # A checkpoint twice: the second brings nothing
-    twice = training(ranking, analysis, "h1", {1: "tiny_small", 2: "early_exit", 3: "tiny_small"})
-    assert twice is not None
-    assert twice.enough == 1
+    # Steps the other way round: the first is the best
+    worse = training(ranking, analysis, "h1", {1: "tiny_good", 2: "tiny_small", 3: "early_exit"})
+    assert worse is not None
+    assert worse.enough == 1
 
 
 def test_two_drafts_are_compared_on_the_same_tokens(losses: Losses) -> None:
@@ -319,16 +321,16 @@ def test_a_reader_moves_alpha_and_draft_time(folder: Path, width: int, tmp_path:
 
 def test_a_run_without_scores_or_times_is_refused(run: StoredRun, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no traces\.parquet; give an audition, or a sweep"):
-        outcome_of("report", f"run={_copied(tmp_path, 'sweep_small')}", "losses=true")
+        losses_of(Setup(replace(run, folder=tmp_path)), KnownTexts({}, {}))
+    copy = Path(shutil.copytree(FROZEN / "audition", tmp_path / "audition"))
+    (copy / "traces.parquet").unlink()
+    with pytest.raises(UserError, match=r"traces\.parquet"):
+        outcome_of("report", f"run={copy}", "losses=true")
     untimed = replace(run, rounds=(), latency_samples=run.latency_samples.iloc[:0])
     with pytest.raises(UserError, match="has no times of its drafts"):
         losses_of(Setup(untimed), KnownTexts({}, {}))
     with pytest.raises(UserError, match="losses: needs run="):
         outcome_of("report", f"runs=[{FROZEN / 'sweep'},{FROZEN / 'sweep'}]", "losses=true")
-
-
-def _copied(tmp_path: Path, name: str) -> Path:
-    return Path(shutil.copytree(FROZEN / name, tmp_path / name))
 
 
 # ---- a trainer's log -----------------------------------------------------------------------------

@@ -142,7 +142,11 @@ def checkpoint_groups(setup: Setup, drafts: Sequence[str]) -> dict[str, dict[int
         if found:
             head = (place if found.string == place else name)[: found.start()].rstrip("/-_ ")
             groups.setdefault(head, {})[int(found[1])] = name
-    kept = {head: steps for head, steps in groups.items() if len(steps) >= LEAST_CHECKPOINTS}
+    kept = {
+        head: dict(sorted(steps.items()))
+        for head, steps in groups.items()
+        if len(steps) >= LEAST_CHECKPOINTS
+    }
     for steps in kept.values():
         first = setup.described_draft(next(iter(steps.values())))
         for name in steps.values():
@@ -166,7 +170,7 @@ def training(
     by chance alone.
     """
     best = {name.draft: name.k for name in ranking.best}
-    ran = {step: name for step, name in sorted(steps.items()) if name in best}
+    ran = {step: name for step, name in steps.items() if name in best}
     if len(ran) < LEAST_CHECKPOINTS:
         return None
     replays = ranking.replays
@@ -263,16 +267,17 @@ def accuracy_gap(setup: Setup, log: TrainingLog, name: str | None) -> AccuracyGa
         )
     scored = Scored.of(analysis, rankings[0], chosen)
     k = min(len(log.accuracies), max(scored.ks))
-    ends = [(part.chances[:, :, :k], factors, ends) for part, factors, ends in scored.endings(k)]
     starts, right, together, reached, judged, rejected = np.zeros((6, k))
-    for (chances, factors, ended), part in zip(ends, scored.parts, strict=True):
-        left = np.subtract.outer(part.lengths, np.arange(chances.shape[1]))
-        inside = (np.greater.outer(left, np.arange(k)) & (part.proposed > 0)[:, :, None]) * factors
+    for part, factors, ended in scored.endings(k):
+        left = np.subtract.outer(part.lengths, np.arange(part.chances.shape[1]))
+        in_text = np.greater.outer(left, np.arange(k)) & (part.proposed > 0)[:, :, None]
+        chances = np.where(in_text, part.chances[:, :, :k], 0.0)
         before = np.cumprod(np.concatenate([np.ones_like(chances[:, :, :1]), chances], 2), 2)
-        starts += inside.sum(axis=(0, 1))
-        right += (inside * chances).sum(axis=(0, 1))
-        reached += (inside * before[:, :, :-1]).sum(axis=(0, 1))
-        together += (inside * before[:, :, 1:]).sum(axis=(0, 1))
+        counted = in_text * factors
+        starts += counted.sum(axis=(0, 1))
+        right += (counted * chances).sum(axis=(0, 1))
+        reached += (counted * before[:, :, :-1]).sum(axis=(0, 1))
+        together += (counted * before[:, :, 1:]).sum(axis=(0, 1))
         judged += (ended.judged * factors).sum(axis=(0, 1))
         rejected += (ended.rejected * factors).sum(axis=(0, 1))
     everywhere, given = right / starts, together / np.maximum(reached, 1e-300)
