@@ -283,22 +283,26 @@ def accuracy_gap(setup: Setup, log: TrainingLog, name: str | None) -> AccuracyGa
     everywhere, given = right / starts, together / np.maximum(reached, 1e-300)
     in_rounds = 1.0 - rejected / np.maximum(judged, 1e-300)
     logged = np.array(log.accuracies[:k])
-    lengths = [1.0 + float(np.cumprod(each).sum()) for each in (logged, everywhere, given)]
     counts = scored.replays(ks=[k]).weighted(Candidate(chosen.draft, k), scored.weights)
+    columns = zip(logged, everywhere, given, in_rounds, strict=True)
     gap = AccuracyGap(
-        chosen.draft,
-        log.framework,
-        log.of,
-        k,
-        tuple(
-            AccuracyRow(n + 1, *map(float, values))
-            for n, values in enumerate(zip(logged, everywhere, given, in_rounds, strict=True))
-        ),
-        *lengths,
-        counts.mean_acceptance_length,
-        "none",
+        draft=chosen.draft,
+        framework=log.framework,
+        logged_of=log.of,
+        k=k,
+        rows=tuple(AccuracyRow(n, *map(float, row)) for n, row in enumerate(columns, start=1)),
+        logged_length=_length(logged),
+        everywhere_length=_length(everywhere),
+        joint_length=_length(given),
+        replayed_length=counts.mean_acceptance_length,
+        cause="none",
     )
     return replace(gap, cause=_cause(gap, logged, everywhere))
+
+
+def _length(accuracies: Array) -> float:
+    """1 + accepted / rounds, from the accuracy of each draft token given those before it."""
+    return 1.0 + float(np.cumprod(accuracies).sum())
 
 
 def _cause(gap: AccuracyGap, logged: Array, everywhere: Array) -> Cause:
