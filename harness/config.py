@@ -1077,7 +1077,7 @@ class ReportConfig(CommandConfig):
         example="[0]",
     )
     training_log: str | None = key(
-        None, "with losses: SpecForge's or speculators' log of a head, FILE or NAME@FILE"
+        None, "with losses: a trainer's log of a head, FILE or NAME@FILE", example="train.log"
     )
     losses: bool = key(False, "with run: where its drafts lose rounds, and what better ones bring")
     engine: str | None = _engine()
