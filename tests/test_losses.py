@@ -118,6 +118,7 @@ def test_more_acceptance_and_cheaper_drafts_are_worth_more(losses: Losses) -> No
     assert {each.change for each in good.cheaper} == {"faster", "half_vocabulary"}
 
 
+@pytest.mark.usefixtures("few_samples")
 def test_the_loop_at_the_acceptance_of_raised_chances_emits_what_their_replay_does(
     run: StoredRun, tmp_path: Path
 ) -> None:
@@ -405,7 +406,8 @@ def broken(tmp_path: Path, cause: str) -> tuple[Path, list[str]]:
     config = json.loads((folder / "config.json").read_text())
     words: list[str] = []
     if cause == "layers":
-        layers = [layer + 1 for layer in config["eagle_aux_hidden_state_layer_ids"]]
+        # One layer off costs this head 2 points of accuracy, which other texts may cost, too
+        layers = [layer - 2 for layer in config["eagle_aux_hidden_state_layer_ids"]]
         config["eagle_aux_hidden_state_layer_ids"] = layers
     if cause == "norm":
         config["norm_before_residual"] = not config["norm_before_residual"]

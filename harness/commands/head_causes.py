@@ -3,7 +3,7 @@
 A head whose first draft token falls short reads something else than in training. On a few of the
 run's greedy texts it is scored as the run had it, then with one thing changed:
 
-    layers      it reads other layers of the target, all one higher or lower (files count them so)
+    layers      it reads other layers of the target, all one or two higher or lower
     template    the prompts have their chat template where the run left it out, or the reverse
     embedding   it takes the target's embedding in place of its own
     norm        the residual of its layer is taken before its norm in place of after, or the reverse
@@ -38,6 +38,7 @@ from harness.serving.drafts import DRAFTS
 from harness.storage import StoredRun
 
 TEXTS, TOKENS = 16, 48
+SHIFTS = (-1, 1, -2, 2)
 CLOSES = 0.5
 
 
@@ -130,7 +131,7 @@ def _changes(
         return change
 
     layers = tuple(network.layers)
-    for shift in (-1, 1):
+    for shift in SHIFTS:
         moved = tuple(layer + shift for layer in layers)
         if min(moved) >= 0 and max(moved) < model.layers:
             yield "layers", attribute("layers", moved)

@@ -156,7 +156,7 @@ def of_trainings(trainings: Sequence[Training]) -> tuple[str, ...]:
 
 
 CAUSES: dict[Cause, str] = {
-    "layers": "it reads other layers of the target than in training (one higher or lower)",
+    "layers": "it reads other layers of the target than in training (one or two higher or lower)",
     "template": "prompts have another chat template than in training",
     "embedding": "its embedding is not the target's: of another checkpoint",
     "norm": "the residual of its layer is taken on the wrong side of its norm",
