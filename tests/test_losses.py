@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import harness
 from harness.analysis.head_training import accuracy_gap, checkpoint_groups, training
-from harness.analysis.losses import KnownTexts, Losses, losses_of
+from harness.analysis.losses import AXES, KnownTexts, Losses, losses_of
 from harness.analysis.scored import Scored, raised_everywhere, raised_in
 from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import Audition
@@ -30,7 +30,6 @@ from harness.storage.imported_scores import read_table
 from harness.storage.training_log import TrainingLog, read_training_log
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "scores.md"
-TOKEN_AXES = ("token", "category", "answer", "context", "entropy")
 pytestmark = pytest.mark.usefixtures("no_plots")
 
 
@@ -49,8 +48,7 @@ def losses(run: StoredRun) -> Losses:
 def test_every_axis_covers_the_tokens_and_its_lost_rounds_add_up(losses: Losses) -> None:
     assert {draft.temperature for draft in losses.drafts} == {0.0, 1.0}
     for draft in losses.drafts:
-        axes = [axis for axis in TOKEN_AXES if draft.temperature or axis != "entropy"]
-        for axis in ("offset", *axes):
+        for axis in AXES:
             rows = [row for row in draft.rows if row.axis == axis]
             assert math.fsum(row.token_share for row in rows) == pytest.approx(1.0, abs=1e-12)
             assert math.fsum(row.lost_share for row in rows) == pytest.approx(1.0, abs=1e-12)
@@ -73,6 +71,7 @@ def test_the_numbers_of_a_draft_are_those_of_its_ranking(run: StoredRun, losses:
             row = rows[draft.draft]
             assert (draft.k, draft.speedup) == (row.k, pytest.approx(row.speedup))
             assert draft.alpha == pytest.approx(row.alpha)
+            assert draft.map is not None
             if draft.map.draft_cost:
                 best = draft.map.speedups(1.0)[:, draft.map.alphas.index(draft.alpha)]
                 assert best.max() == pytest.approx(row.speedup)
@@ -234,6 +233,7 @@ def test_training_is_enough_where_no_later_checkpoint_is_faster_beyond_noise(
     for row in made.checkpoints:
         assert row.left == pytest.approx(last.speedup / row.speedup)
         assert row.left_lo is not None
+        assert row.left_hi is not None
         assert row.left_lo <= row.left <= row.left_hi
         later = [each for each in made.checkpoints if each.step > row.step]
         beaten = any(each.speedup > row.speedup for each in later)
@@ -261,6 +261,7 @@ def test_two_drafts_are_compared_on_the_same_tokens(losses: Losses) -> None:
         first, second = speedups[pair.first], speedups[pair.second]
         assert pair.ratio == pytest.approx(second / first)
         assert pair.ratio_lo is not None
+        assert pair.ratio_hi is not None
         assert pair.ratio_lo < pair.ratio < pair.ratio_hi
         # A bound: no worse than either of the two alone
         assert pair.router is not None

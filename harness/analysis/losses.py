@@ -20,7 +20,6 @@ rule are the ranking's.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -41,14 +40,12 @@ from harness.analysis.setup import Setup, architecture
 from harness.analysis.sweep_and_audition import Audition, PairAnalysis
 from harness.analysis.token_classes import CLASSES, rare_tokens, token_classes
 from harness.analysis.verdict import Candidate
-from harness.records import GREEDY, Rule, TextTrace, UserError
+from harness.records import Rule, TextTrace, UserError
 from harness.theory.cost import usd_per_million_tokens
 from harness.theory.replay import at_positions
 
-Axis = Literal["offset", "token", "category", "answer", "context", "entropy"]
-AXES: tuple[Axis, ...] = ("offset", "token", "category", "answer", "context", "entropy")
-# Upper bounds of the buckets of the target's entropy, nats
-ENTROPIES = (0.1, 0.5, 1.0, 2.0)
+Axis = Literal["offset", "token", "category", "answer", "context"]
+AXES: tuple[Axis, ...] = ("offset", "token", "category", "answer", "context")
 # Tokens of a span, and how many spans are named
 SPAN, SPANS = 8, 10
 POINTS = (0.01, 0.05, 0.1)
@@ -265,18 +262,6 @@ def _labels(
         return [
             np.full(len(text.tokens), number) for text, number in zip(texts, numbers, strict=True)
         ], names
-    if axis == "entropy":
-        labels = [
-            np.where(
-                np.isnan(text.target_entropy),
-                len(ENTROPIES) + 1,
-                np.searchsorted(ENTROPIES, text.target_entropy, side="right"),
-            )
-            for text in texts
-        ]
-        bounds = ["0", *(f"{value:g}" for value in ENTROPIES)]
-        names = [f"{low} to {high}" for low, high in pairwise(bounds)]
-        return labels, [*names, f"{bounds[-1]} and more", "not stored"]
     before = [text.prompt_tokens if axis == "context" else 0 for text in texts]
     labels = [
         length_bucket(np.arange(len(text.tokens), dtype=np.float64) + more).astype(np.intp)
@@ -344,8 +329,6 @@ def losses_of_draft(scored: Scored, classes: Sequence[Labels], known: KnownTexts
         for offset in range(k)
     ]
     for axis in AXES[1:]:
-        if axis == "entropy" and scored.texts[0].temperature == GREEDY:
-            continue
         labels, names = _labels(axis, scored.texts, classes)
         joined = np.concatenate(labels)
         tokens = np.repeat(scored.factors, [len(each) for each in labels])

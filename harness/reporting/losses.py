@@ -38,7 +38,6 @@ TITLES: dict[Axis, str] = {
     "category": "Category of prompt",
     "answer": "Position in the answer, tokens",
     "context": "Tokens before it, the prompt's included",
-    "entropy": "Entropy of the target, nats",
 }
 # Rows of the classes that the console prints
 MOST_CLASSES = 6

@@ -14,7 +14,6 @@ PARTS: dict[Axis, str] = {
     "category": "category",
     "answer": "position",
     "context": "context",
-    "entropy": "entropy",
 }
 CHANGES: dict[Cheaper, str] = {
     "faster": "20 % faster",
