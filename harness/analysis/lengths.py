@@ -13,7 +13,7 @@ from harness.analysis.replayed import in_chunks, padded_traces
 from harness.records import Rule, TextTrace
 from harness.stats.jackknife import share_interval, token_weights
 from harness.summary import LengthAlpha
-from harness.theory.replay import Array, judged_by_position
+from harness.theory.replay import Array, at_positions, endings
 
 # Upper end of the first bucket
 FIRST = 16
@@ -49,7 +49,7 @@ def length_alpha(
         for axis in AXES:
             place = np.broadcast_to(positions, judged.shape)
             place = place if axis == "answer" else place + before[:, None]
-            bucket = _bucket(place)
+            bucket = length_bucket(place)
             for number in range(int(bucket.max()) + 1):
                 inside = bucket == number
                 sums = np.zeros((2, len(prompts)))
@@ -74,7 +74,7 @@ def length_alpha(
                 )
 
 
-def _bucket(place: Array) -> Array:
+def length_bucket(place: Array) -> Array:
     """0 below FIRST, then one for each doubling."""
     return np.where(place < FIRST, 0, np.floor(np.log2(np.maximum(place, FIRST) / FIRST)) + 1)
 
@@ -85,7 +85,8 @@ def _judged(traces: Sequence[TextTrace], rule: Rule, k: int) -> tuple[Array, Arr
     first = 0
     for part in in_chunks(traces, k):
         texts = padded_traces(part, rule, k)
-        counts = judged_by_position(texts.chances, texts.lengths, k, proposed=texts.proposed)
+        ends = endings(texts.chances, texts.lengths, k, proposed=texts.proposed)
+        counts = at_positions(ends.judged), at_positions(ends.judged - ends.rejected)
         both[:, first : first + len(part), : texts.chances.shape[1]] = counts
         first += len(part)
     return both[0], both[1]

@@ -62,7 +62,14 @@ from harness.analysis.predicted import (
     synthetic_rows,
 )
 from harness.analysis.prediction_error import Gap, PredictionError, prediction_errors
-from harness.analysis.replayed import Replays, decoded, replay_check, replay_drafts, replayed
+from harness.analysis.replayed import (
+    Limits,
+    Replays,
+    decoded,
+    replay_check,
+    replay_drafts,
+    replayed,
+)
 from harness.analysis.setup import Setup
 from harness.analysis.unstable import impossible, outlier_cells, unstable_cells
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials, least_regret
@@ -246,7 +253,7 @@ class PairAnalysis:
         adaptive = self.setup.adaptive and rule == self.setup.rule
         if adaptive and not self.confidences:  # those of a repetition penalty are not known
             return None
-        traces = {name: self._replayed_texts(name) for name in drafts}
+        traces = {name: self.replayed_texts(name) for name in drafts}
         ks = [k for k in self.setup.ks if all(each.rounds.covers(k) for each in latencies.values())]
         scored = (any(t.temperature == temperature for t in texts) for texts in traces.values())
         if not traces or not ks or not all(scored):
@@ -317,7 +324,7 @@ class PairAnalysis:
             if (ranking := self.ranking(rule, temperature)) is not None
         }
 
-    def _replayed_texts(self, draft: str) -> Sequence[TextTrace]:
+    def replayed_texts(self, draft: str) -> Sequence[TextTrace]:
         """A draft's texts, as far as the engine's rounds emit them."""
         counting = self._counting
         if counting is None:
@@ -337,15 +344,20 @@ class PairAnalysis:
         self, texts: Sequence[TextTrace], rule: Rule, ks: Sequence[int]
     ) -> Mapping[int, Replayed]:
         """A draft's texts replayed as the engine that prices them drafts near a text's end."""
+        return replayed(texts, rule, ks, self.limits(ks))
+
+    def limits(self, ks: Sequence[int]) -> Limits | None:
+        """What an engine that prices the drafts drafts at most; None for our own loop."""
         counting, asked = self._counting, self.setup.new_tokens or 0
+        if counting is None:
+            return None
 
         def limits(trace: TextTrace) -> NDArray[np.intp]:
-            assert counting is not None
             emitted = len(trace.tokens) + counting.first_position
             budget = emitted if trace.stop_reason == "budget" else max(asked, emitted)
             return counting.proposed(max(ks), budget)
 
-        return replayed(texts, rule, ks, limits)
+        return limits
 
     def _adaptive_counts(
         self, texts: Sequence[TextTrace], rule: Rule, ks: Sequence[int]

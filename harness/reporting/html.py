@@ -26,6 +26,8 @@ from harness.reporting.tables.specification import Cell, Column, Table
 if TYPE_CHECKING:  # matplotlib takes a second
     from harness.reporting.plots import Drawn
 
+# The page of `harness.reporting.losses`, next to report.html
+LOSSES_FILE = "losses.html"
 # What stands under the title: labels of content.MEASURED_WITH, and how much of each
 _FACTS = (("device", 100), ("when", len("2026-01-31T12:00")), ("harness commit", 10))
 # From this width on (in the drawing's own units) a plot takes the page's width
@@ -68,8 +70,8 @@ class Term(NamedTuple):
         return "" if self.definition.name in self.titles else self.definition.name
 
 
-def report(content: Content, plots: "Sequence[Drawn]") -> str:
-    """The text of report.html."""
+def report(content: Content, plots: "Sequence[Drawn]", *, losses: bool = False) -> str:
+    """The text of report.html; with a link to `losses.html` where that page is next to it."""
     first, rest = _what_and_why(content.verdicts[0]) if content.verdicts else ("", "")
     shown = content.snippets[:1] if first else ()
     first_line = shown[0] if shown and shown[0].code else None
@@ -85,6 +87,7 @@ def report(content: Content, plots: "Sequence[Drawn]") -> str:
         first_line=first_line,
         remarks=without_line(content.snippets),
         plots=[Image(plot.caption, picture(plot.svg), picture(plot.narrow)) for plot in plots],
+        losses=LOSSES_FILE if losses else None,
         definitions=glossary([*content.tables, *filter(None, [content.grid])]),
     )
 
@@ -104,11 +107,12 @@ def _what_and_why(headline: str) -> tuple[str, str]:
     return f"{place}: {what}", f"{circumstances}{mark if circumstances else ''}{why}"
 
 
-def page(template: str, **values: Any) -> str:
-    """A whole HTML page."""
+def page(template: str, *, scripts: Sequence[str] = ("page.js",), **values: Any) -> str:
+    """A whole HTML page, with these scripts of the templates inside it."""
     environment = _environment()
     assert environment.loader is not None
-    script, _, _ = environment.loader.get_source(environment, "page.js")
+    sources = [environment.loader.get_source(environment, name)[0] for name in scripts]
+    script = "".join(sources)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     return environment.get_template(template).render(
         script=Markup(script), script_hash=f"sha256-{digest}", **values

@@ -251,35 +251,68 @@ def replay(
     return results
 
 
-def judged_by_position(
+class Endings(NamedTuple):
+    """Expected counts by where rounds start and how far they get, (texts, starts, K) each.
+
+    Attributes:
+        judged: rounds from a start that judge the draft token at an offset.
+        rejected: those of them that reject it, and end.
+        undrafted: rounds that end since nothing is drafted at that offset though the text goes on.
+    """
+
+    judged: Array
+    rejected: Array
+    undrafted: Array
+
+    @property
+    def lost_rounds(self) -> Array:
+        """Rounds that each ending costs, (texts, starts, K).
+
+        A round can emit K + 1 tokens. One that ends at offset j emits j + 1, so it falls K - j
+        short. The tokens of all rounds are the text's, N = (K + 1) rounds - what they fall short:
+
+            rounds = N / (K + 1) + sum over endings of (K - j) / (K + 1) + that of the cut rounds.
+
+        So an ending at offset j costs (K - j) / (K + 1) rounds. The sum is exact and of one term
+        for each place, so that no order of the places matters; only the cut of a text's last round
+        is no draft's loss.
+        """
+        k = int(self.judged.shape[2])
+        short = np.arange(k, 0, -1, dtype=np.float64) / (k + 1.0)
+        return (self.rejected + self.undrafted) * short
+
+
+def endings(
     accept_prob: ArrayLike,
     lengths: Sequence[int] | NDArray[np.integer],
     k: int,
     *,
     proposed: ArrayLike | None = None,
-) -> tuple[Array, Array]:
-    """Expected draft tokens judged, and accepted, at each text position.
-
-    Args:
-        accept_prob, lengths, proposed: as `replay` takes them.
-        k: at most the number of offsets.
-
-    Returns:
-        Both of shape (texts, positions); their sums are accepted + rejected, and accepted.
-    """
+) -> Endings:
+    """Where the rounds of one K end before they emit K + 1 tokens; arguments as of `replay`."""
     chances = np.asarray(accept_prob, dtype=np.float64)[:, :, :k]
     left = _positions_left(np.asarray(lengths, dtype=np.intp), chances)
-    drafts = np.full_like(left, k) if proposed is None else np.asarray(proposed, dtype=np.intp)
+    drafts = np.full_like(left, k) if proposed is None else np.clip(proposed, 0, k)
     exists = _drafted_in_text(left, drafts, k)
     reach = _reached(chances, exists)
     kept = _renewal(reach, left, k)[:, :, None] * reach
-    both = np.zeros((2, *left.shape))
-    for offset in range(min(k, left.shape[1])):
-        starts = left.shape[1] - offset
-        here = exists[:, :starts, offset]
-        for row, reached in enumerate((offset, offset + 1)):
-            both[row, :, offset:] += np.where(here, kept[:, :starts, reached], 0.0)
-    return both[0], both[1]
+    judged = np.where(exists, kept[:, :, :k], 0.0)
+    offsets = np.arange(k)
+    stops = (offsets == drafts[:, :, None]) & (left[:, :, None] > offsets)
+    return Endings(
+        judged,
+        rejected=judged - np.where(exists, kept[:, :, 1:], 0.0),
+        undrafted=np.where(stops, kept[:, :, :k], 0.0),
+    )
+
+
+def at_positions(values: Array) -> Array:
+    """Sums at text positions, (texts, positions), of values by start and offset."""
+    texts, starts, offsets = values.shape
+    sums = np.zeros((texts, starts))
+    for offset in range(min(offsets, starts)):
+        sums[:, offset:] += values[:, : starts - offset, offset]
+    return sums
 
 
 class PaddedTexts(NamedTuple):
@@ -317,6 +350,63 @@ def padded_texts(
             drafts[row, :size] = np.minimum(most[:size], k)
     drafted = np.greater.outer(drafts, np.arange(k))
     return PaddedTexts(np.where(drafted, padded, 0.0), lengths, drafts)
+
+
+class RoundChoice(NamedTuple):
+    """A way to draft a round: a draft's texts at one K, and what its rounds cost.
+
+    Attributes:
+        texts: with K offsets.
+        costs: [n] what a round costs that proposes n tokens, n = 0..K.
+    """
+
+    texts: PaddedTexts
+    costs: Array
+
+
+def cheapest_rounds(choices: Sequence[RoundChoice]) -> tuple[Array, Array]:
+    """What texts cost where every round is drafted in the way that is best from its start on.
+
+    With C[s] the least expected cost from a start s on, 0 beyond the text, and P(L) the chance that
+    a round from s emits L tokens: C[s] = min over choices of cost + sum of P(L) C[s + L]. It knows
+    every chance, so no rule that chooses before a round costs less on these texts.
+
+    Args:
+        choices: of the same texts.
+
+    Returns:
+        The cost of each text, (texts,), and the rounds that each choice drafts, (choices, texts).
+    """
+    lengths, positions = choices[0].texts.lengths, choices[0].texts.chances.shape[1]
+    emits: list[Array] = []
+    costs: list[Array] = []
+    for texts, round_costs in choices:
+        k = texts.chances.shape[2]
+        left = _positions_left(lengths, texts.chances)
+        emits.append(_emits(_reached(texts.chances, _drafted_in_text(left, texts.proposed, k))))
+        costs.append(round_costs[np.clip(texts.proposed, 0, k)])
+    deepest = max(each.shape[2] for each in emits)
+    least = np.zeros((len(lengths), positions + deepest))
+    chosen = np.zeros((len(lengths), positions), dtype=np.intp)
+    for s in range(positions - 1, -1, -1):
+        on = np.stack(
+            [
+                cost[:, s] + (emit[:, s] * least[:, s + 1 : s + 1 + emit.shape[2]]).sum(axis=1)
+                for emit, cost in zip(emits, costs, strict=True)
+            ]
+        )
+        chosen[:, s] = on.argmin(axis=0)
+        least[:, s] = np.where(lengths > s, on.min(axis=0), 0.0)
+    starts = np.zeros((len(lengths), positions + deepest))
+    starts[:, 0] = 1.0
+    rounds = np.zeros((len(choices), len(lengths)))
+    for s in range(positions):
+        starts[:, s] *= lengths > s
+        for number, emit in enumerate(emits):
+            there = np.where(chosen[:, s] == number, starts[:, s], 0.0)
+            rounds[number] += there
+            starts[:, s + 1 : s + 1 + emit.shape[2]] += there[:, None] * emit[:, s]
+    return least[:, 0], rounds
 
 
 def replay_texts(chances: Sequence[Array], proposed: Sequence[Counts], k: int) -> Replayed:

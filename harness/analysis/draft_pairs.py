@@ -1,0 +1,164 @@
+"""Two drafts on the same tokens: which accepts where, and what the better before each round brings.
+
+Both scored the same texts of the target. Where they accept is compared at the first draft token of
+a round from every position; given the text, what the two draw is independent.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from harness.analysis.predicted import evidence_of
+from harness.analysis.scored import Array, Labels, Scored
+from harness.analysis.token_classes import CLASSES
+from harness.stats.jackknife import CONFIDENCE, enough_prompts, half_width, workload_ratio
+from harness.theory.replay import RoundChoice, cheapest_rounds
+
+
+@dataclass(frozen=True)
+class JointRow:
+    """Where two drafts accept the first token of a round, by class of token; shares of it."""
+
+    name: str
+    token_share: float
+    both: float
+    first: float
+    second: float
+    neither: float
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Two drafts on the same tokens.
+
+    Attributes:
+        first, second, k, second_k: the drafts, each at its best K.
+        ratio: speedup of the second / that of the first, with its interval over prompts.
+        alpha_difference: share of tokens that only the second accepts less that only the first
+            does, with its interval over prompts.
+        rows: by class; the first one is of all tokens.
+        router: the speedup of the best choice before every round, were all chances known; None
+            where requests of a server cost more than their rounds.
+        rounds_of_second: share of its rounds that the second drafts.
+    """
+
+    temperature: float
+    first: str
+    second: str
+    k: int
+    second_k: int
+    ratio: float
+    ratio_lo: float | None
+    ratio_hi: float | None
+    alpha_difference: float
+    alpha_difference_lo: float | None
+    alpha_difference_hi: float | None
+    rows: tuple[JointRow, ...]
+    router: float | None
+    rounds_of_second: float | None
+
+
+def compare(first: Scored, second: Scored, classes: Sequence[Labels]) -> Compared:
+    """Two drafts on the same texts; the ratio of their speedups is taken prompt by prompt."""
+    texts = first.texts
+    chances = [_first_chances(each) for each in (first, second)]
+    joined = [np.concatenate(each) for each in chances]
+    weights = np.repeat(first.factors, [len(text.tokens) for text in texts])
+    labels = np.concatenate(classes)
+    rows = [_joint("all", weights, *joined)]
+    for number, name in enumerate(CLASSES):
+        inside = labels == number
+        if inside.any():
+            rows.append(_joint(name, weights * inside, *joined))
+    draft = {each.name.draft: each.latency for each in (first, second)}
+    replays = [each.replays() for each in (first, second)]
+    both = replace(
+        replays[0],
+        candidates={**replays[0].candidates, **replays[1].candidates},
+        lookups=replays[0].lookups | replays[1].lookups,
+    )
+    workload = evidence_of(both, draft).workload(first.weights)
+    ratios, variance = workload.log_ratios(0)
+    bounds: tuple[float | None, float | None] = (None, None)
+    if enough_prompts(workload.prompt_sets):
+        half = float(half_width(variance, CONFIDENCE)[1])
+        bounds = float(np.exp(ratios[1] - half)), float(np.exp(ratios[1] + half))
+    difference = _difference(first, chances[1], chances[0])
+    router, share = _router(first, second)
+    return Compared(
+        texts[0].temperature,
+        first.name.draft,
+        second.name.draft,
+        first.name.k,
+        second.name.k,
+        float(np.exp(ratios[1])),
+        *bounds,
+        *difference,
+        tuple(rows),
+        router,
+        share,
+    )
+
+
+def _first_chances(scored: Scored) -> list[Array]:
+    """Of each text, [n] the chance that a round from there has its first draft token accepted."""
+    return [
+        part.chances[row, :size, 0]
+        for part in scored.parts
+        for row, size in enumerate(part.lengths)
+    ]
+
+
+def _joint(name: str, weights: Array, first: Array, second: Array) -> JointRow:
+    """Both drafts at tokens of these weights; drafts are drawn apart, given the text."""
+    share = float(weights.sum())
+    both, one, other = (
+        float(weights @ each) / share
+        for each in (first * second, first * (1.0 - second), second * (1.0 - first))
+    )
+    return JointRow(name, share, both, one, other, max(0.0, 1.0 - both - one - other))
+
+
+def _difference(
+    scored: Scored, second: Sequence[Array], first: Sequence[Array]
+) -> tuple[float, float | None, float | None]:
+    """Share of the tokens that the second accepts and the first does not, less the reverse.
+
+    By prompt, as McNemar's test has it by pair: only what one of them alone accepts counts.
+    """
+    prompts = sorted({(text.prompt_set, text.conversation) for text in scored.texts})
+    place = {name: row for row, name in enumerate(prompts)}
+    sums = np.zeros((2, len(prompts)))
+    for text, a, b in zip(scored.texts, first, second, strict=True):
+        sums[:, place[text.prompt_set, text.conversation]] += float((b - a).sum()), len(a)
+    sets = tuple(name for name, _ in prompts)
+    estimate = workload_ratio(sums[0], sums[1], sets, scored.weights)
+    interval = estimate.interval()
+    return (estimate.value, interval and interval.lo, interval and interval.hi)
+
+
+def _router(first: Scored, second: Scored) -> tuple[float | None, float | None]:
+    """The speedup of the better of two drafts before every round, and the second's share of these.
+
+    None where requests of a server cost a start besides their rounds.
+    """
+    if first.latency.served is not None or second.latency.served is not None:
+        return None, None
+    cost, rounds = 0.0, np.zeros(2)
+    for one, other, at in zip(first.parts, second.parts, first.offsets, strict=True):
+        factors = first.factors[at : at + len(one.lengths)]
+        choices = [
+            RoundChoice(
+                part._replace(
+                    chances=part.chances[:, :, : scored.name.k],
+                    proposed=np.minimum(part.proposed, scored.name.k),
+                ),
+                scored.latency.relative(scored.name.k),
+            )
+            for scored, part in ((first, one), (second, other))
+        ]
+        costs, drafted = cheapest_rounds(choices)
+        cost += float(factors @ costs)
+        rounds += drafted @ factors
+    return 1.0 / cost, float(rounds[1] / rounds.sum())

@@ -1,0 +1,325 @@
+"""losses.html: where the drafts of a run lose rounds, and what a better one is worth.
+
+A page next to report.html, in its look. The map is a table that analysis wrote, in an attribute of
+the page; `page.js` reads it to move along alpha and draft time. Without script the tables say it.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from harness.analysis.draft_pairs import Compared, JointRow
+from harness.analysis.head_training import AccuracyRow, Checkpoint, Training
+from harness.analysis.losses import (
+    ALPHAS,
+    AXES,
+    SCALES,
+    Axis,
+    CheaperDraft,
+    DraftLosses,
+    Losses,
+    LossRow,
+    SpeedupMap,
+    Worth,
+)
+from harness.records import Verbose
+from harness.reporting import formatting as fmt
+from harness.reporting.console import print_brief, print_table
+from harness.reporting.html import LOSSES_FILE, glossary, page
+from harness.reporting.sentences import losses as said
+from harness.reporting.tables.specification import Column, Table, table
+
+TITLES: dict[Axis, str] = {
+    "offset": "Draft token within the round",
+    "token": "Class of token",
+    "category": "Category of prompt",
+    "answer": "Position in the answer, tokens",
+    "context": "Tokens before it, the prompt's included",
+}
+# Rows of the classes that the console prints
+MOST_CLASSES = 6
+
+
+def _columns(title: str) -> tuple[Column[LossRow], ...]:
+    return (
+        Column(title, lambda row: row.name, key=True),
+        Column("share of\ntokens", lambda row: row.token_share, fmt.percent),
+        Column("alpha", lambda row: row.alpha, fmt.alpha),
+        Column("share of\nlost rounds", lambda row: row.lost_share, fmt.percent),
+        Column(
+            "speedup if\nas the rest", lambda row: row.gain and row.gain - 1.0, fmt.signed_percent
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class _SpanRow:
+    where: str
+    text: str
+    token: str
+    share: float
+
+
+SPANS: tuple[Column[_SpanRow], ...] = (
+    Column("prompt, position", lambda row: row.where, key=True),
+    Column("text; the token that costs most in [ ]", lambda row: row.text, flexible=True),
+    Column("target's\ntoken", lambda row: row.token),
+    Column("draft's\ntoken", lambda _: said.NOT_STORED),
+    Column("share of\nlost rounds", lambda row: row.share, fmt.percent),
+)
+WORTH: tuple[Column[Worth], ...] = (
+    Column("points of\nacceptance", lambda row: f"+{100 * row.points:.0f}", key=True),
+    Column(
+        "where", lambda row: "everywhere" if row.offset is None else f"draft token {row.offset}"
+    ),
+    Column("speedup at\ntoday's K", lambda row: row.speedup, fmt.speedup),
+    Column("best K\nthen", lambda row: row.k, fmt.count),
+    Column("speedup at\nbest K", lambda row: row.best_speedup, fmt.speedup),
+    Column("USD per\n10^6 tokens", lambda row: row.usd_per_million_tokens, fmt.dollars),
+)
+CHEAPER: tuple[Column[CheaperDraft], ...] = (
+    Column("change", lambda row: said.CHANGES[row.change], key=True),
+    Column("a draft step\ntakes", lambda row: row.step_share, fmt.percent),
+    Column("speedup at\ntoday's K", lambda row: row.speedup, fmt.speedup),
+    Column("best K\nthen", lambda row: row.k, fmt.count),
+    Column("speedup at\nbest K", lambda row: row.best_speedup, fmt.speedup),
+)
+CHECKPOINTS: tuple[Column[Checkpoint], ...] = (
+    Column("training\nsteps", lambda row: row.step, fmt.count, key=True),
+    Column("draft", lambda row: row.draft),
+    Column("K", lambda row: row.k, fmt.count),
+    Column("alpha", lambda row: row.alpha, fmt.alpha),
+    Column(
+        "speedup\n[lo, hi]",
+        lambda row: (row.speedup, row.speedup_lo, row.speedup_hi),
+        fmt.speedup,
+    ),
+    Column(
+        "last one's speedup /\nthis one's [lo, hi]",
+        lambda row: (row.left, row.left_lo, row.left_hi),
+        fmt.with_bounds,
+    ),
+)
+
+
+def _in_points(row: Compared) -> fmt.Bounded:
+    lo, hi = row.alpha_difference_lo, row.alpha_difference_hi
+    return 100 * row.alpha_difference, lo and 100 * lo, hi and 100 * hi
+
+
+COMPARED: tuple[Column[Compared], ...] = (
+    Column("drafts", lambda row: f"{row.first}, {row.second}", key=True),
+    Column("K", lambda row: f"{row.k}, {row.second_k}"),
+    Column(
+        "second's speedup /\nfirst's [lo, hi]",
+        lambda row: (row.ratio, row.ratio_lo, row.ratio_hi),
+        fmt.with_bounds,
+    ),
+    Column("only first\naccepts", lambda row: row.rows[0].first, fmt.percent),
+    Column("only second\naccepts", lambda row: row.rows[0].second, fmt.percent),
+    Column(
+        "difference, points\n[lo, hi]",
+        _in_points,
+        fmt.with_bounds,
+    ),
+    Column("best per\nround", lambda row: row.router, fmt.speedup),
+    Column("rounds of\nsecond", lambda row: row.rounds_of_second, fmt.percent),
+)
+JOINT: tuple[Column[JointRow], ...] = (
+    Column("class", lambda row: row.name, key=True),
+    Column("share of\ntokens", lambda row: row.token_share, fmt.percent),
+    Column("both", lambda row: row.both, fmt.percent),
+    Column("only\nfirst", lambda row: row.first, fmt.percent),
+    Column("only\nsecond", lambda row: row.second, fmt.percent),
+    Column("neither", lambda row: row.neither, fmt.percent),
+)
+
+
+ACCURACY: tuple[Column[AccuracyRow], ...] = (
+    Column("draft token", lambda row: row.offset, fmt.count, key=True),
+    Column("logged", lambda row: row.logged, fmt.percent),
+    Column("every\nposition", lambda row: row.everywhere, fmt.percent),
+    Column("given those\nbefore", lambda row: row.given, fmt.percent),
+    Column("in rounds", lambda row: row.in_rounds, fmt.percent),
+)
+
+
+@dataclass(frozen=True)
+class _Section:
+    """What the page shows of one draft at one temperature."""
+
+    id: str
+    title: str
+    sentences: tuple[str, ...]
+    tables: tuple[Table, ...]
+    map: str | None  # JSON for the script
+    alpha: float | None
+
+
+def html_of(losses: Losses) -> str:
+    """The text of losses.html."""
+    sections = [_section(draft, n) for n, draft in enumerate(losses.drafts)]
+    first, *answer = said.answer(losses)
+    further = _further(losses)
+    return page(
+        "losses.html.j2",
+        scripts=("page.js", "map.js"),
+        title="Where the drafts lose",
+        skip_to="the answer",
+        facts=said.facts(losses),
+        answer=first,
+        more=[
+            *answer,
+            *said.of_trainings(losses.trainings),
+            *said.of_accuracy(losses.accuracy),
+        ],
+        notes=said.notes(losses),
+        sections=sections,
+        further=further,
+        scales=(SCALES[0], SCALES[-1]),
+        definitions=glossary([*(t for s in sections for t in s.tables), *further]),
+    )
+
+
+def show(losses: Losses, *, verbose: Verbose = False) -> None:
+    """Print the answer, with the classes of the served draft; with `verbose` all tables."""
+    out = Console(highlight=False)
+    served = losses.drafts[0]
+    if verbose:
+        for section in [_section(draft, n) for n, draft in enumerate(losses.drafts)]:
+            for each in section.tables:
+                print_table(each, out)
+        for each in _further(losses):
+            print_table(each, out)
+    answer = [
+        *said.answer(losses),
+        *said.of_trainings(losses.trainings),
+        *said.of_accuracy(losses.accuracy),
+    ]
+    everywhere = [row for row in served.worth if row.offset is None]
+    costly = sorted(_of(served, "token"), key=lambda row: -row.lost_share)[:MOST_CLASSES]
+    print_brief(
+        [
+            " ".join(answer),
+            table(f"{said.named(served)}: {TITLES['token'].lower()}", _columns("class"), costly),
+            table("What a better draft is worth", WORTH, everywhere),
+            f"page: {losses.folder}/{LOSSES_FILE}",
+        ],
+        out,
+    )
+
+
+def _of(draft: DraftLosses, axis: Axis) -> list[LossRow]:
+    return [row for row in draft.rows if row.axis == axis]
+
+
+def _section(draft: DraftLosses, number: int) -> _Section:
+    tables = [
+        table(
+            TITLES[axis], _columns(said.PARTS[axis]), _of(draft, axis), notes=said.axis_notes(axis)
+        )
+        for axis in AXES
+    ]
+    spans = [
+        _SpanRow(
+            f"{span.prompt_set}/{span.prompt}, {span.start}",
+            said.marked(span.pieces, span.worst),
+            said.visible(span.pieces[span.worst]),
+            span.lost_share,
+        )
+        for span in draft.spans
+    ]
+    tables += [
+        table("The most expensive tokens in a row", SPANS, spans),
+        table("What a better draft is worth", WORTH, draft.worth, notes=(said.WORTH_NOTE,)),
+        table("What a cheaper draft is worth", CHEAPER, draft.cheaper, notes=(said.CHEAPER_NOTE,)),
+        *([_map_table(draft.map)] if draft.map else []),
+    ]
+    return _Section(
+        f"draft-{number}",
+        said.named(draft),
+        said.of_draft(draft) if number else (),
+        tuple(each for each in tables if each.rows),
+        draft.map and _json(draft.map),
+        draft.alpha,
+    )
+
+
+def _map_table(known: SpeedupMap) -> Table:
+    """The best K, and its speedup, by alpha and by how long a draft step takes."""
+    scales = [0.5, 1.0, 2.0] if known.draft_cost else [1.0]
+    best = {scale: (known.best_k(scale), known.speedups(scale).max(axis=0)) for scale in scales}
+
+    def cell(column: int, scale: float) -> str:
+        k, speedup = int(best[scale][0][column]), float(best[scale][1][column])
+        return f"K={k}, {fmt.speedup(speedup)}" if k else "no draft"
+
+    columns: tuple[Column[int], ...] = (
+        Column("alpha", lambda column: known.alphas[column], fmt.alpha, key=True),
+        *(
+            Column(
+                "today's draft time" if scale == 1.0 else f"{scale:g} times\nthe draft time",
+                lambda column, scale=scale: cell(column, scale),
+            )
+            for scale in scales
+        ),
+    )
+    rows = [n for n, alpha in enumerate(known.alphas) if alpha not in ALPHAS[1::2]]
+    title = "The best K by alpha and draft time"
+    return table(title, columns, rows, best=lambda column: known.alphas[column] not in ALPHAS)
+
+
+def _json(known: SpeedupMap) -> str:
+    """What the script needs of a map, with three digits after the point."""
+    values: dict[str, Any] = {
+        "ks": known.ks,
+        "alphas": known.alphas,
+        "tokens": [[round(value, 3) for value in row] for row in known.tokens_per_round],
+        "costs": [round(value, 4) for value in known.round_cost],
+        "draft": known.draft_cost and [round(value, 4) for value in known.draft_cost],
+    }
+    return json.dumps(values, separators=(",", ":"))
+
+
+def _further(losses: Losses) -> list[Table]:
+    """Tables of several drafts, or of a trainer's log."""
+    gap = losses.accuracy
+    accuracy = (
+        [table(f"Accuracies of {gap.draft}", ACCURACY, gap.rows, notes=(said.ACCURACY_NOTE,))]
+        if gap
+        else []
+    )
+    return [*accuracy, *_training_tables(losses.trainings), *_compared_tables(losses.compared)]
+
+
+def _training_tables(trainings: Sequence[Training]) -> list[Table]:
+    return [
+        table(
+            f"Training steps of {each.head}, temperature {each.temperature:g}",
+            CHECKPOINTS,
+            each.checkpoints,
+            best=lambda row, each=each: row.step == each.enough,
+            notes=(said.TRAINING_NOTE,),
+        )
+        for each in trainings
+    ]
+
+
+def _compared_tables(compared: Sequence[Compared]) -> list[Table]:
+    made: list[Table] = []
+    for temperature in dict.fromkeys(each.temperature for each in compared):
+        pairs = [each for each in compared if each.temperature == temperature]
+        title = f"Drafts on the same tokens, temperature {temperature:g}"
+        made.append(table(title, COMPARED, pairs, notes=(said.COMPARED_NOTE,)))
+        closest = min(pairs, key=lambda each: abs(each.ratio - 1.0))
+        made.append(
+            table(
+                f"Who accepts where: {closest.first} (first), {closest.second} (second)",
+                JOINT,
+                closest.rows,
+            )
+        )
+    return made
