@@ -15,6 +15,7 @@ from harness.simulation.policies import (
     ByLoad,
     Fixed,
     Oracle,
+    SurvivalBudget,
     Threshold,
     Tier,
     Tiers,
@@ -184,6 +185,7 @@ def test_no_policy_loses_a_request_or_a_token_or_lets_one_overtake(
         lambda: ByLoad((0, K, 1)),
         lambda: Threshold(K, 0.5),
         lambda: Tiers(K, (Tier(1, (1, 3)), Tier(3, (0, 1)))),
+        lambda: SurvivalBudget(K, costs),
         lambda: Oracle(K, costs),
     ]
     for make in makers:
@@ -319,6 +321,18 @@ def test_vllms_allocation_is_that_of_its_document(
     made = allocated(survivals, budget)
     assert made == document(survivals, rows)
     assert sum(made) == budget
+
+
+def test_vllms_budget_rests_on_the_confidences_of_the_round_before() -> None:
+    sure, unsure = [1.0] * K, [0.0] * K
+    request = Request(1, np.zeros(3, np.intp), np.full(3, 100), [unsure, sure, sure])
+    slot, policy = Slot(0, 0, request), SurvivalBudget(K, flat(1))
+    # Of a request that just came nothing is known, which counts as sure
+    drafted = []
+    for position in range(3):
+        slot.position = position
+        drafted += policy.choose([slot], 0)
+    assert drafted == [K, 0, K]
 
 
 def test_the_oracle_drafts_what_will_be_accepted_and_pays() -> None:

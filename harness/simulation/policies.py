@@ -1,22 +1,24 @@
 """How many tokens to draft, round by round: fixed, by load, and as engines adapt it.
 
 What each reads: `Fixed` nothing; `ByLoad` the number of active requests; `Threshold` the draft's
-confidences; `Tiers` accepted lengths and the number of active requests. `Oracle` knows what will be
-accepted, which no policy does: it shows what is left to gain.
+confidences; `Tiers` accepted lengths and the number of active requests; `SurvivalBudget`
+confidences and costs. `Oracle` knows what will be accepted, which no policy does: it shows what is
+left to gain.
 
 Upstream, read in October 2026:
 - SGLang, python/sglang/srt/speculative/adaptive_spec_params.py and adaptive_step_router.py. With
   CUDA graphs it rounds the batch up to a recorded one before it looks the tier up; here it does
   not.
 - vLLM, vllm/v1/worker/gpu/spec_decode/adaptive_verification.py, docs/features/speculative_decoding/
-  adaptive_verification.md (`draft_budget`). There the draft drafts K tokens always, and fewer are
-  verified; here a round costs what one costs that drafts as many.
+  adaptive_verification.md. There the draft drafts K tokens always, and fewer are verified; here a
+  round costs what one costs that drafts as many.
 """
 
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
+from operator import mul
 from typing import ClassVar
 
 from harness.simulation.server import Costs, Slot
@@ -205,6 +207,38 @@ def allocated(survivals: Sequence[Sequence[float]], budget: int) -> list[int]:
     for _, _, row in ranked[:budget]:
         ks[row] += 1
     return ks
+
+
+class SurvivalBudget:
+    """vLLM's adaptive verification, up to K tokens of a request.
+
+    The budget rests on the confidences of each request's round before, as those of this one are not
+    on the host yet; the allocation on this one's.
+    """
+
+    steady: ClassVar[bool] = False
+
+    def __init__(self, k: int, costs: Costs) -> None:
+        """For a server of these costs."""
+        self._k, self._costs = k, costs
+        self._before: dict[int, Sequence[float]] = {}
+
+    def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:  # noqa: ARG002
+        """What is allocated to each."""
+        new = [1.0] * self._k
+        rooms = [min(self._k, int(slot.request.most[slot.position])) for slot in active]
+        before = [self._before.get(slot.place, new) for slot in active]
+        now = [slot.request.confidences[slot.position][: self._k] for slot in active]
+        self._before = {slot.place: row for slot, row in zip(active, now, strict=True)}
+        budget = draft_budget(_survivals(before, rooms), self._costs)
+        return allocated(_survivals(now, rooms), budget)
+
+    def seen(self, slot: Slot, drafted: int, accepted: int) -> None:
+        """Learn nothing."""
+
+
+def _survivals(confidences: Sequence[Sequence[float]], rooms: Sequence[int]) -> list[list[float]]:
+    return [[*accumulate(row[:room], mul)] for row, room in zip(confidences, rooms, strict=True)]
 
 
 class Oracle:
