@@ -118,9 +118,7 @@ def test_tiers_choose_the_k_of_the_wheels_own_controller(tmp_path: Path) -> None
     names = ("candidate_steps", "up_hysteresis", "down_hysteresis")
     file = tmp_path / "tiers.json"
     file.write_text(
-        json.dumps(
-            {t.batch: dict(zip(names, ([*t.ks], t.up, t.down), strict=True)) for t in tiers}
-        )
+        json.dumps({t.batch: dict(zip(names, ([*t.ks], t.up, t.down), strict=True)) for t in tiers})
     )
     sequences: list[dict[str, Any]] = []
     for number in range(1000):
