@@ -672,7 +672,7 @@ class ServerConfig(PairConfig):
     )
     rate: list[float] | None = key(
         None,
-        "requests a second that reach one server at random, a load for each",
+        "requests per second to one server, at random, a load for each",
         above=0,
         distinct=True,
         example="[2,5]",
@@ -1017,7 +1017,7 @@ class BreakevenConfig(CommandConfig):
 class PlanConfig(CommandConfig):
     """Keys of `python -m harness.plan`: a latency goal at a rate of requests."""
 
-    run: str = key(MISSING, "a server run with concurrency=[1,2,4], or an audition it prices")
+    run: str = key(MISSING, "a server run under load, or an audition with latency_from= one")
     rate: float = key(MISSING, "requests per second, of all cards together", above=0, most=1e9)
     tpot_ms: float | None = key(None, "the goal: time per output token at most", above=0)
     ttft_ms: float | None = key(None, "the goal: time to first token at most", above=0)
@@ -1030,7 +1030,7 @@ class PlanConfig(CommandConfig):
         "requests side by side on a card; null: the most that were timed",
         least=1,
     )
-    arrivals: str | None = key(None, "a log, or a time stamp in seconds a line; null: at random")
+    arrivals: str | None = key(None, "a log, or time stamps, seconds, one a line; null: at random")
     together: int = key(1, "requests that arrive at once, a burst", least=1, most=1000)
     seeds: int = key(8, "simulated sequences of requests and arrivals", least=2, most=1000)
     requests: int = key(400, "of each sequence", least=100, most=100_000)

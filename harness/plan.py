@@ -12,13 +12,15 @@ model is loaded, and no server is started.
 from typing import NoReturn
 
 from harness.cli import run_app
+from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Outcome
 from harness.config import PlanConfig
 
 
 def work(config: PlanConfig) -> Outcome:
     """Do the command's work."""
-    from harness.commands import plan
+    with progress("starting"):
+        from harness.commands import plan
 
     return plan.run(config)
 

@@ -5,8 +5,9 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from stand_in_server import StandIn
 
 from harness.commands import progress as shown
 from harness.commands.progress import fetching, progress
+from harness.commands.run_lifecycle import Outcome
+from harness.config import SCHEMAS
 from harness.engines.client import HttpClient
 from harness.storage import StoredRun
 from harness.summary import Summary
@@ -207,3 +210,21 @@ def test_nested_blocks_share_one_display_on_a_terminal(
     (frame,) = [part for part in err.split("timing rounds")[:1] if "generating" in part]
     assert "1/4" in frame
     assert re.search(r"about 0:00:\d\d left", frame)
+
+
+@pytest.mark.parametrize("command", sorted(SCHEMAS))
+def test_every_command_says_what_it_does_while_its_modules_are_imported(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front, work = import_module(f"harness.{command}"), import_module(f"harness.commands.{command}")
+    said: list[str] = []
+
+    @contextmanager
+    def noted(label: str) -> Iterator[None]:
+        said.append(label)
+        yield
+
+    monkeypatch.setattr(front, "progress", noted)
+    monkeypatch.setattr(work, "run", lambda *_: Outcome(None))
+    front.work(SCHEMAS[command]())
+    assert said == ["starting"]

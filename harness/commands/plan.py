@@ -40,8 +40,9 @@ class SimulatedRow:
 def run(config: PlanConfig) -> Outcome:
     """Simulate every choice, store the plan as a run, and show it."""
     check_writable(config.results_root)
-    stored = load(config.run)
-    recorded = None if config.arrivals is None else recorded_times(config.arrivals)
+    with progress("reading the run"):
+        stored = load(config.run)
+        recorded = None if config.arrivals is None else recorded_times(config.arrivals)
     if config.dry_run:
         _print_known(stored, config, recorded)
         return Outcome(None)
