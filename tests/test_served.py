@@ -28,6 +28,7 @@ from harness.analysis.server_costs import (
     ServerCosts,
     TimedRequests,
     fit_costs,
+    left_out_costs,
     speedup_variance,
     timed_rounds,
 )
@@ -134,6 +135,31 @@ def test_drafts_shorter_than_every_k_cost_in_the_fit_what_a_prediction_takes(
     costs = ServerCosts(0.7e-3, 1.5e-3, times)
     timed = requests_of(tuple(round_ms), [12, 60, 33, 5, 20, 7], costs)
     assert_found(fit_costs(timed), costs)
+
+
+def test_rounds_in_which_a_lookup_finds_nothing_cost_other_than_plain_tokens() -> None:
+    times = RoundTimes(0.5e-3, ((0, 0.6e-3), (2, 1.2e-3), (8, 3.0e-3)))
+    costs, lengths = ServerCosts(0.7e-3, 1.5e-3, times), [12, 60, 33, 47, 20, 55]
+    tokens, random = np.array(lengths, dtype=np.float64), np.random.default_rng(1)
+    speculative: dict[int, Requests] = {}
+    for k in (2, 8):
+        chances = by_start(random.random((len(lengths), max(lengths))), k)
+        # From most starts nothing, from a few as many tokens as there are after the match
+        found = random.integers(1, k + 1, chances.shape[:2])
+        proposed = np.where(random.random(chances.shape[:2]) < 0.7, 0, found)
+        counts = replay(chances, lengths, [k], proposed=proposed)[k]
+        speculative[k] = Requests(costs.speculative_s(counts), counts, tuple(range(len(lengths))))
+    plain = PlainRequests(costs.plain_s(tokens), tokens, tuple(range(len(lengths))))
+    timed = TimedRequests(plain, speculative, looked_up=True)
+    assert_found(fit_costs(timed), costs)
+    left_out = left_out_costs(timed, 8)
+    assert len(left_out) == len(lengths)
+    for found in left_out:
+        assert_found(found, costs)
+    as_plain = fit_costs(replace(timed, looked_up=False))
+    assert as_plain is not None
+    assert as_plain.times.at(0) == pytest.approx(0.5e-3)
+    assert as_plain.times.at(2) > 1.3e-3, "what they take longer is then put on the others"
 
 
 def test_a_predicted_speedups_variance_is_that_of_costs_from_other_requests() -> None:

@@ -6,6 +6,9 @@ how many tokens it drafted, since near the budget some engines draft fewer than 
 line in its rounds, and these are fitted by least squares over requests whose replay says how many
 rounds there were, and what each drafted. A round that drafted another number of tokens than any
 measured K is made of those that are fitted exactly as a prediction makes it (`RoundTimes.parts`).
+A look-up finds nothing in most rounds. These are no plain tokens of the server that decodes plainly
+(llama.cpp takes 11 % longer for them on a small model), so they have a cost of their own, R(0) of
+its rounds. A draft model's drafts are empty on a request's last token alone, too seldom for that.
 
 What a request takes is settled over visits first (`harness.analysis.request_times`). Sampled
 requests of one prompt get the same seconds per round, so they are no independent samples. The
@@ -15,7 +18,7 @@ out together.
 """
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -78,11 +81,13 @@ class TimedRequests:
         plain: those that were decoded plainly.
         speculative: the others, by K.
         net: whether another request was taken off each, so that a start may be below 0.
+        looked_up: whether the drafts come from a look-up, so that most rounds draft nothing.
     """
 
     plain: PlainRequests
     speculative: Mapping[int, Requests]
     net: bool = False
+    looked_up: bool = False
 
     def __add__(self, other: "TimedRequests") -> "TimedRequests":
         """Both, of the K that either has."""
@@ -97,7 +102,7 @@ class TimedRequests:
             np.concatenate([self.plain.tokens, other.plain.tokens]),
             self.plain.prompts + other.plain.prompts,
         )
-        return TimedRequests(plain, speculative, self.net or other.net)
+        return replace(self, plain=plain, speculative=speculative, net=self.net or other.net)
 
     def without_each_part(self) -> "list[TimedRequests]":
         """The requests without each of up to `PARTS` parts of their prompts."""
@@ -119,7 +124,7 @@ class TimedRequests:
             rows, prompts = kept(each.prompts)
             if prompts:
                 speculative[k] = Requests(each.seconds[rows], each.counts.rows(rows), prompts)
-        return TimedRequests(plain, speculative, self.net)
+        return replace(self, plain=plain, speculative=speculative)
 
 
 @dataclass(frozen=True)
@@ -203,7 +208,8 @@ def fit_costs(timed: TimedRequests) -> ServerCosts | None:
     plain_start_s, token_s = fit_line(plain.tokens, plain.seconds, net=timed.net)
     seconds = np.concatenate([each.seconds for each in speculative.values()])
     rounds = [(k, each.counts.proposals[:, None]) for k, each in speculative.items()]
-    fitted = fit_rounds([token_s], rounds, np.ones_like(seconds), seconds, net=timed.net)
+    starts, net, looked_up = np.ones_like(seconds), timed.net, timed.looked_up
+    fitted = fit_rounds([token_s], rounds, starts, seconds, net=net, looked_up=looked_up)
     return None if fitted is None else ServerCosts(plain_start_s, fitted[0], fitted[1][0])
 
 
@@ -214,6 +220,7 @@ def fit_rounds(
     seconds: Array,
     *,
     net: bool = False,
+    looked_up: bool = False,
 ) -> tuple[float, list[RoundTimes]] | None:
     """Fit what a start and rounds cost, in n entries of one request or of several together.
 
@@ -224,11 +231,12 @@ def fit_rounds(
         seconds: [n] that each took.
         net: whether another request was taken off each: then a start may be below 0, but with the
             cheapest round is not.
+        looked_up: whether a round that drafts nothing has a time of its own, and is no plain token.
 
     Returns:
         Of a start, and by batch; None where a token or a round would cost nothing.
     """
-    ks = sorted({k for k, _ in rounds})
+    ks = sorted({k for k, _ in rounds} | ({0} if looked_up else set[int]()))
     # Which line a draft shorter than every K lies on depends on the times (`RoundTimes`), so these
     # are fitted twice; by the first ones it lies on that from the plain token.
     table = np.outer(plain_s, [1.0 + k**2 for k in ks])
@@ -262,9 +270,9 @@ def _times_of(plain_s: Sequence[float], ks: Sequence[int], rounds_s: Array) -> l
 
 
 def shares_of_rounds(times: RoundTimes, k: int) -> Array:
-    """[k + 1, 1 + ks] how much of R(0) and each timed R a round of n = 0..k drafted tokens is."""
-    columns = {n: column for column, n in enumerate([0, *(n for n, _ in times.round_s)])}
-    made = np.zeros((k + 1, len(columns)))
+    """[k + 1, 1 + ks] how much of a plain token and each timed R a round of n = 0..k tokens is."""
+    columns = {0: 0} | {n: column for column, (n, _) in enumerate(times.round_s, start=1)}
+    made = np.zeros((k + 1, 1 + len(times.round_s)))
     for n in range(k + 1):
         for part, share in times.parts(n):
             made[n, columns[part]] += share

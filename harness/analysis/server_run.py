@@ -85,6 +85,7 @@ from harness.analysis.verdict import (
     evidence_from_trials,
 )
 from harness.records import GREEDY, Cell, LatencyRow, ResultRow, RoundTiming, Trial, grouped, where
+from harness.serving.drafts import looks_up
 from harness.serving.engines import OWN, spec_of
 from harness.stats.crossfit import KNOWN
 from harness.stats.jackknife import (
@@ -262,7 +263,7 @@ class ServedRun(ServedTexts):
             return None
         net = any(trial.one_token_s is not None for trial in plain.trials)
         of_plain = PlainRequests(plain.seconds, plain.tokens, plain.prompts)
-        return TimedRequests(of_plain, speculative, net)
+        return TimedRequests(of_plain, speculative, net, looks_up(self.setup.draft))
 
     def _rounds_near(self, temperature: float) -> list[RoundTiming]:
         """Those of servers that were told to reject every draft."""
