@@ -38,6 +38,8 @@ $(STAMP): pyproject.toml
 sweep: $(STAMP) ## measure one pair and write its report (ARGS="model=... draft=...")
 	$(BIN)/python -m harness.sweep $(ARGS)
 
+# Where nothing may be written next to the sources every process of a test compiles them again
+test: export PYTHONDONTWRITEBYTECODE =
 # A file's tests stay in one process, since they share what it measured once
 test: $(STAMP) ## every test, and a sample of those that take long
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)

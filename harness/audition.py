@@ -19,25 +19,12 @@ Runs on several cards are put together with `combine`: what does a token cost on
 
 from typing import NoReturn
 
-from harness.cli import draft_confs, run_app
-from harness.commands.progress import progress
-from harness.commands.run_lifecycle import Outcome
-from harness.config import AuditionConfig
-
-
-def work(config: AuditionConfig) -> Outcome:
-    """Do the command's work; the import waits until --help has been answered without torch."""
-    with progress("starting"):
-        from harness.commands import audition
-
-    if config.combine:
-        return audition.combine(config)
-    return audition.run(config, draft_confs(config))
+from harness.cli import run_app
 
 
 def main() -> NoReturn:
     """Run the command and exit with its status."""
-    run_app("audition", work)
+    run_app("audition")
 
 
 if __name__ == "__main__":

@@ -20,22 +20,11 @@ verify + overhead are fitted.
 from typing import NoReturn
 
 from harness.cli import run_app
-from harness.commands.progress import progress
-from harness.commands.run_lifecycle import Outcome
-from harness.config import BreakevenConfig
-
-
-def work(config: BreakevenConfig) -> Outcome:
-    """Do the command's work."""
-    with progress("starting"):
-        from harness.commands import breakeven
-
-    return breakeven.run(config)
 
 
 def main() -> NoReturn:
     """Run the command and exit with its status."""
-    run_app("breakeven", work)
+    run_app("breakeven")
 
 
 if __name__ == "__main__":

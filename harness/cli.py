@@ -11,7 +11,7 @@ after Hydra has returned. A launcher (joblib, Slurm) runs jobs in other processe
 returns is pickled and comes back, so a `JobStatus` notes itself where it is unpickled.
 
 Nothing in this module imports torch: `--help` must answer at once, so a command imports its
-implementation inside its `work` function.
+implementation when its configuration has been read.
 """
 
 import difflib
@@ -24,6 +24,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
+from importlib import import_module
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -40,6 +41,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from harness import PACKAGE
 from harness.commands.key_help import help_of_keys
+from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Interrupted, Outcome
 from harness.config import (
     AUTO_DRAFTS,
@@ -68,8 +70,6 @@ MOST_CHARACTERS = 300
 # transformers imports torchao where it is installed, which warns of kernels for other machines
 NOISY_ON_IMPORT = ("torchao", "torch.utils._pytree")
 
-Work = Callable[[Any], Outcome]
-
 
 # Of this command's jobs, those that ran in other processes included
 _statuses: list[int] = []
@@ -91,7 +91,20 @@ def note(status: int) -> JobStatus:
     return JobStatus(status)
 
 
-def run_app(command: str, work: Work) -> NoReturn:
+def work(command: str, config: Any) -> Outcome:
+    """Do a command's work.
+
+    What does it, harness.commands.<command>, is imported after a line has said what is done: with
+    torch that takes seconds.
+    """
+    with progress(config.doing):
+        implementation = import_module(f"harness.commands.{command}")
+    if isinstance(config, AuditionConfig):
+        return implementation.run(config, draft_confs(config))
+    return implementation.run(config)
+
+
+def run_app(command: str) -> NoReturn:
     """Runs a command, conf/<command>.yaml, as a Hydra app; exits with its jobs' worst status."""
     if "--version" in sys.argv[1:]:
         print(f"{PACKAGE} {version(PACKAGE)}")
@@ -103,7 +116,7 @@ def run_app(command: str, work: Work) -> NoReturn:
         logging.getLogger(name).setLevel(logging.ERROR)
 
     def job(config: DictConfig) -> JobStatus:
-        return note(run_job(work, config, HydraConfig.get().overrides.task))
+        return note(run_job(command, config, HydraConfig.get().overrides.task))
 
     app = hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=command)(job)
     before = os.environ.get(FULL_ERROR)
@@ -197,10 +210,10 @@ def _flush() -> int:
     return OK
 
 
-def run_job(work: Work, config: DictConfig, words: Sequence[str]) -> int:
+def run_job(command: str, config: DictConfig, words: Sequence[str]) -> int:
     """Runs one job, prints its `run:` line or its `error:` lines, and returns its status."""
     try:
-        outcome = work(to_dataclass(config, words))
+        outcome = work(command, to_dataclass(config, words))
     except UserError as error:
         return _report(error, USER_ERROR, config, *error.lines)
     except OSError as error:

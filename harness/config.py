@@ -376,6 +376,11 @@ class CommandConfig:
     )
     debug: bool = key(False, "show the traceback of an error")
 
+    @property
+    def doing(self) -> str:
+        """What the command does, for the first line of its progress."""
+        raise NotImplementedError
+
 
 @dataclass
 class ModelsConfig(CommandConfig):
@@ -526,6 +531,11 @@ class ProfileConfig(PairConfig):
     gpu: GpuConf | None = None
 
     @property
+    def doing(self) -> str:
+        """The command and its pair."""
+        return f"profile of {self.model.name} with {self.draft.name}"
+
+    @property
     def loop_keys(self) -> tuple[str, ...]:
         """The parts of a round may be timed with synthetic acceptance."""
         return ("acceptance",)
@@ -562,6 +572,11 @@ class SweepConfig(PairConfig):
     )
     clock: str = _loop_clock()
     latency_from: str | None = key(None, "with mode=replay: a server run whose engine is predicted")
+
+    @property
+    def doing(self) -> str:
+        """The command and its pair."""
+        return f"sweep of {self.model.name} with {self.draft.name}"
 
     @property
     def loop_keys(self) -> tuple[str, ...]:
@@ -712,6 +727,12 @@ class ServerConfig(PairConfig):
     kv_unified: bool = key(True, "llama.cpp's: whether requests side by side share one cache")
     flags: list[str] = key([], "further flags of the servers that are started")
     timeout_factor: float = _timeout_factor()
+
+    @property
+    def doing(self) -> str:
+        """The command, its pair and the engine."""
+        where = ", ".join(self.url) if self.url else self.engine
+        return f"server run of {self.model.name} with {self.draft.name} on {where}"
 
     @property
     def default_rule(self) -> str | None:
@@ -867,6 +888,13 @@ class AuditionConfig(ModelsConfig):
     latency: LatencyConf = field(default_factory=LatencyConf)
     combine: list[str] = key([], "auditions of one target, one per card, whose cards are ranked")
 
+    @property
+    def doing(self) -> str:
+        """The command, its drafts and their target, or the auditions whose cards are ranked."""
+        if self.combine:
+            return f"ranking the cards of {len(self.combine)} auditions"
+        return f"audition of {', '.join(self.drafts or ['scored drafts'])} for {self.model.name}"
+
     def check(self, _: str) -> None:
         """A single draft is the only one, or one that `drafts` names; texts have one source.
 
@@ -980,6 +1008,11 @@ class SnapshotConfig(PairConfig):
         choices=("none", "tokens"),
     )
 
+    @property
+    def doing(self) -> str:
+        """The command and its pair."""
+        return f"snapshot of {self.model.name} with {self.draft.name}"
+
     def check(self, _: str) -> None:
         """Texts are shown at temperature 0 only."""
         super().check(_)
@@ -1012,6 +1045,11 @@ class BreakevenConfig(CommandConfig):
     latency_from: str | None = key(None, "a run whose step and round times are used")
     log: str | None = key(None, "a server's csv: k, tokens_per_round, ms_per_token")
 
+    @property
+    def doing(self) -> str:
+        """The command."""
+        return "break-even acceptance rates from latencies"
+
 
 @dataclass
 class PlanConfig(CommandConfig):
@@ -1036,6 +1074,11 @@ class PlanConfig(CommandConfig):
     requests: int = key(400, "of each sequence", least=100, most=100_000)
     gpu: GpuConf | None = None
     dry_run: bool = key(False, "say what is known and what is missing, and stop")
+
+    @property
+    def doing(self) -> str:
+        """The question."""
+        return f"planning {self.rate:g} requests/s from {self.run}"
 
     def check(self, _: str) -> None:
         """Refuse a plan without a goal, and arrivals of two kinds."""
@@ -1085,6 +1128,14 @@ class ReportConfig(CommandConfig):
         None,
         "exit status 1 below this speedup (runs=: share of the first)",
     )
+
+    @property
+    def doing(self) -> str:
+        """What is read."""
+        if self.runs:
+            return f"comparing {len(self.runs)} runs"
+        read = self.run or self.index or self.metrics or ", ".join(self.records)
+        return f"reading {read}"
 
     def check(self, _: str) -> None:
         """Refuse what is no address of a server."""

@@ -12,22 +12,11 @@ model is loaded, and no server is started.
 from typing import NoReturn
 
 from harness.cli import run_app
-from harness.commands.progress import progress
-from harness.commands.run_lifecycle import Outcome
-from harness.config import PlanConfig
-
-
-def work(config: PlanConfig) -> Outcome:
-    """Do the command's work."""
-    with progress("starting"):
-        from harness.commands import plan
-
-    return plan.run(config)
 
 
 def main() -> NoReturn:
     """Run the command and exit with its status."""
-    run_app("plan", work)
+    run_app("plan")
 
 
 if __name__ == "__main__":

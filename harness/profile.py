@@ -13,17 +13,7 @@ import sys
 from typing import NoReturn
 
 from harness.cli import USER_ERROR, run_app
-from harness.commands.progress import progress
-from harness.commands.run_lifecycle import Outcome
-from harness.config import CONF_DIR, ProfileConfig
-
-
-def work(config: ProfileConfig) -> Outcome:
-    """Do the command's work; the import waits until --help has been answered without torch."""
-    with progress("starting"):
-        from harness.commands import profile
-
-    return profile.run(config)
+from harness.config import CONF_DIR
 
 
 def unknown_card(word: str) -> str | None:
@@ -42,7 +32,7 @@ def main() -> NoReturn:
         if refused:
             print(f"error: {refused}", file=sys.stderr)
             sys.exit(USER_ERROR)
-    run_app("profile", work)
+    run_app("profile")
 
 
 if __name__ == "__main__":

@@ -18,22 +18,11 @@ AIPerf's profile_export.jsonl, a file per server; they are stored as a run of th
 from typing import NoReturn
 
 from harness.cli import run_app
-from harness.commands.progress import progress
-from harness.commands.run_lifecycle import Outcome
-from harness.config import ReportConfig
-
-
-def work(config: ReportConfig) -> Outcome:
-    """Do the command's work."""
-    with progress("starting"):
-        from harness.commands import report
-
-    return report.run(config)
 
 
 def main() -> NoReturn:
     """Run the command and exit with its status."""
-    run_app("report", work)
+    run_app("report")
 
 
 if __name__ == "__main__":

@@ -13,22 +13,11 @@ returned; the report holds the prediction against the measurement, and says whic
 from typing import NoReturn
 
 from harness.cli import run_app
-from harness.commands.progress import progress
-from harness.commands.run_lifecycle import Outcome
-from harness.config import ServerConfig
-
-
-def work(config: ServerConfig) -> Outcome:
-    """Do the command's work; the import waits until --help has been answered without torch."""
-    with progress("starting"):
-        from harness.commands import server
-
-    return server.run(config)
 
 
 def main() -> NoReturn:
     """Run the command and exit with its status."""
-    run_app("server", work)
+    run_app("server")
 
 
 if __name__ == "__main__":

@@ -12,22 +12,11 @@ At a temperature above 0, draws after one fixed prefix are tested against the ex
 from typing import NoReturn
 
 from harness.cli import run_app
-from harness.commands.progress import progress
-from harness.commands.run_lifecycle import Outcome
-from harness.config import SnapshotConfig
-
-
-def work(config: SnapshotConfig) -> Outcome:
-    """Do the command's work; the import waits until --help has been answered without torch."""
-    with progress("starting"):
-        from harness.commands import snapshot
-
-    return snapshot.run(config)
 
 
 def main() -> NoReturn:
     """Run the command and exit with its status."""
-    run_app("snapshot", work)
+    run_app("snapshot")
 
 
 if __name__ == "__main__":

@@ -12,22 +12,11 @@ shows the prediction from acceptance and latency next to what was measured.
 from typing import NoReturn
 
 from harness.cli import run_app
-from harness.commands.progress import progress
-from harness.commands.run_lifecycle import Outcome
-from harness.config import SweepConfig
-
-
-def work(config: SweepConfig) -> Outcome:
-    """Do the command's work; the import waits until --help has been answered without torch."""
-    with progress("starting"):
-        from harness.commands import sweep
-
-    return sweep.run(config)
 
 
 def main() -> NoReturn:
     """Run the command and exit with its status."""
-    run_app("sweep", work)
+    run_app("sweep")
 
 
 if __name__ == "__main__":

@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from harness.analysis import analyse
-from harness.cli import compose
+from harness.cli import compose, work
 from harness.commands.run_lifecycle import Outcome
 from harness.records import CopyBandwidth
 from harness.storage import StoredRun, load
@@ -56,7 +55,7 @@ def timed_little() -> Iterator[None]:
 def outcome_of(command: str, *words: str | Path) -> Outcome:
     """How a command ends on these overrides; a path is the folder that its run goes to."""
     typed = [f"results_root={word}" if isinstance(word, Path) else word for word in words]
-    return import_module(f"harness.{command}").work(compose(command, typed))
+    return work(command, compose(command, typed))
 
 
 def stored(outcome: Outcome) -> StoredRun:

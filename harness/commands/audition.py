@@ -51,12 +51,16 @@ OF_BEST_CARD = (
 
 
 def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
-    """Audition `drafts` for the target; status 1 where a draft broke down.
+    """Audition `drafts` for the target, or rank the cards of earlier auditions.
+
+    Status 1 where a draft broke down.
 
     Raises:
         UserError: a value, the target, a prompt or a run that cannot be used, a draft named twice,
             or no draft left to rank.
     """
+    if config.combine:
+        return combine(config)
     drafts = [like_target(config.model, conf) for conf in drafts]
     names = [conf.name for conf in drafts]
     twice = next((name for name in names if names.count(name) > 1), None)
