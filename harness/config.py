@@ -687,7 +687,7 @@ class ServerConfig(PairConfig):
     )
     rate: list[float] | None = key(
         None,
-        "requests per second to one server, at random, a load for each",
+        "requests/s at random; slots: the largest concurrency, or 8",
         above=0,
         distinct=True,
         example="[2,5]",

@@ -150,6 +150,7 @@ CaveatCode = Literal[
     "plan_mean_prompts",  # of a plan from a run that does not tell what a prompt's length costs
     "plan_disturbed",  # others: processors that other work kept busy while loads were timed
     "plan_rate_not_measured",  # measured: the largest rate that was; None where none was
+    "plan_other_slots",  # slots: of the servers of loads at a rate; known: that costs are known for
     "plan_context_not_measured",  # context: of the longest text; measured: of the loads' longest
     "launch_bound",  # role, step_s, floor_s, mbu, positions, positions_ratio, overhead_share, c
     "verify_assumed_equal_step",  # key: by which times of a verify are given

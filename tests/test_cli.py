@@ -49,8 +49,9 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> RunDoor:
     def run_it(work: Callable[[Any], Outcome], *overrides: str, door: str = "breakeven") -> int:
         times = ["draft_ms=1", "target_ms=10"] if door == "breakeven" else []
         monkeypatch.setattr(sys, "argv", ["door", *overrides, *times])
+        monkeypatch.setattr(cli, "work", lambda _, config: work(config))
         with pytest.raises(SystemExit) as end:
-            run_app(door, work)
+            run_app(door)
         assert isinstance(end.value.code, int)
         return end.value.code
 
@@ -208,15 +209,11 @@ def test_a_bad_word_ends_a_command_before_anything_is_stored(
     override: str,
     status: int,
     said: str,
-    monkeypatch: pytest.MonkeyPatch,
+    run: RunDoor,
     tmp_path: Path,
     capsys: Captured,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["door", override])
-    with pytest.raises(SystemExit) as end:
-        run_app(name, fail_with(AssertionError()))
-    assert end.value.code == status
+    assert run(fail_with(AssertionError()), override, door=name) == status
     out, err = capsys.readouterr()
     assert out == ""
     assert said in err

@@ -302,6 +302,22 @@ def test_loads_that_others_disturbed_are_not_compared_and_a_plan_says_so() -> No
     assert "loads_disturbed" not in {caveat.code for caveat in analyse(run).caveats}
 
 
+def test_loads_at_a_rate_of_servers_with_more_slots_are_not_compared() -> None:
+    run = timed()
+
+    def on(slots: int) -> StoredRun:
+        return replace(
+            run,
+            loads=tuple(replace(each, slots=slots) if each.rate else each for each in run.loads),
+        )
+
+    rates = [{check.rate for check in load_checks(Server.of(on(n), 0.0), KS)} for n in (4, 8)]
+    assert rates == [{None, RATE}, {None}]
+    assert said(on(8))["plan_other_slots"].values == {"slots": 8, "known": 4}
+    assert said(on(8))["plan_rate_not_measured"].values == {"measured": None}
+    assert "plan_other_slots" not in said(on(4))
+
+
 def test_a_plan_beyond_what_was_measured_says_so() -> None:
     run = timed()
     assert said(run)["plan_rate_not_measured"].values == {"measured": RATE}
@@ -310,6 +326,7 @@ def test_a_plan_beyond_what_was_measured_says_so() -> None:
     assert none.values == {"measured": None}
     measured = tuple(replace(each, rate=1000.0) if each.rate else each for each in run.loads)
     assert "plan_rate_not_measured" not in said(replace(run, loads=measured))
+    assert "plan_other_slots" not in said(run)
     assert "plan_context_not_measured" not in said(run)
     least = min(sum(each.budgets) for each in closed)
     few = tuple(each for each in closed if sum(each.budgets) < 3 * least)

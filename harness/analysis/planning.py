@@ -571,10 +571,13 @@ def _beyond_measured(
     server: Server, drafts: Sequence[PlannedDraft], plan: Plan
 ) -> Iterator[Caveat]:
     """What is planned and lies outside of what the run's loads were; of slots that is refused."""
-    rates = [t.rate for t in server.served.setup.run.loads if t.rate and not t.varying]
+    rates = [timing.rate for timing in server.arriving if timing.rate]
     planned_rate = max((each.largest_rate for each in plan.servable), default=0.0)
     if planned_rate > max(rates, default=0.0):
         yield Caveat("plan_rate_not_measured", {"measured": max(rates, default=None)})
+    slots = {t.slots for t in server.served.setup.run.loads if t.rate and t.slots}
+    for other in sorted(slots - {server.slots}):
+        yield Caveat("plan_other_slots", {"slots": other, "known": server.slots})
     texts = [trace for each in drafts for trace in each.traces]
     longest = max(trace.prompt_tokens + len(trace.tokens) for trace in texts)
     known = server.longest_context
@@ -596,6 +599,7 @@ def load_checks(server: Server, ks: Sequence[int]) -> Iterator[PlanCheck]:
         for timing in full_loads(run.loads)
         if timing.temperature == server.temperature and not timing.varying and timing.k in ks
         if timing.slots is None or timing.slots >= (timing.concurrency or 1)
+        if timing.concurrency or timing in server.arriving
         if server.served.engine.clock == "cpu" or (timing.others or 0.0) <= MOST_OTHERS
     ]
     costs = {group: server.costs_without(group) for group in {each.group for each in loads}}

@@ -58,7 +58,8 @@ from harness.serving.engines import ENGINES
 from harness.storage import RunFolder
 from harness.storage.manifest import ServedKs
 
-# Requests that a server decodes side by side where they arrive at random
+# Requests that a server decodes side by side where they arrive at random, and no closed loop of
+# several is measured
 ARRIVING_SLOTS = 8
 VARYING: Mapping[Varying, str] = {"schedule": "by the schedule", "adaptive": "adaptive"}
 
@@ -173,8 +174,12 @@ def open_workload(config: ServerConfig, prompts: Sequence[Prompt]) -> Workload:
 
 
 def load_slots(config: ServerConfig) -> int:
-    """Requests that the servers of a load have room for; 1 where no load is measured."""
-    return max(*config.concurrency, ARRIVING_SLOTS if config.rate else 1)
+    """Requests that the servers of a load have room for; 1 where no load is measured.
+
+    Loads at a rate get those of the largest closed loop, whose costs then say what they wait.
+    """
+    most = max(config.concurrency)
+    return ARRIVING_SLOTS if config.rate and most == 1 else most
 
 
 @dataclass(frozen=True, order=True)

@@ -407,8 +407,13 @@ CAVEATS: Mapping[str, Any] = {
         f"waits at more than {values['measured']:g} requests/s are simulated and were not measured;"
         " a larger rate=[...] in the server run measures them"
         if values["measured"] is not None
-        else "no waits of requests that arrive at a rate were measured, all of these are simulated;"
+        else "no waits at a rate were measured on such a server, all of these are simulated;"
         " rate=[...] in the server run measures some"
+    ),
+    "plan_other_slots": (
+        "loads at a rate ran on servers of {slots} slots and are not used: what requests cost there"
+        " is known for up to {known} side by side; concurrency=[1,2,4,{slots}] in the server run"
+        " measures the rest"
     ),
     "plan_context_not_measured": (
         "the longest text here has {context} tokens with its prompt, the longest under load"
