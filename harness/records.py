@@ -147,6 +147,9 @@ class Prompt:
         system: the system message before the first turn, or None.
         thinking: whether the chat template is asked for thinking mode.
         schema: the JSON schema, as JSON text, that its answers are to have, or None.
+        tools: a list of tools, as JSON text in OpenAI's form, that its answers may call, or None.
+        must_call: whether they must, so that the engine's grammar holds them to a call.
+        reasoning_end: the closing tag that its answers leave their reasoning by, or None.
         first_turn: the first turn that is answered; those before it are context.
         origin: the file or data set and the line or row that it was read from, for errors.
     """
@@ -160,6 +163,9 @@ class Prompt:
     thinking: bool = False
     first_turn: int = 1
     schema: str | None = None
+    tools: str | None = None
+    must_call: bool = False
+    reasoning_end: str | None = None
     origin: str = field(default="", compare=False)
 
     @property
@@ -511,9 +517,13 @@ class Scrape:
     k: int | None = None
 
 
+# What an answer is held to; see harness/measurement/answer_checks.py
+Check = Literal["schema", "tools", "reasoning"]
+
+
 @dataclass(frozen=True)
 class StructuredAnswer:
-    """A server's answer to a prompt with a JSON schema: a line of structured.jsonl.
+    """A server's answer that is checked: a line of structured.jsonl.
 
     A grammar changes the target's distribution, so these texts are neither replayed nor timed. All
     K answer a prompt with the same seed in a visit.
@@ -521,13 +531,14 @@ class StructuredAnswer:
     Attributes:
         prompt_set, prompt: which prompt (its id).
         visit, k, temperature: as in `RoundTiming`.
-        schema: the JSON schema, as JSON text.
+        schema: the JSON schema, as JSON text, that the engine's grammar held it to; "" for none.
         seed: of the request.
         status, error: whether there is an answer, and why there is none.
         tokens: of the answer.
         text: that they stand for, without an end-of-text token.
         complete: whether the text ended before its budget did.
-        fault: why it is not JSON that has the schema; "" where it is.
+        fault: why it is not what it must be; "" where it is.
+        check: what it is held to.
     """
 
     prompt_set: str
@@ -543,16 +554,22 @@ class StructuredAnswer:
     text: str = ""
     complete: bool = False
     fault: str = ""
+    check: Check = "schema"
 
     @property
     def valid(self) -> bool:
-        """Whether it is JSON that has the schema."""
+        """Whether it is what it must be."""
         return self.status == "ok" and not self.fault
 
     @property
     def paired(self) -> tuple[str, str, int]:
         """What it has in common with the answers of other K to the same request."""
         return self.prompt_set, self.prompt, self.visit
+
+    @property
+    def request(self) -> tuple[object, ...]:
+        """Which request it answers: one that failed may be asked again."""
+        return self.check, self.k, self.temperature, self.paired
 
 
 @dataclass(frozen=True)

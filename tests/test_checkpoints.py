@@ -138,7 +138,7 @@ def truncated(folder: Path) -> None:
         ),
         (speculators, "a head for speculative decoding"),
         (dspark, "a head for speculative decoding"),
-        (pard, "a PARD draft, which drafts .* with vLLM's parallel_drafting"),
+        (pard, "a PARD draft, which drafts .* give it as draft=pard"),
         (lora, "a LoRA adapter of org/base, not a whole model; merge"),
         (lora_with_its_base, "a LoRA adapter of its base model"),
         (gguf, "weights in GGUF"),

@@ -241,6 +241,10 @@ class ToyHead(FunctionModel):
         super().__init__(drafted_after)
         self.state: Tensor | None = None
 
+    def start(self, first: Sequence[int]) -> None:
+        del first
+        self.prefill([])
+
     def condition(self, states: Tensor) -> None:
         self.state, self.cache = states[-1], []
 

@@ -62,6 +62,10 @@ FORMATS: dict[str, list[Read]] = {
         ("schemas", "schemas-01", None, ("Is the sky blue?",), ()),
         ("schemas", "schemas-02", None, ("Is grass red?",), ()),
     ],
+    "tools.jsonl": [
+        ("tools", "tools-01", None, ("Is it warm in Bern?",), ()),
+        ("tools", "tools-02", None, ("Is 91 prime?",), ()),
+    ],
     "object.json": [
         ("object", "object-01", None, ("Count to ten.",), ()),
         ("object", "object-02", None, ("Count to five.",), ()),

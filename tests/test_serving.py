@@ -425,6 +425,8 @@ def test_rules_have_lines_where_a_flag_makes_an_engine_accept_by_them() -> None:
         ("eagle", {"model": DRAFT}, {"EAGLE"}),
         ("eagle3", {"model": DRAFT}, {"EAGLE3", "draft-eagle3"}),
         ("peagle", {"method": "eagle3", "model": DRAFT, "parallel_drafting": True}, set()),
+        ("pard", {"method": "draft_model", "model": DRAFT, "parallel_drafting": True},
+         {"decoding_type: PARD"}),
         ("mtp", {}, {"EAGLE", "draft-mtp"}),
         ("medusa", {"model": DRAFT}, set()),
         ("dflash", {"model": DRAFT}, {"DFLASH", "num-draft-tokens 4", "draft-dflash"}),
@@ -461,6 +463,7 @@ TENSORRT_LLM_FIELDS = {
     "Eagle3": frozenset(("eagle3_layers_to_capture", "eagle3_model_arch")),
     "MTP": frozenset(("use_mtp_vanilla", "mtp_eagle_one_model")),
     "DFlash": frozenset(("mask_token_id", "target_layer_ids")),
+    "PARD": frozenset(("mask_token_id",)),
     "NGram": frozenset(("max_matching_ngram_size", "is_keep_all", "is_use_oldest")),
 }
 TENSORRT_LLM_BASE = frozenset(
@@ -476,6 +479,7 @@ TENSORRT_LLM_BASE = frozenset(
         ("eagle3", {"decoding_type": "Eagle3", "speculative_model": DRAFT}),
         ("mtp", {"decoding_type": "MTP"}),
         ("dflash", {"decoding_type": "DFlash", "speculative_model": DRAFT}),
+        ("pard", {"decoding_type": "PARD", "speculative_model": DRAFT}),
         ("ngram", {"decoding_type": "NGram", "max_matching_ngram_size": LONGEST_NGRAM}),
     ],
 )

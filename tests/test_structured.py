@@ -1,4 +1,4 @@
-"""Structured output: schemas reach the engines, and a K that makes answers invalid is named."""
+"""Checked answers: grammars reach the engines, and a K that makes answers invalid is named."""
 
 import json
 from collections.abc import Sequence
@@ -20,7 +20,14 @@ from harness.config import PromptsConf, ServerConfig, SweepConfig
 from harness.decoding.sampling import SamplingParameters
 from harness.engines import llamacpp, sglang, vllm
 from harness.engines.protocol import Asked
-from harness.measurement.structured_output import fault_of
+from harness.measurement.answer_checks import (
+    checks_of,
+    reasoning_fault,
+    schema_fault,
+    tool_fault,
+    tools_of,
+)
+from harness.models.tokenizer import check_tools, encode
 from harness.records import StructuredAnswer, UserError
 from harness.reporting.content import content_of
 from harness.serving.engines import ENGINES
@@ -94,23 +101,158 @@ def test_what_cannot_send_or_check_a_schema_refuses_it(tmp_path: Path) -> None:
         engine="own", prompts=prompts_of(tmp_path, {"prompt": "a", "schema": SCHEMA})
     )
     prompts = prompt_sets.load(config.prompts)
-    with pytest.raises(UserError, match=r"mine\.jsonl, line 1: .* engine=own carry none"):
+    with pytest.raises(UserError, match=r"mine\.jsonl, line 1: .* engine=own carry no grammar"):
         check_structured(config, prompts, ENGINES["own"])
     check_structured(config, prompts, ENGINES["vllm"])
     bad = [replace(prompts[0], schema='{"type": "text"}')]
     with pytest.raises(UserError, match=r"mine\.jsonl, line 1: its JSON schema is none"):
         check_structured(config, bad, ENGINES["vllm"])
-    with pytest.raises(UserError, match=r"prompts\.schema: only .*harness\.server"):
-        load_prompts(SweepConfig(prompts=PromptsConf(schema="x.json")))
+    for name in ("schema", "reasoning_end"):
+        with pytest.raises(UserError, match=rf"prompts\.{name}: only .*harness\.server"):
+            load_prompts(SweepConfig(prompts=PromptsConf(**{name: "x"})))
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"$ref": "#/$defs/city"}},
+            "required": ["city"],
+            "$defs": {"city": {"type": "string"}},
+        },
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+TOOLS = [WEATHER, CLOCK]
+
+
+def test_a_prompt_has_its_own_tools_or_those_of_all(tmp_path: Path) -> None:
+    shared = tmp_path / "tools.json"
+    shared.write_text(json.dumps({"tools": [CLOCK], "tool_choice": "required"}))
+    config = prompts_of(
+        tmp_path,
+        {"prompt": "a", "tools": TOOLS},
+        {"prompt": "b", "tools": TOOLS, "tool_choice": "required", "reasoning_end": "</r>"},
+        {"prompt": "c", "tools": ["hammer"]},
+    )
+    first, second, third = prompt_sets.load(config)
+    assert [first.must_call, second.must_call] == [False, True]
+    assert [*tools_of(first)] == ["weather", "clock"]
+    assert (third.tools, third.reasoning_end) == (None, None)
+    assert [(check.kind, check.grammar) for check in checks_of(first)] == [("tools", None)]
+    required, reasoning = checks_of(second)
+    assert (reasoning.kind, reasoning.grammar) == ("reasoning", None)
+    call = {"name": "weather", "arguments": {"city": "Bern"}}
+    assert schema_fault(json.dumps(call), required.grammar or "") == ""
+    call["arguments"] = {"city": 1}
+    assert schema_fault(json.dumps(call), required.grammar or "")
+    every = prompt_sets.load(replace(config, tools=str(shared), reasoning_end="</think>"))
+    assert [[*tools_of(each)] for each in every] == [["weather", "clock"]] * 2 + [["clock"]]
+    assert [each.must_call for each in every] == [False, True, True]
+    assert [each.reasoning_end for each in every] == ["</think>", "</r>", "</think>"]
+    hashes = {prompt_sets.prompt_set_hash([each]) for each in (first, replace(first, tools=None))}
+    assert len(hashes) == 2
+
+
+def test_tools_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "tools.json"
+    file.write_text('[{"name": "clock"}]')
+    with pytest.raises(UserError, match=r"prompts\.tools=.*: not a list of tools, each as"):
+        prompt_sets.load(prompts_of(tmp_path, {"prompt": "a"}, tools=str(file)))
+    entry = {"prompt": "a", "tools": TOOLS, "tool_choice": "required"}
+    config = ServerConfig(engine="own", prompts=prompts_of(tmp_path, entry))
+    (prompt,) = prompt_sets.load(config.prompts)
+    with pytest.raises(UserError, match=r'line 1: has tools and tool_choice "required", and'):
+        check_structured(config, [prompt], ENGINES["own"])
+    check_structured(config, [replace(prompt, must_call=False)], ENGINES["own"])
+    wrong: Any = json.loads(json.dumps(TOOLS))
+    wrong[0]["function"]["parameters"]["type"] = "text"
+    with pytest.raises(UserError, match="the parameters of its tool weather is none"):
+        check_structured(config, [replace(prompt, tools=json.dumps(wrong))], ENGINES["vllm"])
+    wrong[0] = WEATHER
+    wrong[1]["function"]["parameters"] = {"$defs": {"city": {"type": "number"}}}
+    with pytest.raises(UserError, match="two of its tools define city differently"):
+        check_structured(config, [replace(prompt, tools=json.dumps(wrong))], ENGINES["vllm"])
+
+
+def test_tools_go_through_the_chat_template_or_are_refused() -> None:
+    tokenizer, conf = embedded("tiny").tokenizer, PromptsConf(sets=["easy"])
+    prompt = replace(prompt_sets.load(conf)[0], tools=json.dumps(TOOLS))
+    check_tools(tokenizer, [prompt], conf)  # without a template they are in the text, or nowhere
+    before = tokenizer.chat_template
+    try:
+        tokenizer.chat_template = "{{ messages[0].content }}{% for t in tools or [] %}T{% endfor %}"
+        assert len(encode(tokenizer, prompt, conf)) > len(
+            encode(tokenizer, replace(prompt, tools=None), conf)
+        )
+        check_tools(tokenizer, [prompt], conf)
+        tokenizer.chat_template = "{{ messages[0].content }}"
+        with pytest.raises(UserError, match="has tools, which the chat template leaves out"):
+            check_tools(tokenizer, [prompt], conf)
+        check_tools(tokenizer, [replace(prompt, must_call=True)], conf)
+    finally:
+        tokenizer.chat_template = before
 
 
 # ---- what is said of the answers -----------------------------------------------------------------
 
 
 def test_an_answer_is_valid_where_it_parses_and_has_the_schema() -> None:
-    assert fault_of(VALID, TEXT) == ""
-    assert fault_of(INVALID, TEXT).startswith("not JSON")
-    assert fault_of('{"ok": 1}', TEXT) == "1 is not of type 'boolean'"
+    assert schema_fault(VALID, TEXT) == ""
+    assert schema_fault(INVALID, TEXT).startswith("not JSON")
+    assert schema_fault('{"ok": 1}', TEXT) == "1 is not of type 'boolean'"
+
+
+CALL = '{"name": "weather", "arguments": {"city": "Bern"}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (CALL, ""),
+        (f"Let me see.\n<tool_call>\n{CALL}\n</tool_call>", ""),
+        (f"<tool_call>{CALL}</tool_call><tool_call>" + '{"name": "clock", "arguments": {}}'
+         "</tool_call>", ""),
+        (f"[TOOL_CALLS][{CALL}]", ""),
+        ('{"name": "weather", "parameters": {"city": "Bern"}}', ""),
+        ('{"name": "weather", "arguments": "{\\"city\\": \\"Bern\\"}"}', ""),
+        ("It is sunny in Bern.", "no tool call"),
+        (f"<tool_call>{CALL}", "a tool call that cannot be read: it has no closing tag"),
+        (CALL[:-1], "a tool call that cannot be read: "),
+        ('{"city": "Bern"}', "a tool call without a name"),
+        ('{"name": "hammer", "arguments": {}}', "a call of hammer, which is no tool of the"),
+        ('{"name": "weather"}', "a call of weather without arguments"),
+        ('{"name": "weather", "arguments": {}}', "arguments of weather: 'city' is a required"),
+        ('{"name": "weather", "arguments": {"city": 1}}', "arguments of weather: 1 is not of"),
+        ('{"name": "weather", "arguments": "city"}', "arguments of weather that are no JSON"),
+    ],
+)  # fmt: skip
+def test_a_tool_call_is_valid_where_its_name_and_arguments_are(text: str, fault: str) -> None:
+    schemas = {"weather": WEATHER["function"]["parameters"], "clock": {"type": "object"}}
+    said = tool_fault(text, schemas)
+    assert said.startswith(fault)
+    assert bool(said) == bool(fault)
+
+
+def test_reasoning_is_left_once_and_before_the_budget() -> None:
+    assert reasoning_fault("so it is 4.</think>4", "</think>") == ""
+    assert reasoning_fault("so it is 4", "</think>") == "no </think> within the budget"
+    assert reasoning_fault("4</think>or</think>5", "</think>") == "2 times </think>"
+
+
+def test_a_call_is_read_behind_the_reasoning(tmp_path: Path) -> None:
+    text = f"<tool_call>no</tool_call>?</think>{CALL}"
+    faults: dict[str | None, str] = {}
+    for end in (None, "</think>"):
+        config = prompts_of(tmp_path, {"prompt": "a", "tools": TOOLS, "reasoning_end": end})
+        (prompt,) = prompt_sets.load(config)
+        faults[end] = next(iter(checks_of(prompt))).fault_of(text)
+    assert faults[None].startswith("a tool call that cannot be read")
+    assert faults["</think>"] == ""
+    (check, _) = checks_of(replace(prompt, must_call=True))  # a grammar leaves no room for it
+    assert check.fault_of(CALL.replace("Bern", "</think>")) == ""
 
 
 def answers(k: int, valid: Sequence[bool], temperature: float = 1.0) -> list[StructuredAnswer]:
@@ -213,7 +355,7 @@ def test_a_server_that_breaks_structured_output_where_it_drafts_is_named(tmp_pat
     plain, drafting = summary.served.structured
     assert (plain.k, plain.valid, plain.lowered) == (0, 6, None)
     assert (drafting.k, drafting.valid, drafting.lost, drafting.lowered) == (2, 0, 6, True)
-    assert summary.served.invalid_output(2) == (0.0,)
-    broken = "K=2: 0 of 6 answers to prompts with a JSON schema are valid, and 6 of plain"
+    assert summary.served.invalid_output(2) == (drafting,)
+    broken = "K=2: 0 of 6 answers are valid, and 6 of plain"
     assert any(broken in text for text in content_of(summary).caveats)
     assert "Structured output" in (run.folder / "report.md").read_text(encoding="utf-8")

@@ -1,10 +1,11 @@
-"""Whether speculation lowers the validity of structured output, by answers to the same requests.
+"""Whether speculation lowers the validity of answers that are checked, by the same requests.
 
-Plain and speculating servers answered each prompt with a JSON schema, temperature and visit with
-one seed. Their answers are paired, and where one of a pair is valid and the other is not, either is
-as likely to be the valid one if speculation changes nothing: McNemar's exact test (McNemar 1947,
-Note on the sampling error of the difference between correlated proportions), one-sided. Each K at
-each temperature is one test of several, so the level is divided by their number (Bonferroni).
+Plain and speculating servers answered each prompt with a JSON schema, tools or a tag that ends
+reasoning, at each temperature and visit with one seed. Their answers are paired, and where one of a
+pair is valid and the other is not, either is as likely to be the valid one if speculation changes
+nothing: McNemar's exact test (McNemar 1947, Note on the sampling error of the difference between
+correlated proportions), one-sided. Each K at each temperature and check is one test of several, so
+the level is divided by their number (Bonferroni).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,17 +22,19 @@ LEVEL = 0.05
 
 def latest_answers(answers: Iterable[StructuredAnswer]) -> list[StructuredAnswer]:
     """The last answer to each request: one that failed may have been asked again."""
-    last = {(answer.k, answer.temperature, answer.paired): answer for answer in answers}
+    last = {answer.request: answer for answer in answers}
     return list(last.values())
 
 
 def structured_gates(answers: Sequence[StructuredAnswer]) -> tuple[StructuredGate, ...]:
-    """By temperature and K, the plain server's share first."""
-    cells = grouped(latest_answers(answers), lambda answer: (answer.temperature, answer.k))
+    """By check, temperature and K, the plain server's share first."""
+    cells = grouped(
+        latest_answers(answers), lambda answer: (answer.check, answer.temperature, answer.k)
+    )
     gates: list[StructuredGate] = []
-    for (temperature, k), cell in sorted(cells.items()):
-        plain = {each.paired: each for each in cells.get((temperature, 0), ())}
-        gates.append(_gate(temperature, k, cell, plain))
+    for (check, temperature, k), cell in sorted(cells.items()):
+        plain = {each.paired: each for each in cells.get((check, temperature, 0), ())}
+        gates.append(replace(_gate(temperature, k, cell, plain), check=check))
     tests = max(1, sum(gate.p_value is not None for gate in gates))
     return tuple(replace(gate, lowered=_lowered(gate, LEVEL / tests)) for gate in gates)
 
@@ -44,6 +47,7 @@ def structured_caveats(gates: Sequence[StructuredGate]) -> Iterator[Caveat]:
         yield Caveat(
             "structured_output_invalid",
             {
+                "check": worst.check,
                 "temperature": worst.temperature,
                 "k": worst.k,
                 "valid": worst.pairs_valid,

@@ -85,8 +85,11 @@ class Outcome:
 
 def load_prompts(config: PairConfig | AuditionConfig) -> tuple[Prompt, ...]:
     """The prompts that a configuration asks for."""
-    if config.prompts.schema is not None and not isinstance(config, ServerConfig):
-        raise UserError("prompts.schema: only `python -m harness.server` sends it; leave it out")
+    for name in ("schema", "reasoning_end") if not isinstance(config, ServerConfig) else ():
+        if getattr(config.prompts, name) is not None:
+            raise UserError(
+                f"prompts.{name}: only `python -m harness.server` checks answers; leave it out"
+            )
     with fetching("reading the prompts", config.prompts.hub):
         return prompt_sets.load(config.prompts)
 

@@ -44,6 +44,7 @@ from harness.measurement.generations import Request
 from harness.measurement.returned_texts import ReturnedText
 from harness.measurement.server_request import shorter
 from harness.models.load import Vocabulary, load_vocabulary
+from harness.models.tokenizer import check_tools
 from harness.records import (
     Prompt,
     Rule,
@@ -168,6 +169,7 @@ def open_workload(config: ServerConfig, prompts: Sequence[Prompt]) -> Workload:
         )
     with progress(f"loading the tokenizer of {config.model.name}"):
         vocabulary = load_vocabulary(config.model, "model")
+    check_tools(vocabulary.tokenizer, prompts, config.prompts)
     encoded = encoded_conversations(vocabulary.tokenizer, prompts, config)
     check_lengths(encoded, config, [vocabulary])
     return Workload(config, tuple(prompts), encoded, vocabulary, None)

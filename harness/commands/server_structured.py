@@ -1,12 +1,14 @@
-"""Prompts with a JSON schema: every server answers them, held to the schema by its grammar.
+"""Answers that are checked: to prompts with a JSON schema, tools or a tag that ends reasoning.
 
-Texts under a grammar are not the target's own, so they are asked for after all that is timed, and
-kept apart (structured.jsonl). All K of a prompt, temperature and visit have the same seed.
+Every server is asked for them after all that is timed, and they are kept apart (structured.jsonl):
+texts under a grammar are not the target's own. All K of a prompt, temperature and visit have the
+same seed.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
+from typing import NamedTuple
 
 from harness.analysis.server_structured import latest_answers
 from harness.commands.drafted import EncodedPrompt
@@ -16,50 +18,50 @@ from harness.commands.server_start import every_k, side_by_side, started
 from harness.config import ServerConfig
 from harness.engines.adapters import Adapter
 from harness.engines.protocol import RefusedError, RequestFailedError, Server, ServerDiedError
-from harness.measurement.structured_output import check_schemas, fault_of
+from harness.measurement.answer_checks import AnswerCheck, check_schemas, checks_of
 from harness.records import GREEDY, Prompt, StructuredAnswer, UserError, in_one_line
 from harness.serving.spec import EngineSpec
 from harness.storage import RunFolder
 
 
 def check_structured(config: ServerConfig, prompts: Sequence[Prompt], spec: EngineSpec) -> None:
-    """Refuse prompts with a JSON schema where the engine's requests cannot carry one."""
-    named = next((prompt for prompt in prompts if prompt.schema is not None), None)
-    if named is not None and not spec.json_schema:
-        where = named.origin if config.prompts.schema is None else "prompts.schema"
-        raise UserError(
-            f"{where}: has a JSON schema, and requests of engine={config.engine} carry none;"
-            " engine=llamacpp, vllm and sglang take one, or leave the schema out"
-        )
+    """Refuse what no text can be held against, or the engine's requests cannot carry."""
     check_schemas(prompts)
+    grammars = (check for prompt in prompts for check in checks_of(prompt) if check.grammar)
+    named = next(grammars, None)
+    if named is not None and not spec.json_schema:
+        key = "prompts.schema" if named.kind == "schema" else "prompts.tools"
+        given = config.prompts.schema if named.kind == "schema" else config.prompts.tools
+        what = "a JSON schema" if named.kind == "schema" else 'tools and tool_choice "required"'
+        raise UserError(
+            f"{named.prompt.origin if given is None else key}: has {what}, and requests of"
+            f" engine={config.engine} carry no grammar; engine=llamacpp, vllm and sglang take one,"
+            " or leave it out"
+        )
 
 
 def measure_structured(
     folder: RunFolder, work: Workload, adapter: Adapter, dead: set[Role]
 ) -> None:
-    """Ask every server that is left for the answers with a schema that the folder lacks."""
+    """Ask every server that is left for the checked answers that the folder lacks."""
     chosen = folder.manifest.served_ks
     ks = work.ks
     if chosen is not None and not every_k(folder, work.config):
         ks = sorted({0, *(chosen.k_at(value) or 0 for value in work.config.temperature)})
     done = {
-        (answer.k, answer.temperature, answer.paired)
+        answer.request
         for answer in latest_answers(folder.structured.read())
         if answer.status == "ok"
     }
     waiting = {
-        role: [
-            each
-            for each in _asked(work, role.k)
-            if (role.k, each[1].temperature, each[1].paired) not in done
-        ]
+        role: [each for each in _asked(work, role.k) if each.answer.request not in done]
         for role in map(Role, ks)
         if role not in dead
     }
     roles = [role for role, asked in waiting.items() if asked]
 
     def left_out(role: Role, error: UserError) -> bool:
-        _failed(folder, [answer for _, answer in waiting[role]], error)
+        _failed(folder, [each.answer for each in waiting[role]], error)
         return True
 
     for group in side_by_side(roles, work, adapter) if roles else ():
@@ -67,23 +69,31 @@ def measure_structured(
             total = sum(len(waiting[role]) for role in servers)
             with progress("structured output", total) as tick:
                 for role, server in servers.items():
-                    for number, (entry, answer) in enumerate(waiting[role]):
+                    for number, each in enumerate(waiting[role]):
                         try:
-                            folder.structured.append(_answered(work, server, entry, answer))
+                            folder.structured.append(_answered(work, server, each))
                         except ServerDiedError as error:
-                            left = [each for _, each in waiting[role][number:]]
+                            left = [later.answer for later in waiting[role][number:]]
                             _failed(folder, left, error)
                             break
                         except (RequestFailedError, RefusedError) as error:
-                            _failed(folder, [answer], error)
+                            _failed(folder, [each.answer], error)
                         tick()
 
 
-def _asked(work: Workload, k: int) -> Iterator[tuple[EncodedPrompt, StructuredAnswer]]:
-    """Every prompt with a schema, with what is known of its answer before it is asked."""
+class _Asked(NamedTuple):
+    """A request for an answer that is checked, and what is known of the answer before."""
+
+    entry: EncodedPrompt
+    check: AnswerCheck
+    answer: StructuredAnswer
+
+
+def _asked(work: Workload, k: int) -> Iterator[_Asked]:
+    """Every prompt with a check, at every temperature and visit."""
     config = work.config
-    given = [entry for entry in work.prompts if entry.prompt.schema is not None]
-    for entry, temperature in product(given, config.temperature):
+    given = [(entry, check) for entry in work.prompts for check in checks_of(entry.prompt)]
+    for (entry, check), temperature in product(given, config.temperature):
         prompt = entry.prompt
         # A greedy request is the same in every visit, and a test counts it once
         for visit in range(1 if temperature == GREEDY else config.repetitions):
@@ -93,28 +103,32 @@ def _asked(work: Workload, k: int) -> Iterator[tuple[EncodedPrompt, StructuredAn
                 visit=visit,
                 k=k,
                 temperature=temperature,
-                schema=prompt.schema or "",
+                schema=check.grammar or "",
                 seed=work.request(entry, temperature, 0, visit).seed,
+                check=check.kind,
             )
-            yield entry, answer
+            yield _Asked(entry, check, answer)
 
 
-def _answered(
-    work: Workload, server: Server, entry: EncodedPrompt, answer: StructuredAnswer
-) -> StructuredAnswer:
-    """The server's answer, held against the schema."""
+def _answered(work: Workload, server: Server, asked: _Asked) -> StructuredAnswer:
+    """The server's answer, checked."""
+    entry, check, answer = asked
     request = work.request(entry, answer.temperature, answer.k, answer.visit)
     done = server.generate(
-        request.tokens, request.sampling, answer.seed, request.budget, schema=answer.schema
+        request.tokens, request.sampling, answer.seed, request.budget, schema=check.grammar
     )
-    text = work.vocabulary.tokenizer.decode(done.tokens, skip_special_tokens=True)
+    ended = done.tokens[-1:] and done.tokens[-1] in work.vocabulary.eos
+    text = work.vocabulary.tokenizer.decode(
+        done.tokens[:-1] if ended else done.tokens,
+        skip_special_tokens=not check.keeps_special_tokens,
+    )
     return replace(
         answer,
         status="ok",
         tokens=done.tokens,
         text=text,
         complete=done.stop_reason != "budget",
-        fault=fault_of(text, answer.schema),
+        fault=check.fault_of(text),
     )
 
 

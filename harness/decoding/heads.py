@@ -40,6 +40,10 @@ class HeadModel(CausalModel, Protocol):
         """Tokens that it drafts a round at most; None: any number."""
         ...
 
+    def start(self, first: Sequence[int]) -> None:
+        """Forget everything before a text; `first` is its first token, which has no row."""
+        ...
+
     def condition(self, states: Tensor) -> None:
         """Let the next forward take the target's states [n, width], one row per token."""
         ...
@@ -75,7 +79,7 @@ class HeadDrafter(ModelDrafter):
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Run the prompt's rows but the last; the target has been prefilled with prompt[:-1]."""
-        self._head.prefill([])
+        self._head.start(prompt[:1])
         self._seen = seen_by(self._head, prompt, self._sampling)
         self._states = None
         if len(prompt) == 1:

@@ -151,7 +151,7 @@ def _of_rounds(
     # Row t takes the state at t and token t + 1, and predicts token t + 2
     first = max(0, len(request.tokens) - 2)
     most = count if head.drafts is None else min(count, head.drafts)
-    head.prefill([])
+    head.start(ids[:1].tolist())
     if first:
         head.condition(states[:first])
         head.extend(ids[1 : first + 1])

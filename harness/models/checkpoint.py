@@ -52,9 +52,8 @@ HEAD = (
 )
 PARD = (
     "a PARD draft, which drafts a round's tokens in one pass from mask tokens; as a draft model it "
-    "would be run token by token, at another cost; give the model that it was made from, or serve "
-    "it with vLLM's parallel_drafting and compare its numbers with plain decoding: "
-    "python -m harness.breakeven acceptance_from=<result of vllm bench serve>"
+    "would be run token by token, at another cost; give it as draft=pard draft.id=, or "
+    "drafts=[pard@folder-or-hub-id]"
 )
 SCORER = (
     "a reward model or classifier, which scores text and generates none; give the causal model "
@@ -93,7 +92,7 @@ def check_source(conf: ModelConf, key: str, source: str) -> None:
             raise _not_a_model(conf, key, GGUF)
         return
     kind = _kind_of_config(config)
-    if kind is not None:
+    if kind is not None and not (kind is PARD and conf.kind == "pard"):
         raise _not_a_model(conf, key, kind)
 
 

@@ -21,7 +21,14 @@ from typing import Any
 from harness.config import AuditionConfig, PairConfig, PromptsConf
 from harness.prompts.entries import checked_text, encodes
 from harness.prompts.log import LogSample, RequestLog
-from harness.prompts.readers import hub_label, read_file, read_hub, read_schema, stem_of
+from harness.prompts.readers import (
+    hub_label,
+    read_file,
+    read_hub,
+    read_schema,
+    read_tools,
+    stem_of,
+)
 from harness.records import BYTES_PER_TOKEN, Prompt, UserError, grouped
 
 SHIPPED_DIR = Path(__file__).resolve().parents[1] / "prompt_sets"
@@ -84,7 +91,7 @@ def _sets(config: PromptsConf) -> dict[str, _Set]:
     returns the same.
     """
     labels = file_labels(config)
-    files = [*config.files, *filter(None, (config.log, config.schema))]
+    files = [*config.files, *filter(None, (config.log, config.schema, config.tools))]
     read = (repr(config), *(_version(Path(file)) for file in files))
     if read not in _loaded:
         _loaded.clear()
@@ -118,8 +125,7 @@ def _load(config: PromptsConf, labels: Sequence[str]) -> dict[str, _Set]:
     if sample is not None:
         prompts += sample.prompts
         of_files |= {*sample.sizes}
-    schema = None if config.schema is None else read_schema(Path(config.schema))
-    prompts = [replace(prompt, schema=prompt.schema or schema) for prompt in prompts]
+    prompts = _checked(prompts, config)
     prompts = _modes([_fitted(prompt, config) for prompt in prompts], config)
     _refuse_repeated_ids(prompts)
     sets = grouped(prompts, lambda prompt: prompt.prompt_set)
@@ -134,6 +140,22 @@ def _load(config: PromptsConf, labels: Sequence[str]) -> dict[str, _Set]:
         name: _Set(group, None if {name, name.removesuffix(THINKING)} & whole else config.limit)
         for name, group in sets.items()
     }
+
+
+def _checked(prompts: Iterable[Prompt], config: PromptsConf) -> list[Prompt]:
+    """The prompts with what the configuration holds the answers of all of them to."""
+    schema = None if config.schema is None else read_schema(Path(config.schema))
+    tools, must_call = (None, False) if config.tools is None else read_tools(Path(config.tools))
+    return [
+        replace(
+            prompt,
+            schema=prompt.schema or schema,
+            tools=prompt.tools or tools,
+            must_call=must_call if prompt.tools is None else prompt.must_call,
+            reasoning_end=prompt.reasoning_end or config.reasoning_end,
+        )
+        for prompt in prompts
+    ]
 
 
 def available_sets() -> tuple[str, ...]:
@@ -171,6 +193,10 @@ def prompt_set_hash(prompts: Iterable[Prompt]) -> str:
             fields.append(prompt.first_turn)
         if prompt.schema is not None:
             fields.append(prompt.schema)
+        if prompt.tools is not None:
+            fields += [prompt.tools, prompt.must_call]
+        if prompt.reasoning_end is not None:
+            fields.append(prompt.reasoning_end)
         digest.update(json.dumps(fields).encode() + b"\n")
     return digest.hexdigest()
 

@@ -21,6 +21,7 @@ READ = frozenset({*LISTS, *TEXTS, *IDS, "input", "category"})
 SCHEMA_KEYWORDS = frozenset(
     {"$schema", "$ref", "type", "properties", "items", "enum", "const", "anyOf", "oneOf", "allOf"}
 )
+REQUIRED = "required"  # OpenAI's tool_choice where an answer must be a call
 EXPECTED = f"read are {', '.join(LISTS)}, {', '.join(TEXTS)} (docs/prompts.md)"
 ROLES = {
     **dict.fromkeys(("system", "developer"), "system"),
@@ -79,6 +80,9 @@ def prompt_of(entry: Any, number: int, source: Source) -> Prompt:
         answers=tuple(answers),
         system=system,
         schema=_schema(entry),
+        tools=tools_of(entry.get("tools")),
+        must_call=entry.get("tool_choice") == REQUIRED,
+        reasoning_end=_reasoning_end(entry.get("reasoning_end"), where),
         origin=where,
     )
 
@@ -94,6 +98,19 @@ def _schema(entry: Entry) -> str | None:
         given = wrapped["json_schema"].get("schema")
     known = isinstance(given, Mapping) and not SCHEMA_KEYWORDS.isdisjoint(given)
     return json.dumps(given) if known else None
+
+
+def tools_of(given: Any) -> str | None:
+    """Tools in the form of OpenAI's API, as JSON text; None where it is another thing."""
+    if not isinstance(given, list) or not given:
+        return None
+    functions = [tool.get("function") for tool in given if isinstance(tool, Mapping)]
+    named = [each for each in functions if isinstance(each, Mapping) and each.get("name")]
+    return json.dumps(given) if len(named) == len(given) else None
+
+
+def _reasoning_end(given: Any, where: str) -> str | None:
+    return None if given is None else checked_text(given, "reasoning_end", where)
 
 
 def decoded(text: str, where: str) -> Any:

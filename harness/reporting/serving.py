@@ -16,6 +16,7 @@ from harness.records import GREEDY, first, grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
+from harness.reporting.sentences.served import CHECKS
 from harness.serving.drafts import DRAFTS, DraftKind, kind_of
 from harness.serving.engines import ENGINES, drafts_alike, spec_of, with_lines
 from harness.serving.spec import EngineSpec, PairToServe, changes
@@ -219,10 +220,11 @@ def _measured_command(summary: Summary, served: ServedSummary, shown: Marked) ->
 def _only_here(served: ServedSummary, answer: Answer) -> Sequence[str]:
     """That a K is not lossless at another temperature, or breaks structured output."""
     notes: list[str] = []
-    if broken := served.invalid_output(answer.k):
+    for check, broken in grouped(served.invalid_output(answer.k), lambda g: g.check).items():
+        at = ", ".join(fmt.temperature(gate.temperature) for gate in broken)
         notes.append(
-            f"At temperature {', '.join(map(fmt.temperature, broken))} K={answer.k} breaks"
-            " structured output: send requests with a JSON schema to a server without a draft."
+            f"At temperature {at} K={answer.k} breaks {CHECKS[check]}: send such requests to a"
+            " server without a draft."
         )
     others = dict.fromkeys(gate.temperature for gate in served.gates)
     changed = [t for t in others if answer.k in served.not_lossless(t)]

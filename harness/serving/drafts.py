@@ -98,6 +98,7 @@ DRAFTS: dict[DraftKind, DraftSpec] = {
         chained=True,
     ),
     "peagle": DraftSpec("a P-EAGLE head", loader=f"{_IN}.peagle:load_peagle", reads_states=True),
+    "pard": DraftSpec("a PARD draft", loader=f"{_IN}.pard:load_pard", reads_states=True),
     "mtp": DraftSpec(
         "MTP layers",
         "target_checkpoint",

@@ -27,6 +27,7 @@ TYPES: Mapping[DraftKind, str] = {
     "eagle3": "Eagle3",
     "mtp": "MTP",
     "dflash": "DFlash",
+    "pard": "PARD",
     "ngram": "NGram",
 }
 # That do not run while the next batch is being scheduled
@@ -71,7 +72,7 @@ SPEC = EngineSpec(
     rules=("greedy_draft",),
     draft_by_temperature=True,
     # Its look-up keeps other continuations
-    alike=frozenset(("model", "eagle3", "mtp", "dflash")),
+    alike=frozenset(("model", "eagle3", "mtp", "dflash", "pard")),
     version="1.3",
     plain=_plain,
     lines={
@@ -79,6 +80,7 @@ SPEC = EngineSpec(
         "eagle3": ServingLine(_drafting),
         "mtp": ServingLine(_drafting, "It reads DeepSeek's MTP layers."),
         "dflash": ServingLine(_drafting, BLOCK),
+        "pard": ServingLine(_drafting),
         "ngram": ServingLine(
             _drafting, "It keeps one continuation of each n-gram, so it drafts other tokens."
         ),
@@ -86,5 +88,5 @@ SPEC = EngineSpec(
     schedule_notes=_schedule_notes,
     client="harness.engines.openai",
     starts=False,
-    drafts=("model", "eagle3", "mtp", "dflash", "ngram"),
+    drafts=("model", "eagle3", "mtp", "dflash", "pard", "ngram"),
 )

@@ -3,8 +3,9 @@
 - vllm/config/speculative.py, `SpeculativeMethod`: draft_model, eagle, eagle3, mtp, medusa, dflash,
   dspark, ngram, suffix. `eagle` names the layer's class by `architectures` (LlamaForCausalLM
   becomes EagleLlamaForCausalLM), whose fc has no bias (model_executor/models/llama_eagle.py).
-  P-EAGLE is eagle3 with `parallel_drafting`, on the V1 runner (config/vllm.py). `mtp` takes the
-  target's own layers, or those of the checkpoint that is its `model`, and refuses a K above their
+  P-EAGLE is eagle3 with `parallel_drafting`, and PARD a draft_model with it (`pard_token` in its
+  config.json: v1/spec_decode/llm_base_proposer.py), both on the V1 runner (config/vllm.py). `mtp`
+  takes the target's own layers, or those of the checkpoint that is its `model`, and refuses a K above their
   number that is no multiple of it (`n_predict`: num_nextn_predict_layers); `medusa` needs a
   hidden_size in the config.json of FasterDecoding's layout, too; `suffix` needs the package
   arctic-inference at 0.1.1 (`_validate_suffix_decoding`), and its num_speculative_tokens is the
@@ -59,7 +60,11 @@ from harness.serving.spec import (
 )
 
 # `method`, where it is not the kind's name
-METHODS: Mapping[DraftKind, str] = {"model": "draft_model", "peagle": "eagle3"}
+METHODS: Mapping[DraftKind, str] = {
+    "model": "draft_model",
+    "pard": "draft_model",
+    "peagle": "eagle3",
+}
 COUNTING = Counting(first_position=1, shortens_last_draft=False)
 # K by the number of requests, and what decides in each step how many drafts are verified
 BY_BATCH = "num_speculative_tokens_per_batch_size"
@@ -81,7 +86,7 @@ def speculative_config(
     if draft is not None and DRAFTS[kind].has_checkpoint:
         config["model"] = draft
     config["num_speculative_tokens"] = k
-    if kind == "peagle":
+    if kind in ("peagle", "pard"):
         config["parallel_drafting"] = True
     if kind == "ngram":
         config |= {"prompt_lookup_max": LONGEST_NGRAM, "prompt_lookup_min": 1}
@@ -163,7 +168,7 @@ SPEC = EngineSpec(
     draft_by_temperature=True,
     # Its suffix look-up finds other tokens
     alike=frozenset(
-        ("model", "eagle", "eagle3", "peagle", "mtp", "medusa", "dflash", "dspark", "ngram")
+        ("model", "eagle", "eagle3", "peagle", "pard", "mtp", "medusa", "dflash", "dspark", "ngram")
     ),
     version="0.33",
     plain=_serve,
@@ -172,6 +177,7 @@ SPEC = EngineSpec(
         "eagle": ServingLine(_drafting, "It refuses a head whose fc has a bias."),
         "eagle3": ServingLine(_drafting),
         "peagle": ServingLine(_drafting),
+        "pard": ServingLine(_drafting),
         "mtp": ServingLine(_drafting, more=_mtp_notes),
         "medusa": ServingLine(_drafting),
         "dflash": ServingLine(_drafting, BLOCK),

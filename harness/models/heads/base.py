@@ -108,6 +108,11 @@ class Head(ABC):
             self.condition(torch.zeros(len(tokens), self.network.width))
             self.extend(torch.tensor(tokens))
 
+    def start(self, first: Sequence[int]) -> None:
+        """Forget everything before a text; `first` is its first token, which has no row."""
+        del first
+        self.prefill([])
+
     @torch.inference_mode()
     def condition(self, states: Tensor) -> None:
         """Take the target's states [n, width] of as many tokens, for the next forward."""

@@ -359,7 +359,7 @@ CAVEATS: Mapping[str, Any] = {
     ),
     "structured_output_invalid": served.structured_output_invalid,
     "structured_output_unanswered": (
-        "{failed} of {asked} requests with a JSON schema have no answer; the reasons are in"
+        "{failed} of {asked} requests whose answers are checked have none; the reasons are in"
         " structured.jsonl, and resume= asks again"
     ),
     "server_rounds_unlike_replay": served.rounds_unlike_replay,

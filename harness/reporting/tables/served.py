@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 from harness.records import first, grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
+from harness.reporting.sentences.served import CHECKS
 from harness.reporting.tables.specification import Column, Table, columns_by, table
 from harness.serving.engines import spec_of
 from harness.summary import (
@@ -61,6 +62,7 @@ GATES: tuple[Column[ServedGate], ...] = (
 )
 VALIDITY = {True: "FAIL", False: "pass", None: None}
 STRUCTURED: tuple[Column[StructuredGate], ...] = (
+    Column("check", lambda gate: CHECKS[gate.check], definition="structured output"),
     Column("temperature", lambda gate: gate.temperature, fmt.temperature, key=True),
     Column("K", lambda gate: gate.k, fmt.count, key=True),
     Column("verdict", lambda gate: VALIDITY[gate.lowered], definition="structured output"),
@@ -283,8 +285,8 @@ GATE_NOTES = (
     " Rounds test the draft and its rule, not the texts; they have a z where a draft is sampled.",
 )
 STRUCTURED_NOTE = (
-    "Answers to prompts with a JSON schema, through the engine's grammar: valid where they parse"
-    " and have the schema, complete where they ended before the budget. Pairs are a K's answer and"
+    "Answers to prompts with a JSON schema, tools or a tag that ends reasoning: valid where they"
+    " pass the check, complete where they ended before the budget. Pairs are a K's answer and"
     " plain decoding's to one request with one seed; lost: only plain decoding's is valid. FAIL:"
     " speculation lowers validity (McNemar's exact test); no verdict: too few valid plain answers."
     " These texts are neither timed nor replayed."

@@ -1,0 +1,253 @@
+"""A PARD draft: a causal model that drafts all tokens of a round in one pass, from mask tokens.
+
+After the text it reads K - 1 mask tokens, and row j of the last K is the distribution of the j-th
+draft (An et al. 2025, PARD, arXiv 2504.18583; `pard/pard_infer.py` of AMD-AGI/PARD; vLLM's
+`draft_model` with `parallel_drafting`, v1/spec_decode/llm_base_proposer.py). Attention is causal,
+so a draft depends on the text and on how many masks precede it, on no other draft and on no K. The
+masks' keys and values are forgotten; the tokens that stand are read in the next round.
+
+The layout is that of the model that it was trained from, any causal one, with `pard_token`, the id
+of the mask token, in its config.json. It reads no state of its target, and one serves every target
+with its tokenizer. It is run here as a head all the same, because what it drafts depends on where a
+round starts, as a head's drafts do; so a prompt of one token is not drafted after until it has a
+second one. A round's pass has `draft.block` masks and one, else 8 rows, which it was trained with
+(`para_num` of config/train/*.yaml), at every K; engines run K.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import DynamicCache, PreTrainedModel
+
+from harness.config import ModelConf
+from harness.models.cached import CachedModel, split_network, takes
+from harness.models.checkpoint import PARD_KEY
+from harness.models.heads.base import Head, HeadNetwork, LoadedHead
+from harness.models.heads.files import config_of, found_in, unknown_layout
+from harness.models.load import LoadedModel, check_tokenizers, load
+from harness.models.probe import cached_model
+from harness.records import UserError
+
+PARD = ("a PARD draft", "causal models with pard_token in their config.json")
+DRAFTS = 8
+# Rows of masks in memory at a time, where a text's starts are scored
+ROWS = 512
+SAMPLE_TOKENS = 12
+# Between rows of many starts at once and the same rows fed to the model, of the largest number
+SAME_ROWS = {torch.float32: 1e-4, torch.float64: 1e-9}
+COARSE_SAME_ROWS = 5e-2
+
+
+class PardNetwork(HeadNetwork):
+    """The model, and its drafts from every start of a text.
+
+    Attributes:
+        network: transformers' model.
+        mask_token: the id of what it reads in place of a draft.
+        drafts: tokens that it drafts from a start at most.
+    """
+
+    # Of a head some state must be kept: the target's embedding costs nothing
+    layers = (0,)
+
+    def __init__(self, network: PreTrainedModel, mask_token: int, drafts: int, width: int) -> None:
+        """`width` is the target's hidden size."""
+        super().__init__()
+        self.network, self.mask_token, self.drafts, self.width = network, mask_token, drafts, width
+        config: Any = network.config.get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or (
+            config.hidden_size // config.num_attention_heads
+        )
+        self.cached_numbers = 2 * config.num_hidden_layers * heads * head_dim
+
+    def passes(self, tokens: Tensor, states: Tensor, depth: int, first: int = 0) -> list[Tensor]:
+        """The outputs of `depth` drafts from every start of a text; see `HeadNetwork.passes`.
+
+        B is 1. The text is read once, and the masks of many starts together, each of which sees its
+        own text and the masks before it.
+        """
+        count, backbone = states.shape[1], self._backbone
+        depth = min(depth, self.drafts, count - first)
+        tokens = tokens[:, : count + 1].to(self.weights[0].device)
+        cache = DynamicCache()
+        text = backbone(input_ids=tokens, past_key_values=cache, use_cache=True)
+        # The row of the last known token drafts the first token
+        outputs = [text.last_hidden_state[:, first + 1 :]]
+        if depth == 1:
+            return outputs
+        parts: list[Tensor] = []
+        for starts in torch.arange(first, count).split(max(1, ROWS // (depth - 1))):
+            parts.append(self._masks_after(starts.to(tokens.device), depth - 1, cache))
+            cache.crop(-len(starts) * (depth - 1))
+        masks = torch.cat(parts)
+        outputs += [masks[: count - first - j, j - 1].unsqueeze(0) for j in range(1, depth)]
+        return outputs
+
+    @property
+    def _backbone(self) -> Any:
+        return self.network.base_model
+
+    def _masks_after(self, starts: Tensor, masks: int, cache: DynamicCache) -> Tensor:
+        """The outputs [starts, masks, hidden] of masks after each start; start t knows t + 2."""
+        text, weight = int(cache.get_seq_length()), self.weights[0]
+        known = (starts + 2).repeat_interleave(masks)
+        offset = torch.arange(masks, device=starts.device).repeat(len(starts))
+        place = torch.arange(len(known), device=starts.device)
+        on_text = torch.arange(text, device=starts.device) < known.unsqueeze(1)
+        of_start = place // masks
+        on_masks = (of_start.unsqueeze(1) == of_start) & (place.unsqueeze(1) >= place)
+        seen = torch.cat([on_text, on_masks], dim=1)
+        unseen = torch.finfo(weight.dtype).min
+        hidden = self._backbone(
+            input_ids=torch.full_like(known, self.mask_token).unsqueeze(0),
+            position_ids=(known + offset).unsqueeze(0),
+            attention_mask=torch.where(seen, 0.0, unseen).to(weight.dtype)[None, None],
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+        return hidden[0].unflatten(0, (len(starts), masks))
+
+    def logits(self, outputs: Tensor, vocabulary: int, offset: int) -> Tensor:
+        """Logits [..., vocabulary] of outputs [..., hidden]; see `HeadNetwork.logits`."""
+        del offset
+        head: Any = self.network.get_output_embeddings()
+        return of_width(head(outputs), vocabulary)
+
+    def with_cache(self, vocab_size: int) -> "PardHead":
+        """The draft for the loop."""
+        return PardHead(self, vocab_size)
+
+
+class PardHead(Head):
+    """The draft for the loop: a round's first forward reads the text's new tokens and the masks."""
+
+    engine = PARD_KEY.removesuffix("_token")
+    network: PardNetwork
+
+    def __init__(self, network: PardNetwork, vocab_size: int) -> None:
+        super().__init__(network, vocab_size)
+        self.drafts = self._size = network.drafts
+        causal = network.network
+        head: Any = causal.get_output_embeddings()
+        self._model: CachedModel = cached_model(causal, int(head.weight.shape[0]), "draft")
+        self._masks = torch.full((self._size - 1,), network.mask_token, device=self.device)
+        # Of a text, its first token until more of it is read
+        self._unread: list[int] = []
+        # Rows of the round that `forward` has given, and the logits [drafts, vocab] of all
+        self._given, self._logits = 0, torch.empty(0)
+
+    def start(self, first: Sequence[int]) -> None:
+        """Forget everything before a text that begins with `first`."""
+        self._clear()
+        self._unread = list(first)
+
+    @torch.inference_mode()
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits [1, vocab] of the round's next draft.
+
+        The first time of a round `tokens` [n] are read and kept, and masks read and forgotten.
+        """
+        offset = self._given % self._size
+        self._given = offset + 1
+        if offset == 0:
+            unread = torch.tensor(self._unread, dtype=torch.long, device=self.device)
+            read = torch.cat([unread, tokens.to(self.device), self._masks])
+            rows = self._model.forward(read)[-self._size :]
+            self._model.rewind(len(self._masks))
+            self._unread, self._logits = [], of_width(rows, self.vocab_size)
+        return self._logits[offset : offset + 1]
+
+    def extend(self, tokens: Tensor) -> None:
+        """Read tokens of a text that has just been started."""
+        self._model.prefill([*self._unread, *tokens.tolist()])
+        self._unread = []
+
+    def rewind(self, count: int) -> None:
+        """End the round, of which nothing is kept, however many tokens it drafted."""
+        del count
+        self._given = 0
+
+    def _read(self, features: Tensor) -> None:
+        """It reads no states."""
+
+    def _clear(self) -> None:
+        self._model.prefill([])
+        self._unread, self._given = [], 0
+
+
+def of_width(logits: Tensor, vocabulary: int) -> Tensor:
+    """Logits [..., vocabulary]: without what a wider embedding pads, -inf of what it lacks."""
+    lacking = vocabulary - logits.shape[-1]
+    return (
+        logits[..., :vocabulary] if lacking <= 0 else F.pad(logits, (0, lacking), value=-torch.inf)
+    )
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
+def load_pard(conf: ModelConf, target: LoadedModel, key: str = "draft") -> LoadedHead:
+    """Read the PARD draft that `conf` names, onto the target's device and in its dtype.
+
+    Raises:
+        UserError: no causal model with a mask token, one with another tokenizer than the target's,
+            or one whose layers do not run as `PardNetwork.passes` needs it.
+    """
+    where, config = f"{key}.id={conf.id}", config_of(conf, key)
+    mask_token = config.get(PARD_KEY)
+    if not isinstance(mask_token, int):
+        raise unknown_layout(where, *PARD, f"{found_in(config)} and no {PARD_KEY}")
+    dtype = str(target.network.dtype).removeprefix("torch.")
+    loaded = load(replace(conf, dtype=dtype), key, target.network.device)
+    check_tokenizers(target, loaded)
+    if not 0 <= mask_token < loaded.vocab_size:
+        raise UserError(
+            f"{where}: its {PARD_KEY} is {mask_token}, and it has {loaded.vocab_size} embeddings;"
+            " give a folder whose files belong together"
+        )
+    of_target: Any = target.network.config.get_text_config()
+    drafts = conf.block or DRAFTS
+    network = PardNetwork(loaded.network, mask_token, drafts, of_target.hidden_size).eval()
+    if not _runs_from_every_start(network):
+        raise UserError(
+            f"{where}: a {loaded.network.config.model_type} model, whose drafts from many starts"
+            " cannot be computed at once here; PARD drafts of full attention can (Llama, Qwen)"
+        )
+    return LoadedHead(
+        key=key,
+        name=conf.name,
+        tokenizer=target.tokenizer,
+        eos=target.eos,
+        context_tokens=loaded.context_tokens,
+        network=network,
+        facts={"architecture": PARD_KEY.removesuffix("_token").upper(), "mask_token": mask_token},
+    )
+
+
+@torch.inference_mode()
+def _runs_from_every_start(network: PardNetwork) -> bool:
+    """Whether the logits of `passes` are those of the model, fed a text and masks."""
+    causal: Any = network.network
+    layers = getattr(causal.config.get_text_config(), "layer_types", None) or ()
+    plain = all(kind == "full_attention" for kind in layers)
+    if not plain or not takes(causal.base_model, "position_ids"):
+        return False
+    width, device = int(causal.get_output_embeddings().weight.shape[0]), causal.device
+    tokens = torch.arange(SAMPLE_TOKENS).unsqueeze(0) * 7 % min(width, 997)
+    if split_network(CachedModel(causal, width), tokens[0].tolist()) is None:
+        return False
+    depth = min(3, network.drafts)
+    states = torch.zeros(1, SAMPLE_TOKENS - 1, network.width)
+    rows = network.passes(tokens, states, depth)
+    allowed = SAME_ROWS.get(causal.dtype, COARSE_SAME_ROWS)
+    start = SAMPLE_TOKENS // 2
+    masks = torch.full((1, depth - 1), network.mask_token)
+    fed = torch.cat([tokens[:, : start + 2], masks], dim=1).to(device)
+    expected = causal(input_ids=fed, use_cache=False).logits[0, -depth:]
+    drafted = torch.stack([network.logits(row[0, start], width, 0) for row in rows])
+    return bool((drafted - expected).abs().amax() <= allowed * expected.abs().amax())

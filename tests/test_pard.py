@@ -1,0 +1,127 @@
+"""PARD drafts: rows of many starts against the model itself, the loop and replay, what is read."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checks_of_heads import (
+    SAMPLINGS,
+    VOCABULARY,
+    assert_replay_counts_the_loops_rounds,
+    assert_scores_are_the_loops,
+    gap_in_standard_errors,
+    keeping,
+    random_target,
+)
+from random_models import qwen3
+from runs import assert_replay_is_exact, ran
+from served_pair import embedded
+
+from harness.config import ModelConf
+from harness.decoding.sampling import SamplingParameters
+from harness.models.heads.pard import PardHead, PardNetwork, load_pard
+from harness.models.load import EMBEDDED, LoadedModel
+from harness.records import UserError
+
+DRAFTS, MASK = 5, 14
+
+
+@pytest.fixture(scope="module")
+def target() -> LoadedModel:
+    return random_target()
+
+
+@pytest.fixture(scope="module")
+def head(target: LoadedModel) -> PardHead:
+    """The target's own weights: a first draft at temperature 0 is always accepted."""
+    network = qwen3(1, layers=7, vocab=VOCABULARY)
+    return PardNetwork(network, MASK, DRAFTS, target.network.config.hidden_size).with_cache(
+        VOCABULARY
+    )
+
+
+def test_rows_from_every_start_are_those_of_the_text_and_its_masks(head: PardHead) -> None:
+    network = head.network
+    tokens = torch.tensor([[5, 9, 3, 2, 7, 5, 9, 1, 4]])
+    states = torch.zeros(1, tokens.shape[1] - 1, network.width)
+    for first in (0, 3):
+        passes = network.passes(tokens, states, DRAFTS, first)
+        for offset, rows in enumerate(passes):
+            assert rows.shape[1] == states.shape[1] - first - offset
+            for at in range(rows.shape[1]):
+                fed = [*tokens[0, : first + at + 2].tolist(), *[MASK] * offset]
+                causal: Any = network.network
+                expected = causal(input_ids=torch.tensor([fed])).logits[0, -1]
+                torch.testing.assert_close(
+                    network.logits(rows[0, at], VOCABULARY, offset), expected, atol=1e-4, rtol=1e-4
+                )
+
+
+def test_replay_counts_the_loops_rounds(target: LoadedModel, head: PardHead) -> None:
+    assert_replay_counts_the_loops_rounds(
+        keeping(target, head), head, (1, 2, 4, 7), ("ratio", "greedy_draft", "exact_match")
+    )
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_scores_are_the_loops(
+    target: LoadedModel, head: PardHead, sampling: SamplingParameters
+) -> None:
+    assert_scores_are_the_loops(keeping(target, head), head, sampling, 7)
+
+
+@pytest.mark.parametrize("generations", [100, pytest.param(5000, marks=pytest.mark.exhaustive)])
+def test_rounds_at_temperature_1_are_those_that_replay_expects(
+    target: LoadedModel, head: PardHead, generations: int
+) -> None:
+    assert abs(gap_in_standard_errors(keeping(target, head), head, generations)) < 3
+
+
+# ---- a checkpoint --------------------------------------------------------------------------------
+
+
+def checkpoint(folder: Path, **entries: object) -> Path:
+    """The embedded draft with a mask token in its config.json."""
+    shutil.copytree(EMBEDDED / "tiny_good", folder)
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "pard_token": 7, **entries}))
+    return folder
+
+
+def test_a_checkpoint_is_swept_and_its_rounds_are_those_replayed(tmp_path: Path) -> None:
+    words = ["draft=pard", f"draft.id={checkpoint(tmp_path / 'pard')}", "k=[1,4]", "until=all"]
+    run = ran(
+        "sweep", tmp_path / "runs", *words, "new_tokens=12", "threads=1", "prompts.limit=2",
+        "temperature=[0]",
+    )  # fmt: skip
+    assert_replay_is_exact(run)
+    facts = run.manifest.models["pard"]
+    assert facts.architecture == "PARD"
+
+
+@pytest.mark.parametrize(
+    ("entries", "says"),
+    [
+        ({"pard_token": None}, "not a PARD draft in a layout that is known: .* no pard_token"),
+        ({"pard_token": 10**6}, "its pard_token is 1000000, and it has"),
+    ],
+)
+def test_a_draft_that_is_not_understood_is_refused(
+    tmp_path: Path, entries: dict[str, Any], says: str
+) -> None:
+    folder = checkpoint(tmp_path / "pard", **entries)
+    conf = ModelConf(name="pard", kind="pard", id=str(folder))
+    with pytest.raises(UserError, match=says):
+        load_pard(conf, embedded("tiny"))
+
+
+def test_a_draft_of_other_tokens_is_refused(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "pard")
+    conf = ModelConf(name="pard", kind="pard", id=str(folder))
+    target = embedded("tiny")
+    target.tokenizer.add_tokens(["another"])
+    with pytest.raises(UserError, match="another tokenizer than model=tiny"):
+        load_pard(conf, target)
