@@ -342,7 +342,8 @@ class ToyBlock(BlockHead):
     def __init__(self) -> None:
         super().__init__(TOY, VOCAB, 3)
 
-    def condition(self, states: Tensor) -> None:
+    def condition(self, states: Tensor, drafts: int | None = None) -> None:
+        del drafts
         self.number = int(states[-1].item())
 
     def _read(self, features: Tensor) -> None:

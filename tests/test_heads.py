@@ -245,7 +245,8 @@ class ToyHead(FunctionModel):
         del first
         self.prefill([])
 
-    def condition(self, states: Tensor) -> None:
+    def condition(self, states: Tensor, drafts: int | None = None) -> None:
+        del drafts
         self.state, self.cache = states[-1], []
 
     def extend(self, tokens: Tensor) -> None:

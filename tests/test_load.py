@@ -869,6 +869,30 @@ def test_a_k_that_cannot_change_so_is_refused_in_one_line(words, line):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("build", ["0.32.0+cpu", "0.33.0"])
+def test_adaptive_verification_is_refused_where_vllm_is_a_build_for_cpus(
+    build, tmp_path, monkeypatch
+):
+    program = tmp_path / "bin" / "vllm"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    (tmp_path / "lib/python3.11/site-packages" / f"vllm-{build}.dist-info").mkdir(parents=True)
+    monkeypatch.setenv("PATH", str(program.parent))
+    words = ["engine=vllm", "draft=dspark", "draft.id=FOLDER", "concurrency=[1,4]"]
+    config = compose("server", [*words, "k=[4,7,adaptive]"])
+    adapter = adapter_of(config)
+    if build == "0.33.0":
+        adapter.check(config)
+        return
+    line = (
+        r"k=adaptive: vLLM 0\.32\.0\+cpu on PATH is a build for CPUs, and .* a build for CUDA has"
+    )
+    with pytest.raises(UserError, match=line):
+        adapter.check(config)
+    adapter.check(compose("server", [*words, "k=[4,7]"]))
+
+
 def test_k_and_adaptive_are_two_candidates():
     words = ["engine=sglang", "draft=tiny_eagle3", "concurrency=[1,4]"]
     config = compose("server", [*words, "k=[4,7,adaptive]"])

@@ -22,11 +22,11 @@ from served_pair import embedded
 
 from harness.config import ModelConf
 from harness.decoding.sampling import SamplingParameters
-from harness.models.heads.pard import PardHead, PardNetwork, load_pard
+from harness.models.heads.pard import PardHead, PardNetwork, load_pard, runs_from_every_start
 from harness.models.load import EMBEDDED, LoadedModel
 from harness.records import UserError
 
-DRAFTS, MASK = 5, 14
+MASK = 14
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +34,12 @@ def target() -> LoadedModel:
     return random_target()
 
 
-@pytest.fixture(scope="module")
-def head(target: LoadedModel) -> PardHead:
+@pytest.fixture(scope="module", params=[None, 5])
+def head(request: pytest.FixtureRequest, target: LoadedModel) -> PardHead:
     """The target's own weights: a first draft at temperature 0 is always accepted."""
     network = qwen3(1, layers=7, vocab=VOCABULARY)
-    return PardNetwork(network, MASK, DRAFTS, target.network.config.hidden_size).with_cache(
-        VOCABULARY
-    )
+    width = target.network.config.hidden_size
+    return PardNetwork(network, MASK, request.param, width).with_cache(VOCABULARY)
 
 
 def test_rows_from_every_start_are_those_of_the_text_and_its_masks(head: PardHead) -> None:
@@ -48,7 +47,8 @@ def test_rows_from_every_start_are_those_of_the_text_and_its_masks(head: PardHea
     tokens = torch.tensor([[5, 9, 3, 2, 7, 5, 9, 1, 4]])
     states = torch.zeros(1, tokens.shape[1] - 1, network.width)
     for first in (0, 3):
-        passes = network.passes(tokens, states, DRAFTS, first)
+        passes = network.passes(tokens, states, 6, first)
+        assert len(passes) == min(network.drafts or 6, 8 - first)
         for offset, rows in enumerate(passes):
             assert rows.shape[1] == states.shape[1] - first - offset
             for at in range(rows.shape[1]):
@@ -98,8 +98,28 @@ def test_a_checkpoint_is_swept_and_its_rounds_are_those_replayed(tmp_path: Path)
         "temperature=[0]",
     )  # fmt: skip
     assert_replay_is_exact(run)
-    facts = run.manifest.models["pard"]
+    facts = run.manifest.models["draft"]
     assert facts.architecture == "PARD"
+    at_4 = [trial for trial in run.trials if trial.k == 4]
+    assert all(trial.drafted == 4 * (trial.rounds or 0) for trial in at_4)
+
+
+def test_a_pard_2_draft_is_said_to_be_run_without_the_targets_states(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "pard", spd_type="pard2", pard2_target_layers=[3])
+    conf = ModelConf(name="pard", kind="pard", id=str(folder))
+    head = load_pard(conf, embedded("tiny"))
+    assert head.describe()["architecture"] == "PARD-2, target-independent"
+
+
+def test_drafts_of_sliding_windows_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = PardNetwork(qwen3(1, layers=2, vocab=VOCABULARY), MASK, None, 8)
+    config: Any = network.network.config
+    assert runs_from_every_start(network)
+    monkeypatch.setattr(config, "layer_types", ["full_attention", "sliding_attention"])
+    assert not runs_from_every_start(network)
+    monkeypatch.setattr(config, "layer_types", None)
+    monkeypatch.setattr(config, "sliding_window", 4)
+    assert not runs_from_every_start(network)
 
 
 @pytest.mark.parametrize(

@@ -281,9 +281,11 @@ def test_a_k_that_loses_valid_answers_fails_and_one_that_loses_as_many_as_it_gai
     assert broken.lowered
     equal = gate_of([*plain, *answers(2, [False] + [True] * 23)])
     assert (equal.lost, equal.gained, equal.lowered) == (1, 1, False)
-    (caveat,) = structured_caveats([broken, equal])
+    (caveat,) = structured_caveats([broken, replace(broken, k=4, p_value=1e-4), equal])
     assert caveat.code == "structured_output_invalid"
-    assert caveat.values["k"] == 2
+    assert caveat.values["k"] == 4
+    every = structured_caveats([broken, replace(broken, check="tools")])
+    assert [caveat.values["check"] for caveat in every] == ["schema", "tools"]
 
 
 def test_too_few_valid_plain_answers_give_no_verdict() -> None:
@@ -310,12 +312,15 @@ def test_an_answer_that_failed_and_was_asked_again_counts_once() -> None:
 # ---- a run ---------------------------------------------------------------------------------------
 
 
-def llamacpp_answers(k: int, tokenizer: Any, written: str) -> dict[str, Any]:
-    """A text that is always the same, no draft of which is accepted; under a schema, `written`."""
+def llamacpp_answers(k: int, tokenizer: Any, written: str, by_grammar: bool) -> dict[str, Any]:
+    """A text that is always the same, no draft of which is accepted.
+
+    `written` to what is checked: to requests with a schema, or to every request.
+    """
 
     def complete(body: dict[str, Any]) -> dict[str, Any]:
         tokens, stop = [17] * body["n_predict"], "limit"
-        if "json_schema" in body:
+        if "json_schema" in body or not by_grammar:
             tokens, stop = tokenizer(written, add_special_tokens=False)["input_ids"], "eos"
         timings = {"prompt_ms": 1.0, "predicted_ms": 9.0, "predicted_n": len(tokens)}
         if k and len(tokens) > 1:
@@ -330,23 +335,36 @@ def llamacpp_answers(k: int, tokenizer: Any, written: str) -> dict[str, Any]:
     }
 
 
-def test_a_server_that_breaks_structured_output_where_it_drafts_is_named(tmp_path: Path) -> None:
-    lines = ({"prompt": f"Count to {n}.", "schema": SCHEMA} for n in range(6))
+@pytest.mark.parametrize(
+    ("entry", "valid", "invalid", "named"),
+    [
+        ({"schema": SCHEMA}, VALID, INVALID, "STRUCTURED OUTPUT"),
+        ({"tools": TOOLS, "tool_choice": "required"}, CALL, CALL[:-1], "TOOL CALLS"),
+        ({"tools": TOOLS}, f"<tool_call>{CALL}</tool_call>", f"<tool_call>{CALL}", "TOOL CALLS"),
+        ({"reasoning_end": "</t>"}, "4.</t>4", "4. But wait, 4", "THE END OF REASONING"),
+    ],
+)
+def test_a_server_that_breaks_checked_answers_where_it_drafts_is_named(
+    entry: dict[str, Any], valid: str, invalid: str, named: str, tmp_path: Path
+) -> None:
+    by_grammar = "schema" in entry or "tool_choice" in entry
+    lines = ({"prompt": f"Count to {n}.", **entry} for n in range(6))
     prompts = prompts_of(tmp_path, *lines)
     tokenizer = embedded("tiny").tokenizer
     servers = [
-        StandIn(llamacpp_answers(k, tokenizer, text)) for k, text in ((0, VALID), (2, INVALID))
+        StandIn(llamacpp_answers(k, tokenizer, text, by_grammar))
+        for k, text in ((0, valid), (2, invalid))
     ]
     urls = ",".join(server.url for server in servers)
     words = [
         *("engine=llamacpp", f"url=[{urls}]", "k=[2]", "score=false", "own_loop=false"),
-        *("temperature=[0]", "repetitions=2", "new_tokens=8"),
+        *("temperature=[0]", "repetitions=2", "new_tokens=64"),
     ]
     run = ran("server", tmp_path, *words, f"prompts.files=[{prompts.files[0]}]")
     for server in servers:
         asked = [body for body in server.asked if "json_schema" in body]
-        assert len(asked) == 6  # a greedy answer is asked for once
-        assert server.asked[-6:] == asked  # after all that is timed
+        assert len(asked) == (6 if by_grammar else 0)  # a greedy answer is asked for once
+        assert server.asked[-6:] == asked or not by_grammar  # after all that is timed
         server.close()
     seeds = [{(each.prompt, each.seed) for each in run.structured if each.k == k} for k in (0, 2)]
     assert seeds[0] == seeds[1]
@@ -356,6 +374,6 @@ def test_a_server_that_breaks_structured_output_where_it_drafts_is_named(tmp_pat
     assert (plain.k, plain.valid, plain.lowered) == (0, 6, None)
     assert (drafting.k, drafting.valid, drafting.lost, drafting.lowered) == (2, 0, 6, True)
     assert summary.served.invalid_output(2) == (drafting,)
-    broken = "K=2: 0 of 6 answers are valid, and 6 of plain"
+    broken = f"BREAKS {named} at temperature 0, K=2: 0 of 6 answers are valid, and 6 of plain"
     assert any(broken in text for text in content_of(summary).caveats)
     assert "Structured output" in (run.folder / "report.md").read_text(encoding="utf-8")

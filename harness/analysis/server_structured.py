@@ -40,14 +40,14 @@ def structured_gates(answers: Sequence[StructuredAnswer]) -> tuple[StructuredGat
 
 
 def structured_caveats(gates: Sequence[StructuredGate]) -> Iterator[Caveat]:
-    """The worst K of those that lower validity; and answers that are missing."""
-    lowered = [gate for gate in gates if gate.lowered]
-    if lowered:
-        worst = min(lowered, key=lambda gate: gate.p_value or 0.0)
+    """Of each check, the worst K of those that lower validity; and answers that are missing."""
+    lowered = grouped((gate for gate in gates if gate.lowered), lambda gate: gate.check)
+    for check, of_check in lowered.items():
+        worst = min(of_check, key=lambda gate: gate.p_value or 0.0)
         yield Caveat(
             "structured_output_invalid",
             {
-                "check": worst.check,
+                "check": check,
                 "temperature": worst.temperature,
                 "k": worst.k,
                 "valid": worst.pairs_valid,

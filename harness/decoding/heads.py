@@ -44,8 +44,11 @@ class HeadModel(CausalModel, Protocol):
         """Forget everything before a text; `first` is its first token, which has no row."""
         ...
 
-    def condition(self, states: Tensor) -> None:
-        """Let the next forward take the target's states [n, width], one row per token."""
+    def condition(self, states: Tensor, drafts: int | None = None) -> None:
+        """Let the next forward take the target's states [n, width], one row per token.
+
+        `drafts` is the number that the round asks for, where one begins.
+        """
         ...
 
     def extend(self, tokens: Tensor) -> None:
@@ -99,10 +102,10 @@ class HeadDrafter(ModelDrafter):
         """
         if self._states is None:
             return Proposal(torch.empty(0, dtype=torch.long, device=uniforms.device), None)
-        self._head.condition(self._states)
         most = self._head.drafts
         if most is not None and most < count:
             count, uniforms = most, uniforms[:most]
+        self._head.condition(self._states, count)
         return super().propose(count, uniforms)
 
     def logits_along(self, tokens: Tensor) -> Tensor:
@@ -112,9 +115,10 @@ class HeadDrafter(ModelDrafter):
         """
         if self._states is None:
             return torch.empty(0, self._head.vocab_size, device=self._head.device)
-        self._head.condition(self._states)
+        tokens = tokens[: self._head.drafts]
+        self._head.condition(self._states, len(tokens))
         rows = [self._head.forward(self._pending)[-1:]]
-        rows += [self._head.forward(t) for t in tokens[: self._head.drafts][:-1].unsqueeze(1)]
+        rows += [self._head.forward(token) for token in tokens[:-1].unsqueeze(1)]
         return torch.cat(rows)
 
     def advance(self, proposal: Proposal, accepted: int, next_token: Tensor) -> None:

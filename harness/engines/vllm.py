@@ -26,9 +26,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+from harness.config import ServerConfig
 from harness.engines.adapters import Adapter, checkpoints, kind_of, rule_of, started_with
 from harness.engines.client import HttpClient
 from harness.engines.counters import CounterNames, Samples
@@ -391,6 +393,21 @@ def _with_sums(record: ServedRecord, sums: Mapping[str, float]) -> ServedRecord:
     return record
 
 
+def check_build(config: ServerConfig) -> None:
+    """Refuse what the build of vLLM on PATH cannot do, which it would say after minutes."""
+    program = Path(on_path(config.engine)).resolve()
+    # Its environment, by the metadata of the package: bin/vllm belongs to lib/python*/site-packages
+    packages = program.parent.parent.glob("lib/python*/site-packages/vllm-*.dist-info")
+    for_cpus = next((each.name for each in packages if "+cpu" in each.name), None)
+    if for_cpus is not None and "adaptive" in config.varying:
+        version = for_cpus.removeprefix("vllm-").removesuffix(".dist-info")
+        raise UserError(
+            f"k=adaptive: vLLM {version} on PATH is a build for CPUs, and {ADAPTIVE} needs full"
+            f" CUDA graphs, which a build for CUDA has: `pip install {SPEC.rented}`, where"
+            " there is a card, or leave adaptive out"
+        )
+
+
 def adapter(spec: EngineSpec) -> Adapter:
     """How its servers are used."""
     return Adapter(
@@ -399,7 +416,7 @@ def adapter(spec: EngineSpec) -> Adapter:
         start=lambda serve, port: Vllm(
             *checkpoints(serve), **started_with(serve, port), dtype=serve.dtype or "auto"
         ),
-        check=lambda config: on_path(config.engine),
+        check=check_build,
     )
 
 

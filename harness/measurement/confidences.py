@@ -159,7 +159,7 @@ def _of_rounds(
     for start in range(len(tokens)):
         row = len(request.tokens) + start - 2
         if row >= 0:
-            head.condition(states[row : row + 1])
+            head.condition(states[row : row + 1], most)
             feed, on_text, offset = ids[row + 1 : row + 2], True, 0
             for offset in range(most):
                 probs = distribution(head.forward(feed)[-1:])

@@ -5,9 +5,9 @@
   becomes EagleLlamaForCausalLM), whose fc has no bias (model_executor/models/llama_eagle.py).
   P-EAGLE is eagle3 with `parallel_drafting`, and PARD a draft_model with it (`pard_token` in its
   config.json: v1/spec_decode/llm_base_proposer.py), both on the V1 runner (config/vllm.py). `mtp`
-  takes the target's own layers, or those of the checkpoint that is its `model`, and refuses a K above their
-  number that is no multiple of it (`n_predict`: num_nextn_predict_layers); `medusa` needs a
-  hidden_size in the config.json of FasterDecoding's layout, too; `suffix` needs the package
+  takes the target's own layers, or those of the checkpoint that is its `model`, and refuses a K
+  above their number that is no multiple of it (`n_predict`: num_nextn_predict_layers); `medusa`
+  needs a hidden_size in the config.json of FasterDecoding's layout, too; `suffix` needs the package
   arctic-inference at 0.1.1 (`_validate_suffix_decoding`), and its num_speculative_tokens is the
   most it proposes. eagle3 was run (0.32) with a head in SpecForge's layout and in speculators',
   and so was ngram: v1/spec_decode/ngram_proposer.py proposes what followed the first occurrence of
@@ -194,7 +194,7 @@ SPEC = EngineSpec(
     varying={
         "schedule": VaryingK(
             BY_BATCH,
-            frozenset(("model", "eagle", "eagle3", "peagle", "mtp", "dflash", "ngram")),
+            frozenset(("model", "eagle", "eagle3", "peagle", "pard", "mtp", "dflash", "ngram")),
             "drafts other than Medusa heads and suffix look-ups",
         ),
         "adaptive": VaryingK(ADAPTIVE, frozenset(("dspark",)), "DSpark drafters"),
@@ -202,7 +202,7 @@ SPEC = EngineSpec(
     in_production="--max-model-len, --max-num-seqs and --gpu-memory-utilization",
     client="harness.engines.vllm",
     json_schema=True,
-    drafts=("model", "eagle", "eagle3", "mtp", "ngram"),
+    drafts=("model", "eagle", "eagle3", "peagle", "pard", "mtp", "dflash", "dspark", "ngram"),
     synthetic="on CUDA",
     mtp_multiples=True,
     one_dtype=True,

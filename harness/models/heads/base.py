@@ -114,8 +114,12 @@ class Head(ABC):
         self.prefill([])
 
     @torch.inference_mode()
-    def condition(self, states: Tensor) -> None:
-        """Take the target's states [n, width] of as many tokens, for the next forward."""
+    def condition(self, states: Tensor, drafts: int | None = None) -> None:
+        """Take the target's states [n, width] of as many tokens, for the next forward.
+
+        `drafts` is the number that the round asks for, where one begins.
+        """
+        del drafts
         self._read(self.network.features(states))
 
     @abstractmethod

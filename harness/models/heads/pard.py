@@ -10,11 +10,15 @@ The layout is that of the model that it was trained from, any causal one, with `
 of the mask token, in its config.json. It reads no state of its target, and one serves every target
 with its tokenizer. It is run here as a head all the same, because what it drafts depends on where a
 round starts, as a head's drafts do; so a prompt of one token is not drafted after until it has a
-second one. A round's pass has `draft.block` masks and one, else 8 rows, which it was trained with
-(`para_num` of config/train/*.yaml), at every K; engines run K.
+second one. A round of K reads K - 1 masks, as in the engines; AMD's drafts were trained with 7
+(`para_num` of config/train/*.yaml), and evaluated with 11 (`draft_k`). `draft.block` limits them.
+
+A PARD-2 draft (An et al. 2026, arXiv 2605.08632; `pard/pard2_infer.py`) is one as well, and has
+besides a projection of the target's states, added to its embeddings (`warp_model.bin`). vLLM 0.32
+reads no such file, and neither does this module: the draft is run in its target-independent mode.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +37,8 @@ from harness.models.probe import cached_model
 from harness.records import UserError
 
 PARD = ("a PARD draft", "causal models with pard_token in their config.json")
-DRAFTS = 8
+# Rows of a pass that no round asks for, which only timing does
+ROWS_ALONE = 8
 # Rows of masks in memory at a time, where a text's starts are scored
 ROWS = 512
 SAMPLE_TOKENS = 12
@@ -48,13 +53,15 @@ class PardNetwork(HeadNetwork):
     Attributes:
         network: transformers' model.
         mask_token: the id of what it reads in place of a draft.
-        drafts: tokens that it drafts from a start at most.
+        drafts: tokens that it drafts from a start at most; None: any number.
     """
 
     # Of a head some state must be kept: the target's embedding costs nothing
     layers = (0,)
 
-    def __init__(self, network: PreTrainedModel, mask_token: int, drafts: int, width: int) -> None:
+    def __init__(
+        self, network: PreTrainedModel, mask_token: int, drafts: int | None, width: int
+    ) -> None:
         """`width` is the target's hidden size."""
         super().__init__()
         self.network, self.mask_token, self.drafts, self.width = network, mask_token, drafts, width
@@ -72,7 +79,7 @@ class PardNetwork(HeadNetwork):
         own text and the masks before it.
         """
         count, backbone = states.shape[1], self._backbone
-        depth = min(depth, self.drafts, count - first)
+        depth = min(depth, self.drafts or depth, count - first)
         tokens = tokens[:, : count + 1].to(self.weights[0].device)
         cache = DynamicCache()
         text = backbone(input_ids=tokens, past_key_values=cache, use_cache=True)
@@ -126,25 +133,31 @@ class PardNetwork(HeadNetwork):
 class PardHead(Head):
     """The draft for the loop: a round's first forward reads the text's new tokens and the masks."""
 
-    engine = PARD_KEY.removesuffix("_token")
+    engine = "pard"
     network: PardNetwork
 
     def __init__(self, network: PardNetwork, vocab_size: int) -> None:
         super().__init__(network, vocab_size)
-        self.drafts = self._size = network.drafts
+        self.drafts = network.drafts
         causal = network.network
         head: Any = causal.get_output_embeddings()
         self._model: CachedModel = cached_model(causal, int(head.weight.shape[0]), "draft")
-        self._masks = torch.full((self._size - 1,), network.mask_token, device=self.device)
+        # Rows of the round's pass
+        self._size = ROWS_ALONE
         # Of a text, its first token until more of it is read
         self._unread: list[int] = []
-        # Rows of the round that `forward` has given, and the logits [drafts, vocab] of all
+        # Rows of the round that `forward` has given, and the logits [rows, vocab] of all
         self._given, self._logits = 0, torch.empty(0)
 
     def start(self, first: Sequence[int]) -> None:
         """Forget everything before a text that begins with `first`."""
         self._clear()
         self._unread = list(first)
+
+    def condition(self, states: Tensor, drafts: int | None = None) -> None:
+        """Take note of how many tokens the round drafts. It reads no states."""
+        super().condition(states, drafts)
+        self._size = drafts or ROWS_ALONE
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor) -> Tensor:
@@ -155,10 +168,10 @@ class PardHead(Head):
         offset = self._given % self._size
         self._given = offset + 1
         if offset == 0:
-            unread = torch.tensor(self._unread, dtype=torch.long, device=self.device)
-            read = torch.cat([unread, tokens.to(self.device), self._masks])
+            masks = [self.network.mask_token] * (self._size - 1)
+            read = torch.tensor([*self._unread, *tokens.tolist(), *masks], device=self.device)
             rows = self._model.forward(read)[-self._size :]
-            self._model.rewind(len(self._masks))
+            self._model.rewind(len(masks))
             self._unread, self._logits = [], of_width(rows, self.vocab_size)
         return self._logits[offset : offset + 1]
 
@@ -211,9 +224,8 @@ def load_pard(conf: ModelConf, target: LoadedModel, key: str = "draft") -> Loade
             " give a folder whose files belong together"
         )
     of_target: Any = target.network.config.get_text_config()
-    drafts = conf.block or DRAFTS
-    network = PardNetwork(loaded.network, mask_token, drafts, of_target.hidden_size).eval()
-    if not _runs_from_every_start(network):
+    network = PardNetwork(loaded.network, mask_token, conf.block, of_target.hidden_size).eval()
+    if not runs_from_every_start(network):
         raise UserError(
             f"{where}: a {loaded.network.config.model_type} model, whose drafts from many starts"
             " cannot be computed at once here; PARD drafts of full attention can (Llama, Qwen)"
@@ -225,23 +237,35 @@ def load_pard(conf: ModelConf, target: LoadedModel, key: str = "draft") -> Loade
         eos=target.eos,
         context_tokens=loaded.context_tokens,
         network=network,
-        facts={"architecture": PARD_KEY.removesuffix("_token").upper(), "mask_token": mask_token},
+        facts={
+            "architecture": "PARD-2, target-independent" if _is_pard2(config) else "PARD",
+            "mask_token": mask_token,
+        },
     )
 
 
+def _is_pard2(config: Mapping[str, Any]) -> bool:
+    return bool(config.get("pard2")) or config.get("spd_type") == "pard2"
+
+
 @torch.inference_mode()
-def _runs_from_every_start(network: PardNetwork) -> bool:
+def runs_from_every_start(network: PardNetwork) -> bool:
     """Whether the logits of `passes` are those of the model, fed a text and masks."""
     causal: Any = network.network
-    layers = getattr(causal.config.get_text_config(), "layer_types", None) or ()
-    plain = all(kind == "full_attention" for kind in layers)
+    config = causal.config.get_text_config()
+    layers = getattr(config, "layer_types", None)
+    plain = (
+        getattr(config, "sliding_window", None) is None
+        if layers is None
+        else set(layers) == {"full_attention"}
+    )
     if not plain or not takes(causal.base_model, "position_ids"):
         return False
     width, device = int(causal.get_output_embeddings().weight.shape[0]), causal.device
     tokens = torch.arange(SAMPLE_TOKENS).unsqueeze(0) * 7 % min(width, 997)
     if split_network(CachedModel(causal, width), tokens[0].tolist()) is None:
         return False
-    depth = min(3, network.drafts)
+    depth = min(3, network.drafts or 3)
     states = torch.zeros(1, SAMPLE_TOKENS - 1, network.width)
     rows = network.passes(tokens, states, depth)
     allowed = SAME_ROWS.get(causal.dtype, COARSE_SAME_ROWS)
