@@ -17,6 +17,7 @@ ENTRIES: dict[DraftKind, str] = {
     "eagle": "`eagle@folder-or-hub-id`",
     "eagle3": "`eagle3@folder-or-hub-id`",
     "peagle": "`peagle@folder-or-hub-id`",
+    "pard": "`pard@folder-or-hub-id`",
     "mtp": "`mtp`, `mtp@folder-or-hub-id`",
     "medusa": "`medusa@folder-or-hub-id`",
     "dflash": "`dflash@folder-or-hub-id`",

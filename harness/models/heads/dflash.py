@@ -13,8 +13,9 @@ one pass, and none of them depends on another (Chen et al. 2026, DFlash, arXiv 2
 The block has the same length at every K, that which it was trained with unless `draft.block` says
 another, and a round of fewer drafts takes the first of them; so z-lab's code and transformers'
 `DFlashTokenCandidateGenerator` do it. Acceptance then depends on start and offset alone, and one
-scoring serves every K. vLLM (`v1/spec_decode/dflash.py`), SGLang (`speculative/dflash_worker.py`)
-and llama.cpp (`common/speculative.cpp`) fill K + 1 positions: the same at K = B - 1.
+scoring serves every K. vLLM (`v1/spec_decode/dflash.py`), SGLang
+(`speculative/dflash_worker_v2.py`) and llama.cpp (`common/speculative.cpp`) fill K + 1 positions:
+the same at K = B - 1.
 
 Two layouts are read:
 
