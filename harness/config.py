@@ -217,9 +217,7 @@ class PromptsConf:
     skip_unusable: bool | None = key(None, "whether entries that are no prompts are skipped")
     schema: str | None = key(None, "of a server: a file with the JSON schema of answers")
     tools: str | None = key(None, "a file with the tools that answers may call, in OpenAI's form")
-    reasoning_end: str | None = key(
-        None, "of a server: the tag that answers leave their reasoning by, as </think>"
-    )
+    reasoning_end: str | None = key(None, "of a server: the tag that ends reasoning, as </think>")
     log: str | None = key(None, "a log of served requests, of which a sample stands for all")
     sample: int | None = key(
         None, "requests of prompts.log that are sampled; null: 200", least=20, most=100_000

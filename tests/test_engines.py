@@ -280,6 +280,25 @@ def test_the_error_of_a_server_of_several_processes_has_its_cause(tmp_path: Path
     )
 
 
+def test_the_reason_of_what_pydantic_refuses_is_told_and_no_warning(tmp_path: Path) -> None:
+    told = [
+        "WARNING 11-26 03:12:22 [system_utils.py:255] OSError: too many open files",
+        '  File "dataclasses.py", line 121, in raise_error',
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig",
+        "  Value error, Model Runner V1 does not support: dspark [type=value_error, input_value=",
+        "    For further information visit https://errors.pydantic.dev/2.14/v/value_error",
+    ]
+    log = tmp_path / "log"
+    server = ServerProcess([sys.executable, "-c", ""], log)
+    server.stop()
+    log.write_text("\n".join(told))
+    assert server.last_words() == (
+        "its log ends: pydantic_core._pydantic_core.ValidationError: 1 validation error for"
+        " VllmConfig; Value error, Model Runner V1 does not support: dspark [type=value_error,"
+        f" input_value= ({log})"
+    )
+
+
 def test_a_command_that_cannot_start_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere/server: does not start; its log ends: FileNot"):
         ServerProcess(["nowhere/server"], tmp_path / "log")

@@ -20,6 +20,7 @@ STOP_S = 20.0
 # What servers put before a line: which process wrote it, how grave it is, when and where
 LOG_PREFIX = re.compile(r"(\(\w+ pid=\d+\) )?((ERROR|CRITICAL) \S+ \S+ \[[^\]]*\] |\[[^\]]*\] )?")
 SHOWN_LINES, SHOWN_CHARACTERS = 3, 200
+REFUSED = "  Value error, "  # pydantic's, before its reason
 
 
 def free_port() -> int:
@@ -106,12 +107,15 @@ class ServerProcess:
         """What its log says last, in one line that names the log.
 
         The last different lines about errors, without a traceback's own, which are indented: a
-        server of several processes says its cause first, and last that one of them ended.
+        server of several processes says its cause first, and last that one of them ended. What
+        pydantic refuses has its reason in an indented line.
         """
         text = self._log.read_bytes()[self._log_begin :].decode(errors="replace")
         lines = [LOG_PREFIX.sub("", line, count=1).rstrip() for line in text.splitlines()]
-        lines = [line for line in lines if line and not line[0].isspace()]
-        errors = [line for line in lines if "error" in line.lower() or "fail" in line.lower()]
+        lines = [line for line in lines if line and (not line[0].isspace() or REFUSED in line)]
+        told = (line.lower() for line in lines)
+        is_error = [("error" in line or "fail" in line) and "warning" not in line for line in told]
+        errors = [line for line, wanted in zip(lines, is_error, strict=True) if wanted]
         last = dict.fromkeys(reversed(errors or lines[-1:] or ["nothing was printed"]))
         shown = [" ".join(line.split())[:SHOWN_CHARACTERS] for line in [*last][:SHOWN_LINES]]
         return f"its log ends: {'; '.join(reversed(shown))} ({self._log})"

@@ -399,12 +399,18 @@ def check_build(config: ServerConfig) -> None:
     # Its environment, by the metadata of the package: bin/vllm belongs to lib/python*/site-packages
     packages = program.parent.parent.glob("lib/python*/site-packages/vllm-*.dist-info")
     for_cpus = next((each.name for each in packages if "+cpu" in each.name), None)
-    if for_cpus is not None and "adaptive" in config.varying:
+    key, needs = "", "vLLM's V2 model runner"
+    if config.decode.rule == "block":
+        key = "decode.rule=block"
+    if kind_of(config) == "dspark":
+        key = f"draft={config.draft.name}"
+    if "adaptive" in config.varying:
+        key, needs = "k=adaptive", f"full CUDA graphs ({ADAPTIVE})"
+    if for_cpus is not None and key:
         version = for_cpus.removeprefix("vllm-").removesuffix(".dist-info")
         raise UserError(
-            f"k=adaptive: vLLM {version} on PATH is a build for CPUs, and {ADAPTIVE} needs full"
-            f" CUDA graphs, which a build for CUDA has: `pip install {SPEC.rented}`, where"
-            " there is a card, or leave adaptive out"
+            f"{key}: needs {needs}, which builds for CUDA have (`pip install {SPEC.rented}`, where"
+            f" there is a card); vLLM {version} on PATH is a build for CPUs"
         )
 
 

@@ -1,7 +1,8 @@
 """What every head for speculative decoding is here.
 
 EAGLE and EAGLE-3 heads and a model's own MTP layer draft token by token (`ChainHead`); Medusa
-heads, DFlash and DSpark drafters draft a block from the same states (`BlockHead`).
+heads, DFlash and DSpark drafters draft a block from the same states (`BlockHead`); P-EAGLE heads
+and PARD drafts read mask tokens (`MaskHead`).
 
 Of a `ChainHead`, row t of a text x takes token x[t + 1] and a feature, and predicts x[t + 2]. The
 feature of a row that starts afresh is made of the target's hidden states at t; that of each further
@@ -224,6 +225,52 @@ class BlockHead(Head):
     @abstractmethod
     def _draft(self, offset: int, token: Tensor) -> Tensor:
         """Logits [1, vocab] at an offset after a token [1], the text's last where that is 0."""
+
+
+# Rows of a pass that no round asks for, which only timing does
+ROWS_ALONE = 8
+
+
+class MaskHead(Head):
+    """A head that reads mask tokens behind the text: a round of K runs K rows, all in one pass.
+
+    Attention is causal, so no row depends on how many follow it. `forward` gives the rows one after
+    the other; K steps in a row, which is how a draft's steps are timed, cost what a round of
+    `ROWS_ALONE` costs.
+    """
+
+    # Rows of the round's pass, how many of them `forward` has given, and their logits
+    _rows, _given, _logits = ROWS_ALONE, 0, torch.empty(0)
+
+    @torch.inference_mode()
+    def condition(self, states: Tensor, drafts: int | None = None) -> None:
+        """Take the target's states, and note how many tokens the round drafts."""
+        super().condition(states, drafts)
+        self._rows = drafts or self.drafts or ROWS_ALONE
+
+    @torch.inference_mode()
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits [1, vocab] of the round's next draft.
+
+        The first time of a round the rows of `tokens` [n] are kept, those of masks are not.
+        """
+        offset = self._given % self._rows
+        self._given = offset + 1
+        if offset == 0:
+            self._logits = self._round(tokens, self._rows)
+        return self._logits[offset : offset + 1]
+
+    def rewind(self, count: int) -> None:
+        """End the round, of which nothing is kept, however many tokens it drafted."""
+        del count
+        self._given = 0
+
+    def _clear(self) -> None:
+        self._given = 0
+
+    @abstractmethod
+    def _round(self, tokens: Tensor, rows: int) -> Tensor:
+        """Logits [rows, vocab] after tokens [n], which are kept, and `rows` - 1 masks."""
 
 
 def in_target_ids(logits: Tensor, ids: Tensor | None, vocabulary: int) -> Tensor:

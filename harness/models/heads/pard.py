@@ -30,15 +30,13 @@ from transformers import DynamicCache, PreTrainedModel
 from harness.config import ModelConf
 from harness.models.cached import CachedModel, split_network, takes
 from harness.models.checkpoint import PARD_KEY
-from harness.models.heads.base import Head, HeadNetwork, LoadedHead
+from harness.models.heads.base import HeadNetwork, LoadedHead, MaskHead
 from harness.models.heads.files import config_of, found_in, unknown_layout
 from harness.models.load import LoadedModel, check_tokenizers, load
 from harness.models.probe import cached_model
 from harness.records import UserError
 
 PARD = ("a PARD draft", "causal models with pard_token in their config.json")
-# Rows of a pass that no round asks for, which only timing does
-ROWS_ALONE = 8
 # Rows of masks in memory at a time, where a text's starts are scored
 ROWS = 512
 SAMPLE_TOKENS = 12
@@ -130,8 +128,8 @@ class PardNetwork(HeadNetwork):
         return PardHead(self, vocab_size)
 
 
-class PardHead(Head):
-    """The draft for the loop: a round's first forward reads the text's new tokens and the masks."""
+class PardHead(MaskHead):
+    """The draft for the loop."""
 
     engine = "pard"
     network: PardNetwork
@@ -142,55 +140,34 @@ class PardHead(Head):
         causal = network.network
         head: Any = causal.get_output_embeddings()
         self._model: CachedModel = cached_model(causal, int(head.weight.shape[0]), "draft")
-        # Rows of the round's pass
-        self._size = ROWS_ALONE
         # Of a text, its first token until more of it is read
         self._unread: list[int] = []
-        # Rows of the round that `forward` has given, and the logits [rows, vocab] of all
-        self._given, self._logits = 0, torch.empty(0)
 
     def start(self, first: Sequence[int]) -> None:
         """Forget everything before a text that begins with `first`."""
         self._clear()
         self._unread = list(first)
 
-    def condition(self, states: Tensor, drafts: int | None = None) -> None:
-        """Take note of how many tokens the round drafts. It reads no states."""
-        super().condition(states, drafts)
-        self._size = drafts or ROWS_ALONE
-
-    @torch.inference_mode()
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [1, vocab] of the round's next draft.
-
-        The first time of a round `tokens` [n] are read and kept, and masks read and forgotten.
-        """
-        offset = self._given % self._size
-        self._given = offset + 1
-        if offset == 0:
-            masks = [self.network.mask_token] * (self._size - 1)
-            read = torch.tensor([*self._unread, *tokens.tolist(), *masks], device=self.device)
-            rows = self._model.forward(read)[-self._size :]
-            self._model.rewind(len(masks))
-            self._unread, self._logits = [], of_width(rows, self.vocab_size)
-        return self._logits[offset : offset + 1]
-
     def extend(self, tokens: Tensor) -> None:
         """Read tokens of a text that has just been started."""
         self._model.prefill([*self._unread, *tokens.tolist()])
         self._unread = []
 
-    def rewind(self, count: int) -> None:
-        """End the round, of which nothing is kept, however many tokens it drafted."""
-        del count
-        self._given = 0
+    def _round(self, tokens: Tensor, rows: int) -> Tensor:
+        masks = [self.network.mask_token] * (rows - 1)
+        read = torch.tensor([*self._unread, *tokens.tolist(), *masks], device=self.device)
+        logits = self._model.forward(read)[-rows:]
+        self._model.rewind(len(masks))
+        self._unread = []
+        return of_width(logits, self.vocab_size)
 
     def _read(self, features: Tensor) -> None:
         """It reads no states."""
 
     def _clear(self) -> None:
+        super()._clear()
         self._model.prefill([])
-        self._unread, self._given = [], 0
+        self._unread = []
 
 
 def of_width(logits: Tensor, vocabulary: int) -> Tensor:

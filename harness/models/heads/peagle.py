@@ -9,9 +9,9 @@ vLLM's `model_executor/models/llama_eagle3.py` with `parallel_drafting`).
 
 Two layouts are read: speculators' (`speculators_model_type: peagle`, `mask_token_id`), and
 SpecForge's EAGLE-3 layout with a mask token (`ptd_token_id`, `pard_token` or `mask_token_id`). Both
-have tensors of an EAGLE-3 head, `layers.1.*` and on, and `mask_hidden`. A round drafts as many
-tokens as the config's `speculative_tokens` or `draft.block` say, else 8, which it was trained with
-by default.
+have tensors of an EAGLE-3 head, `layers.1.*` and on, and `mask_hidden`. A round drafts at most as
+many tokens as the config's `speculative_tokens` or `draft.block` say, else 8, which it was trained
+with by default.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from harness.config import ModelConf
 from harness.models.checkpoint import explained
-from harness.models.heads.base import LoadedHead
+from harness.models.heads.base import LoadedHead, MaskHead
 from harness.models.heads.decoder_layer import Layer, LayerHead, Projected, attend_from_every_start
 from harness.models.heads.eagle3 import (
     Eagle3Network,
@@ -121,50 +121,31 @@ class PeagleNetwork(Eagle3Network):
         ]
 
 
-class PeagleHead(LayerHead):
-    """The head for the loop: a round's first forward runs the rows of all its drafts."""
+class PeagleHead(MaskHead, LayerHead):
+    """The head for the loop."""
 
     engine = "peagle"
 
     def __init__(self, network: PeagleNetwork, vocab_size: int) -> None:
         super().__init__(network, vocab_size)
-        self.drafts = self._size = network.drafts
-        # Rows of the round that `forward` has given, and the logits [drafts, vocab] of all
-        self._given, self._logits = 0, torch.empty(0)
-
-    @torch.inference_mode()
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [1, vocab] of the round's next draft.
-
-        The first time of a round the rows of `tokens` [n] are appended and kept, those of the
-        drafts after it are not.
-        """
-        offset = self._given % self._size
-        self._given = offset + 1
-        if offset == 0:
-            self._logits = self._round(tokens.to(self.device).unsqueeze(0))
-        return self._logits[offset : offset + 1]
-
-    def rewind(self, count: int) -> None:
-        """End the round, of which nothing is kept, however many tokens it drafted."""
-        del count
-        self._given = 0
+        self.drafts = network.drafts
 
     def _clear(self) -> None:
-        super()._clear()
-        self._given = 0
+        MaskHead._clear(self)
+        LayerHead._clear(self)
 
-    def _round(self, tokens: Tensor) -> Tensor:
+    def _round(self, tokens: Tensor, rows: int) -> Tensor:
         network, features = self.network, self._features
         assert isinstance(network, PeagleNetwork)
-        masks, without_states = network.masks(self._size - 1)
+        tokens = tokens.to(self.device).unsqueeze(0)
+        masks, without_states = network.masks(rows - 1)
         if features is None:  # which only timing asks for
             features = network.masks(tokens.shape[1])[1]
         outputs = self._append(
             torch.cat([tokens, masks], dim=1), torch.cat([features, without_states], dim=1)
         )
         self._features, self._length = None, self._length - masks.shape[1]
-        return network.logits(outputs[0, -self._size :], self.vocab_size, 0)
+        return network.logits(outputs[0, -rows:], self.vocab_size, 0)
 
 
 # ---- reading -------------------------------------------------------------------------------------
