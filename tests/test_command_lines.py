@@ -1,6 +1,5 @@
 """Generated command lines, each run in process through a command's own main."""
 
-import importlib
 import io
 import math
 import sys
@@ -123,16 +122,21 @@ def run(command: str, words: list[str], root: Path) -> tuple[int, str]:
         fixed = ["draft_ms=2", "target_ms=10", *fixed]
     seen: list[Any] = []
 
-    def watched(config: Any) -> Any:
+    def watched(name: str, config: Any) -> Any:
         seen.append(config)
-        return real(config)
+        return real(name, config)
 
-    real = importlib.import_module(f"harness.{command}").work
+    real = cli.work
     out, err = io.StringIO(), io.StringIO()
     argv = [f"harness/{command}.py", *words, *fixed]
-    with patch.object(sys, "argv", argv), redirect_stdout(out), redirect_stderr(err):
+    with (
+        patch.object(sys, "argv", argv),
+        patch.object(cli, "work", watched),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
         try:
-            cli.run_app(command, watched)
+            cli.run_app(command)
         except SystemExit as done:
             status = done.code if isinstance(done.code, int) else 1
     if status == 0:

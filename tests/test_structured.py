@@ -107,9 +107,9 @@ def test_what_cannot_send_or_check_a_schema_refuses_it(tmp_path: Path) -> None:
     bad = [replace(prompts[0], schema='{"type": "text"}')]
     with pytest.raises(UserError, match=r"mine\.jsonl, line 1: its JSON schema is none"):
         check_structured(config, bad, ENGINES["vllm"])
-    for name in ("schema", "reasoning_end"):
-        with pytest.raises(UserError, match=rf"prompts\.{name}: only .*harness\.server"):
-            load_prompts(SweepConfig(prompts=PromptsConf(**{name: "x"})))
+    for conf in (PromptsConf(schema="x"), PromptsConf(reasoning_end="x")):
+        with pytest.raises(UserError, match=r"prompts\.\w+: only .*harness\.server"):
+            load_prompts(SweepConfig(prompts=conf))
 
 
 WEATHER = {

@@ -220,10 +220,11 @@ def _measured_command(summary: Summary, served: ServedSummary, shown: Marked) ->
 def _only_here(served: ServedSummary, answer: Answer) -> Sequence[str]:
     """That a K is not lossless at another temperature, or breaks structured output."""
     notes: list[str] = []
-    for check, broken in grouped(served.invalid_output(answer.k), lambda g: g.check).items():
+    by_check = grouped(served.invalid_output(answer.k), lambda gate: CHECKS[gate.check])
+    for checked, broken in by_check.items():
         at = ", ".join(fmt.temperature(gate.temperature) for gate in broken)
         notes.append(
-            f"At temperature {at} K={answer.k} breaks {CHECKS[check]}: send such requests to a"
+            f"At temperature {at} K={answer.k} breaks {checked}: send such requests to a"
             " server without a draft."
         )
     others = dict.fromkeys(gate.temperature for gate in served.gates)
