@@ -15,8 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from runs import outcome_of, stored
+from safetensors.torch import load_file, save_file
 from served_pair import Served, embedded
+from test_pard import checkpoint as pard_checkpoint
 
 from harness import prompts as prompt_sets
 from harness.analysis import analyse
@@ -31,6 +34,7 @@ from harness.measurement.draft_scores import score_texts
 from harness.measurement.remote_scores import DraftServer, TextServer
 from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.models.heads.eagle3 import Eagle3Network, load_eagle3
+from harness.models.load import EMBEDDED
 from harness.serving import vllm
 from harness.serving.drafts import DRAFTS
 from harness.serving.spec import PairToServe
@@ -103,6 +107,45 @@ def test_a_head_and_a_look_up_draft_as_replayed_after_every_shipped_prompt(
         assert gate.texts == shipped
         assert gate.equal_rounds == gate.equal_drafted == gate.equal_texts == gate.texts
         assert gate.lossless
+
+
+@pytest.mark.parametrize("kind", ["pard", "peagle"])
+def test_drafts_from_mask_tokens_are_as_replayed(kind: str, tmp_path: Path) -> None:
+    """Of weights that were not trained for it: some second drafts are accepted all the same."""
+    folder = tmp_path / kind
+    if kind == "pard":
+        pard_checkpoint(folder)
+    else:
+        shutil.copytree(EMBEDDED / "tiny_eagle3", folder)
+        config, weights = folder / "config.json", folder / "model.safetensors"
+        config.write_text(json.dumps({**json.loads(config.read_text()), "ptd_token_id": 7}))
+        tensors = load_file(weights)
+        width = tensors["fc.weight"].shape[1]
+        states = torch.randn(1, 1, width, generator=torch.Generator().manual_seed(0))
+        save_file({**tensors, "mask_hidden": states.to(tensors["fc.weight"].dtype)}, weights)
+    words = [f"draft={kind}", f"draft.id={folder}", "k=[2,4]", "temperature=0", "repetitions=1"]
+    run = asked(tmp_path / "runs", *words)
+    for gate in said(run).gates:
+        print(f"{kind}, K = {gate.k}: {gate.rounds:.0f} rounds in {gate.texts} texts, as replayed")
+        assert gate.texts > 0
+        assert gate.equal_rounds == gate.equal_drafted == gate.equal_texts == gate.texts
+    lengths = [trial.accepted_lengths for trial in run.trials if trial.k == 4]
+    assert sum(sum(each[2:]) for each in lengths if each is not None) > 0
+
+
+def test_a_server_whose_k_follows_a_schedule_is_measured_under_load(tmp_path: Path) -> None:
+    words = ["draft=tiny_small", "schedule=[[1,1,4],[2,4,1]]", "k=[1,4]", "concurrency=[1,2]"]
+    prompts = ("new_tokens=24", "prompts.limit=2")
+    run = asked(tmp_path, *words, "temperature=0", "repetitions=1", prompts=prompts)
+    alone, together = said(run).varying
+    assert (alone.concurrency, together.concurrency) == (1, 2)
+    for cell in (alone, together):
+        assert cell.varying == "schedule"
+        print(f"{cell.concurrency} side by side: {cell.tokens_per_round} tokens per round")
+    assert alone.tokens_per_round is not None
+    assert together.tokens_per_round is not None
+    # K = 4 alone, and K = 1 of two
+    assert alone.tokens_per_round > together.tokens_per_round
 
 
 def test_each_round_of_a_text_is_known(greedy: StoredRun) -> None:

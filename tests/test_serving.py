@@ -445,6 +445,7 @@ def test_every_kind_of_draft_has_its_lines(
     others = [snippet for snippet in snippets if snippet is not first]
     config = {"method": kind, "num_speculative_tokens": 3, **method}
     assert speculative_config(first) == config
+    assert ("enable_adaptive_verification" in " ".join(first.notes)) == (kind == "dspark")
     assert serving.REMOVED not in others
     code = " ".join(snippet.code for snippet in others)
     assert {word for word in elsewhere if word in code} == elsewhere

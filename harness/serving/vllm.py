@@ -70,6 +70,10 @@ COUNTING = Counting(first_position=1, shortens_last_draft=False)
 # K by the number of requests, and what decides in each step how many drafts are verified
 BY_BATCH = "num_speculative_tokens_per_batch_size"
 ADAPTIVE = "enable_adaptive_verification"
+VERIFIES_FEWER = (
+    f'"{ADAPTIVE}":true decides in every step how many drafts of each request are verified; at low'
+    " load a fixed K is faster."
+)
 
 
 def speculative_config(
@@ -139,8 +143,7 @@ def _schedule_notes(k_by_load: Mapping[int, int], largest: int) -> Sequence[str]
         "Requests in their prefill count too, so K can change with every step where their number is"
         " near a threshold, and throughput collapse there (vllm#49548); and the V1 runner's CUDA"
         " graphs are piecewise then: measure the server with this schedule before it is used.",
-        f'With a DSpark drafter "{ADAPTIVE}":true decides in every step how many drafts of each'
-        " request are verified; at low load a fixed K is faster.",
+        f"With a DSpark drafter {VERIFIES_FEWER}",
     ]
     if 0 in k_by_load.values():
         notes.append(
@@ -184,7 +187,11 @@ SPEC = EngineSpec(
         "mtp": ServingLine(_drafting, more=_mtp_notes),
         "medusa": ServingLine(_drafting),
         "dflash": ServingLine(_drafting, BLOCK),
-        "dspark": ServingLine(_drafting, f"On its V2 runner alone. {ANCHORED_BLOCK}"),
+        "dspark": ServingLine(
+            _drafting,
+            f"On its V2 runner alone. {ANCHORED_BLOCK} {VERIFIES_FEWER} It is measured by"
+            " k=[4,7,adaptive] with loads, as concurrency=[1,16].",
+        ),
         "ngram": ServingLine(_drafting),
         "suffix": ServingLine(
             _drafting,
