@@ -1103,7 +1103,7 @@ class ReportConfig(CommandConfig):
     index: str | None = key(None, "a results folder: one page over all its runs")
     records: list[str] = key(
         [],
-        "requests that vLLM, SGLang, llama.cpp or AIPerf recorded",
+        "requests that an engine's server, trtllm-bench or AIPerf recorded",
         distinct=True,
     )
     metrics: str | None = key(None, "a running server, http://HOST:PORT: what its counters say")

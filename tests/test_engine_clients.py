@@ -342,7 +342,9 @@ def tokenizer() -> Any:
     return load_vocabulary(ModelConf(name="tiny", id="embedded:tiny"), "model").tokenizer
 
 
-@pytest.mark.parametrize(("name", "rule"), [("openai", None), ("mlx", "exact_match")])
+@pytest.mark.parametrize(
+    ("name", "rule"), [("openai", None), ("mlx", "exact_match"), ("tensorrt_llm", "greedy_draft")]
+)
 def test_an_endpoint_that_completes_texts_is_timed_and_counts_nothing(
     stand_in: Start, tokenizer: Any, name: str, rule: str | None
 ) -> None:

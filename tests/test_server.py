@@ -718,19 +718,24 @@ def completing(stand_in: Callable[..., StandIn], clock: Seconds, token_s: float)
     return stand_in({"/v1/models": models, "/v1/completions": answer})
 
 
+@pytest.mark.parametrize(("engine", "rule"), [("openai", None), ("tensorrt_llm", "greedy_draft")])
 def test_an_endpoint_that_only_completes_texts_is_timed_and_nothing_is_predicted(
-    stand_in: Callable[..., StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: str,
+    rule: str | None,
+    stand_in: Callable[..., StandIn],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("A_KEY", "secret\n")  # as a variable that a file was read into
     clock = Seconds(monkeypatch)
     servers = [completing(stand_in, clock, token_s) for token_s in (8e-3, 2e-3)]
     urls = f"url=[{','.join(server.url for server in servers)}]"
-    words = ["engine=openai", urls, "api_key_env=A_KEY", "k=[4]", "temperature=[0]"]
+    words = [f"engine={engine}", urls, "api_key_env=A_KEY", "k=[4]", "temperature=[0]"]
     run = stored(command.run(asked(tmp_path, "score=false", "repetitions=1", *words)))
     assert [server.keys for server in servers] == [{"Bearer secret"}] * 2
     assert run.trials
     for trial in run.trials:
-        assert (trial.rule, trial.rounds, trial.new_tokens) == (None, None, 23)
+        assert (trial.rule, trial.rounds, trial.new_tokens) == (rule if trial.k else None, None, 23)
         assert trial.decode_s is not None
         assert trial.decode_s > 0.02
     assert cells(run.starts) == cells(run.trials)
