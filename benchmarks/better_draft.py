@@ -4,8 +4,9 @@
     python -m harness.audition until=all drafts=[s54@OUT/step_54@kind:eagle3,...]
     python benchmarks/better_draft.py results/FOLDER
 
-From each checkpoint the speedup is predicted that the next one's alpha would have, everywhere at
-the same rate, and set next to the next one's own speedup by replay, both at the last one's times.
+From each checkpoint the speedup is predicted that the next one's alpha would have, every gap closed
+by the same part, and set next to the next one's own speedup by replay, both at the last one's
+times.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import numpy as np
 from rich.console import Console
 
 from harness.analysis.head_training import checkpoint_groups
-from harness.analysis.scored import Scored, raised_everywhere
+from harness.analysis.scored import Scored
 from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import Audition
 from harness.analysis.verdict import Candidate
@@ -43,8 +44,7 @@ def main() -> None:
                 ]
                 for one, other in pairwise(scored):
                     alphas = [s.replays().weighted(s.name, weights).alpha for s in (one, other)]
-                    by = (alphas[1] - alphas[0]) / (1.0 - alphas[0])
-                    predicted = one.speedups(raised_everywhere(by))[k]
+                    predicted = one.speedups(one.raised_to(alphas[1]))[k]
                     actual = other.speedups()[k]
                     errors.setdefault(k, []).append(abs(predicted / actual - 1.0))
                     console.print(

@@ -255,6 +255,8 @@ class Trial:
         concurrency: requests that a server decoded side by side.
         logprobs: of the tokens, as a server told them with its completion at temperature 1; None
             where none was asked.
+        entropies: nats at each of them, of the target's distribution before sampling parameters
+            apply; None of texts that were timed or came from a server, and of older runs.
         one_token_s: a server's request for one token, which was taken off this request to give
             decode_s; None where the clock tells decoding apart, and in older runs.
         user_s: of a server's request, from sending it to its whole answer on the client's clock,
@@ -300,6 +302,7 @@ class Trial:
     counted_accepted: int | None = None
     user_s: float | None = None
     user_decode_s: float | None = None
+    entropies: tuple[float, ...] | None = None
 
     @property
     def key(self) -> TextKey:
@@ -339,6 +342,8 @@ class TextTrace:
         draft_logprob: [n] or [n, K] of the token under the draft, sampled like the target; may be
             -inf.
         draft_is_argmax: [n] or [n, K] whether the token is the draft's most likely one.
+        draft_token: [n] or [n, K] which one is, or was looked up, NaN where nothing was drafted;
+            None where that is not known, as of servers and in older runs.
         proposed: [n] tokens proposed from each start, at most K; None where it is K from all.
         chosen: whether proposed tokens are looked up rather than drawn from a distribution; one is
             then accepted exactly where it is the text's, under every rule.
@@ -360,6 +365,7 @@ class TextTrace:
     target_logprob: "NDArray[np.float64]"
     draft_logprob: "NDArray[np.float64]"
     draft_is_argmax: "NDArray[np.bool_]"
+    draft_token: "NDArray[np.float64] | None" = None
     proposed: "NDArray[np.int64] | None" = None
     chosen: bool = False
     turn: int = 1

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from pyarrow import parquet
 from runs import EXAMPLES, FROZEN
 
 from harness import cli, reporting
@@ -44,6 +45,7 @@ from harness.records import (
     UserError,
 )
 from harness.storage import RESULT_COLUMNS, RunFolder, load, load_traces, lock
+from harness.storage import traces as stored_traces
 from harness.summary import DistributionTest, RunFacts, Summary, TextCheck
 
 CONFIG = load(FROZEN / "sweep").config
@@ -141,6 +143,17 @@ def test_trials_checks_and_traces_come_back_as_they_were(folder: RunFolder) -> N
     for line in (folder.path / "trials.jsonl").read_bytes().splitlines():
         body, _, checksum = line.rpartition(b', "checksum": ')
         assert f"{zlib.crc32(body):08x}" == json.loads(checksum[:-1]), "as other tools verify it"
+
+
+def test_traces_without_a_later_column_are_read_and_added_to(folder: RunFolder) -> None:
+    file, (one, *others) = folder.path / "traces.parquet", load_traces(folder.path)
+    known = [replace(trace, draft_token=trace.tokens.astype(float)) for trace in others]
+    older, buffer = parquet.read_table(io.BytesIO(stored_traces.content([one]))), io.BytesIO()
+    parquet.write_table(older.drop_columns(["draft_token"]), buffer)
+    first, *added = stored_traces.read(stored_traces.content(known, buffer.getvalue()), file)
+    assert first.draft_token is None
+    for back, trace in zip(added, known, strict=True):
+        assert (back.draft_token == trace.draft_token).all()
 
 
 def test_only_the_same_run_of_this_version_is_resumed_or_read(

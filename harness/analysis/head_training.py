@@ -30,7 +30,8 @@ from harness.stats.crossfit import Workload
 from harness.stats.jackknife import CONFIDENCE, enough_prompts, half_width
 from harness.storage.training_log import TrainingLog
 
-CHECKPOINT = re.compile(r"(?:step|checkpoint|ckpt|iter)[-_]?(\d+)$", re.IGNORECASE)
+# SpecForge's RUN-step1000 and epoch_0_step_1000, whose steps go on over epochs, and others'
+CHECKPOINT = re.compile(r"(?:epoch_\d+_)?(?:step|checkpoint|ckpt|iter)[-_]?(\d+)$", re.IGNORECASE)
 LEAST_CHECKPOINTS = 3
 # Accuracy that the first draft token lacks, beyond what other texts may explain
 LACKS = 0.1
@@ -109,12 +110,13 @@ class AccuracyGap:
         joint_length: with the drafts of a round as they depend on each other, from every position.
         replayed_length: in the rounds that are run.
         cause: the first of the known causes that holds, in the order of `Cause`.
-        fixed: of a cause in what the head reads, its first token's accuracy without that cause.
+        now, fixed: of a cause in what the head reads, its first token's accuracy on the texts that
+            it was tried on, and without that cause.
+        unchecked: why what the head reads could not be tried; None where it was.
     """
 
     draft: str
-    framework: str
-    logged_of: Literal["eval", "train"]
+    log: TrainingLog
     k: int
     rows: tuple[AccuracyRow, ...]
     logged_length: float
@@ -122,7 +124,9 @@ class AccuracyGap:
     joint_length: float
     replayed_length: float
     cause: Cause
+    now: float | None = None
     fixed: float | None = None
+    unchecked: str | None = None
 
 
 # ---- checkpoints of one head ---------------------------------------------------------------------
@@ -287,8 +291,7 @@ def accuracy_gap(setup: Setup, log: TrainingLog, name: str | None) -> AccuracyGa
     columns = zip(logged, everywhere, given, in_rounds, strict=True)
     gap = AccuracyGap(
         draft=chosen.draft,
-        framework=log.framework,
-        logged_of=log.of,
+        log=log,
         k=k,
         rows=tuple(AccuracyRow(n, *map(float, row)) for n, row in enumerate(columns, start=1)),
         logged_length=_length(logged),
@@ -297,7 +300,7 @@ def accuracy_gap(setup: Setup, log: TrainingLog, name: str | None) -> AccuracyGa
         replayed_length=counts.mean_acceptance_length,
         cause="none",
     )
-    return replace(gap, cause=_cause(gap, logged, everywhere))
+    return replace(gap, cause=_cause(gap, logged, given if log.given else everywhere))
 
 
 def _length(accuracies: Array) -> float:
@@ -305,14 +308,17 @@ def _length(accuracies: Array) -> float:
     return 1.0 + float(np.cumprod(accuracies).sum())
 
 
-def _cause(gap: AccuracyGap, logged: Array, everywhere: Array) -> Cause:
-    """The first that holds; what the head reads differently only a second scoring tells."""
-    if logged[0] - everywhere[0] > LACKS:
+def _cause(gap: AccuracyGap, logged: Array, counted: Array) -> Cause:
+    """The first that holds, of accuracies of the run's texts that are counted as the log's are.
+
+    What the head reads differently only a second scoring tells.
+    """
+    if logged[0] - counted[0] > LACKS:
         return "inputs"
     if gap.k > 1 and logged[1] > 0.0:
-        kept = everywhere[1] / max(float(everywhere[0]), 1e-9)
+        kept = counted[1] / max(float(counted[0]), 1e-9)
         if 1.0 - kept / (logged[1] / logged[0]) > DROPS:
             return "own_states"
-    if abs(gap.joint_length / gap.everywhere_length - 1.0) > DIFFERS:
+    if not gap.log.given and abs(gap.joint_length / gap.everywhere_length - 1.0) > DIFFERS:
         return "dependence"
     return "starts" if abs(gap.replayed_length / gap.joint_length - 1.0) > DIFFERS else "none"

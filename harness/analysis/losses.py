@@ -6,10 +6,10 @@ over places of the texts, so that the shares of any division of the tokens add u
 
 "Accepted as well as the rest" raises the chances of a class C before they are replayed again: each
 a becomes a + u (1 - a), with u = (alpha of the rest - alpha of C) / (1 - alpha of C), both alphas
-being those of the run's own rounds. A draft that is better by d points has u = d / (1 - alpha) at
-every place, or at one offset with that offset's alpha. A worse one has a (1 - u). So nothing is
-assumed of how acceptance is spread over a text, but that a better draft closes the same part of
-every gap.
+being those of the run's own rounds. A draft that is better by d points has at every place the u
+that brings alpha of its replayed rounds to alpha + d, or at one offset u = d / (1 - alpha) with
+that offset's alpha. A worse one has a (1 - u). So nothing is assumed of how acceptance is spread
+over a text, but that a better draft closes the same part of every gap.
 
 A draft step that takes less time shortens a round by what its steps take of it. How much a smaller
 output matrix, or one layer less, takes away is computed from the bytes that a step reads.
@@ -20,6 +20,7 @@ rule are the ranking's.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -40,12 +41,16 @@ from harness.analysis.setup import Setup, architecture
 from harness.analysis.sweep_and_audition import Audition, PairAnalysis
 from harness.analysis.token_classes import CLASSES, rare_tokens, token_classes
 from harness.analysis.verdict import Candidate
-from harness.records import Rule, TextTrace, UserError
+from harness.records import Rule, TextKey, TextTrace, UserError
+from harness.storage.manifest import ModelEntry
 from harness.theory.cost import usd_per_million_tokens
-from harness.theory.replay import at_positions
+from harness.theory.replay import Replayed, at_positions
 
-Axis = Literal["offset", "token", "category", "answer", "context"]
-AXES: tuple[Axis, ...] = ("offset", "token", "category", "answer", "context")
+Axis = Literal["offset", "token", "category", "answer", "context", "entropy"]
+AXES: tuple[Axis, ...] = ("offset", "token", "category", "answer", "context", "entropy")
+# Between the ranges of the target's entropy, nats
+ENTROPIES = (0.01, 0.1, 0.5, 1.0, 2.0)
+NOT_STORED, NOTHING = "not stored", "(nothing)"
 # Tokens of a span, and how many spans are named
 SPAN, SPANS = 8, 10
 POINTS = (0.01, 0.05, 0.1)
@@ -71,13 +76,20 @@ class LossRow:
 
 @dataclass(frozen=True)
 class Span:
-    """Some tokens in a row, and what is lost there."""
+    """Some tokens in a row, and what is lost there.
+
+    Attributes:
+        worst: which of the pieces costs most.
+        drafted: the draft's most likely token there, in the round that loses most; NOTHING where
+            it drafted none, None where it is not stored.
+    """
 
     prompt_set: str
     prompt: str
     start: int
     pieces: tuple[str, ...]
-    worst: int  # which of the pieces costs most
+    worst: int
+    drafted: str | None
     lost_share: float
 
 
@@ -94,17 +106,29 @@ class Worth:
 
 
 Cheaper = Literal["faster", "half_vocabulary", "layer_less"]
+CHEAPER: tuple[Cheaper, ...] = ("faster", "half_vocabulary", "layer_less")
+
+
+# Why it is not known what a change brings: no step was timed, its sizes are not stored, one layer
+Unknown = Literal["no_step", "no_sizes", "one_layer"]
 
 
 @dataclass(frozen=True)
 class CheaperDraft:
-    """A draft that takes a part of its step's time and accepts as now."""
+    """A draft that takes a part of its step's time and accepts as now.
+
+    Attributes:
+        step_share: of today's step; None, as all that follows from it, with the reason `unknown`.
+        speedup: at today's K.
+        k: the best one then.
+    """
 
     change: Cheaper
-    step_share: float  # of today's step
-    speedup: float
-    k: int
-    best_speedup: float
+    step_share: float | None = None
+    speedup: float | None = None
+    k: int | None = None
+    best_speedup: float | None = None
+    unknown: Unknown | None = None
 
 
 @dataclass(frozen=True)
@@ -166,6 +190,7 @@ class Losses:
     rule: Rule
     prompts: int
     texts_known: bool  # whether prompts could be encoded, so that copies are known
+    entropies_known: bool  # whether the target's entropy is stored of any token
     drafts: tuple[DraftLosses, ...]
     trainings: tuple[Training, ...]
     compared: tuple[Compared, ...]
@@ -178,6 +203,26 @@ class KnownTexts:
 
     pieces: Mapping[int, str]
     prompts: Mapping[tuple[str, str], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """What is known of the texts' tokens, by text.
+
+    Attributes:
+        classes: the place in CLASSES of each.
+        entropies: of the target at each, NaN where that is not stored.
+        pieces: the text of each id.
+    """
+
+    classes: list[Labels]
+    entropies: list[Array]
+    pieces: Mapping[int, str]
+
+    @property
+    def entropies_known(self) -> bool:
+        """Of any token."""
+        return any(not np.isnan(each).all() for each in self.entropies)
 
 
 def losses_of(setup: Setup, known: KnownTexts) -> Losses:
@@ -199,10 +244,14 @@ def losses_of(setup: Setup, known: KnownTexts) -> Losses:
     drafts: list[DraftLosses] = []
     trainings: list[Training] = []
     compared: list[Compared] = []
+    entropies_known = False
     for ranking in analysis.own_rankings:
         scored = [Scored.of(analysis, ranking, name) for name in ranking.best]
-        classes = classes_of(scored[0].texts, known) if scored else []
-        made = [losses_of_draft(each, classes, known) for each in scored]
+        texts = scored[0].texts if scored else ()
+        classes = classes_of(texts, known)
+        tokens = _Tokens(classes, _entropies(setup, texts), known.pieces)
+        entropies_known |= tokens.entropies_known
+        made = [losses_of_draft(each, tokens) for each in scored]
         drafts += made
         trainings += [
             t for head, steps in groups.items() if (t := training(ranking, analysis, head, steps))
@@ -220,6 +269,7 @@ def losses_of(setup: Setup, known: KnownTexts) -> Losses:
         setup.rule,
         len(analysis.own_rankings[0].replays.prompts),
         bool(known.prompts),
+        entropies_known,
         tuple(drafts),
         tuple(trainings),
         tuple(compared),
@@ -250,12 +300,34 @@ def classes_of(texts: Sequence[TextTrace], known: KnownTexts) -> list[Labels]:
     ]
 
 
+def _entropies(setup: Setup, texts: Sequence[TextTrace]) -> list[Array]:
+    """Of each text, [n] the target's entropy at each of its tokens, where the run stored it."""
+    stored: dict[TextKey, tuple[float, ...]] = {
+        trial.key: trial.entropies
+        for trial in setup.run.trials
+        if trial.k == 0 and trial.entropies is not None
+    }
+    unknown = [np.full(len(text.tokens), np.nan) for text in texts]
+    return [
+        np.array(stored.get(text.key, nothing))
+        for text, nothing in zip(texts, unknown, strict=True)
+    ]
+
+
 def _labels(
-    axis: Axis, texts: Sequence[TextTrace], classes: Sequence[Labels]
+    axis: Axis, texts: Sequence[TextTrace], tokens: _Tokens
 ) -> tuple[list[Labels], list[str]]:
     """Of each text [n] the part of an axis that each token is in, and the parts' names."""
     if axis == "token":
-        return list(classes), list(CLASSES)
+        return tokens.classes, list(CLASSES)
+    if axis == "entropy":
+        labels = [
+            np.where(np.isnan(each), len(ENTROPIES) + 1, np.searchsorted(ENTROPIES, each, "right"))
+            for each in tokens.entropies
+        ]
+        bounds = ["0", *(f"{value:g}" for value in ENTROPIES)]
+        names = [f"{low} to {high}" for low, high in pairwise(bounds)]
+        return labels, [*names, f"{bounds[-1]} and more", NOT_STORED]
     if axis == "category":
         names = sorted({text.category or text.prompt_set for text in texts})
         numbers = [names.index(text.category or text.prompt_set) for text in texts]
@@ -275,15 +347,18 @@ def _labels(
 # ---- losses of one draft -------------------------------------------------------------------------
 
 
-def losses_of_draft(scored: Scored, classes: Sequence[Labels], known: KnownTexts) -> DraftLosses:
+def losses_of_draft(scored: Scored, tokens: _Tokens) -> DraftLosses:
     """Everything on one draft at its best K."""
     k = scored.name.k
     judged, rejected, lost = np.zeros((3, k))
+    # By text, [start, offset] and [position]
+    lost_from: list[Array] = []
     lost_at: list[Array] = []
     judged_at: list[Array] = []
     rejected_at: list[Array] = []
     for part, factors, ends in scored.endings(k):
         ended = ends.lost_rounds * factors
+        lost_from += [ended[row, :size] for row, size in enumerate(part.lengths)]
         judged += (ends.judged * factors).sum(axis=(0, 1))
         rejected += (ends.rejected * factors).sum(axis=(0, 1))
         lost += ended.sum(axis=(0, 1))
@@ -329,14 +404,16 @@ def losses_of_draft(scored: Scored, classes: Sequence[Labels], known: KnownTexts
         for offset in range(k)
     ]
     for axis in AXES[1:]:
-        labels, names = _labels(axis, scored.texts, classes)
+        if axis == "entropy" and not tokens.entropies_known:
+            continue
+        labels, names = _labels(axis, scored.texts, tokens)
         joined = np.concatenate(labels)
-        tokens = np.repeat(scored.factors, [len(each) for each in labels])
+        counted = np.repeat(scored.factors, [len(each) for each in labels])
         sums = [
             np.bincount(joined, np.concatenate(values), minlength=len(names))
             for values in (judged_at, rejected_at, lost_at)
         ]
-        shares = np.bincount(joined, tokens, minlength=len(names))
+        shares = np.bincount(joined, counted, minlength=len(names))
         rows += [
             row(
                 axis,
@@ -362,7 +439,7 @@ def losses_of_draft(scored: Scored, classes: Sequence[Labels], known: KnownTexts
         lost_rounds=float(lost.sum()) / rounds,
         cut_rounds=(rounds - ideal - float(lost.sum())) / rounds,
         rows=tuple(rows),
-        spans=tuple(_spans(scored, lost_at, total, known)),
+        spans=tuple(_spans(scored, lost_at, lost_from, total, tokens.pieces)),
         worth=() if alpha is None else tuple(_worth(scored, alpha, judged, rejected)),
         cheaper=tuple(_cheaper(scored)),
         map=None if alpha is None else _map(scored, alpha),
@@ -370,7 +447,11 @@ def losses_of_draft(scored: Scored, classes: Sequence[Labels], known: KnownTexts
 
 
 def _spans(
-    scored: Scored, lost_at: Sequence[Array], total: float, known: KnownTexts
+    scored: Scored,
+    lost_at: Sequence[Array],
+    lost_from: Sequence[Array],
+    total: float,
+    pieces: Mapping[int, str],
 ) -> Iterator[Span]:
     """The most expensive tokens in a row, no two of them with a token in common."""
     found: list[tuple[float, int, int]] = []
@@ -384,10 +465,31 @@ def _spans(
                 found.append((float(sums[start]), number, start))
     for costs, number, start in sorted(found, key=lambda each: (-each[0], each[1:]))[:SPANS]:
         text, lost = scored.texts[number], lost_at[number][start : start + SPAN]
-        pieces = tuple(
-            known.pieces.get(int(token), "") for token in text.tokens[start : start + SPAN]
+        worst = int(lost.argmax())
+        yield Span(
+            text.prompt_set,
+            text.prompt,
+            start,
+            tuple(pieces.get(int(token), "") for token in text.tokens[start : start + SPAN]),
+            worst,
+            _drafted(text, start + worst, lost_from[number], pieces),
+            costs / total,
         )
-        yield Span(text.prompt_set, text.prompt, start, pieces, int(lost.argmax()), costs / total)
+
+
+def _drafted(
+    text: TextTrace, position: int, lost_from: Array, pieces: Mapping[int, str]
+) -> str | None:
+    """What the draft holds most likely at a position, from the start that loses most there."""
+    if text.draft_token is None:
+        return None
+    place: tuple[int, ...] = (position,)
+    if text.depth is not None:
+        offsets = range(min(lost_from.shape[1], text.depth, position + 1))
+        offset = max(offsets, key=lambda each: lost_from[position - each, each])
+        place = (position - offset, offset)
+    token = float(text.draft_token[place])
+    return NOTHING if np.isnan(token) else pieces.get(int(token), "")
 
 
 # ---- what a better or a cheaper draft is worth ---------------------------------------------------
@@ -403,8 +505,10 @@ def _worth(scored: Scored, alpha: float, judged: Array, rejected: Array) -> Iter
         for points in POINTS:
             if not now + points <= 1.0:
                 continue
-            by = points / (1.0 - now)
-            change = raised_everywhere(by) if offset is None else raised_at(offset, by)
+            if offset is None:
+                change = scored.raised_to(now + points)
+            else:
+                change = raised_at(offset, points / (1.0 - now))
             speedups = scored.speedups(change, scored.ks)
             best = max(speedups, key=lambda k: (speedups[k], -k))
             cost = None
@@ -422,34 +526,57 @@ def _worth(scored: Scored, alpha: float, judged: Array, rejected: Array) -> Iter
 
 def _cheaper(scored: Scored) -> Iterator[CheaperDraft]:
     """A faster draft; one that reads fewer bytes, as far as its sizes are known."""
-    if scored.draft_cost(scored.name.k) is None:
+    if scored.lookups:
         return
-    shares: dict[Cheaper, float] = {"faster": FASTER}
-    shape = architecture(scored.setup.described_draft(scored.name.draft))
-    if shape is not None:
-        read = shape.weight_bytes_read()
-        smaller = replace(shape, vocab=max(1, shape.vocab // 2))
-        shares["half_vocabulary"] = smaller.weight_bytes_read() / read
-        if shape.layers > 1:
-            shallower = replace(shape, layers=shape.layers - 1)
-            shares["layer_less"] = shallower.weight_bytes_read() / read
-    for change, share in shares.items():
+    timed = scored.draft_cost(scored.name.k) is not None
+    sizes = _step_shares(scored.setup.described_draft(scored.name.draft))
+    shares: dict[Cheaper, float | Unknown] = {"faster": FASTER, **sizes}
+    for change in CHEAPER:
+        share = shares.get(change, "no_sizes") if timed else "no_step"
+        if isinstance(share, str):
+            yield CheaperDraft(change, unknown=share)
+            continue
         speedups = scored.speedups(None, scored.ks, share)
         best = max(speedups, key=lambda k: (speedups[k], -k))
         yield CheaperDraft(change, share, speedups[scored.name.k], best, speedups[best])
 
 
+def _step_shares(entry: ModelEntry) -> dict[Cheaper, float | Unknown]:
+    """Of a step's bytes, what is left of them with half the vocabulary, or one layer less."""
+    shape = architecture(entry)
+    if shape is not None:
+        read = shape.weight_bytes_read()
+        smaller = replace(shape, vocab=max(1, shape.vocab // 2)).weight_bytes_read()
+        layers = shape.layers
+        less = replace(shape, layers=layers - 1).weight_bytes_read() if layers > 1 else None
+    elif entry.step_parameters is not None and entry.output_parameters is not None:
+        read, layer = entry.step_parameters, entry.layer_parameters
+        smaller = read - entry.output_parameters // 2
+        less = None if layer is None else read - layer
+    else:
+        return {}
+    return {
+        "half_vocabulary": smaller / read,
+        "layer_less": "one_layer" if less is None else less / read,
+    }
+
+
 def _map(scored: Scored, alpha: float) -> SpeedupMap:
-    """Tokens per round at every alpha, and what a round costs."""
-    ks = scored.ks
-    rows: list[list[float]] = [[] for _ in ks]
+    """Tokens per round at every alpha of the rounds at its K, and what a round costs."""
+    ks, served = scored.ks, scored.ks.index(scored.name.k)
+    names = [Candidate(scored.name.draft, k) for k in ks]
+    worse = [wanted / alpha - 1.0 for wanted in ALPHAS if wanted < alpha] if alpha else []
+    better = [(wanted - alpha) / (1.0 - alpha) for wanted in ALPHAS if wanted > alpha]
+    replayed: list[list[Replayed]] = []
+    for by in (-1.0, *worse, 0.0, *better):
+        counts = scored.replays(raised_everywhere(by), ks)
+        replayed.append([counts.weighted(name, scored.weights) for name in names])
+    reached = np.maximum.accumulate([row[served].alpha for row in replayed])
     alphas = tuple(sorted({*ALPHAS, alpha}))
-    for wanted in alphas:
-        by = wanted / alpha - 1.0 if wanted < alpha else (wanted - alpha) / max(1.0 - alpha, 1e-9)
-        replays = scored.replays(raised_everywhere(by), ks)
-        for row, k in zip(rows, ks, strict=True):
-            counts = replays.weighted(Candidate(scored.name.draft, k), scored.weights)
-            row.append(counts.tokens_per_round)
+    rows = [
+        np.interp(alphas, reached, [row[n].tokens_per_round for row in replayed]).tolist()
+        for n in range(len(ks))
+    ]
     costs = [scored.draft_cost(k) for k in ks]
     known = [cost for cost in costs if cost is not None]
     return SpeedupMap(

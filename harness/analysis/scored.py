@@ -10,6 +10,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 
 from harness.analysis.latency import Latency
 from harness.analysis.leaderboard import Ranking
@@ -129,6 +130,23 @@ class Scored:
         latency = self.latency if step_share == 1.0 else self.at_step(step_share)
         evidence = evidence_of(self.replays(change, ks), {self.name.draft: latency})
         return {name.k: value for name, value in evidence.speedups(self.weights).items()}
+
+    def raised_to(self, alpha: float) -> Change:
+        """Every gap closed by the part that makes alpha of the rounds at its K the one wanted.
+
+        Better chances also end rounds elsewhere, so that it is not (wanted - now) / (1 - now).
+
+        Args:
+            alpha: at least today's.
+        """
+
+        def lacks(by: float) -> float:
+            counts = self.replays(raised_everywhere(by)).weighted(self.name, self.weights)
+            return counts.alpha - alpha
+
+        if lacks(0.0) >= 0.0:
+            return raised_everywhere(0.0)
+        return raised_everywhere(float(brentq(lacks, 0.0, 1.0, xtol=1e-4)))
 
     # ---- a round's time, and the draft's part of it ----
 

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
+
 from harness import prompts as prompt_sets
 from harness.analysis.head_training import accuracy_gap
 from harness.analysis.losses import KnownTexts, Losses, losses_of
@@ -22,8 +24,8 @@ def written(stored: StoredRun, training_log: str | None = None) -> Losses:
 
     Args:
         stored: the run.
-        training_log: a trainer's log, FILE of the best head or NAME@FILE; where the head reads
-            something else than in training, target and head are loaded to tell what.
+        training_log: a trainer's log, FILE of the best head or NAME@FILE; target and head are then
+            loaded, to tell whether the head reads something else than in training.
 
     Raises:
         UserError: the run has no traces or times, its target's tokenizer or the log cannot be
@@ -39,12 +41,10 @@ def written(stored: StoredRun, training_log: str | None = None) -> Losses:
         losses = losses_of(setup, known)
         if log is not None:
             gap = accuracy_gap(setup, log[1], log[0])
-            if gap.cause == "inputs":
-                from harness.commands.head_causes import with_cause  # torch
+            from harness.commands.head_causes import with_cause  # torch
 
-                bar.say("scoring the head without one cause at a time")
-                gap = with_cause(stored, known, gap)
-            losses = replace(losses, accuracy=gap)
+            bar.say("scoring the head without one cause at a time")
+            losses = replace(losses, accuracy=with_cause(stored, known, gap))
         with files.writing(stored.folder):
             files.write(stored.folder / LOSSES_FILE, page.html_of(losses).encode())
     return losses
@@ -63,7 +63,9 @@ def known_texts(stored: StoredRun, traces: Sequence[TextTrace]) -> KnownTexts:
 
     conf = conf_of(ModelConf, stored.config.get("model") or {})
     tokenizer: Any = load_vocabulary(conf, "model").tokenizer
-    ids = sorted({int(token) for trace in traces for token in trace.tokens})
+    read = [trace.tokens for trace in traces]
+    read += [trace.draft_token for trace in traces if trace.draft_token is not None]
+    ids = sorted({int(each) for tokens in read for each in np.unique(tokens[~np.isnan(tokens)])})
     special = {*tokenizer.all_special_ids}
     pieces = {
         token: "" if token in special else _piece(tokenizer, token, written)

@@ -38,6 +38,7 @@ TITLES: dict[Axis, str] = {
     "category": "Category of prompt",
     "answer": "Position in the answer, tokens",
     "context": "Tokens before it, the prompt's included",
+    "entropy": "Entropy of the target, nats",
 }
 # Rows of the classes that the console prints
 MOST_CLASSES = 6
@@ -60,6 +61,7 @@ class _SpanRow:
     where: str
     text: str
     token: str
+    drafted: str
     share: float
 
 
@@ -67,7 +69,7 @@ SPANS: tuple[Column[_SpanRow], ...] = (
     Column("prompt, position", lambda row: row.where, key=True),
     Column("text; the token that costs most in [ ]", lambda row: row.text, flexible=True),
     Column("target's\ntoken", lambda row: row.token),
-    Column("draft's\ntoken", lambda _: said.NOT_STORED),
+    Column("draft's\ntoken", lambda row: row.drafted),
     Column("share of\nlost rounds", lambda row: row.share, fmt.percent),
 )
 WORTH: tuple[Column[Worth], ...] = (
@@ -154,6 +156,7 @@ class _Section:
     id: str
     title: str
     sentences: tuple[str, ...]
+    axes: tuple[Table, ...]
     tables: tuple[Table, ...]
     map: str | None  # JSON for the script
     alpha: float | None
@@ -180,7 +183,7 @@ def html_of(losses: Losses) -> str:
         sections=sections,
         further=further,
         scales=(SCALES[0], SCALES[-1]),
-        definitions=glossary([*(t for s in sections for t in s.tables), *further]),
+        definitions=glossary([*(t for s in sections for t in (*s.axes, *s.tables)), *further]),
     )
 
 
@@ -190,7 +193,7 @@ def show(losses: Losses, *, verbose: Verbose = False) -> None:
     served = losses.drafts[0]
     if verbose:
         for section in [_section(draft, n) for n, draft in enumerate(losses.drafts)]:
-            for each in section.tables:
+            for each in (*section.axes, *section.tables):
                 print_table(each, out)
         for each in _further(losses):
             print_table(each, out)
@@ -217,7 +220,7 @@ def _of(draft: DraftLosses, axis: Axis) -> list[LossRow]:
 
 
 def _section(draft: DraftLosses, number: int) -> _Section:
-    tables = [
+    axes = [
         table(
             TITLES[axis], _columns(said.PARTS[axis]), _of(draft, axis), notes=said.axis_notes(axis)
         )
@@ -228,20 +231,27 @@ def _section(draft: DraftLosses, number: int) -> _Section:
             f"{span.prompt_set}/{span.prompt}, {span.start}",
             said.marked(span.pieces, span.worst),
             said.visible(span.pieces[span.worst]),
+            said.drafted(span),
             span.lost_share,
         )
         for span in draft.spans
     ]
-    tables += [
-        table("The most expensive tokens in a row", SPANS, spans),
+    tables = [
+        table("The most expensive tokens in a row", SPANS, spans, notes=(said.SPANS_NOTE,)),
         table("What a better draft is worth", WORTH, draft.worth, notes=(said.WORTH_NOTE,)),
-        table("What a cheaper draft is worth", CHEAPER, draft.cheaper, notes=(said.CHEAPER_NOTE,)),
+        table(
+            "What a cheaper draft is worth",
+            CHEAPER,
+            draft.cheaper,
+            notes=said.cheaper_notes(draft),
+        ),
         *([_map_table(draft.map)] if draft.map else []),
     ]
     return _Section(
         f"draft-{number}",
         said.named(draft),
         said.of_draft(draft) if number else (),
+        tuple(each for each in axes if each.rows),
         tuple(each for each in tables if each.rows),
         draft.map and _json(draft.map),
         draft.alpha,

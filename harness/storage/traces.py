@@ -10,7 +10,7 @@ one part of the table, which takes some ten times as much a row.
 """
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,10 @@ NUMBER_COLUMNS = {
     "target_logprob": pa.float64(),
     "draft_logprob": pa.float64(),
     "draft_is_argmax": pa.bool_(),
+    "draft_token": pa.int32(),
 }
+# Columns that came later; runs without them are read, as are rows that hold nothing there
+LATER = ("draft_token",)
 PLACES = {name: pa.int64() for name in ("start", "offset", "position", "token", "proposed")}
 # In the file's order
 _FIRST = (
@@ -68,10 +71,18 @@ def content(traces: Sequence[TextTrace], before: bytes | None = None) -> bytes:
         if before is not None:
             stored = parquet.ParquetFile(io.BytesIO(before))
             for batch in stored.iter_batches(PART_ROWS, columns=SCHEMA.names):
-                file.write_table(pa.Table.from_batches([batch]).select(SCHEMA.names).cast(SCHEMA))
+                file.write_table(_complete(pa.Table.from_batches([batch])))
         for part in _parts(traces):
             file.write_table(_table(part))
     return buffer.getvalue()
+
+
+def _complete(stored: pa.Table) -> pa.Table:
+    """Rows with every column, those that came later empty."""
+    for name in LATER:
+        if name not in stored.column_names:
+            stored = stored.append_column(name, pa.nulls(len(stored), _TYPES[name]))
+    return stored.select(SCHEMA.names).cast(SCHEMA)
 
 
 def _parts(traces: Sequence[TextTrace]) -> Iterator[Sequence[TextTrace]]:
@@ -100,13 +111,14 @@ def _frames(content: bytes, file: Path) -> Iterator[pd.DataFrame]:
         rows = source.metadata.num_rows
         if rows > MAX_ROWS:  # a few bytes can say that a value is repeated
             raise ValueError(f"{rows:,} rows; no run writes more than {MAX_ROWS:,}")
-        missing = [name for name in SCHEMA.names if name not in source.schema_arrow.names]
+        needed = [name for name in SCHEMA.names if name not in LATER]
+        missing = [name for name in needed if name not in source.schema_arrow.names]
         if missing:
             raise UserError(f"{file}: not the traces of a run; it has no column {missing[0]}")
         types = {pa.int64(): pd.Int64Dtype()}
         held: pd.DataFrame | None = None
         for batch in source.iter_batches(PART_ROWS, columns=SCHEMA.names):
-            frame = pa.Table.from_batches([batch]).to_pandas(types_mapper=types.get)
+            frame = _complete(pa.Table.from_batches([batch])).to_pandas(types_mapper=types.get)
             frame = frame if held is None else pd.concat([held, frame], ignore_index=True)
             last = _last_text(frame)
             held = frame.iloc[last:]
@@ -145,8 +157,7 @@ def _rows(trace: TextTrace) -> dict[str, NDArray[Any]]:
     if trace.depth is None:
         absent = np.full(len(positions), np.nan)
         places = {"start": absent, "offset": absent, "proposed": absent, "position": positions}
-        scores = {name: getattr(trace, name) for name in numbers}
-        return {**places, "token": trace.tokens, **scores}
+        return {**places, "token": trace.tokens, **_scores(trace, numbers)}
     offsets = np.arange(trace.depth)
     at = positions[:, None] + offsets
     proposed = np.full(len(positions), np.nan) if trace.proposed is None else trace.proposed
@@ -157,9 +168,18 @@ def _rows(trace: TextTrace) -> dict[str, NDArray[Any]]:
         "position": at,
         "token": _at(trace.tokens.astype(np.float64), at),
     }
-    rows |= {name: getattr(trace, name) for name in numbers if name not in TARGET_COLUMNS}
+    rows |= _scores(trace, [name for name in numbers if name not in TARGET_COLUMNS])
     rows |= {name: _at(getattr(trace, name), at) for name in TARGET_COLUMNS}
     return {name: values.reshape(-1) for name, values in rows.items()}
+
+
+def _scores(trace: TextTrace, names: Iterable[str]) -> dict[str, NDArray[Any]]:
+    """Scores of a trace, NaN where it has none."""
+    values = {name: getattr(trace, name) for name in names}
+    return {
+        name: np.full(trace.draft_logprob.shape, np.nan) if value is None else value
+        for name, value in values.items()
+    }
 
 
 def _at(values: NDArray[np.float64], at: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -177,6 +197,7 @@ def _traces(stored: pd.DataFrame) -> list[TextTrace]:
     firsts = stored[[*TEXT_COLUMNS]].iloc[[rows[0] for rows in rows_of]]
     heads = zip(*(firsts[name].tolist() for name in TEXT_COLUMNS), strict=True)
     numbers = {name: stored[name].to_numpy() for name in NUMBER_COLUMNS}
+    numbers |= {name: stored[name].to_numpy(np.float64, na_value=np.nan) for name in LATER}
     places = {name: stored[name].to_numpy(np.float64, na_value=np.nan) for name in PLACES}
     return [
         _trace(
@@ -196,10 +217,13 @@ def _trace(
 ) -> TextTrace:
     """One trace: what its text is, and by column its scores and where they belong."""
     tokens, start, proposed = (places[name] for name in ("token", "start", "proposed"))
+    numbers |= {name: None for name in LATER if np.isnan(numbers[name]).all()}
     if np.isnan(start).all():
         return TextTrace(**head, tokens=_integers(tokens), **numbers)
     shape = (int(np.nanmax(start)) + 1, int(np.nanmax(places["offset"])) + 1)
-    numbers = {name: values.reshape(shape) for name, values in numbers.items()}
+    numbers = {
+        name: None if values is None else values.reshape(shape) for name, values in numbers.items()
+    }
     first = {name: numbers[name][:, 0].copy() for name in TARGET_COLUMNS}
     return TextTrace(
         **head,

@@ -113,6 +113,12 @@ class MtpNetwork(HeadNetwork):
         ]
 
     @property
+    def output_matrix(self) -> Tensor:
+        """Its own, or the target's."""
+        head: Any = self.network.get_output_embeddings()
+        return head.weight
+
+    @property
     @torch.inference_mode()
     def kv_bytes_per_token(self) -> int:
         """Of its cache, as one row fills it: attention may keep a latent instead of its keys."""

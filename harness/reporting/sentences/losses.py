@@ -3,17 +3,27 @@
 from collections.abc import Iterator, Sequence
 
 from harness.analysis.head_training import AccuracyGap, Cause, Training
-from harness.analysis.losses import Axis, Cheaper, DraftLosses, Losses, LossRow
+from harness.analysis.losses import (
+    NOT_STORED,
+    Axis,
+    Cheaper,
+    DraftLosses,
+    Losses,
+    LossRow,
+    Span,
+    Unknown,
+)
 from harness.reporting import formatting as fmt
 from harness.serving.engines import spec_of
+from harness.storage.training_log import Split
 
-NOT_STORED = "not stored"
 PARTS: dict[Axis, str] = {
     "offset": "draft token",
     "token": "class",
     "category": "category",
     "answer": "position",
     "context": "context",
+    "entropy": "entropy",
 }
 CHANGES: dict[Cheaper, str] = {
     "faster": "20 % faster",
@@ -21,12 +31,23 @@ CHANGES: dict[Cheaper, str] = {
     "layer_less": "one layer less",
 }
 WORTH_NOTE = (
-    "Replayed with chances a raised to a + u (1 - a), u = points / (1 - alpha), everywhere or at"
-    " one draft token of every round. The price is of the best choice then, no draft included."
+    "Replayed with chances a raised to a + u (1 - a): everywhere, with the u at which alpha of the"
+    " rounds is so many points higher; or at one draft token of every round. A price per 10^6"
+    " tokens is given where the run was timed on a card whose price is known; it is of the best"
+    " choice then, no draft included."
 )
 CHEAPER_NOTE = (
     "At today's acceptance. A draft step is taken to last as long as the bytes that it reads are"
     " part of today's; what a smaller vocabulary or a layer less costs in acceptance is not known."
+)
+UNKNOWN: dict[Unknown, str] = {
+    "no_step": "no draft step was timed, as rounds are those of a server",
+    "no_sizes": "the run does not say what a draft step reads",
+    "one_layer": "the draft has one layer",
+}
+SPANS_NOTE = (
+    "The draft's token: its most likely one, in the round that loses most there. Above temperature"
+    " 0 it may be the target's, and was rejected by chance."
 )
 TRAINING_NOTE = (
     "Each at its best K. All are priced by the last one's round times, as they are of one"
@@ -39,6 +60,9 @@ COMPARED_NOTE = (
 )
 AXIS_NOTES: dict[Axis, str] = {
     "offset": "Share of tokens: of the draft tokens that were judged.",
+    "entropy": (
+        "Of the target's distribution at each token, before temperature, top-k and top-p apply."
+    ),
     "token": (
         "One class each, the first that fits: special, new line (first token after one), copied"
         " (ends three tokens that stand in the prompt), code, digits, markup, punctuation, name,"
@@ -80,7 +104,35 @@ def notes(losses: Losses) -> tuple[str, ...]:
             "The prompts of this run are not there any more, so that no token is known to be copied"
             " from one."
         )
+    if not losses.entropies_known:
+        lines.append(
+            "The target's entropy is not stored in this run: an audition stores it with the texts"
+            " that it generates; servers, timed generations and earlier versions do not."
+        )
     return tuple(lines)
+
+
+def cheaper_notes(draft: DraftLosses) -> tuple[str, ...]:
+    """How a cheaper draft is reckoned, and why a change is not, with what would measure it."""
+    unknown: dict[Unknown, list[str]] = {}
+    for each in draft.cheaper:
+        if each.unknown is not None:
+            unknown.setdefault(each.unknown, []).append(CHANGES[each.change])
+    lines = [
+        f"Not known of {', '.join(changes)}: {UNKNOWN[reason]}."
+        for reason, changes in unknown.items()
+    ]
+    if unknown.keys() - {"one_layer"}:
+        lines.append(
+            "To measure it, make such a draft and time it next to this one: python -m"
+            f" harness.audition drafts=[{draft.draft},NAME@FOLDER]."
+        )
+    return (CHEAPER_NOTE, *lines)
+
+
+def drafted(span: Span) -> str:
+    """The draft's token of a span."""
+    return NOT_STORED if span.drafted is None else visible(span.drafted)
 
 
 def answer(losses: Losses) -> tuple[str, ...]:
@@ -154,12 +206,13 @@ def of_trainings(trainings: Sequence[Training]) -> tuple[str, ...]:
     return tuple(lines)
 
 
+SPLITS: dict[Split, str] = {"eval": "evaluation", "train": "training"}
 CAUSES: dict[Cause, str] = {
     "layers": "it reads other layers of the target than in training (one or two higher or lower)",
     "template": "prompts have another chat template than in training",
     "embedding": "its embedding is not the target's: of another checkpoint",
     "norm": "the residual of its layer is taken on the wrong side of its norm",
-    "rotary": "the frequencies of its positions have lost precision",
+    "rotary": "the frequencies of its positions have another precision than in training",
     "inputs": (
         "its first token already falls short, and none of other layers, template, embedding, norm"
         " or frequencies explains it: compare the texts, and the precision of its states"
@@ -187,21 +240,24 @@ def of_accuracy(gap: AccuracyGap | None) -> tuple[str, ...]:
     """What a trainer's accuracies promise, what replay gives, and why they differ."""
     if gap is None:
         return ()
-    steps = (
-        f"{gap.draft}, K={gap.k}: the accuracies that {gap.framework} logged promise an acceptance"
-        f" length of {fmt.decimal(gap.logged_length)} were they independent; replay gives"
-        f" {fmt.decimal(gap.replayed_length)}. On the run's texts they are"
-        f" {fmt.decimal(gap.everywhere_length)}, with their dependence"
-        f" {fmt.decimal(gap.joint_length)}."
+    log = gap.log
+    logged = f"the accuracies that {log.framework} logged in {SPLITS[log.of]}"
+    promised = "promise" if log.given else "promise, were they independent,"
+    lengths = (
+        f"{gap.draft}, K={gap.k}: {logged} {promised} an acceptance length of"
+        f" {fmt.decimal(gap.logged_length)}; replay gives {fmt.decimal(gap.replayed_length)}. On"
+        f" the run's texts they promise {fmt.decimal(gap.everywhere_length)}, with the dependence"
+        f" of a round's drafts {fmt.decimal(gap.joint_length)}."
     )
-    fixed = ""
+    why = CAUSES[gap.cause]
     if gap.fixed is not None:
-        first = gap.rows[0]
-        fixed = (
-            f"; without that its first token's accuracy is {fmt.percent(gap.fixed)} in place of"
-            f" {fmt.percent(first.everywhere)} ({fmt.percent(first.logged)} logged)"
+        why += (
+            f"; without that its first draft token is right in {fmt.percent(gap.fixed)} of places"
+            f" in place of {fmt.percent(gap.now)}"
         )
-    return steps, f"Why: {CAUSES[gap.cause]}{fixed}."
+    elif gap.unchecked is not None:
+        why += f". What it reads was not tried: {gap.unchecked}"
+    return lengths, f"Why: {why.rstrip('.')}."
 
 
 def visible(piece: str) -> str:
