@@ -73,8 +73,9 @@ def door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     monkeypatch.chdir(tmp_path)
 
     def run(work: Callable[[BreakevenConfig], Outcome]) -> int:
+        monkeypatch.setattr(cli, "work", lambda _, config: work(config))
         with pytest.raises(SystemExit) as end:
-            cli.run_app("breakeven", work)
+            cli.run_app("breakeven")
         return int(end.value.code or 0)
 
     return run
