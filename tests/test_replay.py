@@ -44,7 +44,7 @@ def loop_over_flags(flag, length, k, proposed):
         counts["kept", kept] += 1
         outcome = "cut" if kept == left else "bonus" if kept == drafts else "rejected"
         counts[outcome] += 1
-        if outcome == "cut":
+        if outcome == "cut" or (outcome == "bonus" and kept + 1 == left):
             counts["cut short"] += k + 1 - left
         elif kept < k:
             counts["ended", start, kept] += 1
@@ -382,6 +382,19 @@ def test_judged_tokens_by_position_add_up_to_those_of_the_replay(k):
     # Rounds: 0-1 accepted and rejected, 2-3 accepted with a bonus at 4, 5 is cut
     assert at_positions(ends.judged).tolist() == [[1, 1, 1, 1, 0, 1]]
     assert at_positions(ends.judged - ends.rejected).tolist() == [[1, 0, 1, 1, 0, 1]]
+
+
+def test_an_engine_that_shortens_the_last_draft_loses_nothing_to_it() -> None:
+    """llama.cpp drafts min(K, left - 1): the round's own token is the text's last."""
+    size, k = 32, 8
+    chances = np.ones((1, size, k))
+    left = np.arange(size, 0, -1)[None]
+    ends = endings(chances, [size], k, proposed=np.minimum(k, left - 1))
+    assert ends.lost_rounds.sum() == 0.0
+    always = endings(0.9 * chances, [size], k).lost_rounds.sum()
+    shortened = endings(0.9 * chances, [size], k, proposed=np.minimum(k, left - 1))
+    # Without rejections of the last token, which is not drafted
+    assert 0.95 * always < shortened.lost_rounds.sum() < always
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])

@@ -15,6 +15,9 @@ from harness.analysis.token_classes import CLASSES
 from harness.stats.jackknife import CONFIDENCE, enough_prompts, half_width, workload_ratio
 from harness.theory.replay import RoundChoice, cheapest_rounds
 
+# Prompts at which two drafts must differ by a token for an interval of their difference
+LEAST_DIFFERING = 5
+
 
 @dataclass(frozen=True)
 class JointRow:
@@ -125,16 +128,20 @@ def _difference(
 ) -> tuple[float, float | None, float | None]:
     """Share of the tokens that the second accepts and the first does not, less the reverse.
 
-    By prompt, as McNemar's test has it by pair: only what one of them alone accepts counts.
+    By prompt, as McNemar's test has it by pair: only what one of them alone accepts counts. Without
+    an interval where the two differ at a token or more of fewer than `LEAST_DIFFERING` prompts.
     """
     prompts = sorted({(text.prompt_set, text.conversation) for text in scored.texts})
     place = {name: row for row, name in enumerate(prompts)}
-    sums = np.zeros((2, len(prompts)))
+    sums, differing = np.zeros((2, len(prompts))), np.zeros(len(prompts))
     for text, a, b in zip(scored.texts, first, second, strict=True):
-        sums[:, place[text.prompt_set, text.conversation]] += float((b - a).sum()), len(a)
+        row = place[text.prompt_set, text.conversation]
+        sums[:, row] += float((b - a).sum()), len(a)
+        differing[row] += float(np.abs(b - a).sum())
     sets = tuple(name for name, _ in prompts)
     estimate = workload_ratio(sums[0], sums[1], sets, scored.weights)
-    interval = estimate.interval()
+    enough = int((differing >= 1.0).sum()) >= LEAST_DIFFERING
+    interval = estimate.interval() if enough else None
     return (estimate.value, interval and interval.lo, interval and interval.hi)
 
 

@@ -10,6 +10,7 @@ before it was accepted. The steps from one to the other are taken one at a time:
 inputs, the drafts' dependence on each other, where rounds start.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,8 @@ from harness.stats.crossfit import Workload
 from harness.stats.jackknife import CONFIDENCE, enough_prompts, half_width
 from harness.storage.training_log import TrainingLog
 
+# Of a speedup: what further training must bring to be worth it
+WORTH = 0.03
 # SpecForge's RUN-step1000 and epoch_0_step_1000, whose steps go on over epochs, and others'
 CHECKPOINT = re.compile(r"(?:epoch_\d+_)?(?:step|checkpoint|ckpt|iter)[-_]?(\d+)$", re.IGNORECASE)
 LEAST_CHECKPOINTS = 3
@@ -61,12 +64,12 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Training:
-    """The checkpoints of one head, by step; `enough` is the first that no later one beats.
+    """The checkpoints of one head, by step.
 
     Attributes:
         head: what their names have in common.
-        enough: steps from which on no checkpoint is faster beyond its interval; None with too few
-            prompts, or where the last one still is.
+        enough: steps from which on no checkpoint is more than `WORTH` faster; None where there is
+            no such, or where prompts are too few to tell.
     """
 
     head: str
@@ -228,13 +231,18 @@ def training(
 
 
 def _enough(workload: Workload, steps: Sequence[int]) -> int | None:
-    """The first step that no later one is faster than beyond its interval; not the last."""
+    """The first step that no later one is more than `WORTH` faster than; not the last.
+
+    All later ones together are compared at `CONFIDENCE` (Bonferroni). None where that is true of
+    none, or where prompts are too few to tell.
+    """
     if not enough_prompts(workload.prompt_sets):
         return None
     for n, step in enumerate(steps[:-1]):
         ratios, variance = workload.log_ratios(n)
-        lower = ratios - half_width(variance, CONFIDENCE)
-        if (lower[n + 1 :] <= 0.0).all():
+        later = len(steps) - n - 1
+        upper = ratios + half_width(variance, 1.0 - (1.0 - CONFIDENCE) / later)
+        if (upper[n + 1 :] < math.log1p(WORTH)).all():
             return step
     return None
 
@@ -321,4 +329,6 @@ def _cause(gap: AccuracyGap, logged: Array, counted: Array) -> Cause:
             return "own_states"
     if not gap.log.given and abs(gap.joint_length / gap.everywhere_length - 1.0) > DIFFERS:
         return "dependence"
-    return "starts" if abs(gap.replayed_length / gap.joint_length - 1.0) > DIFFERS else "none"
+    # Rounds that ends of texts cut short say nothing of where others start
+    in_rounds = _length(np.array([row.in_rounds for row in gap.rows]))
+    return "starts" if abs(in_rounds / gap.joint_length - 1.0) > DIFFERS else "none"

@@ -44,7 +44,7 @@ from harness.analysis.verdict import Candidate
 from harness.records import Rule, TextKey, TextTrace, UserError
 from harness.storage.manifest import ModelEntry
 from harness.theory.cost import usd_per_million_tokens
-from harness.theory.replay import Replayed, at_positions
+from harness.theory.replay import at_positions
 
 Axis = Literal["offset", "token", "category", "answer", "context", "entropy"]
 AXES: tuple[Axis, ...] = ("offset", "token", "category", "answer", "context", "entropy")
@@ -133,26 +133,27 @@ class CheaperDraft:
 
 @dataclass(frozen=True)
 class SpeedupMap:
-    """What a speedup follows from: `tokens_per_round[k][alpha] / (round_cost[k] + moved steps)`.
+    """What a speedup follows from: `tokens_per_round / (round_cost + moved draft steps)`.
 
     Attributes:
         ks, alphas: ascending.
         tokens_per_round: [K][alpha], replayed with the chances raised or lowered to that alpha.
-        round_cost: [K] plain tokens that a round takes.
+        round_cost: [K][alpha] plain tokens that a round takes in the mean, those of look-ups that
+            propose less included, and a request's start where a server has one.
         draft_cost: [K] of them, those that its draft steps take; None where no step was timed.
     """
 
     ks: tuple[int, ...]
     alphas: tuple[float, ...]
     tokens_per_round: tuple[tuple[float, ...], ...]
-    round_cost: tuple[float, ...]
+    round_cost: tuple[tuple[float, ...], ...]
     draft_cost: tuple[float, ...] | None
 
     def speedups(self, scale: float) -> Array:
         """[K, alpha] speedups where a draft step takes `scale` times today's time."""
         draft = np.array(self.draft_cost or [0.0] * len(self.ks))
-        costs = np.array(self.round_cost) + draft * (scale - 1.0)
-        return np.array(self.tokens_per_round) / costs[:, None]
+        costs = np.array(self.round_cost) + draft[:, None] * (scale - 1.0)
+        return np.array(self.tokens_per_round) / costs
 
     def best_k(self, scale: float) -> Labels:
         """[alpha] the K of the largest speedup; 0 where none is above 1."""
@@ -426,8 +427,8 @@ def losses_of_draft(scored: Scored, tokens: _Tokens) -> DraftLosses:
             if shares[n] > 0.0
         ]
     alpha = 1.0 - float(rejected.sum() / judged.sum()) if judged.sum() else None
-    best = {n: (n + 1) / scored.latency.rounds.relative(n) for n in scored.ks}
-    ceiling_k = max(best, key=lambda n: best[n])
+    best = scored.speedups(raised_everywhere(1.0), scored.ks)
+    ceiling_k = max(best, key=lambda n: (best[n], -n))
     return DraftLosses(
         temperature=scored.texts[0].temperature,
         draft=scored.name.draft,
@@ -567,22 +568,28 @@ def _map(scored: Scored, alpha: float) -> SpeedupMap:
     names = [Candidate(scored.name.draft, k) for k in ks]
     worse = [wanted / alpha - 1.0 for wanted in ALPHAS if wanted < alpha] if alpha else []
     better = [(wanted - alpha) / (1.0 - alpha) for wanted in ALPHAS if wanted > alpha]
-    replayed: list[list[Replayed]] = []
+    reached: list[float] = []
+    # [chances][K] tokens per round, and what a round costs
+    replayed: list[list[tuple[float, float]]] = []
     for by in (-1.0, *worse, 0.0, *better):
-        counts = scored.replays(raised_everywhere(by), ks)
-        replayed.append([counts.weighted(name, scored.weights) for name in names])
-    reached = np.maximum.accumulate([row[served].alpha for row in replayed])
+        change = raised_everywhere(by)
+        counts, speedups = scored.replays(change, ks), scored.speedups(change, ks)
+        of_k = [counts.weighted(name, scored.weights) for name in names]
+        reached.append(max([of_k[served].alpha, *reached]))
+        tokens = [each.tokens_per_round for each in of_k]
+        replayed.append([(n, n / speedups[k]) for n, k in zip(tokens, ks, strict=True)])
     alphas = tuple(sorted({*ALPHAS, alpha}))
-    rows = [
-        np.interp(alphas, reached, [row[n].tokens_per_round for row in replayed]).tolist()
-        for n in range(len(ks))
-    ]
+
+    def at_alphas(column: int) -> tuple[tuple[float, ...], ...]:
+        values = np.array(replayed)[:, :, column].T
+        return tuple(tuple(np.interp(alphas, reached, row).tolist()) for row in values)
+
     costs = [scored.draft_cost(k) for k in ks]
     known = [cost for cost in costs if cost is not None]
     return SpeedupMap(
         ks,
         alphas,
-        tuple(map(tuple, rows)),
-        tuple(scored.latency.rounds.relative(k) for k in ks),
+        at_alphas(0),
+        at_alphas(1),
         tuple(known) if len(known) == len(ks) else None,
     )

@@ -288,7 +288,7 @@ def _json(known: SpeedupMap) -> str:
         "ks": known.ks,
         "alphas": known.alphas,
         "tokens": [[round(value, 3) for value in row] for row in known.tokens_per_round],
-        "costs": [round(value, 4) for value in known.round_cost],
+        "costs": [[round(value, 4) for value in row] for row in known.round_cost],
         "draft": known.draft_cost and [round(value, 4) for value in known.draft_cost],
     }
     return json.dumps(values, separators=(",", ":"))

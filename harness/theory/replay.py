@@ -257,7 +257,8 @@ class Endings(NamedTuple):
     Attributes:
         judged: rounds from a start that judge the draft token at an offset.
         rejected: those of them that reject it, and end.
-        undrafted: rounds that end since nothing is drafted at that offset though the text goes on.
+        undrafted: rounds that end since nothing is drafted at that offset though the text goes on
+            behind the token that the round itself has there.
     """
 
     judged: Array
@@ -298,7 +299,8 @@ def endings(
     kept = _renewal(reach, left, k)[:, :, None] * reach
     judged = np.where(exists, kept[:, :, :k], 0.0)
     offsets = np.arange(k)
-    stops = (offsets == drafts[:, :, None]) & (left[:, :, None] > offsets)
+    # Not before the text's last token: the round's own token there ends the text
+    stops = (offsets == drafts[:, :, None]) & (left[:, :, None] > offsets + 1)
     return Endings(
         judged,
         rejected=judged - np.where(exists, kept[:, :, 1:], 0.0),

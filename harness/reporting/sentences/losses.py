@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from harness.analysis.head_training import AccuracyGap, Cause, Training
+from harness.analysis.head_training import WORTH, AccuracyGap, Cause, Training
 from harness.analysis.losses import (
     NOT_STORED,
     Axis,
@@ -193,15 +193,22 @@ def of_trainings(trainings: Sequence[Training]) -> tuple[str, ...]:
         where = f"{each.head}, temperature {each.temperature:g}"
         if each.enough is not None:
             lines.append(
-                f"{where}: from {each.enough} training steps on no later checkpoint is faster"
-                f" beyond noise (the last, {last.step}: {fmt.speedup(last.speedup)}); stop there."
+                f"{where}: from {each.enough} training steps on no later checkpoint is more than"
+                f" {WORTH:.0%} faster (the last, {last.step}: {fmt.speedup(last.speedup)}); stop"
+                " there."
             )
         elif last.left_lo is None:
             lines.append(f"{where}: too few prompts to tell noise from progress.")
-        else:
+        elif (before := each.checkpoints[-2]).left_lo is not None and before.left_lo > 1.0:
             lines.append(
                 f"{where}: speedup still grows at the last checkpoint, {last.step} steps"
                 f" ({fmt.speedup(last.speedup)}); train on."
+            )
+        else:
+            lines.append(
+                f"{where}: too few prompts to tell whether the last checkpoint, {last.step} steps"
+                f" ({fmt.speedup(last.speedup)}), is {WORTH:.0%} faster than the one before it"
+                f" ({fmt.signed_percent(before.left - 1.0)})."
             )
     return tuple(lines)
 

@@ -1,15 +1,15 @@
-// A map of speedups: tokens per round by K and alpha, and what a round of each K costs.
+// A map of speedups: tokens per round, and what a round costs, by K and alpha.
 for (const box of document.querySelectorAll("[data-map]")) {
   const map = JSON.parse(box.dataset.map), svg = box.querySelector("svg");
   const slider = (name) => box.querySelector(`input[name=${name}]`);
   if (!map.draft) slider("scale").closest("p").hidden = true;
-  const tokens = (row, alpha) => {
+  const between = (row, alpha) => {
     const all = map.alphas, after = Math.max(1, all.findIndex((each) => each >= alpha - 1e-9));
     const share = (alpha - all[after - 1]) / (all[after] - all[after - 1]);
     return row[after - 1] + share * (row[after] - row[after - 1]);
   };
   const speedup = (n, alpha, scale) =>
-    tokens(map.tokens[n], alpha) / (map.costs[n] + (map.draft ? map.draft[n] * (scale - 1) : 0));
+    between(map.tokens[n], alpha) / (between(map.costs[n], alpha) + (map.draft ? map.draft[n] * (scale - 1) : 0));
   const best = (alpha, scale) => map.ks.reduce((found, k, n) => {
     const value = speedup(n, alpha, scale);
     return value > found.value ? { k, value } : found;
