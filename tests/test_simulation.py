@@ -22,7 +22,7 @@ from harness.simulation.policies import (
     allocated,
     draft_budget,
 )
-from harness.simulation.requests import Request, Text, as_recorded, at_random
+from harness.simulation.requests import Confidences, Request, Text, as_recorded, at_random
 from harness.simulation.server import Costs, Policy, Served, Slot, simulate
 from harness.theory.batching import BatchTimes, closed_loop
 from harness.theory.replay import by_start, replay
@@ -63,7 +63,11 @@ ARRIVALS = st.lists(st.floats(0, 3), min_size=12, max_size=12)
 
 def with_confidences(request: Request, draw: Callable[[], float]) -> Request:
     rows = [[draw() for _ in range(K)] for _ in range(request.tokens)]
-    return Request(request.prompt_tokens, request.runs, request.most, rows)
+    return Request(request.prompt_tokens, request.runs, request.most, whole_rounds(rows))
+
+
+def whole_rounds(rows: Sequence[Sequence[float]]) -> Confidences:
+    return Confidences(np.array(rows, dtype=np.float64).reshape(len(rows), K))
 
 
 # ---- against theory ------------------------------------------------------------------------------
@@ -325,7 +329,7 @@ def test_vllms_allocation_is_that_of_its_document(
 
 def test_vllms_budget_rests_on_the_confidences_of_the_round_before() -> None:
     sure, unsure = [1.0] * K, [0.0] * K
-    request = Request(1, np.zeros(3, np.intp), np.full(3, 100), [unsure, sure, sure])
+    request = Request(1, np.zeros(3, np.intp), np.full(3, 100), whole_rounds([unsure, sure, sure]))
     slot, policy = Slot(0, 0, request), SurvivalBudget(K, flat(1))
     # Of a request that just came nothing is known, which counts as sure
     drafted = []
@@ -345,7 +349,8 @@ def test_the_oracle_drafts_what_will_be_accepted_and_pays() -> None:
 
 
 def test_a_threshold_drafts_up_to_the_first_unlikely_token() -> None:
-    request = Request(1, np.zeros(2, np.intp), np.full(2, 100), [[0.9, 0.3, 0.9], [0.9] * 3])
+    rows = whole_rounds([[0.9, 0.3, 0.9], [0.9] * 3])
+    request = Request(1, np.zeros(2, np.intp), np.full(2, 100), rows)
     slot, policy = Slot(0, 0, request), Threshold(K, 0.5)
     assert policy.choose([slot], 0) == [2]
     slot.position = 1

@@ -59,7 +59,7 @@ class ScoredTexts:
         for row, trace in enumerate(self.traces):
             values, count = self.confidences[trace.key].values[:, :k], len(trace.tokens)
             away[row, : len(values)] = values
-            along[row, :count] = self._along(trace, values, k)
+            along[row, :count] = along_text(trace, values, k, self.rule)
         proposed = np.minimum(until_unlikely(along, threshold), most)
         off_text = until_unlikely(away, threshold)
         if self.traces[0].depth is None:
@@ -67,14 +67,18 @@ class ScoredTexts:
         drawn = np.minimum(off_text[:, :-1], most)
         return proposed, np.repeat(drawn[:, :, None], k + 1, axis=2)
 
-    def _along(self, trace: TextTrace, values: Array, k: int) -> Array:
-        """[n, K] the draft's probability of each token where it is the text's."""
-        drawn = trace.temperature > 0.0 and self.rule != "greedy_draft"
-        if trace.depth is not None:
-            return np.exp(trace.draft_logprob[:, :k]) if drawn else values
-        along = np.exp(trace.draft_logprob) if drawn else values[:-1, 0]
-        padded = np.pad(along, (0, k - 1), constant_values=np.nan)
-        return np.lib.stride_tricks.sliding_window_view(padded, k)
+
+def along_text(trace: TextTrace, values: Array, k: int, rule: Rule) -> Array:
+    """[n, K] the draft's probability of each token where it is the text's.
+
+    `values` are those of its `DraftConfidence`.
+    """
+    drawn = trace.temperature > 0.0 and rule != "greedy_draft"
+    if trace.depth is not None:
+        return np.exp(trace.draft_logprob[:, :k]) if drawn else values
+    along = np.exp(trace.draft_logprob) if drawn else values[:-1, 0]
+    padded = np.pad(along, (0, k - 1), constant_values=np.nan)
+    return np.lib.stride_tricks.sliding_window_view(padded, k)
 
 
 def replayed_adaptively(texts: ScoredTexts, k: int, threshold: float) -> Replayed:

@@ -11,14 +11,14 @@ Upstream, read in October 2026:
   not.
 - vLLM, vllm/v1/worker/gpu/spec_decode/adaptive_verification.py, docs/features/speculative_decoding/
   adaptive_verification.md. There the draft drafts K tokens always, and fewer are verified; here a
-  round costs what one costs that drafts as many.
+  round costs what one costs that drafts as many. Its estimates of acceptance are of a head that was
+  trained for it, or calibrated while it serves; here they are the draft's own probabilities.
 """
 
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
-from operator import mul
+from itertools import chain
 from typing import ClassVar
 
 from harness.simulation.server import Costs, Slot
@@ -64,11 +64,8 @@ class Threshold:
 
     def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:  # noqa: ARG002
         """Up to the first unlikely token of each, that one included."""
-        return [self._of(slot.request.confidences[slot.position]) for slot in active]
-
-    def _of(self, confidences: Sequence[float]) -> int:
-        drafted = enumerate(confidences[: self.k], start=1)
-        return next((n for n, each in drafted if each < self.threshold), self.k)
+        drafted = [slot.request.until_unlikely(self.threshold)[slot.position] for slot in active]
+        return [min(each, self.k) for each in drafted]
 
     def seen(self, slot: Slot, drafted: int, accepted: int) -> None:
         """Learn nothing."""
@@ -228,17 +225,17 @@ class SurvivalBudget:
         new = [1.0] * self._k
         rooms = [min(self._k, int(slot.request.most[slot.position])) for slot in active]
         before = [self._before.get(slot.place, new) for slot in active]
-        now = [slot.request.confidences[slot.position][: self._k] for slot in active]
+        now = [slot.request.survivals[slot.position] for slot in active]
         self._before = {slot.place: row for slot, row in zip(active, now, strict=True)}
-        budget = draft_budget(_survivals(before, rooms), self._costs)
-        return allocated(_survivals(now, rooms), budget)
+        budget = draft_budget(_within(before, rooms), self._costs)
+        return allocated(_within(now, rooms), budget)
 
     def seen(self, slot: Slot, drafted: int, accepted: int) -> None:
         """Learn nothing."""
 
 
-def _survivals(confidences: Sequence[Sequence[float]], rooms: Sequence[int]) -> list[list[float]]:
-    return [[*accumulate(row[:room], mul)] for row, room in zip(confidences, rooms, strict=True)]
+def _within(survivals: Sequence[Sequence[float]], rooms: Sequence[int]) -> list[Sequence[float]]:
+    return [row[:room] for row, room in zip(survivals, rooms, strict=True)]
 
 
 class Oracle:

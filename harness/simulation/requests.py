@@ -16,6 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.theory.adaptive import until_unlikely
+
 Array = NDArray[np.float64]
 Counts = NDArray[np.intp]
 
@@ -37,6 +39,30 @@ class Rounds(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class Confidences:
+    """The probability that a draft gives to each token that it drafts on a text of n tokens.
+
+    Attributes:
+        along: [n, K] by the start of a round and offset, as long as the tokens are the text's.
+        away: [n + 1, K] from a position on at which the draft leaves the text; None where `along`
+            has whole rounds, of a draft whose tokens hang on the start and not on chance.
+    """
+
+    along: Array
+    away: Array | None = None
+
+    def of_rounds(self, accepted: Counts) -> Array:
+        """[n, K] of the rounds that would accept so many tokens in a row; NaN counts as sure."""
+        made = self.along
+        if self.away is not None:
+            starts, offsets = np.indices(made.shape)
+            left = offsets - accepted[:, None]
+            off_text = self.away[starts + accepted[:, None], np.maximum(left, 0)]
+            made = np.where(left < 0, made, off_text)
+        return np.nan_to_num(made, nan=1.0)
+
+
+@dataclass(frozen=True, eq=False)
 class Request:
     """A request whose rounds emit n tokens.
 
@@ -44,15 +70,15 @@ class Request:
         prompt_tokens: of its prompt.
         runs: [n] draft tokens in a row that would be accepted from each start.
         most: [n] tokens that the engine drafts at most from each start.
-        confidences: [n][K] the draft's own probability of each token that a round from a start
-            drafts; empty where that is not known.
+        drafted: how sure the draft is of what it drafts; None where that is not known.
     """
 
     prompt_tokens: int
     runs: Counts
     most: Counts
-    confidences: Sequence[Sequence[float]] = ()
+    drafted: Confidences | None = None
     _rounds: dict[int, Rounds] = field(default_factory=dict[int, Rounds], repr=False)
+    _until: dict[float, list[int]] = field(default_factory=dict[float, list[int]], repr=False)
 
     @property
     def tokens(self) -> int:
@@ -65,6 +91,23 @@ class Request:
         if known is None:
             known = self._rounds[k] = self._made(k)
         return known
+
+    @cached_property
+    def confidences(self) -> Array:
+        """[n, K] of each token that a round from a start drafts."""
+        assert self.drafted is not None
+        return self.drafted.of_rounds(self.runs)
+
+    @cached_property
+    def survivals(self) -> list[list[float]]:
+        """[n][K] the chance that a token is accepted with all before it, were these right."""
+        return np.cumprod(self.confidences, axis=1).tolist()
+
+    def until_unlikely(self, threshold: float) -> list[int]:
+        """[n] tokens of the K that a round drafts until one is below the threshold, with it."""
+        if threshold not in self._until:
+            self._until[threshold] = until_unlikely(self.confidences, threshold).tolist()
+        return self._until[threshold]
 
     def _made(self, k: int) -> Rounds:
         drafted = np.minimum(self.most, k)
@@ -86,6 +129,7 @@ class Text:
         chances: [n, K] the chance that a round from a start accepts at an offset, given that it got
             there. What is NaN, or beyond the text, is not accepted.
         most: [n] tokens that the engine drafts at most from each start.
+        drafted: as of a request.
     """
 
     prompt_set: str
@@ -93,6 +137,7 @@ class Text:
     prompt_tokens: int
     chances: Array
     most: Counts
+    drafted: Confidences | None = None
 
     @cached_property
     def certain(self) -> Request | None:
@@ -118,7 +163,8 @@ class Text:
     def _request(self, flags: NDArray[np.bool_]) -> Request:
         """From [n, K] whether a token would be accepted."""
         rejected = np.pad(~flags, ((0, 0), (0, 1)), constant_values=True)
-        return Request(self.prompt_tokens, np.argmax(rejected, axis=1).astype(np.intp), self.most)
+        runs = np.argmax(rejected, axis=1).astype(np.intp)
+        return Request(self.prompt_tokens, runs, self.most, self.drafted)
 
 
 # ---- when they come ------------------------------------------------------------------------------
