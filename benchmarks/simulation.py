@@ -30,8 +30,8 @@ from harness.analysis.planning import load_checks
 from harness.cli import compose
 from harness.commands import server
 from harness.records import GREEDY, grouped
-from harness.simulation.policies import Fixed, Oracle, Tier, Tiers
-from harness.simulation.requests import Text, at_random
+from harness.simulation.policies import Fixed, Oracle, SurvivalBudget, Threshold, Tier, Tiers
+from harness.simulation.requests import Confidences, Text, at_random
 from harness.simulation.server import Costs, Policy, simulate
 from harness.storage import load
 from harness.summary import Percentiles, PlanCheck
@@ -201,23 +201,29 @@ def _chosen(cells: Sequence[PlanCheck]) -> str:
 
 
 def speeds() -> None:
-    """Print the rounds a second."""
+    """Print the rounds a second, by processor time."""
+    slowest = np.inf
     for length, slots in ((20, 4), (120, 4), (120, 16)):
         random = np.random.default_rng(2)
         flags = random.random((50, length)) < 0.7
         most = np.arange(length - 1, -1, -1)
+        sure = random.random((length, K))
         texts = [
-            Text("", "", 20, by_start(row[None].astype(np.float64), K)[0], most) for row in flags
+            Text("", "", 20, by_start(row[None].astype(np.float64), K)[0], most, Confidences(sure))
+            for row in flags
         ]
         made = [text.certain for text in texts]
         requests = [each for each in made if each is not None]
         sent = [requests[at] for at in random.integers(0, len(requests), REQUESTS)]
-        costs = Costs([[1.0] * (K + 1)] * (slots + 1))
+        rows = [[1.0 + 0.02 * b * n for n in range(K + 1)] for b in range(slots + 1)]
+        costs = Costs(rows)
         arrivals = at_random(REQUESTS, random) * length / slots
         makers: dict[str, Callable[[Costs], Policy]] = {
             "plain": lambda _: Fixed(0),
             f"K={K}": lambda _: Fixed(K),
             "tiers": lambda _: Tiers(K, (Tier(1, (1, K)),)),
+            "threshold": lambda _: Threshold(K, 0.4),
+            "survival": lambda costs: SurvivalBudget(K, costs),
             "oracle": lambda costs: Oracle(K, costs),
         }
         for name, make in makers.items():
@@ -228,7 +234,9 @@ def speeds() -> None:
                 rounds = simulate(sent, arrivals, costs, make(costs)).rounds.sum()
                 seconds.append(process_time() - begin)
             speed = f"{rounds / min(seconds) / 1e6:.2f} million rounds a second"
-            print(f"{length:4d} tokens, {slots:2d} slots, {name:6s} {speed}")
+            print(f"{length:4d} tokens, {slots:2d} slots, {name:9s} {speed}")
+            slowest = min(slowest, rounds / min(seconds))
+    print(f"slowest: {slowest:,.0f} rounds a second of processor time")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from harness.simulation.policies import (
     SGLANG_TIERS,
     AcceptedAverage,
+    Budgets,
     ByLoad,
     Fixed,
     Oracle,
@@ -20,10 +21,9 @@ from harness.simulation.policies import (
     Tier,
     Tiers,
     allocated,
-    draft_budget,
 )
 from harness.simulation.requests import Confidences, Request, Text, as_recorded, at_random
-from harness.simulation.server import Costs, Policy, Served, Slot, simulate
+from harness.simulation.server import Costs, Policy, Reads, Served, Slot, simulate
 from harness.theory.batching import BatchTimes, closed_loop
 from harness.theory.replay import by_start, replay
 from harness.theory.speedup import RoundTimes
@@ -159,7 +159,7 @@ def checked(served: Served, requests: Sequence[Request], slots: int) -> None:
 class Watched:
     """A policy whose rounds are added up: what they emit."""
 
-    steady: ClassVar[bool] = False
+    reads: ClassVar[frozenset[Reads]] = frozenset({"accepted"})
 
     def __init__(self, policy: Policy) -> None:
         self.policy, self.emitted = policy, 0
@@ -241,7 +241,7 @@ def test_bursts_come_together_and_a_record_keeps_its_gaps() -> None:
     assert made[3] - made[0] == pytest.approx(3.0)
 
 
-def test_a_steady_policy_is_asked_for_a_fraction_of_the_rounds() -> None:
+def test_a_policy_that_reads_the_load_alone_is_asked_for_a_fraction_of_the_rounds() -> None:
     random = np.random.default_rng(2)
     texts = [request_of(row) for row in random.random((50, 120)) < 0.7]
     requests = [texts[at] for at in random.integers(0, 50, 1000)]
@@ -321,7 +321,8 @@ def test_vllms_allocation_is_that_of_its_document(
 ) -> None:
     rows = [[1.0 + 0.2 * b + each * n * b for n in range(K + 1)] for b in range(6)]
     survivals = [np.cumprod(row).tolist() for row in confidences]
-    budget = draft_budget(survivals, Costs(rows))
+    chances = sorted((chance for row in survivals for chance in row), reverse=True)
+    budget = Budgets(Costs(rows)).best(len(survivals), chances)
     made = allocated(survivals, budget)
     assert made == document(survivals, rows)
     assert sum(made) == budget
@@ -346,6 +347,16 @@ def test_the_oracle_drafts_what_will_be_accepted_and_pays() -> None:
     # A draft token that costs more than a plain token is not worth being right
     expensive = Costs([[1.0 + 3.0 * n for n in range(K + 1)]] * 3)
     assert Oracle(K, expensive).choose(slots, 0) == [0, 0]
+
+
+@given(st.lists(st.integers(0, K), min_size=1, max_size=5), st.floats(0.0, 1.5))
+def test_the_oracles_budget_is_that_of_chances_of_1(accepted: list[int], each: float) -> None:
+    rows = [[1.0 + 0.2 * b + each * n * b**0.5 for n in range(K + 1)] for b in range(6)]
+    slots = [Slot(n, n, request_of([True] * k + [False])) for n, k in enumerate(accepted)]
+    budget = Budgets(Costs(rows)).best(len(slots), [1.0] * sum(accepted))
+    made = Oracle(K, Costs(rows)).choose(slots, 0)
+    assert sum(made) == budget
+    assert made == allocated([[1.0] * k for k in accepted], budget)
 
 
 def test_a_threshold_drafts_up_to_the_first_unlikely_token() -> None:

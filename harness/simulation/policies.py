@@ -1,9 +1,7 @@
 """How many tokens to draft, round by round: fixed, by load, and as engines adapt it.
 
-What each reads: `Fixed` nothing; `ByLoad` the number of active requests; `Threshold` the draft's
-confidences; `Tiers` accepted lengths and the number of active requests; `SurvivalBudget`
-confidences and costs. `Oracle` knows what will be accepted, which no policy does: it shows what is
-left to gain.
+Each says in `reads` what it decides by. `Oracle` knows what will be accepted, which no policy does:
+it shows what is left to gain.
 
 Upstream, read in October 2026:
 - SGLang, python/sglang/srt/speculative/adaptive_spec_params.py and adaptive_step_router.py. With
@@ -21,7 +19,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar
 
-from harness.simulation.server import Costs, Slot
+import numpy as np
+
+from harness.simulation.server import Costs, Reads, Slot
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Fixed:
     """K draft tokens in every round; 0 decodes plainly."""
 
     k: int
-    steady: ClassVar[bool] = True
+    reads: ClassVar[frozenset[Reads]] = frozenset()
 
     def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:  # noqa: ARG002
         """K for each."""
@@ -44,7 +44,7 @@ class ByLoad:
     """A K for each number of active requests: `ks[b]` where b are, the last for more."""
 
     ks: Sequence[int]
-    steady: ClassVar[bool] = True
+    reads: ClassVar[frozenset[Reads]] = frozenset({"active"})
 
     def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:  # noqa: ARG002
         """The K of this load for each."""
@@ -60,7 +60,7 @@ class Threshold:
 
     k: int
     threshold: float
-    steady: ClassVar[bool] = False
+    reads: ClassVar[frozenset[Reads]] = frozenset({"confidences"})
 
     def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:  # noqa: ARG002
         """Up to the first unlikely token of each, that one included."""
@@ -145,7 +145,7 @@ class AcceptedAverage:
 class Tiers:
     """SGLang's adaptive K: a tier by the number of active requests, its K by what was accepted."""
 
-    steady: ClassVar[bool] = False
+    reads: ClassVar[frozenset[Reads]] = frozenset({"active", "accepted"})
 
     def __init__(self, k: int, tiers: Sequence[Tier] = SGLANG_TIERS) -> None:
         """Begin with k (SGLang's speculative_num_steps) where a tier has it."""
@@ -171,38 +171,88 @@ class Tiers:
 # ---- vLLM: a budget of draft tokens by survival probability and cost -----------------------------
 
 
-def draft_budget(survivals: Sequence[Sequence[float]], costs: Costs) -> int:
+class Budgets:
     """How many draft tokens of all requests together give the most tokens per second.
 
-    Args:
-        survivals: of each active request, the chance that each of its draft tokens is accepted, all
-            before it being so.
-        costs: an iteration of d draft tokens for b requests costs that of d / b for each.
+    An iteration of d draft tokens for b requests costs that of d / b for each.
     """
-    row, batch = costs.iteration_s[len(survivals)], len(survivals)
-    tokens, most, budget = float(batch), batch / row[0], 0
-    chances = sorted(chain.from_iterable(survivals), reverse=True)
-    for drafted, chance in enumerate(chances, start=1):
-        tokens += chance
-        below, rest = divmod(drafted, batch)
-        seconds = row[below]
-        if rest:
-            seconds += (row[below + 1] - row[below]) * rest / batch
-        if tokens / seconds > most:
-            most, budget = tokens / seconds, drafted
-    return budget
+
+    def __init__(self, costs: Costs) -> None:
+        """Of a server of these costs."""
+        self._costs = costs
+        # By requests active: seconds by draft tokens, and the best budget where all are accepted
+        self._seconds: dict[int, list[float]] = {}
+        self._sure: dict[int, list[int]] = {}
+
+    def best(self, batch: int, chances: Sequence[float]) -> int:
+        """Of so many requests.
+
+        Args:
+            batch: requests that are active.
+            chances: of all their draft tokens, descending, that one is accepted, all before it
+                in its round being so.
+        """
+        seconds = self._seconds_of(batch)
+        tokens, most, budget = float(batch), batch / seconds[0], 0
+        drafted = 0
+        for chance in chances:
+            tokens += chance
+            drafted += 1
+            if tokens > most * seconds[drafted]:
+                most, budget = tokens / seconds[drafted], drafted
+        return budget
+
+    def best_of_sure(self, batch: int, number: int) -> int:
+        """The same where so many draft tokens would be accepted for certain, and no other."""
+        known = self._sure.get(batch)
+        if known is None:
+            known = [0]
+            most = batch / self._seconds_of(batch)[0]
+            for drafted, seconds in enumerate(self._seconds_of(batch)[1:], start=1):
+                more = batch + drafted > most * seconds
+                known.append(drafted if more else known[-1])
+                most = (batch + drafted) / seconds if more else most
+            self._sure[batch] = known
+        return known[number]
+
+    def _seconds_of(self, batch: int) -> list[float]:
+        known = self._seconds.get(batch)
+        if known is None:
+            row = self._costs.iteration_s[batch]
+            at = np.arange(batch * (len(row) - 1) + 1) / batch
+            known = self._seconds[batch] = np.interp(at, range(len(row)), row).tolist()
+        return known
 
 
 def allocated(survivals: Sequence[Sequence[float]], budget: int) -> list[int]:
-    """Draft tokens of each request: the budget goes to those most likely to be accepted."""
-    ranked = sorted(
-        (-chance, offset, row)
-        for row, chances in enumerate(survivals)
-        for offset, chance in enumerate(chances)
-    )
-    ks = [0] * len(survivals)
-    for _, _, row in ranked[:budget]:
-        ks[row] += 1
+    """Draft tokens of each request: the budget goes to those most likely to be accepted.
+
+    Of equal chances the earlier token of its round comes first, then the earlier request. The
+    chances of a request never increase.
+    """
+    sizes = [*map(len, survivals)]
+    if budget >= sum(sizes):
+        return sizes
+    # The largest chance of those that are left out
+    least = sorted(chain.from_iterable(survivals), reverse=True)[budget]
+    ks: list[int] = []
+    for row in survivals:
+        drafted = 0
+        for chance in row:
+            if chance <= least:
+                break
+            drafted += 1
+        ks.append(drafted)
+    left = budget - sum(ks)
+    if left:
+        equal = sorted(
+            (offset, place)
+            for place, row in enumerate(survivals)
+            for offset in range(ks[place], len(row))
+            if row[offset] == least
+        )
+        for _, place in equal[:left]:
+            ks[place] += 1
     return ks
 
 
@@ -213,45 +263,49 @@ class SurvivalBudget:
     on the host yet; the allocation on this one's.
     """
 
-    steady: ClassVar[bool] = False
+    reads: ClassVar[frozenset[Reads]] = frozenset({"active", "confidences", "costs"})
 
     def __init__(self, k: int, costs: Costs) -> None:
         """For a server of these costs."""
-        self._k, self._costs = k, costs
+        self._k, self._budgets = k, Budgets(costs)
+        self._new = [1.0] * k
         self._before: dict[int, Sequence[float]] = {}
 
     def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:  # noqa: ARG002
         """What is allocated to each."""
-        new = [1.0] * self._k
-        rooms = [min(self._k, int(slot.request.most[slot.position])) for slot in active]
-        before = [self._before.get(slot.place, new) for slot in active]
-        now = [slot.request.survivals[slot.position] for slot in active]
-        self._before = {slot.place: row for slot, row in zip(active, now, strict=True)}
-        budget = draft_budget(_within(before, rooms), self._costs)
-        return allocated(_within(now, rooms), budget)
+        known, self._before = self._before, {}
+        before: list[float] = []
+        now: list[Sequence[float]] = []
+        for slot in active:
+            row = slot.request.survivals(self._k)[slot.position]
+            before += known.get(slot.place, self._new)[: len(row)]
+            self._before[slot.place] = row
+            now.append(row)
+        before.sort(reverse=True)
+        return allocated(now, self._budgets.best(len(active), before))
 
     def seen(self, slot: Slot, drafted: int, accepted: int) -> None:
         """Learn nothing."""
 
 
-def _within(survivals: Sequence[Sequence[float]], rooms: Sequence[int]) -> list[Sequence[float]]:
-    return [row[:room] for row, room in zip(survivals, rooms, strict=True)]
-
-
 class Oracle:
     """Drafts no token that will be rejected, and of the others those that pay in this iteration."""
 
-    steady: ClassVar[bool] = False
+    reads: ClassVar[frozenset[Reads]] = frozenset({"active", "costs", "flags"})
 
     def __init__(self, k: int, costs: Costs) -> None:
         """Up to k tokens of a request, on a server of these costs."""
-        self._k, self._costs = k, costs
+        self._k, self._budgets = k, Budgets(costs)
 
     def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:  # noqa: ARG002
         """As many as will be accepted and pay."""
-        rows = [slot.request.rounds(self._k).accepted[slot.position] for slot in active]
-        survivals = [[1.0] * accepted for accepted in rows]
-        return allocated(survivals, draft_budget(survivals, self._costs))
+        k = self._k
+        accepted = [slot.request.rounds(k).accepted[slot.position] for slot in active]
+        total = sum(accepted)
+        budget = self._budgets.best_of_sure(len(active), total)
+        if budget == total:
+            return accepted
+        return allocated([[1.0] * each for each in accepted], budget)
 
     def seen(self, slot: Slot, drafted: int, accepted: int) -> None:
         """Learn nothing."""

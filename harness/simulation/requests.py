@@ -79,6 +79,9 @@ class Request:
     drafted: Confidences | None = None
     _rounds: dict[int, Rounds] = field(default_factory=dict[int, Rounds], repr=False)
     _until: dict[float, list[int]] = field(default_factory=dict[float, list[int]], repr=False)
+    _survivals: dict[int, list[list[float]]] = field(
+        default_factory=dict[int, list[list[float]]], repr=False
+    )
 
     @property
     def tokens(self) -> int:
@@ -98,16 +101,25 @@ class Request:
         assert self.drafted is not None
         return self.drafted.of_rounds(self.runs)
 
-    @cached_property
-    def survivals(self) -> list[list[float]]:
-        """[n][K] the chance that a token is accepted with all before it, were these right."""
-        return np.cumprod(self.confidences, axis=1).tolist()
+    def survivals(self, k: int) -> list[list[float]]:
+        """By start, of each token that a round of up to k drafts: its chance of being accepted.
+
+        That is with all before it, were confidences right.
+        """
+        known = self._survivals.get(k)
+        if known is None:
+            rows = np.cumprod(self.confidences[:, :k], axis=1).tolist()
+            drafted = self.rounds(k).drafted
+            known = [row[:size] for row, size in zip(rows, drafted, strict=True)]
+            self._survivals[k] = known
+        return known
 
     def until_unlikely(self, threshold: float) -> list[int]:
         """[n] tokens of the K that a round drafts until one is below the threshold, with it."""
-        if threshold not in self._until:
-            self._until[threshold] = until_unlikely(self.confidences, threshold).tolist()
-        return self._until[threshold]
+        known = self._until.get(threshold)
+        if known is None:
+            known = self._until[threshold] = until_unlikely(self.confidences, threshold).tolist()
+        return known
 
     def _made(self, k: int) -> Rounds:
         drafted = np.minimum(self.most, k)

@@ -9,8 +9,8 @@ An engine that mixes (llama.cpp, vLLM) puts the prompts that enter into the iter
 decode: all get longer by them, and the first tokens are there when it ends. Where nobody decodes,
 the prompts are an iteration of their own. Other engines (SGLang) stop decoding for each prompt.
 
-Where a policy's choice hangs on the number of active requests alone, nothing is decided until one
-of them ends or another enters, so all iterations up to there are one step. That makes it fast.
+Where a policy reads the number of active requests at most, nothing is decided until one of them
+ends or another enters, so all iterations up to there are one step. That makes it fast.
 
 A closed loop of B requests is the special case in which all have arrived at 0 and B are in flight:
 `harness.theory.batching.closed_loop` gives the same seconds where rounds are whole numbers and
@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, inf
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,24 +50,31 @@ class Slot:
         place: of the request, among all, in the order of arrival.
         request: itself.
         position: in its text, at which the next round begins.
+        end: of its text.
     """
 
-    __slots__ = ("number", "place", "position", "request")
+    __slots__ = ("end", "number", "place", "position", "request")
 
     def __init__(self, number: int, place: int, request: Request) -> None:
         """With the request at the beginning of its text."""
-        self.number, self.place, self.request, self.position = number, place, request, 0
+        self.number, self.place, self.request = number, place, request
+        self.position, self.end = 0, request.tokens
+
+
+# What a policy may decide by: how many are active, what earlier rounds accepted, how sure the draft
+# is, what iterations cost; and what no policy of an engine knows, which tokens will be accepted
+Reads = Literal["active", "accepted", "confidences", "costs", "flags"]
 
 
 class Policy(Protocol):
     """Decides how many tokens rounds draft.
 
     Attributes:
-        steady: whether its choice hangs on the number of active requests alone; then it is asked
-            only when that may have changed, and is told of no round.
+        reads: what it decides by. One that reads the number of active requests at most is asked
+            only when that may have changed; one that reads accepted lengths is told of each round.
     """
 
-    steady: ClassVar[bool]
+    reads: ClassVar[frozenset[Reads]]
 
     def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:
         """Draft tokens of each active slot's next round at most, while so many requests wait."""
@@ -137,8 +144,9 @@ class Costs:
         return (max(drafts) - sum(drafts) / len(drafts)) * self.draft_step_s[len(drafts)]
 
     def _pass_s(self, drafts: Sequence[int]) -> float:
-        row = self.iteration_s[len(drafts)]
-        return sum([row[n] for n in drafts]) / len(drafts) + self.more_steps_s(drafts)
+        row, batch = self.iteration_s[len(drafts)], len(drafts)
+        seconds = sum([row[n] for n in drafts]) / batch
+        return seconds + self.more_steps_s(drafts) if self.draft_step_s else seconds
 
 
 class Iteration(NamedTuple):
@@ -212,7 +220,8 @@ def simulate(
             of the one before; None where requests come whatever becomes of others.
         journal: gets every iteration.
     """
-    number, steady, most = len(requests), policy.steady, in_flight or costs.slots
+    number, most = len(requests), in_flight or costs.slots
+    steady, learns = policy.reads <= {"active"}, "accepted" in policy.reads
     mixes = len(costs.mixed_start_s) > 0
     arrivals = np.asarray(arrived_s, dtype=np.float64).tolist()
     sent = number if in_flight is None else min(in_flight, number)
@@ -260,21 +269,24 @@ def simulate(
         ended = 0
         for slot, path, drafted in zip(decoding, paths, drafts, strict=True):
             position, after = slot.position, path.after
-            if not steady:
+            if learns:
                 policy.seen(slot, drafted, path.accepted[position])
-            for _ in range(steps):
+            if steps == 1:
                 position = after[position]
+            else:
+                for _ in range(steps):
+                    position = after[position]
             slot.position = position
             rounds[slot.place] += steps
-            if position == slot.request.tokens:
+            if position == slot.end:
                 ended_s[slot.place] = clock
                 free.append(slot.number)
                 ended += 1
         if ended:
-            active = [slot for slot in active if slot.position < slot.request.tokens]
+            active = [slot for slot in active if slot.position < slot.end]
         for slot in entering:
             first_s[slot.place] = clock
-            if slot.request.tokens:
+            if slot.end:
                 insort(active, slot, key=_number)
             else:
                 ended_s[slot.place] = clock
