@@ -194,10 +194,8 @@ class Budgets:
         """
         seconds = self._seconds_of(batch)
         tokens, most, budget = float(batch), batch / seconds[0], 0
-        drafted = 0
-        for chance in chances:
+        for drafted, chance in enumerate(chances, start=1):
             tokens += chance
-            drafted += 1
             if tokens > most * seconds[drafted]:
                 most, budget = tokens / seconds[drafted], drafted
         return budget

@@ -58,7 +58,8 @@ class Slot:
     def __init__(self, number: int, place: int, request: Request) -> None:
         """With the request at the beginning of its text."""
         self.number, self.place, self.request = number, place, request
-        self.position, self.end = 0, request.tokens
+        self.position: int = 0
+        self.end: int = request.tokens
 
 
 # What a policy may decide by: how many are active, what earlier rounds accepted, how sure the draft
@@ -223,14 +224,15 @@ def simulate(
     number, most = len(requests), in_flight or costs.slots
     steady, learns = policy.reads <= {"active"}, "accepted" in policy.reads
     mixes = len(costs.mixed_start_s) > 0
-    arrivals = np.asarray(arrived_s, dtype=np.float64).tolist()
+    arrivals: list[float] = np.asarray(arrived_s, dtype=np.float64).tolist()
     sent = number if in_flight is None else min(in_flight, number)
     arrivals[sent:] = [inf] * (number - sent)  # sent when another has ended
     entered_s, first_s, ended_s = ([0.0] * number for _ in range(3))
-    rounds = [0] * number
+    rounds: list[int] = [0] * number
     free = deque(range(costs.slots))
     active: list[Slot] = []
-    clock, due = 0.0, 0
+    clock: float = 0.0
+    due: int = 0
     while due < number or active:
         idle = False
         if not active:
@@ -271,11 +273,8 @@ def simulate(
             position, after = slot.position, path.after
             if learns:
                 policy.seen(slot, drafted, path.accepted[position])
-            if steps == 1:
+            for _ in range(steps):
                 position = after[position]
-            else:
-                for _ in range(steps):
-                    position = after[position]
             slot.position = position
             rounds[slot.place] += steps
             if position == slot.end:
