@@ -75,8 +75,9 @@ from harness.summary import Answer, ServedCell, ServedGate, ServedSummary, Summa
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "validation.md"
-# Of it, what benchmarks/simulation.py writes
+# Of it, what benchmarks/simulation.py and benchmarks/published_load.py write
 WAITS = "Waits under load, simulated and measured"
+CROSSOVERS = "Published crossovers under load"
 COMMON = (
     "engine=llamacpp",
     "clock=cpu",
@@ -218,7 +219,8 @@ def main() -> None:
     untimed = [Path(run) for run in asked.untimed]
     page = written([_read(folder, folder not in untimed) for folder in (*folders, *untimed)])
     if asked.out.is_file():  # what another benchmark wrote there
-        page = with_section(page, WAITS, section(asked.out.read_text(), WAITS))
+        for title in (CROSSOVERS, WAITS):
+            page = with_section(page, title, section(asked.out.read_text(), title))
     asked.out.write_text(page)
     print(page)
 

@@ -1072,6 +1072,10 @@ class PlanConfig(CommandConfig):
         "requests side by side on a card; null: the most that were timed",
         least=1,
     )
+    confidences_from: str | None = key(
+        None,
+        "an audition with decode.stop=threshold, of the same texts; null: those of the run",
+    )
     arrivals: str | None = key(None, "a log, or time stamps, seconds, one a line; null: at random")
     together: int = key(1, "requests that arrive at once, a burst", least=1, most=1000)
     seeds: int = key(8, "simulated sequences of requests and arrivals", least=2, most=1000)

@@ -1587,7 +1587,7 @@ class RunningServer:
 
 # How many tokens a server drafts: a fixed number, one by how many requests are active, SGLang's
 # tiers by an exponential average of accepted lengths, or what will be accepted, which nobody knows
-PlanPolicy = Literal["fixed", "by_load", "tiers", "oracle"]
+PlanPolicy = Literal["fixed", "by_load", "threshold", "tiers", "survival", "oracle"]
 
 
 @dataclass(frozen=True)
@@ -1627,6 +1627,13 @@ class PlanChoice:
     usd_per_million_tokens: float | None = None
     capacity_lo: float | None = None
     capacity_hi: float | None = None
+    threshold: float | None = None  # of the policy of that name
+    on_engine: bool = True  # whether the engine has the policy, with drafts of this kind
+
+    @property
+    def bound(self) -> bool:
+        """Whether no server can decide so."""
+        return self.policy == "oracle"
 
     @property
     def drafts(self) -> bool:
@@ -1683,8 +1690,8 @@ class Plan:
 
     @property
     def servable(self) -> tuple[PlanChoice, ...]:
-        """The choices that a server can make."""
-        return tuple(choice for choice in self.choices if choice.policy != "oracle")
+        """The choices that the engine can be started with."""
+        return tuple(each for each in self.choices if each.on_engine and not each.bound)
 
     @property
     def best(self) -> PlanChoice | None:

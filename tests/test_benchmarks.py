@@ -175,6 +175,35 @@ def test_published_speedups_are_predicted_from_other_data_sets(
         bench("published", "", short)
 
 
+def test_published_crossovers_under_load_are_simulated_in_order() -> None:
+    load = script("published_load")
+    page = (BENCHMARKS.parent / "docs" / "validation.md").read_text(encoding="utf-8")
+    # What was fitted, as the page has it
+    number = r"([\d.]+)"
+    said = rf"{number} ms an iteration.*, {number} us more for each .* {number} us for each token"
+    plain, head = (
+        load.Ladder(
+            k, *(float(each) * unit for each, unit in zip(of, (1e-3, 1e-6, 1e-6), strict=True))
+        )
+        for k, of in zip((0, 3), re.findall(said, page), strict=True)
+    )
+    for rate, of_both in ((4.0, "tpot_ms"), (8.0, "tokens_per_second")):
+        for server in (plain, head):
+            assert f"{getattr(server.at(rate), of_both):.2f}"[:-2] in page
+    assert head.at(4.0).tpot_ms < plain.at(4.0).tpot_ms
+    assert head.at(8.0).tpot_ms > plain.at(8.0).tpot_ms
+    assert head.at(8.0).tokens_per_second < plain.at(8.0).tokens_per_second
+    made = [*load.adaptive(number=256, concurrencies=(4, 16, 64, 256))]
+    gains = [
+        [float(cells[at].rstrip(" %")) for at in (7, 8)]
+        for cells in (line.split("|") for line in made)
+        if len(cells) > 8 and cells[1].strip().isdigit()
+    ]
+    assert len(gains) == 4
+    for published, simulated in gains:
+        assert (published > 0) == (simulated > 0)
+
+
 def test_published_lengths_and_throughputs_are_compared_by_k(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import FROZEN, outcome_of, ran
+from runs import FROZEN, outcome_of, ran, without_plots
 
-from harness.analysis import analyse, planning
+from harness.analysis import analyse, planned_server, planning
+from harness.analysis.adaptive import THRESHOLDS
 from harness.analysis.iteration_costs import (
     IterationCosts,
     Starts,
@@ -25,7 +26,8 @@ from harness.analysis.server_run import ServedRun
 from harness.cli import compose
 from harness.commands.plan import recorded_times
 from harness.records import LoadTiming, UserError
-from harness.reporting.sentences.plan import verdicts
+from harness.reporting.sentences.plan import named, verdicts, whether_served
+from harness.serving.engines import spec_of
 from harness.simulation.policies import Fixed
 from harness.simulation.server import sent_at_once, simulate
 from harness.storage import StoredRun, load
@@ -141,6 +143,74 @@ def test_costs_are_found_again_from_what_the_servers_clock_says() -> None:
         assert fitted.mixed_s == pytest.approx(true.mixed_s, abs=4e-4)
 
 
+@pytest.fixture(scope="module")
+def sure(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
+    """An audition of the server run's prompts that stored how sure the draft is of its tokens."""
+    words = (
+        "drafts=[tiny_good]",
+        "k=[1,2,4]",
+        "temperature=[0]",
+        "decode.stop=threshold",
+    )
+    asked = ("prompts.limit=5", "new_tokens=32", "seed=3", "threads=1", "decode.rule=greedy_draft")
+    typed = ("latency.target_ms=10", "latency.draft_ms=2")
+    with without_plots():
+        return ran("audition", tmp_path_factory.mktemp("sure"), *words, *asked, *typed)
+
+
+def with_confidences(sure: StoredRun, *words: str) -> Plan:
+    config = compose("plan", ["run=x", *FEW, "tpot_ms=6", "rate=20", *words])
+    return plan_of(timed(), config, confidences_from=sure)[0]
+
+
+def test_stored_confidences_bring_the_policies_that_read_them(sure: StoredRun) -> None:
+    plan = with_confidences(sure)
+    choices = {each.policy: each for each in plan.choices}
+    assert [*choices][-4:] == ["tiers", "threshold", "survival", "oracle"]
+    threshold, survival, oracle = (choices[name] for name in ("threshold", "survival", "oracle"))
+    assert threshold.threshold in THRESHOLDS
+    assert "a threshold of" in named(threshold)
+    # Neither knows as much as the oracle, and both more than the largest K without an end
+    alone = {name: each.points[0].tpot_s for name, each in by_name(plan).items()}
+    for each in (threshold, survival):
+        assert each.capacity < oracle.capacity
+        assert each.points[0].tpot_s < alone["fixed 0"]
+    assert threshold.capacity > by_name(plan)["fixed 4"].capacity
+    assert plan == with_confidences(sure)
+    server, (draft,) = planned_server.planned(timed(), 0.0, sure)
+    (text, *_) = server.texts(draft, 4, 32)
+    trace, known = draft.traces[0], sure.confidences
+    values = next(e.values for e in known if e.key == trace.key)
+    assert text.certain is not None
+    stop = int(text.certain.runs[0])  # the first token that is not the text's
+    emitted = values[server.counting.first_position :]
+    expected = [*emitted[:stop, 0], *emitted[stop, : 4 - stop]]
+    assert text.certain.confidences[0].tolist() == pytest.approx(expected[:4])
+
+
+def test_confidences_of_other_texts_or_drafts_are_refused_in_a_line(sure: StoredRun) -> None:
+    def says(run: StoredRun) -> str:
+        with pytest.raises(UserError) as error:
+            with_confidences(run)
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    def holding(**changed: object) -> StoredRun:
+        run = replace(sure)
+        run.__dict__.update(changed)
+        return run
+
+    known = sure.confidences
+    assert "stored no confidences; run the audition with decode.stop" in says(timed())
+    others = [replace(each, draft="tiny_small") for each in known]
+    assert "are of tiny_small, not of tiny_good" in says(holding(confidences=others))
+    assert "run the audition on the same prompts" in says(holding(confidences=known[1:]))
+    moved = [replace(each, tokens=each.tokens + 1) for each in sure.traces]
+    assert "for 0 of the" in says(holding(traces=moved))
+    shallow = [replace(each, values=each.values[:, :2]) for each in known]
+    assert "was followed for K=2" in says(holding(confidences=shallow))
+
+
 def moderate() -> Plan:
     return planned("rate=60", "tpot_ms=6", "ttft_ms=60")
 
@@ -163,6 +233,33 @@ def test_a_goal_is_met_up_to_the_largest_rate_and_the_fleet_follows_from_it() ->
     assert plan.best is not None
     assert plan.best.policy != "oracle"
     assert all(plan.best.largest_rate >= each.largest_rate for each in plan.servable)
+
+
+def test_a_plan_offers_only_policies_that_the_engine_has() -> None:
+    plan = moderate()
+    # llama.cpp has one K
+    assert {each.policy for each in plan.servable} == {"fixed"}
+    states = {each.policy: whether_served(each) for each in plan.choices}
+    assert states == {
+        "fixed": "",
+        "by_load": "not on this engine",
+        "tiers": "not on this engine",
+        "oracle": "bound",
+    }
+    assert plan.best in plan.servable
+    assert all("K by load" not in verdict for verdict in verdicts(plan))
+    kinds = ("model", "eagle3", "dspark", "medusa")
+    has = {
+        (name, policy): [kind for kind in kinds if spec_of(name).has(policy, kind)]
+        for name in ("vllm", "sglang", "llamacpp")
+        for policy in ("fixed", "by_load", "tiers", "survival", "threshold", "oracle")
+    }
+    assert {key: value for key, value in has.items() if value and key[1] != "fixed"} == {
+        ("vllm", "by_load"): ["model", "eagle3"],
+        ("vllm", "survival"): ["dspark"],
+        ("sglang", "by_load"): ["eagle3"],
+        ("sglang", "tiers"): ["eagle3"],
+    }
 
 
 def test_k_is_large_for_one_request_and_small_for_four_and_by_load_takes_the_best_of_both() -> None:

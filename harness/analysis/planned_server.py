@@ -5,15 +5,19 @@ A server run with requests side by side measures one draft there. An audition th
 request at a time, R'(n) (`harness.analysis.engine_costs`). Side by side a round of another draft is
 taken to cost R(n, B) + R'(n) - R(n): a draft is small, so its forwards are bound by reading its
 weights, which one request causes as well as several.
+
+How sure a draft is of its tokens, along a text and off it, is known of an audition with
+decode.stop=threshold: the run itself, or another one of the same texts (`confidences_from=`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
+from harness.analysis.adaptive import along_text
 from harness.analysis.batch_schedule import (
     MOST_OTHERS,
     ClosedLoad,
@@ -36,10 +40,19 @@ from harness.analysis.replayed import accept_chances, decoded
 from harness.analysis.request_times import fit_line
 from harness.analysis.server_run import ServedRun
 from harness.analysis.setup import Setup
-from harness.records import LoadTiming, Rule, TextTrace, UserError, grouped
+from harness.records import (
+    DraftConfidence,
+    LoadTiming,
+    Rule,
+    TextKey,
+    TextTrace,
+    UserError,
+    grouped,
+)
+from harness.serving.drafts import DraftKind
 from harness.serving.engines import spec_of
 from harness.serving.round_counting import Counting
-from harness.simulation.requests import Request, Text
+from harness.simulation.requests import Confidences, Request, Text
 from harness.storage import StoredRun, load
 from harness.storage.manifest import SERVER
 from harness.theory.batching import BatchTimes
@@ -262,15 +275,31 @@ class Server:
     @property
     def draft(self) -> "PlannedDraft":
         """The one that the run measured."""
-        return PlannedDraft(self.served.setup.draft, self.traces)
+        name = self.served.setup.draft
+        return PlannedDraft(name, _kind(self.served.setup, name, self.traces), self.traces)
 
-    def text(self, trace: TextTrace, k: int, budget: int, size: int) -> Text:
-        """The first `size` tokens that rounds emitted of a text, as drafted by the engine."""
+    def text(
+        self,
+        trace: TextTrace,
+        k: int,
+        budget: int,
+        size: int,
+        confidence: DraftConfidence | None = None,
+    ) -> Text:
+        """The first `size` tokens that rounds emitted of a text, as drafted by the engine.
+
+        `confidence` is of what rounds emit, too.
+        """
         most = self.counting.proposed(k, budget)[:size]
         if trace.proposed is not None:
             most = np.minimum(most, trace.proposed[:size])
         chances = accept_chances(trace, self.rule, k)[:size]
-        return Text(trace.prompt_set, trace.prompt, trace.prompt_tokens, chances, most)
+        drafted = None
+        if confidence is not None:
+            values = confidence.values[:, :k]
+            along = along_text(trace, values, k, self.rule)[:size]
+            drafted = Confidences(along, values[: size + 1] if trace.depth is None else None)
+        return Text(trace.prompt_set, trace.prompt, trace.prompt_tokens, chances, most, drafted)
 
     def _as_returned(self, timing: LoadTiming) -> list[Request] | None:
         """A load's requests as the server decoded them; None where that is not known.
@@ -299,16 +328,18 @@ class Server:
                 return None
         return made
 
-    def texts(self, traces: Sequence[TextTrace], k: int, asked: int) -> list[Text]:
-        """What rounds emit of texts, with the budgets that they had, `asked` tokens at most."""
-        first = self.counting.first_position
-        sizes = [len(trace.tokens) for trace in traces]
-        budgets = [
-            size + first if trace.stop_reason == "budget" else asked
-            for trace, size in zip(traces, sizes, strict=True)
-        ]
-        asked_of = zip(traces, budgets, sizes, strict=True)
-        return [self.text(trace, k, budget, size) for trace, budget, size in asked_of]
+    def texts(self, draft: "PlannedDraft", k: int, asked: int) -> list[Text]:
+        """What rounds emit of a draft's texts, with the budgets that these had.
+
+        That is `asked` tokens at most.
+        """
+        made: list[Text] = []
+        for trace in draft.traces:
+            size = len(trace.tokens)
+            whole = size + self.counting.first_position
+            budget = whole if trace.stop_reason == "budget" else asked
+            made.append(self.text(trace, k, budget, size, draft.confidences.get(trace.key)))
+        return made
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,26 +348,49 @@ class PlannedDraft:
 
     Attributes:
         name: its own.
+        kind: its own.
         traces: what rounds emit of each text as it scores them; of every draft the same texts.
         rounds: what rounds cost of the draft that the server run measured, and of this one, alone;
             None of the former itself.
+        confidences: how sure it is off each text, by what rounds emit; empty where not known.
     """
 
     name: str
+    kind: DraftKind
     traces: Sequence[TextTrace]
     rounds: tuple[RoundTimes, RoundTimes] | None = None
+    confidences: Mapping[TextKey, DraftConfidence] = field(
+        default_factory=dict[TextKey, DraftConfidence]
+    )
 
     def costs(self, measured: IterationCosts) -> IterationCosts:
         """What requests side by side cost with it, where they cost this with the measured one."""
         return measured if self.rounds is None else _with_rounds(measured, *self.rounds)
 
 
-def planned(run: StoredRun, temperature: float | None) -> tuple[Server, tuple[PlannedDraft, ...]]:
+def planned(
+    run: StoredRun, temperature: float | None, confidences_from: StoredRun | None = None
+) -> tuple[Server, tuple[PlannedDraft, ...]]:
     """A server and its drafts, from a server run, or an audition that one prices.
 
+    Args:
+        run: it.
+        temperature: None for its first one.
+        confidences_from: an audition of the same texts that stored confidences; None for the run
+            itself, where it has them.
+
     Raises:
-        UserError: the run does not tell what is needed.
+        UserError: the run does not tell what is needed, or the other one is of other texts.
     """
+    server, drafts = _planned(run, temperature)
+    if confidences_from is not None:
+        return server, _with_confidences(drafts, confidences_from, server)
+    if run.confidences:
+        return server, _with_confidences(drafts, run, server, asked=False)
+    return server, drafts
+
+
+def _planned(run: StoredRun, temperature: float | None) -> tuple[Server, tuple[PlannedDraft, ...]]:
     if run.door != "audition":
         server = Server.of(run, temperature)
         return server, (server.draft,)
@@ -368,7 +422,7 @@ def planned(run: StoredRun, temperature: float | None) -> tuple[Server, tuple[Pl
     of_measured = priced_by(costs, entry.name or "", entry.kind or "model", entry, chosen)
     drafts: list[PlannedDraft] = []
     for name, traces in by_draft.items():
-        kind = name if traces[0].chosen else setup.kind_of(name)
+        kind = _kind(setup, name, traces)
         of_draft = priced_by(costs, name, kind, setup.described_draft(name), chosen)
         in_order = sorted(traces, key=lambda trace: trace.key)
         emitted = [
@@ -377,8 +431,56 @@ def planned(run: StoredRun, temperature: float | None) -> tuple[Server, tuple[Pl
             for trace in in_order
             if (each := decoded(trace, server.counting)) is not None
         ]
-        drafts.append(PlannedDraft(name, emitted, (of_measured.rounds, of_draft.rounds)))
+        drafts.append(PlannedDraft(name, kind, emitted, (of_measured.rounds, of_draft.rounds)))
     return server, tuple(drafts)
+
+
+def _kind(setup: Setup, name: str, traces: Sequence[TextTrace]) -> DraftKind:
+    """Of a draft by its texts: one that looks its tokens up is named as its kind is."""
+    return name if traces[0].chosen else setup.kind_of(name)
+
+
+def _with_confidences(
+    drafts: Sequence[PlannedDraft], run: StoredRun, server: Server, *, asked: bool = True
+) -> tuple[PlannedDraft, ...]:
+    """The drafts with the confidences that a run stored of what they draft on the same texts.
+
+    Raises:
+        UserError: it has none of any draft, or not of all texts of one; unless nobody asked.
+    """
+    where, first = f"confidences_from={run.folder}", server.counting.first_position
+    stored = grouped(run.confidences, lambda each: each.draft)
+    if not stored:
+        raise UserError(
+            f"{where}: stored no confidences; run the audition with decode.stop=threshold"
+        )
+    if asked and not {*stored} & {each.name for each in drafts}:
+        names = ", ".join(each.name for each in drafts)
+        raise UserError(f"{where}: its confidences are of {', '.join(stored)}, not of {names}")
+    largest, made = max(server.ks), list[PlannedDraft]()
+    for draft in drafts:
+        known = {each.key: each for each in stored.get(draft.name, ())}
+        texts = {each.key: each.tokens for each in run.traces if each.draft == draft.name}
+        same = {
+            trace.key: replace(known[trace.key], values=known[trace.key].values[first:])
+            for trace in draft.traces
+            if trace.key in known and np.array_equal(texts[trace.key][first:], trace.tokens)
+        }
+        depth = min((each.values.shape[1] for each in known.values()), default=largest)
+        if known and asked and depth < largest:
+            raise UserError(
+                f"{where}: {draft.name} was followed for K={depth}, and run={server.folder} drafts"
+                f" up to {largest}; run the audition with k=[...,{largest}]"
+            )
+        if known and asked and len(same) < len(draft.traces):
+            raise UserError(
+                f"{where}: has the confidences of {draft.name} for {len(same)} of the"
+                f" {len(draft.traces)} texts of run={server.folder}; run the audition on the same"
+                " prompts, at the same temperature and with as many new_tokens"
+            )
+        whole = len(same) == len(draft.traces) and depth >= largest
+        made.append(replace(draft, confidences=same) if whole else draft)
+    return tuple(made)
 
 
 def _with_rounds(costs: IterationCosts, measured: RoundTimes, other: RoundTimes) -> IterationCosts:

@@ -30,13 +30,22 @@ from typing import Literal
 
 import numpy as np
 
+from harness.analysis.adaptive import THRESHOLDS
 from harness.analysis.batch_schedule import MOST_OTHERS, full_loads
 from harness.analysis.planned_server import PlannedDraft, Server, planned
 from harness.analysis.setup import Setup
 from harness.config import PlanConfig
 from harness.records import GREEDY, LoadTiming, TextTrace, UserError, grouped
 from harness.serving.engines import spec_of
-from harness.simulation.policies import SGLANG_TIERS, ByLoad, Fixed, Oracle, Tiers
+from harness.simulation.policies import (
+    SGLANG_TIERS,
+    ByLoad,
+    Fixed,
+    Oracle,
+    SurvivalBudget,
+    Threshold,
+    Tiers,
+)
 from harness.simulation.requests import Request, Text, as_recorded, at_random
 from harness.simulation.server import Costs, Policy, Served, sent_at_once, simulate
 from harness.stats.jackknife import (
@@ -89,6 +98,7 @@ class _Choice:
         costs: of its server.
         costs_without: by group of the prompts, fitted without their times; empty where these are
             not known, and then it is `costs` without them too.
+        ks, threshold, on_engine: as of `PlanChoice`.
     """
 
     draft: str | None
@@ -98,6 +108,13 @@ class _Choice:
     costs_without: Sequence[Costs]
     make: Callable[[], Policy]
     ks: tuple[int, ...] = ()
+    threshold: float | None = None
+    on_engine: bool = True
+
+    @property
+    def servable(self) -> bool:
+        """Whether the engine can be started with it."""
+        return self.on_engine and self.policy != "oracle"
 
 
 class _Traffic:
@@ -189,7 +206,10 @@ def _choices(
     ks: Sequence[int],
     traffic: _Traffic,
 ) -> Iterator[_Choice]:
-    """Plain decoding and each draft at each K; then what adapts K, with the draft that leads."""
+    """Plain decoding and each draft at each K; then what adapts K, with the draft that leads.
+
+    Where confidences of that draft are known, what reads these is among them.
+    """
     fits = [server.costs_without_texts(names) for names in traffic.texts_of_group]
     known = [each for each in fits if each is not None] if None not in fits else []
     prices: dict[str, list[tuple[Costs, Costs]]] = {}  # of all prompts, then without each group
@@ -229,16 +249,26 @@ def _choices(
     by_load = tuple(
         max(ks, key=lambda k, row=row: emitted[k] / row[k]) for row in speculative.iteration_s[1:]
     )
-    yield _Choice(
-        best, "by_load", largest, speculative, without, lambda: ByLoad((0, *by_load)), by_load
-    )
+    leading = next(each for each in drafts if each.name == best)
+    spec = spec_of(server.served.engine.name)
+
+    def adapting(policy: PlanPolicy, make: Callable[[], Policy]) -> _Choice:
+        on_engine = spec.has(policy, leading.kind)
+        return _Choice(best, policy, largest, speculative, without, make, on_engine=on_engine)
+
+    yield replace(adapting("by_load", lambda: ByLoad((0, *by_load))), ks=by_load)
     tiers = [
         replace(tier, ks=tuple(takewhile(lambda k: k <= largest, tier.ks))) for tier in SGLANG_TIERS
     ]
-    yield _Choice(best, "tiers", largest, speculative, without, lambda: Tiers(largest, tiers))
-    yield _Choice(
-        best, "oracle", largest, speculative, without, lambda: Oracle(largest, speculative)
-    )
+    yield adapting("tiers", lambda: Tiers(largest, tiers))
+    if leading.confidences:
+        stopping = [
+            replace(adapting("threshold", lambda t=t: Threshold(largest, t)), threshold=t)
+            for t in THRESHOLDS
+        ]
+        yield min(stopping, key=lambda each: emptied(each).ended_s.max())
+        yield adapting("survival", lambda: SurvivalBudget(largest, speculative))
+    yield adapting("oracle", lambda: Oracle(largest, speculative))
 
 
 class _Curve:
@@ -380,6 +410,7 @@ def plan_of(
     run: StoredRun,
     config: PlanConfig,
     *,
+    confidences_from: StoredRun | None = None,
     recorded: Sequence[float] | None = None,
     price_per_hour: float | None = None,
     expect: Callable[[int], None] = lambda _: None,
@@ -390,6 +421,7 @@ def plan_of(
     Args:
         run: of a server, with requests side by side; or an audition that one prices.
         config: the goal, and how much is simulated.
+        confidences_from: an audition of the same texts; None for those of the run.
         recorded: time stamps of requests, ascending; None for random arrivals.
         price_per_hour: of a card, US dollars.
         expect: called with the number of choices.
@@ -398,7 +430,8 @@ def plan_of(
     Raises:
         UserError: the run does not tell what is needed.
     """
-    server, drafts = planned(run, config.temperature[0] if config.temperature else None)
+    temperature = config.temperature[0] if config.temperature else None
+    server, drafts = planned(run, temperature, confidences_from)
     slots, ks = _slots(server, config.slots), server.ks
     if len(ks) == 1:
         raise UserError(
@@ -407,13 +440,13 @@ def plan_of(
         )
     setup = Setup(run)
     asked = setup.new_tokens or 0
-    texts_of = {each.name: server.texts(each.traces, max(ks), asked) for each in drafts}
+    texts_of = {each.name: server.texts(each, max(ks), asked) for each in drafts}
     names = [text.prompt_set for text in texts_of[drafts[0].name]]
     traffic = _Traffic(texts_of, set_weights(names, setup.request_weights), config, recorded)
     choices = [*_choices(server, drafts, slots, ks, traffic)]
     expect(len(choices))
     curves = [_Curve(traffic, each, config) for each in choices]
-    top = max(curve.capacity for curve in curves if curve.choice.policy != "oracle")
+    top = max(curve.capacity for curve in curves if curve.choice.servable)
     shared = (top * np.array([LEAST, *np.arange(1, RATES) / RATES])).tolist()
     goals = np.array(
         [np.inf if ms is None else ms / 1e3 for ms in (config.tpot_ms, config.ttft_ms)]
@@ -496,6 +529,8 @@ def _planned(
         policy=curve.choice.policy,
         k=curve.choice.k,
         ks=curve.choice.ks,
+        threshold=curve.choice.threshold,
+        on_engine=curve.choice.on_engine,
         capacity=curve.capacity,
         capacity_lo=capacity and capacity.lo,
         capacity_hi=capacity and capacity.hi,
@@ -537,7 +572,7 @@ def _stops_paying(curves: Sequence[_Curve], rates: Sequence[float]) -> float | N
         waits = [
             float(curve.values(rate)[:, 0].mean())
             for curve in (plain, *others)
-            if curve.choice.policy != "oracle" and rate in curve.rates
+            if curve.choice.servable and rate in curve.rates
         ]
         if rate in plain.rates and waits[0] <= min(waits):
             return rate

@@ -43,14 +43,20 @@ def run(config: PlanConfig) -> Outcome:
     with progress("reading the run"):
         stored = load(config.run)
         recorded = None if config.arrivals is None else recorded_times(config.arrivals)
+        sure = None if config.confidences_from is None else load(config.confidences_from)
     if config.dry_run:
-        _print_known(stored, config, recorded)
+        _print_known(stored, config, recorded, sure)
         return Outcome(None)
     costs = stored.manifest.engine_costs  # of an audition, whose card is the server run's
     price, priced = _price(config, stored if costs is None else load(costs.run))
     with progress("simulating the choices") as bar:
         plan, caveats = plan_of(
-            *(stored, config), recorded=recorded, price_per_hour=price, expect=bar.expect, tick=bar
+            *(stored, config),
+            confidences_from=sure,
+            recorded=recorded,
+            price_per_hour=price,
+            expect=bar.expect,
+            tick=bar,
         )
     names = [stored.config["model"]["name"], *(plan.drafts if len(plan.drafts) == 1 else ())]
     folder = RunFolder.create(config.results_root, "plan", names, asdict(config))
@@ -61,13 +67,19 @@ def run(config: PlanConfig) -> Outcome:
     return shown(summary, folder.path, verbose=config.verbose)
 
 
-def _print_known(stored: StoredRun, config: PlanConfig, recorded: Sequence[float] | None) -> None:
+def _print_known(
+    stored: StoredRun,
+    config: PlanConfig,
+    recorded: Sequence[float] | None,
+    confidences_from: StoredRun | None,
+) -> None:
     """What the run says of its server, and what would be simulated.
 
     Raises:
         UserError: it lacks what a plan needs; with the command that measures it.
     """
-    server, drafts = planned(stored, config.temperature[0] if config.temperature else None)
+    temperature = config.temperature[0] if config.temperature else None
+    server, drafts = planned(stored, temperature, confidences_from)
     side_by_side = sorted({each.concurrency for each in server.loads})
     arrivals = "Poisson" if recorded is None else f"with the gaps of {len(recorded)} recorded ones"
     if config.together > 1:
@@ -78,6 +90,13 @@ def _print_known(stored: StoredRun, config: PlanConfig, recorded: Sequence[float
         ("K, without a draft at 0", ", ".join(map(str, server.ks))),
         ("requests side by side, timed", ", ".join(map(str, side_by_side))),
         ("texts, scored", str(len(server.traces))),
+        (
+            "how sure drafts are",
+            "known of " + (", ".join(each.name for each in drafts if each.confidences) or "none")
+            if any(each.confidences for each in drafts)
+            else "not known, so no policy that reads it is simulated; confidences_from=AUDITION"
+            " of the same texts with decode.stop=threshold",
+        ),
         (
             "a prompt's prefill",
             "by its length" if server.prompts_priced else "the mean; prompts of two lengths tell",

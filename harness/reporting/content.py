@@ -8,6 +8,7 @@ from typing import Literal
 from harness.records import Decision
 from harness.reporting import formatting as fmt
 from harness.reporting import grid, serving
+from harness.reporting.plan_page import PlanPage, plan_page
 from harness.reporting.sentences import caveats, explanation, run, verdict
 from harness.reporting.tables import answers, brief_tables, tables_of
 from harness.reporting.tables.specification import Table
@@ -61,6 +62,7 @@ class Content:
     verdicts: tuple[str, ...]
     answer: Answer  # the main decision in a word, for its colour
     grid: Table | None  # the answer by temperature and engine; None where nothing is decided
+    plan: PlanPage | None  # what the reader of a plan's page moves; None of other runs
     # The console's tables: the grid in short, then what else a first look needs.
     brief: tuple[Table, ...]
     ranked: bool  # whether the second of these is the ranking of an audition
@@ -97,6 +99,7 @@ def content_of(summary: Summary) -> Content:
         verdicts=verdict.verdicts(summary),
         answer=_answer(summary),
         grid=answered if answered.rows else None,
+        plan=plan_page(summary.plan) if summary.plan else None,
         brief=brief_tables(summary),
         ranked=bool(answers.drafts_table(summary).rows),
         main=tables_of(summary, main=True),

@@ -1,4 +1,4 @@
-"""Numbers as text: units and digits, decided once for the console, the markdown and the plots.
+"""Numbers as text: units and digits, decided once for the console, the pages and the plots.
 
 Two habits keep quantities apart that readers mix up: an acceptance_rate is always printed in
 percent ("34.2 %"), an alpha never is ("0.561"). A value that does not apply is "-", never 0.
@@ -16,6 +16,8 @@ from harness.summary import (
     LeaderboardRow,
 )
 
+# Of series: those of Okabe and Ito, which people with any colour vision can tell from one another
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa4499", "#806000", "#3a8fb7")
 EMPTY = "-"
 NO_ROOT = "none"
 Gain = AdaptiveRow | Answer | CardDraftRow | CardRow | EngineRow | LeaderboardRow | ResultRow

@@ -169,7 +169,7 @@ def html_of(losses: Losses) -> str:
     further = _further(losses)
     return page(
         "losses.html.j2",
-        scripts=("page.js", "map.js"),
+        scripts=("page.js", "chart.js", "map.js"),
         title="Where the drafts lose",
         skip_to="the answer",
         facts=said.facts(losses),

@@ -228,6 +228,8 @@ def allocated(survivals: Sequence[Sequence[float]], budget: int) -> list[int]:
     Of equal chances the earlier token of its round comes first, then the earlier request. The
     chances of a request never increase.
     """
+    if not budget:
+        return [0] * len(survivals)
     sizes = [*map(len, survivals)]
     if budget >= sum(sizes):
         return sizes

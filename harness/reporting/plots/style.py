@@ -1,7 +1,6 @@
 """How every plot looks, and how it is written so that the same data give the same bytes.
 
-Colours are those of Okabe and Ito, which people with any colour vision can tell from one another;
-every series has a marker of its own too.
+Every series has a colour, and a marker of its own too.
 """
 
 import io
@@ -17,9 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from harness.reporting.formatting import Bounded
+from harness.reporting.formatting import COLOURS, Bounded
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa4499", "#806000", "#3a8fb7")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 INK, GREY, FAINT = "#1a1a1a", "#6b6b6b", "#e4e4e4"
 DASHED = (0, (4, 3))

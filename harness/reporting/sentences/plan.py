@@ -1,13 +1,19 @@
 """What a plan says: which choice meets the goal on how many cards, and what each holds."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from harness.reporting import formatting as fmt
-from harness.summary import Plan, PlanChoice, PlanPoint
+from harness.summary import Plan, PlanChoice, PlanPoint, PlanPolicy
 
-NAMES = {"by_load": "K by load", "tiers": "SGLang's tiers", "oracle": "oracle"}
+NAMES: Mapping[PlanPolicy, str] = {
+    "by_load": "K by load",
+    "tiers": "SGLang's tiers",
+    "threshold": "a threshold of",
+    "survival": "vLLM's adaptive verification",
+    "oracle": "oracle",
+}
 PLAIN = "no draft"
 
 
@@ -15,7 +21,18 @@ def named(choice: PlanChoice) -> str:
     """A choice in a few words, as "tiny_good K=2"."""
     if choice.draft is None:
         return PLAIN
-    return f"{choice.draft} {NAMES.get(choice.policy) or f'K={choice.k}'}"
+    return f"{choice.draft} {_policy(choice) or f'K={choice.k}'}"
+
+
+def _policy(choice: PlanChoice) -> str | None:
+    """What decides how many tokens are drafted; None where K is fixed."""
+    name = NAMES.get(choice.policy)
+    return name if choice.threshold is None else f"{name} {choice.threshold:g}"
+
+
+def whether_served(choice: PlanChoice) -> str:
+    """What keeps a choice from being one; empty for those that the engine can be started with."""
+    return "bound" if choice.bound else "" if choice.on_engine else "not on this engine"
 
 
 def goal(plan: Plan) -> str:
@@ -70,7 +87,7 @@ def _served(choice: PlanChoice) -> str:
     """As "tiny_good at K=2"."""
     if choice.draft is None:
         return PLAIN
-    how = NAMES.get(choice.policy)
+    how = _policy(choice)
     return f"{choice.draft} {f'with {how}' if how else f'at K={choice.k}'}"
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from harness.reporting import formatting as fmt
-from harness.reporting.sentences.plan import named
+from harness.reporting.sentences.plan import named, whether_served
 from harness.reporting.tables.specification import Column, Table, columns_by, table
 from harness.summary import Percentiles, Plan, PlanCheck, PlanChoice, PlanPoint, Summary
 
@@ -32,6 +32,7 @@ def _ks(choice: PlanChoice) -> str | None:
 
 CHOICES: tuple[Column[PlanChoice], ...] = (
     Column("choice", named, key=True),
+    Column("served", lambda choice: whether_served(choice) or None),
     Column("cards", lambda choice: choice.cards, fmt.count),
     Column(
         "largest rate\n[lo, hi]",
@@ -62,7 +63,7 @@ CHOICES: tuple[Column[PlanChoice], ...] = (
     ),
 )
 # Those that fit a terminal
-BRIEF = (*CHOICES[:4], *CHOICES[6:7], *CHOICES[8:])
+BRIEF = (*CHOICES[:5], *CHOICES[7:8], *CHOICES[9:])
 
 
 def _load(check: PlanCheck) -> str:
@@ -118,8 +119,8 @@ NOTE = (
     "largest rate: requests per second of one card at which the goal is met; rate ratio: to plain"
     " decoding's, on the same requests and arrivals. TPOT and TTFT: p{percentile:g} at"
     " {rate:.3g} requests/s on one card; empty beyond its capacity. Intervals: 95 %, over prompts"
-    " (and costs, fitted on them) and arrivals. The oracle knows what will be accepted: a bound,"
-    " not a choice."
+    " (and costs, fitted on them) and arrivals. Served: the engine has no such policy, or not for"
+    " drafts of this kind. The oracle knows what will be accepted: a bound, not a choice."
 )
 SIMULATED_NOTE = (
     "Simulated: {seeds} sequences of {requests} requests of {prompts} prompts, {tokens:.0f} tokens"

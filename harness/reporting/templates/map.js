@@ -23,12 +23,7 @@ for (const box of document.querySelectorAll("[data-map]")) {
     const first = map.alphas[0], span = 1 - first, steps = 60, at = (n) => first + span * n / steps;
     const most = Math.max(1.2, ...map.ks.map((_, n) => speedup(n, 1, scale)));
     const x = (value) => 34 + 296 * (value - first) / span, y = (value) => 136 - 126 * value / most;
-    const parts = [];
-    const add = (name, values, text = "") => {
-      const written = Object.entries(values).map(([key, value]) => `${key}="${value}"`).join(" ");
-      parts.push(`<${name} ${written}>${text}</${name}>`);
-    };
-    const label = (left, top, text, more = {}) => add("text", { x: left, y: top, ...more }, text);
+    const { add, label, show } = marks();
     for (const value of [0.5, 1, 2, 3, 4, 6].filter((each) => each <= most)) {
       add("line", { x1: 34, x2: 330, y1: y(value), y2: y(value), class: value === 1 ? "even" : "rule" });
       label(30, y(value) + 3, `${value}x`, { "text-anchor": "end" });
@@ -49,7 +44,7 @@ for (const box of document.querySelectorAll("[data-map]")) {
     for (const value of [first, 0.5, 1]) label(x(value), 180, value, { "text-anchor": "middle" });
     label(34, 194, "alpha; below the curves the best K");
     add("circle", { cx: x(alpha), cy: y(now.value), r: 4.5, class: "point" });
-    svg.innerHTML = parts.join("");
+    show(svg);
   };
   for (const input of box.querySelectorAll("input")) input.addEventListener("input", draw);
   box.hidden = false;
