@@ -175,7 +175,10 @@ def test_published_speedups_are_predicted_from_other_data_sets(
         bench("published", "", short)
 
 
-def test_published_crossovers_under_load_are_simulated_in_order() -> None:
+def test_published_crossovers_under_load_are_simulated_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)  # it imports others
     load = script("published_load")
     page = (BENCHMARKS.parent / "docs" / "validation.md").read_text(encoding="utf-8")
     # What was fitted, as the page has it

@@ -7,6 +7,7 @@ from functools import cache
 from itertools import product
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,8 @@ from harness.analysis.server_run import ServedRun
 from harness.cli import compose
 from harness.commands.plan import recorded_times
 from harness.records import LoadTiming, UserError
+from harness.reporting import html
+from harness.reporting.content import content_of
 from harness.reporting.sentences.plan import named, verdicts, whether_served
 from harness.serving.engines import spec_of
 from harness.simulation.policies import Fixed
@@ -34,6 +37,7 @@ from harness.storage import StoredRun, load
 from harness.summary import Caveat, Plan, PlanChoice, ServedGate
 from harness.theory.batching import BatchTimes
 from harness.theory.speedup import RoundTimes
+from tests import browser
 
 FEW = ("seeds=2", "requests=100")
 KS = (0, 1, 2, 4)
@@ -342,6 +346,51 @@ def test_a_goal_that_nothing_meets_names_the_closest_and_by_how_much_it_fails() 
     assert said.startswith("Nothing meets p95 TPOT <= 0.100 ms, on any number of cards: ")
     assert f"{above:.1f} % above it" in said
     assert all(plan.excess(closest.points[0]) <= plan.excess(c.points[0]) for c in plan.servable)
+
+
+SEEN = """(([box]) => ({
+    answer: box.querySelector(".numbers").textContent,
+    cards: [...box.querySelectorAll("tbody tr")].map(row => row.cells[2].textContent),
+    lines: [...box.querySelectorAll("svg")].map(svg => svg.querySelectorAll("polyline").length),
+}))(document.querySelectorAll("[data-plan]"))"""
+MOVE = """(() => {{
+    const field = document.querySelector("[data-plan] input[name={name}]");
+    field.value = "{value}";
+    field.dispatchEvent(new Event("input"));
+}})()"""
+
+
+@browser.needs_chromium
+def test_the_reader_moves_rate_and_goal_and_the_answer_follows(tmp_path: Path) -> None:
+    plan = moderate()
+    summary = replace(analyse(load(FROZEN / "server")), plan=plan)
+    file = tmp_path / "report.html"
+    file.write_text(html.report(content_of(summary), ()), encoding="utf-8")
+    with browser.chromium(tmp_path / "profile") as running:
+        page = running.page(file)
+
+        def moved(**values: object) -> Any:
+            for name, value in values.items():
+                page.evaluate(MOVE.format(name=name, value=value))
+            return page.evaluate(SEEN)
+
+        seen = moved()
+        assert seen["cards"] == [str(choice.cards) for choice in plan.choices]
+        assert seen["lines"] == [len(plan.choices)] * 2
+        best = plan.best
+        assert best is not None
+        asked = "At 60 requests/s and p95 TPOT <= 6 ms and TTFT <= 60 ms: "
+        assert seen["answer"].startswith(f"{asked}{named(best)} on {best.cards} card")
+        many = moved(rate=6000)["cards"]
+        assert many == [f"{ceil(6000 / each.largest_rate - 1e-9):,}" for each in plan.choices]
+        nothing = moved(tpot=0.1)
+        assert nothing["answer"].startswith("Nothing meets p95 TPOT <= 0.1 ms")
+        assert {*nothing["cards"]} == {"none"}
+        # One goal alone: the other drawing goes
+        assert moved(tpot="", ttft=60)["answer"].startswith("At 6,000 requests/s and p95 TTFT")
+        assert moved(rate=0)["answer"] == "Give a rate and a goal."
+        assert page.complaints == []
+        assert [url for url in page.requests if not url.startswith("data:")] == [file.as_uri()]
 
 
 @pytest.mark.usefixtures("no_plots")

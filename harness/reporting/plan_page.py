@@ -21,11 +21,13 @@ class PlanPage:
         table: JSON for the script.
         rate: asked for, as it is shown first.
         goals: name of the field, title and first value, which is empty where there is none.
+        measured: whether some waits were measured at a rate.
     """
 
     table: str
     rate: str
     goals: tuple[tuple[str, str, str], ...]
+    measured: bool
 
 
 def plan_page(plan: Plan) -> PlanPage:
@@ -63,6 +65,7 @@ def plan_page(plan: Plan) -> PlanPage:
             (name, f"{percentile} {title}", "" if value is None else f"{1e3 * value:g}")
             for name, title, value in goals
         ),
+        bool(measured),
     )
 
 

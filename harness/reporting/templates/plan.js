@@ -22,6 +22,10 @@ for (const box of document.querySelectorAll("[data-plan]")) {
     const [low, high] = points.slice(after - 1, after + 1);
     return low[column] + (high[column] - low[column]) * (rate - low[0]) / (high[0] - low[0]);
   };
+  const ticks = (most) => {
+    const power = 10 ** Math.floor(Math.log10(most / 4)), step = [1, 2, 5, 10].find((each) => 5 * each * power >= most) * power;
+    return [...Array(Math.floor(most / step) + 1).keys()].map((n) => n * step);
+  };
   const answer = (rate, rows) => {
     const goals = waits.filter(([name]) => goal(name)).map(([name, title]) => `${title} <= ${short(goal(name))} ms`);
     if (!(rate > 0) || !goals.length) return "Give a rate and a goal.";
@@ -45,19 +49,20 @@ for (const box of document.querySelectorAll("[data-plan]")) {
     const { add, label, show } = marks(), most = Math.max(...plan.choices.map(({ points }) => points.at(-1)[0]));
     const highest = Math.max(...plan.choices.flatMap(({ points }) => points.map((point) => point[column])));
     const top = 1.05 * Math.max(limit, Math.min(highest, 3 * limit));
-    const x = (value) => 40 + 290 * value / most, y = (value) => 150 - 140 * value / top;
-    for (const share of [0, 0.25, 0.5, 0.75, 1]) {
-      add("line", { x1: 40, x2: 330, y1: y(share * top), y2: y(share * top), class: "rule" });
-      label(36, y(share * top) + 3, short(share * top), { "text-anchor": "end" });
-      label(x(share * most), 162, short(share * most), { "text-anchor": "middle" });
+    const x = (value) => 40 + 290 * value / most, y = (value) => 150 - 138 * value / top;
+    for (const value of ticks(top)) {
+      add("line", { x1: 40, x2: 330, y1: y(value), y2: y(value), class: "rule" });
+      label(36, y(value) + 3, short(value), { "text-anchor": "end" });
     }
+    for (const value of ticks(most)) label(x(value), 162, short(value), { "text-anchor": "middle" });
     for (const choice of plan.choices) {
       const line = choice.points.map((point) => `${x(point[0]).toFixed(1)},${y(point[column]).toFixed(1)}`);
-      add("polyline", { points: line.join(" "), class: "curve", stroke: choice.colour, "stroke-dasharray": choice.open ? "" : "2 3" });
+      add("polyline", { points: line.join(" "), class: "line", stroke: choice.colour, "stroke-dasharray": choice.open ? "" : "2 3" });
     }
     add("line", { x1: 40, x2: 330, y1: y(limit), y2: y(limit), class: "even" });
     for (const point of plan.measured) add("circle", { cx: x(point[0]), cy: y(point[column]), r: 3, stroke: point[3], class: "measured" });
-    label(40, 176, `requests/s of one card; p${plan.percentile} ${title} in ms, the goal dashed, circles measured`);
+    label(330, 174, "requests/s of one card", { "text-anchor": "end" });
+    label(4, 8, `${title}, ms`);
     show(svg);
   };
   const draw = () => {
@@ -76,10 +81,11 @@ for (const box of document.querySelectorAll("[data-plan]")) {
       head.append(key, choice.name);
       const share = number ? rate / number : null;
       const wait = (column) => (share ? at(choice.points, share, column) : null);
-      const cells = [choice.state, most ? short(most) : "none", number ? short(number) : "none", ...[1, 2].map((column) => (wait(column) ? short(wait(column)) : "-"))];
-      row.append(head, ...cells.map((text) => {
+      const known = (value) => (value ? short(value) : "-");
+      const cells = [most ? short(most) : "none", number ? short(number) : "none", known(wait(1)), known(wait(2)), choice.state];
+      row.append(head, ...cells.map((text, column) => {
         const cell = document.createElement("td");
-        cell.className = text === choice.state ? "" : "num";
+        cell.className = column < 4 ? "num" : "";
         cell.textContent = text;
         return cell;
       }));
