@@ -1076,6 +1076,12 @@ class PlanConfig(CommandConfig):
         None,
         "an audition with decode.stop=threshold, of the same texts; null: those of the run",
     )
+    cache_tokens: list[int] | None = key(
+        None,
+        "tokens of all requests that a card holds, plain and with a draft; null: all slots'",
+        least=1,
+        example="[700000,650000]",
+    )
     arrivals: str | None = key(None, "a log, or time stamps, seconds, one a line; null: at random")
     together: int = key(1, "requests that arrive at once, a burst", least=1, most=1000)
     seeds: int = key(8, "simulated sequences of requests and arrivals", least=2, most=1000)
@@ -1094,6 +1100,11 @@ class PlanConfig(CommandConfig):
             raise UserError("tpot_ms: no goal is given; give tpot_ms=... or ttft_ms=..., or both")
         if self.temperature is not None and len(self.temperature) > 1:
             raise UserError(f"temperature={self.temperature}: a plan is for one; give one of them")
+        if self.cache_tokens is not None and len(self.cache_tokens) > 2:
+            raise UserError(
+                f"cache_tokens={self.cache_tokens}: give one number, or that of a plain server and"
+                " that of one with a draft"
+            )
         if self.arrivals is not None and self.together > 1:
             raise UserError("together: not with arrivals=, which says when requests come")
 

@@ -309,6 +309,18 @@ def test_bursts_wait_longer_than_requests_that_come_one_by_one() -> None:
     assert steady.plain.points[middle].ttft_s < one.plain.points[middle].ttft_s
 
 
+def test_a_draft_that_leaves_less_room_for_caches_holds_less() -> None:
+    def held(*words: str) -> list[float]:
+        choices = by_name(planned("rate=20", "tpot_ms=8", *words))
+        return [choices[name].capacity for name in ("fixed 0", "fixed 2")]
+
+    plain, drafting = held()
+    assert held("cache_tokens=[100000]") == [plain, drafting]
+    less_plain, less_drafting = held("cache_tokens=[100000,150]")
+    assert less_plain == plain
+    assert less_drafting < 0.9 * drafting
+
+
 def test_a_card_has_a_price_for_the_whole_rate() -> None:
     plan = planned("rate=60", "tpot_ms=6")
     best = plan.best
@@ -539,6 +551,7 @@ def refused(words: Sequence[str], says: str, run: StoredRun | None = None) -> No
         (["rate=20", "tpot_ms=-1"], "tpot_ms: -1.0 is not a number above 0"),
         (["tpot_ms=30"], "rate: no value and no default"),
         (["rate=2", "tpot_ms=3", "arrivals=x", "together=2"], "together: not with arrivals="),
+        (["rate=2", "tpot_ms=3", "cache_tokens=[1,2,3]"], "give one number, or that of a plain"),
     ],
 )
 def test_a_goal_that_cannot_be_meant_is_refused(words: list[str], says: str) -> None:
@@ -615,5 +628,11 @@ def test_a_dry_run_says_what_the_run_knows_and_simulates_nothing(
     printed = capsys.readouterr().out
     assert re.search(r"requests side by side, timed\s+1, 4", printed)
     assert re.search(r"drafts\s+tiny_good", printed)
+    # What was not measured, each with the command that does
+    told = " ".join(printed.split())
+    assert "missing: waits at a rate" in told
+    assert "python -m harness.server engine=llamacpp" in told
+    assert "missing: how sure drafts are" in told
+    assert "decode.stop=threshold" in told
     with pytest.raises(UserError, match="name a server run, or an audition"):
         outcome_of("plan", f"run={FROZEN / 'sweep'}", *words[1:], "dry_run=true")

@@ -213,6 +213,16 @@ def test_a_start_stalls_who_is_active_and_a_prompt_costs_by_its_length() -> None
     assert served.per_token_s.tolist() == pytest.approx([1.25, 1.0])
 
 
+def test_a_request_waits_until_its_prompt_and_text_have_room_in_the_cache() -> None:
+    requests = [request_of([False] * 4, prompt_tokens=tokens) for tokens in (6, 6, 1, 30)]
+    costs = Costs([[1.0]] * 5, cache_tokens=22)
+    served = simulate(requests, np.zeros(4), costs, Fixed(0))
+    # 10 + 10 tokens; 5 more only when one has ended, though a slot is free. The last needs more
+    # than there is, and so is alone
+    assert served.entered_s.tolist() == pytest.approx([0.0, 0.0, 4.0, 8.0])
+    assert simulate(requests, np.zeros(4), flat(4), Fixed(0)).entered_s.tolist() == [0.0] * 4
+
+
 def test_neighbouring_slots_share_a_pass_and_others_do_not() -> None:
     costs = Costs([[0.0], [1.0], [1.2], [1.3]], by_runs=True)
     # 0, 1 and 2 are active; then 1 leaves, and 0 and 2 are two passes

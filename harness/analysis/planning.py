@@ -204,18 +204,23 @@ def _choices(
     drafts: Sequence[PlannedDraft],
     slots: int,
     ks: Sequence[int],
+    cache: Sequence[float],
     traffic: _Traffic,
 ) -> Iterator[_Choice]:
     """Plain decoding and each draft at each K; then what adapts K, with the draft that leads.
 
-    Where confidences of that draft are known, what reads these is among them.
+    Where confidences of that draft are known, what reads these is among them. `cache` has the
+    tokens that a plain server and one with a draft hold, or the same of both.
     """
     fits = [server.costs_without_texts(names) for names in traffic.texts_of_group]
     known = [each for each in fits if each is not None] if None not in fits else []
     prices: dict[str, list[tuple[Costs, Costs]]] = {}  # of all prompts, then without each group
     for draft in drafts:
         of_draft = [draft.costs(each) for each in (server.costs, *known)]
-        prices[draft.name] = [each.priced(slots, max(ks)) for each in of_draft]
+        prices[draft.name] = [
+            (replace(plain, cache_tokens=cache[0]), replace(speculative, cache_tokens=cache[-1]))
+            for plain, speculative in (each.priced(slots, max(ks)) for each in of_draft)
+        ]
 
     def of_plain(costs: Sequence[tuple[Costs, Costs]]) -> tuple[Costs, list[Costs]]:
         first, *without = (plain for plain, _ in costs)
@@ -443,7 +448,7 @@ def plan_of(
     texts_of = {each.name: server.texts(each, max(ks), asked) for each in drafts}
     names = [text.prompt_set for text in texts_of[drafts[0].name]]
     traffic = _Traffic(texts_of, set_weights(names, setup.request_weights), config, recorded)
-    choices = [*_choices(server, drafts, slots, ks, traffic)]
+    choices = [*_choices(server, drafts, slots, ks, config.cache_tokens or [np.inf], traffic)]
     expect(len(choices))
     curves = [_Curve(traffic, each, config) for each in choices]
     top = max(curve.capacity for curve in curves if curve.choice.servable)

@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 
 from harness.analysis import analyse
-from harness.analysis.planned_server import planned
+from harness.analysis.planned_server import Server, planned
 from harness.analysis.planning import plan_of
 from harness.analysis.setup import Setup
 from harness.commands.dry_run import PLAN
@@ -23,6 +24,9 @@ from harness.reporting.tables.specification import table
 from harness.storage import RunFolder, StoredRun, check_writable, load
 from harness.summary import Caveat, Plan
 from harness.theory.roofline import Card, is_card
+
+# Of a card's capacity, the rate that a server run is asked to measure
+MEASURED_SHARE = 0.6
 
 
 @dataclass(frozen=True)
@@ -84,29 +88,45 @@ def _print_known(
     arrivals = "Poisson" if recorded is None else f"with the gaps of {len(recorded)} recorded ones"
     if config.together > 1:
         arrivals = f"bursts of {config.together} at random"
+    sure = [each.name for each in drafts if each.confidences]
     rows = [
         ("server run", str(server.folder)),
         ("drafts", ", ".join(each.name for each in drafts)),
         ("K, without a draft at 0", ", ".join(map(str, server.ks))),
         ("requests side by side, timed", ", ".join(map(str, side_by_side))),
         ("texts, scored", str(len(server.traces))),
-        (
-            "how sure drafts are",
-            "known of " + (", ".join(each.name for each in drafts if each.confidences) or "none")
-            if any(each.confidences for each in drafts)
-            else "not known, so no policy that reads it is simulated; confidences_from=AUDITION"
-            " of the same texts with decode.stop=threshold",
-        ),
-        (
-            "a prompt's prefill",
-            "by its length" if server.prompts_priced else "the mean; prompts of two lengths tell",
-        ),
+        ("how sure drafts are", f"known of {', '.join(sure)}" if sure else "not known"),
+        ("a prompt's prefill", "by its length" if server.prompts_priced else "the mean"),
         (
             "simulated",
             f"{config.seeds} sequences of {config.requests} requests, arrivals {arrivals}",
         ),
+        *_missing(server, config, sure=bool(sure)),
     ]
     print_table(table("Plan (nothing is simulated)", PLAN, rows), Console())
+
+
+def _missing(server: Server, config: PlanConfig, *, sure: bool) -> Iterator[tuple[str, str]]:
+    """What was not measured, and the command that does; a plan without R(K, B) is refused."""
+    setup = server.served.setup
+    if not any(each.rate for each in setup.run.loads):
+        tokens = float(np.mean([len(trace.tokens) for trace in server.traces]))
+        most = server.slots / (tokens * server.costs.times.at(0, server.slots))
+        change = f"rate=[{min(config.rate, MEASURED_SHARE * most):.2g}]"
+        command = setup.command_line(change) or f"the server run's command with {change}"
+        yield "missing: waits at a rate", f"to prove the simulation: {command}"
+    if not server.prompts_priced:
+        yield (
+            "missing: prompts of two lengths",
+            "the server run again, on prompts that differ in length (prompts.files=)",
+        )
+    if not sure:
+        yield (
+            "missing: how sure drafts are",
+            f"for policies that read it: python -m harness.audition model={setup.model}"
+            f" drafts=[{server.draft.name}] decode.stop=threshold on the same prompts, then"
+            " confidences_from=",
+        )
 
 
 def recorded_times(file: str) -> list[float]:

@@ -17,7 +17,8 @@ A closed loop of B requests is the special case in which all have arrived at 0 a
 prompts are not mixed in. It stays for expected rounds, which are no whole numbers.
 
 Assumed: a request enters the slot that has been free for longest (llama.cpp, tools/server: the slot
-least recently used); a prompt fits into one iteration; memory does not run out.
+least recently used); a prompt fits into one iteration; nobody is put out to make room in the
+caches, as what a request needs there is kept for it.
 """
 
 from bisect import bisect_right, insort
@@ -107,6 +108,8 @@ class Costs:
         idle_s: more, where nobody was in the server for `IDLE_S` before: caches have gone cold.
         context_tokens, context_token_s: how many tokens are in the cache of each active request in
             iterations that cost `iteration_s`, and what each token more takes.
+        cache_tokens: that caches of all requests hold together, next to the draft's; a request
+            enters when its prompt and its whole text have room, or alone.
     """
 
     iteration_s: Sequence[Sequence[float]]
@@ -119,6 +122,7 @@ class Costs:
     idle_s: float = 0.0
     context_tokens: float = 0.0
     context_token_s: float = 0.0
+    cache_tokens: float = inf
 
     @property
     def slots(self) -> int:
@@ -231,6 +235,8 @@ def simulate(
     rounds: list[int] = [0] * number
     free = deque(range(costs.slots))
     active: list[Slot] = []
+    room = costs.cache_tokens
+    needs = [0] * number if room == inf else [r.prompt_tokens + r.tokens for r in requests]
     clock: float = 0.0
     due: int = 0
     while due < number or active:
@@ -240,6 +246,9 @@ def simulate(
             clock = max(clock, arrivals[due])
         entering: list[Slot] = []
         while due < number and len(active) + len(entering) < most and arrivals[due] <= clock:
+            if needs[due] > room and (active or entering):
+                break
+            room -= needs[due]
             entered_s[due] = clock
             entering.append(Slot(free.popleft(), due, requests[due]))
             due += 1
@@ -280,6 +289,7 @@ def simulate(
             if position == slot.end:
                 ended_s[slot.place] = clock
                 free.append(slot.number)
+                room += needs[slot.place]
                 ended += 1
         if ended:
             active = [slot for slot in active if slot.position < slot.end]
@@ -290,6 +300,7 @@ def simulate(
             else:
                 ended_s[slot.place] = clock
                 free.appendleft(slot.number)  # as if it had taken none
+                room += needs[slot.place]
                 ended += 1
         for place in range(sent, min(sent + ended, number)):
             arrivals[place] = clock + costs.client_s
