@@ -17,6 +17,7 @@ simulated p95 at each rate against the measured best.
 """
 
 import argparse
+import resource
 from collections.abc import Callable, Sequence
 from itertools import permutations
 from pathlib import Path
@@ -31,13 +32,13 @@ from harness.cli import compose
 from harness.commands import server
 from harness.records import GREEDY, grouped
 from harness.simulation.policies import Fixed, Oracle, SurvivalBudget, Threshold, Tier, Tiers
-from harness.simulation.requests import Confidences, Text, at_random
+from harness.simulation.requests import Confidences, Stream, Text, at_random
 from harness.simulation.server import Costs, Policy, simulate
 from harness.storage import load
 from harness.summary import Percentiles, PlanCheck
 from harness.theory.replay import by_start
 
-K, REQUESTS, REPEATS = 3, 6000, 3
+K, REQUESTS, REPEATS, MANY = 3, 6000, 3, 100_000
 
 
 # Of the measured server: its target's feed-forward width, K, and shares of the least capacity
@@ -237,6 +238,27 @@ def speeds() -> None:
             print(f"{length:4d} tokens, {slots:2d} slots, {name:9s} {speed}")
             slowest = min(slowest, rounds / min(seconds))
     print(f"slowest: {slowest:,.0f} rounds a second of processor time")
+    streamed()
+
+
+def streamed() -> None:
+    """Print what many requests take whose flags are drawn as they enter."""
+    length, slots, random = 256, 16, np.random.default_rng(2)
+    chances = np.clip(random.normal(0.7, 0.2, (50, length)), 0.0, 1.0)
+    most = np.arange(length - 1, -1, -1)
+    texts = [Text("", "", 20, by_start(row[None], K)[0], most) for row in chances]
+    rows = random.integers(0, len(texts), MANY).tolist()
+    sent = Stream(texts, rows, lambda place: np.random.default_rng((2, place)).random(length))
+    rows_s = [[1.0 + 0.02 * b * n for n in range(K + 1)] for b in range(slots + 1)]
+    begin = process_time()
+    arrivals = at_random(MANY, random) * length / slots
+    rounds = simulate(sent, arrivals, Costs(rows_s), Fixed(K)).rounds.sum()
+    speed = rounds / (process_time() - begin) / 1e6
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(
+        f"{MANY:,} requests of {length} tokens, drawn as they enter: {speed:.2f} million rounds a"
+        f" second, {memory:.2f} GiB of memory at most, with what the benchmarks import"
+    )
 
 
 if __name__ == "__main__":

@@ -289,6 +289,16 @@ def test_the_same_seed_gives_the_same_plan_and_choices_see_the_same_requests() -
     assert (one.plain.rate_ratio_lo, one.plain.rate_ratio_hi) == (1.0, 1.0)
 
 
+def test_more_requests_than_are_kept_are_drawn_again_and_are_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = compose("plan", ["run=x", "tpot_ms=30", "rate=20", "temperature=[1]", *FEW])
+    run = load(FROZEN / "server")
+    kept, _ = plan_of(run, config)
+    monkeypatch.setattr(planning, "MOST_KEPT", 0)
+    assert plan_of(run, config)[0] == kept
+
+
 def test_slots_of_their_own_caches_cost_more_than_those_of_one() -> None:
     unified, apart = (
         planned("rate=20", "tpot_ms=10", unified=value).plain for value in (True, False)
@@ -316,7 +326,7 @@ def test_a_draft_that_leaves_less_room_for_caches_holds_less() -> None:
 
     plain, drafting = held()
     assert held("cache_tokens=[100000]") == [plain, drafting]
-    less_plain, less_drafting = held("cache_tokens=[100000,150]")
+    less_plain, less_drafting = held("cache_tokens=[100000,60]")
     assert less_plain == plain
     assert less_drafting < 0.9 * drafting
 

@@ -23,7 +23,7 @@ arrivals and bursts are stretched to a card's rate, and keep their shape.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import takewhile
 from math import ceil
 from typing import Literal
@@ -46,7 +46,7 @@ from harness.simulation.policies import (
     Threshold,
     Tiers,
 )
-from harness.simulation.requests import Request, Text, as_recorded, at_random
+from harness.simulation.requests import Request, Stream, Text, as_recorded, at_random
 from harness.simulation.server import Costs, Policy, Served, sent_at_once, simulate
 from harness.stats.jackknife import (
     CONFIDENCE,
@@ -82,6 +82,8 @@ WARM_UP = 0.2
 GROUPS = 6
 # By how much a text may be longer than those of the loads
 CONTEXT_SLACK = 0.1
+# Positions of drawn requests that are kept from one rate to the next
+MOST_KEPT = 1_000_000
 # Seeds of the oracle, which is no choice and has no interval
 BOUND_SEEDS = 2
 
@@ -149,21 +151,26 @@ class _Traffic:
             for group in range(self.groups)
         ]
         self._drawn = cache(self._drawn_of)
-        self.requests = cache(self._requests)
+        # More than these are drawn again each time they are served
+        kept = config.requests * self._longest <= MOST_KEPT
+        self.requests = cache(self._requests) if kept else self._streamed
 
     @property
     def number(self) -> int:
         """Requests of a seed."""
         return self._config.requests
 
-    def _drawn_of(self, seed: int, left_out: int | None) -> tuple[Index, Array, Array]:
-        """Of a seed: [request] which text, [request, position] uniforms, and when they come.
+    def _uniforms(self, seed: int, place: int) -> Array:
+        """[position] of a request of a seed, whatever text it has."""
+        return np.random.default_rng((self._config.seed, seed, place)).random(self._longest)
+
+    def _drawn_of(self, seed: int, left_out: int | None) -> tuple[Index, Array]:
+        """Of a seed: [request] which text, and when they come.
 
         Arrivals are in units of the mean time between two.
         """
         random = np.random.default_rng((self._config.seed, seed))
         first, second = random.random((2, self.number))
-        uniforms = random.random((self.number, self._longest))
         if self._recorded is not None:
             arrivals = as_recorded(self._recorded, self.number, random)
         else:
@@ -172,21 +179,24 @@ class _Traffic:
         if left_out is not None:
             others = _drawn(self._weights * (self._group != left_out), second)
             rows = np.where(self._group[rows] == left_out, others, rows)
-        return rows, uniforms, arrivals
+        return rows, arrivals
 
     def _requests(self, draft: str | None, seed: int, left_out: int | None = None) -> list[Request]:
         """The requests of a seed as a draft accepts them; without one as any does."""
+        return [*self._streamed(draft, seed, left_out)]
+
+    def _streamed(self, draft: str | None, seed: int, left_out: int | None = None) -> Stream:
+        """The same, each drawn when it enters the server."""
         texts = self._texts_of[draft or next(iter(self._texts_of))]
-        rows, uniforms, _ = self._drawn(seed, left_out)
-        drawn = zip(rows.tolist(), uniforms, strict=True)
-        return [texts[row].drawn(chance) for row, chance in drawn]
+        rows, _ = self._drawn(seed, left_out)
+        return Stream(texts, rows.tolist(), partial(self._uniforms, seed))
 
     def served(
         self, choice: _Choice, rate: float, seed: int, left_out: int | None = None
     ) -> Served:
         """What becomes of a seed's requests at a rate; an infinite one is a closed loop."""
         requests = self.requests(choice.draft, seed, left_out)
-        _, _, arrivals = self._drawn(seed, left_out)
+        _, arrivals = self._drawn(seed, left_out)
         costs = choice.costs
         if left_out is not None and choice.costs_without:
             costs = choice.costs_without[left_out]
@@ -464,8 +474,8 @@ def plan_of(
                 curve.values(rate)
         held.append(curve.held(goals))
         tick()
-    requests = [each for seed in range(config.seeds) for each in traffic.requests(None, seed)]
-    tokens = server.counting.first_position + float(np.mean([each.tokens for each in requests]))
+    sizes = [each.tokens for seed in range(config.seeds) for each in traffic.requests(None, seed)]
+    tokens = server.counting.first_position + float(np.mean(sizes))
     plan = Plan(
         run=str(server.folder),
         engine=server.served.engine.name,

@@ -8,10 +8,10 @@ At temperature 0 chances are 0 or 1, and a text is one request whatever is drawn
 Arrivals are in units of the mean time between two requests, so that one draw serves every rate.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -177,6 +177,34 @@ class Text:
         rejected = np.pad(~flags, ((0, 0), (0, 1)), constant_values=True)
         runs = np.argmax(rejected, axis=1).astype(np.intp)
         return Request(self.prompt_tokens, runs, self.most, self.drafted)
+
+
+class Stream(Sequence[Request]):
+    """Requests of texts, each drawn when it is asked for and not kept."""
+
+    def __init__(
+        self, texts: Sequence[Text], rows: Sequence[int], uniforms: Callable[[int], Array]
+    ) -> None:
+        """One for each of the rows, which are places in the texts.
+
+        `uniforms`: of the request at a place, as `Text.drawn` takes them.
+        """
+        self._texts, self._rows, self._uniforms = texts, rows, uniforms
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, place: int) -> Request: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Request]: ...
+    def __getitem__(self, place: int | slice) -> Request | Sequence[Request]:
+        """The one at a place; of several, each."""
+        if isinstance(place, slice):
+            return [self[at] for at in range(*place.indices(len(self)))]
+        text = self._texts[self._rows[place]]
+        return text.certain or text.drawn(self._uniforms(place))
 
 
 # ---- when they come ------------------------------------------------------------------------------

@@ -217,7 +217,7 @@ def simulate(
     """Serve requests until all have ended.
 
     Args:
-        requests: in the order of arrival.
+        requests: in the order of arrival; each is asked for when it enters.
         arrived_s: when each does, ascending; all 0 for a closed loop.
         costs: of the server; their table has a row for each of its slots.
         policy: a fresh one, where it learns.
@@ -233,6 +233,7 @@ def simulate(
     arrivals[sent:] = [inf] * (number - sent)  # sent when another has ended
     entered_s, first_s, ended_s = ([0.0] * number for _ in range(3))
     rounds: list[int] = [0] * number
+    tokens: list[int] = [0] * number
     free = deque(range(costs.slots))
     active: list[Slot] = []
     room = costs.cache_tokens
@@ -251,6 +252,7 @@ def simulate(
             room -= needs[due]
             entered_s[due] = clock
             entering.append(Slot(free.popleft(), due, requests[due]))
+            tokens[due] = entering[-1].end
             due += 1
             if not mixes:
                 break
@@ -307,7 +309,7 @@ def simulate(
         sent += ended
     return Served(
         *(np.array(times) for times in (arrivals, entered_s, first_s, ended_s)),
-        tokens=np.array([request.tokens for request in requests], dtype=np.intp),
+        tokens=np.array(tokens, dtype=np.intp),
         rounds=np.array(rounds, dtype=np.intp),
         client_s=costs.client_s,
     )
