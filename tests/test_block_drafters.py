@@ -107,7 +107,9 @@ def medusa_folder(target: LoadedModel, folder: Path, layout: str, heads: int) ->
     return written(folder, config, named, "medusa_lm_head.safetensors")
 
 
-def dflash_folder(target: LoadedModel, folder: Path, layout: str, block: int) -> Path:
+def dflash_folder(
+    target: LoadedModel, folder: Path, layout: str, block: int, first: int = 1
+) -> Path:
     """A random drafter, with a last matrix fitted to the target's texts."""
     of_target: Any = target.network.config
     config = Qwen3Config(
@@ -131,6 +133,7 @@ def dflash_folder(target: LoadedModel, folder: Path, layout: str, block: int) ->
         mask_token=target.vocab_size - 1,
         embed=embedding.__call__,
         output=output.__call__,
+        first=first,
     )
     randomised(network)
     if layout == "z-lab":
@@ -237,7 +240,7 @@ def fit_last_layer(target: LoadedModel, network: DFlashNetwork) -> None:
     for tokens, states in samples_of(target, network):
         for offset, outputs in enumerate(network.passes(tokens, states, network.drafts)):
             after = tokens[0, 2 + offset :]
-            rows.append(inside[-1][: len(after), 1 + offset])
+            rows.append(inside[-1][: len(after), network.first + offset])
             missing.append(SCALE * ideal[after] - outputs[0, : len(after)])
     hook.remove()
     last.mlp.down_proj.weight.copy_(solved(torch.cat(rows), torch.cat(missing)))

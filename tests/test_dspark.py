@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +18,29 @@ from checks_of_heads import (
     keeping,
     random_target,
 )
+from runs import ran
 from safetensors.torch import load_file, save_file
-from stubs import GREEDY
-from test_block_drafters import fitted, randomised, read, samples_of, written
+from stubs import CPU, GREEDY
+from test_block_drafters import (
+    dflash_folder,
+    fitted,
+    randomised,
+    read,
+    samples_of,
+    texts_of,
+    written,
+)
 from torch import Tensor
 from transformers import Qwen3Config
 
+from harness.analysis import analyse
+from harness.config import ModelConf
 from harness.decoding.heads import HeadDrafter
 from harness.decoding.sampling import SamplingParameters
+from harness.engines.gguf_file import write_block_gguf
 from harness.models.heads.dflash import DFlashNetwork
 from harness.models.heads.dspark import DSparkHead, DSparkNetwork, MarkovHead
-from harness.models.load import LoadedModel
+from harness.models.load import LoadedModel, load
 from harness.records import UserError
 
 RANK, BLOCK = 6, 4
@@ -247,3 +261,54 @@ def test_a_drafter_that_is_not_understood_is_refused_with_what_was_found(
     (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
     with pytest.raises(UserError, match=says):
         read(tmp_path, target, "dspark")
+
+
+# ---- llama.cpp -----------------------------------------------------------------------------------
+
+
+def of_bigrams(target: LoadedModel, folder: Path, drafts: int, first: int) -> Path:
+    """A drafter whose Markov head knows which token most often follows which."""
+    dflash_folder(target, folder, "z-lab", drafts + first, first)
+    follows = torch.zeros(target.vocab_size, target.vocab_size)
+    for ids in texts_of(target):
+        for token, after in pairwise(ids):
+            follows[token, after] += 1.0
+    shares = follows / follows.sum(dim=1, keepdim=True).clamp(min=1.0)
+    left, scales, right = torch.linalg.svd(30.0 * shares)
+    half, rank = scales.sqrt(), 64
+    markov = {"w1": left * half, "w2": right.T * half}
+    tensors = load_file(folder / "model.safetensors")
+    for name, matrix in markov.items():
+        tensors[f"markov_head.markov_{name}.weight"] = matrix[:, :rank].contiguous()
+    config = json.loads((folder / "config.json").read_text())
+    config |= {**config.pop("dflash_config"), "architectures": ["Qwen3DSparkModel"]}
+    config |= {"markov_rank": rank, "markov_head_type": "vanilla", "sample_from_anchor": not first}
+    return written(folder, config, tensors)
+
+
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
+@pytest.mark.parametrize("first", [0, 1], ids=["anchored", "masks"])
+def test_llamacpp_drafts_with_a_converted_dspark_drafter_as_replayed(
+    first: int, tmp_path: Path
+) -> None:
+    tiny = load(ModelConf(name="tiny", id="embedded:tiny"), "model", CPU)
+    folder = of_bigrams(tiny, tmp_path / "drafter", drafts=4, first=first)
+    words = ["engine=llamacpp", "draft=dspark", f"draft.id={folder}", "k=[4]", "temperature=0"]
+    words += [f"draft.block={4 + first}", "repetitions=1", "prompts.limit=2", "new_tokens=24"]
+    words += ["threads=1", "own_loop=false"]
+    run = ran("server", tmp_path, *words, "kv_type=f32", "flash_attention=off")
+    served = analyse(run).served
+    assert served is not None
+    (gate,) = served.gates
+    assert gate.texts == 4
+    assert gate.equal_rounds == gate.equal_drafted == gate.equal_texts == gate.texts
+    assert sum(trial.accepted or 0 for trial in run.trials) > 8
+
+
+def test_a_markov_head_that_llamacpp_does_not_compute_is_refused(
+    target: LoadedModel, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    conf = ModelConf(name="mine", kind="dspark", id=str(folders["specforge"]))
+    head = conf.spec.load(conf, target)
+    with pytest.raises(UserError, match=r"draft=mine: its Markov head is gated, and llama\.cpp"):
+        write_block_gguf(head, target, tmp_path / "draft.gguf")

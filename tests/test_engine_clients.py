@@ -1283,6 +1283,7 @@ def gguf_files(folder: Path) -> tuple[Path, Path]:
         ("dflash", ["model.gguf={target}"], "draft.gguf: not given, and score=false"),
         ("dflash", ["score=true", "k=[1,4]"], "give one K, and draft.block=K+1"),
         ("dflash", ["score=true", "k=[4]", "draft.block=4"], "give one K, and draft.block=K+1"),
+        ("dspark", ["score=true", "k=[4]", "draft.block=3"], "and draft.block=K or K+1"),
         (
             "mtp",
             ["model.gguf={target}"],
@@ -1336,7 +1337,7 @@ def test_llamacpp_drafts_by_the_files_that_are_given(
 def test_the_wheel_of_llamacpp_has_every_kind_that_is_measured(tmp_path: Path) -> None:
     target, draft = gguf_files(tmp_path)
     files = [f"model.gguf={target}", f"draft.gguf={draft}", "model=hf", f"model.id={tmp_path}"]
-    for kind in ("eagle3", "mtp", "dflash"):
+    for kind in ("eagle3", "mtp", "dflash", "dspark"):
         words = ["engine=llamacpp", "score=false", *files, f"draft={kind}", f"draft.id={tmp_path}"]
         config = compose("server", words)
         adapter_of(config).check(config)

@@ -1,4 +1,4 @@
-"""Write a loaded model, EAGLE-3 head or DFlash drafter as a GGUF file, which llama.cpp reads.
+"""Write a loaded model, an EAGLE-3 head or a block drafter as a GGUF file, which llama.cpp reads.
 
 For the models that ship with the harness, for random ones, and for small ones that a user has as
 safetensors: Llama, Qwen2 and Qwen3, and heads for these. A user's large models are better converted
@@ -20,6 +20,8 @@ themselves. What it shares with the target, the embedding, is not in the file.
 
 A DFlash drafter's are those of conversion/qwen.py (`DFlashModel`) and src/models/dflash.cpp. It
 shares the embedding and the output matrix with the target; one with its own is not converted here.
+A DSpark drafter's file also has the two matrices of its Markov head, of the vanilla kind, which is
+the only one that src/models/dflash.cpp computes.
 
 The tokenizer goes in as byte-level BPE, with the name of the expression that splits text into
 words. Where prompts are sent as token ids, as the harness does, only the pieces are used.
@@ -38,6 +40,7 @@ from harness import PACKAGE
 from harness.models.dummy import StandInTokenizer
 from harness.models.heads.base import LoadedHead
 from harness.models.heads.dflash import DFlashNetwork
+from harness.models.heads.dspark import DSparkNetwork
 from harness.models.heads.eagle3 import STATES, Eagle3Network
 from harness.models.load import LoadedModel
 from harness.records import UserError
@@ -70,8 +73,14 @@ HEAD_TENSORS = {
     "midlayer.mlp.up_proj": "blk.0.ffn_up",
     "midlayer.mlp.down_proj": "blk.0.ffn_down",
 }
-# Of a DFlash drafter, by its network's names; those of a layer follow `blk.N.`
-DRAFTER_TENSORS = {"fc": "fc", "hidden_norm": "enc.output_norm", "norm": "output_norm"}
+# Of a block drafter, by its network's names; those of a layer follow `blk.N.`
+DRAFTER_TENSORS = {
+    "fc": "fc",
+    "hidden_norm": "enc.output_norm",
+    "norm": "output_norm",
+    "markov_head.markov_w1": "markov_w1",
+    "markov_head.markov_w2": "markov_w2",
+}
 LAYER_TENSORS = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -154,19 +163,24 @@ def write_eagle3_gguf(head: LoadedHead, target: LoadedModel, path: Path) -> Path
     return _written(path, gguf, "eagle3", kind, fill, _head_tensors(network))
 
 
-def write_dflash_gguf(head: LoadedHead, target: LoadedModel, path: Path) -> Path:
-    """Write a DFlash drafter, with its target's tokenizer, as a GGUF file of the same dtype.
+def write_block_gguf(head: LoadedHead, target: LoadedModel, path: Path) -> Path:
+    """Write a DFlash or DSpark drafter, with its target's tokenizer, in its own dtype.
 
     Returns:
         `path`.
 
     Raises:
-        UserError: a drafter with an embedding of its own, a dtype or a tokenizer that is not
-            converted here, or no gguf package.
+        UserError: a drafter with an embedding of its own, a Markov head, a dtype or a tokenizer
+            that is not converted here, or no gguf package.
     """
     gguf = gguf_package(head.key)
     network, where = head.network, f"{head.key}={head.name}"
     assert isinstance(network, DFlashNetwork)  # the kind says so
+    markov = network.markov_head if isinstance(network, DSparkNetwork) else None
+    if markov is not None and markov.kind != "vanilla":
+        raise UserError(
+            f"{where}: its Markov head is {markov.kind}, and llama.cpp computes vanilla ones alone"
+        )
     if isinstance(network.embed, nn.Module) or isinstance(network.output, nn.Module):
         raise UserError(f"{where}: it has its own embedding or output matrix; {ELSEWHERE}")
     kind = DTYPES.get(network.fc.weight.dtype)
@@ -178,6 +192,9 @@ def write_dflash_gguf(head: LoadedHead, target: LoadedModel, path: Path) -> Path
         _write_sizes(writer, gguf, network.config, target.context_tokens, target.vocab_size)
         writer.add_array("dflash.target_layers", list(network.layers))
         writer.add_uint32("dflash.block_size", network.block)
+        if isinstance(network, DSparkNetwork):
+            writer.add_bool("dflash.sample_from_anchor", network.first == 0)
+            writer.add_bool("dflash.has_confidence_head", False)
         writer.add_causal_attention(False)
         _write_tokenizer(writer, gguf, target, where)
         writer.add_mask_token_id(network.mask_token)

@@ -17,7 +17,8 @@ Read in tools/server of the release (build 11549) and run:
 - MTP layers are the target's own (`draft-mtp`), or those of the file that is given as the draft's:
   files of convert_hf_to_gguf.py. No server was run with them here.
 - `json_schema` of a request (tools/server/README.md) holds its text to a grammar made of it.
-- A DFlash drafter (`draft-dflash`) fills K + 1 positions of its block.
+- A DFlash drafter (`draft-dflash`) fills K + 1 positions of its block, a DSpark drafter
+  (`draft-dspark`) K, or K + 1 where the first position of its block does not draft.
 """
 
 import json
@@ -375,11 +376,15 @@ def _check(config: ServerConfig) -> None:
                 " have none"
             )
         del models["draft"]
-    if kind == "dflash" and config.score and [k + 1 for k in config.k if k] != [config.draft.block]:
-        raise UserError(
-            f"draft={config.draft.name}: llama.cpp fills K + 1 positions of a block, and replay"
-            " draft.block of them; give one K, and draft.block=K+1"
-        )
+    positions = {"dflash": {"K+1": 1}, "dspark": {"K": 0, "K+1": 1}}.get(kind)
+    if positions and config.score:
+        filled = [[k + more for k in config.k if k] for more in positions.values()]
+        if [config.draft.block] not in filled:
+            raise UserError(
+                f"draft={config.draft.name}: llama.cpp fills {' or '.join(positions)} positions of"
+                " a block, and replay draft.block of them; give one K, and"
+                f" draft.block={' or '.join(positions)}"
+            )
     for key, conf in models.items():
         if conf.gguf is not None:
             _check_gguf(Path(conf.gguf), f"{key}.gguf={conf.gguf}")
@@ -422,7 +427,7 @@ def _check_gguf(file: Path, where: str) -> None:
 
 def _gguf(serve: ToServe, conf: ModelConf, key: str) -> Path:
     """The user's file of a model, else one that is written in the run folder once."""
-    from harness.engines.gguf_file import write_dflash_gguf, write_eagle3_gguf, write_gguf
+    from harness.engines.gguf_file import write_block_gguf, write_eagle3_gguf, write_gguf
 
     if conf.gguf is not None:
         return Path(conf.gguf).resolve()
@@ -434,7 +439,7 @@ def _gguf(serve: ToServe, conf: ModelConf, key: str) -> Path:
         return file
     pair = serve.pair
     if key == "draft" and pair.head is not None:
-        write = write_dflash_gguf if serve.kind == "dflash" else write_eagle3_gguf
+        write = write_eagle3_gguf if serve.kind == "eagle3" else write_block_gguf
         return write(pair.head, pair.target, file)
     loaded = pair.target if key == "model" else pair.draft
     assert loaded is not None  # a draft of another kind is refused

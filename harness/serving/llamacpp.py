@@ -120,7 +120,7 @@ SPEC = EngineSpec(
     unified_flag="--kv-unified",
     client="harness.engines.llamacpp",
     json_schema=True,
-    drafts=("model", "eagle3", "mtp", "dflash", "ngram_simple"),
+    drafts=("model", "eagle3", "mtp", "dflash", "dspark", "ngram_simple"),
     synthetic="everywhere",
     tries_threads=True,
 )
