@@ -4,6 +4,7 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from test_verification import cells, emitted_after, random_distribution, sequenc
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from harness.analysis import analyse
+from harness.analysis.replayed import as_served
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.lookups import (
     NgramDrafter,
@@ -34,8 +36,12 @@ from harness.decoding.lookups import (
     lookups,
 )
 from harness.decoding.sampling import SamplingParameters
+from harness.measurement.draft_scores import lookup_traces
+from harness.measurement.generations import Request
+from harness.measurement.target_texts import GeneratedText
 from harness.records import RULES, Round, Rule
-from harness.theory.replay import replay
+from harness.serving.drafts import DRAFTS
+from harness.theory.replay import replay, replay_texts
 
 K = 3
 SAMPLED = SamplingParameters(1.0)
@@ -228,6 +234,39 @@ def test_the_look_up_of_llamacpp_proposes_what_followed_the_last_occurrence() ->
             proposed += len(expected)
             drafter.append(text[end : end + 1])
     assert proposed > 100
+
+
+@pytest.mark.parametrize("kind", ["ngram_simple", "ngram_simple_1"])
+def test_rounds_of_llamacpps_look_up_are_its_own_at_every_k_after_prompts_of_any_length(
+    kind: str,
+) -> None:
+    rng, size, early = np.random.default_rng(6), DRAFTS[kind].least_k, 0
+    for length in range(2, 24):
+        prompt, text = (rng.integers(3, size=n).tolist() for n in (length, 40))
+        request = Request(
+            *("cell", "easy", "a", None, tuple(prompt), SamplingParameters(0.0)),
+            *(40, 0, 0, frozenset[int](), "tiny"),
+        )
+        (trace,) = lookup_traces(
+            [GeneratedText(request, tuple(text), "budget")],
+            kind,
+            num_draft_tokens=16,
+            draft_name=kind,
+        )
+        for k in (2, 4, 16):
+            rounds = drafted = start = 0
+            while start < len(text):
+                draft = as_llamacpp_looks_up([*prompt, *text[:start]], size, k)
+                early += bool(draft) and start == 0
+                rounds, drafted = rounds + 1, drafted + len(draft)
+                kept = takewhile(
+                    lambda pair: pair[0] == pair[1], zip(draft, text[start:], strict=False)
+                )
+                start += len([*kept]) + 1
+            served = as_served([trace], [len(text)], [np.full(40, k)], "greedy_draft", k)
+            counts = replay_texts(*served)
+            assert (counts.rounds[0], counts.drafted[0]) == (rounds, drafted)
+    assert early > 5
 
 
 def test_a_suffix_look_up_proposes_what_most_often_followed_the_longest_match() -> None:

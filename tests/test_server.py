@@ -95,7 +95,7 @@ def test_every_request_is_a_trial_that_counts_what_rounds_emitted(served: Stored
 
 
 @needs_llamacpp
-@pytest.mark.parametrize("draft", ["tiny_eagle3", "ngram_simple"])
+@pytest.mark.parametrize("draft", ["tiny_eagle3", "ngram_simple", "ngram_simple_1"])
 def test_a_head_and_a_look_up_of_llamacpp_draft_as_replayed(draft: str, tmp_path: Path) -> None:
     ks = [k for k in (1, 2, 4) if k >= draft_conf(draft).spec.least_k]
     words = (f"draft={draft}", f"k={ks}", "temperature=0", "repetitions=1", "prompts.limit=4")

@@ -36,7 +36,7 @@ from harness.analysis.iteration_costs import (
     rounds_of,
     with_rounds,
 )
-from harness.analysis.replayed import accept_chances, decoded
+from harness.analysis.replayed import accept_chances, decoded, proposed_at
 from harness.analysis.request_times import fit_line
 from harness.analysis.server_run import ServedRun
 from harness.analysis.setup import Setup
@@ -291,8 +291,9 @@ class Server:
         `confidence` is of what rounds emit, too.
         """
         most = self.counting.proposed(k, budget)[:size]
-        if trace.proposed is not None:
-            most = np.minimum(most, trace.proposed[:size])
+        drafted = proposed_at(trace, k)
+        if drafted is not None:
+            most = np.minimum(most, drafted[:size])
         chances = accept_chances(trace, self.rule, k)[:size]
         drafted = None
         if confidence is not None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from harness.analysis.cells import completed, latest, new_tokens, per_prompt
 from harness.analysis.verdict import Candidate
 from harness.records import Cell, Rule, TextKey, TextTrace, Trial, UserError
+from harness.serving.drafts import DRAFTS
 from harness.serving.round_counting import Counting
 from harness.stats import jackknife
 from harness.stats.jackknife import Array, token_weights
@@ -221,7 +222,7 @@ def padded_traces(
         most = [limits(trace) for trace in traces]
         return padded_texts(*as_served(traces, lengths, most, rule, depth))
     chances = [accept_chances(trace, rule, depth) for trace in traces]
-    return padded_texts(chances, [trace.proposed for trace in traces], depth)
+    return padded_texts(chances, [proposed_at(trace, depth) for trace in traces], depth)
 
 
 def _check(trace: TextTrace, first: TextTrace, rule: Rule, depth: int) -> None:
@@ -307,11 +308,24 @@ def as_served(
     chances = [
         accept_chances(trace, rule, k)[:size] for trace, size in zip(traces, lengths, strict=True)
     ]
+    drafted = [proposed_at(trace, k) for trace in traces]
     proposed = [
-        most if trace.proposed is None else np.minimum(most[:size], trace.proposed[:size])
-        for trace, size, most in zip(traces, lengths, limits, strict=True)
+        most if each is None else np.minimum(most[:size], each[:size])
+        for each, size, most in zip(drafted, lengths, limits, strict=True)
     ]
     return chances, proposed, k
+
+
+def proposed_at(trace: TextTrace, k: int) -> NDArray[np.int64] | None:
+    """[n] tokens that a draft proposes from each start at a K; None where it is K from all.
+
+    Some look-ups wait for a text that is the longer the larger K is.
+    """
+    waits = DRAFTS[trace.draft].least_text if trace.chosen and trace.draft in DRAFTS else 0
+    if trace.proposed is None or not waits:
+        return trace.proposed
+    text = trace.prompt_tokens + np.arange(len(trace.proposed))
+    return np.where(text > k + waits, trace.proposed, 0)
 
 
 def replay_check(

@@ -119,6 +119,8 @@ def _pairing(target: ModelConf, draft: ModelConf, card: GpuConf | None) -> Pairi
         least = draft.spec.least_k
         if least > 1:
             return Pairing(draft, "not eligible", f"drafts {least} tokens or more; name it")
+        if draft.spec.least_text:
+            return Pairing(draft, "not eligible", "drafts as llama.cpp alone does; name it")
         return Pairing(draft, "eligible", "looks its tokens up")
     weights = draft.spec.weights
     if weights == "target_checkpoint" and not mtp_layers(target):

@@ -21,6 +21,7 @@ Three kinds, of which only the second proposes an end of text, or what is behind
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -63,6 +64,10 @@ class LookupDrafter(ABC):
     @abstractmethod
     def draft(self, count: int) -> list[int]:
         """What is proposed after the text, at most `count` tokens; of fewer the beginning."""
+
+    def scored(self, count: int) -> list[int]:
+        """The same without what the text's length keeps from being proposed at this count alone."""
+        return self.draft(count)
 
     def propose(self, count: int, uniforms: Tensor) -> Proposal:
         """Propose up to `count` tokens, perhaps none, on the uniforms' device."""
@@ -128,11 +133,21 @@ class SimpleNgramDrafter(NgramDrafter):
 
     def draft(self, count: int) -> list[int]:
         """What is proposed after the text, at most `count` tokens."""
+        too_short = len(self.text) - 1 <= self._ngram + count + 1
+        return [] if too_short else self.scored(count)
+
+    def scored(self, count: int) -> list[int]:
+        """The same in a text of any length."""
         history, size = len(self.text) - 1, self._ngram
         place = self._after.get(tuple(self.text[-size:]))
-        if place is None or history - place < size or history <= size + count + 1:
+        if place is None or history - place < size:
             return []
         return self.text[place : min(history, place + count)]
+
+
+# Looks for one token, so that it can draft one; and for as many as llama.cpp's own default
+one_token_ngram = partial(SimpleNgramDrafter, ngram=1)
+default_ngram = partial(SimpleNgramDrafter, ngram=12)
 
 
 class SuffixDrafter(LookupDrafter):
@@ -233,7 +248,7 @@ def lookups(
     tokens = np.full((len(text), num_draft_tokens), np.nan)
     proposed = np.zeros(len(text), dtype=np.int64)
     for start, token in enumerate(text):
-        draft = drafter.draft(num_draft_tokens)
+        draft = drafter.scored(num_draft_tokens)
         proposed[start] = len(draft)
         tokens[start, : len(draft)] = draft
         for offset, (drafted, emitted) in enumerate(zip(draft, text[start:], strict=False)):

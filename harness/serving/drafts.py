@@ -39,6 +39,7 @@ class DraftSpec:
         chained: whether a head takes a pass for every token, and does not draft a block at once.
         learns: whether a look-up depends on the answers before, so that no generation stands alone.
         least_k: the smallest K at which it drafts.
+        least_text: what a text must be longer than besides K before a look-up drafts.
     """
 
     phrase: str
@@ -49,6 +50,7 @@ class DraftSpec:
     chained: bool = False
     learns: bool = False
     least_k: int = 1
+    least_text: int = 0
 
     @property
     def looks_up(self) -> bool:
@@ -78,6 +80,17 @@ class DraftSpec:
     def read_shape(self) -> Callable[..., Any]:
         """What `shape` names: the `HeadArchitecture` of a config.json and what errors call it."""
         return resolve_name(self.shape)
+
+
+def _ngram_simple(name: str, size: int, loader: str) -> DraftSpec:
+    """llama.cpp's look-up of exactly so many tokens (`SimpleNgramDrafter`)."""
+    return DraftSpec(
+        f"llama.cpp's {name}look-up",
+        "none",
+        loader=f"harness.decoding.lookups:{loader}",
+        least_k=size,
+        least_text=size + 2,
+    )
 
 
 _IN = "harness.models.heads"
@@ -116,12 +129,9 @@ DRAFTS: dict[DraftKind, DraftSpec] = {
     ),
     "copy": DraftSpec("a copy of the target", "copy"),
     "ngram": DraftSpec("an n-gram look-up", "none", loader="harness.decoding.lookups:NgramDrafter"),
-    "ngram_simple": DraftSpec(
-        "llama.cpp's n-gram look-up",
-        "none",
-        loader="harness.decoding.lookups:SimpleNgramDrafter",
-        least_k=LONGEST_NGRAM,
-    ),
+    "ngram_simple": _ngram_simple("n-gram ", LONGEST_NGRAM, "SimpleNgramDrafter"),
+    "ngram_simple_1": _ngram_simple("one-token ", 1, "one_token_ngram"),
+    "ngram_simple_12": _ngram_simple("default ", 12, "default_ngram"),
     "suffix": DraftSpec(
         "a suffix look-up", "none", loader="harness.decoding.lookups:SuffixDrafter", learns=True
     ),

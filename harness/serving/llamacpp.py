@@ -19,13 +19,15 @@
 from collections.abc import Callable, Sequence
 
 from harness.records import LONGEST_NGRAM
-from harness.serving.drafts import DraftKind, looks_up
+from harness.serving.drafts import DRAFTS, DraftKind, looks_up
 from harness.serving.round_counting import Counting
 from harness.serving.spec import ANCHORED_BLOCK, BLOCK, EngineSpec, PairToServe, ServingLine
 
 COUNTING = Counting(first_position=1, shortens_last_draft=True)
 # The target alone; its files are conversions that only the reader knows
 SERVER = "llama-server -m TARGET.gguf"
+# Its look-ups of exactly n tokens, which are the smallest K that they draft
+SIMPLE = ("ngram_simple", "ngram_simple_1", "ngram_simple_12")
 # By kind of draft, what --spec-type calls it
 SPEC_TYPES = {
     "model": "draft-simple",
@@ -34,7 +36,7 @@ SPEC_TYPES = {
     "dflash": "draft-dflash",
     "dspark": "draft-dspark",
     "ngram": "ngram-simple",
-    "ngram_simple": "ngram-simple",
+    **dict.fromkeys(SIMPLE, "ngram-simple"),
 }
 # Without it the draft's argmax is proposed
 PROBABILISTIC = "--spec-draft-sampling probabilistic"
@@ -42,7 +44,8 @@ PROBABILISTIC = "--spec-draft-sampling probabilistic"
 
 def drafting_flags(kind: DraftKind, k: int) -> dict[str, object]:
     """What makes a server draft k tokens by a kind of draft, its files left out."""
-    sizes = {"n": LONGEST_NGRAM, "m": k} if looks_up(kind) else {}
+    ngram = DRAFTS[kind].least_k if kind in SIMPLE else LONGEST_NGRAM
+    sizes = {"n": ngram, "m": k} if looks_up(kind) else {}
     return {
         "--spec-type": SPEC_TYPES[kind],
         "--spec-draft-n-max": k,
@@ -84,7 +87,7 @@ SPEC = EngineSpec(
     draft_by_temperature=True,
     draft_top_k=10,
     draft_reads_verified=True,
-    alike=frozenset(("model", "eagle3", "mtp", "dflash", "dspark", "ngram_simple")),
+    alike=frozenset(("model", "eagle3", "mtp", "dflash", "dspark", *SIMPLE)),
     version="b11368 or later",
     plain=lambda _: SERVER,
     lines={
@@ -112,7 +115,9 @@ SPEC = EngineSpec(
             " that many tokens, this run the first of them or of one token; draft=ngram_simple"
             " drafts as it does.",
         ),
-        "ngram_simple": ServingLine(_drafting(), "TARGET.gguf stands for your conversion."),
+        **dict.fromkeys(
+            SIMPLE, ServingLine(_drafting(), "TARGET.gguf stands for your conversion.")
+        ),
     },
     reads_gguf=True,
     in_production="--ctx-size, --parallel and --threads",
@@ -120,7 +125,7 @@ SPEC = EngineSpec(
     unified_flag="--kv-unified",
     client="harness.engines.llamacpp",
     json_schema=True,
-    drafts=("model", "eagle3", "mtp", "dflash", "dspark", "ngram_simple"),
+    drafts=("model", "eagle3", "mtp", "dflash", "dspark", *SIMPLE),
     synthetic="everywhere",
     tries_threads=True,
 )
