@@ -485,6 +485,20 @@ def check_ks(ks: Sequence[int], draft: ModelConf) -> None:
         raise UserError(f"k: {draft.spec.phrase} drafts {least} tokens or more; give k=[{enough}]")
 
 
+def check_replayed(draft: ModelConf) -> None:
+    """Refuse a draft whose rounds replay does not know.
+
+    Raises:
+        UserError: it is one.
+    """
+    if not draft.spec.replayed:
+        raise UserError(
+            f"draft={draft.name}: what {draft.spec.phrase.removeprefix('a ')} drafts depends on"
+            " requests before, so it is measured, and not replayed: python -m harness.server"
+            f" engine=llamacpp draft={draft.name} score=false model.gguf=FILE"
+        )
+
+
 @dataclass
 class PairConfig(ModelsConfig):
     """What every command takes that runs a target with one draft."""

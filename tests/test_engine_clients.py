@@ -66,6 +66,7 @@ from harness.models.load import load, load_vocabulary
 from harness.records import Round, Rule, UserError
 from harness.serving.drafts import DraftKind
 from harness.serving.engines import ENGINES
+from harness.serving.llamacpp import SPEC_TYPES, drafting_flags
 from harness.storage import load as load_run
 
 GREEDY = SamplingParameters(0.0)
@@ -1341,3 +1342,30 @@ def test_the_wheel_of_llamacpp_has_every_kind_that_is_measured(tmp_path: Path) -
         words = ["engine=llamacpp", "score=false", *files, f"draft={kind}", f"draft.id={tmp_path}"]
         config = compose("server", words)
         adapter_of(config).check(config)
+
+
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
+@pytest.mark.parametrize(
+    ("kind", "field", "sizes"),
+    [
+        ("ngram_simple", "ngram_simple", {"size_n": 2, "size_m": 16}),
+        ("ngram_simple_1", "ngram_simple", {"size_n": 1, "size_m": 16}),
+        ("ngram_simple_12", "ngram_simple", {"size_n": 12, "size_m": 16}),
+        ("ngram_map_k", "ngram_map_k", {"size_n": 2, "size_m": 16}),
+        ("ngram_map_k4v", "ngram_map_k4v", {"size_n": 2, "size_m": 16}),
+        ("ngram_mod", "ngram_mod", {"n_match": 24, "n_min": 0, "n_max": 16}),
+        ("ngram_cache", "ngram_cache", {}),
+    ],
+)
+def test_the_wheel_of_llamacpp_takes_the_sizes_of_each_of_its_look_ups(
+    kind: str, field: str, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness.engines import xllamacpp_server
+
+    flags = [str(word) for flag in drafting_flags(kind, 16).items() for word in flag]
+    monkeypatch.setattr(sys, "argv", ["server", "--model", "target.gguf", *flags])
+    speculative = xllamacpp_server.parameters(xllamacpp_server.arguments()).speculative
+    (spec_type,) = speculative.types
+    assert spec_type.name.endswith(SPEC_TYPES[kind].replace("-", "_").upper())
+    lookup = getattr(speculative, field)
+    assert {name: getattr(lookup, name) for name in sizes} == sizes

@@ -112,6 +112,36 @@ def test_a_head_and_a_look_up_of_llamacpp_draft_as_replayed(draft: str, tmp_path
 
 
 @needs_llamacpp
+def test_a_look_up_of_llamacpp_that_is_not_replayed_is_measured_without_the_weights(
+    served: StoredRun, tmp_path: Path
+) -> None:
+    words = (
+        "model=tiny",
+        "draft=ngram_map_k",
+        "k=[1,4]",
+        "temperature=0",
+        "repetitions=1",
+        "prompts.limit=2",
+    )
+    file = f"model.gguf={served.folder / 'gguf' / 'model.gguf'}"
+    run = ran("server", tmp_path, *words, "engine=llamacpp", "threads=1", "own_loop=false",
+              "kv_type=f32", "flash_attention=off", "score=false", file)  # fmt: skip
+    summary = analyse(run)
+    assert summary.served is not None
+    assert summary.served.not_predicted == "no_weights"
+    assert {(gate.k, gate.equal_texts, gate.texts) for gate in summary.served.gates} == {
+        (1, 4, 4),
+        (4, 4, 4),
+    }
+    assert {cell.k for cell in summary.served.cells if cell.speedup} == {1, 4}
+    assert sum(trial.drafted or 0 for trial in run.trials) > 0
+    assert run.manifest.engine is not None
+    lines = [each.line for each in run.manifest.engine.commands if each.k == 4]
+    assert "--spec-type ngram-map-k " in lines[0]
+    assert "--spec-ngram-map-k-size-m 4" in lines[0]
+
+
+@needs_llamacpp
 def test_prompts_are_asked_in_another_order_in_each_visit(served: StoredRun) -> None:
     """A machine that becomes slower would else make the last prompt set's rounds look dear."""
     orders = [
@@ -631,6 +661,15 @@ def test_a_server_that_does_not_draft_or_does_not_tell_is_refused_before_there_i
         (
             ["draft=ngram_simple", "k=[1,2,4,8]"],
             r"k: llama.cpp's n-gram look-up drafts 2 tokens or more; give k=\[2,4,8\]",
+        ),
+        (
+            ["draft=ngram_mod"],
+            "draft=ngram_mod: what llama.cpp's hashed n-grams drafts depends on requests before, so"
+            " it is measured, and not replayed: .* score=false model.gguf=FILE",
+        ),
+        (
+            ["draft=ngram_cache", "k=[4]", "score=false"],
+            r"k: llama.cpp's n-gram cache drafts up to 8 tokens; give k=\[8\]",
         ),
         (
             ["engine=vllm", "draft=suffix"],

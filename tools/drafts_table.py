@@ -24,6 +24,12 @@ ENTRIES: dict[DraftKind, str] = {
     "dspark": "`dspark@folder-or-hub-id`",
     "ngram": "`ngram`",
     "ngram_simple": "`ngram_simple`, K of 2 or more",
+    "ngram_simple_1": "`ngram_simple_1`",
+    "ngram_simple_12": "`ngram_simple_12`, K of 12 or more",
+    "ngram_map_k": "`ngram_map_k` (server with `score=false`)",
+    "ngram_map_k4v": "`ngram_map_k4v` (likewise)",
+    "ngram_mod": "`ngram_mod` (likewise)",
+    "ngram_cache": "`ngram_cache`, K = 8 (likewise)",
     "suffix": "`suffix` (audition only)",
     "early_exit": "`early_exit@layers:4`",
     "copy": "`bf16`; with `pip install .[quantization]` also `int8`, `int4`",
@@ -45,7 +51,7 @@ def _cell(spec: EngineSpec, kind: DraftKind) -> str:
     """Whether an engine has a line for a kind."""
     if kind not in spec.lines:
         return "-"
-    return "yes" if kind in spec.alike else "differs"
+    return "yes" if kind in spec.alike or not DRAFTS[kind].replayed else "differs"
 
 
 if __name__ == "__main__":
@@ -55,6 +61,7 @@ if __name__ == "__main__":
     note = (
         "All of these can be measured or ranked here. An engine's column says whether a report has"
         " a line to serve it there; what\na report recommends for an engine is a draft that the"
-        " engine has. `differs`: it has one of this kind, but finds other\ntokens with it.\n"
+        " engine has. `differs`: it has one of this kind, but finds other\ntokens with it."
+        " Of llama.cpp's kinds, MTP layers were never run with the harness.\n"
     )
     PAGE.write_text(f"{head}{HEADING}\n{note}\n{table()}{mark}{tail}", encoding="utf-8")

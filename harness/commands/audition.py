@@ -34,7 +34,7 @@ from harness.commands.run_lifecycle import (
     resumed,
     running,
 )
-from harness.config import AuditionConfig, ModelConf, like_target, split_draft
+from harness.config import AuditionConfig, ModelConf, check_replayed, like_target, split_draft
 from harness.measurement.environment import describe_host
 from harness.records import Failure, Prompt, TextTrace, UserError
 from harness.storage import RunFolder, load
@@ -66,6 +66,8 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UserError(f"drafts: {twice!r} is listed twice; name each once")
+    for conf in drafts:
+        check_replayed(conf)
     if config.scores_from:
         check_run(config, (), ())
         traces = _scored_elsewhere(config, names)

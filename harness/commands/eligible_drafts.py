@@ -117,6 +117,8 @@ def shipped_drafts() -> list[ModelConf]:
 def _pairing(target: ModelConf, draft: ModelConf, card: GpuConf | None) -> Pairing:
     if draft.spec.looks_up:
         least = draft.spec.least_k
+        if not draft.spec.replayed:
+            return Pairing(draft, "not eligible", "measured on llama.cpp alone, and not replayed")
         if least > 1:
             return Pairing(draft, "not eligible", f"drafts {least} tokens or more; name it")
         if draft.spec.least_text:

@@ -24,7 +24,7 @@ from harness.commands.drafted import (
 )
 from harness.commands.other_runs import Rates
 from harness.commands.progress import Bar, fetching, progress
-from harness.config import AuditionConfig, DecodeConf, ModelConf, PairConfig
+from harness.config import AuditionConfig, DecodeConf, ModelConf, PairConfig, check_replayed
 from harness.decoding.protocols import recorder_of
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import environment
@@ -78,6 +78,7 @@ def check_kind(config: PairConfig, *, model_only: bool = False) -> None:
         )
     if spec.reads_states and config.backend == "cuda_graphs":
         raise UserError(f"backend=cuda_graphs: {GRAPHS_KEEP_NO_STATES}; use backend=eager")
+    check_replayed(config.draft)
     if spec.learns:
         raise UserError(
             f"{name}: what it finds depends on the answers before it, so no generation stands"

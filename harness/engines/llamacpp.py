@@ -60,8 +60,8 @@ from harness.engines.protocol import (
     token_ids,
 )
 from harness.records import Rule, UserError
-from harness.serving.drafts import DraftKind, looks_up
-from harness.serving.llamacpp import COUNTING, SPEC, SPEC_TYPES, drafting_flags
+from harness.serving.drafts import DRAFTS, DraftKind, looks_up
+from harness.serving.llamacpp import CACHE_K, COUNTING, SPEC, SPEC_TYPES, drafting_flags
 from harness.serving.spec import EngineSpec
 
 WHEEL = "xllamacpp"
@@ -238,7 +238,8 @@ class LlamaCppServer(HttpServer):
                 rounds = own
             elif not looks_up(self._kind):
                 rounds = rounds_at_eos(own, drafted, self.k, left=budget - returned, drafts=drafts)
-            elif record.tokens[-1] not in asked.prompt:  # nor was it found, then
+            elif DRAFTS[self._kind].replayed and record.tokens[-1] not in asked.prompt:
+                # Nor was it found, then: what is not replayed may know it from other requests
                 rounds = own
         counted = replace(record, rounds=rounds, drafted=drafted, accepted=accepted)
         return self.completion(answer, counted)
@@ -376,6 +377,10 @@ def _check(config: ServerConfig) -> None:
                 " have none"
             )
         del models["draft"]
+    if kind == "ngram_cache" and [k for k in config.k if k] != [CACHE_K]:
+        raise UserError(
+            f"k: llama.cpp's n-gram cache drafts up to {CACHE_K} tokens; give k=[{CACHE_K}]"
+        )
     positions = {"dflash": {"K+1": 1}, "dspark": {"K": 0, "K+1": 1}}.get(kind)
     if positions and config.score:
         filled = [[k + more for k in config.k if k] for more in positions.values()]

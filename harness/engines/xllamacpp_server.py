@@ -16,6 +16,12 @@ from typing import Any
 from harness.serving.llamacpp import SPEC_TYPES
 
 xllamacpp: Any = import_module("xllamacpp")  # an extra, without types
+# Of its look-ups, the flags behind --spec-ngram- and their defaults
+NGRAMS = (
+    *((f"{kind}-size-n", 12) for kind in ("simple", "map-k", "map-k4v")),
+    *((f"{kind}-size-m", 48) for kind in ("simple", "map-k", "map-k4v")),
+    *(("mod-n-match", 24), ("mod-n-min", 48), ("mod-n-max", 64)),
+)
 
 
 def arguments() -> argparse.Namespace:
@@ -39,8 +45,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--spec-draft-threads", type=int)
     parser.add_argument("--spec-draft-type-k", default="f16")
     parser.add_argument("--spec-draft-type-v", default="f16")
-    parser.add_argument("--spec-ngram-simple-size-n", type=int, default=12)
-    parser.add_argument("--spec-ngram-simple-size-m", type=int, default=48)
+    for name, default in NGRAMS:
+        parser.add_argument(f"--spec-ngram-{name}", type=int, default=default)
     parser.add_argument("--spec-synth-rates")
     return parser.parse_args()
 
@@ -62,9 +68,11 @@ def parameters(given: argparse.Namespace) -> Any:
         kind = f"COMMON_SPECULATIVE_TYPE_{given.spec_type.replace('-', '_').upper()}"
         params.speculative.types = [getattr(xllamacpp.common_speculative_type, kind)]
         params.load_mtp = given.spec_type == SPEC_TYPES["mtp"]
-        lookup, draft = params.speculative.ngram_simple, params.speculative.draft
-        lookup.size_n = given.spec_ngram_simple_size_n
-        lookup.size_m = given.spec_ngram_simple_size_m
+        for name, _ in NGRAMS:
+            kind, size = name.rsplit("-", 2)[0].replace("-", "_"), "_".join(name.rsplit("-", 2)[1:])
+            lookup = getattr(params.speculative, f"ngram_{kind}")
+            setattr(lookup, size, getattr(given, f"spec_ngram_{kind}_{size}"))
+        draft = params.speculative.draft
         draft.n_max = given.spec_draft_n_max
         if given.spec_draft_model is not None:
             draft.mparams.path = given.spec_draft_model

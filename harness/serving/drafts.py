@@ -38,6 +38,8 @@ class DraftSpec:
         reads_states: whether it is a head, which drafts from hidden states of the target.
         chained: whether a head takes a pass for every token, and does not draft a block at once.
         learns: whether a look-up depends on the answers before, so that no generation stands alone.
+        replayed: whether replay says what it drafts. Else that depends on requests before, or on
+            where rounds began, so that an engine that has it is measured, and no more.
         least_k: the smallest K at which it drafts.
         least_text: what a text must be longer than besides K before a look-up drafts.
     """
@@ -49,6 +51,7 @@ class DraftSpec:
     reads_states: bool = False
     chained: bool = False
     learns: bool = False
+    replayed: bool = True
     least_k: int = 1
     least_text: int = 0
 
@@ -132,6 +135,10 @@ DRAFTS: dict[DraftKind, DraftSpec] = {
     "ngram_simple": _ngram_simple("n-gram ", LONGEST_NGRAM, "SimpleNgramDrafter"),
     "ngram_simple_1": _ngram_simple("one-token ", 1, "one_token_ngram"),
     "ngram_simple_12": _ngram_simple("default ", 12, "default_ngram"),
+    "ngram_map_k": DraftSpec("llama.cpp's map of n-grams", "none", replayed=False),
+    "ngram_map_k4v": DraftSpec("llama.cpp's map with four values", "none", replayed=False),
+    "ngram_mod": DraftSpec("llama.cpp's hashed n-grams", "none", replayed=False),
+    "ngram_cache": DraftSpec("llama.cpp's n-gram cache", "none", replayed=False),
     "suffix": DraftSpec(
         "a suffix look-up", "none", loader="harness.decoding.lookups:SuffixDrafter", learns=True
     ),

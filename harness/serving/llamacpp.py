@@ -14,6 +14,14 @@
   draft-mtp, draft-dflash, draft-dspark, ngram-simple (common/ngram-map.cpp: the *last* earlier
   match of exactly size-n tokens). Its drafts have size-m tokens; --spec-draft-n-max does not cut
   them (build 11549).
+- Look-ups that are not replayed: ngram-map-k and ngram-map-k4v (common/ngram-map.cpp) draft no more
+  tokens after an n-gram than were accepted there before, and keep that for later requests in the
+  slot. ngram-mod (common/ngram-mod.cpp) has one table for all requests, which takes a text in
+  pieces of 32 tokens where rounds end. ngram-cache (common/ngram-cache.cpp) counts the n-grams
+  within the tokens of each round, for all requests, and drafts up to 8 tokens whatever is asked.
+- common/speculative.cpp, common_speculative_init: of several kinds (`--spec-type a,b`) the first
+  that drafts anything in a round does, in an order of their own and not the list's: ngram-simple,
+  ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache, then a draft model or head.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,6 +36,9 @@ COUNTING = Counting(first_position=1, shortens_last_draft=True)
 SERVER = "llama-server -m TARGET.gguf"
 # Its look-ups of exactly n tokens, which are the smallest K that they draft
 SIMPLE = ("ngram_simple", "ngram_simple_1", "ngram_simple_12")
+# Its other look-ups; the last one drafts so many tokens
+NOT_REPLAYED = ("ngram_map_k", "ngram_map_k4v", "ngram_mod", "ngram_cache")
+CACHE_K = 8
 # By kind of draft, what --spec-type calls it
 SPEC_TYPES = {
     "model": "draft-simple",
@@ -37,6 +48,7 @@ SPEC_TYPES = {
     "dspark": "draft-dspark",
     "ngram": "ngram-simple",
     **dict.fromkeys(SIMPLE, "ngram-simple"),
+    **{kind: kind.replace("_", "-") for kind in NOT_REPLAYED},
 }
 # Without it the draft's argmax is proposed
 PROBABILISTIC = "--spec-draft-sampling probabilistic"
@@ -44,13 +56,14 @@ PROBABILISTIC = "--spec-draft-sampling probabilistic"
 
 def drafting_flags(kind: DraftKind, k: int) -> dict[str, object]:
     """What makes a server draft k tokens by a kind of draft, its files left out."""
-    ngram = DRAFTS[kind].least_k if kind in SIMPLE else LONGEST_NGRAM
-    sizes = {"n": ngram, "m": k} if looks_up(kind) else {}
-    return {
-        "--spec-type": SPEC_TYPES[kind],
-        "--spec-draft-n-max": k,
-        **{f"--spec-ngram-simple-size-{name}": size for name, size in sizes.items()},
-    }
+    flags = {"--spec-type": SPEC_TYPES[kind], "--spec-draft-n-max": k}
+    sizes: dict[str, int] = {}
+    if kind == "ngram_mod":
+        sizes = {"n-min": 0, "n-max": k}
+    elif looks_up(kind) and kind != "ngram_cache":
+        ngram = DRAFTS[kind].least_k if kind in SIMPLE else LONGEST_NGRAM
+        sizes = {"size-n": ngram, "size-m": k}
+    return flags | {f"--spec-{SPEC_TYPES[kind]}-{name}": size for name, size in sizes.items()}
 
 
 def _drafting(files: str = "") -> Callable[[PairToServe], str]:
@@ -98,7 +111,9 @@ SPEC = EngineSpec(
             " the head with --target-model-dir.",
         ),
         "mtp": ServingLine(
-            _drafting(), "TARGET.gguf stands for your conversion, with its MTP layers."
+            _drafting(),
+            "TARGET.gguf stands for your conversion, with its MTP layers. The harness has started"
+            " no llama.cpp with MTP layers yet.",
         ),
         "dflash": ServingLine(
             _drafting("-md DRAFT.gguf"),
@@ -118,6 +133,15 @@ SPEC = EngineSpec(
         **dict.fromkeys(
             SIMPLE, ServingLine(_drafting(), "TARGET.gguf stands for your conversion.")
         ),
+        **dict.fromkeys(
+            NOT_REPLAYED,
+            ServingLine(
+                _drafting(),
+                "TARGET.gguf stands for your conversion. What it drafts depends on requests before,"
+                " so it is not replayed. A run asks each prompt more than once, and the look-up has"
+                " then seen its answer: what such a run measures is an upper bound.",
+            ),
+        ),
     },
     reads_gguf=True,
     in_production="--ctx-size, --parallel and --threads",
@@ -125,7 +149,7 @@ SPEC = EngineSpec(
     unified_flag="--kv-unified",
     client="harness.engines.llamacpp",
     json_schema=True,
-    drafts=("model", "eagle3", "mtp", "dflash", "dspark", *SIMPLE),
+    drafts=("model", "eagle3", "mtp", "dflash", "dspark", *SIMPLE, *NOT_REPLAYED),
     synthetic="everywhere",
     tries_threads=True,
 )
