@@ -104,4 +104,4 @@ def test_the_loader_of_every_kind_is_there() -> None:
     for spec in DRAFTS.values():
         assert not spec.loader or callable(spec.load)
         assert not spec.shape or callable(spec.read_shape)
-        assert spec.looks_up <= bool(spec.loader)
+        assert (spec.looks_up and spec.replayed) <= bool(spec.loader)
