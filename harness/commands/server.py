@@ -42,6 +42,7 @@ from harness.commands.time_rounds import time_own_loop
 from harness.config import ServerConfig
 from harness.engines.adapters import Adapter, adapter_of
 from harness.engines.process import check_port_free
+from harness.measurement.draft_scores import after_lookup
 from harness.measurement.returned_texts import likelihood_test
 from harness.records import GREEDY, NotMeasured, TextTrace, Trial, UserError, grouped
 from harness.serving.engines import OWN
@@ -152,6 +153,8 @@ def _score(folder: RunFolder, work: Workload, pair: Drafted) -> None:
         for k, texts in sorted(by_k.items()):
             decoded = [work.returned(trial).decoded(facts) for trial in texts]
             scored = pair.score(decoded, Scoring(max(work.ks), facts.draft_sampling))
+            if work.config.lookup is not None:
+                scored = after_lookup(scored, decoded, work.config.lookup, max(work.ks))
             traces += [replace(trace, k=k) for trace in scored]
             tick()
     folder.write_traces(traces)

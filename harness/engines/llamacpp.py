@@ -16,6 +16,7 @@ Read in tools/server of the release (build 11549) and run:
 - `/props` has `total_slots`, the requests that are decoded side by side; others wait for a slot.
 - MTP layers are the target's own (`draft-mtp`), or those of the file that is given as the draft's:
   files of convert_hf_to_gguf.py. No server was run with them here.
+- Of a look-up and a draft (`lookup=`) every round drafts, but on the budget's last position.
 - `json_schema` of a request (tools/server/README.md) holds its text to a grammar made of it.
 - A DFlash drafter (`draft-dflash`) fills K + 1 positions of its block, a DSpark drafter
   (`draft-dspark`) K, or K + 1 where the first position of its block does not draft.
@@ -92,6 +93,7 @@ class LlamaCpp(StartedEngine):
         flash_attention: on, off, or auto, llama.cpp's default.
         kv_unified: whether slots share one cache, which lets all of them share a pass; without,
             each run of neighbouring slots is decoded by itself.
+        lookup: that drafts first; the draft does where it finds nothing. None without one.
     """
 
     spec = SPEC
@@ -105,6 +107,7 @@ class LlamaCpp(StartedEngine):
     kv_type: str = "f16"
     flash_attention: Literal["on", "off", "auto"] = "auto"
     kv_unified: bool = True
+    lookup: DraftKind | None = None
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> HttpServer:
         """Start a server that drafts k tokens per round, and wait until it answers."""
@@ -129,7 +132,7 @@ class LlamaCpp(StartedEngine):
 
     def server(self, running: Running, k: int) -> "LlamaCppServer":
         """Take over a server that answers."""
-        return LlamaCppServer(running, k, self.rule, self.kind)
+        return LlamaCppServer(running, k, self.rule, self.kind, self.lookup)
 
     def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:
         """llama-server's command line, without where it listens."""
@@ -144,7 +147,7 @@ class LlamaCpp(StartedEngine):
         if self.threads is not None:
             flags["--threads"] = self.threads
         if k:
-            flags |= drafting_flags(self.kind, k)
+            flags |= drafting_flags(self.kind, k, self.lookup)
             if not looks_up(self.kind):
                 if self.draft is not None:
                     flags["--spec-draft-model"] = self.draft
@@ -182,7 +185,12 @@ class LlamaCppServer(HttpServer):
     decoded_field = "content"
 
     def __init__(
-        self, running: Running, k: int, rule: Rule = "greedy_draft", kind: DraftKind = "model"
+        self,
+        running: Running,
+        k: int,
+        rule: Rule = "greedy_draft",
+        kind: DraftKind = "model",
+        lookup: DraftKind | None = None,
     ) -> None:
         """Take over a server that drafts `k` tokens per round and accepts by `rule`.
 
@@ -191,6 +199,7 @@ class LlamaCppServer(HttpServer):
             k: the most that a look-up drafts.
             rule: of acceptance.
             kind: of its draft.
+            lookup: that drafts before it.
         """
         super().__init__(f"llama.cpp at k={k}", k, running)
         facts = running.client.about(*ABOUT, SERVER)
@@ -198,10 +207,10 @@ class LlamaCppServer(HttpServer):
             SPEC,
             _version(str(facts["build_info"]), running.process),
             rule,
-            drafts_fewer=looks_up(kind),
+            drafts_fewer=looks_up(kind) or lookup is not None,
             slots=facts.get("total_slots"),
         )
-        self._kind = kind
+        self._kind, self._lookup = kind, lookup
 
     def complete(self, asked: Asked, deadline_s: float) -> Completion:
         """Ask once for a completion; see `HttpServer`."""
@@ -237,7 +246,10 @@ class LlamaCppServer(HttpServer):
             if record.stop_reason in ("budget", None):
                 rounds = own
             elif not looks_up(self._kind):
-                rounds = rounds_at_eos(own, drafted, self.k, left=budget - returned, drafts=drafts)
+                # A look-up's drafts may be shorter, so that these do not tell of how many rounds
+                if drafts is not None or self._lookup is None:
+                    left = budget - returned
+                    rounds = rounds_at_eos(own, drafted, self.k, left=left, drafts=drafts)
             elif DRAFTS[self._kind].replayed and record.tokens[-1] not in asked.prompt:
                 # Nor was it found, then: what is not replayed may know it from other requests
                 rounds = own
@@ -343,7 +355,7 @@ def adapter(spec: EngineSpec) -> Adapter:
     return Adapter(
         spec,
         attach=lambda config, _: partial(
-            LlamaCppServer, rule=rule_of(config), kind=kind_of(config)
+            LlamaCppServer, rule=rule_of(config), kind=kind_of(config), lookup=config.lookup
         ),
         start=_started,
         check=_check,
@@ -360,6 +372,7 @@ def _started(serve: ToServe, port: int | None) -> LlamaCpp:
         kv_type=config.kv_type,
         flash_attention=cast("Any", config.flash_attention),
         kv_unified=config.kv_unified,
+        lookup=config.lookup,
     )
 
 
@@ -399,6 +412,8 @@ def _check(config: ServerConfig) -> None:
         if conf.gguf is None:
             gguf_package(key)
     _check_build(kind, f"draft={config.draft.name}")
+    if config.lookup is not None:
+        _check_build(config.lookup, f"lookup={config.lookup}")
 
 
 def _check_build(kind: DraftKind, where: str) -> None:

@@ -16,6 +16,8 @@ from typing import Any
 from harness.serving.llamacpp import SPEC_TYPES
 
 xllamacpp: Any = import_module("xllamacpp")  # an extra, without types
+# What the names of kinds of draft begin with
+ENUM = "COMMON_SPECULATIVE_TYPE_"
 # Of its look-ups, the flags behind --spec-ngram- and their defaults
 NGRAMS = (
     *((f"{kind}-size-n", 12) for kind in ("simple", "map-k", "map-k4v")),
@@ -38,7 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--flash-attn", choices=("on", "off", "auto"), default="auto")
     parser.add_argument("--kv-unified", action="store_true")
     parser.add_argument("--metrics", action="store_true")
-    parser.add_argument("--spec-type", choices=sorted({*SPEC_TYPES.values()}))
+    parser.add_argument("--spec-type", help=f"of {', '.join(sorted({*SPEC_TYPES.values()}))}")
     parser.add_argument("--spec-draft-model")
     parser.add_argument("--spec-draft-n-max", type=int, default=3)
     parser.add_argument("--spec-draft-sampling", choices=("greedy", "probabilistic"))
@@ -65,9 +67,12 @@ def parameters(given: argparse.Namespace) -> Any:
     )
     _set_threads(params, given.threads)
     if given.spec_type is not None:
-        kind = f"COMMON_SPECULATIVE_TYPE_{given.spec_type.replace('-', '_').upper()}"
-        params.speculative.types = [getattr(xllamacpp.common_speculative_type, kind)]
-        params.load_mtp = given.spec_type == SPEC_TYPES["mtp"]
+        types = given.spec_type.split(",")
+        params.speculative.types = [
+            getattr(xllamacpp.common_speculative_type, ENUM + each.replace("-", "_").upper())
+            for each in types
+        ]
+        params.load_mtp = SPEC_TYPES["mtp"] in types
         for name, _ in NGRAMS:
             kind, size = name.rsplit("-", 2)[0].replace("-", "_"), "_".join(name.rsplit("-", 2)[1:])
             lookup = getattr(params.speculative, f"ngram_{kind}")
