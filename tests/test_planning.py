@@ -32,7 +32,8 @@ from harness.reporting.content import content_of
 from harness.reporting.sentences.plan import named, verdicts, whether_served
 from harness.serving.engines import spec_of
 from harness.simulation.policies import Fixed
-from harness.simulation.server import sent_at_once, simulate
+from harness.simulation.requests import Text
+from harness.simulation.server import Costs, sent_at_once, simulate
 from harness.storage import StoredRun, load
 from harness.summary import Caveat, Plan, PlanChoice, ServedGate
 from harness.theory.batching import BatchTimes
@@ -443,6 +444,39 @@ def test_the_command_stores_a_plan_that_a_report_renders_again(
     assert "At 20 requests/s and p90 TPOT" in (tmp_path / "index.html").read_text(encoding="utf-8")
 
 
+def curve(texts: Sequence[Text], slots: int, requests: int) -> planning._Curve:
+    """Of plain decoding; an iteration takes 10 ms however many requests share it."""
+    words = ["run=x", "rate=1", "tpot_ms=25", f"requests={requests}", "seeds=2"]
+    config = compose("plan", words)
+    shares = dict.fromkeys({text.prompt_set for text in texts}, 0.5)
+    costs = Costs([[0.01]] * (slots + 1), 0.002, mixed_start_s=[0.002] * (slots + 1))
+    choice = planning._Choice(None, "fixed", 0, costs, [], lambda: Fixed(0))
+    return planning._Curve(planning._Traffic({"d": texts}, shares, config, None), choice, config)
+
+
+def rejected(prompt_set: str, number: int, tokens: int) -> list[Text]:
+    """So many texts of which no draft token is accepted."""
+    most = np.zeros(tokens, dtype=np.intp)
+    return [Text(prompt_set, str(each), 100, np.zeros((tokens, 1)), most) for each in range(number)]
+
+
+@pytest.mark.parametrize("slots", [4, 32])
+def test_a_capacity_is_what_a_server_ends_while_more_comes(slots: int) -> None:
+    of_few, of_many = (curve(rejected("a", 8, 64), slots, n) for n in (400, 6000))
+    served = of_many._traffic.served(of_many.choice, 2.0 * of_few.capacity, 0)
+    ended = np.sort(served.ended_s)
+    sustained = 3000 / (ended[4500] - ended[1500])
+    # Requests that begin together also end together, and would share their prompts' iterations
+    assert of_few.capacity == pytest.approx(sustained, rel=0.03)
+
+
+def test_a_group_of_prompts_is_replaced_by_others_of_its_set() -> None:
+    texts = [*rejected("a", 4, 40), *rejected("b", 8, 160)]
+    capacity = curve(texts, 8, 400).of_capacity()
+    # Texts of a set are alike, so that other prompts would change nothing
+    assert capacity.without.tolist() == pytest.approx([capacity.value] * planning.GROUPS)
+
+
 def with_others(processors: float) -> StoredRun:
     run = timed()
     return replace(run, loads=tuple(replace(each, others=processors) for each in run.loads))
@@ -570,7 +604,9 @@ def test_a_goal_that_cannot_be_meant_is_refused(words: list[str], says: str) -> 
     assert says in str(error.value)
 
 
-def test_a_run_that_does_not_say_what_requests_side_by_side_cost_is_refused() -> None:
+def test_a_run_that_does_not_say_what_requests_side_by_side_cost_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run = timed()
     refused([], "no R(K, B) at temperature 0", replace(run, loads=()))
     refused([], "python -m harness.server", replace(run, loads=()))
@@ -581,6 +617,8 @@ def test_a_run_that_does_not_say_what_requests_side_by_side_cost_is_refused() ->
         load(FROZEN / "sweep"),
     )
     refused(["slots=8"], "timed up to 4 requests side by side")
+    monkeypatch.setattr(planning, "REQUESTS_PER_SLOT", 200)
+    refused(["requests=400"], "too few to keep 4 slots busy; give requests=800 or more")
     refused(["temperature=0.5"], "has 0, 1")
     unscored = replace(run)
     unscored.__dict__["traces"] = []

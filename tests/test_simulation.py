@@ -268,6 +268,19 @@ def test_a_policy_that_reads_the_load_alone_is_asked_for_a_fraction_of_the_round
     assert asked <= 2000 < served.rounds.sum() / 15
 
 
+def test_a_growing_context_lets_no_arrival_wait_for_a_free_slot() -> None:
+    random = np.random.default_rng(4)
+    sizes = zip(random.integers(5, 120, 60), random.integers(10, 900, 60), strict=True)
+    requests = [request_of([False] * size, prompt_tokens=prompt) for size, prompt in sizes]
+    arrivals = np.cumsum(random.exponential(90.0, 60))
+    costs = replace(flat(4), start_s=0.5, context_tokens=100.0, context_token_s=1e-3)
+    served = simulate(requests, arrivals, costs, Fixed(0))
+    every_iteration = simulate(requests, arrivals, costs, Watched(Fixed(0)))
+    assert (every_iteration.entered_s - arrivals > 0.0).any()
+    np.testing.assert_allclose(served.entered_s, every_iteration.entered_s)
+    np.testing.assert_allclose(served.ended_s, every_iteration.ended_s)
+
+
 # ---- policies against upstream's -----------------------------------------------------------------
 
 

@@ -74,6 +74,9 @@ from harness.theory.cost import SECONDS_PER_HOUR
 
 # Simulated rates, and the shares of a capacity that are the least and the largest of them
 RATES, LEAST, MOST = 10, 0.02, 0.97
+# By which more requests come than end, where a capacity is simulated; and of these, a slot's least
+# number, so that all slots are taken while the middle half of them ends
+OVERLOAD, REQUESTS_PER_SLOT = 1.5, 4
 # How often the two rates between which a goal is just met are brought closer
 HALVINGS = 2
 # Of a seed's requests, those that find the server emptier than it will be
@@ -141,6 +144,7 @@ class _Traffic:
         )
         names = [text.prompt_set for text in texts]
         self._weights = np.array([shares[name] / names.count(name) for name in names])
+        self._of_sets = [np.array(names) == name for name in dict.fromkeys(names)]
         self.prompts = list(dict.fromkeys((text.prompt_set, text.prompt) for text in texts))
         # With too few prompts leaving some out says nothing
         self.groups = GROUPS if enough_prompts([name for name, _ in self.prompts]) else 0
@@ -177,8 +181,13 @@ class _Traffic:
             arrivals = at_random(self.number, random, together=self._config.together)
         rows = _drawn(self._weights, first)
         if left_out is not None:
-            others = _drawn(self._weights * (self._group != left_out), second)
-            rows = np.where(self._group[rows] == left_out, others, rows)
+            # By another of its set, whose share stays
+            for of_set in self._of_sets:
+                kept = self._weights * of_set * (self._group != left_out)
+                if kept.any():
+                    others = _drawn(kept, second)
+                    replaced = of_set[rows] & (self._group[rows] == left_out)
+                    rows = np.where(replaced, others, rows)
         return rows, arrivals
 
     def _requests(self, draft: str | None, seed: int, left_out: int | None = None) -> list[Request]:
@@ -192,11 +201,22 @@ class _Traffic:
         return Stream(texts, rows.tolist(), partial(self._uniforms, seed))
 
     def served(
-        self, choice: _Choice, rate: float, seed: int, left_out: int | None = None
+        self,
+        choice: _Choice,
+        rate: float,
+        seed: int,
+        left_out: int | None = None,
+        *,
+        evenly: bool = False,
     ) -> Served:
-        """What becomes of a seed's requests at a rate; an infinite one is a closed loop."""
+        """What becomes of a seed's requests at a rate, at which they can come evenly, too.
+
+        At an infinite rate all are there from the beginning.
+        """
         requests = self.requests(choice.draft, seed, left_out)
         _, arrivals = self._drawn(seed, left_out)
+        if evenly:
+            arrivals = np.arange(self.number, dtype=np.float64)
         costs = choice.costs
         if left_out is not None and choice.costs_without:
             costs = choice.costs_without[left_out]
@@ -334,12 +354,18 @@ class _Curve:
         return np.array([np.nanpercentile(each, self._percentile) for each in waits])
 
     def _capacities(self, left_out: int | None = None) -> Array:
-        """[seed] of a closed loop, from when all slots are taken to when the last one enters."""
+        """[seed] requests that end a second, of the middle half, while more come than can end.
+
+        They come evenly: requests that all begin at once would end in bursts.
+        """
         rates: list[float] = []
         for seed in self._seeds:
-            entered = self._traffic.served(self.choice, np.inf, seed, left_out).entered_s
-            first = min(self.choice.costs.slots, len(entered) - 2)
-            rates.append((len(entered) - 1 - first) / (entered[-1] - entered[first]))
+            together = self._traffic.served(self.choice, np.inf, seed, left_out).ended_s
+            rate = OVERLOAD * len(together) / together.max()
+            served = self._traffic.served(self.choice, rate, seed, left_out, evenly=True)
+            ended = np.sort(served.ended_s)
+            begin, end = len(ended) // 4, 3 * len(ended) // 4
+            rates.append((end - begin) / (ended[end] - ended[begin]))
         return np.array(rates)
 
     def of_capacity(self) -> "_Varied":
@@ -447,7 +473,7 @@ def plan_of(
     """
     temperature = config.temperature[0] if config.temperature else None
     server, drafts = planned(run, temperature, confidences_from)
-    slots, ks = _slots(server, config.slots), server.ks
+    slots, ks = _slots(server, config), server.ks
     if len(ks) == 1:
         raise UserError(
             f"run={server.folder}: every K changes what is generated at temperature"
@@ -502,14 +528,21 @@ def plan_of(
     return plan, tuple(_caveats(server, drafts, plan))
 
 
-def _slots(server: Server, asked: int | None) -> int:
+def _slots(server: Server, config: PlanConfig) -> int:
     """Requests side by side on a card."""
+    asked = config.slots
     if asked is not None and asked > server.slots:
         raise UserError(
             f"slots={asked}: run={server.folder} timed up to {server.slots} requests side by side;"
             f" lower it, or measure it with concurrency=[1,...,{asked}]"
         )
-    return asked or server.slots
+    slots = asked or server.slots
+    if config.requests < REQUESTS_PER_SLOT * slots:
+        raise UserError(
+            f"requests={config.requests}: too few to keep {slots} slots busy; give"
+            f" requests={REQUESTS_PER_SLOT * slots} or more, or fewer slots="
+        )
+    return slots
 
 
 def _arrivals(

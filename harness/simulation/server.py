@@ -271,7 +271,13 @@ def simulate(
         elif steady:
             steps = _alike(active, paths)
             if steps > 1 and len(active) < most and due < number:
-                steps = max(1, ceil(min(steps, (arrivals[due] - clock) / seconds)))
+                # Contexts grow, so that none of the iterations until then takes longer in the mean
+                longest_s = seconds
+                if costs.context_token_s:
+                    context = _context(decoding, paths, steps)
+                    context -= len(decoding) * costs.context_tokens
+                    longest_s += costs.context_token_s * context
+                steps = max(1, ceil(min(steps, (arrivals[due] - clock) / longest_s)))
         if journal is not None or costs.context_token_s:
             context = _context(decoding, paths, steps)
             seconds += costs.context_token_s * (context - len(decoding) * costs.context_tokens)
