@@ -213,19 +213,20 @@ def test_a_number_of_threads_that_hangs_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More threads than processors that are free may take minutes for a token."""
-    monkeypatch.setattr(psutil, "cpu_count", lambda **_: 4)
+    monkeypatch.setattr(psutil, "cpu_count", lambda **_: 2)
     monkeypatch.setattr(server_start, "fewest_threads", lambda seconds: max(seconds))
     opened = LlamaCpp.open
 
-    def open_unless_four(engine: LlamaCpp, *arguments: Any) -> Any:
-        if engine.threads == 4:
+    def open_unless_two(engine: LlamaCpp, *arguments: Any) -> Any:
+        if engine.threads == 2:
             raise ServerDiedError("no answer within 120 s")
         return opened(engine, *arguments)
 
-    monkeypatch.setattr(LlamaCpp, "open", open_unless_four)
-    words = ["threads=auto", "k=[1]", "temperature=[0]", "repetitions=1", "score=true"]
+    monkeypatch.setattr(LlamaCpp, "open", open_unless_two)
+    words = ["threads=auto", "k=[1]", "temperature=[0]", "repetitions=1", "prompts.limit=1"]
+    words += ["new_tokens=8"]
     run = stored(command.run(asked(tmp_path, *words)))
-    assert run.manifest.server_threads == 2
+    assert run.manifest.server_threads == 1
     monkeypatch.setattr(LlamaCpp, "open", lambda *_: _raise_hanging())
     with pytest.raises(UserError, match="no answer within 120 s"):
         command.run(asked(tmp_path, *words))
