@@ -12,7 +12,7 @@ elimination): its scores and its visits so far are a part of what they would be.
 where, at every K, it is significantly slower than plain decoding, or than the best of the drafts
 that were not dropped. A question is a temperature and an acceptance rule, on the whole workload or
 on a prompt set that can have a verdict. A draft is dropped only if it loses all of them, so that
-the chance to drop the one which is the fastest anywhere is at most that of one comparison. What it
+the chance to drop the one which is the fastest anywhere is at most that of two comparisons. What it
 is compared with is chosen on the prompts that it has not scored, so that no choice flatters the
 comparison, and is compared with it on those that both have. The looks spend the error of a
 temperature's verdict, which is the last look of them (`Evidence.looks`).
