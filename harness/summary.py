@@ -1114,7 +1114,7 @@ class ComparisonCaveat:
 
 @dataclass(frozen=True)
 class EngineRow:
-    """What one engine gained at one K, measured on the whole workload of its run."""
+    """What one engine gained at one K, measured on prompts of every set of its run."""
 
     run: str  # name of its folder
     engine: str  # as `engine=` has it; "own" is our own loop
@@ -1127,6 +1127,7 @@ class EngineRow:
     speedup_lo: float | None = None
     speedup_hi: float | None = None
     lossless: bool = True  # False where its speculation was seen to change what is generated
+    prompts: int | None = None  # timed plainly and at this K; None under load
 
 
 @dataclass(frozen=True)

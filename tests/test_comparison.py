@@ -14,7 +14,9 @@ import pytest
 from runs import FROZEN, analysed
 
 from harness.analysis import analyse, comparison
+from harness.analysis.compared_engines import engine_rows
 from harness.analysis.comparison import compare, deciding
+from harness.analysis.setup import Setup
 from harness.commands import report
 from harness.commands.run_lifecycle import Outcome
 from harness.config import ReportConfig
@@ -122,6 +124,21 @@ def test_a_comparison_says_what_each_run_is_and_whose_weights_hold_for_all() -> 
             "equally",
         ]
     assert "other_weights" not in codes(compare([SWEEP, other()]))
+
+
+def test_an_engine_gained_what_prompts_of_every_set_gained_whatever_each_repeated() -> None:
+    """A sweep that ends with its verdicts repeats prompts of one set more than of another."""
+    again = [replace(t, repetition=9) for t in SWEEP.trials if t.prompt_set == "easy"]
+    once, repeated = (
+        [*engine_rows("run", Setup(run), None)]
+        for run in (SWEEP, replace(SWEEP, trials=(*SWEEP.trials, *again)))
+    )
+    assert [row.prompts for row in repeated] == [row.prompts for row in once]
+    for one, two in zip(once, repeated, strict=True):
+        assert two.speedup == pytest.approx(one.speedup), "the same generations twice"
+    easy_alone = [t for t in SWEEP.trials if t.k < 2 or t.prompt_set == "easy"]
+    rows_of_both = engine_rows("run", Setup(replace(SWEEP, trials=tuple(easy_alone))), None)
+    assert {row.k for row in rows_of_both} == {1}, "one set is not the workload"
 
 
 def test_weights_make_the_workload() -> None:

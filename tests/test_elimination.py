@@ -58,6 +58,7 @@ def test_a_draft_that_loses_is_dropped_and_ranked_last_by_what_it_has(
     assert len(scored) == loser.prompts
     summary = analyse(eliminated)
     assert not summary.failures
+    assert summary.run.ranked == 3, "a draft that was dropped has its rank too"
     for board in summary.leaderboards:
         assert [row.rank for row in board.rows] == [1, 2, 3, 4]
         assert board.rows[0].draft == "tiny_good"

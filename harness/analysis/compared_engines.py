@@ -3,20 +3,22 @@
 With one pair, one machine and hard prompts K = 4 was 1.05x on vLLM and 0.70x on llama.cpp
 (docs/validation.md). So runs of servers, and sweeps of our own loop, are put into one list: by run,
 temperature and K, the speedup of the whole workload against the same engine's plain decoding, with
-its interval over prompts. Loads of several requests side by side follow, whose speedup is a ratio
-of throughputs without an interval.
+its interval over prompts, on those that were timed both plainly and at that K. Loads of several
+requests side by side follow, whose speedup is a ratio of throughputs without an interval.
 """
 
+import math
 from collections.abc import Iterator
 
-from harness.analysis.cells import completed, latest, timed
+import numpy as np
+
+from harness.analysis.cells import latest, paired_sums, timed
 from harness.analysis.lossless import distrust, text_checks
 from harness.analysis.server_texts import ServedTexts
 from harness.analysis.setup import Setup
-from harness.analysis.verdict import evidence_from_trials
-from harness.records import GREEDY, Trial
+from harness.records import GREEDY, Trial, grouped
 from harness.serving.engines import OWN
-from harness.stats.jackknife import speedup_interval
+from harness.stats.jackknife import exponential, log_speedup
 from harness.summary import EngineRow, ServedSummary
 
 
@@ -54,7 +56,13 @@ def engine_rows(name: str, setup: Setup, served: ServedSummary | None) -> Iterat
     engine, version = engine_of(setup)
     changed = not_lossless(setup, served)
 
-    def row(temperature: float, k: int, concurrency: int, *speedup: float | None) -> EngineRow:
+    def row(
+        temperature: float,
+        k: int,
+        concurrency: int,
+        *speedup: float | None,
+        prompts: int | None = None,
+    ) -> EngineRow:
         return EngineRow(
             name,
             engine,
@@ -65,30 +73,24 @@ def engine_rows(name: str, setup: Setup, served: ServedSummary | None) -> Iterat
             concurrency,
             *speedup,
             lossless=(temperature, k) not in changed,
+            prompts=prompts,
         )
 
     trials = timed_trials(setup)
     alone = max((trial.concurrency for trial in trials), default=1)
     for temperature in setup.temperatures:
-        done = [trial for trial in completed(trials) if trial.temperature == temperature]
-        if any(trial.decode_s is None for trial in done):  # records without a time of decoding
-            continue
-        evidence = evidence_from_trials(
-            trials, draft=setup.draft, temperature=temperature, times=None
-        )
-        plain = evidence.baseline
-        for candidate, speedup in evidence.speedups(setup.weights).items():
-            timed = evidence.candidates[candidate]
-            interval = speedup_interval(
-                plain.seconds,
-                plain.tokens,
-                timed.seconds,
-                timed.tokens,
-                evidence.prompt_sets,
-                setup.weights,
-            )
-            bounds = (None, None) if interval is None else interval
-            yield row(temperature, candidate.k, alone, speedup, *bounds)
+        of_k = grouped((t for t in trials if t.temperature == temperature), lambda trial: trial.k)
+        every_set = {trial.prompt_set for trial in of_k.get(0, ())}
+        for k in sorted(of_k.keys() - {0}):
+            # A sweep that ends with its verdicts (until=decided) times most K on a few prompts,
+            # with as many repetitions as these needed
+            sums = paired_sums(of_k[k], of_k.get(0, ()))
+            sets = [prompt_set for prompt_set, _ in sums]
+            if not sums or {*sets} != every_set:  # not the whole workload
+                continue
+            estimate = log_speedup(*np.array([*sums.values()]).T, sets, setup.weights)
+            bounds = exponential(estimate.interval()) or (None, None)
+            yield row(temperature, k, alone, math.exp(estimate.value), *bounds, prompts=len(sums))
     for load in served.load if served else ():
         if load.k and (load.concurrency or 0) > 1 and load.slots is None:
             yield row(load.temperature, load.k, load.concurrency or 0, load.throughput_ratio)

@@ -150,7 +150,8 @@ def analyse_served(setup: Setup) -> Summary:
             *greedy_texts_differ(run.checks),
             *caveats(setup, results),
             *of_the_timings(unstable, (), {}),
-            *k_at_edge(setup, answers),
+            # Of this server: another loop's best K says nothing of it
+            *k_at_edge(setup, [each for each in answers if each.engine == run.engine.name]),
         ),
         results=tuple(results),
         latency=(*run.prefill_rows(), *run.round_rows()),

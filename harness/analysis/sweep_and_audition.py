@@ -866,7 +866,8 @@ class Audition(PairAnalysis):
         lacking = tuple(name for name in names if name not in self.first_latencies)
         ranked = 0
         if self.own_rankings and len(summary.failures) == len(notes.failures):
-            ranked = len(self.own_rankings[0].replays.drafts)
+            # With those that were dropped early, which have their rows too
+            ranked = len({row.draft for row in self.own_rankings[0].leaderboard.rows} - {None})
         return replace(
             summary,
             run=replace(summary.run, not_scored=lacking, ranked=ranked),

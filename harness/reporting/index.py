@@ -16,6 +16,7 @@ from harness.reporting import grid
 from harness.reporting.content import measured_with
 from harness.reporting.html import glossary, page
 from harness.reporting.sentences import run, verdict
+from harness.reporting.sentences.comparison import gains_of_engines
 from harness.reporting.tables.specification import Column, table
 from harness.storage import files
 from harness.summary import CheckResult, ComparedRun, Summary
@@ -158,8 +159,14 @@ def _check(summary: Summary) -> str:
 
 
 def _verdict(summary: Summary) -> str:
-    """The first sentence of its report; of a decision, what to do; of a comparison, its ratios."""
+    """The first sentence of its report; of a decision, what to do; of a comparison, its ratios.
+
+    Of a comparison of engines what each gained: their ratio stands second in its report.
+    """
     if summary.comparison is not None:
+        engines = gains_of_engines(summary.comparison)
+        if engines is not None and all(run.threshold is None for run in summary.comparison.runs):
+            return engines.rstrip(".")
         return "; ".join(
             _ratio(run, summary.comparison.reference) for run in summary.comparison.runs
         )

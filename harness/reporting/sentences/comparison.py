@@ -1,7 +1,5 @@
 """What a comparison of runs says: each run in one sentence, and what to know before trusting it."""
 
-from collections.abc import Iterator
-
 from harness.records import grouped
 from harness.reporting import formatting as fmt
 from harness.serving.engines import spec_of
@@ -95,7 +93,9 @@ def verdicts(comparison: Comparison) -> tuple[str, ...]:
 
     Before them what each engine gained at one K, where they are several.
     """
-    return (*_engines(comparison), *(_verdict(run) for run in comparison.runs))
+    engines = gains_of_engines(comparison)
+    first = () if engines is None else (engines,)
+    return (*first, *(_verdict(run) for run in comparison.runs))
 
 
 def caveat(entry: ComparisonCaveat) -> str:
@@ -108,10 +108,11 @@ def caveat(entry: ComparisonCaveat) -> str:
     return CAVEATS[entry.code].format(**values)
 
 
-def _engines(comparison: Comparison) -> Iterator[str]:
+def gains_of_engines(comparison: Comparison) -> str | None:
     """As "K=4 at temperature 0, measured: 1.30x on vLLM 0.32.0, 0.68x on llama.cpp b11549".
 
-    At the K that most engines have; of several that at which one of them gained most.
+    At the K that most engines have; of several that at which one of them gained most. None where
+    they are not several engines.
     """
     alone = [row for row in comparison.engines if row.concurrency == 1 and row.lossless]
     cells = grouped(alone, lambda row: (row.temperature, row.k))
@@ -123,7 +124,7 @@ def _engines(comparison: Comparison) -> Iterator[str]:
         cells.items(), key=lambda cell: weight(cell[1]), default=((0, 0), [])
     )
     if len({engine(row) for row in rows}) < 2:
-        return
+        return None
     drafts = len({row.draft for row in rows}) > 1
     gains = [
         f"{fmt.gain(row)}"
@@ -131,7 +132,7 @@ def _engines(comparison: Comparison) -> Iterator[str]:
         f"{'' if row.lossless else ', which is NOT LOSSLESS there'}"
         for row in rows
     ]
-    yield f"K={k} at temperature {fmt.temperature(temperature)}, measured: {', '.join(gains)}."
+    return f"K={k} at temperature {fmt.temperature(temperature)}, measured: {', '.join(gains)}."
 
 
 def engine(row: EngineRow) -> str:

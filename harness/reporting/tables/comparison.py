@@ -49,12 +49,14 @@ ENGINES: tuple[Column[EngineRow], ...] = (
     Column("K", lambda row: row.k, fmt.count, key=True),
     Column("concur-\nrency", lambda row: row.concurrency, fmt.count, key=True),
     Column("speedup\n[lo, hi]", fmt.bounded, fmt.speedup),
+    Column("prompts", lambda row: row.prompts, fmt.count),
     Column("lossless", lambda row: None if row.lossless else "NO"),
 )
 ENGINES_TITLE = "Engines side by side"
 ENGINES_NOTE = (
-    "Measured, each against the same engine's plain decoding, on all prompts of its run; with"
-    " several requests side by side a ratio of throughputs, without an interval."
+    "Measured, each against the same engine's plain decoding, on the prompts of all sets that were"
+    " timed both plainly and at that K; with several requests side by side a ratio of throughputs,"
+    " without an interval. A verdict is of held-out prompts, less what choosing K adds."
 )
 RATIO_NOTE = (
     "The speedup ratio is run / reference, the alpha difference run - reference, over the prompts"
