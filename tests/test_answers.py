@@ -30,10 +30,11 @@ from harness.reporting.console import MOST_LINES
 from harness.reporting.content import content_of
 from harness.reporting.sentences.verdict import next_step
 from harness.reporting.tables import tables_of
+from harness.reporting.tables.sweep import sweep_tables
 from harness.serving.drafts import kind_of
 from harness.serving.engines import drafts_alike, spec_of, with_lines
 from harness.storage import StoredRun, load
-from harness.summary import Caveat, Failure, Summary, from_json, to_json
+from harness.summary import Caveat, Failure, MeasuredPart, Summary, from_json, to_json
 
 Change = Callable[[StoredRun], StoredRun]
 
@@ -716,8 +717,42 @@ def test_the_speedup_next_to_tokens_and_cost_says_why_it_is_not_their_ratio() ->
     assert answer.round is not None
     tokens, cost = answer.round.tokens_per_round, answer.round.own_cost
     assert cost is not None
-    (said,) = [note for note in content.grid.notes if note.startswith("speedup: measured, less")]
-    assert f"so not {tokens:.2f} / {cost:.2f} = {tokens / cost:.2f}x." in said
+    (said,) = [note for note in content.grid.notes if note.startswith("speedup: ")]
+    assert said == (
+        "speedup: of whole generations, measured next to plain decoding, less what choosing K adds,"
+        f" so not {tokens:.2f} / {cost:.2f} = {tokens / cost:.2f}x."
+    )
+
+
+def notes_of(made: Summary) -> list[str]:
+    grid_shown = content_of(made).grid
+    assert grid_shown is not None
+    return [note for note in grid_shown.notes if note.startswith("speedup: ")]
+
+
+def test_a_speedup_has_nothing_of_a_choice_in_it_where_there_was_none() -> None:
+    made = analysed("sweep")
+    alone = replace(made, run=replace(made.run, ks=(0, 2)))
+    (said,) = notes_of(alone)
+    assert "choosing" not in said
+    assert "measured next to plain decoding, so not" in said
+
+
+def test_a_verdict_by_pairs_says_which_prompts_are_replayed_and_which_measured() -> None:
+    """Its row is of the measured ones alone, so that it may lie above or below."""
+    made = analysed("sweep")
+    pairs = MeasuredPart(32, 8, 1.0, 1.2, 0.5)
+    answers = tuple(replace(each, pairs=pairs) for each in made.answers)
+    (said,) = notes_of(replace(made, answers=answers))
+    assert "of all 32 prompts by replay, at what rounds cost in the generations" in said
+    assert "on 8 of them, less what choosing K adds, so not" in said
+    (notes,) = {
+        note
+        for each in sweep_tables(replace(made, answers=answers))
+        for note in each.notes
+        if note.startswith("best: ")
+    }
+    assert "may lie above or below its row's" in notes
 
 
 def test_a_best_k_at_the_edge_of_the_grid_is_a_caveat_with_the_command_that_looks_further() -> None:

@@ -53,7 +53,7 @@ UNFILLED = {
         ),
         "an audition of more than eight prompts of a set, with a draft that loses",
     ),
-    "sweep.CELLS few prompts": "a sweep in looks of more than eight prompts of a set",
+    "sweep.CELLS prompts": "a sweep in looks of more than eight prompts of a set",
     "sweep.CELLS trimmed speedup": BUSY,
     "sweep.CELLS timing": BUSY,
     "sweep.TEXTS first difference": "a snapshot whose texts differ",
@@ -368,16 +368,26 @@ def test_a_k_that_few_prompts_measured_is_neither_the_best_nor_compared_with_all
     """A sweep in looks measures most K on some prompts: K=4 there is no faster than K=2 on all."""
     made = analysed("sweep")
     for before, after in zip(sweep_tables(made), sweep_tables(of_few_prompts(made)), strict=True):
-        assert "few prompts" not in [column.one_line for column in before.columns]
+        assert "prompts" not in [column.one_line for column in before.columns]
         by_k = dict(zip((row.cells[0].text for row in after.rows), after.rows, strict=True))
-        few_prompts = dict(zip(by_k, after.column("few prompts"), strict=True))
+        prompts = dict(zip(by_k, after.column("prompts"), strict=True))
         errors = dict(zip(by_k, after.column("prediction error"), strict=True))
         best = next(k for k in by_k if k.endswith("4"))
-        assert few_prompts[best].text == "2"
+        assert prompts[best].text == "2 of 8"
         assert errors[best].text == fmt.EMPTY
         assert {cell.text for k, cell in errors.items() if k != best} != {fmt.EMPTY}
         assert not by_k[best].best
         assert any("few prompts" in note for note in after.notes)
+
+
+def test_a_sweep_that_measured_a_part_of_its_prompts_says_so_at_every_k_of_its_verdict() -> None:
+    """What replay has of all prompts is no prediction of the few that were measured."""
+    made = analysed("sweep")
+    part = [replace(row, prompts=2) if row.source == "measured" else row for row in made.results]
+    for shown in sweep_tables(replace(made, results=tuple(part))):
+        assert {cell.text for cell in shown.column("prompts")} == {"2 of 8"}
+        assert "prediction error" not in [column.one_line for column in shown.columns]
+        assert any(row.best for row in shown.rows), "a verdict's K is no row of few prompts"
 
 
 def test_a_server_under_load_has_a_picture_of_throughput_and_waits_by_load_and_k() -> None:

@@ -53,9 +53,13 @@ STAR_NOTE_ASKED = "marked: the row of the headline, of the engine that engine= n
 NO_DRAFT_NOTE = "no draft (...): the speedup is that of what is in brackets, which loses least."
 COST_NOTE = "cost: of a round, in plain tokens of that engine{}."
 # Tokens per round and cost of a round stand next to a speedup that is not their ratio
-CORRECTED_NOTE = (
-    "speedup: {source}, less what choosing {chosen} adds, so not {tokens} / {cost} = {ratio}."
+CORRECTED_NOTE = "speedup: {how}, so not {tokens} / {cost} = {ratio}."
+PAIRED = (
+    "of all {prompts} prompts by replay, at what rounds cost in the generations that were measured"
+    " next to plain decoding on {measured} of them"
 )
+MEASURED = "of whole generations, measured next to plain decoding"
+LESS = "less what choosing {chosen} adds"
 
 
 class SetLine(NamedTuple):
@@ -212,15 +216,31 @@ def _grid_notes(lines: Sequence[Line], summary: Summary) -> Iterator[str]:
         yield COST_NOTE.format(known)
         if emitted is not None and cost is not None and answers[0].speedup is not None:
             tokens = emitted.tokens_per_round
-            yield CORRECTED_NOTE.format(
-                source=grid.evidence(answers[0]),
-                chosen="draft and K" if summary.run.command == "audition" else "K",
-                tokens=fmt.decimal(tokens),
-                cost=fmt.decimal(cost),
-                ratio=fmt.speedup(tokens / cost),
-            )
+            ratio, how = fmt.speedup(tokens / cost), _how(answers[0], summary)
+            if how and ratio != fmt.speedup(answers[0].speedup):
+                of = {"tokens": fmt.decimal(tokens), "cost": fmt.decimal(cost), "ratio": ratio}
+                yield CORRECTED_NOTE.format(how=how, **of)
     yield from dict.fromkeys(note for line in lines for note in grid.left_out(line.row.servers))
     yield from _lacking(summary)
+
+
+def _how(answer: Answer, summary: Summary) -> str:
+    """What a speedup is of, as far as tokens per round / the cost of a round has that not in it."""
+    several = {
+        "draft": summary.run.command == "audition" and summary.run.draft is None,
+        "K": sum(k > 0 for k in summary.run.ks) > 1,
+    }
+    chosen = " and ".join(name for name, choice in several.items() if choice)
+    parts = [LESS.format(chosen=chosen)] if chosen else []
+    if answer.pairs is not None:
+        part = answer.pairs
+        measured = "all" if part.measured == part.prompts else part.measured
+        parts.insert(0, PAIRED.format(prompts=part.prompts, measured=measured))
+    elif answer.source == "measured":
+        parts.insert(0, MEASURED)
+    elif parts:
+        parts.insert(0, grid.evidence(answer))
+    return ", ".join(parts)
 
 
 def _lacking(summary: Summary) -> Iterator[str]:

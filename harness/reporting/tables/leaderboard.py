@@ -21,6 +21,7 @@ from harness.reporting.tables.specification import (
     columns_by,
     table,
 )
+from harness.reporting.tables.sweep import of_verdicts
 from harness.serving.drafts import DRAFTS, looks_up
 from harness.serving.engines import OWN, with_lines
 from harness.summary import (
@@ -180,11 +181,7 @@ LOOKUP_NOTE = (
     "A look-up ({}) has no break-even alpha: most of its rounds find fewer than K tokens to"
     " propose, and cost and emit less, which its speedup takes into account."
 )
-SET_NOTE = (
-    "Each prompt set judged alone: right only for a server that sees nothing else. A speedup is a"
-    " cell's, less what choosing the best adds, which is nothing where every part of the prompts"
-    " chooses the same; its interval is wider, since all verdicts of a report share one error."
-)
+SET_NOTE = "Each prompt set judged alone: right only for a server that sees nothing else. {}"
 TOO_FEW_NOTE = "Of fewer than {} prompts a set is undecided, and its speedup has no interval."
 REGRET_NOTE = (
     "Safest if the mix of prompt sets changes (least regret, the smallest loss against the best"
@@ -307,7 +304,7 @@ def prompt_set_table(summary: Summary) -> Table:
     )
     too_few = first(summary.per_prompt_set, reason="too_few_prompts")
     notes = (
-        SET_NOTE,
+        SET_NOTE.format(of_verdicts(summary)),
         "" if too_few is None else TOO_FEW_NOTE.format(too_few.reason_values["needed"]),
         REGRET_NOTE.format(choices) if choices else "",
     )

@@ -32,7 +32,14 @@ class Cell(NamedTuple):
     predicted: ResultRow | None
     unstable: Unstable | None
     outlier: OutlierCell | None
-    few: int | None  # prompts, where another K was measured on twice as many or more
+    few: bool  # whether another K was measured on twice as many prompts or more
+    of: int  # prompts of the set that the run decoded, plainly and for replay too
+
+    @property
+    def prompts(self) -> str | None:
+        """On how many prompts it was measured, "8 of 32"; None where on all."""
+        partial = self.row.prompts is not None and self.row.prompts < self.of
+        return f"{self.row.prompts} of {self.of}" if partial else None
 
     @property
     def speedup(self) -> fmt.Bounded | None:
@@ -46,9 +53,9 @@ class Cell(NamedTuple):
 
     @property
     def error(self) -> float | None:
-        """Of the prediction: predicted / measured - 1; None for few measured prompts."""
+        """Of the prediction: predicted / measured - 1; None where it is of more prompts."""
         predicted, measured = self.predicted_speedup, self.row.speedup
-        if self.few is not None:
+        if self.prompts is not None and self.row.status == "complete":
             return None
         return predicted / measured - 1 if predicted and measured else None
 
@@ -65,7 +72,7 @@ class Cell(NamedTuple):
 
 CELLS: tuple[Column[Cell], ...] = (
     Column("K", lambda cell: cell.row.k, fmt.count, key=True),
-    Column("few\nprompts", lambda cell: cell.few, fmt.count),
+    Column("prompts", lambda cell: cell.prompts),
     Column("tok/s", lambda cell: cell.row.tokens_per_second, fmt.rate),
     Column("ms/tok", lambda cell: cell.row.ms_per_token, fmt.milliseconds),
     Column("acceptance\n_rate", lambda cell: cell.row.acceptance_rate, fmt.percent),
@@ -109,15 +116,22 @@ REPLAY: tuple[Column[ReplayCheck], ...] = (
     ),
 )
 
-BEST_NOTE = (
-    "best: the fastest row of this table. A verdict's speedup is a row's, less what choosing the"
-    " best adds, which is nothing where every part of the prompts chooses the same; its interval is"
-    " wider, since all verdicts of a report share one error. The verdict's is the one to act on."
+BEST_NOTE = "best: the fastest row of this table. {of_verdict} The verdict's is the one to act on."
+OF_ROWS = (
+    "A verdict's speedup is a row's, less what choosing the best adds, which is nothing where there"
+    " is one, or every part of the prompts chooses the same; its interval is wider, since all"
+    " verdicts of a report share one error."
 )
-FEW_NOTE = (
-    "few prompts: a sweep that stops when its verdicts are decided (until=decided) measures most K"
-    " on the first prompts of each set alone. These rows compare with no row of more prompts, and"
-    " what is predicted is of all of them, so no error is given. until=all measures every cell."
+OF_PAIRS = (
+    "A verdict's speedup may lie above or below its row's: it is of all prompts by replay, at what"
+    " rounds cost in all measured generations; a row is of the measured prompts of its set alone."
+)
+PROMPTS_NOTE = (
+    "prompts: a sweep that ends when its verdicts are decided (until=decided) measures the K that"
+    " they name on as many prompts of the set as that takes, and the other K on the first few. Rows"
+    " of few prompts compare with no row of more. What is predicted is of all prompts, so no error"
+    " is given; the verdict has replayed all of them and measured these. until=all measures every"
+    " cell."
 )
 REPLAYED_NOTE = (
     "Predicted: tokens per round from completions of the target that the draft scored, x R(0) /"
@@ -135,11 +149,20 @@ REPLAY_NOTE = (
 )
 
 
+def of_verdicts(summary: Summary) -> str:
+    """How the speedup of a verdict differs from that of its row."""
+    return OF_PAIRS if any(answer.pairs is not None for answer in summary.answers) else OF_ROWS
+
+
 def sweep_tables(summary: Summary) -> list[Table]:
     """Every draft, temperature and prompt set that was run, temperatures ascending."""
     rows = summary.generated
     predicted = {_where(row): row for row in summary.alone if row.source == "replayed"}
     few = summary.on_few_prompts
+    sizes: dict[tuple[float | None, str | None], int] = {}
+    for row in summary.alone:
+        cell = row.temperature, row.prompt_set
+        sizes[cell] = max(sizes.get(cell, 0), row.prompts or 0)
     outliers = {(cell.prompt_set, cell.temperature, cell.k): cell for cell in summary.outlier_cells}
 
     def cell_of(row: ResultRow) -> Cell:
@@ -148,7 +171,8 @@ def sweep_tables(summary: Summary) -> list[Table]:
             None if row.source != "measured" else predicted.get(_where(row)),
             stability.of_cell(summary, row),
             outliers.get((row.prompt_set or "", row.temperature or 0.0, row.k)),
-            row.prompts if row in few else None,
+            row in few,
+            sizes[row.temperature, row.prompt_set],
         )
 
     drafts = list(dict.fromkeys(row.draft for row in rows if row.k > 0 and row.draft))
@@ -171,7 +195,7 @@ def replay_table(summary: Summary) -> Table:
 
 def _cells_table(title: str, cells: list[Cell], summary: Summary) -> Table:
     run, ordered = summary.run, sorted(cells, key=lambda cell: cell.row.k)
-    stable = [cell for cell in ordered if cell.unstable is None and cell.few is None]
+    stable = [cell for cell in ordered if cell.unstable is None and not cell.few]
     fastest = max(
         stable, key=lambda cell: (cell.row.speedup or 0.0) if cell.row.k else 1.0, default=None
     )
@@ -185,8 +209,8 @@ def _cells_table(title: str, cells: list[Cell], summary: Summary) -> Table:
         notes=(
             *(f"K={r.k} is {r.status}" + (f": {r.error}" if r.error else ".") for r in incomplete),
             NO_ROOT_NOTE if any(cell.breakeven == fmt.NO_ROOT for cell in ordered) else "",
-            BEST_NOTE if speculated else "",
-            FEW_NOTE if any(cell.few for cell in ordered) else "",
+            BEST_NOTE.format(of_verdict=of_verdicts(summary)) if speculated else "",
+            PROMPTS_NOTE if any(cell.prompts for cell in ordered) else "",
             OUTLIER_NOTE if any(cell.outlier for cell in ordered) else "",
             stability.note(summary, "cell"),
             EXPECTED_NOTE if run.synthetic else "",
