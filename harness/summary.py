@@ -187,6 +187,7 @@ ComparisonCaveatCode = Literal[
     "unpaired",
     "other_lengths",
     "some_prompts",
+    "timed_on_part",  # least, most: prompts that both timed at one K, of prompts that both have
     "other_hash",
     "other_weights",  # weights, reference_weights ("easy 3, hard 1", or None for equal ones)
     "texts_differ_by_setting",

@@ -25,7 +25,7 @@ from harness.reporting.sentences.comparison import CAVEATS, caveat
 from harness.reporting.tables.comparison import brief_tables, comparison_tables
 from harness.stats.jackknife import speedup_interval
 from harness.storage import RunFolder, StoredRun, load
-from harness.storage.manifest import Manifest
+from harness.storage.manifest import Looks, Manifest
 from harness.summary import Comparison, ComparisonCaveatCode, ComparisonRow, RunFacts, Summary
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -273,6 +273,24 @@ ELSEWHERE = Manifest.of(nested(SWEEP.manifest.entries, "environment.device", "cu
 def test_what_a_reader_must_know_is_said(run: StoredRun, code: str | None) -> None:
     caveats = compare([SWEEP, run]).caveats
     assert list(dict.fromkeys(caveat.code for caveat in caveats)) == ([code] if code else [])
+
+
+def test_runs_that_timed_a_part_of_their_prompts_say_why_their_own_reports_differ() -> None:
+    """A sweep that ends with its verdicts decodes every prompt plainly, for replay, in batches."""
+    batched = [
+        replace(trial, prompt=f"{trial.prompt}-b", decode_s=None)
+        for trial in SWEEP.trials
+        if trial.k == 0
+    ]
+    manifest = SWEEP.manifest.updated(looks=Looks((), 1, 4, 1.0, "decided"))
+    both = [
+        replace(SWEEP, folder=Path(name), manifest=manifest, trials=(*SWEEP.trials, *batched))
+        for name in ("one", "two")
+    ]
+    (said,) = [entry for entry in compare(both).caveats if entry.code == "timed_on_part"]
+    assert dict(said.values) == {"least": 16, "most": 16, "prompts": 32}
+    assert "16 to 16 of the 32 prompts" in caveat(said)
+    assert "timed_on_part" not in codes(compare([SWEEP, other()]))
 
 
 def test_dummy_weights_are_compared_in_time_only() -> None:

@@ -203,6 +203,7 @@ def _compare_two(pair: _Pair) -> tuple[list[ComparisonRow], list[ComparisonCavea
         changed = changed or [*_moved(pair)]
         caveats += [*_shared_prompts(pair), *changed, *_changed_texts(pair), *_other_weights(pair)]
         rows = _measured_rows(pair, blank)
+        caveats += _timed_on_part(pair, rows)
     else:
         changed = _changed_machine([*_plain_visits(pair)], pair)
         caveats += [*changed, ComparisonCaveat("unpaired")]
@@ -520,6 +521,25 @@ def _shared_prompts(pair: _Pair) -> Iterator[ComparisonCaveat]:
         yield ComparisonCaveat("some_prompts", {"prompts": same, **pair.values(total=totals)})
     elif hashes[0] != hashes[1]:
         yield ComparisonCaveat("other_hash")
+
+
+def _timed_on_part(pair: _Pair, rows: Sequence[ComparisonRow]) -> Iterator[ComparisonCaveat]:
+    """Where a sweep that ended with its verdicts timed fewer prompts than both runs decoded.
+
+    Its own report counts the rounds of all of them, by replay.
+    """
+    if all(run.manifest.looks is None for run in pair.runs):
+        return
+    texts = [
+        {(t.prompt_set, t.conversation, t.prompt, t.prompt_tokens) for t in completed(run.trials)}
+        for run in pair.runs
+    ]
+    both = len({text[:2] for text in texts[0] & texts[1]})
+    whole = ALL_SETS if any(row.prompt_set == ALL_SETS for row in rows) else None
+    timed_in_both = [row.prompts for row in rows if row.k and whole in (None, row.prompt_set)]
+    if timed_in_both and min(timed_in_both) < both:
+        values: Values = {"least": min(timed_in_both), "most": max(timed_in_both), "prompts": both}
+        yield ComparisonCaveat("timed_on_part", values)
 
 
 class _PlainTime(NamedTuple):

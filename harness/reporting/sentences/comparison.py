@@ -62,6 +62,12 @@ CAVEATS = {
         "compared are only the {prompts} that both have, of {reference_total} in {reference_run}"
         " and {total} in {run}"
     ),
+    "timed_on_part": (
+        "speedups and times here are of the prompts that both runs timed at that K, {least} to"
+        " {most} of the {prompts} that both have; a run's own report has other ones, since its"
+        " verdict counts the rounds of all its prompts, by replay, and its rows are of all that it"
+        " timed"
+    ),
     "other_hash": "the prompts' hashes differ: paired by name and length, their words may differ",
     "other_weights": (
         "here prompt sets weigh as in {reference_run} ({reference_weights}); the report of {run}"
