@@ -115,13 +115,13 @@ ALONE_NOTES = (
 ROUND_NOTE = (
     "R(K): a round with K draft tokens in the running loop; K = 0: one plain token. Each visit"
     " timed all of them within moments; R(K) / R(0) is the trimmed mean of the visits' own ratios."
-    " A prediction is tokens per round x R(0) / R(K). p10 and p90 are of the visits' own times; R(K)"
-    " is that mean x R(0), so it may lie outside of them where visits were not equally fast."
+    " A prediction is tokens per round x R(0) / R(K). p10 and p90 are of the visits' own times;"
+    " R(K) is that mean x R(0), so it may lie outside of them where visits were not equally fast."
 )
 SERVER_ROUND_NOTE = (
     "R(K): a round with K draft tokens on the server, without the start of its request; K = 0: one"
-    " plain token. Fitted over all requests, by how many tokens a round drafted. p10 and p90 are over"
-    " requests, of the mean of their rounds: those that drafted fewer tokens, as the last one of a"
+    " plain token. Fitted over all requests, by how many tokens a round drafted. p10 and p90 are"
+    " over requests, of the mean of their rounds: those that drafted fewer tokens, as the last one of a"
     " request may, are in it, so R(K) may lie above."
 )
 ROUND_BY_STEPS_NOTE = (
