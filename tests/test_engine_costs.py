@@ -188,6 +188,7 @@ def test_a_sweep_is_replayed_at_a_servers_costs(tmp_path: Path) -> None:
     ("words", "says"),
     [
         (["k=[1,8]"], r"rounds of K = 1, 2, 4 were timed there, not of K = 8; lower k"),
+        (["k=[1,8]", "dry_run=true"], r"not of K = 8; lower k \(k=\[1,2,4\]\)"),
         (["model=tiny_good"], "measured with model=tiny .* which is not model=tiny_good"),
         (["model.dtype=bfloat16"], "measured in float32, and model=tiny is loaded in bfloat16"),
         (["gpu=h100"], "measured on AMD EPYC, not on gpu=h100"),

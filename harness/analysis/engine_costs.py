@@ -110,20 +110,35 @@ def costs_of(run: StoredRun, temperatures: Sequence[float], ks: Sequence[int]) -
         bytes_factor=_bytes_factor(setup),
         at=at,
     )
+    lacking = [*_not_timed(costs, temperatures, ks)]
+    if lacking:
+        raise UserError(f"{key}: {'; '.join(lacking)}")
     for temperature in temperatures:
         timed = _nearest(costs, temperature)
-        known = [k for k in timed.costs.round_s if k]
-        if ks and max(ks) > max(known):
-            raise UserError(
-                f"{key}: rounds of K = {', '.join(map(str, sorted(known)))} were timed there, not"
-                f" of K = {max(ks)}; lower k"
-            )
         if _changes_texts(served, timed.costs.temperature):
             raise UserError(
                 f"{key}: at temperature={timed.costs.temperature:g} that server's texts are not"
                 " plain decoding's; leave the temperature out, or name another run"
             )
     return costs
+
+
+def _not_timed(
+    costs: EngineCosts, temperatures: Sequence[float], ks: Sequence[int]
+) -> Iterator[str]:
+    """Everything that is asked for and was not timed there, each with what to do."""
+    timed = {at.costs.temperature for at in costs.at}
+    kinds = {temperature > GREEDY for temperature in timed}
+    absent = [each for each in temperatures if (each > GREEDY) not in kinds]
+    if absent:
+        known = ",".join(f"{each:g}" for each in sorted(timed))
+        yield f"no round times for temperature={absent[0]:g}; give temperature=[{known}]"
+    known_ks = sorted(set.intersection(*({k for k in at.costs.round_s if k} for at in costs.at)))
+    if ks and max(ks) > max(known_ks):
+        yield (
+            f"rounds of K = {', '.join(map(str, known_ks))} were timed there, not of K ="
+            f" {max(ks)}; lower k (k=[{','.join(map(str, known_ks))}])"
+        )
 
 
 def _settled_costs(served: ServedRun) -> Iterator[CostsAt]:

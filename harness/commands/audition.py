@@ -80,6 +80,8 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
     prompts = load_prompts(config)
     check_run(config, prompts, drafts)
     if config.dry_run:
+        if config.latency_from is not None:  # refused as the run itself would be
+            stored_times(config, names, lookups=[c.name for c in drafts if c.spec.looks_up])
         print_audition_plan(config, drafts, prompts)
         return Outcome(None)
     folder = _resumed(config)

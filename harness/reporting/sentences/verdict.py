@@ -479,7 +479,11 @@ def next_step(summary: Summary) -> NextStep | None:
         keys = f"{model_keys(summary)} drafts=auto{other_keys(summary)}"
         measured = summary.served
         if measured is not None and measured.costs and measured.engine != OWN.name:
-            keys = f"{keys} latency_from={shlex.quote(summary.run.folder)}"
+            # Rounds of other K, and at other temperatures, were not timed there
+            ks = ",".join(str(k) for k in summary.run.ks if k)
+            temperatures = ",".join(f"{each:g}" for each in summary.run.temperatures)
+            timed = shlex.quote(f"k=[{ks}]"), shlex.quote(f"temperature=[{temperatures}]")
+            keys = " ".join((keys, *timed, f"latency_from={shlex.quote(summary.run.folder)}"))
         return NextStep(AUDITION, f"python -m harness.audition {keys}")
     if summary.served is not None:
         own = summary.run.own_prompts

@@ -54,11 +54,7 @@ NO_DRAFT_NOTE = "no draft (...): the speedup is that of what is in brackets, whi
 COST_NOTE = "cost: of a round, in plain tokens of that engine{}."
 # Tokens per round and cost of a round stand next to a speedup that is not their ratio
 CORRECTED_NOTE = "speedup: {how}, so not {tokens} / {cost} = {ratio}."
-PAIRED = (
-    "of all {prompts} prompts by replay, at what rounds cost in the generations that were measured"
-    " next to plain decoding on {measured} of them"
-)
-MEASURED = "of whole generations, measured next to plain decoding"
+PAIRED = "of all {prompts} prompts by replay, at what rounds cost where measured ({measured})"
 LESS = "less what choosing {chosen} adds"
 
 
@@ -236,9 +232,7 @@ def _how(answer: Answer, summary: Summary) -> str:
         part = answer.pairs
         measured = "all" if part.measured == part.prompts else part.measured
         parts.insert(0, PAIRED.format(prompts=part.prompts, measured=measured))
-    elif answer.source == "measured":
-        parts.insert(0, MEASURED)
-    elif parts:
+    elif parts or answer.source == "measured":
         parts.insert(0, grid.evidence(answer))
     return ", ".join(parts)
 

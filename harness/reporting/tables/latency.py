@@ -121,7 +121,7 @@ ROUND_NOTE = (
 SERVER_ROUND_NOTE = (
     "R(K): a round with K draft tokens on the server, without the start of its request; K = 0: one"
     " plain token. Fitted over all requests, by how many tokens a round drafted. p10 and p90 are"
-    " over requests, of the mean of their rounds: those that drafted fewer tokens, as the last one of a"
+    " over requests, of the mean of their rounds: those that drafted fewer tokens, as the last of a"
     " request may, are in it, so R(K) may lie above."
 )
 ROUND_BY_STEPS_NOTE = (
