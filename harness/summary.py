@@ -88,6 +88,9 @@ CaveatCode = Literal[
     "other_card",  # card, device: another card ran than gpu= names, so no cost is given
     "gpu_not_timed",  # card, device: of an audition, likewise
     "scattered_steps",  # roles ("draft and target"), spread: p90 / median above it
+    # temperature; times ("6.3 (a), 1.6 (b)", ms) of a plain token, drafts: how many;
+    # step_s: of the bare step, or None
+    "plain_tokens_unlike",
     "busy_machine",  # load: processors that other work kept busy, on average; processors: of them
     "busy_servers",  # the same while servers that the run started were timed by their own clock
     "busy_cpu_clock",  # the same, or this run, timed by processor time

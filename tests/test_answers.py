@@ -809,6 +809,21 @@ def test_the_command_that_is_next_can_be_pasted_whole(tmp_path: Path) -> None:
         assert getattr(composed, key) == config[key], key
 
 
+def test_drafts_that_were_timed_on_a_machine_of_changing_speed_are_named_and_not_compared() -> None:
+    """The target's plain token is the same work next to every draft."""
+    run = load(FROZEN / "audition")
+    assert "plain_tokens_unlike" not in {each.code for each in analyse(run).caveats}
+    slowed = [
+        replace(timing, seconds=3.0 * timing.seconds) if timing.draft == "tiny_good" else timing
+        for timing in run.rounds
+    ]
+    made = analyse(changed(replace(run, rounds=tuple(slowed))))
+    (said,) = (each for each in made.caveats if each.code == "plain_tokens_unlike")
+    assert str(said.values["times"]).partition("(")[2].startswith("tiny_good), ")
+    assert "tiny_small" in str(said.values["times"])
+    assert any("chances to be best" in caution for caution in content_of(made).cautions)
+
+
 def test_the_audition_that_a_server_advises_asks_for_the_rounds_that_it_timed() -> None:
     step = next_step(analysed("server"))
     assert step is not None

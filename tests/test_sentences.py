@@ -243,6 +243,10 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
     "busy_servers": ({"load": 1.26, "processors": 2}, "or with clock=cpu"),
     "busy_cpu_clock": ({"load": 1.26, "processors": 2}, "processor time (clock=cpu) leaves"),
     "busy_machine": ({"load": 1.26, "processors": 2}, "kept 1.3 of 2 processors busy"),
+    "plain_tokens_unlike": (
+        {"temperature": 0.0, "times": "6.3 (big), 1.6 (small)", "drafts": 2, "step_s": 0.0018},
+        "took 6.3 (big), 1.6 (small) ms and its bare step 1.8 ms, the same work",
+    ),
     "unstable_timings": ({"timings": 1}, "1 timing cannot be right, though repeated: marked"),
     "load_predictions_off": (
         {"median": 0.119, "largest": 0.456, "cells": 24},

@@ -337,6 +337,10 @@ def of_the_engine(costs: EngineCosts, latencies: Mapping[float, Mapping[str, Lat
     )
 
 
+# Times of the target's plain token, slowest / fastest, beyond which drafts do not compare
+UNLIKE = 1.5
+
+
 def of_the_timings(
     unstable: Sequence[Unstable],
     outliers: Sequence[OutlierCell],
@@ -354,6 +358,38 @@ def of_the_timings(
         if rounds.temperature not in (None, temperature):
             values: Values = {"temperature": temperature, "timed_at": rounds.temperature}
             yield Caveat("rounds_at_other_temperature", values)
+
+
+def unlike_plain_tokens(
+    latencies: Mapping[float, Mapping[str, Latency]],
+) -> Iterator[Caveat]:
+    """Where the target's plain token differs by far more than timing scatters, the worst case.
+
+    It is the same work next to whichever draft, and nearly that of a bare step: of all drafts at a
+    temperature, and the first's step, the slowest is held against the fastest. A target that runs
+    in a slower way for a draft is another one.
+    """
+    found: dict[float, Caveat] = {}
+    for temperature, by_draft in latencies.items():
+        timed = {
+            draft: latency.rounds.plain_s
+            for draft, latency in by_draft.items()
+            if latency.visits is not None
+            and latency.visits.temperature == temperature
+            and latency.rounds.other_plain_s is None
+        }
+        steps = [each.steps.target_s for draft, each in by_draft.items() if each.steps]
+        known_s = [*timed.values(), *(steps[:1] if timed else [])]
+        if timed and max(known_s) > UNLIKE * min(known_s):
+            times = ", ".join(
+                f"{1e3 * seconds:.3g} ({draft})"
+                for draft, seconds in sorted(timed.items(), key=lambda entry: -entry[1])
+            )
+            values: Values = {"temperature": temperature, "times": times, "drafts": len(timed)}
+            values["step_s"] = steps[0] if steps else None
+            found[max(known_s) / min(known_s)] = Caveat("plain_tokens_unlike", values)
+    if found:
+        yield found[max(found)]
 
 
 def _engine_fallbacks(setup: Setup) -> Iterator[Caveat]:

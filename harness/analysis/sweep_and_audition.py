@@ -25,6 +25,7 @@ from harness.analysis.caveats import (
     k_at_edge,
     of_the_engine,
     of_the_timings,
+    unlike_plain_tokens,
 )
 from harness.analysis.cells import completed, latest, measured_positions, measured_rows, timed
 from harness.analysis.engine_costs import priced_by
@@ -581,6 +582,7 @@ class PairAnalysis:
         first = {at: next(iter(each.items())) for at, each in self.latencies.items() if each}
         times = {at: latency.round_summary(draft) for at, (draft, latency) in first.items()}
         yield from of_the_timings(self.unstable, outliers, times)
+        yield from unlike_plain_tokens(self.latencies)
         for error in self.prediction_errors.values():
             yield from error.caveats()
         rounds = [each.rounds for by_draft in self.latencies.values() for each in by_draft.values()]

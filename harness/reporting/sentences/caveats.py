@@ -12,7 +12,7 @@ CAUTIONS: frozenset[CaveatCode | ComparisonCaveatCode] = frozenset(
     {
         # Other work, heat or an outlier is in the times
         *("busy_machine", "busy_servers", "busy_cpu_clock", "busy_card", "throttled_card"),
-        *("scattered_steps", "unstable_timings", "outlier_generations"),
+        *("plain_tokens_unlike", "scattered_steps", "unstable_timings", "outlier_generations"),
         # Predictions are known to be off on this run, or leave something out
         *("predictions_off", "priced_from_steps", "server_rounds_unlike_replay"),
         # Texts are not the target's, so that a speed is of something else
@@ -102,6 +102,21 @@ def _engine_fallback(values: Quoted) -> str:
 def _unstable_timings(values: Quoted) -> str:
     timings = fmt.number_of(values["timings"], "timing", "timings")
     return f"{timings} cannot be right, though repeated: marked, and not plotted"
+
+
+def _plain_tokens_unlike(values: Quoted) -> str:
+    step_s, several = values["step_s"], values["drafts"] > 1
+    step = "" if step_s is None else f" and its bare step {fmt.in_ms(step_s)} ms"
+    doubt = (
+        "round times of these drafts do not compare, nor do their speedups, ranks and chances to be"
+        " best; time them again on a quiet machine"
+        if several
+        else "predictions are as uncertain; time it again on a quiet machine"
+    )
+    return (
+        f"at temperature {values['temperature']:g} the target's plain token took {values['times']}"
+        f" ms{step}, the same work: the machine was not equally fast, so {doubt}"
+    )
 
 
 def _not_by_replay(values: Quoted) -> str:
@@ -302,6 +317,7 @@ CAVEATS: Mapping[str, Any] = {
         "gpu={card} is not the device whose steps were timed ({device}), so no cost is given: type"
         " its step times in (latency.target_ms=...) or name a run on it (latency_from=)"
     ),
+    "plain_tokens_unlike": _plain_tokens_unlike,
     "scattered_steps": (
         "{roles} step times scatter (p90 above {spread:g} x the median), as on a busy machine:"
         " trust what generations measured more than predictions"
