@@ -245,7 +245,7 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
     "busy_machine": ({"load": 1.26, "processors": 2}, "kept 1.3 of 2 processors busy"),
     "plain_tokens_unlike": (
         {"temperature": 0.0, "times": "6.3 (big), 1.6 (small)", "drafts": 2, "step_s": 0.0018},
-        "took 6.3 (big), 1.6 (small) ms and its bare step 1.8 ms, the same work",
+        "took 6.3 (big), 1.6 (small) ms and its bare step 1.80 ms, the same work",
     ),
     "unstable_timings": ({"timings": 1}, "1 timing cannot be right, though repeated: marked"),
     "load_predictions_off": (
