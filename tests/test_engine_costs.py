@@ -248,7 +248,7 @@ def plain(run: StoredRun) -> StoredRun:
 @pytest.mark.parametrize(
     ("of", "says"),
     [
-        (greedy, "no round times for temperature=1; it has those of 0"),
+        (greedy, r"no round times for temperature=1; give temperature=\[0\]"),
         (plain, "too few requests to tell what a round costs there"),
         (lambda run: replace(run, trials=(), rounds=()), "no request of that run was answered"),
     ],
