@@ -35,7 +35,7 @@ from harness.simulation.policies import Fixed
 from harness.simulation.requests import Text
 from harness.simulation.server import Costs, sent_at_once, simulate
 from harness.storage import StoredRun, load
-from harness.summary import Caveat, Plan, PlanChoice, ServedGate
+from harness.summary import Caveat, Plan, PlanChoice, RunFacts, ServedGate, Summary
 from harness.theory.batching import BatchTimes
 from harness.theory.speedup import RoundTimes
 from tests import browser
@@ -353,6 +353,7 @@ def test_the_answer_names_choice_and_cards_and_what_plain_decoding_needs() -> No
     assert first.startswith("At 60 requests/s and p95 TPOT <= 6.00 ms and TTFT <= 60 ms: ")
     assert f"on {best.cards} card" in first
     assert second.startswith("One card holds ")
+    assert not re.search(r"\d{3}\.\d|\d\d\.\d\d", second), "three digits at most"
     swapped = replace(plan, choices=(replace(plain, cards=None), *plan.choices[1:]))
     assert verdicts(swapped)[0].endswith("without a draft no number meets it.")
     alone = tuple(replace(each, cards=None) for each in plan.choices[1:])
@@ -497,6 +498,13 @@ def test_loads_that_others_disturbed_are_not_compared_and_a_plan_says_so() -> No
         assert [each.code for each in summary.caveats].count("loads_disturbed") == number
         assert ("plan_disturbed" in said(run)) == (run is disturbed)
     assert not [*load_checks(Server.of(disturbed, 0.0), KS)]
+    facts = RunFacts("plan", "", "complete", None, "tiny", "tiny_good")
+    plan = planned("rate=20", "tpot_ms=10")
+    of_busy = Summary(facts, plan=plan, caveats=(said(disturbed)["plan_disturbed"],))
+    banner = content_of(of_busy).banner
+    assert banner is not None
+    assert "its own report names no K under load either" in banner
+    assert content_of(replace(of_busy, caveats=())).banner is None
     # By processor time others do not count
     assert disturbed.manifest.engine is not None
     by_cpu = replace(disturbed.manifest.engine, clock="cpu")

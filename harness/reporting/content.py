@@ -9,7 +9,7 @@ from harness.records import Decision
 from harness.reporting import formatting as fmt
 from harness.reporting import grid, serving
 from harness.reporting.plan_page import PlanPage, plan_page
-from harness.reporting.sentences import caveats, explanation, run, verdict
+from harness.reporting.sentences import caveats, explanation, plan, run, verdict
 from harness.reporting.tables import answers, brief_tables, tables_of
 from harness.reporting.tables.specification import Table
 from harness.serving.engines import spec_of
@@ -94,7 +94,7 @@ def content_of(summary: Summary) -> Content:
     answered = answers.grid_table(summary)
     return Content(
         title=run.title(summary.run),
-        banner=run.banner(summary.run),
+        banner=run.banner(summary.run) or plan.banner(summary),
         status=run.status(summary.run),
         verdicts=verdict.verdicts(summary),
         answer=_answer(summary),

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from harness.records import first
 from harness.reporting import formatting as fmt
-from harness.summary import Plan, PlanChoice, PlanPoint, PlanPolicy
+from harness.summary import Plan, PlanChoice, PlanPoint, PlanPolicy, Summary
 
 NAMES: Mapping[PlanPolicy, str] = {
     "by_load": "K by load",
@@ -40,6 +41,18 @@ def goal(plan: Plan) -> str:
     parts = (("TPOT", plan.tpot_s), ("TTFT", plan.ttft_s))
     goals = [f"{name} <= {fmt.seconds(value)}" for name, value in parts if value is not None]
     return f"p{plan.percentile:g} {' and '.join(goals)}"
+
+
+def banner(summary: Summary) -> str | None:
+    """That nothing here is to be acted on, where the server's own report names no K either."""
+    said = first(summary.caveats, code="plan_disturbed")
+    if said is None:
+        return None
+    return (
+        f"NO CHOICE TO ACT ON: other work kept {said.values['others']:.2f} processors busy while"
+        " the run's loads were timed, so its own report names no K under load either. What follows"
+        " is of a busy machine: measure the loads on a quiet one, or with clock=cpu."
+    )
 
 
 def verdicts(plan: Plan) -> tuple[str, ...]:
@@ -102,14 +115,14 @@ def _rate(value: float) -> str:
 def _more(plan: Plan) -> Iterator[str]:
     best, plain = plan.best, plan.plain
     if best is not None:
-        held = fmt.with_bounds(best.largest_rate, best.largest_rate_lo, best.largest_rate_hi)
+        held = _about(best.largest_rate, best.largest_rate_lo, best.largest_rate_hi)
         text = f"One card holds {held} requests/s with {_served(best)}"
         if best is plain:
             text = f"One card holds {held} requests/s without a draft"
         elif best.rate_ratio is not None:
             ratio = fmt.speedup(best.rate_ratio, best.rate_ratio_lo, best.rate_ratio_hi)
             text += f", {ratio} what it holds without a draft"
-        most = fmt.with_bounds(best.capacity, best.capacity_lo, best.capacity_hi)
+        most = _about(best.capacity, best.capacity_lo, best.capacity_hi)
         yield f"{text}; with all {plan.slots} slots taken it ends {most} a second."
     stops = plan.stops_paying
     if stops is None:
@@ -119,6 +132,11 @@ def _more(plan: Plan) -> Iterator[str]:
     else:
         yield f"From {_rate(stops)} a card on plain decoding has the shortest TPOT."
     yield from _errors(plan)
+
+
+def _about(value: float, low: float | None, high: float | None) -> str:
+    """With its interval where there is one, in the three digits that costs are known to at most."""
+    return f"{value:.3g}" + ("" if low is None or high is None else f" [{low:.3g}, {high:.3g}]")
 
 
 def _errors(plan: Plan) -> Iterator[str]:
