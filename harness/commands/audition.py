@@ -78,7 +78,13 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
     if not names:
         raise UserError("drafts=[]: name at least one, for example drafts=[tiny_good,ngram]")
     prompts = load_prompts(config)
-    check_run(config, prompts, drafts)
+    lookups = [conf.name for conf in drafts if conf.spec.looks_up]
+    stored_elsewhere = config.traces_from is not None and not config.latency.measure
+    check_run(
+        *(config, prompts, drafts),
+        # Times beside the scores of another run are of its drafts, and checked with them
+        *([] if stored_elsewhere else [lambda: stored_times(config, names, lookups=lookups)]),
+    )
     if config.dry_run:
         print_audition_plan(config, drafts, prompts)
         return Outcome(None)

@@ -46,7 +46,11 @@ from harness.storage.manifest import EngineCosts, SyntheticAcceptance
 def run(config: SweepConfig) -> Outcome:
     """Measure the grid; status 1 where a generation failed or speculation changed a greedy text."""
     prompts = load_prompts(config)
-    check_run(config, prompts, [config.draft], lambda: check_kind(config))
+    check_run(
+        *(config, prompts, [config.draft]),
+        lambda: check_kind(config),
+        lambda: costs_of_sweep(config),
+    )
     if config.dry_run:
         print_sweep_plan(config, prompts)
         return Outcome(None)
