@@ -80,13 +80,13 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
     prompts = load_prompts(config)
     lookups = [conf.name for conf in drafts if conf.spec.looks_up]
     stored_elsewhere = config.traces_from is not None and not config.latency.measure
-    check_run(
+    fit = check_run(
         *(config, prompts, drafts),
         # Times beside the scores of another run are of its drafts, and checked with them
         *([] if stored_elsewhere else [lambda: stored_times(config, names, lookups=lookups)]),
     )
     if config.dry_run:
-        print_audition_plan(config, drafts, prompts)
+        print_audition_plan(config, fit, prompts)
         return Outcome(None)
     folder = _resumed(config)
     if config.texts_from is not None:
