@@ -762,6 +762,20 @@ def test_the_command_that_is_next_can_be_pasted_whole(tmp_path: Path) -> None:
         assert getattr(composed, key) == config[key], key
 
 
+def test_a_ranking_that_is_cut_ends_with_a_whole_row_and_counts_rows() -> None:
+    made = analysed("audition")
+    board = made.leaderboards[0]
+    long = [
+        replace(board.rows[0], rank=n, draft=f"a_draft_whose_name_is_long_{n} of two lines_or_more")
+        for n in range(1, 15)
+    ]
+    boards = tuple(replace(each, rows=tuple(long)) for each in made.leaderboards)
+    text = "\n".join(screen(replace(made, leaderboards=boards)))
+    (left,) = re.findall(r"(\d+) more rows with verbose=tables", text)
+    shown = re.findall(r"a_draft_whose_name_is_long_\d+", " ".join(text.split()))
+    assert int(left) == len(long) - len(shown) > 0
+
+
 def test_a_ranking_that_keeps_its_own_numbers_says_so_and_what_the_verdicts_is() -> None:
     """Where the number less the optimism of choosing would stand below the next draft's."""
     made = analysed("audition")

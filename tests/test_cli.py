@@ -80,6 +80,7 @@ def test_help_loads_nothing_heavy_and_gives_each_key_a_value_and_a_meaning(
     assert out.splitlines()[-1].strip() == "loaded:"
     assert f"python -m harness.{name}" in out
     assert max(map(len, out.splitlines())) <= 100
+    assert "by its name:\n\n\n" not in out  # a heading without a group
     rows = dict(re.findall(r"^  ([\w.]+)=\S+\s+(\S.*)$", out, re.MULTILINE))
     for key, entry in keys_of(SCHEMAS[name]):
         if not key.startswith("draft."):
