@@ -464,8 +464,11 @@ def next_step(summary: Summary) -> NextStep | None:
     """What to do next; None where the answer says it all."""
     command, draft = summary.run.command, summary.run.draft
     if command == "breakeven":
-        asked = "python -m harness.sweep model=ORG/TARGET draft=ORG/DRAFT"
-        return NextStep("a sweep measures alpha for a pair", asked)
+        keys = "model=ORG/TARGET draft=ORG/DRAFT"
+        if summary.round_fit is not None:  # its alpha and times are in the log
+            asked = f"python -m harness.server engine=ENGINE {keys} 'url=[PLAIN,SPECULATIVE]'"
+            return NextStep("a server run measures them with intervals", asked)
+        return NextStep("a sweep measures alpha for a pair", f"python -m harness.sweep {keys}")
     if summary.running is not None:
         if summary.round_times or not summary.from_acceptance:
             return None
