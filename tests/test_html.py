@@ -26,7 +26,7 @@ from tests import browser
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ("sweep", "audition", "profile", "breakeven", "snapshot")
-VOID = {"meta", "br", "img", "source"}
+VOID = {"meta", "br", "img", "source", "input"}
 HOSTILE = """<script>alert(1)</script><img src=x onerror="alert('2')">&amp;"""
 ELSEWHERE = "http://example.invalid/x.png"
 
