@@ -747,7 +747,7 @@ class ServerConfig(PairConfig):
     kv_unified: bool = key(True, "llama.cpp's: whether requests side by side share one cache")
     lookup: str | None = key(
         None,
-        "llama.cpp's: a look-up that drafts first; draft where it finds nothing",
+        "llama.cpp's: a look-up that drafts first, draft= where it fails",
         choices=SIMPLE,
     )
     flags: list[str] = key([], "further flags of the servers that are started")
