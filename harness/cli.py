@@ -139,7 +139,7 @@ def run_app(command: str) -> NoReturn:
     except (HydraException, OmegaConfBaseException) as error:
         if shows_all:
             raise
-        misspelt = _misspelt(command, error.__cause__)
+        misspelt = _misspelt(command, error.__cause__) or _no_such_entry(error)
         if misspelt is not None:
             _say(f"error: {misspelt}")
             status = USER_ERROR
@@ -412,10 +412,23 @@ def _advice(error: Exception) -> str | None:
             "A value with a comma, bracket or quote is quoted for the shell and once more:"
             " \"key='...'\", as \"prompts.files=['my prompts (1).jsonl']\""
         )
-    group, _, _ = str(getattr(error, "missing_cfg_file", None)).partition("/")
-    if isinstance(error, MissingConfigException) and group in ("model", "draft"):
-        return f"Any other model is {group}={OWN_DRAFT} {group}.id=ORG/NAME_OR_FOLDER"
     return None
+
+
+def _no_such_entry(error: Exception) -> UserError | None:
+    """What to say of a name that a group of conf/ does not have; None where that is not the cause.
+
+    A short list of names is given whole where none is similar.
+    """
+    if not isinstance(error, MissingConfigException) or not error.options:
+        return None
+    group, _, name = str(error.missing_cfg_file).partition("/")
+    near = difflib.get_close_matches(name, error.options, n=3, cutoff=0.5)
+    named = f"similar names: {', '.join(near)}" if near else f"it takes {', '.join(error.options)}"
+    if group in ("model", "draft"):
+        more = f"any other model is {group}=ORG/NAME_OR_FOLDER"
+        named = f"{named}; {more}" if near else f"{more}; python -m harness.sweep --help lists them"
+    return UserError(f"{group}={name}: there is no such name; {named}")
 
 
 def draft_conf(entry: str) -> ModelConf:

@@ -747,7 +747,7 @@ class ServerConfig(PairConfig):
     kv_unified: bool = key(True, "llama.cpp's: whether requests side by side share one cache")
     lookup: str | None = key(
         None,
-        "llama.cpp's: a look-up that drafts first; draft where it finds nothing",
+        "llama.cpp's: a look-up that drafts first, draft= where it fails",
         choices=SIMPLE,
     )
     flags: list[str] = key([], "further flags of the servers that are started")
@@ -1122,11 +1122,11 @@ class PlanConfig(CommandConfig):
     )
     confidences_from: str | None = key(
         None,
-        "an audition with decode.stop=threshold, of the same texts; null: those of the run",
+        "an audition with decode.stop=threshold of its texts; null: run's",
     )
     cache_tokens: list[int] | None = key(
         None,
-        "tokens of all requests that a card holds, plain and with a draft; null: all slots'",
+        "tokens that a card holds, plain and drafting; null: all slots'",
         least=1,
         example="[700000,650000]",
     )

@@ -84,6 +84,10 @@ class UserError(Exception):
         return "; ".join(self.lines)
 
 
+class NotInstalledError(UserError):
+    """An engine that is not on this machine: a plan, for another machine, can be made without."""
+
+
 def in_one_line(error: BaseException) -> str:
     """An error's text in one line, with its type unless the text was written for the user."""
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "

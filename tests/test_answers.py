@@ -824,11 +824,18 @@ def test_drafts_that_were_timed_on_a_machine_of_changing_speed_are_named_and_not
     assert any("chances to be best" in caution for caution in content_of(made).cautions)
 
 
-def test_the_audition_that_a_server_advises_asks_for_the_rounds_that_it_timed() -> None:
-    step = next_step(analysed("server"))
-    assert step is not None
-    composed = compose("audition", shlex.split(step.command)[3:])
-    assert (composed.k, composed.temperature) == ([1, 2, 4], [0.0, 1.0])
+def test_a_ranking_that_is_cut_ends_with_a_whole_row_and_counts_rows() -> None:
+    made = analysed("audition")
+    board = made.leaderboards[0]
+    long = [
+        replace(board.rows[0], rank=n, draft=f"draft_{n} with a name of several words")
+        for n in range(1, 15)
+    ]
+    boards = tuple(replace(each, rows=tuple(long)) for each in made.leaderboards)
+    text = "\n".join(screen(replace(made, leaderboards=boards)))
+    (left,) = re.findall(r"(\d+) more rows with verbose=tables", text)
+    shown = re.findall(r"^draft_\d+ ", text, re.MULTILINE)
+    assert int(left) == len(long) - len(shown) > 0
 
 
 def test_a_ranking_that_keeps_its_own_numbers_says_so_and_what_the_verdicts_is() -> None:

@@ -15,6 +15,7 @@ import harness.sweep
 from harness.records import UserError
 
 COMMANDS = ("sweep", "profile", "snapshot", "server", "audition")
+THERE = "give one that is there, or a hub id"
 SMALL = ("prompts.limit=1", "new_tokens=4", "k=[1]")
 
 
@@ -55,7 +56,7 @@ def test_a_draft_folder_that_is_not_there_is_refused_first(
     engine = ["engine=own"] if command == "server" else []
     (line,) = refused(command, tmp_path, "draft=hf", "draft.id=./nowhere", *engine)
     where = "drafts=[nowhere@./nowhere]" if command == "audition" else "draft.id=./nowhere"
-    assert line == f"{where}: no such folder"
+    assert line == f"{where}: no such folder; {THERE}"
 
 
 def test_an_audition_names_every_folder_that_is_not_there(
@@ -63,9 +64,9 @@ def test_an_audition_names_every_folder_that_is_not_there(
 ) -> None:
     drafts = "drafts=[tiny_good,a@./nowhere,b@./elsewhere,eagle3@./no_head]"
     assert refused("audition", tmp_path, drafts) == (
-        "drafts=[a@./nowhere]: no such folder",
-        "drafts=[b@./elsewhere]: no such folder",
-        "drafts=[eagle3@./no_head]: no such folder",
+        f"drafts=[a@./nowhere]: no such folder; {THERE}",
+        f"drafts=[b@./elsewhere]: no such folder; {THERE}",
+        f"drafts=[eagle3@./no_head]: no such folder; {THERE}",
     )
 
 
@@ -111,7 +112,10 @@ def test_the_default_draft_of_another_family_is_refused_by_what_the_configuratio
 
 
 def test_an_audition_ranks_the_others_and_says_first_which_draft_is_unfit(
-    other_family: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    other_family: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with caplog.at_level(logging.WARNING):
         drafts = f"drafts=[tiny_good,other@{other_family}]"
@@ -119,6 +123,17 @@ def test_an_audition_ranks_the_others_and_says_first_which_draft_is_unfit(
     (line,) = caplog.messages
     assert line.startswith("drafts=[other]: another tokenizer than model=tiny")
     assert line.endswith("; the other drafts are ranked without it")
+    assert str(other_family) not in capsys.readouterr().out  # the plan is of the others
+
+
+def test_a_folder_without_a_tokenizer_is_refused_with_the_file_that_it_lacks(
+    tmp_path: Path, refused: Callable[..., tuple[str, ...]]
+) -> None:
+    folder = save(qwen3(), tmp_path / "bare")
+    for file in folder.glob("*token*"):
+        file.unlink()
+    (line,) = refused("sweep", tmp_path, f"draft={folder}")
+    assert line.startswith(f"draft.id={folder}: no tokenizer in this folder; add tokenizer.json")
 
 
 def test_all_that_is_wrong_is_said_at_once(
@@ -126,7 +141,7 @@ def test_all_that_is_wrong_is_said_at_once(
 ) -> None:
     (tmp_path / "results").write_text("a file")
     monkeypatch.setenv("PATH", str(tmp_path))
-    words = ["engine=vllm", "new_tokens=100000", f"draft={other_family}", "dry_run=true"]
+    words = ["engine=vllm", "new_tokens=100000", f"draft={other_family}"]
     with pytest.raises(UserError) as error:
         outcome_of("server", tmp_path / "results", *words)
     place, engine, length, family = error.value.lines
@@ -134,6 +149,16 @@ def test_all_that_is_wrong_is_said_at_once(
     assert engine.startswith("engine=vllm: no vllm on PATH")
     assert length.startswith("new_tokens=100000: ")
     assert family.startswith("draft=other: another tokenizer")
+
+
+def test_the_names_of_the_documents_commands_are_no_models(
+    tmp_path: Path, refused: Callable[..., tuple[str, ...]]
+) -> None:
+    says = "stands for a model of yours; give its hub id or folder"
+    assert refused("sweep", tmp_path, "model=ORG/TARGET", "draft=ORG/DRAFT") == (
+        f"model.id=ORG/TARGET: {says}",
+        f"draft.id=ORG/DRAFT: {says}",
+    )
 
 
 def test_a_place_where_nothing_can_be_made_is_refused_whoever_asks(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def test_help_loads_nothing_heavy_and_gives_each_key_a_value_and_a_meaning(
     assert out.splitlines()[-1].strip() == "loaded:"
     assert f"python -m harness.{name}" in out
     assert max(map(len, out.splitlines())) <= 100
+    assert "by its name:\n\n\n" not in out  # a heading without a group
     rows = dict(re.findall(r"^  ([\w.]+)=\S+\s+(\S.*)$", out, re.MULTILINE))
     for key, entry in keys_of(SCHEMAS[name]):
         if not key.startswith("draft."):
@@ -189,8 +190,19 @@ def test_a_run_that_cannot_be_rendered_stays_and_says_how_to_render_it(
             "decode.topk: there is no such key; similar names: decode.top_k",
         ),
         ("sweep", "top_p=0.9", 2, "top_p: there is no such key; similar names: decode.top_p"),
-        ("sweep", "draft=tiny_best", 1, "tiny_good"),
-        ("sweep", "draft=gpt2", 1, "Any other model is draft=hf draft.id=ORG/NAME_OR_FOLDER"),
+        (
+            "sweep",
+            "draft=tiny_goood",
+            2,
+            "error: draft=tiny_goood: there is no such name; similar names: tiny_good, ",
+        ),
+        (
+            "sweep",
+            "draft=zzz",
+            2,
+            "error: draft=zzz: there is no such name; any other model is draft=ORG/NAME_OR_FOLDER;",
+        ),
+        ("sweep", "gpu=zzz", 2, "error: gpu=zzz: there is no such name; it takes a100_40, "),
         (
             "sweep",
             "k=4,8",
@@ -217,6 +229,7 @@ def test_a_bad_word_ends_a_command_before_anything_is_stored(
     out, err = capsys.readouterr()
     assert out == ""
     assert said in err
+    assert status != 2 or err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 

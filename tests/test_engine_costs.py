@@ -1,5 +1,7 @@
 """Another engine's costs: taken from a server run, checked, and what they predict of drafts."""
 
+import json
+import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -187,8 +189,7 @@ def test_a_sweep_is_replayed_at_a_servers_costs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["k=[1,8]"], r"rounds of K = 1, 2, 4 were timed there, not of K = 8; lower k"),
-        (["k=[1,8]", "dry_run=true"], r"not of K = 8; lower k \(k=\[1,2,4\]\)"),
+        (["k=[1,8]"], r"rounds of K = 1, 2, 4 were timed there, not of K = 8; give k=\[1,2,4\]"),
         (["model=tiny_good"], "measured with model=tiny .* which is not model=tiny_good"),
         (["model.dtype=bfloat16"], "measured in float32, and model=tiny is loaded in bfloat16"),
         (["gpu=h100"], "measured on AMD EPYC, not on gpu=h100"),
@@ -205,6 +206,36 @@ def test_a_server_run_that_does_not_fit_an_audition_is_refused_in_one_line(
         outcome_of("audition", tmp_path, *asked)
     assert "\n" not in str(refused.value)
     assert not any(tmp_path.iterdir())
+
+
+def test_what_a_server_run_did_not_time_is_refused_all_at_once_in_a_dry_run_too(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "greedy"
+    shutil.copytree(SERVED, folder)
+    for name in ("trials.jsonl", "rounds.jsonl"):
+        lines = (folder / name).read_text().splitlines(keepends=True)
+        at_zero = [line for line in lines if json.loads(line)["temperature"] == 0.0]
+        (folder / name).write_text("".join(at_zero))
+    asked = [*ASKED, "k=[1,10]", "dry_run=true", f"latency_from={folder}"]
+    for command, words in (("audition", ["drafts=[tiny_small]"]), ("sweep", ["mode=replay"])):
+        with pytest.raises(UserError) as refused:
+            outcome_of(command, tmp_path, *asked, *words)
+        assert [line.partition(": ")[2] for line in refused.value.lines] == [
+            "rounds of K = 1, 2, 4 were timed there, not of K = 10; give k=[1,2,4]",
+            "no round times for temperature=1; give temperature=[0], which it has",
+        ]
+
+
+def test_the_audition_that_a_server_run_advises_asks_for_what_was_timed_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = content_of(analysed("server")).next_step
+    assert step is not None
+    python, flag, module, *words = shlex.split(step.command)
+    assert (python, flag, module) == ("python", "-m", "harness.audition")
+    outcome_of("audition", tmp_path, *words, "dry_run=true")
+    assert "K = 1, 2, 4" in capsys.readouterr().out
 
 
 def test_a_draft_that_cannot_be_priced_is_named_and_the_others_are_ranked(tmp_path: Path) -> None:
@@ -248,7 +279,7 @@ def plain(run: StoredRun) -> StoredRun:
 @pytest.mark.parametrize(
     ("of", "says"),
     [
-        (greedy, r"no round times for temperature=1; give temperature=\[0\]"),
+        (greedy, r"no round times for temperature=1; give temperature=\[0\], which it has"),
         (plain, "too few requests to tell what a round costs there"),
         (lambda run: replace(run, trials=(), rounds=()), "no request of that run was answered"),
     ],

@@ -3,11 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from runs import FROZEN
 
+from harness.analysis import analyse
 from harness.analysis.explanation import Case, CellOfK, explain, rules_of_thumb, suggested_k
 from harness.analysis.explanation import case_of as case_of_verdict
 from harness.analysis.latency import typed_latency
 from harness.records import Decision, ResultRow
+from harness.storage import load
 from harness.summary import Answer, Explanation
 from harness.theory.speedup import RoundTimes, StepTimes
 
@@ -169,3 +172,17 @@ def test_rules_of_thumb_are_held_against_the_measurement(
     own = explained(case).speedup
     shown = by_code["accepted_over_emitted"].values["speedup"]
     assert shown == (1.23 if answer.named[1] == 4 else own)
+
+
+def test_floors_by_a_bandwidth_that_other_work_disturbed_explain_nothing() -> None:
+    """A draft is the smaller model, so it is not read far slower than the target."""
+    run = load(FROZEN / "sweep")
+    bandwidth = run.manifest.bandwidth
+    assert bandwidth is not None
+    assert bandwidth.target_gb_s is not None
+    for draft_gb_s, explained_by_floors in ((bandwidth.draft_gb_s, True), (0.3, False)):
+        draft_gb_s = draft_gb_s if explained_by_floors else 0.3 * bandwidth.target_gb_s
+        manifest = run.manifest.updated(bandwidth=replace(bandwidth, draft_gb_s=draft_gb_s))
+        explanation = analyse(replace(run, manifest=manifest)).explanation
+        assert explanation is not None
+        assert (explanation.floor_c is not None) == explained_by_floors

@@ -364,7 +364,7 @@ def test_a_head_that_is_not_understood_is_refused_with_what_was_found(
         (None, r"/head: no config\.json there"),
         ("{oops", r"/head: its config\.json cannot be read \(Expecting property name"),
         ("[1, 2]", r"/head: its config\.json holds a list, not an object"),
-        ("no folder", "/head: no such folder$"),
+        ("no folder", "/head: no such folder; give one that is there"),
         ("a hub id", r"=org/head: cannot be loaded .*(connect|offline)"),
     ],
 )

@@ -26,7 +26,7 @@ from tests import browser
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ("sweep", "audition", "profile", "breakeven", "snapshot")
-VOID = {"meta", "br", "img", "source"}
+VOID = {"meta", "br", "img", "source", "input"}
 HOSTILE = """<script>alert(1)</script><img src=x onerror="alert('2')">&amp;"""
 ELSEWHERE = "http://example.invalid/x.png"
 
@@ -405,6 +405,27 @@ def test_a_phone_scrolls_a_report_down_only_and_shows_the_verdict_at_once(
     for shown, drawn, room in boxes:
         assert shown <= room  # nothing is cut off,
         assert shown >= 0.9 * float(drawn)  # and text of 10 units stays text of 9 pixels
+
+
+@browser.needs_chromium
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_phone_says_how_many_rows_of_the_grid_it_leaves_out_and_shows_them_when_asked(
+    width: int, pages: dict[str, Path], chromium: browser.Browser
+) -> None:
+    page = chromium.page(pages["sweep"], width=width)
+    of_grid = '[...document.querySelectorAll(".grid tbody tr")].filter(row => row.offsetHeight)'
+    label = 'document.querySelector(".more")'
+    shown, every = (
+        page.evaluate(f"{rows}.length") for rows in (of_grid, of_grid.partition(".filter")[0])
+    )
+    said = page.evaluate(f"{label}.offsetHeight ? {label}.textContent.trim() : ''")
+    if width == 1280:
+        assert (shown, said) == (every, "")
+        return
+    assert shown < every
+    assert said.startswith(f"{every - shown} more row")
+    page.evaluate(f"{label}.click()")
+    assert page.evaluate(f"{of_grid}.length") == every
 
 
 @browser.needs_chromium

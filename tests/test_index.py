@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import FROZEN
+from runs import FROZEN, analysed
 
 from harness.analysis import analyse
 from harness.cli import compose
 from harness.commands import report
 from harness.config import ReportConfig
 from harness.records import SCHEMA_VERSION, UserError
+from harness.reporting.index import line_of
 from harness.storage import RunFolder, content_digest, files, load
 from tests import browser
 
@@ -91,7 +92,7 @@ def page(many: Path) -> str:
 def test_the_index_has_a_table_for_each_kind_of_evidence_newest_first(page: str) -> None:
     kinds = [(row["heading"].split()[0].rstrip(":"), row["run"][7]) for row in rows(page)]
     assert kinds == [
-        ("Measured", "1"), ("Predicted", "8"), ("Predicted", "2"), ("Predicted", "3"),
+        ("Measured", "1"), ("Predicted", "8"), ("Predicted", "2"), ("From", "3"),
         ("Synthetic", "9"), ("Checks", "4"), ("Profiles", "7"), ("Not", "6"), ("Not", "5"),
     ]  # fmt: skip
 
@@ -115,7 +116,7 @@ def test_the_gates_of_snapshots_and_comparisons_are_shown(tmp_path: Path) -> Non
 def test_a_row_says_what_the_run_decided_and_on_what(page: str) -> None:
     decided = {row["run"].partition("_")[2]: row for row in rows(page)[::-1]}
     sweep = decided["sweep"]
-    assert re.fullmatch(r"tiny_good, K=\d \(the harness's loop\)", unescape(sweep["verdict"]))
+    assert re.fullmatch(r"tiny_good, K=\d on the harness's loop", unescape(sweep["verdict"]))
     assert re.fullmatch(r"\d\.\d\dx \[\d\.\d\d, \d\.\d\d\]", sweep["speedup<br>[lo, hi]"])
     shown = [sweep[name] for name in ("T", "status", "date", "model", "draft")]
     assert shown == ["0", "complete", "2026-03-01", "tiny", "tiny_good"]
@@ -124,6 +125,8 @@ def test_a_row_says_what_the_run_decided_and_on_what(page: str) -> None:
     assert (sweep["device"], sweep["commit"]) == (made_on.device_name, commit)
     assert decided["audition"]["status"] == "failed"
     assert decided["breakeven"]["verdict"] == "Do not speculate"
+    # The speedup next to it is that of a K
+    assert line_of("", analysed("server")).verdict == "no draft (K=2) on llama.cpp"
 
 
 def test_runs_that_did_not_end_well_are_marked(page: str) -> None:

@@ -178,7 +178,7 @@ def test_a_closed_loop_keeps_so_many_requests_in_flight_and_sends_each_budget_to
     assert {(each.group, each.k, each.visit) for each in done} == {
         (group, k, 3) for group in ("easy", "hard") for k in (0, 2)
     }
-    assert len(done) == 8
+    assert len(done) == Load(concurrency=4).timings(2, 2) == 8
     for full, short in ((b, a) for a, b in zip(done[::2], done[1::2], strict=True)):
         assert full.texts == short.texts
         assert short.budgets == tuple(max(4, round(budget / 4)) for budget in full.budgets)
@@ -213,6 +213,7 @@ def test_requests_that_arrive_wait_for_no_other(monkeypatch):
     assert np.std(np.diff(made.due_s)) > 0.002  # at random, not in step
     assert all(sent_s >= due_s for sent_s, due_s in zip(made.sent_s, made.due_s, strict=True))
     assert (made.concurrency, made.rate) == (None, 100.0)
+    assert Load(rate=100.0).timings(1, 1) == 1
     assert made.seconds == pytest.approx(made.due_s[-1])
 
 

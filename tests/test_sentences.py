@@ -74,9 +74,9 @@ REASONS: dict[str, tuple[Answer, str]] = {
             refusal("interval_spans_one", **BEST, prompts=16, prompts_needed=40),
             chance=0.71, gain=0.031, pairs=MeasuredPart(16, 8, 0.85, 0.95, 0.1),
         ),
-        "small with K=3 gives 0.90x [0.80, 1.10] on prompts like these, [0.85, 0.95] on these"
-        " prompts; it pays with a chance of 71%, +3.1% on average; 16 prompts do not decide it,"
-        " about 40 would",
+        "small with K=3 gives 0.90x [0.80, 1.10] on prompts like these (on these alone"
+        " [0.85, 0.95]); it pays with a chance of 71%, +3.1% on average; 16 prompts do not decide"
+        " it, about 40 would",
     ),
     "too_few_prompts": (
         refusal("too_few_prompts", **BEST, prompts=2, needed=4),

@@ -198,13 +198,13 @@ def test_an_engine_that_is_not_installed_is_named_before_anything_is_loaded(
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     words = [f"engine={engine}", "threads=auto"]
     missing = f"engine={engine}: no {engine} on PATH"
-    # The plan of another machine
-    command.run(asked(tmp_path / "results", "dry_run=true", "gpu=h100", *words))
-    assert f"not on this machine {missing}" in " ".join(capsys.readouterr().out.split())
+    # A plan may be of another machine, whether that is named or not
+    for card in ([], ["gpu=h100"]):
+        command.run(asked(tmp_path / "results", "dry_run=true", *card, *words))
+        assert f"not on this machine {missing}" in " ".join(capsys.readouterr().out.split())
     monkeypatch.setattr("harness.commands.server.open_workload", pytest.fail)
-    for dry_run in ("true", "false"):
-        with pytest.raises(UserError, match=missing):
-            command.run(asked(tmp_path / "results", f"dry_run={dry_run}", *words))
+    with pytest.raises(UserError, match=missing):
+        command.run(asked(tmp_path / "results", *words))
     assert not (tmp_path / "results").exists()
 
 
@@ -847,7 +847,7 @@ def test_a_headline_says_of_which_load_it_is_and_why_the_table_of_loads_differs(
     assert ratios[0] is not None
     assert ratios[1] is not None
     assert ratios[0] > ratios[1] > 1.0
-    (why,) = (text for text in shown.reasons if text.startswith("Three numbers"))
+    (why,) = (text for text in shown.reasons if " has three speedups over plain" in text)
     assert [float(number) for number in re.findall(r"([\d.]+)x", why)] == [
         pytest.approx(ratio, abs=0.006) for ratio in ratios
     ]

@@ -16,9 +16,10 @@ from stand_in_server import StandIn
 
 from harness.analysis import analyse
 from harness.analysis.comparison import compare
-from harness.records import ResultRow
+from harness.records import MachineLoad, ResultRow
 from harness.reporting import formatting as fmt
 from harness.reporting import plots, tables
+from harness.reporting.content import content_of
 from harness.reporting.plots import style
 from harness.reporting.tables import brief_tables, leaderboard, tables_of
 from harness.reporting.tables.specification import Cell, Column, Table, table
@@ -306,6 +307,24 @@ def test_the_plots_name_their_series_and_lines() -> None:
     assert "tiny_good step" in drawn["verify_cost.svg"]
     board = drawn_of("audition")["leaderboard.svg"]
     assert all(name in board for name in ("tiny_good, K=2", "ngram", leaderboard.PLAIN))
+
+
+def test_a_break_even_of_a_log_names_its_source_and_asks_for_no_alpha(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(LOG)
+    made = analyse(ran("breakeven", tmp_path, f"log={tmp_path / 'log.csv'}"))
+    drawn = " ".join(words(plot.svg) for plot in plots.drawn(made))
+    assert "as typed" not in drawn
+    step = content_of(made).next_step
+    assert step is not None
+    assert step.command.startswith("python -m harness.server ")
+
+
+def test_a_snapshot_has_no_picture_of_speed_and_no_caution_about_timing() -> None:
+    run = load(FROZEN / "snapshot")
+    busy = {"other_load": MachineLoad(1.1, 2)}
+    made = analyse(replace(run, manifest=run.manifest.updated(**busy)))
+    assert "speedup_vs_k.svg" not in {plot.name for plot in plots.drawn(made)}
+    assert "busy_machine" not in {caveat.code for caveat in made.caveats}
 
 
 @pytest.mark.parametrize(

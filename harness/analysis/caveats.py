@@ -225,7 +225,8 @@ def _of_the_steps(setup: Setup, timings: Sequence[StepTiming]) -> Iterator[Cavea
         code = "gpu_not_timed" if setup.command == "audition" else "other_card"
         yield Caveat(code, {"card": setup.gpu.name, "device": device})
     load = setup.run.manifest.other_load
-    if load is not None and load.load > BUSY * load.processors:
+    times = setup.command != "snapshot"  # whose question is no timing
+    if times and load is not None and load.load > BUSY * load.processors:
         engine = setup.engine
         code: CaveatCode = "busy_machine"
         if setup.run.config.get("clock") == "cpu" and engine is None:

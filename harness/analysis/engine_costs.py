@@ -110,35 +110,34 @@ def costs_of(run: StoredRun, temperatures: Sequence[float], ks: Sequence[int]) -
         bytes_factor=_bytes_factor(setup),
         at=at,
     )
-    lacking = [*_not_timed(costs, temperatures, ks)]
-    if lacking:
-        raise UserError(f"{key}: {'; '.join(lacking)}")
-    for temperature in temperatures:
-        timed = _nearest(costs, temperature)
-        if _changes_texts(served, timed.costs.temperature):
-            raise UserError(
-                f"{key}: at temperature={timed.costs.temperature:g} that server's texts are not"
-                " plain decoding's; leave the temperature out, or name another run"
-            )
+    problems = [*_not_timed(costs, served, temperatures, ks)]
+    if problems:
+        raise UserError(*dict.fromkeys(problems))
     return costs
 
 
 def _not_timed(
-    costs: EngineCosts, temperatures: Sequence[float], ks: Sequence[int]
+    costs: EngineCosts, served: ServedRun, temperatures: Sequence[float], ks: Sequence[int]
 ) -> Iterator[str]:
-    """Everything that is asked for and was not timed there, each with what to do."""
-    timed = {at.costs.temperature for at in costs.at}
-    kinds = {temperature > GREEDY for temperature in timed}
-    absent = [each for each in temperatures if (each > GREEDY) not in kinds]
-    if absent:
-        known = ",".join(f"{each:g}" for each in sorted(timed))
-        yield f"no round times for temperature={absent[0]:g}; give temperature=[{known}]"
-    known_ks = sorted(set.intersection(*({k for k in at.costs.round_s if k} for at in costs.at)))
-    if ks and max(ks) > max(known_ks):
-        yield (
-            f"rounds of K = {', '.join(map(str, known_ks))} were timed there, not of K ="
-            f" {max(ks)}; lower k (k=[{','.join(map(str, known_ks))}])"
-        )
+    """What a run does not know of what is asked, all of it, a line each."""
+    key, most = f"latency_from={costs.run}", max(ks, default=0)
+    for temperature in temperatures:
+        try:
+            timed = _nearest(costs, temperature)
+        except UserError as error:
+            yield from error.lines
+            continue
+        known = sorted(k for k in timed.costs.round_s if k)
+        if most > max(known):
+            yield (
+                f"{key}: rounds of K = {', '.join(map(str, known))} were timed there, not of"
+                f" K = {most}; give k=[{','.join(map(str, known))}]"
+            )
+        if _changes_texts(served, timed.costs.temperature):
+            yield (
+                f"{key}: at temperature={timed.costs.temperature:g} that server's texts are not"
+                " plain decoding's; leave the temperature out, or name another run"
+            )
 
 
 def _settled_costs(served: ServedRun) -> Iterator[CostsAt]:
@@ -177,10 +176,10 @@ def _nearest(costs: EngineCosts, temperature: float) -> CostsAt:
     """At the nearest temperature; greedy decoding draws no token, so it stands for itself."""
     alike = [at for at in costs.at if (at.costs.temperature > GREEDY) == (temperature > GREEDY)]
     if not alike:
-        known = ", ".join(f"{at.costs.temperature:g}" for at in costs.at)
+        known = ",".join(f"{at.costs.temperature:g}" for at in costs.at)
         raise UserError(
-            f"latency_from={costs.run}: no round times for temperature={temperature:g}; it has"
-            f" those of {known}"
+            f"latency_from={costs.run}: no round times for temperature={temperature:g}; give"
+            f" temperature=[{known}], which it has"
         )
     return min(alike, key=lambda at: abs(at.costs.temperature - temperature))
 

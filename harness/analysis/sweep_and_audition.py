@@ -554,9 +554,9 @@ class PairAnalysis:
         latency = self.latencies.get(verdict.temperature, {}).get(draft)
         if latency is None or self.looks_up(draft):
             return None, ()
-        case = case_of(
-            verdict, draft, self.results, latency, self.latency_rows, weights=self.setup.weights
-        )
+        measured = self.setup.run.manifest.bandwidth
+        floors = self.latency_rows if measured is None or measured.plausible else ()
+        case = case_of(verdict, draft, self.results, latency, floors, weights=self.setup.weights)
         if case is None:
             return None, ()
         explanation = explain(case, verdict.decision, verdict.temperature)

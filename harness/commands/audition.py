@@ -78,11 +78,15 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
     if not names:
         raise UserError("drafts=[]: name at least one, for example drafts=[tiny_good,ngram]")
     prompts = load_prompts(config)
-    check_run(config, prompts, drafts)
+    lookups = [conf.name for conf in drafts if conf.spec.looks_up]
+    stored_elsewhere = config.traces_from is not None and not config.latency.measure
+    fit = check_run(
+        *(config, prompts, drafts),
+        # Times beside the scores of another run are of its drafts, and checked with them
+        *([] if stored_elsewhere else [lambda: stored_times(config, names, lookups=lookups)]),
+    )
     if config.dry_run:
-        if config.latency_from is not None:  # refused as the run itself would be
-            stored_times(config, names, lookups=[c.name for c in drafts if c.spec.looks_up])
-        print_audition_plan(config, drafts, prompts)
+        print_audition_plan(config, fit, prompts)
         return Outcome(None)
     folder = _resumed(config)
     if config.texts_from is not None:

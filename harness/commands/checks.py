@@ -41,8 +41,8 @@ def check_run(
     prompts: Sequence[Prompt],
     drafts: Sequence[ModelConf],
     *of_command: Callable[[], object],
-) -> None:
-    """Refuse a run that cannot be made here.
+) -> Sequence[ModelConf]:
+    """The drafts that nothing here shows to be unfit; a run that cannot be made here is refused.
 
     Args:
         config: the command's.
@@ -62,10 +62,10 @@ def check_run(
     stored = audition and (
         config.scores_from or (config.traces_from is not None and not config.latency.measure)
     )
-    if not stored:
-        _check_models(config, prompts, drafts, problems)
+    fit = drafts if stored else _check_models(config, prompts, drafts, problems)
     if problems:
         raise UserError(*problems)
+    return fit
 
 
 def _noted(problems: list[str], check: Callable[..., T], *arguments: object) -> T | None:
@@ -82,7 +82,8 @@ def _check_models(
     prompts: Sequence[Prompt],
     drafts: Sequence[ModelConf],
     problems: list[str],
-) -> None:
+) -> list[ModelConf]:
+    """Note what ends the run; the drafts that are fit."""
     from harness.commands.pair import check_lengths, encoded_conversations
 
     audition = isinstance(config, AuditionConfig)
@@ -93,6 +94,7 @@ def _check_models(
         encoded = made or ()
         _noted(problems, check_lengths, encoded, config, [target])
     unfit: list[str] = []
+    fit: list[ModelConf] = []
     for conf in drafts:
         missing: list[str] = []
         found: list[str] = []
@@ -105,11 +107,13 @@ def _check_models(
             )
         problems += missing
         unfit += found[:1]
+        fit += [] if found else [conf]
     if not audition or (unfit and len(unfit) == len(drafts)):
         problems += unfit
-        return
+        return fit
     for line in unfit:
         _log.warning("%s; the other drafts are ranked without it", line)
+    return fit
 
 
 def _check_source(config: Config, draft: ModelConf) -> None:

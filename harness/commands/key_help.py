@@ -19,12 +19,13 @@ WIDTH, COLUMN = 100, 34
 def help_of_keys(*, _root_: DictConfig) -> str:
     """The groups and keys of a composed command, for Hydra's help template; a resolver `keys`."""
     schema = OmegaConf.get_type(_root_)
+    groups = [*_groups(_root_)]
+    heading = " Groups, of which one is chosen by its name:" if groups else ""
     lines = [
         "key=value sets a key; a list is [a,b], and one value of a list stands for itself (k=4).",
-        "docs/keys.md has examples. Groups, of which one is chosen by its name:",
+        f"docs/keys.md has examples.{heading}",
         "",
-        *_groups(_root_),
-        "",
+        *([*groups, ""] if groups else []),
         "Keys, with their values:",
         "",
         *_keys(_root_, schema),

@@ -44,7 +44,15 @@ from harness.engines.adapters import Adapter, adapter_of
 from harness.engines.process import check_port_free
 from harness.measurement.draft_scores import after_lookup
 from harness.measurement.returned_texts import likelihood_test
-from harness.records import GREEDY, NotMeasured, TextTrace, Trial, UserError, grouped
+from harness.records import (
+    GREEDY,
+    NotInstalledError,
+    NotMeasured,
+    TextTrace,
+    Trial,
+    UserError,
+    grouped,
+)
 from harness.serving.engines import OWN
 from harness.storage import RunFolder
 from harness.storage.manifest import SERVER
@@ -72,7 +80,11 @@ def run(config: ServerConfig) -> Outcome:
     here = config.url is None and not (config.dry_run and config.gpu is not None)
 
     def startable() -> None:
-        adapter.check(config)
+        try:
+            adapter.check(config)
+        except NotInstalledError:  # the plan names it
+            if not config.dry_run:
+                raise
         if config.port is not None:
             check_port_free(config.port)
 

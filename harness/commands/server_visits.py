@@ -472,16 +472,28 @@ def measure_loads(folder: RunFolder, work: Workload, adapter: Adapter, failures:
             servers = {role.k: server for role, server in by_role.items()}
             needed = {0} & servers.keys()
             failed: Counter[int] = Counter()
-            with progress("requests side by side", len(waiting)) as tick, undisturbed():
+            with progress(str(loads[0])) as bar, undisturbed():
                 for visit, temperature in waiting:
                     requests = [work.request(e, temperature, 0, visit) for e in work.prompts]
                     requests = [replace(each, draft=config.draft.name) for each in requests]
                     groups, asked = groups_of(requests, slots), dict(servers)
+                    parts = [load.timings(len(groups), len(asked)) for load in loads]
+                    if bar.total is None:
+                        bar.expect(sum(parts) * len(waiting))
+                    # Which load comes after each timing
+                    by_load = zip(loads, parts, strict=True)
+                    labels = [load for load, part in by_load for _ in range(part)]
                     while asked and needed <= asked.keys():
                         random = np.random.default_rng((config.seed, visit))
                         try:
                             visited = load_visit(asked, groups, loads, visit, random, work.clock)
-                            done = [*visited]
+                            done = []
+                            bar.say(str(loads[0]))
+                            later = [*labels[1:], labels[-1]]
+                            for timing, label in zip(visited, later, strict=False):
+                                done.append(timing)
+                                bar()
+                                bar.say(str(label))
                         except LoadFailedError as error:
                             # Half a visit compares nothing; the others make it again without this K
                             failures.of_load(of_k[error.k], error)
@@ -494,7 +506,6 @@ def measure_loads(folder: RunFolder, work: Workload, adapter: Adapter, failures:
                                 *(replace(each, varying=of_k[each.k].varying) for each in done)
                             )
                             break
-                    tick()
 
 
 def _completes(

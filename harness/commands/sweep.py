@@ -46,14 +46,18 @@ from harness.storage.manifest import EngineCosts, SyntheticAcceptance
 def run(config: SweepConfig) -> Outcome:
     """Measure the grid; status 1 where a generation failed or speculation changed a greedy text."""
     prompts = load_prompts(config)
-    check_run(config, prompts, [config.draft], lambda: check_kind(config))
-    costs = costs_of_sweep(config)
+    check_run(
+        *(config, prompts, [config.draft]),
+        lambda: check_kind(config),
+        lambda: costs_of_sweep(config),
+    )
     if config.dry_run:
         print_sweep_plan(config, prompts)
         return Outcome(None)
     folder = resumed(config, "sweep")
     synthetic = folder.manifest.synthetic_rates if folder else {}
     synthetic = synthetic or synthetic_rates(config, prompts)
+    costs = costs_of_sweep(config)
     pair = open_drafted(config, prompts)
     described = pair.describe()
     check_target_of(costs, config.model, described.models["target"])

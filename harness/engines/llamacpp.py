@@ -60,7 +60,7 @@ from harness.engines.protocol import (
     seconds,
     token_ids,
 )
-from harness.records import Rule, UserError
+from harness.records import NotInstalledError, Rule, UserError
 from harness.serving.drafts import DRAFTS, DraftKind, looks_up
 from harness.serving.llamacpp import CACHE_K, COUNTING, SPEC, SPEC_TYPES, drafting_flags
 from harness.serving.spec import EngineSpec
@@ -173,7 +173,7 @@ def program() -> list[str]:
         return [binary]
     if find_spec(WHEEL) is not None:
         return [sys.executable, "-m", "harness.engines.xllamacpp_server"]
-    raise UserError(
+    raise NotInstalledError(
         f"engine=llamacpp: no {BINARY} on PATH and no wheel of it; `pip install"
         f" {PACKAGE}[llamacpp]`, or give url= of a server that runs"
     )

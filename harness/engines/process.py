@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from harness.records import UserError
+from harness.records import NotInstalledError, UserError
 
 LOOPBACK = "127.0.0.1"
 # The supervisor stops a server within three times its grace
@@ -44,7 +44,7 @@ def on_path(engine: str) -> str:
     """The program of an engine that is started by its own name."""
     found = shutil.which(engine)
     if found is None:
-        raise UserError(
+        raise NotInstalledError(
             f"engine={engine}: no {engine} on PATH; install it, or give url= of a server that runs"
         )
     return found

@@ -65,6 +65,15 @@ class Load:
     concurrency: int | None = None
     rate: float | None = None
 
+    def __str__(self) -> str:
+        if self.rate is not None:
+            return f"requests at random, {self.rate:g} a second"
+        return f"requests, {self.concurrency} side by side"
+
+    def timings(self, groups: int, servers: int) -> int:
+        """How many a visit has of it: at random once, in a closed loop at two budgets."""
+        return groups * servers * (1 if self.rate else 2)
+
 
 def groups_of(requests: Sequence[Request], largest: int) -> dict[str, list[Request]]:
     """The requests by prompt set, or the halves of a single set, each long enough for a load.

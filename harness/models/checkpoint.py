@@ -64,6 +64,9 @@ GGUF = (
     "or hub id of the original (config.json and *.safetensors)"
 )
 
+# Patterns of the files that tokenizers are kept in
+TOKENIZERS = ("tokenizer.json", "*.model", "vocab*", "*.vocab", "*.tiktoken", "tekken.json")
+
 
 def check_source(conf: ModelConf, key: str, source: str) -> None:
     """Refuse a model whose small files show that it is not a complete causal language model.
@@ -94,6 +97,16 @@ def check_source(conf: ModelConf, key: str, source: str) -> None:
     kind = _kind_of_config(config)
     if kind is not None and not (kind is PARD and conf.kind == "pard"):
         raise _not_a_model(conf, key, kind)
+
+
+def check_has_tokenizer(conf: ModelConf, key: str, source: str) -> None:
+    """Refuse a folder without a tokenizer, for which transformers may make an empty one."""
+    folder = Path(source)
+    if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in TOKENIZERS):
+        raise UserError(
+            f"{key}.id={conf.id}: no tokenizer in this folder; add {TOKENIZERS[0]}, as of the"
+            " model that it was trained from"
+        )
 
 
 def check_complete(
@@ -236,6 +249,11 @@ def explained(conf: ModelConf, key: str) -> Iterator[None]:
             raise UserError(
                 f"{key}.id={conf.id}: no config.json in this folder; give that of a model which "
                 "transformers saved"
+            ) from error
+        if folder.is_dir():
+            raise UserError(
+                f"{key}.id={conf.id}: cannot be loaded ({first_line(error)}); save or download it"
+                " again, or give another folder or hub id"
             ) from error
         raise UserError(
             f"{key}.id={conf.id}: cannot be loaded ({first_line(error)}); give a local folder "

@@ -31,6 +31,7 @@ from harness.models import dummy
 from harness.models.cached import CachedModel, output_weight
 from harness.models.checkpoint import (
     check_complete,
+    check_has_tokenizer,
     check_source,
     explained,
     quiet_transformers,
@@ -221,6 +222,7 @@ def load_vocabulary(conf: ModelConf, key: str, *, fetch: bool = True) -> Vocabul
         if fetch or Path(source).exists():
             check_source(conf, key, source)
         config: Any = AutoConfig.from_pretrained(source, **options)
+        check_has_tokenizer(conf, key, source)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         try:
             generation = GenerationConfig.from_pretrained(
@@ -355,12 +357,22 @@ def _device(conf: ModelConf, default: torch.device) -> torch.device:
     return resolve_device(conf.device) if conf.device else default
 
 
+# The names of the documents' commands
+PLACEHOLDERS = frozenset(("ORG/TARGET", "ORG/DRAFT", "ORG/NAME", "ORG/NAME_OR_FOLDER"))
+
+
 def source_of(conf: ModelConf, key: str) -> str:
     """A model's hub id or folder; errors call it `key`."""
     if not conf.id.startswith("embedded:"):
+        if conf.id in PLACEHOLDERS:
+            raise UserError(
+                f"{key}.id={conf.id}: stands for a model of yours; give its hub id or folder"
+            )
         # A hub id is a name, or an owner and a name
         if re.match(r"[./~]|[^/]+/[^/]+/", conf.id) and not Path(conf.id).exists():
-            raise UserError(f"{key}.id={conf.id}: no such folder")
+            raise UserError(
+                f"{key}.id={conf.id}: no such folder; give one that is there, or a hub id"
+            )
         return conf.id
     folder = EMBEDDED / conf.id.removeprefix("embedded:")
     if not folder.is_dir():

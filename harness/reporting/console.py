@@ -6,6 +6,7 @@ the columns naming the row, rather than wrapped inside its cells.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from rich import box
@@ -26,6 +27,8 @@ MOST_CODE = 4
 MOST_FAILURES = 4
 # Of them, for the tables after the grid, so that a caveat still has its place
 MOST_TABLE = 12
+# Of a table that has more
+LEAST_ROWS = 2
 # For an audition's ranking, its title and header included, which is always there
 MOST_RANKING = 13
 _GAP = 2
@@ -76,6 +79,8 @@ class _Block:
         if most < 1 or (self.head and not kept):
             return replace(self, head=(), parts=())
         left = len(self.parts) - kept
+        if self.head and kept < LEAST_ROWS <= left + kept:  # a table of one row compares nothing
+            return replace(self, head=(), parts=())
         what = f"{'row' if self.head else 'note'}{'s' if left > 1 else ''}"
         more = (Text(f"{left}{' more' if kept else ''} {what} with verbose=tables."),)
         return replace(self, parts=(*self.parts[:kept], more))
@@ -173,12 +178,21 @@ def _sentences(texts: Sequence[str], out: Console, *, importance: int, most: int
 
 
 def _table_block(table: Table, out: Console, *, importance: int, most: int) -> _Block:
-    """A table whose last lines may go, in the columns that fit the terminal."""
+    """A table whose last rows may go, in the columns that fit the terminal."""
     title = _wrapped(out, [Text(table.title, "bold")])
-    lines = _table_lines(fold(table, out.width)[0], out)
-    header = max(column.title.count("\n") + 1 for column in table.columns)
-    head, rows = (*title, *lines[:header]), tuple((line,) for line in lines[header:])
-    return _Block(head, rows, importance, most)
+    table = fold(table, out.width)[0]
+    lines = _table_lines(table, out)
+    widths = _widths(table, out.width)
+    heights = [
+        max(
+            len(Text(cell.text).wrap(out, width, overflow="fold"))
+            for cell, width in zip(row.cells, widths, strict=True)
+        )
+        for row in table.rows
+    ]
+    ends = [*accumulate(heights, initial=len(lines) - sum(heights))]
+    rows = tuple(lines[begin:end] for begin, end in pairwise(ends))
+    return _Block((*title, *lines[: ends[0]]), rows, importance, most)
 
 
 def _wrapped(out: Console, texts: Iterable[Text]) -> Lines:

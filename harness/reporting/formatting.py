@@ -41,12 +41,12 @@ def scored(answer: Answer) -> str:
     """An answer's speedup, and on which prompts it holds.
 
     "1.42x [1.36, 1.48] on held-out prompts"; where its K was measured on a part of the prompts
-    "1.42x [1.36, 1.48] on prompts like these, [1.40, 1.44] on these prompts".
+    "1.42x [1.36, 1.48] on prompts like these (on these alone [1.40, 1.44])".
     """
     if answer.pairs is None:
         return f"{gain(answer)} on held-out prompts"
     lo, hi = answer.pairs.speedup_lo, answer.pairs.speedup_hi
-    return f"{gain(answer)} on prompts like these, [{lo:.2f}, {hi:.2f}] on these prompts"
+    return f"{gain(answer)} on prompts like these (on these alone [{lo:.2f}, {hi:.2f}])"
 
 
 def number_of(number: object, one: str, several: str) -> str:

@@ -30,7 +30,7 @@ Kind = Literal["measured", "replayed", "typed", "synthetic", "check", "profile",
 TITLES: dict[Kind, str] = {
     "measured": "Measured: the speculative loop ran",
     "replayed": "Predicted: acceptance by replay, round times of the run",
-    "typed": "Predicted from numbers that were typed or read from a server's log",
+    "typed": "From numbers that were typed or read from a server's log",
     "synthetic": "Synthetic acceptance or random weights: no recommendation",
     "check": "Checks of the output, and comparisons of runs",
     "profile": "Profiles: what rounds and steps cost",
@@ -172,7 +172,7 @@ def _verdict(summary: Summary) -> str:
         )
     shown = grid.marked(summary)
     if shown is not None:
-        return f"{grid.words(shown.answer)} ({grid.title_of(shown.answer)})"
+        return f"{grid.words_of_row(shown.answer, name_draft=False)} {grid.at_place(shown.answer)}"
     first = next(iter(verdict.verdicts(summary)), "")
     if summary.plan is not None:
         return first

@@ -141,6 +141,10 @@ class AuditionNotes:
     costs: AuditionCosts = AuditionCosts()
 
 
+# Of the target's bandwidth: below it a draft's copies were disturbed by other work
+DISTURBED = 0.7
+
+
 @dataclass(frozen=True)
 class MemoryBandwidth:
     """10^9 bytes per second, of a model's own where a cache holds it; no `gb_s`: not found."""
@@ -151,6 +155,16 @@ class MemoryBandwidth:
     source: Literal["measured", "datasheet"] | None = None
     target_gb_s: float | None = None
     draft_gb_s: float | None = None
+
+    @property
+    def plausible(self) -> bool:
+        """Whether the models' own compare; a draft that reads far slower was disturbed meanwhile.
+
+        It is the smaller one, so whatever cache holds the target holds it as well.
+        """
+        if self.target_gb_s is None or self.draft_gb_s is None:
+            return True
+        return self.draft_gb_s >= DISTURBED * self.target_gb_s
 
 
 @dataclass(frozen=True)

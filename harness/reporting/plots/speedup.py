@@ -21,7 +21,7 @@ GAIN_CAPTION = (
     "Speedup over plain decoding against K: {points}, and the line at 1 where there is no"
     " speculation"
 )
-BY_MEASUREMENT = "measured points{intervals}, the prediction as a line"
+BY_MEASUREMENT = "measured points{intervals}{lines}"
 BY_REPLAY = "predicted by replay, not run"
 GAIN_UNDER = (
     "points: measured{intervals}; lines: predicted, tokens per round by replay x R(0) / R(K)"
@@ -45,7 +45,7 @@ def draw_by_k(summary: Summary, across: int) -> style.Plot | None:
         for row in summary.generated
         if row.k > 0 and row.speedup is not None and stability.of_cell(summary, row) is None
     ]
-    if not points:
+    if not points or summary.run.command == "snapshot":  # whose question is no speed
         return None
     replayed = summary.run.replay_only
     points = [row for row in points if not replayed or row.rule == points[0].rule]
@@ -84,7 +84,10 @@ def draw_by_k(summary: Summary, across: int) -> style.Plot | None:
     if not replayed:
         bars = any(row.speedup_lo is not None for row in points)
         under = GAIN_UNDER.format(intervals=", with 95 % interval" if bars else "")
-        shown = BY_MEASUREMENT.format(intervals=" with their intervals" if bars else "")
+        shown = BY_MEASUREMENT.format(
+            intervals=" with their intervals" if bars else "",
+            lines=", the prediction as a line" if lines else "",
+        )
     under += FEW_UNDER if any(row in few for row in points) else ""
     caption = GAIN_CAPTION.format(points=shown)
     return style.plot("speedup_vs_k.svg", caption, figure, under)

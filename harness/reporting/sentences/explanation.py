@@ -88,8 +88,8 @@ def _because(entry: Explanation) -> Iterator[str]:
         yield (
             f"steps are launch-bound (memory floors are {entry.draft_floor_share:.0%} of the"
             f" draft's step and {entry.target_floor_share:.0%} of the target's): at the memory"
-            f" floor the step ratio c would be {entry.floor_c:.2f} instead of {entry.c:.2f}, and"
-            f" {floor}"
+            f" floor the step ratio c would be about {entry.floor_c:.2f} instead of {entry.c:.2f},"
+            f" and {floor}"
         )
 
 

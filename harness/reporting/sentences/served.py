@@ -181,7 +181,7 @@ def _other_numbers(served: ServedSummary, answer: Answer) -> Iterator[str]:
     if alone is None or loaded is None or None in (answer.speedup, alone.whole_request_speedup):
         return
     yield (
-        f"Three numbers here compare K={alone.k} with plain decoding, one request at a time. The"
+        f"K={alone.k} has three speedups over plain decoding, one request at a time. The"
         f" headline's {fmt.speedup(answer.speedup)} counts decoding alone, and is the one that"
         " compares with other reports. Prefills included, the same requests give"
         f" {fmt.speedup(alone.whole_request_speedup)}. In the table of loads it is"
@@ -203,10 +203,10 @@ def _plain_tokens(
     whole = f"{low} ms" if low == high else f"{low} to {high} ms, by prompt set,"
     timed = "processor time" if served.clock == "cpu" else "the server's clock"
     yield (
-        f"A plain token at temperature {fmt.temperature(temperature)} has more than one time here,"
-        f" since more than one thing is timed: {fmt.in_ms(costs.plain_s)} ms is R(0), one more"
-        f" token of a request; {whole} is all of decoding / its tokens, the start of a request"
-        f" included; both by {timed}{_waited_per_token(served, temperature)}."
+        f"The tables have several times of a plain token at temperature"
+        f" {fmt.temperature(temperature)}, of several things: {fmt.in_ms(costs.plain_s)} ms is"
+        f" R(0), one more token of a request; {whole} is all of decoding / its tokens, the start of"
+        f" a request included; both by {timed}{_waited_per_token(served, temperature)}."
     )
 
 

@@ -21,7 +21,14 @@ from harness.reporting.serving import (
     snippets_of,
 )
 from harness.serving.engines import OWN, spec_of
-from harness.summary import Answer, CheckResult, RoundTokens, Summary, VerdictReason
+from harness.summary import (
+    Answer,
+    CheckResult,
+    RoundTokens,
+    ServedSummary,
+    Summary,
+    VerdictReason,
+)
 
 NO_ADVICE = "Not a recommendation (dummy weights): "
 RULES: Mapping[Rule, str] = {
@@ -40,6 +47,7 @@ OF_THE_RUN = frozenset[VerdictReason](
         "greedy_texts_unjudged",
     )
 )
+NOT_PLAIN_TEXTS = frozenset[VerdictReason](("greedy_texts_differ", "server_not_lossless"))
 # Of our own loop's numbers, always
 ALONE = "one request at a time"
 SYNTHETIC_ONLY = "It holds at the synthetic acceptance only."
@@ -456,8 +464,11 @@ def next_step(summary: Summary) -> NextStep | None:
     """What to do next; None where the answer says it all."""
     command, draft = summary.run.command, summary.run.draft
     if command == "breakeven":
-        asked = "python -m harness.sweep model=ORG/TARGET draft=ORG/DRAFT"
-        return NextStep("a sweep measures alpha for a pair", asked)
+        keys = "model=ORG/TARGET draft=ORG/DRAFT"
+        if summary.round_fit is not None:  # its alpha and times are in the log
+            asked = f"python -m harness.server engine=ENGINE {keys} 'url=[PLAIN,SPECULATIVE]'"
+            return NextStep("a server run measures them with intervals", asked)
+        return NextStep("a sweep measures alpha for a pair", f"python -m harness.sweep {keys}")
     if summary.running is not None:
         if summary.round_times or not summary.from_acceptance:
             return None
@@ -479,11 +490,7 @@ def next_step(summary: Summary) -> NextStep | None:
         keys = f"{model_keys(summary)} drafts=auto{other_keys(summary)}"
         measured = summary.served
         if measured is not None and measured.costs and measured.engine != OWN.name:
-            # Rounds of other K, and at other temperatures, were not timed there
-            ks = ",".join(str(k) for k in summary.run.ks if k)
-            temperatures = ",".join(f"{each:g}" for each in summary.run.temperatures)
-            timed = shlex.quote(f"k=[{ks}]"), shlex.quote(f"temperature=[{temperatures}]")
-            keys = " ".join((keys, *timed, f"latency_from={shlex.quote(summary.run.folder)}"))
+            keys = f"{keys} {_at_its_costs(summary, measured)}"
         return NextStep(AUDITION, f"python -m harness.audition {keys}")
     if summary.served is not None:
         own = summary.run.own_prompts
@@ -513,6 +520,24 @@ def next_step(summary: Summary) -> NextStep | None:
         text = text if known else f"{text}, with the other keys of this run's texts"
         return NextStep(text, _sweep(summary, f"{pair} {drafting}{rule}"))
     return NextStep("the same sweep with mode=measure measures what is predicted")
+
+
+def _at_its_costs(summary: Summary, measured: ServedSummary) -> str:
+    """The keys of an audition priced by a server run: only the K and temperatures it timed."""
+    lossy = {
+        answer.temperature
+        for answer in summary.answers
+        if answer.engine == measured.engine and answer.reason in NOT_PLAIN_TEXTS
+    }
+    costs = [each for each in measured.costs if each.temperature not in lossy] or measured.costs
+    # Those of every temperature
+    ks = sorted(set.intersection(*({k for k in each.round_s if k} for each in costs)))
+    temperatures = ",".join(f"{each.temperature:g}" for each in costs)
+    words = [
+        *(f"k=[{','.join(map(str, ks))}]", f"temperature=[{temperatures}]"),
+        f"latency_from={summary.run.folder}",
+    ]
+    return shlex.join(words)
 
 
 def _sweep(summary: Summary, keys: str) -> str:

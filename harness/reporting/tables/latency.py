@@ -118,6 +118,12 @@ ROUND_NOTE = (
     " A prediction is tokens per round x R(0) / R(K). p10 and p90 are of the visits' own times;"
     " R(K) is that mean x R(0), so it may lie outside of them where visits were not equally fast."
 )
+# Of a profile, which times steps as well
+STEP_NOTE = (
+    "R(0) may be shorter or longer than a target step: that is a forward alone, timed at other"
+    " moments and after its own number of tokens. Gains are ratios of R; steps say what a round"
+    " spends its time on."
+)
 SERVER_ROUND_NOTE = (
     "R(K): a round with K draft tokens on the server, without the start of its request; K = 0: one"
     " plain token. Fitted over all requests, by how many tokens a round drafted. p10 and p90 are"
@@ -175,6 +181,7 @@ def rounds_table(summary: Summary) -> Table:
     sources = {times.source for times in summary.round_times}
     notes = (
         ROUND_NOTE if "rounds" in sources else "",
+        STEP_NOTE if "rounds" in sources and summary.run.command == "profile" else "",
         SERVER_ROUND_NOTE if "requests" in sources else "",
         ROUND_BY_STEPS_NOTE if sources & {"steps", "typed"} else "",
     )
