@@ -13,7 +13,6 @@ printed and gpu.json, where another job brings a run.
 """
 
 import gzip
-import importlib
 import io
 import shlex
 import shutil
@@ -28,7 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from harness.cli import compose
+from harness.cli import compose, work
 from harness.cloud.jobs import SMOKE, Job, plan_jobs
 from harness.commands.run_lifecycle import Outcome
 from harness.config import CONF_DIR
@@ -190,7 +189,7 @@ def _combine(config: Any, folders: Sequence[str], deliveries: Sequence[Delivery]
 
 def run_command(command: str, overrides: Sequence[str]) -> Outcome:
     """Run a command on this machine, given its command line."""
-    return importlib.import_module(f"harness.{command}").work(compose(command, overrides))
+    return work(command, compose(command, overrides))
 
 
 def run_job(job: Job, root: str | Path) -> Delivery:
