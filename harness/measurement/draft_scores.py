@@ -183,16 +183,14 @@ def after_lookup(
         assert first.proposed is not None
         text = trace.prompt_tokens + np.arange(len(trace.tokens))
         found = (first.proposed > 0) & (text > needed + DRAFTS[kind].least_text)
-        own = {
-            name: values if values.ndim == 2 else by_start(values[None], num_draft_tokens)[0]
-            for name in ("draft_logprob", "draft_is_argmax")
-            for values in [getattr(trace, name)]
-        }
-        made = {
-            name: np.where(found[:, None], getattr(first, name), values)
-            for name, values in own.items()
-        }
-        made["draft_is_argmax"] = made["draft_is_argmax"].astype(np.bool_)
+        made: dict[str, Any] = {}
+        for name in ("draft_logprob", "draft_is_argmax", "draft_token"):
+            own, looked_up = getattr(trace, name), getattr(first, name)
+            if own is None or looked_up is None:
+                made[name] = None
+                continue
+            by_offset = own if own.ndim == 2 else by_start(own[None], num_draft_tokens)[0]
+            made[name] = np.where(found[:, None], looked_up, by_offset).astype(own.dtype)
         most = num_draft_tokens if trace.proposed is None else trace.proposed
         joined.append(replace(trace, **made, proposed=np.where(found, first.proposed, most)))
     return joined
