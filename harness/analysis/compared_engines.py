@@ -88,7 +88,8 @@ def engine_rows(name: str, setup: Setup, served: ServedSummary | None) -> Iterat
             sets = [prompt_set for prompt_set, _ in sums]
             if not sums or {*sets} != every_set:  # not the whole workload
                 continue
-            estimate = log_speedup(*np.array([*sums.values()]).T, sets, setup.weights)
+            plain_s, plain_tokens, seconds, tokens = np.array([*sums.values()]).T
+            estimate = log_speedup(plain_s, plain_tokens, seconds, tokens, sets, setup.weights)
             bounds = exponential(estimate.interval()) or (None, None)
             yield row(temperature, k, alone, math.exp(estimate.value), *bounds, prompts=len(sums))
     for load in served.load if served else ():

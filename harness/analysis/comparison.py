@@ -536,7 +536,8 @@ def _timed_on_part(pair: _Pair, rows: Sequence[ComparisonRow]) -> Iterator[Compa
     ]
     both = len({text[:2] for text in texts[0] & texts[1]})
     whole = ALL_SETS if any(row.prompt_set == ALL_SETS for row in rows) else None
-    timed_in_both = [row.prompts for row in rows if row.k and whole in (None, row.prompt_set)]
+    shown = [row for row in rows if row.k and whole in (None, row.prompt_set)]
+    timed_in_both = [row.prompts for row in shown if row.prompts is not None]
     if timed_in_both and min(timed_in_both) < both:
         values: Values = {"least": min(timed_in_both), "most": max(timed_in_both), "prompts": both}
         yield ComparisonCaveat("timed_on_part", values)
