@@ -14,11 +14,10 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from harness import audition, sweep
 from harness.analysis.answers import answered
 from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import MeasuredSweep, PairAnalysis
-from harness.cli import compose
+from harness.cli import compose, work
 from harness.storage import StoredRun, load
 
 SEEDS = 40
@@ -58,8 +57,7 @@ def make(folder: Path) -> None:
         if any(root.glob("*/summary.json")):
             continue
         print(f"python -m harness.{door} {' '.join([*SHORT, *keys])}", flush=True)
-        work = {"sweep": sweep.work, "audition": audition.work}[door]
-        work(compose(door, [*SHORT, *keys, f"results_root={root}"]))
+        work(door, compose(door, [*SHORT, *keys, f"results_root={root}"]))
 
 
 def decisions(run: StoredRun, seeds: int) -> dict[str, Counter[str]]:

@@ -92,7 +92,7 @@ def _runs(folder: Path, words: Sequence[str], number: int) -> list[Path]:
 def capacity(run: Path) -> float:
     """Requests a second that the slowest K serves while all slots are taken, simulated."""
     served = Server.of(load(run), GREEDY)
-    texts = served.texts(served.traces, max(KS), served.served.setup.new_tokens or 0)
+    texts = served.texts(served.draft, max(KS), served.served.setup.new_tokens or 0)
     requests = [made for text in texts if (made := text.certain) is not None] * 20
     plain, speculative = served.costs.priced(served.slots, max(KS))
     ends = [
