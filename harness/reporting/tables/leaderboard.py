@@ -169,7 +169,8 @@ THUMBS: tuple[Column[RuleOfThumb], ...] = (
 SPEEDUP_NOTE = (
     "speedup: predicted (replayed acceptance and round times), at the K that looks best on these"
     " prompts, so slightly too high but where it says corrected. Ranks and the chance to be best"
-    " are without that correction."
+    " are without that correction. All are at this run's round times: for an engine that was not"
+    " timed, what to serve names the draft and K to measure there first, which may be another."
 )
 VERDICT_NOTE = "corrected: less what choosing it adds, as the verdict is; the others are not."
 OTHER_NOTE = (
