@@ -955,6 +955,8 @@ class AuditionConfig(ModelsConfig):
         self.until = _until(self)
         super().check(_)
         self._check_texts()
+        if self.latency.measure:
+            self._check_measure()
         if self.decode.stop != "none":
             self._check_adaptive()
         if self.scores_from:
@@ -1017,6 +1019,15 @@ class AuditionConfig(ModelsConfig):
                 f"{source}: nothing is timed here; give latency.target_ms= and latency.draft_ms=,"
                 " or latency_from=RUN"
             )
+
+    def _check_measure(self) -> None:
+        """Refuse to time the drafts of another run's texts where that is not what is asked."""
+        if self.traces_from is None:
+            raise UserError(
+                "latency.measure: with traces_from=RUN only; without it steps are timed"
+            )
+        if self.latency.target_ms is not None or self.latency_from is not None:
+            raise UserError("latency.measure: not with latency_from or latency.target_ms; give one")
 
     def _check_texts(self) -> None:
         """Refuse what a server's completions do not go with."""

@@ -195,14 +195,9 @@ def stored_texts(config: AuditionConfig, drafts: Sequence[str]) -> StoredTexts:
     """The texts of `traces_from`, which are exactly those that this audition would ask for.
 
     Raises:
-        UserError: as `stored_traces`; another seed, budget, number of repetitions or temperature;
-            or step times from elsewhere as well.
+        UserError: as `stored_traces`; another seed, budget, number of repetitions or temperature.
     """
     key = f"traces_from={config.traces_from}"
-    if config.traces_from is None:
-        raise UserError("latency.measure: with traces_from=RUN only; without it steps are timed")
-    if config.latency.target_ms is not None or config.latency_from is not None:
-        raise UserError("latency.measure: not with latency_from or latency.target_ms; give one")
     traces, run = stored_traces(config, drafts, partly=True)
     for name in ("seed", "new_tokens", "repetitions", "temperature"):
         made, asked = run.config.get(name), getattr(config, name)
