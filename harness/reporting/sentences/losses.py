@@ -147,7 +147,7 @@ def of_draft(draft: DraftLosses) -> tuple[str, ...]:
 
 
 def _of_draft(draft: DraftLosses) -> Iterator[str]:
-    text = f"{named(draft)}: {fmt.speedup(draft.speedup)} on these prompts, alpha"
+    text = f"{named(draft)}: {fmt.speedup(draft.speedup)} predicted on these prompts, alpha"
     yield (
         f"{text} {fmt.alpha(draft.alpha)}; {fmt.percent(draft.lost_rounds)} of its rounds are lost"
         f" to tokens that were not accepted, {fmt.percent(draft.cut_rounds)} to ends of texts."
