@@ -97,7 +97,7 @@ def work(command: str, config: Any) -> Outcome:
     What does it, harness.commands.<command>, is imported after a line has said what is done: with
     torch that takes seconds.
     """
-    with progress(config.doing):
+    with progress(config.doing(command)):
         implementation = import_module(f"harness.commands.{command}")
     if isinstance(config, AuditionConfig):
         return implementation.run(config, draft_confs(config))

@@ -382,10 +382,9 @@ class CommandConfig:
     )
     debug: bool = key(False, "show the traceback of an error")
 
-    @property
-    def doing(self) -> str:
+    def doing(self, command: str) -> str:
         """What the command does, for the first line of its progress."""
-        raise NotImplementedError
+        return command
 
 
 @dataclass
@@ -507,6 +506,10 @@ class PairConfig(ModelsConfig):
 
     draft: ModelConf = field(default_factory=ModelConf)
 
+    def doing(self, command: str) -> str:
+        """The command and its pair."""
+        return f"{command} of {self.model.name} with {self.draft.name}"
+
     def check(self, _: str) -> None:
         """Refuse two models of one name, and random weights next to real ones."""
         super().check(_)
@@ -551,11 +554,6 @@ class ProfileConfig(PairConfig):
     gpu: GpuConf | None = None
 
     @property
-    def doing(self) -> str:
-        """The command and its pair."""
-        return f"profile of {self.model.name} with {self.draft.name}"
-
-    @property
     def loop_keys(self) -> tuple[str, ...]:
         """The parts of a round may be timed with synthetic acceptance."""
         return ("acceptance",)
@@ -592,11 +590,6 @@ class SweepConfig(PairConfig):
     )
     clock: str = _loop_clock()
     latency_from: str | None = key(None, "with mode=replay: a server run whose engine is predicted")
-
-    @property
-    def doing(self) -> str:
-        """The command and its pair."""
-        return f"sweep of {self.model.name} with {self.draft.name}"
 
     @property
     def loop_keys(self) -> tuple[str, ...]:
@@ -753,11 +746,10 @@ class ServerConfig(PairConfig):
     flags: list[str] = key([], "further flags of the servers that are started")
     timeout_factor: float = _timeout_factor()
 
-    @property
-    def doing(self) -> str:
-        """The command, its pair and the engine."""
+    def doing(self, command: str) -> str:
+        """The pair and the engine, too."""
         where = ", ".join(self.url) if self.url else self.engine
-        return f"server run of {self.model.name} with {self.draft.name} on {where}"
+        return f"{super().doing(f'{command} run')} on {where}"
 
     @property
     def default_rule(self) -> str | None:
@@ -940,12 +932,11 @@ class AuditionConfig(ModelsConfig):
     latency: LatencyConf = field(default_factory=LatencyConf)
     combine: list[str] = key([], "auditions of one target, one per card, whose cards are ranked")
 
-    @property
-    def doing(self) -> str:
+    def doing(self, command: str) -> str:
         """The command, its drafts and their target, or the auditions whose cards are ranked."""
         if self.combine:
             return f"ranking the cards of {len(self.combine)} auditions"
-        return f"audition of {', '.join(self.drafts or ['scored drafts'])} for {self.model.name}"
+        return f"{command} of {', '.join(self.drafts or ['scored drafts'])} for {self.model.name}"
 
     def check(self, _: str) -> None:
         """A single draft is the only one, or one that `drafts` names; texts have one source.
@@ -1071,11 +1062,6 @@ class SnapshotConfig(PairConfig):
         choices=("none", "tokens"),
     )
 
-    @property
-    def doing(self) -> str:
-        """The command and its pair."""
-        return f"snapshot of {self.model.name} with {self.draft.name}"
-
     def check(self, _: str) -> None:
         """Texts are shown at temperature 0 only."""
         super().check(_)
@@ -1107,11 +1093,6 @@ class BreakevenConfig(CommandConfig):
     baseline_from: str | None = key(None, "target_ms from such a file without speculation")
     latency_from: str | None = key(None, "a run whose step and round times are used")
     log: str | None = key(None, "a server's csv: k, tokens_per_round, ms_per_token")
-
-    @property
-    def doing(self) -> str:
-        """The command."""
-        return "break-even acceptance rates from latencies"
 
 
 @dataclass
@@ -1148,10 +1129,9 @@ class PlanConfig(CommandConfig):
     gpu: GpuConf | None = None
     dry_run: bool = key(False, "say what is known and what is missing, and stop")
 
-    @property
-    def doing(self) -> str:
+    def doing(self, command: str) -> str:
         """The question."""
-        return f"planning {self.rate:g} requests/s from {self.run}"
+        return f"{command} for {self.rate:g} requests/s from {self.run}"
 
     def check(self, _: str) -> None:
         """Refuse a plan without a goal, and arrivals of two kinds."""
@@ -1207,13 +1187,10 @@ class ReportConfig(CommandConfig):
         "exit status 1 below this speedup (runs=: share of the first)",
     )
 
-    @property
-    def doing(self) -> str:
+    def doing(self, command: str) -> str:
         """What is read."""
-        if self.runs:
-            return f"comparing {len(self.runs)} runs"
-        read = self.run or self.index or self.metrics or ", ".join(self.records)
-        return f"reading {read}"
+        read = self.run or self.index or self.metrics or ", ".join(self.runs or self.records)
+        return f"{command} of {read}"
 
     def check(self, _: str) -> None:
         """Refuse what is no address of a server."""

@@ -7,12 +7,14 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from random_models import qwen3
+from runs import ran
 from stubs import CPU, GREEDY, REQUEST, FunctionModel, assert_counts, decoded, text_of
 from test_verification import (
     VOCAB,
@@ -23,6 +25,7 @@ from test_verification import (
 )
 from torch import Tensor
 
+from harness.analysis import analyse
 from harness.analysis.adaptive import ScoredTexts, replayed_adaptively
 from harness.analysis.replayed import replayed
 from harness.decoding.heads import HeadDrafter, HeadModel
@@ -285,3 +288,17 @@ def enumerate_all(
     accept = accept_probabilities(rule, *scores)
     expected = replay(accept, [LENGTH] * len(texts), [k])[k].rounds
     assert np.array(list(texts.values())) @ expected == pytest.approx(rounds, abs=1e-12)
+
+
+def assert_llamacpp_drafts_as_replayed(root: Path, *draft: str) -> int:
+    """Run a server with a converted draft, K = 4; returns how many of its tokens are accepted."""
+    run = ran(
+        *("server", root, "engine=llamacpp", *draft, "k=[4]", "temperature=0", "repetitions=1"),
+        *("prompts.limit=2", "new_tokens=24", "threads=1", "own_loop=false"),
+        *("kv_type=f32", "flash_attention=off"),
+    )
+    served = analyse(run).served
+    assert served is not None
+    (gate,) = served.gates
+    assert gate.equal_rounds == gate.equal_drafted == gate.equal_texts == gate.texts == 4
+    return sum(trial.accepted or 0 for trial in run.trials)

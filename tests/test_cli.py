@@ -321,7 +321,7 @@ def test_breakeven_stores_and_prints_a_run(door: Door, tmp_path: Path) -> None:
     ended = door("breakeven", "draft_ms=22.09", "target_ms=29.92", "k=[1,4]", "alpha=[0.6,1]")
     assert ended.returncode == 0
     # What it does, on a machine where that takes a while
-    does = r"\d:\d\d:\d\d (break-even .*|analysing the run|writing the report)"
+    does = r"\d:\d\d:\d\d (breakeven|analysing the run|writing the report)"
     assert all(re.fullmatch(does, line) for line in ended.stderr.splitlines()), ended.stderr
     label, folder = ended.stdout.splitlines()[-1].split(" ", 1)
     assert label == "run:"
