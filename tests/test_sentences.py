@@ -348,7 +348,7 @@ def explained(**changes: Any) -> str:
          "A round takes 0.10 target steps besides its forwards"),
         ({"launch_bound": True, "floor_c": 0.1, "floor_k": 2, "floor_speedup": 1.6,
           "draft_floor_share": 0.05, "target_floor_share": 0.18},
-         "5% of the draft's step and 18% of the target's): at the memory floor the step ratio c"),
+         "5% of the draft's step and 18% of the target's): with both steps at the memory floor"),
     ],
 )  # fmt: skip
 def test_an_explanation_names_what_would_change_the_verdict(

@@ -296,7 +296,7 @@ def _observed(
     shares = {b: shares_of_rounds(costs.times.by_batch[b], max(ks)) for b in range(1, slots + 1)}
     kept = np.array([name not in left_out for name in timing.texts])
     decoded = kept & [request.tokens > 0 for request in load.requests]
-    # Which of several prompts share an iteration hangs on fractions of a millisecond of the client
+    # Which prompts share an iteration depends on fractions of a millisecond of the client
     single = np.zeros(number, dtype=bool)
     for iteration in journal:
         single[list(iteration.entered)] = len(iteration.entered) == 1

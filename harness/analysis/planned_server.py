@@ -177,7 +177,10 @@ class Server:
         return None if costs is None else self._of_whole_loads(costs)
 
     def _of_whole_loads(self, costs: LoadCosts) -> IterationCosts:
-        """Where a start is known at the mean length of prompts alone; single prefills say more."""
+        """From whole loads, which know a prompt's cost at the mean length alone.
+
+        What each of its tokens costs is that of single requests' prefills.
+        """
         texts = [name for load in self.loads.values() for name in load.timings[0].texts]
         # A text whose tokens all come from the prefill is not scored
         known = [self.by_name[name].prompt_tokens for name in texts if name in self.by_name]

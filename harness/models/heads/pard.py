@@ -9,9 +9,10 @@ masks' keys and values are forgotten; the tokens that stand are read in the next
 The layout is that of the model that it was trained from, any causal one, with `pard_token`, the id
 of the mask token, in its config.json. It reads no state of its target, and one serves every target
 with its tokenizer. It is run here as a head all the same, because what it drafts depends on where a
-round starts, as a head's drafts do; so a prompt of one token is not drafted after until it has a
-second one. A round of K reads K - 1 masks, as in the engines; AMD's drafts were trained with 7
-(`para_num` of config/train/*.yaml), and evaluated with 11 (`draft_k`). `draft.block` limits them.
+round starts, as a head's drafts do; so nothing is drafted after a prompt of one token until the
+text has a second one. A round of K reads K - 1 masks, as in the engines; AMD's drafts were trained
+with 7 (`para_num` of config/train/*.yaml), and evaluated with 11 (`draft_k`). `draft.block` limits
+them.
 
 A PARD-2 draft (An et al. 2026, arXiv 2605.08632; `pard/pard2_infer.py`) is one as well, and has
 besides a projection of the target's states, added to its embeddings (`warp_model.bin`). vLLM 0.32
@@ -54,7 +55,7 @@ class PardNetwork(HeadNetwork):
         drafts: tokens that it drafts from a start at most; None: any number.
     """
 
-    # Of a head some state must be kept: the target's embedding costs nothing
+    # A head's texts are kept with a state of the target; the embedding is the cheapest to keep
     layers = (0,)
 
     def __init__(

@@ -58,7 +58,7 @@ def _block_gain(gain: BlockGain, timed: str) -> str:
         return (
             "Block verification (decode.rule=block) would emit no more tokens per round of"
             f" {gain.draft} at K={gain.k}, temperature {fmt.temperature(gain.temperature)}, than"
-            f" the ratio does: {fmt.decimal(gain.ratio_tokens_per_round)}."
+            f" the usual rule (ratio) does: {fmt.decimal(gain.ratio_tokens_per_round)}."
         )
     ratio, block = fmt.speedup(gain.ratio_speedup), fmt.speedup(gain.block_speedup)
     predicted = f"{block} instead of {ratio}" if block != ratio else f"{block} either way"
@@ -87,9 +87,9 @@ def _because(entry: Explanation) -> Iterator[str]:
         floor = gains if entry.floor_speedup > 1 else "no K would pay either"
         yield (
             f"steps are launch-bound (memory floors are {entry.draft_floor_share:.0%} of the"
-            f" draft's step and {entry.target_floor_share:.0%} of the target's): at the memory"
-            f" floor the step ratio c would be about {entry.floor_c:.2f} instead of {entry.c:.2f},"
-            f" and {floor}"
+            f" draft's step and {entry.target_floor_share:.0%} of the target's): with both steps at"
+            " the memory floor, a verify as long as a step and nothing between them, the step ratio"
+            f" c would be about {entry.floor_c:.2f} (here {entry.c:.2f}), and {floor}"
         )
 
 
