@@ -76,7 +76,10 @@ from harness.summary import Answer, ServedCell, ServedGate, ServedSummary, Summa
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "validation.md"
 # Of it, what benchmarks/simulation.py and benchmarks/published_load.py write
-WAITS = "Waits under load, simulated and measured"
+WAITS = {
+    engine: f"Waits under load on {spec_of(engine).title}, simulated and measured"
+    for engine in ("llamacpp", "vllm")
+}
 CROSSOVERS = "Published crossovers under load"
 COMMON = (
     "engine=llamacpp",
@@ -219,7 +222,7 @@ def main() -> None:
     untimed = [Path(run) for run in asked.untimed]
     page = written([_read(folder, folder not in untimed) for folder in (*folders, *untimed)])
     if asked.out.is_file():  # what another benchmark wrote there
-        for title in (CROSSOVERS, WAITS):
+        for title in (CROSSOVERS, *WAITS.values()):
             page = with_section(page, title, section(asked.out.read_text(), title))
     asked.out.write_text(page)
     print(page)

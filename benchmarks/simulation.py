@@ -1,19 +1,20 @@
 """The simulated server: how fast it is, and what it says next to a server that was measured.
 
     python benchmarks/simulation.py                          # rounds a second, by policy
-    python benchmarks/simulation.py --server FOLDER [--repeats 3]     # against llama.cpp
+    python benchmarks/simulation.py --server FOLDER [--engine vllm] [--repeats 3]
 
 Speed: of one core, with texts at temperature 0 of which 70 % of the tokens would be accepted,
 arriving at random at a rate that keeps most of the slots busy.
 
---server measures the embedded pair on llama.cpp with 4 slots and a target that is made slow enough
-for the client not to matter: closed loops of 1, 2 and 4 requests, and requests that arrive at
-random at 30, 60 and 90 % of the least capacity of K = 0, 2 and 4. Each repeat is a run of
-`python -m harness.server` with the same requests and arrivals, about 6 minutes; those that FOLDER
-has are kept, so the repeats can be measured one after the other. Then every load is simulated at
-costs that were fitted on the other prompts (`harness.analysis.planning.load_checks`), and errors of
-percentiles stand next to what one repeat says of another. The last lines are the K of the least
-simulated p95 at each rate against the measured best.
+--server measures the embedded pair on an engine (llama.cpp; --engine vllm, whose program has to be
+on the PATH) with 4 slots and a target that is made slow enough for the client not to matter: closed
+loops of 1, 2 and 4 requests, and requests that arrive at random at 30, 60 and 90 % of the least
+capacity of K = 0, 2 and 4. Each repeat is a run of `python -m harness.server` with the same
+requests and arrivals, some minutes; those that FOLDER has are kept, so the repeats can be measured
+one after the other. Then every load is simulated at costs that were fitted on the other prompts
+(`harness.analysis.planning.load_checks`), and errors of percentiles stand next to what one repeat
+says of another. The last lines are the K of the least simulated p95 at each rate against the
+measured best.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from pathlib import Path
 from time import process_time
 
 import numpy as np
-from servers import COMMON, PRICED, WAITS, widened, with_section
+from servers import WAITS, widened, with_section
 
 from harness.analysis.planned_server import Server
 from harness.analysis.planning import load_checks
@@ -44,10 +45,17 @@ K, REQUESTS, REPEATS, MANY = 3, 6000, 3, 100_000
 # Of the measured server: its target's feed-forward width, K, and shares of the least capacity
 WIDTH, KS, SHARES = 5120, (0, 2, 4), (0.3, 0.6, 0.9)
 MEASURED = (
-    *(word for word in (*COMMON, *PRICED) if not word.startswith(("k=", "clock=", "new_tokens="))),
-    *("draft=tiny_good", "k=[2,4]", "clock=engine", "new_tokens=48", "repetitions=1"),
+    *("threads=1", "temperature=[0]", "own_loop=false", "until=all", "clock=engine"),
+    *("draft=tiny_good", "k=[2,4]", "new_tokens=48", "repetitions=1"),
     *("prompts.limit=16", "concurrency=[1,2,4]"),
 )
+ENGINES = {
+    "llamacpp": ("engine=llamacpp", "kv_type=f32", "flash_attention=off"),
+    "vllm": (
+        *("engine=vllm", "servers=3"),
+        "flags=[--enforce-eager,--distributed-executor-backend,uni]",
+    ),
+}
 # Prompts of each set with which capacities are found
 FEW = 6
 
@@ -56,23 +64,25 @@ def main() -> None:
     """Print speeds, or errors."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--server", type=Path, help="a folder for runs of a measured server")
+    parser.add_argument("--engine", choices=[*ENGINES], default="llamacpp")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help="a page whose section gets what is printed")
     asked = parser.parse_args()
     if asked.server is None:
         speeds()
         return
-    runs = [Server.of(load(run), GREEDY) for run in measured(asked.server, asked.repeats)]
+    runs = [Server.of(load(run), GREEDY) for run in measured(asked.server, asked.engine, asked.repeats)]
     repeats = [[*load_checks(run, run.ks)] for run in runs]
-    lines = compared(repeats, [busy(run) for run in runs])
+    lines = compared(asked.engine, repeats, [busy(run) for run in runs])
     print("\n".join(lines))
     if asked.out is not None:
-        asked.out.write_text(with_section(asked.out.read_text(), WAITS, "\n".join(lines)))
+        title = WAITS[asked.engine]
+        asked.out.write_text(with_section(asked.out.read_text(), title, "\n".join(lines)))
 
 
-def measured(folder: Path, repeats: int) -> list[Path]:
+def measured(folder: Path, engine: str, repeats: int) -> list[Path]:
     """The runs, of which those that are there already are not measured again."""
-    target = [*MEASURED, *widened(folder / "tiny_wide", WIDTH)]
+    target = [*MEASURED, *ENGINES[engine], *widened(folder / "tiny_wide", WIDTH)]
     (small,) = _runs(folder / "capacity", [*target, f"prompts.limit={FEW}"], 1)
     rates = [f"{share * capacity(small):.3g}" for share in SHARES]
     return _runs(folder / "repeats", [*target, f"rate=[{','.join(rates)}]"], repeats)
@@ -129,12 +139,14 @@ COMPARED: tuple[tuple[str, Value, Value], ...] = (
 )
 
 
-def compared(repeats: Sequence[Sequence[PlanCheck]], others: Sequence[float]) -> list[str]:
+def compared(
+    engine: str, repeats: Sequence[Sequence[PlanCheck]], others: Sequence[float]
+) -> list[str]:
     """A table of all cells, the errors over them, and the K that would be chosen."""
     names, busy_processors = [name for name, *_ in COMPARED], [f"{each:.2f}" for each in others]
     lines = [
-        "`python benchmarks/simulation.py --server FOLDER --out docs/validation.md` says what is"
-        f" measured. {len(repeats)} repeats; others kept {', '.join(busy_processors)} processors"
+        "`python benchmarks/simulation.py` says what is measured, with `--server FOLDER --engine"
+        f" {engine}`. {len(repeats)} repeats; others kept {', '.join(busy_processors)} processors"
         " busy meanwhile.",
         "",
         "Each cell: measured (waits in ms), error of the simulation, (difference of two repeats).",

@@ -613,6 +613,8 @@ class LoadTiming:
             it was in; None where the server does not tell, empty in older runs.
         others: processors that neither the server nor the client kept busy meanwhile, on average;
             None where that is not known.
+        alone_s: of a token that the plain server decoded alone, before the load and after it, by
+            its own clock: how fast the machine was. Empty where it does not tell, and in older runs.
     """
 
     visit: int
@@ -636,6 +638,7 @@ class LoadTiming:
     sent_s: tuple[float, ...] = ()
     user_prefill_s: tuple[float | None, ...] = ()
     others: float | None = None
+    alone_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

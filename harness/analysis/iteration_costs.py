@@ -5,7 +5,11 @@ decoding's, which is the sum of the iterations that its rounds were in. How many
 each of them, and whose prompts were in it, follows from the rounds that all requests of the load
 took: the load is simulated (`harness.simulation`), so each time is a sum of counts x costs. The
 costs are those with the least sum of absolute relative errors over requests (least absolute
-deviations): a request that something disturbed has no more weight than another.
+deviations): a request that something disturbed has no more weight than another. These are medians,
+and what waits in a queue waits for the mean: on a machine that is slow for a part of the time the
+mean is above the median. So all costs are multiplied by one factor, with which they add up to the
+seconds of all requests together, where one that took more than `DISTURBED` times as long as its
+costs, or as much less, counts with that much.
 
     R(n, b)     an iteration of b requests whose rounds draft n tokens; never less with more of them
     alone       of prompts that enter while nobody decodes, besides their tokens; and idle, what is
@@ -40,6 +44,8 @@ from harness.theory.speedup import RoundTimes
 ALTERNATIONS = 3
 # Of two texts, by which the contexts of their rounds differ for a token of it to have a time
 CONTEXT_SPREAD = 128
+# Times what a request costs, from where it says that something disturbed it
+DISTURBED = 2.0
 # Columns of a server's prompts
 ALONE, BY_ONE, BY_SEVERAL, IDLE, TOKEN = range(5)
 STARTS = 5
@@ -245,7 +251,9 @@ def _fitted(
     if spread < CONTEXT_SPREAD:
         counts[:, -1] = 0.0
     seconds = np.concatenate([seconds for _, seconds in observed])
-    fitted = least_absolute(_increments(counts, slots, len(ks)), seconds, known_s[:, 0])
+    columns = _increments(counts, slots, len(ks))
+    fitted = least_absolute(columns, seconds, known_s[:, 0])
+    fitted *= _mean_over_median(columns @ fitted + known_s[:, 0], seconds)
     of_rounds, of_starts = slice(slots * len(ks)), slice(slots * len(ks), -1)
     context_token_s = float(fitted[-1])
     rounds_s = np.cumsum(fitted[of_rounds].reshape(len(ks), slots), axis=1)
@@ -271,6 +279,11 @@ def _fitted(
         context_tokens=mean if context_token_s else 0.0,
         context_token_s=context_token_s,
     )
+
+
+def _mean_over_median(costs_s: Array, seconds: Array) -> float:
+    """What the [n] requests took together, as a part of what they cost by the fit of medians."""
+    return float(np.clip(seconds, costs_s / DISTURBED, costs_s * DISTURBED).sum() / costs_s.sum())
 
 
 def _contexts(loads: Sequence[_Load]) -> tuple[float, float]:

@@ -154,7 +154,7 @@ class Server:
         groups = {load.key.group for load in loads}
         arriving = [each for each in self.arriving if each.group in groups]
         timings = quiet_ones([*(timing for load in loads for timing in load.timings), *arriving])
-        sent = [(timing, self._as_returned(timing)) for timing in timings]
+        sent = [(self.at_usual_pace(timing), self._as_returned(timing)) for timing in timings]
         return fit_iterations(
             [(timing, requests) for timing, requests in sent if requests is not None],
             max((load.key.concurrency for load in loads), default=0),
@@ -258,6 +258,36 @@ class Server:
             if each.temperature == self.temperature and not each.varying
             if each.slots in (None, most)
         ]
+
+    @cached_property
+    def _usual_alone_s(self) -> float | None:
+        known = [s for load in self.served.setup.run.loads for s in load.alone_s]
+        return float(np.median(known)) if known else None
+
+    def pace(self, timing: LoadTiming) -> float:
+        """How many times as long as usually the machine took during a load; 1.0 if not known."""
+        usual_s = self._usual_alone_s
+        return float(np.mean(timing.alone_s)) / usual_s if usual_s and timing.alone_s else 1.0
+
+    def at_usual_pace(self, timing: LoadTiming) -> LoadTiming:
+        """The load as it would have been: all of its times divided by its pace, arrivals too."""
+        pace = self.pace(timing)
+
+        def usual(seconds: Sequence[float]) -> tuple[float, ...]:
+            return tuple(each / pace for each in seconds)
+
+        def known(seconds: Sequence[float | None]) -> tuple[float | None, ...]:
+            return tuple(None if each is None else each / pace for each in seconds)
+
+        return replace(
+            timing,
+            seconds=timing.seconds / pace,
+            user_s=usual(timing.user_s),
+            user_decode_s=known(timing.user_decode_s),
+            user_prefill_s=known(timing.user_prefill_s),
+            due_s=usual(timing.due_s),
+            sent_s=usual(timing.sent_s),
+        )
 
     @cached_property
     def longest_context(self) -> int:

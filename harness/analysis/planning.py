@@ -674,6 +674,7 @@ def _beyond_measured(
 def load_checks(server: Server, ks: Sequence[int]) -> Iterator[PlanCheck]:
     """The loads with full budgets, at what those of the other groups of prompts cost.
 
+    Each is simulated as fast as the machine was around it, by the request that it decoded alone.
     Loads that others disturbed say nothing of the simulation, and are left out.
     """
     run, traces = server.served.setup.run, server.by_name
@@ -697,9 +698,11 @@ def load_checks(server: Server, ks: Sequence[int]) -> Iterator[PlanCheck]:
             if known is None or sent is None or (timing.rate and not timing.due_s):
                 continue
             plain, speculative = known.priced(server.slots, max(ks))
-            arrivals = timing.due_s or sent_at_once(len(sent), timing.concurrency)
+            usual = server.at_usual_pace(timing)
+            arrivals = usual.due_s or sent_at_once(len(sent), timing.concurrency)
             priced = speculative if k else plain
-            cell.add(timing, simulate(sent, arrivals, priced, Fixed(k), timing.concurrency))
+            done = simulate(sent, arrivals, priced, Fixed(k), timing.concurrency)
+            cell.add(timing, done, server.pace(timing))
         if cell.requests:
             yield cell.check(timings[0])
 
@@ -722,14 +725,14 @@ class _Cell:
     per_token: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
     first_token: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
 
-    def add(self, timing: LoadTiming, done: Served) -> None:
-        """One visit."""
+    def add(self, timing: LoadTiming, done: Served, pace: float) -> None:
+        """One visit, whose simulated times are as long as the machine's pace made them."""
         emitted = done.tokens > 0
         self.requests += len(done.tokens)
         self.tokens += sum(timing.returned)
-        self.seconds += (timing.seconds, done.ended_s.max())
-        self.per_token[1].extend(done.per_token_s[emitted].tolist())
-        self.first_token[1].extend(done.first_token_s.tolist())
+        self.seconds += (timing.seconds, pace * done.ended_s.max())
+        self.per_token[1].extend((pace * done.per_token_s[emitted]).tolist())
+        self.first_token[1].extend((pace * done.first_token_s).tolist())
         decode_s = timing.user_decode_s or (None,)
         # With clock=cpu a load's seconds are not those of a user
         self.told = self.told and None not in decode_s

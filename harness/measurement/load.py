@@ -14,6 +14,10 @@ than those of a real load.
 
 A visit puts every load on every server, the servers in a new order for each load and the requests
 in a new order for each visit.
+
+Machines that are shared change their speed for seconds or minutes, by others' use of memory too,
+which no count of processor time shows. So the plain server decodes one request alone before and
+after each load: how fast the machine was in it, against the others.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +43,8 @@ REQUESTS_PER_SLOT = 4
 # The smallest budget of a load's requests, as a part of the budget asked for; multiples of the
 # golden section, modulo 1, spread them evenly up to the whole
 LEAST_BUDGET, GOLDEN = 0.5, 0.618034
+# Tokens of the request by which the machine's speed is known around each load
+REFERENCE_TOKENS = 32
 # How often a load is sent of which a request had to be repeated: its seconds are not the load's
 SENT_AT_MOST = 3
 
@@ -156,6 +162,8 @@ def load_visit(
     Raises:
         LoadFailedError: a server ended, or a request of it has no answer that can be used.
     """
+    reference = replace(next(iter(groups.values()))[0], budget=REFERENCE_TOKENS)
+    alone_s = _alone_s(servers, reference, clock)
     for load in loads:
         for name, group in groups.items():
             sent = group if load.concurrency is None else _enough(group, load.concurrency)
@@ -165,9 +173,29 @@ def load_visit(
             for k in random.permutation(sorted(servers)):
                 for asked in (order,) if load.rate else (short, order):
                     try:
-                        yield _timed(servers[int(k)], name, asked, load, due_s, number, clock)
+                        timing = _timed(servers[int(k)], name, asked, load, due_s, number, clock)
                     except UserError as error:
                         raise LoadFailedError(int(k), error) from error
+                    before_s, alone_s = alone_s, _alone_s(servers, reference, clock)
+                    known = before_s is not None and alone_s is not None
+                    yield replace(timing, alone_s=(before_s, alone_s)) if known else timing
+
+
+def _alone_s(
+    servers: Mapping[int, Server], reference: Request, clock: ServerClock
+) -> float | None:
+    """What the plain server decodes a request in, alone and by its own clock, seconds a token.
+
+    None where it does not tell, with processor time, and without such a server.
+    """
+    if clock == "cpu" or 0 not in servers:
+        return None
+    asked = (reference.tokens, reference.sampling, reference.seed, reference.budget)
+    try:
+        done = servers[0].generate(*asked)
+    except UserError as error:
+        raise LoadFailedError(0, error) from error
+    return None if done.decode_s is None else done.decode_s / done.returned
 
 
 def _timed(
