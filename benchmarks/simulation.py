@@ -71,7 +71,9 @@ def main() -> None:
     if asked.server is None:
         speeds()
         return
-    runs = [Server.of(load(run), GREEDY) for run in measured(asked.server, asked.engine, asked.repeats)]
+    runs = [
+        Server.of(load(run), GREEDY) for run in measured(asked.server, asked.engine, asked.repeats)
+    ]
     repeats = [[*load_checks(run, run.ks)] for run in runs]
     lines = compared(asked.engine, repeats, [busy(run) for run in runs])
     print("\n".join(lines))

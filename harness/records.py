@@ -614,7 +614,7 @@ class LoadTiming:
         others: processors that neither the server nor the client kept busy meanwhile, on average;
             None where that is not known.
         alone_s: of a token that the plain server decoded alone, before the load and after it, by
-            its own clock: how fast the machine was. Empty where it does not tell, and in older runs.
+            its own clock: how fast the machine was. Empty where it does not tell, in older runs.
     """
 
     visit: int

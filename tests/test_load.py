@@ -96,15 +96,16 @@ BATCHES = (1, 2, 4)
 class StandIn:
     """A server whose texts have a length each, and that notes how many requests it has.
 
-    Its first `together` requests are answered when all of them have come.
+    After the first `alone` ones its next `together` requests are answered when all have come.
     """
 
     def __new__(cls, *_: Any, **__: Any) -> Any:
         """Itself; it has of a server what loads need."""
         return super().__new__(cls)
 
-    def __init__(self, k, lengths, together=1, dies_at=None):
+    def __init__(self, k, lengths, together=1, dies_at=None, alone=0):
         self.k, self.lengths, self.together, self.dies_at = k, lengths, together, dies_at
+        self.alone = alone
         self.facts = EngineFacts(SPEC, "1", "greedy_draft")
         self.lock, self.active, self.most, self.sent = threading.Lock(), 0, 0, []
         self.gathered = threading.Barrier(together, timeout=60.0)
@@ -114,7 +115,7 @@ class StandIn:
             self.active += 1
             self.most = max(self.most, self.active)
             self.sent.append((prompt[0], budget))
-            waits = len(self.sent) <= self.together
+            waits = self.alone < len(self.sent) <= self.alone + self.together
             if len(self.sent) == self.dies_at:
                 raise ServerDiedError("the server ended")
         if waits:
@@ -203,7 +204,7 @@ def test_requests_that_arrive_wait_for_no_other(monkeypatch):
     monkeypatch.setattr("harness.measurement.load.sleep", sleep)
     for clock in ("monotonic", "perf_counter"):
         monkeypatch.setattr(f"harness.measurement.load.{clock}", lambda: now)
-    server = StandIn(0, [30] * 20, together=20)
+    server = StandIn(0, [30] * 20, together=20, alone=1)
     groups = {"easy": requests_of([("easy", f"{n}") for n in range(20)])}
     (made,) = load_visit(
         {0: server}, groups, [Load(rate=100.0)], 0, np.random.default_rng(1), "engine"

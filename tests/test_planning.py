@@ -129,7 +129,8 @@ def test_loads_are_simulated_again_at_costs_of_the_other_prompts(unified: bool) 
             assert measured is not None
             assert simulated is not None
             assert simulated.p50 == pytest.approx(measured.p50, rel=0.02)
-            assert simulated.p95 == pytest.approx(measured.p95, rel=0.04)
+            # One request more or less in an iteration moves a p95 by a few percent
+            assert simulated.p95 == pytest.approx(measured.p95, rel=0.06)
         if check.concurrency:
             assert check.simulated_tokens_per_second == pytest.approx(
                 check.tokens_per_second, rel=0.01
@@ -510,6 +511,62 @@ def test_loads_that_others_disturbed_are_not_compared_and_a_plan_says_so() -> No
     by_cpu = replace(disturbed.manifest.engine, clock="cpu")
     run = replace(disturbed, manifest=replace(disturbed.manifest, engine=by_cpu))
     assert "loads_disturbed" not in {caveat.code for caveat in analyse(run).caveats}
+
+
+def slowed(timing: LoadTiming, factor: float) -> LoadTiming:
+    """The load on a machine that took so many times as long for everything, arrivals too."""
+
+    def times(seconds: Sequence[float | None]) -> tuple[Any, ...]:
+        return tuple(factor * (each or 0.0) for each in seconds)
+
+    return replace(
+        timing,
+        seconds=factor * timing.seconds,
+        user_s=times(timing.user_s),
+        user_decode_s=times(timing.user_decode_s),
+        user_prefill_s=times(timing.user_prefill_s),
+        due_s=times(timing.due_s),
+        sent_s=times(timing.sent_s),
+        alone_s=(0.0098 * factor, 0.0102 * factor),
+    )
+
+
+def test_a_machine_that_was_slow_in_some_loads_is_known_by_what_it_decoded_alone() -> None:
+    steady = timed()
+    phases = [1.0, 1.0, 1.4]
+    loads = tuple(slowed(each, phases[row % 3]) for row, each in enumerate(steady.loads))
+    run = replace(steady, loads=loads)
+    usual, known = Server.of(steady, 0.0).costs, Server.of(run, 0.0).costs
+    for batch, k in product((1, 2, 3, 4), KS):
+        assert known.times.at(k, batch) == pytest.approx(usual.times.at(k, batch), rel=0.02)
+    checks = [*load_checks(Server.of(run, 0.0), KS)]
+    assert len(checks) == len([*load_checks(Server.of(steady, 0.0), KS)])
+    for check in checks:
+        assert check.per_token is not None
+        assert check.simulated_per_token is not None
+        assert check.simulated_per_token.p50 == pytest.approx(check.per_token.p50, rel=0.05)
+    # Without the reference these loads disagree
+    blind = replace(run, loads=tuple(replace(each, alone_s=()) for each in loads))
+    off = [
+        check.simulated_per_token.p50 / check.per_token.p50 - 1.0
+        for check in load_checks(Server.of(blind, 0.0), KS)
+        if check.simulated_per_token is not None
+        if check.per_token is not None
+    ]
+    assert max(map(abs, off)) > 0.05
+
+
+def test_costs_add_up_to_what_all_requests_took_together() -> None:
+    """Medians alone would not know that the machine is slow for a third of the time."""
+    steady = timed()
+    loads = tuple(
+        replace(slowed(each, [1.0, 1.0, 1.3][row % 3]), alone_s=())
+        for row, each in enumerate(steady.loads)
+    )
+    usual, found = Server.of(steady, 0.0).costs, Server.of(replace(steady, loads=loads), 0.0).costs
+    # A third of the loads, of about a third of the time
+    more = [found.times.at(k, b) / usual.times.at(k, b) for k in KS for b in (1, 2, 3, 4)]
+    assert 1.05 < float(np.median(more)) < 1.2
 
 
 def test_loads_at_a_rate_of_servers_with_more_slots_are_not_compared() -> None:

@@ -187,8 +187,9 @@ def fit_iterations(
     if len(told) < len(loads) or len(ks) < 2 or ks[0] != 0:
         return None
     costs = near or _first_guess(told, slots, ks, mixes=mixes, by_runs=by_runs)
-    for _ in range(ALTERNATIONS if near is None else 1):
-        fitted = _fitted(told, slots, ks, costs, left_out)
+    times = ALTERNATIONS if near is None else 1
+    for time in range(1, times + 1):
+        fitted = _fitted(told, slots, ks, costs, left_out, last=time == times)
         if fitted is None:
             return None
         costs = fitted
@@ -243,8 +244,13 @@ def _fitted(
     ks: Sequence[int],
     costs: IterationCosts,
     left_out: Collection[str],
+    *,
+    last: bool,
 ) -> IterationCosts | None:
-    """The costs that fit best where requests are side by side as at these costs."""
+    """The costs that fit best where requests are side by side as at these costs.
+
+    The last ones add up to the seconds of all requests.
+    """
     observed = [_observed(load, slots, ks, costs, left_out) for load in loads]
     counts, known_s = np.split(np.concatenate([counts for counts, _ in observed]), [-1], axis=1)
     mean, spread = _contexts(loads)
@@ -253,7 +259,8 @@ def _fitted(
     seconds = np.concatenate([seconds for _, seconds in observed])
     columns = _increments(counts, slots, len(ks))
     fitted = least_absolute(columns, seconds, known_s[:, 0])
-    fitted *= _mean_over_median(columns @ fitted + known_s[:, 0], seconds)
+    if last:
+        fitted *= _mean_over_median(columns @ fitted + known_s[:, 0], seconds)
     of_rounds, of_starts = slice(slots * len(ks)), slice(slots * len(ks), -1)
     context_token_s = float(fitted[-1])
     rounds_s = np.cumsum(fitted[of_rounds].reshape(len(ks), slots), axis=1)

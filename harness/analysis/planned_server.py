@@ -261,7 +261,8 @@ class Server:
 
     @cached_property
     def _usual_alone_s(self) -> float | None:
-        known = [s for load in self.served.setup.run.loads for s in load.alone_s]
+        loads = self.served.setup.run.loads
+        known = [np.mean(load.alone_s) for load in loads if load.alone_s]
         return float(np.median(known)) if known else None
 
     def pace(self, timing: LoadTiming) -> float:

@@ -181,9 +181,7 @@ def load_visit(
                     yield replace(timing, alone_s=(before_s, alone_s)) if known else timing
 
 
-def _alone_s(
-    servers: Mapping[int, Server], reference: Request, clock: ServerClock
-) -> float | None:
+def _alone_s(servers: Mapping[int, Server], reference: Request, clock: ServerClock) -> float | None:
     """What the plain server decodes a request in, alone and by its own clock, seconds a token.
 
     None where it does not tell, with processor time, and without such a server.
