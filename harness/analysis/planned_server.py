@@ -53,6 +53,7 @@ from harness.serving.drafts import DraftKind
 from harness.serving.engines import spec_of
 from harness.serving.round_counting import Counting
 from harness.simulation.requests import Confidences, Request, Text
+from harness.stats.jackknife import Array
 from harness.storage import StoredRun, load
 from harness.storage.manifest import SERVER
 from harness.theory.batching import BatchTimes
@@ -260,15 +261,25 @@ class Server:
         ]
 
     @cached_property
-    def _usual_alone_s(self) -> float | None:
+    def _references(self) -> Array:
+        """[load, (before, after)] what a token took alone, logarithms; empty where not known."""
         loads = self.served.setup.run.loads
-        known = [np.mean(load.alone_s) for load in loads if load.alone_s]
-        return float(np.median(known)) if known else None
+        return np.log([load.alone_s for load in loads if load.alone_s])
 
     def pace(self, timing: LoadTiming) -> float:
-        """How many times as long as usually the machine took during a load; 1.0 if not known."""
-        usual_s = self._usual_alone_s
-        return float(np.mean(timing.alone_s)) / usual_s if usual_s and timing.alone_s else 1.0
+        """How many times as long as usually the machine took during a load; 1.0 if not known.
+
+        The best linear estimate from the two references: what is common to both, over all loads,
+        lasts as long as a load does, and the rest is chance.
+        """
+        known = self._references
+        if not timing.alone_s or len(known) < 2:
+            return 1.0
+        (var_before, common), (_, var_after) = np.cov(known.T)
+        variance = (var_before + var_after) / 2.0
+        lasting = max(0.0, 2.0 * common / (variance + common)) if variance > 0.0 else 0.0
+        off = float(np.mean(np.log(timing.alone_s)) - np.median(known.mean(axis=1)))
+        return float(np.exp(lasting * off))
 
     def at_usual_pace(self, timing: LoadTiming) -> LoadTiming:
         """The load as it would have been: all of its times divided by its pace, arrivals too."""

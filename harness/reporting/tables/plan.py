@@ -137,8 +137,9 @@ ARRIVALS = {
 }
 RATES_NOTE = "Empty beyond a choice's capacity, where its queue grows without end."
 CHECKS_NOTE = (
-    "Loads of the run, and the same requests simulated at what closed loops of the other prompts"
-    " cost."
+    "Loads of the run, and the same requests simulated at what loads of the other prompts cost; by"
+    " the server's clock as fast as the machine was, by what the plain server decoded alone before"
+    " and after each load."
 )
 
 
