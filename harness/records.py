@@ -611,8 +611,8 @@ class LoadTiming:
             the load's begin; empty in a closed loop and in older runs.
         user_prefill_s: of each, the time of its prefill by the server's clock, the iteration that
             it was in; None where the server does not tell, empty in older runs.
-        others: processors that neither the server nor the client kept busy meanwhile, on average;
-            None where that is not known.
+        others: processors that neither the run's servers nor the client kept busy meanwhile, on
+            average; None where that is not known.
         alone_s: of a token that the plain server decoded alone, before the load and after it, by
             its own clock: how fast the machine was. Empty where it does not tell, in older runs.
     """

@@ -173,7 +173,7 @@ def load_visit(
             for k in random.permutation(sorted(servers)):
                 for asked in (order,) if load.rate else (short, order):
                     try:
-                        timing = _timed(servers[int(k)], name, asked, load, due_s, number, clock)
+                        timing = _timed(servers, int(k), name, asked, load, due_s, number, clock)
                     except UserError as error:
                         raise LoadFailedError(int(k), error) from error
                     before_s, alone_s = alone_s, _alone_s(servers, reference, clock)
@@ -197,7 +197,8 @@ def _alone_s(servers: Mapping[int, Server], reference: Request, clock: ServerClo
 
 
 def _timed(
-    server: Server,
+    servers: Mapping[int, Server],
+    k: int,
     group: str,
     requests: Sequence[Request],
     load: Load,
@@ -205,12 +206,20 @@ def _timed(
     number: int,
     clock: ServerClock,
 ) -> LoadTiming:
-    in_flight = load.concurrency or len(requests)
+    server, in_flight = servers[k], load.concurrency or len(requests)
+    # The run's other servers wait meanwhile, some by asking again and again
+    idle = [each for each in servers.values() if each is not server]
     for _ in range(SENT_AT_MOST):
-        other_load, cpu_s, begin = OtherLoad(), server.cpu_s(), perf_counter()
+        other_load, idle_s = OtherLoad(), [each.cpu_s() for each in idle]
+        cpu_s, begin = server.cpu_s(), perf_counter()
         done, sent_s = _sent(server, requests, in_flight, due_s if load.rate else None)
         elapsed_s, cpu_now_s = perf_counter() - begin, server.cpu_s()
-        others = _of_others(other_load, cpu_s, cpu_now_s, elapsed_s)
+        others = _of_others(
+            other_load,
+            [cpu_s, *idle_s],
+            [cpu_now_s, *(each.cpu_s() for each in idle)],
+            elapsed_s,
+        )
         if all(each.asked == 1 for each in done):
             break
     else:
@@ -249,15 +258,21 @@ def _timed(
 
 
 def _of_others(
-    other_load: OtherLoad, cpu_s: float | None, cpu_now_s: float | None, elapsed_s: float
+    other_load: OtherLoad,
+    begin_s: Sequence[float | None],
+    end_s: Sequence[float | None],
+    elapsed_s: float,
 ) -> float | None:
-    """Processors that neither this process nor the server kept busy.
+    """Processors that neither this process nor the servers kept busy, by their processor times.
 
     None of a server elsewhere, whose machine this is not.
     """
-    if cpu_s is None or cpu_now_s is None:
-        return None
-    return other_load.so_far().load - (cpu_now_s - cpu_s) / elapsed_s
+    own_s = 0.0
+    for before_s, after_s in zip(begin_s, end_s, strict=True):
+        if before_s is None or after_s is None:
+            return None
+        own_s += after_s - before_s
+    return other_load.so_far().load - own_s / elapsed_s
 
 
 def _sent(
