@@ -65,14 +65,14 @@ def main() -> None:
     parser.add_argument("--users", type=int, nargs="+", default=list(USERS))
     parser.add_argument("--visits", type=int, default=12)
     asked = parser.parse_args()
-    target, console = _load("tiny", "model"), Console(width=120)
+    target, console = _load("tiny"), Console(width=120)
     requests = _requests(target, asked.limit, asked.new_tokens)
     rows: list[Throughput] = []
     losses: list[float] = []
     for name in asked.drafts:
         with tempfile.TemporaryDirectory() as folder:
             timings, traces = measured(
-                target, _load(name, "draft"), requests, asked.users, asked.visits, Path(folder)
+                target, _load(name), requests, asked.users, asked.visits, Path(folder)
             )
         done, chosen = judged(timings, traces)
         console.print(_table(name, done))

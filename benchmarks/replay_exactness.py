@@ -76,11 +76,11 @@ class Family:
 
 
 def family(limit: int | None, new_tokens: int) -> Family:
-    target = _load("tiny", "model")
+    target = _load("tiny")
     drafts: dict[str, Draft] = {"ngram": lambda request: NgramDrafter(request.eos)}
     model = None
     for name in MODEL_DRAFTS:
-        model, drafts[name] = open_pair(target, _load(name, "draft"))
+        model, drafts[name] = open_pair(target, _load(name))
     assert model is not None
     conf = PromptsConf(sets=list(SHIPPED_SETS), limit=limit)
     prompts = [

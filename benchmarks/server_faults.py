@@ -420,7 +420,7 @@ def models(folder: Path) -> Iterator[tuple[Path, Path]]:
     files = {"tiny": folder / "target.gguf", "tiny_good": folder / "draft.gguf"}
     for name, file in files.items():
         conf = ModelConf(name=name, id=f"embedded:{name}")
-        write_gguf(load_model(conf, "model", resolve_device("cpu")), file)
+        write_gguf(load_model(conf, resolve_device("cpu")), file)
     yield files["tiny"], files["tiny_good"]
 
 

@@ -50,9 +50,9 @@ from harness.config import (
     OWN_DRAFT,
     SCHEMAS,
     AuditionConfig,
-    ModelConf,
+    DraftConf,
+    DraftsEntry,
     checked,
-    drafts_entry,
     group_of,
     is_list,
     keys_of,
@@ -431,7 +431,7 @@ def _no_such_entry(error: Exception) -> UserError | None:
     return UserError(f"{group}={name}: there is no such name; {named}")
 
 
-def draft_conf(entry: str) -> ModelConf:
+def draft_conf(entry: str) -> DraftsEntry:
     """The configuration of one entry of `drafts=[...]`.
 
     Args:
@@ -452,7 +452,7 @@ def draft_conf(entry: str) -> ModelConf:
     else:
         # The one or the other says its kind: a@copy, eagle3@folder
         kind = next((name for name in (draft.id, draft.name) if name in DRAFTS), "model")
-        conf = ModelConf(name=draft.name, id=draft.id, kind=kind)
+        conf = DraftsEntry(name=draft.name, id=draft.id, kind=kind)
     for key, value in draft.settings.items():
         if key not in DRAFT_KEYS:
             raise UserError(
@@ -463,18 +463,17 @@ def draft_conf(entry: str) -> ModelConf:
             raise UserError(f"drafts: {entry!r}: {key} is true or false")
         number = key in ("layers", "block") and value.isdigit()
         setattr(conf, key, value == "true" if flag else int(value) if number else value)
-    with drafts_entry(conf):
-        return checked(conf, "draft")
+    return checked(conf)
 
 
-def draft_confs(config: AuditionConfig) -> list[ModelConf]:
+def draft_confs(config: AuditionConfig) -> list[DraftConf]:
     """The configurations of an audition's drafts; that of `draft` for the entry that means it.
 
     The entry `auto` stands for the shipped drafts that can serve the target and are not named.
     With `scores_from` they say what drafts of its tables are, and may be few or none.
     """
     typed, entries = config.draft, config.drafts or []
-    named = [
+    named: list[DraftConf] = [
         typed if typed is not None and entry in (OWN_DRAFT, typed.name) else draft_conf(entry)
         for entry in entries
         if entry != AUTO_DRAFTS
@@ -488,7 +487,7 @@ def draft_confs(config: AuditionConfig) -> list[ModelConf]:
     return [*named, *(conf for conf in found if conf.name not in names)]
 
 
-def _group_draft(name: str) -> ModelConf:
+def _group_draft(name: str) -> DraftsEntry:
     """The configuration of one name of the draft group, whatever the target is."""
     try:
         overrides = [f"draft={name}"]
@@ -507,8 +506,8 @@ def _group_draft(name: str) -> ModelConf:
         raise UserError(f"drafts=[{name}]: whose? give drafts=[{name}@folder-or-hub-id]")
     _refuse_missing_keys(config)
     conf = OmegaConf.to_object(config.draft)
-    assert isinstance(conf, ModelConf)
-    return conf
+    assert isinstance(conf, DraftConf)
+    return DraftsEntry(**vars(conf))
 
 
 def compose(command: str, overrides: Sequence[str] = ()) -> Any:

@@ -15,7 +15,6 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from copy import copy
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from functools import cache
@@ -29,9 +28,7 @@ from omegaconf import MISSING
 
 from harness.records import MOST_K, RULES, LoopClock, UserError, Varying
 from harness.serving.drafts import DRAFTS, DraftSpec
-from harness.serving.engines import ENGINES, OWN, measurable, with_lines
-from harness.serving.llamacpp import SIMPLE
-from harness.serving.llamacpp import SPEC as LLAMACPP
+from harness.serving.engines import ENGINES, OWN, before_drafts, measurable, with_lines
 from harness.theory.architecture import architecture_of
 
 # The shipped YAML: inside the installed package, or next to it in a checkout
@@ -134,6 +131,32 @@ def _sizes(meaning: str) -> Any:
     return key("auto", meaning, example="[1,4,16]", distinct=True, **limits)
 
 
+@dataclass(frozen=True)
+class ModelKeys:
+    """How errors name a model and its keys, in what can be typed.
+
+    Attributes:
+        group: of keys, model or draft.
+        entry: the name of a draft that is an entry of `drafts`, which takes its keys.
+    """
+
+    group: str
+    entry: str | None = None
+
+    def named(self, name: str) -> str:
+        """The model of this name."""
+        return f"{self.group}={name}" if self.entry is None else f"drafts=[{self.entry}]"
+
+    def of(self, key: str, value: object = None) -> str:
+        """A key, with the value that it has or should have."""
+        if self.entry is None:
+            return f"{self.group}.{key}" if value is None else f"{self.group}.{key}={value}"
+        if key == "id" and str(value).startswith("embedded:"):
+            return f"drafts=[{self.entry}]"
+        value = "..." if value is None else value
+        return f"drafts=[{self.entry}@{value if key == 'id' else f'{key}:{value}'}]"
+
+
 @dataclass
 class ModelConf:
     """Which model, and how to load it (groups model= and draft=)."""
@@ -181,25 +204,63 @@ class ModelConf:
         """What is known of its kind."""
         return DRAFTS[self.kind]
 
-    def check(self, role: str) -> None:
+    @property
+    def keys(self) -> ModelKeys:
+        """What errors call it and its keys."""
+        return ModelKeys("model")
+
+    @property
+    def shown(self) -> str:
+        """The model as errors name it."""
+        return self.keys.named(self.name)
+
+    @property
+    def where(self) -> str:
+        """Its id as errors name it."""
+        return self.keys.of("id", self.id)
+
+    def check(self, _: str) -> None:
         """Refuse an empty id and random weights without an architecture; fill in the name."""
+        keys = self.keys
         if not self.id:
-            raise UserError(f"{role}.id: empty; give a hub id or a local folder")
+            raise UserError(f"{keys.of('id')}: empty; give a hub id or a local folder")
         self.name = self.name or PurePath(self.id.replace(":", "/")).name
         if self.device is not None and self.device_map is not None:
-            raise UserError(f"{role}.device and {role}.device_map: give one of the two")
+            raise UserError(f"{keys.of('device')} and {keys.of('device_map')}: give one of the two")
         if self.weights != "dummy":
             return
         if not isinstance(self.architecture, dict):
             raise UserError(
-                f"{role}.weights=dummy: {role}={self.name} has no architecture in its config; "
-                f"choose one that has ({role}=qwen3_4b) or give "
-                f"{role}.architecture={{family: qwen3, ...}}"
+                f"{keys.of('weights', 'dummy')}: {self.shown} has no architecture in its config; "
+                f"choose one that has ({keys.group}=qwen3_4b) or give "
+                f"{keys.of('architecture', '{family: qwen3, ...}')}"
             )
-        architecture_of(self.architecture, f"{role}.architecture")
+        architecture_of(self.architecture, keys.of("architecture"))
         for name in ("quantization", "device_map"):
             if getattr(self, name) is not None:
-                raise UserError(f"{role}.{name}: not with {role}.weights=dummy; leave it out")
+                raise UserError(
+                    f"{keys.of(name)}: not with {keys.of('weights', 'dummy')}; leave it out"
+                )
+
+
+@dataclass
+class DraftConf(ModelConf):
+    """A draft, as the group draft= says."""
+
+    @property
+    def keys(self) -> ModelKeys:
+        """Those of the group."""
+        return ModelKeys("draft")
+
+
+@dataclass
+class DraftsEntry(DraftConf):
+    """A draft, as an entry of `drafts` says."""
+
+    @property
+    def keys(self) -> ModelKeys:
+        """What `drafts` takes."""
+        return ModelKeys("draft", self.name)
 
 
 @dataclass
@@ -494,7 +555,7 @@ def check_replayed(draft: ModelConf) -> None:
     """
     if not draft.spec.replayed:
         raise UserError(
-            f"draft={draft.name}: what {draft.spec.phrase.removeprefix('a ')} drafts depends on"
+            f"{draft.shown}: what {draft.spec.phrase.removeprefix('a ')} drafts depends on"
             " requests before, so it is measured, and not replayed: python -m harness.server"
             f" engine=llamacpp draft={draft.name} score=false model.gguf=FILE"
         )
@@ -504,7 +565,7 @@ def check_replayed(draft: ModelConf) -> None:
 class PairConfig(ModelsConfig):
     """What every command takes that runs a target with one draft."""
 
-    draft: ModelConf = field(default_factory=ModelConf)
+    draft: DraftConf = field(default_factory=DraftConf)
 
     def doing(self, command: str) -> str:
         """The command and its pair."""
@@ -741,7 +802,7 @@ class ServerConfig(PairConfig):
     lookup: str | None = key(
         None,
         "llama.cpp's: a look-up that drafts first, draft= where it fails",
-        choices=SIMPLE,
+        choices=before_drafts,
     )
     flags: list[str] = key([], "further flags of the servers that are started")
     timeout_factor: float = _timeout_factor()
@@ -828,14 +889,16 @@ class ServerConfig(PairConfig):
         What it drafts depends on both.
         """
         asked, least = f"lookup={lookup}", DRAFTS[lookup].least_k
-        if self.engine != LLAMACPP.name:
-            raise UserError(f"{asked}: only engine=llamacpp lets a look-up draft before a draft")
+        engines, rule = before_drafts()[lookup], ENGINES[self.engine].rule
+        if self.engine not in engines:
+            others = " or ".join(f"engine={name}" for name in engines)
+            raise UserError(f"{asked}: only {others} lets a look-up draft before a draft")
         if self.draft.spec.looks_up:
-            raise UserError(f"{asked}: draft={self.draft.name} is a look-up, too; give one of them")
-        if self.own_loop or self.decode.rule != LLAMACPP.rule:
+            raise UserError(f"{asked}: {self.draft.shown} is a look-up, too; give one of them")
+        if self.own_loop or self.decode.rule != rule:
             raise UserError(
                 f"{asked}: the harness's loop has no such pair, and what a draft samples is not"
-                f" replayed after it; give own_loop=false, and leave decode.rule={LLAMACPP.rule}"
+                f" replayed after it; give own_loop=false, and leave decode.rule={rule}"
             )
         if self.score and self.draft.spec.reads_states:
             raise UserError(
@@ -902,7 +965,7 @@ class LatencyConf:
 class AuditionConfig(ModelsConfig):
     """Keys of `python -m harness.audition`: many drafts, one target."""
 
-    draft: ModelConf | None = None
+    draft: DraftConf | None = None
     drafts: list[str] | None = key(
         None,
         "auto, names of conf/draft, hf, name@folder-or-hub-id, name@URL",
@@ -1247,6 +1310,8 @@ def checked(config: Config, name: str = "") -> Config:
     assert is_dataclass(config)
     for entry in fields(config):
         dotted, value = f"{name}.{entry.name}".lstrip("."), getattr(config, entry.name)
+        if isinstance(config, ModelConf):
+            dotted = config.keys.of(entry.name)
         if is_dataclass(value):
             checked(value, dotted)
         elif value is not None and entry.metadata:
@@ -1366,36 +1431,10 @@ def split_draft(entry: str) -> DraftEntry:
     return DraftEntry(name, "@".join(parts) if parts else None, dict(reversed(settings.items())))
 
 
-def named_in_drafts(text: str, draft: ModelConf) -> str:
-    """An error about an auditioned draft, with the entry of `drafts` for keys of the group draft.
-
-    `draft.dtype=X` becomes `drafts=[NAME@dtype:X]`, `draft.id=X` becomes `drafts=[NAME@X]`, and
-    `draft=NAME` becomes `drafts=[NAME]`.
-    """
-
-    def entry(match: re.Match[str]) -> str:
-        key, value = match["key"], match["value"] or "..."
-        if key == "id":
-            shipped = value.startswith("embedded:")
-            return f"drafts=[{draft.name}]" if shipped else f"drafts=[{draft.name}@{value}]"
-        return f"drafts=[{draft.name}@{key}:{value}]"
-
-    # An id may hold spaces
-    value = rf"{re.escape(draft.id)}(?![\w/])|\S*[\w/]"
-    text = re.sub(rf"\bdraft\.(?P<key>\w+)(?:=(?P<value>{value})|=?(?=[:; ]))", entry, text)
-    return re.sub(rf"\bdraft={re.escape(draft.name)}(?![\w.-])", f"drafts=[{draft.name}]", text)
+Draft = TypeVar("Draft", bound=ModelConf)
 
 
-@contextmanager
-def drafts_entry(draft: ModelConf) -> Iterator[None]:
-    """Let errors name the entry of `drafts` that an auditioned draft is."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(named_in_drafts(str(error), draft)) from error
-
-
-def of_target(target: ModelConf, draft: ModelConf) -> ModelConf:
+def of_target(target: ModelConf, draft: Draft) -> Draft:
     """A draft that is made of the target, with what it has from there; any other as it is.
 
     Raises:
@@ -1410,26 +1449,26 @@ def of_target(target: ModelConf, draft: ModelConf) -> ModelConf:
         return draft
     if draft.id not in ("copy", target.id):
         raise UserError(
-            f"draft.id={draft.id}: draft={draft.name} is a copy of the target; for another"
+            f"{draft.where}: {draft.shown} is a copy of the target; for another"
             " checkpoint leave its kind out"
         )
     dtype = target.dtype if draft.dtype == "auto" else draft.dtype
-    copied = replace(target, name=draft.name, dtype=dtype, quantization=draft.quantization)
+    other = {"name": draft.name, "dtype": dtype, "quantization": draft.quantization}
+    copied = replace(draft, **{**vars(target), **other})
     if (copied.dtype, copied.quantization) == (target.dtype, target.quantization):
         raise UserError(
-            f"draft={draft.name}: a copy of the target must differ; give dtype or quantization"
+            f"{draft.shown}: a copy of the target must differ; give dtype or quantization"
         )
     return copied
 
 
-def like_target(target: ModelConf, draft: ModelConf) -> ModelConf:
+def like_target(target: ModelConf, draft: Draft) -> Draft:
     """An auditioned draft with the target's kind of weights: `drafts` has no keys for its entries.
 
     Raises:
         UserError: random weights are wanted, and the draft's config has no architecture.
     """
-    with drafts_entry(draft):
-        draft = of_target(target, draft)
+    draft = of_target(target, draft)
     if target.weights != "dummy" or draft.spec.weights in ("none", "target_layers"):
         return draft
     if not isinstance(draft.architecture, dict):

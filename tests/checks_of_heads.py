@@ -28,6 +28,7 @@ from torch import Tensor
 from harness.analysis import analyse
 from harness.analysis.adaptive import ScoredTexts, replayed_adaptively
 from harness.analysis.replayed import replayed
+from harness.config import ModelKeys
 from harness.decoding.heads import HeadDrafter, HeadModel
 from harness.decoding.sampling import SamplingParameters, penalised, sampler_for
 from harness.measurement.confidences import draft_confidences
@@ -56,7 +57,7 @@ PROMPTS: tuple[tuple[int, ...], ...] = (
 def random_target(**sizes: Any) -> LoadedModel:
     """A random target of 7 layers and 16 tokens; no test reads its tokenizer."""
     network = qwen3(1, **{"layers": LAYERS, "vocab": VOCABULARY, **sizes})
-    return LoadedModel("model", "target", None, frozenset(), 256, network)
+    return LoadedModel(ModelKeys("model"), "target", None, frozenset(), 256, network)
 
 
 def keeping(target: LoadedModel, head: Head, forward: type[CachedModel] = LeanModel) -> CachedModel:

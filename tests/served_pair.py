@@ -9,7 +9,7 @@ from stubs import CPU, REQUEST
 
 from harness import prompts as prompt_sets
 from harness.analysis.replayed import as_served
-from harness.config import ModelConf, PromptsConf
+from harness.config import DraftConf, ModelConf, PromptsConf
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.gguf_file import write_gguf
@@ -30,8 +30,8 @@ BUDGET = 48
 DRAFT = "tiny_good"
 
 
-def embedded(name: str, key: str = "model") -> LoadedModel:
-    return load(ModelConf(name=name, id=f"embedded:{name}"), key, CPU)
+def embedded(name: str, conf: type[ModelConf] = ModelConf) -> LoadedModel:
+    return load(conf(name=name, id=f"embedded:{name}"), CPU)
 
 
 def shipped_requests(loaded: LoadedModel, limit: int, **changes: Any) -> list[Request]:
@@ -54,7 +54,7 @@ class Served:
     """A pair that ships with the harness, for every engine."""
 
     def __init__(self, folder: Path, draft: str = DRAFT, prompts: int = 5) -> None:
-        self.loaded, self.draft = embedded("tiny"), embedded(draft, "draft")
+        self.loaded, self.draft = embedded("tiny"), embedded(draft, DraftConf)
         self.target_model, self.draft_model = open_pair(self.loaded, self.draft)
         self.folder = folder
         shipped = shipped_requests(self.loaded, prompts, budget=BUDGET)

@@ -347,7 +347,7 @@ def test_drafts_whose_embeddings_are_padded_to_other_widths_are_sampled(tmp_path
     padding = {"target": ("tiny", 64), "narrow": ("tiny_good", 32), "wide": ("tiny_good", 128)}
     for name, (model, more) in padding.items():
         conf = ModelConf(name=model, id=f"embedded:{model}")
-        network: Any = load_model(conf, "model", CPU).network
+        network: Any = load_model(conf, CPU).network
         rows = network.config.vocab_size
         network.resize_token_embeddings(rows + more, mean_resizing=False)
         network.get_input_embeddings().weight.data[rows:] = 0.0

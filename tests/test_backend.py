@@ -155,7 +155,7 @@ def test_a_model_that_does_not_fit_the_card_is_refused_before_it_is_loaded(
         config.save_pretrained(tmp_path)
         conf.id = str(tmp_path)
     with pytest.raises(UserError) as refused:
-        load(conf, "model", small_card)
+        load(conf, small_card)
     (line,) = str(refused.value).splitlines()
     assert line.startswith("model=qwen3_32b: 65.5 GB of memory needed (65.5 GB for model=qwen3_32b")
     assert "24 GB free on cuda" in line
@@ -175,5 +175,5 @@ def test_with_accelerate_weights_go_straight_to_the_card(
     for installed, device in ((True, small_card), (False, small_card), (True, torch.device("cpu"))):
         monkeypatch.setattr(loading, "is_accelerate_available", lambda there=installed: there)
         with pytest.raises(UserError, match="no card here"):
-            load(conf, "model", device)
+            load(conf, device)
     assert asked == [{"": small_card}, None, None]

@@ -37,7 +37,7 @@ from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, 
 
 from harness.analysis import analyse
 from harness.cli import draft_conf
-from harness.config import ModelConf
+from harness.config import DraftConf, ModelConf
 from harness.decoding.heads import HeadDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.lossless import distribution_tests
@@ -260,7 +260,7 @@ def written(
 
 
 def read(folder: Path, target: LoadedModel, kind: str, **more: Any) -> HeadNetwork:
-    conf = ModelConf(name="head", kind=kind, id=str(folder), **more)
+    conf = DraftConf(name="head", kind=kind, id=str(folder), **more)
     return conf.spec.load(conf, target).network
 
 
@@ -563,7 +563,7 @@ WORDS = ["prompts.limit=2", "new_tokens=12", "k=[4]", "threads=1"]
 def for_tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Three Medusa heads, and a DFlash drafter of a block of 6."""
     root = tmp_path_factory.mktemp("tiny")
-    tiny = load(ModelConf(name="tiny", id="embedded:tiny"), "model", CPU)
+    tiny = load(ModelConf(name="tiny", id="embedded:tiny"), CPU)
     return {
         "medusa": medusa_folder(tiny, root / "medusa", "fasterdecoding", 3),
         "dflash": dflash_folder(tiny, root / "dflash", "speculators", 6),
@@ -612,7 +612,7 @@ def test_an_entry_of_drafts_may_be_any_block_drafter() -> None:
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
 def test_llamacpp_drafts_with_a_converted_dflash_drafter_as_replayed(tmp_path: Path) -> None:
     """At the K of its whole block."""
-    tiny = load(ModelConf(name="tiny", id="embedded:tiny"), "model", CPU)
+    tiny = load(ModelConf(name="tiny", id="embedded:tiny"), CPU)
     folder = dflash_folder(tiny, tmp_path / "drafter", "z-lab", 5)
     words = ("draft=dflash", f"draft.id={folder}", "draft.block=5")
     assert assert_llamacpp_drafts_as_replayed(tmp_path, *words) > 0

@@ -15,6 +15,7 @@ from stubs import REQUEST, TableModel
 from harness.analysis import analyse
 from harness.cli import compose
 from harness.commands.run_lifecycle import measuring
+from harness.config import ModelKeys
 from harness.measurement import environment
 from harness.measurement.generations import run_trial
 from harness.models import device as devices
@@ -291,7 +292,7 @@ def test_a_model_spread_over_cards_needs_the_memory_of_all_of_them(
 
     monkeypatch.setattr(loading.AutoTokenizer, "from_pretrained", from_pretrained)
     with pytest.raises(LoadedError if refused is None else UserError, match=refused):
-        load(conf, "model", CUDA)
+        load(conf, CUDA)
 
 
 def test_a_layer_must_fit_one_card_and_a_draft_on_one_takes_part_of_what_the_target_may(
@@ -300,8 +301,8 @@ def test_a_layer_must_fit_one_card_and_a_draft_on_one_takes_part_of_what_the_tar
     two_cards(40, 30)
     cards = (torch.device("cuda", 0), torch.device("cuda", 1))
     shape = loading.architecture_of(compose("sweep", ["model=qwen3_32b"]).model.architecture, "m")
-    target = memory.MemoryNeed.of(shape, torch.bfloat16, CUDA, "model", "big", cards)
-    draft = replace(target, key="draft", cards=(), device=CUDA, weight_bytes=4e9)
+    target = memory.MemoryNeed.of(shape, torch.bfloat16, CUDA, ModelKeys("model"), "big", cards)
+    draft = replace(target, keys=ModelKeys("draft"), cards=(), device=CUDA, weight_bytes=4e9)
     memory.check_fits([target, draft], 0)
     with pytest.raises(UserError, match=r"model=big and draft=big: 73\.5 GB .* 70 GB free on 2"):
         memory.check_fits([target, replace(draft, weight_bytes=8e9)], 0)
@@ -332,7 +333,7 @@ def test_peaks_are_summed_over_the_cards(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_model_spread_over_cards_says_what_it_is() -> None:
-    loaded = load(compose("sweep", ["model=tiny"]).model, "model", torch.device("cpu"))
+    loaded = load(compose("sweep", ["model=tiny"]).model, torch.device("cpu"))
     assert "devices" not in loaded.describe()
     loaded.network.model.layers[1].to("meta")
     assert loaded.describe()["devices"] == ["cpu", "meta"]

@@ -13,7 +13,7 @@ from runs import outcome_of
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, Qwen3Config
 
-from harness.config import ModelConf
+from harness.config import DraftConf
 from harness.models.load import load
 from harness.records import UserError
 
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def loaded(folder: Path, **more: object):
-    return load(ModelConf(name="x", id=str(folder), **more), "draft", CPU)  # type: ignore[arg-type]
+    return load(DraftConf(name="x", id=str(folder), **more), CPU)  # type: ignore[arg-type]
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:

@@ -55,8 +55,7 @@ def test_a_draft_folder_that_is_not_there_is_refused_first(
 ) -> None:
     engine = ["engine=own"] if command == "server" else []
     (line,) = refused(command, tmp_path, "draft=hf", "draft.id=./nowhere", *engine)
-    where = "drafts=[nowhere@./nowhere]" if command == "audition" else "draft.id=./nowhere"
-    assert line == f"{where}: no such folder; {THERE}"
+    assert line == f"draft.id=./nowhere: no such folder; {THERE}"
 
 
 def test_an_audition_names_every_folder_that_is_not_there(

@@ -13,10 +13,10 @@ from harness.cli import compose, draft_conf, draft_confs
 from harness.config import (
     CONF_DIR,
     SCHEMAS,
-    ModelConf,
+    DraftConf,
+    DraftsEntry,
     SweepConfig,
     checked,
-    named_in_drafts,
     register,
 )
 from harness.records import UserError
@@ -191,19 +191,13 @@ def test_what_overrides_make_of_a_key(
     assert reduce(part, key.split("."), compose(command, overrides)) == value
 
 
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        ("draft.quantization=int8: needs it", "drafts=[four@quantization:int8]: needs it"),
-        ("draft.id=/a b/c: damaged", "drafts=[four@/a b/c]: damaged"),
-        ("x (draft.id=/path/to/model), y", "x (drafts=[four@/path/to/model]), y"),
-        ("draft.dtype: 'x' is unknown", "drafts=[four@dtype:...]: 'x' is unknown"),
-        ("draft=four: layers=9, and model=t", "drafts=[four]: layers=9, and model=t"),
-        ("give draft=eagle3 draft.id=, or", "give draft=eagle3 draft.id=, or"),
-    ],
-)
-def test_errors_about_an_auditioned_draft_name_what_can_be_typed(said: str, expected: str) -> None:
-    assert named_in_drafts(said, ModelConf(name="four", id="/a b/c")) == expected
+def test_errors_about_an_auditioned_draft_name_what_can_be_typed() -> None:
+    entry, draft = DraftsEntry(name="four", id="/a b/c"), DraftConf(name="four", id="/a b/c")
+    assert (entry.where, draft.where) == ("drafts=[four@/a b/c]", "draft.id=/a b/c")
+    assert (entry.shown, draft.shown) == ("drafts=[four]", "draft=four")
+    keys = entry.keys.of("quantization", "int8"), draft.keys.of("quantization", "int8")
+    assert keys == ("drafts=[four@quantization:int8]", "draft.quantization=int8")
+    assert entry.keys.of("dtype") == "drafts=[four@dtype:...]"
 
 
 @pytest.mark.parametrize(

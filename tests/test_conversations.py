@@ -64,7 +64,7 @@ def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def tiny() -> LoadedModel:
-    return load_model(draft_conf("tiny"), "model", CPU)
+    return load_model(draft_conf("tiny"), CPU)
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +220,7 @@ def with_template(root: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def chatty(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     folder = chatty_folder(tmp_path_factory.mktemp("models"))
-    return load_model(ModelConf(name="chatty", id=str(folder)), "model", CPU)
+    return load_model(ModelConf(name="chatty", id=str(folder)), CPU)
 
 
 TALK = Prompt("s", "x/2", ("Hi", "Bye"), answers=("Yes",), system="Be brief.")
@@ -251,7 +251,7 @@ def test_a_system_message_without_a_template_is_refused(
 )
 def test_a_template_that_raises_is_one_line(template: str, reason: str, tmp_path: Path) -> None:
     folder = chatty_folder(tmp_path, template)
-    strict = load_model(ModelConf(name="strict", id=str(folder)), "model", CPU)
+    strict = load_model(ModelConf(name="strict", id=str(folder)), CPU)
     line = rf"prompt s/x/2: the chat template of .*chatty cannot render it \(.*{reason}.*=never"
     with pytest.raises(UserError, match=line) as raised:
         encode(strict.tokenizer, TALK, PromptsConf())

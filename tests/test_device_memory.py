@@ -113,7 +113,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
 
 def loaded_and_fused(name: str, folder: Path, card: Card) -> tuple[CachingAllocator, Weights]:
     allocator, settle = card
-    network = load(checkpoint(name, folder), "model", DEVICE).network
+    network = load(checkpoint(name, folder), DEVICE).network
     assert unsupported(network) is None
     fused = weights_of(network, 151936)
     settle()
@@ -157,7 +157,7 @@ def test_accelerates_loading_gives_the_weights_and_texts_of_the_plain_one(
     """On a card weights go through accelerate's device_map; here the CPU takes its place."""
     conf = ModelConf(name="x", id=str(save(build(), tmp_path / "x")))
     plain, network = (
-        load(replace(conf, device_map=placed), "model", torch.device("cpu")).network
+        load(replace(conf, device_map=placed), torch.device("cpu")).network
         for placed in (None, "cpu")
     )
     before, after = plain.state_dict(), network.state_dict()

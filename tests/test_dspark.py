@@ -33,7 +33,7 @@ from test_block_drafters import (
 from torch import Tensor
 from transformers import Qwen3Config
 
-from harness.config import ModelConf
+from harness.config import DraftConf, ModelConf
 from harness.decoding.heads import HeadDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.gguf_file import write_block_gguf
@@ -290,7 +290,7 @@ def of_bigrams(target: LoadedModel, folder: Path, drafts: int, first: int) -> Pa
 def test_llamacpp_drafts_with_a_converted_dspark_drafter_as_replayed(
     first: int, tmp_path: Path
 ) -> None:
-    tiny = load(ModelConf(name="tiny", id="embedded:tiny"), "model", CPU)
+    tiny = load(ModelConf(name="tiny", id="embedded:tiny"), CPU)
     folder = of_bigrams(tiny, tmp_path / "drafter", drafts=4, first=first)
     words = ("draft=dspark", f"draft.id={folder}", f"draft.block={4 + first}")
     assert assert_llamacpp_drafts_as_replayed(tmp_path, *words) > 8
@@ -299,7 +299,7 @@ def test_llamacpp_drafts_with_a_converted_dspark_drafter_as_replayed(
 def test_a_markov_head_that_llamacpp_does_not_compute_is_refused(
     target: LoadedModel, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    conf = ModelConf(name="mine", kind="dspark", id=str(folders["specforge"]))
+    conf = DraftConf(name="mine", kind="dspark", id=str(folders["specforge"]))
     head = conf.spec.load(conf, target)
     with pytest.raises(UserError, match=r"draft=mine: its Markov head is gated, and llama\.cpp"):
         write_block_gguf(head, target, tmp_path / "draft.gguf")

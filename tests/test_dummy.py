@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from harness.cli import compose
 from harness.commands import sweep
-from harness.config import CONF_DIR, ModelConf, like_target
+from harness.config import CONF_DIR, DraftConf, ModelConf, ModelKeys, like_target
 from harness.models import device, dummy, memory
 from harness.models.device import check_dtype
 from harness.models.dummy import StandInTokenizer, build, config_of
@@ -151,15 +151,15 @@ def test_tokens_of_a_mixture_are_routed_apart_as_uniform_routing_would() -> None
 
 
 def test_two_dummies_pair_whatever_their_widths_and_never_end_a_text() -> None:
-    target = load(conf("big"), "model", CPU)
-    draft = load(conf("small", vocab=640, layers=1), "draft", CPU)
+    target = load(conf("big"), CPU)
+    draft = load(conf("small", vocab=640, layers=1), CPU)
     models = open_pair(target, draft)
     assert [model.vocab_size for model in models] == [512, 512]
     assert target.eos == draft.eos == frozenset()
     assert target.context_tokens == 40_960
     assert target.network.dtype == torch.float32
     assert target.describe()["weights"] == "dummy"
-    assert load(replace(conf(), dtype="bfloat16"), "model", CPU).network.dtype == torch.bfloat16
+    assert load(replace(conf(), dtype="bfloat16"), CPU).network.dtype == torch.bfloat16
 
 
 def test_the_stand_in_tokenizer_maps_four_bytes_to_one_id_the_same_way_always() -> None:
@@ -199,7 +199,7 @@ def test_auditioned_drafts_have_the_targets_kind_of_weights() -> None:
     target, draft = conf("big"), replace(conf("small"), weights="pretrained")
     assert like_target(target, draft).weights == "dummy"
     assert like_target(replace(target, weights="pretrained"), draft) is draft
-    ngram = ModelConf(name="ngram", kind="ngram", id="ngram")
+    ngram = DraftConf(name="ngram", kind="ngram", id="ngram")
     assert like_target(target, ngram) is ngram
     with pytest.raises(UserError, match=r"^drafts: plain has no architecture"):
         like_target(target, ModelConf(name="plain", id="some/folder"))
@@ -212,9 +212,9 @@ def test_what_does_not_fit_is_refused_with_its_parts_before_it_is_made(
     monkeypatch.setattr(dummy, "build", lambda *_args, **_more: pytest.fail("it was made"))
     large = ModelConf("qwen3_32b", "x", weights="dummy", architecture=SHIPPED["qwen3_32b"])
     with pytest.raises(UserError, match=r"131 GB for model=qwen3_32b.* 20 GB free on cpu"):
-        load(large, "model", CPU)
-    pair = {"model": conf("big", vocab=512), "draft": conf("small")}
-    needs = [need for key, wanted in pair.items() if (need := memory_need(wanted, key, CPU))]
+        load(large, CPU)
+    pair = conf("big", vocab=512), conf("small")
+    needs = [need for wanted in pair if (need := memory_need(wanted, CPU))]
     # 2 layers x 2 kv heads x 16 values x keys and values x 4 bytes = 512 bytes, of two models
     check_fits(needs, 19_000_000)
     with pytest.raises(UserError, match=r"20\.5 GB for the cache of 20,000,000 tokens.*new_tokens"):
@@ -227,7 +227,7 @@ def test_what_does_not_fit_is_refused_with_its_parts_before_it_is_made(
 
 def test_a_dummy_takes_the_memory_that_was_computed_for_it() -> None:
     assert (memory.free_bytes(CPU) or 0) > 1e8
-    loaded, need = load(conf(), "model", CPU), memory_need(conf(), "model", CPU)
+    loaded, need = load(conf(), CPU), memory_need(conf(), CPU)
     assert need == loaded.memory_need
     assert need is not None
     assert need.weight_bytes == loaded.describe()["weights_bytes"]
@@ -236,7 +236,7 @@ def test_a_dummy_takes_the_memory_that_was_computed_for_it() -> None:
 def test_a_dtype_that_the_device_cannot_compute_in_is_named_with_one_that_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    check_dtype(torch.float32, CPU, "model")
+    check_dtype(torch.float32, CPU, ModelKeys("model"))
     computing = device.F.scaled_dot_product_attention
 
     def lacking(x: torch.Tensor, *more: Any) -> torch.Tensor:
@@ -247,7 +247,7 @@ def test_a_dtype_that_the_device_cannot_compute_in_is_named_with_one_that_works(
     monkeypatch.setattr(device.F, "scaled_dot_product_attention", lacking)
     line = r"^draft\.dtype=bfloat16: cpu cannot.*use draft\.dtype=float\d+$"
     with pytest.raises(UserError, match=line):
-        load(replace(conf(), dtype="bfloat16"), "draft", CPU)
+        load(DraftConf(**{**vars(conf()), "dtype": "bfloat16"}), CPU)
 
 
 def test_a_plan_of_the_largest_mixture_allocates_nothing(

@@ -22,7 +22,7 @@ from torch import nn
 from transformers import DynamicCache, Qwen2Config, Qwen2Model
 
 from harness.analysis import analyse
-from harness.config import ModelConf
+from harness.config import DraftConf, ModelKeys
 from harness.models.cached import cache_argument
 from harness.models.heads.eagle import EagleHead, EagleNetwork, load_eagle
 from harness.models.heads.files import memory_need
@@ -102,7 +102,7 @@ def save_head(
 
 
 def read(folder: Path, target: LoadedModel, *, allow_pickle: bool = True) -> EagleNetwork:
-    conf = ModelConf(name="head", kind="eagle", id=str(folder), allow_pickle=allow_pickle)
+    conf = DraftConf(name="head", kind="eagle", id=str(folder), allow_pickle=allow_pickle)
     network = load_eagle(conf, target).network
     assert isinstance(network, EagleNetwork)
     return network
@@ -225,9 +225,11 @@ def test_a_head_with_norms_before_fc_or_of_three_states_is_refused(
 
 def test_memory_is_known_before_the_weights_are_read(target: LoadedModel, tmp_path: Path) -> None:
     folder = save_head(tmp_path)
-    conf = ModelConf(name="head", kind="eagle", id=str(folder))
-    loaded = MemoryNeed("model", "target", target.network.device, torch.float32, 0.0, 0.0)
-    need, network = memory_need(conf, "draft", loaded), read(folder, target)
+    conf = DraftConf(name="head", kind="eagle", id=str(folder))
+    loaded = MemoryNeed(
+        ModelKeys("model"), "target", target.network.device, torch.float32, 0.0, 0.0
+    )
+    need, network = memory_need(conf, loaded), read(folder, target)
     assert need is not None
     own = sum(weight.numel() for weight in network.weights) * 4
     assert own <= need.weight_bytes <= 1.5 * own

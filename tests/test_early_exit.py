@@ -10,7 +10,7 @@ from runs import assert_replay_is_exact, ran
 
 from harness.analysis import analyse
 from harness.cli import draft_conf
-from harness.config import ModelConf, like_target
+from harness.config import DraftConf, ModelConf, like_target
 from harness.models.early_exit import early_exit
 from harness.models.load import LoadedModel, load
 from harness.models.probe import cached_model
@@ -21,7 +21,7 @@ from harness.storage import StoredRun
 @pytest.fixture(scope="module")
 def tiny() -> LoadedModel:
     conf = ModelConf(name="tiny", id="embedded:tiny", dtype="float32")
-    return load(conf, "model", torch.device("cpu"))
+    return load(conf, torch.device("cpu"))
 
 
 def test_an_early_exit_is_the_networks_first_layers_and_shares_their_weights(
@@ -31,7 +31,7 @@ def test_an_early_exit_is_the_networks_first_layers_and_shares_their_weights(
     with torch.inference_mode():
         states = network(input_ids=ids, output_hidden_states=True).hidden_states[2]
         expected = network.get_output_embeddings()(network.base_model.norm(states))
-    exit_at_2 = early_exit(ModelConf(name="exit"), tiny)
+    exit_at_2 = early_exit(DraftConf(name="exit"), tiny)
     model = cached_model(exit_at_2.network, tiny.vocab_size, "draft=exit")
     with torch.inference_mode():
         torch.testing.assert_close(exit_at_2.network(input_ids=ids).logits, expected)
@@ -43,7 +43,7 @@ def test_an_early_exit_is_the_networks_first_layers_and_shares_their_weights(
     assert exit_at_2.describe()["weights_bytes"] == 0
     assert (len(network.base_model.layers), network.config.num_hidden_layers) == (8, 8)
     with pytest.raises(UserError, match="layers=8, and model=tiny has 8; give fewer"):
-        early_exit(ModelConf(name="exit", layers=8), tiny)
+        early_exit(DraftConf(name="exit", layers=8), tiny)
 
 
 GRID = ["temperature=[0]", "new_tokens=12", "threads=1", "prompts.limit=2"]

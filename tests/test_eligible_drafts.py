@@ -118,7 +118,7 @@ def test_a_plan_says_in_its_first_lines_what_it_costs_and_that_the_target_does_n
 
 def test_the_embedded_models_share_the_tokenizer_that_their_family_claims() -> None:
     family = [conf for conf in shipped_drafts() if conf.tokenizer_family == "tiny"]
-    first, *others = [load_vocabulary(conf, "draft").tokenizer for conf in family]
+    first, *others = [load_vocabulary(conf).tokenizer for conf in family]
     assert len(others) == 3
     assert all(tokenizer_difference(first, other) is None for other in others)
 

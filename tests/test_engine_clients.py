@@ -340,7 +340,7 @@ def test_an_sglang_that_does_not_fit_is_refused_in_one_line(
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return load_vocabulary(ModelConf(name="tiny", id="embedded:tiny"), "model").tokenizer
+    return load_vocabulary(ModelConf(name="tiny", id="embedded:tiny")).tokenizer
 
 
 @pytest.mark.parametrize(
@@ -684,7 +684,7 @@ def test_a_server_is_told_the_dtype_that_is_replayed(
     config = compose("server", [f"engine={engine}", f"model.dtype={asked}"])
     pair: Any = None
     if loaded:
-        target = load(config.model, "model", torch.device("cpu"))
+        target = load(config.model, torch.device("cpu"))
         pair = OpenedPair(target, None, *[None] * 4)  # type: ignore[arg-type]
     start = adapter_of(config).start
     assert start is not None

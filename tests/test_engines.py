@@ -22,7 +22,7 @@ from stubs import CPU, GREEDY
 from transformers import GemmaConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
 from harness.analysis.server_lossless import text_z
-from harness.config import ModelConf
+from harness.config import DraftConf, ModelConf
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.gguf_file import write_gguf
 from harness.engines.http_server import AttachedEngine
@@ -583,7 +583,7 @@ def test_a_converted_model_decodes_as_the_original(
 ) -> None:
     network = small(family, 1, vocab_size=1030, **settings)
     folder = save(network, tmp_path / "model")
-    loaded = load(ModelConf(name="random", id=str(folder)), "model", CPU)
+    loaded = load(ModelConf(name="random", id=str(folder)), CPU)
     gguf = write_gguf(loaded, tmp_path / "model.gguf")
     prompt = list(range(5, 45))
     engine = LlamaCpp(gguf, None, tmp_path, 120, 1, kv_type="f32", flash_attention="off")
@@ -604,7 +604,7 @@ def test_requests_side_by_side_share_a_cache_unless_it_is_turned_off(tmp_path: P
 def test_a_family_that_is_not_converted_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     folder = save(small(GemmaConfig, vocab_size=1024), tmp_path / "model")
-    loaded = load(ModelConf(name="random", id=str(folder)), "draft", CPU)
+    loaded = load(DraftConf(name="random", id=str(folder)), CPU)
     with pytest.raises(UserError, match=r"draft=random: gemma is not converted .*draft\.gguf=FILE"):
         write_gguf(loaded, tmp_path / "model.gguf")
     assert not list(tmp_path.glob("*.gguf*"))

@@ -37,7 +37,7 @@ from harness.analysis import analyse
 from harness.analysis.cards import rank_cards
 from harness.cli import compose, draft_conf
 from harness.commands.pair import open_drafted
-from harness.config import ModelConf
+from harness.config import DraftConf, ModelConf
 from harness.decoding.heads import HeadDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.generations import run_trial
@@ -109,7 +109,7 @@ def head(
 
 
 def read(folder: Path, target: LoadedModel) -> Eagle3Network:
-    conf = ModelConf(name="head", kind="eagle3", id=str(folder))
+    conf = DraftConf(name="head", kind="eagle3", id=str(folder))
     network = load_eagle3(conf, target).network
     assert isinstance(network, Eagle3Network)
     return network
@@ -435,7 +435,7 @@ def test_a_heads_memory_is_known_before_its_weights_are_read(
     opened = open_drafted(config, prompt_sets.load(config.prompts))
     described, target = opened.describe().models["draft"], opened.target.memory_need
     assert target is not None
-    need = memory_need(config.draft, "draft", target)
+    need = memory_need(config.draft, target)
     assert need is not None
     assert need.weight_bytes == described.weights_bytes
     assert need.weight_bytes > 0

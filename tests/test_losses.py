@@ -28,7 +28,7 @@ from harness.analysis.token_classes import CLASSES, rare_tokens, token_classes
 from harness.analysis.verdict import Candidate
 from harness.commands import head_causes
 from harness.commands.losses import conf_of, known_texts, written
-from harness.config import ModelConf
+from harness.config import DraftConf, ModelConf
 from harness.measurement.target_texts import GeneratedText
 from harness.models.cached import CachedModel
 from harness.models.load import LoadedModel
@@ -126,7 +126,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
 def test_a_run_stores_the_targets_entropy_and_the_drafts_token_for_its_losses(
     fresh: StoredRun,
 ) -> None:
-    target = load_model(conf_of(ModelConf, fresh.config["model"]), "model", torch.device("cpu"))
+    target = load_model(conf_of(ModelConf, fresh.config["model"]), torch.device("cpu"))
     known = known_texts(fresh, fresh.traces)
     for trial in fresh.trials:
         if trial.k == 0 and trial.entropies is not None:
@@ -600,7 +600,7 @@ def broken(tmp_path: Path, cause: str) -> tuple[Path, list[str]]:
 @pytest.fixture(scope="module")
 def opened(run: StoredRun) -> tuple[LoadedModel, CachedModel, list[GeneratedText]]:
     """The target of the run, and its greedy texts."""
-    target = load_model(conf_of(ModelConf, run.config["model"]), "model", torch.device("cpu"))
+    target = load_model(conf_of(ModelConf, run.config["model"]), torch.device("cpu"))
     texts = head_causes._texts(run, known_texts(run, run.traces), target)
     return target, CachedModel(target.network, target.vocab_size), texts
 
@@ -630,7 +630,7 @@ def test_a_change_that_makes_a_head_better_on_the_same_tokens_is_named(
     wrong: str, opened: tuple[LoadedModel, CachedModel, list[GeneratedText]]
 ) -> None:
     target, model, texts = opened
-    conf = ModelConf(name="head", kind="eagle3", id="embedded:tiny_eagle3")
+    conf = DraftConf(name="head", kind="eagle3", id="embedded:tiny_eagle3")
     network: Any = DRAFTS["eagle3"].load(conf, target).network
     network.own_embedding = True  # as in a checkpoint that brings one
     setattr(network, *WRONG[wrong](network))

@@ -21,7 +21,7 @@ from transformers import (
     Qwen3NextConfig,
 )
 
-from harness.config import ModelConf, PromptsConf
+from harness.config import DraftConf, ModelConf, ModelKeys, PromptsConf
 from harness.models.cached import CachedModel, SnapshotModel, SplitNetwork, split_network
 from harness.models.device import resolve_device
 from harness.models.lean.model import LeanModel
@@ -69,7 +69,7 @@ def recurrent() -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def tiny() -> LoadedModel:
-    return load(conf("tiny"), "model", CPU)
+    return load(conf("tiny"), CPU)
 
 
 # Caches and the probe
@@ -191,10 +191,10 @@ def test_the_attention_is_chosen_where_none_is_named(tmp_path: Path) -> None:
     sinks = small(GptOssConfig, vocab_size=1024, rope_parameters=rope, **experts)
     for network, chosen in ((qwen3(), "sdpa"), (sinks, "eager")):
         folder = save(network, tmp_path / chosen)
-        loaded = load(ModelConf(name=chosen, id=str(folder)), "model", CPU)
+        loaded = load(ModelConf(name=chosen, id=str(folder)), CPU)
         assert loaded.describe()["attention"] == chosen
     eager = ModelConf(name="x", id=str(tmp_path / "sdpa"), attention="eager")
-    assert load(eager, "model", CPU).describe()["attention"] == "eager"
+    assert load(eager, CPU).describe()["attention"] == "eager"
 
 
 def test_a_size_that_differs_between_layers_is_left_out() -> None:
@@ -207,7 +207,7 @@ def test_a_size_that_differs_between_layers_is_left_out() -> None:
     ("wanted", "line"),
     [
         (
-            ModelConf(name="gone", id="no-such-org/no-such-model"),
+            DraftConf(name="gone", id="no-such-org/no-such-model"),
             r"^draft\.id=no-such-org/no-such-model: .*local folder.*HF_HUB_OFFLINE=1$",
         ),
         (ModelConf(name="x", id="embedded:huge"), "tiny_good"),
@@ -215,7 +215,7 @@ def test_a_size_that_differs_between_layers_is_left_out() -> None:
 )
 def test_a_model_that_is_not_there_is_one_line(wanted: ModelConf, line: str) -> None:
     with pytest.raises(UserError, match=line) as raised:
-        load(wanted, "draft", CPU)
+        load(wanted, CPU)
     assert "\n" not in str(raised.value)
 
 
@@ -303,7 +303,7 @@ def test_a_draft_with_another_tokenizer_is_refused_by_name(
 
     other = Other()
     vars(other).update(change)
-    draft = LoadedModel("draft", "other", other, frozenset(), 256, qwen3())
+    draft = LoadedModel(ModelKeys("draft"), "other", other, frozenset(), 256, qwen3())
     line = f"draft=other: another tokenizer than model=tiny .*{difference}"
     with pytest.raises(UserError, match=line):
         open_pair(tiny, draft)
@@ -317,15 +317,15 @@ def test_a_vocabulary_is_read_without_the_weights(own_settings: bool, tmp_path: 
     folder = save(network, tmp_path / "model")
     if not own_settings:  # then those of config.json count
         (folder / "generation_config.json").unlink()
-    loaded = load(ModelConf(name="mine", id=str(folder)), "model", CPU)
+    loaded = load(ModelConf(name="mine", id=str(folder)), CPU)
     (folder / "model.safetensors").unlink()
-    read = load_vocabulary(ModelConf(name="mine", id=str(folder)), "model")
+    read = load_vocabulary(ModelConf(name="mine", id=str(folder)))
     assert not isinstance(read, LoadedModel)
     assert read.tokenizer.get_vocab() == loaded.tokenizer.get_vocab()
     assert (read.eos, read.context_tokens) == (loaded.eos, loaded.context_tokens)
     assert ({5, 7} <= read.eos) == own_settings
     with pytest.raises(UserError, match=r"model\.weights=dummy: random weights are on no server"):
-        load_vocabulary(ModelConf(name="mine", id=str(folder), weights="dummy"), "model")
+        load_vocabulary(ModelConf(name="mine", id=str(folder), weights="dummy"))
 
 
 HI = Prompt("easy", "one", ("Hi",))
@@ -341,5 +341,5 @@ def test_without_a_chat_template_a_text_is_encoded_as_it_is(tiny: LoadedModel) -
 
 def test_a_folder_that_holds_no_model_is_named_with_what_it_lacks(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no config\.json in this folder") as refused:
-        load(conf("mine", id=str(tmp_path)), "model", CPU)
+        load(conf("mine", id=str(tmp_path)), CPU)
     assert "hf download" not in str(refused.value)

@@ -33,7 +33,7 @@ from transformers import (
 
 from harness.cli import compose, draft_conf
 from harness.commands.eligible_drafts import pairings
-from harness.config import ModelConf
+from harness.config import DraftConf, ModelConf
 from harness.decoding.heads import HeadDrafter
 from harness.models.cached import CachedModel
 from harness.models.heads.base import Head
@@ -147,8 +147,8 @@ def edit_config(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
 def opened(folder: Path) -> tuple[LoadedModel, CachedModel, Head]:
     """The target, the same with a cache, which keeps its final states, and its MTP layer."""
     conf = ModelConf(name="target", id=str(folder))
-    target = load(conf, "model", CPU)
-    head = load_mtp(ModelConf(name="mtp", kind="mtp", id=str(folder)), target)
+    target = load(conf, CPU)
+    head = load_mtp(DraftConf(name="mtp", kind="mtp", id=str(folder)), target)
     model = cached_model(target.network, target.vocab_size, "model=target", "eager")
     model.keep_states(head.network.layers)
     return target, model, head.network.with_cache(target.vocab_size)
@@ -326,8 +326,8 @@ def test_a_checkpoint_without_an_mtp_layer_that_is_known_is_refused(
 
 
 def test_a_target_of_another_type_is_refused_with_the_types_that_are_read() -> None:
-    target = load(ModelConf(name="tiny", id="embedded:tiny"), "model", CPU)
-    conf = ModelConf(name="mtp", kind="mtp", id="embedded:tiny")
+    target = load(ModelConf(name="tiny", id="embedded:tiny"), CPU)
+    conf = DraftConf(name="mtp", kind="mtp", id="embedded:tiny")
     with pytest.raises(UserError, match=r"of which no MTP layer is known; .* read of .*qwen3_next"):
         load_mtp(conf, target)
 
@@ -338,7 +338,7 @@ def test_the_layer_of_another_target_is_refused(
     saved("glm4_moe", tmp_path, vocab=32)
     target, _, _ = opened(checkpoints["glm4_moe"].folder)
     with pytest.raises(UserError, match=r"for another target: embed_tokens.weight is \[32, 32\]"):
-        load_mtp(ModelConf(name="mtp", kind="mtp", id=str(tmp_path)), target)
+        load_mtp(DraftConf(name="mtp", kind="mtp", id=str(tmp_path)), target)
 
 
 def test_a_checkpoint_of_several_files_is_read(
@@ -353,7 +353,7 @@ def test_a_checkpoint_of_several_files_is_read(
         part = {name: each for name, each in tensors.items() if files[name] == file}
         save_file(part, tmp_path / file)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
-    again = load_mtp(ModelConf(name="mtp", kind="mtp", id=str(tmp_path)), target)
+    again = load_mtp(DraftConf(name="mtp", kind="mtp", id=str(tmp_path)), target)
     for one, other in zip(again.network.weights, head.network.weights, strict=True):
         assert torch.equal(one, other)
 

@@ -20,7 +20,7 @@ from random_models import qwen3
 from runs import assert_replay_is_exact, ran
 from served_pair import embedded
 
-from harness.config import ModelConf
+from harness.config import DraftConf
 from harness.decoding.sampling import SamplingParameters
 from harness.models.heads.pard import PardHead, PardNetwork, load_pard, runs_from_every_start
 from harness.models.load import EMBEDDED, LoadedModel
@@ -106,7 +106,7 @@ def test_a_checkpoint_is_swept_and_its_rounds_are_those_replayed(tmp_path: Path)
 
 def test_a_pard_2_draft_is_said_to_be_run_without_the_targets_states(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "pard", spd_type="pard2", pard2_target_layers=[3])
-    conf = ModelConf(name="pard", kind="pard", id=str(folder))
+    conf = DraftConf(name="pard", kind="pard", id=str(folder))
     head = load_pard(conf, embedded("tiny"))
     assert head.describe()["architecture"] == "PARD-2, target-independent"
 
@@ -133,14 +133,14 @@ def test_a_draft_that_is_not_understood_is_refused(
     tmp_path: Path, entries: dict[str, Any], says: str
 ) -> None:
     folder = checkpoint(tmp_path / "pard", **entries)
-    conf = ModelConf(name="pard", kind="pard", id=str(folder))
+    conf = DraftConf(name="pard", kind="pard", id=str(folder))
     with pytest.raises(UserError, match=says):
         load_pard(conf, embedded("tiny"))
 
 
 def test_a_draft_of_other_tokens_is_refused(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "pard")
-    conf = ModelConf(name="pard", kind="pard", id=str(folder))
+    conf = DraftConf(name="pard", kind="pard", id=str(folder))
     target = embedded("tiny")
     target.tokenizer.add_tokens(["another"])
     with pytest.raises(UserError, match="another tokenizer than model=tiny"):

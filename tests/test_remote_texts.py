@@ -20,6 +20,7 @@ from server_answers import META, SPECULATIVE
 from stand_in_server import StandIn
 
 from harness.analysis import analyse
+from harness.config import DraftConf
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.llamacpp import LlamaCppServer
 from harness.measurement.draft_scores import score_texts
@@ -164,7 +165,7 @@ def test_texts_of_a_server_are_scored_as_those_of_a_target_that_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("harness.commands.pair.open_target", lambda *_: pytest.fail("loaded"))
-    target, draft = stand_in(kind(models)), stand_in(vllm_draft(embedded("tiny_small", "draft")))
+    target, draft = stand_in(kind(models)), stand_in(vllm_draft(embedded("tiny_small", DraftConf)))
     drafts = f"drafts=[tiny_good,remote@{draft.url},ngram]"
     done = run(tmp_path, f"texts_from={target.url}", *LATENCIES, drafts)
     asked = {(text.prompt_set, text.prompt): text for text in models.pair.requests}
@@ -184,7 +185,7 @@ def test_texts_of_a_server_are_scored_as_those_of_a_target_that_is_loaded(
         ("tiny_good", of_draft(done, "tiny_good")),
         ("tiny_small", of_draft(done, "remote")),
     ):
-        loaded = open_pair(models.pair.loaded, embedded(name, "draft"))
+        loaded = open_pair(models.pair.loaded, embedded(name, DraftConf))
         for expected in score_texts(texts, *loaded, draft_name=name):
             trace = traces[expected.key]
             assert trace.tokens.tolist() == expected.tokens.tolist()
@@ -250,7 +251,7 @@ def test_a_key_is_sent_to_every_server_and_stored_nowhere(
     models: Models, stand_in: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_KEY", "the-secret")
-    target, draft = stand_in(vllm(models)), stand_in(vllm_draft(embedded("tiny_small", "draft")))
+    target, draft = stand_in(vllm(models)), stand_in(vllm_draft(embedded("tiny_small", DraftConf)))
     asked = [f"texts_from={target.url}", "api_key_env=MY_KEY", *LATENCIES, "temperature=[0]"]
     done = run(tmp_path, *asked, f"drafts=[remote@{draft.url}]")
     assert target.keys == draft.keys == {"Bearer the-secret"}
@@ -342,7 +343,7 @@ def test_a_draft_server_that_cannot_score_is_named_and_the_others_are_ranked(
     answers: dict[str, Any], says: str, models: Models, stand_in: Start, tmp_path: Path
 ) -> None:
     target = stand_in(vllm(models))
-    draft = stand_in({**vllm_draft(embedded("tiny_small", "draft")), **answers})
+    draft = stand_in({**vllm_draft(embedded("tiny_small", DraftConf)), **answers})
     words = [f"texts_from={target.url}", *LATENCIES, f"drafts=[ngram,remote@{draft.url}]"]
     summary = analyse(ran("audition", tmp_path, *SMALL, *words, status=1))
     assert summary.drafts == ("ngram",)

@@ -63,7 +63,7 @@ def test_a_penalised_greedy_text_is_transformers_own_and_the_same_at_every_k(
     assert {len(alike) for alike in texts.values()} == {1}
 
     config = compose("sweep", list(SMALL))
-    loaded = load(config.model, "model", CPU)
+    loaded = load(config.model, CPU)
     network: Any = loaded.network
     ends = {"eos_token_id": sorted(loaded.eos), "pad_token_id": 0}
     settings = GenerationConfig(max_new_tokens=24, repetition_penalty=1.3, do_sample=False, **ends)
@@ -109,7 +109,7 @@ def test_texts_end_with_the_token_that_completes_a_stop_string(tmp_path: Path) -
     words = ("sweep", tmp_path, *SMALL, "temperature=[0]", "until=all")
     plain = ran(*words)
     stopped = ran(*words, "decode.stop_strings=['a','. ']")
-    tokenizer = load(compose("sweep").model, "model", CPU).tokenizer
+    tokenizer = load(compose("sweep").model, CPU).tokenizer
     texts = {(t.prompt_set, t.prompt): t.tokens or () for t in plain.trials if t.k == 0}
     reasons: set[str | None] = set()
     for trial in stopped.trials:
@@ -122,7 +122,7 @@ def test_texts_end_with_the_token_that_completes_a_stop_string(tmp_path: Path) -
 
 
 def test_a_stop_string_across_many_tokens_is_found_where_it_is_completed() -> None:
-    tokenizer = load(compose("sweep").model, "model", CPU).tokenizer
+    tokenizer = load(compose("sweep").model, CPU).tokenizer
     ids = tokenizer("Some words, then a long sentence that ends here. And more.")["input_ids"]
     rule = StopStrings(tokenizer, ["long sentence that ends"])
     expected = next(

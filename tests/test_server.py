@@ -595,7 +595,7 @@ IGNORES = {"version": "0.5.23", "speculative_num_steps": None}
 def test_the_drafts_model_behind_the_plain_address_is_refused_by_its_name(
     stand_in: Callable[..., StandIn], tmp_path: Path
 ) -> None:
-    tokenizer = load_vocabulary(TINY, "model").tokenizer
+    tokenizer = load_vocabulary(TINY).tokenizer
     answers = {
         **VLLM_PLAIN,
         "/detokenize": lambda body: {"prompt": tokenizer.decode(body["tokens"])},
@@ -638,7 +638,7 @@ def test_a_server_that_does_not_draft_or_does_not_tell_is_refused_before_there_i
     drafting: dict[str, Any],
     message: str,
 ) -> None:
-    tokenizer = load_vocabulary(TINY, "model").tokenizer
+    tokenizer = load_vocabulary(TINY).tokenizer
 
     def detokenize(body: dict[str, Any]) -> dict[str, str]:
         text = tokenizer.decode(body["tokens"])
@@ -767,7 +767,7 @@ class Seconds:
 
 def completing(stand_in: Callable[..., StandIn], clock: Seconds, token_s: float) -> StandIn:
     """A server that completes texts alone, each token in so long."""
-    tokenizer = load_vocabulary(TINY, "model").tokenizer
+    tokenizer = load_vocabulary(TINY).tokenizer
 
     def answer(body: dict[str, Any]) -> dict[str, Any]:
         clock.pass_by(0.02 + token_s * body["max_tokens"])

@@ -68,7 +68,7 @@ def guessing_head(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     torch.manual_seed(0)
     network = GuessingNetwork(config.hidden_size, config.num_hidden_layers, target.vocab_size)
     return LoadedHead(
-        key="draft",
+        keys=conf.keys,
         name=conf.name,
         tokenizer=target.tokenizer,
         eos=target.eos,

@@ -391,7 +391,7 @@ def check(model_type: str, ks: Sequence[int] = KS) -> Row:
             return Row(**row, result="not built", reason=f"cannot be saved: {_one_line(problem)}")
         try:
             conf = ModelConf(name=model_type, id=folder, dtype="float32")
-            loaded = load(conf, "model", CPU)
+            loaded = load(conf, CPU)
             described = loaded.describe()
             json.dumps(described)
             row["attention"] = str(described["attention"])
@@ -507,7 +507,7 @@ def main() -> int:
     # A fork of a process in which torch has started threads would wait for them forever
     torch.set_num_threads(1)
     # Imported and compiled once, for all the processes to come
-    load(ModelConf(name="tiny", id="embedded:tiny"), "model", CPU)
+    load(ModelConf(name="tiny", id="embedded:tiny"), CPU)
     for model_type in asked.types or all_types():
         if model_type not in done:
             done[model_type] = asdict(isolated(model_type, asked.k))

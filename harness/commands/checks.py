@@ -21,7 +21,6 @@ from harness.config import (
     ModelConf,
     PairConfig,
     ServerConfig,
-    named_in_drafts,
 )
 from harness.records import Prompt, UserError
 from harness.storage import check_writable
@@ -87,7 +86,7 @@ def _check_models(
     from harness.commands.pair import check_lengths, encoded_conversations
 
     audition = isinstance(config, AuditionConfig)
-    target = _noted(problems, _vocabulary, config, config.model, "model")
+    target = _noted(problems, _vocabulary, config, config.model)
     encoded: Sequence[EncodedPrompt] = ()
     if target is not None:
         made = _noted(problems, encoded_conversations, target.tokenizer, prompts, config)
@@ -101,10 +100,6 @@ def _check_models(
         _noted(missing, _check_source, config, conf)
         if not missing:
             _noted(found, _check_draft, config, conf, target, encoded)
-        if audition:
-            missing, found = (
-                [named_in_drafts(line, conf) for line in lines] for lines in (missing, found)
-            )
         problems += missing
         unfit += found[:1]
         fit += [] if found else [conf]
@@ -122,7 +117,7 @@ def _check_source(config: Config, draft: ModelConf) -> None:
 
     own = draft.spec.has_own_checkpoint(draft.id, config.model.id)
     if own and draft.weights != "dummy" and not SERVER_URL.match(draft.id):
-        source_of(draft, "draft")
+        source_of(draft)
 
 
 def _check_draft(
@@ -141,7 +136,7 @@ def _check_draft(
     random = "dummy" in (draft.weights, config.model.weights)
     if elsewhere or not a_model or same or random or SERVER_URL.match(draft.id):
         return
-    vocabulary = _vocabulary(config, draft, "draft")
+    vocabulary = _vocabulary(config, draft)
     if target is not None and vocabulary is not None:
         check_tokenizers(target, vocabulary)
         check_lengths(prompts, config, [vocabulary])
@@ -149,22 +144,22 @@ def _check_draft(
     families = config.model.tokenizer_family, draft.tokenizer_family
     if None not in families and families[0] != families[1]:
         raise UserError(
-            f"draft={draft.name}: another tokenizer ({families[1]}) than model={config.model.name}"
+            f"{draft.shown}: another tokenizer ({families[1]}) than {config.model.shown}"
             f" ({families[0]}); choose a draft of the target's own family"
         )
 
 
-def _vocabulary(config: Config, conf: ModelConf, key: str) -> "Vocabulary | None":
+def _vocabulary(config: Config, conf: ModelConf) -> "Vocabulary | None":
     """A model's tokenizer; None of random weights, or where a dry run would have to fetch it."""
     from harness.models.load import load_vocabulary, source_of
 
     if conf.weights == "dummy":
         return None
-    source = source_of(conf, key)
+    source = source_of(conf)
     here = os.path.exists(source)
     try:
         with fetching(f"reading the tokenizer of {conf.name}", None if here else conf.id):
-            return load_vocabulary(conf, key, fetch=not config.dry_run)
+            return load_vocabulary(conf, fetch=not config.dry_run)
     except UserError:
         if here or not config.dry_run:
             raise

@@ -148,7 +148,7 @@ class Target:
         """Refuse models whose texts, at the run's lengths, are not those of uncached forwards."""
         for opened, model in self.opened.values():
             with progress(f"checking the longest text of {opened.name}"):
-                check_length(model, self.positions, f"{opened.key}={opened.name}")
+                check_length(model, self.positions, opened.shown)
 
     def typical_context(self, new_tokens: int) -> list[int]:
         """Token ids of the length a typical step sees: the median prompt plus half the budget."""

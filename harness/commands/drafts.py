@@ -33,7 +33,7 @@ from harness.commands.progress import progress
 from harness.commands.run_lifecycle import resumable
 from harness.commands.time_rounds import visits_of_draft
 from harness.commands.time_steps import timed_steps
-from harness.config import AuditionConfig, ModelConf, check_ks, named_in_drafts
+from harness.config import AuditionConfig, ModelConf, check_ks
 from harness.measurement import step_times
 from harness.measurement.target_texts import GeneratedText
 from harness.models.cached import CachedModel
@@ -163,7 +163,7 @@ def each_draft(
         except Exception as error:  # a draft's own code and files may raise anything
             if debug:
                 traceback.print_exception(error)
-            failures.append(Failure(f"draft {conf.name}", _reason(error, conf), conf.name))
+            failures.append(Failure(f"draft {conf.name}", _reason(error), conf.name))
             continue
         finally:  # one draft in memory at a time
             gc.collect()
@@ -213,16 +213,16 @@ def checked_draft(
         UserError: it cannot be loaded or rewound, or runs out of memory.
     """
     check_clock(config, [conf], device)
-    draft = load_draft(conf, "draft", device, target)
+    draft = load_draft(conf, device, target)
     difference = tokenizer_difference(target.tokenizer, draft.tokenizer)
     if difference:
         raise NotEligible(f"another tokenizer than the target's: {difference}")
-    name, width = f"draft={draft.name}", draft.vocab_size
+    width = draft.vocab_size
     if isinstance(target, LoadedModel):  # tokens that the target lacks are padding
         width = min(width, target.vocab_size)
     with opening(config.backend, device.type, f"draft {draft.name}"):
-        model = cached_model(draft.network, width, name, config.backend)
-    check_length(model, reserve(prompts, config, [(draft, model)]), name)
+        model = cached_model(draft.network, width, draft.shown, config.backend)
+    check_length(model, reserve(prompts, config, [(draft, model)]), draft.shown)
     return draft, model
 
 
@@ -361,9 +361,9 @@ def described_draft(conf: ModelConf, entry: dict[str, Any] | None) -> ModelEntry
     return ModelEntry.of({"id": conf.id, "kind": conf.kind, **entry})
 
 
-def _reason(error: Exception, draft: ModelConf) -> str:
-    """One line that names the draft as `drafts` does; of a bug, with the way to its traceback."""
-    text = named_in_drafts(in_one_line(error), draft)
+def _reason(error: Exception) -> str:
+    """One line; of a bug, with the way to its traceback."""
+    text = in_one_line(error)
     if isinstance(error, UserError):
         return text
     return f"{text[:300]} (run again with debug=true for the traceback)"

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from omegaconf import OmegaConf
 
 import harness.models
-from harness.config import CONF_DIR, OWN_DRAFT, GpuConf, ModelConf, checked, drafts_entry
+from harness.config import CONF_DIR, OWN_DRAFT, DraftsEntry, GpuConf, ModelConf, checked
 from harness.models.memory import shape_of
 from harness.records import UserError
 from harness.theory.architecture import architecture_of
@@ -49,14 +49,14 @@ class Pairing:
         parameters, weight_bytes: of its weights; None where its config does not say.
     """
 
-    conf: ModelConf
+    conf: DraftsEntry
     result: Literal["eligible", "with a note", "named", "not eligible"]
     why: str
     parameters: float | None = None
     weight_bytes: float | None = None
 
 
-def eligible_drafts(target: ModelConf, card: GpuConf | None = None) -> list[ModelConf]:
+def eligible_drafts(target: ModelConf, card: GpuConf | None = None) -> list[DraftsEntry]:
     """The shipped drafts that can serve a target, small ones before large ones; see `pairings`."""
     if target.tokenizer_family is None:
         families = {conf.tokenizer_family for conf in shipped_drafts() if conf.tokenizer_family}
@@ -97,9 +97,9 @@ def pairings(
     )
 
 
-def shipped_drafts() -> list[ModelConf]:
+def shipped_drafts() -> list[DraftsEntry]:
     """The drafts of conf/draft, without the entry that stands for any other model."""
-    confs: list[ModelConf] = []
+    confs: list[DraftsEntry] = []
     for file in sorted((CONF_DIR / "draft").glob("*.yaml")):
         if file.stem == OWN_DRAFT:
             continue
@@ -108,13 +108,13 @@ def shipped_drafts() -> list[ModelConf]:
             continue
         if "defaults" in stored:  # the same as a model, as the draft
             stored = OmegaConf.load(CONF_DIR / "model" / file.name)
-        conf = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelConf), stored))
-        assert isinstance(conf, ModelConf)
-        confs.append(checked(conf, "draft"))
+        conf = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(DraftsEntry), stored))
+        assert isinstance(conf, DraftsEntry)
+        confs.append(checked(conf))
     return confs
 
 
-def _pairing(target: ModelConf, draft: ModelConf, card: GpuConf | None) -> Pairing:
+def _pairing(target: ModelConf, draft: DraftsEntry, card: GpuConf | None) -> Pairing:
     if draft.spec.looks_up:
         least = draft.spec.least_k
         if not draft.spec.replayed:
@@ -183,9 +183,7 @@ def draft_size(draft: ModelConf, target: ModelConf) -> ModelSize | None:
         stored = _stored_config(draft)
         if stored is None or size is None:
             return None
-        with drafts_entry(draft):
-            shape = draft.spec.read_shape(stored, f"draft.id={draft.id}")
-        return ModelSize(shape, size.bytes_per_parameter)
+        return ModelSize(draft.spec.read_shape(stored, draft.where), size.bytes_per_parameter)
     if draft.spec.weights not in ("target_layers", "target_checkpoint"):
         return sizes_of(draft)
     if size is None:

@@ -27,7 +27,7 @@ from harness import prompts as prompt_sets
 from harness.analysis.head_training import LACKS, AccuracyGap, Cause
 from harness.analysis.losses import KnownTexts
 from harness.commands.losses import conf_of, readable_turns
-from harness.config import ModelConf, PromptsConf
+from harness.config import DraftConf, ModelConf, PromptsConf
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.generations import Request
 from harness.measurement.head_scores import score_with_head
@@ -72,11 +72,10 @@ def with_cause(stored: StoredRun, known: KnownTexts, gap: AccuracyGap) -> Accura
     entry = next(described, ModelEntry())
     if entry.id is None:
         return replace(gap, unchecked=f"the run does not say where {gap.draft} is")
-    conf = ModelConf(name=gap.draft, kind=entry.kind or "eagle3", id=entry.id)
+    conf = DraftConf(name=gap.draft, kind=entry.kind or "eagle3", id=entry.id)
     try:
-        target = load(
-            conf_of(ModelConf, stored.config.get("model") or {}), "model", resolve_device("auto")
-        )
+        of_target = conf_of(ModelConf, stored.config.get("model") or {})
+        target = load(of_target, resolve_device("auto"))
         head = DRAFTS[conf.kind].load(conf, target)
     except UserError as error:
         return replace(gap, unchecked=str(error))

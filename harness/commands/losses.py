@@ -62,7 +62,7 @@ def known_texts(stored: StoredRun, traces: Sequence[TextTrace]) -> KnownTexts:
     from harness.models.load import load_vocabulary  # transformers takes seconds
 
     conf = conf_of(ModelConf, stored.config.get("model") or {})
-    tokenizer: Any = load_vocabulary(conf, "model").tokenizer
+    tokenizer: Any = load_vocabulary(conf).tokenizer
     read = [trace.tokens for trace in traces]
     read += [trace.draft_token for trace in traces if trace.draft_token is not None]
     ids = sorted({int(each) for tokens in read for each in np.unique(tokens[~np.isnan(tokens)])})

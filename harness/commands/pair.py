@@ -66,7 +66,7 @@ def open_drafted(config: PairConfig, prompts: Sequence[Prompt]) -> Drafted:
 
 def check_kind(config: PairConfig, *, model_only: bool = False) -> None:
     """Refuse a kind of draft that the command, or its backend, cannot draft with."""
-    name, spec = f"draft={config.draft.name}", config.draft.spec
+    name, spec = config.draft.shown, config.draft.spec
     if model_only and spec.reads_states:
         raise UserError(
             f"{name}: this command takes a draft model, and that is a head; sweep or audition it"
@@ -97,9 +97,12 @@ def with_head(target: Target, conf: ModelConf) -> HeadPair:
     if recorder_of(target.target_model) is not None:
         loaded, graphs = target.target, target.target_model
         with opening("eager", graphs.device.type, f"model {loaded.name}, run eagerly,"):
-            name, width = f"model={loaded.name}", graphs.vocab_size
             eager = cached_model(
-                loaded.network, width, name, "cuda_graphs", eager_because=GRAPHS_KEEP_NO_STATES
+                loaded.network,
+                graphs.vocab_size,
+                loaded.shown,
+                "cuda_graphs",
+                eager_because=GRAPHS_KEEP_NO_STATES,
             )
         named = replace(loaded, name=f"{loaded.name}, eager")
         target = replace(target, target=named, target_model=eager)
@@ -112,13 +115,12 @@ def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Pair:
     """Load what the configuration names and check all that can be checked before measuring."""
     check_kind(config, model_only=True)
     device = resolve_device(config.device.name)
-    confs = {"model": config.model, "draft": config.draft}
-    if config.draft.spec.weights == "target_layers":
-        del confs["draft"]
-    check_clock(config, confs.values(), device)
+    made_of_target = config.draft.spec.weights == "target_layers"
+    confs = [config.model] if made_of_target else [config.model, config.draft]
+    check_clock(config, confs, device)
     _check_memory(confs, prompts, config, device)
-    target = load_model(config.model, "model", device)
-    draft = load_draft(config.draft, "draft", device, target)
+    target = load_model(config.model, device)
+    draft = load_draft(config.draft, device, target)
     because = STEPS_READ_BACK if config.decode.stop != "none" else None
     backend = config.backend if because is None else "eager"
     with opening(backend, device.type, f"model {target.name}", f"draft {draft.name}"):
@@ -152,36 +154,37 @@ def _open_target(
 ) -> Target:
     """The target, if there is memory for the head next to it; see `cached_model`."""
     device = resolve_device(config.device.name)
-    confs = {"model": config.model} if head is None else {"model": config.model, "draft": head}
-    check_clock(config, confs.values(), device)
+    confs = [config.model] if head is None else [config.model, head]
+    check_clock(config, confs, device)
     _check_memory(confs, prompts, config, device)
-    target = load_model(config.model, "model", device)
+    target = load_model(config.model, device)
     shown = "eager" if eager_because else config.backend
     with opening(shown, device.type, f"model {target.name}"):
-        name, width = f"model={target.name}", target.vocab_size
-        model = cached_model(target.network, width, name, config.backend, eager_because)
+        model = cached_model(
+            target.network, target.vocab_size, target.shown, config.backend, eager_because
+        )
     first, positions = _first_turns(config, prompts, ((target, model),))
     return Target(target, model, tuple(prompts), first, positions)
 
 
-def load_model(conf: ModelConf, key: str, device: Any) -> LoadedModel:
-    """A model in memory; errors call it `key`."""
+def load_model(conf: ModelConf, device: Any) -> LoadedModel:
+    """A model in memory."""
     dummy = conf.weights == "dummy"
     doing = f"filling {conf.name} with random weights" if dummy else f"loading {conf.name}"
     with fetching(doing, _hub_id(conf)) as bar:
-        return models.load(conf, key, device, expect=bar.expect, tick=bar)
+        return models.load(conf, device, expect=bar.expect, tick=bar)
 
 
-def load_draft(conf: ModelConf, key: str, device: Any, target: Vocabulary) -> LoadedModel:
+def load_draft(conf: ModelConf, device: Any, target: Vocabulary) -> LoadedModel:
     """A draft in memory: the target's first layers, or a model of its own.
 
     Raises:
         UserError: an early exit of a target whose weights are not here, or that cannot be.
     """
     if not conf.spec.loader:
-        return load_model(conf, key, device)
+        return load_model(conf, device)
     if not isinstance(target, LoadedModel):
-        raise UserError(f"draft={conf.name}: made of the target, whose weights are not here")
+        raise UserError(f"{conf.shown}: made of the target, whose weights are not here")
     return conf.spec.load(conf, target)
 
 
@@ -212,17 +215,17 @@ def check_clock(config: Config, confs: Iterable[ModelConf], device: Any) -> None
 
 
 def _check_memory(
-    confs: Mapping[str, ModelConf], prompts: Sequence[Prompt], config: Config, device: Any
+    confs: Sequence[ModelConf], prompts: Sequence[Prompt], config: Config, device: Any
 ) -> None:
     """Refuse models that, with the caches of the longest generation, exceed the memory."""
     needs: list[MemoryNeed] = []
-    for role, conf in confs.items():
+    for conf in confs:
         with fetching(f"reading the sizes of {conf.name}", _hub_id(conf)):
             if conf.spec.reads_states:
                 # Where its config.json does not say its sizes, they are known when it is read
-                found = [memory_need(conf, role, target) for target in needs]
+                found = [memory_need(conf, target) for target in needs]
             else:
-                found = [models.memory_need(conf, role, device)]
+                found = [models.memory_need(conf, device)]
             needs += [need for need in found if need is not None]
     positions = max(prompt_sets.estimated_tokens(prompts, config))
     positions += config.new_tokens + max(config.k)
@@ -292,7 +295,7 @@ def check_lengths(
                 raise UserError(
                     f"new_tokens={new_tokens}: prompt {entry.prompt.prompt_set}/{entry.prompt.id} "
                     f"has {entry.length} tokens, with K={max_k} together {needed}, beyond the "
-                    f"{limit} of {model.key}={model.name}; lower new_tokens{turns} or leave the "
+                    f"{limit} of {model.shown}; lower new_tokens{turns} or leave the "
                     "prompt out"
                 )
 

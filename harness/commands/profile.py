@@ -181,7 +181,7 @@ def _beyond(pair: Pair, config: ProfileConfig, context: int) -> str | None:
         limit = loaded.context_tokens
         if limit is not None and context + max(config.k) + 1 > limit:
             tokens = f"{context} tokens with K + 1 = {max(config.k) + 1} more"
-            return f"{tokens} are beyond the {limit:,} positions of {loaded.key}={loaded.name}"
+            return f"{tokens} are beyond the {limit:,} positions of {loaded.shown}"
     return None
 
 

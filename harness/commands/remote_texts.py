@@ -55,7 +55,7 @@ def audition_texts(
     check_target_of(times.engine, config.model, ModelEntry())
     key = api_key(config.api_key_env)
     with fetching(f"reading the tokenizer of {config.model.name}", config.model.id):
-        target = load_vocabulary(config.model, "model")
+        target = load_vocabulary(config.model)
     turns = tuple(_turns(config, prompts, target))
     requests = text_requests(target, turns, config)
     for request in requests:

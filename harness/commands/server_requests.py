@@ -169,7 +169,7 @@ def open_workload(config: ServerConfig, prompts: Sequence[Prompt]) -> Workload:
             " give prompts.max_turns=1"
         )
     with progress(f"loading the tokenizer of {config.model.name}"):
-        vocabulary = load_vocabulary(config.model, "model")
+        vocabulary = load_vocabulary(config.model)
     check_tools(vocabulary.tokenizer, prompts, config.prompts)
     encoded = encoded_conversations(vocabulary.tokenizer, prompts, config)
     check_lengths(encoded, config, [vocabulary])

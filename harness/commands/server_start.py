@@ -75,7 +75,7 @@ def try_addresses(config: ServerConfig, adapter: Adapter, prompts: Sequence[Prom
     """Attach to every address once: refused ones are the user's to fix before anything begins."""
     if config.not_with_url:
         _log.warning("not used with url=, whose servers run: %s", ", ".join(config.not_with_url))
-    tokenizer = load_vocabulary(config.model, "model").tokenizer
+    tokenizer = load_vocabulary(config.model).tokenizer
     engine = attached(config, adapter, tokenizer)
     sampling = sampling_of(config.decode, config.temperature[0])
     budget = min(TRIED_TOKENS, config.new_tokens)
@@ -321,12 +321,13 @@ def _weight_bytes(work: Workload) -> dict[str, int]:
     if pair is not None:
         entries = {"model": pair.target.describe(), "draft": pair.draft_entry or {}}
         known = {key: entry.get("weights_bytes", 0) for key, entry in entries.items()}
-    for key, conf in (("model", work.config.model), ("draft", work.config.draft)):
+    for conf in (work.config.model, work.config.draft):
+        key = conf.keys.group
         if conf.gguf is not None:
             known[key] = Path(conf.gguf).stat().st_size if Path(conf.gguf).is_file() else 0
         elif pair is None and conf.kind == "model" and work.config.url is None:
             # On the CPU, so that no card is asked whether it computes in the dtype
-            need = memory_need(conf, key, torch.device("cpu"))
+            need = memory_need(conf, torch.device("cpu"))
             known[key] = 0 if need is None else int(need.weight_bytes)
     return known
 

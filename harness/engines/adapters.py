@@ -270,7 +270,7 @@ def checkpoints(serve: ToServe) -> tuple[str, str | None]:
 
     target, draft = serve.config.model, serve.config.draft
     own = DRAFTS[serve.kind].has_own_checkpoint(draft.id, target.id)
-    return source_of(target, "model"), source_of(draft, "draft") if own else None
+    return source_of(target), source_of(draft) if own else None
 
 
 def rule_of(config: ServerConfig) -> Rule:

@@ -37,6 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from harness import PACKAGE
+from harness.config import ModelKeys
 from harness.models.dummy import StandInTokenizer
 from harness.models.heads.base import LoadedHead
 from harness.models.heads.dflash import DFlashNetwork
@@ -108,13 +109,13 @@ def write_gguf(loaded: LoadedModel, path: Path) -> Path:
     Raises:
         UserError: a family, a dtype or a tokenizer that is not converted here, or no gguf package.
     """
-    gguf = gguf_package(loaded.key)
+    gguf = gguf_package(loaded.keys)
     config: Any = loaded.network.config
-    where = f"{loaded.key}={loaded.name}"
+    where = loaded.shown
     if config.model_type not in FAMILIES:
         raise UserError(
             f"{where}: {config.model_type} is not converted to GGUF here ({', '.join(FAMILIES)}"
-            f" are); {ELSEWHERE}: {loaded.key}.gguf=FILE"
+            f" are); {ELSEWHERE}: {loaded.keys.of('gguf', 'FILE')}"
         )
     kind = DTYPES.get(loaded.network.dtype)
     if kind is None:
@@ -138,8 +139,8 @@ def write_eagle3_gguf(head: LoadedHead, target: LoadedModel, path: Path) -> Path
         UserError: a head of another kind, a dtype or a tokenizer that is not converted here, or no
             gguf package.
     """
-    gguf = gguf_package(head.key)
-    network, where = head.network, f"{head.key}={head.name}"
+    gguf = gguf_package(head.keys)
+    network, where = head.network, head.shown
     if not isinstance(network, Eagle3Network):
         raise UserError(f"{where}: only EAGLE-3 heads are converted to GGUF here; {ELSEWHERE}")
     if len(network.layers) != STATES:
@@ -173,8 +174,8 @@ def write_block_gguf(head: LoadedHead, target: LoadedModel, path: Path) -> Path:
         UserError: a drafter with an embedding of its own, a Markov head, a dtype or a tokenizer
             that is not converted here, or no gguf package.
     """
-    gguf = gguf_package(head.key)
-    network, where = head.network, f"{head.key}={head.name}"
+    gguf = gguf_package(head.keys)
+    network, where = head.network, head.shown
     assert isinstance(network, DFlashNetwork)  # the kind says so
     markov = network.markov_head if isinstance(network, DSparkNetwork) else None
     if markov is not None and markov.kind != "vanilla":
@@ -239,13 +240,13 @@ def _written(
     return partial.replace(path)
 
 
-def gguf_package(key: str) -> Any:
-    """The package that writes such files; `key` is the model that one is needed for."""
+def gguf_package(keys: ModelKeys) -> Any:
+    """The package that writes such files; `keys` are those of the model that one is for."""
     try:
         return import_module("gguf")
     except ImportError:
         raise UserError(
-            f"{key}.gguf: not given, and converting needs `pip install {PACKAGE}[llamacpp]`"
+            f"{keys.of('gguf')}: not given, and converting needs `pip install {PACKAGE}[llamacpp]`"
         ) from None
 
 
@@ -337,7 +338,7 @@ def _write_tokenizer(writer: Any, gguf: Any, loaded: LoadedModel, where: str) ->
         split, merges = "gpt-2", ["< 0"]
     else:
         described = json.loads(loaded.tokenizer.backend_tokenizer.to_str())
-        split = _split_name(described, f"{where}: {ELSEWHERE}: {loaded.key}.gguf=FILE")
+        split = _split_name(described, f"{where}: {ELSEWHERE}: {loaded.keys.of('gguf', 'FILE')}")
         pieces = _pieces(described, loaded.vocab_size, kinds)
         merges = [
             pair if isinstance(pair, str) else " ".join(pair)

@@ -366,8 +366,8 @@ def _started(serve: ToServe, port: int | None) -> LlamaCpp:
     config = serve.config
     own = config.draft.gguf is None and serve.kind == "mtp"
     return LlamaCpp(
-        _gguf(serve, config.model, "model"),
-        None if looks_up(serve.kind) or own else _gguf(serve, config.draft, "draft"),
+        _gguf(serve, config.model),
+        None if looks_up(serve.kind) or own else _gguf(serve, config.draft),
         **started_with(serve, port),
         kv_type=config.kv_type,
         flash_attention=cast("Any", config.flash_attention),
@@ -380,16 +380,17 @@ def _check(config: ServerConfig) -> None:
     """Refuse a missing GGUF file, no file where none can be converted, or no llama-server."""
     from harness.engines.gguf_file import gguf_package
 
-    models, kind = {"model": config.model}, config.draft.kind
+    models: list[ModelConf] = [config.model]
+    kind = config.draft.kind
     if not config.draft.spec.looks_up:
-        models["draft"] = config.draft
+        models.append(config.draft)
     if kind == "mtp" and config.draft.gguf is None:
         if config.model.gguf is None:
             raise UserError(
                 "draft=mtp: give model.gguf, a conversion that has the MTP layers; those made here"
                 " have none"
             )
-        del models["draft"]
+        models.remove(config.draft)
     if kind == "ngram_cache" and [k for k in config.k if k] != [CACHE_K]:
         raise UserError(
             f"k: llama.cpp's n-gram cache drafts up to {CACHE_K} tokens; give k=[{CACHE_K}]"
@@ -403,14 +404,16 @@ def _check(config: ServerConfig) -> None:
                 " a block, and replay draft.block of them; give one K, and"
                 f" draft.block={' or '.join(positions)}"
             )
-    for key, conf in models.items():
+    for conf in models:
         if conf.gguf is not None:
-            _check_gguf(Path(conf.gguf), f"{key}.gguf={conf.gguf}")
+            _check_gguf(Path(conf.gguf), conf.keys.of("gguf", conf.gguf))
         elif not config.score:
-            raise UserError(f"{key}.gguf: not given, and score=false leaves no weights to convert")
-    for key, conf in models.items():
+            raise UserError(
+                f"{conf.keys.of('gguf')}: not given, and score=false leaves no weights to convert"
+            )
+    for conf in models:
         if conf.gguf is None:
-            gguf_package(key)
+            gguf_package(conf.keys)
     _check_build(kind, f"draft={config.draft.name}")
     if config.lookup is not None:
         _check_build(config.lookup, f"lookup={config.lookup}")
@@ -445,7 +448,7 @@ def _check_gguf(file: Path, where: str) -> None:
             raise UserError(f"{where}: not a GGUF file, whose first bytes are GGUF")
 
 
-def _gguf(serve: ToServe, conf: ModelConf, key: str) -> Path:
+def _gguf(serve: ToServe, conf: ModelConf) -> Path:
     """The user's file of a model, else one that is written in the run folder once."""
     from harness.engines.gguf_file import write_block_gguf, write_eagle3_gguf, write_gguf
 
@@ -454,13 +457,13 @@ def _gguf(serve: ToServe, conf: ModelConf, key: str) -> Path:
     assert serve.pair is not None  # refused with score=false
     folder = serve.folder / "gguf"
     folder.mkdir(exist_ok=True)
-    file = folder / f"{key}.gguf"
+    file = folder / f"{conf.keys.group}.gguf"
     if file.exists():
         return file
     pair = serve.pair
-    if key == "draft" and pair.head is not None:
+    if conf is serve.config.draft and pair.head is not None:
         write = write_eagle3_gguf if serve.kind == "eagle3" else write_block_gguf
         return write(pair.head, pair.target, file)
-    loaded = pair.target if key == "model" else pair.draft
+    loaded = pair.target if conf is serve.config.model else pair.draft
     assert loaded is not None  # a draft of another kind is refused
     return write_gguf(loaded, file)

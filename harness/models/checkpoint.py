@@ -68,7 +68,7 @@ GGUF = (
 TOKENIZERS = ("tokenizer.json", "*.model", "vocab*", "*.vocab", "*.tiktoken", "tekken.json")
 
 
-def check_source(conf: ModelConf, key: str, source: str) -> None:
+def check_source(conf: ModelConf, source: str) -> None:
     """Refuse a model whose small files show that it is not a complete causal language model.
 
     Only the small files of a hub id are fetched.
@@ -76,7 +76,7 @@ def check_source(conf: ModelConf, key: str, source: str) -> None:
     path = Path(source)
     if path.is_file():
         kind = GGUF if path.suffix == ".gguf" else "a file; give the folder that holds it"
-        raise _not_a_model(conf, key, kind)
+        raise _not_a_model(conf, kind)
     config, adapter = small_file(source, "config.json", conf), None
     if config is None or path.is_dir():
         adapter = small_file(source, "adapter_config.json", conf)
@@ -84,7 +84,6 @@ def check_source(conf: ModelConf, key: str, source: str) -> None:
         base = adapter.get("base_model_name_or_path") or "its base model"
         raise _not_a_model(
             conf,
-            key,
             f"a LoRA adapter of {base}, not a whole model; merge the two and give that folder "
             "(peft: AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload()"
             ".save_pretrained(folder), with the tokenizer)",
@@ -92,25 +91,25 @@ def check_source(conf: ModelConf, key: str, source: str) -> None:
     if config is None:
         named = [entry.name for entry in path.glob("*.gguf")] if path.is_dir() else [source]
         if any("gguf" in name.lower() for name in named):
-            raise _not_a_model(conf, key, GGUF)
+            raise _not_a_model(conf, GGUF)
         return
     kind = _kind_of_config(config)
     if kind is not None and not (kind is PARD and conf.kind == "pard"):
-        raise _not_a_model(conf, key, kind)
+        raise _not_a_model(conf, kind)
 
 
-def check_has_tokenizer(conf: ModelConf, key: str, source: str) -> None:
+def check_has_tokenizer(conf: ModelConf, source: str) -> None:
     """Refuse a folder without a tokenizer, for which transformers may make an empty one."""
     folder = Path(source)
     if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in TOKENIZERS):
         raise UserError(
-            f"{key}.id={conf.id}: no tokenizer in this folder; add {TOKENIZERS[0]}, as of the"
+            f"{conf.where}: no tokenizer in this folder; add {TOKENIZERS[0]}, as of the"
             " model that it was trained from"
         )
 
 
 def check_complete(
-    conf: ModelConf, key: str, network: PreTrainedModel, info: Mapping[str, Iterable[Any]]
+    conf: ModelConf, network: PreTrainedModel, info: Mapping[str, Iterable[Any]]
 ) -> None:
     """Refuse a network any of whose weights were not in the checkpoint.
 
@@ -134,13 +133,13 @@ def check_complete(
         return
     seems = _kind_of_tensors(network, missing, wrong_shape, unexpected, count)
     raise UserError(
-        f"{key}.id={conf.id}: {fault}, and transformers would run it with random values there; "
+        f"{conf.where}: {fault}, and transformers would run it with random values there; "
         f"it seems to be {seems}"
     )
 
 
-def _not_a_model(conf: ModelConf, key: str, kind: str) -> UserError:
-    return UserError(f"{key}.id={conf.id}: this is {kind}")
+def _not_a_model(conf: ModelConf, kind: str) -> UserError:
+    return UserError(f"{conf.where}: this is {kind}")
 
 
 def _kind_of_config(config: Mapping[str, Any]) -> str | None:
@@ -218,47 +217,49 @@ def file_of(source: str, name: str, conf: ModelConf, **options: Any) -> Path | N
 
 
 @contextmanager
-def explained(conf: ModelConf, key: str) -> Iterator[None]:
+def explained(conf: ModelConf) -> Iterator[None]:
     """Turn what transformers and the hub raise into one line that says what to do."""
     try:
         yield
     except ImportError as error:
-        raise UserError(f"{key}.id={conf.id}: {first_line(error)}") from error
+        raise UserError(f"{conf.where}: {first_line(error)}") from error
     except (SafetensorError, UnpicklingError, EOFError) as error:
         raise UserError(
-            f"{key}.id={conf.id}: a file of its weights is damaged or cut short "
+            f"{conf.where}: a file of its weights is damaged or cut short "
             f"({first_line(error)}); download or save it again"
         ) from error
     except StrictDataclassError as error:
         reason = " ".join(str(error.__cause__ or error).split())[:200].rstrip(".")
-        raise UserError(f"{key}.id={conf.id}: its config.json cannot be used ({reason})") from error
+        raise UserError(f"{conf.where}: its config.json cannot be used ({reason})") from error
     except (MemoryError, OSError, ValueError, KeyError, RuntimeError) as error:
         if is_out_of_memory(error):
-            spread = "larger cards" if conf.device_map else f"{key}.device_map=auto"
+            spread = "larger cards" if conf.device_map else conf.keys.of("device_map", "auto")
             raise UserError(
-                f"{key}.id={conf.id}: does not fit the device's memory; use a smaller model, "
-                f"{key}.dtype=bfloat16, {key}.quantization=int8 or {spread}"
+                f"{conf.where}: does not fit the device's memory; use a smaller model,"
+                f" {conf.keys.of('dtype', 'bfloat16')}, {conf.keys.of('quantization', 'int8')} or"
+                f" {spread}"
             ) from error
         if not conf.allow_pickle and "model.safetensors" in str(error):
             raise UserError(
-                f"{key}.id={conf.id}: no *.safetensors there; weights are not read from pickles "
-                f"(pytorch_model.bin) unless you trust them: {key}.allow_pickle=true"
+                f"{conf.where}: no *.safetensors there; weights are not read from pickles "
+                f"(pytorch_model.bin) unless you trust them: {conf.keys.of('allow_pickle', 'true')}"
             ) from error
         folder = Path(str(conf.id))
         if folder.is_dir() and not (folder / "config.json").is_file():
             raise UserError(
-                f"{key}.id={conf.id}: no config.json in this folder; give that of a model which "
+                f"{conf.where}: no config.json in this folder; give that of a model which "
                 "transformers saved"
             ) from error
         if folder.is_dir():
             raise UserError(
-                f"{key}.id={conf.id}: cannot be loaded ({first_line(error)}); save or download it"
+                f"{conf.where}: cannot be loaded ({first_line(error)}); save or download it"
                 " again, or give another folder or hub id"
             ) from error
         raise UserError(
-            f"{key}.id={conf.id}: cannot be loaded ({first_line(error)}); give a local folder "
-            f"({key}.id=/path/to/model), a hub id that exists and is reachable, or fill the hub "
-            f"cache where there is network (hf download {conf.id}) and set HF_HUB_OFFLINE=1"
+            f"{conf.where}: cannot be loaded ({first_line(error)}); give a local folder "
+            f"({conf.keys.of('id', '/path/to/model')}), a hub id that exists and is reachable, or "
+            f"fill the hub cache where there is network (hf download {conf.id}) and set"
+            " HF_HUB_OFFLINE=1"
         ) from error
 
 

@@ -10,6 +10,7 @@ import pynvml
 import torch
 from torch.nn import functional as F
 
+from harness.config import ModelKeys
 from harness.records import CardState, ThrottleReason, UserError
 
 # NVML's reasons for lower clocks (nvmlClocksEventReasons in nvml.h)
@@ -173,15 +174,15 @@ def why_no_cuda() -> str | None:
     )
 
 
-def check_dtype(dtype: torch.dtype, device: torch.device, key: str) -> None:
+def check_dtype(dtype: torch.dtype, device: torch.device, keys: ModelKeys) -> None:
     """Refuse a dtype that the device cannot compute in, found by computing a little in it."""
     reason = _lacks(dtype, device)
     if reason is None:
         return
     others = (torch.bfloat16, torch.float16, torch.float32)
     works = next((other for other in others if _lacks(other, device) is None), None)
-    advice = f"use {key}.dtype={_name(works)}" if works else "use device=cpu"
-    raise UserError(f"{key}.dtype={_name(dtype)}: {device} {reason}; {advice}")
+    advice = f"use {keys.of('dtype', _name(works))}" if works else "use device=cpu"
+    raise UserError(f"{keys.of('dtype', _name(dtype))}: {device} {reason}; {advice}")
 
 
 def _lacks(dtype: torch.dtype, device: torch.device) -> str | None:

@@ -26,20 +26,18 @@ def early_exit(conf: ModelConf, target: LoadedModel) -> LoadedModel:
         UserError: not fewer layers than the target has, or a network that does not keep them in one
             list.
     """
-    name, layers = conf.name, conf.layers
     network: Any = target.network
     backbone: Any = network.base_model
     all_layers = getattr(backbone, "layers", None)
     if backbone is network or not isinstance(all_layers, nn.ModuleList):
         raise UserError(
-            f"draft={name}: {type(network).__name__} does not keep its layers in one list, so its "
+            f"{conf.shown}: {type(network).__name__} does not keep its layers in one list, so its "
             "first ones cannot be taken; leave early exit out"
         )
-    kept = max(1, len(all_layers) // 4) if layers is None else layers
+    kept = max(1, len(all_layers) // 4) if conf.layers is None else conf.layers
     if kept >= len(all_layers):
         raise UserError(
-            f"draft={name}: layers={kept}, and {target.key}={target.name} has {len(all_layers)}; "
-            "give fewer"
+            f"{conf.shown}: layers={kept}, and {target.shown} has {len(all_layers)}; give fewer"
         )
     config: Any = copy.deepcopy(network.config)
     config.num_hidden_layers = kept
@@ -49,7 +47,7 @@ def early_exit(conf: ModelConf, target: LoadedModel) -> LoadedModel:
     twin = _with_modules(network, {network.base_model_prefix: first})
     for module in (first, twin):
         module.config = config
-    return replace(target, key="draft", name=name, network=twin, shared=True)
+    return replace(target, keys=conf.keys, name=conf.name, network=twin, shared=True)
 
 
 def _with_modules(module: Any, changed: dict[str, Any]) -> Any:

@@ -26,7 +26,7 @@ from transformers import (
 from transformers.utils.import_utils import is_accelerate_available
 
 from harness import PACKAGE
-from harness.config import ModelConf
+from harness.config import ModelConf, ModelKeys
 from harness.models import dummy
 from harness.models.cached import CachedModel, output_weight
 from harness.models.checkpoint import (
@@ -69,18 +69,23 @@ class Vocabulary:
     """What prompts and texts of a model need; its weights may be on a server alone.
 
     Attributes:
-        key: the command-line group it came from, "model" or "draft"; errors name it.
+        keys: what errors call it and its keys.
         name: the short name of the config.
         tokenizer: transformers' tokenizer.
         eos: every id that ends a text.
         context_tokens: positions the model was made for, or None if the config does not say.
     """
 
-    key: str
+    keys: ModelKeys
     name: str
     tokenizer: Any
     eos: frozenset[int]
     context_tokens: int | None
+
+    @property
+    def shown(self) -> str:
+        """The model as errors name it."""
+        return self.keys.named(self.name)
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,7 @@ class LoadedModel(Vocabulary):
         if shape is None:
             return None
         cards = tuple(device for device in self.devices if device.type == "cuda")
-        where = (network.device, self.key, self.name, cards if len(cards) > 1 else ())
+        where = (network.device, self.keys, self.name, cards if len(cards) > 1 else ())
         return MemoryNeed.of(shape, network.dtype, *where)
 
     @property
@@ -166,7 +171,6 @@ def sampled_hash(parameters: Sequence[Tensor]) -> str:
 
 def load(
     conf: ModelConf,
-    key: str,
     device: torch.device,
     *,
     expect: Callable[[int], None] = lambda _: None,
@@ -174,16 +178,16 @@ def load(
 ) -> LoadedModel:
     """Load what `conf` names onto `device`, unless it names a device or device_map itself.
 
-    `key` is "model" or "draft", for error messages. `expect` and `tick` are those of `dummy.build`.
+    `expect` and `tick` are those of `dummy.build`.
     """
-    wanted = memory_need(conf, key, device)
+    wanted = memory_need(conf, device)
     if wanted is not None:
         check_fits([wanted], 0)
     if conf.weights == "dummy":
-        return _dummy(conf, key, _device(conf, device), expect, tick)
-    source = source_of(conf, key)
-    options = _options(conf, key, device)
-    with quiet_transformers(), explained(conf, key), without_warm_up():
+        return _dummy(conf, _device(conf, device), expect, tick)
+    source = source_of(conf)
+    options = _options(conf, device)
+    with quiet_transformers(), explained(conf), without_warm_up():
         tokenizer = AutoTokenizer.from_pretrained(source, **_hub(conf))
         # With this, tensors of wrong sizes are returned by name instead of raised without a name
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -194,12 +198,12 @@ def load(
             ignore_mismatched_sizes=True,
         )
         network, info = loaded
-        check_complete(conf, key, network, info)
+        check_complete(conf, network, info)
         if "device_map" not in options:
             network.to(_device(conf, device))
     network.eval()
     return LoadedModel(
-        key=key,
+        keys=conf.keys,
         name=conf.name,
         network=network,
         tokenizer=tokenizer,
@@ -209,20 +213,22 @@ def load(
     )
 
 
-def load_vocabulary(conf: ModelConf, key: str, *, fetch: bool = True) -> Vocabulary:
+def load_vocabulary(conf: ModelConf, *, fetch: bool = True) -> Vocabulary:
     """The tokenizer of a model without its weights.
 
     Of a model of the hub its small files are fetched, or only those read that were before.
     """
     if conf.weights == "dummy":
-        raise UserError(f"{key}.weights=dummy: random weights are on no server; leave it out")
-    source = source_of(conf, key)
+        raise UserError(
+            f"{conf.keys.of('weights', 'dummy')}: random weights are on no server; leave it out"
+        )
+    source = source_of(conf)
     options = {**_hub(conf), "local_files_only": not fetch}
-    with quiet_transformers(), explained(conf, key):
+    with quiet_transformers(), explained(conf):
         if fetch or Path(source).exists():
-            check_source(conf, key, source)
+            check_source(conf, source)
         config: Any = AutoConfig.from_pretrained(source, **options)
-        check_has_tokenizer(conf, key, source)
+        check_has_tokenizer(conf, source)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         try:
             generation = GenerationConfig.from_pretrained(
@@ -231,7 +237,7 @@ def load_vocabulary(conf: ModelConf, key: str, *, fetch: bool = True) -> Vocabul
         except OSError:  # a model need not have one
             generation = GenerationConfig.from_model_config(config)
     return Vocabulary(
-        key, conf.name, tokenizer, _eos(generation, tokenizer), context_tokens(config)
+        conf.keys, conf.name, tokenizer, _eos(generation, tokenizer), context_tokens(config)
     )
 
 
@@ -251,12 +257,12 @@ def open_pair(
     highest = max(target.tokenizer.get_vocab().values(), default=0)
     if highest >= shared:
         raise UserError(
-            f"draft={draft.name}: the tokenizer has an id {highest}, beyond the {shared} rows of "
+            f"{draft.shown}: the tokenizer has an id {highest}, beyond the {shared} rows of "
             "the narrower embedding; choose a draft of the target's own family"
         )
     return (
-        cached_model(target.network, shared, f"model={target.name}", backend, eager_because),
-        cached_model(draft.network, shared, f"draft={draft.name}", backend, eager_because),
+        cached_model(target.network, shared, target.shown, backend, eager_because),
+        cached_model(draft.network, shared, draft.shown, backend, eager_because),
     )
 
 
@@ -265,12 +271,12 @@ def check_tokenizers(target: Vocabulary, draft: Vocabulary) -> None:
     difference = tokenizer_difference(target.tokenizer, draft.tokenizer)
     if difference:
         raise UserError(
-            f"draft={draft.name}: another tokenizer than model={target.name} ({difference}); "
+            f"{draft.shown}: another tokenizer than {target.shown} ({difference}); "
             "choose a draft of the target's own family"
         )
 
 
-def memory_need(conf: ModelConf, key: str, device: torch.device) -> MemoryNeed | None:
+def memory_need(conf: ModelConf, device: torch.device) -> MemoryNeed | None:
     """What memory a model will take, from its config before its weights are read.
 
     None where that is not known: an unfamiliar architecture, or weights that are quantized.
@@ -280,19 +286,23 @@ def memory_need(conf: ModelConf, key: str, device: torch.device) -> MemoryNeed |
         device, cards = _mapped(conf.device_map, device)
     if conf.weights != "dummy":
         with quiet_transformers():
-            check_source(conf, key, source_of(conf, key))
+            check_source(conf, source_of(conf))
     if conf.quantization is not None:
         return None
     if conf.weights == "dummy":
         dtype = _dummy_dtype(conf, device)
-        shape: Architecture | None = architecture_of(conf.architecture or {}, f"{key}.architecture")
+        shape: Architecture | None = architecture_of(
+            conf.architecture or {}, conf.keys.of("architecture")
+        )
     else:
-        with quiet_transformers(), explained(conf, key):
-            config: Any = AutoConfig.from_pretrained(source_of(conf, key), **_hub(conf))
+        with quiet_transformers(), explained(conf):
+            config: Any = AutoConfig.from_pretrained(source_of(conf), **_hub(conf))
         dtype = _dtype(conf) or getattr(config, "dtype", None) or torch.float32
         shape = shape_of(config)
-    check_dtype(dtype, device, key)
-    return None if shape is None else MemoryNeed.of(shape, dtype, device, key, conf.name, cards)
+    check_dtype(dtype, device, conf.keys)
+    return (
+        None if shape is None else MemoryNeed.of(shape, dtype, device, conf.keys, conf.name, cards)
+    )
 
 
 def _mapped(
@@ -317,7 +327,6 @@ def _dummy_dtype(conf: ModelConf, device: torch.device) -> torch.dtype:
 
 def _dummy(
     conf: ModelConf,
-    key: str,
     device: torch.device,
     expect: Callable[[int], None],
     tick: Callable[[], None],
@@ -328,22 +337,22 @@ def _dummy(
                 conf.architecture or {},
                 _dummy_dtype(conf, device),
                 device,
-                key=f"{key}.architecture",
+                key=conf.keys.of("architecture"),
                 attention=_attention(conf),
                 expect=expect,
                 tick=tick,
             )
     except (ImportError, ValueError) as error:  # an attention that is not installed, or not there
         reason = " ".join(str(error).split())[:200].rstrip(".")
-        raise UserError(f"{key}.attention={conf.attention}: {reason}") from error
+        raise UserError(f"{conf.keys.of('attention', conf.attention)}: {reason}") from error
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         raise UserError(
-            f"{key}={conf.name}: does not fit the memory of {device}; use a smaller model"
+            f"{conf.shown}: does not fit the memory of {device}; use a smaller model"
         ) from error
     return LoadedModel(
-        key=key,
+        keys=conf.keys,
         name=conf.name,
         network=network,
         tokenizer=dummy.StandInTokenizer(),
@@ -361,23 +370,19 @@ def _device(conf: ModelConf, default: torch.device) -> torch.device:
 PLACEHOLDERS = frozenset(("ORG/TARGET", "ORG/DRAFT", "ORG/NAME", "ORG/NAME_OR_FOLDER"))
 
 
-def source_of(conf: ModelConf, key: str) -> str:
-    """A model's hub id or folder; errors call it `key`."""
+def source_of(conf: ModelConf) -> str:
+    """A model's hub id or folder."""
     if not conf.id.startswith("embedded:"):
         if conf.id in PLACEHOLDERS:
-            raise UserError(
-                f"{key}.id={conf.id}: stands for a model of yours; give its hub id or folder"
-            )
+            raise UserError(f"{conf.where}: stands for a model of yours; give its hub id or folder")
         # A hub id is a name, or an owner and a name
         if re.match(r"[./~]|[^/]+/[^/]+/", conf.id) and not Path(conf.id).exists():
-            raise UserError(
-                f"{key}.id={conf.id}: no such folder; give one that is there, or a hub id"
-            )
+            raise UserError(f"{conf.where}: no such folder; give one that is there, or a hub id")
         return conf.id
     folder = EMBEDDED / conf.id.removeprefix("embedded:")
     if not folder.is_dir():
         shipped = sorted(path.parent.name for path in EMBEDDED.glob("*/config.json"))
-        raise UserError(f"{key}.id={conf.id}: no such embedded model; there are {shipped}")
+        raise UserError(f"{conf.where}: no such embedded model; there are {shipped}")
     return str(folder)
 
 
@@ -385,7 +390,7 @@ def _hub(conf: ModelConf) -> dict[str, Any]:
     return {"revision": conf.revision, "trust_remote_code": conf.trust_remote_code}
 
 
-def _options(conf: ModelConf, key: str, device: torch.device) -> dict[str, Any]:
+def _options(conf: ModelConf, device: torch.device) -> dict[str, Any]:
     options: dict[str, Any] = {
         "dtype": _dtype(conf) or "auto",
         "attn_implementation": _attention(conf),
@@ -394,13 +399,13 @@ def _options(conf: ModelConf, key: str, device: torch.device) -> dict[str, Any]:
     }
     where = _device(conf, device)
     if conf.device_map is not None:
-        _require(f"{key}.device_map={conf.device_map}", "accelerate", "accelerate")
+        _require(conf.keys.of("device_map", conf.device_map), "accelerate", "accelerate")
         options["device_map"] = conf.device_map
     elif where.type == "cuda" and is_accelerate_available():
         # Weights go to the card tensor by tensor; otherwise the host would hold the whole model
         options["device_map"] = {"": where}
     if conf.quantization is not None:
-        options["quantization_config"] = _quantization(conf, key)
+        options["quantization_config"] = _quantization(conf)
     return options
 
 
@@ -413,13 +418,13 @@ def _dtype(conf: ModelConf) -> torch.dtype | None:
     return None if conf.dtype == "auto" else getattr(torch, conf.dtype)
 
 
-def _quantization(conf: ModelConf, key: str) -> TorchAoConfig:
+def _quantization(conf: ModelConf) -> TorchAoConfig:
     """The weights of linear layers in int8, a scale a row, or int4, a scale for 32 of a row.
 
     Activations stay in the dtype, and both kinds take a byte a weight here: it is the acceptance
     that is of a quantized model, and not the speed of an engine's kernels.
     """
-    _require(f"{key}.quantization={conf.quantization}", "quantization", "torchao")
+    _require(conf.keys.of("quantization", conf.quantization), "quantization", "torchao")
     torchao: Any = import_module("torchao.quantization")
     if conf.quantization == "int8":
         return TorchAoConfig(torchao.Int8WeightOnlyConfig())

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import torch
 
+from harness.config import ModelKeys
 from harness.records import UserError
 from harness.theory.architecture import COUNTED, Architecture
 from harness.theory.memory import MemoryFit, ModelBytes
@@ -85,7 +86,7 @@ class MemoryNeed:
     """What memory a model takes.
 
     Attributes:
-        key: "model" or "draft", the command line's group.
+        keys: what errors call it and its keys.
         name: short name.
         device: where it will live.
         dtype: of its weights and its cache.
@@ -96,7 +97,7 @@ class MemoryNeed:
         largest_bytes: of it that no two cards can share: a layer, or the embedding.
     """
 
-    key: str
+    keys: ModelKeys
     name: str
     device: torch.device
     dtype: torch.dtype
@@ -105,13 +106,18 @@ class MemoryNeed:
     cards: tuple[torch.device, ...] = ()
     largest_bytes: float = 0.0
 
+    @property
+    def shown(self) -> str:
+        """The model as errors name it."""
+        return self.keys.named(self.name)
+
     @classmethod
     def of(
         cls,
         shape: Architecture,
         dtype: torch.dtype,
         device: torch.device,
-        key: str,
+        keys: ModelKeys,
         name: str,
         cards: tuple[torch.device, ...] = (),
     ) -> "MemoryNeed":
@@ -120,7 +126,7 @@ class MemoryNeed:
         tables = embedding if shape.tied else 2 * embedding
         largest = max(embedding, (shape.parameters - tables) / shape.layers)
         return cls(
-            key=key,
+            keys=keys,
             name=name,
             device=device,
             dtype=dtype,
@@ -169,17 +175,13 @@ def check_fits(
             for need in models
         )
         memory = MemoryFit(free, kept, cached_tokens, batch)
-        names = " and ".join(f"{need.key}={need.name}" for need in models)
+        names = " and ".join(need.shown for need in models)
         where = str(devices[0]) if len(devices) == 1 else f"{len(devices)} cards"
         placed = 0.0 if loaded else sum(need.weight_bytes for need in models if need.cards)
         fillable = free * FILLED_BY_WEIGHTS if len(devices) == 1 else math.inf
         if not memory.fits or placed > fillable:
             texts = f"{batch} texts of {cached_tokens:,}" if batch > 1 else f"{cached_tokens:,}"
-            parts = [
-                f"{_gb(need.weight_bytes)} for {need.key}={need.name}"
-                for need in models
-                if not loaded
-            ]
+            parts = [f"{_gb(need.weight_bytes)} for {need.shown}" for need in models if not loaded]
             parts.append(f"{_gb(memory.cache_bytes)} for the cache of {texts} tokens")
             filled = f", of which device_map fills {FILLED_BY_WEIGHTS:.0%} with weights"
             raise UserError(
@@ -197,15 +199,15 @@ def check_fits(
 def _way_out(models: Sequence[MemoryNeed], weights_alone: bool) -> str:
     if weights_alone:
         heaviest = max(models, key=lambda need: need.weight_bytes)
-        key = heaviest.key
+        keys = heaviest.keys
         if heaviest.cards:
             larger = "more or larger cards" if heaviest.device.type == "cuda" else "more memory"
             return (
-                f"use a smaller model, {key}.dtype=bfloat16, or {larger}: what device_map leaves"
-                " elsewhere is copied for each forward, and that would be timed"
+                f"use a smaller model, {keys.of('dtype', 'bfloat16')}, or {larger}: what device_map"
+                " leaves elsewhere is copied for each forward, and that would be timed"
             )
-        spread = f"{key}.device_map=auto (pretrained weights only)"
-        return f"use a smaller model, {key}.dtype=bfloat16, a larger device or {spread}"
+        spread = f"{keys.of('device_map', 'auto')} (pretrained weights only)"
+        return f"use a smaller model, {keys.of('dtype', 'bfloat16')}, a larger device or {spread}"
     return "lower new_tokens, the batch or the context, or use a smaller model"
 
 

@@ -157,6 +157,7 @@ SPEC = EngineSpec(
     client="harness.engines.llamacpp",
     json_schema=True,
     drafts=("model", "eagle3", "mtp", "dflash", "dspark", *SIMPLE, *NOT_REPLAYED),
+    before_drafts=SIMPLE,
     synthetic="everywhere",
     tries_threads=True,
 )

@@ -344,7 +344,7 @@ class Block:
     vocabulary: int | None
     first: int = 1
 
-    def cut(self, conf: ModelConf, key: str) -> "Block":
+    def cut(self, conf: ModelConf) -> "Block":
         """With the positions that `draft.block` asks for.
 
         Raises:
@@ -354,22 +354,22 @@ class Block:
             return self
         if conf.block > self.block:
             raise UserError(
-                f"{key}.block={conf.block}: {conf.name} was trained with blocks of {self.block} "
-                "positions; give fewer"
+                f"{conf.keys.of('block', conf.block)}: {conf.name} was trained with blocks of"
+                f" {self.block} positions; give fewer"
             )
         return replace(self, block=conf.block)
 
 
-def load_dflash(conf: ModelConf, target: LoadedModel, key: str = "draft") -> LoadedHead:
+def load_dflash(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     """Read the DFlash drafter that `conf` names, for this target, onto its device, in its dtype.
 
     Raises:
         UserError: no DFlash drafter in a known layout, incomplete, or for another target.
     """
-    files = HeadFiles(conf, key, target, *DFLASH)
-    with explained(conf, key):
-        block = _block(config_of(conf, key), files)
-    block = block.cut(conf, key)
+    files = HeadFiles(conf, target, *DFLASH)
+    with explained(conf):
+        block = _block(config_of(conf), files)
+    block = block.cut(conf)
     network = filled(DFlashNetwork, block, files.tensors(), files)
     facts = {"architecture": "DFlash", "layout": block.layout, "block": block.block}
     return files.loaded(network, facts, block.layer.max_position_embeddings)

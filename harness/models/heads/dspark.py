@@ -170,17 +170,17 @@ class DSparkHead(DFlashHead):
 # ---- reading -------------------------------------------------------------------------------------
 
 
-def load_dspark(conf: ModelConf, target: LoadedModel, key: str = "draft") -> LoadedHead:
+def load_dspark(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     """Read the DSpark drafter that `conf` names, for this target, onto its device, in its dtype.
 
     Raises:
         UserError: no DSpark drafter in a known layout, incomplete, or for another target.
     """
-    files = HeadFiles(conf, key, target, *DSPARK)
-    with explained(conf, key):
-        config = config_of(conf, key)
+    files = HeadFiles(conf, target, *DSPARK)
+    with explained(conf):
+        config = config_of(conf)
         settings = _settings(config)
-        block = _block(config, settings, files).cut(conf, key)
+        block = _block(config, settings, files).cut(conf)
     rank, kind = int(settings.get("markov_rank") or 0), settings.get("markov_head_type")
     if rank and kind not in MARKOV_HEADS:
         raise UserError(

@@ -96,15 +96,15 @@ class EagleHead(LayerHead):
 # ---- reading -------------------------------------------------------------------------------------
 
 
-def load_eagle(conf: ModelConf, target: LoadedModel, key: str = "draft") -> LoadedHead:
+def load_eagle(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     """Read the EAGLE head that `conf` names, for this target, onto its device and in its dtype.
 
     Raises:
         UserError: it is no EAGLE head in a known layout, incomplete, or for another target.
     """
-    files = HeadFiles(conf, key, target, *EAGLE)
-    with explained(conf, key):
-        config = _config(config_of(conf, key), files.where)
+    files = HeadFiles(conf, target, *EAGLE)
+    with explained(conf):
+        config = _config(config_of(conf), files.where)
     tensors = {
         name.replace("layers.0.", "midlayer.", 1): tensor
         for name, tensor in files.tensors().items()
@@ -113,7 +113,7 @@ def load_eagle(conf: ModelConf, target: LoadedModel, key: str = "draft") -> Load
     if fc is not None and fc.shape[1] == 3 * files.target_config.hidden_size:
         raise UserError(
             f"{files.where}: its fc takes three hidden states, as an EAGLE-3 head's; give"
-            f" {key}.kind=eagle3"
+            f" {conf.keys.of('kind', 'eagle3')}"
         )
     network = _network(config, tensors, files)
     facts = {"architecture": "EAGLE", "layout": "SafeAILab", "fc_bias": network.fc.bias is not None}

@@ -174,15 +174,15 @@ class Layout:
         )
 
 
-def load_eagle3(conf: ModelConf, target: LoadedModel, key: str = "draft") -> LoadedHead:
+def load_eagle3(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     """Read the EAGLE-3 head that `conf` names, for this target, onto its device and in its dtype.
 
     Raises:
         UserError: it is no EAGLE-3 head in a known layout, incomplete, or for another target.
     """
-    files = HeadFiles(conf, key, target, *EAGLE3)
-    with explained(conf, key):
-        layout = _layout(config_of(conf, key), files.where)
+    files = HeadFiles(conf, target, *EAGLE3)
+    with explained(conf):
+        layout = _layout(config_of(conf), files.where)
     network = filled(Eagle3Network, layout, by_specforge(files.tensors()), files)
     facts = {
         "architecture": "EAGLE-3",

@@ -35,13 +35,11 @@ class HeadFiles:
         target_config: that of its text model.
     """
 
-    def __init__(
-        self, conf: ModelConf, key: str, target: LoadedModel, kind: str, layouts: str
-    ) -> None:
-        """Those that `conf`, of the command line's `key`, names; `layouts` are read of a `kind`."""
-        self.conf, self.key, self.target, self.kind = conf, key, target, kind
-        self.layouts, self.where = layouts, f"{key}.id={conf.id}"
-        self.target_name = f"{target.key}={target.name}"
+    def __init__(self, conf: ModelConf, target: LoadedModel, kind: str, layouts: str) -> None:
+        """Those that `conf` names; `layouts` are read of a `kind`."""
+        self.conf, self.target, self.kind = conf, target, kind
+        self.layouts, self.where = layouts, conf.where
+        self.target_name = target.shown
         self.target_config: Any = target.network.config.get_text_config()
 
     def tensors(
@@ -54,8 +52,8 @@ class HeadFiles:
         Raises:
             UserError: no such file, or it cannot be read.
         """
-        conf, source = self.conf, source_of(self.conf, self.key)
-        with quiet_transformers(), explained(conf, self.key):
+        conf, source = self.conf, source_of(self.conf)
+        with quiet_transformers(), explained(conf):
             names = (*files, *(pickles if conf.allow_pickle else ()))
             found = (file_of(source, name, conf) for name in names)
             file = next((path for path in found if path is not None), None)
@@ -174,13 +172,13 @@ class HeadFiles:
         dtype, device = target.network.dtype, target.network.device
         weight_bytes = float(sum(weight.numel() for weight in network.weights) * dtype.itemsize)
         kv_bytes = network.kv_bytes_per_token
-        check_fits([MemoryNeed(self.key, conf.name, device, dtype, weight_bytes, kv_bytes)], 0)
+        check_fits([MemoryNeed(conf.keys, conf.name, device, dtype, weight_bytes, kv_bytes)], 0)
         network = network.to(device)
         # Not its buffers: rotary frequencies stay in float32, as in the engines
         for weight in network.parameters():
             weight.data = weight.data.to(dtype)
         return LoadedHead(
-            key=self.key,
+            keys=conf.keys,
             name=conf.name,
             tokenizer=target.tokenizer,
             eos=target.eos,
@@ -190,17 +188,17 @@ class HeadFiles:
         )
 
 
-def config_of(conf: ModelConf, key: str) -> dict[str, Any]:
-    """The config.json of the head that `conf` names; errors call it `key`.
+def config_of(conf: ModelConf) -> dict[str, Any]:
+    """The config.json of the head that `conf` names.
 
     Raises:
         UserError: there is none, or it cannot be read.
     """
-    where = f"{key}.id={conf.id}"
+    where = conf.where
     # Of a hub that cannot be reached transformers speaks only with this
     reached = {"_raise_exceptions_for_missing_entries": True}
-    with quiet_transformers(), explained(conf, key):
-        file = file_of(source_of(conf, key), "config.json", conf, **reached)
+    with quiet_transformers(), explained(conf):
+        file = file_of(source_of(conf), "config.json", conf, **reached)
     if file is None:
         raise UserError(f"{where}: no config.json there; give a folder or hub id of a head")
     try:
@@ -246,7 +244,7 @@ def is_of(config: Mapping[str, Any], kind: str) -> bool:
     return any(kind in str(name).lower() for name in names)
 
 
-def memory_need(conf: ModelConf, key: str, target: MemoryNeed) -> MemoryNeed | None:
+def memory_need(conf: ModelConf, target: MemoryNeed) -> MemoryNeed | None:
     """What memory a head will take, from its config before its weights are read.
 
     That of an embedding of its own is not known before; None where its config says no sizes.
@@ -254,6 +252,6 @@ def memory_need(conf: ModelConf, key: str, target: MemoryNeed) -> MemoryNeed | N
     spec = DRAFTS[conf.kind]
     if not spec.shape:
         return None
-    with explained(conf, key):
-        shape = spec.read_shape(config_of(conf, key), f"{key}.id={conf.id}")
-    return MemoryNeed.of(shape, target.dtype, target.device, key, conf.name)
+    with explained(conf):
+        shape = spec.read_shape(config_of(conf), conf.where)
+    return MemoryNeed.of(shape, target.dtype, target.device, conf.keys, conf.name)

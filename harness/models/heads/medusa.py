@@ -131,13 +131,13 @@ class MedusaHead(BlockHead):
 # ---- reading -------------------------------------------------------------------------------------
 
 
-def load_medusa(conf: ModelConf, target: LoadedModel, key: str = "draft") -> LoadedHead:
+def load_medusa(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     """Read the Medusa heads that `conf` names, for this target, onto its device and in its dtype.
 
     Raises:
         UserError: no Medusa heads in a known layout, incomplete, or for another target.
     """
-    files, config = HeadFiles(conf, key, target, *MEDUSA), config_of(conf, key)
+    files, config = HeadFiles(conf, target, *MEDUSA), config_of(conf)
     tensors = files.tensors(MEDUSA_FILES, MEDUSA_PICKLES)
     layout = "vllm" if is_of(config, "medusa") else "fasterdecoding"
     if layout != "vllm" and "medusa_num_heads" not in config:

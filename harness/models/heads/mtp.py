@@ -228,14 +228,14 @@ class MtpHead(ChainHead):
 # ---- reading -------------------------------------------------------------------------------------
 
 
-def load_mtp(conf: ModelConf, target: LoadedModel, key: str = "draft") -> LoadedHead:
+def load_mtp(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     """Read the MTP layer from the checkpoint that `conf` names, which is the target's or its like.
 
     Raises:
         UserError: a target of another type, or a checkpoint without an MTP layer that is known.
     """
-    named = f"{target.key}={target.name}"
-    where = f"{key}={conf.name}"
+    named = target.shown
+    where = conf.shown
     config: Any = target.network.config.get_text_config()
     known = f"MTP layers are read of {', '.join(MODEL_TYPES)}"
     if config.model_type not in MODEL_TYPES:
@@ -243,8 +243,8 @@ def load_mtp(conf: ModelConf, target: LoadedModel, key: str = "draft") -> Loaded
             f"{where}: {named} is of the model type {config.model_type}, of which no MTP layer is "
             f"known; {known}"
         )
-    source = source_of(conf, key)
-    with quiet_transformers(), explained(conf, key):
+    source = source_of(conf)
+    with quiet_transformers(), explained(conf):
         tensors, layers = _tensors(source, conf, config.num_hidden_layers)
     if len(layers) != 1:
         found = f"{len(layers)} MTP layers" if layers else "no MTP layer"
@@ -255,11 +255,11 @@ def load_mtp(conf: ModelConf, target: LoadedModel, key: str = "draft") -> Loaded
         )
     dtype, device = target.network.dtype, target.network.device
     size = float(sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize)
-    check_fits([MemoryNeed(key, conf.name, device, dtype, size, 0)], 0)
+    check_fits([MemoryNeed(conf.keys, conf.name, device, dtype, size, 0)], 0)
     with quiet_transformers():
         network = _network(config, tensors, target, f"{where}: the MTP layer in {conf.id}")
     return LoadedHead(
-        key=key,
+        keys=conf.keys,
         name=conf.name,
         tokenizer=target.tokenizer,
         eos=target.eos,
@@ -325,7 +325,7 @@ def _network(
         if own is not None and own.shape != module.weight.shape:
             raise UserError(
                 f"{where} is for another target: {name} is {list(own.shape)}, and that of "
-                f"{target.key}={target.name} {list(module.weight.shape)}"
+                f"{target.shown} {list(module.weight.shape)}"
             )
     network.set_input_embeddings(_own_or_shared(tensors.get(SHARED[0]), shared[0]))
     network.set_output_embeddings(_own_or_shared(tensors.get(SHARED[1]), shared[1]))
@@ -344,7 +344,7 @@ def _network(
         if names:
             raise UserError(
                 f"{where} {fault} {', '.join(names[:SHOWN])}; give a checkpoint of "
-                f"{target.key}={target.name} whose MTP layer is neither quantized nor cut off"
+                f"{target.shown} whose MTP layer is neither quantized nor cut off"
             )
     mtp.load_state_dict({name: tensors[name] for name in projection}, strict=False)
     return mtp

@@ -182,19 +182,19 @@ def of_width(logits: Tensor, vocabulary: int) -> Tensor:
 # ---- reading -------------------------------------------------------------------------------------
 
 
-def load_pard(conf: ModelConf, target: LoadedModel, key: str = "draft") -> LoadedHead:
+def load_pard(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     """Read the PARD draft that `conf` names, onto the target's device and in its dtype.
 
     Raises:
         UserError: no causal model with a mask token, one with another tokenizer than the target's,
             or one whose layers do not run as `PardNetwork.passes` needs it.
     """
-    where, config = f"{key}.id={conf.id}", config_of(conf, key)
+    where, config = conf.where, config_of(conf)
     mask_token = config.get(PARD_KEY)
     if not isinstance(mask_token, int):
         raise unknown_layout(where, *PARD, f"{found_in(config)} and no {PARD_KEY}")
     dtype = str(target.network.dtype).removeprefix("torch.")
-    loaded = load(replace(conf, dtype=dtype), key, target.network.device)
+    loaded = load(replace(conf, dtype=dtype), target.network.device)
     check_tokenizers(target, loaded)
     if not 0 <= mask_token < loaded.vocab_size:
         raise UserError(
@@ -209,7 +209,7 @@ def load_pard(conf: ModelConf, target: LoadedModel, key: str = "draft") -> Loade
             " cannot be computed at once here; PARD drafts of full attention can (Llama, Qwen)"
         )
     return LoadedHead(
-        key=key,
+        keys=conf.keys,
         name=conf.name,
         tokenizer=target.tokenizer,
         eos=target.eos,

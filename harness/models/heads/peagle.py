@@ -151,15 +151,15 @@ class PeagleHead(MaskHead, LayerHead):
 # ---- reading -------------------------------------------------------------------------------------
 
 
-def load_peagle(conf: ModelConf, target: LoadedModel, key: str = "draft") -> LoadedHead:
+def load_peagle(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     """Read the P-EAGLE head that `conf` names, for this target, onto its device and in its dtype.
 
     Raises:
         UserError: it is no P-EAGLE head in a known layout, incomplete, or for another target.
     """
-    files = HeadFiles(conf, key, target, *PEAGLE)
-    with explained(conf, key):
-        config = config_of(conf, key)
+    files = HeadFiles(conf, target, *PEAGLE)
+    with explained(conf):
+        config = config_of(conf)
         kind = config.get("speculators_model_type")
         mask_token = next(
             (config[name] for name in MASK_TOKENS if config.get(name) is not None), None
