@@ -321,11 +321,6 @@ def _as_list(
 def to_dataclass(config: DictConfig, words: Sequence[str] = ()) -> Any:
     """The composed configuration as its command's dataclass, checked, interpolations resolved.
 
-    Args:
-        config: as composed.
-        words: what the command line sets; where that names a run to resume or to take traces from,
-            all else is that run's.
-
     Raises:
         UserError: a key that the command does not have was added with `+`, a key without a default
             was not given, an interpolation leads nowhere, or a value cannot be used.

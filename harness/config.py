@@ -89,7 +89,6 @@ K_LIMITS: Mapping[str, Any] = {
 
 
 def _grid(*default: int, meaning: str = "draft tokens per round; 0, plain, always runs") -> Any:
-    """The numbers of draft tokens."""
     return key([*default], meaning, example="[1,2,4]", **K_LIMITS)
 
 
@@ -1049,7 +1048,6 @@ class AuditionConfig(ModelsConfig):
         return self.clock  # type: ignore[return-value]  # validated
 
     def _check_adaptive(self) -> None:
-        """Refuse what adaptive drafting is not replayed with."""
         stop = f"decode.stop={self.decode.stop}"
         if self.decode.repetition_penalty not in (None, 1.0):
             raise UserError(f"{stop}: an audition replays it without decode.repetition_penalty")
@@ -1084,7 +1082,6 @@ class AuditionConfig(ModelsConfig):
             raise UserError("latency.measure: not with latency_from or latency.target_ms; give one")
 
     def _check_texts(self) -> None:
-        """Refuse what a server's completions do not go with."""
         for draft in map(split_draft, self.drafts or ()):
             if draft.id is not None and SERVER_URL.match(draft.id):
                 check_address(f"drafts: {draft.name}", draft.id)
@@ -1300,10 +1297,6 @@ def rates_for(acceptance: Any, k: int, key: str = "decode.acceptance") -> tuple[
 def checked(config: Config, name: str = "") -> Config:
     """The same configuration, its values checked and an empty model name filled in from the id.
 
-    Args:
-        config: a schema's dataclass.
-        name: its key, where it is a part of a command's configuration.
-
     Raises:
         UserError: the first value that cannot be used.
     """
@@ -1322,7 +1315,6 @@ def checked(config: Config, name: str = "") -> Config:
 
 
 def _check(name: str, value: Any, kind: Any, limits: Mapping[str, Any]) -> None:
-    """Hold one field's value against its limits."""
     if value == "auto" and limits.get("auto"):
         return
     kinds = (get_origin(one) for one in (kind, *get_args(kind)))

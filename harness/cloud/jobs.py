@@ -90,9 +90,7 @@ def plan_jobs(
 
     Args:
         command: profile, sweep, ..., or SMOKE, which takes the command line of a profile.
-        overrides: its command line.
         gpus: cards as the cloud calls them, "H100:2" for two of them in one machine.
-        resume: the launch to continue.
 
     Raises:
         UserError: an override that does not fit or makes no sense on a rented machine, an unknown
@@ -261,7 +259,6 @@ def _bytes(part: _Part) -> float:
 
 
 def _parts(models: Sequence[tuple[str, ModelConf]], tokens: int) -> Iterator[_Part]:
-    """What each model takes, where its sizes are known."""
     for role, conf in models:
         sizes = None if conf.spec.looks_up or conf.quantization else sizes_of(conf)
         if sizes is not None:

@@ -148,10 +148,7 @@ def launch(
     """Run a command on each card, and copy the runs here.
 
     Args:
-        command: profile, sweep, ...
-        overrides: its command line.
         gpus: cards as the cloud calls them; several only for an audition, which ranks them.
-        resume: the launch to continue.
         run_jobs: rents the machines and runs the jobs on them.
 
     Returns:
@@ -261,7 +258,6 @@ def stored_run(home: Path, device: str | None = None) -> Path | None:
     """The latest run under a job's folder that has a manifest; None if none has.
 
     Args:
-        home: the job's folder.
         device: pass over runs that were begun on a device of another name.
     """
     runs = sorted(path.parent for path in home.glob("*/manifest.json"))

@@ -44,9 +44,6 @@ def check_run(
     """The drafts that nothing here shows to be unfit; a run that cannot be made here is refused.
 
     Args:
-        config: the command's.
-        prompts: that are decoded.
-        drafts: one, or those of an audition.
         of_command: what else the command needs; each raises a UserError where it is not there.
 
     Raises:
@@ -112,7 +109,6 @@ def _check_models(
 
 
 def _check_source(config: Config, draft: ModelConf) -> None:
-    """Refuse a draft whose folder is not there."""
     from harness.models.load import source_of
 
     own = draft.spec.has_own_checkpoint(draft.id, config.model.id)

@@ -168,7 +168,6 @@ def text_requests(
 
 
 def _batch(config: PairConfig | AuditionConfig) -> int:
-    """Texts of the target generated at the same time."""
     return config.batch if isinstance(config, AuditionConfig) else BATCH
 
 

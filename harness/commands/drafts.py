@@ -126,13 +126,10 @@ def each_draft(
     """Measure and store every draft, with notes on those that lost, cannot be used or broke down.
 
     Args:
-        folder: of the run.
-        texts: that every draft scores.
         drafts: in the order in which they are measured.
         measure: gives what the folder lacks of one draft, whose scores of these texts are missing;
             None where it lacks nothing.
         generation_s: what the texts took, in this process.
-        watch: begun with the run's measurements.
         debug: whether the traceback of a draft's error is shown.
 
     Raises:
@@ -201,13 +198,6 @@ def checked_draft(
 ) -> tuple[LoadedModel, CachedModel]:
     """A draft model, loaded and with a cache for the longest text.
 
-    Args:
-        conf: the draft.
-        target: whose texts it scores.
-        device: where it goes.
-        prompts: that the texts complete.
-        config: of the audition.
-
     Raises:
         NotEligible: another tokenizer than the target's.
         UserError: it cannot be loaded or rewound, or runs out of memory.
@@ -264,10 +254,6 @@ def _measured(
 
     Args:
         folder: what it has of the draft is not made again.
-        target: whose texts are scored.
-        texts: all of them.
-        conf: the draft.
-        config: of the audition.
         timed: whether the folder has its step times.
         share_s: seconds after which no further look is begun.
     """
@@ -320,7 +306,6 @@ def _measured(
 
 
 def _name(text: GeneratedText) -> tuple[str, str]:
-    """A text's prompt, or turn of a conversation, and its set."""
     return text.request.prompt_set, text.request.prompt
 
 

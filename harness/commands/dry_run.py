@@ -131,8 +131,6 @@ def print_server_plan(
     """Servers, and the requests that each kind of them gets.
 
     Args:
-        config: the command's.
-        prompts: of the run.
         states: addresses, each with who answers there, or why no server starts here.
         synthetic: whether servers that reject every draft time the rounds.
     """
@@ -184,7 +182,6 @@ def print_server_plan(
 def _served_forwards(
     config: ServerConfig, prompts: Sequence[Prompt], *, synthetic: bool
 ) -> list[Forwards]:
-    """The forwards of servers that are started here."""
     ks = [0, *(k for k in config.k if k > 0)]
     by_set = _by_set(prompts)
     visits = len(config.temperature) * config.repetitions
@@ -329,7 +326,6 @@ def print_scores_plan(config: AuditionConfig, traces: Sequence[TextTrace]) -> No
 
 
 def _scores_line(traces: Sequence[TextTrace]) -> str:
-    """How many texts and tokens a draft scored, and for which K."""
     depth = traces[0].depth
     by = "by position, for every K" if depth is None else f"by start, for K up to {depth}"
     tokens = sum(len(trace.tokens) for trace in traces)
@@ -345,7 +341,6 @@ def _prefills(draft: ModelConf, largest_k: int) -> int:
 def _print_plan(
     config: Config, drafts: Sequence[ModelConf], rows: Rows, *more: Table | str
 ) -> None:
-    """What would be run with which models, and further parts."""
     backend, heads = BACKENDS[config.backend], [d.name for d in drafts if d.spec.reads_states]
     if heads and config.backend != "eager":
         backend += f"; {EAGER_FOR_HEADS.format(heads=', '.join(heads))}"
@@ -360,7 +355,6 @@ def _print_plan(
 
 
 def _too_large(config: Config) -> Rows:
-    """That the target alone does not fit the chosen card."""
     card, size = getattr(config, "gpu", None), sizes_of(config.model)
     if card is None or size is None:
         return {}
@@ -430,7 +424,6 @@ def _answer_rows(config: Config, prompts: Sequence[Prompt]) -> Rows:
 
 
 def _by_set(prompts: Sequence[Prompt]) -> list[int]:
-    """Of each prompt set, its turns."""
     return [*Counter(prompt.prompt_set for prompt in prompts for _ in prompt.answered).values()]
 
 
@@ -452,7 +445,6 @@ def _answers(prompts: Sequence[Prompt]) -> int:
 
 
 def _model_line(conf: ModelConf) -> str:
-    """A model with its source, and its size in memory where its config states it."""
     if conf.weights != "dummy":
         return conf.name if conf.name == conf.id else f"{conf.name} ({conf.id})"
     weights = architecture_of(conf.architecture or {}).parameters * SERVED_BYTES

@@ -163,7 +163,6 @@ def _accuracy(scored: Sequence[_Drafted]) -> float:
 
 
 def _texts(stored: StoredRun, known: KnownTexts, target: LoadedModel) -> list[GeneratedText]:
-    """Greedy completions that the run stored, with their prompts."""
     plain = [
         trial
         for trial in stored.trials

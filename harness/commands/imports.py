@@ -73,7 +73,6 @@ def read_records(file: str) -> Iterator[ServedRecord]:
 
 
 def _entries(text: str, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each object, with its place for errors."""
     if text.lstrip().startswith("["):
         entries = enumerate(_parsed(text, where), start=1)
         numbered = [(f"{where}, entry {number}", entry) for number, entry in entries]

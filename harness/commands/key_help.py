@@ -66,7 +66,6 @@ def _row(head: str, text: list[str]) -> Iterator[str]:
 
 
 def _value(value: Any) -> str:
-    """As it is typed."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -93,7 +93,6 @@ class Stopwatch:
     """Seconds of measuring, those of earlier processes of the run included."""
 
     def __init__(self, folder: RunFolder, budget_s: float | None) -> None:
-        """Begin now."""
         looks, costs = folder.manifest.looks, folder.manifest.audition.costs
         self._before_s = looks.measured_s if looks else costs.measured_s or 0.0
         self._begun = monotonic()
@@ -121,10 +120,7 @@ def measure_in_looks(
 
     Args:
         folder: of the run; its manifest notes what is chosen and how many looks are made.
-        pair: with every turn of its prompts.
-        config: of the sweep.
         visits: that time rounds, spread over the looks.
-        watch: begun with the run's measurements.
 
     Raises:
         UserError: `budget_s` is too little for the first look.
@@ -270,7 +266,6 @@ class _Measured:
             self._run(due, number, f"{label}, short texts again")
 
     def once(self, groups: Sequence[Group], label: str) -> None:
-        """Measure what the folder lacks of each group."""
         for number in range(self._config.repetitions):
             self._run(groups, number, label)
 

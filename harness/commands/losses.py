@@ -23,7 +23,6 @@ def written(stored: StoredRun, training_log: str | None = None) -> Losses:
     """What a run's traces say of the losses of its drafts; writes the page into its folder.
 
     Args:
-        stored: the run.
         training_log: a trainer's log, FILE of the best head or NAME@FILE; target and head are then
             loaded, to tell whether the head reads something else than in training.
 

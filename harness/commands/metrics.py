@@ -67,7 +67,6 @@ def _wait(seconds: float, server: CountingServer) -> None:
 
 
 def _every(seconds: float, server: CountingServer) -> Iterator[Scrape]:
-    """A scrape each interval, without end."""
     while True:
         _wait(seconds, server)
         yield server.scrape()

@@ -141,7 +141,6 @@ def stored_traces(
 
 
 def _text_keys(run: StoredRun, prompts: Sequence[Prompt]) -> Iterator[TextKey]:
-    """The texts that a run's configuration asks for."""
     for temperature in map(float, run.config.get("temperature") or ()):
         for repetition in range(run.config["repetitions"] if temperature else 1):
             for prompt in prompts:
@@ -151,7 +150,6 @@ def _text_keys(run: StoredRun, prompts: Sequence[Prompt]) -> Iterator[TextKey]:
 
 
 def _how_to_get(run: StoredRun) -> str:
-    """What to do about something that a run lacks."""
     if run.manifest.status == "complete":
         return "name the folder of an audition, or of a sweep, that has it"
     stopped = run.manifest.interrupted_by
@@ -369,7 +367,6 @@ def check_target_of(costs: EngineCosts | None, conf: ModelConf, entry: ModelEntr
 
     Args:
         costs: of an engine; None: nothing is priced by one.
-        conf: the target.
         entry: what it says of itself, as far as that is known here.
     """
     if costs is not None:
@@ -383,15 +380,7 @@ def check_draft_of(
     entry: ModelEntry | None,
     temperatures: Sequence[float],
 ) -> None:
-    """Refuse a draft whose rounds do not follow from the costs; see `check_target_of`.
-
-    Args:
-        costs: of an engine.
-        name: the draft's.
-        kind: of `serving.drafts.DRAFTS`.
-        entry: what it says of itself; None for a look-up.
-        temperatures: at which it is to be priced.
-    """
+    """Refuse a draft whose rounds do not follow from the costs; see `check_target_of`."""
     for temperature in temperatures if costs is not None else ():
         assert costs is not None
         priced_by(costs, name, kind, entry or ModelEntry(), temperature)

@@ -149,7 +149,6 @@ def recorded_times(file: str) -> list[float]:
 
 
 def _stamps(file: Path, where: str) -> Iterator[tuple[int, float]]:
-    """The line and value of each time stamp."""
     try:
         with file.open(encoding="utf-8") as lines:
             first = next((line for line in lines if line.strip()), "")

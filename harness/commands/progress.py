@@ -107,14 +107,12 @@ class _Display:
         self._writer: threading.Thread | None = None
 
     def push(self, bar: Bar) -> None:
-        """Show a further bar; the first begins the display."""
         self._bars.append(bar)
         if len(self._bars) == 1:
             self._begin()
         self.refresh()
 
     def pop(self, bar: Bar) -> None:
-        """Show it no more; the last one ends the display."""
         self._bars.remove(bar)
         if self._bars:
             self.refresh()
@@ -129,7 +127,6 @@ class _Display:
             self._writer = None
 
     def refresh(self) -> None:
-        """Draw the bars as they are now, on a terminal."""
         if self._live is not None:
             self._live.refresh()
 

@@ -111,8 +111,6 @@ def _turns(
 def _complete(
     folder: RunFolder, server: TextServer, requests: Sequence[Request], target: Vocabulary
 ) -> dict[TextKey, Trial]:
-    """Ask for completions, each stored as it comes."""
-
     def decode(tokens: Sequence[int]) -> str:
         return target.tokenizer.decode(list(tokens), skip_special_tokens=True)
 

@@ -91,5 +91,4 @@ def _drafts_by_name(config: DictConfig, stored: Mapping[str, Any]) -> tuple[Dict
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Whether two keys are one, or one is in the other's group or mapping."""
     return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")

@@ -53,7 +53,6 @@ class Interrupted(KeyboardInterrupt):
     """A signal asked the process to end; a file being written is completed or restored first."""
 
     def __init__(self, number: int) -> None:
-        """For the signal of this number."""
         super().__init__(signal.Signals(number).name)
         self.number = number
 

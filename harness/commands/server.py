@@ -131,7 +131,6 @@ def _score_so_far(folder: RunFolder, work: Workload) -> None:
 
 
 def _likelihoods(trials: Sequence[Trial], work: Workload, pair: Drafted) -> list[TextLikelihood]:
-    """A test of each temperature above 0 and K."""
     sampled = [trial for trial in trials if trial.temperature != GREEDY]
     cells = grouped(sampled, lambda trial: (trial.temperature, trial.k))
     with progress("testing the returned texts", len(cells)) as tick:

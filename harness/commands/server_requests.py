@@ -285,8 +285,6 @@ def _tasks(
     """Requests in the order they are sent.
 
     Args:
-        work: of the run.
-        prompts: that are asked.
         ks: by temperature.
         file: where answers are stored.
         visits: None for as many as the run asks for.
@@ -333,7 +331,6 @@ def waiting_of(folder: RunFolder, tasks: Sequence[Task]) -> list[Task]:
     )
 
     def lacks(task: Task) -> bool:
-        """Whether its answer is not stored."""
         if task.file != "rounds":
             return last[task.file].get(task.request.cell) != "ok"
         stored = rounds[task.of_rounds] > 0

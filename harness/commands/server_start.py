@@ -96,7 +96,6 @@ def try_addresses(config: ServerConfig, adapter: Adapter, prompts: Sequence[Prom
 
 
 def _refuse_the_drafts_model(plain: Server, config: ServerConfig) -> None:
-    """Refuse a plain server that says by name that it serves the draft's model."""
     served, target, draft = plain.model_name, _names(config.model), _names(config.draft)
     if served is not None and _names_of(served) & draft - target:
         raise UserError(
@@ -300,7 +299,6 @@ def all_stay(work: Workload, adapter: Adapter) -> bool:
 
 
 def _at_a_time(work: Workload, adapter: Adapter) -> int:
-    """How many servers run side by side."""
     config = work.config
     if config.servers != "auto":
         return int(config.servers)
@@ -370,7 +368,6 @@ def started(
 
     Args:
         folder, work, adapter: of the run.
-        roles: of the servers.
         slots: requests that each has room for.
         left_out: whether to go on without a server that does not start or answer.
         beside: how many others answer already.
@@ -422,7 +419,6 @@ def check_card(folder: RunFolder, work: Workload, adapter: Adapter, roles: Seque
 
 
 def _note_memory(folder: RunFolder, engine: Any, role: Role, slots: int) -> None:
-    """Write down what of the card a server is started with."""
     if not isinstance(engine, StartedEngine) or engine.memory is None:
         return
     flags = engine.memory_flags(role.k)
@@ -474,7 +470,6 @@ def stored_facts(folder: RunFolder) -> EngineFacts:
 
 
 def _commands(folder: RunFolder, work: Workload, adapter: Adapter) -> Iterator[ServerCommand]:
-    """What starts the servers of single requests, and those of a load."""
     if work.config.url is not None:
         return
     assert adapter.start is not None

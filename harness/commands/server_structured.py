@@ -90,7 +90,6 @@ class _Asked(NamedTuple):
 
 
 def _asked(work: Workload, k: int) -> Iterator[_Asked]:
-    """Every prompt with a check, at every temperature and visit."""
     config = work.config
     given = [(entry, check) for entry in work.prompts for check in checks_of(entry.prompt)]
     for (entry, check), temperature in product(given, config.temperature):
@@ -111,7 +110,6 @@ def _asked(work: Workload, k: int) -> Iterator[_Asked]:
 
 
 def _answered(work: Workload, server: Server, asked: _Asked) -> StructuredAnswer:
-    """The server's answer, checked."""
     entry, check, answer = asked
     request = work.request(entry, answer.temperature, answer.k, answer.visit)
     done = server.generate(

@@ -92,9 +92,6 @@ def measure(folder: RunFolder, work: Workload, adapter: Adapter, score: Callable
     """Ask the servers for what the folder lacks: one at a time, then side by side.
 
     Args:
-        folder: of the run.
-        work: what is asked for.
-        adapter: of the engine.
         score: scores the texts that are stored, by which a run that measures one K chooses it.
 
     Raises:
@@ -118,7 +115,6 @@ class Failures:
     """What servers did not answer: stored, so that cells say so, and said at the end."""
 
     def __init__(self, folder: RunFolder, work: Workload) -> None:
-        """Forget those of the attempt that this one resumes."""
         self._folder = folder
         self.dead: set[Role] = set()
         self._first: dict[Role, str] = {}
@@ -141,11 +137,6 @@ class Failures:
 
         Its own tasks are, and all with the one that decodes plainly, for they are not compared with
         anything any more: of each K the trials of one visit, and notes.
-
-        Args:
-            role: of the server.
-            error: why.
-            left: the tasks that are not done, of all servers, in their order.
         """
         line = self._count(role, error)
         lost = [

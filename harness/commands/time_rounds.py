@@ -71,9 +71,6 @@ def time_own_loop(
     """Time rounds of our own loop next to a server's, where wanted, or copy those of another run.
 
     Args:
-        folder: the server's run.
-        pair: the models.
-        config: the command's.
         stored: those of another run, which are taken instead.
     """
     known = folder.own_rounds.read()

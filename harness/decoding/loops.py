@@ -185,7 +185,6 @@ def emitted_round(
 
     Args:
         generation: its budget, eos and stop.
-        text: what was emitted before.
         tokens: the draft's tokens, then the target's own.
         accepted: how many draft tokens stand.
 

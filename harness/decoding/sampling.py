@@ -104,7 +104,6 @@ def penalised(logits: Tensor, seen: Tensor | None, penalty: float | None) -> Ten
     have it: a positive logit is divided by the penalty, a negative one multiplied.
 
     Args:
-        logits: [n, vocab].
         seen: [n, vocab] (or [1, vocab]) the tokens of the prompt and the text before each row;
             None where there is no penalty.
         penalty: above 0; None leaves the logits.

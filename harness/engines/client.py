@@ -82,15 +82,7 @@ class HttpClient:
         alive: Callable[[], bool] = lambda: True,
         timeout_factor: float = 1.0,
     ) -> None:
-        """Talk to `url`.
-
-        Args:
-            url: http or https, without a path.
-            key: the server's API key, sent with every request and kept nowhere else.
-            named: the key of the command line that gives the address, for errors.
-            alive: whether asking again is of use.
-            timeout_factor: of every limit on time.
-        """
+        """Talk to `url`; the API `key` is sent with every request and kept nowhere else."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UserError(f"{named}={url}: not an address; write it as http://HOST:PORT")
@@ -136,10 +128,6 @@ class HttpClient:
     def repeated(self, ask: Callable[[], T], *, listening: bool = False) -> tuple[T, int]:
         """Ask, and ask again where a failure may pass.
 
-        Args:
-            ask: requests to this server.
-            listening: only where something listens at the address.
-
         Returns:
             What it returned in the end, and how often it was asked.
         """
@@ -182,13 +170,7 @@ class HttpClient:
         return answer
 
     def about(self, path: str, field: str, server: str) -> Mapping[str, Any]:
-        """What the server says of itself at `path`; refuse one that is not `server`.
-
-        Args:
-            path: where only this kind of server has an object with `field`.
-            field: of the object.
-            server: the kind, for the error.
-        """
+        """What the server says of itself at `path`; refuse one that is not `server`."""
         try:
             answer = self.stated(path)
         except RefusedError as error:
@@ -200,11 +182,6 @@ class HttpClient:
 
     def wait_until_ready(self, path: str, within_s: float, what: str) -> str:
         """Wait until `path` answers with success.
-
-        Args:
-            path: what answers once the model is loaded.
-            within_s: how long to wait.
-            what: is waited for.
 
         Returns:
             Why it does not answer; empty where it does.
@@ -226,7 +203,6 @@ class HttpClient:
     # ---- one request -----------------------------------------------------------------------------
 
     def _text(self, method: str, path: str, body: bytes | None, timeout_s: float) -> str:
-        """The body of a successful answer."""
         headers = self._headers if body is None else {**self._headers, **JSON}
         begin = time.monotonic()
         with waiting_for(f"{self.url}{path}", timeout_s):
@@ -317,7 +293,6 @@ class HttpClient:
         return " ".join((text.replace(self._key, MASKED) if self._key else text).split())
 
     def _masked(self, value: Any) -> Any:
-        """An answer without the key."""
         if self._key is None or len(self._key) < SHORTEST_MASKED:
             return value
         if isinstance(value, str):

@@ -204,7 +204,6 @@ def write_block_gguf(head: LoadedHead, target: LoadedModel, path: Path) -> Path:
 
 
 def _drafter_tensors(network: DFlashNetwork) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a drafter under its GGUF name, on the CPU."""
     for name, tensor in network.state_dict().items():
         stem = name.removesuffix(".weight")
         renamed = DRAFTER_TENSORS.get(stem)
@@ -253,7 +252,6 @@ def gguf_package(keys: ModelKeys) -> Any:
 def _write_sizes(
     writer: Any, gguf: Any, config: Any, context_tokens: int | None, vocab: int
 ) -> None:
-    """The keys from which llama.cpp builds the network."""
     rope = config.rope_parameters
     writer.add_context_length(context_tokens)
     writer.add_embedding_length(config.hidden_size)
@@ -279,7 +277,6 @@ def _head_size(config: Any) -> int:
 
 
 def _tensors(gguf: Any, loaded: LoadedModel) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor under its GGUF name, on the CPU."""
     config: Any = loaded.network.config
     architecture = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == config.model_type)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
@@ -298,7 +295,6 @@ def _tensors(gguf: Any, loaded: LoadedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def _head_tensors(network: Eagle3Network) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a head under its GGUF name, on the CPU."""
     config: Any = network.config
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, tensor in network.state_dict().items():

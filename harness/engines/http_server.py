@@ -275,7 +275,6 @@ class StartedEngine(ABC):
         raise NotImplementedError
 
     def _given(self, flag: str) -> bool:
-        """Whether the user's own flags have it."""
         names = (given.split("=", 1)[0].replace("_", "-") for given in self.more_flags)
         return flag in names
 
@@ -324,7 +323,6 @@ class HttpServer(Server):
     decoded_field: ClassVar[str]
 
     def __init__(self, title: str, k: int, running: Running) -> None:
-        """Take over a server that drafts `k` tokens per round; `title` names it in errors."""
         self.k, self._title = k, title
         self._client, self._process, self._alone = running.client, running.process, running.alone
         self._in_flight, self._lock = 0, threading.Lock()
@@ -445,12 +443,7 @@ class HttpServer(Server):
         return None
 
     def without_counters(self, where: str, needs: str) -> UserError:
-        """What to do about a server that drafts and does not tell its rounds.
-
-        Args:
-            where: it was looked for.
-            needs: what has them.
-        """
+        """What to do about a server that drafts and does not tell its rounds."""
         return UserError(
             f"{self.where}: no counters {where}; {needs}, or use engine=openai, which only times"
         )
@@ -495,13 +488,11 @@ class HttpServer(Server):
 
 
 def _line(variables: Mapping[str, str], program: Sequence[str], flags: Sequence[str]) -> str:
-    """A command for a shell."""
     assigned = (f"{name}={shlex.quote(value)}" for name, value in variables.items())
     return " ".join([*assigned, shlex.join([*program, *flags])])
 
 
 def _without(flags: Sequence[str], names: Collection[str]) -> Iterator[str]:
-    """Words of a command line without these flags and their values."""
     left_out = False
     for word in flags:
         if word.startswith("--"):
@@ -511,14 +502,7 @@ def _without(flags: Sequence[str], names: Collection[str]) -> Iterator[str]:
 
 
 def field_of(answer: Any, field: str, where: str, expected: str) -> Any:
-    """A field that an answer must have.
-
-    Args:
-        answer: JSON decoded.
-        field: its name.
-        where: the address, for the error.
-        expected: what has this field.
-    """
+    """A field that an answer must have."""
     if not isinstance(answer, dict) or answer.get(field) is None:
         raise RequestFailedError(
             f"{where}: its answer has no {field!r}; is it {expected}?", repeatable=False

@@ -192,15 +192,6 @@ class LlamaCppServer(HttpServer):
         kind: DraftKind = "model",
         lookup: DraftKind | None = None,
     ) -> None:
-        """Take over a server that drafts `k` tokens per round and accepts by `rule`.
-
-        Args:
-            running: the server.
-            k: the most that a look-up drafts.
-            rule: of acceptance.
-            kind: of its draft.
-            lookup: that drafts before it.
-        """
         super().__init__(f"llama.cpp at k={k}", k, running)
         facts = running.client.about(*ABOUT, SERVER)
         self.facts = EngineFacts(

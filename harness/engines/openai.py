@@ -25,14 +25,6 @@ class OpenAiServer(HttpServer):
     """One running server that completes texts."""
 
     def __init__(self, running: Running, k: int, tokenizer: Any, spec: EngineSpec = OPENAI) -> None:
-        """Take over a server that is said to draft `k` tokens per round.
-
-        Args:
-            running: the server.
-            k: tokens.
-            tokenizer: the target's, of transformers; None where no request is sent.
-            spec: which engine.
-        """
         super().__init__(f"{spec.name} at k={k}", k, running)
         self._spec, self._tokenizer = spec, tokenizer
         self.facts = EngineFacts(spec, "unknown", spec.rule)

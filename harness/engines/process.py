@@ -59,7 +59,6 @@ class ServerProcess:
         """Start a command; what it prints goes to `log`.
 
         Args:
-            command: program and arguments.
             log: file, which is appended to: an error of an earlier server may name it.
             environment: variables in addition to this process's own.
         """

@@ -35,7 +35,6 @@ class ServerDiedError(UserError):
     """
 
     def __init__(self, message: str, *, repeatable: bool = False) -> None:
-        """With its line."""
         super().__init__(message)
         self.repeatable = repeatable
 
@@ -51,7 +50,6 @@ class RequestFailedError(UserError):
     def __init__(
         self, message: str, *, repeatable: bool = True, retry_after_s: float | None = None
     ) -> None:
-        """With its line."""
         super().__init__(message)
         self.repeatable, self.retry_after_s = repeatable, retry_after_s
 
@@ -64,7 +62,6 @@ class RefusedError(UserError):
     """
 
     def __init__(self, message: str, status: int) -> None:
-        """With its line."""
         super().__init__(message)
         self.status = status
 
@@ -264,10 +261,6 @@ class Server(ABC):
     def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
         """Refuse a server whose model reads token ids as another text, where it can be asked.
 
-        Args:
-            tokens: ids without special ones.
-            text: what they stand for in the target's tokenizer.
-
         Raises:
             UserError: it serves another model.
         """
@@ -276,11 +269,9 @@ class Server(ABC):
         """End what was started here; a second call does nothing."""
 
     def __enter__(self) -> Self:
-        """Itself; closed at the end of the block."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
         self.close()
 
 

@@ -29,11 +29,6 @@ class CountingServer:
     def __init__(self, url: str, key: str | None = None, named: str = "metrics") -> None:
         """Attach to it.
 
-        Args:
-            url: of the server, or of its page.
-            key: its API key, sent and kept nowhere.
-            named: the key of the command line that gives the address, for errors.
-
         Raises:
             UserError: not reachable, none of the known engines, or one without counters.
         """

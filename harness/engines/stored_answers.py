@@ -285,7 +285,6 @@ def imported(
 
 
 def _common(what: str, values: set[Any]) -> Any:
-    """The only one of them."""
     if len(values) != 1:
         raise UserError(
             f"records: of {len(values)} {what} ({', '.join(map(str, sorted(values)))}); give files"
@@ -307,7 +306,6 @@ def _side_by_side(records: Sequence[ServedRecord]) -> int:
 
 
 def _k_of(file: str, records: Sequence[ServedRecord], given: int | None) -> int:
-    """The K of a file's server, as it says or is typed."""
     stated = {record.k for record in records if record.k is not None and record.error is None}
     inferred = [
         math.ceil(record.drafted / rounds)
@@ -367,7 +365,6 @@ def _counted(record: ServedRecord, k: int) -> ServedRecord:
 def _trials(
     file: str, records: Sequence[ServedRecord], k: int, temperature: float
 ) -> Iterator[Trial]:
-    """One trial per record."""
     seen = Counter[str]()
     for place, record in enumerate(records, start=1):
         prompt = record.prompt or str(place)

@@ -141,7 +141,6 @@ def tool_fault(text: str, tools: Mapping[str, Any]) -> str:
     """Why a text calls no tool as it should; "" where it does.
 
     Args:
-        text: the answer.
         tools: the JSON schema of each one's arguments, by name.
     """
     try:
@@ -171,7 +170,6 @@ def tool_fault(text: str, tools: Mapping[str, Any]) -> str:
 
 
 def _calls_in(text: str) -> Iterator[Any]:
-    """What stands for tool calls in a text, parsed."""
     tagged = TAGGED.findall(text)
     for call, end in tagged:
         if not end:
@@ -188,7 +186,6 @@ def _calls_in(text: str) -> Iterator[Any]:
 
 
 def _call_schema(prompt: Prompt) -> str:
-    """The JSON schema of a call of one of a prompt's tools, as JSON text."""
     calls: list[Any] = []
     shared: dict[str, dict[str, Any]] = {}
     for name, parameters in tools_of(prompt).items():

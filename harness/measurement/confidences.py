@@ -54,11 +54,9 @@ def draft_confidences(
         target: the model that generated them, which keeps the states that a head reads; for a
             draft model, only the rule `ratio` above temperature 0 needs it.
         draft: distributions are over the narrower vocabulary of the two.
-        draft_name: its name in the records.
         rule: how its tokens are accepted.
         num_draft_tokens: the largest K.
         least: no threshold below it is replayed.
-        tick: called once per text.
     """
     made: list[DraftConfidence] = []
     for text in texts:

@@ -99,12 +99,10 @@ def score_texts(
         target: the model that generated them; run again only for texts without hidden states. None
             where a server did, and told the log-probabilities of those above temperature 0.
         draft: distributions are over the narrower vocabulary of the two.
-        draft_name: its name in the traces, and in errors.
         target_name: what errors call the target.
         draft_sampling: how an engine samples the draft, from how it samples the target.
         batch: texts in a batch at most; halved, and kept so, whenever memory runs out.
         chunk: tokens whose logits are in memory at a time.
-        tick: called once per text.
 
     Raises:
         BrokenLogitsError: logits that are not finite.
@@ -172,8 +170,6 @@ def after_lookup(
     Of a text that is too short for the look-up at the largest K it is taken to find nothing.
 
     Args:
-        traces: of the draft alone.
-        texts: of these traces.
         kind: of look-up; one that knows the text alone.
         num_draft_tokens: the largest K that is to be replayed.
     """
@@ -268,7 +264,6 @@ def _score(
     draft_sampling: DraftSampling,
     chunk: int,
 ) -> list[TextTrace]:
-    """Score one batch of texts that are sampled alike."""
     sampling = texts[0].request.sampling
     draft_as = draft_sampling(sampling)
     width = draft.model.vocab_size

@@ -154,7 +154,6 @@ class OtherLoad:
     """How much of the machine other work takes, from when this is made."""
 
     def __init__(self) -> None:
-        """Begin now."""
         self._begin = self._seconds()
 
     def so_far(self) -> MachineLoad:
@@ -195,7 +194,6 @@ class CardWatch:
         self._thread: Thread | None = None
 
     def __enter__(self) -> Self:
-        """Begin."""
         if self._device.type == "cuda":
             import torch
 
@@ -214,7 +212,6 @@ class CardWatch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Read them a last time."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -288,7 +285,6 @@ def settle_threads(
 
     Args:
         setting: "auto" or a positive integer.
-        models: whose single-token steps are timed, one after the other.
         context: token ids that fill the caches.
         expect, tick: called with the number of steps, and after each.
     """

@@ -199,7 +199,6 @@ def drafter_of(request: Request, draft: Draft) -> Drafter:
 
 
 def _models(target: CausalModel, draft: Draft | None) -> tuple[CausalModel, ...]:
-    """The models among target and draft."""
     return (target,) if draft is None or callable(draft) else (target, draft)
 
 

@@ -69,7 +69,6 @@ def _score(
     draft_sampling: DraftSampling,
     chunk: int,
 ) -> TextTrace:
-    """One text's scores by start and offset."""
     request, count = text.request, len(text.tokens)
     # Start s is row (prompt length) + s - 2; a prompt of one token has no row for start 0
     first_row = max(0, len(request.tokens) - 2)

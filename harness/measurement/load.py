@@ -58,7 +58,6 @@ class LoadFailedError(UserError):
     """
 
     def __init__(self, k: int, error: UserError) -> None:
-        """With the line of the request that failed."""
         super().__init__(str(error))
         self.k = k
         self.died = not isinstance(error, RequestFailedError | RefusedError)
@@ -85,7 +84,6 @@ def groups_of(requests: Sequence[Request], largest: int) -> dict[str, list[Reque
     """The requests by prompt set, or the halves of a single set, each long enough for a load.
 
     Args:
-        requests: one per prompt.
         largest: the most requests that will be in flight; prompts are sent again, with another
             seed, until there are `REQUESTS_PER_SLOT` of them for each.
 
@@ -154,7 +152,6 @@ def load_visit(
         servers: by K; 0 decodes plainly. Each decodes at least the largest concurrency side by
             side.
         groups: by name; the requests' k is not read, their draft is the pair's.
-        number: of the visit.
         random: draws orders and arrivals.
         clock: `cpu` is the processor time of each server's process, in closed loops; requests that
             arrive are waited for by the client's clock, as they are with `engine`.

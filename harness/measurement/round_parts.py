@@ -114,7 +114,6 @@ class RoundTimer:
     """Times rounds of a pair and keeps every sample, by (K, part)."""
 
     def __init__(self, pair: TimedPair) -> None:
-        """Begin without samples."""
         self.seconds: dict[tuple[int, str], list[float]] = {}
         self.tokens: dict[tuple[int, str], list[int]] = {}
         self._pair, self._clock = pair, Clock(pair.target, pair.draft)
@@ -124,7 +123,6 @@ class RoundTimer:
         self._since = self._clock.now()
 
     def _stop(self, k: int, part: str) -> None:
-        """Keep the seconds since the last start or stop as a sample of a part."""
         now = self._clock.now()
         self.seconds.setdefault((k, part), []).append(now - self._since)
         self._since = now

@@ -184,7 +184,6 @@ def time_lookups(
 
 
 def _time_one(forward: Forward, context: Sequence[int], clock: Clock) -> float:
-    """Seconds of one forward after `context`."""
     model = forward.timed.model
     if forward.kind == "prefill":
         prompt = [context[index % len(context)] for index in range(forward.tokens)]

@@ -87,7 +87,6 @@ def generate_texts(
         target: its logits are cut to its `vocab_size`.
         name: what errors call the target, such as "model=tiny".
         batch: texts in a batch at most; halved for good whenever memory runs out.
-        tick: called once per finished text.
         keep: called with each text of a batch when the batch is finished.
 
     Raises:
@@ -250,7 +249,6 @@ class _Rows:
         }
 
     def step(self) -> None:
-        """Emit one token per row."""
         logits = self._forward()
         chosen = self._choose(logits)
         probs = torch.softmax(logits.float(), dim=-1)

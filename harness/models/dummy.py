@@ -136,7 +136,6 @@ def _scaling(conf: Mapping[str, Any] | None, key: str) -> dict[str, Any]:
 
 
 def _sizes(shape: Architecture) -> dict[str, Any]:
-    """Sizes under transformers' names."""
     of_experts = {"experts", "experts_per_token", "moe_ffn"} if not shape.experts else set[str]()
     sizes = {
         names if isinstance(names, str) else names[0]: getattr(shape, name)

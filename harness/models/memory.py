@@ -56,7 +56,6 @@ def model_sizes(config: Any) -> dict[str, Any]:
 
 
 def _size(config: Any, names: str | tuple[str, ...]) -> Any:
-    """The first of the names that the config has a number under."""
     for name in (names,) if isinstance(names, str) else names:
         try:
             value = getattr(config, name, None)

@@ -129,6 +129,5 @@ def _experts(network: PreTrainedModel) -> int | None:
 
 
 def _first(config: Any, names: Sequence[str]) -> int | None:
-    """The first of these sizes that the config has."""
     values = (getattr(config, name, None) for name in names)
     return next((value for value in values if isinstance(value, int) and value > 1), None)

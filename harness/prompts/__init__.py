@@ -80,7 +80,6 @@ class _Set:
 
     @property
     def used(self) -> tuple[Prompt, ...]:
-        """The prompts to generate from."""
         return spread(self.prompts, self.limit)
 
 

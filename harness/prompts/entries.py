@@ -144,7 +144,6 @@ def _conversation(entry: Entry, where: str) -> Conversation:
 
 
 def _listed(items: Any, name: str, where: str) -> Conversation:
-    """A list of the user's texts, or of messages."""
     if not isinstance(items, list) or not items:
         raise UserError(f"{where}: {name} must be a list of at least one text or message")
     if not all(isinstance(item, dict) for item in items):

@@ -156,7 +156,6 @@ def _entries(path: Path) -> Iterator[tuple[int, Entry]]:
 
 
 def _inner(entry: Entry) -> Entry:
-    """The request of a line."""
     return next((entry[key] for key in WRAPPERS if isinstance(entry.get(key), Mapping)), entry)
 
 
@@ -207,7 +206,6 @@ def _stamp(entry: Entry, where: str) -> float | None:
 
 
 def _strata(logged: Sequence[_Logged], size: int, label: str) -> list[str]:
-    """The stratum of each request."""
     least = LEAST_SAMPLED / size * len(logged)
     cuts = np.quantile([each.size for each in logged], [1 / 3, 2 / 3])
     lengths = [

@@ -217,7 +217,6 @@ def _json(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _txt(path: Path) -> Iterator[tuple[int, Any]]:
-    """One prompt a line."""
     for number, line in enumerate(file_lines(path), start=1):
         if line.strip():
             yield number, {"prompt": line.rstrip("\r\n")}

@@ -281,7 +281,6 @@ class Files:
     """The verified files of a run that is being written."""
 
     def __init__(self, folder: Path) -> None:
-        """For a run folder; its lock should be held."""
         self.folder = folder
         self._replaced: dict[str, str] = {}
 

@@ -76,7 +76,6 @@ def read_table(file: Path) -> list[TextTrace]:
 
 
 def _read(file: Path) -> pd.DataFrame:
-    """The table with every column, those that it lacks filled in."""
     if file.suffix not in READ:
         raise UserError(f"{file}: not a table; give one of {', '.join(READ)}")
     try:
@@ -174,7 +173,6 @@ def _refuse(file: Path, name: str, wrong: pd.Series, says: str) -> NoReturn:
 
 
 def _trace(rows: pd.DataFrame, file: Path) -> TextTrace:
-    """One text as one draft sees it."""
     where = f"{file}: draft {rows['draft'].iloc[0]!r}, prompt {rows['prompt'].iloc[0]}"
     by_start = rows["start"].notna()
     if by_start.nunique() > 1:
@@ -232,7 +230,6 @@ def _trace(rows: pd.DataFrame, file: Path) -> TextTrace:
 
 
 def _value(value: Any) -> Any:
-    """A cell as a plain Python value, None where it is empty."""
     if pd.isna(value):
         return None
     return value.item() if isinstance(value, np.generic) else value

@@ -188,7 +188,6 @@ def _at(values: NDArray[np.float64], at: NDArray[np.int64]) -> NDArray[np.float6
 
 
 def _traces(stored: pd.DataFrame) -> list[TextTrace]:
-    """Rebuild the traces from their rows, in the order of their first ones."""
     if stored.empty:
         return []
     texts = stored.groupby([*TEXT_COLUMNS], sort=False, dropna=False, observed=True).ngroup()

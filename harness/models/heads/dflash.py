@@ -376,7 +376,6 @@ def load_dflash(conf: ModelConf, target: LoadedModel) -> LoadedHead:
 
 
 def _block(config: Mapping[str, Any], files: HeadFiles) -> Block:
-    """What the config.json says, in either layout."""
     settings: dict[str, Any] = dict(config.get("dflash_config") or {})
     if config.get("speculators_model_type") == "dflash":
         settings = {"sample_from_anchor": config.get("sample_from_anchor")}
@@ -419,12 +418,9 @@ def block_of(
     """A drafter of such layers, with all that it needs and nothing that is not read.
 
     Args:
-        layout: whose.
         layer: the config of its layers.
         size: positions of a block.
-        mask_token: its id.
         layers: of the target, whose inputs are read.
-        files: for errors.
         settings: what else may change the arithmetic.
 
     Raises:

@@ -212,7 +212,6 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _block(config: Mapping[str, Any], settings: Mapping[str, Any], files: HeadFiles) -> Block:
-    """What the config.json says of the block, in either layout."""
     asked = {
         name: value
         for part in ("dflash_config", "dspark_config")

@@ -140,7 +140,6 @@ def eagle_shape(config: Mapping[str, Any], where: str) -> HeadArchitecture:
 
 
 def _config(config: Mapping[str, Any], where: str) -> LlamaConfig:
-    """The layer's config."""
     names = [str(name) for name in config.get("architectures") or ()]
     of_llama = names and all(LLAMA_LAYER.match(name) for name in names)
     if config.get("speculators_model_type") or not of_llama:

@@ -200,7 +200,6 @@ def eagle3_shape(config: Mapping[str, Any], where: str) -> HeadArchitecture:
 
 
 def _layout(config: Mapping[str, Any], where: str) -> Layout:
-    """Which layout it is, and what it says."""
     kind = config.get("speculators_model_type")
     if kind != "eagle3" and (kind or not is_specforge(config)):
         raise unknown_layout(where, *EAGLE3, found_in(config))

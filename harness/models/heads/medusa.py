@@ -148,7 +148,6 @@ def load_medusa(conf: ModelConf, target: LoadedModel) -> LoadedHead:
 
 
 def _medusa_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors by vLLM's names."""
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         known = re.sub(r"^medusa_heads?\.", "", name)
