@@ -57,7 +57,6 @@ class Job:
         command: profile, sweep, ..., or SMOKE.
         gpu: the card as the cloud calls it, with ":2" for two of them.
         card: the data sheet and the price of one.
-        overrides: the command line.
         prompts: the user's own prompt files, name and content; they are not on that machine.
         memory_mib: host memory to request for the container.
         engine: of the server that is measured; "own" for every other command.

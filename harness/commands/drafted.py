@@ -178,7 +178,6 @@ class Scoring:
     Attributes:
         largest_k: the largest K that is replayed of a look-up or a head.
         draft_sampling, batch: see `score_texts`.
-        tick: called once per scored text.
     """
 
     largest_k: int
@@ -189,11 +188,7 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Drafted(Target, ABC):
-    """A target with what drafts for it, ready to be timed.
-
-    Attributes:
-        draft_name: in the records.
-    """
+    """A target with what drafts for it, ready to be timed."""
 
     draft_name: str
 

@@ -62,8 +62,6 @@ class DraftResult:
     """What one draft gave.
 
     Attributes:
-        traces: the new ones.
-        scoring_s: what scoring took.
         described: the manifest's entry; None for a drafter without a model here.
         confidences: where adaptive drafting is replayed, of a draft that has them.
         dropped: where it lost, and nothing more is measured.

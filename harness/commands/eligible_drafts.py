@@ -42,7 +42,6 @@ class Pairing:
     """A draft with a target, as far as their configurations say.
 
     Attributes:
-        conf: of the draft.
         result: whether it can serve the target, without or with a note; of one that cannot by its
             configuration, that it is named all the same.
         why: the note, or what it lacks.

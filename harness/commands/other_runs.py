@@ -163,10 +163,7 @@ class StoredTexts:
     """Another run's texts, with the scores that its drafts gave them.
 
     Attributes:
-        run: where they are from.
-        trials: the target's texts.
         answers: its answers to earlier turns, which the texts continue.
-        traces: of the drafts that are asked for.
     """
 
     run: StoredRun
@@ -221,7 +218,6 @@ class StoredTimes:
     """Another run's times of some drafts and of the target next to them; empty where none are used.
 
     Attributes:
-        steps: single forwards.
         rounds: rounds of the running loop; none in a run of an older version.
         engine: what decoding costs on a server, in place of both.
     """

@@ -35,7 +35,6 @@ class Bar:
     """What is under way: called, it counts one; it can say what is being done.
 
     Attributes:
-        label: what is being done.
         total: how many there are to count; None: unknown.
         done: how many are counted.
         due: when a line about it must be written at the latest, on the monotonic clock.

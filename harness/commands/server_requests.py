@@ -70,9 +70,7 @@ class Workload:
     """What the servers are asked for.
 
     Attributes:
-        config: the command's.
         conversations, prompts: as of `harness.commands.pair.Target`.
-        vocabulary: the target's tokenizer.
         pair: the target with what drafts for it, where they are loaded here.
     """
 

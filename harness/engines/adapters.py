@@ -33,7 +33,6 @@ class OpenedPair:
     Attributes:
         target, draft: as they were loaded; no draft where it is no model of its own.
         head: the draft, where it is one; else None.
-        target_model: the target with a cache.
         drafter: makes the drafter of a request from how it is sampled and its K.
         now: seconds, read after the models' devices have finished.
     """
@@ -51,12 +50,10 @@ class ToServe:
     """What an engine is to serve.
 
     Attributes:
-        config: the command's.
         folder: the run's; servers' logs and converted models go into folders of it.
         context_tokens: of the longest request, prompt and budget.
         slots: requests side by side at most.
         threads: of each server; None leaves them to the engine.
-        pair: the models, where they are loaded here.
         memory: of the card that the next server starts on; None where there is none.
         varying: how the K of the next server changes while it serves.
     """

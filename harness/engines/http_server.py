@@ -47,8 +47,6 @@ class Running:
     """A server that answers.
 
     Attributes:
-        client: talks to it.
-        process: the server, where it was started here.
         alone: whether it decodes one request at a time, so that what changes on it meanwhile (its
             counters, its processor time) is that request's.
     """
@@ -72,12 +70,10 @@ class Interface:
     """How a kind of server is recognised, asked for a text as token ids, and read.
 
     Attributes:
-        engine: its name.
         probe: a path, and the field of its answer that shows the kind.
         version: a path, and the field with the engine's version.
         path: of completions.
         ids: the field of an answer that has the token ids.
-        body: a request.
         parse: an answer; raises LookupError, TypeError, ValueError or AttributeError.
         names_model: whether a request names the model.
         drafts: whether it drafts, where its answers do not say so.
@@ -124,16 +120,12 @@ class StartedEngine(ABC):
     Attributes:
         target, draft: hub ids, folders or GGUF files; no draft where only plain decoding is
             measured, where the target's own weights draft, or where tokens are looked up.
-        logs: folder for the servers' logs.
         context_tokens: of the longest request, prompt and budget.
         threads: of each server, on a CPU; None leaves them to the engine.
         revision, draft_revision: of hub ids; None takes their newest.
-        kind: of the draft.
         rule: by which it accepts; of `ratio` the draft samples.
-        slots: requests decoded side by side.
         port: to listen on; None takes a free one.
         memory: of the card that it starts on; None where there is none.
-        more_flags: the user's own, for the servers.
         timeout_factor: of the limits on the time of requests.
         varying: how the K of a server that drafts changes while it serves; it is started at the
             largest then.
@@ -293,7 +285,6 @@ class AttachedEngine:
 
     Attributes:
         urls: by K; 0 is the plain one.
-        server: takes over the one of a K.
         key: the servers' API key, or None.
         timeout_factor: of the limits on the time of requests.
     """

@@ -29,11 +29,8 @@ class OwnLoop:
     """A loaded target, and what drafts for it.
 
     Attributes:
-        target: the model, with a cache.
         drafter: makes the drafter of a request from how it is sampled and its K; None where only
             plain decoding is measured.
-        eos: ids that end a text.
-        rule: how drafted tokens are accepted.
         now: seconds, read after the models' devices have finished (`measurement`'s clock).
         drafts_fewer: see `EngineFacts`.
     """

@@ -71,7 +71,6 @@ class EngineFacts:
     """An engine as it runs.
 
     Attributes:
-        spec: what is known of the engine.
         version: as the engine reports it; "unknown" where it does not.
         rule: by which it accepts drafted tokens; None where it cannot be known.
         drafts_fewer: whether any round may draft fewer than K tokens, or none: a look-up's.
@@ -116,7 +115,6 @@ class ServedRecord:
     """What an engine's answer, or a client's line, tells of one request; None where it does not.
 
     Attributes:
-        engine: that answered.
         returned: tokens of the answer.
         k: that the server drafted with; 0 where it decodes plainly.
         rounds, drafted, accepted: as the engine counts them.
@@ -127,7 +125,6 @@ class ServedRecord:
         truncated: whether the server's context was too small for it.
         model, prompt: their names.
         span_s: when it was sent and when it was answered, by a clock that all records share.
-        error: why there is no answer.
     """
 
     engine: str
@@ -208,7 +205,6 @@ class Server(ABC):
 
     Attributes:
         k: tokens that it drafts per round; 0 decodes plainly.
-        facts: what the engine is.
     """
 
     k: int

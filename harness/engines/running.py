@@ -20,7 +20,6 @@ class CountingServer:
     """A server that shows what it counted over all requests.
 
     Attributes:
-        engine: its name.
         version: as it reports it; "unknown" where it does not.
         model: what it says that it serves; empty where it does not say.
         first: its counters when it was attached to.

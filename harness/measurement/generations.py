@@ -41,13 +41,11 @@ class Request:
         cell: hash of the rest, for resume.
         prompt_set, prompt, category, turn: which prompt.
         tokens: its ids, at least one.
-        sampling: how tokens are drawn.
         budget: tokens to emit at most.
         repetition, seed: with the prompt's name, the key of the uniforms.
         eos: ids that end the text; the one that does is emitted.
         model, draft: names; no draft where k is 0.
         k: num_draft_tokens; 0 decodes plainly.
-        rule: how drafted tokens are accepted.
         synthetic: synthetic acceptance, the chance of each drafted position given those before it.
         stop_below: adaptive drafting, the draft's probability below which a round drafts no more.
         stop: ends the text for other reasons than its last token's id.

@@ -58,7 +58,6 @@ class TimedLoop:
     """The loop whose rounds are timed.
 
     Attributes:
-        target: the model that decodes.
         draft: the draft model, or what makes the drafter of a request.
         draft_name: the name in the records, also where k is 0.
         requests: by prompt set, a generation per (k, temperature), plain decoding included; which

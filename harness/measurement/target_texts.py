@@ -52,9 +52,7 @@ class GeneratedText:
     """A completion that the target generated.
 
     Attributes:
-        request: what was asked for.
         tokens: n emitted ids.
-        stop_reason: how it ended.
         hidden: [n, hidden] final hidden states that the tokens' distributions come from, on the
             host; None where the network could not be taken apart, or for a text read from a file.
         logprobs: [n] of the tokens under the target, where a server returned the text and was asked

@@ -65,8 +65,6 @@ class CachedModel:
     """A causal model with a cache of one sequence, rewound by cropping.
 
     Attributes:
-        network: transformers' model.
-        vocab_size: width of the logits.
         rewinding: how the cache is rewound.
         engine: the forward in use: transformers, lean or cuda_graphs.
         engine_reason: why not a faster engine, or None.

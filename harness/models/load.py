@@ -69,9 +69,6 @@ class Vocabulary:
     """What prompts and texts of a model need; its weights may be on a server alone.
 
     Attributes:
-        keys: what errors call it and its keys.
-        name: the short name of the config.
-        tokenizer: transformers' tokenizer.
         eos: every id that ends a text.
         context_tokens: positions the model was made for, or None if the config does not say.
     """

@@ -85,12 +85,6 @@ class MemoryNeed:
     """What memory a model takes.
 
     Attributes:
-        keys: what errors call it and its keys.
-        name: short name.
-        device: where it will live.
-        dtype: of its weights and its cache.
-        weight_bytes: of its weights.
-        kv_bytes_per_token: of its cache.
         cards: that transformers places its layers on by a device_map, of which there may be one;
             empty where it is on `device` as it was asked for.
         largest_bytes: of it that no two cards can share: a layer, or the embedding.

@@ -78,8 +78,6 @@ class StoredRun:
     """Everything a run folder holds, read back.
 
     Attributes:
-        folder: where it lies.
-        config: the resolved configuration.
         manifest: what it was measured on, and what became of it.
         results, latency, latency_samples: the tables; empty with the right columns where missing.
         trials: every whole line of trials.jsonl, in the order they were run.
@@ -150,18 +148,8 @@ class RunFolder:
     Create one with `RunFolder.create`, continue one by `RunFolder.resume`, or derive results
     of a stored one anew with `RunFolder.reopen`: these hold the run's lock while they exist.
 
-    Attributes:
-        path: the folder.
-        manifest: what manifest.json holds.
-        trials: one line per generation.
-        answers: the target's answers to earlier turns.
-        starts: requests to servers for a part of their budget.
-        probes: requests to servers on a few prompts, which price rounds.
-        rounds: what consecutive rounds took.
-        own_rounds: the same of our own loop, next to a server.
-        loads: what servers took under load, of each visit all lines or none.
-        structured: servers' answers to prompts with a JSON schema.
-        scrapes: what a running server had counted.
+    Its files of lines are those of a `StoredRun`, and `answers`: the target's, to earlier turns. Of
+    each visit `loads` has all lines or none.
     """
 
     def __init__(self, path: Path, manifest: Manifest, lock: Lock | None = None) -> None:

@@ -128,12 +128,7 @@ def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Lines(Generic[Line]):
-    """A file of records that are stored as they are made, each a line with a checksum.
-
-    Attributes:
-        file: of the run.
-        kind: of the records.
-    """
+    """A file of records that are stored as they are made, each a line with a checksum."""
 
     file: Path
     kind: type[Line]

@@ -37,7 +37,6 @@ class Lock:
     """Held while a run is being written; released with the last reference, or with the process.
 
     Attributes:
-        folder: the run's.
         unlocked: why there is no lock on this file system; None where there is one.
     """
 

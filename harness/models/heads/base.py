@@ -109,7 +109,6 @@ class Head(ABC):
 
     Attributes:
         engine: the name of its kind.
-        network: its weights.
         vocab_size: width of its logits, the target's.
         drafts: tokens that it drafts a round at most; None: any number.
     """

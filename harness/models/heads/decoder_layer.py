@@ -68,7 +68,6 @@ class LayerNetwork(HeadNetwork):
     """The weights and arithmetic of a head.
 
     Attributes:
-        config: of the layer.
         layers: of the target, whose inputs it reads.
         midlayer: the first layer, mostly the only one.
         fc: to the layer's width.

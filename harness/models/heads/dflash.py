@@ -105,7 +105,6 @@ class DFlashNetwork(HeadNetwork):
     """The drafter's weights and arithmetic.
 
     Attributes:
-        config: of its layers.
         layers: of the target, whose inputs are read.
         block: positions of a block, the last token's included.
         first: the first of these that drafts: 0 or 1.
@@ -327,8 +326,6 @@ class Block:
     """What the config.json of a DFlash drafter, or one of its kind, says.
 
     Attributes:
-        layout: whose.
-        layer: the config of its layers.
         layers: of the target, whose inputs are read.
         block: positions of a block.
         mask_token: the id of the token that stands for what is to be drafted.

@@ -141,8 +141,6 @@ class Layout:
     """What a head's config.json says.
 
     Attributes:
-        name: of the layout.
-        layer: the decoder layer's config.
         layers: of the target, whose inputs are read; None where it takes the usual ones.
         norm_before_residual: see `Eagle3Network`.
         vocabulary: of the target; None where it does not say.

@@ -50,7 +50,6 @@ class PardNetwork(HeadNetwork):
     """The model, and its drafts from every start of a text.
 
     Attributes:
-        network: transformers' model.
         mask_token: the id of what it reads in place of a draft.
         drafts: tokens that it drafts from a start at most; None: any number.
     """
