@@ -191,10 +191,10 @@ def test_nan_logits_name_the_model_the_prompt_and_the_position(requests: list[Re
     with pytest.raises(BrokenLogitsError, match=f"model=bad: .*{where}"):
         generate_texts(bad, [request], name="model=bad")
     with pytest.raises(BrokenLogitsError, match=f"draft=bad: .*{where}"):
-        score_texts([text], good, bad, draft_name="bad")
+        score_texts([text], good, bad, draft_name="bad", draft_shown="draft=bad")
     with pytest.raises(BrokenLogitsError, match=f"model=bad: .*{where}"):
         score_texts(
-            [replace(text, hidden=None)], bad, good, draft_name="good", target_name="model=bad"
+            [replace(text, hidden=None)], bad, good, draft_name="good", target_shown="model=bad"
         )
 
 

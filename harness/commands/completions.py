@@ -70,7 +70,7 @@ def _answers(
     ]
     stored = {trial.key: trial.tokens or () for trial in folder.answers.read()}
     waiting = [entry for entry in requests if entry.key not in stored]
-    name = f"model={opened.target.name}"
+    name = opened.target.shown
     with progress("the target answers earlier turns", len(waiting)) as tick:
         # Stored batch by batch, so that a stopped run continues with the next
         for start in range(0, len(waiting), batch):
@@ -107,7 +107,7 @@ def completions(
     with progress("the target generates", len(waiting)) as tick:
 
         def generate(some: Sequence[Request]) -> None:
-            name, batch = f"model={opened.target.name}", _batch(config)
+            name, batch = opened.target.shown, _batch(config)
             generate_texts(opened.target_model, some, name=name, batch=batch, tick=tick, keep=keep)
 
         try:

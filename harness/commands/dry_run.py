@@ -275,7 +275,10 @@ def print_audition_plan(
     )
     ks = [k for k in config.k if k > 0]
     cells = len(ks) * len(drafts) * len(config.temperature)
-    prefills = texts * sum(_prefills(conf, max(config.k)) for conf in drafts)
+    # A text takes a draft's prefill; of a head the target's too, and K where it chains
+    specs = [conf.spec for conf in drafts if not conf.spec.looks_up]
+    passes = ((max(config.k) if spec.chained else 1) + spec.reads_states for spec in specs)
+    prefills = texts * sum(passes)
     looks, at_most = {}, ""
     if config.until == "decided" and len(drafts) > 1:
         from harness.commands.looks import prompts_at  # imports torch
@@ -330,12 +333,6 @@ def _scores_line(traces: Sequence[TextTrace]) -> str:
     by = "by position, for every K" if depth is None else f"by start, for K up to {depth}"
     tokens = sum(len(trace.tokens) for trace in traces)
     return f"{len(traces)} texts of {tokens:,} tokens, {by}"
-
-
-def _prefills(draft: ModelConf, largest_k: int) -> int:
-    """What scores a text: a draft's prefill; of a head the target's too, and K where it chains."""
-    spec = draft.spec
-    return 0 if spec.looks_up else (largest_k if spec.chained else 1) + spec.reads_states
 
 
 def _print_plan(

@@ -154,6 +154,7 @@ def _scored(
         draft, model = checked_draft(conf, target, device, turns, config)
         start = time.perf_counter()
         with progress(f"{name} scores", len(texts)) as tick:
-            traces = score_texts(texts, None, model, draft_name=name, batch=config.batch, tick=tick)
+            how = {"draft_name": name, "draft_shown": draft.shown, "batch": config.batch}
+            traces = score_texts(texts, None, model, **how, tick=tick)
         described = described_draft(conf, {**draft.describe(), **model.describe()})
     return DraftResult(traces, time.perf_counter() - start, described)

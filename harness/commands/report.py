@@ -230,7 +230,12 @@ def _index(root: str) -> Outcome:
         finally:  # of an interrupted command too, so that the next one goes on from there
             text = json.dumps(asdict(_KnownLines(source, known)), indent=1)
             files.write(folder / LINES_FILE, text.encode())
-        lines = sorted((entry.line for entry in known.values()), key=_when, reverse=True)
+        lines = sorted(
+            (entry.line for entry in known.values()),
+            # When it was made, as digits; of a run that cannot be read as far as its name tells
+            key=lambda line: (re.sub(r"\D", "", line.created or line.folder)[:14], line.folder),
+            reverse=True,
+        )
         file = index.render(folder, lines)
     except OSError as error:
         raise UserError(f"index={root}: cannot write there ({error.strerror})") from error
@@ -240,11 +245,6 @@ def _index(root: str) -> Outcome:
         f"{len(lines)} runs{unreadable}: {file}", markup=False
     )
     return Outcome(None)
-
-
-def _when(line: Line) -> tuple[str, str]:
-    """When it was made, as digits; of a run that cannot be read as far as its name tells."""
-    return re.sub(r"\D", "", line.created or line.folder)[:14], line.folder
 
 
 def _line(path: Path, known: _KnownLine | None) -> _KnownLine:

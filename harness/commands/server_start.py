@@ -495,11 +495,7 @@ def _varying_commands(
 
 
 def _as_typed_here(command: ServerCommand) -> ServerCommand:
-    lines = map(_from_here, (command.line, command.production or ""))
+    """With paths below the current folder that start there."""
+    below = rf"(?<![\w./-]){re.escape(f'{Path.cwd()}/')}"
+    lines = (re.sub(below, "", line or "") for line in (command.line, command.production))
     return replace(command, **dict(zip(("line", "production"), lines, strict=True)))
-
-
-def _from_here(line: str) -> str:
-    """Paths below the current folder start there."""
-    below = re.escape(f"{Path.cwd()}/")
-    return re.sub(rf"(?<![\w./-]){below}", "", line)

@@ -216,17 +216,15 @@ def _onwards(
 def _drafting(request: Request, rule: Rule) -> tuple[bool, Callable[[Tensor], Tensor]]:
     """Whether the draft chooses its tokens, and the distribution that its confidence is of."""
     chooses = request.sampling.greedy or rule == "greedy_draft"
-    return chooses, _softmax if chooses else sampler_for(request.sampling)
+    if not chooses:
+        return chooses, sampler_for(request.sampling)
+    # As `ModelDrafter` reads the confidence of a token that it chooses
+    return chooses, lambda logits: torch.softmax(logits.float(), dim=-1)
 
 
 def _uniforms(request: Request, draws: int, device: torch.device) -> Uniforms:
     name = f"{request.text_name}/confidence"
     return Uniforms.keyed(request.seed, name, request.repetition, draws, device)
-
-
-def _softmax(logits: Tensor) -> Tensor:
-    """As `ModelDrafter` reads the confidence of a token that it chooses."""
-    return torch.softmax(logits.float(), dim=-1)
 
 
 def _rejected(row: Tensor, target_row: Tensor | None, emitted: int | None, rule: Rule) -> Tensor:

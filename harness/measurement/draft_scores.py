@@ -86,7 +86,8 @@ def score_texts(
     draft: CachedModel,
     *,
     draft_name: str,
-    target_name: str = "the target",
+    draft_shown: str = "the draft",
+    target_shown: str = "the target",
     draft_sampling: DraftSampling = as_target,
     batch: int = 32,
     chunk: int = 512,
@@ -99,7 +100,7 @@ def score_texts(
         target: the model that generated them; run again only for texts without hidden states. None
             where a server did, and told the log-probabilities of those above temperature 0.
         draft: distributions are over the narrower vocabulary of the two.
-        target_name: what errors call the target.
+        draft_shown, target_shown: what errors call them.
         draft_sampling: how an engine samples the draft, from how it samples the target.
         batch: texts in a batch at most; halved, and kept so, whenever memory runs out.
         chunk: tokens whose logits are in memory at a time.
@@ -111,8 +112,8 @@ def score_texts(
     if not texts:
         return []
     sample = texts[0].request.tokens
-    drafts = scored_model(draft, f"draft={draft_name}", sample)
-    targets = None if target is None else scored_model(target, target_name, sample)
+    drafts = scored_model(draft, draft_shown, sample)
+    targets = None if target is None else scored_model(target, target_shown, sample)
     # A model that cannot be split into body and head, or batched, is run text by text
     whole = any(scored is not None and scored.split is None for scored in (drafts, targets))
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from harness.measurement.draft_scores import (
@@ -39,7 +40,8 @@ def score_with_head(
     *,
     num_draft_tokens: int,
     draft_name: str,
-    target_name: str = "the target",
+    draft_shown: str = "the draft",
+    target_shown: str = "the target",
     draft_sampling: DraftSampling = as_target,
     chunk: int = 512,
     tick: Callable[[], None] = lambda: None,
@@ -50,12 +52,18 @@ def score_with_head(
     """
     if not texts:
         return []
-    scored = scored_model(target, target_name, texts[0].request.tokens)
+    scored = scored_model(target, target_shown, texts[0].request.tokens)
     traces: list[TextTrace] = []
     for text in texts:
-        traces.append(
-            _score(text, scored, head, num_draft_tokens, draft_name, draft_sampling, chunk)
-        )
+        scores, proposed = _score(text, scored, head, num_draft_tokens, draft_sampling, chunk)
+        for column, name in (
+            (scores.target_finite, target_shown),
+            (scores.draft_finite, draft_shown),
+        ):
+            starts, offsets = np.nonzero(column == 0.0)
+            if len(starts):
+                raise broken_logits(name, text.request, int((starts + offsets).min()))
+        traces.append(trace_of(text, draft_name, scores, proposed))
         tick()
     return traces
 
@@ -65,10 +73,10 @@ def _score(
     target: ScoredModel,
     head: Head,
     depth: int,
-    draft_name: str,
     draft_sampling: DraftSampling,
     chunk: int,
-) -> TextTrace:
+) -> tuple[Scores, NDArray[np.int64] | None]:
+    """By start and offset, but for the target's log-probabilities, and how many are proposed."""
     request, count = text.request, len(text.tokens)
     # Start s is row (prompt length) + s - 2; a prompt of one token has no row for start 0
     first_row = max(0, len(request.tokens) - 2)
@@ -79,7 +87,7 @@ def _score(
     draft_as = draft_sampling(sampling)
     tokens = torch.tensor(text.tokens, device=head.device)
     by_start = Scores(*(np.full((count, depth), np.nan) for _ in Scores._fields))
-    target_scores = np.full((2, count), np.nan)
+    target_logprobs = np.full(count, np.nan)
     chunks = target_chunks([text], target, width, chunk, head.device)
     for begin, (seen, of_target) in zip(range(0, count, chunk), chunks, strict=True):
         end = min(begin + chunk, count)
@@ -98,17 +106,13 @@ def _score(
             scores = compared(tokens[at], part, draft)
             for column, values in zip(by_start, scores, strict=True):
                 column[starts, offset] = values
-            target_scores[:, at] = scores.target_logprob, scores.target_finite
-    _check_finite(text, by_start, target.name, f"draft={draft_name}")
+            target_logprobs[at] = scores.target_logprob
     proposed, most = None, depth if head.drafts is None else min(depth, head.drafts)
     if first_start or most < depth:
         proposed = np.full(count, most)
         proposed[:first_start] = 0
-    scores = by_start._replace(
-        target_logprob=target_scores[0],
-        draft_is_argmax=by_start.draft_is_argmax == 1.0,
-    )
-    return trace_of(text, draft_name, scores, proposed)
+    is_argmax = by_start.draft_is_argmax == 1.0
+    return by_start._replace(target_logprob=target_logprobs, draft_is_argmax=is_argmax), proposed
 
 
 def _prefilled(
@@ -145,11 +149,3 @@ def _outputs(
     tokens = torch.tensor([ids[: count + 1]])
     outputs = head.network.passes(tokens, states[:count].unsqueeze(0), depth, first_row)
     return [rows[0] for rows in outputs]
-
-
-def _check_finite(text: GeneratedText, scores: Scores, target: str, head: str) -> None:
-    """Raise for the first position whose logits were not finite."""
-    for column, name in ((scores.target_finite, target), (scores.draft_finite, head)):
-        starts, offsets = np.nonzero(column == 0.0)
-        if len(starts):
-            raise broken_logits(name, text.request, int((starts + offsets).min()))

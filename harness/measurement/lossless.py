@@ -141,7 +141,9 @@ def _is_tie(
         # No rounding shortens a text, which ends by a token like any other
         if len(emitted) < 2 or not rounding.largest <= rounding.most:
             return False, rounding
-        gap = min(_gap(logits.float(), emitted) for logits in computed)
+        # How far the logit of the less likely token is below the best
+        rows = (logits.float() for logits in computed)
+        gap = min(float(row.max() - row[list(emitted)].min()) for row in rows)
         if gap <= ROUNDING_FACTOR * max(rounding.largest, rounding.least):
             return True, rounding
         another = next(more, None)
@@ -211,11 +213,6 @@ def _spread(logits: Tensor) -> float:
     """From the lowest to the highest of logits [ways, vocab] that are finite in every way."""
     finite = logits[:, logits.isfinite().all(0)]
     return float(finite.max() - finite.min())
-
-
-def _gap(logits: Tensor, emitted: Sequence[int]) -> float:
-    """How far the logit of the least likely emitted token is below the best."""
-    return float(logits.max() - logits[list(emitted)].min())
 
 
 def _margin(logits: Tensor) -> float:

@@ -72,6 +72,7 @@ def prompt_of(entry: Any, number: int, source: Source) -> Prompt:
         value = str(value)
     name = _label(value, key, where)
     system, turns, answers = _conversation(entry, where)
+    end = entry.get("reasoning_end")
     return Prompt(
         prompt_set=source.prompt_set or category or source.label,
         id=name or f"{source.label}-{number:02d}",
@@ -82,7 +83,7 @@ def prompt_of(entry: Any, number: int, source: Source) -> Prompt:
         schema=_schema(entry),
         tools=tools_of(entry.get("tools")),
         must_call=entry.get("tool_choice") == REQUIRED,
-        reasoning_end=_reasoning_end(entry.get("reasoning_end"), where),
+        reasoning_end=None if end is None else checked_text(end, "reasoning_end", where),
         origin=where,
     )
 
@@ -107,10 +108,6 @@ def tools_of(given: Any) -> str | None:
     functions = [tool.get("function") for tool in given if isinstance(tool, Mapping)]
     named = [each for each in functions if isinstance(each, Mapping) and each.get("name")]
     return json.dumps(given) if len(named) == len(given) else None
-
-
-def _reasoning_end(given: Any, where: str) -> str | None:
-    return None if given is None else checked_text(given, "reasoning_end", where)
 
 
 def decoded(text: str, where: str) -> Any:

@@ -212,7 +212,22 @@ class ChainHead(Head):
         """Run rows of tokens [1, n] and features [1, n, hidden]; the outputs [1, n, hidden]."""
 
 
-class BlockHead(Head):
+class RoundHead(Head):
+    """A head that drafts a round from where it starts; `forward` gives its rows one by one."""
+
+    # Rows of the round that `forward` has given
+    _given = 0
+
+    def rewind(self, count: int) -> None:
+        """End the round, of which nothing is kept, however many tokens it drafted."""
+        del count
+        self._given = 0
+
+    def _clear(self) -> None:
+        self._given = 0
+
+
+class BlockHead(RoundHead):
     """A head that drafts a whole block from where a round starts.
 
     One pass gives all that it drafts from a start; only a DSpark drafter's logits depend on the
@@ -223,8 +238,6 @@ class BlockHead(Head):
     def __init__(self, network: HeadNetwork, vocab_size: int, drafts: int) -> None:
         super().__init__(network, vocab_size)
         self.drafts = self._size = drafts
-        # Rows of the round's block that `forward` has given
-        self._given = 0
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor) -> Tensor:
@@ -241,14 +254,6 @@ class BlockHead(Head):
         """Nothing to do: earlier text reaches the head through the target's states."""
         del tokens
 
-    def rewind(self, count: int) -> None:
-        """End the round, of which nothing is kept, however many tokens it drafted."""
-        del count
-        self._given = 0
-
-    def _clear(self) -> None:
-        self._given = 0
-
     @abstractmethod
     def _draft(self, offset: int, token: Tensor) -> Tensor:
         """Logits [1, vocab] at an offset after a token [1], the text's last where that is 0."""
@@ -258,7 +263,7 @@ class BlockHead(Head):
 ROWS_ALONE = 8
 
 
-class MaskHead(Head):
+class MaskHead(RoundHead):
     """A head that reads mask tokens behind the text: a round of K runs K rows, all in one pass.
 
     Attention is causal, so no row depends on how many follow it. `forward` gives the rows one after
@@ -266,8 +271,8 @@ class MaskHead(Head):
     `ROWS_ALONE` costs.
     """
 
-    # Rows of the round's pass, how many of them `forward` has given, and their logits
-    _rows, _given, _logits = ROWS_ALONE, 0, torch.empty(0)
+    # Rows of the round's pass, and their logits
+    _rows, _logits = ROWS_ALONE, torch.empty(0)
 
     @torch.inference_mode()
     def condition(self, states: Tensor, drafts: int | None = None) -> None:
@@ -286,14 +291,6 @@ class MaskHead(Head):
         if offset == 0:
             self._logits = self._round(tokens, self._rows)
         return self._logits[offset : offset + 1]
-
-    def rewind(self, count: int) -> None:
-        """End the round, of which nothing is kept, however many tokens it drafted."""
-        del count
-        self._given = 0
-
-    def _clear(self) -> None:
-        self._given = 0
 
     @abstractmethod
     def _round(self, tokens: Tensor, rows: int) -> Tensor:

@@ -19,7 +19,7 @@ besides a projection of the target's states, added to its embeddings (`warp_mode
 reads no such file, and neither does this module: the draft is run in its target-independent mode.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -207,6 +207,7 @@ def load_pard(conf: ModelConf, target: LoadedModel) -> LoadedHead:
             f"{where}: a {loaded.network.config.model_type} model, whose drafts from many starts"
             " cannot be computed at once here; PARD drafts of full attention can (Llama, Qwen)"
         )
+    is_pard2 = bool(config.get("pard2")) or config.get("spd_type") == "pard2"
     return LoadedHead(
         keys=conf.keys,
         name=conf.name,
@@ -215,14 +216,10 @@ def load_pard(conf: ModelConf, target: LoadedModel) -> LoadedHead:
         context_tokens=loaded.context_tokens,
         network=network,
         facts={
-            "architecture": "PARD-2, target-independent" if _is_pard2(config) else "PARD",
+            "architecture": "PARD-2, target-independent" if is_pard2 else "PARD",
             "mask_token": mask_token,
         },
     )
-
-
-def _is_pard2(config: Mapping[str, Any]) -> bool:
-    return bool(config.get("pard2")) or config.get("spd_type") == "pard2"
 
 
 @torch.inference_mode()
