@@ -41,7 +41,7 @@ from harness.engines.llamacpp import LlamaCpp
 from harness.measurement.draft_scores import score_texts
 from harness.measurement.generations import Request
 from harness.measurement.load import Load, groups_of, load_visit
-from harness.measurement.returned_texts import ReturnedText
+from harness.measurement.server_request import ReturnedText
 from harness.models.load import LoadedModel, load, open_pair
 from harness.models.tokenizer import encode
 from harness.records import LoadTiming, TextTrace

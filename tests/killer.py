@@ -18,7 +18,7 @@ from typing import Any
 
 from runs import without_plots
 
-from harness.commands import looks, time_rounds
+from harness.commands import looks, timing
 from harness.measurement import round_times, step_times
 
 
@@ -118,6 +118,6 @@ if __name__ == "__main__":
     round_times.LEAST_ROUNDS, round_times.MOST_TOKENS = 4, 8
     looks.LEAST_VISITS, looks.REQUESTS_PER_VISIT = 2, 10
     # How often something is measured again depends on the machine
-    looks.CELL_S, looks.timed_precisely, time_rounds.REPEATED = 0.0, lambda *_: True, 0.0
+    looks.CELL_S, looks.timed_precisely, timing.REPEATED = 0.0, lambda *_: True, 0.0
     with without_plots():
         main()

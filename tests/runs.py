@@ -47,7 +47,7 @@ def timed_little() -> Iterator[None]:
         patch.setattr("harness.commands.looks.REQUESTS_PER_VISIT", 10_000)
         patch.setattr("harness.commands.looks.CELL_S", 0.0)
         patch.setattr(
-            "harness.commands.time_steps.copy_bandwidth", lambda *_: CopyBandwidth(10.0, 1, 1)
+            "harness.commands.timing.copy_bandwidth", lambda *_: CopyBandwidth(10.0, 1, 1)
         )
         yield
 

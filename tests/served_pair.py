@@ -20,7 +20,7 @@ from harness.engines.vllm import Vllm
 from harness.measurement.clock import Clock
 from harness.measurement.draft_scores import score_texts
 from harness.measurement.generations import Request
-from harness.measurement.returned_texts import ReturnedText
+from harness.measurement.server_request import ReturnedText
 from harness.models.load import EMBEDDED, LoadedModel, load, open_pair
 from harness.models.tokenizer import encode
 from harness.theory.replay import Replayed, replay_texts

@@ -11,8 +11,7 @@ from runs import assert_replay_is_exact, ran
 from harness.analysis import analyse
 from harness.cli import draft_conf
 from harness.config import DraftConf, ModelConf, like_target
-from harness.models.early_exit import early_exit
-from harness.models.load import LoadedModel, load
+from harness.models.load import LoadedModel, early_exit, load
 from harness.models.probe import cached_model
 from harness.records import UserError
 from harness.storage import StoredRun

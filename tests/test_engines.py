@@ -32,10 +32,11 @@ from harness.engines.process import ServerProcess
 from harness.engines.protocol import Asked, Engine, ServerDiedError
 from harness.measurement.clock import Clock
 from harness.measurement.generations import Request
-from harness.measurement.returned_texts import (
+from harness.measurement.server_request import (
+    accepted_tokens,
+    ask,
     likelihood_test,
 )
-from harness.measurement.server_request import accepted_tokens, ask
 from harness.models.cached import CachedModel
 from harness.models.load import load
 from harness.records import UserError

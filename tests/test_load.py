@@ -51,7 +51,7 @@ from harness.engines.vllm import Vllm
 from harness.measurement.draft_scores import score_texts
 from harness.measurement.generations import Request
 from harness.measurement.load import Load, LoadFailedError, groups_of, load_visit, requests_of_load
-from harness.measurement.returned_texts import ReturnedText
+from harness.measurement.server_request import ReturnedText
 from harness.records import HALF, LoadTiming, ServerCommand, ServingEngine, UserError, where
 from harness.reporting.sentences.served import reasons
 from harness.reporting.serving import schedule_snippets

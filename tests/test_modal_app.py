@@ -232,7 +232,7 @@ others = [entry for entry in sys.path if not (Path(entry) / "harness").is_dir()]
 sys.path[:] = [str(here), *others]
 import harness, modal_app
 assert Path(harness.__file__).is_relative_to(here)
-from harness.commands import looks, time_steps
+from harness.commands import looks, timing
 from harness.measurement import round_parts, round_times, step_times
 from harness.records import CopyBandwidth
 from harness.reporting import plots
@@ -242,7 +242,7 @@ step_times.REPETITIONS, round_parts.MOST_VISITS, round_times.MOST_VISITS = 3, 4,
 round_times.LEAST_ROUNDS, round_times.MOST_TOKENS = 4, 8
 step_times.WARMUP, step_times.MOST_REPEATS = 1, 0
 looks.LEAST_VISITS, looks.REQUESTS_PER_VISIT, looks.CELL_S = 1, 10_000, 0.0
-time_steps.copy_bandwidth = lambda *_: CopyBandwidth(10.0, 1, 1)
+timing.copy_bandwidth = lambda *_: CopyBandwidth(10.0, 1, 1)
 small = ("model=tiny", "new_tokens=6", "prompts.limit=1", "k=[1,2]", "threads=1", "temperature=[0]")
 done = {}
 def noted(command, work):

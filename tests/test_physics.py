@@ -13,7 +13,7 @@ from random_models import qwen3
 from stubs import TableModel
 
 from harness.commands import profile
-from harness.commands.time_steps import enough_memory
+from harness.commands.timing import enough_memory
 from harness.config import ProfileConfig
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.sampling import SamplingParameters

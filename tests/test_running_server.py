@@ -19,7 +19,7 @@ from harness.commands.run_lifecycle import Interrupted
 from harness.decoding.sampling import SamplingParameters
 from harness.engines import running
 from harness.engines.counters import Samples
-from harness.measurement.returned_texts import ReturnedText
+from harness.measurement.server_request import ReturnedText
 from harness.records import Rule, UserError
 from harness.reporting.content import content_of
 from harness.storage import StoredRun, load

@@ -31,8 +31,7 @@ from harness.commands.other_runs import check_draft_of
 from harness.commands.pair import check_clock, load_draft, opening, reserve, with_head
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import resumable
-from harness.commands.time_rounds import visits_of_draft
-from harness.commands.time_steps import timed_steps
+from harness.commands.timing import timed_steps, visits_of_draft
 from harness.config import AuditionConfig, ModelConf, check_ks
 from harness.measurement import step_times
 from harness.measurement.target_texts import GeneratedText

@@ -22,8 +22,7 @@ from harness.commands.run_lifecycle import (
     resumed,
     unless_broken,
 )
-from harness.commands.time_rounds import visits_of_pair
-from harness.commands.time_steps import enough_memory, measure_steps
+from harness.commands.timing import enough_memory, measure_steps, visits_of_pair
 from harness.config import ProfileConfig, rates_for
 from harness.decoding.protocols import recorder_of
 from harness.decoding.sampling import SamplingParameters

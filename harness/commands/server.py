@@ -38,12 +38,12 @@ from harness.commands.server_start import (
 from harness.commands.server_structured import check_structured
 from harness.commands.server_visits import measure
 from harness.commands.snapshot import check_texts
-from harness.commands.time_rounds import time_own_loop
+from harness.commands.timing import time_own_loop
 from harness.config import ServerConfig
 from harness.engines.adapters import Adapter, adapter_of
 from harness.engines.process import check_port_free
 from harness.measurement.draft_scores import after_lookup
-from harness.measurement.returned_texts import likelihood_test
+from harness.measurement.server_request import likelihood_test
 from harness.records import (
     GREEDY,
     NotInstalledError,

@@ -41,8 +41,7 @@ from harness.commands.run_lifecycle import Described
 from harness.config import ServerConfig
 from harness.engines.protocol import Completion
 from harness.measurement.generations import Request
-from harness.measurement.returned_texts import ReturnedText
-from harness.measurement.server_request import shorter
+from harness.measurement.server_request import ReturnedText, shorter
 from harness.models.load import Vocabulary, load_vocabulary
 from harness.models.tokenizer import check_tools
 from harness.records import (

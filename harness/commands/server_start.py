@@ -38,8 +38,7 @@ from harness.engines.protocol import EngineFacts, Server, ServerDiedError
 from harness.measurement.clock import Clock
 from harness.measurement.environment import fewest_threads
 from harness.measurement.generations import drafter_of
-from harness.measurement.returned_texts import ReturnedText, unlikely_share
-from harness.measurement.server_request import check_drafts
+from harness.measurement.server_request import ReturnedText, check_drafts, unlikely_share
 from harness.models.load import load_vocabulary, memory_need
 from harness.records import (
     GREEDY,

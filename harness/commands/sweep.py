@@ -34,8 +34,7 @@ from harness.commands.run_lifecycle import (
     resumed,
 )
 from harness.commands.snapshot import check_texts
-from harness.commands.time_rounds import visits_of_pair
-from harness.commands.time_steps import measure_steps
+from harness.commands.timing import measure_steps, visits_of_pair
 from harness.config import SweepConfig
 from harness.measurement.round_times import RoundVisits
 from harness.records import Cell

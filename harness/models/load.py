@@ -3,17 +3,18 @@
 `open_pair` makes of two loaded models a target and a draft with caches, of one logit width.
 """
 
+import copy
 import hashlib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import (
     AutoConfig,
@@ -445,3 +446,51 @@ def _eos(generation: GenerationConfig | None, tokenizer: Any) -> frozenset[int]:
     named = getattr(generation, "eos_token_id", None)
     ids = set(named if isinstance(named, list) else [named]) | {tokenizer.eos_token_id}
     return frozenset(int(token) for token in ids if token is not None)
+
+
+# ---- the target's first layers -------------------------------------------------------------------
+
+
+def early_exit(conf: ModelConf, target: LoadedModel) -> LoadedModel:
+    """A draft of the target's first layers, with its last norm and head, which shares its weights.
+
+    No further weights are needed (Elhoushi et al. 2024, "LayerSkip", section 4.3, where the target
+    is trained for it; a target that is not accepts little). The draft keeps a cache of its own for
+    its layers, so the loop and replay treat it as any draft model: its distribution depends on the
+    text alone. An engine could share that cache with the target's, and save the draft's prefill.
+
+    Where `conf.layers` is None they are a quarter, and at least one.
+
+    Raises:
+        UserError: not fewer layers than the target has, or a network that does not keep them in one
+            list.
+    """
+    network: Any = target.network
+    backbone: Any = network.base_model
+    all_layers = getattr(backbone, "layers", None)
+    if backbone is network or not isinstance(all_layers, nn.ModuleList):
+        raise UserError(
+            f"{conf.shown}: {type(network).__name__} does not keep its layers in one list, so its "
+            "first ones cannot be taken; leave early exit out"
+        )
+    kept = max(1, len(all_layers) // 4) if conf.layers is None else conf.layers
+    if kept >= len(all_layers):
+        raise UserError(
+            f"{conf.shown}: layers={kept}, and {target.shown} has {len(all_layers)}; give fewer"
+        )
+    config: Any = copy.deepcopy(network.config)
+    config.num_hidden_layers = kept
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:kept]
+    first = _with_modules(backbone, {"layers": all_layers[:kept]})
+    twin = _with_modules(network, {network.base_model_prefix: first})
+    for module in (first, twin):
+        module.config = config
+    return replace(target, keys=conf.keys, name=conf.name, network=twin, shared=True)
+
+
+def _with_modules(module: Any, changed: dict[str, Any]) -> Any:
+    """The same module with some of its children replaced; the parameters are shared."""
+    twin = copy.copy(module)
+    twin.__dict__["_modules"] = {**module._modules, **changed}
+    return twin

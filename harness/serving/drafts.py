@@ -128,7 +128,7 @@ DRAFTS: dict[DraftKind, DraftSpec] = {
     "early_exit": DraftSpec(
         "early exit of the target's layers",
         "target_layers",
-        loader="harness.models.early_exit:early_exit",
+        loader="harness.models.load:early_exit",
     ),
     "copy": DraftSpec("a copy of the target", "copy"),
     "ngram": DraftSpec("an n-gram look-up", "none", loader="harness.decoding.lookups:NgramDrafter"),

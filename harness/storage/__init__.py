@@ -293,11 +293,11 @@ class RunFolder:
 
         An interrupted run may have stored them and not the traces that say that they are there.
         """
-        from harness.storage.confidences import content  # imports numpy and pandas
+        from harness.storage.traces import content_of_confidences  # imports numpy and pandas
 
         new = {(entry.draft, entry.key) for entry in confidences}
         kept = [entry for entry in self.confidences() if (entry.draft, entry.key) not in new]
-        self._files.write(CONFIDENCES, content([*kept, *confidences]))
+        self._files.write(CONFIDENCES, content_of_confidences([*kept, *confidences]))
 
     def _write_traces(self, traces: Sequence[TextTrace], before: bytes | None) -> None:
         from harness.storage.traces import content  # imports numpy and pandas
@@ -404,10 +404,10 @@ def load_traces(folder: str | Path) -> list[TextTrace]:
 
 def load_confidences(folder: str | Path) -> list[DraftConfidence]:
     """`StoredRun.confidences` of a folder."""
-    from harness.storage.confidences import read  # imports numpy and pandas
+    from harness.storage.traces import read_confidences  # imports numpy and pandas
 
     content = files.read_verified(Path(folder), CONFIDENCES)
-    return [] if content is None else read(content, Path(folder) / CONFIDENCES)
+    return [] if content is None else read_confidences(content, Path(folder) / CONFIDENCES)
 
 
 def check_writable(root: str | Path) -> None:

@@ -7,6 +7,9 @@ are asked for. The rows of a text stand together.
 
 A file is written and read in parts of PART_ROWS rows, so that what is in memory is its traces and
 one part of the table, which takes some ten times as much a row.
+
+confidences.parquet has how sure drafts are of what they draft off those texts, one row per text
+position (one more than the text has) and offset from it; see `DraftConfidence`.
 """
 
 import io
@@ -21,7 +24,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from harness.records import TextTrace, UserError
+from harness.records import DraftConfidence, TextTrace, UserError
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
 # Of a trace
@@ -238,3 +241,49 @@ def _integers(values: NDArray[np.float64]) -> NDArray[np.int64]:
     if np.isnan(values).any():
         raise ValueError("a row lacks its token, or how many were proposed")
     return values.astype(np.int64)
+
+
+# ---- confidences ---------------------------------------------------------------------------------
+
+
+TEXT_KEY = {
+    "draft": _NAME,
+    "prompt_set": _NAME,
+    "prompt": _NAME,
+    "repetition": pa.int64(),
+    "temperature": pa.float64(),
+}
+CONFIDENCES = pa.schema(
+    {**TEXT_KEY, "position": pa.int64(), "offset": pa.int64(), "confidence": pa.float64()}
+)
+
+
+def content_of_confidences(confidences: Sequence[DraftConfidence]) -> bytes:
+    """The confidences as the bytes of a parquet file."""
+    tables: list[pa.Table] = []
+    for entry in confidences:
+        position, offset = np.indices(entry.values.shape).reshape(2, -1)
+        head: dict[str, Any] = {name: [getattr(entry, name)] * len(offset) for name in TEXT_KEY}
+        columns = {**head, "position": position, "offset": offset}
+        columns["confidence"] = pa.array(entry.values.reshape(-1), from_pandas=True)
+        tables.append(pa.table(columns, CONFIDENCES))
+    buffer = io.BytesIO()
+    rows = pa.concat_tables(tables) if tables else CONFIDENCES.empty_table()
+    parquet.write_table(rows.unify_dictionaries(), buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def read_confidences(stored: bytes, file: Path) -> list[DraftConfidence]:
+    """Read them back, in the order they were written; an error names the file."""
+    try:
+        rows: pd.DataFrame = parquet.read_table(io.BytesIO(stored), schema=CONFIDENCES).to_pandas()
+        made: list[DraftConfidence] = []
+        for key, group in rows.groupby([*TEXT_KEY], sort=False, observed=True):
+            shape = (int(group["position"].max()) + 1, int(group["offset"].max()) + 1)
+            head: dict[str, Any] = dict(zip(TEXT_KEY, key, strict=True))  # type: ignore[arg-type]
+            values = group["confidence"].to_numpy(np.float64).reshape(shape)
+            made.append(DraftConfidence(**head, values=values))
+    except (OSError, ValueError, TypeError, MemoryError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{file}: cannot be read as confidences ({reason})") from error
+    return made

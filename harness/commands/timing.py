@@ -1,0 +1,276 @@
+"""What a command times of a pair, and where that is stored: steps, and rounds of the running loop.
+
+A floor of a step is the time that reading its bytes takes at the device's bandwidth, which is
+measured on the same run by copying memory (or, where that cannot be, the named card's data sheet).
+`harness.measurement.round_times` makes the visits that time rounds; the commands spread them over
+what they measure.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+
+import numpy as np
+import torch
+
+from harness.analysis.latency import can_pay, visits_of
+from harness.analysis.unstable import unstable_steps
+from harness.commands.drafted import Drafted, EncodedPrompt, Target
+from harness.commands.other_runs import Rates
+from harness.commands.pair import completion, request
+from harness.commands.progress import progress
+from harness.config import (
+    AuditionConfig,
+    ModelConf,
+    PairConfig,
+    ProfileConfig,
+    ServerConfig,
+    SweepConfig,
+)
+from harness.decoding.protocols import Drafter
+from harness.measurement import environment
+from harness.measurement.environment import copy_bandwidth
+from harness.measurement.generations import Draft, Request
+from harness.measurement.round_times import RoundVisits, TimedLoop, timed_ks, visits_for
+from harness.measurement.step_times import time_forwards
+from harness.models.load import LoadedModel
+from harness.models.memory import is_out_of_memory
+from harness.records import GREEDY, Cell, CopyBandwidth, RoundTiming, StepTiming, UserError, grouped
+from harness.storage import RunFolder
+from harness.storage.contents import Lines
+from harness.storage.manifest import MemoryBandwidth
+from harness.theory.roofline import is_card
+
+# A model this much smaller than the copied buffer may be read from a cache
+IN_CACHE = 4
+
+
+def measure_steps(
+    folder: RunFolder, pair: Drafted, config: ProfileConfig | SweepConfig
+) -> list[StepTiming]:
+    """Time single steps, unless the folder has them, and the bandwidth that floors are of."""
+    if folder.manifest.bandwidth is None:
+        with progress("measuring the bandwidth of the memory"):
+            measured = asdict(_bandwidth(pair, config))
+        folder.note(bandwidth={key: value for key, value in measured.items() if value is not None})
+    timings = folder.timings()
+    if not timings:
+        with enough_memory("single steps"):
+            has_steps = any(timed.role == "draft" for timed in pair.timed)
+            name = None if has_steps else pair.draft_name
+            timings = timed_steps(folder, pair, config, paired_with=name, doing="timing steps")
+        folder.write_timings(timings)
+    return timings
+
+
+def timed_steps(
+    folder: RunFolder,
+    pair: Drafted,
+    config: PairConfig | AuditionConfig,
+    *,
+    paired_with: str | None,
+    repetitions: int | None = None,
+    doing: str,
+) -> list[StepTiming]:
+    """Steps, verifies and prefills of a pair; those that cannot be right are timed again.
+
+    The first visit that timed rounds of the draft says what a plain token takes. `paired_with` and
+    `repetitions` are those of `time_forwards`. `doing` is shown.
+    """
+    visits = visits_of(folder.rounds.read(), pair.draft_name, GREEDY)
+    plain_s = None if visits is None else float(np.median(visits.plain_s))
+    lengths = sorted({len(entry.tokens) for entry in pair.prompts})
+    max_k, context = max(config.k), pair.typical_context(config.new_tokens)
+    with progress(doing) as bar:
+        timings = time_forwards(
+            pair.timed,
+            max_k,
+            context=context,
+            prefills=sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]}),
+            repetitions=repetitions,
+            seed=config.seed,
+            paired_with=paired_with,
+            doubtful=lambda timings: bool(unstable_steps(timings, plain_s)),
+            clock=config.loop_clock,
+            expect=bar.expect,
+            tick=bar,
+        )
+    return [*timings, *pair.time_proposals(max_k, context, config.loop_clock)]
+
+
+@contextmanager
+def enough_memory(doing: str) -> Iterator[None]:
+    """Turn an allocator's error into one line of advice."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(
+            f"out of memory while timing {doing}; lower new_tokens or k, leave out long prompts "
+            "(prompts.limit), or use a smaller model or model.dtype=bfloat16"
+        ) from error
+
+
+def _bandwidth(pair: Drafted, config: ProfileConfig | SweepConfig) -> MemoryBandwidth:
+    """Measured on the target's device, else the named card's data sheet."""
+    device = pair.target_model.device
+    copied = _copied(device)
+    if copied is None:
+        memory = environment.describe(device)["device_memory_bytes"]
+        name = environment.device_name(device)
+        if config.gpu and is_card(config.gpu.name, config.gpu.memory_gb, name, memory):
+            return MemoryBandwidth(config.gpu.bandwidth_gb_s, source="datasheet")
+        return MemoryBandwidth()
+    speeds = {role: _in_cache(model, device, copied) for role, (model, _) in pair.opened.items()}
+    return MemoryBandwidth(
+        copied.gb_s,
+        copied.buffer_bytes,
+        copied.samples,
+        "measured",
+        speeds.get("target"),
+        speeds.get("draft"),
+    )
+
+
+def _copied(device: torch.device, buffer_bytes: int | None = None) -> CopyBandwidth | None:
+    """The copy bandwidth; None where there is no memory for a copy."""
+    try:
+        return copy_bandwidth(device, buffer_bytes)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return None
+
+
+def _in_cache(loaded: LoadedModel, device: torch.device, copied: CopyBandwidth) -> float | None:
+    """The bandwidth at which a small model is read, where that is above the memory's: in GB/s.
+
+    Source and copy together are as large as the model, so they stay where its weights would.
+    """
+    size = sum(weight.numel() * weight.element_size() for weight in loaded.network.parameters())
+    if loaded.network.device != device or size * IN_CACHE > copied.buffer_bytes:
+        return None
+    cached = _copied(device, size // 2)
+    return cached.gb_s if cached is not None and cached.gb_s > copied.gb_s else None
+
+
+# ---- rounds --------------------------------------------------------------------------------------
+
+
+# Of all visits, the share that is made again at most where other work disturbed them
+REPEATED = 0.25
+# A threshold that no token which is drafted is below
+NEVER = 1e-300
+
+
+def visits_of_pair(
+    folder: RunFolder,
+    pair: Drafted,
+    config: PairConfig,
+    temperatures: Sequence[float],
+    synthetic: Mapping[Cell, Rates] | None = None,
+    store: Lines[RoundTiming] | None = None,
+    *,
+    repeated: bool = False,
+) -> RoundVisits:
+    """The visits of a run of one pair, at every K of its list; `synthetic` as of its generations.
+
+    Where drafting stops early a round proposes any number of tokens up to K. So it is timed at some
+    numbers, with the draft steps read back and a threshold that none is below. Times are kept in
+    rounds.jsonl, or in `store`. Those that other work disturbed are made again where `repeated`.
+    """
+    ks = sorted({k for k in config.k if k > 0})
+    if config.decode.stop != "none":
+        ks = timed_ks(ks, pair.most)
+    elif pair.most is not None and pair.most < max(ks, default=0):  # what a larger K drafts
+        ks = sorted({*ks, pair.most})
+
+    def asked(entry: EncodedPrompt, k: int, temperature: float) -> Request:
+        made = request(pair, config, entry, k, temperature, 0, synthetic=synthetic)
+        return replace(made, stop_below=made.stop_below and NEVER)
+
+    cells = [(k, temperature) for k in (0, *ks) for temperature in temperatures]
+    most = visits_for(len(pair.prompts) * config.repetitions)
+    # What other work takes of the processors is in no card's times, nor in processor time
+    shared = pair.target_model.device.type == "cpu" and config.loop_clock == "wall"
+    return RoundVisits(
+        _timed_loop(pair, pair.timed_drafting, pair.draft_name, cells, asked),
+        folder,
+        folder.rounds if store is None else store,
+        visits=most,
+        counted=progress,
+        repeated=round(REPEATED * most) if repeated and shared else 0,
+    )
+
+
+def time_own_loop(
+    folder: RunFolder, pair: Drafted, config: ServerConfig, stored: Sequence[RoundTiming]
+) -> None:
+    """Time rounds of our own loop next to a server's, where wanted, or copy those of another run.
+
+    Args:
+        stored: those of another run, which are taken instead.
+    """
+    known = folder.own_rounds.read()
+    for timing in stored:
+        if timing not in known:
+            folder.own_rounds.append(timing)
+    if stored or not config.own_loop:
+        return
+    decode = replace(config.decode, rule=config.decode.rule or "ratio")
+    config = replace(config, decode=decode)
+    visits = visits_of_pair(folder, pair, config, config.temperature, store=folder.own_rounds)
+    visits.begin()
+    visits.up_to(1.0)
+
+
+def visits_of_draft(
+    folder: RunFolder,
+    target: Target,
+    conf: ModelConf,
+    draft: Draft | None,
+    config: AuditionConfig,
+    most: int | None = None,
+) -> RoundVisits:
+    """The visits of one draft of an audition; half of them where it cannot pay at any acceptance.
+
+    Args:
+        draft: the loaded model, or what makes the drafter of a request; None while there is none,
+            to see what is missing.
+        most: tokens that it drafts a round at most; None: any number.
+    """
+
+    def no_draft(_: Request) -> Drafter:
+        raise AssertionError("rounds are timed with a draft")
+
+    def asked(entry: EncodedPrompt, k: int, temperature: float) -> Request:
+        plain = completion(target.target, config, entry, temperature, 0)
+        return replace(plain, k=k, draft=conf.name if k else None, rule=config.decode.rule)
+
+    cells = [(k, value) for k in (0, *timed_ks(config.k, most)) for value in config.temperature]
+    visits = visits_for(len(target.prompts) * config.repetitions, among_many=True)
+    if config.latency.target_ms is not None or config.latency_from is not None:
+        visits = 0
+    return RoundVisits(
+        _timed_loop(target, draft or no_draft, conf.name, cells, asked),
+        folder,
+        folder.rounds,
+        visits=visits,
+        counted=progress,
+        enough=lambda timings: not conf.spec.looks_up and not can_pay(timings, conf.name),
+    )
+
+
+def _timed_loop(
+    target: Target,
+    draft: Draft,
+    name: str,
+    cells: Sequence[tuple[int, float]],
+    asked: Callable[[EncodedPrompt, int, float], Request],
+) -> TimedLoop:
+    """The loop that times each cell, a K and a temperature, as `asked` of a prompt of each set."""
+    by_set = grouped(target.prompts, lambda entry: entry.prompt.prompt_set)
+    requests = {key: [asked(each[0], *cell) for cell in cells] for key, each in by_set.items()}
+    prompts = {key: [entry.tokens for entry in each] for key, each in by_set.items()}
+    return TimedLoop(target.target_model, draft, name, requests, prompts, target.positions)
