@@ -141,7 +141,7 @@ def _scored(
     elif conf.spec.reads_states:
         raise NotEligible("a head reads the target's hidden states, which servers do not return")
     elif SERVER_URL.match(conf.id):
-        server = DraftServer(conf.id, key, config.timeout_factor)
+        server = DraftServer(conf.id, key, config.timeout_factor, conf.where)
         first = texts[0].request.tokens
         server.check_vocabulary(first, target.tokenizer.decode(list(first)))
         traces: list[TextTrace] = []

@@ -188,13 +188,19 @@ def _seed(request: Request) -> int:
 class DraftServer:
     """A draft behind a server that tells log-probabilities of a prompt."""
 
-    def __init__(self, url: str, key: str | None = None, timeout_factor: float = 1.0) -> None:
-        """Attach to it.
+    def __init__(
+        self,
+        url: str,
+        key: str | None = None,
+        timeout_factor: float = 1.0,
+        where: str | None = None,
+    ) -> None:
+        """Attach to it; errors name it as `where`.
 
         Raises:
             UserError: not reachable, or no server with `/v1/models`.
         """
-        self._client = HttpClient(url, key, "draft.id", timeout_factor=timeout_factor)
+        self._client = HttpClient(url, key, "draft.id", where=where, timeout_factor=timeout_factor)
         self._model = only_model(self._client)
 
     def check_vocabulary(self, tokens: Sequence[int], decoded: str) -> None:
