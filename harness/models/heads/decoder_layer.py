@@ -25,6 +25,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from harness.models.heads.base import ChainHead, HeadNetwork
+from harness.theory.architecture import HeadArchitecture
 
 # Queries of `passes` that attend to a text at once
 QUERIES = 256
@@ -159,6 +160,24 @@ class LayerNetwork(HeadNetwork):
             attended = attend_from_every_start(query, base.key, base.value, chain, first)
             outputs.append(self.finish(attended, residual))
         return outputs
+
+
+def shape_of_layer(layer: LlamaConfig, vocab: int, states: int) -> HeadArchitecture:
+    """The sizes of a head of one such layer, by its config, that reads so many numbers of states.
+
+    An upper bound for EAGLE: the attention of an EAGLE-3 head, which this counts, is twice as wide.
+    """
+    return HeadArchitecture(
+        layers=1,
+        hidden=layer.hidden_size,
+        heads=layer.num_attention_heads,
+        kv_heads=layer.num_key_value_heads or layer.num_attention_heads,
+        head_dim=layer.head_dim or layer.hidden_size // layer.num_attention_heads,
+        ffn=layer.intermediate_size,
+        vocab=vocab,
+        tied=True,
+        states=states,
+    )
 
 
 def attend_from_every_start(

@@ -51,7 +51,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 from harness.config import ModelConf
 from harness.models.checkpoint import explained
 from harness.models.heads.base import BlockHead, HeadNetwork, LoadedHead, in_target_ids
-from harness.models.heads.files import HeadFiles, config_of, found_in, is_of, output_matrix
+from harness.models.heads.files import HeadFiles, config_of, found_in, is_of
 from harness.models.load import LoadedModel
 from harness.records import UserError
 
@@ -454,11 +454,7 @@ def filled(
     d2t, _ = tensors.pop("d2t", None), tensors.pop("t2d", None)
     ids = None if d2t is None else files.check_ids(d2t + torch.arange(len(d2t)))
     drafted = vocabulary if ids is None else len(ids)
-    target: Any = files.target.network
-    embed, output = target.get_input_embeddings(), target.get_output_embeddings()
-    hidden = block.layer.hidden_size
-    own_embed = files.own_matrix(tensors, "embed_tokens.weight", embed, vocabulary, hidden)
-    own_output = files.own_matrix(tensors, "lm_head.weight", output, drafted, hidden)
+    embed, own_embedding, output = files.matrices(tensors, block.layer.hidden_size, drafted)
     network = kind(
         block.layer,
         target_hidden=of_target.hidden_size,
@@ -466,8 +462,8 @@ def filled(
         block=block.block,
         mask_token=block.mask_token,
         # The target's modules must be no part of this one
-        embed=embed.__call__ if own_embed is None else nn.Embedding.from_pretrained(own_embed),
-        output=output.__call__ if own_output is None else output_matrix(own_output),
+        embed=embed if own_embedding else embed.__call__,
+        output=output,
         ids=ids,
         first=block.first,
     )

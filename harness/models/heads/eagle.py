@@ -28,12 +28,18 @@ from transformers import LlamaConfig
 from harness.config import ModelConf
 from harness.models.checkpoint import explained
 from harness.models.heads.base import LoadedHead
-from harness.models.heads.decoder_layer import Angles, Layer, LayerHead, LayerNetwork, Projected
+from harness.models.heads.decoder_layer import (
+    Angles,
+    Layer,
+    LayerHead,
+    LayerNetwork,
+    Projected,
+    shape_of_layer,
+)
 from harness.models.heads.files import (
     HeadFiles,
     config_of,
     found_in,
-    output_matrix,
     unknown_layout,
 )
 from harness.models.load import LoadedModel
@@ -121,22 +127,9 @@ def load_eagle(conf: ModelConf, target: LoadedModel) -> LoadedHead:
 
 
 def eagle_shape(config: Mapping[str, Any], where: str) -> HeadArchitecture:
-    """The sizes that a head's config.json says; errors call it `where`.
-
-    An upper bound: the attention of an EAGLE-3 head, which this counts, is twice as wide.
-    """
+    """The sizes that a head's config.json says; errors call it `where`."""
     layer = _config(config, where)
-    return HeadArchitecture(
-        layers=1,
-        hidden=layer.hidden_size,
-        heads=layer.num_attention_heads,
-        kv_heads=layer.num_key_value_heads or layer.num_attention_heads,
-        head_dim=layer.head_dim or layer.hidden_size // layer.num_attention_heads,
-        ffn=layer.intermediate_size,
-        vocab=layer.vocab_size,
-        tied=True,
-        states=layer.hidden_size,
-    )
+    return shape_of_layer(layer, layer.vocab_size, layer.hidden_size)
 
 
 def _config(config: Mapping[str, Any], where: str) -> LlamaConfig:
@@ -160,18 +153,14 @@ def _network(config: LlamaConfig, tensors: dict[str, Tensor], files: HeadFiles) 
             f" {files.target_config.hidden_size}"
         )
     files.check_vocabulary(config.vocab_size)
-    target: Any = files.target.network
-    embed, output = target.get_input_embeddings(), target.get_output_embeddings()
-    own_embed = files.own_matrix(tensors, "embed_tokens.weight", embed, vocabulary, hidden)
-    own_output = files.own_matrix(tensors, "lm_head.weight", output, vocabulary, hidden)
+    embed, own_embedding, output = files.matrices(tensors, hidden, vocabulary)
     network = EagleNetwork(
         config,
         target_layers=files.target_config.num_hidden_layers,
-        output=output.__call__ if own_output is None else output_matrix(own_output),
+        output=output,
         fc_bias="fc.bias" in tensors,
         attention_bias="midlayer.self_attn.q_proj.bias" in tensors,
     )
-    network.embed_tokens = embed if own_embed is None else nn.Embedding.from_pretrained(own_embed)
-    network.own_embedding = own_embed is not None
+    network.embed_tokens, network.own_embedding = embed, own_embedding
     files.fill(network, tensors, given=("embed_tokens.", "output."))
     return network

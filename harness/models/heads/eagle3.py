@@ -27,7 +27,14 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from harness.config import ModelConf
 from harness.models.checkpoint import explained
 from harness.models.heads.base import LoadedHead, in_target_ids
-from harness.models.heads.decoder_layer import Angles, Layer, LayerHead, LayerNetwork, Projected
+from harness.models.heads.decoder_layer import (
+    Angles,
+    Layer,
+    LayerHead,
+    LayerNetwork,
+    Projected,
+    shape_of_layer,
+)
 from harness.models.heads.files import HeadFiles, config_of, found_in, unknown_layout
 from harness.models.load import LoadedModel
 from harness.records import UserError
@@ -159,17 +166,8 @@ class Layout:
         """The sizes; of a target as wide as the layer, where the config names no other width."""
         layer = self.layer
         target_hidden = getattr(layer, "target_hidden_size", None) or layer.hidden_size
-        return HeadArchitecture(
-            layers=1,
-            hidden=layer.hidden_size,
-            heads=layer.num_attention_heads,
-            kv_heads=layer.num_key_value_heads or layer.num_attention_heads,
-            head_dim=layer.head_dim or layer.hidden_size // layer.num_attention_heads,
-            ffn=layer.intermediate_size,
-            vocab=self.draft_vocabulary or layer.vocab_size,
-            tied=True,
-            states=len(self.layers or range(STATES)) * target_hidden,
-        )
+        states = len(self.layers or range(STATES)) * target_hidden
+        return shape_of_layer(layer, self.draft_vocabulary or layer.vocab_size, states)
 
 
 def load_eagle3(conf: ModelConf, target: LoadedModel) -> LoadedHead:

@@ -6,7 +6,7 @@ target is.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -130,6 +130,27 @@ class HeadFiles:
             )
         return own
 
+    def matrices(
+        self, tensors: dict[str, Tensor], hidden: int, drafted: int
+    ) -> tuple[nn.Module, bool, Callable[[Tensor], Tensor]]:
+        """The embedding, whether it is the head's own, and what makes logits of `drafted` tokens.
+
+        Its own are taken out of `tensors`. The target's output matrix, a module that must be no
+        part of a head, is given as its `__call__`.
+        """
+        target: Any = self.target.network
+        embed, output = target.get_input_embeddings(), target.get_output_embeddings()
+        rows = self.target.vocab_size
+        own = self.own_matrix(tensors, "embed_tokens.weight", embed, rows, hidden)
+        own_output = self.own_matrix(tensors, "lm_head.weight", output, drafted, hidden)
+        if own is not None:
+            embed = nn.Embedding.from_pretrained(own)
+        if own_output is None:
+            return embed, own is not None, output.__call__
+        made = nn.Linear(own_output.shape[1], len(own_output), bias=False, device="meta")
+        made.weight = nn.Parameter(own_output, requires_grad=False)
+        return embed, own is not None, made
+
     def fill(
         self,
         network: nn.Module,
@@ -229,13 +250,6 @@ def unknown_layout(where: str, kind: str, layouts: str, found: str) -> UserError
     return UserError(
         f"{where}: not {kind} in a layout that is known: {found}; read here are {layouts}"
     )
-
-
-def output_matrix(weight: Tensor) -> nn.Module:
-    """A head's own output matrix [V, hidden] as a module."""
-    module = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    module.weight = nn.Parameter(weight, requires_grad=False)
-    return module
 
 
 def is_of(config: Mapping[str, Any], kind: str) -> bool:
