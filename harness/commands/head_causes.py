@@ -36,7 +36,7 @@ from harness.models.cached import CachedModel
 from harness.models.device import resolve_device
 from harness.models.load import LoadedModel, load
 from harness.models.tokenizer import encode
-from harness.records import GREEDY, Trial, UserError
+from harness.records import GREEDY, Prompt, Trial, UserError
 from harness.serving.drafts import DRAFTS
 from harness.stats.jackknife import Estimate, enough_prompts, holm, workload_ratio
 from harness.storage import StoredRun
@@ -171,7 +171,7 @@ def _texts(stored: StoredRun, known: KnownTexts, target: LoadedModel) -> list[Ge
     named = ((trial, known.prompts.get((trial.prompt_set, trial.prompt))) for trial in plain)
     return [
         GeneratedText(
-            _request(trial, ids, target),
+            _request(trial, ids, target, trial.prompt),
             (trial.tokens or ())[:TOKENS],
             trial.stop_reason or "budget",
         )
@@ -184,12 +184,12 @@ def _spread(items: list[Any]) -> list[Any]:
     return items[:: max(1, len(items) // TEXTS)][:TEXTS]
 
 
-def _request(trial: Trial, ids: Sequence[int], target: LoadedModel) -> Request:
+def _request(of: Trial | Prompt, ids: Sequence[int], target: LoadedModel, name: str) -> Request:
     return Request(
         cell="",
-        prompt_set=trial.prompt_set,
-        prompt=trial.prompt,
-        category=trial.category,
+        prompt_set=of.prompt_set,
+        prompt=name,
+        category=of.category,
         tokens=tuple(ids),
         sampling=SamplingParameters(GREEDY),
         budget=TOKENS,
@@ -241,20 +241,8 @@ def _other_template(
     conf = replace(conf, chat_template=other, system=None)
     turns = [turn for prompt in prompt_sets.load(conf) for turn in readable_turns(prompt)]
     requests = [
-        Request(
-            cell="",
-            prompt_set=turn.prompt_set,
-            prompt=turn.id,
-            category=turn.category,
-            tokens=encode(target.tokenizer, turn, conf),
-            sampling=SamplingParameters(GREEDY),
-            budget=TOKENS,
-            repetition=0,
-            seed=0,
-            eos=target.eos,
-            model=target.name,
-        )
+        _request(turn, encode(target.tokenizer, turn, conf), target, turn.id)
         for turn in _spread(turns)
     ]
     model.keep_states(())
-    return generate_texts(model, requests, name=f"model={target.name}")
+    return generate_texts(model, requests, name=target.shown)
