@@ -157,7 +157,7 @@ def test_drafts_are_those_of_transformers_layer_row_by_row(
             for depth in range(3):
                 row = network.fc(torch.cat([embed(tokens), features], dim=-1))
                 features = layer(
-                    inputs_embeds=row, **{cache_argument(layer): cache}
+                    inputs_embeds=row, **{cache_argument(layer) or "": cache}
                 ).last_hidden_state
                 torch.testing.assert_close(
                     passes[depth][:, start], features[:, -1], atol=1e-4, rtol=1e-4
