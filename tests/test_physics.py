@@ -44,7 +44,7 @@ def test_running_out_of_memory_is_one_line_of_advice_and_other_errors_stay():
 
 
 def test_a_typed_context_beyond_the_model_is_refused_and_an_automatic_one_is_left_out():
-    model = SimpleNamespace(context_tokens=1024, key="model", name="tiny")
+    model = SimpleNamespace(context_tokens=1024, shown="model=tiny")
     pair = SimpleNamespace(target=model, draft=model)
     typed = ProfileConfig(k=[8], contexts=[64, 1016])
     with pytest.raises(
