@@ -194,17 +194,14 @@ def raised_in(labels: Sequence[Labels], number: int, by: float) -> Change:
     """At the tokens with one label."""
 
     def change(part: PaddedTexts, first: int) -> Array:
-        inside = side_by_side([each == number for each in labels], part, first, 0.0)
+        inside = np.zeros(part.chances.shape[:2])
+        for row, size in enumerate(part.lengths):
+            inside[row, :size] = labels[first + row] == number
         return raised(part, by * by_start(inside, part.chances.shape[2]))
 
     return change
 
 
-def side_by_side(
-    rows: Sequence[NDArray[np.generic]], part: PaddedTexts, first: int, fill: float
-) -> Array:
-    """Values of texts side by side, (texts, positions)."""
-    padded = np.full((len(part.lengths), int(part.chances.shape[1])), fill)
-    for row, size in enumerate(part.lengths):
-        padded[row, :size] = rows[first + row]
-    return padded
+def of_texts(part: PaddedTexts, values: Array) -> list[Array]:
+    """Of each text of a part its [position, ...] values, without what pads them."""
+    return [values[row, :size] for row, size in enumerate(part.lengths)]
