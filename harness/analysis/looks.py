@@ -183,9 +183,8 @@ def _questions(
     both: Replays, before: Replays, weights: Weights
 ) -> list[tuple[Replays, Replays, Weights]]:
     """The workload and each prompt set to be decided: a draft's prompts, others', the weights."""
-    scored = {*zip(both.prompt_sets, both.prompts, strict=True)}
-    names = [*zip(before.prompt_sets, before.prompts, strict=True)]
-    rest = before.rows([name not in scored for name in names])
+    scored = {*both.names}
+    rest = before.rows([name not in scored for name in before.names])
     if {*rest.prompt_sets} < {*before.prompt_sets}:  # nothing else to choose on
         rest = before
     counted = {name for name in before.prompt_sets if (weights or {}).get(name, 1.0) > 0.0}

@@ -99,8 +99,7 @@ def measured_pairs(
         candidate: whose pairs they are.
         looks: share of the planned pairs at each look so far.
     """
-    names = zip(replays.prompt_sets, replays.prompts, strict=True)
-    rows = {name: row for row, name in enumerate(names)}
+    rows = {name: row for row, name in enumerate(replays.names)}
     pairs = [pair for pair in pairs if pair.name in rows]
     if len({pair.name for pair in pairs}) < MIN_MEASURED:
         return None

@@ -188,8 +188,8 @@ def gap_of(
         replays, latency: that predict it.
         draft: the name.
     """
-    sums, names = paired_sums(trials, plain), zip(replays.prompt_sets, replays.prompts, strict=True)
-    found = [(row, sums[name]) for row, name in enumerate(names) if name in sums]
+    sums = paired_sums(trials, plain)
+    found = [(row, sums[name]) for row, name in enumerate(replays.names) if name in sums]
     rows = [row for row, _ in found]
     counts = replays.candidates[Candidate(draft, cell.k)].rows(np.array(rows, dtype=np.intp))
     if not rows or not latency.rounds.covers(cell.k):

@@ -57,6 +57,11 @@ class Replays:
     lookups: frozenset[str]
 
     @property
+    def names(self) -> list[tuple[str, str]]:
+        """[n] each prompt with its set."""
+        return [*zip(self.prompt_sets, self.prompts, strict=True)]
+
+    @property
     def new_tokens(self) -> Array:
         """[n] tokens of the texts, the same for every candidate."""
         return next(iter(self.candidates.values())).new_tokens
@@ -346,8 +351,7 @@ def replay_check(
     ]
     sums = per_prompt(completed(latest(trials)), values)
     counts = replays.candidates[name]
-    names = zip(replays.prompt_sets, replays.prompts, strict=True)
-    rows = [(row, sums[each]) for row, each in enumerate(names) if each in sums]
+    rows = [(row, sums[each]) for row, each in enumerate(replays.names) if each in sums]
     if not rows:
         return None
     kept = [row for row, _ in rows]

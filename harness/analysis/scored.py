@@ -61,7 +61,7 @@ class Scored:
     def of(cls, analysis: PairAnalysis, ranking: Ranking, name: Candidate) -> "Scored":
         """A ranked draft."""
         replays = ranking.replays
-        kept = {*zip(replays.prompt_sets, replays.prompts, strict=True)}
+        kept = {*replays.names}
         texts, limits = analysis.replayed_texts(name.draft), analysis.limits(replays.ks)
         texts = sorted(
             (
