@@ -28,7 +28,7 @@ import numpy as np
 
 from harness.analysis.draft_pairs import Compared, compare
 from harness.analysis.head_training import AccuracyGap, Training, checkpoint_groups, training
-from harness.analysis.lengths import FIRST, length_bucket
+from harness.analysis.predicted import FIRST, length_bucket
 from harness.analysis.scored import (
     Array,
     Change,

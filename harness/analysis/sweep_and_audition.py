@@ -45,7 +45,6 @@ from harness.analysis.leaderboard import (
     with_costs,
     with_speedup,
 )
-from harness.analysis.lengths import length_alpha
 from harness.analysis.lossless import distrust, text_checks, without_faulty
 from harness.analysis.pairs import (
     check_of_pairs,
@@ -58,6 +57,7 @@ from harness.analysis.predicted import (
     category_alpha,
     category_k,
     gap_of,
+    length_alpha,
     replayed_rows,
     request_summary,
     synthetic_rows,
