@@ -241,8 +241,9 @@ def _check(trace: TextTrace, first: TextTrace, rule: Rule, depth: int) -> None:
         raise UserError(f"k={depth}: {where} is scored for K up to {trace.depth}; lower k")
     bad = np.isnan(accept_chances(trace, rule, depth)) & _judged(trace, depth)
     if bad.any():
+        position = np.sum(np.nonzero(bad), axis=0).min()
         raise UserError(
-            f"traces: {where} has no log-probability at position {_first_position(bad)}; score it"
+            f"traces: {where} has no log-probability at position {position}; score it"
             " again or leave the draft out"
         )
 
@@ -252,11 +253,6 @@ def _judged(trace: TextTrace, depth: int) -> NDArray[np.bool_]:
     starts, offsets = np.arange(len(trace.tokens))[:, None], np.arange(depth)
     judged = starts + offsets < len(trace.tokens)
     return judged if trace.proposed is None else judged & (offsets < trace.proposed[:, None])
-
-
-def _first_position(bad: NDArray[np.bool_]) -> int:
-    starts, offsets = np.nonzero(bad)
-    return int((starts + offsets).min())
 
 
 def accept_chances(trace: TextTrace, rule: Rule, depth: int) -> Array:

@@ -239,13 +239,10 @@ class PairAnalysis:
     def replays(self, rule: Rule, temperature: float) -> Replays | None:
         """Of the drafts that were scored and timed at a temperature; None where there are none."""
         if (rule, temperature) not in self._replays:
-            self._replays[rule, temperature] = self._replayed(rule, temperature)
+            timed = self.latencies.get(temperature, {})
+            ranked = [name for name in timed if name in self.traces and name not in self.dropped]
+            self._replays[rule, temperature] = self._replays_of(ranked, rule, temperature)
         return self._replays[rule, temperature]
-
-    def _replayed(self, rule: Rule, temperature: float) -> Replays | None:
-        timed = self.latencies.get(temperature, {})
-        ranked = [name for name in timed if name in self.traces and name not in self.dropped]
-        return self._replays_of(ranked, rule, temperature)
 
     def _replays_of(self, drafts: Sequence[str], rule: Rule, temperature: float) -> Replays | None:
         """Some of the drafts, on the prompts that all of these scored."""

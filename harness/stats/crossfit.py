@@ -203,11 +203,11 @@ class Workload:
             logs += rng.normal(size=logs.shape) * math.sqrt(float(self.error.value))
         return logs
 
-    def intervals(self, level: float = CONFIDENCE) -> list[Interval] | None:
+    def intervals(self) -> list[Interval] | None:
         """Of each candidate's speedup, unadjusted; None with too few prompts."""
         if not enough_prompts(self.prompt_sets):
             return None
-        logs, half = self.log_speedups(), half_width(self.log_speedup_variance(), level)
+        logs, half = self.log_speedups(), half_width(self.log_speedup_variance(), CONFIDENCE)
         bounds = np.exp([logs - half, logs + half]).T
         return [Interval(float(lo), float(hi)) for lo, hi in bounds]
 

@@ -495,7 +495,7 @@ def _replay_one(
         proposals[:, k] = rounds
     elif drafted is not None:
         # Entry j: rounds that accept exactly j, and end by a rejection, the text's end or their own
-        exactly = kept - np.concatenate([kept[:, :, 1:], np.zeros_like(kept[:, :, :1])], axis=2)
+        exactly = _emits(kept)
         totals = np.clip(drafted[:, :, : k + 1], 0, k)
         by_count = [(exactly * (totals == n)).sum(axis=(1, 2)) for n in range(k + 1)]
         proposals = np.stack(by_count, axis=1)
