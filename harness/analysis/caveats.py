@@ -307,12 +307,7 @@ def _spread_over_cards(setup: Setup) -> Iterator[Caveat]:
 
 
 def of_the_engine(costs: EngineCosts, latencies: Mapping[float, Mapping[str, Latency]]) -> Caveat:
-    """Whose rounds price a run's drafts, and how each draft's are known.
-
-    Args:
-        costs: of the engine.
-        latencies: by temperature and draft.
-    """
+    """Whose rounds price a run's drafts, and how each draft's are known."""
 
     def drafts(basis: Basis) -> str:
         timed = (each for by_draft in latencies.values() for each in by_draft.items())

@@ -728,11 +728,7 @@ def engine_rows(name: str, setup: Setup, served: ServedSummary | None) -> Iterat
 
     Of the whole workload against the same engine's plain decoding, on the prompts that were timed
     both plainly and at that K. Under load it is a ratio of throughputs without an interval.
-
-    Args:
-        name: of the run.
-        setup: of the run.
-        served: what it says of its server; None of our own loop's sweep.
+    `served` is what the run says of its server; None of our own loop's sweep.
     """
     engine, version = engine_of(setup)
     changed = not_lossless(setup, served)

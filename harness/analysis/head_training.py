@@ -244,10 +244,7 @@ def _enough(workload: Workload, steps: Sequence[int]) -> int | None:
 def accuracy_gap(setup: Setup, log: TrainingLog, name: str | None) -> AccuracyGap:
     """A trainer's accuracies next to those of the same head on the run's greedy texts.
 
-    Args:
-        setup: of an audition at temperature 0.
-        log: of its head.
-        name: of the head; None for the best one.
+    `name` is the head's; None for the best one.
 
     Raises:
         UserError: the run has no such head at temperature 0.

@@ -51,13 +51,7 @@ def choice(run: StoredRun, temperature: float) -> int | None:
 
     The traces of the run say how many rounds each K takes, its timed rounds what a round costs. All
     prompts that were decoded plainly count, and none of the measured pairs.
-
-    Args:
-        run: with traces, and visits of round times (`harness.storage.load`).
-        temperature: one of the run's.
-
-    Returns:
-        None where nothing was replayed or no round was timed at this temperature.
+    None where nothing was replayed or no round was timed at this temperature.
     """
     sweep = MeasuredSweep(Setup(run))
     ranking = sweep.ranking(sweep.setup.rule, temperature)
@@ -124,12 +118,8 @@ def k_between(run: StoredRun) -> int | None:
 def best_started(run: StoredRun, started: Sequence[int]) -> tuple[ChosenK, ...]:
     """The K to measure at every temperature: by replay, the best of those that have a server.
 
-    Args:
-        run: as of `k_between`, with probes of every K in `started`.
-        started: the K.
-
-    Returns:
-        Empty where their requests do not tell what rounds cost, or no text was replayed.
+    `run` as of `k_between`, with probes of every K that was started. Empty where their requests do
+    not tell what rounds cost, or no text was replayed.
     """
     served = ServedRun(Setup(run))
     chosen: list[ChosenK] = []

@@ -64,12 +64,8 @@ from harness.theory.speedup import RoundTimes
 class Server:
     """What a stored server run says of one temperature.
 
-    Attributes:
-        served: the run.
-        temperature: of its requests.
-        counting, rule: of its engine.
-        traces: of the plain server's texts.
-        loads: its closed loops with room for all of their requests.
+    `traces` are of the plain server's texts, `loads` its closed loops with room for all of their
+    requests.
     """
 
     served: ServedRun

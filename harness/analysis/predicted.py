@@ -187,11 +187,7 @@ def gap_of(
 ) -> Gap | None:
     """A measured cell against its prediction, on the prompts that both have; None without any.
 
-    Args:
-        cell: of one prompt set and K.
-        trials, plain: of that cell, and of its baseline.
-        replays, latency: that predict it.
-        draft: the name.
+    `plain` are the trials of its baseline.
     """
     sums = paired_sums(trials, plain)
     found = [(row, sums[name]) for row, name in enumerate(replays.names) if name in sums]

@@ -214,13 +214,9 @@ def in_chunks(traces: Sequence[TextTrace], depth: int) -> Iterator[Sequence[Text
 def padded_traces(
     traces: Sequence[TextTrace], rule: Rule, depth: int, limits: Limits | None = None
 ) -> PaddedTexts:
-    """One draft's texts side by side, with their accept chances.
+    """One draft's texts side by side, with their accept chances for K up to `depth`.
 
-    Args:
-        traces: the texts.
-        rule: of acceptance.
-        depth: the largest K.
-        limits: of a text, [start] tokens that an engine drafts at most; None: any number.
+    `limits` are, of a text, [start] tokens that an engine drafts at most; None: any number.
     """
     if limits is not None:
         lengths = [len(trace.tokens) for trace in traces]

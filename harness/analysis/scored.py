@@ -134,10 +134,8 @@ class Scored:
     def raised_to(self, alpha: float) -> Change:
         """Every gap closed by the part that makes alpha of the rounds at its K the one wanted.
 
-        Better chances also end rounds elsewhere, so that it is not (wanted - now) / (1 - now).
-
-        Args:
-            alpha: at least today's.
+        Better chances also end rounds elsewhere, so that it is not (wanted - now) / (1 - now). At
+        least today's alpha is wanted.
         """
 
         def lacks(by: float) -> float:

@@ -119,12 +119,9 @@ class Facts:
 
 @dataclass(frozen=True, eq=False)
 class MeasuredPairs:
-    """One candidate measured next to plain decoding on some of the prompts, in the order of time.
+    """The candidate that replay chose, measured next to plain decoding, in the order of time.
 
-    Attributes:
-        candidate: the one that was chosen by replay.
-        prompts: [pair] the prompt's set and id.
-        timed: the pairs.
+    `prompts` are [pair] the prompt's set and id.
     """
 
     candidate: Candidate

@@ -223,11 +223,6 @@ def words_of_row(answer: Answer, *, name_draft: bool = True) -> str:
     return f"{words(answer)} ({named})" if unserved else words(answer)
 
 
-def title_of(answer: Answer) -> str:
-    """The engine of an answer."""
-    return GIVEN if answer.engine is None else spec_of(answer.engine).in_rows
-
-
 def at_place(answer: Answer) -> str:
     """Where an answer holds: "on the harness's loop", or "at the given times"."""
     return f"at {GIVEN}" if answer.engine is None else f"on {spec_of(answer.engine).title}"
