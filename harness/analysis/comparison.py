@@ -302,7 +302,8 @@ def _measured_rows(pair: _Pair, blank: ComparisonRow) -> list[ComparisonRow]:
     }
     plain = shared[shared["k"] == 0].drop(columns="k")
     # seconds_run of the baseline is seconds_plain_run
-    names = {name: name.replace("_", "_plain_", 1) for name in plain if name not in GENERATION}
+    others = [str(name) for name in plain if name not in GENERATION]
+    names = {name: name.replace("_", "_plain_", 1) for name in others}
     plain = plain.rename(columns=names)
     rows: list[ComparisonRow] = []
     p_values: list[float | None] = []
