@@ -14,8 +14,7 @@ import pytest
 from runs import FROZEN, analysed
 
 from harness.analysis import analyse, comparison
-from harness.analysis.compared_engines import engine_rows
-from harness.analysis.comparison import compare, deciding
+from harness.analysis.comparison import compare, deciding, engine_rows
 from harness.analysis.setup import Setup
 from harness.commands import report
 from harness.commands.run_lifecycle import Outcome

@@ -10,10 +10,10 @@ from workloads import DRAFTS, KS, SETS, Steps, population, trace
 
 from harness.analysis.latency import Visits, latency_of, typed_latency, visits_of
 from harness.analysis.leaderboard import rank
-from harness.analysis.lengths import length_alpha
 from harness.analysis.predicted import (
     category_alpha,
     evidence_of,
+    length_alpha,
     replayed_rows,
     request_summary,
     speedups,

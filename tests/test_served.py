@@ -13,8 +13,7 @@ from runs import ran
 
 from harness.analysis import analyse
 from harness.analysis.batch_schedule import LoadResults
-from harness.analysis.compared_engines import engine_rows
-from harness.analysis.comparison import compare
+from harness.analysis.comparison import compare, engine_rows
 from harness.analysis.request_times import (
     NO_SHARED_VISIT,
     least_squares,

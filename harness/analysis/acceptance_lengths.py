@@ -55,7 +55,9 @@ def _named(
     """(convention, alias, values) of some requests at one K."""
     rounds = np.array([trial.rounds for trial in trials], dtype=np.float64)
     accepted = np.array([trial.accepted for trial in trials], dtype=np.float64)
-    counted = np.array([_counted(trial) for trial in trials], dtype=np.float64)
+    # As the server counts them
+    of_server = [t.accepted if t.counted_accepted is None else t.counted_accepted for t in trials]
+    counted = np.array(of_server, dtype=np.float64)
     emitted = np.array([trial.new_tokens for trial in trials], dtype=np.float64)
     answers = emitted + first_position
     yield "this report", "tokens_per_round", _ratio(emitted, rounds)
@@ -84,11 +86,6 @@ def _named(
         by_length = (1.0, *(float(of_rounds * share) for share in joint))
         yield "Model-Optimizer", "Joint_Acceptance_Rate", by_length
         yield "Model-Optimizer", "Conditional_Acceptance_Rate", conditional(by_length)
-
-
-def _counted(trial: Trial) -> int | None:
-    """Accepted tokens as the server counts them."""
-    return trial.accepted if trial.counted_accepted is None else trial.counted_accepted
 
 
 def _ratio(numerators: Array, denominators: Array) -> tuple[float, ...]:

@@ -41,7 +41,6 @@ from harness.summary import (
     Answer,
     BestKAtAlpha,
     Caveat,
-    RoundFit,
     SpeedupByK,
     Summary,
 )
@@ -63,12 +62,7 @@ class Inputs:
     # By the K that it was measured at.
     acceptance_rate: Mapping[int, float] = field(default_factory=dict[int, float])
     acceptance_by_position: tuple[float, ...] = ()  # empty where none was given
-    # K to the speedup that a server itself measured.
-    server_speedups: Mapping[int, float] = field(default_factory=dict[int, float])
-    requests: int | None = None  # that acceptance and speedups rest on, where their file says so
-    # caveats, round_fit: of the files that the numbers came from.
-    caveats: tuple[Caveat, ...] = ()
-    round_fit: RoundFit | None = None
+    measured: MeasuredInputs = field(default_factory=MeasuredInputs)  # what files say besides
 
 
 def inputs_of(config: BreakevenConfig, measured: MeasuredInputs) -> Inputs:
@@ -101,10 +95,7 @@ def inputs_of(config: BreakevenConfig, measured: MeasuredInputs) -> Inputs:
         alphas=tuple(theory.check_share("alpha", alpha) for alpha in config.alpha),
         acceptance_rate=_rates(measured.acceptance_rate or config.acceptance_rate, ks),
         acceptance_by_position=positions,
-        server_speedups=measured.served,
-        requests=measured.requests,
-        caveats=measured.caveats,
-        round_fit=measured.round_fit,
+        measured=measured,
     )
 
 
@@ -165,7 +156,10 @@ def analyse_breakeven(setup: Setup) -> Summary:
     return Summary(
         run=setup.facts(rows),
         answers=answers_of(
-            measured, inputs.acceptance_by_position, inputs.requests, inputs.server_speedups
+            measured,
+            inputs.acceptance_by_position,
+            inputs.measured.requests,
+            inputs.measured.served,
         ),
         caveats=tuple(_caveats(inputs, measured)),
         results=rows,
@@ -178,9 +172,9 @@ def analyse_breakeven(setup: Setup) -> Summary:
         ),
         speedups_by_k=tuple(_by_each_rule(iid, inputs, linear=config.linear)),
         from_acceptance=tuple(measured),
-        server_speedups=dict(inputs.server_speedups),
+        server_speedups=dict(inputs.measured.served),
         alphas=inputs.alphas,
-        round_fit=inputs.round_fit,
+        round_fit=inputs.measured.round_fit,
     )
 
 
@@ -366,11 +360,11 @@ def _caveats(inputs: Inputs, measured: Sequence[ResultRow]) -> Iterator[Caveat]:
     if shorter:
         values = {"ks": ", ".join(map(str, shorter)), "k": len(inputs.acceptance_by_position)}
         yield Caveat("positions_of_longer_drafts", values)
-    yield from inputs.caveats
-    if inputs.round_fit is not None:
+    yield from inputs.measured.caveats
+    if inputs.measured.round_fit is not None:
         return  # the fit's own residuals say how far it is off
     for row in measured:
-        served, predicted = inputs.server_speedups.get(row.k), row.speedup or 0.0
+        served, predicted = inputs.measured.served.get(row.k), row.speedup or 0.0
         if served is not None and abs(served - predicted) > UNDECIDED_MARGIN * predicted:
             values = {"k": row.k, "measured": served, "predicted": predicted}
             yield Caveat("server_gap", values)

@@ -75,8 +75,7 @@ def caveats(
     `prompts`, of the whole workload, is looked at in place of the rows' numbers.
     """
     return (
-        *_prompts_left_out(setup),
-        *_sampled_log(setup),
+        *_of_the_prompts(setup),
         *_of_the_models(setup),
         *_of_the_run(setup, results, prompts),
         *_of_the_steps(setup, timings),
@@ -126,8 +125,8 @@ def _of_the_run(
     yield from _other_budget(setup)
 
 
-def _prompts_left_out(setup: Setup) -> Iterator[Caveat]:
-    """That a limit keeps some of the user's own prompts from being used."""
+def _of_the_prompts(setup: Setup) -> Iterator[Caveat]:
+    """That a limit leaves some of the user's own out, or that a sample stands for a log."""
     conf, prompts = setup.conf("prompts"), setup.run.manifest.prompts
     counts = {
         name: (used, max(used, setup.run.manifest.prompts_available.get(name, used)))
@@ -137,10 +136,6 @@ def _prompts_left_out(setup: Setup) -> Iterator[Caveat]:
     if used < available and (conf.get("files") or conf.get("hub")):
         sets = ", ".join(f"{name} {used} of {there}" for name, (used, there) in counts.items())
         yield Caveat("prompts_left_out", {"used": used, "available": available, "sets": sets})
-
-
-def _sampled_log(setup: Setup) -> Iterator[Caveat]:
-    """That a sample stands for a log of requests."""
     log = setup.run.manifest.prompts_log
     if log is not None:
         values = {**asdict(log), "strata": len(setup.run.manifest.prompts_available)}
@@ -312,12 +307,7 @@ def _spread_over_cards(setup: Setup) -> Iterator[Caveat]:
 
 
 def of_the_engine(costs: EngineCosts, latencies: Mapping[float, Mapping[str, Latency]]) -> Caveat:
-    """Whose rounds price a run's drafts, and how each draft's are known.
-
-    Args:
-        costs: of the engine.
-        latencies: by temperature and draft.
-    """
+    """Whose rounds price a run's drafts, and how each draft's are known."""
 
     def drafts(basis: Basis) -> str:
         timed = (each for by_draft in latencies.values() for each in by_draft.items())

@@ -234,6 +234,7 @@ def _with_acceptance(row: ResultRow, done: Sequence[Trial]) -> ResultRow:
         _total([getattr(trial, name) for trial in done])
         for name in ("rounds", "drafted", "accepted", "rejected")
     )
+    counted = [trial for trial in done if trial.rounds is not None]
     row = replace(
         row,
         rounds=rounds,
@@ -242,7 +243,9 @@ def _with_acceptance(row: ResultRow, done: Sequence[Trial]) -> ResultRow:
         rejected=rejected,
         acceptance_rate=ratio(kept, drafted),
         mean_acceptance_length=None if kept is None or not rounds else 1.0 + kept / rounds,
-        tokens_per_round=_tokens_per_round(done),
+        tokens_per_round=ratio(
+            sum(map(new_tokens, counted)), sum(float(trial.rounds or 0) for trial in counted)
+        ),
     )
     if kept is None or rejected is None:
         return row
@@ -254,13 +257,6 @@ def _with_acceptance(row: ResultRow, done: Sequence[Trial]) -> ResultRow:
         alpha_lo=interval.lo if interval else None,
         alpha_hi=interval.hi if interval else None,
     )
-
-
-def _tokens_per_round(done: Sequence[Trial]) -> float | None:
-    """Of the generations whose rounds are known."""
-    counted = [trial for trial in done if trial.rounds is not None]
-    tokens, rounds = sum(map(new_tokens, counted)), sum(trial.rounds or 0 for trial in counted)
-    return ratio(tokens, float(rounds))
 
 
 def _total(counts: Sequence[int | None]) -> float | None:

@@ -8,7 +8,8 @@ times per token show it.
 
 Runs of servers are compared in the same way: a greedy request at the time that its visits settle.
 What differs between two engines is no fault of a machine or a draft, and is not reported as one;
-`harness.analysis.compared_engines` lists what each of them gained.
+`engine_rows` lists what each of them gained: with one pair, one machine and hard prompts K = 4 was
+1.05x on vLLM and 0.70x on llama.cpp (docs/validation.md).
 
 With 40 cells two differ by chance alone, so p-values are adjusted by Holm's method.
 
@@ -34,13 +35,24 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis import analyse
-from harness.analysis.cells import accepted, completed, decode_s, judged, latest, new_tokens, ratio
-from harness.analysis.compared_engines import engine_of, engine_rows, not_lossless, timed_trials
+from harness.analysis.cells import (
+    accepted,
+    completed,
+    decode_s,
+    judged,
+    latest,
+    new_tokens,
+    paired_sums,
+    ratio,
+    timed,
+)
 from harness.analysis.latency import seconds_per_round
 from harness.analysis.lossless import distrust, text_checks
+from harness.analysis.server_texts import ServedTexts
 from harness.analysis.setup import Setup, named_values
-from harness.records import GREEDY, ResultRow, Trial, UserError
-from harness.stats.jackknife import Estimate, exponential, holm, workload_ratio
+from harness.records import GREEDY, ResultRow, Trial, UserError, grouped
+from harness.serving.engines import OWN
+from harness.stats.jackknife import Estimate, exponential, holm, log_speedup, workload_ratio
 from harness.storage import StoredRun
 from harness.storage.manifest import SERVER
 from harness.storage.resume import FREE_KEYS
@@ -51,6 +63,7 @@ from harness.summary import (
     ComparisonCaveat,
     ComparisonRow,
     Difference,
+    EngineRow,
     RunCompared,
     ServedSummary,
     Summary,
@@ -288,7 +301,10 @@ def _measured_rows(pair: _Pair, blank: ComparisonRow) -> list[ComparisonRow]:
         if t.accepted is None or t.rejected is None
     }
     plain = shared[shared["k"] == 0].drop(columns="k")
-    plain = plain.rename(columns=lambda name: _plain(name) if name not in GENERATION else name)
+    # seconds_run of the baseline is seconds_plain_run
+    others = [str(name) for name in plain if name not in GENERATION]
+    names = {name: name.replace("_", "_plain_", 1) for name in others}
+    plain = plain.rename(columns=names)
     rows: list[ComparisonRow] = []
     p_values: list[float | None] = []
     for temperature, k in sorted(set(zip(shared["temperature"], shared["k"], strict=True))):
@@ -326,12 +342,6 @@ def _per_token(
     sets = tuple(sums.index.get_level_values("prompt_set"))
     of, tokens = (sums[f"{name}_{side}"].to_numpy(np.float64) for name in (quantity, "tokens"))
     return workload_ratio(of, tokens, sets, weights)
-
-
-def _plain(column: str) -> str:
-    """seconds_run of the baseline is seconds_plain_run."""
-    quantity, side = column.split("_")
-    return f"{quantity}_plain_{side}"
 
 
 def _measured_row(
@@ -686,3 +696,80 @@ def _entries(run: StoredRun) -> Iterator[tuple[str, Value]]:
         if name.split(".")[0] not in FREE_KEYS and not name.endswith(PASSED_OVER):
             shown = str(value)[:SHOWN_HASH] if name == "prompts_sha256" else value
             yield name.removeprefix("environment."), shown
+
+
+# ---- what each engine gained ----
+
+
+def engine_of(setup: Setup) -> tuple[str, str | None]:
+    """Which engine a run measured, and its version; our own loop has none."""
+    engine = setup.engine
+    if engine is None or engine.name == OWN.name:
+        return OWN.name, None
+    return engine.name, engine.version
+
+
+def timed_trials(setup: Setup) -> list[Trial]:
+    """Each generation once; those of a server at the time that its visits settle."""
+    if setup.engine is not None:
+        return ServedTexts(setup).settled
+    return latest(timed(setup.run.trials))
+
+
+def not_lossless(setup: Setup, served: ServedSummary | None) -> set[tuple[float, int]]:
+    """The (temperature, K) at which a run's speculation changed what is generated."""
+    if served is not None:
+        return {(gate.temperature, gate.k) for gate in served.gates if gate.lossless is False}
+    doubtful = distrust(text_checks(setup.run.trials, setup.run.checks)) is not None
+    return {(GREEDY, k) for k in setup.ks} if doubtful else set()
+
+
+def engine_rows(name: str, setup: Setup, served: ServedSummary | None) -> Iterator[EngineRow]:
+    """A measured run's speedups by temperature and K, then those under load.
+
+    Of the whole workload against the same engine's plain decoding, on the prompts that were timed
+    both plainly and at that K. Under load it is a ratio of throughputs without an interval.
+    `served` is what the run says of its server; None of our own loop's sweep.
+    """
+    engine, version = engine_of(setup)
+    changed = not_lossless(setup, served)
+
+    def row(
+        temperature: float,
+        k: int,
+        concurrency: int,
+        *speedup: float | None,
+        prompts: int | None = None,
+    ) -> EngineRow:
+        return EngineRow(
+            name,
+            engine,
+            version,
+            setup.draft,
+            temperature,
+            k,
+            concurrency,
+            *speedup,
+            lossless=(temperature, k) not in changed,
+            prompts=prompts,
+        )
+
+    trials = timed_trials(setup)
+    alone = max((trial.concurrency for trial in trials), default=1)
+    for temperature in setup.temperatures:
+        of_k = grouped((t for t in trials if t.temperature == temperature), lambda trial: trial.k)
+        every_set = {trial.prompt_set for trial in of_k.get(0, ())}
+        for k in sorted(of_k.keys() - {0}):
+            # A sweep that ends with its verdicts (until=decided) times most K on a few prompts,
+            # with as many repetitions as these needed
+            sums = paired_sums(of_k[k], of_k.get(0, ()))
+            sets = [prompt_set for prompt_set, _ in sums]
+            if not sums or {*sets} != every_set:  # not the whole workload
+                continue
+            plain_s, plain_tokens, seconds, tokens = np.array([*sums.values()]).T
+            estimate = log_speedup(plain_s, plain_tokens, seconds, tokens, sets, setup.weights)
+            bounds = exponential(estimate.interval()) or (None, None)
+            yield row(temperature, k, alone, math.exp(estimate.value), *bounds, prompts=len(sums))
+    for load in served.load if served else ():
+        if load.k and (load.concurrency or 0) > 1 and load.slots is None:
+            yield row(load.temperature, load.k, load.concurrency or 0, load.throughput_ratio)

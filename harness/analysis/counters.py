@@ -103,6 +103,9 @@ def running_server(engine: str, scrapes: Sequence[Scrape]) -> RunningServer:
     counted = tuple(interval for interval in intervals if interval is not None)
     busy = [interval for interval in counted if interval.rounds]
     total = _sum(busy) if busy else None
+    # Drift at the last look, or else at the latest look that found one beyond noise
+    looks = [drift_of(busy[:number]) for number in range(len(busy), 0, -1)]
+    beyond_noise = (drift for drift in looks if drift is not None and drift.beyond_noise)
     return RunningServer(
         engine=engine,
         k=_k_of(scrapes, total),
@@ -110,7 +113,7 @@ def running_server(engine: str, scrapes: Sequence[Scrape]) -> RunningServer:
         intervals=counted,
         total=total,
         restarts=len(intervals) - len(counted),
-        drift=drift_in(busy),
+        drift=next(beyond_noise, looks[0] if looks else None),
     )
 
 
@@ -170,13 +173,6 @@ def _k_of(scrapes: Sequence[Scrape], total: CountedInterval | None) -> int:
     return max(
         [min(MOST_K, math.ceil(mean - 1e-9)), *(len(scrape.accepted_at) for scrape in scrapes)]
     )
-
-
-def drift_in(intervals: Sequence[CountedInterval]) -> Drift | None:
-    """Drift at the last look, or else at the latest look that found one beyond noise."""
-    looks = [drift_of(intervals[:number]) for number in range(len(intervals), 0, -1)]
-    last = looks[0] if looks else None
-    return next((drift for drift in looks if drift is not None and drift.beyond_noise), last)
 
 
 def drift_of(intervals: Sequence[CountedInterval]) -> Drift | None:

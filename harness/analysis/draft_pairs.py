@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.analysis.predicted import evidence_of
-from harness.analysis.scored import Array, Labels, Scored
+from harness.analysis.scored import Array, Labels, Scored, of_texts
 from harness.analysis.token_classes import CLASSES
 from harness.stats.jackknife import CONFIDENCE, enough_prompts, half_width, workload_ratio
 from harness.theory.replay import RoundChoice, cheapest_rounds
@@ -65,7 +65,11 @@ class Compared:
 def compare(first: Scored, second: Scored, classes: Sequence[Labels]) -> Compared:
     """Two drafts on the same texts; the ratio of their speedups is taken prompt by prompt."""
     texts = first.texts
-    chances = [_first_chances(each) for each in (first, second)]
+    # Of each text, [n] the chance that a round from there has its first draft token accepted
+    chances = [
+        [each for part in scored.parts for each in of_texts(part, part.chances[:, :, 0])]
+        for scored in (first, second)
+    ]
     joined = [np.concatenate(each) for each in chances]
     weights = np.repeat(first.factors, [len(text.tokens) for text in texts])
     labels = np.concatenate(classes)
@@ -102,15 +106,6 @@ def compare(first: Scored, second: Scored, classes: Sequence[Labels]) -> Compare
         router,
         share,
     )
-
-
-def _first_chances(scored: Scored) -> list[Array]:
-    """Of each text, [n] the chance that a round from there has its first draft token accepted."""
-    return [
-        part.chances[row, :size, 0]
-        for part in scored.parts
-        for row, size in enumerate(part.lengths)
-    ]
 
 
 def _joint(name: str, weights: Array, first: Array, second: Array) -> JointRow:

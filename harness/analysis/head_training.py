@@ -171,11 +171,7 @@ def checkpoint_groups(setup: Setup, drafts: Sequence[str]) -> dict[str, dict[int
 def training(
     ranking: Ranking, analysis: PairAnalysis, head: str, steps: Mapping[int, str]
 ) -> Training | None:
-    """The served speedup by training step, all priced as the last one is; None where too few ran.
-
-    Checkpoints of one head have one architecture, so what their rounds are measured to cost differs
-    by chance alone.
-    """
+    """The speedup by training step, all priced as the last one is; None where too few ran."""
     best = {name.draft: name.k for name in ranking.best}
     ran = {step: name for step, name in steps.items() if name in best}
     if len(ran) < LEAST_CHECKPOINTS:
@@ -200,17 +196,12 @@ def training(
     logs, intervals = workload.log_speedups(), workload.intervals()
     ratios, variance = workload.log_ratios(len(chosen) - 1)
     half = half_width(variance, CONFIDENCE) if enough_prompts(workload.prompt_sets) else None
+    bounds: list[tuple[float | None, float | None]] = [(None, None)] * len(chosen)
+    if half is not None:
+        bounds = np.exp([-ratios - half, -ratios + half]).T.tolist()
     rows: list[Checkpoint] = []
     for n, (step, candidate) in enumerate(zip(ran, chosen, strict=True)):
         counts = replays.weighted(candidate, weights)
-        bounds = (
-            (None, None)
-            if half is None
-            else (
-                float(np.exp(-ratios[n] - half[n])),
-                float(np.exp(-ratios[n] + half[n])),
-            )
-        )
         rows.append(
             Checkpoint(
                 replays.temperature,
@@ -222,7 +213,7 @@ def training(
                 intervals[n].lo if intervals else None,
                 intervals[n].hi if intervals else None,
                 float(np.exp(-ratios[n])),
-                *bounds,
+                *bounds[n],
             )
         )
     return Training(
@@ -253,15 +244,7 @@ def _enough(workload: Workload, steps: Sequence[int]) -> int | None:
 def accuracy_gap(setup: Setup, log: TrainingLog, name: str | None) -> AccuracyGap:
     """A trainer's accuracies next to those of the same head on the run's greedy texts.
 
-    Teacher-forced accuracies count every position, whatever the drafts before it were. A round
-    begins where the last one ended, more often at tokens that are hard to draft, and goes on only
-    where all before it was accepted. The steps from one to the other are taken one at a time: other
-    texts and inputs, the drafts' dependence on each other, where rounds start.
-
-    Args:
-        setup: of an audition at temperature 0.
-        log: of its head.
-        name: of the head; None for the best one.
+    `name` is the head's; None for the best one.
 
     Raises:
         UserError: the run has no such head at temperature 0.

@@ -433,13 +433,11 @@ def can_pay(timings: Sequence[RoundTiming], draft: str) -> bool:
     Between two timed K the ceiling (K + 1) R(0) / R(K) lies between theirs. True where it is not
     known; a ceiling near 1 counts as one that could be above it.
     """
-    for temperature in {timing.temperature for timing in timings if timing.draft == draft}:
-        visits = visits_of(timings, draft, temperature)
-        if visits is None:
-            return True
-        if ((np.array(visits.ks) + 1) / visits.mean_ratios).max() > CEILING_THAT_LOSES:
-            return True
-    return False
+    return any(
+        visits is None
+        or ((np.array(visits.ks) + 1) / visits.mean_ratios).max() > CEILING_THAT_LOSES
+        for visits in _at_each_temperature(timings, draft)
+    )
 
 
 def timed_precisely(timings: Sequence[RoundTiming], draft: str) -> bool:
@@ -448,11 +446,15 @@ def timed_precisely(timings: Sequence[RoundTiming], draft: str) -> bool:
     The errors of all K count, as the root of their mean square: the largest of four, which are
     estimated themselves, would ask for a third more visits.
     """
-    for temperature in {timing.temperature for timing in timings if timing.draft == draft}:
-        visits = visits_of(timings, draft, temperature)
-        if visits is None or np.sqrt((visits.errors**2).mean()) > PRECISE:
-            return False
-    return True
+    return all(
+        visits is not None and np.sqrt((visits.errors**2).mean()) <= PRECISE
+        for visits in _at_each_temperature(timings, draft)
+    )
+
+
+def _at_each_temperature(timings: Sequence[RoundTiming], draft: str) -> Iterator[Visits | None]:
+    temperatures = {timing.temperature for timing in timings if timing.draft == draft}
+    return (visits_of(timings, draft, value) for value in temperatures)
 
 
 def latency_of(

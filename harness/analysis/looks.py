@@ -51,13 +51,7 @@ def choice(run: StoredRun, temperature: float) -> int | None:
 
     The traces of the run say how many rounds each K takes, its timed rounds what a round costs. All
     prompts that were decoded plainly count, and none of the measured pairs.
-
-    Args:
-        run: with traces, and visits of round times (`harness.storage.load`).
-        temperature: one of the run's.
-
-    Returns:
-        None where nothing was replayed or no round was timed at this temperature.
+    None where nothing was replayed or no round was timed at this temperature.
     """
     sweep = MeasuredSweep(Setup(run))
     ranking = sweep.ranking(sweep.setup.rule, temperature)
@@ -124,12 +118,8 @@ def k_between(run: StoredRun) -> int | None:
 def best_started(run: StoredRun, started: Sequence[int]) -> tuple[ChosenK, ...]:
     """The K to measure at every temperature: by replay, the best of those that have a server.
 
-    Args:
-        run: as of `k_between`, with probes of every K in `started`.
-        started: the K.
-
-    Returns:
-        Empty where their requests do not tell what rounds cost, or no text was replayed.
+    `run` as of `k_between`, with probes of every K that was started. Empty where their requests do
+    not tell what rounds cost, or no text was replayed.
     """
     served = ServedRun(Setup(run))
     chosen: list[ChosenK] = []
@@ -183,9 +173,8 @@ def _questions(
     both: Replays, before: Replays, weights: Weights
 ) -> list[tuple[Replays, Replays, Weights]]:
     """The workload and each prompt set to be decided: a draft's prompts, others', the weights."""
-    scored = {*zip(both.prompt_sets, both.prompts, strict=True)}
-    names = [*zip(before.prompt_sets, before.prompts, strict=True)]
-    rest = before.rows([name not in scored for name in names])
+    scored = {*both.names}
+    rest = before.rows([name not in scored for name in before.names])
     if {*rest.prompt_sets} < {*before.prompt_sets}:  # nothing else to choose on
         rest = before
     counted = {name for name in before.prompt_sets if (weights or {}).get(name, 1.0) > 0.0}

@@ -20,6 +20,7 @@ rule are the ranking's.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Literal
 
@@ -27,12 +28,13 @@ import numpy as np
 
 from harness.analysis.draft_pairs import Compared, compare
 from harness.analysis.head_training import AccuracyGap, Training, checkpoint_groups, training
-from harness.analysis.lengths import FIRST, length_bucket
+from harness.analysis.predicted import FIRST, length_bucket
 from harness.analysis.scored import (
     Array,
     Change,
     Labels,
     Scored,
+    of_texts,
     raised_at,
     raised_everywhere,
     raised_in,
@@ -252,8 +254,7 @@ def losses_of(setup: Setup, known: KnownTexts) -> Losses:
         classes = classes_of(texts, known)
         tokens = _Tokens(classes, _entropies(setup, texts), known.pieces)
         entropies_known |= tokens.entropies_known
-        made = [losses_of_draft(each, tokens) for each in scored]
-        drafts += made
+        drafts += [losses_of_draft(each, tokens) for each in scored]
         trainings += [
             t for head, steps in groups.items() if (t := training(ranking, analysis, head, steps))
         ]
@@ -284,21 +285,12 @@ def classes_of(texts: Sequence[TextTrace], known: KnownTexts) -> list[Labels]:
     """Of each text, [n] the place in CLASSES of each of its tokens."""
     rare = rare_tokens([text.tokens.tolist() for text in texts])
     place = {name: index for index, name in enumerate(CLASSES)}
-    return [
-        np.array(
-            [
-                place[name]
-                for name in token_classes(
-                    text.tokens.tolist(),
-                    known.pieces,
-                    known.prompts.get((text.prompt_set, text.prompt), ()),
-                    rare,
-                )
-            ],
-            dtype=np.intp,
-        )
-        for text in texts
-    ]
+    labels: list[Labels] = []
+    for text in texts:
+        prompt = known.prompts.get((text.prompt_set, text.prompt), ())
+        names = token_classes(text.tokens.tolist(), known.pieces, prompt, rare)
+        labels.append(np.array([place[name] for name in names], dtype=np.intp))
+    return labels
 
 
 def _entropies(setup: Setup, texts: Sequence[TextTrace]) -> list[Array]:
@@ -308,11 +300,7 @@ def _entropies(setup: Setup, texts: Sequence[TextTrace]) -> list[Array]:
         for trial in setup.run.trials
         if trial.k == 0 and trial.entropies is not None
     }
-    unknown = [np.full(len(text.tokens), np.nan) for text in texts]
-    return [
-        np.array(stored.get(text.key, nothing))
-        for text, nothing in zip(texts, unknown, strict=True)
-    ]
+    return [np.array(stored.get(text.key, np.full(len(text.tokens), np.nan))) for text in texts]
 
 
 def _labels(
@@ -348,114 +336,104 @@ def _labels(
 # ---- losses of one draft -------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, eq=False)
+class _Ended:
+    """Where a draft's rounds end, weighted by what the texts count.
+
+    Attributes:
+        by_offset: [(judged, rejected, lost), offset] draft tokens, and rounds that are lost there.
+        by_text: the same three; of each text, [position].
+        lost_from: of each text, [start, offset] rounds that are lost.
+    """
+
+    by_offset: Array
+    by_text: tuple[list[Array], list[Array], list[Array]]
+    lost_from: list[Array]
+
+    @classmethod
+    def of(cls, scored: Scored) -> "_Ended":
+        """At its best K."""
+        ended = cls(np.zeros((3, scored.name.k)), ([], [], []), [])
+        for part, factors, ends in scored.endings(scored.name.k):
+            counts = [each * factors for each in (ends.judged, ends.rejected, ends.lost_rounds)]
+            ended.by_offset[:] += [each.sum(axis=(0, 1)) for each in counts]
+            for texts, each in zip(ended.by_text, counts, strict=True):
+                texts += of_texts(part, at_positions(each))
+            ended.lost_from.extend(of_texts(part, counts[-1]))
+        return ended
+
+    @cached_property
+    def lost(self) -> float:
+        """Rounds that are lost; 1 where none is, so that every share of them is 0."""
+        return float(self.by_offset[2].sum()) or 1.0
+
+
 def losses_of_draft(scored: Scored, tokens: _Tokens) -> DraftLosses:
     """Everything on one draft at its best K."""
-    k = scored.name.k
-    judged, rejected, lost = np.zeros((3, k))
-    # By text, [start, offset] and [position]
-    lost_from: list[Array] = []
-    lost_at: list[Array] = []
-    judged_at: list[Array] = []
-    rejected_at: list[Array] = []
-    for part, factors, ends in scored.endings(k):
-        ended = ends.lost_rounds * factors
-        lost_from += [ended[row, :size] for row, size in enumerate(part.lengths)]
-        judged += (ends.judged * factors).sum(axis=(0, 1))
-        rejected += (ends.rejected * factors).sum(axis=(0, 1))
-        lost += ended.sum(axis=(0, 1))
-        for rows, values in (
-            (lost_at, ended),
-            (judged_at, ends.judged * factors),
-            (rejected_at, ends.rejected * factors),
-        ):
-            placed = at_positions(values)
-            rows += [placed[row, :size] for row, size in enumerate(part.lengths)]
-    counts = scored.replays()
-    weighted = counts.weighted(scored.name, scored.weights)
-    rounds = float(weighted.rounds.sum())
-    ideal = 1.0 / (k + 1)
-    base = scored.speedups()[k]
-    total = float(lost.sum()) or 1.0  # where nothing is lost every share is 0
-
-    def row(
-        axis: Axis,
-        name: str,
-        share: float,
-        sums: tuple[float, float, float],
-        raise_: Callable[[float], Change],
-    ) -> LossRow:
-        n, bad, costs = sums
-        others, bad_others = float(judged.sum()) - n, float(rejected.sum()) - bad
-        gain = None
-        if n > 0.0 and others > 0.0 and bad / n > bad_others / others:
-            raised = 1.0 - (bad_others / others) / (bad / n)
-            gain = scored.speedups(raise_(raised))[k] / base
-        return LossRow(
-            axis, name, share, n, 1.0 - bad / n if n > 0.0 else None, costs / total, gain
-        )
-
-    rows = [
-        row(
-            "offset",
-            str(offset + 1),
-            float(judged[offset] / max(judged.sum(), 1e-300)),
-            (float(judged[offset]), float(rejected[offset]), float(lost[offset])),
-            lambda u, offset=offset: raised_at(offset, u),
-        )
-        for offset in range(k)
-    ]
-    for axis in AXES[1:]:
-        if axis == "entropy" and not tokens.entropies_known:
-            continue
-        labels, names = _labels(axis, scored.texts, tokens)
-        joined = np.concatenate(labels)
-        counted = np.repeat(scored.factors, [len(each) for each in labels])
-        sums = [
-            np.bincount(joined, np.concatenate(values), minlength=len(names))
-            for values in (judged_at, rejected_at, lost_at)
-        ]
-        shares = np.bincount(joined, counted, minlength=len(names))
-        rows += [
-            row(
-                axis,
-                names[n],
-                float(shares[n]),
-                (float(sums[0][n]), float(sums[1][n]), float(sums[2][n])),
-                lambda u, labels=labels, n=n: raised_in(labels, n, u),
-            )
-            for n in range(len(names))
-            if shares[n] > 0.0
-        ]
+    k, ended = scored.name.k, _Ended.of(scored)
+    judged, rejected, lost = ended.by_offset
+    rounds = float(scored.replays().weighted(scored.name, scored.weights).rounds.sum())
     alpha = 1.0 - float(rejected.sum() / judged.sum()) if judged.sum() else None
-    best = scored.speedups(raised_everywhere(1.0), scored.ks)
-    ceiling_k = max(best, key=lambda n: (best[n], -n))
+    ceilings = scored.speedups(raised_everywhere(1.0), scored.ks)
+    ceiling_k = _fastest(ceilings)
     return DraftLosses(
         temperature=scored.texts[0].temperature,
         draft=scored.name.draft,
         k=k,
-        speedup=base,
+        speedup=scored.speedups()[k],
         alpha=alpha,
-        ceiling=best[ceiling_k],
+        ceiling=ceilings[ceiling_k],
         ceiling_k=ceiling_k,
         lost_rounds=float(lost.sum()) / rounds,
-        cut_rounds=(rounds - ideal - float(lost.sum())) / rounds,
-        rows=tuple(rows),
-        spans=tuple(_spans(scored, lost_at, lost_from, total, tokens.pieces)),
+        cut_rounds=(rounds - 1.0 / (k + 1) - float(lost.sum())) / rounds,
+        rows=tuple(_rows(scored, ended, tokens)),
+        spans=tuple(_spans(scored, ended, tokens.pieces)),
         worth=() if alpha is None else tuple(_worth(scored, alpha, judged, rejected)),
         cheaper=tuple(_cheaper(scored)),
         map=None if alpha is None else _map(scored, alpha),
     )
 
 
-def _spans(
-    scored: Scored,
-    lost_at: Sequence[Array],
-    lost_from: Sequence[Array],
-    total: float,
-    pieces: Mapping[int, str],
-) -> Iterator[Span]:
+def _rows(scored: Scored, ended: _Ended, tokens: _Tokens) -> Iterator[LossRow]:
+    """The parts of every axis, and what each loses."""
+    every_judged, every_rejected = ended.by_offset[:2].sum(axis=1).tolist()
+    base = scored.speedups()[scored.name.k]
+
+    def row(
+        axis: Axis, name: str, share: float, sums: Array, change: Callable[[float], Change]
+    ) -> LossRow:
+        judged, rejected, lost = sums.tolist()
+        others, others_rejected = every_judged - judged, every_rejected - rejected
+        gain = None
+        if judged > 0.0 and others > 0.0 and rejected / judged > others_rejected / others:
+            closed = 1.0 - (others_rejected / others) / (rejected / judged)
+            gain = scored.speedups(change(closed))[scored.name.k] / base
+        alpha = 1.0 - rejected / judged if judged > 0.0 else None
+        return LossRow(axis, name, float(share), judged, alpha, lost / ended.lost, gain)
+
+    for offset, sums in enumerate(ended.by_offset.T):
+        share = sums[0] / max(every_judged, 1e-300)
+        yield row("offset", str(offset + 1), share, sums, partial(raised_at, offset))
+    for axis in AXES[1:]:
+        if axis == "entropy" and not tokens.entropies_known:
+            continue
+        labels, names = _labels(axis, scored.texts, tokens)
+        counted = np.repeat(scored.factors, [len(each) for each in labels])
+        values = [np.concatenate(each) for each in ended.by_text]
+        shares, *by_part = (
+            np.bincount(np.concatenate(labels), each, minlength=len(names))
+            for each in (counted, *values)
+        )
+        for n, name in enumerate(names):
+            if shares[n] > 0.0:
+                sums = np.array([each[n] for each in by_part])
+                yield row(axis, name, shares[n], sums, partial(raised_in, labels, n))
+
+
+def _spans(scored: Scored, ended: _Ended, pieces: Mapping[int, str]) -> Iterator[Span]:
     """The most expensive tokens in a row, no two of them with a token in common."""
     found: list[tuple[float, int, int]] = []
+    lost_at = ended.by_text[2]
     for number, lost in enumerate(lost_at):
         size = min(SPAN, len(lost))
         sums = np.convolve(lost, np.ones(size), mode="valid")
@@ -473,8 +451,8 @@ def _spans(
             start,
             tuple(pieces.get(int(token), "") for token in text.tokens[start : start + SPAN]),
             worst,
-            _drafted(text, start + worst, lost_from[number], pieces),
-            costs / total,
+            _drafted(text, start + worst, ended.lost_from[number], pieces),
+            costs / ended.lost,
         )
 
 
@@ -496,6 +474,11 @@ def _drafted(
 # ---- what a better or a cheaper draft is worth ---------------------------------------------------
 
 
+def _fastest(speedups: Mapping[int, float]) -> int:
+    """The K of the largest speedup; the smallest of equal ones."""
+    return max(speedups, key=lambda k: (speedups[k], -k))
+
+
 def _worth(scored: Scored, alpha: float, judged: Array, rejected: Array) -> Iterator[Worth]:
     """Points of acceptance everywhere, then at one offset; none that would lead beyond 1."""
     price, plain_s = scored.setup.price_per_hour, scored.latency.rounds.baseline_s
@@ -511,7 +494,7 @@ def _worth(scored: Scored, alpha: float, judged: Array, rejected: Array) -> Iter
             else:
                 change = raised_at(offset, points / (1.0 - now))
             speedups = scored.speedups(change, scored.ks)
-            best = max(speedups, key=lambda k: (speedups[k], -k))
+            best = _fastest(speedups)
             cost = None
             if price is not None:
                 cost = usd_per_million_tokens(plain_s / max(1.0, speedups[best]), price)
@@ -538,7 +521,7 @@ def _cheaper(scored: Scored) -> Iterator[CheaperDraft]:
             yield CheaperDraft(change, unknown=share)
             continue
         speedups = scored.speedups(None, scored.ks, share)
-        best = max(speedups, key=lambda k: (speedups[k], -k))
+        best = _fastest(speedups)
         yield CheaperDraft(change, share, speedups[scored.name.k], best, speedups[best])
 
 

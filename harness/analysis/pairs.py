@@ -42,13 +42,7 @@ class Pair:
 
 
 def pairs_of(trials: Sequence[Trial], temperature: float, k: int) -> list[Pair]:
-    """Those that finished on both sides, in the order of time.
-
-    Args:
-        trials: in the order in which they ran.
-        temperature: of the pairs.
-        k: the chosen one.
-    """
+    """Those that finished on both sides, in the order of time, which is that of the trials."""
     considered = [t for t in latest(trials) if t.temperature == temperature and t.k in (0, k)]
     by_name = grouped(considered, lambda trial: (trial.prompt_set, trial.conversation))
     turns = {name: len({trial.turn for trial in of_name}) for name, of_name in by_name.items()}
@@ -99,8 +93,7 @@ def measured_pairs(
         candidate: whose pairs they are.
         looks: share of the planned pairs at each look so far.
     """
-    names = zip(replays.prompt_sets, replays.prompts, strict=True)
-    rows = {name: row for row, name in enumerate(names)}
+    rows = {name: row for row, name in enumerate(replays.names)}
     pairs = [pair for pair in pairs if pair.name in rows]
     if len({pair.name for pair in pairs}) < MIN_MEASURED:
         return None

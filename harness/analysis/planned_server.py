@@ -64,12 +64,8 @@ from harness.theory.speedup import RoundTimes
 class Server:
     """What a stored server run says of one temperature.
 
-    Attributes:
-        served: the run.
-        temperature: of its requests.
-        counting, rule: of its engine.
-        traces: of the plain server's texts.
-        loads: its closed loops with room for all of their requests.
+    `traces` are of the plain server's texts, `loads` its closed loops with room for all of their
+    requests.
     """
 
     served: ServedRun
@@ -118,9 +114,14 @@ class Server:
         loads = closed_loads(timings, ReplayedRequests(traces, rule, counting, by_runs=by_runs))
         server = cls(served, chosen, counting, rule, traces, loads)
         if server.fitted is None:
+            # Where the run's command can be typed again
+            command = served.setup.command_line("concurrency=[1,2,4]")
+            how = (
+                f"this measures them: {command}" if command else "give the run concurrency=[1,2,4]"
+            )
             raise UserError(
                 f"{key}: no R(K, B) at temperature {chosen:g}: it timed too few requests side by"
-                f" side; {_how_to_measure(served)}"
+                f" side; {how}"
             )
         return server
 
@@ -411,7 +412,20 @@ class PlannedDraft:
 
     def costs(self, measured: IterationCosts) -> IterationCosts:
         """What requests side by side cost with it, where they cost this with the measured one."""
-        return measured if self.rounds is None else _with_rounds(measured, *self.rounds)
+        if self.rounds is None:
+            return measured
+        of_measured, of_draft = self.rounds
+        by_batch = {
+            batch: replace(
+                times,
+                round_s=tuple(
+                    (n, seconds + of_draft.at(n) - of_measured.at(n) if n else seconds)
+                    for n, seconds in times.round_s
+                ),
+            )
+            for batch, times in measured.times.by_batch.items()
+        }
+        return replace(measured, times=BatchTimes(by_batch))
 
 
 def planned(
@@ -529,21 +543,6 @@ def _with_confidences(
     return tuple(made)
 
 
-def _with_rounds(costs: IterationCosts, measured: RoundTimes, other: RoundTimes) -> IterationCosts:
-    """The costs of requests side by side with another draft, whose R(n) are `other`."""
-    by_batch = {
-        batch: replace(
-            times,
-            round_s=tuple(
-                (n, seconds + other.at(n) - measured.at(n) if n else seconds)
-                for n, seconds in times.round_s
-            ),
-        )
-        for batch, times in costs.times.by_batch.items()
-    }
-    return replace(costs, times=BatchTimes(by_batch))
-
-
 def _by_runs(served: ServedRun) -> bool | None:
     engine = served.engine
     flag = spec_of(engine.name).unified_flag
@@ -551,12 +550,6 @@ def _by_runs(served: ServedRun) -> bool | None:
         return False
     lines = [command.line for command in engine.commands if command.slots > 1]
     return not any(flag in line.split() for line in lines) if lines else None
-
-
-def _how_to_measure(served: ServedRun) -> str:
-    """The run's command with requests side by side, where it can be typed again."""
-    command = served.setup.command_line("concurrency=[1,2,4]")
-    return f"this measures them: {command}" if command else "give the run concurrency=[1,2,4]"
 
 
 def quiet_ones(timings: Sequence[LoadTiming]) -> list[LoadTiming]:

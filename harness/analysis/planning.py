@@ -26,7 +26,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import takewhile
 from math import ceil
-from typing import Literal
 
 import numpy as np
 
@@ -513,7 +512,11 @@ def plan_of(
         percentile=config.percentile,
         tpot_s=None if config.tpot_ms is None else config.tpot_ms / 1e3,
         ttft_s=None if config.ttft_ms is None else config.ttft_ms / 1e3,
-        arrivals=_arrivals(config, recorded),
+        arrivals="recorded"
+        if recorded is not None
+        else "bursts"
+        if config.together > 1
+        else "poisson",
         seeds=config.seeds,
         requests=config.requests,
         prompts=len(traffic.prompts),
@@ -543,14 +546,6 @@ def _slots(server: Server, config: PlanConfig) -> int:
             f" requests={REQUESTS_PER_SLOT * slots} or more, or fewer slots="
         )
     return slots
-
-
-def _arrivals(
-    config: PlanConfig, recorded: Sequence[float] | None
-) -> Literal["poisson", "bursts", "recorded"]:
-    if recorded is not None:
-        return "recorded"
-    return "bursts" if config.together > 1 else "poisson"
 
 
 def _planned(

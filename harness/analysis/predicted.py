@@ -1,9 +1,10 @@
 """Predicted seconds: replayed rounds times what a round costs, and every number that follows.
 
 prediction = tokens per round x R(0) / R(K). Rows of results.csv, workload speedups with their
-intervals, whole requests, alpha by category. Counts are expectations, so they are not whole. Rates
-are ratios of sums over prompts; percentiles are over prompts, a prompt's repetitions taken
-together. What is said of the whole workload weighs the prompt sets (`prompts.weights`).
+intervals, whole requests, alpha by category and by length. Counts are expectations, so they are
+not whole. Rates are ratios of sums over prompts; percentiles are over prompts, a prompt's
+repetitions taken together. What is said of the whole workload weighs the prompt sets
+(`prompts.weights`).
 
 Every candidate is judged against the plain token that was timed with its own draft; where these
 differ, its seconds are scaled to the first draft's, so that a machine whose speed changed between
@@ -13,6 +14,7 @@ plain token of the others (`RoundTimes.other_plain_s`), its seconds as they were
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -26,10 +28,10 @@ from harness.analysis.cells import (
 )
 from harness.analysis.latency import Latency
 from harness.analysis.prediction_error import Gap
-from harness.analysis.replayed import Replays
+from harness.analysis.replayed import Replays, in_chunks, padded_traces
 from harness.analysis.server_costs import ServerCosts
 from harness.analysis.verdict import Candidate, CostError, Evidence, Facts, Timed
-from harness.records import Cell, ResultRow, Trial, UserError
+from harness.records import Cell, ResultRow, Rule, TextTrace, Trial, UserError
 from harness.stats.crossfit import VisitCosts
 from harness.stats.jackknife import (
     Array,
@@ -39,14 +41,17 @@ from harness.stats.jackknife import (
     share_interval,
     token_weights,
 )
-from harness.summary import CategoryAlpha, RequestSummary
-from harness.theory.replay import Replayed
+from harness.summary import CategoryAlpha, LengthAlpha, RequestSummary
+from harness.theory.replay import Replayed, at_positions, endings
 
 # By draft, at the temperature of what is predicted
 Latencies = Mapping[str, Latency]
 PERCENTILE = 95
 # The K at which categories are compared, or the nearest there is
 CATEGORY_K = 4
+# Upper end of the first bucket of lengths, which double in size: a long context has as many
+FIRST = 16
+LENGTHS: tuple[Literal["answer", "context"], ...] = ("answer", "context")
 
 
 def alpha_of(counts: Replayed) -> float | None:
@@ -182,14 +187,10 @@ def gap_of(
 ) -> Gap | None:
     """A measured cell against its prediction, on the prompts that both have; None without any.
 
-    Args:
-        cell: of one prompt set and K.
-        trials, plain: of that cell, and of its baseline.
-        replays, latency: that predict it.
-        draft: the name.
+    `plain` are the trials of its baseline.
     """
-    sums, names = paired_sums(trials, plain), zip(replays.prompt_sets, replays.prompts, strict=True)
-    found = [(row, sums[name]) for row, name in enumerate(names) if name in sums]
+    sums = paired_sums(trials, plain)
+    found = [(row, sums[name]) for row, name in enumerate(replays.names) if name in sums]
     rows = [row for row, _ in found]
     counts = replays.candidates[Candidate(draft, cell.k)].rows(np.array(rows, dtype=np.intp))
     if not rows or not latency.rounds.covers(cell.k):
@@ -434,3 +435,81 @@ def category_alpha(replays: Replays) -> tuple[CategoryAlpha, ...]:
                 )
             )
     return tuple(rows)
+
+
+# ---- alpha by length -----------------------------------------------------------------------------
+
+
+def length_alpha(
+    by_draft: Mapping[str, Sequence[TextTrace]],
+    rule: Rule,
+    k: int,
+    weights: Mapping[str, float] | None = None,
+) -> Iterator[LengthAlpha]:
+    """Alpha of every draft in every bucket that it was judged in, at one K.
+
+    By position in the answer and by length of the context: a draft token at position p of an
+    answer was judged with the prompt and p tokens before it.
+
+    Args:
+        by_draft: the traces of each draft, of one temperature.
+        rule: the acceptance rule.
+        k: at most what was scored.
+        weights: of the prompt sets; None counts every token alike.
+    """
+    for draft, traces in by_draft.items():
+        judged, accepted = _judged(traces, rule, k)
+        if weights is not None:
+            tokens = np.array([len(trace.tokens) for trace in traces], dtype=np.float64)
+            sets = [trace.prompt_set for trace in traces]
+            factors = token_weights(sets, tokens, weights)[:, None] * tokens.sum()
+            judged, accepted = judged * factors, accepted * factors
+        prompts = sorted({(trace.prompt_set, trace.conversation) for trace in traces})
+        row_of = {name: row for row, name in enumerate(prompts)}
+        rows = np.array([row_of[trace.prompt_set, trace.conversation] for trace in traces])
+        positions = np.arange(judged.shape[1])
+        before = np.array([trace.prompt_tokens for trace in traces])
+        for axis in LENGTHS:
+            place = np.broadcast_to(positions, judged.shape)
+            place = place if axis == "answer" else place + before[:, None]
+            bucket = length_bucket(place)
+            for number in range(int(bucket.max()) + 1):
+                inside = bucket == number
+                sums = np.zeros((2, len(prompts)))
+                for column, counts in enumerate((accepted, judged)):
+                    np.add.at(sums[column], rows, np.where(inside, counts, 0.0).sum(axis=1))
+                there = sums[1] > 0.0
+                total = float(sums[1].sum())
+                if not total:
+                    continue
+                bounds = share_interval(sums[0][there], sums[1][there])
+                yield LengthAlpha(
+                    temperature=traces[0].temperature,
+                    draft=draft,
+                    k=k,
+                    axis=axis,
+                    low=FIRST << (number - 1) if number else 0,
+                    high=FIRST << number,
+                    prompts=int(there.sum()),
+                    alpha=float(sums[0].sum()) / total,
+                    alpha_lo=bounds.lo if bounds else None,
+                    alpha_hi=bounds.hi if bounds else None,
+                )
+
+
+def length_bucket(place: Array) -> Array:
+    """0 below FIRST, then one for each doubling."""
+    return np.where(place < FIRST, 0, np.floor(np.log2(np.maximum(place, FIRST) / FIRST)) + 1)
+
+
+def _judged(traces: Sequence[TextTrace], rule: Rule, k: int) -> tuple[Array, Array]:
+    """Draft tokens judged and accepted, (texts, positions), padded with 0."""
+    both = np.zeros((2, len(traces), max(len(trace.tokens) for trace in traces)))
+    first = 0
+    for part in in_chunks(traces, k):
+        texts = padded_traces(part, rule, k)
+        ends = endings(texts.chances, texts.lengths, k, proposed=texts.proposed)
+        counts = at_positions(ends.judged), at_positions(ends.judged - ends.rejected)
+        both[:, first : first + len(part), : texts.chances.shape[1]] = counts
+        first += len(part)
+    return both[0], both[1]

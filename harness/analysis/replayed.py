@@ -57,6 +57,11 @@ class Replays:
     lookups: frozenset[str]
 
     @property
+    def names(self) -> list[tuple[str, str]]:
+        """[n] each prompt with its set."""
+        return [*zip(self.prompt_sets, self.prompts, strict=True)]
+
+    @property
     def new_tokens(self) -> Array:
         """[n] tokens of the texts, the same for every candidate."""
         return next(iter(self.candidates.values())).new_tokens
@@ -209,13 +214,9 @@ def in_chunks(traces: Sequence[TextTrace], depth: int) -> Iterator[Sequence[Text
 def padded_traces(
     traces: Sequence[TextTrace], rule: Rule, depth: int, limits: Limits | None = None
 ) -> PaddedTexts:
-    """One draft's texts side by side, with their accept chances.
+    """One draft's texts side by side, with their accept chances for K up to `depth`.
 
-    Args:
-        traces: the texts.
-        rule: of acceptance.
-        depth: the largest K.
-        limits: of a text, [start] tokens that an engine drafts at most; None: any number.
+    `limits` are, of a text, [start] tokens that an engine drafts at most; None: any number.
     """
     if limits is not None:
         lengths = [len(trace.tokens) for trace in traces]
@@ -236,8 +237,9 @@ def _check(trace: TextTrace, first: TextTrace, rule: Rule, depth: int) -> None:
         raise UserError(f"k={depth}: {where} is scored for K up to {trace.depth}; lower k")
     bad = np.isnan(accept_chances(trace, rule, depth)) & _judged(trace, depth)
     if bad.any():
+        position = np.sum(np.nonzero(bad), axis=0).min()
         raise UserError(
-            f"traces: {where} has no log-probability at position {_first_position(bad)}; score it"
+            f"traces: {where} has no log-probability at position {position}; score it"
             " again or leave the draft out"
         )
 
@@ -247,11 +249,6 @@ def _judged(trace: TextTrace, depth: int) -> NDArray[np.bool_]:
     starts, offsets = np.arange(len(trace.tokens))[:, None], np.arange(depth)
     judged = starts + offsets < len(trace.tokens)
     return judged if trace.proposed is None else judged & (offsets < trace.proposed[:, None])
-
-
-def _first_position(bad: NDArray[np.bool_]) -> int:
-    starts, offsets = np.nonzero(bad)
-    return int((starts + offsets).min())
 
 
 def accept_chances(trace: TextTrace, rule: Rule, depth: int) -> Array:
@@ -346,8 +343,7 @@ def replay_check(
     ]
     sums = per_prompt(completed(latest(trials)), values)
     counts = replays.candidates[name]
-    names = zip(replays.prompt_sets, replays.prompts, strict=True)
-    rows = [(row, sums[each]) for row, each in enumerate(names) if each in sums]
+    rows = [(row, sums[each]) for row, each in enumerate(replays.names) if each in sums]
     if not rows:
         return None
     kept = [row for row, _ in rows]

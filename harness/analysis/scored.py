@@ -61,7 +61,7 @@ class Scored:
     def of(cls, analysis: PairAnalysis, ranking: Ranking, name: Candidate) -> "Scored":
         """A ranked draft."""
         replays = ranking.replays
-        kept = {*zip(replays.prompt_sets, replays.prompts, strict=True)}
+        kept = {*replays.names}
         texts, limits = analysis.replayed_texts(name.draft), analysis.limits(replays.ks)
         texts = sorted(
             (
@@ -134,10 +134,8 @@ class Scored:
     def raised_to(self, alpha: float) -> Change:
         """Every gap closed by the part that makes alpha of the rounds at its K the one wanted.
 
-        Better chances also end rounds elsewhere, so that it is not (wanted - now) / (1 - now).
-
-        Args:
-            alpha: at least today's.
+        Better chances also end rounds elsewhere, so that it is not (wanted - now) / (1 - now). At
+        least today's alpha is wanted.
         """
 
         def lacks(by: float) -> float:
@@ -194,17 +192,14 @@ def raised_in(labels: Sequence[Labels], number: int, by: float) -> Change:
     """At the tokens with one label."""
 
     def change(part: PaddedTexts, first: int) -> Array:
-        inside = side_by_side([each == number for each in labels], part, first, 0.0)
+        inside = np.zeros(part.chances.shape[:2])
+        for row, size in enumerate(part.lengths):
+            inside[row, :size] = labels[first + row] == number
         return raised(part, by * by_start(inside, part.chances.shape[2]))
 
     return change
 
 
-def side_by_side(
-    rows: Sequence[NDArray[np.generic]], part: PaddedTexts, first: int, fill: float
-) -> Array:
-    """Values of texts side by side, (texts, positions)."""
-    padded = np.full((len(part.lengths), int(part.chances.shape[1])), fill)
-    for row, size in enumerate(part.lengths):
-        padded[row, :size] = rows[first + row]
-    return padded
+def of_texts(part: PaddedTexts, values: Array) -> list[Array]:
+    """Of each text of a part its [position, ...] values, without what pads them."""
+    return [values[row, :size] for row, size in enumerate(part.lengths)]

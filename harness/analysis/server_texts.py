@@ -144,12 +144,6 @@ class ServedTexts:
         }
 
     @property
-    def longest(self) -> int:
-        """Tokens of the longest request, prompt and text."""
-        lengths = ((t.prompt_tokens or 0) + len(t.tokens or ()) for t in self.trials)
-        return max(lengths, default=1) or 1
-
-    @property
     def ks(self) -> tuple[int, ...]:
         """The K above 0 that were measured, ascending."""
         return tuple(sorted({trial.k for trial in completed(self.trials) if trial.k}))

@@ -45,7 +45,6 @@ from harness.analysis.leaderboard import (
     with_costs,
     with_speedup,
 )
-from harness.analysis.lengths import length_alpha
 from harness.analysis.lossless import distrust, text_checks, without_faulty
 from harness.analysis.pairs import (
     check_of_pairs,
@@ -58,6 +57,7 @@ from harness.analysis.predicted import (
     category_alpha,
     category_k,
     gap_of,
+    length_alpha,
     replayed_rows,
     request_summary,
     synthetic_rows,
@@ -239,13 +239,10 @@ class PairAnalysis:
     def replays(self, rule: Rule, temperature: float) -> Replays | None:
         """Of the drafts that were scored and timed at a temperature; None where there are none."""
         if (rule, temperature) not in self._replays:
-            self._replays[rule, temperature] = self._replayed(rule, temperature)
+            timed = self.latencies.get(temperature, {})
+            ranked = [name for name in timed if name in self.traces and name not in self.dropped]
+            self._replays[rule, temperature] = self._replays_of(ranked, rule, temperature)
         return self._replays[rule, temperature]
-
-    def _replayed(self, rule: Rule, temperature: float) -> Replays | None:
-        timed = self.latencies.get(temperature, {})
-        ranked = [name for name in timed if name in self.traces and name not in self.dropped]
-        return self._replays_of(ranked, rule, temperature)
 
     def _replays_of(self, drafts: Sequence[str], rule: Rule, temperature: float) -> Replays | None:
         """Some of the drafts, on the prompts that all of these scored."""

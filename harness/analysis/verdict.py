@@ -119,12 +119,9 @@ class Facts:
 
 @dataclass(frozen=True, eq=False)
 class MeasuredPairs:
-    """One candidate measured next to plain decoding on some of the prompts, in the order of time.
+    """The candidate that replay chose, measured next to plain decoding, in the order of time.
 
-    Attributes:
-        candidate: the one that was chosen by replay.
-        prompts: [pair] the prompt's set and id.
-        timed: the pairs.
+    `prompts` are [pair] the prompt's set and id.
     """
 
     candidate: Candidate
@@ -170,6 +167,11 @@ class Evidence:
     # Where candidates were dropped at looks, the shares of the prompts at each, the last one this
     looks: tuple[float, ...] = ()
 
+    @property
+    def names(self) -> list[tuple[str, str]]:
+        """[prompt] with its set."""
+        return [*zip(self.prompt_sets, self.prompts, strict=True)]
+
     def only(self, prompt_sets: Sequence[str]) -> "Evidence":
         """The evidence of some prompt sets alone."""
         keep = np.array([name in prompt_sets for name in self.prompt_sets], dtype=bool)
@@ -206,8 +208,7 @@ class Evidence:
         if self.pairs is None:
             return None
         shares = set_weights(self.prompt_sets, weights)
-        names = zip(self.prompt_sets, self.prompts, strict=True)
-        counted = [name for name in names if shares[name[0]] > 0.0]
+        counted = [name for name in self.names if shares[name[0]] > 0.0]
         # Prompts of no counted set get numbers beyond
         place = {
             name: row for row, name in enumerate(dict.fromkeys([*counted, *self.pairs.prompts]))

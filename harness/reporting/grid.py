@@ -208,12 +208,6 @@ def words(answer: Answer) -> str:
     return "no draft" if answer.decision == "does_not_pay" else DECISIONS[answer.decision]
 
 
-def words_of_set(answer: Answer) -> str:
-    """What to serve to one prompt set, with the speedup where a draft pays."""
-    gain = f": {fmt.speedup(answer.speedup)}" if answer.speculates else ""
-    return f"{words(answer)}{gain}"
-
-
 def words_of_row(answer: Answer, *, name_draft: bool = True) -> str:
     """What to serve, in a row: with the draft and K that its number is of, where not to serve.
 
@@ -227,11 +221,6 @@ def words_of_row(answer: Answer, *, name_draft: bool = True) -> str:
         return fmt.EMPTY if limit is None else f"{named} if cost < {limit}"
     unserved = not answer.speculates and k and answer.speedup is not None
     return f"{words(answer)} ({named})" if unserved else words(answer)
-
-
-def title_of(answer: Answer) -> str:
-    """The engine of an answer."""
-    return GIVEN if answer.engine is None else spec_of(answer.engine).in_rows
 
 
 def at_place(answer: Answer) -> str:

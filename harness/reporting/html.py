@@ -132,7 +132,11 @@ def glossary(tables: Iterable[Table]) -> tuple[Term, ...]:
     """Every definition that the tables link to, and those which these link to."""
     titles: dict[Definition, dict[str, None]] = {}
     for table in tables:
-        linked = [(column_definition(column), _term(column)) for column in table.columns]
+        # What a column is about, without its interval
+        linked = [
+            (column_definition(c), c.definition or c.one_line.removesuffix(" [lo, hi]"))
+            for c in table.columns
+        ]
         for row in table.rows:
             linked.append((cell_definition(row.cells[0], table.columns[0]), row.cells[0].text))
         for definition, title in linked:
@@ -141,11 +145,6 @@ def glossary(tables: Iterable[Table]) -> tuple[Term, ...]:
     return tuple(
         Term(entry, tuple(titles.get(entry, {entry.name: None}))) for entry in closure(titles)
     )
-
-
-def _term(column: Column[Any]) -> str:
-    """What a column is about, without its interval."""
-    return column.definition or column.one_line.removesuffix(" [lo, hi]")
 
 
 def column_definition(column: Column[Any]) -> Definition | None:

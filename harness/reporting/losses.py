@@ -5,14 +5,14 @@ the page; `page.js` reads it to move along alpha and draft time. Without script 
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from rich.console import Console
 
 from harness.analysis.draft_pairs import Compared, JointRow
-from harness.analysis.head_training import AccuracyRow, Checkpoint, Training
+from harness.analysis.head_training import AccuracyRow, Checkpoint
 from harness.analysis.losses import (
     ALPHAS,
     AXES,
@@ -25,7 +25,7 @@ from harness.analysis.losses import (
     SpeedupMap,
     Worth,
 )
-from harness.records import Verbose
+from harness.records import Verbose, grouped
 from harness.reporting import formatting as fmt
 from harness.reporting.console import print_brief, print_table
 from harness.reporting.html import LOSSES_FILE, glossary, page
@@ -107,11 +107,6 @@ CHECKPOINTS: tuple[Column[Checkpoint], ...] = (
 )
 
 
-def _in_points(row: Compared) -> fmt.Bounded:
-    lo, hi = row.alpha_difference_lo, row.alpha_difference_hi
-    return 100 * row.alpha_difference, lo and 100 * lo, hi and 100 * hi
-
-
 COMPARED: tuple[Column[Compared], ...] = (
     Column("drafts", lambda row: f"{row.first}, {row.second}", key=True),
     Column("K", lambda row: f"{row.k}, {row.second_k}"),
@@ -124,7 +119,11 @@ COMPARED: tuple[Column[Compared], ...] = (
     Column("only second\naccepts", lambda row: row.rows[0].second, fmt.percent),
     Column(
         "difference, points\n[lo, hi]",
-        _in_points,
+        lambda row: (
+            100 * row.alpha_difference,
+            row.alpha_difference_lo and 100 * row.alpha_difference_lo,
+            row.alpha_difference_hi and 100 * row.alpha_difference_hi,
+        ),
         fmt.with_bounds,
     ),
     Column("best per\nround", lambda row: row.router, fmt.speedup),
@@ -165,7 +164,7 @@ class _Section:
 def html_of(losses: Losses) -> str:
     """The text of losses.html."""
     sections = [_section(draft, n) for n, draft in enumerate(losses.drafts)]
-    first, *answer = said.answer(losses)
+    first, *answer = _answer(losses)
     further = _further(losses)
     return page(
         "losses.html.j2",
@@ -174,11 +173,7 @@ def html_of(losses: Losses) -> str:
         skip_to="the answer",
         facts=said.facts(losses),
         answer=first,
-        more=[
-            *answer,
-            *said.of_trainings(losses.trainings),
-            *said.of_accuracy(losses.accuracy),
-        ],
+        more=answer,
         notes=said.notes(losses),
         sections=sections,
         further=further,
@@ -197,22 +192,23 @@ def show(losses: Losses, *, verbose: Verbose = False) -> None:
                 print_table(each, out)
         for each in _further(losses):
             print_table(each, out)
-    answer = [
-        *said.answer(losses),
-        *said.of_trainings(losses.trainings),
-        *said.of_accuracy(losses.accuracy),
-    ]
     everywhere = [row for row in served.worth if row.offset is None]
     costly = sorted(_of(served, "token"), key=lambda row: -row.lost_share)[:MOST_CLASSES]
     print_brief(
         [
-            " ".join(answer),
+            " ".join(_answer(losses)),
             table(f"{said.named(served)}: {TITLES['token'].lower()}", _columns("class"), costly),
             table("What a better draft is worth", WORTH, everywhere),
             f"page: {losses.folder}/{LOSSES_FILE}",
         ],
         out,
     )
+
+
+def _answer(losses: Losses) -> list[str]:
+    """Of the served draft, of training steps and of a trainer's accuracies."""
+    trained = said.of_trainings(losses.trainings), said.of_accuracy(losses.accuracy)
+    return [*said.of_draft(losses.drafts[0]), *chain(*trained)]
 
 
 def _of(draft: DraftLosses, axis: Axis) -> list[LossRow]:
@@ -222,7 +218,10 @@ def _of(draft: DraftLosses, axis: Axis) -> list[LossRow]:
 def _section(draft: DraftLosses, number: int) -> _Section:
     axes = [
         table(
-            TITLES[axis], _columns(said.PARTS[axis]), _of(draft, axis), notes=said.axis_notes(axis)
+            TITLES[axis],
+            _columns(said.PARTS[axis]),
+            _of(draft, axis),
+            notes=[said.AXIS_NOTES.get(axis, "")],
         )
         for axis in AXES
     ]
@@ -250,7 +249,7 @@ def _section(draft: DraftLosses, number: int) -> _Section:
     return _Section(
         f"draft-{number}",
         said.named(draft),
-        said.of_draft(draft) if number else (),
+        tuple(said.of_draft(draft)) if number else (),
         tuple(each for each in axes if each.rows),
         tuple(each for each in tables if each.rows),
         draft.map and _json(draft.map),
@@ -296,32 +295,21 @@ def _json(known: SpeedupMap) -> str:
 
 def _further(losses: Losses) -> list[Table]:
     """Tables of several drafts, or of a trainer's log."""
-    gap = losses.accuracy
-    accuracy = (
-        [table(f"Accuracies of {gap.draft}", ACCURACY, gap.rows, notes=(said.ACCURACY_NOTE,))]
-        if gap
-        else []
-    )
-    return [*accuracy, *_training_tables(losses.trainings), *_compared_tables(losses.compared)]
-
-
-def _training_tables(trainings: Sequence[Training]) -> list[Table]:
-    return [
-        table(
-            f"Training steps of {each.head}, temperature {each.temperature:g}",
-            CHECKPOINTS,
-            each.checkpoints,
-            best=lambda row, each=each: row.step == each.enough,
-            notes=(said.TRAINING_NOTE,),
+    gap, made = losses.accuracy, list[Table]()
+    if gap:
+        title = f"Accuracies of {gap.draft}"
+        made.append(table(title, ACCURACY, gap.rows, notes=(said.ACCURACY_NOTE,)))
+    for each in losses.trainings:
+        made.append(
+            table(
+                f"Training steps of {each.head}, temperature {each.temperature:g}",
+                CHECKPOINTS,
+                each.checkpoints,
+                best=lambda row, each=each: row.step == each.enough,
+                notes=(said.TRAINING_NOTE,),
+            )
         )
-        for each in trainings
-    ]
-
-
-def _compared_tables(compared: Sequence[Compared]) -> list[Table]:
-    made: list[Table] = []
-    for temperature in dict.fromkeys(each.temperature for each in compared):
-        pairs = [each for each in compared if each.temperature == temperature]
+    for temperature, pairs in grouped(losses.compared, lambda each: each.temperature).items():
         title = f"Drafts on the same tokens, temperature {temperature:g}"
         made.append(table(title, COMPARED, pairs, notes=(said.COMPARED_NOTE,)))
         closest = min(pairs, key=lambda each: abs(each.ratio - 1.0))

@@ -203,11 +203,11 @@ class Workload:
             logs += rng.normal(size=logs.shape) * math.sqrt(float(self.error.value))
         return logs
 
-    def intervals(self, level: float = CONFIDENCE) -> list[Interval] | None:
+    def intervals(self) -> list[Interval] | None:
         """Of each candidate's speedup, unadjusted; None with too few prompts."""
         if not enough_prompts(self.prompt_sets):
             return None
-        logs, half = self.log_speedups(), half_width(self.log_speedup_variance(), level)
+        logs, half = self.log_speedups(), half_width(self.log_speedup_variance(), CONFIDENCE)
         bounds = np.exp([logs - half, logs + half]).T
         return [Interval(float(lo), float(hi)) for lo, hi in bounds]
 
@@ -425,13 +425,9 @@ class _Splits:
     def score(
         self, choice: Index, named: int, factors: _Factors, left_out: int | None = None
     ) -> float:
-        """The named candidate's log speedup less the optimism of the choices.
+        """The named candidate's log speedup less the optimism of the choices, [split].
 
-        Args:
-            choice: [split].
-            named: the candidate.
-            factors: of the visits.
-            left_out: a prompt.
+        `left_out` is a prompt.
         """
         work = self.workload
         # In arrays of [candidate, split], laid flat
@@ -529,10 +525,8 @@ def _trimmed(number: int) -> int:
 def _pseudo_values(costs: Array) -> Array:
     """Values whose mean is 1, and whose plain mean errs as the trimmed mean of the costs does.
 
-    Source: Tukey and McLaughlin, 1963: winsorised values over the share that is not trimmed.
-
-    Args:
-        costs: [candidate, visit].
+    Of [candidate, visit] costs. Source: Tukey and McLaughlin, 1963: winsorised values over the
+    share that is not trimmed.
     """
     number = costs.shape[1]
     cut = _trimmed(number)

@@ -231,9 +231,9 @@ class TwoPhase:
         matters_little = ndtr(most / deviation) - ndtr(least / deviation) if least < most else 0.0
         return min(1.0, float(pays + loses + matters_little))
 
-    def on_these_prompts(self, level: float = CONFIDENCE) -> Interval:
+    def on_these_prompts(self) -> Interval:
         """Of the named candidate's speedup on the prompts of the run: the error of timing alone."""
-        value, half = self.scores[self.named], float(half_width(self.timing, level))
+        value, half = self.scores[self.named], float(half_width(self.timing, CONFIDENCE))
         return Interval(_speedup(value - half), _speedup(value + half))
 
 
@@ -276,6 +276,7 @@ def two_phase(
     ]
     # What drift adds to errors that hold the scatter of the pairs already
     covariance = errors @ errors.T + float(timing.value - price.by_prompts.value)
+    variance = float(covariance[candidate, candidate])
     scores = workload.log_speedups()
     return TwoPhase(
         named=candidate,
@@ -284,7 +285,8 @@ def two_phase(
         variances=joined(variances),
         timing=timing,
         covariance=covariance,
-        skewness=_skewness(errors[candidate], float(covariance[candidate, candidate])),
+        # By what leaving out each part does, which has the other sign
+        skewness=-float((errors[candidate] ** 3).sum()) / variance**1.5 if variance > 0.0 else 0.0,
         looks=pairs.looks,
         seed=seed,
     )
@@ -300,11 +302,6 @@ def _rounds_errors(workload: Workload) -> tuple[Array, Variance]:
     for _, members in set_members(workload.prompt_sets):
         errors[:, members] = independent_errors(without[:, members])
     return errors, prompt_variance(without, workload.prompt_sets, workload.baseline_tokens)
-
-
-def _skewness(errors: Array, variance: float) -> float:
-    """Of a sum, by what leaving out each part does, which has the other sign."""
-    return -float((errors**3).sum()) / variance**1.5 if variance > 0.0 else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -442,11 +439,6 @@ def largest_quantile(covariance: Array, degrees: float, error: float, seed: int)
     return float(brentq(excess, least, most + 1e-6, xtol=1e-3))
 
 
-def _spent(error: float, share: float) -> float:
-    """How much of the error is spent at a share of the information."""
-    return 2.0 * float(ndtr(float(ndtri(error / 2.0)) / math.sqrt(share)))
-
-
 def _crossing(bound: float, at: Array, mass: Array, step: float, spend: float) -> float:
     """The chance of crossing a bound one step on, less what may be spent."""
     return float(mass @ ndtr((at - bound) / step)) - spend
@@ -468,7 +460,9 @@ def nominal_error(error: float, looks: tuple[float, ...]) -> float:
     # The statistic is a Brownian motion over the shares, here at 0 to begin with
     at, mass, spent, before, nominal = np.zeros(1), np.ones(1), 0.0, 0.0, error
     for share in looks:
-        step, spend = math.sqrt(share - before), _spent(error, share) - spent
+        # What is spent of the error at a share of the information
+        spends = 2.0 * float(ndtr(float(ndtri(error / 2.0)) / math.sqrt(share)))
+        step, spend = math.sqrt(share - before), spends - spent
         far = REACH * math.sqrt(share)
         bound = float(brentq(_crossing, -far, far, args=(at, mass, step, spend)))
         nominal = float(ndtr(-bound / math.sqrt(share)))

@@ -367,14 +367,11 @@ class RoundChoice(NamedTuple):
 
 
 def cheapest_rounds(choices: Sequence[RoundChoice]) -> tuple[Array, Array]:
-    """What texts cost where every round is drafted in the way that is best from its start on.
+    """What the same texts cost where every round is drafted in the way that is best from its start.
 
     With C[s] the least expected cost from a start s on, 0 beyond the text, and P(L) the chance that
     a round from s emits L tokens: C[s] = min over choices of cost + sum of P(L) C[s + L]. It knows
     every chance, so no rule that chooses before a round costs less on these texts.
-
-    Args:
-        choices: of the same texts.
 
     Returns:
         The cost of each text, (texts,), and the rounds that each choice drafts, (choices, texts).
@@ -424,9 +421,7 @@ def rounds_variance(chances: Sequence[Array], proposed: Sequence[Counts], k: int
     N[s] = 1 + N[s + L]. So, from the text's end backwards, with 0 beyond it,
     E N[s] = 1 + sum over L of P(L) E N[s + L], and
     E N[s]^2 = 1 + 2 sum of P(L) E N[s + L] + sum of P(L) E N[s + L]^2.
-
-    Args:
-        chances, proposed, k: as `padded_texts` takes them.
+    Arguments as of `padded_texts`.
     """
     padded = padded_texts(chances, proposed, k)
     left = _positions_left(padded.lengths, padded.chances)
@@ -495,7 +490,7 @@ def _replay_one(
         proposals[:, k] = rounds
     elif drafted is not None:
         # Entry j: rounds that accept exactly j, and end by a rejection, the text's end or their own
-        exactly = kept - np.concatenate([kept[:, :, 1:], np.zeros_like(kept[:, :, :1])], axis=2)
+        exactly = _emits(kept)
         totals = np.clip(drafted[:, :, : k + 1], 0, k)
         by_count = [(exactly * (totals == n)).sum(axis=(1, 2)) for n in range(k + 1)]
         proposals = np.stack(by_count, axis=1)

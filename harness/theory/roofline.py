@@ -101,8 +101,7 @@ def forward_floor(
 ) -> float:
     """The shortest time of a forward on `card`, seconds; arguments as `Architecture.bytes_read`.
 
-    Args:
-        bytes_per_parameter: of weights and cache alike.
+    `bytes_per_parameter` is of weights and cache alike.
     """
     size = {"tokens": tokens, "context_tokens": context_tokens, "batch": batch}
     read = shape.bytes_read(

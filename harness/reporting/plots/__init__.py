@@ -7,7 +7,7 @@ To add one: a function from `Summary` and the most panels in a row to `style.Plo
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.reporting.plots import acceptance, latency, load, plan, speedup, style
+from harness.reporting.plots import acceptance, latency, load, speedup, style
 from harness.storage import files
 from harness.summary import Summary
 
@@ -37,7 +37,7 @@ PLOTS = {
         latency.draw_batch_gains,
     ),
     "report": (speedup.draw_engines, speedup.draw_ratios),
-    "plan": (plan.draw_by_rate,),
+    "plan": (load.draw_plan,),
 }
 # Only what earlier renderings may have left is removed; a file of the user's stays.
 NAMES = (

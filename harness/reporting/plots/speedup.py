@@ -167,16 +167,13 @@ def draw_alpha(summary: Summary, across: int) -> style.Plot | None:
         _bars(panel, needed)
         for prompt_set, series in grouped(rows, lambda row: row.prompt_set).items():
             index = sets.index(prompt_set)
-            _points(panel, series, few, _alpha, (index, len(sets)), label=str(prompt_set))
+            place, label = (index, len(sets)), str(prompt_set)
+            _points(panel, series, few, lambda r: (r.alpha, r.alpha_lo, r.alpha_hi), place, label)
         panel.set_title(f"temperature {fmt.temperature(temperature)}")
     how = "replayed" if summary.run.replay_only else "measured"
     caption = ALPHA_CAPTION.format(how.capitalize())
     under = ALPHA_UNDER.format(how) + (ALPHA_FEW if any(row in few for row in points) else "")
     return style.plot("breakeven_vs_measured.svg", caption, figure, under)
-
-
-def _alpha(row: ResultRow) -> fmt.Bounded:
-    return row.alpha, row.alpha_lo, row.alpha_hi
 
 
 def _needs(root: float | None) -> str:

@@ -6,8 +6,8 @@ Every series has a colour, and a marker of its own too.
 import io
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,11 +62,9 @@ class Plot(NamedTuple):
     svg: str
 
 
-@contextmanager
-def styled() -> Iterator[None]:
+def styled() -> AbstractContextManager[None]:
     """The project's look while a figure is made; the caller's settings come back after."""
-    with rc_context(_RULES):
-        yield
+    return rc_context(_RULES)
 
 
 def panels(

@@ -71,11 +71,6 @@ AXIS_NOTES: dict[Axis, str] = {
 }
 
 
-def axis_notes(axis: Axis) -> tuple[str, ...]:
-    """What is said under the table of an axis."""
-    return (AXIS_NOTES[axis],) if axis in AXIS_NOTES else ()
-
-
 def named(draft: DraftLosses) -> str:
     """As "tiny_good at K=4, temperature 0"."""
     return f"{draft.draft} at K={draft.k}, temperature {draft.temperature:g}"
@@ -135,18 +130,8 @@ def drafted(span: Span) -> str:
     return NOT_STORED if span.drafted is None else visible(span.drafted)
 
 
-def answer(losses: Losses) -> tuple[str, ...]:
-    """Where the served draft loses most, what that costs, and what a better draft brings."""
-    served = losses.drafts[0]
-    return (*of_draft(served),)
-
-
-def of_draft(draft: DraftLosses) -> tuple[str, ...]:
-    """The sentences of one draft."""
-    return tuple(_of_draft(draft))
-
-
-def _of_draft(draft: DraftLosses) -> Iterator[str]:
+def of_draft(draft: DraftLosses) -> Iterator[str]:
+    """Where a draft loses most, what that costs, and what a better one brings."""
     text = f"{named(draft)}: {fmt.speedup(draft.speedup)} predicted on these prompts, alpha"
     yield (
         f"{text} {fmt.alpha(draft.alpha)}; {fmt.percent(draft.lost_rounds)} of its rounds are lost"

@@ -6,7 +6,7 @@ import numpy as np
 
 from harness.records import first
 from harness.reporting import formatting as fmt
-from harness.summary import Plan, PlanChoice, PlanPoint, PlanPolicy, Summary
+from harness.summary import Plan, PlanChoice, PlanPolicy, Summary
 
 NAMES: Mapping[PlanPolicy, str] = {
     "by_load": "K by load",
@@ -86,14 +86,11 @@ def _missed(plan: Plan) -> str:
     closest = plan.closest
     point = closest.points[0]
     above = fmt.percent(plan.excess(point) - 1.0)
+    waits = f"TPOT {fmt.seconds(point.tpot_s)}, TTFT {fmt.seconds(point.ttft_s)}"
     return (
         f"Nothing meets {goal(plan)}, on any number of cards: {_served(closest)} comes"
-        f" closest, {above} above it at {_rate(point.rate)} a card ({_waits(point)})."
+        f" closest, {above} above it at {_rate(point.rate)} a card ({waits})."
     )
-
-
-def _waits(point: PlanPoint) -> str:
-    return f"TPOT {fmt.seconds(point.tpot_s)}, TTFT {fmt.seconds(point.ttft_s)}"
 
 
 def _served(choice: PlanChoice) -> str:

@@ -14,10 +14,7 @@ SHORT_S = 360.0
 def verdicts(summary: Summary, server: RunningServer, decision: str | None) -> tuple[str, ...]:
     """What to serve where that is known; what was counted; how acceptance changed.
 
-    Args:
-        summary: of the run.
-        server: of it.
-        decision: the verdict on the K of the run; None without times of rounds.
+    `decision` is the verdict on the K of the run; None without times of rounds.
     """
     counted = tuple(_counted(server))
     if decision is None:

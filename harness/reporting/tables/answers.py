@@ -255,8 +255,12 @@ def _lacking(summary: Summary) -> Iterator[str]:
 
 
 def _words_of_set(line: Line, name: str) -> str | None:
+    """What to serve to one prompt set, with the speedup where a draft pays."""
     answer = first(line.row.sets, prompt_set=name)
-    return answer and grid.words_of_set(answer)
+    if answer is None:
+        return None
+    gain = f": {fmt.speedup(answer.speedup)}" if answer.speculates else ""
+    return f"{grid.words(answer)}{gain}"
 
 
 def sets_table(summary: Summary) -> Table:

@@ -73,8 +73,10 @@ def comparison_tables(summary: Summary) -> list[Table]:
     compared = summary.comparison
     if compared is None:
         return []
+    weighted = any(run.weights for run in compared.every)
+    runs_notes = (RUNS_NOTE.format(compared.reference),) if weighted else ()
     made = [
-        _runs_table(compared),
+        table("The runs", RUNS, compared.every, notes=runs_notes),
         table(ENGINES_TITLE, ENGINES, _by_cell(compared), notes=(ENGINES_NOTE,)),
     ]
     for run in compared.runs:
@@ -89,13 +91,6 @@ def comparison_tables(summary: Summary) -> list[Table]:
         ),
     )
     return [*made, table("What differs around them", columns, compared.differences)]
-
-
-def _runs_table(compared: Comparison) -> Table:
-    """What the runs are, the reference first."""
-    weighted = any(run.weights for run in compared.every)
-    notes = (RUNS_NOTE.format(compared.reference),) if weighted else ()
-    return table("The runs", RUNS, compared.every, notes=notes)
 
 
 def _weights(run: RunCompared) -> str:

@@ -98,12 +98,6 @@ def breakeven(row: LeaderboardRow) -> Value:
     return fmt.NO_ROOT if row.breakeven_alpha is None else row.breakeven_alpha
 
 
-def _ranks(marks: Mapping[str, str]) -> tuple[Column[LeaderboardRow], ...]:
-    """The columns of a ranking; a draft that its engines lack is marked."""
-    draft = Column[LeaderboardRow]("draft", lambda row: name_of(row, marks), key=True)
-    return (RANK, draft, *RANKS)
-
-
 def name_of(row: LeaderboardRow, marks: Mapping[str, str]) -> str:
     """A draft, with its mark; or that there is none."""
     if row.draft is None:
@@ -254,7 +248,10 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
             LOOKUP_NOTE.format(looked_up) if looked_up else "",
             *dropped_notes(board.rows),
         )
-        columns, best = _ranks(board.marks), board.best
+        draft = Column[LeaderboardRow](
+            "draft", lambda row, marks=board.marks: name_of(row, marks), key=True
+        )
+        columns, best = (RANK, draft, *RANKS), board.best
         made.append(
             table(title, columns, board.rows, best=lambda row, best=best: row is best, notes=notes)
         )

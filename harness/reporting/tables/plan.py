@@ -8,22 +8,15 @@ from harness.reporting.tables.specification import Column, Table, columns_by, ta
 from harness.summary import Percentiles, Plan, PlanCheck, PlanChoice, PlanPoint, Summary
 
 
-def _in_ms(value: float | None) -> float | None:
-    return None if value is None else 1e3 * value
+def _wait(name: str) -> Callable[[PlanChoice], fmt.Bounded]:
+    """The ms of a wait at the asked rate, with its interval."""
 
+    def value(choice: PlanChoice) -> fmt.Bounded:
+        ends = (getattr(choice.at_rate, f"{name}{end}_s", None) for end in ("", "_lo", "_hi"))
+        wait, lo, hi = (None if seconds is None else 1e3 * seconds for seconds in ends)
+        return wait, lo, hi
 
-def _tpot(choice: PlanChoice) -> fmt.Bounded:
-    point = choice.at_rate
-    if point is None:
-        return None, None, None
-    return _in_ms(point.tpot_s), _in_ms(point.tpot_lo_s), _in_ms(point.tpot_hi_s)
-
-
-def _ttft(choice: PlanChoice) -> fmt.Bounded:
-    point = choice.at_rate
-    if point is None:
-        return None, None, None
-    return _in_ms(point.ttft_s), _in_ms(point.ttft_lo_s), _in_ms(point.ttft_hi_s)
+    return value
 
 
 def _ks(choice: PlanChoice) -> str | None:
@@ -44,8 +37,8 @@ CHOICES: tuple[Column[PlanChoice], ...] = (
         lambda each: (each.rate_ratio, each.rate_ratio_lo, each.rate_ratio_hi),
         fmt.speedup,
     ),
-    Column("TPOT, ms\n[lo, hi]", _tpot, fmt.with_bounds, definition="planned wait"),
-    Column("TTFT, ms\n[lo, hi]", _ttft, fmt.with_bounds, definition="planned wait"),
+    Column("TPOT, ms\n[lo, hi]", _wait("tpot"), fmt.with_bounds, definition="planned wait"),
+    Column("TTFT, ms\n[lo, hi]", _wait("ttft"), fmt.with_bounds, definition="planned wait"),
     Column(
         "capacity\n[lo, hi]",
         lambda each: (each.capacity, each.capacity_lo, each.capacity_hi),

@@ -1,6 +1,7 @@
 """A server that was measured: cells with their predictions, the gate, costs, load, conventions."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from harness.records import first, grouped, where
@@ -62,35 +63,22 @@ GATES: tuple[Column[ServedGate], ...] = (
 )
 VALIDITY = {True: "FAIL", False: "pass", None: None}
 STRUCTURED: tuple[Column[StructuredGate], ...] = (
-    Column("check", lambda gate: CHECKS[gate.check], definition="structured output"),
+    Column("check", lambda gate: CHECKS[gate.check]),
     Column("temperature", lambda gate: gate.temperature, fmt.temperature, key=True),
     Column("K", lambda gate: gate.k, fmt.count, key=True),
-    Column("verdict", lambda gate: VALIDITY[gate.lowered], definition="structured output"),
-    Column("answers", lambda gate: gate.answers, fmt.count, definition="structured output"),
-    Column("valid", lambda gate: gate.valid, fmt.count, definition="structured output"),
-    Column("complete", lambda gate: gate.complete, fmt.count, definition="structured output"),
-    Column("pairs", lambda gate: gate.pairs or None, fmt.count, definition="structured output"),
-    Column(
-        "valid\nof plain",
-        lambda gate: gate.plain_valid if gate.pairs else None,
-        fmt.count,
-        definition="structured output",
-    ),
-    Column(
-        "lost",
-        lambda gate: gate.lost if gate.pairs else None,
-        fmt.count,
-        definition="structured output",
-    ),
-    Column(
-        "gained",
-        lambda gate: gate.gained if gate.pairs else None,
-        fmt.count,
-        definition="structured output",
-    ),
-    Column("p of\nMcNemar", lambda gate: gate.p_value, fmt.p_value, definition="structured output"),
-    Column("equal", lambda gate: gate.equal, fmt.count, definition="structured output"),
+    Column("verdict", lambda gate: VALIDITY[gate.lowered]),
+    Column("answers", lambda gate: gate.answers, fmt.count),
+    Column("valid", lambda gate: gate.valid, fmt.count),
+    Column("complete", lambda gate: gate.complete, fmt.count),
+    Column("pairs", lambda gate: gate.pairs or None, fmt.count),
+    Column("valid\nof plain", lambda gate: gate.plain_valid if gate.pairs else None, fmt.count),
+    Column("lost", lambda gate: gate.lost if gate.pairs else None, fmt.count),
+    Column("gained", lambda gate: gate.gained if gate.pairs else None, fmt.count),
+    Column("p of\nMcNemar", lambda gate: gate.p_value, fmt.p_value),
+    Column("equal", lambda gate: gate.equal, fmt.count),
 )
+# Their words mean something else elsewhere
+STRUCTURED = tuple(c if c.key else replace(c, definition="structured output") for c in STRUCTURED)
 COSTS: tuple[Column[ServedCosts], ...] = (
     Column("temperature", lambda costs: costs.temperature, fmt.temperature, key=True),
     Column("plain token\nms", lambda costs: costs.plain_s, fmt.in_ms),

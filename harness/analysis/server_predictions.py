@@ -1,0 +1,532 @@
+"""What decoding costs on a server, by its requests, and what that predicts of every cell.
+
+A cell that was measured is predicted from two factors that have not seen it: the rounds that replay
+expects of the plain server's texts, and what this engine's rounds take, in the requests of the
+other prompt sets, and on servers that were told to reject every draft. What our own loop's rounds
+would have predicted stands next to it. A K that no server measured on all prompts is predicted from
+rounds that few requests priced, or that lie on a line between two.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from harness.analysis.cells import (
+    completed,
+    lacking_visits,
+    measured_rows,
+    paired_sums,
+    with_counts,
+    with_times,
+)
+from harness.analysis.latency import (
+    Latency,
+    ServedTimes,
+    latency_of,
+    latency_row,
+    near,
+    visits_of,
+)
+from harness.analysis.predicted import evidence_of
+from harness.analysis.prediction_error import Gap, PredictionError, prediction_errors
+from harness.analysis.replayed import Replays, by_prompt
+from harness.analysis.server_costs import (
+    PlainRequests,
+    Requests,
+    ServerCosts,
+    TimedRequests,
+    fit_costs,
+    left_out_costs,
+    seconds_of_rounds,
+    speedup_variance,
+    timed_rounds,
+)
+from harness.analysis.server_texts import ServedTexts, Texts
+from harness.analysis.verdict import (
+    Candidate,
+    Evidence,
+    Timed,
+)
+from harness.records import Cell, LatencyRow, ResultRow, RoundTiming, grouped
+from harness.serving.drafts import looks_up
+from harness.serving.engines import OWN
+from harness.stats.crossfit import KNOWN
+from harness.stats.jackknife import (
+    Array,
+    Variance,
+    independent_errors,
+    joined,
+    log_speedup,
+    speedup_interval,
+)
+from harness.summary import (
+    NotPredicted,
+    RoundSummary,
+    ServedCell,
+    ServedCosts,
+)
+from harness.theory.speedup import RoundTimes
+
+# Of the logarithm of a predicted speedup, what a round time costs that lies on a line between those
+# of two measured K: about 3 % (docs/validation.md, "from two K")
+ON_A_LINE = Variance(np.array(0.03**2), np.array(KNOWN))
+
+
+@dataclass(frozen=True)
+class ServedPredictions(ServedTexts):
+    """What follows from the texts and times of a server run, before anything is decided."""
+
+    # ---- costs -----------------------------------------------------------------------------------
+
+    def costs(
+        self, temperature: float, prompt_set: str | None, ks: Sequence[int] | None = None
+    ) -> ServerCosts | None:
+        """What decoding costs, by requests that are not of this prompt set.
+
+        Args:
+            temperature: of the requests.
+            prompt_set: that is predicted; None takes the requests of all sets.
+            ks: whose rounds are known; None for all that were measured.
+
+        Returns:
+            None where nothing else was timed: no other set, and no synthetic acceptance.
+        """
+        asked = (temperature, prompt_set, self.priced_ks if ks is None else tuple(ks))
+        if asked not in self._costs:
+            timed = self._timed_requests(*asked)
+            self._costs[asked] = None if timed is None else fit_costs(timed)
+        return self._costs[asked]
+
+    def recorded(self, temperature: float, costs: ServerCosts) -> ServedCosts:
+        """Costs at a temperature, as they are stored."""
+        without = self.left_out_costs(temperature)
+        starts = np.array([[each.plain_start_s, each.start_s] for each in without]).T
+        squares = (independent_errors(starts) ** 2).sum(axis=-1) if without else None
+        plain_error_s, error_s = (None, None) if squares is None else np.sqrt(squares).tolist()
+        return ServedCosts(
+            temperature=temperature,
+            source="synthetic" if self._rounds_near(temperature) else "other_sets",
+            plain_start_s=costs.plain_start_s,
+            start_s=costs.start_s,
+            plain_s=costs.times.plain_s,
+            round_s=dict(costs.times.round_s),
+            plain_start_error_s=plain_error_s,
+            start_error_s=error_s,
+        )
+
+    def left_out_costs(self, temperature: float) -> list[ServerCosts]:
+        """The costs by requests of all sets, without each part of their prompts.
+
+        Empty where they rest on too few prompts to do without some.
+        """
+        timed = self._timed_requests(temperature, None, self.priced_ks)
+        return [] if timed is None else left_out_costs(timed, max(self.priced_ks))
+
+    @cached_property
+    def _costs(self) -> dict[tuple[float, str | None, tuple[int, ...]], ServerCosts | None]:
+        """Those that were fitted so far."""
+        return {}
+
+    @cached_property
+    def costs_by_temperature(self) -> dict[float, ServerCosts]:
+        """By requests of all sets, where these tell."""
+        made = {temperature: self.costs(temperature, None) for temperature in self.temperatures}
+        return {temperature: costs for temperature, costs in made.items() if costs is not None}
+
+    def _timed_requests(
+        self, temperature: float, prompt_set: str | None, ks: Sequence[int]
+    ) -> TimedRequests | None:
+        """What costs are fitted from."""
+        rejected = self._rejected_requests(temperature, ks)
+        requests = self._requests(temperature, prompt_set, ks)
+        if rejected is None or requests is None:
+            return rejected or requests
+        return rejected + requests
+
+    def _rejected_requests(self, temperature: float, ks: Sequence[int]) -> TimedRequests | None:
+        """Those of servers that were told to reject every draft; None where there are none."""
+        timings = self._rounds_near(temperature)
+        if self.counting is None or not timings:
+            return None
+        timings = [timing for timing in timings if timing.k in (0, *ks)]
+        return timed_rounds(timings, self.counting, self.settle)
+
+    def _requests(
+        self, temperature: float, prompt_set: str | None, ks: Sequence[int]
+    ) -> TimedRequests | None:
+        """Those of the other prompt sets, whole and of shorter budgets; None where none is."""
+        if self.counting is None or self.engine.rule is None:
+            return None
+        names = [name for name in self.sets_at(temperature) if name != prompt_set]
+        # Before any K is measured, plain texts are there of one visit, and probes of all
+        trials = self.settled if self.ks or not self._settled_probes else []
+        requests = [*trials, *self._settled_starts, *self._settled_probes]
+        plain = self.texts(requests, 0, temperature).of(names)
+        speculative: dict[int, Requests] = {}
+        for k in ks:
+            texts = self.texts(requests, k, temperature).of(names)
+            if texts.trials:
+                counts = self.replayed(texts, k)
+                speculative[k] = Requests(texts.seconds, counts, texts.prompts)
+        if not plain.trials or not speculative:
+            return None
+        net = any(trial.one_token_s is not None for trial in plain.trials)
+        of_plain = PlainRequests(plain.seconds, plain.tokens, plain.prompts)
+        return TimedRequests(of_plain, speculative, net, looks_up(self.setup.draft))
+
+    def _rounds_near(self, temperature: float) -> list[RoundTiming]:
+        """Those of servers that were told to reject every draft."""
+        return near([t for t in self.setup.run.rounds if t.batch == 1], temperature)
+
+    def own_times(self, temperature: float) -> RoundTimes | None:
+        """What our own loop's rounds take, where the run timed them next to the server's."""
+        visits = visits_of(self.setup.run.own_rounds, self.setup.draft, temperature)
+        return None if visits is None else latency_of((), visits).rounds
+
+    def round_times(self) -> Iterator[RoundSummary]:
+        """R(0) and R(K) of the server, by temperature."""
+        for temperature, costs in self.costs_by_temperature.items():
+            yield RoundSummary(
+                draft=self.setup.draft,
+                temperature=temperature,
+                source="requests",
+                plain_s=costs.times.plain_s,
+                round_s={k: seconds for k, seconds in costs.times.round_s if k},
+                visits=len({trial.repetition for trial in self.trials}),
+            )
+
+    def prefill_rows(self) -> Iterator[LatencyRow]:
+        """Rows of latency.csv: the plain server's prefills, over visits, by length."""
+        prefills = [
+            (t.prompt_tokens, t.prefill_s)
+            for t in completed(self.trials)
+            if t.k == 0 and t.concurrency == 1
+            if t.prefill_s is not None and t.prompt_tokens is not None
+        ]
+        for length, group in sorted(grouped(prefills, lambda pair: pair[0]).items()):
+            seconds = [prefill_s for _, prefill_s in group]
+            yield latency_row("target", self.setup.model, "prefill", length, 0, 1, seconds)
+
+    def round_rows(self) -> Iterator[LatencyRow]:
+        """Rows of latency.csv: a plain token, and a round, of each request less its start."""
+        asked = product(self.costs_by_temperature.items(), (0, *self.ks))
+        for (temperature, costs), k in asked if self.concurrency == 1 else ():
+            start_s = costs.start_s if k else costs.plain_start_s
+            done = [
+                trial
+                for trial in completed(self.settled)
+                if (trial.temperature, trial.k) == (temperature, k)
+            ]
+            seconds = [
+                max(0.0, trial.decode_s - start_s) / rounds
+                for trial in done
+                if (rounds := trial.rounds if k else trial.new_tokens)
+                and trial.decode_s is not None
+            ]
+            if seconds:
+                named = ("draft", self.setup.draft) if k else ("target", self.setup.model)
+                context = round(float(np.median([trial.prompt_tokens or 0 for trial in done])))
+                row = latency_row(*named, "round", k, context, 1, seconds)
+                yield replace(row, temperature=temperature)
+
+    @property
+    def not_predicted(self) -> NotPredicted | None:
+        """Why there is no prediction; None where there is one."""
+        if self.counting is None or self.engine.rule is None:
+            return "no_counting"
+        if not self._traces:
+            return "no_weights"
+        known = (
+            self.costs(t, name)
+            for t in self.temperatures
+            for name in (*self.sets_at(t), *([] if self.chosen_k(t) is None else [None]))
+        )
+        return None if any(costs is not None for costs in known) else "no_costs"
+
+    # ---- cells -----------------------------------------------------------------------------------
+
+    @cached_property
+    def measured(self) -> list[ResultRow]:
+        """What the server took, one row per cell; visits that it lacks show in its status."""
+        names = {
+            "model": self.setup.model,
+            "draft": self.setup.draft,
+            "times": {value: costs.times for value, costs in self.costs_by_temperature.items()},
+        }
+        served = {"engine": self.engine.name, "concurrency": self.concurrency}
+        pairs = zip(  # of the same cells, in order
+            measured_rows(self.settled, **names), measured_rows(self.trials, **names), strict=True
+        )
+        return [replace(row, **served, **self._completeness(every)) for row, every in pairs]
+
+    def _completeness(self, row: ResultRow) -> dict[str, Any]:
+        """Status and error of a cell: those of its requests, partial where it lacks visits."""
+        lacking = self.visits_lacking(_cell(row))
+        if lacking is None or row.status == "failed":
+            return {"status": row.status, "error": row.error}
+        few = lacking_visits(lacking)
+        return {"status": "partial", "error": few if row.error is None else f"{few}; {row.error}"}
+
+    @cached_property
+    def predicted(self) -> list[ResultRow | None]:
+        """What is predicted of each row of `measured`; None where nothing is."""
+        return [made and made.with_interval(self.prediction_errors) for made in self._predictions]
+
+    @cached_property
+    def _predictions(self) -> "list[_Prediction | None]":
+        """The same, as far as other requests tell."""
+        return [self._predicted_cell(row) for row in self.measured]
+
+    @cached_property
+    def unmeasured(self) -> "list[_Prediction]":
+        """What is predicted of the cells of every K that another one was chosen over."""
+        rows = [
+            replace(row, draft=self.setup.draft, k=k, status="complete", error=None)
+            for row in self.measured
+            if row.k == 0 and row.temperature is not None
+            if self.chosen_k(row.temperature) is not None
+            for k in self.asked_ks
+            if k not in self.ks_at(row.temperature)
+        ]
+        return [made for row in rows if (made := self._predicted_cell(row)) is not None]
+
+    @property
+    def asked_ks(self) -> tuple[int, ...]:
+        """The K above 0 that the run is of, ascending; of one that measures all, those it has."""
+        chosen = self.setup.run.manifest.served_ks
+        return tuple(sorted({*self.setup.ks})) if chosen and chosen.chosen else self.ks
+
+    @cached_property
+    def prediction_errors(self) -> dict[float, PredictionError]:
+        """By temperature, how far what was measured is from these."""
+        cells = grouped(completed(self.settled), lambda trial: trial.cell_key)
+        gaps: dict[Cell, Gap | None] = {}
+        for made in self._predictions:
+            if made is None or made.row.k == 0:
+                continue
+            cell = _cell(made.row)
+            sums = paired_sums(cells.get(cell, []), cells.get(replace(cell, k=0), []))
+            gaps[cell] = made.gap(sums)
+        return prediction_errors(gaps)
+
+    def plain_texts(self, row: ResultRow) -> Texts:
+        """The plain server's texts of a cell's prompts."""
+        assert row.temperature is not None
+        texts = self.texts(self.settled, 0, row.temperature)
+        return texts.of([row.prompt_set or ""])
+
+    def _predicted_cell(self, row: ResultRow) -> "_Prediction | None":
+        """What is predicted of a measured cell; None where nothing is."""
+        if self.not_predicted is not None or row.temperature is None or row.new_tokens is None:
+            return None
+        # Of a K that is not measured there is no cell that its prediction should not have seen
+        measured = row.k in (0, *self.ks_at(row.temperature))
+        unseen = row.prompt_set if measured else None
+        costs, texts = self.costs(row.temperature, unseen), self.plain_texts(row)
+        if costs is None or not texts.trials:
+            return None
+        plain_s = costs.plain_s(texts.tokens)
+        made = ResultRow(
+            model=row.model,
+            draft=row.draft,
+            prompt_set=row.prompt_set,
+            temperature=row.temperature,
+            k=row.k,
+            source="replayed",
+            prompts=len({trial.conversation for trial in texts.trials}),
+            engine=self.engine.name,
+            status=row.status,
+            error=row.error,
+        )
+        if row.k == 0:
+            return _Prediction(replace(with_times(made, plain_s, texts.tokens), speedup=1.0))
+        if not costs.times.covers(row.k):
+            return None
+        counts = self.replayed(texts, row.k)
+        seconds = costs.speculative_s(counts)
+        timed = self._timed_requests(row.temperature, unseen, self.priced_ks)
+        made = replace(
+            with_counts(with_times(made, seconds, texts.tokens), counts),
+            rule=self.engine.rule,
+            speedup=costs.speedup(texts.tokens, counts),
+            # No prediction: what a round costs here, by the requests of this cell too
+            breakeven_alpha=self.costs_by_temperature.get(
+                row.temperature, costs
+            ).times.break_even_alpha(row.k),
+        )
+        names, (before, after, tokens) = _by_prompt(texts, plain_s, seconds, texts.tokens)
+        costs_error = None if timed is None else speedup_variance(timed, texts.tokens, counts)
+        if costs_error is not None and row.k not in self.priced_ks:
+            costs_error = joined([costs_error, ON_A_LINE])
+        return _Prediction(made, tuple(names), np.stack([before, after, tokens]), costs_error)
+
+    def cells(self) -> Iterator[ServedCell]:
+        """Prediction and measurement of every cell that drafts; of a K that was not, the former."""
+        measured = zip(self.measured, self.predicted, strict=True)
+        both = [(row, made) for row, made in measured if row.k and row.speedup is not None]
+        for row, made in (*both, *((None, made.row) for made in self.unmeasured)):
+            known = row or made
+            assert known is not None
+            cell = _cell(known)
+            yield ServedCell(
+                prompt_set=cell.prompt_set,
+                temperature=cell.temperature,
+                k=cell.k,
+                concurrency=known.concurrency,
+                speedup=row and row.speedup,
+                tokens_per_round=row and row.tokens_per_round,
+                replayed_tokens_per_round=made and made.tokens_per_round,
+                predicted=made and made.speedup,
+                own_predicted=self._own_prediction(known),
+                predicted_from_two_k=self._from_two_k(row) if row and made else None,
+                visits=row and self.visits_lacking(cell),
+            )
+
+    def _own_prediction(self, row: ResultRow) -> float | None:
+        """The cell's speedup at our own loop's round times."""
+        assert row.temperature is not None
+        times = self.own_times(row.temperature)
+        if times is None or self.not_predicted in ("no_counting", "no_weights"):
+            return None
+        texts = self.plain_texts(row)
+        if not texts.trials or not times.covers(row.k):
+            return None
+        seconds = seconds_of_rounds(self.replayed(texts, row.k, OWN.counting), times)
+        return float(texts.tokens.sum() * times.plain_s / seconds.sum())
+
+    def _from_two_k(self, row: ResultRow) -> float | None:
+        """The prediction, had only the smallest and the largest K been measured."""
+        if row.temperature is None or self.chosen_k(row.temperature) is not None:
+            return None
+        if len(self.ks) < 3 or row.k in (self.ks[0], self.ks[-1]):
+            return None
+        costs = self.costs(row.temperature, row.prompt_set, (self.ks[0], self.ks[-1]))
+        texts = self.plain_texts(row)
+        if costs is None or not costs.times.covers(row.k):
+            return None
+        return costs.speedup(texts.tokens, self.replayed(texts, row.k))
+
+    # ---- every K on the whole workload -----------------------------------------------------------
+
+    def predicted_speedups(self, temperature: float) -> dict[int, float]:
+        """Of every K on the whole workload; empty where nothing is replayed or priced."""
+        latency, replays = self._latency(temperature), self._replays(temperature)
+        if latency is None or replays is None:
+            return {}
+        evidence = evidence_of(replays, {self.setup.draft: latency})
+        speedups = evidence.speedups(self.setup.weights)
+        return {name.k: speedup for name, speedup in speedups.items()}
+
+    def _latency(self, temperature: float) -> Latency | None:
+        """What requests at any K cost, by those of all sets."""
+        costs = self.costs_by_temperature.get(temperature)
+        if costs is None:
+            return None
+        times = ServedTimes(
+            engine=self.engine.name,
+            run=str(self.setup.run.folder),
+            temperature=temperature,
+            visits=self.visits_asked or 0,
+            basis="measured",
+            costs=costs,
+            without=tuple(self.left_out_costs(temperature)) or (costs, costs),
+        )
+        return Latency(costs.times, served=times)
+
+    def _replays(self, temperature: float) -> Replays | None:
+        """The plain server's texts at every K whose rounds are priced, or lie between two."""
+        costs = self.costs_by_temperature.get(temperature)
+        texts = self.texts(self.settled, 0, temperature)
+        if costs is None or self.engine.rule is None or not texts.trials:
+            return None
+        counts = {
+            Candidate(self.setup.draft, k): self.replayed(texts, k)
+            for k in sorted({*self.setup.ks})
+            if costs.times.covers(k)
+        }
+        lookups = frozenset([self.setup.draft] if texts.traces[0].chosen else [])
+        return by_prompt(texts.traces, self.engine.rule, counts, lookups)
+
+    def own_evidence(self, texts: Texts, temperature: float, times: RoundTimes) -> Evidence:
+        """Seconds per prompt at our own loop's round times."""
+        ks = [k for k in self.asked_ks if times.covers(k)]
+        rounds_s = (seconds_of_rounds(self.replayed(texts, k, OWN.counting), times) for k in ks)
+        plain_s = texts.tokens * times.plain_s
+        names, (tokens, plain, *seconds) = _by_prompt(texts, texts.tokens, plain_s, *rounds_s)
+        return Evidence(
+            temperature=temperature,
+            prompts=tuple(prompt for _, prompt in names),
+            prompt_sets=tuple(prompt_set for prompt_set, _ in names),
+            baseline=Timed(plain, tokens),
+            candidates={
+                Candidate(self.setup.draft, k): Timed(of_k, tokens)
+                for k, of_k in zip(ks, seconds, strict=True)
+            },
+            facts={},
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Prediction:
+    """What is predicted of a cell by other requests.
+
+    Attributes:
+        row: without an interval.
+        prompts: [prompt] with their sets; none of plain decoding.
+        sums: [3, prompt] predicted plain seconds, speculative ones, and tokens.
+        costs: the error of what tokens and rounds cost; None where too few prompts tell it.
+    """
+
+    row: ResultRow
+    prompts: tuple[tuple[str, str], ...] = ()
+    sums: Array = field(default_factory=lambda: np.zeros((3, 0)))
+    costs: Variance | None = None
+
+    def with_interval(self, errors: Mapping[float, PredictionError]) -> ResultRow:
+        """The row with an interval over other prompts, and others whose requests tell costs.
+
+        By temperature, `errors` are those of all predictions.
+        """
+        if self.costs is None:
+            return self.row
+        plain_s, seconds, tokens = self.sums
+        error = errors.get(self.row.temperature or 0.0)
+        shared = joined([self.costs] if error is None else [self.costs, error.variance])
+        interval = speedup_interval(plain_s, tokens, seconds, tokens, shared=shared)
+        if interval is None:
+            return self.row
+        return replace(self.row, speedup_lo=interval.lo, speedup_hi=interval.hi)
+
+    def gap(self, measured: Mapping[tuple[str, str], Array]) -> Gap | None:
+        """Against `paired_sums` of the same cell, on the prompts that both have.
+
+        None without any, or where the error of the costs is not known.
+        """
+        rows = [row for row, name in enumerate(self.prompts) if name in measured]
+        if not rows or self.costs is None:
+            return None
+        sets, (before_s, after_s, texts) = ("",) * len(rows), self.sums[:, rows]
+        of_prompts = np.array([measured[self.prompts[row]] for row in rows])
+        plain_s, plain_tokens, seconds, tokens = of_prompts.T
+        return Gap.of(
+            log_speedup(before_s, texts, after_s, texts, sets),
+            log_speedup(plain_s, plain_tokens, seconds, tokens, sets),
+            self.costs,
+        )
+
+
+def _cell(row: ResultRow) -> Cell:
+    """That a row is of."""
+    assert row.temperature is not None
+    return Cell(row.prompt_set or "", row.temperature, row.k)
+
+
+def _by_prompt(texts: Texts, *values: Array) -> tuple[list[tuple[str, str]], list[Array]]:
+    """The prompts of n texts, and for each of the [n] values its sums, [prompt]."""
+    names = sorted(set(texts.prompts))
+    places = [names.index(name) for name in texts.prompts]
+    return names, [np.bincount(places, each).astype(np.float64) for each in values]
