@@ -145,7 +145,7 @@ def with_rounds(prompt_tokens: int, tokens: int, rounds: int, most: Counts) -> R
 
 def rounds_of(request: Request, k: int) -> int:
     """How many rounds of up to k tokens emit a request."""
-    rounds, position, after = 0, 0, request.rounds(k).after
+    rounds, position, after = 0, 0, request.rounds[k].after
     while position < request.tokens:
         rounds, position = rounds + 1, after[position]
     return rounds
