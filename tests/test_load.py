@@ -74,6 +74,7 @@ from harness.summary import (
     Visits,
 )
 from harness.theory.batching import BatchTimes, closed_loop
+from harness.theory.replay import by_start
 from harness.theory.speedup import RoundTimes
 
 COUNTING = Counting(1, shortens_last_draft=True)
@@ -380,6 +381,38 @@ def test_what_loads_cost_is_found_again_from_the_loads(ks):
     for batch in BATCHES:
         for n in range(5):
             assert fitted.times.at(n, batch) == pytest.approx(known.times.at(n, batch), rel=0.01)
+
+
+def test_rounds_in_which_a_lookup_finds_nothing_have_their_own_cost_under_load():
+    ks, random = (2, 4), np.random.default_rng(8)
+    timings, _ = loads(visits=1, ks=ks)
+    traces = []
+    for prompt_set, n in product(("easy", "hard"), range(10)):
+        size = int(random.integers(20, 39))
+        matches = by_start((random.random((1, size)) < 0.7).astype(float), 4)[0]
+        found = np.where(random.random(size) < 0.6, 0, 4)
+        text = replace(workloads.trace("ngram", prompt_set, f"{n}", matches), chosen=True)
+        traces.append(replace(text, draft_is_argmax=matches > 0, proposed=found))
+    replays = ReplayedRequests(traces, "greedy_draft", COUNTING)
+    sizes = {f"{trace.prompt_set}/{trace.prompt}": 1 + len(trace.tokens) for trace in traces}
+    known = true_costs(ks)
+    by_batch = {
+        b: replace(times, round_s=((0, 1.3 * times.plain_s), *times.round_s))
+        for b, times in known.times.by_batch.items()
+    }
+    known, priced = replace(known, times=BatchTimes(by_batch)), []
+    for timing in timings:
+        returned = [map(min, zip(timing.budgets, map(sizes.get, timing.texts), strict=True))]
+        looked_up = replace(timing, draft="ngram", returned=tuple(*returned))
+        (load,) = closed_loads([looked_up], replays).values()
+        priced.append(replace(looked_up, seconds=known.seconds(load)))
+    fitted = fit_load_costs(list(closed_loads(priced, replays).values()))
+    assert fitted is not None
+    assert (fitted.plain_start_s, fitted.start_s) == pytest.approx((2e-3, 3e-3), rel=0.01)
+    for batch, n in product(BATCHES, (0, *ks)):
+        assert fitted.times.at(n, batch) == pytest.approx(known.times.at(n, batch), rel=0.01)
+        plain_s = fitted.times.plain.at(0, batch)
+        assert plain_s == pytest.approx(known.times.plain.at(0, batch), rel=0.01)
 
 
 def sampled(timings):

@@ -32,7 +32,7 @@ from harness.reporting.content import content_of
 from harness.reporting.sentences.plan import named, verdicts, whether_served
 from harness.serving.engines import spec_of
 from harness.simulation.policies import Fixed
-from harness.simulation.requests import Text
+from harness.simulation.requests import Request, Text
 from harness.simulation.server import Costs, sent_at_once, simulate
 from harness.storage import StoredRun, load
 from harness.summary import Caveat, Plan, PlanChoice, RunFacts, ServedGate, Summary
@@ -642,6 +642,51 @@ def test_costs_of_a_context_are_found_where_texts_differ_in_length() -> None:
     for batch, k in product((1, 2, 3, 4), KS):
         expected = known_costs().times.at(k, batch) + batch * at
         assert fitted.times.at(k, batch) == pytest.approx(expected, rel=0.05)
+
+
+def test_costs_of_rounds_in_which_a_lookup_finds_nothing_are_found_by_iterations() -> None:
+    known, ks = known_costs(), (2, 4)
+    by_batch = {
+        b: replace(times, round_s=((0, 1.3 * times.plain_s), *times.round_s))
+        for b, times in known.times.by_batch.items()
+    }
+    costs = replace(known, times=BatchTimes(by_batch))
+    random, loads = np.random.default_rng(3), []
+    for k, concurrency, repeat in product((0, *ks), (1, 2, 3, 4), range(2)):
+        sizes = random.integers(30, 60, 24).tolist()
+        sent = []
+        for size in sizes:
+            found = np.where(random.random(size) < 0.6, 0, k)
+            sent.append(Request(20, np.minimum(random.integers(0, 5, size), found), found))
+        done = simulate(
+            sent,
+            sent_at_once(24, concurrency),
+            costs.priced(4, 4)[min(k, 1)],
+            Fixed(k),
+            concurrency,
+        )
+        decode_s = done.ended_s - done.first_s
+        load = replace(
+            timed().loads[0],
+            visit=repeat,
+            draft="ngram",
+            k=k,
+            concurrency=concurrency,
+            texts=tuple(map(str, range(24))),
+            rounds=tuple(done.rounds.tolist()),
+            user_s=tuple((done.first_token_s + decode_s).tolist()),
+            user_decode_s=tuple(decode_s.tolist()),
+            user_prefill_s=tuple((done.first_s - done.entered_s).tolist()),
+        )
+        loads.append((load, sent))
+    fitted = fit_iterations(loads, 4, mixes=True, by_runs=False)
+    assert fitted is not None
+    for batch, n in product((1, 2, 3, 4), (0, *ks)):
+        assert fitted.times.at(n, batch) == pytest.approx(costs.times.at(n, batch), rel=0.02)
+        plain_s = costs.times.plain.at(0, batch)
+        assert fitted.times.plain.at(0, batch) == pytest.approx(plain_s, rel=0.02)
+    plain, speculative = fitted.priced(4, 4)
+    assert plain.iteration_s[2][0] < speculative.iteration_s[2][0]
 
 
 # ---- what is refused -----------------------------------------------------------------------------

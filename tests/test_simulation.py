@@ -23,7 +23,8 @@ from harness.simulation.policies import (
     allocated,
 )
 from harness.simulation.requests import Confidences, Request, Text, as_recorded, at_random
-from harness.simulation.server import Costs, Policy, Reads, Served, Slot, simulate
+from harness.simulation.server import Costs, Iteration, Policy, Reads, Served, Slot, simulate
+from harness.theory.adaptive import drafted_by_accepted, flag_oracle, until_unlikely
 from harness.theory.batching import BatchTimes, closed_loop
 from harness.theory.replay import by_start, replay
 from harness.theory.speedup import RoundTimes
@@ -137,6 +138,44 @@ def test_drawn_flags_have_the_rounds_that_replay_expects() -> None:
     served = simulate(drawn, np.zeros(4000), flat(4), Fixed(K))
     expected = float(replay(by_start(chances, K), [20], [K])[K].rounds[0])
     assert served.rounds.mean() == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("threshold", [0.2, 0.5, 0.8])
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_thresholds_simulated_rounds_and_drafts_are_those_expected_by_replay(
+    threshold: float, drawn: bool
+) -> None:
+    size, number, random = 40, 3000 if drawn else 1, np.random.default_rng(6)
+    chances = random.random((1, size)) if drawn else (random.random((1, size)) < 0.7).astype(float)
+    made, off_text = random.random(size), random.random((size + 1, K))
+    padded = np.pad(made, (0, K - 1), constant_values=np.nan)
+    along = np.lib.stride_tricks.sliding_window_view(padded, K)
+    by_offset, sure = by_start(chances, K), Confidences(along, off_text)
+    text = Text("easy", "1", 5, by_offset[0], np.full(size, 100), sure)
+    proposed = until_unlikely(along[None], threshold)
+    drafted = drafted_by_accepted(proposed, until_unlikely(off_text[None], threshold), K)
+    expected = replay(by_offset, [size], [K], proposed=proposed, drafted=drafted)[K]
+    sent = [text.drawn(row) for row in random.random((number, size))]
+    journal: list[Iteration] = []
+    policy = Threshold(K, threshold)
+    served = simulate(sent, np.zeros(number), flat(4), policy, journal=journal)
+    means = (served.rounds.mean(), sum(sum(each.drafts) for each in journal) / number)
+    error = 0.01 if drawn else 1e-12
+    assert means == pytest.approx((expected.rounds[0], expected.drafted[0]), rel=error)
+
+
+def test_one_request_of_the_simulated_oracle_takes_no_less_than_the_bound_by_theory() -> None:
+    random = np.random.default_rng(9)
+    for _ in range(30):
+        flags = random.random(30) < 0.7
+        row = np.cumsum(random.random(K + 1)) + 1.0
+        for seconds in (row, np.ones(K + 1)):
+            costs = Costs([seconds.tolist()] * 2)
+            served = simulate([request_of(flags.tolist())], [0.0], costs, Oracle(K, costs))
+            (least,) = flag_oracle(by_start(flags[None].astype(float), K), [30], seconds)
+            assert served.ended_s[0] >= least * (1 - 1e-12)
+        # Where draft tokens are free both draft all that will be accepted
+        assert served.ended_s[0] == pytest.approx(least)
 
 
 # ---- what every policy keeps ---------------------------------------------------------------------

@@ -40,6 +40,7 @@ from harness.analysis.request_times import (
 )
 from harness.analysis.server_costs import fit_rounds
 from harness.records import LoadTiming, ResultRow, Rule, TextTrace, grouped, set_of, where
+from harness.serving.drafts import looks_up
 from harness.serving.round_counting import Counting
 from harness.stats.jackknife import Array
 from harness.summary import GroupRatio, LoadCell, Schedule, ScheduleEntry, Visits
@@ -296,12 +297,17 @@ class LoadCosts:
     def seconds(self, load: ClosedLoad) -> float:
         """Predicted of a load, from its replayed rounds."""
         assert load.replayed is not None
-        start_s = self.start_s if load.key.k else self.plain_start_s
-        return load.requests * start_s + self.times.seconds(load.replayed.iterations)
+        start_s, times = self.plain_start_s, self.times.plain
+        if load.key.k:
+            start_s, times = self.start_s, self.times
+        return load.requests * start_s + times.seconds(load.replayed.iterations)
 
 
 def fit_load_costs(loads: Sequence[ClosedLoad]) -> LoadCosts | None:
     """Fit costs by least squares, errors relative to a load's time, none below 0.
+
+    As with requests one at a time (`harness.analysis.server_costs`), a look-up's rounds that find
+    nothing have a time of their own, where there are any.
 
     Args:
         loads: whose rounds are known; full and shorter budgets, all K and concurrencies alike.
@@ -319,7 +325,9 @@ def fit_load_costs(loads: Sequence[ClosedLoad]) -> LoadCosts | None:
     plain_start_s, *plain_s = least_squares(np.array(counts), _seconds(plain))
     rounds = [(load.key.k, _by_batch(load, batches)[None]) for load in speculative]
     starts = np.array([load.requests for load in speculative])
-    fitted = fit_rounds(plain_s, rounds, starts, _seconds(speculative))
+    empty = sum(made[0, :, 0] for _, made in rounds)
+    looked_up = looks_up(speculative[0].timings[0].draft) and bool(np.all(empty))
+    fitted = fit_rounds(plain_s, rounds, starts, _seconds(speculative), looked_up=looked_up)
     if fitted is None:
         return None
     times = dict(zip(batches, fitted[1], strict=True))

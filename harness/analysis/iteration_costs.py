@@ -11,7 +11,8 @@ mean is above the median. So all costs are multiplied by one factor, with which 
 seconds of all requests together, where one that took more than `DISTURBED` times as long as its
 costs, or as much less, counts with that much.
 
-    R(n, b)     an iteration of b requests whose rounds draft n tokens; never less with more of them
+    R(n, b)     an iteration of b requests whose rounds draft n tokens; never less with more of
+                them; rounds in which a look-up finds nothing have their own: no plain tokens
     alone       of prompts that enter while nobody decodes, besides their tokens; and idle, what is
                 added where the server had nothing to do for a while
     mixed       of prompts that enter an iteration of requests that decode, besides their tokens:
@@ -26,13 +27,14 @@ so fit and simulation alternate.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import linprog
 
 from harness.analysis.server_costs import shares_of_rounds
 from harness.records import LoadTiming
+from harness.serving.drafts import looks_up
 from harness.simulation.policies import Fixed
 from harness.simulation.requests import Counts, Request
 from harness.simulation.server import Costs, Iteration, sent_at_once, simulate
@@ -93,7 +95,7 @@ class IterationCosts:
     def priced(self, slots: int, largest_k: int) -> tuple[Costs, Costs]:
         """The plain server's, and that of one that drafts up to so many tokens."""
         rows = [[self.times.at(n, b) for n in range(largest_k + 1)] for b in range(slots + 1)]
-        plain_rows = [row[:1] for row in rows]
+        plain_rows = [[self.times.plain.at(0, b)] for b in range(slots + 1)]
         return self._priced(plain_rows, self.plain), self._priced(rows, self.speculative)
 
     def _priced(self, rows: Sequence[Sequence[float]], starts: Starts) -> Costs:
@@ -115,13 +117,14 @@ class IterationCosts:
         )
 
     def _draft_step_s(self, batch: int, largest_k: int) -> float:
-        """What a draft token takes besides its verification, which is a prompt token's time."""
-        if not largest_k:
+        """What a draft token takes besides its verification, which is a prompt token's time.
+
+        A look-up takes no steps.
+        """
+        high, (first, *_) = largest_k, self.times.by_batch.values()
+        low = first.round_s[0][0]
+        if not high or low == 0:
             return 0.0
-        (low, *_), high = (
-            [n for n, _ in self.times.by_batch[min(self.times.by_batch)].round_s],
-            largest_k,
-        )
         low = low if low < high else 0
         more_s = self.times.at(high, batch) - self.times.at(low, batch)
         return max(0.0, more_s / (high - low) - batch * self.plain.token_s)
@@ -145,7 +148,7 @@ def with_rounds(prompt_tokens: int, tokens: int, rounds: int, most: Counts) -> R
 
 def rounds_of(request: Request, k: int) -> int:
     """How many rounds of up to k tokens emit a request."""
-    rounds, position, after = 0, 0, request.rounds(k).after
+    rounds, position, after = 0, 0, request.rounds[k].after
     while position < request.tokens:
         rounds, position = rounds + 1, after[position]
     return rounds
@@ -223,8 +226,16 @@ def _first_guess(
         ]
         client_s = max(0.0, float(np.median(np.concatenate(spent))))
     starts = Starts(0.0, 0.0, (0.0, 0.0) if mixes else None)
+    if _find_nothing(loads):
+        times = replace(times, round_s=((0, paces[0]), *times.round_s))
     by_batch = dict.fromkeys(range(1, slots + 1), times)
     return IterationCosts(BatchTimes(by_batch), starts, starts, client_s, by_runs)
+
+
+def _find_nothing(loads: Sequence[_Load]) -> bool:
+    """Whether drafts are looked up and there are rounds that find none."""
+    looked_up = [load for load in loads if load.timing.k and looks_up(load.timing.draft)]
+    return any(not request.most.all() for load in looked_up for request in load.requests)
 
 
 def _known(seconds: Sequence[float | None]) -> Array:
@@ -257,13 +268,15 @@ def _fitted(
     if spread < CONTEXT_SPREAD:
         counts[:, -1] = 0.0
     seconds = np.concatenate([seconds for _, seconds in observed])
-    columns = _increments(counts, slots, len(ks))
+    drafts = [n for n, _ in costs.times.by_batch[1].round_s]
+    kinds = 1 + len(drafts)
+    columns = _increments(counts, slots, kinds)
     fitted = least_absolute(columns, seconds, known_s[:, 0])
     if last:
         fitted *= _mean_over_median(columns @ fitted + known_s[:, 0], seconds)
-    of_rounds, of_starts = slice(slots * len(ks)), slice(slots * len(ks), -1)
+    of_rounds, of_starts = slice(slots * kinds), slice(slots * kinds, -1)
     context_token_s = float(fitted[-1])
-    rounds_s = np.cumsum(fitted[of_rounds].reshape(len(ks), slots), axis=1)
+    rounds_s = np.cumsum(fitted[of_rounds].reshape(kinds, slots), axis=1)
     rounds_s += context_token_s * mean * np.arange(1, slots + 1)
     if rounds_s[:, 0].min() <= 0.0:
         return None
@@ -274,7 +287,7 @@ def _fitted(
         for each in zip(fitted[of_starts].reshape(2, STARTS), happened, strict=True)
     )
     by_batch = {
-        b: RoundTimes(plain_s, tuple(zip(ks[1:], of_batch, strict=True)))
+        b: RoundTimes(plain_s, tuple(zip(drafts, of_batch, strict=True)))
         for b, (plain_s, *of_batch) in enumerate(rounds_s.T.tolist(), start=1)
     }
     return IterationCosts(
@@ -313,7 +326,11 @@ def _observed(
     arrivals = timing.due_s or sent_at_once(number, timing.concurrency)
     journal: list[Iteration] = []
     simulate(load.requests, arrivals, priced, Fixed(timing.k), timing.concurrency, journal)
-    shares = {b: shares_of_rounds(costs.times.by_batch[b], max(ks)) for b in range(1, slots + 1)}
+    kinds = 1 + len(costs.times.by_batch[1].round_s)
+    shares = {
+        b: shares_of_rounds(costs.times.by_batch[b], max(ks)) if timing.k else np.eye(1, kinds)
+        for b in range(1, slots + 1)
+    }
     kept = np.array([name not in left_out for name in timing.texts])
     decoded = kept & [request.tokens > 0 for request in load.requests]
     # Which prompts share an iteration depends on fractions of a millisecond of the client
@@ -322,7 +339,7 @@ def _observed(
         single[list(iteration.entered)] = len(iteration.entered) == 1
     single[: timing.concurrency or 0] = timing.concurrency == 1
     kept &= single
-    prefill, decode = _counted(load, journal, shares, len(ks), priced)
+    prefill, decode = _counted(load, journal, shares, kinds, priced)
     prefill_s, decode_s = _known(timing.user_prefill_s), _known(timing.user_decode_s)
     return (
         np.concatenate([prefill[kept], decode[decoded]]),
@@ -349,7 +366,8 @@ def _counted(
 ) -> tuple[Array, Array]:
     """[request, column] what each request's prefill and its decoding were made of.
 
-    Columns: R of each K by requests active, [K][slots]; then of a plain server's prompts and of a
+    Columns: a plain token, R of a look-up that finds nothing where there are such, and R of each K,
+    by requests active, [kind][slots]; then of a plain server's prompts and of a
     speculating one's, [ALONE, BY_ONE, BY_SEVERAL, IDLE, TOKEN]; then the tokens in caches; last
     the seconds of `Costs.more_steps_s`.
     """

@@ -364,6 +364,10 @@ class Server:
             if not timing.k or not size:
                 made.append(with_rounds(trace.prompt_tokens, size, size, most))
                 continue
+            drafted = proposed_at(trace, timing.k)
+            if drafted is not None and len(drafted):
+                # A sampled text is another one, of which a look-up finds about as much
+                most = np.minimum(most, np.resize(drafted, size))
             replayed = None
             if size <= len(trace.tokens):
                 replayed = self.text(trace, timing.k, budget, size).certain
@@ -415,16 +419,13 @@ class PlannedDraft:
         if self.rounds is None:
             return measured
         of_measured, of_draft = self.rounds
-        by_batch = {
-            batch: replace(
-                times,
-                round_s=tuple(
-                    (n, seconds + of_draft.at(n) - of_measured.at(n) if n else seconds)
-                    for n, seconds in times.round_s
-                ),
-            )
-            for batch, times in measured.times.by_batch.items()
-        }
+        by_batch: dict[int, RoundTimes] = {}
+        for batch, times in measured.times.by_batch.items():
+            # A look-up that finds nothing costs other than a plain token; only a look-up does that
+            finds_nothing = [0] if of_draft.round_s[:1] and of_draft.round_s[0][0] == 0 else []
+            ns = [*finds_nothing, *(n for n, _ in times.round_s if n)]
+            round_s = [(n, times.at(n) + of_draft.at(n) - of_measured.at(n)) for n in ns]
+            by_batch[batch] = replace(times, round_s=tuple(round_s))
         return replace(measured, times=BatchTimes(by_batch))
 
 

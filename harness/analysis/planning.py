@@ -21,6 +21,7 @@ its share of the rate: cards = the rate / the largest rate of one card, rounded 
 arrivals and bursts are stretched to a card's rate, and keep their shape.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -142,13 +143,14 @@ class _Traffic:
             default=0,
         )
         names = [text.prompt_set for text in texts]
-        self._weights = np.array([shares[name] / names.count(name) for name in names])
+        of_set = Counter(names)
+        self._weights = np.array([shares[name] / of_set[name] for name in names])
         self._of_sets = [np.array(names) == name for name in dict.fromkeys(names)]
         self.prompts = list(dict.fromkeys((text.prompt_set, text.prompt) for text in texts))
         # With too few prompts leaving some out says nothing
         self.groups = GROUPS if enough_prompts([name for name, _ in self.prompts]) else 0
-        places = [self.prompts.index((text.prompt_set, text.prompt)) for text in texts]
-        self._group = np.array(places) % GROUPS
+        places = {prompt: place for place, prompt in enumerate(self.prompts)}
+        self._group = np.array([places[t.prompt_set, t.prompt] for t in texts]) % GROUPS
         self.texts_of_group = [
             {f"{name}/{prompt}" for name, prompt in self.prompts[group::GROUPS]}
             for group in range(self.groups)

@@ -111,7 +111,7 @@ def _missing(server: Server, config: PlanConfig, *, sure: bool) -> Iterator[tupl
     setup = server.served.setup
     if not any(each.rate for each in setup.run.loads):
         tokens = float(np.mean([len(trace.tokens) for trace in server.traces]))
-        most = server.slots / (tokens * server.costs.times.at(0, server.slots))
+        most = server.slots / (tokens * server.costs.times.plain.at(0, server.slots))
         change = f"rate=[{min(config.rate, MEASURED_SHARE * most):.2g}]"
         command = setup.command_line(change) or f"the server run's command with {change}"
         yield "missing: waits at a rate", f"to prove the simulation: {command}"

@@ -233,6 +233,8 @@ def allocated(survivals: Sequence[Sequence[float]], budget: int) -> list[int]:
     sizes = [*map(len, survivals)]
     if budget >= sum(sizes):
         return sizes
+    if len(sizes) == 1:
+        return [budget]
     # The largest chance of those that are left out
     least = sorted(chain.from_iterable(survivals), reverse=True)[budget]
     ks: list[int] = []
@@ -269,17 +271,23 @@ class SurvivalBudget:
         """For a server of these costs."""
         self._k, self._budgets = k, Budgets(costs)
         self._new = [1.0] * k
-        self._before: dict[int, Sequence[float]] = {}
+        # By slot: the chances of its request's rounds by start, and those of the round before
+        self._known: dict[int, tuple[Sequence[Sequence[float]], Sequence[float]]] = {}
 
     def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:  # noqa: ARG002
         """What is allocated to each."""
-        known, self._before = self._before, {}
+        known = self._known
         before: list[float] = []
         now: list[Sequence[float]] = []
         for slot in active:
-            row = slot.request.survivals(self._k)[slot.position]
-            before += known.get(slot.place, self._new)[: len(row)]
-            self._before[slot.place] = row
+            position, number = slot.position, slot.number
+            if position:
+                rows, last = known[number]
+            else:
+                rows, last = slot.request.survivals(self._k), self._new
+            row = rows[position]
+            before += last[: len(row)]
+            known[number] = rows, row
             now.append(row)
         before.sort(reverse=True)
         return allocated(now, self._budgets.best(len(active), before))
@@ -300,7 +308,7 @@ class Oracle:
     def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:  # noqa: ARG002
         """As many as will be accepted and pay."""
         k = self._k
-        accepted = [slot.request.rounds(k).accepted[slot.position] for slot in active]
+        accepted = [slot.request.rounds[k].accepted[slot.position] for slot in active]
         total = sum(accepted)
         budget = self._budgets.best_of_sure(len(active), total)
         if budget == total:

@@ -8,7 +8,7 @@ At temperature 0 chances are 0 or 1, and a text is one request whatever is drawn
 Arrivals are in units of the mean time between two requests, so that one draw serves every rate.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, overload
@@ -36,6 +36,29 @@ class Rounds(NamedTuple):
     drafted: list[int]
     accepted: list[int]
     alike: list[int]
+
+
+class _RoundsByK(dict[int, Rounds]):
+    """By k, each made when it is first asked for.
+
+    A dict, as simulations ask several times for each round.
+    """
+
+    def __init__(self, runs: Counts, most: Counts) -> None:
+        """Of a request, as its attributes."""
+        super().__init__()
+        self._runs, self._most = runs, most
+
+    def __missing__(self, k: int) -> Rounds:
+        """Where up to k tokens are drafted."""
+        size, drafted = len(self._runs), np.minimum(self._most, k)
+        accepted = np.minimum(self._runs, drafted)
+        ends = np.minimum(np.arange(1, size + 1) + accepted, size).tolist()
+        alike = [0] * (size + 1)
+        for start in np.flatnonzero(drafted == k)[::-1].tolist():
+            alike[start] = 1 + alike[ends[start]]
+        made = self[k] = Rounds(ends, drafted.tolist(), accepted.tolist(), alike)
+        return made
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +100,6 @@ class Request:
     runs: Counts
     most: Counts
     drafted: Confidences | None = None
-    _rounds: dict[int, Rounds] = field(default_factory=dict[int, Rounds], repr=False)
     _until: dict[float, list[int]] = field(default_factory=dict[float, list[int]], repr=False)
     _survivals: dict[int, list[list[float]]] = field(
         default_factory=dict[int, list[list[float]]], repr=False
@@ -88,12 +110,10 @@ class Request:
         """That rounds emit; 0 where all come from the prefill."""
         return len(self.runs)
 
-    def rounds(self, k: int) -> Rounds:
-        """Where up to k tokens are drafted."""
-        known = self._rounds.get(k)
-        if known is None:
-            known = self._rounds[k] = self._made(k)
-        return known
+    @cached_property
+    def rounds(self) -> Mapping[int, Rounds]:
+        """By k, where up to k tokens are drafted."""
+        return _RoundsByK(self.runs, self.most)
 
     @cached_property
     def confidences(self) -> Array:
@@ -109,7 +129,7 @@ class Request:
         known = self._survivals.get(k)
         if known is None:
             rows = np.cumprod(self.confidences[:, :k], axis=1).tolist()
-            drafted = self.rounds(k).drafted
+            drafted = self.rounds[k].drafted
             known = [row[:size] for row, size in zip(rows, drafted, strict=True)]
             self._survivals[k] = known
         return known
@@ -120,15 +140,6 @@ class Request:
         if known is None:
             known = self._until[threshold] = until_unlikely(self.confidences, threshold).tolist()
         return known
-
-    def _made(self, k: int) -> Rounds:
-        drafted = np.minimum(self.most, k)
-        accepted = np.minimum(self.runs, drafted)
-        ends = np.minimum(np.arange(1, self.tokens + 1) + accepted, self.tokens).tolist()
-        alike = [0] * (self.tokens + 1)
-        for start in np.flatnonzero(drafted == k)[::-1].tolist():
-            alike[start] = 1 + alike[ends[start]]
-        return Rounds(ends, drafted.tolist(), accepted.tolist(), alike)
 
 
 @dataclass(frozen=True, eq=False)

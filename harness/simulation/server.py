@@ -149,8 +149,8 @@ class Costs:
         return (max(drafts) - sum(drafts) / len(drafts)) * self.draft_step_s[len(drafts)]
 
     def _pass_s(self, drafts: Sequence[int]) -> float:
-        row, batch = self.iteration_s[len(drafts)], len(drafts)
-        seconds = sum([row[n] for n in drafts]) / batch
+        batch = len(drafts)
+        seconds = sum(map(self.iteration_s[batch].__getitem__, drafts)) / batch
         return seconds + self.more_steps_s(drafts) if self.draft_step_s else seconds
 
 
@@ -230,7 +230,8 @@ def simulate(
     mixes = len(costs.mixed_start_s) > 0
     arrivals: list[float] = np.asarray(arrived_s, dtype=np.float64).tolist()
     sent = number if in_flight is None else min(in_flight, number)
-    arrivals[sent:] = [inf] * (number - sent)  # sent when another has ended
+    # Sent when another has ended; the last stands for those that never come
+    arrivals[sent:] = [inf] * (number - sent + 1)
     entered_s, first_s, ended_s = ([0.0] * number for _ in range(3))
     rounds: list[int] = [0] * number
     tokens: list[int] = [0] * number
@@ -246,7 +247,7 @@ def simulate(
             idle = due == 0 or arrivals[due] - clock > IDLE_S
             clock = max(clock, arrivals[due])
         entering: list[Slot] = []
-        while due < number and len(active) + len(entering) < most and arrivals[due] <= clock:
+        while arrivals[due] <= clock and len(active) + len(entering) < most:
             if needs[due] > room and (active or entering):
                 break
             room -= needs[due]
@@ -257,13 +258,15 @@ def simulate(
             if not mixes:
                 break
         decoding = active if mixes or not entering else ()
-        drafts: Sequence[int] = ()
+        drafts: list[int] = []
         paths: list[Rounds] = []
         steps, seconds = 1, 0.0
         if decoding:
             ks = policy.choose(active, 0 if steady else bisect_right(arrivals, clock, due) - due)
-            paths = [slot.request.rounds(k) for slot, k in zip(active, ks, strict=True)]
-            drafts = [path.drafted[slot.position] for slot, path in zip(active, paths, strict=True)]
+            for slot, k in zip(active, ks, strict=True):
+                path = slot.request.rounds[k]
+                paths.append(path)
+                drafts.append(path.drafted[slot.position])
             seconds = costs.iteration_of(active, drafts)
         if entering:
             prompts = [slot.request for slot in entering]
@@ -286,12 +289,15 @@ def simulate(
                 journal.append(Iteration(steps, [*decoding], drafts, entered, context, idle))
         clock += steps * seconds
         ended = 0
-        for slot, path, drafted in zip(decoding, paths, drafts, strict=True):
-            position, after = slot.position, path.after
-            if learns:
-                policy.seen(slot, drafted, path.accepted[position])
-            for _ in range(steps):
-                position = after[position]
+        if learns:
+            for slot, path, drafted in zip(decoding, paths, drafts, strict=True):
+                policy.seen(slot, drafted, path.accepted[slot.position])
+        for slot, path in zip(decoding, paths, strict=True):
+            after = path.after
+            position = after[slot.position]
+            if steps > 1:
+                for _ in range(steps - 1):
+                    position = after[position]
             slot.position = position
             rounds[slot.place] += steps
             if position == slot.end:
@@ -310,11 +316,12 @@ def simulate(
                 free.appendleft(slot.number)  # as if it had taken none
                 room += needs[slot.place]
                 ended += 1
-        for place in range(sent, min(sent + ended, number)):
-            arrivals[place] = clock + costs.client_s
-        sent += ended
+        if ended:
+            for place in range(sent, min(sent + ended, number)):
+                arrivals[place] = clock + costs.client_s
+            sent += ended
     return Served(
-        *(np.array(times) for times in (arrivals, entered_s, first_s, ended_s)),
+        *(np.array(times) for times in (arrivals[:number], entered_s, first_s, ended_s)),
         tokens=np.array(tokens, dtype=np.intp),
         rounds=np.array(rounds, dtype=np.intp),
         client_s=costs.client_s,

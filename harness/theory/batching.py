@@ -86,8 +86,13 @@ class BatchTimes:
 
     by_batch: Mapping[int, RoundTimes]
 
+    @property
+    def plain(self) -> "BatchTimes":
+        """Of a server that drafts nothing: without its look-ups that find nothing."""
+        return BatchTimes({b: RoundTimes(each.plain_s, ()) for b, each in self.by_batch.items()})
+
     def at(self, n: int, batch: int) -> float:
-        """Seconds of an iteration whose rounds draft n tokens; a plain step where n is 0."""
+        """Seconds of an iteration whose rounds draft n tokens, 0 as in `RoundTimes.at`."""
         known = sorted(self.by_batch)
         return float(np.interp(batch, known, [self.by_batch[b].at(n) for b in known]))
 
