@@ -91,6 +91,7 @@ def checkpoint(folder: Path, **entries: object) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("few_samples")
 def test_a_checkpoint_is_swept_and_its_rounds_are_those_replayed(tmp_path: Path) -> None:
     words = ["draft=pard", f"draft.id={checkpoint(tmp_path / 'pard')}", "k=[1,4]", "until=all"]
     run = ran(

@@ -283,9 +283,10 @@ def test_k_is_large_for_one_request_and_small_for_four_and_by_load_takes_the_bes
 
 
 def test_the_same_seed_gives_the_same_plan_and_choices_see_the_same_requests() -> None:
-    one = planned("rate=60", "tpot_ms=6")
-    assert one == planned.__wrapped__("rate=60", "tpot_ms=6")
-    other = planned("rate=60", "tpot_ms=6", "seed=1")
+    goal = ("rate=60", "tpot_ms=6", "ttft_ms=60")
+    one = moderate()
+    assert one == planned.__wrapped__(*goal)
+    other = planned(*goal, "seed=1")
     assert other.plain.points[3].tpot_s != one.plain.points[3].tpot_s
     assert one.plain.rate_ratio == 1.0
     assert (one.plain.rate_ratio_lo, one.plain.rate_ratio_hi) == (1.0, 1.0)
@@ -311,11 +312,12 @@ def test_slots_of_their_own_caches_cost_more_than_those_of_one() -> None:
 
 
 def test_bursts_wait_longer_than_requests_that_come_one_by_one() -> None:
-    one, together = (planned("rate=20", "ttft_ms=100", f"together={n}") for n in (1, 4))
+    goal = ("rate=20", "tpot_ms=10")
+    one, together = planned(*goal), planned(*goal, "together=4")
     assert (one.arrivals, together.arrivals) == ("poisson", "bursts")
     # Their prompts share an iteration
     assert together.plain.points[0].ttft_s > 1.5 * one.plain.points[0].ttft_s
-    steady = planned("rate=20", "ttft_ms=100", recorded=tuple(range(50)))
+    steady = planned(*goal, recorded=tuple(range(50)))
     middle = len(steady.plain.points) // 2
     assert steady.arrivals == "recorded"
     assert steady.plain.points[middle].ttft_s < one.plain.points[middle].ttft_s
@@ -323,7 +325,7 @@ def test_bursts_wait_longer_than_requests_that_come_one_by_one() -> None:
 
 def test_a_draft_that_leaves_less_room_for_caches_holds_less() -> None:
     def held(*words: str) -> list[float]:
-        choices = by_name(planned("rate=20", "tpot_ms=8", *words))
+        choices = by_name(planned("rate=20", "tpot_ms=10", *words))
         return [choices[name].capacity for name in ("fixed 0", "fixed 2")]
 
     plain, drafting = held()
@@ -334,7 +336,7 @@ def test_a_draft_that_leaves_less_room_for_caches_holds_less() -> None:
 
 
 def test_a_card_has_a_price_for_the_whole_rate() -> None:
-    plan = planned("rate=60", "tpot_ms=6")
+    plan = moderate()
     best = plan.best
     assert best is not None
     assert best.usd_per_hour is not None

@@ -335,6 +335,7 @@ def llamacpp_answers(k: int, tokenizer: Any, written: str, by_grammar: bool) -> 
     }
 
 
+@pytest.mark.usefixtures("few_samples")
 @pytest.mark.parametrize(
     ("entry", "valid", "invalid", "named"),
     [

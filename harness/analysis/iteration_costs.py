@@ -28,6 +28,7 @@ so fit and simulation alternate.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from scipy.optimize import linprog
@@ -168,8 +169,6 @@ def fit_iterations(
     *,
     mixes: bool,
     by_runs: bool,
-    left_out: Collection[str] = (),
-    near: IterationCosts | None = None,
 ) -> IterationCosts | None:
     """Fit what iterations cost.
 
@@ -179,8 +178,6 @@ def fit_iterations(
         slots: of the servers.
         mixes: whether the engine puts prompts into iterations of requests that decode.
         by_runs: whether each run of neighbouring slots is a pass of its own.
-        left_out: names of texts whose times are not used, though they are in the loads.
-        near: costs that these are near to, as where some texts are left out.
 
     Returns:
         None where the server tells no times of its own, or plain or speculative loads are missing.
@@ -189,14 +186,31 @@ def fit_iterations(
     ks = sorted({load.timing.k for load in told})
     if len(told) < len(loads) or len(ks) < 2 or ks[0] != 0:
         return None
-    costs = near or _first_guess(told, slots, ks, mixes=mixes, by_runs=by_runs)
-    times = ALTERNATIONS if near is None else 1
-    for time in range(1, times + 1):
-        fitted = _fitted(told, slots, ks, costs, left_out, last=time == times)
+    costs = _first_guess(told, slots, ks, mixes=mixes, by_runs=by_runs)
+    for time in range(1, ALTERNATIONS + 1):
+        fitted = _fitted(_observed(told, slots, ks[-1], costs), costs, last=time == ALTERNATIONS)
         if fitted is None:
             return None
         costs = fitted
     return costs
+
+
+def fit_without_texts(
+    loads: Sequence[tuple[LoadTiming, Sequence[Request]]],
+    costs: IterationCosts,
+    left_out: Sequence[Collection[str]],
+) -> list[IterationCosts | None]:
+    """The fit of loads again, each time without the times of some of their texts.
+
+    Args:
+        loads: as of `fit_iterations`.
+        costs: that it gave; requests are taken to be side by side as at these.
+        left_out: names of texts, by fit.
+    """
+    told = [_Load(timing, requests) for timing, requests in loads]
+    largest_k = max(load.timing.k for load in told)
+    observed = _observed(told, max(costs.times.by_batch), largest_k, costs)
+    return [_fitted(observed.without(names), costs, last=True) for names in left_out]
 
 
 def _times_told(timing: LoadTiming) -> bool:
@@ -249,31 +263,47 @@ def _rounds(load: _Load) -> Array:
     return np.array([each or 0 for each in load.timing.rounds], dtype=np.float64)
 
 
-def _fitted(
-    loads: Sequence[_Load],
-    slots: int,
-    ks: Sequence[int],
-    costs: IterationCosts,
-    left_out: Collection[str],
-    *,
-    last: bool,
-) -> IterationCosts | None:
-    """The costs that fit best where requests are side by side as at these costs.
+@dataclass(frozen=True, eq=False)
+class _Observed:
+    """What prefills and decodings were made of, where requests are side by side as at some costs.
+
+    Attributes:
+        slots: of the loads.
+        texts: [n] the name of each one's text.
+        counts: [n, column] as of `_counted`.
+        seconds: [n] that it took.
+        context_tokens, context_spread: as of `_contexts`, of all requests.
+    """
+
+    slots: int
+    texts: Sequence[str]
+    counts: Array
+    seconds: Array
+    context_tokens: float
+    context_spread: float
+
+    def without(self, names: Collection[str]) -> "_Observed":
+        """Those of the other texts."""
+        kept = [name not in names for name in self.texts]
+        texts = [name for name in self.texts if name not in names]
+        return replace(self, texts=texts, counts=self.counts[kept], seconds=self.seconds[kept])
+
+
+def _fitted(observed: _Observed, costs: IterationCosts, *, last: bool) -> IterationCosts | None:
+    """The costs that fit best what was observed at these costs.
 
     The last ones add up to the seconds of all requests.
     """
-    observed = [_observed(load, slots, ks, costs, left_out) for load in loads]
-    counts, known_s = np.split(np.concatenate([counts for counts, _ in observed]), [-1], axis=1)
-    mean, spread = _contexts(loads)
-    if spread < CONTEXT_SPREAD:
+    slots, mean = observed.slots, observed.context_tokens
+    counts, known_s = observed.counts[:, :-1].copy(), observed.counts[:, -1]
+    if observed.context_spread < CONTEXT_SPREAD:
         counts[:, -1] = 0.0
-    seconds = np.concatenate([seconds for _, seconds in observed])
     drafts = [n for n, _ in costs.times.by_batch[1].round_s]
     kinds = 1 + len(drafts)
     columns = _increments(counts, slots, kinds)
-    fitted = least_absolute(columns, seconds, known_s[:, 0])
+    fitted = least_absolute(columns, observed.seconds, known_s)
     if last:
-        fitted *= _mean_over_median(columns @ fitted + known_s[:, 0], seconds)
+        fitted *= _mean_over_median(columns @ fitted + known_s, observed.seconds)
     of_rounds, of_starts = slice(slots * kinds), slice(slots * kinds, -1)
     context_token_s = float(fitted[-1])
     rounds_s = np.cumsum(fitted[of_rounds].reshape(kinds, slots), axis=1)
@@ -314,36 +344,37 @@ def _contexts(loads: Sequence[_Load]) -> tuple[float, float]:
 
 
 def _observed(
-    load: _Load,
-    slots: int,
-    ks: Sequence[int],
-    costs: IterationCosts,
-    left_out: Collection[str],
-) -> tuple[Array, Array]:
-    """[n, column] what each prefill and each decoding was made of, and [n] the seconds of both."""
-    timing, number = load.timing, len(load.requests)
-    priced = costs.priced(slots, max(ks))[min(timing.k, 1)]
-    arrivals = timing.due_s or sent_at_once(number, timing.concurrency)
-    journal: list[Iteration] = []
-    simulate(load.requests, arrivals, priced, Fixed(timing.k), timing.concurrency, journal)
+    loads: Sequence[_Load], slots: int, largest_k: int, costs: IterationCosts
+) -> _Observed:
+    """Of loads of which each is simulated at these costs."""
+    priced = costs.priced(slots, largest_k)
     kinds = 1 + len(costs.times.by_batch[1].round_s)
-    shares = {
-        b: shares_of_rounds(costs.times.by_batch[b], max(ks)) if timing.k else np.eye(1, kinds)
-        for b in range(1, slots + 1)
-    }
-    kept = np.array([name not in left_out for name in timing.texts])
-    decoded = kept & [request.tokens > 0 for request in load.requests]
-    # Which prompts share an iteration depends on fractions of a millisecond of the client
-    single = np.zeros(number, dtype=bool)
-    for iteration in journal:
-        single[list(iteration.entered)] = len(iteration.entered) == 1
-    single[: timing.concurrency or 0] = timing.concurrency == 1
-    kept &= single
-    prefill, decode = _counted(load, journal, shares, kinds, priced)
-    prefill_s, decode_s = _known(timing.user_prefill_s), _known(timing.user_decode_s)
-    return (
-        np.concatenate([prefill[kept], decode[decoded]]),
-        np.concatenate([prefill_s[kept], decode_s[decoded]]),
+    batches = range(1, slots + 1)
+    plain = {b: np.eye(1, kinds) for b in batches}
+    drafting = {b: shares_of_rounds(costs.times.by_batch[b], largest_k) for b in batches}
+    texts: list[str] = []
+    counts: list[Array] = []
+    seconds: list[Array] = []
+    for load in loads:
+        timing, number = load.timing, len(load.requests)
+        of_server = priced[min(timing.k, 1)]
+        arrivals = timing.due_s or sent_at_once(number, timing.concurrency)
+        journal: list[Iteration] = []
+        simulate(load.requests, arrivals, of_server, Fixed(timing.k), timing.concurrency, journal)
+        decoded = np.array([request.tokens > 0 for request in load.requests])
+        # Which prompts share an iteration depends on fractions of a millisecond of the client
+        single = np.zeros(number, dtype=bool)
+        for iteration in journal:
+            single[list(iteration.entered)] = len(iteration.entered) == 1
+        single[: timing.concurrency or 0] = timing.concurrency == 1
+        shares = drafting if timing.k else plain
+        prefill, decode = _counted(load, journal, shares, kinds, of_server)
+        names = np.array(timing.texts)
+        texts += [*names[single].tolist(), *names[decoded].tolist()]
+        counts += [prefill[single], decode[decoded]]
+        seconds += [_known(timing.user_prefill_s)[single], _known(timing.user_decode_s)[decoded]]
+    return _Observed(
+        slots, texts, np.concatenate(counts), np.concatenate(seconds), *_contexts(loads)
     )
 
 
@@ -375,17 +406,22 @@ def _counted(
     width = kinds * slots + 2 * STARTS + 2
     prefill, decode = np.zeros((number, width)), np.zeros((number, width))
     of_starts = kinds * slots + (STARTS if load.timing.k else 0)
+
+    @cache
+    def of_pass(drafts: tuple[int, ...]) -> tuple[Array, float]:
+        mean = np.mean([shares[len(drafts)][n] for n in drafts], axis=0)
+        return mean, priced.more_steps_s(drafts)
+
     for iteration in journal:
         made = np.zeros(width)
         active = iteration.active
         if active:
             numbers = [slot.number for slot in active]
             for run in neighbours(numbers) if priced.by_runs else [slice(None)]:
-                drafts = iteration.drafts[run]
-                batch = len(drafts)
-                of_batch = np.mean([shares[batch][n] for n in drafts], axis=0)
-                made[: kinds * slots].reshape(kinds, slots)[:, batch - 1] += of_batch
-                made[-1] += priced.more_steps_s(drafts)
+                drafts = tuple(iteration.drafts[run])
+                of_batch, more_steps_s = of_pass(drafts)
+                made[: kinds * slots].reshape(kinds, slots)[:, len(drafts) - 1] += of_batch
+                made[-1] += more_steps_s
         if iteration.entered:
             tokens = sum(load.requests[place].prompt_tokens for place in iteration.entered)
             made[of_starts + min(len(active), BY_SEVERAL)] = 1.0

@@ -10,9 +10,9 @@ How sure a draft is of its tokens, along a text and off it, is known of an audit
 decode.stop=threshold: the run itself, or another one of the same texts (`confidences_from=`).
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,7 @@ from harness.analysis.iteration_costs import (
     IterationCosts,
     Starts,
     fit_iterations,
+    fit_without_texts,
     rounds_of,
     with_rounds,
 )
@@ -134,46 +135,55 @@ class Server:
     @cached_property
     def fitted(self) -> IterationCosts | None:
         """The same; None where these do not tell."""
-        return self.costs_of([*self.loads.values()])
+        return self._fitted_iterations or self._by_load([*self.loads.values()])
 
     def costs_without(self, group: str) -> IterationCosts | None:
         """Of the loads of the other groups; None where these do not tell."""
         return self.costs_of([load for load in self.loads.values() if load.key.group != group])
 
-    def costs_without_texts(self, names: Collection[str]) -> IterationCosts | None:
-        """Of all its loads, without the times of some texts.
+    def costs_without_texts(self, groups: Sequence[Collection[str]]) -> list[IterationCosts]:
+        """Of all its loads, without the times of each group of texts.
 
-        None where costs rest on whole loads, in which these are.
+        Empty where one of these is not known, or where costs rest on whole loads, in which all
+        texts are.
         """
-        return self._by_iteration([*self.loads.values()], names)
+        if self._fitted_iterations is None:
+            return []
+        fits = fit_without_texts(self._sent([*self.loads.values()]), self.costs, groups)
+        return [each for each in fits if each is not None] if None not in fits else []
 
-    def _by_iteration(
-        self, loads: Sequence[ClosedLoad], left_out: Collection[str] = ()
-    ) -> IterationCosts | None:
+    @cached_property
+    def _fitted_iterations(self) -> IterationCosts | None:
+        return self._by_iteration([*self.loads.values()])
+
+    def _by_iteration(self, loads: Sequence[ClosedLoad]) -> IterationCosts | None:
         """By the server's own clock; None where that is not the run's, or tells too little."""
         if self.served.engine.clock != "engine":
             return None
-        groups = {load.key.group for load in loads}
-        arriving = [each for each in self.arriving if each.group in groups]
-        timings = quiet_ones([*(timing for load in loads for timing in load.timings), *arriving])
-        sent = [(self.at_usual_pace(timing), self._as_returned(timing)) for timing in timings]
         return fit_iterations(
-            [(timing, requests) for timing, requests in sent if requests is not None],
+            self._sent(loads),
             max((load.key.concurrency for load in loads), default=0),
             mixes=spec_of(self.served.engine.name).mixes_prompts,
             by_runs=bool(self.by_runs),
-            left_out=left_out,
-            near=self.fitted if left_out else None,
         )
+
+    def _sent(self, loads: Sequence[ClosedLoad]) -> list[tuple[LoadTiming, Sequence[Request]]]:
+        """What these loads and those at a rate took, each with its requests where known."""
+        groups = {load.key.group for load in loads}
+        arriving = [each for each in self.arriving if each.group in groups]
+        timings = quiet_ones([*(timing for load in loads for timing in load.timings), *arriving])
+        sent = [(self.at_usual_pace(timing), self._returned(timing)) for timing in timings]
+        return [(timing, requests) for timing, requests in sent if requests is not None]
 
     def costs_of(self, loads: Sequence[ClosedLoad]) -> IterationCosts | None:
         """Of some of its closed loops, by the server's own clock where that is the run's.
 
         Else by the seconds of whole loads, as predictions of throughput have it.
         """
-        fitted = self._by_iteration(loads)
-        if fitted is not None:
-            return fitted
+        return self._by_iteration(loads) or self._by_load(loads)
+
+    def _by_load(self, loads: Sequence[ClosedLoad]) -> IterationCosts | None:
+        """By the seconds of whole loads; None where these do not tell."""
         replayed = [load for load in loads if load.replayed is not None]
         costs = fit_load_costs(replayed) if replayed else None
         return None if costs is None else self._of_whole_loads(costs)
@@ -347,6 +357,11 @@ class Server:
             along = along_text(trace, values, k, self.rule)[:size]
             drafted = Confidences(along, values[: size + 1] if trace.depth is None else None)
         return Text(trace.prompt_set, trace.prompt, trace.prompt_tokens, chances, most, drafted)
+
+    @cached_property
+    def _returned(self) -> Callable[[LoadTiming], list[Request] | None]:
+        """`_as_returned`, once for each load."""
+        return cache(self._as_returned)
 
     def _as_returned(self, timing: LoadTiming) -> list[Request] | None:
         """A load's requests as the server decoded them; None where that is not known.

@@ -243,8 +243,7 @@ def _choices(
     Where confidences of that draft are known, what reads these is among them. `cache` has the
     tokens that a plain server and one with a draft hold, or the same of both.
     """
-    fits = [server.costs_without_texts(names) for names in traffic.texts_of_group]
-    known = [each for each in fits if each is not None] if None not in fits else []
+    known = server.costs_without_texts(traffic.texts_of_group)
     prices: dict[str, list[tuple[Costs, Costs]]] = {}  # of all prompts, then without each group
     for draft in drafts:
         of_draft = [draft.costs(each) for each in (server.costs, *known)]
@@ -324,6 +323,7 @@ class _Curve:
         self._groups = () if few else range(traffic.groups)
         self._values: dict[float, Array] = {}
         self.without = cache(self._without)
+        self.of_capacity = cache(self._of_capacity)
         self.capacities = self._capacities()
         self.capacity = float(self.capacities.mean())
 
@@ -369,7 +369,7 @@ class _Curve:
             rates.append((end - begin) / (ended[end] - ended[begin]))
         return np.array(rates)
 
-    def of_capacity(self) -> "_Varied":
+    def _of_capacity(self) -> "_Varied":
         """The capacity, and how it varies."""
         without = [self._capacities(group).mean() for group in self._groups]
         return _Varied(self.capacity, self.capacities, np.array(without))
