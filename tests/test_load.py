@@ -402,8 +402,9 @@ def test_rounds_in_which_a_lookup_finds_nothing_have_their_own_cost_under_load()
     }
     known, priced = replace(known, times=BatchTimes(by_batch)), []
     for timing in timings:
-        returned = [map(min, zip(timing.budgets, map(sizes.get, timing.texts), strict=True))]
-        looked_up = replace(timing, draft="ngram", returned=tuple(*returned))
+        asked = zip(timing.budgets, timing.texts, strict=True)
+        returned = tuple(min(budget, sizes[text]) for budget, text in asked)
+        looked_up = replace(timing, draft="ngram", returned=returned)
         (load,) = closed_loads([looked_up], replays).values()
         priced.append(replace(looked_up, seconds=known.seconds(load)))
     fitted = fit_load_costs(list(closed_loads(priced, replays).values()))
