@@ -90,8 +90,8 @@ def main() -> None:
     )
 
 
-def _load(name: str, key: str) -> LoadedModel:
-    return load(ModelConf(name=name, id=f"embedded:{name}"), key, torch.device("cpu"))
+def _load(name: str) -> LoadedModel:
+    return load(ModelConf(name=name, id=f"embedded:{name}"), torch.device("cpu"))
 
 
 def _requests(target: LoadedModel, limit: int | None, budget: int) -> list[Request]:

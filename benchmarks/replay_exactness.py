@@ -102,8 +102,8 @@ def family(limit: int | None, new_tokens: int) -> Family:
     return Family(model, drafts, prompts)
 
 
-def _load(name: str, key: str) -> LoadedModel:
-    return load(ModelConf(name=name, id=f"embedded:{name}"), key, torch.device("cpu"))
+def _load(name: str) -> LoadedModel:
+    return load(ModelConf(name=name, id=f"embedded:{name}"), torch.device("cpu"))
 
 
 def greedy(models: Family, ks: Sequence[int]) -> tuple[int, list[str]]:
