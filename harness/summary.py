@@ -232,6 +232,7 @@ class RoundTokens:
     tokens_per_round_lo: float | None
     tokens_per_round_hi: float | None
     own_cost: float | None  # what a round costs on our own loop, in plain tokens
+    interpolated: bool = False  # whether that lies between those of other K, which were timed
 
     @property
     def pays_below(self) -> float:

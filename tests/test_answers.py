@@ -680,7 +680,10 @@ def test_the_grid_says_which_row_is_marked() -> None:
     made = summary("as it was")
     content = content_of(made)
     assert content.grid is not None
-    assert content.grid.notes[0] == "marked: the row of the headline, of the engine that was timed."
+    assert (
+        content.grid.notes[0]
+        == "marked: the row of the headline, of the engine whose rounds were timed."
+    )
     other = content_of(asked(made, "mlx"))
     assert other.grid is not None
     named = "marked: the row of the headline, of the engine that engine= names."
@@ -719,8 +722,8 @@ def test_the_speedup_next_to_tokens_and_cost_says_why_it_is_not_their_ratio() ->
     assert cost is not None
     (said,) = [note for note in content.grid.notes if note.startswith("speedup: ")]
     assert said == (
-        "speedup: measured, less what choosing K adds,"
-        f" so not {tokens:.2f} / {cost:.2f} = {tokens / cost:.2f}x."
+        "speedup: measured, less what choosing K adds;"
+        f" {tokens:.2f} / {cost:.2f} predicts {tokens / cost:.2f}x."
     )
 
 

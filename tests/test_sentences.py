@@ -152,7 +152,7 @@ def test_a_headline_says_where_it_was_measured_and_what_carries_over() -> None:
     )
     emits = (
         "K=3 emits 2.90 [2.70, 3.10] tokens a round, so it pays while a round costs less than 2.70"
-        " plain tokens there; here it costs 2.10."
+        " plain tokens there (the harness: 2.10)."
     )
     others = sweep_of(SERVE, untimed("vllm"), untimed("sglang"))
     assert verdict.verdicts(others) == (

@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from harness.analysis.leaderboard import Ranking
+from harness.analysis.predicted import Latencies
 from harness.analysis.replayed import Replays
 from harness.analysis.verdict import ONE_SIDED, Candidate, Evidence, decide, in_turn
 from harness.records import Rule, Source
@@ -156,6 +157,7 @@ class _Part:
 
     replays: Replays
     gains: Mapping[Candidate, float]  # speedups on our own loop
+    latencies: Latencies
     shares: Mapping[str, float] | None
 
     def rounds(self, draft: str | None) -> tuple[RoundTokens, ...]:
@@ -172,6 +174,7 @@ class _Part:
             tokens_per_round_lo=interval and max(LEAST_COST, interval.lo),
             tokens_per_round_hi=interval and interval.hi,
             own_cost=tokens / self.gains[name],
+            interpolated=name.k not in dict(self.latencies[name.draft].rounds.round_s),
         )
 
 
@@ -184,4 +187,4 @@ def _part(prompt_set: str, ranking: Ranking, shares: Mapping[str, float] | None)
         replays, evidence, shares = replays.only([prompt_set]), evidence.only([prompt_set]), None
     elif {name for name, share in (shares or {}).items() if share > 0} - {*replays.prompt_sets}:
         return None
-    return _Part(replays, evidence.speedups(shares), shares)
+    return _Part(replays, evidence.speedups(shares), ranking.latencies, shares)

@@ -45,6 +45,7 @@ class Ranking:
 
     replays: Replays
     evidence: Evidence
+    latencies: Latencies
     leaderboard: Leaderboard
 
     @property
@@ -86,7 +87,7 @@ def rank(
     rows.sort(key=lambda row: (-row.speedup, row.draft is not None))
     ranked = tuple(replace(row, rank=place) for place, row in enumerate(rows, start=1))
     board = Leaderboard(replays.rule, replays.temperature, _engines(replays.rule), ranked)
-    return Ranking(replays, evidence, board)
+    return Ranking(replays, evidence, latencies, board)
 
 
 def _engines(rule: Rule) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from harness.reporting import formatting as fmt
 from harness.serving.drafts import UNKNOWN, kind_of
 from harness.serving.engines import OWN, drafts_alike, spec_of, with_lines
 from harness.serving.spec import EngineSpec
-from harness.summary import Answer, ServedSummary, Summary, UserLatency
+from harness.summary import Answer, RoundTokens, ServedSummary, Summary, UserLatency
 
 # Those whose reports say what to serve
 DECIDING_COMMANDS = frozenset({"sweep", "audition", "server"})
@@ -226,6 +226,14 @@ def words_of_row(answer: Answer, *, name_draft: bool = True) -> str:
 def at_place(answer: Answer) -> str:
     """Where an answer holds: "on the harness's loop", or "at the given times"."""
     return f"at {GIVEN}" if answer.engine is None else f"on {spec_of(answer.engine).title}"
+
+
+def own_cost(emitted: RoundTokens) -> str:
+    """What a round costs on the harness's loop, in brackets; "" where that is not known."""
+    if emitted.own_cost is None:
+        return ""
+    how = ", interpolated" if emitted.interpolated else ""
+    return f" (the harness: {fmt.decimal(emitted.own_cost)}{how})"
 
 
 def own_answer(summary: Summary, temperature: float) -> Answer | None:

@@ -428,8 +428,8 @@ def _validation(summary: Summary, own: Answer) -> Sequence[Snippet]:
     rounded = [round(rate, 4) for rate in rates[: served.k]]
     origin = "that was set for this run" if served.synthetic else "of this run"
     note = (
-        f"Random weights with the acceptance {origin}, position by position: its latency is real,"
-        " its text is not."
+        f"Random weights with the acceptance {origin}, position by position: its latency is that of"
+        " your server at this acceptance, which was not measured there; its text means nothing."
     )
     return tuple(
         Snippet(
@@ -485,7 +485,11 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, measured: ServedSumm
         if entry.tied
     ]
     if largest_k == 0:
-        unpaid = "Serve the target without a draft at every load."
+        loads = ", ".join(str(entry.concurrency) for entry in schedule.entries)
+        unpaid = (
+            f"Serve the target without a draft at the loads that were timed on {engine.title}"
+            f" (requests side by side: {loads})."
+        )
         return Snippet(title, commands.get(0, ""), (unpaid, *ties), measured=used)
     facts = summary.run.facts_of(summary.run.draft)
     pasted = _served(summary, summary.run.draft, largest_k, schedule.temperature)
@@ -560,10 +564,9 @@ def _known(answer: Answer) -> str:
         return "No drafted token was ever accepted, so that no K can pay."
     if emitted is None:
         return "Not measured, and what its rounds emit is not known."
-    here = "" if emitted.own_cost is None else f"; here it costs {fmt.decimal(emitted.own_cost)}"
     return (
-        f"Not measured: K={emitted.k} pays while a round costs less than"
-        f" {fmt.decimal(emitted.pays_below)} plain tokens there{here}."
+        f"Not measured: K={emitted.k} pays while a round there costs less than"
+        f" {fmt.decimal(emitted.pays_below)} of its plain tokens{grid.own_cost(emitted)}."
     )
 
 

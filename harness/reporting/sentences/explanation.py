@@ -83,7 +83,7 @@ def _because(entry: Explanation) -> Iterator[str]:
     else:
         yield from _obstacles(entry)
     if entry.launch_bound and entry.floor_c is not None and entry.floor_speedup is not None:
-        gains = f"K={entry.floor_k} would give {entry.floor_speedup:.2f}x"
+        gains = f"K={entry.floor_k} is computed to give {entry.floor_speedup:.2f}x"
         floor = gains if entry.floor_speedup > 1 else "no K would pay either"
         yield (
             f"steps are launch-bound (memory floors are {entry.draft_floor_share:.0%} of the"

@@ -133,8 +133,8 @@ def headline(summary: Summary, shown: Marked) -> str:
     K=3, 1.42x [1.36, 1.48], measured on held-out prompts." "On your server (llama.cpp), one request
     at a time, temperature 0: do not speculate; small with K=1 loses least, 0.86x [0.80, 0.93]."
     "On vLLM with its defaults, temperature 0: not measured; small with K=3 emits 2.90 [2.71, 3.10]
-    tokens a round, so it pays while a round costs less than 2.71 plain tokens there; here it costs
-    2.10."
+    tokens a round, so it pays while a round costs less than 2.71 plain tokens there (the
+    harness: 2.10)."
     """
     answer = shown.answer
     load = ALONE if answer.timed else ""
@@ -184,14 +184,13 @@ def _not_timed(entry: Answer, values: Quoted) -> str:
 
 def cost_that_pays(emitted: RoundTokens) -> str:
     """What a round emits, and below which cost it pays: "2.90 [2.71, 3.10] tokens a round, ..."."""
-    lo, hi, own = emitted.tokens_per_round_lo, emitted.tokens_per_round_hi, emitted.own_cost
+    lo, hi = emitted.tokens_per_round_lo, emitted.tokens_per_round_hi
     tokens = fmt.decimal(emitted.tokens_per_round)
     if lo is not None and hi is not None:
         tokens += f" [{fmt.decimal(lo)}, {fmt.decimal(hi)}]"
-    here = "" if own is None else f"; here it costs {fmt.decimal(own)}"
     return (
         f"{tokens} tokens a round, so it pays while a round costs less than"
-        f" {fmt.decimal(emitted.pays_below)} plain tokens there{here}"
+        f" {fmt.decimal(emitted.pays_below)} plain tokens there{grid.own_cost(emitted)}"
     )
 
 

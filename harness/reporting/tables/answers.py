@@ -48,12 +48,13 @@ GRID: tuple[Column[Line], ...] = (
     Column("evidence", lambda line: line.row.evidence),
 )
 TITLE = "What to serve"
-STAR_NOTE = "marked: the row of the headline, of the engine that was timed."
+STAR_NOTE = "marked: the row of the headline, of the engine whose rounds were timed."
 STAR_NOTE_ASKED = "marked: the row of the headline, of the engine that engine= names."
 NO_DRAFT_NOTE = "no draft (...): the speedup is that of what is in brackets, which loses least."
 COST_NOTE = "cost: of a round, in plain tokens of that engine{}."
 # Tokens per round and cost of a round stand next to a speedup that is not their ratio
-CORRECTED_NOTE = "speedup: {how}, so not {tokens} / {cost} = {ratio}."
+CORRECTED_NOTE = "speedup: {how}; {tokens} / {cost} predicts {ratio}."
+LOAD_NOTE = "One request at a time; under load nothing was measured (harness.server measures it)."
 PAIRED = "of all {prompts} prompts by replay, at what rounds cost where measured ({measured})"
 LESS = "less what choosing {chosen} adds"
 
@@ -126,7 +127,8 @@ def grid_table(summary: Summary) -> Table:
     alone = names if 1 < len(names) <= MOST_SETS else []
     columns = columns_by(alone, "{} alone", _words_of_set)
     star = _star_note(lines) if len(lines) > 1 else ()
-    notes = (*star, *_shares(summary), *_grid_notes(lines, summary))
+    alone = (LOAD_NOTE,) if summary.run.command in ("sweep", "audition") else ()
+    notes = (*star, *alone, *_shares(summary), *_grid_notes(lines, summary))
     return _grid((*GRID, *columns), lines, notes)
 
 

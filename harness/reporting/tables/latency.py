@@ -325,7 +325,7 @@ def waterfall_table(summary: Summary) -> Table:
         return table("", FALL, ())
     notes = (
         "each row puts in one more thing that was measured; the factor is what it brought. The last"
-        " row is the measured speedup.",
+        " row is the speedup of these rounds, next to what plain decoding took then.",
         f"over {entry.rounds} rounds, of the first tokens after the run's prompts: for the"
         " acceptance of a workload run a sweep.",
     )
@@ -452,9 +452,10 @@ def _stop_sentence(stop: StoppingBatch) -> str:
     alpha = "" if stop.alpha is None else f", alpha {stop.alpha:g}"
     context = f"{stop.context_tokens} tokens of context{alpha}: speculation"
     if stop.pays_up_to is None:
-        return f"{context} pays at no batch whose steps were timed."
+        return f"{context} is predicted to pay at no batch whose steps were timed."
     but = f" (not at batch {', '.join(map(str, stop.not_at))})" if stop.not_at else ""
     if stop.stops_at is not None:
-        return f"{context} stops paying at batch {stop.stops_at}, after {stop.pays_up_to}{but}."
+        after = f"after {stop.pays_up_to}{but}"
+        return f"{context} is predicted to stop paying at batch {stop.stops_at}, {after}."
     largest = "the largest whose steps were timed"
-    return f"{context} pays up to batch {stop.pays_up_to}, {largest}{but}."
+    return f"{context} is predicted to pay up to batch {stop.pays_up_to}, {largest}{but}."

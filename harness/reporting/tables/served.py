@@ -327,8 +327,8 @@ VARIED_NOTE = (
     " measured ratio; 0 is plain decoding."
 )
 CONVENTION_NOTE = (
-    "The same requests in every project's words: a number from elsewhere compares with the row of"
-    " the tool that printed it."
+    "This run's requests, counted as each project counts: a number from elsewhere compares with the"
+    " row of the tool that printed it. No other engine ran."
 )
 
 
@@ -411,6 +411,9 @@ def _conventions(entries: Sequence[AcceptanceLength]) -> list[Table]:
                 definition="acceptance lengths elsewhere",
             ),
         )
-        title = f"Acceptance in other projects' words, temperature {fmt.temperature(temperature)}"
+        title = (
+            "This run's acceptance as other projects count it, temperature"
+            f" {fmt.temperature(temperature)}"
+        )
         made.append(table(title, columns, rows, notes=(CONVENTION_NOTE,)))
     return made
