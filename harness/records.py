@@ -12,7 +12,7 @@ The words are those of harness/reporting/metrics.md: a *round* is one draft-veri
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, get_args
 
 if TYPE_CHECKING:  # every command's --help imports this module, and must not wait for numpy
     import numpy as np
@@ -38,7 +38,7 @@ MOST_K = 1024
 GREEDY = 0.0
 # Share of all processors that other work may take without being said, or measured around
 BUSY = 0.1
-RULES: tuple[Rule, ...] = ("ratio", "exact_match", "greedy_draft", "block")
+RULES: tuple[Rule, ...] = get_args(Rule)
 
 # How a speculative greedy text compares with plain decoding's, in words
 GREEDY_RESULTS = {"PASS": "equal", "TIE": "tie", "FAIL": "different", "OPEN": "not judged"}

@@ -11,6 +11,7 @@ from torch import Tensor
 from harness.decoding.protocols import CausalModel, Proposal, recorded, recorder_of, seen_by
 from harness.decoding.sampling import SamplingParameters, inverse_cdf, penalised, sampler_for
 from harness.records import Rule
+from harness.theory.acceptance_rules import ACCEPTANCE_RULES
 
 
 class ModelDrafter:
@@ -39,7 +40,7 @@ class ModelDrafter:
     ) -> None:
         """Wrap `model`; `greedy_draft` proposes the argmax at any temperature."""
         self._model, self._sampling, self._threshold = model, sampling, threshold
-        chooses = sampling.greedy or rule == "greedy_draft"
+        chooses = sampling.greedy or ACCEPTANCE_RULES[rule].draft_chooses
         self._probabilities = None if chooses else sampler_for(sampling)
         self._pending = torch.empty(0, dtype=torch.long, device=model.device)
         self._penalty = sampling.repetition_penalty

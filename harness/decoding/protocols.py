@@ -32,6 +32,7 @@ class Generation:
         num_draft_tokens: K, asked of the drafter in every round; plain decoding ignores it.
         eos: the ids that end a text; the one that does is emitted.
         stop: ends a text for other reasons than its last token's id.
+        rule: which draft tokens are accepted; see `harness.theory.acceptance_rules`.
         synthetic: acceptance that is set instead of decided by the rule: the chance of each drafted
             position, given that those before it were accepted. The text is then not the target's.
     """
