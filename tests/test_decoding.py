@@ -12,8 +12,8 @@ from scipy.stats import chisquare
 from stubs import CPU, GREEDY, TableModel, decoded, generation_of, text_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.decoding.drafters import ModelDrafter
 from harness.decoding.loops import emitted_round
+from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.sampling import SamplingParameters, Uniforms, sampler_for
 from harness.records import RULES, Round, Rule
 from harness.theory.acceptance_rules import accept_probabilities

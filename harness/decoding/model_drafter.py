@@ -1,6 +1,7 @@
-"""The drafter that is a model; `heads.py` has the one that is a head, `lookups.py` those without.
+"""The drafter that is a model, and drafts token by token.
 
-A new way of drafting is one more class with `begin`, `propose` and `advance`.
+`heads.py` has the one that is a head on the target's hidden states, `lookups.py` those without a
+model.
 """
 
 from collections.abc import Sequence
