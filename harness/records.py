@@ -1,8 +1,7 @@
-"""What passes between the packages: frozen records, counts rather than rates.
+"""The records that pass between the packages and are stored in a run folder, all frozen.
 
-Every record here is written to disk somewhere in a run folder, so a field's name is part of the
-contract and carries its unit (`_ms`, `_s`, `_bytes`, `_tokens`). Rates are derived from the counts
-where they are shown (`harness.theory`), never stored with them in a trial.
+A field's name is part of the run folder's contract and carries its unit (`_ms`, `_s`, `_bytes`,
+`_tokens`). Counts are stored, and rates derived from them where they are shown (`harness.theory`).
 
 The words are those of harness/reporting/metrics.md: a *round* is one draft-verify cycle; it ends
 *rejected* (a correction follows the accepted tokens), with a *bonus* (all K accepted) or *cut*

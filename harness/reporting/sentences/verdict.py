@@ -1,4 +1,4 @@
-"""What to do, the reason for it, and what to do next."""
+"""The sentences of a verdict: which draft and K to serve, the reason, and what to do next."""
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
