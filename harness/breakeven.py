@@ -1,4 +1,4 @@
-"""The arithmetic alone, from two latencies; no model, no torch.
+"""Break-even and speedups from two latencies, by arithmetic alone; no model, no torch.
 
     python -m harness.breakeven draft_ms=22.09 target_ms=29.92
     python -m harness.breakeven draft_ms=22.09 target_ms=29.92 k=[4] acceptance_rate=0.34

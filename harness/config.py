@@ -511,11 +511,17 @@ class ModelsConfig(CommandConfig):
             self.prompts.limit = self.prompts_of_a_set
         if self.decode.rule is None:
             self.decode.rule = self.default_rule
-        if self.decode.rule == "block" and self.decode.stop != "none":
-            raise UserError(
-                f"decode.stop={self.decode.stop}: what is drafted after a rejected token is not"
-                " replayed by decode.rule=block; give one of the two"
-            )
+        if self.decode.stop != "none":
+            from harness.theory.acceptance_rules import ACCEPTANCE_RULES  # imports numpy
+
+            fixed_k = [
+                name for name, rule in ACCEPTANCE_RULES.items() if rule.rejected == "unknown"
+            ]
+            if self.decode.rule in fixed_k:
+                raise UserError(
+                    f"decode.stop={self.decode.stop}: what is drafted after a rejected token is not"
+                    f" replayed by decode.rule={self.decode.rule}; give one of the two"
+                )
         if self.new_tokens is None:
             stand_in = self.model.id.startswith("embedded:") or self.model.weights == "dummy"
             self.new_tokens = 48 if stand_in else 256

@@ -1,8 +1,7 @@
-"""What passes between the packages: frozen records, counts rather than rates.
+"""The records that pass between the packages and are stored in a run folder, all frozen.
 
-Every record here is written to disk somewhere in a run folder, so a field's name is part of the
-contract and carries its unit (`_ms`, `_s`, `_bytes`, `_tokens`). Rates are derived from the counts
-where they are shown (`harness.theory`), never stored with them in a trial.
+A field's name is part of the run folder's contract and carries its unit (`_ms`, `_s`, `_bytes`,
+`_tokens`). Counts are stored, and rates derived from them where they are shown (`harness.theory`).
 
 The words are those of harness/reporting/metrics.md: a *round* is one draft-verify cycle; it ends
 *rejected* (a correction follows the accepted tokens), with a *bonus* (all K accepted) or *cut*
@@ -12,7 +11,7 @@ The words are those of harness/reporting/metrics.md: a *round* is one draft-veri
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, get_args
 
 if TYPE_CHECKING:  # every command's --help imports this module, and must not wait for numpy
     import numpy as np
@@ -38,7 +37,7 @@ MOST_K = 1024
 GREEDY = 0.0
 # Share of all processors that other work may take without being said, or measured around
 BUSY = 0.1
-RULES: tuple[Rule, ...] = ("ratio", "exact_match", "greedy_draft", "block")
+RULES: tuple[Rule, ...] = get_args(Rule)
 
 # How a speculative greedy text compares with plain decoding's, in words
 GREEDY_RESULTS = {"PASS": "equal", "TIE": "tie", "FAIL": "different", "OPEN": "not judged"}

@@ -41,7 +41,8 @@ from harness.models.lean.model import LeanModel
 from harness.models.load import LoadedModel
 from harness.records import Rule
 from harness.stats.jackknife import Array
-from harness.theory.replay import Replayed, accept_probabilities, replay
+from harness.theory.acceptance_rules import accept_probabilities
+from harness.theory.replay import Replayed, replay
 
 LAYERS, VOCABULARY = 7, 16
 SAMPLED = SamplingParameters(1.0)

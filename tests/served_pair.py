@@ -10,7 +10,7 @@ from stubs import CPU, REQUEST
 from harness import prompts as prompt_sets
 from harness.analysis.replayed import as_served
 from harness.config import DraftConf, ModelConf, PromptsConf
-from harness.decoding.drafters import ModelDrafter
+from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.gguf_file import write_gguf
 from harness.engines.llamacpp import LlamaCpp

@@ -31,7 +31,7 @@ from harness.cli import compose
 from harness.commands.drafted import Drafted, Scoring
 from harness.commands.pair import open_drafted, request
 from harness.config import SweepConfig
-from harness.decoding.drafters import ModelDrafter
+from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.confidences import draft_confidences
 from harness.measurement.generations import Request, round_counts, run_trial

@@ -17,7 +17,7 @@ from torch.torch_version import TorchVersion
 from transformers import PreTrainedModel, Qwen3MoeConfig
 
 from harness.decoding import loops
-from harness.decoding.drafters import ModelDrafter
+from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.sampling import SamplingParameters, sampler_for
 from harness.decoding.verification import rates_on
 from harness.models import probe

@@ -12,11 +12,12 @@ from scipy.stats import chisquare
 from stubs import CPU, GREEDY, TableModel, decoded, generation_of, text_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.decoding.drafters import ModelDrafter
 from harness.decoding.loops import emitted_round
+from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.sampling import SamplingParameters, Uniforms, sampler_for
 from harness.records import RULES, Round, Rule
-from harness.theory.replay import accept_probabilities, by_start, replay, rounds_variance
+from harness.theory.acceptance_rules import accept_probabilities
+from harness.theory.replay import by_start, replay, rounds_variance
 
 PROMPT = (3, 1, 4, 1, 5)
 

@@ -28,13 +28,13 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 
 from harness.analysis import analyse
 from harness.analysis.replayed import as_served
-from harness.decoding.drafters import ModelDrafter
 from harness.decoding.lookups import (
     NgramDrafter,
     SimpleNgramDrafter,
     SuffixDrafter,
     lookups,
 )
+from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.draft_scores import lookup_traces
 from harness.measurement.generations import Request

@@ -15,7 +15,7 @@ from stubs import TableModel
 from harness.commands import profile
 from harness.commands.timing import enough_memory
 from harness.config import ProfileConfig
-from harness.decoding.drafters import ModelDrafter
+from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import round_parts as timed_rounds
 from harness.measurement import step_times as curves

@@ -11,9 +11,9 @@ import pytest
 
 from harness.records import RULES, UserError
 from harness.theory.acceptance import positions_at_k
+from harness.theory.acceptance_rules import accept_probabilities
 from harness.theory.replay import (
     RoundChoice,
-    accept_probabilities,
     at_positions,
     by_start,
     cheapest_rounds,

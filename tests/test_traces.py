@@ -14,8 +14,8 @@ from stubs import CPU, GREEDY, decoded, text_of
 from transformers import Gemma2Config, MistralConfig, Qwen3NextConfig, RobertaConfig
 
 from harness.analysis.replayed import replayed
-from harness.decoding.drafters import ModelDrafter
 from harness.decoding.lookups import NgramDrafter
+from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.protocols import Drafter
 from harness.decoding.sampling import SamplingParameters, sampler_for
 from harness.measurement import draft_scores

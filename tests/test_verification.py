@@ -11,12 +11,13 @@ from torch import Tensor
 
 from harness.decoding.sampling import BROKEN, inverse_cdf
 from harness.decoding.verification import (
+    VERIFY,
     verify_block,
-    verify_exact_match,
     verify_greedy,
     verify_sampled,
 )
-from harness.theory.replay import accept_probabilities
+from harness.records import Rule
+from harness.theory.acceptance_rules import accept_probabilities
 
 VOCAB = 3
 # The next token's distribution after a text
@@ -76,7 +77,7 @@ def resample_cells(target: Tensor, draft: Tensor, accepted: int) -> list[tuple[f
 
 
 def emitted_probabilities(
-    target: Distribution, draft: Distribution, k: int, *, rule: str
+    target: Distribution, draft: Distribution, k: int, *, rule: Rule
 ) -> dict[tuple[int, ...], float]:
     """Of the first k + 1 tokens when a round is followed by plain target sampling."""
     total: dict[tuple[int, ...], float] = defaultdict(float)
@@ -97,7 +98,7 @@ def emitted_after(
     draft: Distribution,
     drafted: tuple[int, ...],
     length: int,
-    rule: str = "ratio",
+    rule: Rule = "ratio",
 ) -> dict[tuple[int, ...], float]:
     """Of the first `length` tokens, given what was drafted."""
     total: dict[tuple[int, ...], float] = defaultdict(float)
@@ -113,7 +114,7 @@ def emitted_after(
 
 
 def round_outcomes(
-    target: Tensor, draft: Tensor, drafted: tuple[int, ...], rule: str
+    target: Tensor, draft: Tensor, drafted: tuple[int, ...], rule: Rule
 ) -> dict[tuple[int, int], float]:
     """Of (accepted, next token), by calling the production function once per cell."""
     k = len(drafted)
@@ -123,7 +124,7 @@ def round_outcomes(
         rows = (cells((row.cumsum(0) / row.sum()).tolist()) for row in target)
         for combination in itertools.product(*rows):
             uniforms = torch.tensor([mid for mid, _ in combination], dtype=torch.float64)
-            decision = verify_exact_match(target, tokens, uniforms)
+            decision = VERIFY[rule](target, tokens, None, uniforms[:k], uniforms)
             share = float(np.prod([length for _, length in combination]))
             chances[int(decision.accepted), int(decision.next_token)] += share
         return chances
@@ -131,10 +132,9 @@ def round_outcomes(
     if certain:
         draft = torch.zeros_like(draft).scatter_(1, tokens.unsqueeze(1), 1.0)
     limits = [float(target[i, t] / draft[i, t]) for i, t in enumerate(drafted)]
-    probs, verify, weighted = None if certain else draft, verify_sampled, target
+    probs, verify, weighted = None if certain else draft, VERIFY[rule], target
     if rule == "block":
         limits, weighted = block_limits(target, draft, limits)
-        verify = verify_block
     for flags in itertools.product(*(cells([limit]) for limit in limits)):
         accept = torch.tensor([flag for flag, _ in flags], dtype=torch.float64)
         probe = verify(target, tokens, probs, accept, torch.full((k + 1,), 0.5))
@@ -162,7 +162,7 @@ def block_limits(
     return [*limits, stands[-1]], weighted
 
 
-CASES = [
+CASES: list[tuple[str, Rule, int]] = [
     *((name, "ratio", k) for name in PAIRS for k in (1, 2, 3, 4)),
     *(("unlike", "greedy_draft", k) for k in (1, 2, 3, 4)),
     *(("unlike", "exact_match", k) for k in (1, 2)),
@@ -171,7 +171,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "rule", "k"), CASES)
-def test_emitted_tokens_have_the_target_distribution_exactly(name: str, rule: str, k: int) -> None:
+def test_emitted_tokens_have_the_target_distribution_exactly(name: str, rule: Rule, k: int) -> None:
     target, draft = PAIRS[name]
     emitted = emitted_probabilities(target, draft, k, rule=rule)
     for tokens, probability in sequence_probabilities(target, k + 1).items():

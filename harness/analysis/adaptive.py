@@ -18,6 +18,7 @@ from harness.records import DraftConfidence, Rule, TextKey, TextTrace
 from harness.stats.crossfit import VisitCosts, Workload, cross_fit, deals_for
 from harness.stats.jackknife import CONFIDENCE, Array, set_weights, token_weights
 from harness.summary import AdaptiveDrafting, AdaptiveRow
+from harness.theory.acceptance_rules import ACCEPTANCE_RULES
 from harness.theory.adaptive import (
     Counts,
     best_k_per_round,
@@ -73,7 +74,7 @@ def along_text(trace: TextTrace, values: Array, k: int, rule: Rule) -> Array:
 
     `values` are those of its `DraftConfidence`.
     """
-    drawn = trace.temperature > 0.0 and rule != "greedy_draft"
+    drawn = trace.temperature > 0.0 and not ACCEPTANCE_RULES[rule].draft_chooses
     if trace.depth is not None:
         return np.exp(trace.draft_logprob[:, :k]) if drawn else values
     along = np.exp(trace.draft_logprob) if drawn else values[:-1, 0]

@@ -1,4 +1,4 @@
-"""The arithmetic alone: from two latencies, or a run's round times, to speedups.
+"""Break-even: from two latencies, or a run's round times, to speedups and the alpha that they need.
 
 For each K and alpha the iid model's speedup, for each K the ideal speedup and the alpha that breaks
 even. Typed latencies price a round by the formula, R(K) / R(0) = K c + v (Leviathan et al. 2023,

@@ -70,7 +70,7 @@ from harness.summary import (
     PlanPoint,
     PlanPolicy,
 )
-from harness.theory.cost import SECONDS_PER_HOUR
+from harness.theory.cost import usd_per_million_tokens
 
 # Simulated rates, and the shares of a capacity that are the least and the largest of them
 RATES, LEAST, MOST = 10, 0.02, 0.97
@@ -591,7 +591,7 @@ def _planned(
         usd_per_hour=usd,
         usd_per_million_tokens=None
         if usd is None
-        else 1e6 * usd / (rate * tokens * SECONDS_PER_HOUR),
+        else usd_per_million_tokens(1.0 / (rate * tokens), usd),
     )
 
 

@@ -22,10 +22,10 @@ from harness.stats import jackknife
 from harness.stats.jackknife import Array, token_weights
 from harness.summary import ReplayCheck
 from harness.theory.acceptance import check_k
+from harness.theory.acceptance_rules import ACCEPTANCE_RULES, accept_probabilities
 from harness.theory.replay import (
     PaddedTexts,
     Replayed,
-    accept_probabilities,
     by_start,
     padded_texts,
     replay,
@@ -261,7 +261,7 @@ def accept_chances(trace: TextTrace, rule: Rule, depth: int) -> Array:
     target, draft, is_argmax = trace.target_logprob, trace.draft_logprob, trace.draft_is_argmax
     if trace.depth is not None:
         draft, is_argmax = draft[:, :depth], is_argmax[:, :depth]
-    elif rule == "block":  # of which a chance depends on the start as well
+    elif ACCEPTANCE_RULES[rule].judges_together:  # of which a chance depends on the start as well
         draft = by_start(draft[None], depth)[0]
     if draft.ndim == 2:
         target = by_start(target[None], depth)[0]

@@ -1,8 +1,8 @@
-"""The verdict: which draft and K to serve, or none, in a way that survives its own selection.
+"""The verdict: which draft and K to serve, or none.
 
 It rests on seconds and tokens per prompt, of plain decoding and of every candidate, a (draft, K),
 on the same prompts (`Evidence`). The best-looking of 8 candidates that all tie with plain decoding
-"wins" 12-18 % of the time. Two methods answer that:
+"wins" 12-18 % of the time. Two methods allow for such a choice:
 
 - where one candidate was chosen by replay and then measured next to plain decoding
   (`Evidence.pairs`), its bounds allow for the choice (`harness.stats.two_phase`);

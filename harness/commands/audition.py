@@ -34,13 +34,14 @@ from harness.commands.run_lifecycle import (
     resumed,
     running,
 )
-from harness.config import AuditionConfig, ModelConf, check_replayed, like_target, split_draft
+from harness.config import AuditionConfig, ModelConf, check_replayed, like_target
 from harness.measurement.environment import describe_host
 from harness.records import Failure, Prompt, TextTrace, UserError
 from harness.storage import RunFolder, load
 from harness.storage.contents import read_config
 from harness.storage.imported_scores import read_tables
 from harness.storage.manifest import ModelEntry, TextsMadeWith, read_manifest
+from harness.storage.resume import drafts_of
 
 AUDITION = "audition"
 OF_DRAFT = ("name", "id", "kind", "layers")
@@ -104,16 +105,14 @@ def _resumed(config: AuditionConfig) -> RunFolder | None:
     """The folder to resume; `drafts` may leave out some of its run that could not be used."""
     if config.resume is None:
         return resumed(config, AUDITION)
-    stored = read_config(Path(config.resume))
-    notes, entries = read_manifest(Path(config.resume)).audition, stored.get("drafts") or []
-    unusable = {each.draft for each in (*notes.not_eligible, *notes.failures)}
-    kept = [entry for entry in entries if entry in (config.drafts or [])]
-    left_out = {split_draft(entry).name for entry in entries if entry not in kept}
-    if not left_out or not left_out <= unusable or kept != config.drafts:
+    stored, asked = read_config(Path(config.resume)), config.drafts or []
+    notes = read_manifest(Path(config.resume)).audition
+    entries = drafts_of(stored.get("drafts") or [], asked, notes)
+    if entries is None:
         return resumed(config, AUDITION)
     folder = resumed(replace(config, drafts=entries), AUDITION)
     assert folder is not None
-    folder.write_config({**stored, "drafts": kept})
+    folder.write_config({**stored, "drafts": asked})
     return folder
 
 

@@ -1,4 +1,4 @@
-"""The arithmetic alone: from two latencies to speedups, without a model and without torch.
+"""Break-even and speedups from two latencies, without a model and without torch.
 
 Latencies and acceptance are typed in, or come from a run's round times, a server's log of rounds,
 or what `vllm bench serve --save-result` wrote. Its fields, as vLLM computes them from its counters

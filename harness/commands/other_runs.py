@@ -37,6 +37,7 @@ from harness.records import (
 )
 from harness.storage import RunFolder, StoredRun, load
 from harness.storage.manifest import SERVER, EngineCosts, ModelEntry
+from harness.theory.acceptance_rules import ACCEPTANCE_RULES
 from harness.theory.roofline import is_card
 from harness.theory.speedup import StepTimes
 
@@ -330,7 +331,8 @@ def _check_drafts_alike(
     }
     if engine.draft_by_temperature and "repetition_penalty" in set_here:
         raise UserError(f"{key}: its drafts take no decode.repetition_penalty; leave it out")
-    if engine.rule not in ("ratio", "block") or max(config.temperature) <= GREEDY:
+    chosen = engine.rule is None or ACCEPTANCE_RULES[engine.rule].draft_chooses
+    if chosen or max(config.temperature) <= GREEDY:
         return
     if engine.draft_top_k is not None:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Open the models of a run, encode its prompts, plan its generations and run those it lacks.
+"""The pair that a run measures: its models are opened, and its generations planned and run.
 
 A generation is known by a hash of all that determines it, so that a resumed run does only what is
 missing. Generations of a grid are interleaved: baseline and every K follow each other within one

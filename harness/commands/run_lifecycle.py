@@ -8,7 +8,7 @@ Nothing here imports torch: `--help` of every command imports this module.
 """
 
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,14 +29,11 @@ from harness.records import (
 )
 from harness.storage import RunFolder, load
 from harness.storage.manifest import Environment, ModelEntry
+from harness.storage.resume import check_loaded
 from harness.summary import Summary
 
 if TYPE_CHECKING:
     import torch
-
-# What of a model's entry in the manifest must stay as it was for a run to be resumed
-WEIGHTS = ("name", "dtype", "commit", "parameters", "weights_sample_sha256")
-ENGINE = ("engine", "compiled")
 
 
 @dataclass(frozen=True)
@@ -130,44 +127,14 @@ def resumed(config: PairConfig | AuditionConfig, command: str) -> RunFolder | No
 
 
 def note_or_check(folder: RunFolder, described: Described, seed: int) -> None:
-    """Write a new run's manifest entries; refuse to resume one whose prompts or models changed.
-
-    Of the run's models, those that are not in `described` are passed over.
-    """
+    """Write a new run's manifest entries; refuse to resume one whose prompts or models changed."""
     if folder.manifest.prompts_sha256 is not None:
-        _check_unchanged(folder, described)
+        check_loaded(
+            *(folder.path, folder.manifest, described.prompts_sha256),
+            *(described.environment, described.models),
+        )
     models = {**folder.manifest.models, **described.models}
     folder.note(**{**vars(described), "models": models}, seed=seed)
-
-
-def _check_unchanged(folder: RunFolder, described: Described) -> None:
-    stored = folder.manifest
-    now, before = described.models, {role: stored.models[role] for role in described.models}
-    changed = [
-        what
-        for what, one, other in (
-            ("prompts", stored.prompts_sha256, described.prompts_sha256),
-            ("device", stored.environment.device_name, described.environment.device_name),
-            ("models", _noted(WEIGHTS, before, before), _noted(WEIGHTS, now, before)),
-            ("engines", _noted(ENGINE, before, before), _noted(ENGINE, now, before)),
-        )
-        if one != other
-    ]
-    if changed:
-        raise UserError(
-            f"resume={folder.path}: {' and '.join(changed)} changed since; "
-            "one run cannot mix the two, start a new one without resume="
-        )
-
-
-def _noted(
-    names: Sequence[str], models: Mapping[str, ModelEntry], stored: Mapping[str, ModelEntry]
-) -> list[tuple[Any, ...]]:
-    """These fields of each model, as far as the run that is resumed noted them."""
-    return [
-        tuple(getattr(models[role], name) for name in names if name in entry.entries)
-        for role, entry in stored.items()
-    ]
 
 
 # ---- while it is measured ------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,7 @@ from harness.records import (
 from harness.serving.drafts import DRAFTS
 from harness.serving.engines import OWN, spec_of
 from harness.storage import RunFolder
+from harness.storage.resume import check_engine
 
 _log = logging.getLogger(__name__)
 # The user's flags of servers that take several cards; a number follows
@@ -447,18 +448,10 @@ def note_engine(folder: RunFolder, work: Workload, adapter: Adapter, server: Ser
         varying=_varying_commands(folder, work, adapter),
         dtype=_to_serve(folder, work, slots=1).dtype if adapter.spec.one_dtype else None,
     )
-    known = folder.manifest.engine
-    if known is None:
+    if folder.manifest.engine is None:
         folder.note(engine=entry)
-        return
-    # A command follows from the configuration, which is the same; a file's path may have changed
-    compared = [f.name for f in fields(entry) if f.name not in ("commands", "varying")]
-    changed = [name for name in compared if getattr(known, name) != getattr(entry, name)]
-    if changed:
-        raise UserError(
-            f"resume={folder.path}: the engine's {' and '.join(changed)} changed since; one run"
-            " cannot mix the two, start a new one without resume="
-        )
+    else:
+        check_engine(folder.path, folder.manifest.engine, entry)
 
 
 def stored_facts(folder: RunFolder) -> EngineFacts:

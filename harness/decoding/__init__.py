@@ -7,8 +7,8 @@ iterator (`harness.measurement`). Read in this order:
    text, the sampling parameters, the uniforms, K and the acceptance rule.
 2. `protocols.CausalModel`: a model is a function with a memory. `forward` appends tokens to its
    cache and returns the logits after each, `rewind` forgets the last n. `Drafter`: begin, propose,
-   advance; `drafters.py` has the one that is a model, `heads.py` the one that
-   is a head on the target's hidden states, `lookups.py` those without a model.
+   advance; `model_drafter.py` has the one that is a model, `heads.py` the one that is a head on
+   the target's hidden states, `lookups.py` those without a model.
 3. `loops.speculative_rounds`: the loop. Each round: K draft tokens, one target forward over
    K + 1 positions, accept or correct, rewind. `loops.autoregressive_rounds` is the baseline.
 4. `verification.py`: the acceptance rules, vectorised over a round's positions. Losslessness is

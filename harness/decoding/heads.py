@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from harness.decoding.drafters import ModelDrafter
+from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.protocols import CausalModel, Proposal, seen_by
 from harness.decoding.sampling import SamplingParameters
 from harness.records import Rule

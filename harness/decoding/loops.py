@@ -28,12 +28,10 @@ from harness.decoding.sampling import (
     unless_broken,
 )
 from harness.decoding.verification import (
+    VERIFY,
     Decision,
     rates_on,
-    verify_block,
-    verify_exact_match,
     verify_greedy,
-    verify_sampled,
     verify_synthetic,
 )
 from harness.records import BrokenLogitsError, Round
@@ -209,6 +207,7 @@ class Verifier:
         self._penalty = sampling.repetition_penalty
         self._probabilities = None if sampling.greedy else sampler_for(sampling)
         self._rule, self._uniforms = generation.rule, uniforms
+        self._verify = VERIFY[generation.rule]
         self._synthetic = self._rates = None
         if generation.synthetic is not None:
             self._synthetic = tuple(generation.synthetic)
@@ -248,7 +247,4 @@ class Verifier:
         probs = self._probabilities(logits)
         if rates is not None:
             return verify_synthetic(probs, accept, rates, resample)
-        if self._rule == "exact_match":
-            return verify_exact_match(probs, tokens, resample)
-        verify = verify_block if self._rule == "block" else verify_sampled
-        return verify(probs, tokens, proposal.probs, accept, resample)
+        return self._verify(probs, tokens, proposal.probs, accept, resample)

@@ -1,6 +1,10 @@
 """What the loop is given: a model, a drafter, and what to generate.
 
-`harness.models` satisfies these protocols without importing them.
+`harness.models` satisfies these protocols without importing them. A new kind of draft is a look-up
+or a head (`harness.serving.drafts`), and seldom one more `Drafter`. Proposals are chains, in which
+each token follows the one before: a tree would need a `Proposal` with each token's parent, a
+`forward` over such positions, a `rewind` to a branch instead of by a count, a verification
+(`harness.decoding.verification`) of branches, and a replay (`harness.theory.replay`) of them.
 """
 
 from collections.abc import Callable, Collection, Hashable, Sequence
@@ -32,6 +36,7 @@ class Generation:
         num_draft_tokens: K, asked of the drafter in every round; plain decoding ignores it.
         eos: the ids that end a text; the one that does is emitted.
         stop: ends a text for other reasons than its last token's id.
+        rule: which draft tokens are accepted; see `harness.theory.acceptance_rules`.
         synthetic: acceptance that is set instead of decided by the rule: the chance of each drafted
             position, given that those before it were accepted. The text is then not the target's.
     """

@@ -1,4 +1,4 @@
-"""Accept or correct: the rule that makes speculative decoding lossless.
+"""The acceptance rules on the device: accept or correct, so that decoding stays lossless.
 
 Output tokens of a round = accepted draft tokens + one token of the target's own, which is a
 correction after a rejection and a bonus after K acceptances (Leviathan et al. 2023, algorithm 1;
@@ -11,6 +11,7 @@ accepts no fewer of them in expectation.
 Where the target's logits are not finite no draft token is accepted, and its own token is BROKEN.
 """
 
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from harness.decoding.sampling import inverse_cdf, most_likely, unless_broken
+from harness.records import Rule
 
 
 class Decision(NamedTuple):
@@ -143,7 +145,11 @@ def verify_block(
 
 
 def verify_exact_match(
-    target_probs: Tensor, draft_tokens: Tensor, resample_uniforms: Tensor
+    target_probs: Tensor,
+    draft_tokens: Tensor,
+    _draft_probs: Tensor | None,
+    _accept_uniforms: Tensor,
+    resample_uniforms: Tensor,
 ) -> Decision:
     """Let the target draw its own token everywhere; accept while the two draws are equal.
 
@@ -153,11 +159,21 @@ def verify_exact_match(
     Args:
         target_probs: [n + 1, vocab], after the sampling parameters.
         draft_tokens: [n], drawn with other uniforms than these.
-        resample_uniforms: [n + 1] in (0, 1].
+        resample_uniforms: [n + 1] in (0, 1]. What other rules take besides is not read.
     """
     choices = unless_broken(inverse_cdf(target_probs, resample_uniforms), target_probs[:, 0])
     accepted = _leading(choices[:-1] == draft_tokens)
     return Decision(accepted, _at(choices, accepted))
+
+
+# By rule, how a round is decided above temperature 0; arguments as of `verify_sampled`. All else of
+# a rule is in its `harness.theory.acceptance_rules.AcceptanceRule`.
+VERIFY: Mapping[Rule, Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor], Decision]] = {
+    "ratio": verify_sampled,
+    "exact_match": verify_exact_match,
+    "greedy_draft": verify_sampled,  # without probabilities: its tokens are chosen
+    "block": verify_block,
+}
 
 
 def verify_synthetic(

@@ -1,6 +1,9 @@
-"""What TensorRT-LLM's benchmark wrote of its requests: `trtllm-bench ... --request_json FILE`.
+"""A parser of what TensorRT-LLM's benchmark wrote of its requests; no server is started here.
 
-Read in tensorrt_llm/bench of main, late 2026:
+The file is that of `trtllm-bench ... --request_json FILE`. A server that runs already is measured
+by `harness.engines.openai`, which the `client` of `harness.serving.tensorrt_llm` names. To start
+one, write an `adapter` here as `harness.engines.sglang` has it, and name this module there, without
+`starts=False`. Read in tensorrt_llm/bench of main, late 2026:
 
 - benchmark/throughput.py and low_latency.py write `get_request_info` of dataclasses/reporting.py:
   an array with each request's `RequestRecord` (dataclasses/statistics.py), its text in place of its
@@ -9,8 +12,6 @@ Read in tensorrt_llm/bench of main, late 2026:
 - `decode_iteration` is the steps after the prefill's: reporting.py takes a request's accepted
   tokens as its tokens less `decode_iteration` less 1. Neither K nor the temperature is in the file.
 - `--report_json` and `--iteration_log` have sums over requests, and the second of each step.
-
-Its server is measured by `harness.engines.openai`.
 """
 
 from collections.abc import Mapping

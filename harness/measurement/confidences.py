@@ -28,6 +28,7 @@ from harness.decoding.sampling import Uniforms, inverse_cdf, sampler_for
 from harness.measurement.generations import Request
 from harness.measurement.target_texts import GeneratedText
 from harness.records import DraftConfidence, Rule
+from harness.theory.acceptance_rules import ACCEPTANCE_RULES
 
 # Text positions whose target distributions are in memory at a time
 CHUNK = 64
@@ -52,12 +53,13 @@ def draft_confidences(
     Args:
         texts: sampled without a repetition penalty.
         target: the model that generated them, which keeps the states that a head reads; for a
-            draft model, only the rule `ratio` above temperature 0 needs it.
+            draft model, only a rule that rejects by `excess` above temperature 0 needs it.
         draft: distributions are over the narrower vocabulary of the two.
-        rule: how its tokens are accepted.
+        rule: how its tokens are accepted; one whose rejected tokens are not `unknown`.
         num_draft_tokens: the largest K.
         least: no threshold below it is replayed.
     """
+    assert ACCEPTANCE_RULES[rule].rejected != "unknown"
     made: list[DraftConfidence] = []
     for text in texts:
         if isinstance(draft, HeadModel):
@@ -179,7 +181,7 @@ def _of_rounds(
 def _accepted(row: Tensor, target_row: Tensor | None, emitted: int, rule: Rule) -> float:
     """The chance that the draft's token was the emitted one, and accepted, given that one."""
     share = float(row[0, emitted])
-    if rule == "ratio":
+    if ACCEPTANCE_RULES[rule].rejected == "excess":
         assert target_row is not None
         weight = float(target_row[0, emitted])
         return 1.0 if share >= weight else share / weight
@@ -215,7 +217,7 @@ def _onwards(
 
 def _drafting(request: Request, rule: Rule) -> tuple[bool, Callable[[Tensor], Tensor]]:
     """Whether the draft chooses its tokens, and the distribution that its confidence is of."""
-    chooses = request.sampling.greedy or rule == "greedy_draft"
+    chooses = request.sampling.greedy or ACCEPTANCE_RULES[rule].draft_chooses
     if not chooses:
         return chooses, sampler_for(request.sampling)
     # As `ModelDrafter` reads the confidence of a token that it chooses
@@ -234,7 +236,7 @@ def _rejected(row: Tensor, target_row: Tensor | None, emitted: int | None, rule:
     """
     if emitted is None:
         return row
-    if rule == "ratio":
+    if ACCEPTANCE_RULES[rule].rejected == "excess":
         assert target_row is not None
         return (row - target_row.to(row.device)).clamp_min(0.0)
     others = row.clone()
@@ -247,7 +249,7 @@ def _target_rows(
 ) -> Iterator[Tensor]:
     """The target's distributions [1, width] at the text's tokens, where the rule compares them."""
     request = text.request
-    if request.sampling.greedy or rule != "ratio":
+    if request.sampling.greedy or ACCEPTANCE_RULES[rule].rejected != "excess":
         return
     assert target is not None
     sampler = sampler_for(request.sampling)

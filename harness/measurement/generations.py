@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import torch
 
-from harness.decoding.drafters import ModelDrafter
 from harness.decoding.loops import autoregressive_rounds, speculative_rounds
+from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.protocols import CausalModel, Drafter, Generation, StopRule
 from harness.decoding.sampling import SamplingParameters, Uniforms
 from harness.measurement.clock import Clock, undisturbed

@@ -38,10 +38,11 @@ from harness.decoding.sampling import (
     sampler_for,
     seen_tokens,
 )
-from harness.decoding.verification import verify_block, verify_exact_match, verify_sampled
+from harness.decoding.verification import VERIFY
 from harness.models.routing import tie_spread
 from harness.records import BrokenLogitsError, Rule
 from harness.summary import DistributionTest
+from harness.theory.acceptance_rules import ACCEPTANCE_RULES
 
 Result = Literal["PASS", "TIE", "FAIL", "UNJUDGED"]
 
@@ -252,7 +253,7 @@ def distribution_tests(
     prompt, forced, target_probs = max(
         map(forced_after, prompts), key=lambda each: float((1.0 - each[2].max(-1).values).min())
     )
-    chosen = rule == "greedy_draft" or isinstance(draft, LookupDrafter)
+    chosen = ACCEPTANCE_RULES[rule].draft_chooses or isinstance(draft, LookupDrafter)
     if isinstance(draft, LookupDrafter):
         draft_probs = _looked_up_along(draft, prompt, forced, target_probs)
     elif isinstance(draft, HeadDrafter):
@@ -261,7 +262,12 @@ def distribution_tests(
         draft_probs[: len(drafted)] = drafted
     else:
         draft_probs = _probs_along(draft, prompt, forced, sampling, "draft")[:-1]
-    distributions = _Distributions(target_probs, draft_probs.to(target.device), chosen)
+    distributions = _Distributions(
+        target_probs,
+        draft_probs.to(target.device),
+        chosen,
+        _cell_midpoints(target_probs[:-1], forced),
+    )
     tests: list[DistributionTest] = []
     for offset in range(1, num_draft_tokens + 2):
         drawn: list[int] = []
@@ -289,11 +295,13 @@ class _Distributions(NamedTuple):
         target: [K + 1, vocab].
         draft: [K, vocab]; a row of zeros where nothing is proposed.
         chosen: whether the draft proposes its most likely token, and does not draw.
+        forcing: [K] uniforms by which the target draws the forced tokens.
     """
 
     target: Tensor
     draft: Tensor
     chosen: bool
+    forcing: Tensor
 
 
 def _looked_up_along(
@@ -393,19 +401,13 @@ def _draw_at(
         tokens = torch.cat([tokens, proposed])
     target = distributions.target[: len(tokens) + 1]
     resample = uniforms.resample[index].expand(len(tokens) + 1).clone()
-    if rule == "exact_match":
-        resample[:before] = _cell_midpoints(target[:before], forced[:before])
-        decision = verify_exact_match(target, tokens, resample)
-    else:
-        accept = torch.full_like(resample[:-1], ALWAYS)
-        accept[before:] = uniforms.accept[index]
-        draft = None if distributions.chosen else distributions.draft[: len(tokens)]
-        verify = verify_sampled
-        if rule == "block" and draft is not None:
-            verify = verify_block
-            if before:
-                accept[before - 1] = uniforms.accept[len(uniforms.accept) // 2 + index]
-        decision = verify(target, tokens, draft, accept, resample)
+    resample[:before] = distributions.forcing[:before]
+    accept = torch.full_like(resample[:-1], ALWAYS)
+    accept[before:] = uniforms.accept[index]
+    draft = None if distributions.chosen else distributions.draft[: len(tokens)]
+    if ACCEPTANCE_RULES[rule].judges_together and before and draft is not None:
+        accept[before - 1] = uniforms.accept[len(uniforms.accept) // 2 + index]
+    decision = VERIFY[rule](target, tokens, draft, accept, resample)
     accepted = int(decision.accepted)
     if accepted < before:
         return None
@@ -414,9 +416,10 @@ def _draw_at(
 
 def _cell_midpoints(probs: Tensor, tokens: Tensor) -> Tensor:
     """For each row, a uniform at which the inverse CDF gives the row's token."""
-    running = probs.double().cumsum(-1)
+    probs = probs.float() if probs.device.type == "mps" else probs.double()  # MPS has no float64
+    running = probs.cumsum(-1)
     upper = running.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    mass = probs.double().gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    mass = probs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     return (upper - mass / 2) / running[:, -1]
 
 

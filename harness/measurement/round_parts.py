@@ -20,7 +20,6 @@ from time import perf_counter
 
 import torch
 
-from harness.decoding.drafters import ModelDrafter
 from harness.decoding.loops import (
     Verifier,
     autoregressive_rounds,
@@ -30,6 +29,7 @@ from harness.decoding.loops import (
     speculative_rounds,
     verified,
 )
+from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.protocols import CausalModel, Generation
 from harness.decoding.sampling import SamplingParameters, Uniforms, host_tokens
 from harness.measurement.clock import Clock, undisturbed

@@ -1,6 +1,8 @@
 """The kinds of drafts: one `DraftSpec` for each.
 
-A kind is added by an entry of `DRAFTS` and the module that its `loader` names. Commands and
+A kind is added by an entry of `DRAFTS` and the module that its `loader` names: a look-up
+(`harness.decoding.lookups`), or a head in `harness.models.heads`. What it proposes is a chain of
+tokens; what a tree of them would change is said in `harness.decoding.protocols`. Commands and
 analysis decide what to do for a kind by a field of its entry. Which kinds an engine has, and how it
 names them, is the engine's to say (`EngineSpec.drafts`, `alike` and `lines`).
 """

@@ -1,4 +1,7 @@
-"""The engines: to add one, write its `EngineSpec` in a module next to this one and list it here."""
+"""The list of engines: the `EngineSpec` of each, by name.
+
+To add one, write its `EngineSpec` in a module next to this one and list it in `ENGINES`.
+"""
 
 from harness.records import GREEDY, OWN_LOOP, RULES
 from harness.serving import llamacpp, mlx, sglang, tensorrt_llm, transformers, vllm

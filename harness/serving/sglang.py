@@ -47,8 +47,9 @@ from harness.serving.spec import (
     changes,
 )
 
-# What makes it accept by another rule than its default
+# What makes it accept by a rule; "" for its default
 RULE_FLAGS: Mapping[Rule, str] = {
+    "greedy_draft": "",
     "ratio": "--speculative-use-rejection-sampling",
     "block": "--speculative-use-block-verification",
 }
@@ -83,11 +84,11 @@ def speculative_flags(
         flags["--speculative-eagle-topk"] = 1
     if k is not None:
         flags["--speculative-num-draft-tokens"] = k + 1
-    accepting = RULE_FLAGS.get(rule) if rule is not None else None
+    accepting = "" if rule is None else RULE_FLAGS[rule]
     return [
         *(str(part) for flag in flags.items() for part in flag),
         *([ADAPTIVE] if k is None else []),
-        *([] if accepting is None else [accepting]),
+        *([accepting] if accepting else []),
     ]
 
 

@@ -67,6 +67,12 @@ METHODS: Mapping[DraftKind, str] = {
     "peagle": "eagle3",
 }
 COUNTING = Counting(first_position=1, shortens_last_draft=False)
+# What makes it accept by a rule
+RULE_SETTINGS: Mapping[Rule, Mapping[str, str]] = {
+    "greedy_draft": {},
+    "ratio": {"draft_sample_method": "probabilistic"},
+    "block": {"draft_sample_method": "probabilistic", "rejection_sample_method": "block"},
+}
 # K by the number of requests, and what decides in each step how many drafts are verified
 BY_BATCH = "num_speculative_tokens_per_batch_size"
 ADAPTIVE = "enable_adaptive_verification"
@@ -95,10 +101,9 @@ def speculative_config(
         config["parallel_drafting"] = True
     if kind == "ngram":
         config |= {"prompt_lookup_max": LONGEST_NGRAM, "prompt_lookup_min": 1}
-    if rule in ("ratio", "block") and not DRAFTS[kind].looks_up:  # a look-up's tokens are chosen
-        config["draft_sample_method"] = "probabilistic"
-    if rule == "block":
-        config["rejection_sample_method"] = "block"
+    config |= {} if rule is None else RULE_SETTINGS[rule]
+    if DRAFTS[kind].looks_up:
+        config.pop("draft_sample_method", None)  # its tokens are chosen
     return config
 
 

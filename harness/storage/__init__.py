@@ -55,7 +55,7 @@ from harness.storage.contents import (
 )
 from harness.storage.lock import Lock, take
 from harness.storage.manifest import Manifest, read_manifest
-from harness.storage.resume import differences, free_keys
+from harness.storage.resume import check_command
 from harness.summary import Summary, to_json
 
 if TYPE_CHECKING:  # every command's --help imports this module, and must not wait for pandas
@@ -201,14 +201,7 @@ class RunFolder:
         read_manifest(path)
         lock = take(path)
         manifest = read_manifest(path)  # as its last writer left it
-        if manifest.door != door:
-            raise UserError(f"resume={folder}: made by {manifest.door}, not by {door}")
-        differing = differences(read_config(path), dict(config), free_keys(door))
-        if differing:
-            raise UserError(
-                f"resume={folder}: its configuration differs in {', '.join(differing)}; "
-                "leave out what the run has already, or start a new run without resume="
-            )
+        check_command(folder, manifest, read_config(path), door, config)
         run = cls(path, manifest, lock)
         appended = (
             *(run.trials, run.answers, run.starts, run.probes),

@@ -36,7 +36,10 @@ def money(seconds: float, price_per_hour: float) -> float:
 
 
 def usd_per_million_tokens(seconds_per_token: float, price_per_hour: float) -> float:
-    """Price of 10^6 emitted tokens of one sequence at a time, in the currency of the price."""
+    """Price of 10^6 emitted tokens, in the currency of the price.
+
+    Of one sequence at a time; or, with the mean time from token to token of all, of a fleet.
+    """
     if not (math.isfinite(seconds_per_token) and seconds_per_token > 0.0):
         raise UserError(f"seconds_per_token={seconds_per_token}: must be above 0")
     if not (math.isfinite(price_per_hour) and price_per_hour >= 0.0):

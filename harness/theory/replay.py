@@ -3,7 +3,8 @@
 Speculative sampling emits x ~ target, whatever the draft. Given the emitted text x, the flag "the
 draft token at this drafted position was accepted" is Bernoulli(a), independent of the others:
 1. by Bayes, a = P(accepted and emitted x_i) / target(x_i), and the rules differ only there:
-   `ratio` min(1, draft(x_i) / target(x_i)), `exact_match` draft(x_i), `greedy_draft` x_i = argmax;
+   `ratio` min(1, draft(x_i) / target(x_i)), `exact_match` draft(x_i), `greedy_draft` x_i = argmax
+   (`harness.theory.acceptance_rules.accept_probabilities`);
 2. so from a start s the round accepts j < K and is rejected with probability a_1 .. a_j (1 - a_j+1)
    and goes on at s + j + 1; it accepts all K with a_1 .. a_K and goes on at s + K + 1;
 3. V[s], the probability that a round starts at s, is the renewal recursion V[0] = 1,
@@ -46,7 +47,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from harness.records import Rule, UserError
+from harness.records import UserError
 from harness.theory.acceptance import check_k
 
 Array = NDArray[np.float64]
@@ -150,33 +151,6 @@ def stacked(parts: Sequence[Replayed]) -> Replayed:
     """The texts of several replays of one K, one after the other; at least one part."""
     columns = zip(*(_arrays(part) for part in parts), strict=True)
     return Replayed(parts[0].k, *(np.concatenate(column) for column in columns))
-
-
-def accept_probabilities(
-    rule: Rule, target_logprob: ArrayLike, draft_logprob: ArrayLike, draft_is_argmax: ArrayLike
-) -> Array:
-    """The chance that the draft token at a position was accepted, given the emitted token there.
-
-    Args:
-        rule: the acceptance rule. Of `block` the chance is given the round's earlier tokens too,
-            and the last axis is the offsets of a round, as `by_start` lays them out.
-        target_logprob: log target(x_i) under the text's sampling parameters; any shape.
-        draft_logprob: log draft(x_i) under the same; -inf where the draft excludes the token.
-        draft_is_argmax: whether x_i is the draft's most likely token.
-    """
-    draft = np.asarray(draft_logprob, dtype=np.float64)
-    if rule in ("ratio", "block"):
-        ratio = draft - np.asarray(target_logprob, dtype=np.float64)
-        if rule == "ratio":
-            return np.exp(np.minimum(0.0, ratio))
-        reached = np.minimum.accumulate(np.minimum(0.0, ratio.cumsum(axis=-1)), axis=-1)
-        before = np.concatenate([np.zeros_like(reached[..., :1]), reached[..., :-1]], axis=-1)
-        # Nothing is reached beyond a token that the draft excludes
-        excluded = before == -np.inf
-        return np.where(excluded, 0.0, np.exp(reached - np.where(excluded, 0.0, before)))
-    if rule == "exact_match":
-        return np.exp(np.minimum(0.0, draft))
-    return np.asarray(draft_is_argmax, dtype=np.float64)
 
 
 def by_start(accept_prob: ArrayLike, depth: int) -> Array:

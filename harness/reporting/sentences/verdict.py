@@ -1,11 +1,11 @@
-"""What to do, the reason for it, and what to do next."""
+"""The sentences of a verdict: which draft and K to serve, the reason, and what to do next."""
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
-from harness.records import GREEDY, Rule, first
+from harness.records import GREEDY, first
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
@@ -29,14 +29,9 @@ from harness.summary import (
     Summary,
     VerdictReason,
 )
+from harness.theory.acceptance_rules import ACCEPTANCE_RULES
 
 NO_ADVICE = "Not a recommendation (dummy weights): "
-RULES: Mapping[Rule, str] = {
-    "greedy_draft": "the draft proposes its likeliest token",
-    "ratio": "the draft is sampled and accepted by a ratio of probabilities",
-    "exact_match": "draft and target sample and must agree",
-    "block": "the draft is sampled and its tokens are accepted together",
-}
 # Reasons that all cells of a run share
 OF_THE_RUN = frozenset[VerdictReason](
     (
@@ -201,7 +196,7 @@ def how_known(answer: Answer) -> str:
     known = "predicted on held-out prompts by replay"
     if answer.temperature == GREEDY or answer.rule is None:
         return known
-    return f"{known} where {RULES[answer.rule]}"
+    return f"{known} where {ACCEPTANCE_RULES[answer.rule].phrase}"
 
 
 def _capital(text: str) -> str:

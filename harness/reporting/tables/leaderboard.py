@@ -12,7 +12,6 @@ from harness.records import Failure, Rule, first, grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.sentences.explanation import rule_of_thumb
-from harness.reporting.sentences.verdict import RULES
 from harness.reporting.tables import stability
 from harness.reporting.tables.specification import (
     Column,
@@ -37,6 +36,7 @@ from harness.summary import (
     Summary,
     Unstable,
 )
+from harness.theory.acceptance_rules import ACCEPTANCE_RULES
 
 PLAIN = grid.DECISIONS["does_not_pay"]
 # Of a draft that none of a ranking's engines has, and another engine has
@@ -79,7 +79,7 @@ class Board(NamedTuple):
     @property
     def acceptance(self) -> str:
         """How these engines accept, in words."""
-        return "; ".join(RULES[rule] for rule in self.rules)
+        return "; ".join(ACCEPTANCE_RULES[rule].phrase for rule in self.rules)
 
 
 class DraftCosts(NamedTuple):

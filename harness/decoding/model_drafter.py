@@ -1,6 +1,7 @@
-"""The drafter that is a model; `heads.py` has the one that is a head, `lookups.py` those without.
+"""The drafter that is a model, and drafts token by token.
 
-A new way of drafting is one more class with `begin`, `propose` and `advance`.
+`heads.py` has the one that is a head on the target's hidden states, `lookups.py` those without a
+model.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from torch import Tensor
 from harness.decoding.protocols import CausalModel, Proposal, recorded, recorder_of, seen_by
 from harness.decoding.sampling import SamplingParameters, inverse_cdf, penalised, sampler_for
 from harness.records import Rule
+from harness.theory.acceptance_rules import ACCEPTANCE_RULES
 
 
 class ModelDrafter:
@@ -39,7 +41,7 @@ class ModelDrafter:
     ) -> None:
         """Wrap `model`; `greedy_draft` proposes the argmax at any temperature."""
         self._model, self._sampling, self._threshold = model, sampling, threshold
-        chooses = sampling.greedy or rule == "greedy_draft"
+        chooses = sampling.greedy or ACCEPTANCE_RULES[rule].draft_chooses
         self._probabilities = None if chooses else sampler_for(sampling)
         self._pending = torch.empty(0, dtype=torch.long, device=model.device)
         self._penalty = sampling.repetition_penalty
