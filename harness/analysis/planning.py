@@ -2,9 +2,10 @@
 
 From a server run with requests side by side, or an audition that such a run prices
 (`harness.analysis.planned_server`): its texts say what rounds accept (match bits, or
-chances from which flags are drawn), its closed loops what iterations and starts cost, R(K, B)
-(`harness.analysis.batch_schedule`), its single requests what a prompt's length costs. These drive a
-simulated server (`harness.simulation`) at a grid of rates up to nearly each choice's capacity.
+chances from which flags are drawn), its loads what iterations and prompts cost, R(K, B), by the
+server's own clock (`harness.analysis.iteration_costs`); where that tells too little, by the seconds
+of whole loads (`harness.analysis.batch_schedule`). These drive a simulated server
+(`harness.simulation`) at a grid of rates up to nearly each choice's capacity.
 
 One seed is one sequence of requests and arrivals, the same for every choice and rate; so choices
 are compared in pairs. A goal is met where the mean over seeds of the percentile is within it, and
