@@ -1,5 +1,7 @@
 """The commands on rented GPUs; thin, because all the work is in the package.
 
+`harness.cloud.jobs` makes one job for each card, `harness.cloud.remote` runs and combines them.
+
     modal run modal_app.py::smoke --gpu A10G
     modal run modal_app.py::profile --model qwen3_4b --draft qwen3_0_6b --gpu A10G
     modal run modal_app.py::sweep --model qwen3_4b --draft qwen3_0_6b --overrides "k=[1,2,4]"

@@ -1,4 +1,8 @@
-"""What is to be done on rented machines: one job per card, checked before anything is rented."""
+"""What is to be done on rented machines: one job per card, checked before anything is rented.
+
+How the jobs run there, and how the cards of an audition share its texts, is in
+`harness.cloud.remote`.
+"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,5 +1,7 @@
 """A parser of what TensorRT-LLM's benchmark wrote of its requests; no server is started here.
 
+`harness.engines.stored_answers` recognises such files and calls it.
+
 The file is that of `trtllm-bench ... --request_json FILE`. A server that runs already is measured
 by `harness.engines.openai`, which the `client` of `harness.serving.tensorrt_llm` names. To start
 one, write an `adapter` here as `harness.engines.sglang` has it, and name this module there, without

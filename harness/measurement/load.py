@@ -17,7 +17,9 @@ in a new order for each visit.
 
 Machines that are shared change their speed for seconds or minutes, by others' use of memory too,
 which no count of processor time shows. So the plain server decodes one request alone before and
-after each load: how fast the machine was in it, against the others.
+after each load (`alone_s`): how fast the machine was in it, against the others
+(`harness.analysis.planned_server.Server.pace`). What other processes kept busy is `others`; beyond
+`MOST_OTHERS` (`harness.analysis.batch_schedule`) a load is disturbed, and not compared.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
