@@ -738,7 +738,7 @@ def test_a_speedup_has_nothing_of_a_choice_in_it_where_there_was_none() -> None:
     alone = replace(made, run=replace(made.run, ks=(0, 2)))
     (said,) = notes_of(alone)
     assert "choosing" not in said
-    assert said.startswith("speedup: measured, so not")
+    assert said.startswith("speedup: measured; ")
 
 
 def test_a_verdict_by_pairs_says_which_prompts_are_replayed_and_which_measured() -> None:

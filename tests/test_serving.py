@@ -135,12 +135,12 @@ def test_the_first_line_is_vllms_after_the_command_that_measures_it() -> None:
         "num_speculative_tokens": 4,
     }
     assert first.notes[0] == (
-        "Not measured: K=4 pays while a round costs less than 3.50 plain tokens there; here it"
-        " costs 2.10."
+        "Not measured: K=4 pays while a round there costs less than 3.50 of its plain tokens (the"
+        " harness: 2.10)."
     )
     sampled, *_ = snippets_of(decided(serve_on="vllm_probabilistic"))
     assert speculative_config(sampled)["draft_sample_method"] == "probabilistic"
-    assert "less than 3.00 plain tokens" in sampled.notes[0]
+    assert "less than 3.00 of its plain tokens" in sampled.notes[0]
     assert "engine=vllm " in sampled.measure
     assert sampled.measure.endswith("decode.rule=ratio")
 
@@ -297,7 +297,7 @@ def test_names_are_quoted_in_python_too() -> None:
 def test_a_run_that_stopped_drafting_early_is_served_so_where_the_engine_can() -> None:
     snippets = lines(decided(sampling={"stop_threshold": 0.3}))
     assert "assistant_confidence_threshold = 0.3" in snippets["transformers"].code
-    assert "less than 3.00 plain tokens" in snippets["transformers"].notes[0]
+    assert "less than 3.00 of its plain tokens" in snippets["transformers"].notes[0]
     for engine in ("vLLM", "SGLang", "llama.cpp", "mlx-lm"):
         assert "stopped drafting early, it does not" in snippets[engine].notes[0]
 
