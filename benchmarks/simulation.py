@@ -147,9 +147,9 @@ def compared(
     """A table of all cells, the errors over them, and the K that would be chosen."""
     names, busy_processors = [name for name, *_ in COMPARED], [f"{each:.2f}" for each in others]
     lines = [
-        "`python benchmarks/simulation.py` says what is measured, with `--server FOLDER --engine"
-        f" {engine}`. {len(repeats)} repeats; others kept {', '.join(busy_processors)} processors"
-        " busy meanwhile.",
+        f"`python benchmarks/simulation.py --server FOLDER --engine {engine} --out"
+        f" docs/validation.md` says what is measured. {len(repeats)} repeats; others kept"
+        f" {', '.join(busy_processors)} processors busy meanwhile.",
         "",
         "Each cell: measured (waits in ms), error of the simulation, (difference of two repeats).",
         "",

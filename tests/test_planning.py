@@ -33,7 +33,7 @@ from harness.reporting.sentences.plan import named, verdicts, whether_served
 from harness.serving.engines import spec_of
 from harness.simulation.policies import Fixed
 from harness.simulation.requests import Request, Text
-from harness.simulation.server import Costs, sent_at_once, simulate
+from harness.simulation.server import Costs, Served, sent_at_once, simulate
 from harness.storage import StoredRun, load
 from harness.summary import Caveat, Plan, PlanChoice, RunFacts, ServedGate, Summary
 from harness.theory.batching import BatchTimes
@@ -62,6 +62,18 @@ def known_costs(*, by_runs: bool = False) -> IterationCosts:
 
 
 @cache
+def told(timing: LoadTiming, done: Served) -> LoadTiming:
+    """A load that took what was simulated, by the client's and the server's clock."""
+    decode_s = done.ended_s - done.first_s
+    return replace(
+        timing,
+        seconds=float(done.ended_s.max()),
+        user_s=tuple((done.first_token_s + decode_s).tolist()),
+        user_decode_s=tuple(decode_s.tolist()),
+        user_prefill_s=tuple((done.first_s - done.entered_s).tolist()),
+    )
+
+
 def timed(*, unified: bool = True) -> StoredRun:
     """The stored run, had its greedy closed loops cost these, by the server's own clock.
 
@@ -82,14 +94,7 @@ def timed(*, unified: bool = True) -> StoredRun:
         costs = known_costs(by_runs=not unified).priced(4, max(KS))[min(timing.k, 1)]
         arrivals = timing.due_s or sent_at_once(len(sent), timing.concurrency)
         done = simulate(sent, arrivals, costs, Fixed(timing.k), timing.concurrency)
-        decode_s = done.ended_s - done.first_s
-        return replace(
-            timing,
-            seconds=float(done.ended_s.max()),
-            user_s=tuple((done.first_token_s + decode_s).tolist()),
-            user_decode_s=tuple(decode_s.tolist()),
-            user_prefill_s=tuple((done.first_s - done.entered_s).tolist()),
-        )
+        return told(timing, done)
 
     greedy = [timing for timing in run.loads if timing.temperature == 0.0]
     arriving = [
@@ -561,6 +566,16 @@ def _errors(run: StoredRun) -> list[float]:
     return errors
 
 
+def test_references_that_share_nothing_change_nothing() -> None:
+    steady = timed()
+    loads = tuple(
+        replace(each, alone_s=[(0.01, 0.012), (0.012, 0.01)][row % 2])
+        for row, each in enumerate(steady.loads)
+    )
+    server = Server.of(replace(steady, loads=loads), 0.0)
+    assert {server.pace(each) for each in loads} == {1.0}
+
+
 def test_costs_add_up_to_what_all_requests_took_together() -> None:
     """Medians alone would not know that the machine is slow for a third of the time."""
     steady = timed()
@@ -619,24 +634,15 @@ def test_costs_of_a_context_are_found_where_texts_differ_in_length() -> None:
         ]
         arrivals = sent_at_once(24, concurrency)
         done = simulate(sent, arrivals, costs.priced(4, 4)[min(k, 1)], Fixed(k), concurrency)
-        decode_s = done.ended_s - done.first_s
-        template = timed().loads[0]
-        loads.append(
-            (
-                replace(
-                    template,
-                    visit=repeat,
-                    k=k,
-                    concurrency=concurrency,
-                    texts=tuple(map(str, range(24))),
-                    rounds=tuple(done.rounds.tolist()),
-                    user_s=tuple((done.first_token_s + decode_s).tolist()),
-                    user_decode_s=tuple(decode_s.tolist()),
-                    user_prefill_s=tuple((done.first_s - done.entered_s).tolist()),
-                ),
-                sent,
-            )
+        load = replace(
+            timed().loads[0],
+            visit=repeat,
+            k=k,
+            concurrency=concurrency,
+            texts=tuple(map(str, range(24))),
+            rounds=tuple(done.rounds.tolist()),
         )
+        loads.append((told(load, done), sent))
     fitted = fit_iterations(loads, 4, mixes=True, by_runs=False)
     assert fitted is not None
     assert fitted.context_token_s == pytest.approx(2e-6, rel=0.1)
@@ -667,7 +673,6 @@ def test_costs_of_rounds_in_which_a_lookup_finds_nothing_are_found_by_iterations
             Fixed(k),
             concurrency,
         )
-        decode_s = done.ended_s - done.first_s
         load = replace(
             timed().loads[0],
             visit=repeat,
@@ -676,11 +681,8 @@ def test_costs_of_rounds_in_which_a_lookup_finds_nothing_are_found_by_iterations
             concurrency=concurrency,
             texts=tuple(map(str, range(24))),
             rounds=tuple(done.rounds.tolist()),
-            user_s=tuple((done.first_token_s + decode_s).tolist()),
-            user_decode_s=tuple(decode_s.tolist()),
-            user_prefill_s=tuple((done.first_s - done.entered_s).tolist()),
         )
-        loads.append((load, sent))
+        loads.append((told(load, done), sent))
     fitted = fit_iterations(loads, 4, mixes=True, by_runs=False)
     assert fitted is not None
     for batch, n in product((1, 2, 3, 4), (0, *ks)):

@@ -154,6 +154,10 @@ def test_a_headline_says_where_it_was_measured_and_what_carries_over() -> None:
         "K=3 emits 2.90 [2.70, 3.10] tokens a round, so it pays while a round costs less than 2.70"
         " plain tokens there (the harness: 2.10)."
     )
+    between = RoundTokens(3, 2.9, 2.7, 3.1, 2.1, interpolated=True)
+    assert verdict.cost_that_pays(between).endswith(
+        "plain tokens there (the harness: 2.10, interpolated)"
+    )
     others = sweep_of(SERVE, untimed("vllm"), untimed("sglang"))
     assert verdict.verdicts(others) == (
         f"{gain}, measured on held-out prompts. On vLLM, SGLang: not measured; {emits}",

@@ -275,7 +275,8 @@ class Server:
     def _references(self) -> Array:
         """[load, (before, after)] what a token took alone, logarithms; empty where not known."""
         loads = self.served.setup.run.loads
-        return np.log([load.alone_s for load in loads if load.alone_s])
+        of_these = [each for each in loads if each.temperature == self.temperature]
+        return np.log([load.alone_s for load in of_these if load.alone_s])
 
     def pace(self, timing: LoadTiming) -> float:
         """How many times as long as usually the machine took during a load; 1.0 if not known.
@@ -288,7 +289,7 @@ class Server:
             return 1.0
         (var_before, common), (_, var_after) = np.cov(known.T)
         variance = (var_before + var_after) / 2.0
-        lasting = max(0.0, 2.0 * common / (variance + common)) if variance > 0.0 else 0.0
+        lasting = 2.0 * common / (variance + common) if common > 0.0 else 0.0
         off = float(np.mean(np.log(timing.alone_s)) - np.median(known.mean(axis=1)))
         return float(np.exp(lasting * off))
 

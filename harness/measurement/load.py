@@ -183,7 +183,8 @@ def load_visit(
 def _alone_s(servers: Mapping[int, Server], reference: Request, clock: ServerClock) -> float | None:
     """What the plain server decodes a request in, alone and by its own clock, seconds a token.
 
-    None where it does not tell, with processor time, and without such a server.
+    None where it does not tell, with processor time, without such a server, and where its text is
+    one token, which the prefill makes.
     """
     if clock == "cpu" or 0 not in servers:
         return None
@@ -192,7 +193,7 @@ def _alone_s(servers: Mapping[int, Server], reference: Request, clock: ServerClo
         done = servers[0].generate(*asked)
     except UserError as error:
         raise LoadFailedError(0, error) from error
-    return None if done.decode_s is None else done.decode_s / done.returned
+    return done.decode_s / (done.returned - 1) if done.decode_s and done.returned > 1 else None
 
 
 def _timed(
