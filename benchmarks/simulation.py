@@ -75,7 +75,15 @@ def main() -> None:
         Server.of(load(run), GREEDY) for run in measured(asked.server, asked.engine, asked.repeats)
     ]
     repeats = [[*load_checks(run, run.ks)] for run in runs]
-    lines = compared(asked.engine, repeats, [busy(run) for run in runs])
+    devices = {run.served.setup.environment.device_name or "-" for run in runs}
+    lines = [
+        f"`python benchmarks/simulation.py --server FOLDER --engine {asked.engine} --out"
+        f" docs/validation.md` says what is measured. {len(runs)} repeats on"
+        f" {' and '.join(sorted(devices))}, of which others kept"
+        f" {', '.join(f'{busy(run):.2f}' for run in runs)} processors busy meanwhile.",
+        "",
+        *compared(repeats),
+    ]
     print("\n".join(lines))
     if asked.out is not None:
         title = WAITS[asked.engine]
@@ -141,16 +149,10 @@ COMPARED: tuple[tuple[str, Value, Value], ...] = (
 )
 
 
-def compared(
-    engine: str, repeats: Sequence[Sequence[PlanCheck]], others: Sequence[float]
-) -> list[str]:
+def compared(repeats: Sequence[Sequence[PlanCheck]]) -> list[str]:
     """A table of all cells, the errors over them, and the K that would be chosen."""
-    names, busy_processors = [name for name, *_ in COMPARED], [f"{each:.2f}" for each in others]
+    names = [name for name, *_ in COMPARED]
     lines = [
-        f"`python benchmarks/simulation.py --server FOLDER --engine {engine} --out"
-        f" docs/validation.md` says what is measured. {len(repeats)} repeats; others kept"
-        f" {', '.join(busy_processors)} processors busy meanwhile.",
-        "",
         "Each cell: measured (waits in ms), error of the simulation, (difference of two repeats).",
         "",
         f"| load | K | requests | {' | '.join(names)} |",
