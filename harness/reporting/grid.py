@@ -228,6 +228,12 @@ def at_place(answer: Answer) -> str:
     return f"at {GIVEN}" if answer.engine is None else f"on {spec_of(answer.engine).title}"
 
 
+def timed_place(summary: Summary) -> str:
+    """Where the rounds ran that a report's speedups are of."""
+    timed = first(summary.answers, timed=True)
+    return f"on {OWN.title}" if timed is None else at_place(timed)
+
+
 def own_cost(emitted: RoundTokens) -> str:
     """What a round costs on the harness's loop, in brackets; "" where that is not known."""
     if emitted.own_cost is None:

@@ -105,8 +105,8 @@ def load(served: ServedSummary) -> str:
 def under_load(served: ServedSummary, answer: Answer) -> str:
     """Whether an answer was seen under load, and what it is there; "" for our own loop.
 
-    "Under load: K=4 for 1, no draft for 2 to 8 requests side by side; among K > 0 the
-    fastest there is K=1 (0.67x at 2, 0.85x at 8)."
+    "Under load (timed at 1, 2, 8): K=4 for 1, no draft for 2 to 8 requests side by side; among
+    K > 0 the fastest there is K=1 (0.67x at 2, 0.85x at 8)."
     """
     temperature = answer.temperature
     if max((cell.concurrency for cell in served.cells), default=1) > 1 or served.engine == OWN.name:
@@ -124,8 +124,10 @@ def under_load(served: ServedSummary, answer: Answer) -> str:
         for (low, k), end in zip(lows.items(), ends, strict=True)
     ]
     unpaid = [entry.concurrency for entry in schedule.entries if entry.k == 0]
-    closest = _closest(where(served.load, temperature=temperature), unpaid, answer.named[1])
-    return f"Under load: {', '.join(parts)} requests side by side{closest}."
+    cells = where(served.load, temperature=temperature)
+    timed = ", ".join(map(str, sorted({cell.concurrency for cell in cells})))
+    closest = _closest(cells, unpaid, answer.named[1])
+    return f"Under load (timed at {timed}): {', '.join(parts)} requests side by side{closest}."
 
 
 def _closest(cells: Sequence[LoadCell], unpaid: Sequence[int], k: int) -> str:

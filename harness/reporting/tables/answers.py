@@ -55,6 +55,9 @@ COST_NOTE = "cost: of a round, in plain tokens of that engine{}."
 # Tokens per round and cost of a round stand next to a speedup that is not their ratio
 CORRECTED_NOTE = "speedup: {how}; {tokens} / {cost} predicts {ratio}."
 LOAD_NOTE = "One request at a time; under load nothing was measured (harness.server measures it)."
+SERVER_NOTE = "No other engine was measured in this run."
+# What was not measured, by command
+LIMITS = {"sweep": LOAD_NOTE, "audition": LOAD_NOTE, "server": SERVER_NOTE}
 PAIRED = "of all {prompts} prompts by replay, at what rounds cost where measured ({measured})"
 LESS = "less what choosing {chosen} adds"
 
@@ -127,8 +130,8 @@ def grid_table(summary: Summary) -> Table:
     alone = names if 1 < len(names) <= MOST_SETS else []
     columns = columns_by(alone, "{} alone", _words_of_set)
     star = _star_note(lines) if len(lines) > 1 else ()
-    alone = (LOAD_NOTE,) if summary.run.command in ("sweep", "audition") else ()
-    notes = (*star, *alone, *_shares(summary), *_grid_notes(lines, summary))
+    limit = LIMITS.get(summary.run.command, "")
+    notes = (*star, limit, *_shares(summary), *_grid_notes(lines, summary))
     return _grid((*GRID, *columns), lines, notes)
 
 

@@ -22,7 +22,7 @@ from harness.reporting.tables.specification import (
 )
 from harness.reporting.tables.sweep import of_verdicts
 from harness.serving.drafts import DRAFTS, looks_up
-from harness.serving.engines import OWN, with_lines
+from harness.serving.engines import with_lines
 from harness.summary import (
     AcceptanceByPosition,
     Answer,
@@ -50,10 +50,11 @@ class Board(NamedTuple):
     """One leaderboard and the rules that it holds for.
 
     `marks` are of its drafts that none of its engines has; `best` is the first of the others, or
-    plain decoding.
+    plain decoding, where the rounds that were timed accept by its rules.
     """
 
     place: str  # at whose round times the speedups are
+    own: bool  # whether what was timed there accepts so
     rules: tuple[Rule, ...]
     every_rule: bool  # whether it holds for every rule that was replayed, of several
     engines: tuple[str, ...]
@@ -63,17 +64,20 @@ class Board(NamedTuple):
 
     @property
     def best(self) -> LeaderboardRow | None:
-        """The fastest that can be served; None where every row has been left out."""
-        return next((row for row in self.rows if row.draft not in self.marks), None)
+        """The fastest that can be served; None where every row has been left out, or none ran."""
+        served = (row for row in self.rows if row.draft not in self.marks)
+        return next(served, None) if self.own else None
 
     @property
     def name(self) -> str:
         """As "on the harness's loop at temperature 1, accepted as on mlx-lm".
 
-        By any rule where they all rank alike.
+        By any rule where they all rank alike; by a rule that no timed round accepted by, "if it
+        accepted as on mlx-lm".
         """
         names = ", ".join(grid.engines_by_rule()[rule] for rule in self.rules)
-        accepted = "accepted by any rule" if self.every_rule else f"accepted as on {names}"
+        accepted = f"accepted as on {names}" if self.own else f"if it accepted as on {names}"
+        accepted = "accepted by any rule" if self.every_rule else accepted
         return f"{self.place} at temperature {fmt.temperature(self.temperature)}, {accepted}"
 
     @property
@@ -202,10 +206,10 @@ def boards(summary: Summary) -> list[Board]:
     rules = list(dict.fromkeys(board.rule for board in ranked))
     by_rule = sorted(ranked, key=lambda board: rules.index(board.rule))
     alike = grouped(by_rule, lambda board: (board.temperature, board.rows))
-    timed = next((answer for answer in summary.answers if answer.timed), None)
     return [
         Board(
-            place=f"on {OWN.title}" if timed is None else grid.at_place(timed),
+            place=grid.timed_place(summary),
+            own=summary.run.sampling.rule in {board.rule for board in group},
             rules=tuple(board.rule for board in group),
             every_rule=1 < len(rules) == len(group),
             engines=tuple(engine for board in group for engine in board.engines),
@@ -237,14 +241,13 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
         how = "" if board.every_rule else f": {board.acceptance}"
         no_root = any(breakeven(row) == fmt.NO_ROOT for row in board.rows)
         shown = {row.draft for row in board.rows}
-        of_verdict = summary.run.sampling.rule in board.rules
         looked_up = ", ".join(kind for kind in DRAFTS if kind in shown and looks_up(kind))
         notes = (
             f"Accepted as on {', '.join(board.engines)}{how}.",
             NO_ROOT_NOTE if no_root else "",
             SPEEDUP_NOTE,
             _lines_lack(summary, board),
-            as_decided(summary, board.rows, board.temperature) if of_verdict else "",
+            as_decided(summary, board.rows, board.temperature) if board.own else "",
             LOOKUP_NOTE.format(looked_up) if looked_up else "",
             *dropped_notes(board.rows),
         )

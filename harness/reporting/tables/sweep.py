@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from harness.records import ResultRow, grouped
 from harness.reporting import formatting as fmt
+from harness.reporting import grid
 from harness.reporting.tables import stability
 from harness.reporting.tables.specification import Column, Table, table
 from harness.serving.drafts import looks_up
@@ -181,7 +182,8 @@ def sweep_tables(summary: Summary) -> list[Table]:
         of_draft = [row for row in rows if row.k == 0 or row.draft == draft]
         groups = grouped(of_draft, lambda row: (row.temperature or 0.0, row.prompt_set or "all"))
         for (temperature, prompt_set), group in sorted(groups.items(), key=lambda item: item[0][0]):
-            name = f"temperature {fmt.temperature(temperature)}, {prompt_set} prompts"
+            of_set = f"temperature {fmt.temperature(temperature)}, {prompt_set} prompts"
+            name = f"{of_set}, {grid.timed_place(summary)}"
             title = f"{draft}, {name}" if len(drafts) > 1 else name[0].upper() + name[1:]
             made.append(_cells_table(title, [cell_of(row) for row in group], summary))
     return made
