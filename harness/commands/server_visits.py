@@ -57,7 +57,7 @@ from harness.engines.protocol import (
 )
 from harness.measurement.clock import undisturbed
 from harness.measurement.generations import Request
-from harness.measurement.load import Load, LoadFailedError, groups_of, load_visit
+from harness.measurement.load import Load, LoadFailedError, groups_of, load_visit, warm_up
 from harness.measurement.server_request import ask
 from harness.records import (
     Measurement,
@@ -463,6 +463,7 @@ def measure_loads(folder: RunFolder, work: Workload, adapter: Adapter, failures:
             servers = {role.k: server for role, server in by_role.items()}
             needed = {0} & servers.keys()
             failed: Counter[int] = Counter()
+            warm: set[int] = set()
             with progress(str(loads[0])) as bar, undisturbed():
                 for visit, temperature in waiting:
                     requests = [work.request(e, temperature, 0, visit) for e in work.prompts]
@@ -477,6 +478,10 @@ def measure_loads(folder: RunFolder, work: Workload, adapter: Adapter, failures:
                     while asked and needed <= asked.keys():
                         random = np.random.default_rng((config.seed, visit))
                         try:
+                            bar.say("warming the servers up")
+                            cold = {k: each for k, each in asked.items() if k not in warm}
+                            warm_up(cold, groups, slots)
+                            warm |= asked.keys()
                             visited = load_visit(asked, groups, loads, visit, random, work.clock)
                             done = []
                             bar.say(str(loads[0]))

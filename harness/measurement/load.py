@@ -180,6 +180,28 @@ def load_visit(
                     yield replace(timing, alone_s=(before_s, alone_s)) if known else timing
 
 
+def warm_up(
+    servers: Mapping[int, Server], groups: Mapping[str, Sequence[Request]], slots: int
+) -> None:
+    """Send every request, cut short, one by one and side by side, and time none.
+
+    What an engine prepares for a number of tokens in an iteration, it prepares when it first meets
+    it: on vLLM for CPUs prefills of the first load took half as long again as those of the next.
+
+    Raises:
+        LoadFailedError: as `load_visit`.
+    """
+    for k, server in servers.items():
+        for group in groups.values():
+            for in_flight in (1, slots):
+                sent = _enough(group, in_flight)
+                short = [replace(each, budget=_part(each.budget, 1 / SHORTER)) for each in sent]
+                try:
+                    _sent(server, short, in_flight, None)
+                except UserError as error:
+                    raise LoadFailedError(k, error) from error
+
+
 def _alone_s(servers: Mapping[int, Server], reference: Request, clock: ServerClock) -> float | None:
     """What the plain server decodes a request in, alone and by its own clock, seconds a token.
 
