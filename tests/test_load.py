@@ -50,7 +50,14 @@ from harness.engines.sglang import Sglang
 from harness.engines.vllm import Vllm
 from harness.measurement.draft_scores import score_texts
 from harness.measurement.generations import Request
-from harness.measurement.load import Load, LoadFailedError, groups_of, load_visit, requests_of_load
+from harness.measurement.load import (
+    Load,
+    LoadFailedError,
+    groups_of,
+    load_visit,
+    requests_of_load,
+    warm_up,
+)
 from harness.measurement.server_request import ReturnedText
 from harness.records import HALF, LoadTiming, ServerCommand, ServingEngine, UserError, where
 from harness.reporting.sentences.served import reasons
@@ -186,6 +193,22 @@ def test_a_closed_loop_keeps_so_many_requests_in_flight_and_sends_each_budget_to
         assert short.budgets == tuple(max(4, round(budget / 4)) for budget in full.budgets)
         assert full.returned == tuple(min(30, budget) for budget in full.budgets)
         assert full.seconds == 18
+
+
+def test_a_warm_up_sends_every_prompt_alone_and_side_by_side_and_cuts_them_short():
+    groups = groups_of(requests_of([("easy", "0"), ("easy", "1"), ("hard", "2"), ("hard", "3")]), 2)
+    # The four requests that follow the first set's prompts are sent two by two
+    servers = {k: StandIn(k, [30] * 4, together=2, alone=2) for k in (0, 2)}
+    warm_up(servers, groups, 2)
+    for server in servers.values():
+        assert server.most == 2
+        prompts = [prompt for prompt, _ in server.sent]
+        assert sorted(prompts[:2]) == [0, 1]
+        assert {*prompts} == {0, 1, 2, 3}
+        assert max(budget for _, budget in server.sent) <= 10
+    with pytest.raises(LoadFailedError, match="the server ended") as failed:
+        warm_up({2: StandIn(2, [30] * 4, dies_at=3)}, groups, 1)
+    assert (failed.value.k, failed.value.died) == (2, True)
 
 
 def test_one_prompt_set_is_sent_in_two_halves():
@@ -839,6 +862,18 @@ def test_servers_that_run_one_after_the_other_are_all_put_under_load(tmp_path):
     assert begun == [(0, ""), (2, ""), (4, "")]
     made = {(t.k, t.concurrency, t.visit) for t in run.loads}
     assert made == {*product((0, 2, 4), (1, 2), (0, 1))}
+
+
+def test_each_server_is_warmed_up_once_before_its_first_load(tmp_path, monkeypatch):
+    warmed = []
+
+    def note(servers, groups, slots):
+        warmed.append(([*servers], [*groups], slots))
+
+    monkeypatch.setattr("harness.commands.server_visits.warm_up", note)
+    run, _ = measured_under_load(tmp_path, "k=[2]", "servers=2")
+    assert {timing.visit for timing in run.loads} == {0, 1}
+    assert warmed == [([0, 2], ["easy", "hard"], 2), ([], ["easy", "hard"], 2)]
 
 
 def test_a_server_whose_k_changes_is_one_more_candidate_under_load(tmp_path):
