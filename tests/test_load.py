@@ -197,13 +197,13 @@ def test_a_closed_loop_keeps_so_many_requests_in_flight_and_sends_each_budget_to
 
 def test_a_warm_up_sends_every_prompt_alone_and_side_by_side_and_cuts_them_short():
     groups = groups_of(requests_of([("easy", "0"), ("easy", "1"), ("hard", "2"), ("hard", "3")]), 2)
-    # The four requests that follow the first set's prompts are sent two by two
-    servers = {k: StandIn(k, [30] * 4, together=2, alone=2) for k in (0, 2)}
+    # Four of a set are sent one by one, and the eight after them two by two
+    servers = {k: StandIn(k, [30] * 4, together=2, alone=4) for k in (0, 2)}
     warm_up(servers, groups, 2)
     for server in servers.values():
         assert server.most == 2
         prompts = [prompt for prompt, _ in server.sent]
-        assert sorted(prompts[:2]) == [0, 1]
+        assert prompts[:4] == [0, 1, 0, 1]
         assert {*prompts} == {0, 1, 2, 3}
         assert max(budget for _, budget in server.sent) <= 10
     with pytest.raises(LoadFailedError, match="the server ended") as failed:

@@ -68,7 +68,7 @@ def told(timing: LoadTiming, done: Served) -> LoadTiming:
     return replace(
         timing,
         seconds=float(done.ended_s.max()),
-        user_s=tuple((done.first_token_s + decode_s).tolist()),
+        user_s=tuple((done.ended_s - done.arrived_s + done.client_s).tolist()),
         user_decode_s=tuple(decode_s.tolist()),
         user_prefill_s=tuple((done.first_s - done.entered_s).tolist()),
     )
@@ -619,6 +619,36 @@ def test_a_plan_beyond_what_was_measured_says_so() -> None:
     few = tuple(each for each in closed if sum(each.budgets) < 3 * least)
     context = said(replace(run, loads=few))["plan_context_not_measured"].values
     assert int(str(context["context"])) > int(str(context["measured"]))
+
+
+def test_percentiles_have_in_them_what_prefills_take_more_or_less_than_they_cost() -> None:
+    run, random = timed(), np.random.default_rng(6)
+    usual_s = float(np.median([each for line in run.loads for each in line.user_prefill_s if each]))
+
+    def scattered(timing: LoadTiming) -> LoadTiming:
+        prefill_s = np.array(timing.user_prefill_s, dtype=np.float64)
+        more_s = random.uniform(-0.5, 0.5, len(prefill_s)) * usual_s
+        more_s = np.maximum(more_s, -prefill_s / 2.0)
+        return replace(
+            timing,
+            user_s=tuple((timing.user_s + more_s).tolist()),
+            user_prefill_s=tuple((prefill_s + more_s).tolist()),
+        )
+
+    made = replace(run, loads=tuple(map(scattered, run.loads)))
+    server, exact = Server.of(made, 0.0), Server.of(run, 0.0)
+    for costs, spread in ((server.costs, 0.3), (exact.costs, 0.0)):
+        assert np.std(costs.prefill_scatter_s) == pytest.approx(spread * usual_s, abs=0.1 * usual_s)
+    alone = {c.k: c for c in planning.load_checks(server, KS) if c.concurrency == 1}
+    at_costs = {c.k: c for c in planning.load_checks(exact, KS) if c.concurrency == 1}
+    assert {*alone} == {*KS}
+    for k, check in alone.items():
+        each = check.first_token, check.simulated_first_token, at_costs[k].simulated_first_token
+        waits, simulated, without = (percentiles.p95 for percentiles in each if percentiles)
+        assert simulated == pytest.approx(waits, rel=0.15)
+        assert simulated is not None
+        assert without is not None
+        assert simulated > 1.1 * without
 
 
 def test_costs_of_a_context_are_found_where_texts_differ_in_length() -> None:

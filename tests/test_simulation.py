@@ -248,7 +248,7 @@ def test_a_start_stalls_who_is_active_and_a_prompt_costs_by_its_length() -> None
     assert served.entered_s.tolist() == pytest.approx([0.0, 3.6])
     assert served.first_s.tolist() == pytest.approx([0.6, 6.1])
     assert served.ended_s.tolist() == pytest.approx([0.6 + 10 + 2.5, 8.1])
-    assert served.first_token_s.tolist() == pytest.approx([0.6, 3.1])
+    assert served.first_token_s[:, 0].tolist() == pytest.approx([0.6, 3.1])
     assert served.per_token_s.tolist() == pytest.approx([1.25, 1.0])
 
 

@@ -206,7 +206,7 @@ def test_a_column_without_any_value_is_left_out_and_named() -> None:
 def test_a_sweep_has_a_table_per_temperature_and_prompt_set() -> None:
     titles = [entry.title for entry in tables_of(analysed("sweep"))]
     assert titles[:4] == [
-        f"Temperature {temperature}, {prompt_set} prompts"
+        f"Temperature {temperature}, {prompt_set} prompts, on the harness's loop"
         for temperature in (0, 1)
         for prompt_set in ("easy", "hard")
     ]

@@ -9,7 +9,9 @@ deviations): a request that something disturbed has no more weight than another.
 and what waits in a queue waits for the mean: on a machine that is slow for a part of the time the
 mean is above the median. So all costs are multiplied by one factor, with which they add up to the
 seconds of all requests together, where one that took more than `DISTURBED` times as long as its
-costs, or as much less, counts with that much.
+costs, or as much less, counts with that much. What prefills took more or less than they cost
+(`IterationCosts.prefill_scatter_s`) is in the percentiles of waits, not in a simulation's clock. Of
+decoding it is not: there it is mostly who was side by side, which a simulation has in it.
 
     R(n, b)     an iteration of b requests whose rounds draft n tokens; never less with more of
                 them; rounds in which a look-up finds nothing have their own: no plain tokens
@@ -31,6 +33,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from harness.analysis.server_costs import shares_of_rounds
@@ -49,6 +52,8 @@ ALTERNATIONS = 3
 CONTEXT_SPREAD = 128
 # Times what a request costs, from where it says that something disturbed it
 DISTURBED = 2.0
+# Of how prefills scatter around their costs
+QUANTILES = 20
 # Columns of a server's prompts
 ALONE, BY_ONE, BY_SEVERAL, IDLE, TOKEN = range(5)
 STARTS = 5
@@ -83,6 +88,8 @@ class IterationCosts:
         by_runs: whether `times` are of passes of neighbouring slots.
         context_tokens, context_token_s: in the cache of each request where an iteration takes
             `times`, and what each token more takes.
+        prefill_scatter_s: what prefills took more than they cost, or less: quantiles at equal
+            steps, ascending.
     """
 
     times: BatchTimes
@@ -92,6 +99,7 @@ class IterationCosts:
     by_runs: bool = False
     context_tokens: float = 0.0
     context_token_s: float = 0.0
+    prefill_scatter_s: Sequence[float] = (0.0,)
 
     def priced(self, slots: int, largest_k: int) -> tuple[Costs, Costs]:
         """The plain server's, and that of one that drafts up to so many tokens."""
@@ -115,6 +123,7 @@ class IterationCosts:
             draft_step_s=[self._draft_step_s(b, len(rows[0]) - 1) for b in range(len(rows))],
             context_tokens=self.context_tokens,
             context_token_s=self.context_token_s,
+            prefill_scatter_s=self.prefill_scatter_s,
         )
 
     def _draft_step_s(self, batch: int, largest_k: int) -> float:
@@ -270,6 +279,7 @@ class _Observed:
     Attributes:
         slots: of the loads.
         texts: [n] the name of each one's text.
+        prefills: [n] whether it is a prefill.
         counts: [n, column] as of `_counted`.
         seconds: [n] that it took.
         context_tokens, context_spread: as of `_contexts`, of all requests.
@@ -277,6 +287,7 @@ class _Observed:
 
     slots: int
     texts: Sequence[str]
+    prefills: NDArray[np.bool_]
     counts: Array
     seconds: Array
     context_tokens: float
@@ -286,7 +297,13 @@ class _Observed:
         """Those of the other texts."""
         kept = [name not in names for name in self.texts]
         texts = [name for name in self.texts if name not in names]
-        return replace(self, texts=texts, counts=self.counts[kept], seconds=self.seconds[kept])
+        return replace(
+            self,
+            texts=texts,
+            prefills=self.prefills[kept],
+            counts=self.counts[kept],
+            seconds=self.seconds[kept],
+        )
 
 
 def _fitted(observed: _Observed, costs: IterationCosts, *, last: bool) -> IterationCosts | None:
@@ -302,8 +319,11 @@ def _fitted(observed: _Observed, costs: IterationCosts, *, last: bool) -> Iterat
     kinds = 1 + len(drafts)
     columns = _increments(counts, slots, kinds)
     fitted = least_absolute(columns, observed.seconds, known_s)
+    scatter_s: tuple[float, ...] = (0.0,)
     if last:
         fitted *= _mean_over_median(columns @ fitted + known_s, observed.seconds)
+        costs_s = columns @ fitted + known_s
+        scatter_s = _scatter_s(observed.seconds[observed.prefills], costs_s[observed.prefills])
     of_rounds, of_starts = slice(slots * kinds), slice(slots * kinds, -1)
     context_token_s = float(fitted[-1])
     rounds_s = np.cumsum(fitted[of_rounds].reshape(kinds, slots), axis=1)
@@ -328,7 +348,16 @@ def _fitted(observed: _Observed, costs: IterationCosts, *, last: bool) -> Iterat
         costs.by_runs,
         context_tokens=mean if context_token_s else 0.0,
         context_token_s=context_token_s,
+        prefill_scatter_s=scatter_s,
     )
+
+
+def _scatter_s(seconds: Array, costs_s: Array) -> tuple[float, ...]:
+    """Quantiles of what [n] requests took more than they cost."""
+    if not len(seconds):
+        return (0.0,)
+    more_s = np.clip(seconds, costs_s / DISTURBED, costs_s * DISTURBED) - costs_s
+    return tuple(np.quantile(more_s, (np.arange(QUANTILES) + 0.5) / QUANTILES).tolist())
 
 
 def _mean_over_median(costs_s: Array, seconds: Array) -> float:
@@ -353,6 +382,7 @@ def _observed(
     plain = {b: np.eye(1, kinds) for b in batches}
     drafting = {b: shares_of_rounds(costs.times.by_batch[b], largest_k) for b in batches}
     texts: list[str] = []
+    prefills: list[NDArray[np.bool_]] = []
     counts: list[Array] = []
     seconds: list[Array] = []
     for load in loads:
@@ -371,10 +401,16 @@ def _observed(
         prefill, decode = _counted(load, journal, shares, kinds, of_server)
         names = np.array(timing.texts)
         texts += [*names[single].tolist(), *names[decoded].tolist()]
+        prefills += [np.ones(single.sum(), dtype=bool), np.zeros(decoded.sum(), dtype=bool)]
         counts += [prefill[single], decode[decoded]]
         seconds += [_known(timing.user_prefill_s)[single], _known(timing.user_decode_s)[decoded]]
     return _Observed(
-        slots, texts, np.concatenate(counts), np.concatenate(seconds), *_contexts(loads)
+        slots,
+        texts,
+        np.concatenate(prefills),
+        np.concatenate(counts),
+        np.concatenate(seconds),
+        *_contexts(loads),
     )
 
 

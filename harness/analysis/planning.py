@@ -352,8 +352,9 @@ class _Curve:
     def _waits(self, rate: float, seed: int, left_out: int | None) -> Array:
         done = self._traffic.served(self.choice, rate, seed, left_out)
         kept = slice(int(WARM_UP * self._traffic.number), None)
-        waits = (done.per_token_s[kept], done.first_token_s[kept])
-        return np.array([np.nanpercentile(each, self._percentile) for each in waits])
+        per_token_s = np.nanpercentile(done.per_token_s[kept], self._percentile)
+        first_s = np.percentile(done.first_token_s[kept], self._percentile, axis=0)
+        return np.array([per_token_s, first_s.mean()])
 
     def _capacities(self, left_out: int | None = None) -> Array:
         """[seed] requests that end a second, of the middle half, while more come than can end.
@@ -713,15 +714,15 @@ class _Cell:
         told: whether the server tells what each request waited, by the clock of the run.
         requests, tokens: of them together.
         seconds: that they took together, measured and simulated.
-        per_token, first_token: of each request, seconds, measured and simulated.
+        per_token, first_token: by load, [n, draw] of each request, seconds, measured and simulated.
     """
 
     told: bool
     requests: int = 0
     tokens: int = 0
     seconds: Array = field(default_factory=lambda: np.zeros(2))
-    per_token: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
-    first_token: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+    per_token: tuple[list[Array], list[Array]] = field(default_factory=lambda: ([], []))
+    first_token: tuple[list[Array], list[Array]] = field(default_factory=lambda: ([], []))
 
     def add(self, timing: LoadTiming, done: Served, pace: float) -> None:
         """One visit, whose simulated times are as long as the machine's pace made them."""
@@ -729,16 +730,16 @@ class _Cell:
         self.requests += len(done.tokens)
         self.tokens += sum(timing.returned)
         self.seconds += (timing.seconds, pace * done.ended_s.max())
-        self.per_token[1].extend((pace * done.per_token_s[emitted]).tolist())
-        self.first_token[1].extend((pace * done.first_token_s).tolist())
+        self.per_token[1].append(pace * done.per_token_s[emitted, None])
+        self.first_token[1].append(pace * done.first_token_s)
         decode_s = timing.user_decode_s or (None,)
         # With clock=cpu a load's seconds are not those of a user
         self.told = self.told and None not in decode_s
         if self.told:
             decoding_s = np.array(decode_s, dtype=np.float64)
             late_s = np.subtract(timing.sent_s, timing.due_s) if timing.due_s else 0.0
-            self.per_token[0].extend((decoding_s / done.tokens)[emitted].tolist())
-            self.first_token[0].extend((np.array(timing.user_s) + late_s - decoding_s).tolist())
+            self.per_token[0].append((decoding_s[emitted] / done.tokens[emitted])[:, None])
+            self.first_token[0].append((np.array(timing.user_s) + late_s - decoding_s)[:, None])
 
     def check(self, timing: LoadTiming) -> PlanCheck:
         """What a report shows, of loads like this one."""
@@ -777,6 +778,9 @@ def _sent(
     return made
 
 
-def _percentiles(seconds: Sequence[float]) -> Percentiles:
-    p50, p95 = np.percentile(seconds, [50, 95]).tolist()
-    return Percentiles(p50, p95 if len(seconds) >= 20 else None)
+def _percentiles(loads: Sequence[Array]) -> Percentiles:
+    """Over the requests of [n, draw] of each load, the means over the draws."""
+    draws = max(each.shape[1] for each in loads)
+    waits = np.concatenate([np.broadcast_to(each, (len(each), draws)) for each in loads])
+    p50, p95 = np.percentile(waits, [50, 95], axis=0).mean(axis=1).tolist()
+    return Percentiles(p50, p95 if len(waits) >= 20 else None)

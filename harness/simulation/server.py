@@ -24,7 +24,7 @@ caches, as what a request needs there is kept for it.
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
@@ -39,6 +39,8 @@ Array = NDArray[np.float64]
 
 # Between two requests that a client sends at once
 JUST_AFTER_S = 1e-6
+# Of neighbouring requests in the scatter of prefills, so that a draw gives them unlike parts of it
+SPREAD = 7
 # Longer than a client takes for its next request
 IDLE_S = 0.02
 
@@ -110,6 +112,8 @@ class Costs:
             iterations that cost `iteration_s`, and what each token more takes.
         cache_tokens: that caches of all requests hold together, next to the draft's; a request
             enters when its prompt and its whole text have room, or alone.
+        prefill_scatter_s: what prefills took more than they cost, or less, all equally likely; the
+            clock goes by the costs.
     """
 
     iteration_s: Sequence[Sequence[float]]
@@ -123,6 +127,7 @@ class Costs:
     context_tokens: float = 0.0
     context_token_s: float = 0.0
     cache_tokens: float = inf
+    prefill_scatter_s: Sequence[float] = (0.0,)
 
     @property
     def slots(self) -> int:
@@ -184,6 +189,7 @@ class Served:
         tokens: [n] that its rounds emitted, all after its first.
         rounds: [n] that it took.
         client_s: between the clients and the server, of each.
+        prefill_scatter_s: [m] as that of `Costs`.
     """
 
     arrived_s: Array
@@ -193,11 +199,20 @@ class Served:
     tokens: NDArray[np.intp]
     rounds: NDArray[np.intp]
     client_s: float = 0.0
+    prefill_scatter_s: Array = field(default_factory=lambda: np.zeros(1))
 
     @property
     def first_token_s(self) -> Array:
-        """[n] from when it was sent to when the client had its first token."""
-        return self.first_s - self.arrived_s + self.client_s
+        """[n, m] from when it was sent to when the client had its first token, in m draws.
+
+        In each draw the scatter of prefills falls on other requests; over all of them each request
+        has all of it once.
+        """
+        most = len(self.prefill_scatter_s)
+        of_draw = (SPREAD * np.arange(len(self.first_s))[:, None] + np.arange(most)) % most
+        waited_s = self.entered_s - self.arrived_s + self.client_s
+        prefill_s = (self.first_s - self.entered_s)[:, None] + self.prefill_scatter_s[of_draw]
+        return waited_s[:, None] + np.maximum(0.0, prefill_s)
 
     @property
     def per_token_s(self) -> Array:
@@ -325,6 +340,7 @@ def simulate(
         tokens=np.array(tokens, dtype=np.intp),
         rounds=np.array(rounds, dtype=np.intp),
         client_s=costs.client_s,
+        prefill_scatter_s=np.array(costs.prefill_scatter_s),
     )
 
 

@@ -125,7 +125,7 @@ def under_load(served: ServedSummary, answer: Answer) -> str:
     ]
     unpaid = [entry.concurrency for entry in schedule.entries if entry.k == 0]
     cells = where(served.load, temperature=temperature)
-    timed = ", ".join(map(str, sorted({cell.concurrency for cell in cells})))
+    timed = ", ".join(map(str, sorted({cell.concurrency for cell in cells if cell.concurrency})))
     closest = _closest(cells, unpaid, answer.named[1])
     return f"Under load (timed at {timed}): {', '.join(parts)} requests side by side{closest}."
 
