@@ -628,7 +628,7 @@ def test_a_draft_that_no_engine_has_is_marked_and_never_the_best() -> None:
     assert names[0] == "suffix (harness's loop only)"
     assert {"tiny_good (corrected)", "early_exit"} < {*names}
     assert [row.cells[1].text for row in every.rows if row.best] == ["tiny_good (corrected)"]
-    mlx = by_title["Predicted on the harness's loop at temperature 1, accepted as on mlx-lm"]
+    mlx = by_title["Predicted on the harness's loop at temperature 1, if accepted as on mlx-lm"]
     assert "tiny_eagle3 (none of these engines)" in [cell.text for cell in mlx.column("draft")]
 
 

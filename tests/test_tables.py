@@ -245,11 +245,11 @@ def test_rules_that_rank_alike_share_a_leaderboard() -> None:
     assert [board.name for board in boards] == [
         "on the harness's loop at temperature 0, accepted by any rule",
         "on the harness's loop at temperature 1, accepted as on transformers",
-        "on the harness's loop at temperature 1, if it accepted as on vLLM, SGLang, TensorRT-LLM,"
+        "on the harness's loop at temperature 1, if accepted as on vLLM, SGLang, TensorRT-LLM,"
         " llama.cpp",
-        "on the harness's loop at temperature 1, if it accepted as on vLLM with block verification,"
+        "on the harness's loop at temperature 1, if accepted as on vLLM with block verification,"
         " SGLang with block verification",
-        "on the harness's loop at temperature 1, if it accepted as on mlx-lm",
+        "on the harness's loop at temperature 1, if accepted as on mlx-lm",
     ]
     for temperature in (0, 1):
         title = f"Predicted on the harness's loop at temperature {temperature}"

@@ -72,11 +72,11 @@ class Board(NamedTuple):
     def name(self) -> str:
         """As "on the harness's loop at temperature 1, accepted as on mlx-lm".
 
-        By any rule where they all rank alike; by a rule that no timed round accepted by, "if it
+        By any rule where they all rank alike; by a rule that no timed round accepted by, "if
         accepted as on mlx-lm".
         """
         names = ", ".join(grid.engines_by_rule()[rule] for rule in self.rules)
-        accepted = f"accepted as on {names}" if self.own else f"if it accepted as on {names}"
+        accepted = f"accepted as on {names}" if self.own else f"if accepted as on {names}"
         accepted = "accepted by any rule" if self.every_rule else accepted
         return f"{self.place} at temperature {fmt.temperature(self.temperature)}, {accepted}"
 
