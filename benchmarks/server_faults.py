@@ -42,6 +42,7 @@ from harness.commands import progress, server
 from harness.config import ModelConf
 from harness.engines.gguf_file import write_gguf
 from harness.engines.llamacpp import LlamaCpp
+from harness.measurement.load import REQUESTS_PER_SLOT
 from harness.models.device import resolve_device
 from harness.models.load import load as load_model
 from harness.records import UserError
@@ -64,6 +65,8 @@ SLOW = ("hang", "trickle")
 # A visit to the proxy asks each server once per prompt and temperature, and as often for a part of
 # the budget; before the visits it is tried, and warmed up at each temperature
 BEFORE, OF_A_VISIT = 1 + 2, 2 * PROMPTS * 2
+# Before a server's first load: two groups of prompts, one at a time and two side by side
+WARM_UP = 2 * REQUESTS_PER_SLOT * (1 + 2)
 
 
 # ---- the proxy -----------------------------------------------------------------------------------
@@ -359,7 +362,7 @@ def proxied(elsewhere: str) -> Iterator[tuple[int, Fault]]:
     for where, first, words in (
         ("first", BEFORE, ()),
         ("last", BEFORE + VISITS * OF_A_VISIT - 1, ()),
-        ("under load", BEFORE + VISITS * OF_A_VISIT + 5, (LOAD,)),
+        ("under load", BEFORE + VISITS * OF_A_VISIT + WARM_UP + 5, (LOAD,)),
     ):
         for k in (0, K):
             who = "plain" if k == 0 else f"K={k}"
@@ -367,7 +370,7 @@ def proxied(elsewhere: str) -> Iterator[tuple[int, Fault]]:
                 yield k, Fault(f"{name}, {where}, {who}", named[name], first, 1, words)
     for k in (0, K):
         who = "plain" if k == 0 else f"K={k}"
-        first = BEFORE + VISITS * OF_A_VISIT + 5
+        first = BEFORE + VISITS * OF_A_VISIT + WARM_UP + 5
         fault = Fault(f"503, always under load, {who}", named["503"], first, float("inf"), (LOAD,))
         yield k, fault
 

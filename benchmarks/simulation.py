@@ -77,10 +77,10 @@ def main() -> None:
     repeats = [[*load_checks(run, run.ks)] for run in runs]
     devices = {run.served.setup.environment.device_name or "-" for run in runs}
     lines = [
-        f"`python benchmarks/simulation.py --server FOLDER --engine {asked.engine} --out"
-        f" docs/validation.md` says what is measured. {len(runs)} repeats on"
-        f" {' and '.join(sorted(devices))}, of which others kept"
-        f" {', '.join(f'{busy(run):.2f}' for run in runs)} processors busy meanwhile.",
+        f"Made by `python benchmarks/simulation.py --server FOLDER --engine {asked.engine} --out"
+        f" docs/validation.md`, whose docstring describes the loads. {len(runs)} repeats on"
+        f" {' and '.join(sorted(devices))}; other processes kept"
+        f" {', '.join(f'{busy(run):.2f}' for run in runs)} processors busy.",
         "",
         *compared(repeats),
     ]

@@ -199,7 +199,8 @@ def test_a_warm_up_sends_every_prompt_alone_and_side_by_side_and_cuts_them_short
     groups = groups_of(requests_of([("easy", "0"), ("easy", "1"), ("hard", "2"), ("hard", "3")]), 2)
     # Four of a set are sent one by one, and the eight after them two by two
     servers = {k: StandIn(k, [30] * 4, together=2, alone=4) for k in (0, 2)}
-    warm_up(servers, groups, 2)
+    for k, server in servers.items():
+        warm_up(k, server, groups, 2)
     for server in servers.values():
         assert server.most == 2
         prompts = [prompt for prompt, _ in server.sent]
@@ -207,7 +208,7 @@ def test_a_warm_up_sends_every_prompt_alone_and_side_by_side_and_cuts_them_short
         assert {*prompts} == {0, 1, 2, 3}
         assert max(budget for _, budget in server.sent) <= 10
     with pytest.raises(LoadFailedError, match="the server ended") as failed:
-        warm_up({2: StandIn(2, [30] * 4, dies_at=3)}, groups, 1)
+        warm_up(2, StandIn(2, [30] * 4, dies_at=3), groups, 1)
     assert (failed.value.k, failed.value.died) == (2, True)
 
 
@@ -867,13 +868,29 @@ def test_servers_that_run_one_after_the_other_are_all_put_under_load(tmp_path):
 def test_each_server_is_warmed_up_once_before_its_first_load(tmp_path, monkeypatch):
     warmed = []
 
-    def note(servers, groups, slots):
-        warmed.append(([*servers], [*groups], slots))
+    def note(k, _, groups, slots):
+        warmed.append((k, [*groups], slots))
 
     monkeypatch.setattr("harness.commands.server_visits.warm_up", note)
     run, _ = measured_under_load(tmp_path, "k=[2]", "servers=2")
     assert {timing.visit for timing in run.loads} == {0, 1}
-    assert warmed == [([0, 2], ["easy", "hard"], 2), ([], ["easy", "hard"], 2)]
+    assert warmed == [(k, ["easy", "hard"], 2) for k in (0, 2)]
+
+
+def test_a_server_that_fails_in_its_warm_up_is_left_out_and_no_other_is_warmed_again(
+    tmp_path, monkeypatch
+):
+    warmed = []
+
+    def note(k, *_):
+        warmed.append(k)
+        if k == 4:
+            raise LoadFailedError(4, ServerDiedError("the server ended"))
+
+    monkeypatch.setattr("harness.commands.server_visits.warm_up", note)
+    run, _ = measured_under_load(tmp_path, "k=[2,4]", "servers=3")
+    assert {timing.k for timing in run.loads} == {0, 2}
+    assert warmed == [0, 2, 4]
 
 
 def test_a_server_whose_k_changes_is_one_more_candidate_under_load(tmp_path):

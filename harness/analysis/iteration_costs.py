@@ -52,7 +52,7 @@ ALTERNATIONS = 3
 CONTEXT_SPREAD = 128
 # Times what a request costs, from where it says that something disturbed it
 DISTURBED = 2.0
-# Of how prefills scatter around their costs
+# Quantiles that are kept of what prefills took more than they cost
 QUANTILES = 20
 # Columns of a server's prompts
 ALONE, BY_ONE, BY_SEVERAL, IDLE, TOKEN = range(5)

@@ -463,7 +463,7 @@ def measure_loads(folder: RunFolder, work: Workload, adapter: Adapter, failures:
             servers = {role.k: server for role, server in by_role.items()}
             needed = {0} & servers.keys()
             failed: Counter[int] = Counter()
-            warm: set[int] = set()
+            warm: set[tuple[int, float]] = set()
             with progress(str(loads[0])) as bar, undisturbed():
                 for visit, temperature in waiting:
                     requests = [work.request(e, temperature, 0, visit) for e in work.prompts]
@@ -478,10 +478,10 @@ def measure_loads(folder: RunFolder, work: Workload, adapter: Adapter, failures:
                     while asked and needed <= asked.keys():
                         random = np.random.default_rng((config.seed, visit))
                         try:
-                            bar.say("warming the servers up")
-                            cold = {k: each for k, each in asked.items() if k not in warm}
-                            warm_up(cold, groups, slots)
-                            warm |= asked.keys()
+                            for k in [k for k in asked if (k, temperature) not in warm]:
+                                bar.say(f"warming up the server at K={k}")
+                                warm_up(k, asked[k], groups, slots)
+                                warm.add((k, temperature))
                             visited = load_visit(asked, groups, loads, visit, random, work.clock)
                             done = []
                             bar.say(str(loads[0]))

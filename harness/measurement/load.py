@@ -180,26 +180,24 @@ def load_visit(
                     yield replace(timing, alone_s=(before_s, alone_s)) if known else timing
 
 
-def warm_up(
-    servers: Mapping[int, Server], groups: Mapping[str, Sequence[Request]], slots: int
-) -> None:
-    """Send every request, cut short, one by one and side by side, and time none.
+def warm_up(k: int, server: Server, groups: Mapping[str, Sequence[Request]], slots: int) -> None:
+    """Send every prompt one at a time, then requests with `slots` in flight; nothing is timed.
 
-    What an engine prepares for a number of tokens in an iteration, it prepares when it first meets
-    it: on vLLM for CPUs prefills of the first load took half as long again as those of the next.
+    All have a part of their budgets. An engine may compile or allocate for a number of tokens when
+    it first meets it: on vLLM for CPUs, prefills of a run's first load took 1.2 to 1.6 times as
+    long as those of the next (docs/decisions/0014).
 
     Raises:
         LoadFailedError: as `load_visit`.
     """
-    for k, server in servers.items():
-        for group in groups.values():
-            for in_flight in (1, slots):
-                sent = _enough(group, in_flight)
-                short = [replace(each, budget=_part(each.budget, 1 / SHORTER)) for each in sent]
-                try:
-                    _sent(server, short, in_flight, None)
-                except UserError as error:
-                    raise LoadFailedError(k, error) from error
+    for group in groups.values():
+        for in_flight in (1, slots):
+            sent = _enough(group, in_flight)
+            short = [replace(each, budget=_part(each.budget, 1 / SHORTER)) for each in sent]
+            try:
+                _sent(server, short, in_flight, None)
+            except UserError as error:
+                raise LoadFailedError(k, error) from error
 
 
 def _alone_s(servers: Mapping[int, Server], reference: Request, clock: ServerClock) -> float | None:

@@ -39,7 +39,7 @@ Array = NDArray[np.float64]
 
 # Between two requests that a client sends at once
 JUST_AFTER_S = 1e-6
-# Of neighbouring requests in the scatter of prefills, so that a draw gives them unlike parts of it
+# Step between the quantiles of neighbouring requests; shares no factor with their number
 SPREAD = 7
 # Longer than a client takes for its next request
 IDLE_S = 0.02

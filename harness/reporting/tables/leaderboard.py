@@ -64,7 +64,7 @@ class Board(NamedTuple):
 
     @property
     def best(self) -> LeaderboardRow | None:
-        """The fastest that can be served; None where every row has been left out, or none ran."""
+        """The fastest that an engine has; None without one, or where no timed round accepts so."""
         served = (row for row in self.rows if row.draft not in self.marks)
         return next(served, None) if self.own else None
 
@@ -243,7 +243,8 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
         shown = {row.draft for row in board.rows}
         looked_up = ", ".join(kind for kind in DRAFTS if kind in shown and looks_up(kind))
         notes = (
-            f"Accepted as on {', '.join(board.engines)}{how}.",
+            f"{'Accepted' if board.own else 'Ranked as if accepted'} as on"
+            f" {', '.join(board.engines)}{how}.",
             NO_ROOT_NOTE if no_root else "",
             SPEEDUP_NOTE,
             _lines_lack(summary, board),
