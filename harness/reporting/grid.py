@@ -231,7 +231,9 @@ def at_place(answer: Answer) -> str:
 def timed_place(summary: Summary) -> str:
     """Where the rounds ran that a report's speedups are of."""
     timed = first(summary.answers, timed=True)
-    return f"on {OWN.title}" if timed is None else at_place(timed)
+    if timed is not None:
+        return at_place(timed)
+    return f"on {OWN.title if summary.served is None else spec_of(summary.served.engine).title}"
 
 
 def own_cost(emitted: RoundTokens) -> str:
