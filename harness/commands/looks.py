@@ -54,7 +54,7 @@ from harness.storage.manifest import ChosenK, Ended, Looks
 REQUESTS_PER_VISIT = 20
 # Seconds of decoding, the plain ones included, for which a cell is measured, unless it is precise
 # before; with a budget all cells together take this share of it, if that is more
-CELL_S = 1.0
+CELL_S = 1.5
 CELLS_SHARE = 0.25
 # Repetitions of a look at most: of generations of a few milliseconds all else takes longer
 MOST_REPETITIONS = 16
