@@ -211,8 +211,12 @@ def random_pair(folder: Path) -> list[str]:
     """A target with random weights, and its first layers as a draft; the keys that take them."""
     torch.manual_seed(0)
     settings = {
-        **{"hidden_size": HIDDEN, "intermediate_size": 3 * HIDDEN, "num_attention_heads": 4},
-        **{"num_key_value_heads": 2, "head_dim": 64, "tie_word_embeddings": False},
+        "hidden_size": HIDDEN,
+        "intermediate_size": 3 * HIDDEN,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "tie_word_embeddings": False,
     }
     shipped = Path(embedded.__file__).parent / "tiny"
     vocabulary = json.loads((shipped / "config.json").read_text())

@@ -10,7 +10,8 @@ and what waits in a queue waits for the mean: on a machine that is slow for a pa
 mean is above the median. So all costs are multiplied by one factor, with which they add up to the
 seconds of all requests together, where one that took more than `DISTURBED` times as long as its
 costs, or as much less, counts with that much. How far single prefills are from that
-(`Starts.ratios`) is in the percentiles of waits, not in a simulation's clock. Of decoding it is not: there it is mostly who was side by side, which a simulation has in it.
+(`Starts.ratios`) is in the percentiles of waits, not in a simulation's clock. Of decoding it is
+not: there it is mostly who was side by side, which a simulation has in it.
 
     R(n, b)     an iteration of b requests whose rounds draft n tokens; never less with more of
                 them; rounds in which a look-up finds nothing have their own: no plain tokens

@@ -213,6 +213,10 @@ def _load_rows(config: ServerConfig, by_set: Sequence[int], servers: int) -> Row
         rates = ", ".join(f"{rate:g}" for rate in config.rate)
         size = each * requests_of_load(by_set, load_slots(config))
         rows["requests at random"] = f"{rates} per second: {len(config.rate) * size}"
+    if rows:  # every prompt alone, then as many side by side as there are slots
+        sent = sum(requests_of_load(by_set, level) for level in (1, load_slots(config)))
+        warm = len(config.temperature) * servers * sent
+        rows["to warm up for them"] = f"{warm}, for a part of the budget"
     return rows
 
 

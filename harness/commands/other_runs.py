@@ -6,6 +6,7 @@ come from a run whose speculation left the greedy texts alone. No torch here.
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from harness import prompts as prompt_sets
@@ -317,7 +318,24 @@ def engine_costs(config: AuditionConfig | SweepConfig, source: StoredRun) -> Eng
                 f"{key}: measured on {costs.device}, not on gpu={card.name}; name a run on that"
                 " card, or leave gpu out"
             )
+    stored = isinstance(config, AuditionConfig) and (config.traces_from or config.scores_from)
+    if not stored:
+        _check_named_target(costs, config.model)
     return costs
+
+
+def _check_named_target(costs: EngineCosts, conf: ModelConf) -> None:
+    """Refuse another target by what is typed, before it is loaded.
+
+    Folders are compared when their weights are read: two may hold the same ones.
+    """
+    if not any(name and _is_folder(name) for name in (conf.id, costs.target.id)):
+        dtype = None if conf.dtype == "auto" else conf.dtype
+        check_target(costs, ModelEntry(name=conf.name, id=conf.id, dtype=dtype))
+
+
+def _is_folder(model_id: str) -> bool:
+    return model_id.startswith((".", "/", "~")) or Path(model_id).is_dir()
 
 
 def _check_drafts_alike(

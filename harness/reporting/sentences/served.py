@@ -105,7 +105,7 @@ def load(served: ServedSummary) -> str:
 def under_load(served: ServedSummary, answer: Answer) -> str:
     """Whether an answer was seen under load, and what it is there; "" for our own loop.
 
-    "Under load (timed at 1, 2, 8): K=4 for 1, no draft for 2 to 8 requests side by side; among
+    "Under load (timed: 1, 2 and 8 requests side by side): K=4 for 1, no draft for 2 to 8; among
     K > 0 the fastest there is K=1 (0.67x at 2, 0.85x at 8)."
     """
     temperature = answer.temperature
@@ -125,9 +125,10 @@ def under_load(served: ServedSummary, answer: Answer) -> str:
     ]
     unpaid = [entry.concurrency for entry in schedule.entries if entry.k == 0]
     cells = where(served.load, temperature=temperature)
-    timed = ", ".join(map(str, sorted({cell.concurrency for cell in cells if cell.concurrency})))
+    timed = _listed([str(each) for each in sorted({c.concurrency for c in cells if c.concurrency})])
     closest = _closest(cells, unpaid, answer.named[1])
-    return f"Under load (timed at {timed}): {', '.join(parts)} requests side by side{closest}."
+    said = ", ".join(parts)
+    return f"Under load (timed: {timed} requests side by side): {said}{closest}."
 
 
 def _closest(cells: Sequence[LoadCell], unpaid: Sequence[int], k: int) -> str:
