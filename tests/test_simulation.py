@@ -252,19 +252,18 @@ def test_a_start_stalls_who_is_active_and_a_prompt_costs_by_its_length() -> None
     assert served.per_token_s.tolist() == pytest.approx([1.25, 1.0])
 
 
-def test_the_ratios_of_prefills_are_in_every_wait_once_and_in_no_clock() -> None:
-    requests, ratios = [plain(4), plain(3), plain(5), plain(2)], [0.9, 1.0, 1.3]
+def test_the_scatter_of_prefills_is_in_every_wait_once_and_in_no_clock() -> None:
+    requests, more_s = [plain(4), plain(3), plain(5), plain(2)], [-0.1, 0.0, 0.3]
     costs = Costs([[1.0]] * 3, start_s=0.5)
     exact = simulate(requests, np.zeros(4), costs, Fixed(0))
-    served = simulate(requests, np.zeros(4), replace(costs, prefill_ratios=ratios), Fixed(0))
+    served = simulate(requests, np.zeros(4), replace(costs, prefill_scatter_s=more_s), Fixed(0))
     assert served.ended_s.tolist() == exact.ended_s.tolist()
-    waited_s = (exact.entered_s - exact.arrived_s)[:, None]
-    over = (served.first_token_s - waited_s) / (exact.first_token_s - waited_s)
-    assert over.shape == (4, 3)
-    for of_request in over:
-        assert sorted(of_request.tolist()) == pytest.approx(ratios)
+    over_s = served.first_token_s - exact.first_token_s
+    assert over_s.shape == (4, 3)
+    for of_request in over_s:
+        assert sorted(of_request.tolist()) == pytest.approx(more_s)
     # No draw gives every request the same part of it
-    assert (np.ptp(over, axis=0) > 0.05).all()
+    assert (np.ptp(over_s, axis=0) > 0.05).all()
 
 
 def test_a_request_waits_until_its_prompt_and_text_have_room_in_the_cache() -> None:

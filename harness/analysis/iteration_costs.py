@@ -9,9 +9,9 @@ deviations): a request that something disturbed has no more weight than another.
 and what waits in a queue waits for the mean: on a machine that is slow for a part of the time the
 mean is above the median. So all costs are multiplied by one factor, with which they add up to the
 seconds of all requests together, where one that took more than `DISTURBED` times as long as its
-costs, or as much less, counts with that much. How far single prefills are from that
-(`Starts.ratios`) is in the percentiles of waits, not in a simulation's clock. Of decoding it is
-not: there it is mostly who was side by side, which a simulation has in it.
+costs, or as much less, counts with that much. What prefills took more or less than they cost
+(`IterationCosts.prefill_scatter_s`) is in the percentiles of waits, not in a simulation's clock. Of
+decoding it is not: there it is mostly who was side by side, which a simulation has in it.
 
     R(n, b)     an iteration of b requests whose rounds draft n tokens; never less with more of
                 them; rounds in which a look-up finds nothing have their own: no plain tokens
@@ -52,7 +52,7 @@ ALTERNATIONS = 3
 CONTEXT_SPREAD = 128
 # Times what a request costs, from where it says that something disturbed it
 DISTURBED = 2.0
-# Quantiles that are kept of what prefills took over what they cost
+# Quantiles that are kept of what prefills took more than they cost
 QUANTILES = 20
 # Columns of a server's prompts
 ALONE, BY_ONE, BY_SEVERAL, IDLE, TOKEN = range(5)
@@ -69,14 +69,12 @@ class Starts:
         mixed_s: as `alone_s`, in an iteration of one request, and of several; None where an engine
             does not mix.
         idle_s: more than `alone_s`, where the server had nothing to do for a while.
-        ratios: seconds that prefills took over what they cost: quantiles at equal steps, ascending.
     """
 
     alone_s: float
     token_s: float
     mixed_s: tuple[float, float] | None = None
     idle_s: float = 0.0
-    ratios: Sequence[float] = (1.0,)
 
 
 @dataclass(frozen=True)
@@ -90,6 +88,8 @@ class IterationCosts:
         by_runs: whether `times` are of passes of neighbouring slots.
         context_tokens, context_token_s: in the cache of each request where an iteration takes
             `times`, and what each token more takes.
+        prefill_scatter_s: what prefills took more than they cost, or less: quantiles at equal
+            steps, ascending.
     """
 
     times: BatchTimes
@@ -99,6 +99,7 @@ class IterationCosts:
     by_runs: bool = False
     context_tokens: float = 0.0
     context_token_s: float = 0.0
+    prefill_scatter_s: Sequence[float] = (0.0,)
 
     def priced(self, slots: int, largest_k: int) -> tuple[Costs, Costs]:
         """The plain server's, and that of one that drafts up to so many tokens."""
@@ -122,7 +123,7 @@ class IterationCosts:
             draft_step_s=[self._draft_step_s(b, len(rows[0]) - 1) for b in range(len(rows))],
             context_tokens=self.context_tokens,
             context_token_s=self.context_token_s,
-            prefill_ratios=starts.ratios,
+            prefill_scatter_s=self.prefill_scatter_s,
         )
 
     def _draft_step_s(self, batch: int, largest_k: int) -> float:
@@ -318,13 +319,12 @@ def _fitted(observed: _Observed, costs: IterationCosts, *, last: bool) -> Iterat
     kinds = 1 + len(drafts)
     columns = _increments(counts, slots, kinds)
     fitted = least_absolute(columns, observed.seconds, known_s)
-    of_rounds, of_starts = slice(slots * kinds), slice(slots * kinds, -1)
-    prompts_ratios: list[tuple[float, ...]] = [(1.0,), (1.0,)]
+    scatter_s: tuple[float, ...] = (0.0,)
     if last:
         fitted *= _mean_over_median(columns @ fitted + known_s, observed.seconds)
-        ratios = observed.seconds / (columns @ fitted + known_s)
-        prompts = counts[:, of_starts].reshape(len(counts), 2, STARTS)[..., TOKEN] > 0
-        prompts_ratios = [_quantiles(ratios[observed.prefills & of]) for of in prompts.T]
+        costs_s = columns @ fitted + known_s
+        scatter_s = _scatter_s(observed.seconds[observed.prefills], costs_s[observed.prefills])
+    of_rounds, of_starts = slice(slots * kinds), slice(slots * kinds, -1)
     context_token_s = float(fitted[-1])
     rounds_s = np.cumsum(fitted[of_rounds].reshape(kinds, slots), axis=1)
     rounds_s += context_token_s * mean * np.arange(1, slots + 1)
@@ -333,10 +333,8 @@ def _fitted(observed: _Observed, costs: IterationCosts, *, last: bool) -> Iterat
     happened = counts[:, of_starts].sum(axis=0).reshape(2, STARTS)
     mixes = costs.plain.mixed_s is not None
     plain, speculative = (
-        replace(_starts(*each, mixes=mixes), ratios=ratios)
-        for *each, ratios in zip(
-            fitted[of_starts].reshape(2, STARTS), happened, prompts_ratios, strict=True
-        )
+        _starts(*each, mixes=mixes)
+        for each in zip(fitted[of_starts].reshape(2, STARTS), happened, strict=True)
     )
     by_batch = {
         b: RoundTimes(plain_s, tuple(zip(drafts, of_batch, strict=True)))
@@ -350,15 +348,16 @@ def _fitted(observed: _Observed, costs: IterationCosts, *, last: bool) -> Iterat
         costs.by_runs,
         context_tokens=mean if context_token_s else 0.0,
         context_token_s=context_token_s,
+        prefill_scatter_s=scatter_s,
     )
 
 
-def _quantiles(ratios: Array) -> tuple[float, ...]:
-    """Of [n] ratios, those of disturbed requests cut; 1 where there are none."""
-    if not len(ratios):
-        return (1.0,)
-    at = (np.arange(QUANTILES) + 0.5) / QUANTILES
-    return tuple(np.quantile(np.clip(ratios, 1.0 / DISTURBED, DISTURBED), at).tolist())
+def _scatter_s(seconds: Array, costs_s: Array) -> tuple[float, ...]:
+    """Quantiles of what [n] requests took more than they cost."""
+    if not len(seconds):
+        return (0.0,)
+    more_s = np.clip(seconds, costs_s / DISTURBED, costs_s * DISTURBED) - costs_s
+    return tuple(np.quantile(more_s, (np.arange(QUANTILES) + 0.5) / QUANTILES).tolist())
 
 
 def _mean_over_median(costs_s: Array, seconds: Array) -> float:

@@ -112,7 +112,7 @@ class Costs:
             iterations that cost `iteration_s`, and what each token more takes.
         cache_tokens: that caches of all requests hold together, next to the draft's; a request
             enters when its prompt and its whole text have room, or alone.
-        prefill_ratios: seconds that prefills take over what they cost, all equally likely; the
+        prefill_scatter_s: what prefills took more than they cost, or less, all equally likely; the
             clock goes by the costs.
     """
 
@@ -127,7 +127,7 @@ class Costs:
     context_tokens: float = 0.0
     context_token_s: float = 0.0
     cache_tokens: float = inf
-    prefill_ratios: Sequence[float] = (1.0,)
+    prefill_scatter_s: Sequence[float] = (0.0,)
 
     @property
     def slots(self) -> int:
@@ -189,7 +189,7 @@ class Served:
         tokens: [n] that its rounds emitted, all after its first.
         rounds: [n] that it took.
         client_s: between the clients and the server, of each.
-        prefill_ratios: [m] as that of `Costs`.
+        prefill_scatter_s: [m] as that of `Costs`.
     """
 
     arrived_s: Array
@@ -199,20 +199,20 @@ class Served:
     tokens: NDArray[np.intp]
     rounds: NDArray[np.intp]
     client_s: float = 0.0
-    prefill_ratios: Array = field(default_factory=lambda: np.ones(1))
+    prefill_scatter_s: Array = field(default_factory=lambda: np.zeros(1))
 
     @property
     def first_token_s(self) -> Array:
         """[n, m] from when it was sent to when the client had its first token, in m draws.
 
-        In each draw the ratios of prefills fall on other requests; over all of them each request
-        has all of them once.
+        In each draw the scatter of prefills falls on other requests; over all of them each request
+        has all of it once.
         """
-        most = len(self.prefill_ratios)
+        most = len(self.prefill_scatter_s)
         of_draw = (SPREAD * np.arange(len(self.first_s))[:, None] + np.arange(most)) % most
         waited_s = self.entered_s - self.arrived_s + self.client_s
-        prefill_s = (self.first_s - self.entered_s)[:, None] * self.prefill_ratios[of_draw]
-        return waited_s[:, None] + prefill_s
+        prefill_s = (self.first_s - self.entered_s)[:, None] + self.prefill_scatter_s[of_draw]
+        return waited_s[:, None] + np.maximum(0.0, prefill_s)
 
     @property
     def per_token_s(self) -> Array:
@@ -340,7 +340,7 @@ def simulate(
         tokens=np.array(tokens, dtype=np.intp),
         rounds=np.array(rounds, dtype=np.intp),
         client_s=costs.client_s,
-        prefill_ratios=np.array(costs.prefill_ratios),
+        prefill_scatter_s=np.array(costs.prefill_scatter_s),
     )
 
 
