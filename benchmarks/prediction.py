@@ -171,9 +171,8 @@ def main() -> None:
     asked = parser.parse_args()
     console = Console(width=100)
     with tempfile.TemporaryDirectory() as root:
-        pairs = {"embedded": GRID, "random": [*GRID, *random_pair(Path(root))]}
-        if asked.pair:
-            pairs = {asked.pair: pairs[asked.pair]}
+        names = [asked.pair] if asked.pair else PAIRS
+        pairs = {name: [*GRID, *pair_keys(name, Path(root))] for name in names}
         if asked.keys:
             pairs = {" ".join(asked.keys): asked.keys}
         for name, keys in pairs.items():
@@ -207,8 +206,10 @@ def main() -> None:
             console.print(f"  cells where alpha misleads: {misleading}")
 
 
-def random_pair(folder: Path) -> list[str]:
-    """A target with random weights, and its first layers as a draft; the keys that take them."""
+def pair_keys(name: str, folder: Path) -> list[str]:
+    """The keys of a pair; the random one, a target and its first layers, is written first."""
+    if name == "embedded":
+        return []
     torch.manual_seed(0)
     settings = {
         "hidden_size": HIDDEN,
@@ -230,12 +231,13 @@ def random_pair(folder: Path) -> list[str]:
     draft = Qwen3ForCausalLM(Qwen3Config(**settings, num_hidden_layers=DRAFT_LAYERS))
     draft.load_state_dict(target.state_dict(), strict=False)
     keys = ["new_tokens=48"]
-    for role, name, network in (("model", "8 layers", target), ("draft", "2 layers", draft)):
-        place = folder / name.replace(" ", "_")
+    for role, network in (("model", target), ("draft", draft)):
+        shown = f"{network.config.num_hidden_layers} layers"
+        place = folder / role
         network.save_pretrained(place)
         for file in shipped.glob("tokenizer*.json"):
             shutil.copy(file, place)
-        keys += [f"{role}=hf", f"{role}.id={place}", f"{role}.name={name}"]
+        keys += [f"{role}=hf", f"{role}.id={place}", f"{role}.name={shown}"]
     return keys
 
 

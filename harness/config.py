@@ -156,6 +156,11 @@ class ModelKeys:
         return f"drafts=[{self.entry}@{value if key == 'id' else f'{key}:{value}'}]"
 
 
+def is_folder(model_id: str) -> bool:
+    """Whether a model's id is a folder of some machine, here or elsewhere, and no hub id."""
+    return model_id.startswith((".", "/", "~")) or Path(model_id).exists()
+
+
 @dataclass
 class ModelConf:
     """Which model, and how to load it (groups model= and draft=)."""

@@ -180,6 +180,8 @@ def test_a_plan_counts_what_a_run_sends(tmp_path: Path, capsys: pytest.CaptureFi
     assert "48 more requests, to plain servers" in plan
     # Each with the whole budget and a part of it; groups of 3 prompts, 6 and 9 requests of each
     assert f"1, 2: {2 * 12 * 2 * (6 + 9)}" in plan
+    # As many of each group to each of 3 servers at both temperatures, once
+    assert f"to warm up for them {3 * 2 * 2 * (6 + 9)}, for a part" in plan
     assert "CUDA graphs" not in plan
     urls = "url=[http://127.0.0.1:9,http://127.0.0.1:9,http://127.0.0.1:9]"
     assert command.run(asked(tmp_path, *words, urls)).folder is None

@@ -18,7 +18,7 @@ from harness import prompts as prompt_sets
 from harness.cli import compose, draft_confs
 from harness.commands.dry_run import all_cards
 from harness.commands.eligible_drafts import sizes_of
-from harness.config import SCHEMAS, GpuConf, ModelConf
+from harness.config import SCHEMAS, GpuConf, ModelConf, is_folder
 from harness.engines.adapters import adapter_of
 from harness.records import Prompt, UserError
 from harness.serving.engines import OWN, rented
@@ -167,7 +167,7 @@ def _check_rentable(command: str, config: Any, drafts: Sequence[ModelConf]) -> N
             f"{' and '.join(given)}: for local runs, python -m harness.{command} {given[0]}=..."
         )
     for conf in (config.model, *drafts):
-        if Path(conf.id).exists() or conf.id.startswith((".", "/", "~")):
+        if is_folder(conf.id):
             raise UserError(
                 f"{conf.id}: a local folder is not on the rented machine; give a hub id"
             )

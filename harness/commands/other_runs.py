@@ -6,7 +6,6 @@ come from a run whose speculation left the greedy texts alone. No torch here.
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from harness import prompts as prompt_sets
@@ -21,6 +20,7 @@ from harness.config import (
     ModelConf,
     ServerConfig,
     SweepConfig,
+    is_folder,
     rates_for,
 )
 from harness.records import (
@@ -329,13 +329,9 @@ def _check_named_target(costs: EngineCosts, conf: ModelConf) -> None:
 
     Folders are compared when their weights are read: two may hold the same ones.
     """
-    if not any(name and _is_folder(name) for name in (conf.id, costs.target.id)):
+    if not any(name and is_folder(name) for name in (conf.id, costs.target.id)):
         dtype = None if conf.dtype == "auto" else conf.dtype
         check_target(costs, ModelEntry(name=conf.name, id=conf.id, dtype=dtype))
-
-
-def _is_folder(model_id: str) -> bool:
-    return model_id.startswith((".", "/", "~")) or Path(model_id).is_dir()
 
 
 def _check_drafts_alike(

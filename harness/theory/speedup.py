@@ -28,8 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from harness.records import UserError
-from harness.theory.acceptance import expected_tokens_per_round
-from harness.theory.break_even import break_even_alpha
+from harness.theory.acceptance import alpha_from_tokens_per_round, expected_tokens_per_round
 
 
 @dataclass(frozen=True)
@@ -156,14 +155,18 @@ class RoundTimes:
         return tokens_per_round / self.relative(k)
 
     def break_even_alpha(self, k: int) -> float | None:
-        """The iid alpha at which E[tokens per round] = R(k) / R(0); see `break_even`.
+        """The iid alpha at which a round emits what it costs: E[tokens per round] = R(k) / R(0).
 
-        None also where R(k) is unknown, or the draft is a look-up: most of its rounds propose fewer
-        than k tokens, so that one alpha does not say what they emit.
+        0.0 where even alpha = 0 does not lose. None where even alpha = 1 loses, where R(k) is
+        unknown, and of a look-up: most of its rounds propose fewer than k tokens, so that one alpha
+        does not say what they emit.
         """
         if not self.covers(k) or (self.round_s and self.round_s[0][0] == 0):
             return None
-        return break_even_alpha(self.relative(k), k)
+        cost = self.relative(k)
+        if cost <= 1.0:
+            return 0.0
+        return None if cost > k + 1 else alpha_from_tokens_per_round(cost, k)
 
     def best_k(self, alpha: float, ks: Sequence[int]) -> tuple[int, float]:
         """The K of largest iid speedup and that speedup; (0, 1.0) where none is above 1."""
