@@ -1,6 +1,8 @@
 """Runs that are measured in looks: their pairs, what they cost, and the verdicts on them."""
 
 import itertools
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -103,13 +105,15 @@ def slower(run: StoredRun, factor: float) -> StoredRun:
 def as_fast_as_plain(run: StoredRun) -> StoredRun:
     """Every speculative generation takes its plain one's time, a fifth more or less in turn."""
     plain_s = {trial.key: trial.decode_s for trial in run.trials if trial.k == 0}
-    number = itertools.count()
+    # In turn within a cell: other K, which are timed between, must not make the pairs of one alike
+    numbers: defaultdict[tuple[float, int], Iterator[int]] = defaultdict(itertools.count)
 
     def change(trial: Trial) -> Trial:
         seconds = plain_s.get(trial.key)
         if not trial.k or seconds is None:
             return trial
-        return replace(trial, decode_s=seconds * (0.8 if next(number) % 2 else 1.2))
+        number = next(numbers[trial.temperature, trial.k])
+        return replace(trial, decode_s=seconds * (0.8 if number % 2 else 1.2))
 
     return with_trials(run, change)
 
