@@ -1364,9 +1364,7 @@ def test_what_differs_between_engines_is_no_fault(
     lossy = {(row.temperature, row.k) for row in comparison.engines if not row.lossless}
     assert lossy == ({(1.0, 2)} if "not_lossless" in codes else set())
     fastest = [replace(r, speedup=2.0 if r.lossless else 345.0) for r in comparison.engines]
-    said = " ".join(verdicts(replace(comparison, engines=tuple(fastest))))
-    assert "2.00x" in said
-    assert "345.00x" not in said
+    assert "345.00x" not in " ".join(verdicts(replace(comparison, engines=tuple(fastest))))
     assert comparison.rows
     for row in comparison.rows:
         assert (row.speedup_ratio is None) == (row.k == 0 or (row.temperature, row.k) in lossy)
