@@ -344,8 +344,8 @@ def _answer(run: StoredRun) -> Answer:
 def _as_one_k(run: StoredRun, k: int) -> StoredRun:
     """A run of every K as if `until=decided` had chosen this one.
 
-    The smallest, the largest and this K price rounds on a few prompts of each set: those that were
-    sent first, for they are sent in random order.
+    The search for it prices rounds on a few prompts of each set: those that were sent first, for
+    they are sent in random order.
     """
     asked = dict.fromkeys((trial.prompt_set, trial.prompt) for trial in run.trials)
     by_set = grouped(asked, lambda name: name[0]).values()

@@ -13,7 +13,7 @@ from runs import outcome_of, ran
 from runs import stored as stored_of
 
 from harness.analysis import analyse
-from harness.analysis.looks import best_started, k_between
+from harness.analysis.looks import best_started, most_started, searched_next, to_start
 from harness.analysis.verdict import Candidate, Evidence, Timed, decide
 from harness.cli import compose
 from harness.commands import server as command
@@ -47,8 +47,8 @@ def chosen_of(run: StoredRun) -> ServedKs:
 
 def test_every_prompt_is_asked_plainly_and_at_one_k_and_few_at_the_others(run: StoredRun) -> None:
     chosen = chosen_of(run)
-    assert chosen.started[:2] == (1, 6)
-    assert len(chosen.started) <= 3
+    assert chosen.started[:2] == (2, 3)
+    assert len(chosen.started) == 3
     k = chosen.k_at(0.0)
     assert k in chosen.started
     done = Counter((trial.k, trial.repetition) for trial in run.trials)
@@ -71,7 +71,8 @@ def test_only_the_chosen_k_is_measured_and_the_others_are_predicted(run: StoredR
     assert {row.k for row in measured} == {0, k}
     assert {row.status for row in measured} == {"complete"}
     predicted = {(row.prompt_set, row.k) for row in summary.results if row.source == "replayed"}
-    assert predicted == {(name, each) for name in ("easy", "hard") for each in (0, 1, 2, 3, 6)}
+    priced = (0, *chosen_of(run).started)
+    assert predicted == {(name, each) for name in ("easy", "hard") for each in priced}
     assert summary.served is not None
     for cell in summary.served.cells:
         assert (cell.speedup is not None) == (cell.k == k)
@@ -120,23 +121,52 @@ def slower(run: StoredRun, ks: set[int], factor: float) -> StoredRun:
     )
 
 
-def test_the_k_between_is_one_that_may_be_the_best_by_rounds_that_lie_on_a_line(
-    run: StoredRun,
-) -> None:
-    def only(ks: set[int], of: StoredRun) -> StoredRun:
-        probes, starts = (tuple(t for t in x if t.k in ks) for x in (of.probes, of.starts))
-        return replace(of, probes=probes, starts=starts)
+@pytest.mark.parametrize("number", range(1, 14))
+def test_the_search_finds_the_largest_of_what_rises_and_falls_with_few_looks(number: int) -> None:
+    ks, looks = [2 * k + 1 for k in range(number)], []
+    for best in range(number):
+        # Whatever the slopes: they fall by less than they rise, and the other way
+        for left, right in ((1.0, 0.01), (0.01, 1.0)):
+            speedup = {
+                k: -abs(at - best) * (left if at < best else right) for at, k in enumerate(ks)
+            }
+            known: dict[int, float] = {}
+            while lacking := searched_next(ks, known):
+                assert not {*lacking} & {*known}
+                known |= {k: speedup[k] for k in lacking}
+            if number > 1:
+                assert max(known, key=known.__getitem__) == ks[best]
+            looks.append(len(known))
+    assert max(looks) <= most_started(number, 1) <= max(number, 1)
+    assert most_started(4, 1) == 3
 
-    ends = {0, 1, 6}
-    # Rounds of the smallest K that cost ten times as much leave the largest, and the other way
-    for slow, best in ((1, 6), (6, 1)):
-        made = only(ends, slower(run, {slow}, 10.0))
-        assert [each.k for each in best_started(made, (1, 6))] == [best]
-    # Where rounds of K cost little more than a plain token up to 6, it is the largest by far
-    plain = {(t.prompt, t.repetition): t.decode_s for t in run.probes if t.k == 0}
-    assert plain
-    assert k_between(only(ends, slower(run, {6}, 50.0))) is None
-    assert best_started(only({0}, slower(run, set(), 1.0)), (1, 6)) == ()
+
+def test_servers_are_started_towards_the_fastest_k(run: StoredRun) -> None:
+    ks = (1, 2, 3, 6)
+
+    def only(priced: tuple[int, ...], slow: dict[int, float]) -> StoredRun:
+        """The run as it is when so many K are priced, had the rounds of some taken longer."""
+        made = run
+        for k, factor in slow.items():
+            made = slower(made, {k}, factor)
+        probes, starts = (
+            tuple(t for t in x if t.k in (0, *priced)) for x in (made.probes, made.starts)
+        )
+        return replace(slower(made, set(), 1.0), probes=probes, starts=starts)
+
+    assert to_start(run, ks, ()) == (2, 3)
+    known = tuple(sorted(chosen_of(run).started))
+    assert {2, 3} < {*known}
+    assert len(known) == 3
+    # Where rounds of one of both cost ten times as much, the next lies on the other's side
+    for slow, further in ((2, 6), (3, 1)):
+        assert to_start(only((2, 3), {slow: 10.0}), ks, (2, 3)) == (further,)
+    assert not to_start(only(known, {}), ks, known)
+    for k in known:
+        made = only(known, {other: 50.0 for other in known if other != k})
+        assert [each.k for each in best_started(made, known)] == [k]
+    assert best_started(only((), {}), (2, 3)) == ()
+    assert to_start(only((), {}), ks, (2, 3)) == ()
 
 
 class Stops:
@@ -182,8 +212,8 @@ def test_where_a_server_that_prices_rounds_fails_every_k_is_measured_and_that_is
     opened: Callable[..., Any] = OwnLoop.open
 
     def open_(self: OwnLoop, k: int, synthetic: Any = None) -> Any:
-        if k == 6:
-            raise UserError("K=6 is too many here")
+        if k == 3:
+            raise UserError("K=3 is too many here")
         return opened(self, k, synthetic)
 
     monkeypatch.setattr(OwnLoop, "open", open_)
@@ -192,7 +222,7 @@ def test_where_a_server_that_prices_rounds_fails_every_k_is_measured_and_that_is
     assert outcome.status == 1
     assert chosen_of(run).why_all == "server_failed"
     done = Counter(trial.k for trial in run.trials if trial.status == "ok")
-    assert all(done[k] == 2 * PROMPTS * VISITS for k in (1, 2, 3))
+    assert all(done[k] == 2 * PROMPTS * VISITS for k in (1, 2, 6))
     assert run.rounds, "as where all are asked for"
     assert run.summary is not None
     report = (run.folder / "report.md").read_text()
@@ -244,7 +274,7 @@ def test_a_plan_says_what_is_asked_of_which_server(
     words = [f"results_root={tmp_path}", *GRID, "dry_run=true", "verbose=true"]
     assert command.run(compose("server", words)).folder is None
     plan = " ".join(capsys.readouterr().out.split())
-    assert "plain, K = 1, K = 6 and at most one between" in plan
+    assert "plain, K = 2, K = 3 and at most 1 more" in plan
     # The plain texts, then plain decoding and one K in two visits
     assert f"{2 * PROMPTS * (1 + 2 * VISITS)} of 12 tokens at most" in plan
     # 8 prompts in two visits: plain and two K, then plain and one, each at two budgets
@@ -257,7 +287,7 @@ def test_a_plan_says_what_is_asked_of_which_server(
         (
             StartedServers((1, 2, 4, 8), (1, 2, 8), (2,)),
             "Speculating servers started: 3 (K=1, K=2 and K=8); K=2 on all prompts, what is said of"
-            " K=1, K=4 and K=8 is predicted.",
+            " K=1 and K=8 is predicted.",
         ),
         (
             StartedServers((1, 2), (1, 2), (1, 2), (1, 2)),

@@ -38,8 +38,6 @@ from harness.summary import VerdictReason
 
 Weights = Mapping[str, float] | None
 
-# Of the best predicted speedup, so much less at most may be the best, by the error of a line over K
-NEAR_BEST = 0.06
 # Of what is undecided, what no further pair of the same prompts would change
 FIXED: frozenset[VerdictReason] = frozenset(
     ("too_few_prompts", "too_few_in_set", "no_complete_prompt", "greedy_texts_differ")
@@ -92,34 +90,72 @@ def decided(run: StoredRun, look: int) -> Set[float]:
 # ---- servers -------------------------------------------------------------------------------------
 
 
-def k_between(run: StoredRun) -> int | None:
-    """The K, neither the smallest nor the largest, whose rounds are to be priced too.
+def most_started(ks: int, temperatures: int) -> int:
+    """The speculating servers that `to_start` starts at most, of so many K and temperatures."""
+    near, width, searched = 1, 2, 1
+    while width < ks + 1:
+        near, width, searched = width, near + width, searched + 1
+    return min(ks, 2 + temperatures * (searched - 2))
 
-    The round times of these two give every other K's, on a line, about 2 % off and up to 6 %
-    (docs/validation.md). So it is a K between them that may be the best of all, at the first
-    temperature that has one.
+
+def to_start(run: StoredRun, ks: Sequence[int], started: Sequence[int]) -> tuple[int, ...]:
+    """The K whose servers are to price their rounds next, on the way to the fastest.
+
+    Rounds of a K that was not timed do not follow from those of others: on llama.cpp a line through
+    K = 1, 2 and 8 is 17 to 24 % off at K = 4, which may be the fastest (docs/decisions/0018). So
+    the fastest is searched for among K that have a server. Speedups rise with K up to the
+    fastest and fall from there, since a round emits ever fewer tokens more for each that it drafts:
+    Fibonacci's search finds it with the fewest servers (Kiefer, "Sequential minimax search for a
+    maximum", 1953), which is three of four K.
 
     Args:
-        run: a server run with plain texts, their traces and probes of both.
+        run: a server run with plain texts, their traces, and probes of the K that were started.
+        ks: all that are asked for, ascending.
+        started: so far.
 
     Returns:
-        None where one of these two is clearly the best at every temperature, or nothing can tell.
+        Empty where every temperature's search has ended, or nothing can be told.
     """
-    served = ServedRun(Setup(run))
-    for temperature in served.temperatures:
+    if not started:
+        return searched_next(ks, {})
+    served, lacking = ServedRun(Setup(run)), dict[int, None]()
+    for temperature in served.setup.temperatures:
         speedups = served.predicted_speedups(temperature)
-        least = (1.0 - NEAR_BEST) * max(speedups.values(), default=0.0)
-        near = [k for k in sorted(speedups)[1:-1] if speedups[k] >= least]
-        if near:
-            return max(near, key=speedups.__getitem__)
-    return None
+        if not speedups.keys() >= {*started}:
+            return ()
+        lacking |= dict.fromkeys(searched_next(ks, {k: speedups[k] for k in started}))
+    # More requests may tell that two K which nearly tie are the other way round: no new search
+    left = most_started(len(ks), len(served.setup.temperatures)) - len(started)
+    return tuple(lacking)[:left]
+
+
+def searched_next(ks: Sequence[int], speedups: Mapping[int, float]) -> tuple[int, ...]:
+    """The K that a Fibonacci search for the largest speedup wants to know next; empty at its end.
+
+    Args:
+        ks: ascending.
+        speedups: of those that are known.
+    """
+    low, near, width = -1, 1, 2  # the largest lies above `low` and below `low + width`
+    while width < len(ks) + 1:
+        near, width = width, near + width
+    while width > 2:
+        inner = [low + width - near, low + near]
+        known = [at for at in inner if at < len(ks)]
+        lacking = tuple(ks[at] for at in known if ks[at] not in speedups)
+        if lacking:
+            return lacking
+        if len(known) == 2 and speedups[ks[inner[0]]] < speedups[ks[inner[1]]]:
+            low = inner[0]
+        near, width = width - near, near
+    return ()
 
 
 def best_started(run: StoredRun, started: Sequence[int]) -> tuple[ChosenK, ...]:
     """The K to measure at every temperature: by replay, the best of those that have a server.
 
-    `run` as of `k_between`, with probes of every K that was started. Empty where their requests do
-    not tell what rounds cost, or no text was replayed.
+    `run` as of `to_start`. Empty where requests do not tell what rounds cost, or no text was
+    replayed.
     """
     served = ServedRun(Setup(run))
     chosen: list[ChosenK] = []

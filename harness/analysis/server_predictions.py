@@ -54,7 +54,6 @@ from harness.analysis.verdict import (
 from harness.records import Cell, LatencyRow, ResultRow, RoundTiming, grouped
 from harness.serving.drafts import looks_up
 from harness.serving.engines import OWN
-from harness.stats.crossfit import KNOWN
 from harness.stats.jackknife import (
     Array,
     Variance,
@@ -70,10 +69,6 @@ from harness.summary import (
     ServedCosts,
 )
 from harness.theory.speedup import RoundTimes
-
-# Of the logarithm of a predicted speedup, what a round time costs that lies on a line between those
-# of two measured K: about 3 % (docs/validation.md, "from two K")
-ON_A_LINE = Variance(np.array(0.03**2), np.array(KNOWN))
 
 
 @dataclass(frozen=True)
@@ -283,13 +278,13 @@ class ServedPredictions(ServedTexts):
 
     @cached_property
     def unmeasured(self) -> "list[_Prediction]":
-        """What is predicted of the cells of every K that another one was chosen over."""
+        """What is predicted of the cells of every priced K that another one was chosen over."""
         rows = [
             replace(row, draft=self.setup.draft, k=k, status="complete", error=None)
             for row in self.measured
             if row.k == 0 and row.temperature is not None
             if self.chosen_k(row.temperature) is not None
-            for k in self.asked_ks
+            for k in self.priced_ks
             if k not in self.ks_at(row.temperature)
         ]
         return [made for row in rows if (made := self._predicted_cell(row)) is not None]
@@ -360,8 +355,6 @@ class ServedPredictions(ServedTexts):
         )
         names, (before, after, tokens) = _by_prompt(texts, plain_s, seconds, texts.tokens)
         costs_error = None if timed is None else speedup_variance(timed, texts.tokens, counts)
-        if costs_error is not None and row.k not in self.priced_ks:
-            costs_error = joined([costs_error, ON_A_LINE])
         return _Prediction(made, tuple(names), np.stack([before, after, tokens]), costs_error)
 
     def cells(self) -> Iterator[ServedCell]:
@@ -413,7 +406,7 @@ class ServedPredictions(ServedTexts):
     # ---- every K on the whole workload -----------------------------------------------------------
 
     def predicted_speedups(self, temperature: float) -> dict[int, float]:
-        """Of every K on the whole workload; empty where nothing is replayed or priced."""
+        """Of every K that is priced, on the whole workload; empty where nothing is replayed."""
         latency, replays = self._latency(temperature), self._replays(temperature)
         if latency is None or replays is None:
             return {}
@@ -438,14 +431,14 @@ class ServedPredictions(ServedTexts):
         return Latency(costs.times, served=times)
 
     def _replays(self, temperature: float) -> Replays | None:
-        """The plain server's texts at every K whose rounds are priced, or lie between two."""
+        """The plain server's texts at every K whose rounds are priced."""
         costs = self.costs_by_temperature.get(temperature)
         texts = self.texts(self.settled, 0, temperature)
         if costs is None or self.engine.rule is None or not texts.trials:
             return None
         counts = {
             Candidate(self.setup.draft, k): self.replayed(texts, k)
-            for k in sorted({*self.setup.ks})
+            for k in self.priced_ks
             if costs.times.covers(k)
         }
         lookups = frozenset([self.setup.draft] if texts.traces[0].chosen else [])

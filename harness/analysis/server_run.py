@@ -40,7 +40,7 @@ from harness.analysis.lossless import distrust
 from harness.analysis.predicted import evidence_of
 from harness.analysis.request_times import Visit, paired_seconds, with_enough_visits
 from harness.analysis.server_lossless import gate_caveats, gates
-from harness.analysis.server_predictions import ON_A_LINE, ServedPredictions
+from harness.analysis.server_predictions import ServedPredictions
 from harness.analysis.server_structured import structured_caveats, structured_gates
 from harness.analysis.setup import Setup
 from harness.analysis.unstable import impossible, unstable_cells
@@ -380,7 +380,7 @@ class ServedRun(ServedPredictions):
     # ---- one K, that replay chose ----------------------------------------------------------------
 
     def _chosen_evidence(self, temperature: float) -> Evidence | None:
-        """The chosen K as it was measured, and every other as replay has its rounds differ.
+        """The chosen K as it was measured, and every other priced one as replay has it differ.
 
         None where every K is measured, or that one on no prompt that was replayed.
         """
@@ -400,10 +400,6 @@ class ServedRun(ServedPredictions):
             for each in (measured.baseline, measured.candidates[chosen])
         )
         of_chosen_s = predicted.candidates[chosen].seconds
-        # Of the K whose rounds were not timed
-        factors = ON_A_LINE.value**0.5 * np.eye(len(predicted.candidates))
-        of_each = zip(predicted.candidates, factors, strict=True)
-        line = CostError({name: row * (name.k not in self.priced_ks) for name, row in of_each})
         return replace(
             predicted,
             baseline=plain,
@@ -416,7 +412,7 @@ class ServedRun(ServedPredictions):
                     {name: moves - error.moves[chosen] for name, moves in error.moves.items()},
                     error.degrees,
                 )
-                for error in (*predicted.cost_errors, line)
+                for error in predicted.cost_errors
             ),
             named=chosen,
         )

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from harness import prompts as prompt_sets
+from harness.analysis.looks import most_started, searched_next
 from harness.commands.drafted import PROMPTS_OF_EVERY_K
 from harness.commands.eligible_drafts import SERVED_BYTES, Pairing, draft_size, pairings, sizes_of
 from harness.commands.server_requests import load_slots
@@ -50,8 +51,6 @@ from harness.theory.planning import PlanRequest, plan_cards
 from harness.theory.roofline import Card
 
 REPLAY_BATCH = 32
-# Roles that a server run asks few prompts, where replay chooses K: plain, two K; plain, one more K
-FEW_ROLES = 5
 # Cards whose costs stand above the table of drafts
 FEW_CARDS = 3
 BACKENDS = {
@@ -143,11 +142,13 @@ def print_server_plan(
     if config.until == "decided":
         synthetic, each = False, len(config.temperature) * config.repetitions
         requests = sum(by_set) * (len(config.temperature) + 2 * each)
-        few = 2 * FEW_ROLES * _of_few(prompts, sum(by_set) * each)
+        first, further = _searched(config)
+        # Plain decoding with the first two, then with every further one
+        few = 2 * (3 + 2 * further) * _of_few(prompts, sum(by_set) * each)
         rounds = f"at most {few} more requests, on few prompts, half for a part of the budget"
         servers = (
-            f"plain, K = {min(ks[1:])}, K = {max(ks[1:])} and at most one between; replay chooses"
-            " the one that is asked every prompt (until=all: every K)"
+            f"plain, {', '.join(f'K = {k}' for k in first)} and at most {further} more; replay"
+            " chooses the one that is asked every prompt (until=all: every K)"
         )
     if synthetic:  # a prompt of each set, at two budgets
         rounds = (
@@ -188,9 +189,9 @@ def _served_forwards(
     requests, whole = sum(by_set) * visits, config.new_tokens
     both = whole + shorter_budget(whole)
     if config.until == "decided":  # which K is not known yet: the largest stands for it
-        few, ends = _of_few(prompts, requests), [0, min(ks[1:]), max(ks)]
-        work = pair_forwards([0, max(ks)], requests, whole) + pair_forwards(ends, few, both)
-        work += pair_forwards([0, max(ks)], few, both)
+        few, (first, further) = _of_few(prompts, requests), _searched(config)
+        work = pair_forwards([0, max(ks)], requests, whole) + pair_forwards([0, *first], few, both)
+        work += further * pair_forwards([0, max(ks)], few, both)
         return [*work, Forwards("target", sum(by_set) * len(config.temperature) * whole)]
     work = pair_forwards(ks, requests, whole if synthetic else both)
     if synthetic:
@@ -426,6 +427,13 @@ def _answer_rows(config: Config, prompts: Sequence[Prompt]) -> Rows:
 
 def _by_set(prompts: Sequence[Prompt]) -> list[int]:
     return [*Counter(prompt.prompt_set for prompt in prompts for _ in prompt.answered).values()]
+
+
+def _searched(config: ServerConfig) -> tuple[tuple[int, ...], int]:
+    """The K whose servers are started first to find the fastest, and how many more at most."""
+    ks = sorted({k for k in config.k if k})
+    first = searched_next(ks, {})
+    return first, most_started(len(ks), len(config.temperature)) - len(first)
 
 
 def _of_few(prompts: Sequence[Prompt], generations: int) -> int:

@@ -7,9 +7,9 @@ What rounds cost comes from the same visits: from servers that are told to rejec
 (rounds.jsonl) where the engine can do that, else from requests for a part of the budget
 (starts.jsonl).
 
-A run that measures one K alone (`until=decided`) asks the plain server for every text first. The
-smallest and the largest K, and one between, are asked for few prompts (probes.jsonl), which price
-the rounds of all K, and the K that replay finds best is visited with plain decoding.
+A run that measures one K alone (`until=decided`) asks the plain server for every text first. Few K
+are asked for few prompts (probes.jsonl), which price their rounds, until the fastest is found by
+replay (`harness.analysis.looks.to_start`); that one is visited with plain decoding.
 """
 
 from collections import Counter

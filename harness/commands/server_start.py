@@ -18,11 +18,12 @@ from urllib.parse import urlsplit
 import psutil
 import torch
 
+from harness.analysis.looks import most_started
 from harness.commands.drafted import HeadPair
 from harness.commands.pair import sampling_of
 from harness.commands.progress import progress
 from harness.commands.server_requests import Role, Workload, load_slots, varying_roles
-from harness.config import FEW_K, ModelConf, ServerConfig
+from harness.config import ModelConf, ServerConfig
 from harness.decoding.protocols import Drafter
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.adapters import (
@@ -295,7 +296,8 @@ def side_by_side(roles: Sequence[Role], work: Workload, adapter: Adapter) -> Ite
 
 def all_stay(work: Workload, adapter: Adapter) -> bool:
     """Whether plain decoding fits side by side with every server that is started to choose a K."""
-    return not adapter.spec.alone and _at_a_time(work, adapter) > FEW_K
+    most = most_started(len(work.ks) - 1, len(work.config.temperature))
+    return not adapter.spec.alone and _at_a_time(work, adapter) > most
 
 
 def _at_a_time(work: Workload, adapter: Adapter) -> int:

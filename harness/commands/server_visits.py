@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from harness.analysis.looks import best_started, k_between
+from harness.analysis.looks import best_started, to_start
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import resumable
 from harness.commands.server_requests import (
@@ -229,30 +229,20 @@ def _choose(
     score: Callable[[], None],
     kept: _Kept | None,
 ) -> ServedKs | None:
-    """Price the rounds of the smallest, the largest and one K between, then choose among them.
+    """Price the rounds of few K, by which the fastest is found, and choose it.
 
     None where plain decoding is not there any more.
     """
-
-    def priced(ks: Sequence[int]) -> bool:
-        if not _measure_visits(folder, work, adapter, failures, probe_tasks(work, ks), kept):
-            return False
-        if not failures.dead:
-            score()
-        return True
-
-    started = (min(work.ks[1:]), max(work.ks[1:]))
     if not _measure_visits(folder, work, adapter, failures, plain_tasks(work), kept):
         return None
-    if not priced(started):
-        return None
-    between = None if failures.dead else k_between(load(folder.path))
-    if between is not None:
-        started = (*started, between)
-        if not priced([between]):
+    started: tuple[int, ...] = ()
+    while more := to_start(load(folder.path), sorted(work.ks[1:]), started):
+        started += more
+        if not _measure_visits(folder, work, adapter, failures, probe_tasks(work, more), kept):
             return None
-    if failures.dead:
-        return ServedKs(started, why_all="server_failed")
+        if failures.dead:
+            return ServedKs(started, why_all="server_failed")
+        score()
     chosen = best_started(load(folder.path), started)
     return ServedKs(started, chosen, None if chosen else "no_costs")
 

@@ -322,9 +322,15 @@ def _servers(started: StartedServers) -> Iterator[str]:
         which = "each" if started.rejecting == started.ks else f"{len(started.rejecting)} of them"
         ks += f", {which} once more to reject every draft"
     measured = _listed([f"K={k}" for k in started.measured])
-    others = _listed([f"K={k}" for k in started.asked if k not in started.measured])
+    others = _listed([f"K={k}" for k in started.ks if k not in started.measured])
     part = f"; {measured} on all prompts, what is said of {others} is predicted" if others else ""
     yield f"Speculating servers started: {started.number} ({ks}){part}."
+    if left := _listed([f"K={k}" for k in started.asked if k not in started.ks]):
+        yield (
+            f"No server was started at {left}: speedups rise with K up to the fastest and fall from"
+            " there, and those that were started lie on either side of it, or at an end of the"
+            " list (until=all measures every K)."
+        )
 
 
 def _listed(names: Sequence[str]) -> str:
