@@ -457,9 +457,14 @@ def written(runs: Sequence[Run]) -> str:
     lines = [
         "# Servers: what was predicted, and what was measured",
         "",
-        "Written by `python benchmarks/servers.py`; read there what each table says. Machine:"
-        f" {_machine(runs)}{_busy(runs)}. Times are processor seconds of the server's process where"
-        " a table says cpu. Throughput under load: `python benchmarks/concurrency.py`.",
+        "Written by `python benchmarks/servers.py`, whose first lines say how each table is made."
+        f" Machine: {_machine(runs)}{_busy(runs)}. Times are processor seconds of the server's"
+        " process where a table says cpu. Throughput under load: `python"
+        " benchmarks/concurrency.py`.",
+        "",
+        "Predicted is: by what rounds cost on the same engine, in requests of the other prompt set."
+        " A sweep or an audition predicts for the harness's loop, whose rounds cost otherwise."
+        " SGLang, TensorRT-LLM, mlx-lm and transformers were not run here.",
         "",
         *_rounds(runs),
         *_speedups(runs),

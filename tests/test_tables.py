@@ -285,7 +285,7 @@ def test_the_waterfall_ends_at_the_measured_speedup_and_its_factors_lead_there()
         product *= factor
     assert product == pytest.approx(speedup[-1])
     rounds = by_title(analysed("profile"), "What a round is made of")
-    measured = [float(cell.value or 0) for cell in rounds.column("measured speedup")]
+    measured = [float(cell.value or 0) for cell in rounds.column("speedup of these rounds")]
     assert max(measured) == pytest.approx(product)
 
 

@@ -428,12 +428,12 @@ def _validation(summary: Summary, own: Answer) -> Sequence[Snippet]:
     rounded = [round(rate, 4) for rate in rates[: served.k]]
     origin = "that was set for this run" if served.synthetic else "of this run"
     note = (
-        f"Random weights with the acceptance {origin}, position by position: its latency is that of"
-        " your server at this acceptance, which was not measured there; its text means nothing."
+        f"Random weights with the acceptance {origin}, position by position: what it prints is the"
+        " speed of your server at this acceptance; its text means nothing."
     )
     return tuple(
         Snippet(
-            f"{_titled(engine)}, K={own.k}, to see its speed on your server without the weights",
+            f"{_titled(engine)}, K={own.k}: not measured; its speed there without the weights",
             engine.check_line(served, rounded),
             (note,),
         )

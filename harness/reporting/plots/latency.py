@@ -1,4 +1,4 @@
-"""What forwards cost, what batches gain, and the waterfall from ideal to measured speedup."""
+"""What forwards cost, what batches gain, and the waterfall from ideal to timed rounds."""
 
 from itertools import pairwise
 
@@ -132,8 +132,8 @@ def draw_batch_gains(summary: Summary, across: int) -> style.Plot | None:
 
 
 WATERFALL_CAPTION = (
-    "From the ideal speedup at K = {k} to the measured one: what the verify, the acceptance and"
-    " every other part of a round take away"
+    "From the ideal speedup at K = {k} to that of the timed rounds: what the verify, the acceptance"
+    " and every other part of a round take away"
 )
 FALL_UNDER = "grey: speedups; orange: what a cause takes away; green: what it adds; dashed: no gain"
 BAR_WIDTH = 0.62
@@ -160,7 +160,7 @@ def draw_waterfall(summary: Summary, across: int) -> style.Plot | None:
         axes.barh(place, high - low, BAR_WIDTH, left=low, color=colour)
         style.note_at(axes, text, (high, place), xytext=(4, 0), ha="left", va="center")
     folded = [style.folded(name, NARROW_LETTERS) if narrow else name for name in names]
-    axes.set_yticks(range(last + 1), [*folded, "measured"])
+    axes.set_yticks(range(last + 1), [*folded, "timed rounds"])
     axes.invert_yaxis()
     axes.grid(visible=False)
     axes.axvline(1.0, color=style.INK, linewidth=1.0, linestyle=style.DASHED)

@@ -48,13 +48,12 @@ GRID: tuple[Column[Line], ...] = (
     Column("evidence", lambda line: line.row.evidence),
 )
 TITLE = "What to serve"
-STAR_NOTE = "marked: the row of the headline, of the engine whose rounds were timed."
-STAR_NOTE_ASKED = "marked: the row of the headline, of the engine that engine= names."
+STAR_NOTE = "marked: the row of the headline."
 NO_DRAFT_NOTE = "no draft (...): the speedup is that of what is in brackets, which loses least."
 COST_NOTE = "cost: of a round, in plain tokens of that engine{}."
 # Tokens per round and cost of a round stand next to a speedup that is not their ratio
 CORRECTED_NOTE = "speedup: {how}; {tokens} / {cost} predicts {ratio}."
-LOAD_NOTE = "One request at a time; under load nothing was measured (harness.server measures it)."
+LOAD_NOTE = "One request at a time; nothing was run under load (harness.server measures that)."
 SERVER_NOTE = "No other engine was measured in this run."
 # What was not measured, by command
 LIMITS = {"sweep": LOAD_NOTE, "audition": LOAD_NOTE, "server": SERVER_NOTE}
@@ -129,7 +128,7 @@ def grid_table(summary: Summary) -> Table:
     names = list(dict.fromkeys(answer.prompt_set for line in lines for answer in line.row.sets))
     alone = names if 1 < len(names) <= MOST_SETS else []
     columns = columns_by(alone, "{} alone", _words_of_set)
-    star = _star_note(lines) if len(lines) > 1 else ()
+    star = [STAR_NOTE] if len(lines) > 1 and any(line.marked for line in lines) else []
     limit = LIMITS.get(summary.run.command, "")
     notes = (*star, limit, *_shares(summary), *_grid_notes(lines, summary))
     return _grid((*GRID, *columns), lines, notes)
@@ -151,8 +150,8 @@ def short_grid(summary: Summary) -> Table:
             lines = lines[start : start + MOST_ROWS]
     notes = list(_grid_notes(lines, summary))
     if summary.run.command != "audition":
-        first_is_marked = bool(lines) and lines[0].marked
-        notes = notes if first_is_marked else [*_star_note(lines), *notes]
+        if any(line.marked for line in lines[1:]):
+            notes = [STAR_NOTE, *notes]
         if len(lines) < len(every):
             left = len(every) - len(lines)
             notes.append(f"{left} more rows are in the report; engine= shows another engine.")
@@ -184,13 +183,6 @@ def _lines(summary: Summary) -> list[Line]:
     ]
 
 
-def _star_note(lines: Sequence[Line]) -> Iterator[str]:
-    """Which row the headline is of."""
-    marked = next((line for line in lines if line.marked), None)
-    if marked is not None:
-        yield STAR_NOTE if marked.row.answer.timed else STAR_NOTE_ASKED
-
-
 def _shares(summary: Summary) -> Iterator[str]:
     if summary.run.weights:
         weights = summary.run.weights
@@ -213,6 +205,7 @@ def _grid_notes(lines: Sequence[Line], summary: Summary) -> Iterator[str]:
         place = "here" if answers[0].run is None else grid.at_place(answers[0])
         at = f", T={fmt.temperature(answers[0].temperature)}"
         at = at if len({answer.temperature for answer in answers}) > 1 else ""
+        at += ", interpolated" if emitted and emitted.interpolated else ""
         known = "" if cost is None else f"; {place} {fmt.decimal(cost)} for K={k}{at}"
         yield COST_NOTE.format(known)
         if emitted is not None and cost is not None and answers[0].speedup is not None:
@@ -273,8 +266,7 @@ def sets_table(summary: Summary) -> Table:
     shown, lines = grid.marked(summary), [_set_line(a, summary) for a in summary.per_prompt_set]
     if shown is None:
         return table("", SETS, ())
-    untimed = "" if shown.answer.timed else ", not measured"
-    title = f"Each prompt set alone, {grid.at_place(shown.answer)}{untimed}"
+    title = f"Each prompt set alone, {grid.at_place(shown.answer)}, {grid.evidence(shown.answer)}"
     return table(title, SETS, lines)
 
 

@@ -42,6 +42,7 @@ def _measured_columns(summary: Summary) -> tuple[Column[ResultRow], ...]:
 
 
 IDEAL_NOTE = "ideal: every draft token accepted (alpha = 1)."
+BETWEEN_NOTE = "{}: rounds were not timed; their times lie on lines between those that were."
 MEASURED_NOTE = (
     "{computed} = tokens per round / (K c + v), which for a given acceptance_rate a is the linear"
     " rule (1 + K a) / (K c + v). Compare alpha, not acceptance_rate, with the break-even alpha."
@@ -58,7 +59,12 @@ RULES_NOTES = (
 def ideal_table(summary: Summary) -> Table:
     """Per K: the speedup at alpha = 1, and the alpha below which it loses."""
     title = "What each K could gain, and the alpha it needs"
-    return table(title, IDEAL, summary.ceilings, notes=(IDEAL_NOTE,))
+    timed = [entry for entry in summary.round_times if entry.source == "rounds"]
+    between = [
+        f"K={each.k}" for each in summary.ceilings if timed and each.k not in timed[0].round_s
+    ]
+    notes = (IDEAL_NOTE, BETWEEN_NOTE.format(", ".join(between)) if between else "")
+    return table(title, IDEAL, summary.ceilings, notes=notes)
 
 
 def measured_table(summary: Summary) -> Table:

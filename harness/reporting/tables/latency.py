@@ -319,7 +319,7 @@ def named_waterfall(entry: RoundBreakdown) -> list[tuple[str, WaterfallStep]]:
 
 
 def waterfall_table(summary: Summary) -> Table:
-    """From ideal to measured, for the K whose rounds were fastest."""
+    """From ideal to that of the timed rounds, for the K whose rounds were fastest."""
     entry = fastest_round(summary)
     if entry is None:
         return table("", FALL, ())
@@ -329,7 +329,7 @@ def waterfall_table(summary: Summary) -> Table:
         f"over {entry.rounds} rounds, of the first tokens after the run's prompts: for the"
         " acceptance of a workload run a sweep.",
     )
-    title = f"From the ideal speedup to the measured one, K = {entry.k}"
+    title = f"From the ideal speedup to that of the timed rounds, K = {entry.k}"
     return table(title, FALL, named_waterfall(entry), notes=notes)
 
 
@@ -344,7 +344,7 @@ def parts_table(summary: Summary) -> Table:
         Column("whole\nround ms", lambda entry: entry.round_s, fmt.in_ms),
         Column("rounds\ntimed", lambda entry: entry.rounds, fmt.count),
         Column("tokens\nper round", lambda entry: entry.tokens_per_round, fmt.decimal),
-        Column("measured\nspeedup", lambda entry: entry.speedup, fmt.speedup),
+        Column("speedup of\nthese rounds", lambda entry: entry.speedup, fmt.speedup),
     )
     notes = [PARTS_NOTE]
     if summary.rounds:

@@ -310,7 +310,8 @@ def prompt_set_table(summary: Summary) -> Table:
         "" if too_few is None else TOO_FEW_NOTE.format(too_few.reason_values["needed"]),
         REGRET_NOTE.format(choices) if choices else "",
     )
-    place = f", {grid.at_place(summary.headline)}" if summary.headline else ""
+    shown = summary.headline
+    place = f", {grid.at_place(shown)}, {grid.evidence(shown)}" if shown else ""
     return table(f"Each prompt set alone{place}", SETS, summary.per_prompt_set, notes=notes)
 
 

@@ -379,7 +379,7 @@ def served_tables(summary: Summary) -> list[Table]:
     varied_notes = (VARIED_NOTE, LOAD_CLOCKS[served.clock], *lines)
     return [
         table(f"Predicted and measured on {name}", CELLS, served.cells, notes=notes),
-        table("K by load", SCHEDULE, scheduled, notes=(SCHEDULE_NOTE,)),
+        table(f"K by load on {name}", SCHEDULE, scheduled, notes=(SCHEDULE_NOTE,)),
         table(f"{WAITS} on {name}", LATENCIES, alone, notes=waits_notes),
         table("Is the server lossless?", GATES, served.gates, notes=GATE_NOTES),
         table("Structured output", STRUCTURED, served.structured, notes=(STRUCTURED_NOTE,)),
