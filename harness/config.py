@@ -49,7 +49,7 @@ EMBEDDED_DRAFTS = ("tiny_good", "tiny_small", "tiny_eagle3", "tiny_unrelated", "
 AUTO_DRAFTS = "auto"
 # The entry of `drafts` that stands for draft.id=...
 OWN_DRAFT = "hf"
-# So many speculating servers a server run starts at most where replay chooses the K
+# Of so many K a search for the fastest starts every server, so that all are measured
 FEW_K = 3
 # In `k` of a server run, a server that decides on K itself
 ADAPTIVE = "adaptive"
