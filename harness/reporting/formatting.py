@@ -5,36 +5,29 @@ percent ("34.2 %"), an alpha never is ("0.561"). A value that does not apply is 
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from harness.records import ResultRow
-from harness.summary import (
-    AdaptiveRow,
-    Answer,
-    CardDraftRow,
-    CardRow,
-    EngineRow,
-    LeaderboardRow,
-)
+from harness.summary import Answer
 
 # Of series: those of Okabe and Ito, which people with any colour vision can tell from one another
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa4499", "#806000", "#3a8fb7")
 EMPTY = "-"
 NO_ROOT = "none"
-Gain = AdaptiveRow | Answer | CardDraftRow | CardRow | EngineRow | LeaderboardRow | ResultRow
+
 Bounded = tuple[float | None, float | None, float | None]  # a value, and its interval
 _GIB = 1024**3
 _MIB = 1024**2
 _KIB = 1024
 
 
-def bounded(record: Gain) -> Bounded:
-    """Its speedup, with an interval where it has one."""
-    return record.speedup, record.speedup_lo, record.speedup_hi
+def bounded(record: Any, name: str = "speedup") -> Bounded:
+    """A field of a record, with the interval that its fields `_lo` and `_hi` are."""
+    return getattr(record, name), getattr(record, f"{name}_lo"), getattr(record, f"{name}_hi")
 
 
-def gain(record: Gain) -> str:
-    """The same as text: "1.42x [1.36, 1.48]"."""
-    return speedup(*bounded(record))
+def gain(record: Any, name: str = "speedup") -> str:
+    """The same of a speedup or a ratio of them, as text: "1.42x [1.36, 1.48]"."""
+    return speedup(*bounded(record, name))
 
 
 def scored(answer: Answer) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import quote
 
+from harness.records import where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.content import measured_with
@@ -82,13 +83,10 @@ def render(root: Path, lines: Sequence[Line]) -> Path:
     Lines are in the order of the page, newest first.
     """
     sections = [
-        (
-            table(title, COLUMNS, [line for line in lines if line.kind == kind]),
-            [_link(root, line) for line in lines if line.kind == kind],
-        )
+        (table(title, COLUMNS, of_kind), [_link(root, line) for line in of_kind])
         for kind, title in TITLES.items()
+        if (of_kind := where(lines, kind=kind))
     ]
-    sections = [section for section in sections if section[1]]
     text = page(
         "index.html.j2",
         title=f"Runs in {root.resolve().name}",
@@ -187,7 +185,7 @@ def _ratio(run: ComparedRun, reference: str) -> str:
     row = run.row
     if row is None or row.speedup_ratio is None:
         return f"{run.name}: no speedup to compare"
-    gain = fmt.speedup(row.speedup_ratio, row.speedup_ratio_lo, row.speedup_ratio_hi)
+    gain = fmt.gain(row, "speedup_ratio")
     threshold = "" if run.threshold is None else f"fail_below={run.threshold:g}: "
     return f"{threshold}{gain} the speedup of {reference}"
 

@@ -22,10 +22,11 @@ from harness.analysis.losses import (
     DraftLosses,
     Losses,
     LossRow,
+    Span,
     SpeedupMap,
     Worth,
 )
-from harness.records import Verbose, grouped
+from harness.records import Verbose, grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting.console import print_brief, print_table
 from harness.reporting.html import LOSSES_FILE, glossary, page
@@ -50,33 +51,20 @@ def _columns(title: str) -> tuple[Column[LossRow], ...]:
         Column("share of\ntokens", lambda row: row.token_share, fmt.percent),
         Column("alpha", lambda row: row.alpha, fmt.alpha),
         Column("share of\nlost rounds", lambda row: row.lost_share, fmt.percent),
-        Column(
-            "speedup if\nas the rest", lambda row: row.gain and row.gain - 1.0, fmt.signed_percent
-        ),
+        Column("speedup if\nas the rest", lambda r: r.gain and r.gain - 1.0, fmt.signed_percent),
     )
 
 
-@dataclass(frozen=True)
-class _SpanRow:
-    where: str
-    text: str
-    token: str
-    drafted: str
-    share: float
-
-
-SPANS: tuple[Column[_SpanRow], ...] = (
-    Column("prompt, position", lambda row: row.where, key=True),
-    Column("text; the token that costs most in [ ]", lambda row: row.text, flexible=True),
-    Column("target's\ntoken", lambda row: row.token),
-    Column("draft's\ntoken", lambda row: row.drafted),
-    Column("share of\nlost rounds", lambda row: row.share, fmt.percent),
+SPANS: tuple[Column[Span], ...] = (
+    Column("prompt, position", lambda s: f"{s.prompt_set}/{s.prompt}, {s.start}", key=True),
+    Column("text; the token that costs most in [ ]", said.marked, flexible=True),
+    Column("target's\ntoken", lambda span: said.visible(span.pieces[span.worst])),
+    Column("draft's\ntoken", said.drafted),
+    Column("share of\nlost rounds", lambda span: span.lost_share, fmt.percent),
 )
 WORTH: tuple[Column[Worth], ...] = (
     Column("points of\nacceptance", lambda row: f"+{100 * row.points:.0f}", key=True),
-    Column(
-        "where", lambda row: "everywhere" if row.offset is None else f"draft token {row.offset}"
-    ),
+    Column("where", lambda r: "everywhere" if r.offset is None else f"draft token {r.offset}"),
     Column("speedup at\ntoday's K", lambda row: row.speedup, fmt.speedup),
     Column("best K\nthen", lambda row: row.k, fmt.count),
     Column("speedup at\nbest K", lambda row: row.best_speedup, fmt.speedup),
@@ -94,26 +82,18 @@ CHECKPOINTS: tuple[Column[Checkpoint], ...] = (
     Column("draft", lambda row: row.draft),
     Column("K", lambda row: row.k, fmt.count),
     Column("alpha", lambda row: row.alpha, fmt.alpha),
-    Column(
-        "speedup\n[lo, hi]",
-        lambda row: (row.speedup, row.speedup_lo, row.speedup_hi),
-        fmt.speedup,
-    ),
+    Column("speedup\n[lo, hi]", fmt.bounded, fmt.speedup),
     Column(
         "last one's speedup /\nthis one's [lo, hi]",
-        lambda row: (row.left, row.left_lo, row.left_hi),
+        lambda row: fmt.bounded(row, "left"),
         fmt.with_bounds,
     ),
 )
-
-
 COMPARED: tuple[Column[Compared], ...] = (
     Column("drafts", lambda row: f"{row.first}, {row.second}", key=True),
     Column("K", lambda row: f"{row.k}, {row.second_k}"),
     Column(
-        "second's speedup /\nfirst's [lo, hi]",
-        lambda row: (row.ratio, row.ratio_lo, row.ratio_hi),
-        fmt.with_bounds,
+        "second's speedup /\nfirst's [lo, hi]", lambda r: fmt.bounded(r, "ratio"), fmt.with_bounds
     ),
     Column("only first\naccepts", lambda row: row.rows[0].first, fmt.percent),
     Column("only second\naccepts", lambda row: row.rows[0].second, fmt.percent),
@@ -137,8 +117,6 @@ JOINT: tuple[Column[JointRow], ...] = (
     Column("only\nsecond", lambda row: row.second, fmt.percent),
     Column("neither", lambda row: row.neither, fmt.percent),
 )
-
-
 ACCURACY: tuple[Column[AccuracyRow], ...] = (
     Column("draft token", lambda row: row.offset, fmt.count, key=True),
     Column("logged", lambda row: row.logged, fmt.percent),
@@ -187,17 +165,15 @@ def show(losses: Losses, *, verbose: Verbose = False) -> None:
     out = Console(highlight=False)
     served = losses.drafts[0]
     if verbose:
-        for section in [_section(draft, n) for n, draft in enumerate(losses.drafts)]:
-            for each in (*section.axes, *section.tables):
-                print_table(each, out)
-        for each in _further(losses):
+        sections = [_section(draft, n) for n, draft in enumerate(losses.drafts)]
+        for each in [*(t for s in sections for t in (*s.axes, *s.tables)), *_further(losses)]:
             print_table(each, out)
     everywhere = [row for row in served.worth if row.offset is None]
-    costly = sorted(_of(served, "token"), key=lambda row: -row.lost_share)[:MOST_CLASSES]
+    worst = sorted(where(served.rows, axis="token"), key=lambda row: -row.lost_share)[:MOST_CLASSES]
     print_brief(
         [
             " ".join(_answer(losses)),
-            table(f"{said.named(served)}: {TITLES['token'].lower()}", _columns("class"), costly),
+            table(f"{said.named(served)}: {TITLES['token'].lower()}", _columns("class"), worst),
             table("What a better draft is worth", WORTH, everywhere),
             f"page: {losses.folder}/{LOSSES_FILE}",
         ],
@@ -211,46 +187,24 @@ def _answer(losses: Losses) -> list[str]:
     return [*said.of_draft(losses.drafts[0]), *chain(*trained)]
 
 
-def _of(draft: DraftLosses, axis: Axis) -> list[LossRow]:
-    return [row for row in draft.rows if row.axis == axis]
-
-
 def _section(draft: DraftLosses, number: int) -> _Section:
     axes = [
-        table(
-            TITLES[axis],
-            _columns(said.PARTS[axis]),
-            _of(draft, axis),
-            notes=[said.AXIS_NOTES.get(axis, "")],
-        )
+        table(TITLES[axis], _columns(said.PARTS[axis]), rows, notes=[said.AXIS_NOTES.get(axis, "")])
         for axis in AXES
+        if (rows := where(draft.rows, axis=axis))
     ]
-    spans = [
-        _SpanRow(
-            f"{span.prompt_set}/{span.prompt}, {span.start}",
-            said.marked(span.pieces, span.worst),
-            said.visible(span.pieces[span.worst]),
-            said.drafted(span),
-            span.lost_share,
-        )
-        for span in draft.spans
-    ]
+    cheaper_notes = said.cheaper_notes(draft)
     tables = [
-        table("The most expensive tokens in a row", SPANS, spans, notes=(said.SPANS_NOTE,)),
+        table("The most expensive tokens in a row", SPANS, draft.spans, notes=(said.SPANS_NOTE,)),
         table("What a better draft is worth", WORTH, draft.worth, notes=(said.WORTH_NOTE,)),
-        table(
-            "What a cheaper draft is worth",
-            CHEAPER,
-            draft.cheaper,
-            notes=said.cheaper_notes(draft),
-        ),
+        table("What a cheaper draft is worth", CHEAPER, draft.cheaper, notes=cheaper_notes),
         *([_map_table(draft.map)] if draft.map else []),
     ]
     return _Section(
         f"draft-{number}",
         said.named(draft),
         tuple(said.of_draft(draft)) if number else (),
-        tuple(each for each in axes if each.rows),
+        tuple(axes),
         tuple(each for each in tables if each.rows),
         draft.map and _json(draft.map),
         draft.alpha,
@@ -313,11 +267,6 @@ def _further(losses: Losses) -> list[Table]:
         title = f"Drafts on the same tokens, temperature {temperature:g}"
         made.append(table(title, COMPARED, pairs, notes=(said.COMPARED_NOTE,)))
         closest = min(pairs, key=lambda each: abs(each.ratio - 1.0))
-        made.append(
-            table(
-                f"Who accepts where: {closest.first} (first), {closest.second} (second)",
-                JOINT,
-                closest.rows,
-            )
-        )
+        title = f"Who accepts where: {closest.first} (first), {closest.second} (second)"
+        made.append(table(title, JOINT, closest.rows))
     return made

@@ -33,9 +33,7 @@ class PlanPage:
 def plan_page(plan: Plan) -> PlanPage:
     """Of a plan."""
     percentile = f"p{plan.percentile:g}"
-    colours = {
-        named(choice): COLOURS[place % len(COLOURS)] for place, choice in enumerate(plan.choices)
-    }
+    colours = {named(choice): COLOURS[n % len(COLOURS)] for n, choice in enumerate(plan.choices)}
     of_k = {choice.k: named(choice) for choice in plan.choices[::-1] if choice.policy == "fixed"}
     measured = [
         [check.rate, *waits, colours[of_k[check.k]]]
@@ -78,9 +76,7 @@ def _measured(check: PlanCheck, percentile: float) -> list[float] | None:
     """TPOT and TTFT in ms; None where that percentile was not measured."""
 
     def value(waits: Percentiles | None) -> float | None:
-        if waits is None:
-            return None
-        return {50.0: waits.p50, 95.0: waits.p95}.get(float(percentile))
+        return waits and {50.0: waits.p50, 95.0: waits.p95}.get(float(percentile))
 
     tpot_s, ttft_s = value(check.per_token), value(check.first_token)
     return None if tpot_s is None or ttft_s is None else _short(0.0, tpot_s, ttft_s)[1:]

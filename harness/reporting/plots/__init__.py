@@ -77,10 +77,7 @@ def drawn(summary: Summary, across: int = style.WIDE) -> tuple[style.Plot, ...]:
 
 
 def draw(summary: Summary, folder: Path) -> tuple[Drawn, ...]:
-    """Write the plots directly into `folder`, and remove those whose data is gone.
-
-    Returns them in reading order.
-    """
+    """Write the plots directly into `folder`, in reading order; remove those whose data is gone."""
     plots = drawn(summary)
     files.directory(folder)
     for name in set(NAMES) - {plot.name for plot in plots}:

@@ -6,12 +6,7 @@ from harness.records import grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting.plots import style
 from harness.reporting.tables import stability
-from harness.reporting.tables.latency import (
-    Forward,
-    fastest_round,
-    named_waterfall,
-    verify_curves,
-)
+from harness.reporting.tables.latency import Forward, fastest_round, named_waterfall, verify_curves
 from harness.summary import StepCurve, Summary
 
 COST_CAPTION = (

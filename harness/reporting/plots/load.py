@@ -126,9 +126,7 @@ def draw_plan(summary: Summary, across: int) -> style.Plot | None:
     plan = summary.plan
     if plan is None:
         return None
-    goals = [
-        (title, goal) for title, goal in (("TPOT", plan.tpot_s), ("TTFT", plan.ttft_s)) if goal
-    ]
+    goals = [(name, goal) for name, goal in (("TPOT", plan.tpot_s), ("TTFT", plan.ttft_s)) if goal]
     figure, axes = style.panels(len(goals), across, width=5.0, y="ms", share_y=False)
     for panel, (title, goal) in zip(axes, goals, strict=True):
         highest = 0.0

@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.records import ResultRow, grouped
+from harness.records import ResultRow, grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.plots import style
@@ -15,7 +15,7 @@ from harness.reporting.sentences.comparison import engine
 from harness.reporting.tables import stability
 from harness.reporting.tables.leaderboard import PLAIN, Board, boards, name_of
 from harness.serving.drafts import looks_up
-from harness.summary import LeaderboardRow, Summary
+from harness.summary import ComparisonRow, EngineRow, LeaderboardRow, Summary
 
 GAIN_CAPTION = (
     "Speedup over plain decoding against K: {points}, and the line at 1 where there is no"
@@ -66,18 +66,17 @@ def draw_by_k(summary: Summary, across: int) -> style.Plot | None:
     figure, axes = style.panels(len(by_panel), across, y="speedup")
     known = [v for r in points + lines for v in (r.speedup, r.speedup_hi) if v is not None]
     axes[0].set_ylim(0.0, 1.08 * max(1.25, *known))
-    for panel, where in zip(axes, sorted(by_panel), strict=True):
-        rows = by_panel[where]
+    for panel, (at, rows) in zip(axes, sorted(by_panel.items()), strict=True):
         ks = sorted({row.k for row in rows})
         style.ticks(panel, ks, DRAFT_TOKENS, log=True)
         line = {"color": style.INK, "linewidth": 1.2, "linestyle": style.DASHED}
         panel.axhline(1.0, **line, label="no speculation", zorder=1)
         for name, series in grouped(rows, series_of).items():
             index = names.index(name)
-            _line(panel, lines_of.get((where, name), ()), style.look(index)["color"])
+            _line(panel, lines_of.get((at, name), ()), style.look(index)["color"])
             _points(panel, series, few, fmt.bounded, (index, len(names)), label=name)
-        prompts = f", {where[1]} prompts" if several else ""
-        panel.set_title(f"temperature {fmt.temperature(where[0])}{prompts}")
+        prompts = f", {at[1]} prompts" if several else ""
+        panel.set_title(f"temperature {fmt.temperature(at[0])}{prompts}")
     rule = points[0].rule
     engines = f" (accepted as on {grid.engines_by_rule()[rule]})" if several and rule else ""
     under, shown = REPLAYED_UNDER.format(engines=engines), BY_REPLAY
@@ -110,10 +109,7 @@ def _points(
     place: tuple[int, int],
     label: str,
 ) -> None:
-    """A series' points with their intervals, hollow those on few prompts.
-
-    `place`: of the series, of how many.
-    """
+    """A series' points with their intervals, hollow those on few prompts; its place of how many."""
     look = style.look(place[0])
     # Filled ones first, for the legend
     for hollow, those in sorted(grouped(rows, lambda row: row in few).items()):
@@ -168,7 +164,7 @@ def draw_alpha(summary: Summary, across: int) -> style.Plot | None:
         for prompt_set, series in grouped(rows, lambda row: row.prompt_set).items():
             index = sets.index(prompt_set)
             place, label = (index, len(sets)), str(prompt_set)
-            _points(panel, series, few, lambda r: (r.alpha, r.alpha_lo, r.alpha_hi), place, label)
+            _points(panel, series, few, lambda row: fmt.bounded(row, "alpha"), place, label)
         panel.set_title(f"temperature {fmt.temperature(temperature)}")
     how = "replayed" if summary.run.replay_only else "measured"
     caption = ALPHA_CAPTION.format(how.capitalize())
@@ -246,9 +242,7 @@ def draw_leaderboard(summary: Summary, across: int) -> style.Plot | None:
     height = 1.9 + 0.4 * longest
     figure, axes = style.panels(len(ranked), across, share_y=False, width=5.2, height=height)
     narrow = across == style.NARROW
-    ends = [
-        value for board in ranked for row in board.rows for value in (row.speedup, row.speedup_hi)
-    ]
+    ends = [end for board in ranked for row in board.rows for end in (row.speedup, row.speedup_hi)]
     for panel, board in zip(axes, ranked, strict=True):
         _board(panel, board, summary.drafts, NARROW_LETTERS if narrow else LETTERS)
         # The numbers stand to the right of the intervals
@@ -318,15 +312,7 @@ def draw_engines(summary: Summary, across: int) -> style.Plot | None:
     runs = grouped(points, lambda row: row.run)
     alike = len({engine(rows[0]) for rows in runs.values()}) < len(runs)
     names = {run: f"{engine(rows[0])}{f', {run}' if alike else ''}" for run, rows in runs.items()}
-    panels = grouped(points, lambda row: row.temperature)
-    series = {
-        at: {
-            name: {row.k: fmt.bounded(row) for row in rows if row.run == run}
-            for run, name in names.items()
-        }
-        for at, rows in panels.items()
-    }
-    figure = _against_k(series, across, "speedup")
+    figure = _against_k(points, names, across, "speedup")
     return style.plot("speedup_by_engine.svg", ENGINES_CAPTION, figure, ENGINES_UNDER)
 
 
@@ -342,49 +328,38 @@ def draw_ratios(summary: Summary, across: int) -> style.Plot | None:
     compared = summary.comparison
     if compared is None:
         return None
-    panels = grouped(
-        [row for row in compared.rows if row.prompt_set in (None, "all") and row.speedup_ratio],
-        lambda row: row.temperature or 0.0,
-    )
-    if not panels:
+    whole = [row for row in compared.rows if row.prompt_set in (None, "all") and row.speedup_ratio]
+    if not whole:
         return None
-    series = {
-        at: {
-            run.name: {
-                row.k: (row.speedup_ratio, row.speedup_ratio_lo, row.speedup_ratio_hi)
-                for row in rows
-                if row.run == run.name and row.k
-            }
-            for run in compared.runs
-        }
-        for at, rows in panels.items()
-    }
+    names = {run.name: run.name for run in compared.runs}
     thresholds = {run.threshold for run in compared.runs if run.threshold is not None}
-    figure = _against_k(series, across, "speedup ratio", levels=thresholds)
+    figure = _against_k(whole, names, across, "speedup_ratio", levels=thresholds)
     under = RATIO_UNDER.format(reference=compared.reference)
     return style.plot("speedup_ratio.svg", RATIO_CAPTION, figure, under)
 
 
 def _against_k(
-    panels: Mapping[float, Mapping[str, Mapping[int, fmt.Bounded]]],
+    rows: Sequence[EngineRow | ComparisonRow],
+    names: Mapping[str, str],
     across: int,
-    y: str,
+    field: str,
     levels: Iterable[float] = (),
 ) -> Figure:
-    """A panel per temperature, with a series per name over K, and the line at 1.
+    """A panel per temperature, with a field of the rows over K, a series per run, and a line at 1.
 
-    `levels`: of `fail_below`, a further line each.
+    `names`: of the runs. `levels`: of `fail_below`, a further line each.
     """
-    figure, axes = style.panels(len(panels), across, y=y)
-    every = [each for series in panels.values() for points in series.values() for each in points]
-    ks = sorted(set(every))
-    for panel, (temperature, series) in zip(axes, sorted(panels.items()), strict=True):
+    panels = grouped(rows, lambda row: row.temperature or 0.0)
+    figure, axes = style.panels(len(panels), across, y=field.replace("_", " "))
+    ks = sorted({row.k for row in rows})
+    for panel, (temperature, timed) in zip(axes, sorted(panels.items()), strict=True):
         line = {"color": style.INK, "linewidth": 1.2, "zorder": 1}
         panel.axhline(1.0, linestyle=style.DASHED, **line)
         for level in levels:
             panel.axhline(level, linestyle=":", label=f"fail_below={level:g}", **line)
-        for index, (name, points) in enumerate(series.items()):
-            at = style.dodge(list(points), index, len(series))
+        for index, (run, name) in enumerate(names.items()):
+            points = {row.k: fmt.bounded(row, field) for row in where(timed, run=run)}
+            at = style.dodge(list(points), index, len(names))
             look = style.look(index)
             style.points(panel, at, [*points.values()], label=name, linestyle="none", **look)
         style.ticks(panel, ks, DRAFT_TOKENS, log=True)

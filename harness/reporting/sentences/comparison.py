@@ -126,9 +126,7 @@ def gains_of_engines(comparison: Comparison) -> str | None:
     def weight(rows: list[EngineRow]) -> tuple[int, float]:
         return len({engine(row) for row in rows}), max(row.speedup or 0.0 for row in rows)
 
-    (temperature, k), rows = max(
-        cells.items(), key=lambda cell: weight(cell[1]), default=((0, 0), [])
-    )
+    (temperature, k), rows = max(cells.items(), key=lambda of: weight(of[1]), default=((0, 0), []))
     if len({engine(row) for row in rows}) < 2:
         return None
     drafts = len({row.draft for row in rows}) > 1
@@ -157,7 +155,7 @@ def _verdict(run: ComparedRun) -> str:
         outcome = OUTCOMES[run.outcome].format(bound=bound, threshold=run.threshold) + ": "
     workload = "whole workload" if row.prompt_set in (None, "all") else f"{row.prompt_set} prompts"
     cells = f"; {run.differing} of {run.cells} cells differ significantly" if run.cells else ""
-    gain = fmt.speedup(row.speedup_ratio, row.speedup_ratio_lo, row.speedup_ratio_hi)
+    gain = fmt.gain(row, "speedup_ratio")
     return (
         f"{outcome}{run.name} has {gain}{' (no interval)' if no_interval else ''} the speedup of"
         f" {row.reference} ({workload}, temperature {fmt.temperature(row.temperature)}, K={row.k}):"

@@ -13,6 +13,7 @@ from harness.analysis.losses import (
     Span,
     Unknown,
 )
+from harness.records import where
 from harness.reporting import formatting as fmt
 from harness.serving.engines import spec_of
 from harness.storage.training_log import Split
@@ -85,26 +86,27 @@ def facts(losses: Losses) -> str:
     )
 
 
-def notes(losses: Losses) -> tuple[str, ...]:
+def notes(losses: Losses) -> Iterator[str]:
     """How to read the page, and what is not known."""
-    lines = [
+    yield (
         "A lost round: a round of K that ends at draft token j falls K + 1 - j tokens short of"
         " K + 1, which costs (K + 1 - j) / (K + 1) of a round. Shares of lost rounds of each table"
-        " add up to 100 %.",
+        " add up to 100 %."
+    )
+    yield (
         "Speedup if as the rest: replayed with the chances of these tokens raised until they are"
-        " accepted as the others are; a dash where they are accepted as well already.",
-    ]
+        " accepted as the others are; a dash where they are accepted as well already."
+    )
     if not losses.texts_known:
-        lines.append(
+        yield (
             "The prompts of this run are not there any more, so that no token is known to be copied"
             " from one."
         )
     if not losses.entropies_known:
-        lines.append(
+        yield (
             "The target's entropy is not stored in this run: an audition stores it with the texts"
             " that it generates; servers, timed generations and earlier versions do not."
         )
-    return tuple(lines)
 
 
 def cheaper_notes(draft: DraftLosses) -> tuple[str, ...]:
@@ -137,8 +139,7 @@ def of_draft(draft: DraftLosses) -> Iterator[str]:
         f"{text} {fmt.alpha(draft.alpha)}; {fmt.percent(draft.lost_rounds)} of its rounds are lost"
         f" to tokens that were not accepted, {fmt.percent(draft.cut_rounds)} to ends of texts."
     )
-    classes = [row for row in draft.rows if row.axis == "token"]
-    worst = max(classes, key=lambda row: row.gain or 0.0, default=None)
+    worst = max(where(draft.rows, axis="token"), key=lambda row: row.gain or 0.0, default=None)
     if worst is not None and worst.gain is not None:
         yield f"The most expensive class is {_class(worst)}."
     points = {row.points: row for row in draft.worth if row.offset is None}
@@ -170,32 +171,30 @@ def _class(row: LossRow) -> str:
     )
 
 
-def of_trainings(trainings: Sequence[Training]) -> tuple[str, ...]:
+def of_trainings(trainings: Sequence[Training]) -> Iterator[str]:
     """From which step on training brings nothing beyond noise."""
-    lines: list[str] = []
     for each in trainings:
         last = each.checkpoints[-1]
         where = f"{each.head}, temperature {each.temperature:g}"
         if each.enough is not None:
-            lines.append(
+            yield (
                 f"{where}: from {each.enough} training steps on no later checkpoint is more than"
                 f" {WORTH:.0%} faster (the last, {last.step}: {fmt.speedup(last.speedup)}); stop"
                 " there."
             )
         elif last.left_lo is None:
-            lines.append(f"{where}: too few prompts to tell noise from progress.")
+            yield f"{where}: too few prompts to tell noise from progress."
         elif (before := each.checkpoints[-2]).left_lo is not None and before.left_lo > 1.0:
-            lines.append(
+            yield (
                 f"{where}: speedup still grows at the last checkpoint, {last.step} steps"
                 f" ({fmt.speedup(last.speedup)}); train on."
             )
         else:
-            lines.append(
+            yield (
                 f"{where}: too few prompts to tell whether the last checkpoint, {last.step} steps"
                 f" ({fmt.speedup(last.speedup)}), is {WORTH:.0%} faster than the one before it"
                 f" ({fmt.signed_percent(before.left - 1.0)})."
             )
-    return tuple(lines)
 
 
 SPLITS: dict[Split, str] = {"eval": "evaluation", "train": "training"}
@@ -257,8 +256,8 @@ def visible(piece: str) -> str:
     return piece.replace("\n", "\\n").replace(" ", "\u2423") or "(special)"
 
 
-def marked(pieces: Sequence[str], worst: int) -> str:
+def marked(span: Span) -> str:
     """A span with its most expensive token in brackets."""
-    parts = [piece.replace("\n", "\\n") for piece in pieces]
-    parts[worst] = f"[{parts[worst]}]"
+    parts = [piece.replace("\n", "\\n") for piece in span.pieces]
+    parts[span.worst] = f"[{parts[span.worst]}]"
     return "".join(parts)

@@ -117,8 +117,7 @@ def _more(plan: Plan) -> Iterator[str]:
         if best is plain:
             text = f"One card holds {held} requests/s without a draft"
         elif best.rate_ratio is not None:
-            ratio = fmt.speedup(best.rate_ratio, best.rate_ratio_lo, best.rate_ratio_hi)
-            text += f", {ratio} what it holds without a draft"
+            text += f", {fmt.gain(best, 'rate_ratio')} what it holds without a draft"
         most = _about(best.capacity, best.capacity_lo, best.capacity_hi)
         yield f"{text}; with all {plan.slots} slots taken it ends {most} a second."
     stops = plan.stops_paying

@@ -3,14 +3,7 @@
 from harness.reporting import formatting as fmt
 from harness.reporting.tables.specification import Column, Table, table
 from harness.serving.engines import spec_of
-from harness.summary import (
-    Comparison,
-    ComparisonRow,
-    Difference,
-    EngineRow,
-    RunCompared,
-    Summary,
-)
+from harness.summary import Comparison, ComparisonRow, Difference, EngineRow, RunCompared, Summary
 
 RUNS: tuple[Column[RunCompared], ...] = (
     Column("run", lambda run: run.name, key=True, flexible=True),
@@ -30,11 +23,7 @@ COLUMNS: tuple[Column[ComparisonRow], ...] = (
     Column("ms/tok\nrun", lambda row: row.ms_per_token, fmt.milliseconds),
     Column("speedup\nreference", lambda row: row.reference_speedup, fmt.speedup),
     Column("speedup\nrun", lambda row: row.speedup, fmt.speedup),
-    Column(
-        "speedup ratio\n[lo, hi]",
-        lambda row: (row.speedup_ratio, row.speedup_ratio_lo, row.speedup_ratio_hi),
-        fmt.speedup,
-    ),
+    Column("speedup ratio\n[lo, hi]", lambda row: fmt.bounded(row, "speedup_ratio"), fmt.speedup),
     Column("p, Holm", lambda row: row.p_value_holm, fmt.p_value),
     Column("alpha\ndifference", lambda row: row.alpha_difference, lambda a: fmt.signed(a, 3)),
     Column("prompts", lambda row: row.prompts, fmt.count),

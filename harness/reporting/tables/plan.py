@@ -19,35 +19,17 @@ def _wait(name: str) -> Callable[[PlanChoice], fmt.Bounded]:
     return value
 
 
-def _ks(choice: PlanChoice) -> str | None:
-    return ", ".join(map(str, choice.ks)) or None
-
-
 CHOICES: tuple[Column[PlanChoice], ...] = (
     Column("choice", named, key=True),
     Column("served", lambda choice: whether_served(choice) or None),
     Column("cards", lambda choice: choice.cards, fmt.count),
-    Column(
-        "largest rate\n[lo, hi]",
-        lambda each: (each.largest_rate, each.largest_rate_lo, each.largest_rate_hi),
-        fmt.with_bounds,
-    ),
-    Column(
-        "rate ratio\n[lo, hi]",
-        lambda each: (each.rate_ratio, each.rate_ratio_lo, each.rate_ratio_hi),
-        fmt.speedup,
-    ),
+    Column("largest rate\n[lo, hi]", lambda c: fmt.bounded(c, "largest_rate"), fmt.with_bounds),
+    Column("rate ratio\n[lo, hi]", lambda c: fmt.bounded(c, "rate_ratio"), fmt.speedup),
     Column("TPOT, ms\n[lo, hi]", _wait("tpot"), fmt.with_bounds, definition="planned wait"),
     Column("TTFT, ms\n[lo, hi]", _wait("ttft"), fmt.with_bounds, definition="planned wait"),
-    Column(
-        "capacity\n[lo, hi]",
-        lambda each: (each.capacity, each.capacity_lo, each.capacity_hi),
-        fmt.with_bounds,
-    ),
-    Column("K by number\nactive", _ks, flexible=True),
-    Column(
-        "USD\nper hour", lambda choice: choice.usd_per_hour, fmt.dollars, definition="fleet cost"
-    ),
+    Column("capacity\n[lo, hi]", lambda c: fmt.bounded(c, "capacity"), fmt.with_bounds),
+    Column("K by number\nactive", lambda c: ", ".join(map(str, c.ks)) or None, flexible=True),
+    Column("USD\nper hour", lambda c: c.usd_per_hour, fmt.dollars, definition="fleet cost"),
     Column(
         "USD per\n10^6 tokens",
         lambda choice: choice.usd_per_million_tokens,
@@ -73,20 +55,13 @@ def _waits(title: str, measured: Waits, simulated: Waits, name: str) -> list[Col
     return [
         Column(
             f"{start}{title}\n{at}",
-            lambda check, of=of, at=at: _percentile(of(check), at),
+            lambda check, of=of, at=at: getattr(of(check), at, None),
             fmt.seconds,
             definition=name,
         )
         for at in ("p50", "p95")
         for start, of in (("", measured), ("simulated ", simulated))
     ]
-
-
-def _percentile(of: Percentiles | None, at: str) -> float | None:
-    """One of them; None where there is none."""
-    if of is None:
-        return None
-    return of.p50 if at == "p50" else of.p95
 
 
 CHECKS: tuple[Column[PlanCheck], ...] = (
@@ -165,11 +140,7 @@ def _best(plan: Plan | None) -> Callable[[PlanChoice], bool]:
 
 def _by_rate(plan: Plan, title: str, value: Callable[[PlanPoint], float]) -> Table:
     """A row for each rate that several choices were simulated at, a column for each choice."""
-    waits = {
-        (named(choice), point.rate): value(point)
-        for choice in plan.choices
-        for point in choice.points
-    }
+    waits = {(named(c), point.rate): value(point) for c in plan.choices for point in c.points}
     counts = [rate for _, rate in waits]
     rates = sorted({rate for rate in counts if counts.count(rate) > 1})
     columns: tuple[Column[float], ...] = (

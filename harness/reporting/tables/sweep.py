@@ -1,9 +1,8 @@
 """What was generated at each K, by draft, temperature and prompt set; checks; adaptive drafting.
 
 A row is a K; what was predicted for it, and its break-even alpha, are in the replayed row of the
-same cell.
-Where nothing was generated (mode=replay) replayed rows stand in the measured ones' place and the
-title says so; where both were made, `replay_table` shows them next to each other.
+same cell. Where nothing was generated (mode=replay) replayed rows stand in the measured ones' place
+and the title says so; where both were made, `replay_table` shows them next to each other.
 """
 
 from typing import NamedTuple
@@ -77,22 +76,12 @@ CELLS: tuple[Column[Cell], ...] = (
     Column("tok/s", lambda cell: cell.row.tokens_per_second, fmt.rate),
     Column("ms/tok", lambda cell: cell.row.ms_per_token, fmt.milliseconds),
     Column("acceptance\n_rate", lambda cell: cell.row.acceptance_rate, fmt.percent),
-    Column(
-        "alpha\n[lo, hi]",
-        lambda cell: (cell.row.alpha, cell.row.alpha_lo, cell.row.alpha_hi),
-        fmt.alpha,
-    ),
+    Column("alpha\n[lo, hi]", lambda cell: fmt.bounded(cell.row, "alpha"), fmt.alpha),
     Column("speedup\n[lo, hi]", lambda cell: cell.speedup, fmt.speedup),
-    Column(
-        "trimmed\nspeedup", lambda cell: cell.outlier and cell.outlier.trimmed_speedup, fmt.speedup
-    ),
+    Column("trimmed\nspeedup", lambda c: c.outlier and c.outlier.trimmed_speedup, fmt.speedup),
     Column("predicted\nspeedup", lambda cell: cell.predicted_speedup, fmt.speedup),
     Column("prediction\nerror", lambda cell: cell.error, fmt.signed_percent),
-    Column(
-        "tokens/\nround",
-        lambda cell: cell.row.tokens_per_round if cell.row.k else None,
-        fmt.decimal,
-    ),
+    Column("tokens/\nround", lambda c: c.row.tokens_per_round if c.row.k else None, fmt.decimal),
     Column("break-even\nalpha", lambda cell: cell.breakeven, fmt.alpha),
     stability.column(lambda cell: cell.unstable),
 )
@@ -198,9 +187,7 @@ def replay_table(summary: Summary) -> Table:
 def _cells_table(title: str, cells: list[Cell], summary: Summary) -> Table:
     run, ordered = summary.run, sorted(cells, key=lambda cell: cell.row.k)
     stable = [cell for cell in ordered if cell.unstable is None and not cell.few]
-    fastest = max(
-        stable, key=lambda cell: (cell.row.speedup or 0.0) if cell.row.k else 1.0, default=None
-    )
+    fastest = max(stable, key=lambda c: (c.row.speedup or 0.0) if c.row.k else 1.0, default=None)
     speculated = any(cell.row.k and cell.row.speedup is not None for cell in ordered)
     incomplete = [cell.row for cell in ordered if cell.row.status != "complete"]
     return table(
@@ -325,10 +312,8 @@ def adaptive_tables(summary: Summary) -> list[Table]:
     )
     known = {None, *(entry.draft for entry in summary.adaptive)}
     without = ", ".join(str(draft) for draft in ranked if draft not in known)
-    notes = (
-        (*ADAPTIVE_NOTES, f"Not available for {without}: {WITHOUT}") if without else ADAPTIVE_NOTES
-    )
+    lacking = f"Not available for {without}: {WITHOUT}" if without else ""
     return [
-        table(title, ADAPTIVE, summary.adaptive, notes=notes),
+        table(title, ADAPTIVE, summary.adaptive, notes=(*ADAPTIVE_NOTES, lacking)),
         table("Adaptive drafting by threshold", THRESHOLDS, rows),
     ]
