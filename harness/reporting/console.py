@@ -379,10 +379,8 @@ class MarkedText(NamedTuple):
 def show_tokens(texts: Sequence[MarkedText]) -> None:
     """Print each text: drafted tokens green, the target's own in [brackets] and magenta."""
     out = Console(highlight=False)
-    legend = Text("\nTokens: ")
-    legend.append("drafted and kept", style="green")
-    legend.append(", ")
-    legend.append("[the target's own: a correction or a bonus]", style="bold magenta")
+    own = ("[the target's own: a correction or a bonus]", "bold magenta")
+    legend = Text.assemble("\nTokens: ", ("drafted and kept", "green"), ", ", own)
     out.print(legend, soft_wrap=True)
     for name, pieces in texts:
         line = Text(f"{name}: ", style="bold")

@@ -13,7 +13,6 @@ from harness.records import RULES, Decision, Rule, Source, first, grouped, where
 from harness.reporting import formatting as fmt
 from harness.serving.drafts import UNKNOWN, kind_of
 from harness.serving.engines import OWN, drafts_alike, spec_of, with_lines
-from harness.serving.spec import EngineSpec
 from harness.summary import Answer, RoundTokens, ServedSummary, Summary, UserLatency
 
 # Those whose reports say what to serve
@@ -65,11 +64,6 @@ class GridRow:
         text = words_of_row(self.answer, name_draft=not self.same_draft)
         return f"{text} ({NO_ENGINE})" if self.no_engine else text
 
-    @property
-    def evidence(self) -> str:
-        """How it is known, in a word or two."""
-        return evidence(self.answer)
-
 
 def evidence(answer: Answer) -> str:
     """How an answer is known: of an engine that was not timed never "measured"."""
@@ -109,12 +103,10 @@ def engines_by_rule() -> dict[Rule, str]:
 
     By default, where one does: variants are named of a rule that no engine has by default.
     """
-    by_rule: dict[Rule, list[EngineSpec]] = {}
-    for spec in with_lines().values():
-        if spec.rule is not None:
-            by_rule.setdefault(spec.rule, []).append(spec)
-    names: dict[Rule, str] = {}
-    for rule, specs in by_rule.items():
+    every, names = with_lines().values(), dict[Rule, str]()
+    rules: list[Rule] = [spec.rule for spec in every if spec.rule is not None]
+    for rule in rules:
+        specs = [spec for spec in every if spec.rule == rule]
         by_default = [spec.title for spec in specs if spec.variant_of is None]
         names[rule] = ", ".join(by_default or [spec.in_rows for spec in specs])
     return names
@@ -149,12 +141,8 @@ def engines_with(
     return tuple(name for name in by_rule if drafts_alike(name, kind, temperature))
 
 
-def rows(summary: Summary) -> tuple[GridRow, ...]:
+def rows(summary: Summary) -> Iterator[GridRow]:
     """Every row, temperatures and engines as the answers have them."""
-    return tuple(_rows(summary))
-
-
-def _rows(summary: Summary) -> Iterator[GridRow]:
     shown: set[str | None] = {*summary.drafts} if len(summary.drafts) == 1 else set()
     for temperature, answers in grouped(summary.answers, lambda each: each.temperature).items():
         if temperature is None:

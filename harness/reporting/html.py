@@ -112,8 +112,7 @@ def page(template: str, *, scripts: Sequence[str] = ("page.js",), **values: Any)
     """A whole HTML page, with these scripts of the templates inside it."""
     environment = _environment()
     assert environment.loader is not None
-    sources = [environment.loader.get_source(environment, name)[0] for name in scripts]
-    script = "".join(sources)
+    script = "".join(environment.loader.get_source(environment, name)[0] for name in scripts)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     return environment.get_template(template).render(
         script=Markup(script), script_hash=f"sha256-{digest}", **values
@@ -142,9 +141,7 @@ def glossary(tables: Iterable[Table]) -> tuple[Term, ...]:
         for definition, title in linked:
             if definition is not None:
                 titles.setdefault(definition, {})[title] = None
-    return tuple(
-        Term(entry, tuple(titles.get(entry, {entry.name: None}))) for entry in closure(titles)
-    )
+    return tuple(Term(each, tuple(titles.get(each, {each.name: None}))) for each in closure(titles))
 
 
 def column_definition(column: Column[Any]) -> Definition | None:

@@ -101,17 +101,10 @@ IF_IT_PAYS, UNTIL_THEN = "If it pays:", "Until then, without a draft:"
 AS_FAST = "If it is as fast as the K by load:"
 # The keys, and groups of keys, that another command on the same texts and machine is given too
 KEPT = frozenset(
-    (
-        "model",
-        "prompts",
-        "decode",
-        "device",
-        "backend",
-        "threads",
-        "new_tokens",
-        "seed",
-        "results_root",
-    )
+    {
+        *("model", "prompts", "decode", "new_tokens", "seed"),
+        *("device", "backend", "threads", "results_root"),
+    }
 )
 # Of these, what is of this machine's loop and of no server
 OF_THE_LOOP = ("device", "backend", "decode.stop", "decode.acceptance", "decode.acceptance_from")

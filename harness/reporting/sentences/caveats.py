@@ -50,9 +50,11 @@ def _sentences(summary: Summary) -> list[tuple[CaveatCode | ComparisonCaveatCode
     said: list[tuple[CaveatCode | ComparisonCaveatCode, str]] = [
         *((entry.code, comparison.caveat(entry)) for entry in compared),
         *((entry.code, caveat(entry)) for entry in summary.caveats if entry.code not in apart),
-        *(("predictions_off", text) for text in _predictions_off(off)),
-        *(("launch_bound", text) for text in _launch_bound(bound)),
     ]
+    if off:
+        said.append(("predictions_off", _predictions_off(off)))
+    if bound:
+        said.append(("launch_bound", _launch_bound(bound)))
     return [(code, as_sentence(text)) for code, text in said]
 
 
@@ -97,11 +99,6 @@ def _engine_fallback(values: Quoted) -> str:
         f"{cause}; its rounds{launch_bound}. Its speedup compares them with the target's plain"
         " tokens as compiled CUDA graphs: in an engine its rounds would be faster"
     )
-
-
-def _unstable_timings(values: Quoted) -> str:
-    timings = fmt.number_of(values["timings"], "timing", "timings")
-    return f"{timings} cannot be right, though repeated: marked, and not plotted"
 
 
 def _plain_tokens_unlike(values: Quoted) -> str:
@@ -229,10 +226,8 @@ def _spread_over_cards(values: Quoted) -> str:
     )
 
 
-def _launch_bound(bounds: Sequence[Quoted]) -> list[str]:
+def _launch_bound(bounds: Sequence[Quoted]) -> str:
     """One sentence for both models, since c is a property of the pair."""
-    if not bounds:
-        return []
     steps = "; ".join(
         f"{values['role']} step {fmt.milliseconds(1e3 * values['step_s'])} ms after"
         f" {values['context_tokens']} tokens where reading its weights takes"
@@ -242,26 +237,24 @@ def _launch_bound(bounds: Sequence[Quoted]) -> list[str]:
         " of it is overhead"
         for values in bounds
     )
-    return [
+    return (
         f"launch-bound (overhead-bound): {steps}. c = {fmt.decimal(bounds[0]['c'])} says more"
         " about this engine than about the models"
-    ]
+    )
 
 
-def _predictions_off(temperatures: Sequence[Quoted]) -> list[str]:
+def _predictions_off(temperatures: Sequence[Quoted]) -> str:
     """One sentence for all temperatures."""
-    if not temperatures:
-        return []
     parts = ", ".join(
         "{outside} of {cells} at temperature {temperature:g} ({prompt_set}, K={k}:"
         " {gap:+.1%})".format(**values)
         for values in temperatures
     )
     widened = " and ".join("{error:.1%}".format(**values) for values in temperatures)
-    return [
+    return (
         f"measured speedups outside their predictions' intervals: {parts}; these are widened by"
         f" {widened} for it"
-    ]
+    )
 
 
 CAVEATS: Mapping[str, Any] = {
@@ -339,9 +332,12 @@ CAVEATS: Mapping[str, Any] = {
     ),
     "throttled_card": _throttled_card,
     "spread_over_cards": _spread_over_cards,
-    "unstable_timings": _unstable_timings,
+    "unstable_timings": lambda values: (
+        f"{fmt.number_of(values['timings'], 'timing', 'timings')} cannot be right, though repeated:"
+        " marked, and not plotted"
+    ),
     "outlier_generations": _outlier_generations,
-    "predictions_off": lambda values: _predictions_off([values])[0],
+    "predictions_off": lambda values: _predictions_off([values]),
     "priced_from_steps": (
         "this run timed single steps and no rounds, so its predictions leave out what a loop does"
         " besides its forwards (some 5 to 15 % of a round): run it again to time rounds"

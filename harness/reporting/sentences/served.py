@@ -8,7 +8,6 @@ import numpy as np
 from harness.records import Check, first, grouped, set_of, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
-from harness.reporting.grid import Marked
 from harness.reporting.sentences import Quoted
 from harness.serving.engines import OWN, spec_of
 from harness.serving.spec import changes
@@ -55,7 +54,7 @@ EVERY_K = {
 }
 
 
-def contrast(summary: Summary, shown: Marked) -> str:
+def contrast(summary: Summary, shown: grid.Marked) -> str:
     """What pays on our own loop and loses here; else which K loses most, and why.
 
     "K=4, which pays on the harness's loop (predicted 1.20x), loses here (0.68x): a round costs 4.1
@@ -127,8 +126,7 @@ def under_load(served: ServedSummary, answer: Answer) -> str:
     cells = where(served.load, temperature=temperature)
     timed = _listed([str(each) for each in sorted({c.concurrency for c in cells if c.concurrency})])
     closest = _closest(cells, unpaid, answer.named[1])
-    said = ", ".join(parts)
-    return f"Under load (timed: {timed} requests side by side): {said}{closest}."
+    return f"Under load (timed: {timed} requests side by side): {', '.join(parts)}{closest}."
 
 
 def _closest(cells: Sequence[LoadCell], unpaid: Sequence[int], k: int) -> str:

@@ -3,44 +3,24 @@
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import PurePath
 
 from harness.records import GREEDY, first
 from harness.reporting import formatting as fmt
-from harness.reporting import grid
-from harness.reporting.grid import Marked
+from harness.reporting import grid, serving
 from harness.reporting.sentences import Quoted, comparison, plan, running, served
-from harness.reporting.serving import (
-    ATTACHED,
-    OF_THE_LOOP,
-    draft_keys,
-    measure_command,
-    model_keys,
-    other_keys,
-    served_target,
-    snippets_of,
-)
 from harness.serving.engines import OWN, spec_of
-from harness.summary import (
-    Answer,
-    CheckResult,
-    RoundTokens,
-    ServedSummary,
-    Summary,
-    VerdictReason,
-)
+from harness.summary import Answer, CheckResult, RoundTokens, ServedSummary, Summary, VerdictReason
 from harness.theory.acceptance_rules import ACCEPTANCE_RULES
 
 NO_ADVICE = "Not a recommendation (dummy weights): "
 # Reasons that all cells of a run share
-OF_THE_RUN = frozenset[VerdictReason](
-    (
-        "too_few_prompts",
-        "too_few_in_set",
-        "no_complete_prompt",
-        "greedy_texts_differ",
-        "greedy_texts_unjudged",
-    )
+OF_THE_RUN: frozenset[VerdictReason] = frozenset(
+    {
+        *("too_few_prompts", "too_few_in_set", "no_complete_prompt"),
+        *("greedy_texts_differ", "greedy_texts_unjudged"),
+    }
 )
 NOT_PLAIN_TEXTS = frozenset[VerdictReason](("greedy_texts_differ", "server_not_lossless"))
 # Of our own loop's numbers, always
@@ -59,16 +39,13 @@ def verdicts(summary: Summary) -> tuple[str, ...]:
         loaded = served.under_load(summary.served, shown.answer)
         more = [served.contrast(summary, shown), loaded]
     else:
-        more = [
-            SYNTHETIC_ONLY if synthetic else "",
-            _no_engine(summary, shown),
-            _other_engine(summary, shown),
-        ]
+        more = [SYNTHETIC_ONLY] if synthetic else []
+        more += [_no_engine(summary, shown), _other_engine(summary, shown)]
     first = " ".join(filter(None, (f"{prefix}{headline(summary, shown)}", *more)))
     return (first, *_other_refusals(summary, shown))
 
 
-def _other_engine(summary: Summary, shown: Marked) -> str:
+def _other_engine(summary: Summary, shown: grid.Marked) -> str:
     """What carries over to the first engine that was not timed; of such a headline our own loop."""
     at = [row for row in grid.rows(summary) if row.temperature == shown.row.temperature]
     other = next((row for row in at if row.answer.timed != shown.answer.timed), None)
@@ -82,7 +59,7 @@ def _other_engine(summary: Summary, shown: Marked) -> str:
     return f"On {other.engines}: {_what(answer)} {_reason(answer)}."
 
 
-def _no_engine(summary: Summary, shown: Marked) -> str:
+def _no_engine(summary: Summary, shown: grid.Marked) -> str:
     """That no engine has the draft which the headline serves, and what looks best of the others."""
     temperature = shown.row.temperature
     if not shown.row.no_engine or not shown.answer.speculates:
@@ -104,7 +81,7 @@ def _own(summary: Summary, answer: Answer) -> str:
     return f"{_capital(_place(summary, answer))}, {ALONE}: {_what(answer)} {_reason(answer)}."
 
 
-def _other_refusals(summary: Summary, shown: Marked) -> Iterator[str]:
+def _other_refusals(summary: Summary, shown: grid.Marked) -> Iterator[str]:
     """Why other rows have no draft; a reason that holds for the whole run is given once.
 
     Of engines that were not timed the grid says what carries over.
@@ -121,7 +98,7 @@ def _other_refusals(summary: Summary, shown: Marked) -> Iterator[str]:
             yield f"{_capital(where)}: {grid.words(answer)}; {_reason(answer)}."
 
 
-def headline(summary: Summary, shown: Marked) -> str:
+def headline(summary: Summary, shown: grid.Marked) -> str:
     """What is known of the marked row's engine, and why.
 
     "On the harness's loop on this machine, one request at a time, temperature 0: serve small at
@@ -321,10 +298,8 @@ VERDICT_REASONS: Mapping[str, Callable[[Answer, Quoted], str]] = {
     "held_out_loss": _held_out_loss,
     "interval_spans_one": _interval_spans_one,
     "timing_noise": _timing_noise,
-    "near_one": lambda entry, values: _undecided(
-        "within {near:.0%} of 1 either way, so more prompts would not change what to do",
-        entry,
-        values,
+    "near_one": partial(
+        _undecided, "within {near:.0%} of 1 either way, so more prompts would not change what to do"
     ),
     "too_few_prompts": lambda entry, values: _not_held_out(
         f"{fmt.number_of(values['prompts'], 'prompt', 'prompts')}, and below {{needed}} there is no"
@@ -332,8 +307,8 @@ VERDICT_REASONS: Mapping[str, Callable[[Answer, Quoted], str]] = {
         entry,
         values,
     ),
-    "too_few_in_set": lambda entry, values: _not_held_out(
-        "prompt set {prompt_set!r} needs at least {needed} prompts that differ", entry, values
+    "too_few_in_set": partial(
+        _not_held_out, "prompt set {prompt_set!r} needs at least {needed} prompts that differ"
     ),
     "no_complete_prompt": lambda _, values: (
         "no prompt is complete in every cell"
@@ -383,19 +358,15 @@ def _without_answers(summary: Summary) -> tuple[str, ...]:
             f" a draft that it has. {_own(summary, own)}",
         )
     if summary.served is not None and summary.run.status == "complete":
-        return (f"No verdict: {_lacking(summary)}.",)
+        lacking = "the records do not say what decoding took"
+        if all(row.k for row in summary.results):
+            lacking = "no file decodes plainly; add the plain server's records to records="
+        return (f"No verdict: {lacking}.",)
     if command in grid.DECIDING_COMMANDS:
         return ("No verdict: the run stopped before there was enough to decide on.",)
     decided = () if summary.headline is None else (verdict(summary.headline),)
     possible = gain(summary)
     return decided if possible is None else (*decided, possible)
-
-
-def _lacking(summary: Summary) -> str:
-    """What a server's records would need for a verdict."""
-    if all(row.k for row in summary.results):
-        return "no file decodes plainly; add the plain server's records to records="
-    return "the records do not say what decoding took"
 
 
 def snapshot_checks(summary: Summary) -> list[CheckResult]:
@@ -469,7 +440,7 @@ def next_step(summary: Summary) -> NextStep | None:
         asked = "python -m harness.report metrics=URL latency_from=SERVER_RUN"
         return NextStep("times of rounds, of a run or typed, say which K pays", asked)
     if command == "profile":
-        pair = None if draft is None else draft_keys(summary, draft)
+        pair = None if draft is None else serving.draft_keys(summary, draft)
         sweep = "" if pair is None else _sweep(summary, pair)
         return NextStep("a sweep measures whether alpha is that high", sweep)
     shown = grid.marked(summary)
@@ -481,7 +452,7 @@ def next_step(summary: Summary) -> NextStep | None:
     if answer.decision == "does_not_pay":
         if command == "audition":
             return OTHER_DRAFTS
-        keys = f"{model_keys(summary)} drafts=auto{other_keys(summary)}"
+        keys = f"{serving.model_keys(summary)} drafts=auto{serving.other_keys(summary)}"
         measured = summary.served
         if measured is not None and measured.costs and measured.engine != OWN.name:
             keys = f"{keys} {_at_its_costs(summary, measured)}"
@@ -491,20 +462,21 @@ def next_step(summary: Summary) -> NextStep | None:
         again = "serve your own requests so (prompts.files=[...] measures with them)"
         return None if own else NextStep(again)
     if answer.run is not None:
-        measure = measure_command(summary, str(answer.engine), answer)
+        measure = serving.measure_command(summary, str(answer.engine), answer)
         return None if measure is None else NextStep("measure what is predicted", measure)
     if answer.source == "measured":
-        if summary.run.own_prompts or any(snippet.measure for snippet in snippets_of(summary)):
+        if summary.run.own_prompts or any(each.measure for each in serving.snippets_of(summary)):
             return None
         return NextStep("run your own requests with this draft and without it, and compare")
-    served_by = served_target(summary)
+    served_by = serving.served_target(summary)
     drafting = f"k={answer.k} temperature={answer.temperature:g}"
     if served_by is not None:
-        keys = f"engine={served_by} {drafting} {ATTACHED} score=false"
-        measure = f"python -m harness.server {keys}{other_keys(summary, OF_THE_LOOP)}"
+        keys = f"engine={served_by} {drafting} {serving.ATTACHED} score=false"
+        others = serving.other_keys(summary, serving.OF_THE_LOOP)
+        measure = f"python -m harness.server {keys}{others}"
         return NextStep("start its server with this draft too, and measure both", measure)
     if command == "audition":
-        pair = draft_keys(summary, str(answer.draft))
+        pair = serving.draft_keys(summary, str(answer.draft))
         if pair is None:
             return None
         rule = "" if answer.temperature == GREEDY else f" decode.rule={answer.rule}"
@@ -535,4 +507,5 @@ def _at_its_costs(summary: Summary, measured: ServedSummary) -> str:
 
 
 def _sweep(summary: Summary, keys: str) -> str:
-    return f"python -m harness.sweep {model_keys(summary)} {keys}{other_keys(summary)}"
+    keys = f"{serving.model_keys(summary)} {keys}{serving.other_keys(summary)}"
+    return f"python -m harness.sweep {keys}"

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import NamedTuple
 
-from harness.records import ResultRow, first, where
+from harness.records import RULES, ResultRow, first, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.tables.leaderboard import (
@@ -13,6 +13,7 @@ from harness.reporting.tables.leaderboard import (
     as_decided,
     breakeven,
     dropped_notes,
+    marks_of,
     name_of,
 )
 from harness.reporting.tables.specification import Column, Table, columns_by, table
@@ -45,7 +46,7 @@ GRID: tuple[Column[Line], ...] = (
     Column("engines", lambda line: line.row.engines, key=True, flexible=True),
     Column("serve", lambda line: line.row.serve, flexible=True),
     Column("speedup [lo, hi]", lambda line: fmt.bounded(line.row.answer), fmt.speedup),
-    Column("evidence", lambda line: line.row.evidence),
+    Column("evidence", lambda line: grid.evidence(line.row.answer)),
 )
 TITLE = "What to serve"
 STAR_NOTE = "marked: the row of the headline."
@@ -161,11 +162,9 @@ def short_grid(summary: Summary) -> Table:
 def _grid(columns: Sequence[Column[Line]], lines: Sequence[Line], notes: Iterable[str]) -> Table:
     """The rows, the marked one bold as well."""
     made = table(TITLE, columns, lines, notes=tuple(notes))
-    rows = (
-        replace(row, best=line.marked, minor=line.minor)
-        for row, line in zip(made.rows, lines, strict=True)
-    )
-    return replace(made, rows=tuple(rows))
+    pairs = zip(made.rows, lines, strict=True)
+    rows = tuple(replace(row, best=line.marked, minor=line.minor) for row, line in pairs)
+    return replace(made, rows=rows)
 
 
 def _lines(summary: Summary) -> list[Line]:
@@ -301,11 +300,7 @@ EMITS: tuple[Column[EmitsLine], ...] = (
     Column("K", lambda line: line.emitted.k, fmt.count),
     Column(
         "tokens/round\n[lo, hi]",
-        lambda line: (
-            line.emitted.tokens_per_round,
-            line.emitted.tokens_per_round_lo,
-            line.emitted.tokens_per_round_hi,
-        ),
+        lambda line: fmt.bounded(line.emitted, "tokens_per_round"),
         fmt.with_bounds,
     ),
     Column("cost of\na round here", lambda line: line.emitted.own_cost, fmt.decimal),
@@ -352,9 +347,7 @@ def drafts_table(summary: Summary) -> Table:
     own = grid.own_answer(summary, temperature)
     place = "" if own is None else f" {grid.at_place(own)}"
     at = f"temperature {fmt.temperature(temperature)}"
-    drafts = (row.draft for row in rows if row.draft is not None)
-    nowhere = (draft for draft in drafts if grid.engines_with(summary, draft, temperature) == ())
-    marks = dict.fromkeys(nowhere, grid.NO_ENGINE)
+    marks = marks_of(summary, rows, temperature, RULES)
     name = Column[LeaderboardRow]("draft", lambda row: name_of(row, marks), key=True, flexible=True)
     title = f"Every draft at its fastest K, predicted{place} ({at})"
     if own is not None and own.speedup not in [row.speedup for row in rows]:

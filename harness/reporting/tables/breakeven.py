@@ -70,11 +70,9 @@ def ideal_table(summary: Summary) -> Table:
 def measured_table(summary: Summary) -> Table:
     """What an acceptance measured elsewhere comes to; no model of the text behind it."""
     title, columns = "From the acceptance that was given", _measured_columns(summary)
-    computed = "predicted speedup" if summary.server_speedups else "speedup"
-    notes = (
-        SERVER_NOTE if summary.server_speedups else "",
-        MEASURED_NOTE.format(computed=computed),
-    )
+    server = summary.server_speedups
+    computed = "predicted speedup" if server else "speedup"
+    notes = (SERVER_NOTE if server else "", MEASURED_NOTE.format(computed=computed))
     return table(title, columns, summary.from_acceptance, notes=notes)
 
 

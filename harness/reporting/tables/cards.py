@@ -100,11 +100,7 @@ def cards_table(
         Column("c", lambda plan: plan.c, lambda c: fmt.decimal(c, 3)),
         Column(f"v(K={max(request.ks)})", lambda plan: plan.v, fmt.decimal),
         Column("USD,\nplain", lambda plan: plan.usd_per_million_tokens, fmt.dollars),
-        *(
-            column
-            for index, alpha in enumerate(request.alphas)
-            for column in _gain_columns(index, alpha)
-        ),
+        *(column for n, alpha in enumerate(request.alphas) for column in _gain_columns(n, alpha)),
     )
     if brief:
         columns = tuple(column for column in columns if column.title.endswith(BRIEF))
@@ -143,23 +139,17 @@ def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.1f}" if seconds < 600 else f"{seconds / 60:.0f}"
 
 
-def _time(low_s: float, _low: float, high_s: float) -> str:
-    return f"{_minutes(low_s)} to {_minutes(high_s)} min"
-
-
-def _cost(low_usd: float, _low: float, high_usd: float) -> str:
-    return f"{fmt.dollars(low_usd)} to {fmt.dollars(high_usd)}"
-
-
 COSTS: tuple[Column[Estimate], ...] = (
     Column("card", lambda row: row.card, key=True),
     Column(
         "time",
         lambda row: (row.low_s, row.low_s, row.high_s) if row.fits else "does not fit",
-        _time,
+        lambda low, _, high: f"{_minutes(low)} to {_minutes(high)} min",
     ),
     Column(
-        "cost", lambda row: (row.low_usd, row.low_usd, row.high_usd) if row.fits else None, _cost
+        "cost",
+        lambda row: (row.low_usd, row.low_usd, row.high_usd) if row.fits else None,
+        lambda low, _, high: f"{fmt.dollars(low)} to {fmt.dollars(high)}",
     ),
     Column("price an hour", lambda row: row.price_per_hour, fmt.dollars),
 )

@@ -242,17 +242,14 @@ def _doubt(curve: Sequence[Forward]) -> str:
 
 def bounds_table(summary: Summary) -> Table:
     """What a step's time goes to, per model and context at batch 1."""
-    in_cache = any(bound.mbu > 1 for bound in summary.step_bounds)
     notes = (
         _floor_note(summary),
         *BOUND_NOTES,
-        IN_CACHE_NOTE if in_cache else "",
+        IN_CACHE_NOTE if any(bound.mbu > 1 for bound in summary.step_bounds) else "",
         stability.note(summary, "step"),
     )
     unstable: Column[StepBound] = stability.column(
-        lambda bound: stability.of_step(
-            summary, bound.role, "step", bound.context_tokens, bound.batch
-        )
+        lambda row: stability.of_step(summary, row.role, "step", row.context_tokens, row.batch)
     )
     title = "What the steps wait for"
     return table(title, (*BOUNDS, unstable), summary.step_bounds, notes=notes)
@@ -411,7 +408,7 @@ def curve_table(summary: Summary) -> Table:
         Column("draft\nMBU", lambda curve: curve.draft_mbu, fmt.decimal),
         Column("c", lambda curve: curve.c, fmt.decimal),
         *columns_by(range(2, longest + 1), "v({})", _v, fmt.decimal, definition="v(n)"),
-        stability.column(lambda curve: _unstable(summary, curve)),
+        stability.column(lambda c: first(e for e in summary.unstable if _where(e) == _where(c))),
     )
     not_timed = (
         f"not timed (context x batch"
@@ -421,11 +418,6 @@ def curve_table(summary: Summary) -> Table:
     title = "Steps and verifies by context and batch"
     notes = (CURVE_NOTE, stability.note(summary, "step", "verify"), *not_timed)
     return table(title, columns, curves, notes=notes)
-
-
-def _unstable(summary: Summary, curve: StepCurve) -> Unstable | None:
-    """The first of a context's and batch's forwards that cannot be right."""
-    return next((entry for entry in summary.unstable if _where(entry) == _where(curve)), None)
 
 
 def batch_table(summary: Summary) -> Table:

@@ -13,13 +13,7 @@ from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.sentences.explanation import rule_of_thumb
 from harness.reporting.tables import stability
-from harness.reporting.tables.specification import (
-    Column,
-    Table,
-    Value,
-    columns_by,
-    table,
-)
+from harness.reporting.tables.specification import Column, Table, Value, columns_by, table
 from harness.reporting.tables.sweep import of_verdicts
 from harness.serving.drafts import DRAFTS, looks_up
 from harness.serving.engines import with_lines
@@ -106,11 +100,8 @@ def name_of(row: LeaderboardRow, marks: Mapping[str, str]) -> str:
     """A draft, with its mark; or that there is none."""
     if row.draft is None:
         return PLAIN
-    said = [
-        *([CORRECTED] if row.corrected else []),
-        *([marks[row.draft]] if row.draft in marks else []),
-    ]
-    return f"{row.draft} ({', '.join(said)})" if said else row.draft
+    said = ", ".join(filter(None, (CORRECTED if row.corrected else "", marks.get(row.draft))))
+    return f"{row.draft} ({said})" if said else row.draft
 
 
 RANK = Column[LeaderboardRow]("rank", lambda row: row.rank, fmt.count, key=True)
@@ -123,7 +114,7 @@ RANKS: tuple[Column[LeaderboardRow], ...] = (
     Column("speedup\n[lo, hi]", fmt.bounded, fmt.speedup),
     Column("chance\nto be best", lambda row: row.probability_best, fmt.chance),
     Column("cost per\n10^6 tokens", lambda row: row.usd_per_million_tokens, fmt.dollars),
-    Column("alpha\n[lo, hi]", lambda row: (row.alpha, row.alpha_lo, row.alpha_hi), fmt.alpha),
+    Column("alpha\n[lo, hi]", lambda row: fmt.bounded(row, "alpha"), fmt.alpha),
     Column("break-even\nalpha", breakeven, fmt.alpha),
     DROPPED,
 )
@@ -142,14 +133,10 @@ COSTS: tuple[Column[DraftCosts], ...] = (
     Column("c", lambda row: row.step and row.step.c, lambda c: fmt.decimal(c, 3)),
     Column("context\ntokens", lambda row: row.step and row.step.context_tokens, fmt.count),
     Column("extra\nmemory", lambda row: row.weights_bytes, fmt.memory),
-    Column(
-        "cache\nper token", lambda row: row.memory and row.memory.kv_bytes_per_token, fmt.memory
-    ),
-    Column(
-        "context\ntokens lost", lambda row: row.memory and row.memory.context_tokens_lost, fmt.count
-    ),
-    Column("sequences\nlost", lambda row: row.memory and row.memory.sequences_lost, fmt.count),
-    Column("on", lambda row: row.memory and row.memory.device),
+    Column("cache\nper token", lambda r: r.memory and r.memory.kv_bytes_per_token, fmt.memory),
+    Column("context\ntokens lost", lambda r: r.memory and r.memory.context_tokens_lost, fmt.count),
+    Column("sequences\nlost", lambda r: r.memory and r.memory.sequences_lost, fmt.count),
+    Column("on", lambda r: r.memory and r.memory.device),
 )
 INELIGIBLE: tuple[Column[Failure], ...] = (
     Column("draft", lambda failure: failure.where, key=True),
@@ -215,13 +202,13 @@ def boards(summary: Summary) -> list[Board]:
             engines=tuple(engine for board in group for engine in board.engines),
             temperature=temperature,
             rows=group[0].rows,
-            marks=_marks(summary, group[0].rows, temperature, [each.rule for each in group]),
+            marks=marks_of(summary, group[0].rows, temperature, [each.rule for each in group]),
         )
         for (temperature, _), group in alike.items()
     ]
 
 
-def _marks(
+def marks_of(
     summary: Summary, rows: Iterable[LeaderboardRow], temperature: float, rules: Sequence[Rule]
 ) -> dict[str, str]:
     """Of drafts that none of the engines has which accept by these rules: whether any other has."""
@@ -338,9 +325,7 @@ def costs_table(summary: Summary) -> Table:
         stability.note(summary, "step"),
     )
     title = "What each draft takes" if len(rows) > 1 else "What the draft takes"
-    unstable: Column[DraftCosts] = stability.column(
-        lambda costs: _unstable_step(summary, costs.step)
-    )
+    unstable: Column[DraftCosts] = stability.column(lambda row: _unstable_step(summary, row.step))
     return table(title, (*COSTS, unstable), rows, notes=notes)
 
 
@@ -415,12 +400,11 @@ REQUEST_NOTE = (
 
 def category_tables(summary: Summary) -> list[Table]:
     """The draft x category matrix of alpha, one table per temperature."""
-    return [
-        _alpha_table(
-            "category", entries, grouped(entries, lambda entry: entry.category), CATEGORY_NOTE
-        )
-        for entries in grouped(summary.category_alpha, lambda entry: entry.temperature).values()
-    ]
+    made = []
+    for entries in grouped(summary.category_alpha, lambda entry: entry.temperature).values():
+        rows = grouped(entries, lambda entry: entry.category)
+        made.append(_alpha_table("category", entries, rows, CATEGORY_NOTE))
+    return made
 
 
 def length_tables(summary: Summary) -> list[Table]:
@@ -456,7 +440,7 @@ def _alpha_table(
 
 def _alpha_of(entries: Sequence[Alpha], draft: str) -> fmt.Bounded | None:
     entry = first(entries, draft=draft)
-    return entry and (entry.alpha, entry.alpha_lo, entry.alpha_hi)
+    return entry and fmt.bounded(entry, "alpha")
 
 
 def position_tables(summary: Summary) -> list[Table]:

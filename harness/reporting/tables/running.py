@@ -1,13 +1,13 @@
 """A running server's counters: acceptance by position, every K up to its own, the intervals."""
 
-from collections.abc import Iterator
+from itertools import count
 from typing import NamedTuple
 
 from harness.records import ResultRow
 from harness.reporting import formatting as fmt
 from harness.reporting.sentences.running import clock
 from harness.reporting.tables.specification import Column, Table, columns_by, table
-from harness.summary import CountedInterval, RunningServer, Summary
+from harness.summary import CountedInterval, Summary
 from harness.theory.acceptance import conditional
 
 BY_K: tuple[Column[ResultRow], ...] = (
@@ -50,18 +50,11 @@ def by_k_table(summary: Summary) -> Table:
 
 def positions_table(summary: Summary) -> Table:
     """Acceptance by position."""
-    rows = list(_positions(summary.running)) if summary.running else []
+    total, rows = summary.running and summary.running.total, list[Position]()
+    if total and total.accepted_at:
+        shares = total.acceptance_by_position
+        rows = list(map(Position, count(1), total.accepted_at, shares, conditional(shares)))
     return table("Acceptance by position", POSITIONS, rows, notes=(POSITIONS_NOTE,))
-
-
-def _positions(server: RunningServer) -> Iterator[Position]:
-    total = server.total
-    if total is None or not total.accepted_at:
-        return
-    shares = total.acceptance_by_position
-    counts = zip(total.accepted_at, shares, conditional(shares), strict=True)
-    for number, (rounds, share, of_earlier) in enumerate(counts, start=1):
-        yield Position(number, rounds, share, of_earlier)
 
 
 def intervals_table(summary: Summary) -> Table:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from harness.records import first, grouped, where
+from harness.records import grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.sentences.served import CHECKS
@@ -122,8 +122,7 @@ class Quantity(NamedTuple):
 
     def percentile(self, row: UserLatency, name: Percentile) -> float | None:
         """Of a row, in seconds; None where it is not known."""
-        known = self.of(row)
-        return None if known is None else getattr(known, name)
+        return getattr(self.of(row), name, None)
 
 
 QUANTITIES = (
@@ -134,11 +133,9 @@ QUANTITIES = (
 
 
 def _percentile(quantity: Quantity, name: Percentile) -> Column[UserLatency]:
-    """Its column of one percentile."""
-    title, definition = f"{quantity.title}\n{name}", quantity.definition
-    return Column(
-        title, lambda row: quantity.percentile(row, name), fmt.seconds, definition=definition
-    )
+
+    title, term = f"{quantity.title}\n{name}", quantity.definition
+    return Column(title, lambda row: quantity.percentile(row, name), fmt.seconds, definition=term)
 
 
 def _side_by_side(row: UserLatency) -> int | None:
@@ -185,9 +182,8 @@ def _varied(served: ServedSummary) -> list[Varied]:
     rows: list[Varied] = []
     for cell in served.varying:
         load = {"temperature": cell.temperature, "concurrency": cell.concurrency, "rate": cell.rate}
-        known = [(each.throughput_ratio, each) for each in where(served.load, **load)]
-        ranked = sorted((ratio, each.k) for ratio, each in known if ratio is not None)
-        fixed = first(served.load, **load, k=ranked[-1][1]) if ranked else None
+        known = [each for each in where(served.load, **load) if each.throughput_ratio is not None]
+        fixed = max(known, key=lambda each: (each.throughput_ratio or 0.0, each.k), default=None)
         rows.append(Varied(cell, fixed))
     return rows
 
@@ -355,21 +351,18 @@ def served_tables(summary: Summary) -> list[Table]:
     name = spec_of(served.engine).title
     source = next((SOURCES[costs.source] for costs in served.costs), "")
     predicted = any(cell.predicted is not None for cell in served.cells)
-    two_k = any(cell.two_k_error is not None for cell in served.cells)
-    own = any(cell.own_error is not None for cell in served.cells)
+
     notes = (
         CELL_NOTE.format(source=source) if predicted else "",
         SAMPLES_NOTE if any(cell.temperature for cell in served.cells) and predicted else "",
-        TWO_K_NOTE if two_k else "",
-        OWN_NOTE if own else "",
+        TWO_K_NOTE if any(cell.two_k_error is not None for cell in served.cells) else "",
+        OWN_NOTE if any(cell.own_error is not None for cell in served.cells) else "",
         CLOCKS[served.clock],
     )
     scheduled = [
-        Scheduled(
-            schedule.temperature, entry, served.ratios(schedule.temperature, entry.concurrency)
-        )
-        for schedule in served.schedules
-        for entry in schedule.entries
+        Scheduled(each.temperature, entry, served.ratios(each.temperature, entry.concurrency))
+        for each in served.schedules
+        for entry in each.entries
     ]
     load_notes = (LOAD_NOTE, LOAD_CLOCKS[served.clock])
     alone, loaded = (where(served.latencies, load=load) for load in (False, True))

@@ -110,11 +110,7 @@ def table(
     """
     listed = tuple(records)
     made = [[column.cell(record) for column in columns] for record in listed]
-    kept = [
-        index
-        for index in range(len(columns))
-        if any(cells[index].text != fmt.EMPTY for cells in made)
-    ]
+    kept = [n for n in range(len(columns)) if any(cells[n].text != fmt.EMPTY for cells in made)]
     return Table(
         title,
         tuple(columns[index] for index in kept),
