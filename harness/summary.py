@@ -58,12 +58,10 @@ VerdictReason = Literal[
     # The timings cannot be right: k, prompt_set, speedup of the worst cell; clock: of a server
     "impossible_speedup",
     "given_numbers",  # break-even; k, measured (by a server), alpha, breakeven_alpha, near
-    # Of an engine whose rounds were not timed; draft, k
-    "not_timed",
+    "not_timed",  # of an engine whose rounds were not timed; draft, k
     "nothing_accepted",  # does_not_pay
 ]
-# Why a verdict cannot be given, with the values to quote
-Doubt = tuple[VerdictReason, Values]
+Doubt = tuple[VerdictReason, Values]  # why a verdict cannot be given, with the values to quote
 CaveatCode = Literal[
     "dummy_weights",
     "synthetic_acceptance",
@@ -141,15 +139,13 @@ CaveatCode = Literal[
     # answer names these K, for others have more; load: whether of requests side by side
     "server_visits_lacking",
     "server_every_k",  # reason: as `storage.manifest.WhyAll`, why until=decided measured all
-    # rate: the least at which more arrives than servers of the ks serve
-    "rate_beyond_capacity",
+    "rate_beyond_capacity",  # rate: the least at which more arrives than servers of the ks serve
     "loads_disturbed",  # others: processors that other work kept busy; most: that it may
     "load_predictions_off",  # median, largest: absolute errors of prompt sets under load; cells
     "server_queues",  # engine, concurrency: the smallest such; slots: that its servers have
     "plan_without_ks",  # ks ("4, 8"): left out, since they change what is generated
     "plan_processor_time",  # of a plan from a run by clock=cpu
-    # drafts: whose rounds side by side follow from those of the draft `measured`
-    "plan_other_drafts",
+    "plan_other_drafts",  # drafts: whose rounds side by side follow from those of draft `measured`
     "plan_separate_passes",  # flag: without which neighbouring slots alone share a pass
     "plan_mean_prompts",  # of a plan from a run that does not tell what a prompt's length costs
     "plan_disturbed",  # others: processors that other work kept busy while loads were timed
@@ -247,11 +243,9 @@ class MeasuredPart:
 
     prompts: int  # of the workload, or the prompt set; all of them replayed
     measured: int  # of all sets, on which the K ran next to plain decoding: a round's price
-    # speedup_lo, speedup_hi: on these very prompts, at 95 %: the error of timing alone.
-    speedup_lo: float
+    speedup_lo: float  # with speedup_hi: on these very prompts, at 95 %: the error of timing alone
     speedup_hi: float
-    # That the pairs which are still to be measured, if any, decide
-    chance_to_decide: float
+    chance_to_decide: float  # that the pairs which are still to be measured, if any, decide
 
 
 @dataclass(frozen=True)
@@ -341,8 +335,7 @@ class ModelFacts:
     # What ran its steps: "cuda_graphs", "lean" or "transformers"; None if unknown.
     engine: str | None = None
     engine_reason: str | None = None  # why it is not the requested engine, or not all of it
-    # Whether a CUDA graph's work was compiled; None where that does not apply.
-    compiled: bool | None = None
+    compiled: bool | None = None  # whether a CUDA graph's work was compiled; None: no graph
     # What a draft is, of `serving.drafts.DRAFTS`, and the layers of an early exit
     kind: str = "model"
     layers: int | None = None
@@ -368,8 +361,7 @@ class RunFacts:
     folder: str  # the run folder's path as it was given
     status: Status
     created_utc: str | None
-    # model, draft: names; draft is None for several drafts.
-    model: str | None
+    model: str | None  # model, draft: names; draft is None for several drafts
     draft: str | None
     models: tuple[ModelFacts, ...] = ()  # the target first
     sampling: SamplingFacts = field(default_factory=SamplingFacts)
@@ -382,8 +374,7 @@ class RunFacts:
     # Of the prompt sets in the workload, where they were given (`prompts.weights`), or are a log's.
     weights: Mapping[str, float] = field(default_factory=dict[str, float])
     own_prompts: bool = False  # whether prompts are the user's, or records of requests
-    # Whether no speculative generation was timed (`mode=replay`, an audition).
-    replay_only: bool = False
+    replay_only: bool = False  # whether no speculative generation was timed (mode=replay, audition)
     # measured_cells, failed_cells, partial_cells: rows of results.csv that were run.
     measured_cells: int = 0
     failed_cells: int = 0
@@ -415,8 +406,7 @@ class StepSummary:
     # Entry i is a target forward over i + 1 positions; empty where v = 1 is assumed.
     verify_s: tuple[float, ...] = ()
     context_tokens: int | None = None  # in the cache before the timed step; None where typed
-    # target_prefill_s, draft_prefill_s: per prompt token.
-    target_prefill_s: float | None = None
+    target_prefill_s: float | None = None  # both prefills: per prompt token
     draft_prefill_s: float | None = None
     typed: bool = False  # whether the times were typed in
 
@@ -518,13 +508,11 @@ class LeaderboardRow:
     rank: int  # from 1
     draft: str | None
     k: int
-    # speedup, speedup_lo, speedup_hi: of the weighted workload, by replay.
-    speedup: float
+    speedup: float  # like its bounds: of the weighted workload, by replay
     speedup_lo: float | None = None
     speedup_hi: float | None = None
     tokens_per_round: float | None = None
-    # alpha, alpha_lo, alpha_hi: at this K, over all prompts.
-    alpha: float | None = None
+    alpha: float | None = None  # like its bounds: at this K, over all prompts
     alpha_lo: float | None = None
     alpha_hi: float | None = None
     breakeven_alpha: float | None = None  # the iid formula's; None where even alpha = 1 loses
@@ -576,8 +564,7 @@ class CategoryAlpha:
     k: int
     category: str
     prompts: int  # how many; too few give no interval
-    # accepted, judged: expected counts; alpha is their quotient.
-    accepted: float
+    accepted: float  # accepted, judged: expected counts; alpha is their quotient
     judged: float
     alpha: float | None
     alpha_lo: float | None
@@ -609,8 +596,7 @@ class AdaptiveRow:
     tokens_per_round: float
     drafted_per_round: float
     speedup: float  # predicted
-    # 95 % interval; None with too few prompts
-    speedup_lo: float | None = None
+    speedup_lo: float | None = None  # 95 % interval; None with too few prompts
     speedup_hi: float | None = None
 
 
@@ -631,8 +617,7 @@ class AdaptiveDrafting:
     # Speedup of an oracle that knows the accept probabilities along the text and chooses K for
     # every round before it drafts; a rule that sees what was drafted may beat it.
     best_k_per_round: float
-    # Of one that knows which draft tokens will be accepted: no rule can beat it.
-    flag_oracle: float
+    flag_oracle: float  # of one that knows which draft tokens will be accepted: no rule can beat it
 
 
 @dataclass(frozen=True)
@@ -684,8 +669,7 @@ class TextCheck:
     # PASS equal; TIE different within rounding; FAIL different; OPEN different and not judged,
     # since no model was loaded; UNJUDGED different, in a mixture whose routing ties may do as much.
     result: CheckResult
-    # Position of the first token that differs; None where none does.
-    first_difference: int | None = None
+    first_difference: int | None = None  # position of the first token that differs; None: none does
     # target_margin, verify_margin: between the two best logits there, by a plain step and by a
     # forward of K + 1 positions.
     target_margin: float | None = None
@@ -736,8 +720,7 @@ class DistributionTest:
 class Explanation:
     """Why the verdict is what it is, for its draft: counterfactuals, one factor at a time."""
 
-    # draft, k, temperature: the cell they are of.
-    draft: str
+    draft: str  # draft, k, temperature: the cell they are of
     k: int
     temperature: float
     decision: Decision  # the verdict's
@@ -748,8 +731,7 @@ class Explanation:
     # K c + v + loop = R(K), in target steps, so speedup = tokens per round x plain / (K c + v +
     # loop).
     plain: float  # R(0) / target step
-    # c, c_allowed: draft step / target step, and the largest at which it breaks even.
-    c: float
+    c: float  # c, c_allowed: draft step / target step, and the largest at which it breaks even
     c_allowed: float
     v: float  # verify / target step
     speedup_at_v1: float  # if a verify cost one step
@@ -812,8 +794,7 @@ class CardRow:
     """What to serve with on one card at one temperature; cheapest token first."""
 
     place: int  # from 1
-    # card, device: its short name, and what it calls itself.
-    card: str
+    card: str  # card, device: its short name, and what it calls itself
     device: str
     temperature: float | None
     decision: Decision
@@ -882,8 +863,7 @@ class StepBound:
     model: str
     context_tokens: int
     batch: int
-    # step_s, floor_s, mbu: as in latency.csv.
-    step_s: float
+    step_s: float  # step_s, floor_s, mbu: as in latency.csv
     floor_s: float
     mbu: float
     positions: int  # the most positions in one forward that were timed
@@ -906,8 +886,7 @@ class RoundPart:
 class WaterfallStep:
     """One step from K + 1, a round at the price of a plain token, to the measured speedup."""
 
-    # A code: free (K + 1), draft, verify, accept, rewind, host, unexplained, acceptance.
-    cause: str
+    cause: str  # a code: free (K + 1), draft, verify, accept, rewind, host, unexplained, acceptance
     speedup: float  # after it
     factor: float  # that it brought
     # What the cause's sentence quotes: draft, verify in plain tokens; tokens per round; or None.
@@ -924,8 +903,7 @@ class RoundBreakdown:
     parts: tuple[RoundPart, ...]
     unexplained_s: float  # round_s - the sum of the parts
     tokens_per_round: float
-    # step_s, plain_s: a bare target step, and one token of plain decoding, R(0).
-    step_s: float
+    step_s: float  # step_s, plain_s: a bare target step, and one token of plain decoding, R(0)
     plain_s: float
     speedup: float
     waterfall: tuple[WaterfallStep, ...]
@@ -946,8 +924,7 @@ class StepCurve:
     draft_step_s: float
     # Entry i is a target forward over i + 1 positions, up to the first that is missing.
     verify_s: tuple[float, ...]
-    # target_mbu, draft_mbu: None where no floor is known.
-    target_mbu: float | None
+    target_mbu: float | None  # target_mbu, draft_mbu: None where no floor is known
     draft_mbu: float | None
 
     @property
@@ -969,11 +946,9 @@ class BatchGain:
     batch: int
     alpha: float | None  # assumed; None where the pair's own texts were replayed
     c: float
-    # k, speedup: 0 and 1 where speculation does not pay.
-    k: int
+    k: int  # k, speedup: 0 and 1 where speculation does not pay
     speedup: float
-    # largest_k, v: verify of largest_k + 1 positions / target step.
-    largest_k: int
+    largest_k: int  # largest_k, v: verify of largest_k + 1 positions / target step
     v: float
     tokens_per_second: float  # of all sequences together, plain
     speculative_tokens_per_second: float
@@ -1064,16 +1039,14 @@ class ComparisonRow:
     # reference.
     reference: str
     run: str
-    # reference_draft, draft: the drafts in either; they may differ.
-    reference_draft: str | None
+    reference_draft: str | None  # reference_draft, draft: the drafts in either; they may differ
     draft: str | None
     prompt_set: str | None  # a set, or "all" for the weighted workload
     temperature: float | None
     k: int
     source: Source  # measured, or replayed or theory where a side was not measured (then unpaired)
     status: Literal["complete", "partial"] = "complete"
-    # Prompts that both runs have; None where results.csv alone was compared.
-    prompts: int | None = None
+    prompts: int | None = None  # that both runs have; None where results.csv alone was compared
     reference_ms_per_token: float | None = None
     ms_per_token: float | None = None
     reference_speedup: float | None = None
@@ -1081,8 +1054,7 @@ class ComparisonRow:
     speedup_ratio: float | None = None
     speedup_ratio_lo: float | None = None
     speedup_ratio_hi: float | None = None
-    # Of speedup_ratio = 1, two-sided, adjusted for all cells compared.
-    p_value_holm: float | None = None
+    p_value_holm: float | None = None  # of speedup_ratio = 1, two-sided, adjusted for all cells
     reference_alpha: float | None = None
     alpha: float | None = None
     alpha_difference: float | None = None
@@ -1397,8 +1369,7 @@ class LoadCell:
     # what is measured is a queue. None where there is room, or servers do not tell.
     slots: int | None = None
     varying: Varying = ""  # how K changed while the server served; `k` is the largest then
-    # Of a server whose K changed, where it told every round
-    tokens_per_round: float | None = None
+    tokens_per_round: float | None = None  # of a server whose K changed, where it told every round
 
 
 def load_errors(cells: Sequence[LoadCell]) -> list[float]:
@@ -1762,7 +1733,6 @@ class Summary:
     cards: tuple[CardRow, ...] = ()
     card_drafts: tuple[CardDraftRow, ...] = ()
     # Snapshot, and a sweep's greedy texts
-    # text_checks, distribution_tests: of a snapshot; a sweep's greedy texts.
     text_checks: tuple[TextCheck, ...] = ()
     distribution_tests: tuple[DistributionTest, ...] = ()
     # Profile
