@@ -489,16 +489,11 @@ class LeastRegret:
 
 @dataclass(frozen=True)
 class Dropped:
-    """A draft of an audition that was measured no further, since it loses (early elimination).
+    """A draft of an audition that was measured no further, since it loses (early elimination)."""
 
-    Attributes:
-        prompts, of: on how many of how many prompts it was measured.
-        slower_than: what it is significantly slower than: drafts; None is plain decoding.
-    """
-
-    prompts: int
+    prompts: int  # prompts, of: on how many of how many prompts it was measured
     of: int
-    slower_than: tuple[str | None, ...]
+    slower_than: tuple[str | None, ...]  # significantly: drafts; None is plain decoding
 
 
 @dataclass(frozen=True)

@@ -21,16 +21,12 @@ from harness.reporting.grid import MARK
 from harness.reporting.serving import Snippet
 from harness.reporting.tables.specification import Row, Table
 
-# A command's answer takes 30 lines: two are left for `fail_below` and `run:`
-MOST_LINES = 28
+MOST_LINES = 28  # a command's answer takes 30 lines: two are left for `fail_below` and `run:`
 MOST_CODE = 4
 MOST_FAILURES = 4
-# Of them, for the tables after the grid, so that a caveat still has its place
-MOST_TABLE = 12
-# Of a table that has more
-LEAST_ROWS = 2
-# For an audition's ranking, its title and header included, which is always there
-MOST_RANKING = 13
+MOST_TABLE = 12  # of them, for the tables after the grid, so that a caveat still has its place
+LEAST_ROWS = 2  # of a table that has more
+MOST_RANKING = 13  # for an audition's ranking, its title and header included, which is always there
 _GAP = 2
 _NARROWEST = 12
 
@@ -155,8 +151,7 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
     else:
         yield _sentences(content.verdicts[1:], out, importance=1, most=7)
     for number, table in enumerate(tables):
-        # After the first: the sentences
-        importance = (6 if content.ranked else 2) + 2 * number
+        importance = (6 if content.ranked else 2) + 2 * number  # after the first: the sentences
         yield _table_block(table, out, importance=importance, most=MOST_TABLE)
     yield _sentences(notes, out, importance=3, most=10)
     ending = [*_next_step(content, out), Text(f"report: {content.page}")]

@@ -58,13 +58,11 @@ class Content:
     title: str
     banner: str | None  # what must be read before any number; None where there is no such thing
     status: str | None  # why it is not a complete run; None where it is
-    # The decision, main one first; empty for a command that decides nothing.
-    verdicts: tuple[str, ...]
+    verdicts: tuple[str, ...]  # main one first; empty for a command that decides nothing
     answer: Answer  # the main decision in a word, for its colour
     grid: Table | None  # the answer by temperature and engine; None where nothing is decided
     plan: PlanPage | None  # what the reader of a plan's page moves; None of other runs
-    # The console's tables: the grid in short, then what else a first look needs.
-    brief: tuple[Table, ...]
+    brief: tuple[Table, ...]  # of the console: the grid in short, then what else a first look needs
     ranked: bool  # whether the second of these is the ranking of an audition
     main: tuple[Table, ...]  # of `tables` those that the answer is read from
     next_step: verdict.NextStep | None  # what to do with it
@@ -75,12 +73,10 @@ class Content:
     caveats: tuple[str, ...]
     cautions: tuple[str, ...]
     failures: tuple[str, ...]
-    # What to paste into a server; empty where nothing is to be served.
-    snippets: tuple[serving.Snippet, ...]
+    snippets: tuple[serving.Snippet, ...]  # to paste into a server; empty where nothing is served
     others: str  # what the snippets after the first are for
     tables: tuple[Table, ...]  # most important first
-    # The paragraph on acceptance_rate and break-even alpha; None where not needed.
-    acceptance: str | None
+    acceptance: str | None  # the paragraph on acceptance_rate and break-even alpha, where needed
     # (name, value) pairs on how it was measured, or computed; and which of the two
     measured: Pairs
     origin: Literal["measured", "computed"]

@@ -23,17 +23,14 @@ DECISIONS: Mapping[Decision, str] = {
     "undecided": "undecided",
     "not_measured": "not measured",
 }
-# Of the marked row and of its serving line
-MARK = "*"
+MARK = "*"  # of the marked row and of its serving line
 SOURCES: Mapping[Source, str] = {
     "measured": "measured",
     "replayed": "predicted",
     "theory": "predicted",
 }
-# What has times that were given
-GIVEN = "the given times"
-# Of a draft that no engine has
-NO_ENGINE = "harness's loop only"
+GIVEN = "the given times"  # what has times that were given
+NO_ENGINE = "harness's loop only"  # of a draft that no engine has
 
 
 @dataclass(frozen=True)

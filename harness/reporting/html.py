@@ -26,15 +26,12 @@ from harness.reporting.tables.specification import Cell, Column, Table
 if TYPE_CHECKING:  # matplotlib takes a second
     from harness.reporting.plots import Drawn
 
-# The page of `harness.reporting.losses`, next to report.html
-LOSSES_FILE = "losses.html"
+LOSSES_FILE = "losses.html"  # the page of `harness.reporting.losses`, next to report.html
 # What stands under the title: labels of content.MEASURED_WITH, and how much of each
 _FACTS = (("device", 100), ("when", len("2026-01-31T12:00")), ("harness commit", 10))
-# From this width on (in the drawing's own units) a plot takes the page's width
-_WIDE = 600.0
+_WIDE = 600.0  # from this width on (in the drawing's own units) a plot takes the page's width
 _VIEW_BOX = re.compile(r'viewBox="0 0 ([\d.]+) ([\d.]+)"')
-# Columns whose cells name what the rest of the row is about
-_NAMING = ("quantity", "part")
+_NAMING = ("quantity", "part")  # columns whose cells name what the rest of the row is about
 
 
 class Picture(NamedTuple):

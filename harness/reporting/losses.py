@@ -41,8 +41,7 @@ TITLES: dict[Axis, str] = {
     "context": "Tokens before it, the prompt's included",
     "entropy": "Entropy of the target, nats",
 }
-# Rows of the classes that the console prints
-MOST_CLASSES = 6
+MOST_CLASSES = 6  # rows of the classes that the console prints
 
 
 def _columns(title: str) -> tuple[Column[LossRow], ...]:

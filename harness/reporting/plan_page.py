@@ -15,19 +15,12 @@ from harness.summary import Percentiles, Plan, PlanCheck
 
 @dataclass(frozen=True)
 class PlanPage:
-    """What the template needs.
+    """What the template needs."""
 
-    Attributes:
-        table: JSON for the script.
-        rate: asked for, as it is shown first.
-        goals: name of the field, title and first value, which is empty where there is none.
-        measured: whether some waits were measured at a rate.
-    """
-
-    table: str
-    rate: str
-    goals: tuple[tuple[str, str, str], ...]
-    measured: bool
+    table: str  # JSON for the script
+    rate: str  # asked for, as it is shown first
+    goals: tuple[tuple[str, str, str], ...]  # name of the field, title, first value or ""
+    measured: bool  # whether some waits were measured at a rate
 
 
 def plan_page(plan: Plan) -> PlanPage:

@@ -108,8 +108,7 @@ KEPT = frozenset(
 )
 # Of these, what is of this machine's loop and of no server
 OF_THE_LOOP = ("device", "backend", "decode.stop", "decode.acceptance", "decode.acceptance_from")
-# Servers that run already
-ATTACHED = "'url=[PLAIN,SPECULATIVE]'"
+ATTACHED = "'url=[PLAIN,SPECULATIVE]'"  # servers that run already
 TOYS = "These names are of models that ship with this package or have random weights: put your own."
 
 
@@ -126,8 +125,7 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
     if own is None:
         return ()
     asked, made = summary.run.serve_on, list[Snippet]()
-    # The target is on that engine
-    first_line = asked or served_target(summary)
+    first_line = asked or served_target(summary)  # the target is on that engine
     for server in sorted(with_lines(), key=lambda name: name != first_line):
         # At temperature 0 a variant drafts as its engine does
         if server == asked or shown.row.temperature or ENGINES[server].variant_of is None:

@@ -117,8 +117,7 @@ PLAN_CAPTION = (
 PLAN_UNDER = (
     "simulated; a line ends near what the card can serve at most, and is cut far above the goal"
 )
-# What is far above a goal is cut off
-HIGHEST = 3.0
+HIGHEST = 3.0  # what is far above a goal is cut off
 
 
 def draw_plan(summary: Summary, across: int) -> style.Plot | None:

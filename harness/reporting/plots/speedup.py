@@ -229,8 +229,7 @@ BOARD_UNDER = (
     " choosing it adds; the dashed line: no speculation"
 )
 LETTERS, NARROW_LETTERS = 23, 16  # of a draft's name in one line
-# A title's bold letters, and the small ones below it, in the same width
-BOLD, SMALL = 1.45, 2
+BOLD, SMALL = 1.45, 2  # a title's bold letters, and the small ones below it, in the same width
 
 
 def draw_leaderboard(summary: Summary, across: int) -> style.Plot | None:

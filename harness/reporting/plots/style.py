@@ -24,8 +24,7 @@ DASHED = (0, (4, 3))
 SMALL = 9.5
 LETTERS_PER_INCH = 12  # of small text
 LEGEND_LETTERS_PER_INCH, LEGEND_KEY_INCHES = 11, 0.75  # what a legend's entry needs
-# How many panels stand next to each other, in the files and on a phone
-WIDE, NARROW = 3, 1
+WIDE, NARROW = 3, 1  # how many panels stand next to each other, in the files and on a phone
 NARROW_INCHES = 4.2
 _RULES: dict[Any, Any] = {
     "svg.hashsalt": "speculative-decoding",  # ids inside the file follow from the content

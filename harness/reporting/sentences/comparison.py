@@ -126,7 +126,7 @@ def gains_of_engines(comparison: Comparison) -> str | None:
     def weight(rows: list[EngineRow]) -> tuple[int, float]:
         return len({engine(row) for row in rows}), max(row.speedup or 0.0 for row in rows)
 
-    (temperature, k), rows = max(cells.items(), key=lambda of: weight(of[1]), default=((0, 0), []))
+    (temperature, k), rows = max(cells.items(), key=lambda kv: weight(kv[1]), default=((0, 0), []))
     if len({engine(row) for row in rows}) < 2:
         return None
     drafts = len({row.draft for row in rows}) > 1

@@ -17,8 +17,7 @@ _FACTORS = {
     "slow_loop": "slow loop",
     "launch_bound_engine": "launch-bound engine",
 }
-# Of tokens per round, what prints as 0.0 % more
-LEAST_MORE = 0.0005
+LEAST_MORE = 0.0005  # of tokens per round, what prints as 0.0 % more
 _UNSERVED = {None: "undecided", 0: "do not speculate"}
 
 

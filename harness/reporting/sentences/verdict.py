@@ -23,8 +23,7 @@ OF_THE_RUN: frozenset[VerdictReason] = frozenset(
     }
 )
 NOT_PLAIN_TEXTS = frozenset[VerdictReason](("greedy_texts_differ", "server_not_lossless"))
-# Of our own loop's numbers, always
-ALONE = "one request at a time"
+ALONE = "one request at a time"  # of our own loop's numbers, always
 SYNTHETIC_ONLY = "It holds at the synthetic acceptance only."
 
 

@@ -351,8 +351,7 @@ def drafts_table(summary: Summary) -> Table:
     name = Column[LeaderboardRow]("draft", lambda row: name_of(row, marks), key=True, flexible=True)
     title = f"Every draft at its fastest K, predicted{place} ({at})"
     if own is not None and own.speedup not in [row.speedup for row in rows]:
-        # In one line of the console
-        known = f"predicted, T={fmt.temperature(temperature)}"
+        known = f"predicted, T={fmt.temperature(temperature)}"  # in one line of the console
         title = f"Every draft's fastest K on these prompts,{place} ({known})"
     notes = (as_decided(summary, rows, temperature), *dropped_notes(rows))
     return table(title, (name, *DRAFTS), rows, notes=notes)

@@ -138,8 +138,7 @@ VERIFY_NOTE = (
     "v(n): a target forward over n = K + 1 positions / a target step. n = 1 is that step once more,"
     " timed among the verifies: what v(1) differs from 1 is how far such times can be trusted."
 )
-# From this difference on it is said what it means
-LEAST_DOUBT = 0.05
+LEAST_DOUBT = 0.05  # from this difference on it is said what it means
 DOUBT_NOTE = "Here v(1) is {v}: every v(n) of this table may be off by as much ({off})."
 BOUND_NOTES = (
     "MBU: floor / median. arithmetic: what one further position adds, beyond its bytes, / the step,"

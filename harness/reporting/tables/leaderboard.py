@@ -35,8 +35,7 @@ from harness.theory.acceptance_rules import ACCEPTANCE_RULES
 PLAIN = grid.DECISIONS["does_not_pay"]
 # Of a draft that none of a ranking's engines has, and another engine has
 NOT_THESE = "none of these engines"
-# Of the row that has a verdict's speedup
-CORRECTED = "corrected"
+CORRECTED = "corrected"  # of the row that has a verdict's speedup
 Alpha = CategoryAlpha | LengthAlpha
 
 

@@ -37,8 +37,7 @@ CHOICES: tuple[Column[PlanChoice], ...] = (
         definition="fleet cost",
     ),
 )
-# Those that fit a terminal
-BRIEF = (*CHOICES[:5], *CHOICES[7:8], *CHOICES[9:])
+BRIEF = (*CHOICES[:5], *CHOICES[7:8], *CHOICES[9:])  # those that fit a terminal
 
 
 def _load(check: PlanCheck) -> str:

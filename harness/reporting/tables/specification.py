@@ -30,8 +30,7 @@ class Cell:
     """One cell."""
 
     text: str
-    # What it is sorted by, in one unit per column; None where there is no value.
-    value: Value = None
+    value: Value = None  # what it is sorted by, in one unit per column; None where there is none
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,7 @@ class Table:
     columns: tuple[Column[Any], ...]
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
-    # Columns that were left out, since no row has anything in them.
-    empty: tuple[Column[Any], ...] = ()
+    empty: tuple[Column[Any], ...] = ()  # left out, since no row has anything in them
 
     def column(self, title: str) -> tuple[Cell, ...]:
         """Every cell under the column called `title` (its one-line header)."""
