@@ -134,7 +134,7 @@ def test_tiers_choose_the_k_of_the_wheels_own_controller(tmp_path: Path) -> None
         made.append([])
         for accepted in each["accepted"]:
             slots = [Slot(n, n, NO_TEXT) for n in range(len(accepted))]
-            k = policy.choose(slots, 0)[0]
+            k = policy.choose(slots)[0]
             made[-1].append(k)
             for slot, run in zip(slots, accepted, strict=True):
                 policy.seen(slot, k, min(run, k))

@@ -195,7 +195,7 @@ def checked(served: Served, requests: Sequence[Request], slots: int) -> None:
         assert inside.sum() <= slots
 
 
-class Watched:
+class Watched(Policy):
     """A policy whose rounds are added up: what they emit."""
 
     reads: ClassVar[frozenset[Reads]] = frozenset({"accepted"})
@@ -203,9 +203,8 @@ class Watched:
     def __init__(self, policy: Policy) -> None:
         self.policy, self.emitted = policy, 0
 
-    def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:
-        assert waiting >= 0
-        return self.policy.choose(active, waiting)
+    def choose(self, active: Sequence[Slot]) -> Sequence[int]:
+        return self.policy.choose(active)
 
     def seen(self, slot: Slot, drafted: int, accepted: int) -> None:
         assert 0 <= accepted <= drafted
@@ -311,10 +310,10 @@ def test_a_policy_that_reads_the_load_alone_is_asked_for_a_fraction_of_the_round
     asked = 0
 
     class Counted(Fixed):
-        def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:
+        def choose(self, active: Sequence[Slot]) -> Sequence[int]:
             nonlocal asked
             asked += 1
-            return super().choose(active, waiting)
+            return super().choose(active)
 
     served = simulate(requests, at_random(1000, random) * 20.0, flat(4), Counted(K))
     # Once for each that enters and each that ends, at most; that is what makes it fast
@@ -368,7 +367,7 @@ def test_sglangs_average_moves_as_computed_by_hand() -> None:
 def test_a_batch_has_the_tier_of_the_largest_key_that_it_reaches() -> None:
     tiers = Tiers(3)
     slots = [Slot(n, n, plain(4)) for n in range(64)]
-    found = {batch: tiers.choose(slots[:batch], 0)[0] for batch in (1, 7, 8, 31, 32, 63, 64)}
+    found = {batch: tiers.choose(slots[:batch])[0] for batch in (1, 7, 8, 31, 32, 63, 64)}
     # 3 where the tier has it; else the middle one
     assert found == {1: 3, 7: 3, 8: 3, 31: 3, 32: 1, 63: 1, 64: 0}
 
@@ -412,17 +411,17 @@ def test_vllms_budget_rests_on_the_confidences_of_the_round_before() -> None:
     drafted = []
     for position in range(3):
         slot.position = position
-        drafted += policy.choose([slot], 0)
+        drafted += policy.choose([slot])
     assert drafted == [K, 0, K]
 
 
 def test_the_oracle_drafts_what_will_be_accepted_and_pays() -> None:
     accepted, rejected = request_of([True] * 3), request_of([False] * 3)
     slots = [Slot(0, 0, accepted), Slot(1, 1, rejected)]
-    assert Oracle(K, flat(2)).choose(slots, 0) == [3, 0]
+    assert Oracle(K, flat(2)).choose(slots) == [3, 0]
     # A draft token that costs more than a plain token is not worth being right
     expensive = Costs([[1.0 + 3.0 * n for n in range(K + 1)]] * 3)
-    assert Oracle(K, expensive).choose(slots, 0) == [0, 0]
+    assert Oracle(K, expensive).choose(slots) == [0, 0]
 
 
 @given(st.lists(st.integers(0, K), min_size=1, max_size=5), st.floats(0.0, 1.5))
@@ -430,7 +429,7 @@ def test_the_oracles_budget_is_that_of_chances_of_1(accepted: list[int], each: f
     rows = [[1.0 + 0.2 * b + each * n * b**0.5 for n in range(K + 1)] for b in range(6)]
     slots = [Slot(n, n, request_of([True] * k + [False])) for n, k in enumerate(accepted)]
     budget = Budgets(Costs(rows)).best(len(slots), [1.0] * sum(accepted))
-    made = Oracle(K, Costs(rows)).choose(slots, 0)
+    made = Oracle(K, Costs(rows)).choose(slots)
     assert sum(made) == budget
     assert made == allocated([[1.0] * k for k in accepted], budget)
 
@@ -439,6 +438,6 @@ def test_a_threshold_drafts_up_to_the_first_unlikely_token() -> None:
     rows = whole_rounds([[0.9, 0.3, 0.9], [0.9] * 3])
     request = Request(1, np.zeros(2, np.intp), np.full(2, 100), rows)
     slot, policy = Slot(0, 0, request), Threshold(K, 0.5)
-    assert policy.choose([slot], 0) == [2]
+    assert policy.choose([slot]) == [2]
     slot.position = 1
-    assert policy.choose([slot], 0) == [3]
+    assert policy.choose([slot]) == [3]

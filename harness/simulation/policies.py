@@ -16,59 +16,50 @@ Upstream, read in October 2026:
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from typing import ClassVar
 
 import numpy as np
 
-from harness.simulation.server import Costs, Reads, Slot
+from harness.simulation.server import Costs, Policy, Reads, Slot
 
 
 @dataclass(frozen=True)
-class Fixed:
+class Fixed(Policy):
     """K draft tokens in every round; 0 decodes plainly."""
 
     k: int
-    reads: ClassVar[frozenset[Reads]] = frozenset()
 
-    def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:  # noqa: ARG002
+    def choose(self, active: Sequence[Slot]) -> Sequence[int]:
         """K for each."""
         return [self.k] * len(active)
 
-    def seen(self, slot: Slot, drafted: int, accepted: int) -> None:
-        """Learn nothing."""
-
 
 @dataclass(frozen=True)
-class ByLoad:
+class ByLoad(Policy):
     """A K for each number of active requests: `ks[b]` where b are, the last for more."""
 
     ks: Sequence[int]
     reads: ClassVar[frozenset[Reads]] = frozenset({"active"})
 
-    def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:  # noqa: ARG002
+    def choose(self, active: Sequence[Slot]) -> Sequence[int]:
         """The K of this load for each."""
         return [self.ks[min(len(active), len(self.ks) - 1)]] * len(active)
 
-    def seen(self, slot: Slot, drafted: int, accepted: int) -> None:
-        """Learn nothing."""
-
 
 @dataclass(frozen=True)
-class Threshold:
+class Threshold(Policy):
     """Up to K, and no more after a token to which the draft gave less than a probability."""
 
     k: int
     threshold: float
     reads: ClassVar[frozenset[Reads]] = frozenset({"confidences"})
 
-    def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:  # noqa: ARG002
+    def choose(self, active: Sequence[Slot]) -> Sequence[int]:
         """Up to the first unlikely token of each, that one included."""
         drafted = [slot.request.until_unlikely(self.threshold)[slot.position] for slot in active]
         return [min(each, self.k) for each in drafted]
-
-    def seen(self, slot: Slot, drafted: int, accepted: int) -> None:
-        """Learn nothing."""
 
 
 # ---- SGLang: tiers by an exponential average -----------------------------------------------------
@@ -76,16 +67,11 @@ class Threshold:
 
 @dataclass(frozen=True)
 class Tier:
-    """The K to choose from while at least so many requests are active, up to the next tier.
+    """The K to choose from while at least so many requests are active, up to the next tier."""
 
-    Attributes:
-        batch: from which on.
-        ks: ascending.
-        up, down: what is added to the thresholds of a larger and a smaller K.
-    """
-
-    batch: int
-    ks: tuple[int, ...]
+    batch: int  # from which on
+    ks: tuple[int, ...]  # ascending
+    # up, down: what is added to the thresholds of a larger and a smaller K
     up: float = 0.0
     down: float = 0.0
 
@@ -102,18 +88,13 @@ SHARE, WARM_UP, INTERVAL = 0.2, 10, 5
 
 
 class AcceptedAverage:
-    """One tier's K, by an exponential average of accepted lengths (`AdaptiveStepSlot`).
-
-    Attributes:
-        k: the one to draft now.
-        average: of accepted tokens per round.
-    """
+    """One tier's K, by an exponential average of accepted lengths (`AdaptiveStepSlot`)."""
 
     def __init__(self, tier: Tier, k: int) -> None:
-        """Begin with k, or the middle K of the tier where it has no such."""
         self.tier = tier
+        # To draft now; the middle K of the tier where it has no such
         self.k = k if k in tier.ks else tier.ks[len(tier.ks) // 2]
-        self.average, self._batches = float(self.k - 1), 0
+        self.average, self._batches = float(self.k - 1), 0  # of accepted tokens per round
 
     def update(self, accepted: Sequence[int]) -> None:
         """Learn the accepted lengths of one iteration, one per request."""
@@ -142,7 +123,7 @@ class AcceptedAverage:
         return ks[at]
 
 
-class Tiers:
+class Tiers(Policy):
     """SGLang's adaptive K: a tier by the number of active requests, its K by what was accepted."""
 
     reads: ClassVar[frozenset[Reads]] = frozenset({"active", "accepted"})
@@ -153,7 +134,7 @@ class Tiers:
         self._averages = [AcceptedAverage(tier, k) for tier in tiers]
         self._accepted: list[int] = []
 
-    def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:  # noqa: ARG002
+    def choose(self, active: Sequence[Slot]) -> Sequence[int]:
         """The K of the tier, once it has learnt the last iteration."""
         if self._accepted:
             self._tier(len(self._accepted)).update(self._accepted)
@@ -178,21 +159,17 @@ class Budgets:
     """
 
     def __init__(self, costs: Costs) -> None:
-        """Of a server of these costs."""
         self._costs = costs
-        # By requests active: seconds by draft tokens, and the best budget where all are accepted
-        self._seconds: dict[int, list[float]] = {}
-        self._sure: dict[int, list[int]] = {}
+        # By requests active
+        self._seconds, self._sure = cache(self._seconds_of), cache(self._best_of_all_sure)
 
     def best(self, batch: int, chances: Sequence[float]) -> int:
-        """Of so many requests.
+        """Of so many active requests.
 
-        Args:
-            batch: requests that are active.
-            chances: of all their draft tokens, descending, that one is accepted, all before it
-                in its round being so.
+        `chances` [draft token] of all of them, descending, are that it is accepted, all before it
+        in its round being so.
         """
-        seconds = self._seconds_of(batch)
+        seconds = self._seconds(batch)
         tokens, most, budget = float(batch), batch / seconds[0], 0
         for drafted, chance in enumerate(chances, start=1):
             tokens += chance
@@ -202,24 +179,22 @@ class Budgets:
 
     def best_of_sure(self, batch: int, number: int) -> int:
         """The same where so many draft tokens would be accepted for certain, and no other."""
-        known = self._sure.get(batch)
-        if known is None:
-            known = [0]
-            most = batch / self._seconds_of(batch)[0]
-            for drafted, seconds in enumerate(self._seconds_of(batch)[1:], start=1):
-                more = batch + drafted > most * seconds
-                known.append(drafted if more else known[-1])
-                most = (batch + drafted) / seconds if more else most
-            self._sure[batch] = known
-        return known[number]
+        return self._sure(batch)[number]
+
+    def _best_of_all_sure(self, batch: int) -> list[int]:
+        plain_s, *drafting_s = self._seconds(batch)
+        best, most = [0], batch / plain_s
+        for drafted, seconds in enumerate(drafting_s, start=1):
+            more = batch + drafted > most * seconds
+            best.append(drafted if more else best[-1])
+            most = (batch + drafted) / seconds if more else most
+        return best
 
     def _seconds_of(self, batch: int) -> list[float]:
-        known = self._seconds.get(batch)
-        if known is None:
-            row = self._costs.iteration_s[batch]
-            at = np.arange(batch * (len(row) - 1) + 1) / batch
-            known = self._seconds[batch] = np.interp(at, range(len(row)), row).tolist()
-        return known
+        """By draft tokens of all requests."""
+        row = self._costs.iteration_s[batch]
+        at = np.arange(batch * (len(row) - 1) + 1) / batch
+        return np.interp(at, range(len(row)), row).tolist()
 
 
 def allocated(survivals: Sequence[Sequence[float]], budget: int) -> list[int]:
@@ -237,14 +212,7 @@ def allocated(survivals: Sequence[Sequence[float]], budget: int) -> list[int]:
         return [budget]
     # The largest chance of those that are left out
     least = sorted(chain.from_iterable(survivals), reverse=True)[budget]
-    ks: list[int] = []
-    for row in survivals:
-        drafted = 0
-        for chance in row:
-            if chance <= least:
-                break
-            drafted += 1
-        ks.append(drafted)
+    ks = [sum(chance > least for chance in row) for row in survivals]
     left = budget - sum(ks)
     if left:
         equal = sorted(
@@ -258,7 +226,7 @@ def allocated(survivals: Sequence[Sequence[float]], budget: int) -> list[int]:
     return ks
 
 
-class SurvivalBudget:
+class SurvivalBudget(Policy):
     """vLLM's adaptive verification, up to K tokens of a request.
 
     The budget rests on the confidences of each request's round before, as those of this one are not
@@ -268,13 +236,12 @@ class SurvivalBudget:
     reads: ClassVar[frozenset[Reads]] = frozenset({"active", "confidences", "costs"})
 
     def __init__(self, k: int, costs: Costs) -> None:
-        """For a server of these costs."""
         self._k, self._budgets = k, Budgets(costs)
         self._new = [1.0] * k
         # By slot: the chances of its request's rounds by start, and those of the round before
         self._known: dict[int, tuple[Sequence[Sequence[float]], Sequence[float]]] = {}
 
-    def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:  # noqa: ARG002
+    def choose(self, active: Sequence[Slot]) -> Sequence[int]:
         """What is allocated to each."""
         known = self._known
         before: list[float] = []
@@ -292,28 +259,20 @@ class SurvivalBudget:
         before.sort(reverse=True)
         return allocated(now, self._budgets.best(len(active), before))
 
-    def seen(self, slot: Slot, drafted: int, accepted: int) -> None:
-        """Learn nothing."""
 
-
-class Oracle:
-    """Drafts no token that will be rejected, and of the others those that pay in this iteration."""
+class Oracle(Policy):
+    """Drafts no token that will be rejected, of the others up to k that pay in this iteration."""
 
     reads: ClassVar[frozenset[Reads]] = frozenset({"active", "costs", "flags"})
 
     def __init__(self, k: int, costs: Costs) -> None:
-        """Up to k tokens of a request, on a server of these costs."""
         self._k, self._budgets = k, Budgets(costs)
 
-    def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:  # noqa: ARG002
+    def choose(self, active: Sequence[Slot]) -> Sequence[int]:
         """As many as will be accepted and pay."""
-        k = self._k
-        accepted = [slot.request.rounds[k].accepted[slot.position] for slot in active]
+        accepted = [slot.request.rounds[self._k].accepted[slot.position] for slot in active]
         total = sum(accepted)
         budget = self._budgets.best_of_sure(len(active), total)
         if budget == total:
             return accepted
         return allocated([[1.0] * each for each in accepted], budget)
-
-    def seen(self, slot: Slot, drafted: int, accepted: int) -> None:
-        """Learn nothing."""

@@ -23,19 +23,12 @@ Counts = NDArray[np.intp]
 
 
 class Rounds(NamedTuple):
-    """The rounds of a request where up to k tokens are drafted, by the start of each, [n].
+    """The rounds of a request where up to k tokens are drafted, by the start of each, [n]."""
 
-    Attributes:
-        after: where the next round begins; n where the text has ended.
-        drafted: tokens that the round drafts.
-        accepted: of these.
-        alike: how many rounds from here on, one after the other, draft k tokens.
-    """
-
-    after: list[int]
-    drafted: list[int]
-    accepted: list[int]
-    alike: list[int]
+    after: list[int]  # where the next round begins; n where the text has ended
+    drafted: list[int]  # tokens that the round drafts
+    accepted: list[int]  # of these
+    alike: list[int]  # how many rounds from here on, one after the other, draft k tokens
 
 
 class _RoundsByK(dict[int, Rounds]):
@@ -45,12 +38,10 @@ class _RoundsByK(dict[int, Rounds]):
     """
 
     def __init__(self, runs: Counts, most: Counts) -> None:
-        """Of a request, as its attributes."""
         super().__init__()
         self._runs, self._most = runs, most
 
     def __missing__(self, k: int) -> Rounds:
-        """Where up to k tokens are drafted."""
         size, drafted = len(self._runs), np.minimum(self._most, k)
         accepted = np.minimum(self._runs, drafted)
         ends = np.minimum(np.arange(1, size + 1) + accepted, size).tolist()
@@ -63,15 +54,11 @@ class _RoundsByK(dict[int, Rounds]):
 
 @dataclass(frozen=True, eq=False)
 class Confidences:
-    """The probability that a draft gives to each token that it drafts on a text of n tokens.
+    """The probability that a draft gives to each token that it drafts on a text of n tokens."""
 
-    Attributes:
-        along: [n, K] by the start of a round and offset, as long as the tokens are the text's.
-        away: [n + 1, K] from a position on at which the draft leaves the text; None where `along`
-            has whole rounds, of a draft whose tokens hang on the start and not on chance.
-    """
-
-    along: Array
+    along: Array  # [n, K] by the start of a round and offset, as long as the tokens are the text's
+    # [n + 1, K] from a position on at which the draft leaves the text; None where `along` has whole
+    # rounds, of a draft whose tokens hang on the start and not on chance
     away: Array | None = None
 
     def of_rounds(self, accepted: Counts) -> Array:
@@ -87,18 +74,12 @@ class Confidences:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A request whose rounds emit n tokens.
-
-    Attributes:
-        prompt_tokens: of its prompt.
-        runs: [n] draft tokens in a row that would be accepted from each start.
-        most: [n] tokens that the engine drafts at most from each start.
-        drafted: how sure the draft is of what it drafts; None where that is not known.
-    """
+    """A request whose rounds emit n tokens."""
 
     prompt_tokens: int
-    runs: Counts
-    most: Counts
+    runs: Counts  # [n] draft tokens in a row that would be accepted from each start
+    most: Counts  # [n] tokens that the engine drafts at most from each start
+    # How sure the draft is of what it drafts; None where that is not known
     drafted: Confidences | None = None
     _until: dict[float, list[int]] = field(default_factory=dict[float, list[int]], repr=False)
     _survivals: dict[int, list[list[float]]] = field(
@@ -126,41 +107,32 @@ class Request:
 
         That is with all before it, were confidences right.
         """
-        known = self._survivals.get(k)
-        if known is None:
+        if k not in self._survivals:
             rows = np.cumprod(self.confidences[:, :k], axis=1).tolist()
-            drafted = self.rounds[k].drafted
-            known = [row[:size] for row, size in zip(rows, drafted, strict=True)]
-            self._survivals[k] = known
-        return known
+            pairs = zip(rows, self.rounds[k].drafted, strict=True)
+            self._survivals[k] = [row[:size] for row, size in pairs]
+        return self._survivals[k]
 
     def until_unlikely(self, threshold: float) -> list[int]:
         """[n] tokens of the K that a round drafts until one is below the threshold, with it."""
-        known = self._until.get(threshold)
-        if known is None:
-            known = self._until[threshold] = until_unlikely(self.confidences, threshold).tolist()
-        return known
+        if threshold not in self._until:
+            self._until[threshold] = until_unlikely(self.confidences, threshold).tolist()
+        return self._until[threshold]
 
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """A text of the target, of which requests are made.
+    """A text of the target, of which requests are made."""
 
-    Attributes:
-        prompt_set, prompt: that it answers.
-        prompt_tokens: of that prompt.
-        chances: [n, K] the chance that a round from a start accepts at an offset, given that it got
-            there. What is NaN, or beyond the text, is not accepted.
-        most: [n] tokens that the engine drafts at most from each start.
-        drafted: as of a request.
-    """
-
+    # prompt_set, prompt: that it answers
     prompt_set: str
     prompt: str
-    prompt_tokens: int
+    prompt_tokens: int  # of that prompt
+    # [n, K] the chance that a round from a start accepts at an offset, given that it got there.
+    # What is NaN, or beyond the text, is not accepted.
     chances: Array
-    most: Counts
-    drafted: Confidences | None = None
+    most: Counts  # [n] tokens that the engine drafts at most from each start
+    drafted: Confidences | None = None  # as of a request
 
     @cached_property
     def certain(self) -> Request | None:
@@ -171,11 +143,7 @@ class Text:
         return self._request(chances > 0.0)
 
     def drawn(self, uniforms: Array) -> Request:
-        """One request, its flags drawn.
-
-        Args:
-            uniforms: in [0, 1), one for each text position at least.
-        """
+        """One request, its flags drawn by uniforms in [0, 1), one per text position at least."""
         if self.certain is not None:
             return self.certain
         size, depth = self.chances.shape
@@ -196,14 +164,10 @@ class Stream(Sequence[Request]):
     def __init__(
         self, texts: Sequence[Text], rows: Sequence[int], uniforms: Callable[[int], Array]
     ) -> None:
-        """One for each of the rows, which are places in the texts.
-
-        `uniforms`: of the request at a place, as `Text.drawn` takes them.
-        """
+        """`rows` are places in the texts; `uniforms`, of a place, is as `Text.drawn` takes it."""
         self._texts, self._rows, self._uniforms = texts, rows, uniforms
 
     def __len__(self) -> int:
-        """How many."""
         return len(self._rows)
 
     @overload
@@ -211,7 +175,6 @@ class Stream(Sequence[Request]):
     @overload
     def __getitem__(self, place: slice) -> Sequence[Request]: ...
     def __getitem__(self, place: int | slice) -> Request | Sequence[Request]:
-        """The one at a place; of several, each."""
         if isinstance(place, slice):
             return [self[at] for at in range(*place.indices(len(self)))]
         text = self._texts[self._rows[place]]
@@ -230,8 +193,7 @@ def at_random(number: int, random: np.random.Generator, *, together: int = 1) ->
 def as_recorded(times: Sequence[float], number: int, random: np.random.Generator) -> Array:
     """[number] arrivals with the gaps of a record, from a random place in it on, round and round.
 
-    Args:
-        times: ascending, at least two that differ.
+    Its times ascend, and at least two differ.
     """
     gaps = np.diff(np.asarray(times, dtype=np.float64))
     # Between the last and the first of the next round lies a mean gap

@@ -21,12 +21,13 @@ least recently used); a prompt fits into one iteration; nobody is put out to mak
 caches, as what a request needs there is kept for it.
 """
 
-from bisect import bisect_right, insort
+from bisect import insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from operator import attrgetter
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,6 @@ from harness.theory.batching import neighbours
 
 Array = NDArray[np.float64]
 
-
 # Between two requests that a client sends at once
 JUST_AFTER_S = 1e-6
 # Step between the quantiles of neighbouring requests; shares no factor with their number
@@ -45,24 +45,18 @@ SPREAD = 7
 IDLE_S = 0.02
 
 
+@dataclass(eq=False, slots=True)
 class Slot:
-    """A slot of the server while a request is in it.
+    """A slot of the server while a request is in it."""
 
-    Attributes:
-        number: from 0.
-        place: of the request, among all, in the order of arrival.
-        request: itself.
-        position: in its text, at which the next round begins.
-        end: of its text.
-    """
+    number: int  # from 0
+    place: int  # of the request, among all, in the order of arrival
+    request: Request
+    position: int = 0  # in its text, at which the next round begins
+    end: int = field(init=False)  # of its text
 
-    __slots__ = ("end", "number", "place", "position", "request")
-
-    def __init__(self, number: int, place: int, request: Request) -> None:
-        """With the request at the beginning of its text."""
-        self.number, self.place, self.request = number, place, request
-        self.position: int = 0
-        self.end: int = request.tokens
+    def __post_init__(self) -> None:
+        self.end = self.request.tokens
 
 
 # What a policy may decide by: how many are active, what earlier rounds accepted, how sure the draft
@@ -70,7 +64,7 @@ class Slot:
 Reads = Literal["active", "accepted", "confidences", "costs", "flags"]
 
 
-class Policy(Protocol):
+class Policy:
     """Decides how many tokens rounds draft.
 
     Attributes:
@@ -78,55 +72,49 @@ class Policy(Protocol):
             only when that may have changed; one that reads accepted lengths is told of each round.
     """
 
-    reads: ClassVar[frozenset[Reads]]
+    reads: ClassVar[frozenset[Reads]] = frozenset()
 
-    def choose(self, active: Sequence[Slot], waiting: int) -> Sequence[int]:
-        """Draft tokens of each active slot's next round at most, while so many requests wait."""
-        ...
+    def choose(self, active: Sequence[Slot]) -> Sequence[int]:
+        """Draft tokens of each active slot's next round at most."""
+        raise NotImplementedError
 
     def seen(self, slot: Slot, drafted: int, accepted: int) -> None:
         """Learn what became of a slot's round, whose start is still the slot's position."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """What a server takes, in seconds.
+    """What a server takes, in seconds."""
 
-    Attributes:
-        iteration_s: [slots + 1][K + 1] of an iteration by how many requests are active and how many
-            tokens each drafts, 0 being a plain token; the first row is not read.
-        start_s: of prompts that enter while nobody decodes, their tokens left out.
-        prompt_token_s: of each of these.
-        by_runs: whether each run of neighbouring active slots is an iteration of its own, as in
-            llama.cpp without a unified cache.
-        mixed_start_s: [slots] as `start_s`, by how many requests decode in the same iteration;
-            empty where the engine does not mix.
-        client_s: of a request, from when the client sends it to when the server has it, and from
-            its end to when the client knows of that.
-        draft_step_s: [slots + 1] of a step of the draft by how many requests are active. In an
-            iteration whose requests draft different numbers of tokens the draft makes as many steps
-            as the longest needs, and the target verifies the mean of them.
-        idle_s: more, where nobody was in the server for `IDLE_S` before: caches have gone cold.
-        context_tokens, context_token_s: how many tokens are in the cache of each active request in
-            iterations that cost `iteration_s`, and what each token more takes.
-        cache_tokens: that caches of all requests hold together, next to the draft's; a request
-            enters when its prompt and its whole text have room, or alone.
-        prefill_scatter_s: what prefills took more than they cost, or less, all equally likely; the
-            clock goes by the costs.
-    """
-
+    # [slots + 1][K + 1] of an iteration by how many requests are active and how many tokens each
+    # drafts, 0 being a plain token; the first row is not read
     iteration_s: Sequence[Sequence[float]]
-    start_s: float = 0.0
-    prompt_token_s: float = 0.0
+    start_s: float = 0.0  # of prompts that enter while nobody decodes, their tokens left out
+    prompt_token_s: float = 0.0  # of each of these
+    # Whether each run of neighbouring active slots is an iteration of its own, as in llama.cpp
+    # without a unified cache
     by_runs: bool = False
+    # [slots] as `start_s`, by how many requests decode in the same iteration; empty where the
+    # engine does not mix
     mixed_start_s: Sequence[float] = ()
+    # Of a request, from when the client sends it to when the server has it, and from its end to
+    # when the client knows of that
     client_s: float = 0.0
+    # [slots + 1] of a step of the draft by how many requests are active. In an iteration whose
+    # requests draft different numbers of tokens the draft makes as many steps as the longest needs,
+    # and the target verifies the mean of them.
     draft_step_s: Sequence[float] = ()
+    # More, where nobody was in the server for `IDLE_S` before: caches have gone cold
     idle_s: float = 0.0
+    # context_tokens, context_token_s: how many tokens are in the cache of each active request in
+    # iterations that cost `iteration_s`, and what each token more takes
     context_tokens: float = 0.0
     context_token_s: float = 0.0
+    # That caches of all requests hold together, next to the draft's; a request enters when its
+    # prompt and its whole text have room, or alone
     cache_tokens: float = inf
+    # What prefills took more than they cost, or less, all equally likely; the clock goes by the
+    # costs
     prefill_scatter_s: Sequence[float] = (0.0,)
 
     @property
@@ -160,46 +148,30 @@ class Costs:
 
 
 class Iteration(NamedTuple):
-    """Iterations that were alike, one after the other.
+    """Iterations that were alike, one after the other."""
 
-    Attributes:
-        number: of them.
-        active: slots whose requests took a round in each.
-        drafts: of these.
-        entered: places of the requests whose prompts were in it.
-        context: tokens in the caches of all active ones, the mean over these iterations.
-        idle: whether nobody was in the server for `IDLE_S` before.
-    """
-
-    number: int
-    active: Sequence[Slot]
-    drafts: Sequence[int]
-    entered: Sequence[int]
-    context: float
-    idle: bool
+    number: int  # of them
+    active: Sequence[Slot]  # slots whose requests took a round in each
+    drafts: Sequence[int]  # of these
+    entered: Sequence[int]  # places of the requests whose prompts were in it
+    context: float  # tokens in the caches of all active ones, the mean over these iterations
+    idle: bool  # whether nobody was in the server for `IDLE_S` before
 
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """What became of n requests, in the order of arrival; times are on the server's clock.
+    """What became of n requests, in the order of arrival; times are on the server's clock."""
 
-    Attributes:
-        arrived_s, entered_s, first_s, ended_s: [n] when each came, got a slot, had its first token,
-            and had its last.
-        tokens: [n] that its rounds emitted, all after its first.
-        rounds: [n] that it took.
-        client_s: between the clients and the server, of each.
-        prefill_scatter_s: [m] as that of `Costs`.
-    """
-
+    # arrived_s, entered_s, first_s, ended_s: [n] when each came, got a slot, had its first token,
+    # and had its last
     arrived_s: Array
     entered_s: Array
     first_s: Array
     ended_s: Array
-    tokens: NDArray[np.intp]
-    rounds: NDArray[np.intp]
-    client_s: float = 0.0
-    prefill_scatter_s: Array = field(default_factory=lambda: np.zeros(1))
+    tokens: NDArray[np.intp]  # [n] that its rounds emitted, all after its first
+    rounds: NDArray[np.intp]  # [n] that it took
+    client_s: float = 0.0  # between the clients and the server, of each
+    prefill_scatter_s: Array = field(default_factory=lambda: np.zeros(1))  # [m] as that of `Costs`
 
     @property
     def first_token_s(self) -> Array:
@@ -248,14 +220,12 @@ def simulate(
     # Sent when another has ended; the last stands for those that never come
     arrivals[sent:] = [inf] * (number - sent + 1)
     entered_s, first_s, ended_s = ([0.0] * number for _ in range(3))
-    rounds: list[int] = [0] * number
-    tokens: list[int] = [0] * number
+    rounds, tokens = [0] * number, [0] * number
     free = deque(range(costs.slots))
     active: list[Slot] = []
     room = costs.cache_tokens
     needs = [0] * number if room == inf else [r.prompt_tokens + r.tokens for r in requests]
-    clock: float = 0.0
-    due: int = 0
+    clock, due = 0.0, 0
     while due < number or active:
         idle = False
         if not active:
@@ -277,8 +247,7 @@ def simulate(
         paths: list[Rounds] = []
         steps, seconds = 1, 0.0
         if decoding:
-            ks = policy.choose(active, 0 if steady else bisect_right(arrivals, clock, due) - due)
-            for slot, k in zip(active, ks, strict=True):
+            for slot, k in zip(active, policy.choose(active), strict=True):
                 path = slot.request.rounds[k]
                 paths.append(path)
                 drafts.append(path.drafted[slot.position])
@@ -325,7 +294,7 @@ def simulate(
         for slot in entering:
             first_s[slot.place] = clock
             if slot.end:
-                insort(active, slot, key=_number)
+                insort(active, slot, key=attrgetter("number"))
             else:
                 ended_s[slot.place] = clock
                 free.appendleft(slot.number)  # as if it had taken none
@@ -353,10 +322,6 @@ def _context(active: Sequence[Slot], paths: Sequence[Rounds], steps: int) -> flo
             position = path.after[position]
         total += slot.request.prompt_tokens + (slot.position + position) / 2.0
     return total
-
-
-def _number(slot: Slot) -> int:
-    return slot.number
 
 
 def _alike(active: Sequence[Slot], paths: Sequence[Rounds]) -> int:
