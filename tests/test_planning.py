@@ -89,7 +89,7 @@ def timed(*, unified: bool = True) -> StoredRun:
     server, random = Server.of(run, 0.0), np.random.default_rng(5)
 
     def priced(timing: LoadTiming) -> LoadTiming:
-        sent = planning._sent(server, timing, server.by_name, max(KS))
+        sent = planning._sent(server, timing, max(KS))
         assert sent is not None
         costs = known_costs(by_runs=not unified).priced(4, max(KS))[min(timing.k, 1)]
         arrivals = timing.due_s or sent_at_once(len(sent), timing.concurrency)
@@ -459,7 +459,7 @@ def curve(texts: Sequence[Text], slots: int, requests: int) -> planning._Curve:
     config = compose("plan", words)
     shares = dict.fromkeys({text.prompt_set for text in texts}, 0.5)
     costs = Costs([[0.01]] * (slots + 1), 0.002, mixed_start_s=[0.002] * (slots + 1))
-    choice = planning._Choice(None, "fixed", 0, costs, [], lambda: Fixed(0))
+    choice = planning._Choice(None, "fixed", 0, [costs], lambda: Fixed(0))
     return planning._Curve(planning._Traffic({"d": texts}, shares, config, None), choice, config)
 
 

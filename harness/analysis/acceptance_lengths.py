@@ -37,9 +37,8 @@ from harness.theory.acceptance import conditional
 def acceptance_lengths(trials: Sequence[Trial], first_position: int) -> Iterator[AcceptanceLength]:
     """Every convention's number of each temperature and K, over the requests that count rounds.
 
-    Args:
-        trials: of any K; `new_tokens` are those that rounds emitted.
-        first_position: how many tokens of an answer come before them, from the prefill.
+    `new_tokens` of a trial are those that rounds emitted; before them `first_position` tokens of an
+    answer come from the prefill.
     """
     done = completed(latest(trials))
     counted = [t for t in done if t.k and t.rounds and t.accepted is not None]
@@ -53,12 +52,11 @@ def _named(
     trials: Sequence[Trial], first_position: int
 ) -> Iterator[tuple[str, str, tuple[float, ...]]]:
     """(convention, alias, values) of some requests at one K."""
-    rounds = np.array([trial.rounds for trial in trials], dtype=np.float64)
-    accepted = np.array([trial.accepted for trial in trials], dtype=np.float64)
+    counts = [(trial.rounds, trial.accepted, trial.new_tokens) for trial in trials]
+    rounds, accepted, emitted = np.array(counts, dtype=np.float64).T
     # As the server counts them
     of_server = [t.accepted if t.counted_accepted is None else t.counted_accepted for t in trials]
     counted = np.array(of_server, dtype=np.float64)
-    emitted = np.array([trial.new_tokens for trial in trials], dtype=np.float64)
     answers = emitted + first_position
     yield "this report", "tokens_per_round", _ratio(emitted, rounds)
     yield "vLLM, llama.cpp", "mean acceptance length", _ratio(rounds + counted, rounds)
@@ -67,11 +65,8 @@ def _named(
     yield "SGLang", "spec_accept_length", _ratio(answers, rounds)
     yield "SpecForge, benchmark", "accept length", _mean(answers / rounds)
     yield "SpecForge, training", "simulated_acc_len", _ratio(accepted, rounds)
-    yield (
-        "Model-Optimizer",
-        "Average_AL, once acceptance rate",
-        _mean(answers / (rounds + first_position)),
-    )
+    of_streamed = _mean(answers / (rounds + first_position))
+    yield "Model-Optimizer", "Average_AL, once acceptance rate", of_streamed
     drafted = [trial.drafted for trial in trials if trial.drafted]
     if len(drafted) == len(trials):
         rate = _ratio(counted, np.array(drafted, dtype=np.float64))

@@ -24,6 +24,7 @@ chosen by the other visits, and held in this one against the K that is fastest o
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -72,23 +73,17 @@ class LoadKey:
 
 @dataclass(frozen=True, eq=False)
 class ClosedLoad:
-    """A closed loop over its visits.
-
-    Attributes:
-        full: whether its requests had their full budgets.
-        timings, visits: as stored, and their seconds per returned token.
-        tokens: returned, the mean over the visits.
-        seconds: for so many tokens, over the visits that plain decoding shares.
-        replayed: what replay says of its rounds, the mean over the visits, whose orders differ;
-            None where a text was not scored.
-    """
+    """A closed loop over its visits."""
 
     key: LoadKey
-    full: bool
+    full: bool  # whether its requests had their full budgets
+    # timings, visits: as stored, and their seconds per returned token
     timings: tuple[LoadTiming, ...]
     visits: tuple[Visit, ...]
-    tokens: float
-    seconds: float
+    tokens: float  # returned, the mean over the visits
+    seconds: float  # for so many tokens, over the visits that plain decoding shares
+    # What replay says of its rounds, the mean over the visits, whose orders differ; None where a
+    # text was not scored
     replayed: "ReplayedLoad | None"
 
     @property
@@ -106,19 +101,14 @@ class _Text(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ReplayedLoad:
-    """What replay says of the rounds of a load.
+    """What replay says of the rounds of a load."""
 
-    Attributes:
-        iterations: [b, n] that it expects of the plain server's texts (`closed_loop`).
-        returned: [b, n] the same at the number of rounds that each request took, where the server
-            tells, else at the number of tokens that it returned. At temperature 0 both are alike;
-            sampled texts are others in every load.
-        tokens: of the plain server's texts, the prefill's among them.
-    """
-
-    iterations: Array
+    iterations: Array  # [b, n] that it expects of the plain server's texts (`closed_loop`)
+    # [b, n] the same at the number of rounds that each request took, where the server tells, else
+    # at the number of tokens that it returned. At temperature 0 both are alike; sampled texts are
+    # others in every load.
     returned: Array
-    tokens: float
+    tokens: float  # of the plain server's texts, the prefill's among them
 
 
 class ReplayedRequests:
@@ -143,20 +133,15 @@ class ReplayedRequests:
         self._counting, self._by_runs = counting, by_runs
         self._rule: Rule | None = rule
         self._rounds: dict[tuple[_Text, int, int], Array] = {}
-        self._loads: dict[LoadTiming, ReplayedLoad | None] = {}
+        self.replayed = cache(self._replayed)
         self._traces = {
             _Text(f"{trace.prompt_set}/{trace.prompt}", trace.repetition): trace
             for trace in traces
             if rule is not None and trace.k == 0
         }
 
-    def replayed(self, load: LoadTiming) -> ReplayedLoad | None:
-        """Of a load; None where a text was not scored, or requests arrive."""
-        if load not in self._loads:
-            self._loads[load] = self._replayed(load)
-        return self._loads[load]
-
     def _replayed(self, load: LoadTiming) -> ReplayedLoad | None:
+        """Of a load; None where a text was not scored, or requests arrive."""
         counting, k = self._counting, load.k
         if counting is None or load.concurrency is None:
             return None
@@ -169,8 +154,7 @@ class ReplayedRequests:
             return None
         asked = list(zip(texts, load.budgets, strict=True))
         missing = [each for each in dict.fromkeys(asked) if (*each, k) not in self._rounds]
-        if missing:
-            self._replay(missing, k, counting)
+        self._replay(missing, k, counting)
         expected = np.stack([self._rounds[(*each, k)] for each in asked])
         tokens = np.array([self._tokens(*each, counting) for each in asked], dtype=np.float64)
         emitted = np.array(load.returned, dtype=np.float64) - prefill
@@ -180,8 +164,8 @@ class ReplayedRequests:
         )
         share[rounds == 0.0] = np.eye(k + 1)[k]
         by_tokens = rounds * np.divide(emitted, tokens, where=tokens > 0.0, out=0.0 * tokens)
-        told = [each if k else None for each in load.rounds]
-        taken = [row if each is None else each for each, row in zip(told, by_tokens, strict=True)]
+        pairs = zip(load.rounds, by_tokens, strict=True)
+        taken = [by_token if each is None or not k else each for each, by_token in pairs]
         slots = load.slots if self._by_runs else None
         return ReplayedLoad(
             closed_loop(expected, load.concurrency, slots),
@@ -222,12 +206,9 @@ class ReplayedRequests:
 def closed_loads(
     timings: Iterable[LoadTiming], requests: ReplayedRequests
 ) -> dict[LoadKey, ClosedLoad]:
-    """The closed loops of one temperature, visits taken together.
+    """The closed loops of one temperature, from timings in the order in which they were stored.
 
-    Args:
-        timings: in the order in which they were stored. A K that shares no visit with plain
-            decoding is left out.
-        requests: their rounds.
+    Visits are taken together. A K that shares no visit with plain decoding is left out.
     """
     closed = [
         (timing, Visit(timing.visit, place, timing.seconds / sum(timing.returned)))
@@ -244,37 +225,27 @@ def closed_loads(
         visits, plain = (
             [visit for _, visit in stored.get(each, ())] for each in (key, replace(key, k=0))
         )
-        token_s = paired_seconds(visits, plain, _settle)
+        token_s = paired_seconds(visits, plain, partial(quantile, share=UNDISTURBED))
         if token_s is not None:
-            made = [timing for timing, _ in entries]
+            made = tuple(timing for timing, _ in entries)
             full = key.budgets == most[key.group, key.concurrency]
-            loads[key] = _closed_load(key, full, made, visits, token_s, requests)
+            tokens = float(np.mean([sum(each.returned) for each in made]))
+            replayed = _mean([requests.replayed(each) for each in made])
+            loads[key] = ClosedLoad(
+                key, full, made, tuple(visits), tokens, token_s * tokens, replayed
+            )
     return loads
 
 
-def _settle(seconds: Sequence[float]) -> float:
-    return quantile(seconds, UNDISTURBED)
-
-
-def _closed_load(
-    key: LoadKey,
-    full: bool,
-    timings: Sequence[LoadTiming],
-    visits: Sequence[Visit],
-    token_s: float,
-    requests: ReplayedRequests,
-) -> ClosedLoad:
-    tokens = float(np.mean([sum(each.returned) for each in timings]))
-    parts = [requests.replayed(each) for each in timings]
+def _mean(parts: Sequence[ReplayedLoad | None]) -> ReplayedLoad | None:
     known = [part for part in parts if part is not None]
-    replayed = None
-    if len(known) == len(parts):
-        replayed = ReplayedLoad(
-            np.mean([part.iterations for part in known], axis=0),
-            np.mean([part.returned for part in known], axis=0),
-            float(np.mean([part.tokens for part in known])),
-        )
-    return ClosedLoad(key, full, tuple(timings), tuple(visits), tokens, token_s * tokens, replayed)
+    if len(known) < len(parts):
+        return None
+    return ReplayedLoad(
+        np.mean([part.iterations for part in known], axis=0),
+        np.mean([part.returned for part in known], axis=0),
+        float(np.mean([part.tokens for part in known])),
+    )
 
 
 # ---- what a load costs ---------------------------------------------------------------------------
@@ -282,17 +253,13 @@ def _closed_load(
 
 @dataclass(frozen=True)
 class LoadCosts:
-    """What closed loops cost on a server.
+    """What closed loops cost on a server."""
 
-    Attributes:
-        plain_start_s, start_s: of a request besides its rounds, its prefill among it, plain and
-            speculative.
-        times: R(n, B).
-    """
-
+    # plain_start_s, start_s: of a request besides its rounds, its prefill among it, plain and
+    # speculative
     plain_start_s: float
     start_s: float
-    times: BatchTimes
+    times: BatchTimes  # R(n, B)
 
     def seconds(self, load: ClosedLoad) -> float:
         """Predicted of a load, from its replayed rounds."""
@@ -309,17 +276,17 @@ def fit_load_costs(loads: Sequence[ClosedLoad]) -> LoadCosts | None:
     As with requests one at a time (`harness.analysis.server_costs`), a look-up's rounds that find
     nothing have a time of their own, where there are any.
 
-    Args:
-        loads: whose rounds are known; full and shorter budgets, all K and concurrencies alike.
-
-    Returns:
-        None where plain or speculative loads are missing, and where they were so disturbed that a
-        token or a round would cost nothing.
+    Full and shorter budgets, all K and concurrencies count alike; loads whose rounds are not known
+    are passed over. None where plain or speculative ones are missing, and where they were so
+    disturbed that a token or a round would cost nothing.
     """
+    loads = [load for load in loads if load.replayed is not None]
     batches = sorted({load.key.concurrency for load in loads})
     plain = [load for load in loads if load.key.k == 0]
     speculative = [load for load in loads if load.key.k]
-    if any({load.key.concurrency for load in of} != {*batches} for of in (plain, speculative)):
+    if not loads or any(
+        {load.key.concurrency for load in of} != {*batches} for of in (plain, speculative)
+    ):
         return None
     counts = [[load.requests, *_by_batch(load, batches)[:, 0]] for load in plain]
     plain_start_s, *plain_s = least_squares(np.array(counts), _seconds(plain))
@@ -374,7 +341,6 @@ def analyse_loads(
         timings: in the order in which they were stored.
         traces: of the plain server's texts.
         rule, counting: the engine's; None where they are not known.
-        engine: its name.
         asked: visits that the run asked for, if known.
     """
     cells: list[LoadCell] = []
@@ -445,22 +411,16 @@ def _emitted_per_round(loads: Sequence[LoadTiming], counting: Counting | None) -
 
 @dataclass(frozen=True)
 class Throughput:
-    """One K in a closed loop of one group, or of all.
-
-    Attributes:
-        tokens: that the plain server returned.
-        seconds: of its load and the plain server's for so many tokens, measured.
-        predicted_s: of both, from the costs that the other groups gave; None where not known.
-        by_visit: of both, measured in each visit that timed both.
-    """
+    """One K in a closed loop of one group, or of all."""
 
     concurrency: int
     group: str
     k: int
-    tokens: float
-    seconds: tuple[float, float]
+    tokens: float  # that the plain server returned
+    seconds: tuple[float, float]  # of its load and the plain server's for so many tokens, measured
+    # Of both, from the costs that the other groups gave; None where not known
     predicted_s: tuple[float, float] | None
-    by_visit: Mapping[int, tuple[float, float]]
+    by_visit: Mapping[int, tuple[float, float]]  # of both, measured in each visit that timed both
 
     @property
     def measured(self) -> float:
@@ -486,7 +446,10 @@ class Throughput:
 def throughputs(loads: Mapping[LoadKey, ClosedLoad]) -> list[Throughput]:
     """Every group's closed loops with full budgets, plain ones among them, against plain ones."""
     groups = sorted({key.group for key in loads})
-    costs = {name: costs_without(loads, name) for name in groups}
+    costs = {
+        name: fit_load_costs([load for load in loads.values() if load.key.group != name])
+        for name in groups
+    }
     rows: list[Throughput] = []
     for load in loads.values():
         plain = loads.get(LoadKey(load.key.concurrency, load.key.group, 0, load.key.budgets))
@@ -512,14 +475,6 @@ def throughputs(loads: Mapping[LoadKey, ClosedLoad]) -> list[Throughput]:
             )
         )
     return rows
-
-
-def costs_without(loads: Mapping[LoadKey, ClosedLoad], group: str) -> LoadCosts | None:
-    """What the loads of the other groups cost."""
-    others = [
-        load for load in loads.values() if load.key.group != group and load.replayed is not None
-    ]
-    return fit_load_costs(others) if others else None
 
 
 def over_groups(
@@ -578,15 +533,8 @@ def load_cells(
 ) -> list[LoadCell]:
     """What a report shows of loads at one temperature: closed loops, then rates.
 
-    Args:
-        timings: of all loads.
-        compared: each group's throughputs.
-        asked: visits that the run asked for, if known.
+    `asked` is the number of visits that the run asked for, if known.
     """
-
-    def cell(t: LoadTiming) -> tuple[bool, int, float, int]:
-        return (t.concurrency is None, t.concurrency or 0, t.rate or 0.0, t.k)
-
     totals = {(row.concurrency, row.k): row for row in over_groups(compared)}
     parts = grouped(compared, lambda row: (row.concurrency, row.k))
     # A ratio to plain decoding is of neither where either server lets requests wait
@@ -595,17 +543,45 @@ def load_cells(
         for concurrency, made in grouped(timings, lambda t: t.concurrency).items()
         if concurrency and any(0 < (each.slots or 0) < concurrency for each in made)
     }
-    return [
-        replace(
-            _load_cell(made, totals.get((concurrency, k)), asked),
-            slots=slots.get(concurrency),
+    cells: list[LoadCell] = []
+    for made in by_load(full_loads(timings)):
+        first, at = made[0], (made[0].concurrency or 0, made[0].k)
+        user_s = np.concatenate([each.user_s for each in made])
+        tokens = np.concatenate([each.returned for each in made])
+        cell = LoadCell(
+            temperature=first.temperature,
+            k=first.k,
+            concurrency=first.concurrency,
+            rate=first.rate,
+            requests=len(user_s),
+            tokens_per_second=float(tokens.sum()) / sum(each.seconds for each in made),
+            ms_per_token=1e3 * float(np.median(user_s / tokens)),
+            slots=slots.get(at[0]),
             groups=tuple(
-                GroupRatio(row.group, row.measured, row.predicted)
-                for row in parts.get((concurrency, k), ())
+                GroupRatio(row.group, row.measured, row.predicted) for row in parts.get(at, ())
             ),
         )
-        for (_, concurrency, _, k), made in sorted(grouped(full_loads(timings), cell).items())
-    ]
+        total = totals.get(at)
+        if total is not None:
+            cell = replace(
+                cell,
+                tokens_per_second=total.tokens / total.seconds[0],
+                throughput_ratio=total.measured,
+                predicted_ratio=total.predicted,
+                spread=total.spread,
+                visits=total.visits_lacking(asked),
+            )
+        cells.append(cell)
+    return cells
+
+
+def by_load(timings: Iterable[LoadTiming]) -> list[list[LoadTiming]]:
+    """Those of one temperature, load and K together, in this order, closed loops first."""
+
+    def load(t: LoadTiming) -> tuple[float, bool, int, float, int]:
+        return (t.temperature, t.concurrency is None, t.concurrency or 0, t.rate or 0.0, t.k)
+
+    return [made for _, made in sorted(grouped(timings, load).items())]
 
 
 def full_loads(timings: Iterable[LoadTiming]) -> list[LoadTiming]:
@@ -621,27 +597,6 @@ def full_loads(timings: Iterable[LoadTiming]) -> list[LoadTiming]:
     return full
 
 
-def _load_cell(made: Sequence[LoadTiming], total: Throughput | None, asked: int | None) -> LoadCell:
-    user_s = np.concatenate([np.array(each.user_s) for each in made])
-    tokens = np.concatenate([np.array(each.returned) for each in made])
-    first = made[0]
-    return LoadCell(
-        temperature=first.temperature,
-        k=first.k,
-        concurrency=first.concurrency,
-        rate=first.rate,
-        requests=len(user_s),
-        tokens_per_second=float(tokens.sum()) / sum(each.seconds for each in made)
-        if total is None
-        else total.tokens / total.seconds[0],
-        ms_per_token=1e3 * float(np.median(user_s / tokens)),
-        throughput_ratio=None if total is None else total.measured,
-        predicted_ratio=None if total is None else total.predicted,
-        spread=None if total is None else total.spread,
-        visits=None if total is None else total.visits_lacking(asked),
-    )
-
-
 def schedule(
     temperature: float,
     totals: Sequence[Throughput],
@@ -655,7 +610,6 @@ def schedule(
     the fastest of all. A K that lacks many visits which another has is not named.
 
     Args:
-        temperature: of all.
         totals: the throughputs of all groups.
         without: by visit, what the others alone say of them (`without_visits`).
         ends: whether the largest concurrency is the most that the servers decode side by side, so
@@ -704,12 +658,7 @@ def _chosen(rows: Sequence[Throughput], error: float) -> tuple[Throughput, list[
 def _loss(rows: Sequence[Throughput], chosen: Mapping[int, int]) -> float | None:
     """What a choice lacks to the fastest K of all visits, in visits that it has not seen.
 
-    Args:
-        rows: the K to choose from at one concurrency.
-        chosen: by visit, the K that the other visits choose.
-
-    Returns:
-        None where fewer than two visits timed every K.
+    `chosen` is by visit the K that the others choose. None where fewer than two timed every K.
     """
     shared = [visit for visit in chosen if all(visit in row.by_visit for row in rows)]
     if len(shared) < 2:

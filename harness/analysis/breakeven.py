@@ -37,13 +37,7 @@ from harness.config import BreakevenConfig
 from harness.records import Decision, LatencyRow, ResultRow, UserError
 from harness.stats.jackknife import CONFIDENCE, MIN_PROMPTS, Interval
 from harness.storage import StoredRun
-from harness.summary import (
-    Answer,
-    BestKAtAlpha,
-    Caveat,
-    SpeedupByK,
-    Summary,
-)
+from harness.summary import Answer, BestKAtAlpha, Caveat, SpeedupByK, Summary
 from harness.theory import acceptance as theory
 from harness.theory.speedup import RoundTimes, StepTimes
 
@@ -146,7 +140,9 @@ def analyse_breakeven(setup: Setup) -> Summary:
     known = {each.name for each in fields(BreakevenConfig)}
     config = BreakevenConfig(**{name: run.config[name] for name in known & run.config.keys()})
     inputs = inputs_of(config, stored_inputs(run))
-    measured = list(measured_rows(inputs))
+    rates, positions = inputs.acceptance_rate, inputs.acceptance_by_position
+    accepted = acceptance_rows(rates, positions, inputs.ks)
+    measured = [priced(row, inputs.rounds) for row in accepted]
     iid = list(iid_rows(inputs))
     rows = (*iid, *measured)
     latency = Latency(inputs.rounds, steps=inputs.times)
@@ -155,12 +151,7 @@ def analyse_breakeven(setup: Setup) -> Summary:
         round_times = replace(round_times, source="rounds")
     return Summary(
         run=setup.facts(rows),
-        answers=answers_of(
-            measured,
-            inputs.acceptance_by_position,
-            inputs.measured.requests,
-            inputs.measured.served,
-        ),
+        answers=answers_of(measured, positions, inputs.measured.requests, inputs.measured.served),
         caveats=tuple(_caveats(inputs, measured)),
         results=rows,
         latency=tuple(_typed_rows(inputs.times)),
@@ -222,13 +213,6 @@ def iid_rows(inputs: Inputs) -> Iterator[ResultRow]:
             yield priced(_row(k, alpha, rate, tokens), inputs.rounds)
 
 
-def measured_rows(inputs: Inputs) -> Iterator[ResultRow]:
-    """A row for each K whose acceptance was measured, with what rounds of it come to."""
-    rates, positions = inputs.acceptance_rate, inputs.acceptance_by_position
-    for row in acceptance_rows(rates, positions, inputs.ks):
-        yield priced(row, inputs.rounds)
-
-
 def acceptance_rows(
     rates: Mapping[int, float], positions: Sequence[float], ks: Sequence[int]
 ) -> Iterator[ResultRow]:
@@ -280,7 +264,6 @@ def answers_of(
     """The one verdict, or none. Speedups measured by a server go before computed ones.
 
     Args:
-        measured: a row for each K.
         positions: the acceptance by position that they are from; empty where it was a rate.
         requests: that these rest on; None where their source does not say.
         server_speedups: by K, that a server itself measured.
@@ -335,7 +318,6 @@ def _interval(
 
     The best of several K was chosen by the same requests, so it holds for all of them (Bonferroni).
     """
-    tokens = row.tokens_per_round or 1.0
     if requests < MIN_PROMPTS:
         return None
     if row.k <= len(positions):
@@ -346,19 +328,20 @@ def _interval(
     squares = float((2 * np.arange(1, row.k + 1) - 1) @ of_k)
     variance = max(0.0, squares - float(of_k.sum()) ** 2)
     student = float(stdtrit(requests - 1, 1.0 - (1.0 - CONFIDENCE) / (2.0 * candidates)))
-    width = student * math.sqrt(variance / requests) / tokens
+    width = student * math.sqrt(variance / requests) / (row.tokens_per_round or 1.0)
     return Interval(speedup * (1.0 - min(1.0, width)), speedup * (1.0 + width))
 
 
 def _caveats(inputs: Inputs, measured: Sequence[ResultRow]) -> Iterator[Caveat]:
     if not inputs.times.verify_s and not inputs.rounds_measured:
         yield Caveat("verify_assumed_equal_step", {"key": "verify_ms"})
-    beyond = [k for k in inputs.ks if k > len(inputs.acceptance_by_position)]
-    if inputs.acceptance_by_position and beyond:
+    listed = len(inputs.acceptance_by_position)
+    beyond = [k for k in inputs.ks if k > listed]
+    if listed and beyond:
         yield Caveat("positions_too_short", {"ks": ", ".join(map(str, beyond))})
-    shorter = [k for k in inputs.ks if k < len(inputs.acceptance_by_position)]
+    shorter = [k for k in inputs.ks if k < listed]
     if shorter:
-        values = {"ks": ", ".join(map(str, shorter)), "k": len(inputs.acceptance_by_position)}
+        values = {"ks": ", ".join(map(str, shorter)), "k": listed}
         yield Caveat("positions_of_longer_drafts", values)
     yield from inputs.measured.caveats
     if inputs.measured.round_fit is not None:

@@ -167,7 +167,6 @@ class _Pair(NamedTuple):
 
     @property
     def runs(self) -> tuple[StoredRun, StoredRun]:
-        """The stored runs themselves."""
         return self.setups[0].run, self.setups[1].run
 
     def values(self, **values: Sequence[Value]) -> dict[str, Value]:
@@ -208,9 +207,8 @@ def _compare_two(pair: _Pair) -> tuple[list[ComparisonRow], list[ComparisonCavea
     one, two = pair.setups
     drafts = one.draft or None, two.draft or None
     blank = ComparisonRow(*pair.names, *drafts, None, None, 0, "measured")
-    caveats = [*_unfinished(pair), *_devices(pair)]
-    unlike = _unlike(pair)
-    caveats += [unlike] if unlike else []
+    unlike = [*_unlike(pair)]
+    caveats = [*_unfinished(pair), *_devices(pair), *unlike]
     if all(map(_is_measured, pair.setups)):
         changed = [*_changed_machine([*_plain_generations(pair)], pair)]
         changed = changed or [*_moved(pair)]
@@ -300,11 +298,9 @@ def _measured_rows(pair: _Pair, blank: ComparisonRow) -> list[ComparisonRow]:
         for t in completed(timed_trials(setup))
         if t.accepted is None or t.rejected is None
     }
-    plain = shared[shared["k"] == 0].drop(columns="k")
     # seconds_run of the baseline is seconds_plain_run
-    others = [str(name) for name in plain if name not in GENERATION]
-    names = {name: name.replace("_", "_plain_", 1) for name in others}
-    plain = plain.rename(columns=names)
+    names = {f"{name}_{side}": f"{name}_plain_{side}" for name in QUANTITIES for side in SIDES}
+    plain = shared[shared["k"] == 0].drop(columns="k").rename(columns=names)
     rows: list[ComparisonRow] = []
     p_values: list[float | None] = []
     for temperature, k in sorted(set(zip(shared["temperature"], shared["k"], strict=True))):
@@ -318,14 +314,9 @@ def _measured_rows(pair: _Pair, blank: ComparisonRow) -> list[ComparisonRow]:
         sets = sorted(set(cell["prompt_set"]))
         for name in [*sets, ALL_SETS] if len(sets) > 1 else sets:
             members = sets if name == ALL_SETS else [name]
-            incomplete = any((member, temperature, k) in failed for member in members)
-            row = replace(
-                blank,
-                prompt_set=name,
-                temperature=float(temperature),
-                k=int(k),
-                status="partial" if incomplete else "complete",
-            )
+            row = replace(blank, prompt_set=name, temperature=float(temperature), k=int(k))
+            if any((member, temperature, k) in failed for member in members):
+                row = replace(row, status="partial")
             weights = pair.setups[0].weights if name == ALL_SETS else None
             row, p_value = _measured_row(row, sums.loc[members], weights, baselines=baselines)
             if (temperature, k) in uncounted:
@@ -345,11 +336,7 @@ def _per_token(
 
 
 def _measured_row(
-    row: ComparisonRow,
-    sums: pd.DataFrame,
-    weights: Mapping[str, float] | None,
-    *,
-    baselines: bool,
+    row: ComparisonRow, sums: pd.DataFrame, weights: Mapping[str, float] | None, *, baselines: bool
 ) -> tuple[ComparisonRow, float | None]:
     """The row and the p-value of its speedup ratio, not yet adjusted."""
     per_token = partial(_per_token, sums, weights=weights)
@@ -374,14 +361,14 @@ def _measured_row(
         for side, time in zip(SIDES, times, strict=True)
     )
     gain = run - reference
-    interval = exponential(gain.interval())
+    lo, hi = exponential(gain.interval()) or (None, None)
     row = replace(
         row,
         reference_speedup=math.exp(reference.value),
         speedup=math.exp(run.value),
         speedup_ratio=math.exp(gain.value),
-        speedup_ratio_lo=interval.lo if interval else None,
-        speedup_ratio_hi=interval.hi if interval else None,
+        speedup_ratio_lo=lo,
+        speedup_ratio_hi=hi,
     )
     return row, gain.p_value
 
@@ -445,16 +432,16 @@ def _compared(
 ) -> ComparedRun:
     row = deciding(rows, headline and headline.temperature, headline.k if headline else 0)
     p_values = [entry.p_value_holm for entry in rows if entry.p_value_holm is not None]
-    counts = len(p_values), sum(value < SIGNIFICANT for value in p_values)
+    compared = ComparedRun(run, row, len(p_values), sum(each < SIGNIFICANT for each in p_values))
     if fail_below is None:
-        return ComparedRun(run, row, *counts)
+        return compared
     if row is None or row.speedup_ratio is None:
         raise UserError(
             f"fail_below={fail_below:g}: no speedup of {run} can be compared: acceptance of another"
             " kind, or greedy texts are not plain decoding's; leave fail_below out to compare times"
         )
     outcome = judge(row.speedup_ratio, row.speedup_ratio_hi, fail_below)
-    return ComparedRun(run, row, *counts, fail_below, outcome)
+    return replace(compared, threshold=fail_below, outcome=outcome)
 
 
 def judge(speedup_ratio: float, upper: float | None, fail_below: float) -> Outcome:
@@ -497,18 +484,20 @@ def _devices(pair: _Pair) -> Iterator[ComparisonCaveat]:
         yield ComparisonCaveat("different_devices", pair.values(device=devices))
 
 
-def _unlike(pair: _Pair) -> ComparisonCaveat | None:
-    """Why acceptance, and with it speedups, cannot be compared; None where they can."""
+def _unlike(pair: _Pair) -> Iterator[ComparisonCaveat]:
+    """Why acceptance, and with it speedups, cannot be compared; none where they can."""
     for name, setup in zip(pair.names, pair.setups, strict=True):
         judged = not (setup.synthetic or setup.replay_only)
         doubt = distrust(text_checks(setup.run.trials, setup.run.checks)) if judged else None
         if doubt:
-            return ComparisonCaveat("distrusted", {"run": name, "reason": doubt[0]})
-    one, two = kinds = [
+            yield ComparisonCaveat("distrusted", {"run": name, "reason": doubt[0]})
+            return
+    kinds = [
         "synthetic" if setup.synthetic else "dummy" if setup.dummy else "measured"
         for setup in pair.setups
     ]
-    return None if one == two else ComparisonCaveat("other_acceptance", pair.values(kind=kinds))
+    if kinds[0] != kinds[1]:
+        yield ComparisonCaveat("other_acceptance", pair.values(kind=kinds))
 
 
 def _shared_prompts(pair: _Pair) -> Iterator[ComparisonCaveat]:
@@ -578,10 +567,15 @@ def _plain_generations(pair: _Pair) -> Iterator[_PlainTime]:
     """By temperature, paired by the prompts that both runs decoded plainly."""
     shared = _shared_generations(pair)
     for temperature, cell in shared[shared["k"] == 0].groupby("temperature"):
-        sums = cell.groupby(["prompt_set", "conversation"]).sum(numeric_only=True)
-        before, after = (_per_token(sums, "seconds", side) for side in SIDES)
+        before, after = _plain_seconds(cell)
         p_value = (after.log() - before.log()).p_value
         yield _PlainTime(float(str(temperature)), (before.value, after.value), p_value)
+
+
+def _plain_seconds(cell: pd.DataFrame) -> list[Estimate]:
+    """Of a token in both runs."""
+    sums = cell.groupby(["prompt_set", "conversation"]).sum(numeric_only=True)
+    return [_per_token(sums, "seconds", side) for side in SIDES]
 
 
 def _moved(pair: _Pair) -> Iterator[ComparisonCaveat]:
@@ -593,16 +587,16 @@ def _moved(pair: _Pair) -> Iterator[ComparisonCaveat]:
         return
     shared = _shared_generations(pair)
     for temperature, plain in shared[shared["k"] == 0].groupby("temperature"):
-        times: dict[str, list[float]] = {}
-        for name, cell in plain.groupby("prompt_set"):
-            sums = cell.groupby(["prompt_set", "conversation"]).sum(numeric_only=True)
-            times[str(name)] = [1e3 * _per_token(sums, "seconds", side).value for side in SIDES]
+        times = {
+            str(name): [1e3 * seconds.value for seconds in _plain_seconds(cell)]
+            for name, cell in plain.groupby("prompt_set")
+        }
         change = {name: math.log(after / before) for name, (before, after) in times.items()}
         most = max(change, key=lambda name: abs(change[name]))
         if abs(change[most]) > MOVED:
             values = {"temperature": float(str(temperature)), "prompt_set": most}
-            values |= {"change": math.expm1(change[most])}
-            yield ComparisonCaveat("plain_moved", values | pair.values(ms=times[most]))
+            values |= {"change": math.expm1(change[most]), **pair.values(ms=times[most])}
+            yield ComparisonCaveat("plain_moved", values)
 
 
 def _plain_visits(pair: _Pair) -> Iterator[_PlainTime]:
@@ -642,12 +636,10 @@ def _changed_texts(pair: _Pair) -> Iterator[ComparisonCaveat]:
         same_model = pair.differing_key("model", MODEL_SETTINGS) is None
         exact = dtypes == {"float32"} and same_model and pair.one_engine
         code = "texts_differ_in_float32" if exact else "texts_differ_by_rounding"
-        values = {"setting": setting, "first": _where(changed[0])}
+        code = code if setting is None else "texts_differ_by_setting"
         counts = {"differing": len(changed), "compared": len(texts)}
-        yield ComparisonCaveat(
-            code if setting is None else "texts_differ_by_setting",
-            {**pair.values(), **counts, **values},
-        )
+        values = {**pair.values(), **counts, "setting": setting, "first": _where(changed[0])}
+        yield ComparisonCaveat(code, values)
     other_rounds = pair.differing_key("draft", ["id"]) or pair.differing_key("decode", ["rule"])
     # Two engines begin their rounds, and end their drafts, in other places
     if setting or other_rounds or not pair.one_engine:
@@ -741,18 +733,9 @@ def engine_rows(name: str, setup: Setup, served: ServedSummary | None) -> Iterat
         *speedup: float | None,
         prompts: int | None = None,
     ) -> EngineRow:
-        return EngineRow(
-            name,
-            engine,
-            version,
-            setup.draft,
-            temperature,
-            k,
-            concurrency,
-            *speedup,
-            lossless=(temperature, k) not in changed,
-            prompts=prompts,
-        )
+        lossless = (temperature, k) not in changed
+        cell = (setup.draft, temperature, k, concurrency)
+        return EngineRow(name, engine, version, *cell, *speedup, lossless=lossless, prompts=prompts)
 
     trials = timed_trials(setup)
     alone = max((trial.concurrency for trial in trials), default=1)

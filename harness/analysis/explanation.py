@@ -104,10 +104,7 @@ def case_of(
 
 
 def _cells(
-    verdict: Answer,
-    draft: str,
-    rows: Sequence[ResultRow],
-    weights: Mapping[str, float] | None,
+    verdict: Answer, draft: str, rows: Sequence[ResultRow], weights: Mapping[str, float] | None
 ) -> dict[int, CellOfK]:
     for source in ("measured", "replayed"):
         cells = [

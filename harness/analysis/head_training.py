@@ -64,17 +64,13 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Training:
-    """The checkpoints of one head, by step.
+    """The checkpoints of one head, by step."""
 
-    Attributes:
-        head: what their names have in common.
-        enough: steps from which on no checkpoint is more than `WORTH` faster; None where there is
-            no such, or where prompts are too few to tell.
-    """
-
-    head: str
+    head: str  # what their names have in common
     temperature: float
     checkpoints: tuple[Checkpoint, ...]
+    # Steps from which on no checkpoint is more than `WORTH` faster; None where there is no such, or
+    # where prompts are too few to tell
     enough: int | None
 
 
@@ -86,50 +82,34 @@ Cause = Literal[
 
 @dataclass(frozen=True)
 class AccuracyRow:
-    """A draft token's accuracy: logged, and on the texts of the run at temperature 0.
-
-    Attributes:
-        logged: by the trainer, on its texts.
-        everywhere: from every position, fed with the text's tokens as in training.
-        given: from every position, where the drafts before it were right.
-        in_rounds: in the rounds that are run, where the drafts before it were accepted.
-    """
+    """A draft token's accuracy: logged, and on the texts of the run at temperature 0."""
 
     offset: int
-    logged: float
-    everywhere: float
-    given: float
-    in_rounds: float
+    logged: float  # by the trainer, on its texts
+    everywhere: float  # from every position, fed with the text's tokens as in training
+    given: float  # from every position, where the drafts before it were right
+    in_rounds: float  # in the rounds that are run, where the drafts before it were accepted
 
 
 @dataclass(frozen=True)
 class AccuracyGap:
-    """What a trainer's accuracies promise of a head, and what its rounds accept.
-
-    Attributes:
-        k: draft tokens that are compared: those that were logged and scored.
-        logged_length: 1 + accepted / rounds, were the logged accuracies independent.
-        everywhere_length: likewise, of those on the run's texts.
-        joint_length: with the drafts of a round as they depend on each other, from every position.
-        replayed_length: in the rounds that are run.
-        cause: the first of the known causes that holds, in the order of `Cause`.
-        now, fixed: of a cause in what the head reads, its first token's accuracy on the texts that
-            it was tried on, and without that cause.
-        unchecked: why what the head reads could not be tried; None where it was.
-    """
+    """What a trainer's accuracies promise of a head, and what its rounds accept."""
 
     draft: str
     log: TrainingLog
-    k: int
+    k: int  # draft tokens that are compared: those that were logged and scored
     rows: tuple[AccuracyRow, ...]
-    logged_length: float
-    everywhere_length: float
+    logged_length: float  # 1 + accepted / rounds, were the logged accuracies independent
+    everywhere_length: float  # likewise, of those on the run's texts
+    # With the drafts of a round as they depend on each other, from every position
     joint_length: float
-    replayed_length: float
-    cause: Cause
+    replayed_length: float  # in the rounds that are run
+    cause: Cause  # the first of the known causes that holds, in the order of `Cause`
+    # now, fixed: of a cause in what the head reads, its first token's accuracy on the texts that it
+    # was tried on, and without that cause
     now: float | None = None
     fixed: float | None = None
-    unchecked: str | None = None
+    unchecked: str | None = None  # why what the head reads could not be tried; None where it was
 
 
 # ---- checkpoints of one head ---------------------------------------------------------------------
@@ -195,9 +175,9 @@ def training(
     workload = replace(evidence, candidates=timed, visit_costs={}).workload(weights)
     logs, intervals = workload.log_speedups(), workload.intervals()
     ratios, variance = workload.log_ratios(len(chosen) - 1)
-    half = half_width(variance, CONFIDENCE) if enough_prompts(workload.prompt_sets) else None
     bounds: list[tuple[float | None, float | None]] = [(None, None)] * len(chosen)
-    if half is not None:
+    if enough_prompts(workload.prompt_sets):
+        half = half_width(variance, CONFIDENCE)
         bounds = np.exp([-ratios - half, -ratios + half]).T.tolist()
     rows: list[Checkpoint] = []
     for n, (step, candidate) in enumerate(zip(ran, chosen, strict=True)):
@@ -210,8 +190,7 @@ def training(
                 candidate.k,
                 counts.alpha,
                 float(np.exp(logs[n])),
-                intervals[n].lo if intervals else None,
-                intervals[n].hi if intervals else None,
+                *(intervals[n] if intervals else (None, None)),
                 float(np.exp(-ratios[n])),
                 *bounds[n],
             )

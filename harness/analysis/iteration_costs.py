@@ -31,6 +31,7 @@ so fit and simulation alternate.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,44 +62,31 @@ STARTS = 5
 
 @dataclass(frozen=True)
 class Starts:
-    """What prompts cost, seconds.
+    """What prompts cost, seconds."""
 
-    Attributes:
-        alone_s: besides their tokens, while nobody decodes.
-        token_s: of each token.
-        mixed_s: as `alone_s`, in an iteration of one request, and of several; None where an engine
-            does not mix.
-        idle_s: more than `alone_s`, where the server had nothing to do for a while.
-    """
-
-    alone_s: float
-    token_s: float
+    alone_s: float  # besides their tokens, while nobody decodes
+    token_s: float  # of each token
+    # As `alone_s`, in an iteration of one request, and of several; None where an engine does not
+    # mix
     mixed_s: tuple[float, float] | None = None
-    idle_s: float = 0.0
+    idle_s: float = 0.0  # more than `alone_s`, where the server had nothing to do for a while
 
 
 @dataclass(frozen=True)
 class IterationCosts:
-    """What a plain and a speculating server take.
+    """What a plain and a speculating server take."""
 
-    Attributes:
-        times: R(n, b).
-        plain, speculative: of prompts.
-        client_s: of a request, outside of the server.
-        by_runs: whether `times` are of passes of neighbouring slots.
-        context_tokens, context_token_s: in the cache of each request where an iteration takes
-            `times`, and what each token more takes.
-        prefill_scatter_s: what prefills took more than they cost, or less: quantiles at equal
-            steps, ascending.
-    """
-
-    times: BatchTimes
+    times: BatchTimes  # R(n, b)
+    # plain, speculative: of prompts
     plain: Starts
     speculative: Starts
-    client_s: float = 0.0
-    by_runs: bool = False
+    client_s: float = 0.0  # of a request, outside of the server
+    by_runs: bool = False  # whether `times` are of passes of neighbouring slots
+    # context_tokens, context_token_s: in the cache of each request where an iteration takes
+    # `times`, and what each token more takes
     context_tokens: float = 0.0
     context_token_s: float = 0.0
+    # What prefills took more than they cost, or less: quantiles at equal steps, ascending
     prefill_scatter_s: Sequence[float] = (0.0,)
 
     def priced(self, slots: int, largest_k: int) -> tuple[Costs, Costs]:
@@ -143,11 +131,7 @@ class IterationCosts:
 def with_rounds(prompt_tokens: int, tokens: int, rounds: int, most: Counts) -> Request:
     """A request of which so many rounds emit the tokens, all of them alike.
 
-    Args:
-        prompt_tokens: of its prompt.
-        tokens: that rounds emit.
-        rounds: that a server needed for them.
-        most: [tokens] that it drafts at most from each start.
+    `most` [tokens] is what the server drafts at most from each start.
     """
     ends = -(-np.arange(1, rounds + 1) * tokens // max(rounds, 1))
     starts = np.concatenate([[0], ends])[:-1]
@@ -164,40 +148,30 @@ def rounds_of(request: Request, k: int) -> int:
     return rounds
 
 
-@dataclass(frozen=True, eq=False)
-class _Load:
-    """A closed loop to fit: what it took, and of what requests."""
-
-    timing: LoadTiming
-    requests: Sequence[Request]
+# A load to fit: what it took, and of what requests
+SentLoad = tuple[LoadTiming, Sequence[Request]]
 
 
 def fit_iterations(
-    loads: Sequence[tuple[LoadTiming, Sequence[Request]]],
-    slots: int,
-    *,
-    mixes: bool,
-    by_runs: bool,
+    loads: Sequence[SentLoad], slots: int, *, mixes: bool, by_runs: bool
 ) -> IterationCosts | None:
     """Fit what iterations cost.
 
     Args:
         loads: of plain servers and of some K, each with its requests; closed loops, and some at a
             rate where what a server costs after a pause shall be known.
-        slots: of the servers.
         mixes: whether the engine puts prompts into iterations of requests that decode.
         by_runs: whether each run of neighbouring slots is a pass of its own.
 
     Returns:
         None where the server tells no times of its own, or plain or speculative loads are missing.
     """
-    told = [_Load(timing, requests) for timing, requests in loads if _times_told(timing)]
-    ks = sorted({load.timing.k for load in told})
-    if len(told) < len(loads) or len(ks) < 2 or ks[0] != 0:
+    ks = sorted({timing.k for timing, _ in loads})
+    if not all(_times_told(timing) for timing, _ in loads) or len(ks) < 2 or ks[0] != 0:
         return None
-    costs = _first_guess(told, slots, ks, mixes=mixes, by_runs=by_runs)
+    costs = _first_guess(loads, slots, ks, mixes=mixes, by_runs=by_runs)
     for time in range(1, ALTERNATIONS + 1):
-        fitted = _fitted(_observed(told, slots, ks[-1], costs), costs, last=time == ALTERNATIONS)
+        fitted = _fitted(_observed(loads, slots, ks[-1], costs), costs, last=time == ALTERNATIONS)
         if fitted is None:
             return None
         costs = fitted
@@ -205,20 +179,14 @@ def fit_iterations(
 
 
 def fit_without_texts(
-    loads: Sequence[tuple[LoadTiming, Sequence[Request]]],
-    costs: IterationCosts,
-    left_out: Sequence[Collection[str]],
+    loads: Sequence[SentLoad], costs: IterationCosts, left_out: Sequence[Collection[str]]
 ) -> list[IterationCosts | None]:
     """The fit of loads again, each time without the times of some of their texts.
 
-    Args:
-        loads: as of `fit_iterations`.
-        costs: that it gave; requests are taken to be side by side as at these.
-        left_out: names of texts, by fit.
+    Requests are taken to be side by side as at the costs that `fit_iterations` gave.
     """
-    told = [_Load(timing, requests) for timing, requests in loads]
-    largest_k = max(load.timing.k for load in told)
-    observed = _observed(told, max(costs.times.by_batch), largest_k, costs)
+    largest_k = max(timing.k for timing, _ in loads)
+    observed = _observed(loads, max(costs.times.by_batch), largest_k, costs)
     return [_fitted(observed.without(names), costs, last=True) for names in left_out]
 
 
@@ -228,26 +196,22 @@ def _times_told(timing: LoadTiming) -> bool:
 
 
 def _first_guess(
-    loads: Sequence[_Load], slots: int, ks: Sequence[int], *, mixes: bool, by_runs: bool
+    loads: Sequence[SentLoad], slots: int, ks: Sequence[int], *, mixes: bool, by_runs: bool
 ) -> IterationCosts:
     """From the medians over requests: what a round took, whoever was next to it."""
     paces: dict[int, float] = {}
     for k in ks:
-        of_k = [load for load in loads if load.timing.k == k]
-        decode_s = np.concatenate([_known(load.timing.user_decode_s) for load in of_k])
-        rounds = np.concatenate([_rounds(load) for load in of_k])
+        of_k = [load for load in loads if load[0].k == k]
+        decode_s = np.concatenate([_known(timing.user_decode_s) for timing, _ in of_k])
+        rounds = np.concatenate([_rounds(*load) for load in of_k])
         paces[k] = float(np.median(decode_s[rounds > 0] / rounds[rounds > 0]))
     times = RoundTimes(paces[0], tuple((k, paces[k]) for k in ks if k))
-    alone = [load for load in loads if load.timing.concurrency == 1]
-    client_s = 0.0
-    if alone:
-        spent = [
-            np.array(each.timing.user_s)
-            - _known(each.timing.user_decode_s)
-            - _known(each.timing.user_prefill_s)
-            for each in alone
-        ]
-        client_s = max(0.0, float(np.median(np.concatenate(spent))))
+    spent = [
+        np.array(alone.user_s) - _known(alone.user_decode_s) - _known(alone.user_prefill_s)
+        for alone, _ in loads
+        if alone.concurrency == 1
+    ]
+    client_s = max(0.0, float(np.median(np.concatenate(spent)))) if spent else 0.0
     starts = Starts(0.0, 0.0, (0.0, 0.0) if mixes else None)
     if _find_nothing(loads):
         times = replace(times, round_s=((0, paces[0]), *times.round_s))
@@ -255,51 +219,40 @@ def _first_guess(
     return IterationCosts(BatchTimes(by_batch), starts, starts, client_s, by_runs)
 
 
-def _find_nothing(loads: Sequence[_Load]) -> bool:
+def _find_nothing(loads: Sequence[SentLoad]) -> bool:
     """Whether drafts are looked up and there are rounds that find none."""
-    looked_up = [load for load in loads if load.timing.k and looks_up(load.timing.draft)]
-    return any(not request.most.all() for load in looked_up for request in load.requests)
+    looked_up = [requests for timing, requests in loads if timing.k and looks_up(timing.draft)]
+    return any(not request.most.all() for requests in looked_up for request in requests)
 
 
 def _known(seconds: Sequence[float | None]) -> Array:
     return np.array(seconds, dtype=np.float64)
 
 
-def _rounds(load: _Load) -> Array:
-    k = load.timing.k
-    if k == 0:
-        return np.array([each.tokens for each in load.requests], dtype=np.float64)
-    return np.array([each or 0 for each in load.timing.rounds], dtype=np.float64)
+def _rounds(timing: LoadTiming, requests: Sequence[Request]) -> Array:
+    told = [each or 0 for each in timing.rounds]
+    return np.array(told if timing.k else [each.tokens for each in requests], dtype=np.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class _Observed:
-    """What prefills and decodings were made of, where requests are side by side as at some costs.
+    """What prefills and decodings were made of, with requests side by side as at some costs."""
 
-    Attributes:
-        slots: of the loads.
-        texts: [n] the name of each one's text.
-        prefills: [n] whether it is a prefill.
-        counts: [n, column] as of `_counted`.
-        seconds: [n] that it took.
-        context_tokens, context_spread: as of `_contexts`, of all requests.
-    """
-
-    slots: int
-    texts: Sequence[str]
-    prefills: NDArray[np.bool_]
-    counts: Array
-    seconds: Array
+    slots: int  # of the loads
+    texts: Sequence[str]  # [n] the name of each one's text
+    prefills: NDArray[np.bool_]  # [n] whether it is a prefill
+    counts: Array  # [n, column] as of `_counted`
+    seconds: Array  # [n] that it took
+    # context_tokens, context_spread: as of `_contexts`, of all requests
     context_tokens: float
     context_spread: float
 
     def without(self, names: Collection[str]) -> "_Observed":
         """Those of the other texts."""
         kept = [name not in names for name in self.texts]
-        texts = [name for name in self.texts if name not in names]
         return replace(
             self,
-            texts=texts,
+            texts=[*compress(self.texts, kept)],
             prefills=self.prefills[kept],
             counts=self.counts[kept],
             seconds=self.seconds[kept],
@@ -321,9 +274,11 @@ def _fitted(observed: _Observed, costs: IterationCosts, *, last: bool) -> Iterat
     fitted = least_absolute(columns, observed.seconds, known_s)
     scatter_s: tuple[float, ...] = (0.0,)
     if last:
-        fitted *= _mean_over_median(columns @ fitted + known_s, observed.seconds)
         costs_s = columns @ fitted + known_s
-        scatter_s = _scatter_s(observed.seconds[observed.prefills], costs_s[observed.prefills])
+        # What the requests took together, as a part of what they cost by the fit of medians
+        fitted *= _undisturbed(observed.seconds, costs_s).sum() / costs_s.sum()
+        costs_s = (columns @ fitted + known_s)[observed.prefills]
+        scatter_s = _scatter_s(observed.seconds[observed.prefills], costs_s)
     of_rounds, of_starts = slice(slots * kinds), slice(slots * kinds, -1)
     context_token_s = float(fitted[-1])
     rounds_s = np.cumsum(fitted[of_rounds].reshape(kinds, slots), axis=1)
@@ -356,24 +311,23 @@ def _scatter_s(seconds: Array, costs_s: Array) -> tuple[float, ...]:
     """Quantiles of what [n] requests took more than they cost."""
     if not len(seconds):
         return (0.0,)
-    more_s = np.clip(seconds, costs_s / DISTURBED, costs_s * DISTURBED) - costs_s
+    more_s = _undisturbed(seconds, costs_s) - costs_s
     return tuple(np.quantile(more_s, (np.arange(QUANTILES) + 0.5) / QUANTILES).tolist())
 
 
-def _mean_over_median(costs_s: Array, seconds: Array) -> float:
-    """What the [n] requests took together, as a part of what they cost by the fit of medians."""
-    return float(np.clip(seconds, costs_s / DISTURBED, costs_s * DISTURBED).sum() / costs_s.sum())
+def _undisturbed(seconds: Array, costs_s: Array) -> Array:
+    return np.clip(seconds, costs_s / DISTURBED, costs_s * DISTURBED)
 
 
-def _contexts(loads: Sequence[_Load]) -> tuple[float, float]:
+def _contexts(loads: Sequence[SentLoad]) -> tuple[float, float]:
     """The mean of the tokens in a request's cache half through its text, and how far they range."""
-    contexts = [r.prompt_tokens + r.tokens / 2.0 for load in loads for r in load.requests]
+    contexts = [r.prompt_tokens + r.tokens / 2.0 for _, requests in loads for r in requests]
     low, high = np.percentile(contexts, [10, 90])
     return float(np.mean(contexts)), float(high - low)
 
 
 def _observed(
-    loads: Sequence[_Load], slots: int, largest_k: int, costs: IterationCosts
+    loads: Sequence[SentLoad], slots: int, largest_k: int, costs: IterationCosts
 ) -> _Observed:
     """Of loads of which each is simulated at these costs."""
     priced = costs.priced(slots, largest_k)
@@ -385,20 +339,20 @@ def _observed(
     prefills: list[NDArray[np.bool_]] = []
     counts: list[Array] = []
     seconds: list[Array] = []
-    for load in loads:
-        timing, number = load.timing, len(load.requests)
+    for timing, requests in loads:
+        number = len(requests)
         of_server = priced[min(timing.k, 1)]
         arrivals = timing.due_s or sent_at_once(number, timing.concurrency)
         journal: list[Iteration] = []
-        simulate(load.requests, arrivals, of_server, Fixed(timing.k), timing.concurrency, journal)
-        decoded = np.array([request.tokens > 0 for request in load.requests])
+        simulate(requests, arrivals, of_server, Fixed(timing.k), timing.concurrency, journal)
+        decoded = np.array([request.tokens > 0 for request in requests])
         # Which prompts share an iteration depends on fractions of a millisecond of the client
         single = np.zeros(number, dtype=bool)
         for iteration in journal:
             single[list(iteration.entered)] = len(iteration.entered) == 1
         single[: timing.concurrency or 0] = timing.concurrency == 1
         shares = drafting if timing.k else plain
-        prefill, decode = _counted(load, journal, shares, kinds, of_server)
+        prefill, decode = _counted((timing, requests), journal, shares, kinds, of_server)
         names = np.array(timing.texts)
         texts += [*names[single].tolist(), *names[decoded].tolist()]
         prefills += [np.ones(single.sum(), dtype=bool), np.zeros(decoded.sum(), dtype=bool)]
@@ -425,7 +379,7 @@ def _starts(costs: Array, counts: Array, *, mixes: bool) -> Starts:
 
 
 def _counted(
-    load: _Load,
+    load: SentLoad,
     journal: Sequence[Iteration],
     shares: Mapping[int, Array],
     kinds: int,
@@ -438,10 +392,10 @@ def _counted(
     speculating one's, [ALONE, BY_ONE, BY_SEVERAL, IDLE, TOKEN]; then the tokens in caches; last
     the seconds of `Costs.more_steps_s`.
     """
-    slots, number = len(shares), len(load.requests)
+    (timing, requests), slots = load, len(shares)
     width = kinds * slots + 2 * STARTS + 2
-    prefill, decode = np.zeros((number, width)), np.zeros((number, width))
-    of_starts = kinds * slots + (STARTS if load.timing.k else 0)
+    prefill, decode = np.zeros((2, len(requests), width))
+    of_starts = kinds * slots + (STARTS if timing.k else 0)
 
     @cache
     def of_pass(drafts: tuple[int, ...]) -> tuple[Array, float]:
@@ -459,7 +413,7 @@ def _counted(
                 made[: kinds * slots].reshape(kinds, slots)[:, len(drafts) - 1] += of_batch
                 made[-1] += more_steps_s
         if iteration.entered:
-            tokens = sum(load.requests[place].prompt_tokens for place in iteration.entered)
+            tokens = sum(requests[place].prompt_tokens for place in iteration.entered)
             made[of_starts + min(len(active), BY_SEVERAL)] = 1.0
             made[of_starts + TOKEN] = tokens
             made[of_starts + IDLE] = iteration.idle

@@ -78,19 +78,15 @@ class LossRow:
 
 @dataclass(frozen=True)
 class Span:
-    """Some tokens in a row, and what is lost there.
-
-    Attributes:
-        worst: which of the pieces costs most.
-        drafted: the draft's most likely token there, in the round that loses most; NOTHING where
-            it drafted none, None where it is not stored.
-    """
+    """Some tokens in a row, and what is lost there."""
 
     prompt_set: str
     prompt: str
     start: int
     pieces: tuple[str, ...]
-    worst: int
+    worst: int  # which of the pieces costs most
+    # The draft's most likely token there, in the round that loses most; NOTHING where it drafted
+    # none, None where it is not stored
     drafted: str | None
     lost_share: float
 
@@ -117,38 +113,30 @@ Unknown = Literal["no_step", "no_sizes", "one_layer"]
 
 @dataclass(frozen=True)
 class CheaperDraft:
-    """A draft that takes a part of its step's time and accepts as now.
-
-    Attributes:
-        step_share: of today's step; None, as all that follows from it, with the reason `unknown`.
-        speedup: at today's K.
-        k: the best one then.
-    """
+    """A draft that takes a part of its step's time and accepts as now."""
 
     change: Cheaper
+    # Of today's step; None, as all that follows from it, with the reason `unknown`
     step_share: float | None = None
-    speedup: float | None = None
-    k: int | None = None
+    speedup: float | None = None  # at today's K
+    k: int | None = None  # the best one then
     best_speedup: float | None = None
     unknown: Unknown | None = None
 
 
 @dataclass(frozen=True)
 class SpeedupMap:
-    """What a speedup follows from: `tokens_per_round / (round_cost + moved draft steps)`.
+    """What a speedup follows from: `tokens_per_round / (round_cost + moved draft steps)`."""
 
-    Attributes:
-        ks, alphas: ascending.
-        tokens_per_round: [K][alpha], replayed with the chances raised or lowered to that alpha.
-        round_cost: [K][alpha] plain tokens that a round takes in the mean, those of look-ups that
-            propose less included, and a request's start where a server has one.
-        draft_cost: [K] of them, those that its draft steps take; None where no step was timed.
-    """
-
+    # ks, alphas: ascending
     ks: tuple[int, ...]
     alphas: tuple[float, ...]
+    # [K][alpha], replayed with the chances raised or lowered to that alpha
     tokens_per_round: tuple[tuple[float, ...], ...]
+    # [K][alpha] plain tokens that a round takes in the mean, those of look-ups that propose less
+    # included, and a request's start where a server has one
     round_cost: tuple[tuple[float, ...], ...]
+    # [K] of them, those that its draft steps take; None where no step was timed
     draft_cost: tuple[float, ...] | None
 
     def speedups(self, scale: float) -> Array:
@@ -210,17 +198,11 @@ class KnownTexts:
 
 @dataclass(frozen=True)
 class _Tokens:
-    """What is known of the texts' tokens, by text.
+    """What is known of the texts' tokens, by text."""
 
-    Attributes:
-        classes: the place in CLASSES of each.
-        entropies: of the target at each, NaN where that is not stored.
-        pieces: the text of each id.
-    """
-
-    classes: list[Labels]
-    entropies: list[Array]
-    pieces: Mapping[int, str]
+    classes: list[Labels]  # the place in CLASSES of each
+    entropies: list[Array]  # of the target at each, NaN where that is not stored
+    pieces: Mapping[int, str]  # the text of each id
 
     @property
     def entropies_known(self) -> bool:
@@ -338,17 +320,13 @@ def _labels(
 
 @dataclass(frozen=True, eq=False)
 class _Ended:
-    """Where a draft's rounds end, weighted by what the texts count.
+    """Where a draft's rounds end, weighted by what the texts count."""
 
-    Attributes:
-        by_offset: [(judged, rejected, lost), offset] draft tokens, and rounds that are lost there.
-        by_text: the same three; of each text, [position].
-        lost_from: of each text, [start, offset] rounds that are lost.
-    """
-
+    # [(judged, rejected, lost), offset] draft tokens, and rounds that are lost there
     by_offset: Array
+    # The same three; of each text, [position]
     by_text: tuple[list[Array], list[Array], list[Array]]
-    lost_from: list[Array]
+    lost_from: list[Array]  # of each text, [start, offset] rounds that are lost
 
     @classmethod
     def of(cls, scored: Scored) -> "_Ended":
@@ -570,9 +548,5 @@ def _map(scored: Scored, alpha: float) -> SpeedupMap:
     costs = [scored.draft_cost(k) for k in ks]
     known = [cost for cost in costs if cost is not None]
     return SpeedupMap(
-        ks,
-        alphas,
-        at_alphas(0),
-        at_alphas(1),
-        tuple(known) if len(known) == len(ks) else None,
+        ks, alphas, at_alphas(0), at_alphas(1), tuple(known) if len(known) == len(ks) else None
     )

@@ -21,7 +21,6 @@ from harness.analysis.adaptive import along_text
 from harness.analysis.batch_schedule import (
     MOST_OTHERS,
     ClosedLoad,
-    LoadCosts,
     LoadKey,
     ReplayedRequests,
     closed_loads,
@@ -31,6 +30,7 @@ from harness.analysis.cells import completed
 from harness.analysis.engine_costs import priced_by
 from harness.analysis.iteration_costs import (
     IterationCosts,
+    SentLoad,
     Starts,
     fit_iterations,
     fit_without_texts,
@@ -139,7 +139,8 @@ class Server:
 
     def costs_without(self, group: str) -> IterationCosts | None:
         """Of the loads of the other groups; None where these do not tell."""
-        return self.costs_of([load for load in self.loads.values() if load.key.group != group])
+        loads = [load for load in self.loads.values() if load.key.group != group]
+        return self._by_iteration(loads) or self._by_load(loads)
 
     def costs_without_texts(self, groups: Sequence[Collection[str]]) -> list[IterationCosts]:
         """Of all its loads, without the times of each group of texts.
@@ -167,7 +168,7 @@ class Server:
             by_runs=bool(self.by_runs),
         )
 
-    def _sent(self, loads: Sequence[ClosedLoad]) -> list[tuple[LoadTiming, Sequence[Request]]]:
+    def _sent(self, loads: Sequence[ClosedLoad]) -> list[SentLoad]:
         """What these loads and those at a rate took, each with its requests where known."""
         groups = {load.key.group for load in loads}
         arriving = [each for each in self.arriving if each.group in groups]
@@ -175,24 +176,15 @@ class Server:
         sent = [(self.at_usual_pace(timing), self._returned(timing)) for timing in timings]
         return [(timing, requests) for timing, requests in sent if requests is not None]
 
-    def costs_of(self, loads: Sequence[ClosedLoad]) -> IterationCosts | None:
-        """Of some of its closed loops, by the server's own clock where that is the run's.
-
-        Else by the seconds of whole loads, as predictions of throughput have it.
-        """
-        return self._by_iteration(loads) or self._by_load(loads)
-
     def _by_load(self, loads: Sequence[ClosedLoad]) -> IterationCosts | None:
-        """By the seconds of whole loads; None where these do not tell."""
-        replayed = [load for load in loads if load.replayed is not None]
-        costs = fit_load_costs(replayed) if replayed else None
-        return None if costs is None else self._of_whole_loads(costs)
+        """By the seconds of whole loads, as predictions of throughput have it.
 
-    def _of_whole_loads(self, costs: LoadCosts) -> IterationCosts:
-        """From whole loads, which know a prompt's cost at the mean length alone.
-
-        What each of its tokens costs is that of single requests' prefills.
+        They know a prompt's cost at the mean length alone; what each of its tokens costs is that of
+        single requests' prefills. None where they do not tell.
         """
+        costs = fit_load_costs(loads)
+        if costs is None:
+            return None
         texts = [name for load in self.loads.values() for name in load.timings[0].texts]
         # A text whose tokens all come from the prefill is not scored
         known = [self.by_name[name].prompt_tokens for name in texts if name in self.by_name]
@@ -296,22 +288,12 @@ class Server:
     def at_usual_pace(self, timing: LoadTiming) -> LoadTiming:
         """The load as it would have been: all of its times divided by its pace, arrivals too."""
         pace = self.pace(timing)
-
-        def usual(seconds: Sequence[float]) -> tuple[float, ...]:
-            return tuple(each / pace for each in seconds)
-
-        def known(seconds: Sequence[float | None]) -> tuple[float | None, ...]:
-            return tuple(None if each is None else each / pace for each in seconds)
-
-        return replace(
-            timing,
-            seconds=timing.seconds / pace,
-            user_s=usual(timing.user_s),
-            user_decode_s=known(timing.user_decode_s),
-            user_prefill_s=known(timing.user_prefill_s),
-            due_s=usual(timing.due_s),
-            sent_s=usual(timing.sent_s),
-        )
+        names = ("user_s", "user_decode_s", "user_prefill_s", "due_s", "sent_s")
+        usual = {
+            name: tuple(None if each is None else each / pace for each in getattr(timing, name))
+            for name in names
+        }
+        return replace(timing, seconds=timing.seconds / pace, **usual)
 
     @cached_property
     def longest_context(self) -> int:
@@ -411,21 +393,16 @@ class Server:
 
 @dataclass(frozen=True, eq=False)
 class PlannedDraft:
-    """A draft that the server can be started with.
-
-    Attributes:
-        name: its own.
-        kind: its own.
-        traces: what rounds emit of each text as it scores them; of every draft the same texts.
-        rounds: what rounds cost of the draft that the server run measured, and of this one, alone;
-            None of the former itself.
-        confidences: how sure it is off each text, by what rounds emit; empty where not known.
-    """
+    """A draft that the server can be started with."""
 
     name: str
     kind: DraftKind
+    # What rounds emit of each text as it scores them; of every draft the same texts
     traces: Sequence[TextTrace]
+    # What rounds cost of the draft that the server run measured, and of this one, alone; None of
+    # the former itself
     rounds: tuple[RoundTimes, RoundTimes] | None = None
+    # How sure it is off each text, by what rounds emit; empty where not known
     confidences: Mapping[TextKey, DraftConfidence] = field(
         default_factory=dict[TextKey, DraftConfidence]
     )
@@ -451,7 +428,7 @@ def planned(
     """A server and its drafts, from a server run, or an audition that one prices.
 
     Args:
-        run: it.
+        run: the one or the other.
         temperature: None for its first one.
         confidences_from: an audition of the same texts that stored confidences; None for the run
             itself, where it has them.
@@ -572,8 +549,8 @@ def _by_runs(served: ServedRun) -> bool | None:
 def quiet_ones(timings: Sequence[LoadTiming]) -> list[LoadTiming]:
     """Those that others did not disturb; of loads of which each was disturbed, all."""
 
-    def load_of(timing: LoadTiming) -> tuple[int | None, float | None, int, str, int]:
-        return (timing.concurrency, timing.rate, timing.k, timing.group, sum(timing.budgets))
+    def load_of(t: LoadTiming) -> tuple[int | None, float | None, int, str, int]:
+        return (t.concurrency, t.rate, t.k, t.group, sum(t.budgets))
 
     kept: list[LoadTiming] = []
     for alike in grouped(timings, load_of).values():

@@ -32,11 +32,11 @@ from math import ceil
 import numpy as np
 
 from harness.analysis.adaptive import THRESHOLDS
-from harness.analysis.batch_schedule import MOST_OTHERS, full_loads
+from harness.analysis.batch_schedule import MOST_OTHERS, by_load, full_loads
 from harness.analysis.planned_server import PlannedDraft, Server, planned
 from harness.analysis.setup import Setup
 from harness.config import PlanConfig
-from harness.records import GREEDY, LoadTiming, TextTrace, UserError, grouped
+from harness.records import GREEDY, LoadTiming, UserError
 from harness.serving.engines import spec_of
 from harness.simulation.policies import (
     SGLANG_TIERS,
@@ -62,15 +62,7 @@ from harness.stats.jackknife import (
     set_weights,
 )
 from harness.storage import StoredRun
-from harness.summary import (
-    Caveat,
-    Percentiles,
-    Plan,
-    PlanCheck,
-    PlanChoice,
-    PlanPoint,
-    PlanPolicy,
-)
+from harness.summary import Caveat, Percentiles, Plan, PlanCheck, PlanChoice, PlanPoint, PlanPolicy
 from harness.theory.cost import usd_per_million_tokens
 
 # Simulated rates, and the shares of a capacity that are the least and the largest of them
@@ -97,22 +89,16 @@ BOUND_SEEDS = 2
 
 @dataclass(frozen=True, eq=False)
 class _Choice:
-    """A way to serve, with what it costs.
+    """A way to serve, with what it costs."""
 
-    Attributes:
-        draft: None where nothing is ever drafted.
-        costs: of its server.
-        costs_without: by group of the prompts, fitted without their times; empty where these are
-            not known, and then it is `costs` without them too.
-        ks, threshold, on_engine: as of `PlanChoice`.
-    """
-
-    draft: str | None
+    draft: str | None  # None where nothing is ever drafted
     policy: PlanPolicy
     k: int
-    costs: Costs
-    costs_without: Sequence[Costs]
+    # Of its server; then by group of the prompts, fitted without their times, where these are
+    # known, else it is the first without them too
+    costs: Sequence[Costs]
     make: Callable[[], Policy]
+    # ks, threshold, on_engine: as of `PlanChoice`
     ks: tuple[int, ...] = ()
     threshold: float | None = None
     on_engine: bool = True
@@ -137,6 +123,7 @@ class _Traffic:
 
         `texts_of`: by draft, the same texts in the same order.
         """
+        self.number = config.requests  # of a seed
         self._texts_of, self._config, self._recorded = texts_of, config, recorded
         texts = next(iter(texts_of.values()))
         self._longest = max(
@@ -160,11 +147,6 @@ class _Traffic:
         # More than these are drawn again each time they are served
         kept = config.requests * self._longest <= MOST_KEPT
         self.requests = cache(self._requests) if kept else self._streamed
-
-    @property
-    def number(self) -> int:
-        """Requests of a seed."""
-        return self._config.requests
 
     def _uniforms(self, seed: int, place: int) -> Array:
         """[position] of a request of a seed, whatever text it has."""
@@ -219,9 +201,9 @@ class _Traffic:
         _, arrivals = self._drawn(seed, left_out)
         if evenly:
             arrivals = np.arange(self.number, dtype=np.float64)
-        costs = choice.costs
-        if left_out is not None and choice.costs_without:
-            costs = choice.costs_without[left_out]
+        costs, *without = choice.costs
+        if left_out is not None and without:
+            costs = without[left_out]
         return simulate(requests, arrivals / rate, costs, choice.make())
 
 
@@ -244,28 +226,20 @@ def _choices(
     Where confidences of that draft are known, what reads these is among them. `cache` has the
     tokens that a plain server and one with a draft hold, or the same of both.
     """
-    known = server.costs_without_texts(traffic.texts_of_group)
-    prices: dict[str, list[tuple[Costs, Costs]]] = {}  # of all prompts, then without each group
+    # Of all prompts, then without each group; by draft the plain server's and its own
+    known = [server.costs, *server.costs_without_texts(traffic.texts_of_group)]
+    prices: dict[str, list[list[Costs]]] = {}
     for draft in drafts:
-        of_draft = [draft.costs(each) for each in (server.costs, *known)]
+        pairs = [draft.costs(each).priced(slots, max(ks)) for each in known]
         prices[draft.name] = [
-            (replace(plain, cache_tokens=cache[0]), replace(speculative, cache_tokens=cache[-1]))
-            for plain, speculative in (each.priced(slots, max(ks)) for each in of_draft)
+            [replace(each, cache_tokens=tokens) for each in costs]
+            for costs, tokens in zip(zip(*pairs, strict=True), (cache[0], cache[-1]), strict=True)
         ]
-
-    def of_plain(costs: Sequence[tuple[Costs, Costs]]) -> tuple[Costs, list[Costs]]:
-        first, *without = (plain for plain, _ in costs)
-        return first, without
-
-    def of_drafting(costs: Sequence[tuple[Costs, Costs]]) -> tuple[Costs, list[Costs]]:
-        first, *without = (speculative for _, speculative in costs)
-        return first, without
-
-    plain = _Choice(None, "fixed", 0, *of_plain(prices[drafts[0].name]), lambda: Fixed(0))
+    plain = _Choice(None, "fixed", 0, prices[drafts[0].name][0], lambda: Fixed(0))
     yield plain
     fixed = [
-        _Choice(name, "fixed", k, *of_drafting(costs), lambda k=k: Fixed(k))
-        for name, costs in prices.items()
+        _Choice(name, "fixed", k, drafting, lambda k=k: Fixed(k))
+        for name, (_, drafting) in prices.items()
         for k in ks
         if k
     ]
@@ -281,16 +255,16 @@ def _choices(
         for (draft, k), each in done.items()
         if draft in (best, None)
     }
-    (speculative, without), largest = of_drafting(prices[best or ""]), max(ks)
+    drafting, largest = prices[best or ""][1], max(ks)
     by_load = tuple(
-        max(ks, key=lambda k, row=row: emitted[k] / row[k]) for row in speculative.iteration_s[1:]
+        max(ks, key=lambda k, row=row: emitted[k] / row[k]) for row in drafting[0].iteration_s[1:]
     )
     leading = next(each for each in drafts if each.name == best)
     spec = spec_of(server.served.engine.name)
 
     def adapting(policy: PlanPolicy, make: Callable[[], Policy]) -> _Choice:
         on_engine = spec.has(policy, leading.kind)
-        return _Choice(best, policy, largest, speculative, without, make, on_engine=on_engine)
+        return _Choice(best, policy, largest, drafting, make, on_engine=on_engine)
 
     yield replace(adapting("by_load", lambda: ByLoad((0, *by_load))), ks=by_load)
     tiers = [
@@ -303,21 +277,14 @@ def _choices(
             for t in THRESHOLDS
         ]
         yield min(stopping, key=lambda each: emptied(each).ended_s.max())
-        yield adapting("survival", lambda: SurvivalBudget(largest, speculative))
-    yield adapting("oracle", lambda: Oracle(largest, speculative))
+        yield adapting("survival", lambda: SurvivalBudget(largest, drafting[0]))
+    yield adapting("oracle", lambda: Oracle(largest, drafting[0]))
 
 
 class _Curve:
-    """What users wait for with a choice, by rate; each rate is simulated once.
-
-    Attributes:
-        choice: itself.
-        capacity: requests per second that leave while all slots are taken and others wait.
-        rates: at which it was asked for.
-    """
+    """What users wait for with a choice, by rate; each rate is simulated once."""
 
     def __init__(self, traffic: _Traffic, choice: _Choice, config: PlanConfig) -> None:
-        """Nothing but the capacity is simulated yet."""
         self.choice, self._traffic, self._percentile = choice, traffic, config.percentile
         few = choice.policy == "oracle"
         self._seeds = range(min(BOUND_SEEDS, config.seeds) if few else config.seeds)
@@ -326,6 +293,7 @@ class _Curve:
         self.without = cache(self._without)
         self.of_capacity = cache(self._of_capacity)
         self.capacities = self._capacities()
+        # Requests per second that leave while all slots are taken and others wait
         self.capacity = float(self.capacities.mean())
 
     @property
@@ -336,20 +304,15 @@ class _Curve:
     def values(self, rate: float) -> Array:
         """[seed, (TPOT, TTFT)] the percentiles at a rate, seconds."""
         if rate not in self._values:
-            made = [self._waits(rate, seed, None) for seed in self._seeds]
-            self._values[rate] = np.array(made)
+            self._values[rate] = np.array([self._waits(rate, seed) for seed in self._seeds])
         return self._values[rate]
 
     def _without(self, rate: float) -> Array:
         """[group, (TPOT, TTFT)] their means without each group of the prompts."""
-        return np.array(
-            [
-                np.mean([self._waits(rate, seed, group) for seed in self._seeds], axis=0)
-                for group in self._groups
-            ]
-        )
+        waits = [[self._waits(rate, seed, group) for seed in self._seeds] for group in self._groups]
+        return np.array([np.mean(each, axis=0) for each in waits])
 
-    def _waits(self, rate: float, seed: int, left_out: int | None) -> Array:
+    def _waits(self, rate: float, seed: int, left_out: int | None = None) -> Array:
         done = self._traffic.served(self.choice, rate, seed, left_out)
         kept = slice(int(WARM_UP * self._traffic.number), None)
         per_token_s = np.nanpercentile(done.per_token_s[kept], self._percentile)
@@ -413,17 +376,11 @@ class _Curve:
 
 @dataclass(frozen=True, eq=False)
 class _Varied:
-    """A number, and how it varies.
-
-    Attributes:
-        value: itself.
-        by_seed: [seed] with that seed alone.
-        without: [group] without that group of the prompts; empty where that is not known.
-    """
+    """A number, and how it varies."""
 
     value: float
-    by_seed: Array
-    without: Array
+    by_seed: Array  # [seed] with that seed alone
+    without: Array  # [group] without that group of the prompts; empty where that is not known
 
     def interval(self) -> Interval | None:
         """Over other prompts and arrivals; None where too little is known."""
@@ -492,9 +449,8 @@ def plan_of(
     curves = [_Curve(traffic, each, config) for each in choices]
     top = max(curve.capacity for curve in curves if curve.choice.servable)
     shared = (top * np.array([LEAST, *np.arange(1, RATES) / RATES])).tolist()
-    goals = np.array(
-        [np.inf if ms is None else ms / 1e3 for ms in (config.tpot_ms, config.ttft_ms)]
-    )
+    tpot_s, ttft_s = (None if ms is None else ms / 1e3 for ms in (config.tpot_ms, config.ttft_ms))
+    goals = np.array([np.inf if goal is None else goal for goal in (tpot_s, ttft_s)])
     held: list[_Varied] = []
     for curve in curves:
         most = MOST * curve.capacity
@@ -505,6 +461,7 @@ def plan_of(
         tick()
     sizes = [each.tokens for seed in range(config.seeds) for each in traffic.requests(None, seed)]
     tokens = server.counting.first_position + float(np.mean(sizes))
+    arrivals = "bursts" if config.together > 1 else "poisson"
     plan = Plan(
         run=str(server.folder),
         engine=server.served.engine.name,
@@ -514,13 +471,9 @@ def plan_of(
         slots=slots,
         rate=config.rate,
         percentile=config.percentile,
-        tpot_s=None if config.tpot_ms is None else config.tpot_ms / 1e3,
-        ttft_s=None if config.ttft_ms is None else config.ttft_ms / 1e3,
-        arrivals="recorded"
-        if recorded is not None
-        else "bursts"
-        if config.together > 1
-        else "poisson",
+        tpot_s=tpot_s,
+        ttft_s=ttft_s,
+        arrivals=arrivals if recorded is None else "recorded",
         seeds=config.seeds,
         requests=config.requests,
         prompts=len(traffic.prompts),
@@ -568,9 +521,7 @@ def _planned(
     points = tuple(
         PlanPoint(each, *curve.values(each).mean(axis=0).tolist()) for each in curve.rates
     )
-    at_rate = next((point for point in points if point.rate == rate), None)
-    if at_rate is not None:
-        at_rate = _with_intervals(at_rate, curve)
+    at_rate = next((_with_intervals(each, curve) for each in points if each.rate == rate), None)
     return PlanChoice(
         draft=curve.choice.draft,
         policy=curve.choice.policy,
@@ -637,11 +588,8 @@ def _caveats(server: Server, drafts: Sequence[PlannedDraft], plan: Plan) -> Iter
         yield Caveat("plan_processor_time")
     if server.by_runs is not False and server.slots > 1:
         spec = spec_of(engine.name)
-        known = server.by_runs is not None
-        yield Caveat(
-            "plan_separate_passes",
-            {"engine": spec.title, "flag": spec.unified_flag, "simulated": known},
-        )
+        named = {"engine": spec.title, "flag": spec.unified_flag}
+        yield Caveat("plan_separate_passes", {**named, "simulated": server.by_runs is not None})
     if not server.prompts_priced:
         yield Caveat("plan_mean_prompts")
     if server.served.disturbed is not None:
@@ -676,10 +624,9 @@ def load_checks(server: Server, ks: Sequence[int]) -> Iterator[PlanCheck]:
     Each is simulated as fast as the machine was around it, by the request that it decoded alone.
     Loads that others disturbed say nothing of the simulation, and are left out.
     """
-    run, traces = server.served.setup.run, server.by_name
     loads = [
         timing
-        for timing in full_loads(run.loads)
+        for timing in full_loads(server.served.setup.run.loads)
         if timing.temperature == server.temperature and not timing.varying and timing.k in ks
         if timing.slots is None or timing.slots >= (timing.concurrency or 1)
         if timing.concurrency or timing in server.arriving
@@ -687,20 +634,17 @@ def load_checks(server: Server, ks: Sequence[int]) -> Iterator[PlanCheck]:
     ]
     costs = {group: server.costs_without(group) for group in {each.group for each in loads}}
 
-    def load_of(timing: LoadTiming) -> tuple[bool, int, float, int]:
-        return (timing.concurrency is None, timing.concurrency or 0, timing.rate or 0.0, timing.k)
-
-    for (*_, k), timings in sorted(grouped(loads, load_of).items()):
+    for timings in by_load(loads):
         cell = _Cell(told=server.served.engine.clock == "engine")
         for timing in timings:
-            known, sent = costs[timing.group], _sent(server, timing, traces, max(ks))
+            known, sent = costs[timing.group], _sent(server, timing, max(ks))
             if known is None or sent is None or (timing.rate and not timing.due_s):
                 continue
             plain, speculative = known.priced(server.slots, max(ks))
             usual = server.at_usual_pace(timing)
             arrivals = usual.due_s or sent_at_once(len(sent), timing.concurrency)
-            priced = speculative if k else plain
-            done = simulate(sent, arrivals, priced, Fixed(k), timing.concurrency)
+            priced = speculative if timing.k else plain
+            done = simulate(sent, arrivals, priced, Fixed(timing.k), timing.concurrency)
             cell.add(timing, done, server.pace(timing))
         if cell.requests:
             yield cell.check(timings[0])
@@ -708,19 +652,15 @@ def load_checks(server: Server, ks: Sequence[int]) -> Iterator[PlanCheck]:
 
 @dataclass(eq=False)
 class _Cell:
-    """What loads of one kind took, measured and simulated.
+    """What loads of one kind took, measured and simulated."""
 
-    Attributes:
-        told: whether the server tells what each request waited, by the clock of the run.
-        requests, tokens: of them together.
-        seconds: that they took together, measured and simulated.
-        per_token, first_token: by load, [n, draw] of each request, seconds, measured and simulated.
-    """
-
-    told: bool
+    told: bool  # whether the server tells what each request waited, by the clock of the run
+    # requests, tokens: of them together
     requests: int = 0
     tokens: int = 0
+    # That they took together, measured and simulated
     seconds: Array = field(default_factory=lambda: np.zeros(2))
+    # per_token, first_token: by load, [n, draw] of each request, seconds, measured and simulated
     per_token: tuple[list[Array], list[Array]] = field(default_factory=lambda: ([], []))
     first_token: tuple[list[Array], list[Array]] = field(default_factory=lambda: ([], []))
 
@@ -762,14 +702,12 @@ class _Cell:
         )
 
 
-def _sent(
-    server: Server, timing: LoadTiming, traces: Mapping[str, TextTrace], k: int
-) -> list[Request] | None:
+def _sent(server: Server, timing: LoadTiming, k: int) -> list[Request] | None:
     """A load's requests; None where they returned other texts than those that were scored."""
     made: list[Request] = []
     for name, budget, returned in zip(timing.texts, timing.budgets, timing.returned, strict=True):
         size = returned - server.counting.first_position
-        trace = traces.get(name)
+        trace = server.by_name.get(name)
         if trace is None or size > len(trace.tokens):
             return None
         request = server.text(trace, k, budget, size).certain

@@ -21,7 +21,7 @@ followed by the next (`harness.theory.batching`). Where acceptance is not the pa
 weights) all sequences advance by the iid formula's tokens per round at an assumed alpha.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -74,7 +74,7 @@ def analyse_profile(setup: Setup) -> Summary:
     latency = latency_table(setup)
     bounds = step_bounds(latency)
     latency_of_pair = latency_of_draft(run, setup.draft, GREEDY)
-    gains = (
+    gains = tuple(
         replayed_gains(latency, run.traces, latency_of_pair)
         if run.traces
         else assumed_gains(latency, setup.alphas)
@@ -91,7 +91,7 @@ def analyse_profile(setup: Setup) -> Summary:
         step_bounds=tuple(bounds),
         rounds=tuple(round_breakdowns(run.parts, timed_rounds)),
         step_curves=tuple(step_curves(latency)),
-        batch_gains=tuple(gains),
+        batch_gains=gains,
         stopping_batches=tuple(stopping_batches(gains)),
         skipped_cells=run.manifest.skipped_cells or (),
     )
@@ -255,11 +255,10 @@ def _waterfall(
 # ---- contexts and batches ------------------------------------------------------------------------
 
 
-def step_curves(rows: Sequence[LatencyRow]) -> list[StepCurve]:
+def step_curves(rows: Sequence[LatencyRow]) -> Iterator[StepCurve]:
     """Every context and batch at which both models' steps and several positions were timed."""
     decoding = (row for row in rows if row.kind != "prefill")
     cells = grouped(decoding, lambda row: (row.context_tokens, row.batch))
-    curves: list[StepCurve] = []
     for (context, batch), timed in sorted(cells.items()):
         cell = {(row.role, row.kind, row.tokens): row for row in timed}
         draft, target = cell.get(("draft", "step", 1)), cell.get(("target", "step", 1))
@@ -267,44 +266,35 @@ def step_curves(rows: Sequence[LatencyRow]) -> list[StepCurve]:
         while (row := cell.get(("target", "verify", len(verify) + 1))) is not None:
             verify.append(row.median_ms / 1e3)
         if draft is not None and target is not None and len(verify) > 1:
-            curves.append(
-                StepCurve(
-                    context_tokens=context,
-                    batch=batch,
-                    target_step_s=target.median_ms / 1e3,
-                    draft_step_s=draft.median_ms / 1e3,
-                    verify_s=tuple(verify),
-                    target_mbu=target.mbu,
-                    draft_mbu=draft.mbu,
-                )
+            yield StepCurve(
+                context_tokens=context,
+                batch=batch,
+                target_step_s=target.median_ms / 1e3,
+                draft_step_s=draft.median_ms / 1e3,
+                verify_s=tuple(verify),
+                target_mbu=target.mbu,
+                draft_mbu=draft.mbu,
             )
-    return curves
 
 
-def assumed_gains(rows: Sequence[LatencyRow], alphas: Sequence[float]) -> list[BatchGain]:
+def assumed_gains(rows: Sequence[LatencyRow], alphas: Sequence[float]) -> Iterator[BatchGain]:
     """The best K at every timed context and batch, for each alpha."""
-    gains: list[BatchGain] = []
     for curve in step_curves(rows):
         rounds = RoundTimes.from_steps(_steps(curve), curve.largest_k)
         for alpha in alphas:
             k, gain = rounds.best_k(alpha, range(1, curve.largest_k + 1))
-            plain = curve.batch / curve.target_step_s
-            gains.append(_gain(curve, alpha, k, gain, plain))
-    return gains
+            yield _gain(curve, alpha, k, gain, curve.batch / curve.target_step_s)
 
 
 def replayed_gains(
     rows: Sequence[LatencyRow], traces: Sequence[TextTrace], latency: Latency | None
-) -> list[BatchGain]:
+) -> Iterator[BatchGain]:
     """The best K at every timed context and batch, for the rounds of the pair's own texts.
 
-    Args:
-        rows: of latency.csv.
-        traces: greedy texts of the target, scored by the draft.
-        latency: the rounds that were timed, one sequence at a time; None adds nothing to steps.
+    Traces are of greedy texts, scored by the draft. `latency` has the rounds that were timed, one
+    sequence at a time; None adds nothing to steps.
     """
     curves = grouped(step_curves(rows), lambda curve: curve.context_tokens)
-    gains: list[BatchGain] = []
     for timed in curves.values():
         largest = min(curve.largest_k for curve in timed)
         counts = replayed(traces, "greedy_draft", range(1, largest + 1))
@@ -321,9 +311,7 @@ def replayed_gains(
             }
             best = max(speedups, key=speedups.__getitem__)
             k, gain = (best, speedups[best]) if speedups[best] > 1.0 else (0, 1.0)
-            plain = float(tokens[requests].sum()) / plain_s
-            gains.append(_gain(curve, None, k, gain, plain))
-    return gains
+            yield _gain(curve, None, k, gain, float(tokens[requests].sum()) / plain_s)
 
 
 def _steps(curve: StepCurve) -> StepTimes:
@@ -363,17 +351,15 @@ def _gain(curve: StepCurve, alpha: float | None, k: int, speedup: float, plain: 
     )
 
 
-def stopping_batches(gains: Sequence[BatchGain]) -> list[StoppingBatch]:
+def stopping_batches(gains: Iterable[BatchGain]) -> Iterator[StoppingBatch]:
     """For each context and acceptance with several batches: up to which speculation pays."""
-    stops: list[StoppingBatch] = []
     lines = grouped(gains, lambda gain: (gain.context_tokens, gain.alpha))
     for (context, alpha), line in lines.items():
         if len(line) < 2:
             continue
         line.sort(key=lambda gain: gain.batch)
         paying = [gain.batch for gain in line if gain.k > 0]
-        up_to = paying[-1] if paying else None
-        above = [gain.batch for gain in line if gain.batch > (up_to or 0)]
-        below = tuple(gain.batch for gain in line if gain.k == 0 and gain.batch < (up_to or 0))
-        stops.append(StoppingBatch(context, alpha, up_to, above[0] if above else None, below))
-    return stops
+        up_to = paying[-1] if paying else 0
+        above = next((gain.batch for gain in line if gain.batch > up_to), None)
+        below = tuple(gain.batch for gain in line if gain.k == 0 and gain.batch < up_to)
+        yield StoppingBatch(context, alpha, up_to or None, above, below)

@@ -54,10 +54,7 @@ def least_varying(requests: Iterable[Sequence[float]]) -> Settle:
     An L-estimator whose trimming is chosen by its estimated variance (Jaeckel, Some flexible
     estimates of location, 1971). The error of a quantile is by how much it changes, relatively,
     where its share of the visits changes by a standard deviation; the mean over requests counts.
-    Of equal errors the lowest quantile does.
-
-    Args:
-        requests: of each, the seconds that its visits took.
+    Of equal errors the lowest quantile does. A request is the seconds that its visits took.
     """
     made = [seconds for seconds in requests if len(seconds) >= ENOUGH_VISITS]
     if not made:
@@ -77,21 +74,13 @@ def least_varying(requests: Iterable[Sequence[float]]) -> Settle:
 
 
 class Visit(NamedTuple):
-    """What a request, or a load of them, took in one visit.
+    """What a request, or a load of them, took in one visit."""
 
-    Attributes:
-        number: of the visit.
-        place: among all that were stored, in their order.
-        seconds: of decoding.
-        one_token_s: what was taken off to give them; 0.0 where nothing was.
-        length: by which they are divided.
-    """
-
-    number: int
-    place: int
-    seconds: float
-    one_token_s: float = 0.0
-    length: float = 1.0
+    number: int  # of the visit
+    place: int  # among all that were stored, in their order
+    seconds: float  # of decoding
+    one_token_s: float = 0.0  # what was taken off to give them; 0.0 where nothing was
+    length: float = 1.0  # by which they are divided
 
 
 def shared_visits(visits: Iterable[Visit], plain: Iterable[Visit]) -> list[tuple[Visit, Visit]]:
@@ -123,13 +112,8 @@ def paired_seconds(
 ) -> float | None:
     """Seconds per length at a K; their ratio to plain decoding's is that of the shared visits.
 
-    Args:
-        visits: of the K.
-        plain: of plain decoding; none where there is nothing to compare with.
-        settle: a request's time over its visits.
-
-    Returns:
-        None where there are no visits, or plain decoding shares none of them.
+    `plain` is empty where there is nothing to compare with. None where there are no visits, or
+    plain decoding shares none of them.
     """
     if visits and not plain:
         return settled_seconds(visits, settle)
@@ -180,10 +164,8 @@ def settled(trials: Sequence[Trial], settle: Settle = undisturbed) -> list[Trial
     decoding has too; without any a greedy text has failed, and sampled ones keep the times that
     they took.
 
-    Args:
-        trials: as they were stored, in their order: of a generation that was stored more than once
-            all are timed.
-        settle: a request's time over its visits.
+    Trials are as they were stored, in their order: of a generation that was stored more than once
+    all are timed.
     """
     timed = [(place, trial) for place, trial in enumerate(trials) if _is_timed(trial)]
     sampled = (trial for _, trial in timed if trial.temperature != GREEDY)
@@ -213,12 +195,9 @@ def _is_timed(trial: Trial) -> bool:
 def _visits(
     entries: Sequence[tuple[int, Trial]], text: tuple[int, ...] | None, length: "_Lengths | None"
 ) -> list[Visit]:
-    """The visits by which a request is timed, with the place of each trial.
+    """The visits by which a request is timed, from its trials with their places.
 
-    Args:
-        entries: its trials, with their places.
-        text: the greedy one that counts.
-        length: of sampled ones; None if greedy.
+    `text` is the greedy one that counts, `length` that of sampled ones; None if greedy.
     """
     if length is None:
         measured = [(place, trial, 1.0) for place, trial in entries if trial.tokens == text]
@@ -251,16 +230,12 @@ def _settled(trials: Sequence[Trial], text: tuple[int, ...] | None, seconds: flo
 
 @dataclass(frozen=True)
 class _Lengths:
-    """How long sampled requests of one K are, in rounds.
+    """How long sampled requests of one K are, in rounds."""
 
-    Attributes:
-        told: whether the server tells rounds; else tokens stand for them, as where it decodes
-            plainly.
-        start: how many rounds a request's start lasts. Without it the lowest time per round would
-            be the longest text's.
-    """
-
+    # Whether the server tells rounds; else tokens stand for them, as where it decodes plainly
     told: bool
+    # How many rounds a request's start lasts. Without it the lowest time per round would be the
+    # longest text's.
     start: float
 
     @classmethod
@@ -313,20 +288,13 @@ def fit_line(counts: Array, seconds: Array, *, net: bool) -> tuple[float, float]
 
 
 def least_squares(columns: Array, seconds: Array, known_s: Array | float = 0.0) -> list[float]:
-    """What each of the [n, column] counts costs, none below 0, errors relative to the seconds.
+    """What each of the [n, column] counts costs, none below 0, errors relative to the [n] seconds.
 
-    Args:
-        columns: how often each thing was done.
-        seconds: [n] that it took together.
-        known_s: what of these is known already.
-
-    What took no time by its clock, whose step may be longer, is left out.
+    Of these some may be known already. What took no time by its clock, whose step may be longer,
+    is left out.
     """
     timed = seconds > 0.0
-    columns, known_s, seconds = (
-        columns[timed],
-        np.broadcast_to(known_s, timed.shape)[timed],
-        seconds[timed],
-    )
+    known_s = np.broadcast_to(known_s, timed.shape)[timed]
+    columns, seconds = columns[timed], seconds[timed]
     fitted, _ = nnls(columns / seconds[:, None], 1.0 - known_s / seconds)
     return fitted.tolist()

@@ -49,18 +49,14 @@ def rare_tokens(texts: Iterable[Sequence[int]]) -> frozenset[int]:
 
 
 def token_classes(
-    tokens: Sequence[int],
-    pieces: Mapping[int, str],
-    prompt: Sequence[int],
-    rare: frozenset[int],
+    tokens: Sequence[int], pieces: Mapping[int, str], prompt: Sequence[int], rare: frozenset[int]
 ) -> list[str]:
     """The class of each token.
 
     Args:
-        tokens: of the text.
         pieces: the text of each id; "" of a special one.
         prompt: the ids before the text; none where they are not known, and then none is copied.
-        rare: ids, as `rare_tokens` gives them.
+        rare: ids, of `rare_tokens`.
     """
     parts = [pieces.get(int(token), "") for token in tokens]
     text = "".join(parts)

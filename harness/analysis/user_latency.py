@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from harness.analysis.batch_schedule import full_loads
+from harness.analysis.batch_schedule import by_load, full_loads
 from harness.records import LoadTiming, ServingEngine, Trial, grouped, set_of
 from harness.stats.jackknife import token_weights
 from harness.summary import PairedWaits, Percentiles, UserLatency
@@ -53,18 +53,12 @@ NO_GOALS = Goals()
 
 @dataclass(frozen=True)
 class _Waited:
-    """One request; None where the server does not tell.
-
-    Attributes:
-        first_token_s: until its first token.
-        per_token_s: of each token after it.
-        request_s: of the whole answer.
-    """
+    """One request; None where the server does not tell."""
 
     prompt_set: str
-    first_token_s: float | None
-    per_token_s: float | None
-    request_s: float | None
+    first_token_s: float | None  # until its first token
+    per_token_s: float | None  # of each token after it
+    request_s: float | None  # of the whole answer
 
 
 def one_by_one(
@@ -72,11 +66,8 @@ def one_by_one(
 ) -> Iterator[UserLatency]:
     """By temperature and K, of requests that were sent outside of a load.
 
-    Args:
-        trials: every visit's; those of a run that did not store what the client saw are taken by
-            the server's clock, where that is the run's.
-        engine: that served.
-        weights: of the prompt sets, equal if None.
+    Trials are of every visit; those of a run that did not store what the client saw are taken by
+    the server's clock, where that is the run's. Prompt sets have equal weights if None.
     """
     done = [trial for trial in trials if trial.status == "ok"]
     seen = [trial for trial in done if trial.user_s is not None]
@@ -97,9 +88,7 @@ def one_by_one(
 
 
 def _paired(
-    row: UserLatency,
-    pairs: Sequence[tuple[_Waited, _Waited]],
-    weights: Mapping[str, float] | None,
+    row: UserLatency, pairs: Sequence[tuple[_Waited, _Waited]], weights: Mapping[str, float] | None
 ) -> PairedWaits | None:
     """Medians over pairs of one prompt and visit, plain and at the row's K; None without any."""
     known = [
@@ -142,14 +131,12 @@ def under_load(
 
     `goals` are those of requests that arrived at random.
     """
-
-    def load(t: LoadTiming) -> tuple[float, bool, int, float, int]:
-        return (t.temperature, t.concurrency is None, t.concurrency or 0, t.rate or 0.0, t.k)
-
-    for (temperature, *_, k), made in sorted(grouped(full_loads(timings), load).items()):
+    for made in by_load(full_loads(timings)):
         waited = [each for timing in made for each in _of_load(timing, engine)]
         first = made[0]
-        row = UserLatency(temperature, k, first.concurrency, first.rate, load=True, clock="client")
+        row = UserLatency(
+            first.temperature, first.k, first.concurrency, first.rate, load=True, clock="client"
+        )
         if first.rate is not None:
             behind = [each for timing in made if (each := _behind(timing)) is not None]
             row = replace(
