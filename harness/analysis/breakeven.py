@@ -81,9 +81,14 @@ def inputs_of(config: BreakevenConfig, measured: MeasuredInputs) -> Inputs:
         (measured.target_ms or config.target_ms or 0.0) / 1e3,
         tuple(value / 1e3 for value in verify_ms or ()),
     )
+    largest = max(ks, default=0)
+    rounds = round_times(measured, times, largest)
+    assert rounds is not None  # there are step times
+    # Refuses a K beyond what is known
+    (rounds.at if measured.round_ms else times.v)(largest)
     return Inputs(
         times=times,
-        rounds=_rounds(measured, times, max(ks, default=0)),
+        rounds=rounds,
         rounds_measured=bool(measured.round_ms),
         ks=ks,
         alphas=tuple(theory.check_share("alpha", alpha) for alpha in config.alpha),
@@ -91,17 +96,6 @@ def inputs_of(config: BreakevenConfig, measured: MeasuredInputs) -> Inputs:
         acceptance_by_position=positions,
         measured=measured,
     )
-
-
-def _rounds(measured: MeasuredInputs, times: StepTimes, largest: int) -> RoundTimes:
-    """R as a run measured it, else by the formula; a K beyond what is known is refused."""
-    rounds = round_times(measured, times, largest)
-    assert rounds is not None  # there are step times
-    if measured.round_ms:
-        rounds.at(largest)
-    else:
-        times.v(largest)
-    return rounds
 
 
 def round_times(
@@ -146,9 +140,9 @@ def analyse_breakeven(setup: Setup) -> Summary:
     iid = list(iid_rows(inputs))
     rows = (*iid, *measured)
     latency = Latency(inputs.rounds, steps=inputs.times)
-    steps, round_times = latency.summary(""), latency.round_summary("")
+    steps, rounds = latency.summary(""), latency.round_summary("")
     if inputs.rounds_measured:
-        round_times = replace(round_times, source="rounds")
+        rounds = replace(rounds, source="rounds")
     return Summary(
         run=setup.facts(rows),
         answers=answers_of(measured, positions, inputs.measured.requests, inputs.measured.served),
@@ -156,7 +150,7 @@ def analyse_breakeven(setup: Setup) -> Summary:
         results=rows,
         latency=tuple(_typed_rows(inputs.times)),
         steps=() if steps is None else (steps,),
-        round_times=(round_times,),
+        round_times=(rounds,),
         ceilings=ceilings(inputs.rounds, inputs.times, inputs.ks),
         best_k=tuple(
             BestKAtAlpha(alpha, *inputs.rounds.best_k(alpha, inputs.ks)) for alpha in inputs.alphas

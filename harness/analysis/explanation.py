@@ -92,12 +92,9 @@ def case_of(
     }
     if not cells or steps is None:
         return None
-
-    def gain(k: int) -> float:
-        return latency.rounds.speedup(cells[k].tokens_per_round, k)
-
+    gains = {k: latency.rounds.speedup(cell.tokens_per_round, k) for k, cell in cells.items()}
     named = verdict.named[1]
-    k = named if named in cells else max(cells, key=gain)
+    k = named if named in cells else max(gains, key=gains.__getitem__)
     if cells[k].alpha is None:
         return None
     return Case(draft, k, cells, latency.rounds, steps, _floors(floors, draft))

@@ -152,22 +152,18 @@ def training(
     ranking: Ranking, analysis: PairAnalysis, head: str, steps: Mapping[int, str]
 ) -> Training | None:
     """The speedup by training step, all priced as the last one is; None where too few ran."""
-    best = {name.draft: name.k for name in ranking.best}
-    ran = {step: name for step, name in steps.items() if name in best}
+    ranked = {name.draft for name in ranking.best}
+    ran = {step: name for step, name in steps.items() if name in ranked}
     if len(ran) < LEAST_CHECKPOINTS:
         return None
-    replays = ranking.replays
-    last = ran[max(ran)]
-    latency = analysis.latencies[replays.temperature][last]
+    replays, weights = ranking.replays, analysis.setup.weights
+    latency = analysis.latencies[replays.temperature][ran[max(ran)]]
     kept = {c: counts for c, counts in replays.candidates.items() if c.draft in ran.values()}
-    part = replace(replays, candidates=kept)
-    weights = analysis.setup.weights
-    evidence = evidence_of(part, dict.fromkeys(ran.values(), latency))
+    of_last = dict.fromkeys(ran.values(), latency)
+    evidence = evidence_of(replace(replays, candidates=kept), of_last)
+    speedups = evidence.speedups(weights)
     chosen = [
-        max(
-            (c for c in kept if c.draft == name),
-            key=lambda c: (evidence.speedups(weights)[c], -c.k),
-        )
+        max((c for c in kept if c.draft == name), key=lambda c: (speedups[c], -c.k))
         for name in ran.values()
     ]
     # One set of times: what visits say of it moves all checkpoints alike
@@ -179,25 +175,22 @@ def training(
     if enough_prompts(workload.prompt_sets):
         half = half_width(variance, CONFIDENCE)
         bounds = np.exp([-ratios - half, -ratios + half]).T.tolist()
-    rows: list[Checkpoint] = []
-    for n, (step, candidate) in enumerate(zip(ran, chosen, strict=True)):
-        counts = replays.weighted(candidate, weights)
-        rows.append(
-            Checkpoint(
-                replays.temperature,
-                step,
-                candidate.draft,
-                candidate.k,
-                counts.alpha,
-                float(np.exp(logs[n])),
-                *(intervals[n] if intervals else (None, None)),
-                float(np.exp(-ratios[n])),
-                *bounds[n],
-            )
+    checkpoints = tuple(
+        Checkpoint(
+            replays.temperature,
+            step,
+            candidate.draft,
+            candidate.k,
+            replays.weighted(candidate, weights).alpha,
+            float(np.exp(logs[n])),
+            *(intervals[n] if intervals else (None, None)),
+            float(np.exp(-ratios[n])),
+            *bounds[n],
         )
-    return Training(
-        PurePath(head).name, replays.temperature, tuple(rows), _enough(workload, [*ran])
+        for n, (step, candidate) in enumerate(zip(ran, chosen, strict=True))
     )
+    enough = _enough(workload, [*ran])
+    return Training(PurePath(head).name, replays.temperature, checkpoints, enough)
 
 
 def _enough(workload: Workload, steps: Sequence[int]) -> int | None:

@@ -66,8 +66,7 @@ class Starts:
 
     alone_s: float  # besides their tokens, while nobody decodes
     token_s: float  # of each token
-    # As `alone_s`, in an iteration of one request, and of several; None where an engine does not
-    # mix
+    # As `alone_s`, in an iteration of one request, and of several; None if an engine does not mix
     mixed_s: tuple[float, float] | None = None
     idle_s: float = 0.0  # more than `alone_s`, where the server had nothing to do for a while
 
@@ -167,7 +166,8 @@ def fit_iterations(
         None where the server tells no times of its own, or plain or speculative loads are missing.
     """
     ks = sorted({timing.k for timing, _ in loads})
-    if not all(_times_told(timing) for timing, _ in loads) or len(ks) < 2 or ks[0] != 0:
+    times = [each for t, _ in loads for each in (t.user_decode_s, t.user_prefill_s)]
+    if not all(each and None not in each for each in times) or len(ks) < 2 or ks[0] != 0:
         return None
     costs = _first_guess(loads, slots, ks, mixes=mixes, by_runs=by_runs)
     for time in range(1, ALTERNATIONS + 1):
@@ -190,11 +190,6 @@ def fit_without_texts(
     return [_fitted(observed.without(names), costs, last=True) for names in left_out]
 
 
-def _times_told(timing: LoadTiming) -> bool:
-    times = (timing.user_decode_s, timing.user_prefill_s)
-    return all(each and None not in each for each in times)
-
-
 def _first_guess(
     loads: Sequence[SentLoad], slots: int, ks: Sequence[int], *, mixes: bool, by_runs: bool
 ) -> IterationCosts:
@@ -213,16 +208,12 @@ def _first_guess(
     ]
     client_s = max(0.0, float(np.median(np.concatenate(spent)))) if spent else 0.0
     starts = Starts(0.0, 0.0, (0.0, 0.0) if mixes else None)
-    if _find_nothing(loads):
+    looked_up = [requests for timing, requests in loads if timing.k and looks_up(timing.draft)]
+    # Whether there are rounds that find nothing
+    if any(not request.most.all() for requests in looked_up for request in requests):
         times = replace(times, round_s=((0, paces[0]), *times.round_s))
     by_batch = dict.fromkeys(range(1, slots + 1), times)
     return IterationCosts(BatchTimes(by_batch), starts, starts, client_s, by_runs)
-
-
-def _find_nothing(loads: Sequence[SentLoad]) -> bool:
-    """Whether drafts are looked up and there are rounds that find none."""
-    looked_up = [requests for timing, requests in loads if timing.k and looks_up(timing.draft)]
-    return any(not request.most.all() for requests in looked_up for request in requests)
 
 
 def _known(seconds: Sequence[float | None]) -> Array:
@@ -243,7 +234,7 @@ class _Observed:
     prefills: NDArray[np.bool_]  # [n] whether it is a prefill
     counts: Array  # [n, column] as of `_counted`
     seconds: Array  # [n] that it took
-    # context_tokens, context_spread: as of `_contexts`, of all requests
+    # Of the tokens in a request's cache half through its text, the mean, and how far they range
     context_tokens: float
     context_spread: float
 
@@ -319,13 +310,6 @@ def _undisturbed(seconds: Array, costs_s: Array) -> Array:
     return np.clip(seconds, costs_s / DISTURBED, costs_s * DISTURBED)
 
 
-def _contexts(loads: Sequence[SentLoad]) -> tuple[float, float]:
-    """The mean of the tokens in a request's cache half through its text, and how far they range."""
-    contexts = [r.prompt_tokens + r.tokens / 2.0 for _, requests in loads for r in requests]
-    low, high = np.percentile(contexts, [10, 90])
-    return float(np.mean(contexts)), float(high - low)
-
-
 def _observed(
     loads: Sequence[SentLoad], slots: int, largest_k: int, costs: IterationCosts
 ) -> _Observed:
@@ -358,13 +342,16 @@ def _observed(
         prefills += [np.ones(single.sum(), dtype=bool), np.zeros(decoded.sum(), dtype=bool)]
         counts += [prefill[single], decode[decoded]]
         seconds += [_known(timing.user_prefill_s)[single], _known(timing.user_decode_s)[decoded]]
+    contexts = [r.prompt_tokens + r.tokens / 2.0 for _, requests in loads for r in requests]
+    low, high = np.percentile(contexts, [10, 90])
     return _Observed(
         slots,
         texts,
         np.concatenate(prefills),
         np.concatenate(counts),
         np.concatenate(seconds),
-        *_contexts(loads),
+        float(np.mean(contexts)),
+        float(high - low),
     )
 
 

@@ -106,7 +106,6 @@ class Worth:
 Cheaper = Literal["faster", "half_vocabulary", "layer_less"]
 CHEAPER: tuple[Cheaper, ...] = ("faster", "half_vocabulary", "layer_less")
 
-
 # Why it is not known what a change brings: no step was timed, its sizes are not stored, one layer
 Unknown = Literal["no_step", "no_sizes", "one_layer"]
 

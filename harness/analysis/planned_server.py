@@ -437,10 +437,9 @@ def planned(
         UserError: the run does not tell what is needed, or the other one is of other texts.
     """
     server, drafts = _planned(run, temperature)
-    if confidences_from is not None:
-        return server, _with_confidences(drafts, confidences_from, server)
-    if run.confidences:
-        return server, _with_confidences(drafts, run, server, asked=False)
+    asked = confidences_from is not None
+    if asked or run.confidences:
+        drafts = _with_confidences(drafts, confidences_from or run, server, asked=asked)
     return server, drafts
 
 
@@ -495,7 +494,7 @@ def _kind(setup: Setup, name: str, traces: Sequence[TextTrace]) -> DraftKind:
 
 
 def _with_confidences(
-    drafts: Sequence[PlannedDraft], run: StoredRun, server: Server, *, asked: bool = True
+    drafts: Sequence[PlannedDraft], run: StoredRun, server: Server, *, asked: bool
 ) -> tuple[PlannedDraft, ...]:
     """The drafts with the confidences that a run stored of what they draft on the same texts.
 

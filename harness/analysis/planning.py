@@ -24,10 +24,11 @@ arrivals and bursts are stretched to a card's rate, and keep their shape.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import takewhile
 from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 
@@ -633,9 +634,8 @@ def load_checks(server: Server, ks: Sequence[int]) -> Iterator[PlanCheck]:
         if server.served.engine.clock == "cpu" or (timing.others or 0.0) <= MOST_OTHERS
     ]
     costs = {group: server.costs_without(group) for group in {each.group for each in loads}}
-
     for timings in by_load(loads):
-        cell = _Cell(told=server.served.engine.clock == "engine")
+        done: list[_Simulated] = []
         for timing in timings:
             known, sent = costs[timing.group], _sent(server, timing, max(ks))
             if known is None or sent is None or (timing.rate and not timing.due_s):
@@ -644,62 +644,54 @@ def load_checks(server: Server, ks: Sequence[int]) -> Iterator[PlanCheck]:
             usual = server.at_usual_pace(timing)
             arrivals = usual.due_s or sent_at_once(len(sent), timing.concurrency)
             priced = speculative if timing.k else plain
-            done = simulate(sent, arrivals, priced, Fixed(timing.k), timing.concurrency)
-            cell.add(timing, done, server.pace(timing))
-        if cell.requests:
-            yield cell.check(timings[0])
+            served = simulate(sent, arrivals, priced, Fixed(timing.k), timing.concurrency)
+            done.append(_Simulated(timing, served, server.pace(timing)))
+        if done:
+            # With clock=cpu a load's seconds are not those of a user
+            yield _checked(done, told=server.served.engine.clock == "engine")
 
 
-@dataclass(eq=False)
-class _Cell:
-    """What loads of one kind took, measured and simulated."""
+class _Simulated(NamedTuple):
+    """A load, its simulation, and how many times as long the machine's pace makes that."""
 
-    told: bool  # whether the server tells what each request waited, by the clock of the run
-    # requests, tokens: of them together
-    requests: int = 0
-    tokens: int = 0
-    # That they took together, measured and simulated
-    seconds: Array = field(default_factory=lambda: np.zeros(2))
-    # per_token, first_token: by load, [n, draw] of each request, seconds, measured and simulated
-    per_token: tuple[list[Array], list[Array]] = field(default_factory=lambda: ([], []))
-    first_token: tuple[list[Array], list[Array]] = field(default_factory=lambda: ([], []))
+    timing: LoadTiming
+    served: Served
+    pace: float
 
-    def add(self, timing: LoadTiming, done: Served, pace: float) -> None:
-        """One visit, whose simulated times are as long as the machine's pace made them."""
-        emitted = done.tokens > 0
-        self.requests += len(done.tokens)
-        self.tokens += sum(timing.returned)
-        self.seconds += (timing.seconds, pace * done.ended_s.max())
-        self.per_token[1].append(pace * done.per_token_s[emitted, None])
-        self.first_token[1].append(pace * done.first_token_s)
-        decode_s = timing.user_decode_s or (None,)
-        # With clock=cpu a load's seconds are not those of a user
-        self.told = self.told and None not in decode_s
-        if self.told:
-            decoding_s = np.array(decode_s, dtype=np.float64)
-            late_s = np.subtract(timing.sent_s, timing.due_s) if timing.due_s else 0.0
-            self.per_token[0].append((decoding_s[emitted] / done.tokens[emitted])[:, None])
-            self.first_token[0].append((np.array(timing.user_s) + late_s - decoding_s)[:, None])
 
-    def check(self, timing: LoadTiming) -> PlanCheck:
-        """What a report shows, of loads like this one."""
-        per_second = self.tokens / self.seconds if timing.concurrency else (None, None)
-        waits = [
-            [_percentiles(each) if self.told or at else None for at, each in enumerate(pair)]
-            for pair in (self.per_token, self.first_token)
-        ]
-        return PlanCheck(
-            k=timing.k,
-            concurrency=timing.concurrency,
-            rate=timing.rate,
-            requests=self.requests,
-            tokens_per_second=per_second[0],
-            simulated_tokens_per_second=per_second[1],
-            per_token=waits[0][0],
-            simulated_per_token=waits[0][1],
-            first_token=waits[1][0],
-            simulated_first_token=waits[1][1],
-        )
+def _checked(loads: Sequence[_Simulated], *, told: bool) -> PlanCheck:
+    """What loads of one kind took; `told` is whether the server's clock says what users waited."""
+    first = loads[0].timing
+    told = told and all(t.user_decode_s and None not in t.user_decode_s for t, _, _ in loads)
+    seconds = np.sum([(t.seconds, pace * each.ended_s.max()) for t, each, pace in loads], axis=0)
+    tokens = sum(sum(timing.returned) for timing, _, _ in loads)
+    per_second = tokens / seconds if first.concurrency else (None, None)
+    per_token, first_token = (
+        map(_percentiles, zip(*map(_waits, loads), strict=True)) if told else (None, None)
+    )
+    return PlanCheck(
+        k=first.k,
+        concurrency=first.concurrency,
+        rate=first.rate,
+        requests=sum(len(each.tokens) for _, each, _ in loads),
+        tokens_per_second=per_second[0],
+        simulated_tokens_per_second=per_second[1],
+        per_token=per_token,
+        simulated_per_token=_percentiles(
+            [pace * each.per_token_s[each.tokens > 0, None] for _, each, pace in loads]
+        ),
+        first_token=first_token,
+        simulated_first_token=_percentiles([pace * each.first_token_s for _, each, pace in loads]),
+    )
+
+
+def _waits(load: _Simulated) -> tuple[Array, Array]:
+    """Measured: [n, 1] of each token after the first, and of each request until its first."""
+    timing, served = load.timing, load.served
+    emitted, decoding_s = served.tokens > 0, np.array(timing.user_decode_s, dtype=np.float64)
+    late_s = np.subtract(timing.sent_s, timing.due_s) if timing.due_s else 0.0
+    per_token_s = decoding_s[emitted] / served.tokens[emitted]
+    return per_token_s[:, None], (np.array(timing.user_s) + late_s - decoding_s)[:, None]
 
 
 def _sent(server: Server, timing: LoadTiming, k: int) -> list[Request] | None:

@@ -151,7 +151,6 @@ class _Asked(NamedTuple):
 
     @classmethod
     def of(cls, trial: Trial) -> "_Asked":
-        """By a trial."""
         return cls(trial.prompt_set, trial.prompt, trial.temperature, trial.k)
 
 
@@ -181,10 +180,16 @@ def settled(trials: Sequence[Trial], settle: Settle = undisturbed) -> list[Trial
     for asked, group in generations.items():
         plain = visits.get(asked._replace(k=0), []) if asked.k else []
         seconds = paired_seconds(visits.get(asked, []), plain, settle)
+        length = lengths.get((asked.temperature, asked.k))
         if asked.temperature == GREEDY:
             made.append(_settled(group, texts[asked], seconds))
+        elif seconds is None or length is None:
+            made += group
         else:
-            made += _with_times(group, seconds, lengths.get((asked.temperature, asked.k)))
+            # Every text at the settled seconds per length
+            made += [
+                t if t.decode_s is None else replace(t, decode_s=seconds * length(t)) for t in group
+            ]
     return made
 
 
@@ -259,18 +264,6 @@ class _Lengths:
         """With it; 0.0 where there was no round."""
         rounds = self.rounds(trial)
         return self.start + rounds if rounds else 0.0
-
-
-def _with_times(
-    trials: Sequence[Trial], seconds: float | None, length: _Lengths | None
-) -> list[Trial]:
-    """Of one prompt and K: every text at the settled seconds per length."""
-    if seconds is None or length is None:
-        return list(trials)
-    return [
-        trial if trial.decode_s is None else replace(trial, decode_s=seconds * length(trial))
-        for trial in trials
-    ]
 
 
 # ---- a start, and what each of several costs -----------------------------------------------------

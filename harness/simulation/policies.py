@@ -212,7 +212,14 @@ def allocated(survivals: Sequence[Sequence[float]], budget: int) -> list[int]:
         return [budget]
     # The largest chance of those that are left out
     least = sorted(chain.from_iterable(survivals), reverse=True)[budget]
-    ks = [sum(chance > least for chance in row) for row in survivals]
+    ks: list[int] = []
+    for row in survivals:
+        drafted = 0
+        for chance in row:
+            if chance <= least:
+                break
+            drafted += 1
+        ks.append(drafted)
     left = budget - sum(ks)
     if left:
         equal = sorted(

@@ -113,8 +113,7 @@ class Costs:
     # That caches of all requests hold together, next to the draft's; a request enters when its
     # prompt and its whole text have room, or alone
     cache_tokens: float = inf
-    # What prefills took more than they cost, or less, all equally likely; the clock goes by the
-    # costs
+    # What prefills took more than they cost, or less, all equally likely; the clock goes by costs
     prefill_scatter_s: Sequence[float] = (0.0,)
 
     @property
@@ -256,7 +255,9 @@ def simulate(
             prompts = [slot.request for slot in entering]
             seconds += costs.start_of(prompts, len(decoding)) + idle * costs.idle_s
         elif steady:
-            steps = _alike(active, paths)
+            # Until a text ends, or a round drafts another number of tokens
+            pairs = zip(active, paths, strict=True)
+            steps = max(1, min([path.alike[slot.position] for slot, path in pairs]))
             if steps > 1 and len(active) < most and due < number:
                 # Contexts grow, so that none of the iterations until then takes longer in the mean
                 longest_s = seconds
@@ -322,11 +323,6 @@ def _context(active: Sequence[Slot], paths: Sequence[Rounds], steps: int) -> flo
             position = path.after[position]
         total += slot.request.prompt_tokens + (slot.position + position) / 2.0
     return total
-
-
-def _alike(active: Sequence[Slot], paths: Sequence[Rounds]) -> int:
-    """Iterations until a text ends, or a round drafts another number of tokens; one at least."""
-    return max(1, min([path.alike[s.position] for s, path in zip(active, paths, strict=True)]))
 
 
 def sent_at_once(number: int, in_flight: int | None) -> Array:
