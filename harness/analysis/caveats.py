@@ -351,9 +351,7 @@ def of_the_timings(
             yield Caveat("rounds_at_other_temperature", values)
 
 
-def unlike_plain_tokens(
-    latencies: Mapping[float, Mapping[str, Latency]],
-) -> Iterator[Caveat]:
+def unlike_plain_tokens(latencies: Mapping[float, Mapping[str, Latency]]) -> Iterator[Caveat]:
     """Where the target's plain token differs by far more than timing scatters, the worst case.
 
     It is the same work next to whichever draft, and nearly that of a bare step: of all drafts at a

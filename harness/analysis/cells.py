@@ -131,11 +131,7 @@ def acceptance_by_position(
 
 
 def measured_rows(
-    trials: Sequence[Trial],
-    *,
-    model: str,
-    draft: str,
-    times: Mapping[float, RoundTimes],
+    trials: Sequence[Trial], *, model: str, draft: str, times: Mapping[float, RoundTimes]
 ) -> list[ResultRow]:
     """One row per prompt set, temperature and K, in that order, from one pair's generations.
 

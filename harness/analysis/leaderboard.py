@@ -22,14 +22,7 @@ from harness.serving.drafts import DraftKind
 from harness.serving.engines import with_lines
 from harness.stats.crossfit import Workload
 from harness.stats.jackknife import Variance, enough_prompts, set_weights, share_interval
-from harness.summary import (
-    AdaptiveRow,
-    Answer,
-    BlockGain,
-    DraftMemory,
-    Leaderboard,
-    LeaderboardRow,
-)
+from harness.summary import AdaptiveRow, Answer, BlockGain, DraftMemory, Leaderboard, LeaderboardRow
 from harness.theory.cost import usd_per_million_tokens
 from harness.theory.memory import ModelBytes, memory_view
 
@@ -188,11 +181,7 @@ def with_speedup(row: Predicted, answer: Answer) -> Predicted:
 
 
 def draft_memory(
-    setup: Setup,
-    names: Sequence[str],
-    context_tokens: int,
-    *,
-    lookups: Collection[str] = (),
+    setup: Setup, names: Sequence[str], context_tokens: int, *, lookups: Collection[str] = ()
 ) -> tuple[DraftMemory, ...]:
     """What each draft leaves of the device's memory, where the sizes are known."""
     target, available = setup.model_bytes(), setup.memory_bytes

@@ -220,12 +220,7 @@ def _questions(
 
 
 def _winner(
-    part: Replays,
-    rest: Replays,
-    latencies: Latencies,
-    weights: Weights,
-    draft: str,
-    level: float,
+    part: Replays, rest: Replays, latencies: Latencies, weights: Weights, draft: str, level: float
 ) -> tuple[str | None] | None:
     """What a draft loses to at every K, (None,) for plain decoding; None where to nothing."""
     evidence = evidence_of(part, latencies)

@@ -11,15 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.analysis.cells import (
-    Count,
-    accepted,
-    completed,
-    decode_s,
-    judged,
-    latest,
-    new_tokens,
-)
+from harness.analysis.cells import Count, accepted, completed, decode_s, judged, latest, new_tokens
 from harness.analysis.latency import Latency
 from harness.analysis.replayed import Replays, replay_check
 from harness.analysis.verdict import Candidate, Evidence, Facts, MeasuredPairs, Timed

@@ -159,9 +159,7 @@ class Speedup:
 
 
 def speedups(
-    evidence: Evidence,
-    weights: Mapping[str, float] | None = None,
-    error: Variance | None = None,
+    evidence: Evidence, weights: Mapping[str, float] | None = None, error: Variance | None = None
 ) -> dict[Candidate, Speedup]:
     """Every candidate's: 1 / the weighted mean over sets of what a token costs in plain tokens.
 
@@ -363,10 +361,7 @@ def _prefill_seconds(replays: Replays, latency: Latency, draft: str | None = Non
 
 
 def request_summary(
-    replays: Replays,
-    name: Candidate,
-    latency: Latency,
-    weights: Mapping[str, float] | None = None,
+    replays: Replays, name: Candidate, latency: Latency, weights: Mapping[str, float] | None = None
 ) -> RequestSummary | None:
     """Whole requests with one candidate, prefills included: what a user waits for.
 

@@ -23,14 +23,7 @@ from harness.stats.jackknife import Array, token_weights
 from harness.summary import ReplayCheck
 from harness.theory.acceptance import check_k
 from harness.theory.acceptance_rules import ACCEPTANCE_RULES, accept_probabilities
-from harness.theory.replay import (
-    PaddedTexts,
-    Replayed,
-    by_start,
-    padded_texts,
-    replay,
-    stacked,
-)
+from harness.theory.replay import PaddedTexts, Replayed, by_start, padded_texts, replay, stacked
 
 # Entries of one (texts, positions, offsets) array; some ten such arrays are alive in a replay.
 CHUNK_ENTRIES = 4_000_000

@@ -22,15 +22,7 @@ from harness.analysis.verdict import Candidate
 from harness.records import Rule, TextTrace
 from harness.serving.drafts import DRAFTS
 from harness.stats.jackknife import token_weights
-from harness.theory.replay import (
-    Endings,
-    PaddedTexts,
-    Replayed,
-    by_start,
-    endings,
-    replay,
-    stacked,
-)
+from harness.theory.replay import Endings, PaddedTexts, Replayed, by_start, endings, replay, stacked
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.intp]

@@ -23,14 +23,7 @@ from harness.analysis.cells import (
     with_counts,
     with_times,
 )
-from harness.analysis.latency import (
-    Latency,
-    ServedTimes,
-    latency_of,
-    latency_row,
-    near,
-    visits_of,
-)
+from harness.analysis.latency import Latency, ServedTimes, latency_of, latency_row, near, visits_of
 from harness.analysis.predicted import evidence_of
 from harness.analysis.prediction_error import Gap, PredictionError, prediction_errors
 from harness.analysis.replayed import Replays, by_prompt
@@ -46,11 +39,7 @@ from harness.analysis.server_costs import (
     timed_rounds,
 )
 from harness.analysis.server_texts import ServedTexts, Texts
-from harness.analysis.verdict import (
-    Candidate,
-    Evidence,
-    Timed,
-)
+from harness.analysis.verdict import Candidate, Evidence, Timed
 from harness.records import Cell, LatencyRow, ResultRow, RoundTiming, grouped
 from harness.serving.drafts import looks_up
 from harness.serving.engines import OWN
@@ -62,12 +51,7 @@ from harness.stats.jackknife import (
     log_speedup,
     speedup_interval,
 )
-from harness.summary import (
-    NotPredicted,
-    RoundSummary,
-    ServedCell,
-    ServedCosts,
-)
+from harness.summary import NotPredicted, RoundSummary, ServedCell, ServedCosts
 from harness.theory.speedup import RoundTimes
 
 

@@ -32,10 +32,7 @@ from harness.analysis.caveats import (
     k_at_edge,
     of_the_timings,
 )
-from harness.analysis.cells import (
-    completed,
-    ratio,
-)
+from harness.analysis.cells import completed, ratio
 from harness.analysis.lossless import distrust
 from harness.analysis.predicted import evidence_of
 from harness.analysis.request_times import Visit, paired_seconds, with_enough_visits
@@ -45,20 +42,10 @@ from harness.analysis.server_structured import structured_caveats, structured_ga
 from harness.analysis.setup import Setup
 from harness.analysis.unstable import impossible, unstable_cells
 from harness.analysis.user_latency import Goals, one_by_one, under_load
-from harness.analysis.verdict import (
-    Candidate,
-    CostError,
-    Evidence,
-    Timed,
-    evidence_from_trials,
-)
+from harness.analysis.verdict import Candidate, CostError, Evidence, Timed, evidence_from_trials
 from harness.records import GREEDY, Cell, ResultRow, Trial, grouped, where
 from harness.serving.engines import OWN, spec_of
-from harness.stats.jackknife import (
-    CONFIDENCE,
-    speedup_interval,
-    token_weights,
-)
+from harness.stats.jackknife import CONFIDENCE, speedup_interval, token_weights
 from harness.summary import (
     AcceptanceByPosition,
     Answer,
