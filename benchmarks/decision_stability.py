@@ -67,7 +67,7 @@ def decisions(run: StoredRun, seeds: int) -> dict[str, Counter[str]]:
     asked, shares = pair.questions, pair.setup.shares
     counts: dict[str, Counter[str]] = {}
     for seed in range(seeds):
-        for entry in answered(asked, weights=shares, seed=seed, doubts=[None] * len(asked)):
+        for entry in answered(asked, lambda _: None, weights=shares, seed=seed):
             for answer in (entry.workload, *entry.sets):
                 name = f"T={answer.temperature:g} {answer.rule} {answer.prompt_set}"
                 counts.setdefault(name, Counter())[answer.decision] += 1

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from harness.analysis.cells import prompts_of
 from harness.analysis.latency import Latency
 from harness.analysis.predicted import visit_costs
 from harness.analysis.replayed import in_chunks, padded_traces
@@ -148,9 +149,7 @@ def _rows(
     shares: Mapping[str, float],
 ) -> _Rows:
     """Some (K, threshold), replayed; turns and repetitions are of one prompt."""
-    of_text = [(trace.prompt_set, trace.conversation) for trace in texts.traces]
-    prompts = sorted(set(of_text))
-    groups = [prompts.index(name) for name in of_text]
+    prompts, groups = prompts_of(texts.traces)
     prompt_sets = tuple(prompt_set for prompt_set, _ in prompts)
     made = [
         replayed_adaptively(texts, k, threshold).summed(groups, len(prompts))

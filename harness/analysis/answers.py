@@ -14,7 +14,7 @@ at least, the upper bound of a mean is 1 only where all prompts agree, so no lev
 it takes nothing of the report's error.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from harness.analysis.leaderboard import Ranking
@@ -67,27 +67,26 @@ class Answered:
 
 def answered(
     asked: Sequence[Question],
+    doubt_of: Callable[[Question], Doubt | None],
     *,
     weights: Mapping[str, float] | None,
     seed: int,
-    doubts: Sequence[Doubt | None],
 ) -> tuple[Answered, ...]:
     """Decide every question, for the whole workload and for each prompt set.
 
-    A single prompt set is the whole workload, so its answer is the same one. Where a question's
-    doubt says why the texts or times behind it cannot be trusted, it is undecided for that reason.
+    A single prompt set is the whole workload, so its answer is the same one. Where `doubt_of` says
+    why the texts or times behind a question cannot be trusted, it is undecided for that reason.
     """
     counted = {name for name, share in (weights or {}).items() if share > 0.0}
 
-    def decided(question: Question, doubt: Doubt | None) -> Answered:
-        evidence = question.evidence
+    def decided(question: Question) -> Answered:
+        evidence, doubt = question.evidence, doubt_of(question)
 
         def one(prompt_set: str, error: float) -> Answer:
             if doubt is not None:
                 made = Answer.undecided(evidence.temperature, prompt_set, *doubt)
             else:
-                of_sets = weights if prompt_set == "all" else None
-                made = decide(evidence, error, prompt_set=prompt_set, weights=of_sets, seed=seed)
+                made = decide(evidence, error, prompt_set=prompt_set, weights=weights, seed=seed)
             return question.answer(made)
 
         names = sorted({*evidence.prompt_sets})
@@ -97,7 +96,7 @@ def answered(
             sets = [replace(workload, prompt_set=name) for name in names]
         return Answered(question, workload, tuple(sets))
 
-    return tuple(decided(question, doubt) for question, doubt in zip(asked, doubts, strict=True))
+    return tuple(map(decided, asked))
 
 
 # ---- engines whose rounds were not timed ---------------------------------------------------------
@@ -123,7 +122,6 @@ def carried_over(
 
     Args:
         answer: our own loop's, on the same workload or prompt set.
-        engine: its name.
         ranking: under the rule by which the engine accepts, at our own loop's round times.
         has: the drafts that are the same on the engine.
         shares: of all prompt sets in the workload.

@@ -25,6 +25,7 @@ from harness.records import (
     ThrottleReason,
     Trial,
     grouped,
+    where,
 )
 from harness.serving.engines import OWN
 from harness.stats.jackknife import MIN_PROMPTS
@@ -154,14 +155,9 @@ def k_at_edge(setup: Setup, answers: Sequence[Answer]) -> Iterator[Caveat]:
         open_end = k == largest and (most is None or most > largest)
         if open_end and answer.timed and answer.prompt_set == "all" and answer.speedup is not None:
             next_ks = ",".join(map(str, sorted({k, -(-3 * k // 2), 2 * k})))
-            values: Values = {
-                "draft": draft,
-                "k": k,
-                "temperature": answer.temperature,
-                "ks": next_ks,
-                "command": setup.command_line(f"k=[{next_ks}]"),
-            }
-            yield Caveat("k_at_edge", values)
+            command = setup.command_line(f"k=[{next_ks}]")
+            values: Values = {"draft": draft, "k": k, "temperature": answer.temperature}
+            yield Caveat("k_at_edge", {**values, "ks": next_ks, "command": command})
             return  # the same command for every temperature
 
 
@@ -179,15 +175,9 @@ def _generation_settings(setup: Setup) -> Iterator[Caveat]:
     settings = setup.target.generation_config.items()
     unused = {key: value for key, value in settings if differs(key, value)}
     if unused:
-        yield Caveat(
-            "generation_settings",
-            {
-                "settings": ", ".join(f"{key}={value}" for key, value in unused.items()),
-                "overrides": " ".join(
-                    f"decode.{key}={unused[key]}" for key in _OFFERED if key in unused
-                ),
-            },
-        )
+        shown = ", ".join(f"{key}={value}" for key, value in unused.items())
+        overrides = " ".join(f"decode.{key}={unused[key]}" for key in _OFFERED if key in unused)
+        yield Caveat("generation_settings", {"settings": shown, "overrides": overrides})
 
 
 def _other_budget(setup: Setup) -> Iterator[Caveat]:
@@ -240,9 +230,8 @@ def _of_the_steps(setup: Setup, timings: Sequence[StepTiming]) -> Iterator[Cavea
         and np.percentile(timing.samples_s, 90) > WIDE_SPREAD * np.median(timing.samples_s)
     }
     if wide:
-        yield Caveat(
-            "scattered_steps", {"roles": " and ".join(sorted(wide)), "spread": WIDE_SPREAD}
-        )
+        roles = " and ".join(sorted(wide))
+        yield Caveat("scattered_steps", {"roles": roles, "spread": WIDE_SPREAD})
 
 
 def _throttled_card(setup: Setup) -> Iterator[Caveat]:
@@ -370,10 +359,8 @@ def unlike_plain_tokens(latencies: Mapping[float, Mapping[str, Latency]]) -> Ite
         steps = [each.steps.target_s for draft, each in by_draft.items() if each.steps]
         known_s = [*timed.values(), *(steps[:1] if timed else [])]
         if timed and max(known_s) > UNLIKE * min(known_s):
-            times = ", ".join(
-                f"{1e3 * seconds:.3g} ({draft})"
-                for draft, seconds in sorted(timed.items(), key=lambda entry: -entry[1])
-            )
+            slowest_first = sorted(timed.items(), key=lambda entry: -entry[1])
+            times = ", ".join(f"{1e3 * seconds:.3g} ({draft})" for draft, seconds in slowest_first)
             values: Values = {"temperature": temperature, "times": times, "drafts": len(timed)}
             values["step_s"] = steps[0] if steps else None
             found[max(known_s) / min(known_s)] = Caveat("plain_tokens_unlike", values)
@@ -383,26 +370,22 @@ def unlike_plain_tokens(latencies: Mapping[float, Mapping[str, Latency]]) -> Ite
 
 def _engine_fallbacks(setup: Setup) -> Iterator[Caveat]:
     """The models that did not run on the requested engine, or only on part of it."""
-
-    def fallback(role: str, compiled: bool | None) -> Caveat:
-        entry = setup.described[role]
+    reasons = {role: entry for role, entry in setup.described.items() if entry.engine_reason}
+    by_role: list[tuple[str, bool | None]] = []
+    by_role += [(role, False) for role, entry in reasons.items() if entry.compiled is False]
+    if setup.run.config.get("backend") != "eager" and setup.environment.device == "cuda":
+        by_role += [
+            (role, None) for role, entry in reasons.items() if entry.engine != "cuda_graphs"
+        ]
+    for role, compiled in by_role:
         values: Values = {
             "role": role,
-            "name": entry.name or role,
-            "reason": entry.engine_reason,
+            "name": reasons[role].name or role,
+            "reason": reasons[role].engine_reason,
             "compiled": compiled,
             "plain_too": role in setup.timed_apart,
         }
-        return Caveat("engine_fallback", values)
-
-    reasons = {role: entry for role, entry in setup.described.items() if entry.engine_reason}
-    for role, entry in reasons.items():
-        if entry.compiled is False:
-            yield fallback(role, compiled=False)
-    if setup.run.config.get("backend") != "eager" and setup.environment.device == "cuda":
-        for role, entry in reasons.items():
-            if entry.engine != "cuda_graphs":
-                yield fallback(role, compiled=None)
+        yield Caveat("engine_fallback", values)
 
 
 OF_BOUND = (
@@ -433,8 +416,8 @@ def greedy_texts_differ(checks: Sequence[TextCheck]) -> Iterator[Caveat]:
 
 def routing_ties(checks: Sequence[TextCheck]) -> Iterator[Caveat]:
     """Texts of a mixture that its routers' near ties change, or hide what else does."""
-    tie = sum(1 for check in checks if check.result == "TIE" and check.routing is not None)
-    unjudged = sum(1 for check in checks if check.result == "UNJUDGED")
+    tie = sum(check.result == "TIE" and check.routing is not None for check in checks)
+    unjudged = sum(check.result == "UNJUDGED" for check in checks)
     if tie or unjudged:
         yield Caveat("routing_ties", {"tie": tie, "unjudged": unjudged})
 
@@ -481,15 +464,11 @@ def failures(
                 f"{t.prompt_set}/{t.prompt} k={t.k} temperature={t.temperature:g}",
                 t.error or "failed",
             )
-            for t in latest.values()
-            if t.status == "failed"
+            for t in where(latest.values(), status="failed")
         ),
         *((_measurement(note), note.error) for note in setup.run.manifest.not_measured),
     ]
-    return (
-        *(Failure(where, error) for where, error in failed),
-        *setup.run.manifest.audition.failures,
-    )
+    return (*(Failure(*each) for each in failed), *setup.run.manifest.audition.failures)
 
 
 def _measurement(note: NotMeasured) -> str:

@@ -6,12 +6,12 @@ more than a short one, as it does for the machine. A cell's speedup is taken ove
 set and temperature, so that a prompt that failed on one side shifts neither.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from harness.records import Cell, ResultRow, TextKey, Trial, grouped
+from harness.records import Cell, ResultRow, TextKey, TextTrace, Trial, grouped
 from harness.stats.jackknife import Array, share_interval, speedup_interval, token_weights
 from harness.summary import AcceptanceByPosition, Visits
 from harness.theory.acceptance import conditional
@@ -85,6 +85,14 @@ def per_prompt(trials: Sequence[Trial], counts: Sequence[Count]) -> dict[PromptI
         name = (trial.prompt_set, trial.conversation)
         sums[name] = sums[name] + values if name in sums else values
     return sums
+
+
+def prompts_of(texts: Iterable[Trial | TextTrace]) -> tuple[list[PromptId], list[int]]:
+    """The prompts of n texts, sorted, and [n] which of them each answers."""
+    of_text = [(text.prompt_set, text.conversation) for text in texts]
+    prompts = sorted(set(of_text))
+    place = {name: row for row, name in enumerate(prompts)}
+    return prompts, [place[name] for name in of_text]
 
 
 def paired_sums(trials: Sequence[Trial], baseline: Sequence[Trial]) -> dict[PromptId, Array]:

@@ -61,9 +61,9 @@ def analyse_counters(setup: Setup) -> Summary:
     run = setup.run
     server = running_server(run.manifest.engine.name if run.manifest.engine else "", run.scrapes)
     inputs = stored_inputs(run)
-    facts = setup.facts(())
+    summary = Summary(run=setup.facts(()), running=server, caveats=tuple(_counting(server)))
     if server.total is None or not server.k:
-        return Summary(run=facts, running=server, caveats=tuple(_counting(server)))
+        return summary
     total, k = server.total, server.k
     # llama.cpp has no counter of a position at which nothing was ever accepted
     by_position = bool(total.accepted_at) or (total.drafted is not None and not total.accepted)
@@ -76,24 +76,20 @@ def analyse_counters(setup: Setup) -> Summary:
         verify_s = tuple(value / 1e3 for value in inputs.verify_ms or ())
         steps = StepTimes(inputs.draft_ms / 1e3, inputs.target_ms / 1e3, verify_s)
     times = round_times(inputs, steps, k)
-    caveats = [*_counting(server), *inputs.caveats]
+    caveats = (*summary.caveats, *inputs.caveats)
     if times is None:
-        return Summary(
-            run=facts, running=server, results=rows, from_acceptance=rows, caveats=tuple(caveats)
-        )
+        return replace(summary, results=rows, from_acceptance=rows, caveats=caveats)
     covered = [row.k for row in rows if times.covers(row.k)]
-    caveats += _times([row.k for row in rows], covered, None if inputs.round_ms else steps)
+    of_times = _times([row.k for row in rows], covered, None if inputs.round_ms else steps)
     rows = tuple(priced(row, times) for row in rows if row.k in covered)
-    latency = Latency(times, steps=steps)
-    shown = latency.round_summary("")
-    return Summary(
-        run=facts,
-        running=server,
+    shown = Latency(times, steps=steps).round_summary("")
+    return replace(
+        summary,
         answers=answers_of(rows, positions, total.requests),
         results=rows,
         from_acceptance=rows,
         round_times=(replace(shown, source="rounds") if inputs.round_ms else shown,),
-        caveats=tuple(caveats),
+        caveats=(*caveats, *of_times),
     )
 
 

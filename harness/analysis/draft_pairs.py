@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from harness.analysis.cells import prompts_of
 from harness.analysis.predicted import evidence_of
 from harness.analysis.scored import Array, Labels, Scored, of_texts
 from harness.analysis.token_classes import CLASSES
@@ -78,34 +79,24 @@ def compare(first: Scored, second: Scored, classes: Sequence[Labels]) -> Compare
         inside = labels == number
         if inside.any():
             rows.append(_joint(name, weights * inside, *joined))
-    draft = {each.name.draft: each.latency for each in (first, second)}
+    latencies = {each.name.draft: each.latency for each in (first, second)}
     replays = [each.replays() for each in (first, second)]
     both = replace(
         replays[0],
         candidates={**replays[0].candidates, **replays[1].candidates},
         lookups=replays[0].lookups | replays[1].lookups,
     )
-    workload = evidence_of(both, draft).workload(first.weights)
+    workload = evidence_of(both, latencies).workload(first.weights)
     ratios, variance = workload.log_ratios(0)
     bounds: tuple[float | None, float | None] = (None, None)
     if enough_prompts(workload.prompt_sets):
         half = float(half_width(variance, CONFIDENCE)[1])
         bounds = float(np.exp(ratios[1] - half)), float(np.exp(ratios[1] + half))
-    difference = _difference(first, chances[1], chances[0])
     router, share = _router(first, second)
-    return Compared(
-        texts[0].temperature,
-        first.name.draft,
-        second.name.draft,
-        first.name.k,
-        second.name.k,
-        float(np.exp(ratios[1])),
-        *bounds,
-        *difference,
-        tuple(rows),
-        router,
-        share,
-    )
+    (draft, k), (second_draft, second_k) = first.name, second.name
+    ratio, difference = float(np.exp(ratios[1])), _difference(first, chances[1], chances[0])
+    names = (texts[0].temperature, draft, second_draft, k, second_k)
+    return Compared(*names, ratio, *bounds, *difference, tuple(rows), router, share)
 
 
 def _joint(name: str, weights: Array, first: Array, second: Array) -> JointRow:
@@ -126,11 +117,9 @@ def _difference(
     By prompt, as McNemar's test has it by pair: only what one of them alone accepts counts. Without
     an interval where the two differ at a token or more of fewer than `LEAST_DIFFERING` prompts.
     """
-    prompts = sorted({(text.prompt_set, text.conversation) for text in scored.texts})
-    place = {name: row for row, name in enumerate(prompts)}
+    prompts, rows = prompts_of(scored.texts)
     sums, differing = np.zeros((2, len(prompts))), np.zeros(len(prompts))
-    for text, a, b in zip(scored.texts, first, second, strict=True):
-        row = place[text.prompt_set, text.conversation]
+    for row, a, b in zip(rows, first, second, strict=True):
         sums[:, row] += float((b - a).sum()), len(a)
         differing[row] += float(np.abs(b - a).sum())
     sets = tuple(name for name, _ in prompts)
@@ -150,17 +139,12 @@ def _router(first: Scored, second: Scored) -> tuple[float | None, float | None]:
     cost, rounds = 0.0, np.zeros(2)
     for one, other, at in zip(first.parts, second.parts, first.offsets, strict=True):
         factors = first.factors[at : at + len(one.lengths)]
-        choices = [
-            RoundChoice(
-                part._replace(
-                    chances=part.chances[:, :, : scored.name.k],
-                    proposed=np.minimum(part.proposed, scored.name.k),
-                ),
-                scored.latency.relative(scored.name.k),
-            )
-            for scored, part in ((first, one), (second, other))
-        ]
-        costs, drafted = cheapest_rounds(choices)
+        choices: list[RoundChoice] = []
+        for scored, part in ((first, one), (second, other)):
+            k, proposed = scored.name.k, np.minimum(part.proposed, scored.name.k)
+            drafted = part._replace(chances=part.chances[:, :, :k], proposed=proposed)
+            choices.append(RoundChoice(drafted, scored.latency.relative(k)))
+        costs, by_drafts = cheapest_rounds(choices)
         cost += float(factors @ costs)
-        rounds += drafted @ factors
+        rounds += by_drafts @ factors
     return 1.0 / cost, float(rounds[1] / rounds.sum())

@@ -62,10 +62,7 @@ TIMING = 0.2
 def costs_of(run: StoredRun, temperatures: Sequence[float], ks: Sequence[int]) -> EngineCosts:
     """What decoding costs on the engine of a server run.
 
-    Args:
-        run: of the command `server`.
-        temperatures: at which decoding is to be priced; rounds that sample stand for each other.
-        ks: of rounds.
+    To price rounds of `ks` at `temperatures`, where rounds that sample stand for each other.
 
     Raises:
         UserError: it timed too little, does not say how its engine accepts or counts, or that
@@ -96,8 +93,7 @@ def costs_of(run: StoredRun, temperatures: Sequence[float], ks: Sequence[int]) -
             f"{key}: it has too few requests to tell what a round costs there, and how well that"
             " is known; name a run with more prompts"
         )
-    draft = setup.described_draft(setup.draft).entries
-    conf = setup.conf("draft")
+    draft, conf = setup.described_draft(setup.draft).entries, setup.conf("draft")
     identity = {"id": conf.get("id"), "kind": conf.get("kind") or "model"}
     target_id = setup.conf("model").get("id")
     costs = EngineCosts(
@@ -192,12 +188,8 @@ def priced_by(
 ) -> Latency:
     """What a draft costs on the engine.
 
-    Args:
-        costs: of the engine.
-        name: the draft's, for errors.
-        kind: of it; a key of `DRAFTS`.
-        entry: what it says of itself; empty for a look-up.
-        temperature: of the requests.
+    Of a draft of this name and kind, a key of `DRAFTS`, `entry` is what it says of itself; empty
+    for a look-up.
 
     Raises:
         UserError: a draft whose rounds there do not follow from what was measured.
@@ -346,10 +338,8 @@ class _OtherDraft:
         """What a step of the measured draft takes at most, in plain tokens."""
         n, rounds = _relative(costs)
         left = (rounds - 1.0) / (n + float(self.reads_verified))
-        limits = [float(left.min())]
-        if len(n) > 1:
-            limits.append(_line(n, rounds)[1])
-        return min(limits)
+        most = float(left.min())
+        return min(most, _slope(n, rounds)) if len(n) > 1 else most
 
     def composed(self, costs: ServerCosts, layers: float) -> ServerCosts:
         """Costs with the other draft, where this share of a step costs by the number of layers."""
@@ -357,16 +347,14 @@ class _OtherDraft:
         step, other = self.measured.at(layers), self.other.at(layers)
         forwards = n
         if self.reads_verified:
-            slope = _line(n, rounds)[1] if len(n) > 1 else step
+            slope = _slope(n, rounds) if len(n) > 1 else step
             # R(n) = 1 + growth n + step (n + 1 + growth n) + what is not a forward
             growth = max(0.0, (slope - step) / (1.0 + step))
             forwards = n + 1.0 + growth * n
         plain_s = costs.times.plain_s
         seconds = plain_s * (rounds - (step - other) * forwards)
-        times = RoundTimes(
-            plain_s, tuple(zip(n.astype(int).tolist(), seconds.tolist(), strict=True))
-        )
-        return replace(costs, times=times)
+        round_s = tuple(zip(n.astype(int).tolist(), seconds.tolist(), strict=True))
+        return replace(costs, times=RoundTimes(plain_s, round_s))
 
 
 def _relative(costs: ServerCosts) -> tuple[Array, Array]:
@@ -376,10 +364,9 @@ def _relative(costs: ServerCosts) -> tuple[Array, Array]:
     return n, rounds
 
 
-def _line(n: Array, rounds: Array) -> tuple[float, float]:
-    """Intercept and slope through R(n) / R(0), errors relative to R(n)."""
-    slope, intercept = np.polyfit(n, rounds, 1, w=1.0 / rounds)
-    return float(intercept), float(slope)
+def _slope(n: Array, rounds: Array) -> float:
+    """Of a line through R(n) / R(0), errors relative to R(n)."""
+    return float(np.polyfit(n, rounds, 1, w=1.0 / rounds)[0])
 
 
 def _bytes_of_step(entry: ModelEntry) -> float:

@@ -27,7 +27,7 @@ import numpy as np
 from harness.analysis.server_costs import ServerCosts
 from harness.analysis.setup import Setup, architecture
 from harness.analysis.unstable import unstable_steps
-from harness.records import GREEDY, LatencyRow, RoundTiming, StepTiming, UserError, grouped
+from harness.records import GREEDY, LatencyRow, RoundTiming, StepTiming, UserError, grouped, where
 from harness.stats.crossfit import TRIMMED
 from harness.stats.jackknife import Array
 from harness.storage import StoredRun
@@ -157,30 +157,23 @@ class Latency:
         return self.served.costs.speculative_s(counts, requests) / self.rounds.baseline_s
 
     @cached_property
-    def prefills(self) -> Mapping[str, tuple[Array, Array]]:
-        """By role, the timed lengths, ascending, and the median seconds of each."""
+    def prefills(self) -> Mapping[str, Array]:
+        """By role, [2, n]: the timed lengths, ascending, and the median seconds of each."""
         by_role: dict[str, dict[int, float]] = {}
         for timing in self.timings:
             if timing.kind == "prefill" and timing.tokens and timing.batch == 1:
                 seconds = typical_s(timing.samples_s)
                 by_role.setdefault(timing.role, {})[timing.tokens] = seconds
-        return {
-            role: (
-                np.array(sorted(known), dtype=np.float64),
-                np.array([known[n] for n in sorted(known)]),
-            )
-            for role, known in by_role.items()
-        }
+        return {role: np.array(sorted(known.items())).T for role, known in by_role.items()}
 
     def prefill_s(self, role: str, lengths: Array) -> Array | None:
         """Seconds to prefill prompts of so many tokens, on lines between the timed lengths.
 
         None where no prefill was timed, or a prompt is shorter or longer than all that were.
         """
-        lengths_s = self.prefills.get(role)
-        if lengths_s is None:
+        if role not in self.prefills:
             return None
-        known, seconds = lengths_s
+        known, seconds = self.prefills[role]
         if lengths.min() < known[0] or lengths.max() > known[-1]:
             return None
         return np.interp(lengths, known, seconds)
@@ -316,12 +309,8 @@ def latency_row(
 
 def latency_table(setup: Setup) -> tuple[LatencyRow, ...]:
     """Rows of latency.csv: single forwards, with floors where bytes are counted, and rounds."""
-    run, conf = setup.run, setup.conf
-    quantized = [
-        role
-        for role, key in (("target", "model"), ("draft", "draft"))
-        if conf(key).get("quantization") is not None
-    ]
+    run, keys = setup.run, {"target": "model", "draft": "draft"}
+    quantized = [role for role, key in keys.items() if setup.conf(key).get("quantization")]
     reading = reading_models(run.manifest, quantized)
     return (*with_floors(latency_rows(run.timings), reading), *_round_rows(run.rounds))
 
@@ -349,12 +338,8 @@ def reference(timings: Sequence[StepTiming]) -> list[StepTiming]:
     first = next((timing for timing in timings if timing.kind == "step"), None)
     if first is None:
         return list(timings)
-    where = (first.context_tokens, first.batch)
-    return [
-        timing
-        for timing in timings
-        if timing.kind == "prefill" or (timing.context_tokens, timing.batch) == where
-    ]
+    at = (first.context_tokens, first.batch)
+    return [t for t in timings if t.kind == "prefill" or (t.context_tokens, t.batch) == at]
 
 
 def typical_s(samples_s: Sequence[float]) -> float:
@@ -390,7 +375,7 @@ def step_times(timings: Sequence[StepTiming]) -> StepTimes:
 
 def visits_of(timings: Sequence[RoundTiming], draft: str, temperature: float) -> Visits | None:
     """What visits timed of a draft at the nearest temperature; None without a whole visit."""
-    timings = near([t for t in timings if t.draft == draft and t.batch == 1], temperature)
+    timings = near(where(timings, draft=draft, batch=1), temperature)
     if not timings:
         return None
     visits = grouped(timings, lambda t: t.visit)
@@ -476,15 +461,8 @@ def latency_of_draft(
     run: StoredRun, draft: str, temperature: float, *, lookup: bool = False
 ) -> Latency | None:
     """What a draft of a stored run costs; None where neither rounds nor steps were timed."""
-    timings = _timings_with(run.timings, draft)
+    timings = where(run.timings, role="draft", model=draft)
+    if timings:  # with those of the target that were taken with them
+        timings = [*where(run.timings, role="target", beside=timings[0].beside), *timings]
     visits = visits_of(run.rounds, draft, temperature)
     return latency_of(timings, visits, lookup=lookup) if timings or visits else None
-
-
-def _timings_with(timings: Sequence[StepTiming], draft: str) -> list[StepTiming]:
-    """A draft's own samples, with those of the target that were taken with it."""
-    of_draft = [t for t in timings if t.role == "draft" and t.model == draft]
-    if not of_draft:
-        return []
-    target = [t for t in timings if t.role == "target" and t.beside == of_draft[0].beside]
-    return [*target, *of_draft]

@@ -110,13 +110,8 @@ def _row(
     """One draft's row, not yet ranked."""
     counts, interval = replays.weighted(name, weights), gain.interval
     latency, on_prompts = latencies[name.draft], replays.candidates[name]
-    alphas = share_interval(
-        on_prompts.accepted,
-        on_prompts.judged,
-        replays.prompt_sets,
-        tokens=replays.new_tokens,
-        weights=weights,
-    )
+    judged, accepted, sets = on_prompts.judged, on_prompts.accepted, replays.prompt_sets
+    alphas = share_interval(accepted, judged, sets, tokens=replays.new_tokens, weights=weights)
     return LeaderboardRow(
         rank=0,
         draft=name.draft,
@@ -153,13 +148,8 @@ def with_costs(board: Leaderboard, setup: Setup, plain_s: float) -> Leaderboard:
 
     def costed(row: LeaderboardRow) -> LeaderboardRow:
         weights = 0 if row.draft is None else setup.described_draft(row.draft).weights_bytes
-        return replace(
-            row,
-            draft_memory_bytes=weights,
-            usd_per_million_tokens=None
-            if price is None
-            else usd_per_million_tokens(plain_s / row.speedup, price),
-        )
+        usd = None if price is None else usd_per_million_tokens(plain_s / row.speedup, price)
+        return replace(row, draft_memory_bytes=weights, usd_per_million_tokens=usd)
 
     return replace(board, rows=tuple(costed(row) for row in board.rows))
 
@@ -190,10 +180,6 @@ def draft_memory(
     kept = {
         draft: ModelBytes() if draft in lookups else setup.model_bytes(draft) for draft in names
     }
-    return memory_view(
-        target,
-        {draft: each for draft, each in kept.items() if each is not None},
-        available,
-        context_tokens=context_tokens,
-        device=setup.device_of_memory,
-    )
+    known = {draft: each for draft, each in kept.items() if each is not None}
+    device = setup.gpu.name if setup.gpu else setup.environment.device_name
+    return memory_view(target, known, available, context_tokens=context_tokens, device=device)

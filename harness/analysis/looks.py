@@ -178,7 +178,6 @@ def slower_than(
     Args:
         run: an audition, with the round times so far.
         traces: of the draft, as far as it is measured, and of those before it.
-        draft: the name.
         look: at which it is, 1 to 3, of four.
 
     Returns:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from harness.analysis.caveats import caveats, failures, fault, place, routing_ties
 from harness.analysis.cells import latest, measured_positions, measured_rows
 from harness.analysis.setup import Setup
-from harness.records import GREEDY, Trial
+from harness.records import GREEDY, Trial, where
 from harness.storage.contents import Check
 from harness.summary import DistributionTest, Summary, TextCheck, Value, VerdictReason
 
@@ -38,11 +38,8 @@ def analyse_snapshot(setup: Setup) -> Summary:
 
 def with_plain(trials: Iterable[Trial]) -> Iterator[tuple[Trial, Trial]]:
     """Every speculative trial at temperature 0 with the plain one of its prompt; both complete."""
-    done = [
-        trial
-        for trial in latest(list(trials))
-        if trial.status == "ok" and trial.temperature == GREEDY and trial.tokens is not None
-    ]
+    done = where(latest(list(trials)), status="ok", temperature=GREEDY)
+    done = [trial for trial in done if trial.tokens is not None]
     plain = {trial.key: trial for trial in done if trial.k == 0}
     for trial in done:
         if trial.k and trial.key in plain:
@@ -88,7 +85,7 @@ def distrust(checks: Sequence[TextCheck]) -> tuple[VerdictReason, dict[str, Valu
         ("OPEN", "greedy_texts_unjudged"),
     )
     for result, reason in reasons:
-        bad = [check for check in checks if check.result == result]
+        bad = where(checks, result=result)
         if bad:
             return reason, {"texts": len(checks), "differing": len(bad), **place(bad[0])}
     return None

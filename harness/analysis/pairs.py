@@ -82,7 +82,6 @@ def measured_pairs(
         pairs: of the candidate, for which replay holds.
         replays: of every prompt, at the pairs' temperature and by the run's acceptance rule.
         latency: the round times that price replay.
-        candidate: whose pairs they are.
         looks: share of the planned pairs at each look so far.
     """
     rows = {name: row for row, name in enumerate(replays.names)}

@@ -22,6 +22,7 @@ from harness.analysis.cells import (
     expected_tokens_per_round,
     new_tokens,
     paired_sums,
+    prompts_of,
     ratio,
     with_counts,
     with_times,
@@ -88,12 +89,9 @@ def evidence_of(replays: Replays, latencies: Latencies) -> Evidence:
         baseline=Timed(first.plain_cost(tokens, requests) * baseline_s, tokens),
         candidates={name: Timed(cost * baseline_s, tokens) for name, cost in costs.items()},
         facts={
-            name: Facts(
-                counts.accepted,
-                counts.judged,
-                latencies[name.draft].rounds.break_even_alpha(name.k),
-            )
+            name: Facts(counts.accepted, counts.judged, rounds.break_even_alpha(name.k))
             for name, counts in replays.candidates.items()
+            for rounds in [latencies[name.draft].rounds]
         },
         visit_costs={
             name: visit_costs(counts, latencies[name.draft])
@@ -446,11 +444,8 @@ def length_alpha(
     By position in the answer and by length of the context: a draft token at position p of an
     answer was judged with the prompt and p tokens before it.
 
-    Args:
-        by_draft: the traces of each draft, of one temperature.
-        rule: the acceptance rule.
-        k: at most what was scored.
-        weights: of the prompt sets; None counts every token alike.
+    The traces of all drafts are of one temperature, and scored for K up to `k`. Without `weights`
+    every token counts alike.
     """
     for draft, traces in by_draft.items():
         judged, accepted = _judged(traces, rule, k)
@@ -459,9 +454,7 @@ def length_alpha(
             sets = [trace.prompt_set for trace in traces]
             factors = token_weights(sets, tokens, weights)[:, None] * tokens.sum()
             judged, accepted = judged * factors, accepted * factors
-        prompts = sorted({(trace.prompt_set, trace.conversation) for trace in traces})
-        row_of = {name: row for row, name in enumerate(prompts)}
-        rows = np.array([row_of[trace.prompt_set, trace.conversation] for trace in traces])
+        prompts, rows = prompts_of(traces)
         positions = np.arange(judged.shape[1])
         before = np.array([trace.prompt_tokens for trace in traces])
         for axis in LENGTHS:
@@ -470,14 +463,14 @@ def length_alpha(
             bucket = length_bucket(place)
             for number in range(int(bucket.max()) + 1):
                 inside = bucket == number
-                sums = np.zeros((2, len(prompts)))
-                for column, counts in enumerate((accepted, judged)):
-                    np.add.at(sums[column], rows, np.where(inside, counts, 0.0).sum(axis=1))
-                there = sums[1] > 0.0
-                total = float(sums[1].sum())
+                of_text = (np.where(inside, each, 0.0).sum(axis=1) for each in (accepted, judged))
+                kept, tried = (
+                    np.bincount(rows, each, len(prompts)).astype(np.float64) for each in of_text
+                )
+                there, total = tried > 0.0, float(tried.sum())
                 if not total:
                     continue
-                bounds = share_interval(sums[0][there], sums[1][there])
+                bounds = share_interval(kept[there], tried[there])
                 yield LengthAlpha(
                     temperature=traces[0].temperature,
                     draft=draft,
@@ -486,7 +479,7 @@ def length_alpha(
                     low=FIRST << (number - 1) if number else 0,
                     high=FIRST << number,
                     prompts=int(there.sum()),
-                    alpha=float(sums[0].sum()) / total,
+                    alpha=float(kept.sum()) / total,
                     alpha_lo=bounds.lo if bounds else None,
                     alpha_hi=bounds.hi if bounds else None,
                 )

@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.cells import completed, latest, new_tokens, per_prompt
+from harness.analysis.cells import completed, latest, new_tokens, per_prompt, prompts_of
 from harness.analysis.verdict import Candidate
-from harness.records import Cell, Rule, TextKey, TextTrace, Trial, UserError
+from harness.records import Cell, Rule, TextKey, TextTrace, Trial, UserError, grouped
 from harness.serving.drafts import DRAFTS
 from harness.serving.round_counting import Counting
 from harness.stats import jackknife
@@ -158,21 +158,15 @@ def by_prompt(
     lookups: frozenset[str],
 ) -> Replays:
     """Add the counts of each prompt's texts; a conversation's turns are texts of one prompt."""
-    prompt_of_text = [(text.prompt_set, text.conversation) for text in texts]
-    names = sorted(set(prompt_of_text))
-    place = {name: index for index, name in enumerate(names)}
-    groups = np.array([place[name] for name in prompt_of_text], dtype=np.intp)
-    category = {name: text.category for name, text in zip(prompt_of_text, texts, strict=True)}
-    lengths: list[list[int]] = [[] for _ in names]
-    for group, text in zip(groups, texts, strict=True):
-        lengths[group].append(text.prompt_tokens)
+    names, groups = prompts_of(texts)
+    by_name = grouped(texts, lambda text: (text.prompt_set, text.conversation))
     return Replays(
         rule=rule,
         temperature=texts[0].temperature,
         prompts=tuple(prompt for _, prompt in names),
         prompt_sets=tuple(prompt_set for prompt_set, _ in names),
-        categories=tuple(category[name] for name in names),
-        prompt_tokens=tuple(map(tuple, lengths)),
+        categories=tuple(by_name[name][-1].category for name in names),
+        prompt_tokens=tuple(tuple(each.prompt_tokens for each in by_name[name]) for name in names),
         candidates={name: each.summed(groups, len(names)) for name, each in counts.items()},
         lookups=lookups,
     )
@@ -292,17 +286,13 @@ def as_served(
         traces: of what the engine's rounds emitted.
         lengths: of each, how many of its tokens; at least one.
         limits: of each, [start] tokens that the engine drafts at most (`Counting.proposed`).
-        rule: the engine's.
-        k: num_draft_tokens.
     """
-    chances = [
-        accept_chances(trace, rule, k)[:size] for trace, size in zip(traces, lengths, strict=True)
-    ]
-    drafted = [proposed_at(trace, k) for trace in traces]
-    proposed = [
-        most if each is None else np.minimum(most[:size], each[:size])
-        for each, size, most in zip(drafted, lengths, limits, strict=True)
-    ]
+    chances: list[Array] = []
+    proposed: list[NDArray[np.intp]] = []
+    for trace, size, most in zip(traces, lengths, limits, strict=True):
+        drafted = proposed_at(trace, k)
+        chances.append(accept_chances(trace, rule, k)[:size])
+        proposed.append(most if drafted is None else np.minimum(most[:size], drafted[:size]))
     return chances, proposed, k
 
 

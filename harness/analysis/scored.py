@@ -19,7 +19,7 @@ from harness.analysis.replayed import Replays, by_prompt, in_chunks, padded_trac
 from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import PairAnalysis
 from harness.analysis.verdict import Candidate
-from harness.records import Rule, TextTrace
+from harness.records import Rule, TextTrace, where
 from harness.serving.drafts import DRAFTS
 from harness.stats.jackknife import token_weights
 from harness.theory.replay import Endings, PaddedTexts, Replayed, by_start, endings, replay, stacked
@@ -52,32 +52,16 @@ class Scored:
     @classmethod
     def of(cls, analysis: PairAnalysis, ranking: Ranking, name: Candidate) -> "Scored":
         """A ranked draft."""
-        replays = ranking.replays
-        kept = {*replays.names}
-        texts, limits = analysis.replayed_texts(name.draft), analysis.limits(replays.ks)
-        texts = sorted(
-            (
-                text
-                for text in texts
-                if text.temperature == replays.temperature
-                and (text.prompt_set, text.conversation) in kept
-            ),
-            key=lambda text: text.key,
-        )
-        depth = max(replays.ks)
-        return cls(
-            name,
-            replays.rule,
-            replays.ks,
-            tuple(texts),
-            analysis.latencies[replays.temperature][name.draft],
-            analysis.setup.weights,
-            replays.lookups & {name.draft},
-            tuple(
-                padded_traces(part, replays.rule, depth, limits) for part in in_chunks(texts, depth)
-            ),
-            analysis.setup,
-        )
+        replays, setup = ranking.replays, analysis.setup
+        kept, rule, ks = {*replays.names}, replays.rule, replays.ks
+        texts = where(analysis.replayed_texts(name.draft), temperature=replays.temperature)
+        texts = [text for text in texts if (text.prompt_set, text.conversation) in kept]
+        texts.sort(key=lambda text: text.key)
+        depth, limits = max(ks), analysis.limits(ks)
+        parts = tuple(padded_traces(part, rule, depth, limits) for part in in_chunks(texts, depth))
+        latency = analysis.latencies[replays.temperature][name.draft]
+        lookups = replays.lookups & {name.draft}
+        return cls(name, rule, ks, tuple(texts), latency, setup.weights, lookups, parts, setup)
 
     @cached_property
     def factors(self) -> Array:
@@ -98,15 +82,10 @@ class Scored:
 
     def counts(self, change: Change | None, ks: Sequence[int]) -> dict[int, Replayed]:
         """Replay with other chances, by K; a change sees a part and its first text."""
-        made = [
-            replay(
-                part.chances if change is None else change(part, first),
-                part.lengths,
-                ks,
-                proposed=part.proposed,
-            )
-            for part, first in zip(self.parts, self.offsets, strict=True)
-        ]
+        made: list[Mapping[int, Replayed]] = []
+        for part, first in zip(self.parts, self.offsets, strict=True):
+            chances = part.chances if change is None else change(part, first)
+            made.append(replay(chances, part.lengths, ks, proposed=part.proposed))
         return {k: stacked([each[k] for each in made]) for k in ks}
 
     def replays(self, change: Change | None = None, ks: Sequence[int] = ()) -> Replays:

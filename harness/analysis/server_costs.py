@@ -156,11 +156,8 @@ class ServerCosts:
 
     def speedup(self, tokens: Array, counts: Replayed, requests: Array | float = 1.0) -> float:
         """Plain seconds / speculative ones, of such requests together."""
-        plain_s, speculative_s = (
-            self.plain_s(tokens, requests),
-            self.speculative_s(counts, requests),
-        )
-        return float(plain_s.sum() / speculative_s.sum())
+        plain_s = self.plain_s(tokens, requests)
+        return float(plain_s.sum() / self.speculative_s(counts, requests).sum())
 
 
 def seconds_of_rounds(counts: Replayed, times: RoundTimes) -> Array:
@@ -172,7 +169,6 @@ def speedup_variance(timed: TimedRequests, tokens: Array, counts: Replayed) -> V
     """The variance that costs' error gives the logarithm of a predicted speedup, by the jackknife.
 
     Args:
-        timed: requests from which the costs are fitted.
         tokens, counts: the plain tokens and the rounds of the texts that are predicted.
 
     Returns:
@@ -243,15 +239,11 @@ def fit_rounds(
     start_s, times = 0.0, _times_of(plain_s, ks, table)
     for _ in range(2):
         # [n, batch, 1 + ks] plain steps and rounds of each K
-        counts = np.concatenate(
-            [
-                np.stack(
-                    [made[:, at] @ shares_of_rounds(each, k) for at, each in enumerate(times)],
-                    axis=1,
-                )
-                for k, made in rounds
-            ]
+        by_k = (
+            [made[:, at] @ shares_of_rounds(each, k) for at, each in enumerate(times)]
+            for k, made in rounds
         )
+        counts = np.concatenate([np.stack(each, axis=1) for each in by_k])
         columns = np.column_stack([starts, counts[..., 1:].reshape(len(counts), -1)])
         least_s = -min(each_s for _, each_s in times[0].round_s) if net else 0.0
         known_s = counts[..., 0] @ np.array(plain_s) + least_s * starts
@@ -296,9 +288,8 @@ def timed_rounds(
     visits: dict[tuple[int, int, int, bool], list[Visit]] = {}
     for place, t in enumerate(timings):
         shortened = t.k > 0 and t.drafted not in (None, t.k * t.rounds)
-        visits.setdefault((t.k, t.context_tokens, t.new_tokens, shortened), []).append(
-            Visit(t.visit, place, t.seconds, t.one_token_s or 0.0)
-        )
+        visit = Visit(t.visit, place, t.seconds, t.one_token_s or 0.0)
+        visits.setdefault((t.k, t.context_tokens, t.new_tokens, shortened), []).append(visit)
     most: dict[int, int] = {}
     for (k, *_), made in visits.items():
         most[k] = max(most.get(k, 0), len(made))

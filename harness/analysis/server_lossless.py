@@ -18,7 +18,7 @@ import numpy as np
 
 from harness.analysis.cells import completed
 from harness.analysis.server_texts import ServedTexts, Texts
-from harness.records import GREEDY, Rule, Trial, grouped
+from harness.records import GREEDY, Rule, Trial, grouped, where
 from harness.serving.engines import spec_of
 from harness.stats.jackknife import Array
 from harness.summary import Caveat, ServedGate, TextLikelihood
@@ -99,7 +99,7 @@ def gate_caveats(made: Sequence[ServedGate], rule: Rule | None) -> Iterator[Cave
 
 
 def _gate(run: ServedTexts, temperature: float, k: int) -> ServedGate:
-    done = [t for t in completed(run.settled) if (t.k, t.temperature) == (k, temperature)]
+    done = where(completed(run.settled), k=k, temperature=temperature)
     gate = ServedGate(temperature=temperature, k=k, texts=len(done))
     if temperature == GREEDY:
         gate = _with_equal_texts(run, gate)
@@ -142,15 +142,11 @@ def _with_rounds(run: ServedTexts, gate: ServedGate, texts: Texts, rule: Rule) -
     if variance.any():
         gate = replace(gate, rounds_z=_z(gaps.sum(), variance.sum()))
     else:
+        gate = replace(gate, equal_rounds=int(np.isclose(gaps, 0.0).sum()))
         drafted = [trial.drafted for trial in texts.trials]
-        expected_drafted = run.replayed(texts, gate.k).drafted
-        gate = replace(
-            gate,
-            equal_rounds=int(np.isclose(gaps, 0.0).sum()),
-            equal_drafted=None
-            if None in drafted
-            else int(np.isclose(np.array(drafted, float), expected_drafted).sum()),
-        )
+        if None not in drafted:
+            equal = np.isclose(np.array(drafted, float), run.replayed(texts, gate.k).drafted)
+            gate = replace(gate, equal_drafted=int(equal.sum()))
     if _rounds_differ(gate) and gate.temperature != GREEDY:
         for other in SERVED_RULES:
             known = other != rule and other in spec_of(run.engine.name).rules

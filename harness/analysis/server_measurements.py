@@ -27,7 +27,7 @@ from scipy.special import stdtrit
 from harness.analysis.latency import Latency
 from harness.records import UserError
 from harness.stats.jackknife import CONFIDENCE
-from harness.summary import Caveat, FittedRound, RoundFit
+from harness.summary import Caveat, FittedRound, RoundFit, Values
 
 
 @dataclass(frozen=True)
@@ -179,12 +179,11 @@ def with_acceptance(
 def _load(benchmark: ServerBenchmark) -> Iterator[Caveat]:
     """What stands between a benchmark under load and one request at a time."""
     if benchmark.concurrency != 1:
-        values = {"file": benchmark.file, "max_concurrency": benchmark.concurrency}
-        yield Caveat("server_concurrency", {**values})
+        asked = benchmark.concurrency
+        yield Caveat("server_concurrency", {"file": benchmark.file, "max_concurrency": asked})
     if benchmark.failed:
-        yield Caveat(
-            "server_failed_requests", {"file": benchmark.file, "requests": benchmark.failed}
-        )
+        values: Values = {"file": benchmark.file, "requests": benchmark.failed}
+        yield Caveat("server_failed_requests", values)
 
 
 def fit_rounds(rounds: Sequence[ServerRound], verify_s: Sequence[float] = ()) -> RoundFit:

@@ -20,6 +20,7 @@ from harness.analysis.cells import (
     lacking_visits,
     measured_rows,
     paired_sums,
+    prompts_of,
     with_counts,
     with_times,
 )
@@ -40,7 +41,7 @@ from harness.analysis.server_costs import (
 )
 from harness.analysis.server_texts import ServedTexts, Texts
 from harness.analysis.verdict import Candidate, Evidence, Timed
-from harness.records import Cell, LatencyRow, ResultRow, RoundTiming, grouped
+from harness.records import Cell, LatencyRow, ResultRow, RoundTiming, grouped, where
 from harness.serving.drafts import looks_up
 from harness.serving.engines import OWN
 from harness.stats.jackknife import (
@@ -67,7 +68,6 @@ class ServedPredictions(ServedTexts):
         """What decoding costs, by requests that are not of this prompt set.
 
         Args:
-            temperature: of the requests.
             prompt_set: that is predicted; None takes the requests of all sets.
             ks: whose rounds are known; None for all that were measured.
 
@@ -159,7 +159,7 @@ class ServedPredictions(ServedTexts):
 
     def _rounds_near(self, temperature: float) -> list[RoundTiming]:
         """Those of servers that were told to reject every draft."""
-        return near([t for t in self.setup.run.rounds if t.batch == 1], temperature)
+        return near(where(self.setup.run.rounds, batch=1), temperature)
 
     def own_times(self, temperature: float) -> RoundTimes | None:
         """What our own loop's rounds take, where the run timed them next to the server's."""
@@ -180,14 +180,11 @@ class ServedPredictions(ServedTexts):
 
     def prefill_rows(self) -> Iterator[LatencyRow]:
         """Rows of latency.csv: the plain server's prefills, over visits, by length."""
-        prefills = [
-            (t.prompt_tokens, t.prefill_s)
-            for t in completed(self.trials)
-            if t.k == 0 and t.concurrency == 1
-            if t.prefill_s is not None and t.prompt_tokens is not None
-        ]
-        for length, group in sorted(grouped(prefills, lambda pair: pair[0]).items()):
-            seconds = [prefill_s for _, prefill_s in group]
+        by_length: dict[int, list[float]] = {}
+        for t in where(completed(self.trials), k=0, concurrency=1):
+            if t.prefill_s is not None and t.prompt_tokens is not None:
+                by_length.setdefault(t.prompt_tokens, []).append(t.prefill_s)
+        for length, seconds in sorted(by_length.items()):
             yield latency_row("target", self.setup.model, "prefill", length, 0, 1, seconds)
 
     def round_rows(self) -> Iterator[LatencyRow]:
@@ -195,11 +192,7 @@ class ServedPredictions(ServedTexts):
         asked = product(self.costs_by_temperature.items(), (0, *self.ks))
         for (temperature, costs), k in asked if self.concurrency == 1 else ():
             start_s = costs.start_s if k else costs.plain_start_s
-            done = [
-                trial
-                for trial in completed(self.settled)
-                if (trial.temperature, trial.k) == (temperature, k)
-            ]
+            done = where(completed(self.settled), temperature=temperature, k=k)
             seconds = [
                 max(0.0, trial.decode_s - start_s) / rounds
                 for trial in done
@@ -237,10 +230,9 @@ class ServedPredictions(ServedTexts):
             "times": {value: costs.times for value, costs in self.costs_by_temperature.items()},
         }
         served = {"engine": self.engine.name, "concurrency": self.concurrency}
-        pairs = zip(  # of the same cells, in order
-            measured_rows(self.settled, **names), measured_rows(self.trials, **names), strict=True
-        )
-        return [replace(row, **served, **self._completeness(every)) for row, every in pairs]
+        rows, every = (measured_rows(trials, **names) for trials in (self.settled, self.trials))
+        pairs = zip(rows, every, strict=True)  # of the same cells, in order
+        return [replace(row, **served, **self._completeness(each)) for row, each in pairs]
 
     def _completeness(self, row: ResultRow) -> dict[str, Any]:
         """Status and error of a cell: those of its requests, partial where it lacks visits."""
@@ -328,14 +320,13 @@ class ServedPredictions(ServedTexts):
         counts = self.replayed(texts, row.k)
         seconds = costs.speculative_s(counts)
         timed = self._timed_requests(row.temperature, unseen, self.priced_ks)
+        # No prediction: what a round costs here, by the requests of this cell too
+        every = self.costs_by_temperature.get(row.temperature, costs)
         made = replace(
             with_counts(with_times(made, seconds, texts.tokens), counts),
             rule=self.engine.rule,
             speedup=costs.speedup(texts.tokens, counts),
-            # No prediction: what a round costs here, by the requests of this cell too
-            breakeven_alpha=self.costs_by_temperature.get(
-                row.temperature, costs
-            ).times.break_even_alpha(row.k),
+            breakeven_alpha=every.times.break_even_alpha(row.k),
         )
         names, (before, after, tokens) = _by_prompt(texts, plain_s, seconds, texts.tokens)
         costs_error = None if timed is None else speedup_variance(timed, texts.tokens, counts)
@@ -504,6 +495,5 @@ def _cell(row: ResultRow) -> Cell:
 
 def _by_prompt(texts: Texts, *values: Array) -> tuple[list[tuple[str, str]], list[Array]]:
     """The prompts of n texts, and for each of the [n] values its sums, [prompt]."""
-    names = sorted(set(texts.prompts))
-    places = [names.index(name) for name in texts.prompts]
+    names, places = prompts_of(texts.trials)
     return names, [np.bincount(places, each).astype(np.float64) for each in values]

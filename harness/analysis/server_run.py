@@ -11,8 +11,8 @@ A temperature at which a speculating server is not lossless (`server_lossless`) 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -143,21 +143,17 @@ class ServedRun(ServedPredictions):
             whole = self._evidence(self._whole_requests(temperature), temperature)
             whole_request_speedups = whole.speedups(self.setup.weights)
             for name, speedup in evidence.speedups(self.setup.weights).items():
-                done = [
-                    trial
-                    for trial in completed(self.settled)
-                    if (trial.k, trial.temperature) == (name.k, temperature) and trial.rounds
-                ]
+                done = where(completed(self.settled), k=name.k, temperature=temperature)
+                done = [trial for trial in done if trial.rounds]
                 tokens = sum(trial.new_tokens or 0 for trial in done)
+                priced = costs if costs and costs.times.covers(name.k) else None
                 yield ServedK(
                     temperature=temperature,
                     k=name.k,
                     speedup=speedup,
                     own_predicted=own.get((name.k, temperature)),
                     tokens_per_round=ratio(tokens, sum(trial.rounds or 0 for trial in done)),
-                    round_cost=costs.times.relative(name.k)
-                    if costs and costs.times.covers(name.k)
-                    else None,
+                    round_cost=priced and priced.times.relative(name.k),
                     whole_request_speedup=whole_request_speedups.get(name),
                 )
 
@@ -177,18 +173,15 @@ class ServedRun(ServedPredictions):
         def cell(trial: Trial) -> tuple[str, str, int]:
             return (trial.prompt_set, trial.prompt, trial.k)
 
-        done = [trial for trial in completed(self.trials) if trial.temperature == temperature]
-        visits = {
-            name: [
-                Visit(trial.repetition, place, each)
-                for place, trial in made
-                if (each := before_s(trial)) is not None
-            ]
-            for name, made in grouped(enumerate(done), lambda entry: cell(entry[1])).items()
-        }
+        done = where(completed(self.trials), temperature=temperature)
+        visits: dict[tuple[str, str, int], list[Visit]] = {}
+        for place, trial in enumerate(done):
+            each_s = before_s(trial)
+            if each_s is not None:
+                visits.setdefault(cell(trial), []).append(Visit(trial.repetition, place, each_s))
         whole: list[Trial] = []
-        for trial in completed(self.settled):
-            if trial.temperature != temperature or trial.decode_s is None:
+        for trial in where(completed(self.settled), temperature=temperature):
+            if trial.decode_s is None:
                 continue
             plain = visits.get((*cell(trial)[:2], 0), []) if trial.k else []
             started_s = paired_seconds(visits.get(cell(trial), []), plain, self.settle)
@@ -230,15 +223,11 @@ class ServedRun(ServedPredictions):
         k = max(speedups, key=lambda each: speedups[each])
         if served_k not in speedups or speedups[k] < (1.0 + LEAST_GAIN) * speedups[served_k]:
             return
+        one, other, sets = timed[served_k], timed[k], evidence.prompt_sets
+        # It is the fastest of several by the same requests (Bonferroni)
+        level = 1.0 - (1.0 - CONFIDENCE) / max(1, len(evidence.candidates))
         interval = speedup_interval(
-            timed[served_k].seconds,
-            timed[served_k].tokens,
-            timed[k].seconds,
-            timed[k].tokens,
-            evidence.prompt_sets,
-            weights,
-            # It is the fastest of several by the same requests (Bonferroni)
-            level=1.0 - (1.0 - CONFIDENCE) / max(1, len(evidence.candidates)),
+            one.seconds, one.tokens, other.seconds, other.tokens, sets, weights, level=level
         )
         yield OtherK(
             temperature=evidence.temperature,
@@ -259,23 +248,16 @@ class ServedRun(ServedPredictions):
                 continue
             texts = self.texts(self.settled, 0, temperature)
             if texts.trials:
-                shares = self.replayed(texts, k).acceptance_by_position
-                yield AcceptanceByPosition(
-                    self.setup.draft, "all", temperature, k, "replayed", shares
-                )
+                draft, shares = self.setup.draft, self.replayed(texts, k).acceptance_by_position
+                yield AcceptanceByPosition(draft, "all", temperature, k, "replayed", shares)
 
     # ---- answers ---------------------------------------------------------------------------------
 
     @cached_property
     def answered(self) -> tuple[Answered, ...]:
         """Every question decided: the server's, then our own loop's."""
-        asked = [*self._questions(), *self._own_questions()]
-        return answered(
-            asked,
-            weights=self.setup.shares,
-            seed=self.setup.seed,
-            doubts=[self._doubt(question) for question in asked],
-        )
+        asked, weights = [*self._questions(), *self._own_questions()], self.setup.shares
+        return answered(asked, self._doubt, weights=weights, seed=self.setup.seed)
 
     @cached_property
     def gates(self) -> tuple[ServedGate, ...]:
@@ -302,34 +284,31 @@ class ServedRun(ServedPredictions):
         if all(trial.k for trial in self.trials):  # records of no plain server
             return
         for temperature in self.temperatures:
-            done = (t for t in completed(self.settled) if t.temperature == temperature)
+            done = where(completed(self.settled), temperature=temperature)
             if any(trial.decode_s is None for trial in done):  # records without a time of decoding
                 continue
+            lacking = {k: self._lacking(temperature, k) for k in self._answered_ks(temperature)}
             yield Question(
                 self._chosen_evidence(temperature) or self._measured_evidence(temperature),
                 self.engine.rule,
                 "measured",
                 self.engine.name,
-                visits={
-                    k: lacking
-                    for k in self._answered_ks(temperature)
-                    if (lacking := self._lacking(temperature, [k])) is not None
-                },
+                visits={k: visits for k, visits in lacking.items() if visits is not None},
             )
 
     def _measured_evidence(self, temperature: float) -> Evidence:
         """Seconds per prompt of every K that was measured on all."""
         return self._evidence(self._comparable(temperature), temperature)
 
-    def _lacking(self, temperature: float, ks: Iterable[int]) -> Visits | None:
-        """The fewest visits of some K; None where they have all."""
-        cells = (Cell(name, temperature, k) for name in self.sets_at(temperature) for k in ks)
+    def _lacking(self, temperature: float, k: int) -> Visits | None:
+        """The fewest visits of a K on any prompt set; None where it has all."""
+        cells = (Cell(name, temperature, k) for name in self.sets_at(temperature))
         known = [lacking for cell in cells if (lacking := self.visits_lacking(cell)) is not None]
         return min(known, key=lambda visits: visits.timed, default=None)
 
     def _answered_ks(self, temperature: float) -> list[int]:
         """The K that an answer chooses from: those with enough visits."""
-        lacking = {k: self._lacking(temperature, [k]) for k in self.ks_at(temperature)}
+        lacking = {k: self._lacking(temperature, k) for k in self.ks_at(temperature)}
         every = self.visits_asked or 0
         return sorted(
             with_enough_visits({k: every if v is None else v.timed for k, v in lacking.items()})
@@ -424,11 +403,8 @@ class ServedRun(ServedPredictions):
         if not failed:
             return doubt
         worst = max(failed, key=lambda gate: abs(gate.text_z or 0))
-        return "server_not_lossless", {
-            "k": worst.k,
-            "text_z": worst.text_z,
-            "plain_z": worst.plain_z,
-        }
+        values: Values = {"k": worst.k, "text_z": worst.text_z, "plain_z": worst.plain_z}
+        return "server_not_lossless", values
 
     def block_gains(self) -> Iterator[BlockGain]:
         """What block verification would bring to the server above temperature 0."""
@@ -438,9 +414,8 @@ class ServedRun(ServedPredictions):
             texts = self.texts(self.settled, 0, temperature)
             if temperature == GREEDY or costs is None or not k or not costs.times.covers(k):
                 continue
-            if self.counting is None or not texts.trials:
-                continue
-            if texts.traces[0].chosen:  # what is looked up is accepted alike
+            # What is looked up is accepted alike
+            if self.counting is None or not texts.trials or texts.traces[0].chosen:
                 continue
             sets = [trial.prompt_set for trial in texts.trials]
             factors = token_weights(sets, texts.tokens, self.setup.weights)
@@ -465,23 +440,23 @@ class ServedRun(ServedPredictions):
         tpot_ms, ttft_ms = config.get("tpot_ms"), config.get("ttft_ms")
         goals = Goals(tpot_ms and tpot_ms / 1e3, ttft_ms and ttft_ms / 1e3)
         loaded = {(c.temperature, c.concurrency, c.k): c.visits for c in self.loads.cells}
-        of_one_k = where(self.setup.run.loads, varying="")
+        alone = one_by_one(self.trials, engine, weights)
+        loads = under_load(where(self.setup.run.loads, varying=""), engine, weights, goals)
         return (
-            *(
-                replace(row, visits=self._lacking(row.temperature, [row.k]))
-                for row in one_by_one(self.trials, engine, weights)
-            ),
+            *(replace(row, visits=self._lacking(row.temperature, row.k)) for row in alone),
             *(
                 replace(row, visits=loaded.get((row.temperature, row.concurrency, row.k)))
-                for row in under_load(of_one_k, engine, weights, goals)
+                for row in loads
             ),
         )
 
     def summary(self) -> ServedSummary:
         """What the server is, and what a prediction of it is worth."""
         engine, first = self.engine, self.engine.first_position
+        lengths = () if first is None else acceptance_lengths(self.settled, first)
         # Where some K changes what is generated, no K is given for any load
         changed = {gate.temperature for gate in self.failed_gates}
+        schedules = [each for each in self.loads.schedules if each.temperature not in changed]
         return ServedSummary(
             engine=engine.name,
             version=engine.version,
@@ -495,24 +470,15 @@ class ServedRun(ServedPredictions):
             latencies=self.latencies,
             gates=self.gates,
             structured=self.structured,
-            costs=tuple(
-                self.recorded(temperature, costs)
-                for temperature, costs in self.costs_by_temperature.items()
-            ),
+            costs=tuple(self.recorded(*each) for each in self.costs_by_temperature.items()),
             not_predicted=self.not_predicted,
             load=self.loads.cells,
             varying=self.loads.varying,
             varying_commands=engine.varying,
-            schedules=()
-            if self.disturbed is not None
-            else tuple(
-                schedule for schedule in self.loads.schedules if schedule.temperature not in changed
-            ),
+            schedules=() if self.disturbed is not None else tuple(schedules),
             memory=self._memory(),
             servers=self._servers(),
-            acceptance_lengths=()
-            if first is None
-            else tuple(acceptance_lengths(self.settled, first)),
+            acceptance_lengths=tuple(lengths),
         )
 
     def _servers(self) -> StartedServers | None:
@@ -573,7 +539,7 @@ class ServedRun(ServedPredictions):
         """The K that were timed in fewer visits than the run asked for, by how many these are."""
         for temperature in self.temperatures:
             answered_ks = self._answered_ks(temperature)
-            lacking = [(k, self._lacking(temperature, [k])) for k in self.ks_at(temperature)]
+            lacking = [(k, self._lacking(temperature, k)) for k in self.ks_at(temperature)]
             by_visits = grouped((pair for pair in lacking if pair[1]), lambda pair: pair[1])
             for visits, pairs in by_visits.items():
                 ks = [k for k, _ in pairs]
@@ -611,22 +577,19 @@ class ServedRun(ServedPredictions):
             of = {"median": float(np.median(errors)), "largest": float(errors.max())}
             yield Caveat("load_predictions_off", {**of, "cells": errors.size})
         lacking = [cell for cell in self.loads.cells if cell.visits is not None]
-        for (temperature, visits), cells in grouped(
-            lacking, lambda cell: (cell.temperature, cell.visits)
-        ).items():
+        by_visits = grouped(lacking, lambda cell: (cell.temperature, cell.visits))
+        for (temperature, visits), cells in by_visits.items():
             ks = sorted({cell.k for cell in cells})
             left_out = not any(self._may_be_named(cell) for cell in cells)
             yield _visits_lacking(visits, temperature, ks, left_out=left_out, load=True)
 
     def _may_be_named(self, cell: LoadCell) -> bool:
         """Whether a schedule may name the K of a cell."""
-        every = self.visits_asked or 0
+        every, at = self.visits_asked or 0, (cell.temperature, cell.concurrency)
         timed = {
             c.k: every if c.visits is None else c.visits.timed
-            for c in where(
-                self.loads.cells, temperature=cell.temperature, concurrency=cell.concurrency
-            )
-            if c.k
+            for c in self.loads.cells
+            if c.k and (c.temperature, c.concurrency) == at
         }
         return not cell.k or cell.k in with_enough_visits(timed)
 
@@ -636,10 +599,5 @@ def _visits_lacking(
 ) -> Caveat:
     """That some K were timed in these visits only."""
     assert visits is not None
-    values: Values = {
-        "temperature": temperature,
-        "ks": ", ".join(map(str, ks)),
-        "timed": visits.timed,
-        "asked": visits.asked,
-    }
+    values: Values = {"temperature": temperature, "ks": ", ".join(map(str, ks)), **asdict(visits)}
     return Caveat("server_visits_lacking", {**values, "left_out": left_out, "load": load})

@@ -12,7 +12,7 @@ from harness.analysis.lossless import text_checks, without_faulty
 from harness.analysis.replayed import as_served
 from harness.analysis.request_times import Settle, settled, settling
 from harness.analysis.setup import Setup
-from harness.records import Cell, Rule, ServingEngine, TextTrace, Trial, grouped
+from harness.records import Cell, Rule, ServingEngine, TextTrace, Trial, grouped, where
 from harness.serving.round_counting import Counting, shorter_budget
 from harness.stats.jackknife import Array
 from harness.summary import TextCheck, Visits
@@ -203,7 +203,7 @@ class ServedTexts:
 
     def texts(self, trials: Iterable[Trial], k: int, temperature: float) -> Texts:
         """Completed requests of one cell or several, of those whose texts were scored."""
-        cell = [t for t in completed(list(trials)) if (t.k, t.temperature) == (k, temperature)]
+        cell = where(completed(list(trials)), k=k, temperature=temperature)
         pairs = ((trial, self.trace_of(trial)) for trial in cell)
         return Texts(tuple((trial, trace) for trial, trace in pairs if trace is not None))
 

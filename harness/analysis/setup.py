@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from harness.records import ResultRow, Rule, ServingEngine, grouped
+from harness.records import ResultRow, Rule, ServingEngine, grouped, where
 from harness.serving.drafts import DraftKind
 from harness.serving.engines import with_lines
 from harness.storage import StoredRun
@@ -224,10 +224,8 @@ class Setup:
             return False
         if self.typed_latency or self.latency_from is not None:
             return True
-        machine = self.environment
-        return is_card(
-            self.gpu.name, self.gpu.memory_gb, machine.device_name, machine.device_memory_bytes
-        )
+        gpu, machine = self.gpu, self.environment
+        return is_card(gpu.name, gpu.memory_gb, machine.device_name, machine.device_memory_bytes)
 
     @property
     def price_per_hour(self) -> float | None:
@@ -240,11 +238,6 @@ class Setup:
         if self.gpu is not None:
             return self.gpu.memory_gb * 1e9
         return self.environment.device_memory_bytes or self.environment.memory_bytes
-
-    @property
-    def device_of_memory(self) -> str | None:
-        """Whose memory that is."""
-        return self.gpu.name if self.gpu else self.environment.device_name
 
     def described_draft(self, name: str) -> ModelEntry:
         """What a draft says of itself; empty for one without a model."""
@@ -281,12 +274,9 @@ class Setup:
 
     def facts(self, results: Sequence[ResultRow]) -> RunFacts:
         """Which run this is, with what became of the rows that stand for generations."""
-        ran = [row for row in results if row.source == "measured"]
-        if self.replay_only:
-            ran = [row for row in results if row.source == "replayed"]
+        ran = where(results, source="replayed" if self.replay_only else "measured")
         stored, typed = self.run.manifest.status, self.command_line()
-        known = ("complete", "running", "failed")
-        decode = self.conf("decode")
+        known, decode = ("complete", "running", "failed"), self.conf("decode")
         return RunFacts(
             command=self.command,
             folder=str(self.run.folder),
@@ -361,9 +351,6 @@ class Setup:
     @property
     def model_facts(self) -> tuple[ModelFacts, ...]:
         """The target and each draft that is a model."""
-        return tuple(self._models())
-
-    def _models(self) -> Iterator[ModelFacts]:
         confs = {"target": self.conf("model")}
         if self.draft:
             confs["draft"] = self.conf("draft")
@@ -374,9 +361,8 @@ class Setup:
                 for role, conf in confs.items()
                 if conf
             }
-        for role, entry in described.items():
-            conf = confs.get(role, {})
-            yield ModelFacts(
+        return tuple(
+            ModelFacts(
                 role=role,
                 name=entry.name or role,
                 id=conf.get("id") or entry.id,
@@ -389,6 +375,9 @@ class Setup:
                 kind=entry.kind or conf.get("kind") or "model",
                 layers=entry.layers,
             )
+            for role, entry in described.items()
+            for conf in [confs.get(role, {})]
+        )
 
 
 def architecture(entry: ModelEntry) -> Architecture | None:

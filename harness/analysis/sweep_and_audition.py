@@ -10,7 +10,7 @@ that changes greedy texts gets no verdict.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 
 import numpy as np
@@ -89,6 +89,7 @@ from harness.records import (
     Trial,
     UserError,
     grouped,
+    where,
 )
 from harness.serving.drafts import DRAFTS, kind_of, looks_up
 from harness.serving.engines import ENGINES, OWN, drafts_alike, spec_of, with_lines
@@ -171,10 +172,8 @@ class PairAnalysis:
     def traces(self) -> dict[str, list[TextTrace]]:
         """The run's traces by draft, in stored order; not of drafts that failed."""
         failed = {entry.draft for entry in self.setup.run.manifest.audition.failures}
-        return grouped(
-            (trace for trace in self.setup.run.traces if trace.draft not in failed),
-            lambda trace: trace.draft,
-        )
+        scored = (trace for trace in self.setup.run.traces if trace.draft not in failed)
+        return grouped(scored, lambda trace: trace.draft)
 
     def looks_up(self, draft: str) -> bool:
         """Whether a draft's tokens are looked up, by its traces."""
@@ -257,8 +256,8 @@ class PairAnalysis:
         if not traces or not ks or not all(scored):
             return None
         counts_of = self._adaptive_counts if adaptive else None
-        if self.setup.priced_by is not None:
-            counts_of = self._engine_counts
+        if self.setup.priced_by is not None:  # as that engine drafts near a text's end
+            counts_of = partial(replayed, limits=self.limits(ks))
         return replay_drafts(traces, rule, ks, temperature, counts_of)
 
     @cached_property
@@ -338,12 +337,6 @@ class PairAnalysis:
             return None
         return Counting(engine.first_position, engine.shortens_last_draft)
 
-    def _engine_counts(
-        self, texts: Sequence[TextTrace], rule: Rule, ks: Sequence[int]
-    ) -> Mapping[int, Replayed]:
-        """A draft's texts replayed as the engine that prices them drafts near a text's end."""
-        return replayed(texts, rule, ks, self.limits(ks))
-
     def limits(self, ks: Sequence[int]) -> Limits | None:
         """What an engine that prices the drafts drafts at most; None for our own loop."""
         counting, asked = self._counting, self.setup.new_tokens or 0
@@ -391,8 +384,7 @@ class PairAnalysis:
         """By draft, the texts that a ranking replays."""
         at = ranking.replays.temperature
         return {
-            draft: [trace for trace in self.traces[draft] if trace.temperature == at]
-            for draft in ranking.replays.drafts
+            draft: where(self.traces[draft], temperature=at) for draft in ranking.replays.drafts
         }
 
     def length_alpha(self) -> Iterator[LengthAlpha]:
@@ -404,22 +396,20 @@ class PairAnalysis:
     def adaptive_drafting(self) -> Iterator[AdaptiveDrafting]:
         """What thresholds would bring to the drafts whose confidences are stored."""
         for ranking in self.own_rankings:
+            replays, setup = ranking.replays, self.setup
             for draft, texts in self._texts(ranking).items():
                 known = self.confidences.get(draft, {})
-                scored = [trace for trace in texts if trace.key in known]
-                if scored:
-                    latency = self.latencies[ranking.replays.temperature][draft]
-                    made = adaptive_drafting(
-                        ScoredTexts(scored, known, ranking.replays.rule),
-                        ranking.replays.ks,
-                        latency,
-                        self.setup.weights,
-                        seed=self.setup.seed,
-                    )
-                    answer = self._replayed_answer(made.temperature)
-                    if answer and answer.named == (draft, made.fixed.k):
-                        made = replace(made, fixed=with_speedup(made.fixed, answer))
-                    yield made
+                scored = ScoredTexts([t for t in texts if t.key in known], known, replays.rule)
+                if not scored.traces:
+                    continue
+                latency = self.latencies[replays.temperature][draft]
+                made = adaptive_drafting(
+                    scored, replays.ks, latency, setup.weights, seed=setup.seed
+                )
+                answer = self._replayed_answer(made.temperature)
+                if answer and answer.named == (draft, made.fixed.k):
+                    made = replace(made, fixed=with_speedup(made.fixed, answer))
+                yield made
 
     def block_gains(self) -> Iterator[BlockGain]:
         """What block verification would bring above temperature 0, where its answer drafts."""
@@ -457,12 +447,8 @@ class PairAnalysis:
     @cached_property
     def answered(self) -> tuple[Answered, ...]:
         """Every question decided."""
-        return answered(
-            self.questions,
-            weights=self.setup.shares,
-            seed=self.setup.seed,
-            doubts=[self._doubt(question) for question in self.questions],
-        )
+        weights, seed = self.setup.shares, self.setup.seed
+        return answered(self.questions, self._doubt, weights=weights, seed=seed)
 
     def _doubt(self, question: Question) -> Doubt | None:
         """Why a question has no verdict: its texts, or its timings, cannot be right."""
@@ -503,11 +489,8 @@ class PairAnalysis:
         stops = setup.adaptive and spec.rule == setup.rule and not spec.stops_early
         if ranking is None or stops or setup.synthetic or self.distrusted:
             return
-        has = {
-            draft
-            for draft in ranking.replays.drafts
-            if drafts_alike(engine, kind_of(draft, setup.model_facts), temperature)
-        }
+        facts, drafts = setup.model_facts, ranking.replays.drafts
+        has = {name for name in drafts if drafts_alike(engine, kind_of(name, facts), temperature)}
         for answer in own if has else ():
             made = carried_over(answer, engine, ranking, has, setup.shares)
             if setup.priced_by is not None:  # what a round costs on our own loop is not known
@@ -593,16 +576,11 @@ class PairAnalysis:
         """Acceptance by position: measured, and replayed of each draft at its best K."""
         yield from measured_positions(self.setup.draft, self.trials, self.setup.weights)
         for ranking in self.own_rankings:
-            for candidate in ranking.best:
-                counts = ranking.replays.weighted(candidate, self.setup.weights)
-                yield AcceptanceByPosition(
-                    candidate.draft,
-                    "all",
-                    ranking.replays.temperature,
-                    candidate.k,
-                    "replayed",
-                    counts.acceptance_by_position,
-                )
+            at = ranking.replays.temperature
+            for name in ranking.best:
+                counts = ranking.replays.weighted(name, self.setup.weights)
+                shares = counts.acceptance_by_position
+                yield AcceptanceByPosition(name.draft, "all", at, name.k, "replayed", shares)
 
     def summary(self) -> Summary:
         """Everything that the run says."""
@@ -612,6 +590,7 @@ class PairAnalysis:
         outliers = outlier_cells(self.trials)
         of_drafts = (pair for by_draft in self.latencies.values() for pair in by_draft.items())
         round_times = [latency.round_summary(draft) for draft, latency in of_drafts]
+        steps = (latency.summary(draft) for draft, latency in self.first_latencies.items())
         summary = Summary(
             run=setup.facts(self.results),
             answers=self.answers,
@@ -619,11 +598,7 @@ class PairAnalysis:
             caveats=tuple(self.all_caveats(outliers)),
             results=tuple(self.results),
             latency=self.latency_rows,
-            steps=tuple(
-                steps
-                for draft, latency in self.first_latencies.items()
-                if (steps := latency.summary(draft)) is not None
-            ),
+            steps=tuple(each for each in steps if each is not None),
             # Temperatures that were not timed themselves share the times of another
             round_times=tuple(
                 {(each.draft, each.temperature): each for each in round_times}.values()
@@ -675,11 +650,8 @@ class PairAnalysis:
         latency = next(iter(self.latencies.get(answer.temperature, {}).values()), None)
         if latency is None:
             return summary
-        return replace(
-            summary,
-            price_per_hour_usd=price,
-            plain_usd_per_million_tokens=usd_per_million_tokens(latency.rounds.baseline_s, price),
-        )
+        plain_usd = usd_per_million_tokens(latency.rounds.baseline_s, price)
+        return replace(summary, price_per_hour_usd=price, plain_usd_per_million_tokens=plain_usd)
 
 
 class MeasuredSweep(PairAnalysis):
@@ -727,11 +699,8 @@ class MeasuredSweep(PairAnalysis):
     @cached_property
     def evidence(self) -> Sequence[Evidence]:
         """From generations, at the temperatures that have some."""
-        return [
-            self._evidence_at(value)
-            for value in self.setup.temperatures
-            if any(trial.temperature == value for trial in self.trials)
-        ]
+        measured = {trial.temperature for trial in self.trials}
+        return [self._evidence_at(value) for value in self.setup.temperatures if value in measured]
 
     def _evidence_at(self, temperature: float) -> Evidence:
         """From replay and the pairs of the chosen K; without one, or a replay, from generations."""

@@ -210,9 +210,8 @@ class Evidence:
         shares = set_weights(self.prompt_sets, weights)
         counted = [name for name in self.names if shares[name[0]] > 0.0]
         # Prompts of no counted set get numbers beyond
-        place = {
-            name: row for row, name in enumerate(dict.fromkeys([*counted, *self.pairs.prompts]))
-        }
+        names = dict.fromkeys([*counted, *self.pairs.prompts])
+        place = {name: row for row, name in enumerate(names)}
         return two_phase(
             self.workload(weights),
             self.pairs.timed,
@@ -356,7 +355,6 @@ def decide(
     verdict is `undecided`, and its speedup the plain one of the best-looking candidate.
 
     Args:
-        evidence: of one temperature.
         error: the verdict's part of the report's, one-sided.
         prompt_set: "all" for the weighted workload, or one set, to which weights do not apply.
         weights: of the sets, equal if None.
@@ -367,12 +365,8 @@ def decide(
         evidence, weights = evidence.only([prompt_set]), None
     asked = [name for name, weight in (weights or {}).items() if weight > 0]
     unseen = [name for name in asked if name not in evidence.prompt_sets]
-    undecided = Answer.undecided(
-        evidence.temperature,
-        prompt_set,
-        "no_complete_prompt",
-        {"prompt_set": next(iter(unseen), None)},
-    )
+    lacking: Values = {"prompt_set": next(iter(unseen), None)}
+    undecided = Answer.undecided(evidence.temperature, prompt_set, "no_complete_prompt", lacking)
     if unseen or not evidence.prompts or not evidence.candidates:
         return undecided
     workload, level = evidence.workload(weights), 1.0 - 2.0 * error
