@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.analysis.cells import prompts_of
+from harness.analysis.cells import Weights, prompts_of
 from harness.analysis.latency import Latency
 from harness.analysis.predicted import visit_costs
 from harness.analysis.replayed import in_chunks, padded_traces
@@ -98,7 +98,7 @@ def adaptive_drafting(
     texts: ScoredTexts,
     ks: Sequence[int],
     latency: Latency,
-    weights: Mapping[str, float] | None = None,
+    weights: Weights = None,
     *,
     seed: int = 0,
 ) -> AdaptiveDrafting:

@@ -17,6 +17,7 @@ it takes nothing of the report's error.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from harness.analysis.cells import Weights
 from harness.analysis.leaderboard import Ranking
 from harness.analysis.predicted import Latencies
 from harness.analysis.replayed import Replays
@@ -69,7 +70,7 @@ def answered(
     asked: Sequence[Question],
     doubt_of: Callable[[Question], Doubt | None],
     *,
-    weights: Mapping[str, float] | None,
+    weights: Weights,
     seed: int,
 ) -> tuple[Answered, ...]:
     """Decide every question, for the whole workload and for each prompt set.
@@ -102,18 +103,14 @@ def answered(
 # ---- engines whose rounds were not timed ---------------------------------------------------------
 
 
-def with_rounds(answer: Answer, ranking: Ranking, shares: Mapping[str, float] | None) -> Answer:
+def with_rounds(answer: Answer, ranking: Ranking, shares: Weights) -> Answer:
     """An answer of our own loop, with what a round of its draft emits and costs at every K."""
     part = _part(answer.prompt_set, ranking, shares)
     return replace(answer, rounds=() if part is None else part.rounds(answer.named[0]))
 
 
 def carried_over(
-    answer: Answer,
-    engine: str,
-    ranking: Ranking,
-    has: Collection[str],
-    shares: Mapping[str, float] | None,
+    answer: Answer, engine: str, ranking: Ranking, has: Collection[str], shares: Weights
 ) -> Answer:
     """What carries over to an engine whose rounds were not timed.
 
@@ -156,7 +153,7 @@ class _Part:
     replays: Replays
     gains: Mapping[Candidate, float]  # speedups on our own loop
     latencies: Latencies
-    shares: Mapping[str, float] | None
+    shares: Weights
 
     def rounds(self, draft: str | None) -> tuple[RoundTokens, ...]:
         """What a round of a draft emits at every K, and what it costs on our own loop."""
@@ -176,7 +173,7 @@ class _Part:
         )
 
 
-def _part(prompt_set: str, ranking: Ranking, shares: Mapping[str, float] | None) -> _Part | None:
+def _part(prompt_set: str, ranking: Ranking, shares: Weights) -> _Part | None:
     """That of one prompt set, or of all; None where a set that counts has no text."""
     replays, evidence = ranking.replays, ranking.evidence
     if prompt_set != "all":

@@ -20,6 +20,8 @@ from harness.theory.speedup import RoundTimes
 
 Count = Callable[[Trial], float]
 PromptId = tuple[str, str]
+# Of the prompt sets in the workload; None for equal ones
+Weights = Mapping[str, float] | None
 
 # ---- counts of generations -----------------------------------------------------------------------
 
@@ -111,9 +113,7 @@ def paired_sums(trials: Sequence[Trial], baseline: Sequence[Trial]) -> dict[Prom
     return {name: np.concatenate([before[name], after[name]]) for name in after}
 
 
-def acceptance_by_position(
-    trials: Sequence[Trial], weights: Mapping[str, float] | None = None
-) -> tuple[float, ...]:
+def acceptance_by_position(trials: Sequence[Trial], weights: Weights = None) -> tuple[float, ...]:
     """Entry j - 1: share of rounds with at least j text positions left that accepted at least j.
 
     The trials are of one K. Prompt sets count by their weights, equal if None, whatever their
@@ -312,7 +312,7 @@ def expected_tokens_per_round(rates: Sequence[float], lengths: Sequence[int]) ->
 
 
 def measured_positions(
-    draft: str, trials: Sequence[Trial], weights: Mapping[str, float] | None
+    draft: str, trials: Sequence[Trial], weights: Weights
 ) -> Iterator[AcceptanceByPosition]:
     """By prompt set, temperature and K, and for all sets together, which count by their weights."""
     done = [trial for trial in completed(latest(trials)) if trial.k > 0]

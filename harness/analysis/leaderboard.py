@@ -7,12 +7,13 @@ and K has that number in a summary (`with_speedup`).
 The acceptance rule belongs to the engine that will serve, so there is one leaderboard per rule.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 
+from harness.analysis.cells import Weights
 from harness.analysis.predicted import Latencies, Speedup, alpha_of, evidence_of, speedups
 from harness.analysis.replayed import Replays
 from harness.analysis.setup import Setup
@@ -51,7 +52,7 @@ class Ranking:
 def rank(
     replays: Replays,
     latencies: Latencies,
-    weights: Mapping[str, float] | None = None,
+    weights: Weights = None,
     *,
     seed: int = 0,
     error: Variance | None = None,
@@ -101,11 +102,7 @@ def _chances_best(workload: Workload, best: Sequence[int], seed: int) -> list[fl
 
 
 def _row(
-    name: Candidate,
-    replays: Replays,
-    latencies: Latencies,
-    gain: Speedup,
-    weights: Mapping[str, float] | None,
+    name: Candidate, replays: Replays, latencies: Latencies, gain: Speedup, weights: Weights
 ) -> LeaderboardRow:
     """One draft's row, not yet ranked."""
     counts, interval = replays.weighted(name, weights), gain.interval
@@ -129,11 +126,7 @@ def _row(
 
 
 def block_gain(
-    name: Candidate,
-    by_ratio: Ranking,
-    by_block: Ranking,
-    kind: DraftKind,
-    weights: Mapping[str, float] | None,
+    name: Candidate, by_ratio: Ranking, by_block: Ranking, kind: DraftKind, weights: Weights
 ) -> BlockGain:
     """What block verification would bring to a candidate that accepts by the ratio."""
     both = by_ratio, by_block

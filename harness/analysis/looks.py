@@ -23,6 +23,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from harness.analysis.cells import Weights
 from harness.analysis.predicted import Latencies, evidence_of
 from harness.analysis.replayed import Replays
 from harness.analysis.server_run import ServedRun
@@ -35,8 +36,6 @@ from harness.stats.two_phase import look_shares, nominal_error
 from harness.storage import StoredRun
 from harness.storage.manifest import ChosenK
 from harness.summary import VerdictReason
-
-Weights = Mapping[str, float] | None
 
 # Of what is undecided, what no further pair of the same prompts would change
 FIXED: frozenset[VerdictReason] = frozenset(

@@ -19,6 +19,7 @@ from typing import Literal
 import numpy as np
 
 from harness.analysis.cells import (
+    Weights,
     expected_tokens_per_round,
     new_tokens,
     paired_sums,
@@ -157,7 +158,7 @@ class Speedup:
 
 
 def speedups(
-    evidence: Evidence, weights: Mapping[str, float] | None = None, error: Variance | None = None
+    evidence: Evidence, weights: Weights = None, error: Variance | None = None
 ) -> dict[Candidate, Speedup]:
     """Every candidate's: 1 / the weighted mean over sets of what a token costs in plain tokens.
 
@@ -359,7 +360,7 @@ def _prefill_seconds(replays: Replays, latency: Latency, draft: str | None = Non
 
 
 def request_summary(
-    replays: Replays, name: Candidate, latency: Latency, weights: Mapping[str, float] | None = None
+    replays: Replays, name: Candidate, latency: Latency, weights: Weights = None
 ) -> RequestSummary | None:
     """Whole requests with one candidate, prefills included: what a user waits for.
 
@@ -434,10 +435,7 @@ def category_alpha(replays: Replays) -> tuple[CategoryAlpha, ...]:
 
 
 def length_alpha(
-    by_draft: Mapping[str, Sequence[TextTrace]],
-    rule: Rule,
-    k: int,
-    weights: Mapping[str, float] | None = None,
+    by_draft: Mapping[str, Sequence[TextTrace]], rule: Rule, k: int, weights: Weights = None
 ) -> Iterator[LengthAlpha]:
     """Alpha of every draft in every bucket that it was judged in, at one K.
 

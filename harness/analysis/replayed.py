@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.cells import completed, latest, new_tokens, per_prompt, prompts_of
+from harness.analysis.cells import Weights, completed, latest, new_tokens, per_prompt, prompts_of
 from harness.analysis.verdict import Candidate
 from harness.records import Cell, Rule, TextKey, TextTrace, Trial, UserError, grouped
 from harness.serving.drafts import DRAFTS
@@ -69,7 +69,7 @@ class Replays:
         """The K of any draft, ascending."""
         return tuple(sorted({name.k for name in self.candidates}))
 
-    def weighted(self, name: Candidate, weights: Mapping[str, float] | None) -> Replayed:
+    def weighted(self, name: Candidate, weights: Weights) -> Replayed:
         """A candidate's counts per token of the workload: every rate of them is the workload's.
 
         Sets count by their weights, equal if None, whatever their number of tokens.

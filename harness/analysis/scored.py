@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
+from harness.analysis.cells import Weights
 from harness.analysis.latency import Latency
 from harness.analysis.leaderboard import Ranking
 from harness.analysis.predicted import evidence_of
@@ -44,7 +45,7 @@ class Scored:
     ks: tuple[int, ...]
     texts: tuple[TextTrace, ...]
     latency: Latency
-    weights: Mapping[str, float] | None
+    weights: Weights
     lookups: frozenset[str]
     parts: tuple[PaddedTexts, ...]
     setup: Setup

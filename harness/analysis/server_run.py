@@ -11,7 +11,7 @@ A temperature at which a speculating server is not lossless (`server_lossless`) 
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
@@ -32,7 +32,7 @@ from harness.analysis.caveats import (
     k_at_edge,
     of_the_timings,
 )
-from harness.analysis.cells import completed, ratio
+from harness.analysis.cells import Weights, completed, ratio
 from harness.analysis.lossless import distrust
 from harness.analysis.predicted import evidence_of
 from harness.analysis.request_times import Visit, paired_seconds, with_enough_visits
@@ -210,11 +210,7 @@ class ServedRun(ServedPredictions):
                 yield from self._other_k(measured, "all", served_k, weights)
 
     def _other_k(
-        self,
-        evidence: Evidence,
-        prompt_set: str,
-        served_k: int,
-        weights: Mapping[str, float] | None,
+        self, evidence: Evidence, prompt_set: str, served_k: int, weights: Weights
     ) -> Iterator[OtherK]:
         """The fastest K of some prompts, where it is another and gains more."""
         timed = {0: evidence.baseline, **{name.k: t for name, t in evidence.candidates.items()}}

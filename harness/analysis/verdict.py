@@ -35,6 +35,7 @@ from scipy.special import ndtri
 
 from harness.analysis.cells import (
     Count,
+    Weights,
     accepted,
     completed,
     decode_s,
@@ -187,7 +188,7 @@ class Evidence:
             },
         )
 
-    def workload(self, weights: Mapping[str, float] | None) -> Workload:
+    def workload(self, weights: Weights) -> Workload:
         """The candidates in their order, prompt sets of weight 0 left out."""
         shares = set_weights(self.prompt_sets, weights)
         evidence = self.only([name for name, share in shares.items() if share > 0.0])
@@ -203,7 +204,7 @@ class Evidence:
             shared=evidence._shared_errors(),
         )
 
-    def two_phase(self, weights: Mapping[str, float] | None, seed: int) -> TwoPhase | None:
+    def two_phase(self, weights: Weights, seed: int) -> TwoPhase | None:
         """What the measured pairs say of the workload; None without, or with too few prompts."""
         if self.pairs is None:
             return None
@@ -231,7 +232,7 @@ class Evidence:
         log_speedup = float(logs[names.index(measured)]) - self.pairs.timed.log_price
         return measured, math.exp(log_speedup)
 
-    def speedups(self, weights: Mapping[str, float] | None) -> dict[Candidate, float]:
+    def speedups(self, weights: Weights) -> dict[Candidate, float]:
         """Of the whole workload; empty without a prompt that is complete in every cell."""
         if not self.prompts or not self.candidates:
             return {}
@@ -261,7 +262,7 @@ class Evidence:
             for factors in [len(next(iter(error.moves.values())))]
         )
 
-    def alphas(self, name: Candidate, weights: Mapping[str, float] | None) -> Values:
+    def alphas(self, name: Candidate, weights: Weights) -> Values:
         """A candidate's alpha on the weighted workload, and the alpha that it needs."""
         if name not in self.facts:
             return {"alpha": None, "breakeven_alpha": None}
@@ -345,7 +346,7 @@ def decide(
     error: float = ONE_SIDED,
     *,
     prompt_set: str = "all",
-    weights: Mapping[str, float] | None = None,
+    weights: Weights = None,
     seed: int = 0,
     deals: int | None = None,
 ) -> Answer:
@@ -525,7 +526,7 @@ def _needed(fit: TwoPhase | CrossFit, prompts: int, level: float) -> int | None:
     return int(number[decides.argmax()]) if decides.any() else None
 
 
-def least_regret(evidence: Evidence, weights: Mapping[str, float] | None) -> LeastRegret | None:
+def least_regret(evidence: Evidence, weights: Weights) -> LeastRegret | None:
     """What gives away least if traffic shifts between the prompt sets that have a weight.
 
     Regret on a set is the best speedup there over this candidate's, and what counts is the worst
