@@ -215,9 +215,8 @@ def with_counts(row: ResultRow, counts: Replayed) -> ResultRow:
 
 def _with_measured_times(row: ResultRow, done: Sequence[Trial]) -> ResultRow:
     tokens = np.array([new_tokens(trial) for trial in done])
-    row = replace(
-        row, prompts=len({trial.conversation for trial in done}), new_tokens=int(tokens.sum())
-    )
+    prompts = len({trial.conversation for trial in done})
+    row = replace(row, prompts=prompts, new_tokens=int(tokens.sum()))
     if any(trial.decode_s is None for trial in done):  # as a server's records may be
         return row
     first_s = [

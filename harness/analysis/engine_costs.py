@@ -284,11 +284,9 @@ class _Shares:
 
 @dataclass(frozen=True)
 class _OtherDraft:
-    """A draft model that was not measured next to the one that was.
+    """What a step takes of the draft that was measured, and of another draft model.
 
-    Attributes:
-        measured, other: what a step of each takes.
-        reads_verified: as of `EngineSpec.draft_reads_verified`.
+    `reads_verified` is as of `EngineSpec.draft_reads_verified`.
     """
 
     measured: _Shares

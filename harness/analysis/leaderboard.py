@@ -18,7 +18,7 @@ from harness.analysis.predicted import Latencies, Speedup, alpha_of, evidence_of
 from harness.analysis.replayed import Replays
 from harness.analysis.setup import Setup
 from harness.analysis.verdict import Candidate, Evidence
-from harness.records import Rule
+from harness.records import Rule, grouped
 from harness.serving.drafts import DraftKind
 from harness.serving.engines import with_lines
 from harness.stats.crossfit import Workload
@@ -63,13 +63,8 @@ def rank(
     """
     evidence = evidence_of(replays, latencies)
     gains = speedups(evidence, weights, error)
-    best = [
-        max(
-            (name for name in replays.candidates if name.draft == draft),
-            key=lambda name: (gains[name].value, -name.k),
-        )
-        for draft in replays.drafts
-    ]
+    by_draft = grouped(replays.candidates, lambda name: name.draft).values()
+    best = [max(names, key=lambda name: (gains[name].value, -name.k)) for names in by_draft]
     shares = set_weights(replays.prompt_sets, weights)
     counted = replays.only([name for name, share in shares.items() if share > 0.0])
     rows = [_row(name, counted, latencies, gains[name], weights) for name in best]

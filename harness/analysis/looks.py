@@ -66,9 +66,7 @@ def decided(run: StoredRun, look: int) -> Set[float]:
     unless further pairs are unlikely to. The bounds are those of this look. A report of a run
     whose manifest carries the same number of looks says the same.
 
-    Args:
-        run: with traces, round times and the trials so far.
-        look: 1 to 4, of four.
+    `run` has traces, round times and the trials so far; `look` is 1 to 4, of four.
     """
     looks = run.manifest.looks
     if looks is None:
@@ -131,9 +129,7 @@ def to_start(run: StoredRun, ks: Sequence[int], started: Sequence[int]) -> tuple
 def searched_next(ks: Sequence[int], speedups: Mapping[int, float]) -> tuple[int, ...]:
     """The K that a Fibonacci search for the largest speedup wants to know next; empty at its end.
 
-    Args:
-        ks: ascending.
-        speedups: of those that are known.
+    `ks` are ascending, `speedups` of those that are known.
     """
     low, near, width = -1, 1, 2  # the largest lies above `low` and below `low + width`
     while width < len(ks) + 1:
@@ -174,13 +170,12 @@ def slower_than(
 ) -> tuple[str | None, ...]:
     """What a draft that is to be dropped is significantly slower than; empty: it is not.
 
+    The drafts that it loses to, None for plain decoding, each once.
+
     Args:
         run: an audition, with the round times so far.
         traces: of the draft, as far as it is measured, and of those before it.
         look: at which it is, 1 to 3, of four.
-
-    Returns:
-        The drafts that it loses to, None for plain decoding, each once.
     """
     setup, by_draft = Setup(run), grouped(traces, lambda trace: trace.draft)
     everyone = Audition(setup, by_draft)

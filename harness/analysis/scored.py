@@ -35,9 +35,7 @@ Change = Callable[[PaddedTexts, int], Array]
 class Scored:
     """A draft's texts at one temperature, what its rounds cost, and the K that it is served with.
 
-    Attributes:
-        weights: of the prompt sets.
-        parts: the texts in pieces that fit the memory.
+    `weights` are of the prompt sets; `parts` are the texts in pieces that fit the memory.
     """
 
     name: Candidate

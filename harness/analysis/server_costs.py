@@ -45,13 +45,7 @@ Prompts = tuple[Hashable, ...]
 
 @dataclass(frozen=True, eq=False)
 class PlainRequests:
-    """What requests that were decoded plainly took.
-
-    Attributes:
-        seconds: [n] of decoding.
-        tokens: [n] that they emitted.
-        prompts: [n] that they were asked.
-    """
+    """Of n requests that were decoded plainly: seconds of decoding, their tokens, prompts asked."""
 
     seconds: Array
     tokens: Array
@@ -60,13 +54,7 @@ class PlainRequests:
 
 @dataclass(frozen=True, eq=False)
 class Requests:
-    """What requests on a speculating server took.
-
-    Attributes:
-        seconds: [n] of decoding.
-        counts: their rounds, n texts.
-        prompts: [n] that they were asked.
-    """
+    """Of n requests on a speculating server: seconds of decoding, their rounds, prompts asked."""
 
     seconds: Array
     counts: Replayed
@@ -78,8 +66,7 @@ class TimedRequests:
     """Requests from which costs are fitted.
 
     Attributes:
-        plain: those that were decoded plainly.
-        speculative: the others, by K.
+        plain, speculative: those that were decoded plainly, and the others, by K.
         net: whether another request was taken off each, so that a start may be below 0.
         looked_up: whether the drafts come from a look-up, so that most rounds draft nothing.
     """
@@ -168,11 +155,8 @@ def seconds_of_rounds(counts: Replayed, times: RoundTimes) -> Array:
 def speedup_variance(timed: TimedRequests, tokens: Array, counts: Replayed) -> Variance | None:
     """The variance that costs' error gives the logarithm of a predicted speedup, by the jackknife.
 
-    Args:
-        tokens, counts: the plain tokens and the rounds of the texts that are predicted.
-
-    Returns:
-        None where the costs rest on too few prompts to do without some.
+    `tokens` and `counts` are the plain tokens and the rounds of the texts that are predicted. None
+    where the costs rest on too few prompts to do without some.
     """
     fits = left_out_costs(timed, counts.k)
     if not fits:
@@ -194,9 +178,8 @@ def left_out_costs(timed: TimedRequests, k: int) -> list[ServerCosts]:
 def fit_costs(timed: TimedRequests) -> ServerCosts | None:
     """Fit costs by least squares, errors relative to a request's time.
 
-    Returns:
-        None without requests of two lengths, which tell a start from its rounds, and where they
-        were so disturbed that a token or a round would cost nothing.
+    None without requests of two lengths, which tell a start from its rounds, and where they were so
+    disturbed that a token or a round would cost nothing.
     """
     plain, speculative = timed.plain, dict(sorted(timed.speculative.items()))
     if len(set(plain.tokens)) < 2 or not speculative:
@@ -274,16 +257,13 @@ def shares_of_rounds(times: RoundTimes, k: int) -> Array:
 def timed_rounds(
     timings: Sequence[RoundTiming], counting: Counting, settle: Settle = undisturbed
 ) -> TimedRequests | None:
-    """Requests of servers that were told to reject every draft, and plain ones next to them.
+    """Requests of servers that were told to reject every draft, and plain ones; None without any.
 
     Args:
         timings: of one draft and temperature, in the order in which they were stored; each round
             emitted one token.
         counting: of the engine; tells how many tokens each round drafted.
         settle: a request's time over its visits.
-
-    Returns:
-        None without any.
     """
     visits: dict[tuple[int, int, int, bool], list[Visit]] = {}
     for place, t in enumerate(timings):

@@ -210,10 +210,8 @@ def normal_z(total: float, variance: float, third_cumulant: float) -> float:
     shifted gamma, and the cube root of a gamma variable is nearly normal (Wilson and Hilferty 1931,
     The distribution of chi-square; Kite 1977, Frequency and risk analyses in hydrology).
 
-    Args:
-        total: the sum, of expectation 0.
-        variance: its second cumulant; 0 gives 0.
-        third_cumulant: 0 gives the sum in standard deviations.
+    `total` is the sum, of expectation 0. A variance of 0 gives 0, a third cumulant of 0 the sum in
+    standard deviations.
     """
     if variance <= 0.0:
         return 0.0

@@ -67,12 +67,11 @@ class ServedPredictions(ServedTexts):
     ) -> ServerCosts | None:
         """What decoding costs, by requests that are not of this prompt set.
 
+        None where nothing else was timed: no other set, and no synthetic acceptance.
+
         Args:
             prompt_set: that is predicted; None takes the requests of all sets.
             ks: whose rounds are known; None for all that were measured.
-
-        Returns:
-            None where nothing else was timed: no other set, and no synthetic acceptance.
         """
         asked = (temperature, prompt_set, self.priced_ks if ks is None else tuple(ks))
         if asked not in self._costs:

@@ -28,9 +28,8 @@ def latest_answers(answers: Iterable[StructuredAnswer]) -> list[StructuredAnswer
 
 def structured_gates(answers: Sequence[StructuredAnswer]) -> tuple[StructuredGate, ...]:
     """By check, temperature and K, the plain server's share first."""
-    cells = grouped(
-        latest_answers(answers), lambda answer: (answer.check, answer.temperature, answer.k)
-    )
+    last = latest_answers(answers)
+    cells = grouped(last, lambda answer: (answer.check, answer.temperature, answer.k))
     gates: list[StructuredGate] = []
     for (check, temperature, k), cell in sorted(cells.items()):
         plain = {each.paired: each for each in cells.get((check, temperature, 0), ())}

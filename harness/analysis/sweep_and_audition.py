@@ -540,12 +540,9 @@ class PairAnalysis:
         if case is None:
             return None, ()
         explanation = explain(case, verdict.decision, verdict.temperature)
+        share, compared = self.setup.parameter_share(draft), self.setup.tokenizers_compared
         rules = rules_of_thumb(
-            explanation,
-            case,
-            verdict,
-            parameter_share=self.setup.parameter_share(draft),
-            same_vocabulary=True if self.setup.tokenizers_compared else None,
+            explanation, case, verdict, parameter_share=share, same_vocabulary=compared or None
         )
         return explanation, tuple(rules)
 

@@ -437,7 +437,6 @@ def in_turn(
     Args:
         verdict_on: decides "all", or a prompt set, at a one-sided error.
         prompt_sets: those to decide apart.
-        error: one-sided.
     """
     workload = verdict_on("all", error * (1.0 - SETS_SHARE if prompt_sets else 1.0))
     yield workload
