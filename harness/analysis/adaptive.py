@@ -41,14 +41,10 @@ class ScoredTexts:
     confidences: Mapping[TextKey, DraftConfidence]
     rule: Rule
 
-    def parts(self, depth: int) -> "Iterator[ScoredTexts]":
-        """The texts in pieces that fit the memory."""
-        for part in in_chunks(self.traces, depth):
-            yield ScoredTexts(part, self.confidences, self.rule)
-
-    def padded(self, k: int) -> PaddedTexts:
-        """Side by side, with what a round from each start drafts at most."""
-        return padded_traces(self.traces, self.rule, k)
+    def parts(self, k: int) -> "Iterator[tuple[ScoredTexts, PaddedTexts]]":
+        """In pieces that fit the memory, with what a round from each start drafts at most."""
+        for part in in_chunks(self.traces, k):
+            yield replace(self, traces=part), padded_traces(part, self.rule, k)
 
     def drafting(self, most: Counts, k: int, threshold: float) -> tuple[Counts, Counts]:
         """Tokens drafted from each start: where all are the text's, and by how many stand.
@@ -86,8 +82,7 @@ def along_text(trace: TextTrace, values: Array, k: int, rule: Rule) -> Array:
 def replayed_adaptively(texts: ScoredTexts, k: int, threshold: float) -> Replayed:
     """Expected counts of each text where a round drafts no more after an unlikely token."""
     parts: list[Replayed] = []
-    for part in texts.parts(k):
-        padded = part.padded(k)
+    for part, padded in texts.parts(k):
         proposed, drafted = part.drafting(padded.proposed, k, threshold)
         counts = replay(padded.chances, padded.lengths, [k], proposed=proposed, drafted=drafted)
         parts.append(counts[k])
@@ -194,8 +189,7 @@ def _oracles(texts: ScoredTexts, cost: Array, shares: Mapping[str, float]) -> li
     tokens = np.array([len(trace.tokens) for trace in texts.traces], dtype=np.float64)
     factors = token_weights([trace.prompt_set for trace in texts.traces], tokens, shares)
     costs: list[list[Array]] = []
-    for part in texts.parts(len(cost) - 1):
-        padded = part.padded(len(cost) - 1)
+    for _, padded in texts.parts(len(cost) - 1):
         oracles = (best_k_per_round, flag_oracle)
         costs.append([oracle(padded.chances, padded.lengths, cost) for oracle in oracles])
     return (1.0 / (np.concatenate(costs, axis=1) @ factors)).tolist()

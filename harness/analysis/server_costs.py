@@ -283,27 +283,21 @@ def timed_rounds(
     plain = by_k.pop(0, [])
     if not plain or not by_k:
         return None
-    # Each length was timed by itself, so it stands for a prompt
-    prompts = {
-        k: tuple((context, tokens) for context, tokens, *_ in rows)
-        for k, rows in [(0, plain), *by_k.items()]
-    }
-    return TimedRequests(
-        PlainRequests(
-            np.array([seconds for *_, seconds in plain]),
-            np.array([tokens for _, tokens, *_ in plain], dtype=np.float64),
-            prompts[0],
-        ),
-        {
-            k: Requests(
-                np.array([seconds for *_, seconds in rows]),
-                _rejected([(tokens, shortened) for _, tokens, shortened, _ in rows], k, counting),
-                prompts[k],
-            )
-            for k, rows in by_k.items()
-        },
-        net=any(t.one_token_s is not None for t in timings),
-    )
+
+    def seconds_of(rows: Sequence[tuple[int, int, bool, float]]) -> tuple[Array, Prompts]:
+        # Each length was timed by itself, so it stands for a prompt
+        prompts = tuple((context, tokens) for context, tokens, *_ in rows)
+        return np.array([seconds for *_, seconds in rows]), prompts
+
+    plain_s, prompts = seconds_of(plain)
+    plain_tokens = np.array([tokens for _, tokens, *_ in plain], dtype=np.float64)
+    speculative: dict[int, Requests] = {}
+    for k, rows in by_k.items():
+        seconds, of_k = seconds_of(rows)
+        texts = [(tokens, shortened) for _, tokens, shortened, _ in rows]
+        speculative[k] = Requests(seconds, _rejected(texts, k, counting), of_k)
+    net = any(t.one_token_s is not None for t in timings)
+    return TimedRequests(PlainRequests(plain_s, plain_tokens, prompts), speculative, net)
 
 
 def _rejected(texts: Sequence[tuple[int, bool]], k: int, counting: Counting) -> Replayed:
