@@ -472,7 +472,6 @@ def failures(
 
 
 def _measurement(note: NotMeasured) -> str:
-    """What was not measured, in words."""
     at_k = f"K={note.k}{', rejecting every draft' if note.rejects else ''}"
     if note.varying:
         at_k = f"a K that changes ({note.varying})"

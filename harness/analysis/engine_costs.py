@@ -295,7 +295,6 @@ class _OtherDraft:
 
     @classmethod
     def of(cls, costs: EngineCosts, name: str, entry: ModelEntry) -> "_OtherDraft":
-        """From the sizes of the models."""
         entries = costs.target, costs.draft, entry
         layers = [each.layers or 0 for each in entries]
         read = [_bytes_of_step(each) for each in entries]

@@ -99,7 +99,6 @@ def _chances_best(workload: Workload, best: Sequence[int], seed: int) -> list[fl
 def _row(
     name: Candidate, replays: Replays, latencies: Latencies, gain: Speedup, weights: Weights
 ) -> LeaderboardRow:
-    """One draft's row, not yet ranked."""
     counts, interval = replays.weighted(name, weights), gain.interval
     latency, on_prompts = latencies[name.draft], replays.candidates[name]
     judged, accepted, sets = on_prompts.judged, on_prompts.accepted, replays.prompt_sets

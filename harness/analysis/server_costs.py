@@ -98,8 +98,6 @@ class TimedRequests:
         return [self._without({*prompts[part::PARTS]}) for part in range(min(PARTS, len(prompts)))]
 
     def _without(self, left_out: Collection[Hashable]) -> "TimedRequests":
-        """The requests of the other prompts."""
-
         def kept(prompts: Prompts) -> tuple[Index, Prompts]:
             rows = [row for row, prompt in enumerate(prompts) if prompt not in left_out]
             return np.array(rows, dtype=np.intp), tuple(prompts[row] for row in rows)

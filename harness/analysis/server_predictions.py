@@ -118,7 +118,6 @@ class ServedPredictions(ServedTexts):
     def _timed_requests(
         self, temperature: float, prompt_set: str | None, ks: Sequence[int]
     ) -> TimedRequests | None:
-        """What costs are fitted from."""
         rejected = self._rejected_requests(temperature, ks)
         requests = self._requests(temperature, prompt_set, ks)
         if rejected is None or requests is None:
@@ -290,7 +289,6 @@ class ServedPredictions(ServedTexts):
         return texts.of([row.prompt_set or ""])
 
     def _predicted_cell(self, row: ResultRow) -> "_Prediction | None":
-        """What is predicted of a measured cell; None where nothing is."""
         if self.not_predicted is not None or row.temperature is None or row.new_tokens is None:
             return None
         # Of a K that is not measured there is no cell that its prediction should not have seen

@@ -467,7 +467,6 @@ def needs_pairs(verdict: Answer) -> bool:
 
 
 def _too_few(prompt_sets: tuple[str, ...]) -> Doubt:
-    """Why there is no interval."""
     if len(prompt_sets) < MIN_PROMPTS:
         return "too_few_prompts", {"prompts": len(prompt_sets), "needed": MIN_PROMPTS}
     few = (name for name in prompt_sets if prompt_sets.count(name) < MIN_SET)
