@@ -167,9 +167,7 @@ class ModelConf:
 
     name: str = key("", "short name in tables and files; empty: the last part of the id")
     kind: str = key(
-        "model",
-        "a head, a look-up, early_exit, copy, ... (docs/keys.md)",
-        choices=DRAFTS,
+        "model", "a head, a look-up, early_exit, copy, ... (docs/keys.md)", choices=DRAFTS
     )
     id: str = key(MISSING, "hub id, local folder, or embedded:NAME of one that ships here")
     revision: str | None = key(None, "commit, tag or branch of the hub repository")
@@ -388,9 +386,7 @@ class DecodeConf:
         refused={"fly": "vLLM's fly accepts tokens that the target rejects: its text is another's"},
     )
     stop: str = key(
-        "none",
-        "threshold: no more drafts after an unlikely token",
-        choices=("none", "threshold"),
+        "none", "threshold: no more drafts after an unlikely token", choices=("none", "threshold")
     )
     stop_threshold: float = key(
         0.4, "with stop=threshold: unlikely is below this probability", least=0, most=1
@@ -977,8 +973,7 @@ class AuditionConfig(ModelsConfig):
 
     draft: DraftConf | None = None
     drafts: list[str] | None = key(
-        None,
-        "auto, names of conf/draft, hf, name@folder-or-hub-id, name@URL",
+        None, "auto, names of conf/draft, hf, name@folder-or-hub-id, name@URL"
     )
     gpu: GpuConf | None = None
     k: list[int] = _grid(1, 2, 3, 4, 5, 6, 8, 10)
@@ -1179,13 +1174,10 @@ class PlanConfig(CommandConfig):
         None, "of the run, one, whose requests; null: its first", least=0, example="[0]"
     )
     slots: int | None = key(
-        None,
-        "requests side by side on a card; null: the most that were timed",
-        least=1,
+        None, "requests side by side on a card; null: the most that were timed", least=1
     )
     confidences_from: str | None = key(
-        None,
-        "an audition with decode.stop=threshold of its texts; null: run's",
+        None, "an audition with decode.stop=threshold of its texts; null: run's"
     )
     cache_tokens: list[int] | None = key(
         None,
@@ -1227,9 +1219,7 @@ class ReportConfig(CommandConfig):
     runs: list[str] = key([], "run folders to compare, the first is the reference")
     index: str | None = key(None, "a results folder: one page over all its runs")
     records: list[str] = key(
-        [],
-        "requests that an engine's server, trtllm-bench or AIPerf recorded",
-        distinct=True,
+        [], "requests that an engine's server, trtllm-bench or AIPerf recorded", distinct=True
     )
     metrics: str | None = key(None, "a running server, http://HOST:PORT: what its counters say")
     interval_s: float = key(60.0, "with metrics: seconds between two scrapes", above=0, most=86_400)
@@ -1254,8 +1244,7 @@ class ReportConfig(CommandConfig):
     losses: bool = key(False, "with run: where its drafts lose rounds, and what better ones bring")
     engine: str | None = _engine()
     fail_below: float | None = key(
-        None,
-        "exit status 1 below this speedup (runs=: share of the first)",
+        None, "exit status 1 below this speedup (runs=: share of the first)"
     )
 
     def doing(self, command: str) -> str:

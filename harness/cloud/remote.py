@@ -226,9 +226,7 @@ def run_job(job: Job, root: str | Path) -> Delivery:
 
 
 def fan_out(
-    jobs: Sequence[Job],
-    root: str | Path,
-    run_jobs: Callable[[Sequence[Job]], Iterable[Delivery]],
+    jobs: Sequence[Job], root: str | Path, run_jobs: Callable[[Sequence[Job]], Iterable[Delivery]]
 ) -> list[Delivery]:
     """Run an audition's jobs: the first generates the texts, all others take them from it.
 

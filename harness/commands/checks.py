@@ -15,13 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from harness.commands.progress import fetching
-from harness.config import (
-    SERVER_URL,
-    AuditionConfig,
-    ModelConf,
-    PairConfig,
-    ServerConfig,
-)
+from harness.config import SERVER_URL, AuditionConfig, ModelConf, PairConfig, ServerConfig
 from harness.records import Prompt, UserError
 from harness.storage import check_writable
 
@@ -74,10 +68,7 @@ def _noted(problems: list[str], check: Callable[..., T], *arguments: object) -> 
 
 
 def _check_models(
-    config: Config,
-    prompts: Sequence[Prompt],
-    drafts: Sequence[ModelConf],
-    problems: list[str],
+    config: Config, prompts: Sequence[Prompt], drafts: Sequence[ModelConf], problems: list[str]
 ) -> list[ModelConf]:
     """Note what ends the run; the drafts that are fit."""
     from harness.commands.pair import check_lengths, encoded_conversations

@@ -187,9 +187,5 @@ def stored_text(request: Request, trial: Trial) -> GeneratedText:
     """A stored text, without the hidden states that a fresh one carries."""
     reason = trial.stop_reason or "budget"
     return GeneratedText(
-        request,
-        trial.tokens or (),
-        reason,
-        logprobs=trial.logprobs,
-        entropies=trial.entropies,
+        request, trial.tokens or (), reason, logprobs=trial.logprobs, entropies=trial.entropies
     )

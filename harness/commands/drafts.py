@@ -39,13 +39,7 @@ from harness.models.cached import CachedModel
 from harness.models.load import LoadedModel, Vocabulary
 from harness.models.probe import cached_model, check_length
 from harness.models.tokenizer import tokenizer_difference
-from harness.records import (
-    DraftConfidence,
-    Failure,
-    TextTrace,
-    UserError,
-    in_one_line,
-)
+from harness.records import DraftConfidence, Failure, TextTrace, UserError, in_one_line
 from harness.stats.two_phase import LOOKS
 from harness.storage import RunFolder, load
 from harness.storage.manifest import AuditionCosts, AuditionNotes, IneligibleDraft, ModelEntry

@@ -39,13 +39,7 @@ from harness.reporting.tables.specification import Column, Table, table
 from harness.serving.engines import OWN
 from harness.serving.round_counting import shorter_budget
 from harness.theory.architecture import architecture_of
-from harness.theory.cost import (
-    Forwards,
-    estimate,
-    pair_forwards,
-    text_forwards,
-    timing_forwards,
-)
+from harness.theory.cost import Forwards, estimate, pair_forwards, text_forwards, timing_forwards
 from harness.theory.memory import MemoryFit, usable_bytes
 from harness.theory.planning import PlanRequest, plan_cards
 from harness.theory.roofline import Card
@@ -510,11 +504,7 @@ def all_cards() -> list[GpuConf]:
 def card_of(card: GpuConf) -> Card:
     """A card's configuration as the theory takes it."""
     return Card(
-        card.name,
-        card.bandwidth_gb_s,
-        card.bf16_tflops,
-        card.memory_gb,
-        card.price_per_hour_usd,
+        card.name, card.bandwidth_gb_s, card.bf16_tflops, card.memory_gb, card.price_per_hour_usd
     )
 
 

@@ -150,10 +150,7 @@ def _scored(network: Any, model: CachedModel, texts: Sequence[GeneratedText]) ->
         draft_name="head",
     )
     return [
-        _Drafted(
-            np.nan_to_num(np.exp(trace.draft_logprob[:, 0])),
-            trace.draft_is_argmax[:, 0],
-        )
+        _Drafted(np.nan_to_num(np.exp(trace.draft_logprob[:, 0])), trace.draft_is_argmax[:, 0])
         for trace in traces
     ]
 

@@ -39,12 +39,7 @@ from harness.commands.run_lifecycle import resumable
 from harness.commands.snapshot import check_texts
 from harness.config import SweepConfig
 from harness.measurement.round_times import LEAST_VISITS, RoundVisits
-from harness.records import (
-    Cell,
-    Trial,
-    UserError,
-    grouped,
-)
+from harness.records import Cell, Trial, UserError, grouped
 from harness.reporting import formatting as fmt
 from harness.stats.two_phase import LOOKS
 from harness.storage import RunFolder, load
@@ -110,11 +105,7 @@ class Stopwatch:
 
 
 def measure_in_looks(
-    folder: RunFolder,
-    pair: Drafted,
-    config: SweepConfig,
-    visits: RoundVisits,
-    watch: Stopwatch,
+    folder: RunFolder, pair: Drafted, config: SweepConfig, visits: RoundVisits, watch: Stopwatch
 ) -> None:
     """Generate and score every text, choose K, and measure look after look what the folder lacks.
 

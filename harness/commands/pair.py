@@ -233,9 +233,7 @@ def _check_memory(
 
 
 def _first_turns(
-    config: Config,
-    prompts: Sequence[Prompt],
-    opened: Sequence[tuple[LoadedModel, CachedModel]],
+    config: Config, prompts: Sequence[Prompt], opened: Sequence[tuple[LoadedModel, CachedModel]]
 ) -> tuple[tuple[EncodedPrompt, ...], int]:
     """Every conversation's first turn, encoded, and the positions that the longest text needs.
 
@@ -326,11 +324,7 @@ def plan(
 
 
 def completion(
-    target: Vocabulary,
-    config: Config,
-    entry: EncodedPrompt,
-    temperature: float,
-    repetition: int,
+    target: Vocabulary, config: Config, entry: EncodedPrompt, temperature: float, repetition: int
 ) -> Request:
     """A text by one model alone, known by its key."""
     sampling = sampling_of(config.decode, temperature)
@@ -373,12 +367,7 @@ def request(
     # Settings that came later are added where they are set, so that a generation without them keeps
     # the key it always had; `warping` and `imposed` are part of the key too, so they keep the name
     clock = None if plain.clock == "wall" else plain.clock
-    optional = {
-        "imposed": rates,
-        "stop_below": stop_below,
-        "stop_strings": strings,
-        "clock": clock,
-    }
+    optional = {"imposed": rates, "stop_below": stop_below, "stop_strings": strings, "clock": clock}
     identity = {
         "model": _identity(config.model if model is pair.target else config.draft),
         "draft": _identity(config.draft) if k else None,

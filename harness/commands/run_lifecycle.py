@@ -19,14 +19,7 @@ from harness.analysis import analyse
 from harness.commands.progress import fetching, progress
 from harness.config import AuditionConfig, PairConfig, ServerConfig
 from harness.measurement.environment import CardWatch, OtherLoad
-from harness.records import (
-    BrokenLogitsError,
-    NotMeasured,
-    Prompt,
-    UserError,
-    Verbose,
-    in_one_line,
-)
+from harness.records import BrokenLogitsError, NotMeasured, Prompt, UserError, Verbose, in_one_line
 from harness.storage import RunFolder, load
 from harness.storage.manifest import Environment, ModelEntry
 from harness.storage.resume import check_loaded
@@ -109,8 +102,7 @@ def begin(
     note_or_check(folder, described, config.seed)
     sample = prompt_sets.log_sample(config.prompts)
     folder.note(
-        prompts_available=prompt_sets.available(config.prompts),
-        prompts_log=sample and sample.facts,
+        prompts_available=prompt_sets.available(config.prompts), prompts_log=sample and sample.facts
     )
     return folder
 

@@ -44,16 +44,7 @@ from harness.measurement.generations import Request
 from harness.measurement.server_request import ReturnedText, shorter
 from harness.models.load import Vocabulary, load_vocabulary
 from harness.models.tokenizer import check_tools
-from harness.records import (
-    Prompt,
-    Rule,
-    ServerClock,
-    TextKey,
-    Trial,
-    UserError,
-    Varying,
-    grouped,
-)
+from harness.records import Prompt, Rule, ServerClock, TextKey, Trial, UserError, Varying, grouped
 from harness.serving.engines import ENGINES
 from harness.storage import RunFolder
 from harness.storage.manifest import ServedKs

@@ -26,14 +26,7 @@ from harness.commands.server_requests import Role, Workload, load_slots, varying
 from harness.config import ModelConf, ServerConfig
 from harness.decoding.protocols import Drafter
 from harness.decoding.sampling import SamplingParameters
-from harness.engines.adapters import (
-    Adapter,
-    OpenedPair,
-    ToServe,
-    addresses,
-    attached,
-    kind_of,
-)
+from harness.engines.adapters import Adapter, OpenedPair, ToServe, addresses, attached, kind_of
 from harness.engines.http_server import CardMemory, StartedEngine
 from harness.engines.protocol import EngineFacts, Server, ServerDiedError
 from harness.measurement.clock import Clock

@@ -59,14 +59,7 @@ from harness.measurement.clock import undisturbed
 from harness.measurement.generations import Request
 from harness.measurement.load import Load, LoadFailedError, groups_of, load_visit, warm_up
 from harness.measurement.server_request import ask
-from harness.records import (
-    Measurement,
-    NotMeasured,
-    RoundTiming,
-    Trial,
-    UserError,
-    in_one_line,
-)
+from harness.records import Measurement, NotMeasured, RoundTiming, Trial, UserError, in_one_line
 from harness.storage import RunFolder, load
 from harness.storage.manifest import ServedKs, WhyAll
 
