@@ -67,11 +67,10 @@ def key(default: Any, meaning: str, **limits: Any) -> Any:
         meaning: what `--help` says of it.
         limits: of a number, or of each in a list: `least`, `most` (inclusive), `above` (exclusive),
             `zero` (0 is accepted as well), `whole` (where the type is Any), `words` that stand for
-            one, `why` they are so. Of
-            a text: `choices`, or what lists them, or a `pattern` and what it `takes`, and others
-            that are `refused` for a reason. Of the value itself: `auto` is accepted, `distinct`
-            entries, `form` (list or dict, where the type is Any), `example` of one (it must not be
-            empty).
+            one, `why` they are so. Of a text: `choices`, or what lists them, or a `pattern` and
+            what it `takes`, and others that are `refused` for a reason. Of the value itself: `auto`
+            is accepted, `distinct` entries, `form` (list or dict, where the type is Any), `example`
+            of one (it must not be empty).
     """
     about = {"meaning": meaning, **limits}
     if isinstance(default, list):
@@ -105,6 +104,14 @@ def _tokens(default: int | None, meaning: str) -> Any:
 
 def _repetitions(default: int, meaning: str) -> Any:
     return key(default, meaning, least=1, most=10_000, why="a run would not end")
+
+
+def _until(meaning: str) -> Any:
+    return key(None, meaning, choices=("decided", "all"))
+
+
+def _budget() -> Any:
+    return key(None, "with until=decided: seconds that measuring may take; null: any", above=0)
 
 
 def _engine() -> Any:
@@ -542,11 +549,7 @@ class ModelsConfig(CommandConfig):
 
 
 def check_ks(ks: Sequence[int], draft: ModelConf) -> None:
-    """Refuse a K at which a draft proposes nothing.
-
-    Raises:
-        UserError: there is one.
-    """
+    """Refuse a K at which a draft proposes nothing."""
     least = draft.spec.least_k
     if any(0 < k < least for k in ks):
         enough = ",".join(str(k) for k in ks if k >= least) or least
@@ -554,11 +557,7 @@ def check_ks(ks: Sequence[int], draft: ModelConf) -> None:
 
 
 def check_replayed(draft: ModelConf) -> None:
-    """Refuse a draft whose rounds replay does not know.
-
-    Raises:
-        UserError: it is one.
-    """
+    """Refuse a draft whose rounds replay does not know."""
     if not draft.spec.replayed:
         raise UserError(
             f"{draft.shown}: what {draft.spec.phrase.removeprefix('a ')} drafts depends on"
@@ -647,14 +646,8 @@ class SweepConfig(PairConfig):
         "measure: run generations; replay: from the target's texts alone",
         choices=("measure", "replay"),
     )
-    until: str | None = key(
-        None,
-        "decided: one K, until verdicts are; all: every K on every prompt",
-        choices=("decided", "all"),
-    )
-    budget_s: float | None = key(
-        None, "with until=decided: seconds that measuring may take; null: any", above=0
-    )
+    until: str | None = _until("decided: one K, until verdicts are; all: every K on every prompt")
+    budget_s: float | None = _budget()
     clock: str = _loop_clock()
     latency_from: str | None = key(None, "with mode=replay: a server run whose engine is predicted")
 
@@ -690,7 +683,7 @@ class SweepConfig(PairConfig):
 
         Fills in what is measured.
         """
-        self.until = _until(self)
+        self.until = _checked_until(self)
         super().check(_)
         if self.latency_from is not None and self.mode == "measure":
             raise UserError(
@@ -708,7 +701,7 @@ class SweepConfig(PairConfig):
             )
 
 
-def _until(config: "SweepConfig | AuditionConfig") -> str:
+def _checked_until(config: "SweepConfig | AuditionConfig") -> str:
     """What `until` is where it was left out, checked against the other keys."""
     reason = config.not_in_looks
     until = config.until or ("all" if reason else "decided")
@@ -776,11 +769,7 @@ class ServerConfig(PairConfig):
         None, "with rate: a goal, of which the share that meets it is given", above=0
     )
     ttft_ms: float | None = key(None, "likewise, until the first token", above=0)
-    until: str | None = key(
-        None,
-        "decided: the best K, of four or more; all: every K, as under load",
-        choices=("decided", "all"),
-    )
+    until: str | None = _until("decided: the best K, of four or more; all: every K, as under load")
     repetitions: int = _repetitions(5, "visits: each asks every server for every prompt")
     clock: str = key(
         "engine",
@@ -845,7 +834,13 @@ class ServerConfig(PairConfig):
         if self.url is None:
             return ()
         settings = (
-            *("threads", "kv_type", "flash_attention", "kv_unified", "servers", "port", "flags"),
+            "threads",
+            "kv_type",
+            "flash_attention",
+            "kv_unified",
+            "servers",
+            "port",
+            "flags",
         )
         default = ServerConfig()
         return tuple(name for name in settings if getattr(self, name) != getattr(default, name))
@@ -979,14 +974,8 @@ class AuditionConfig(ModelsConfig):
     k: list[int] = _grid(1, 2, 3, 4, 5, 6, 8, 10)
     temperature: list[float] = _temperatures(0.0, 1.0)
     batch: int = key(32, "completions of the target generated together", least=1)
-    until: str | None = key(
-        None,
-        "decided: losing drafts are dropped; all: every cell is measured",
-        choices=("decided", "all"),
-    )
-    budget_s: float | None = key(
-        None, "with until=decided: seconds that measuring may take; null: any", above=0
-    )
+    until: str | None = _until("decided: losing drafts are dropped; all: every cell is measured")
+    budget_s: float | None = _budget()
     engine: str | None = _engine()
     traces_from: str | None = key(None, "a run whose texts, scores and other keys are used")
     scores_from: list[str] = key(
@@ -1011,7 +1000,7 @@ class AuditionConfig(ModelsConfig):
 
         Fills in what is measured.
         """
-        self.until = _until(self)
+        self.until = _checked_until(self)
         super().check(_)
         self._check_texts()
         if self.latency.measure:
