@@ -67,6 +67,11 @@ OK, CELLS_FAILED, USER_ERROR, SIGNALLED = 0, 1, 2, 128
 FULL_ERROR = "HYDRA_FULL_ERROR"
 HELP = {"--help", "-h"}
 MOST_CHARACTERS = 300
+# Of a word that Hydra cannot parse: what to type instead
+QUOTING = (
+    "A value with a comma, bracket or quote is quoted for the shell and once more:"
+    " \"key='...'\", as \"prompts.files=['my prompts (1).jsonl']\""
+)
 # transformers imports torchao where it is installed, which warns of kernels for other machines
 NOISY_ON_IMPORT = ("torchao", "torch.utils._pytree")
 
@@ -144,7 +149,8 @@ def run_app(command: str) -> NoReturn:
             _say(f"error: {misspelt}")
             status = USER_ERROR
         else:
-            for text in filter(None, (error, error.__cause__, _advice(error))):
+            advice = QUOTING if isinstance(error, OverrideParseException) else None
+            for text in filter(None, (error, error.__cause__, advice)):
                 _say(str(text))
             _say(f"\nSet the environment variable {FULL_ERROR}=1 for a complete stack trace.")
             status = CELLS_FAILED
@@ -398,16 +404,6 @@ def _no_such_key(
     heading = "similar names" if near else "it takes"
     names = ", ".join(f"{prefix}{name}" for name in near or known)
     return UserError(f"{prefix}{key}: there is no such key; {heading}: {names}")
-
-
-def _advice(error: Exception) -> str | None:
-    """What to type instead, where an error of Hydra's leaves that open."""
-    if isinstance(error, OverrideParseException):
-        return (
-            "A value with a comma, bracket or quote is quoted for the shell and once more:"
-            " \"key='...'\", as \"prompts.files=['my prompts (1).jsonl']\""
-        )
-    return None
 
 
 def _no_such_entry(error: Exception) -> UserError | None:

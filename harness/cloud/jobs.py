@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -214,9 +215,12 @@ def _check_fits(
     """
     tokens = max(prompt_sets.estimated_tokens(prompts, config)) + config.new_tokens + max(config.k)
     parts = list(_parts([("model", config.model)], tokens))
-    parts += sorted(_parts([("draft", conf) for conf in drafts], tokens), key=_bytes)[-1:]
+    parts += sorted(_parts([("draft", conf) for conf in drafts], tokens), key=attrgetter("bytes"))[
+        -1:
+    ]
     spread = any(conf.device_map for conf in (config.model, *drafts))
-    needed, on_one_card = sum(map(_bytes, parts)), sum(_bytes(p) for p in parts if not p.spread)
+    needed = sum(part.bytes for part in parts)
+    on_one_card = sum(part.bytes for part in parts if not part.spread)
     shares = ", ".join(f"{part.bytes / 1e9:,.3g} GB for {part.name}" for part in parts)
     for gpu, card in cards.items():
         count = _count(gpu)
@@ -257,10 +261,6 @@ class _Part:
     spread: bool
 
 
-def _bytes(part: _Part) -> float:
-    return part.bytes
-
-
 def _parts(models: Sequence[tuple[str, ModelConf]], tokens: int) -> Iterator[_Part]:
     for role, conf in models:
         sizes = None if conf.spec.looks_up or conf.quantization else sizes_of(conf)
@@ -275,5 +275,5 @@ def container_memory_mib(models: Sequence[ModelConf]) -> int:
     A checkpoint is mapped file by file and copied to the card tensor by tensor, so the host holds a
     part of it at a time.
     """
-    largest = max(map(_bytes, _parts([("", conf) for conf in models], 0)), default=0.0)
+    largest = max((part.bytes for part in _parts([("", conf) for conf in models], 0)), default=0.0)
     return BASE_MIB + min(MOST_OF_WEIGHTS_MIB, round(WEIGHTS_SHARE * largest / GIB) * 1024)
