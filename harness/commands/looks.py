@@ -17,10 +17,9 @@ looks.
 """
 
 import math
-from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import Any
 
 import numpy as np
 
@@ -111,7 +110,6 @@ def measure_in_looks(
 
     Args:
         folder: of the run; its manifest notes what is chosen and how many looks are made.
-        visits: that time rounds, spread over the looks.
 
     Raises:
         UserError: `budget_s` is too little for the first look.
@@ -198,7 +196,6 @@ def _ks(config: SweepConfig, chosen: int | None, rank: int, number: int) -> tupl
     """Plain decoding and the chosen K alternate in who leads; others follow in rotation.
 
     Args:
-        config: lists the K.
         chosen: None where every K is measured on every prompt.
         rank: of the conversation in its prompt set.
         number: of the turn and the temperature, so that each of them alternates.
@@ -219,28 +216,23 @@ def rotated(ks: Sequence[int], by: int) -> tuple[int, ...]:
 # ---- measuring -----------------------------------------------------------------------------------
 
 
+@dataclass
 class _Measured:
     """Runs the generations of looks that the folder lacks."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        pair: Drafted,
-        config: SweepConfig,
-        visits: RoundVisits,
-        watch: Stopwatch,
-    ) -> None:
-        self._folder, self._pair, self._config = folder, pair, config
-        self._visits, self._watch = visits, watch
-        self._sets = {entry.prompt.prompt_set for entry in pair.prompts}
-        self._warmed: set[Any] = set()
-        self._measured = 0
+    folder: RunFolder
+    pair: Drafted
+    config: SweepConfig
+    visits: RoundVisits
+    watch: Stopwatch
+    warmed: set[Hashable] = field(default_factory=set[Hashable])
+    measured: int = 0
 
     @property
     def generation_s(self) -> float:
         """About what one takes: the tokens of a typical text, each as a plain one."""
-        timings = [line for line in self._folder.rounds.read() if line.k == 0]
-        texts = [trial.new_tokens for trial in self._folder.trials.read() if trial.new_tokens]
+        timings = [line for line in self.folder.rounds.read() if line.k == 0]
+        texts = [trial.new_tokens for trial in self.folder.trials.read() if trial.new_tokens]
         if not timings or not texts:
             return 0.0
         token_s = np.median([line.seconds / line.new_tokens for line in timings])
@@ -249,42 +241,43 @@ class _Measured:
     def look(self, groups: Sequence[Group], label: str) -> None:
         """Measure every group, then again those of cells that are not precise yet."""
         self.once(groups, label)
-        for number in range(self._config.repetitions, MOST_REPETITIONS):
-            cells = self._imprecise() if self._watch.left_s > 0 else set[Cell]()
+        for number in range(self.config.repetitions, MOST_REPETITIONS):
+            cells = self._imprecise() if self.watch.left_s > 0 else set[Cell]()
             due = [*_of_cells(groups, cells)]
             if not due:
                 break
             self._run(due, number, f"{label}, short texts again")
 
     def once(self, groups: Sequence[Group], label: str) -> None:
-        for number in range(self._config.repetitions):
+        for number in range(self.config.repetitions):
             self._run(groups, number, label)
 
     def _run(self, groups: Sequence[Group], number: int, label: str) -> None:
-        config, models = self._config, (self._pair.target_model, self._pair.drafting)
+        config, models = self.config, (self.pair.target_model, self.pair.drafting)
         # Before these repetitions are those of the texts that are replayed
         repetition = config.repetitions + number
         requests = [
-            request(self._pair, config, group.entry, k, group.temperature, repetition)
+            request(self.pair, config, group.entry, k, group.temperature, repetition)
             for group in groups
             for k in (group.ks if number % 2 == 0 else group.ks[::-1])
         ]
         if requests:
             run_requests(
-                *(self._folder, requests, lambda _: models, label, self._visit_at_times),
-                warmed=self._warmed,
+                *(self.folder, requests, lambda _: models, label, self._visit_at_times),
+                warmed=self.warmed,
             )
 
     def _visit_at_times(self, _: float) -> None:
-        self._measured += 1
-        if self._measured % REQUESTS_PER_VISIT == 0:
-            self._visits.reach(min(self._visits.most, self._visits.complete + 1))
+        self.measured += 1
+        if self.measured % REQUESTS_PER_VISIT == 0:
+            self.visits.reach(min(self.visits.most, self.visits.complete + 1))
 
     def _imprecise(self) -> set[Cell]:
-        budget_s = self._watch.budget_s or 0.0
-        cells = len(self._sets) * len(self._config.temperature) * len(self._config.k)
+        budget_s = self.watch.budget_s or 0.0
+        sets = {entry.prompt.prompt_set for entry in self.pair.prompts}
+        cells = len(sets) * len(self.config.temperature) * len(self.config.k)
         return imprecise_cells(
-            self._folder.trials.read(), max(CELL_S, CELLS_SHARE * budget_s / cells)
+            self.folder.trials.read(), max(CELL_S, CELLS_SHARE * budget_s / cells)
         )
 
 
