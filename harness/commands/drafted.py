@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from harness import prompts as prompt_sets
 from harness.analysis.adaptive import THRESHOLDS
@@ -48,6 +48,7 @@ BATCH = 32
 PROMPTS_OF_EVERY_K = 4
 
 Config = PairConfig | AuditionConfig
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,11 @@ class Conversation:
     prompt_set: str
     turns: tuple[EncodedPrompt, ...]
     rank: int
+
+
+def evenly_spaced(items: Sequence[T], count: int) -> Sequence[T]:
+    """So many of a list, from all over it; all of a shorter one."""
+    return items[:: max(1, len(items) // count)][:count]
 
 
 def in_random_order(prompts: Sequence[EncodedPrompt], seed: int) -> list[Conversation]:

@@ -26,6 +26,7 @@ import torch
 from harness import prompts as prompt_sets
 from harness.analysis.head_training import LACKS, AccuracyGap, Cause
 from harness.analysis.losses import KnownTexts
+from harness.commands.drafted import evenly_spaced
 from harness.commands.losses import conf_of, readable_turns
 from harness.config import DraftConf, ModelConf, PromptsConf
 from harness.decoding.sampling import SamplingParameters
@@ -172,13 +173,8 @@ def _texts(stored: StoredRun, known: KnownTexts, target: LoadedModel) -> list[Ge
             (trial.tokens or ())[:TOKENS],
             trial.stop_reason or "budget",
         )
-        for trial, ids in _spread([(trial, ids) for trial, ids in named if ids])
+        for trial, ids in evenly_spaced([(trial, ids) for trial, ids in named if ids], TEXTS)
     ]
-
-
-def _spread(items: list[Any]) -> list[Any]:
-    """TEXTS of them, from all over the list."""
-    return items[:: max(1, len(items) // TEXTS)][:TEXTS]
 
 
 def _request(of: Trial | Prompt, ids: Sequence[int], target: LoadedModel, name: str) -> Request:
@@ -239,7 +235,7 @@ def _other_template(
     turns = [turn for prompt in prompt_sets.load(conf) for turn in readable_turns(prompt)]
     requests = [
         _request(turn, encode(target.tokenizer, turn, conf), target, turn.id)
-        for turn in _spread(turns)
+        for turn in evenly_spaced(turns, TEXTS)
     ]
     model.keep_states(())
     return generate_texts(model, requests, name=target.shown)

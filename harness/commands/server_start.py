@@ -19,7 +19,7 @@ import psutil
 import torch
 
 from harness.analysis.looks import most_started
-from harness.commands.drafted import HeadPair
+from harness.commands.drafted import HeadPair, evenly_spaced
 from harness.commands.pair import sampling_of
 from harness.commands.progress import progress
 from harness.commands.server_requests import Role, Workload, load_slots, varying_roles
@@ -110,8 +110,7 @@ def _refuse_two_models(
     if None in names or names[0] == names[1]:
         return
     alike, tokens, budget = 0, 0, min(TRIED_TOKENS, config.new_tokens)
-    apart = max(1, len(prompts) // TRIED_TEXTS)
-    for prompt in prompts[::apart][:TRIED_TEXTS]:
+    for prompt in evenly_spaced(prompts, TRIED_TEXTS):
         ids = tokenizer(prompt.turns[0], add_special_tokens=False)["input_ids"][:CHECKED_TOKENS]
         texts = [
             each.generate(ids, sampling_of(config.decode, GREEDY), config.seed, budget).tokens
@@ -181,8 +180,7 @@ def check_model(server: Server, work: Workload, adapter: Adapter) -> None:
     if pair is None or config.engine == OWN.name:
         return
     texts: list[ReturnedText] = []
-    apart = max(1, len(work.prompts) // TRIED_TEXTS)
-    for entry in work.prompts[::apart][:TRIED_TEXTS]:
+    for entry in evenly_spaced(work.prompts, TRIED_TEXTS):
         request = work.request(entry, GREEDY, server.k, 0)
         budget = min(TRIED_TOKENS, config.new_tokens)
         done = server.generate(request.tokens, request.sampling, request.seed, budget)
@@ -362,7 +360,6 @@ def started(
     """Servers that answer, with room for so many requests side by side; closed at the end.
 
     Args:
-        folder, work, adapter: of the run.
         slots: requests that each has room for.
         left_out: whether to go on without a server that does not start or answer.
         beside: how many others answer already.
