@@ -6,6 +6,7 @@ come from a run whose speculation left the greedy texts alone. No torch here.
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from harness import prompts as prompt_sets
@@ -18,6 +19,7 @@ from harness.config import (
     AuditionConfig,
     DecodeConf,
     ModelConf,
+    PairConfig,
     ServerConfig,
     SweepConfig,
     is_folder,
@@ -442,7 +444,9 @@ def _check_typed(config: AuditionConfig, draft: str, target_ms: float, *, lookup
 # ---- synthetic acceptance ------------------------------------------------------------------------
 
 
-def synthetic_rates(config: SweepConfig, prompts: Sequence[Prompt]) -> dict[Cell, Rates]:
+def synthetic_rates(
+    config: PairConfig, prompts: Sequence[Prompt], temperatures: Sequence[float]
+) -> dict[Cell, Rates]:
     """Unconditional rates for every (prompt set, temperature, K > 0); empty where none are set.
 
     Raises:
@@ -455,7 +459,7 @@ def synthetic_rates(config: SweepConfig, prompts: Sequence[Prompt]) -> dict[Cell
     cells = [
         Cell(name, float(temperature), k)
         for name in dict.fromkeys(prompt.prompt_set for prompt in prompts)
-        for temperature in config.temperature
+        for temperature in temperatures
         for k in config.k
         if k > 0
     ]
@@ -478,13 +482,11 @@ def _measured_rates(key: str, source: StoredRun, cell: Cell) -> Rates:
             f"it has {has or 'none with a draft'}"
         )
     # Few rounds can leave a later position a little above the one before it
-    falling: list[float] = []
-    for rate in acceptance_by_position(measured):
-        falling.append(min([rate, *falling[-1:]]))
+    falling = tuple(accumulate(acceptance_by_position(measured), min))
     if len(falling) < cell.k:
         raise UserError(
             f"{key}: its texts of {cell.prompt_set} at T={cell.temperature:g} are "
             f"too short to show more than {len(falling)} of K={cell.k} positions; lower k or take "
             "a run with a larger new_tokens"
         )
-    return tuple(falling)
+    return falling

@@ -5,12 +5,14 @@ model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 
 from harness.analysis.latency import merged, reading_models
 from harness.analysis.unstable import unstable_steps
 from harness.commands.checks import check_run
 from harness.commands.completions import score_pair, with_turns
 from harness.commands.dry_run import print_profile_plan
+from harness.commands.other_runs import synthetic_rates
 from harness.commands.pair import Pair, check_kind, open_pair, request, run_requests
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import (
@@ -33,7 +35,6 @@ from harness.models.cached import CachedModel
 from harness.models.memory import check_fits
 from harness.records import (
     GREEDY,
-    Cell,
     NotMeasured,
     PartTiming,
     SkippedCell,
@@ -67,13 +68,7 @@ def run(config: ProfileConfig) -> Outcome:
     folder = begin(config, "profile", folder, pair.describe())
     with measuring(folder, pair.target_model.device):
         pair = with_turns(folder, pair, config)
-        given = config.decode.acceptance
-        synthetic = {
-            Cell(entry.prompt.prompt_set, GREEDY, k): rates_for(given, k)
-            for entry in pair.prompts
-            for k in config.k
-            if k > 0 and given is not None
-        }
+        synthetic = synthetic_rates(config, prompts, [GREEDY])
         visits = visits_of_pair(folder, pair, config, [GREEDY], synthetic)
         visits.begin()
         _measure(folder, pair, config, cells, visits)
@@ -168,10 +163,7 @@ def _curve_cells(pair: Pair, config: ProfileConfig) -> list[step_times.CurveCell
             reason = _beyond(pair, config, context)
             if reason:
                 raise UserError(f"contexts: {reason}; give fewer")
-    return sorted(
-        ((context, batch) for context in contexts for batch in batches),
-        key=lambda cell: (cell[1], cell[0]),
-    )
+    return sorted(product(contexts, batches), key=lambda cell: cell[::-1])
 
 
 def _beyond(pair: Pair, config: ProfileConfig, context: int) -> str | None:

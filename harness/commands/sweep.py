@@ -46,16 +46,14 @@ def run(config: SweepConfig) -> Outcome:
     """Measure the grid; status 1 where a generation failed or speculation changed a greedy text."""
     prompts = load_prompts(config)
     check_run(
-        *(config, prompts, [config.draft]),
-        lambda: check_kind(config),
-        lambda: costs_of_sweep(config),
+        config, prompts, [config.draft], lambda: check_kind(config), lambda: costs_of_sweep(config)
     )
     if config.dry_run:
         print_sweep_plan(config, prompts)
         return Outcome(None)
     folder = resumed(config, "sweep")
     synthetic = folder.manifest.synthetic_rates if folder else {}
-    synthetic = synthetic or synthetic_rates(config, prompts)
+    synthetic = synthetic or synthetic_rates(config, prompts, config.temperature)
     costs = costs_of_sweep(config)
     pair = open_drafted(config, prompts)
     described = pair.describe()
