@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from harness import prompts as prompt_sets
-from harness.commands.drafted import BATCH, Drafted, EncodedPrompt, Scoring, Target
+from harness.commands.drafted import BATCH, Config, Drafted, EncodedPrompt, Scoring, Target
 from harness.commands.pair import completion, reserve
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import unless_broken
@@ -24,7 +24,7 @@ from harness.storage import RunFolder
 Opened = TypeVar("Opened", bound=Target)
 
 
-def with_turns(folder: RunFolder, opened: Opened, config: PairConfig | AuditionConfig) -> Opened:
+def with_turns(folder: RunFolder, opened: Opened, config: Config) -> Opened:
     """The models with every turn of every conversation, encoded after the answers before it.
 
     Answers that the conversation does not give are the plain greedy target's. They are generated
@@ -56,10 +56,7 @@ def with_turns(folder: RunFolder, opened: Opened, config: PairConfig | AuditionC
 
 
 def _answers(
-    folder: RunFolder,
-    opened: Target,
-    prompts: Sequence[EncodedPrompt],
-    config: PairConfig | AuditionConfig,
+    folder: RunFolder, opened: Target, prompts: Sequence[EncodedPrompt], config: Config
 ) -> list[tuple[int, ...]]:
     """The greedy answers to one turn of several conversations, generated where not stored."""
     batch = _batch(config)
@@ -167,7 +164,7 @@ def text_requests(
     ]
 
 
-def _batch(config: PairConfig | AuditionConfig) -> int:
+def _batch(config: Config) -> int:
     return config.batch if isinstance(config, AuditionConfig) else BATCH
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from harness import prompts as prompt_sets
 from harness.analysis.looks import most_started, searched_next
-from harness.commands.drafted import PROMPTS_OF_EVERY_K
+from harness.commands.drafted import PROMPTS_OF_EVERY_K, Config
 from harness.commands.eligible_drafts import SERVED_BYTES, Pairing, draft_size, pairings, sizes_of
 from harness.commands.server_requests import load_slots
 from harness.config import (
@@ -23,7 +23,6 @@ from harness.config import (
     AuditionConfig,
     GpuConf,
     ModelConf,
-    PairConfig,
     ProfileConfig,
     ServerConfig,
     SnapshotConfig,
@@ -73,7 +72,6 @@ PAIRING: tuple[Column[Pairing], ...] = (
     Column("weights", lambda row: row.weight_bytes, fmt.memory),
 )
 
-Config = PairConfig | AuditionConfig
 Rows = dict[str, object]
 
 
@@ -106,8 +104,7 @@ def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
     rows: Rows = {
         "K": ", ".join("0 (baseline)" if k == 0 else str(k) for k in ks),
         "temperature": _listed(config.temperature),
-        **_set_rows(config, prompts),
-        **_answer_rows(config, prompts),
+        **_prompt_rows(config, prompts),
         **looks,
         "cells": len(counts) * len(config.temperature) * len(ks),
         "generations": f"{at_most}{generations} (repetitions={config.repetitions})",
@@ -155,8 +152,7 @@ def print_server_plan(
         **({"not used with url=": ", ".join(config.not_with_url)} if config.not_with_url else {}),
         "servers": servers,
         "temperature": _listed(config.temperature),
-        **_set_rows(config, prompts),
-        **_answer_rows(config, prompts),
+        **_prompt_rows(config, prompts),
         "visits": config.repetitions,
         "requests, one at a time": f"{requests} of {config.new_tokens} tokens at most",
         "to time rounds": rounds,
@@ -220,8 +216,7 @@ def print_profile_plan(config: ProfileConfig, prompts: Sequence[Prompt]) -> None
     models = 1 if config.model == config.draft else 2
     texts = _turns(prompts) * config.repetitions
     rows: Rows = {
-        **_set_rows(config, prompts),
-        **_answer_rows(config, prompts),
+        **_prompt_rows(config, prompts),
         "generations, plain": f"{texts * models} (each model alone)",
         "tokens, at most": f"{texts * models * config.new_tokens:,}",
         "steps and verifies": f"1 to {max(config.k) + 1} positions",
@@ -255,8 +250,7 @@ def print_snapshot_plan(config: SnapshotConfig, prompts: Sequence[Prompt]) -> No
     draws = sum(value > 0 for value in config.temperature) * len(ks) * config.draws
     rows: Rows = {
         "K": _listed(ks),
-        **_set_rows(config, prompts),
-        **_answer_rows(config, prompts),
+        **_prompt_rows(config, prompts),
         "generations": f"{compared * (1 + len(ks))} (temperature 0)",
         "tokens, at most": f"{compared * (1 + len(ks)) * config.new_tokens:,}",
         "draws from one prefix": f"{draws:,} (temperatures above 0)",
@@ -288,8 +282,7 @@ def print_audition_plan(
         )
     rows: Rows = {
         "temperature": _listed(config.temperature),
-        **_set_rows(config, prompts),
-        **_answer_rows(config, prompts),
+        **_prompt_rows(config, prompts),
         "texts of the target": texts,
         "tokens, at most": f"{texts * config.new_tokens:,}",
         "prefills that score them": f"{at_most}{prefills}",
@@ -382,13 +375,13 @@ def _print(parts: Sequence[Table | str], config: Config) -> None:
             print_table(part, console)
 
 
-def _set_rows(config: Config, prompts: Sequence[Prompt]) -> Rows:
-    """How many prompts each set has, and how many it would have without a limit."""
+def _prompt_rows(config: Config, prompts: Sequence[Prompt]) -> Rows:
+    """How many prompts each set has, and would have without a limit; what later turns add."""
     used = Counter(prompt.prompt_set for prompt in prompts)
     available = prompt_sets.available(config.prompts)
     sample = prompt_sets.log_sample(config.prompts)
     if sample is not None:
-        return {
+        rows: Rows = {
             "requests of the log": caveats.log_covered(
                 {**asdict(sample.facts), "strata": len(sample.sizes)}
             ),
@@ -398,25 +391,20 @@ def _set_rows(config: Config, prompts: Sequence[Prompt]) -> Rows:
                 for name, size in available.items()
             },
         }
-    return {
-        f"prompt set {name}": (
-            fmt.number_of(count, "prompt", "prompts")
-            if available.get(name, count) <= count
-            else f"{count} of {available[name]} prompts (prompts.limit)"
-        )
-        for name, count in used.items()
-    }
-
-
-def _answer_rows(config: Config, prompts: Sequence[Prompt]) -> Rows:
-    """What conversations of several turns add, where there are any."""
-    if _turns(prompts) == len(prompts):
-        return {}
-    budget = prompt_sets.answer_tokens(config)
-    return {
-        "turns": f"{_turns(prompts)}, one generation for each",
-        "earlier answers": f"{_answers(prompts)} by the target, {budget} tokens at most",
-    }
+    else:
+        rows = {
+            f"prompt set {name}": (
+                fmt.number_of(count, "prompt", "prompts")
+                if available.get(name, count) <= count
+                else f"{count} of {available[name]} prompts (prompts.limit)"
+            )
+            for name, count in used.items()
+        }
+    if _turns(prompts) != len(prompts):
+        budget = prompt_sets.answer_tokens(config)
+        rows["turns"] = f"{_turns(prompts)}, one generation for each"
+        rows["earlier answers"] = f"{_answers(prompts)} by the target, {budget} tokens at most"
+    return rows
 
 
 def _by_set(prompts: Sequence[Prompt]) -> list[int]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from harness.analysis import analyse
 from harness.analysis.planned_server import Server, planned
 from harness.analysis.planning import plan_of
 from harness.analysis.setup import Setup
-from harness.commands.dry_run import PLAN
+from harness.commands.dry_run import PLAN, card_of
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Outcome, shown
 from harness.config import PlanConfig
@@ -23,7 +23,7 @@ from harness.reporting.console import print_table
 from harness.reporting.tables.specification import table
 from harness.storage import RunFolder, StoredRun, check_writable, load
 from harness.summary import Caveat, Plan
-from harness.theory.roofline import Card, is_card
+from harness.theory.roofline import is_card
 
 # Of a card's capacity, the rate that a server run is asked to measure
 MEASURED_SHARE = 0.6
@@ -179,7 +179,7 @@ def _price(config: PlanConfig, stored: StoredRun) -> tuple[float | None, tuple[C
     """Of an hour of the card that the run was measured on, and why none is known."""
     if config.gpu is None:
         return Setup(stored).price_per_hour, ()
-    card = Card(**{each.name: getattr(config.gpu, each.name) for each in fields(Card)})
+    card = card_of(config.gpu)
     machine = stored.manifest.environment
     if is_card(card.name, card.memory_gb, machine.device_name, machine.device_memory_bytes):
         return card.price_per_hour_usd, ()
