@@ -43,6 +43,12 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("interval_s", "watch", "api_key_env", "latency_from"), ("metrics",)),
     **dict.fromkeys(("draft_ms", "target_ms", "verify_ms"), ("metrics",)),
 }
+# What fail_below does not go with, and why
+NOT_JUDGED = {
+    "index": "it has no effect on an index",
+    "records": "give it with the run of the records",
+    "metrics": "it has no effect on metrics",
+}
 # What index.html says of each run, and of which content, so that only other runs are read again
 LINES_FILE = "index.json"
 
@@ -60,19 +66,16 @@ def run(config: ReportConfig) -> Outcome:
     if len(given) > 1:
         raise UserError(f"{' and '.join(given)}: give one of them")
     _check_belongs(config)
+    for name, why in NOT_JUDGED.items():
+        if config.fail_below is not None and getattr(config, name) not in (None, []):
+            raise UserError(f"fail_below: needs run= or runs=; {why}")
     if config.index is not None:
-        if config.fail_below is not None:
-            raise UserError("fail_below: needs run= or runs=; it has no effect on an index")
         return _index(config.index)
     if config.records:
-        if config.fail_below is not None:
-            raise UserError("fail_below: needs run= or runs=; give it with the run of the records")
         from harness.commands import imports  # the engines load torch
 
         return imports.run(config)
     if config.metrics is not None:
-        if config.fail_below is not None:
-            raise UserError("fail_below: needs run= or runs=; it has no effect on metrics")
         from harness.commands import metrics  # likewise
 
         return metrics.run(config)
