@@ -274,7 +274,6 @@ def _tasks(
 
     Args:
         ks: by temperature.
-        file: where answers are stored.
         visits: None for as many as the run asks for.
         shorts: whether each is asked for a part of its budget too.
         rejecting: prompts that servers are asked, too, which reject every draft.
@@ -306,12 +305,8 @@ def waiting_of(folder: RunFolder, tasks: Sequence[Task]) -> list[Task]:
     """
     # One that was asked again, next to another K, and failed then is a failure of the run
     last = {
-        name: {trial.cell: trial.status for trial in file.read()}
-        for name, file in (
-            ("trials", folder.trials),
-            ("starts", folder.starts),
-            ("probes", folder.probes),
-        )
+        name: {trial.cell: trial.status for trial in getattr(folder, name).read()}
+        for name in ("trials", "starts", "probes")
     }
     rounds = Counter(
         (timing.visit, timing.k, timing.temperature, timing.context_tokens)

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import numpy as np
 
@@ -92,12 +93,12 @@ def measure(folder: RunFolder, work: Workload, adapter: Adapter, score: Callable
     """
     failures, going = Failures(folder, work), True
     if not every_k(folder, work.config):
-        going = _measure_chosen(folder, work, adapter, failures, score)
+        going = _measure_chosen(_Visits(folder, work, adapter, failures), score)
         if every_k(folder, work.config):
             failures = Failures(folder, work)  # what failed is asked for again
     if going and every_k(folder, work.config):
         tasks = tasks_of(work, synthetic=is_synthetic(work.config, adapter))
-        going = _measure_visits(folder, work, adapter, failures, tasks)
+        going = _measure_visits(_Visits(folder, work, adapter, failures), tasks)
     if going:
         measure_loads(folder, work, adapter, failures)
         measure_structured(folder, work, adapter, failures.dead)
@@ -185,23 +186,33 @@ class _Kept:
     servers: dict[Role, Server] = field(default_factory=dict[Role, Server])
 
 
-def _measure_chosen(
-    folder: RunFolder,
-    work: Workload,
-    adapter: Adapter,
-    failures: Failures,
-    score: Callable[[], None],
-) -> bool:
+@dataclass(frozen=True)
+class _Visits:
+    """What all visits of a run have in common.
+
+    Attributes:
+        kept: where all servers fit side by side, those that stay for further tasks.
+    """
+
+    folder: RunFolder
+    work: Workload
+    adapter: Adapter
+    failures: Failures
+    kept: _Kept | None = None
+
+
+def _measure_chosen(visits: _Visits, score: Callable[[], None]) -> bool:
     """Choose a K and measure it, or note in the manifest why every K is to be measured.
 
     Returns:
         Whether plain decoding is still there to be compared with.
     """
+    folder, work, adapter = visits.folder, visits.work, visits.adapter
     with ExitStack() as stack:
-        kept = _Kept(stack) if all_stay(work, adapter) else None
+        visits = replace(visits, kept=_Kept(stack) if all_stay(work, adapter) else None)
         chosen = folder.manifest.served_ks
         if chosen is None:
-            chosen = _choose(folder, work, adapter, failures, score, kept)
+            chosen = _choose(visits, score)
             if chosen is None:
                 return False
             folder.note(served_ks=chosen)
@@ -210,28 +221,21 @@ def _measure_chosen(
                 engine, synthetic = folder.manifest.engine, is_synthetic(work.config, adapter)
                 folder.note(engine=engine and replace(engine, synthetic=synthetic))
                 return True
-        tasks = chosen_tasks(work, chosen)
-        return _measure_visits(folder, work, adapter, failures, tasks, kept)
+        return _measure_visits(visits, chosen_tasks(work, chosen))
 
 
-def _choose(
-    folder: RunFolder,
-    work: Workload,
-    adapter: Adapter,
-    failures: Failures,
-    score: Callable[[], None],
-    kept: _Kept | None,
-) -> ServedKs | None:
+def _choose(visits: _Visits, score: Callable[[], None]) -> ServedKs | None:
     """Price the rounds of few K, by which the fastest is found, and choose it.
 
     None where plain decoding is not there any more.
     """
-    if not _measure_visits(folder, work, adapter, failures, plain_tasks(work), kept):
+    folder, work, failures = visits.folder, visits.work, visits.failures
+    if not _measure_visits(visits, plain_tasks(work)):
         return None
     started: tuple[int, ...] = ()
     while more := to_start(load(folder.path), sorted(work.ks[1:]), started):
         started += more
-        if not _measure_visits(folder, work, adapter, failures, probe_tasks(work, more), kept):
+        if not _measure_visits(visits, probe_tasks(work, more)):
             return None
         if failures.dead:
             return ServedKs(started, why_all="server_failed")
@@ -243,18 +247,10 @@ def _choose(
 # ---- one at a time -----------------------------------------------------------------------------
 
 
-def _measure_visits(
-    folder: RunFolder,
-    work: Workload,
-    adapter: Adapter,
-    failures: Failures,
-    tasks: Iterable[Task],
-    kept: _Kept | None = None,
-) -> bool:
-    """Send what is lacking of some tasks; whether plain decoding is still there to compare with.
-
-    Where all servers fit side by side, those that are `kept` stay for further tasks.
-    """
+def _measure_visits(visits: _Visits, tasks: Iterable[Task]) -> bool:
+    """Send what is lacking of some tasks; whether plain decoding is still there to compare with."""
+    folder, work, adapter = visits.folder, visits.work, visits.adapter
+    failures, kept = visits.failures, visits.kept
     waiting = waiting_of(folder, list(tasks))
     roles = sorted({task.role for task in waiting}, key=lambda role: (role.rejects, role.k))
     if not roles:
@@ -308,18 +304,13 @@ def _measure_visits(
                 return False
             of_group = [task for task in of_group if task.role in servers]
             asked = {role: server for role, server in servers.items() if role in group}
-            if not _visit(folder, work, asked, of_group, later, failures):
+            if not _visit(visits, asked, of_group, later):
                 return False
     return True
 
 
 def _visit(
-    folder: RunFolder,
-    work: Workload,
-    servers: Mapping[Role, Server],
-    tasks: Sequence[Task],
-    later: Sequence[Task],
-    failures: Failures,
+    visits: _Visits, servers: Mapping[Role, Server], tasks: Sequence[Task], later: Sequence[Task]
 ) -> bool:
     """Send every request, store each answer; a server that dies is asked no more.
 
@@ -331,8 +322,8 @@ def _visit(
     Raises:
         UserError: a server is not what was asked for, or cannot do what it will be asked for.
     """
+    folder, work, failures = visits.folder, visits.work, visits.failures
     dead, in_a_row = failures.dead, Counter[Role]()
-
     longest = max(work.prompts, key=lambda entry: len(entry.tokens))
     with progress("warming the servers up", len(servers)) as tick:
         for role, server in servers.items():
@@ -408,11 +399,7 @@ def measure_loads(folder: RunFolder, work: Workload, adapter: Adapter, failures:
         (timing.visit, timing.temperature, timing.k, timing.varying)
         for timing in folder.loads.read()
     }
-    visits = [
-        (visit, temperature)
-        for visit in range(config.repetitions)
-        for temperature in config.temperature
-    ]
+    visits = [*product(range(config.repetitions), config.temperature)]
     if not loads:
         return
     slots = load_slots(config)
