@@ -45,10 +45,9 @@ from harness.storage.resume import drafts_of
 
 AUDITION = "audition"
 OF_DRAFT = ("name", "id", "kind", "layers")
-OF_BEST_CARD = (
-    *("environment", "models", "prompts", "prompts_available", "prompts_log", "prompts_sha256"),
-    *("seed", "engine_costs"),
-)
+# Entries of a manifest that say of what its texts and scores are
+OF_TEXTS = ("models", "prompts", "prompts_available", "prompts_log", "prompts_sha256")
+OF_BEST_CARD = ("environment", *OF_TEXTS, "seed", "engine_costs")
 
 
 def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
@@ -161,11 +160,7 @@ def _from_elsewhere(
     folder.write_traces(traces)
     times.copy_to(folder)
     folder.note(
-        models=source.manifest.models,
-        prompts=source.manifest.prompts,
-        prompts_available=source.manifest.prompts_available,
-        prompts_log=source.manifest.prompts_log,
-        prompts_sha256=source.manifest.prompts_sha256,
+        **{key: getattr(source.manifest, key) for key in OF_TEXTS},
         environment=describe_host(),
         traces_from=str(source.folder),
         texts_made_with=TextsMadeWith(source.config["new_tokens"], source.config["repetitions"]),

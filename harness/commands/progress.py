@@ -36,7 +36,6 @@ class Bar:
 
     Attributes:
         total: how many there are to count; None: unknown.
-        done: how many are counted.
         due: when a line about it must be written at the latest, on the monotonic clock.
     """
 

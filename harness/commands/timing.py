@@ -207,11 +207,7 @@ def visits_of_pair(
 def time_own_loop(
     folder: RunFolder, pair: Drafted, config: ServerConfig, stored: Sequence[RoundTiming]
 ) -> None:
-    """Time rounds of our own loop next to a server's, where wanted, or copy those of another run.
-
-    Args:
-        stored: those of another run, which are taken instead.
-    """
+    """Time rounds of our own loop next to a server's, where wanted, or copy `stored` ones."""
     known = folder.own_rounds.read()
     for timing in stored:
         if timing not in known:
