@@ -173,6 +173,14 @@ class HttpClient:
         answer, _ = self.repeated(lambda: self.get(path), listening=True)
         return answer
 
+    def stated_or_empty(self, path: str) -> Mapping[str, Any]:
+        """The same; empty where it has no JSON object there."""
+        try:
+            answer = self.stated(path)
+        except RefusedError:
+            return {}
+        return answer if isinstance(answer, dict) else {}
+
     def about(self, path: str, field: str, server: str) -> Mapping[str, Any]:
         """What the server says of itself at `path`; refuse one that is not `server`."""
         try:
@@ -207,7 +215,9 @@ class HttpClient:
     # ---- one request -----------------------------------------------------------------------------
 
     def _text(self, method: str, path: str, body: bytes | None, timeout_s: float) -> str:
-        headers = self._headers if body is None else {**self._headers, **JSON}
+        headers = dict(self._headers)
+        if body is not None:
+            headers["Content-Type"] = "application/json"
         begin = time.monotonic()
         with waiting_for(f"{self.url}{path}", timeout_s):
             try:
@@ -328,9 +338,6 @@ class HttpClient:
                 raise UserError(f"{name}: not an HTTP proxy; unset it, or set no_proxy") from error
         pools.pool_classes_by_scheme = _limited(idle_s)
         return pools
-
-
-JSON: Mapping[str, str] = {"Content-Type": "application/json"}
 
 
 class _Response(urllib3.HTTPResponse):

@@ -77,7 +77,6 @@ class Interface:
         parse: an answer; raises LookupError, TypeError, ValueError or AttributeError.
         names_model: whether a request names the model.
         drafts: whether it drafts, where its answers do not say so.
-        counters: what it counts of all requests.
     """
 
     engine: str
@@ -87,9 +86,14 @@ class Interface:
     ids: str
     body: Callable[[Asked], dict[str, Any]]
     parse: Callable[[Mapping[str, Any]], ServedRecord]
+    counters: CounterNames  # of all requests
     names_model: bool = False
     drafts: Callable[[HttpClient], bool] = lambda _: False
-    counters: CounterNames | None = None
+
+    def version_of(self, client: HttpClient) -> str:
+        """The engine's version; "unknown" where the server does not say."""
+        path, field = self.version
+        return str(client.stated_or_empty(path).get(field, "unknown"))
 
 
 @dataclass(frozen=True)
@@ -309,14 +313,17 @@ class HttpServer(Server):
 
     Attributes:
         decoded_field: of the answer of /detokenize, the one with the text.
+        url: where it listens.
+        named: what names the model in a request; nothing where a server has one model.
     """
 
     decoded_field: ClassVar[str]
 
     def __init__(self, title: str, k: int, running: Running) -> None:
-        self.k, self._title = k, title
+        self.k, self.url, self._title = k, running.client.url, title
         self._client, self._process, self._alone = running.client, running.process, running.alone
         self._in_flight, self._lock = 0, threading.Lock()
+        self.named: Mapping[str, Any] = {}
 
     def generate(
         self,
@@ -361,13 +368,9 @@ class HttpServer(Server):
         request_s, after = perf_counter() - begin, self._request_cpu_s()
         return Answer(answer, request_s, None if cpu is None or after is None else after - cpu)
 
-    def get(self, path: str, deadline_s: float) -> Any:
-        """What it has at `path`, within so many seconds: those of the request it belongs to."""
-        return self._client.get(path, deadline_s)
-
     def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
         """Refuse a server whose model reads token ids as another text; see `protocol.Server`."""
-        body = {"tokens": list(tokens), **self.named()}
+        body = {"tokens": list(tokens), **self.named}
         try:
             answer, _ = self._client.repeated(lambda: self._client.post("/detokenize", body))
         except RefusedError as error:
@@ -385,10 +388,6 @@ class HttpServer(Server):
                 f"{self.where}: another model than model=, by its tokens: ids that stand for"
                 f" {text[:30]!r} are {str(decoded)[:30]!r} there"
             )
-
-    def named(self) -> Mapping[str, Any]:
-        """What names the model in a request; nothing where a server has one model."""
-        return {}
 
     def check_drafts(self, drafted: int | None, tokens: int, needs: str) -> None:
         """Refuse a server that does not draft as its K says.
@@ -438,11 +437,6 @@ class HttpServer(Server):
         return UserError(
             f"{self.where}: no counters {where}; {needs}, or use engine=openai, which only times"
         )
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        return self._client.url
 
     @property
     def where(self) -> str:

@@ -215,7 +215,8 @@ class LlamaCppServer(HttpServer):
         """Rounds that drafted, since the server started; None where they are not one request's."""
         if not self._alone or self.k == 0:
             return None
-        counted = Samples.of(str(self.get("/metrics", deadline_s))).sums.get(COUNTERS.rounds)
+        page = str(self._client.get("/metrics", deadline_s))
+        counted = Samples.of(page).sums.get(COUNTERS.rounds)
         return None if counted is None else int(counted)
 
     def _completion(self, answer: Answer, asked: Asked, *, drafts: int | None) -> Completion:
@@ -324,7 +325,7 @@ def request_body(asked: Asked) -> dict[str, Any]:
 
 
 INTERFACE = Interface(
-    "llamacpp", ABOUT, ABOUT, "/completion", "tokens", request_body, parse, counters=COUNTERS
+    "llamacpp", ABOUT, ABOUT, "/completion", "tokens", request_body, parse, COUNTERS
 )
 
 

@@ -30,7 +30,8 @@ class OpenAiServer(HttpServer):
         self.facts = EngineFacts(spec, "unknown", spec.rule)
         if spec.completions.one_model:
             running.client.stated(MODELS)  # whether it answers
-        self._named = {} if spec.completions.one_model else {"model": only_model(running.client)}
+        else:
+            self.named = {"model": only_model(running.client)}
 
     @cached_property
     def _prefix(self) -> tuple[int, ...]:
@@ -40,7 +41,7 @@ class OpenAiServer(HttpServer):
     def complete(self, asked: Asked, deadline_s: float) -> Completion:
         """Ask once for a completion; see `HttpServer`."""
         settings = request_settings(self._spec, asked.sampling, asked.seed, asked.budget)
-        body = {"prompt": self._text(asked.prompt), **self._named, **settings}
+        body = {"prompt": self._text(asked.prompt), **self.named, **settings}
         if self.k and self._spec.completions.k is not None:
             body[self._spec.completions.k] = self.k
         answer = self.ask("/v1/completions", body, deadline_s)
@@ -62,7 +63,7 @@ class OpenAiServer(HttpServer):
             text: what they stand for in the target's tokenizer.
         """
         settings = request_settings(self._spec, SamplingParameters(0.0), 0, 1)
-        body = {"prompt": text, **self._named, **settings}
+        body = {"prompt": text, **self.named, **settings}
         answer, _ = self._client.repeated(lambda: self._client.post("/v1/completions", body))
         usage = field_of(answer, "usage", self.where, SERVER)
         expected, counted = len(self._prefix) + len(tokens), usage.get("prompt_tokens")

@@ -288,5 +288,5 @@ def adapter(spec: EngineSpec) -> Adapter:
 
 
 INTERFACE = Interface(
-    "sglang", ABOUT, ABOUT, "/generate", "output_ids", request_body, parse, counters=COUNTERS
+    "sglang", ABOUT, ABOUT, "/generate", "output_ids", request_body, parse, COUNTERS
 )

@@ -165,7 +165,7 @@ def _check_fields(fields: Mapping[str, Any], where: str) -> None:
 def _prompt_name(request: Mapping[str, Any], choice: Mapping[str, Any]) -> str | None:
     """A short hash of the prompt, where the request or the answer holds it."""
     held = (choice.get("prompt_token_ids"), *(request.get(name) for name in PROMPT_FIELDS))
-    prompt = next((value for value in held if value), None)
+    prompt = next(filter(None, held), None)
     if prompt is None:
         return None
     return hashlib.sha256(json.dumps(prompt, sort_keys=True).encode()).hexdigest()[:8]
@@ -348,11 +348,11 @@ def _counted(record: ServedRecord, k: int) -> ServedRecord:
     """
     if not k:
         return replace(record, rounds=None, drafted=None, accepted=None, accepted_lengths=None)
-    if record.rounds is not None and record.drafted is None and record.accepted_lengths:
-        lengths = (*record.accepted_lengths, *(0,) * (k + 1 - len(record.accepted_lengths)))
-        return replace(record, drafted=k * record.rounds, accepted_lengths=lengths)
     if record.rounds is not None and record.drafted is None:
-        return replace(record, drafted=k * record.rounds)
+        lengths = record.accepted_lengths
+        if lengths:
+            lengths = (*lengths, *(0,) * (k + 1 - len(lengths)))
+        return replace(record, drafted=k * record.rounds, accepted_lengths=lengths)
     if record.rounds is not None or record.drafted is None or record.accepted is None:
         return record
     rounds = _rounds_at_budget(record)

@@ -198,7 +198,8 @@ class VllmServer(HttpServer):
         version = str(running.client.about(*ABOUT, SERVER)["version"])
         lookup = looks_up(kind)
         self.facts = EngineFacts(SPEC, version, rule, drafts_fewer=lookup or bool(varying))
-        self._model, self._varying = only_model(running.client), varying
+        # A server may have adapters besides its model
+        self.named, self._varying = {"model": only_model(running.client)}, varying
         # Whether answers hold what the request took; asked of the first one
         self._answers_tell = False
         # Whether some of its rounds draft nothing, of which no answer tells
@@ -207,7 +208,7 @@ class VllmServer(HttpServer):
     def complete(self, asked: Asked, deadline_s: float) -> Completion:
         """Ask once for a completion; see `HttpServer`."""
         before = None if self._answers_tell else self._sums(deadline_s)
-        body = {**request_body(asked), **self.named()}
+        body = {**request_body(asked), **self.named}
         answer = self.ask(INTERFACE.path, body, deadline_s)
         (choice,) = field_of(answer.body, "choices", self.where, SERVER)
         returned = len(field_of(choice, "token_ids", self.where, f"{SERVER}, 0.11 or later"))
@@ -238,14 +239,10 @@ class VllmServer(HttpServer):
         each = completion.steps if len(completion.steps or ()) == rounds else None
         return replace(completion, rounds=rounds, steps=each)
 
-    def named(self) -> Mapping[str, Any]:
-        """A server may have adapters besides its model."""
-        return {"model": self._model}
-
     def _sums(self, deadline_s: float) -> dict[str, float] | None:
         """What it counts over all requests, by name; None where it does not show them."""
         try:
-            sums = Samples.of(str(self.get("/metrics", deadline_s))).sums
+            sums = Samples.of(str(self._client.get("/metrics", deadline_s))).sums
         except RefusedError:  # it has no such page
             return None
         return sums if GENERATED in sums else None
@@ -434,7 +431,7 @@ INTERFACE = Interface(
     ids="token_ids",
     body=request_body,
     parse=parse,
+    counters=COUNTERS,
     names_model=True,
     drafts=drafts,
-    counters=COUNTERS,
 )

@@ -5,7 +5,7 @@ counted, by the same code for the baseline and for speculation. A generation tha
 or meets logits that are not finite is a record with an error, not the end of the sweep.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -128,7 +128,9 @@ def run_trial(request: Request, target: CausalModel, draft: Draft | None) -> Tri
 
     The draft is not used where request.k is 0.
     """
-    _reset_peaks(target.device)
+    if target.device.type == "cuda":
+        for card in range(torch.cuda.device_count()):
+            torch.cuda.reset_peak_memory_stats(card)
     own_work = nullcontext()
     if request.k == 0 and isinstance(target, CachedModel):
         own_work = target.keeping_no_states()
@@ -177,7 +179,13 @@ def _generate(
         drafter.begin(request.tokens)
         draft_prefilled = clock.now()
         rounds = speculative_rounds(target, drafter, generation)
-    done, first, end = _drain(islice(rounds, request.rounds), clock)
+    done: list[Round] = []
+    first = 0.0
+    for entry in islice(rounds, request.rounds):
+        done.append(entry)
+        if len(done) == 1:
+            first = clock.now()
+    end = clock.now()
     return done, {
         "prefill_s": prefilled - begin,
         "draft_prefill_s": None if drafter is None else draft_prefilled - prefilled,
@@ -198,17 +206,6 @@ def drafter_of(request: Request, draft: Draft) -> Drafter:
 
 def _models(target: CausalModel, draft: Draft | None) -> tuple[CausalModel, ...]:
     return (target,) if draft is None or callable(draft) else (target, draft)
-
-
-def _drain(rounds: Iterable[Round], clock: Clock) -> tuple[list[Round], float, float]:
-    """Run a loop to its end; return its rounds and when its first and its last was there."""
-    done: list[Round] = []
-    first = 0.0
-    for entry in rounds:
-        done.append(entry)
-        if len(done) == 1:
-            first = clock.now()
-    return done, first, clock.now()
 
 
 def stop_reason(tokens: Sequence[int], eos: Collection[int], stop: StopRule | None) -> StopReason:
@@ -239,12 +236,6 @@ def round_counts(rounds: Sequence[Round], k: int) -> dict[str, Any]:
         "accepted_lengths": tuple(lengths),
         "room": tuple(positions_left),
     }
-
-
-def _reset_peaks(device: torch.device) -> None:
-    if device.type == "cuda":
-        for card in range(torch.cuda.device_count()):
-            torch.cuda.reset_peak_memory_stats(card)
 
 
 def _peak_bytes(device: torch.device) -> int:

@@ -109,16 +109,15 @@ def compare_texts(
     dtype = dtype or computed[0].dtype
     tie, rounding = _is_tie(computed, ways, emitted, dtype)
     if tie or len(emitted) < 2 or network is None:
-        return TextComparison("TIE" if tie else "FAIL", position, *margins, rounding.largest)
+        return TextComparison("TIE" if tie else "FAIL", position, *margins, rounding)
     routing = tie_spread(network, prefix, target.vocab_size)
-    if routing is None:
-        return TextComparison("UNJUDGED", position, *margins, rounding.largest)
     if not routing:
-        return TextComparison("FAIL", position, *margins, rounding.largest)
+        result = "UNJUDGED" if routing is None else "FAIL"
+        return TextComparison(result, position, *margins, rounding)
     tie, rounding = _is_tie(computed, ways, emitted, dtype, routing)
     beyond = routing > MOST_BY_ROUTING * _spread(torch.stack([row.float() for row in computed]))
     result = "UNJUDGED" if beyond else "TIE" if tie else "FAIL"
-    return TextComparison(result, position, *margins, rounding.largest, routing)
+    return TextComparison(result, position, *margins, rounding, routing)
 
 
 def _is_tie(
@@ -127,8 +126,8 @@ def _is_tie(
     emitted: Sequence[int],
     dtype: torch.dtype,
     routing: float = 0.0,
-) -> "tuple[bool, _Rounding]":
-    """Whether rounding decides between two tokens, and how much it does at most.
+) -> tuple[bool, float]:
+    """Whether rounding decides between two tokens, and the largest difference between two ways.
 
     Args:
         computed: logits [vocab] in two ways or more; others are added where these do not tell.
@@ -137,19 +136,27 @@ def _is_tie(
         dtype: that the logits were computed in.
         routing: how much near ties of routers change them, besides.
     """
+    eps = torch.finfo(dtype).eps
+    share = MOST_ULPS * eps if eps > COARSE_EPS else MOST_SHARE
     while True:
-        rounding = _rounding(computed, dtype, routing)
+        logits = torch.stack([row.float() for row in computed])
+        finite = logits[:, logits.isfinite().all(0)]  # suppressed tokens are -inf every way
+        largest = float((finite.amax(0) - finite.amin(0)).max())
+        top = float(finite.amax(-1).abs().max())
+        # To allow for even where the ways agree, since texts are computed in other ways too
+        least = LEAST_ULPS * eps * 2.0 ** math.floor(math.log2(max(top, 1e-30)))
+        # A difference above this is not rounding
+        most = max(share * _spread(logits), least, ROUNDING_FACTOR * routing)
         # No rounding shortens a text, which ends by a token like any other
-        if len(emitted) < 2 or not rounding.largest <= rounding.most:
-            return False, rounding
+        if len(emitted) < 2 or not largest <= most:
+            return False, largest
         # How far the logit of the less likely token is below the best
-        rows = (logits.float() for logits in computed)
-        gap = min(float(row.max() - row[list(emitted)].min()) for row in rows)
-        if gap <= ROUNDING_FACTOR * max(rounding.largest, rounding.least):
-            return True, rounding
+        gap = min(float(row.max() - row[list(emitted)].min()) for row in logits)
+        if gap <= ROUNDING_FACTOR * max(largest, least, routing):
+            return True, largest
         another = next(more, None)
         if another is None:
-            return False, rounding
+            return False, largest
         computed.append(another)
 
 
@@ -181,33 +188,6 @@ def _forward_ways(
         target.rewind(0)
         logits = target.forward(torch.tensor([token], device=target.device))[-1]
     yield logits
-
-
-class _Rounding(NamedTuple):
-    """How much rounding may change some logits, in their units.
-
-    Attributes:
-        largest: difference between any two ways to compute them.
-        least: to allow for even where they agree, since texts are computed in other ways too.
-        most: a difference above this is not rounding.
-    """
-
-    largest: float
-    least: float
-    most: float
-
-
-def _rounding(computed: Sequence[Tensor], dtype: torch.dtype, routing: float) -> _Rounding:
-    """Compare logits [vocab] that a model in `dtype` computed in several ways."""
-    logits = torch.stack([row.float() for row in computed])
-    finite = logits[:, logits.isfinite().all(0)]  # suppressed tokens are -inf every way
-    largest = float((finite.amax(0) - finite.amin(0)).max())
-    top = float(finite.amax(-1).abs().max())
-    eps = torch.finfo(dtype).eps
-    least = LEAST_ULPS * eps * 2.0 ** math.floor(math.log2(max(top, 1e-30)))
-    share = MOST_ULPS * eps if eps > COARSE_EPS else MOST_SHARE
-    most = max(share * _spread(logits), least, ROUNDING_FACTOR * routing)
-    return _Rounding(largest, max(least, routing), most)
 
 
 def _spread(logits: Tensor) -> float:
@@ -332,9 +312,8 @@ def _head_probs_along(
     """
     target.prefill(prompt[:-1])
     drafter.begin(prompt)
-    logits, penalty = _finite(drafter.logits_along(forced), "draft"), sampling.repetition_penalty
-    before = forced[: max(0, len(logits) - 1)]
-    return sampler_for(sampling)(penalised_along(logits, prompt, before, penalty))
+    logits = drafter.logits_along(forced)
+    return _sampled(logits, prompt, forced[: max(0, len(logits) - 1)], sampling, "draft")
 
 
 def _probs_along(
@@ -350,9 +329,8 @@ def _probs_along(
     """
     model.prefill(prompt[:-1])
     last = torch.tensor(prompt[-1:], device=model.device)
-    logits = _finite(model.forward(torch.cat([last, forced.to(model.device)])), who)
-    penalty = sampling.repetition_penalty
-    return sampler_for(sampling)(penalised_along(logits, prompt, forced, penalty))
+    logits = model.forward(torch.cat([last, forced.to(model.device)]))
+    return _sampled(logits, prompt, forced, sampling, who)
 
 
 def _forced_text(
@@ -365,8 +343,10 @@ def _forced_text(
     return torch.tensor([entry.tokens[0] for entry in rounds], device=target.device)
 
 
-def _finite(logits: Tensor, who: str) -> Tensor:
-    """The logits [n, vocab], the first of which predict the text's first token.
+def _sampled(
+    logits: Tensor, prompt: Sequence[int], before: Tensor, sampling: SamplingParameters, who: str
+) -> Tensor:
+    """Probabilities of logits [n, vocab] after the prompt and each of the n - 1 tokens before.
 
     Raises:
         BrokenLogitsError: a row's largest is not finite.
@@ -374,7 +354,8 @@ def _finite(logits: Tensor, who: str) -> Tensor:
     broken = (~logits.amax(-1).isfinite()).nonzero()
     if len(broken):
         raise BrokenLogitsError(who, int(broken[0]))
-    return logits
+    penalty = sampling.repetition_penalty
+    return sampler_for(sampling)(penalised_along(logits, prompt, before, penalty))
 
 
 def _draw_at(

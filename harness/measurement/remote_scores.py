@@ -18,8 +18,7 @@ completion as one prompt.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from harness.decoding.sampling import SamplingParameters
 from harness.engines import vllm
@@ -63,7 +62,11 @@ def refuse_sampling(sampling: SamplingParameters) -> None:
 
 
 class TextServer:
-    """A server with a model that completes prompts, returning token ids."""
+    """A server with a model that completes prompts, returning token ids.
+
+    Attributes:
+        engine: its name.
+    """
 
     def __init__(self, url: str, key: str | None = None, timeout_factor: float = 1.0) -> None:
         """Attach to it and find out what it is.
@@ -73,19 +76,13 @@ class TextServer:
         """
         self._client = HttpClient(url, key, "texts_from", timeout_factor=timeout_factor)
         self._kind = self._recognised()
+        self.engine = self._kind.engine
         self._compared = False
-
-    @property
-    def engine(self) -> str:
-        """Its name."""
-        return self._kind.engine
 
     @property
     def version(self) -> str:
         """As it reports it; "unknown" where it does not."""
-        path, field = self._kind.version
-        answer = _answer_or_empty(self._client, path)
-        return str(answer.get(field, "unknown"))
+        return self._kind.version_of(self._client)
 
     def complete(self, request: Request, decode: Callable[[Sequence[int]], str]) -> GeneratedText:
         """The target's completion of one prompt, with log-probabilities above temperature 0.
@@ -157,23 +154,12 @@ class TextServer:
     def _recognised(self) -> Interface:
         for kind in KINDS:
             path, field = kind.probe
-            if field in _answer_or_empty(self._client, path):
+            if field in self._client.stated_or_empty(path):
                 return kind
         raise UserError(
             f"{self._client.where}: neither llama.cpp's server nor SGLang's nor one with"
             " /v1/models; texts_from takes these"
         )
-
-
-def _answer_or_empty(
-    client: HttpClient, path: str, body: Mapping[str, Any] | None = None
-) -> Mapping[str, Any]:
-    """A server's answer at a path; empty where it has none there."""
-    try:
-        answer = client.stated(path) if body is None else client.post(path, body)
-    except RefusedError:  # no such path
-        return {}
-    return answer if isinstance(answer, dict) else {}
 
 
 def _seed(request: Request) -> int:
@@ -206,11 +192,15 @@ class DraftServer:
     def check_vocabulary(self, tokens: Sequence[int], decoded: str) -> None:
         """Refuse a draft that reads ids as another text than the target's tokenizer, if it says."""
         body = {"model": self._model, "tokens": list(tokens)}
-        answer = _answer_or_empty(self._client, "/detokenize", body).get("prompt")
-        if answer is not None and str(answer).strip() != decoded.strip():
+        try:
+            answer = self._client.post("/detokenize", body)
+        except RefusedError:  # no such path
+            return
+        there = answer.get("prompt") if isinstance(answer, dict) else None
+        if there is not None and str(there).strip() != decoded.strip():
             raise UserError(
                 f"{self._client.where}: a draft of another vocabulary than the target's: ids that"
-                f" stand for {decoded[:30]!r} are {str(answer)[:30]!r} there"
+                f" stand for {decoded[:30]!r} are {str(there)[:30]!r} there"
             )
 
     def score(self, text: GeneratedText, draft_name: str) -> TextTrace:

@@ -285,7 +285,9 @@ class _Rows:
             output = self._target.network(**inputs)
             return output.logits[:, -1, : self._target.vocab_size]
         last = self._split.hidden(**inputs)[:, -1]
-        self._keep(last)
+        if self.hidden is None:
+            self.hidden = torch.empty((*self._uniforms.shape, last.shape[-1]), dtype=last.dtype)
+        self.hidden[self._order, self._position] = last.cpu()
         return self._split.logits(last)
 
     def _places(self) -> dict[str, Tensor]:
@@ -300,13 +302,6 @@ class _Rows:
             "attention_mask": (places >= self._padding).long(),
             "position_ids": (places[cached:] - self._padding).clamp_min(0),
         }
-
-    def _keep(self, last: Tensor) -> None:
-        """Store this position's hidden states on the host."""
-        if self.hidden is None:
-            shape = (*self._uniforms.shape, last.shape[-1])
-            self.hidden = torch.empty(shape, dtype=last.dtype)
-        self.hidden[self._order, self._position] = last.cpu()
 
     def _choose(self, logits: Tensor) -> Tensor:
         """Each row's next token from its own distribution, as plain decoding draws it."""
