@@ -57,31 +57,7 @@ QWEN2_SPLIT = (
 LLAMA3_SPLIT = QWEN2_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 SPLITS = {QWEN2_SPLIT: "qwen2", LLAMA3_SPLIT: "llama-bpe"}
 ROPE_FACTORS = "rope_freqs.weight"
-# Of an EAGLE-3 head, by its network's names
-HEAD_TENSORS = {
-    "embed_tokens": "token_embd",
-    "fc": "fc",
-    "norm": "output_norm",
-    "lm_head": "output",
-    "midlayer.input_layernorm": "blk.0.attn_norm",
-    "midlayer.hidden_norm": "blk.0.attn_norm_2",
-    "midlayer.self_attn.q_proj": "blk.0.attn_q",
-    "midlayer.self_attn.k_proj": "blk.0.attn_k",
-    "midlayer.self_attn.v_proj": "blk.0.attn_v",
-    "midlayer.self_attn.o_proj": "blk.0.attn_output",
-    "midlayer.post_attention_layernorm": "blk.0.ffn_norm",
-    "midlayer.mlp.gate_proj": "blk.0.ffn_gate",
-    "midlayer.mlp.up_proj": "blk.0.ffn_up",
-    "midlayer.mlp.down_proj": "blk.0.ffn_down",
-}
-# Of a block drafter, by its network's names; those of a layer follow `blk.N.`
-DRAFTER_TENSORS = {
-    "fc": "fc",
-    "hidden_norm": "enc.output_norm",
-    "norm": "output_norm",
-    "markov_head.markov_w1": "markov_w1",
-    "markov_head.markov_w2": "markov_w2",
-}
+# Of a layer, by its network's names; they follow `blk.N.`
 LAYER_TENSORS = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -94,6 +70,22 @@ LAYER_TENSORS = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+}
+# Of an EAGLE-3 head with its layer, and of a block drafter without
+HEAD_TENSORS = {
+    "embed_tokens": "token_embd",
+    "fc": "fc",
+    "norm": "output_norm",
+    "lm_head": "output",
+    "midlayer.hidden_norm": "blk.0.attn_norm_2",
+    **{f"midlayer.{name}": f"blk.0.{stored}" for name, stored in LAYER_TENSORS.items()},
+}
+DRAFTER_TENSORS = {
+    "fc": "fc",
+    "hidden_norm": "enc.output_norm",
+    "norm": "output_norm",
+    "markov_head.markov_w1": "markov_w1",
+    "markov_head.markov_w2": "markov_w2",
 }
 # Which of the target's layers a head reads; the name before build 11500 and since
 LAYERS_KEYS = ("extract_layers", "target_layers")

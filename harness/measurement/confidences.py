@@ -15,6 +15,7 @@ drawn, given what the target emitted: up to K steps of the head per token of the
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -25,7 +26,6 @@ from torch import Tensor
 from harness.decoding.heads import HeadModel, StateModel
 from harness.decoding.protocols import CausalModel
 from harness.decoding.sampling import Uniforms, inverse_cdf, sampler_for
-from harness.measurement.generations import Request
 from harness.measurement.target_texts import GeneratedText
 from harness.records import DraftConfidence, Rule
 from harness.theory.acceptance_rules import ACCEPTANCE_RULES
@@ -60,202 +60,187 @@ def draft_confidences(
         least: no threshold below it is replayed.
     """
     assert ACCEPTANCE_RULES[rule].rejected != "unknown"
+    width = draft.vocab_size
+    if target is not None and not isinstance(draft, HeadModel):
+        width = min(width, target.vocab_size)
     made: list[DraftConfidence] = []
     for text in texts:
-        if isinstance(draft, HeadModel):
-            assert isinstance(target, StateModel)
-            values = _of_rounds(text, target, draft, rule, num_draft_tokens, least)
-        else:
-            values = _of_text(text, target, draft, rule, num_draft_tokens, least)
+        drafting = _Drafting(text, target, rule, width, num_draft_tokens, least)
+        is_head = isinstance(draft, HeadModel)
+        values = drafting.of_rounds(draft) if is_head else drafting.of_text(draft)
         key = text.request.key
-        made.append(
-            DraftConfidence(
-                draft_name, key.prompt_set, key.prompt, key.repetition, key.temperature, values
-            )
-        )
+        names = (draft_name, key.prompt_set, key.prompt, key.repetition)
+        made.append(DraftConfidence(*names, key.temperature, values))
         tick()
     return made
 
 
-def _of_text(
-    text: GeneratedText,
-    target: CausalModel | None,
-    draft: CausalModel,
-    rule: Rule,
-    count: int,
-    least: float,
-) -> Values:
-    """[n + 1, K] of a model; see `DraftConfidence`."""
-    width = draft.vocab_size if target is None else min(draft.vocab_size, target.vocab_size)
-    request, tokens = text.request, text.tokens
-    chooses, distribution = _drafting(request, rule)
-    uniforms = _uniforms(request, (len(tokens) + 1) * count, draft.device).draft
-    target_rows = _target_rows(text, target, width, rule)
-    values = np.full((len(tokens) + 1, count), np.nan)
-    draft.prefill(request.tokens[:-1])
-    feed = torch.tensor(request.tokens[-1:], device=draft.device)
-    for position in range(len(tokens) + 1):
-        row = distribution(draft.forward(feed)[-1:, :width])
-        draft.rewind(0)
-        emitted = tokens[position] if position < len(tokens) else None
-        draw = uniforms[position * count : (position + 1) * count]
-        if chooses:
-            first = row.argmax(-1)
-            leaves = int(first) != emitted
-        else:
-            weights = _rejected(row, next(target_rows, None), emitted, rule)
-            first = inverse_cdf(weights, draw[:1])
-            leaves = float(weights.sum()) > 0.0
-        if leaves or chooses:
-            values[position, 0] = float(row[0, first])
-        if leaves:
-            values[position, 1:] = _onwards(
-                draft, first, values[position, 0], distribution, chooses, draw[1:], least, width
-            )
-        if emitted is not None:
-            feed = torch.tensor([emitted], device=draft.device)
-    return values
+@dataclass(frozen=True)
+class _Drafting:
+    """How a draft drafts along a text and off it, and how its tokens are judged.
 
-
-def _of_rounds(
-    text: GeneratedText,
-    target: StateModel,
-    head: HeadModel,
-    rule: Rule,
-    count: int,
-    least: float,
-) -> Values:
-    """[n, K] of a head; see `DraftConfidence`. NaN where it drafts nothing."""
-    request, tokens = text.request, text.tokens
-    chooses, distribution = _drafting(request, rule)
-    uniforms = _uniforms(request, len(tokens) * count, head.device)
-    ids = torch.tensor([*request.tokens, *tokens])
-    target.prefill(ids[:-1].tolist())
-    states = target.states
-    assert states is not None
-    rows = _target_rows(text, target, head.vocab_size, rule)
-    # The target's distributions from the start on
-    ahead = deque(islice(rows, count))
-
-    def token_of(row: Tensor, offset: int, emitted: int | None, draw: int) -> Tensor:
-        if chooses:
-            return row.argmax(-1)
-        target_row = ahead[offset] if offset < len(ahead) else None
-        if emitted is not None:
-            chance = _accepted(row, target_row, emitted, rule)
-            if float(uniforms.accept[draw]) <= chance:
-                return torch.tensor([emitted], device=row.device)
-        weights = _rejected(row, target_row, emitted, rule)
-        return inverse_cdf(weights, uniforms.draft[draw : draw + 1])
-
-    # Row t takes the state at t and token t + 1, and predicts token t + 2
-    first = max(0, len(request.tokens) - 2)
-    most = count if head.drafts is None else min(count, head.drafts)
-    head.start(ids[:1].tolist())
-    if first:
-        head.condition(states[:first])
-        head.extend(ids[1 : first + 1])
-    values = np.full((len(tokens), count), np.nan)
-    for start in range(len(tokens)):
-        row = len(request.tokens) + start - 2
-        if row >= 0:
-            head.condition(states[row : row + 1], most)
-            feed, on_text, offset = ids[row + 1 : row + 2], True, 0
-            for offset in range(most):
-                probs = distribution(head.forward(feed)[-1:])
-                on_text = on_text and start + offset < len(tokens)
-                emitted = tokens[start + offset] if on_text else None
-                feed = token_of(probs, offset, emitted, start * count + offset)
-                on_text = int(feed) == emitted
-                values[start, offset] = float(probs[0, feed])
-                if values[start, offset] < least:
-                    values[start, offset + 1 :] = 0.0
-                    break
-            head.rewind(offset)
-        if ahead:
-            ahead.popleft()
-            ahead.extend(islice(rows, 1))
-    return values
-
-
-def _accepted(row: Tensor, target_row: Tensor | None, emitted: int, rule: Rule) -> float:
-    """The chance that the draft's token was the emitted one, and accepted, given that one."""
-    share = float(row[0, emitted])
-    if ACCEPTANCE_RULES[rule].rejected == "excess":
-        assert target_row is not None
-        weight = float(target_row[0, emitted])
-        return 1.0 if share >= weight else share / weight
-    return share
-
-
-def _onwards(
-    draft: CausalModel,
-    token: Tensor,
-    confidence: float,
-    distribution: Callable[[Tensor], Tensor],
-    chooses: bool,
-    draws: Tensor,
-    least: float,
-    width: int,
-) -> list[float]:
-    """Confidences of what is drafted after a token; 0 where no threshold drafts so far."""
-    values: list[float] = []
-    fed = 0
-    while len(values) < len(draws):
-        if confidence < least:
-            values += [0.0] * (len(draws) - len(values))
-            break
-        row = distribution(draft.forward(token)[-1:, :width])
-        fed += 1
-        draw = draws[len(values) : len(values) + 1]
-        token = row.argmax(-1) if chooses else inverse_cdf(row, draw)
-        confidence = float(row[0, token])
-        values.append(confidence)
-    draft.rewind(fed)
-    return values
-
-
-def _drafting(request: Request, rule: Rule) -> tuple[bool, Callable[[Tensor], Tensor]]:
-    """Whether the draft chooses its tokens, and the distribution that its confidence is of."""
-    chooses = request.sampling.greedy or ACCEPTANCE_RULES[rule].draft_chooses
-    if not chooses:
-        return chooses, sampler_for(request.sampling)
-    # As `ModelDrafter` reads the confidence of a token that it chooses
-    return chooses, lambda logits: torch.softmax(logits.float(), dim=-1)
-
-
-def _uniforms(request: Request, draws: int, device: torch.device) -> Uniforms:
-    name = f"{request.text_name}/confidence"
-    return Uniforms.keyed(request.seed, name, request.repetition, draws, device)
-
-
-def _rejected(row: Tensor, target_row: Tensor | None, emitted: int | None, rule: Rule) -> Tensor:
-    """The draft's distribution [1, vocab], not normalised, of a token that was rejected.
-
-    Beyond the text's end nothing is judged, and it is the draft's own.
+    Attributes:
+        width: of the vocabulary that target and draft both have.
+        count: the largest K.
+        least: no threshold below it is replayed.
     """
-    if emitted is None:
-        return row
-    if ACCEPTANCE_RULES[rule].rejected == "excess":
-        assert target_row is not None
-        return (row - target_row.to(row.device)).clamp_min(0.0)
-    others = row.clone()
-    others[0, emitted] = 0.0
-    return others
 
+    text: GeneratedText
+    target: CausalModel | None
+    rule: Rule
+    width: int
+    count: int
+    least: float
 
-def _target_rows(
-    text: GeneratedText, target: CausalModel | None, width: int, rule: Rule
-) -> Iterator[Tensor]:
-    """The target's distributions [1, width] at the text's tokens, where the rule compares them."""
-    request = text.request
-    if request.sampling.greedy or ACCEPTANCE_RULES[rule].rejected != "excess":
-        return
-    assert target is not None
-    sampler = sampler_for(request.sampling)
-    target.prefill(request.tokens[:-1])
-    fed = torch.tensor([*request.tokens[-1:], *text.tokens[:-1]], device=target.device)
-    for piece in fed.split(CHUNK):
-        rows = sampler(target.forward(piece)[:, :width])
-        target.rewind(0)
-        yield from rows.split(1)
+    def of_text(self, draft: CausalModel) -> Values:
+        """[n + 1, K] of a model; see `DraftConfidence`."""
+        request, tokens, count = self.text.request, self.text.tokens, self.count
+        uniforms = self.uniforms((len(tokens) + 1) * count, draft.device).draft
+        target_rows = self.target_rows()
+        values = np.full((len(tokens) + 1, count), np.nan)
+        draft.prefill(request.tokens[:-1])
+        feed = torch.tensor(request.tokens[-1:], device=draft.device)
+        for position in range(len(tokens) + 1):
+            row = self.distribution(draft.forward(feed)[-1:, : self.width])
+            draft.rewind(0)
+            emitted = tokens[position] if position < len(tokens) else None
+            draw = uniforms[position * count : (position + 1) * count]
+            if self.chooses:
+                first = row.argmax(-1)
+                leaves = int(first) != emitted
+            else:
+                weights = self.rejected(row, next(target_rows, None), emitted)
+                first = inverse_cdf(weights, draw[:1])
+                leaves = float(weights.sum()) > 0.0
+            if leaves or self.chooses:
+                values[position, 0] = float(row[0, first])
+            if leaves:
+                values[position, 1:] = self.onwards(draft, first, values[position, 0], draw[1:])
+            if emitted is not None:
+                feed = torch.tensor([emitted], device=draft.device)
+        return values
+
+    def of_rounds(self, head: HeadModel) -> Values:
+        """[n, K] of a head; see `DraftConfidence`. NaN where it drafts nothing."""
+        request, tokens, count, target = (
+            self.text.request,
+            self.text.tokens,
+            self.count,
+            self.target,
+        )
+        assert isinstance(target, StateModel)
+        uniforms = self.uniforms(len(tokens) * count, head.device)
+        ids = torch.tensor([*request.tokens, *tokens])
+        target.prefill(ids[:-1].tolist())
+        states = target.states
+        assert states is not None
+        rows = self.target_rows()
+        # The target's distributions from the start on
+        ahead = deque(islice(rows, count))
+
+        def token_of(row: Tensor, offset: int, emitted: int | None, draw: int) -> Tensor:
+            if self.chooses:
+                return row.argmax(-1)
+            target_row = ahead[offset] if offset < len(ahead) else None
+            if emitted is not None:
+                chance = self.accepted(row, target_row, emitted)
+                if float(uniforms.accept[draw]) <= chance:
+                    return torch.tensor([emitted], device=row.device)
+            weights = self.rejected(row, target_row, emitted)
+            return inverse_cdf(weights, uniforms.draft[draw : draw + 1])
+
+        # Row t takes the state at t and token t + 1, and predicts token t + 2
+        first = max(0, len(request.tokens) - 2)
+        most = count if head.drafts is None else min(count, head.drafts)
+        head.start(ids[:1].tolist())
+        if first:
+            head.condition(states[:first])
+            head.extend(ids[1 : first + 1])
+        values = np.full((len(tokens), count), np.nan)
+        for start in range(len(tokens)):
+            row = len(request.tokens) + start - 2
+            if row >= 0:
+                head.condition(states[row : row + 1], most)
+                feed, on_text, offset = ids[row + 1 : row + 2], True, 0
+                for offset in range(most):
+                    probs = self.distribution(head.forward(feed)[-1:])
+                    on_text = on_text and start + offset < len(tokens)
+                    emitted = tokens[start + offset] if on_text else None
+                    feed = token_of(probs, offset, emitted, start * count + offset)
+                    on_text = int(feed) == emitted
+                    values[start, offset] = float(probs[0, feed])
+                    if values[start, offset] < self.least:
+                        values[start, offset + 1 :] = 0.0
+                        break
+                head.rewind(offset)
+            if ahead:
+                ahead.popleft()
+                ahead.extend(islice(rows, 1))
+        return values
+
+    def onwards(
+        self, draft: CausalModel, token: Tensor, confidence: float, draws: Tensor
+    ) -> list[float]:
+        """Confidences of what is drafted after a token; 0 where no threshold drafts so far."""
+        values: list[float] = []
+        while len(values) < len(draws) and confidence >= self.least:
+            row = self.distribution(draft.forward(token)[-1:, : self.width])
+            draw = draws[len(values) : len(values) + 1]
+            token = row.argmax(-1) if self.chooses else inverse_cdf(row, draw)
+            confidence = float(row[0, token])
+            values.append(confidence)
+        draft.rewind(len(values))
+        return values + [0.0] * (len(draws) - len(values))
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the draft chooses its tokens, and does not draw them."""
+        return self.text.request.sampling.greedy or ACCEPTANCE_RULES[self.rule].draft_chooses
+
+    def distribution(self, logits: Tensor) -> Tensor:
+        """What the draft's confidence is of."""
+        if self.chooses:  # as `ModelDrafter` reads the confidence of a token that it chooses
+            return torch.softmax(logits.float(), dim=-1)
+        return sampler_for(self.text.request.sampling)(logits)
+
+    def uniforms(self, draws: int, device: torch.device) -> Uniforms:
+        request = self.text.request
+        name = f"{request.text_name}/confidence"
+        return Uniforms.keyed(request.seed, name, request.repetition, draws, device)
+
+    def accepted(self, row: Tensor, target_row: Tensor | None, emitted: int) -> float:
+        """The chance that the draft's token was the emitted one, and accepted, given that one."""
+        share = float(row[0, emitted])
+        if ACCEPTANCE_RULES[self.rule].rejected == "excess":
+            assert target_row is not None
+            weight = float(target_row[0, emitted])
+            return 1.0 if share >= weight else share / weight
+        return share
+
+    def rejected(self, row: Tensor, target_row: Tensor | None, emitted: int | None) -> Tensor:
+        """The draft's distribution [1, vocab], not normalised, of a token that was rejected.
+
+        Beyond the text's end nothing is judged, and it is the draft's own.
+        """
+        if emitted is None:
+            return row
+        if ACCEPTANCE_RULES[self.rule].rejected == "excess":
+            assert target_row is not None
+            return (row - target_row.to(row.device)).clamp_min(0.0)
+        others = row.clone()
+        others[0, emitted] = 0.0
+        return others
+
+    def target_rows(self) -> Iterator[Tensor]:
+        """The target's distributions [1, width] at the text's tokens, if the rule compares them."""
+        request, target = self.text.request, self.target
+        if request.sampling.greedy or ACCEPTANCE_RULES[self.rule].rejected != "excess":
+            return
+        assert target is not None
+        sampler = sampler_for(request.sampling)
+        target.prefill(request.tokens[:-1])
+        fed = torch.tensor([*request.tokens[-1:], *self.text.tokens[:-1]], device=target.device)
+        for piece in fed.split(CHUNK):
+            rows = sampler(target.forward(piece)[:, : self.width])
+            target.rewind(0)
+            yield from rows.split(1)

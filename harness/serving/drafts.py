@@ -99,34 +99,23 @@ def _ngram_simple(name: str, size: int, loader: str) -> DraftSpec:
 
 
 _IN = "harness.models.heads"
+
+
+def _head(phrase: str, name: str, **more: Any) -> DraftSpec:
+    """A head, or another draft that reads states, whose loader has its module's name."""
+    return DraftSpec(phrase, loader=f"{_IN}.{name}:load_{name}", reads_states=True, **more)
+
+
 DRAFTS: dict[DraftKind, DraftSpec] = {
     "model": DraftSpec("a draft model"),
-    "eagle3": DraftSpec(
-        "an EAGLE-3 head",
-        loader=f"{_IN}.eagle3:load_eagle3",
-        shape=f"{_IN}.eagle3:eagle3_shape",
-        reads_states=True,
-        chained=True,
-    ),
-    "eagle": DraftSpec(
-        "an EAGLE head",
-        loader=f"{_IN}.eagle:load_eagle",
-        shape=f"{_IN}.eagle:eagle_shape",
-        reads_states=True,
-        chained=True,
-    ),
-    "peagle": DraftSpec("a P-EAGLE head", loader=f"{_IN}.peagle:load_peagle", reads_states=True),
-    "pard": DraftSpec("a PARD draft", loader=f"{_IN}.pard:load_pard", reads_states=True),
-    "mtp": DraftSpec(
-        "MTP layers",
-        "target_checkpoint",
-        loader=f"{_IN}.mtp:load_mtp",
-        reads_states=True,
-        chained=True,
-    ),
-    "medusa": DraftSpec("Medusa heads", loader=f"{_IN}.medusa:load_medusa", reads_states=True),
-    "dflash": DraftSpec("a DFlash drafter", loader=f"{_IN}.dflash:load_dflash", reads_states=True),
-    "dspark": DraftSpec("a DSpark drafter", loader=f"{_IN}.dspark:load_dspark", reads_states=True),
+    "eagle3": _head("an EAGLE-3 head", "eagle3", shape=f"{_IN}.eagle3:eagle3_shape", chained=True),
+    "eagle": _head("an EAGLE head", "eagle", shape=f"{_IN}.eagle:eagle_shape", chained=True),
+    "peagle": _head("a P-EAGLE head", "peagle"),
+    "pard": _head("a PARD draft", "pard"),
+    "mtp": _head("MTP layers", "mtp", weights="target_checkpoint", chained=True),
+    "medusa": _head("Medusa heads", "medusa"),
+    "dflash": _head("a DFlash drafter", "dflash"),
+    "dspark": _head("a DSpark drafter", "dspark"),
     "early_exit": DraftSpec(
         "early exit of the target's layers",
         "target_layers",

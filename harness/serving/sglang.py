@@ -145,10 +145,7 @@ SPEC = EngineSpec(
     version="0.5.23",
     plain=_launch,
     lines={
-        "model": ServingLine(_drafting, more=_platform_notes),
-        "eagle": ServingLine(_drafting, more=_platform_notes),
-        "eagle3": ServingLine(_drafting, more=_platform_notes),
-        "mtp": ServingLine(_drafting, more=_platform_notes),
+        **dict.fromkeys(("model", *_DRAWN_KINDS), ServingLine(_drafting, more=_platform_notes)),
         "dflash": ServingLine(_drafting, BLOCK),
         "dspark": ServingLine(
             _drafting,

@@ -186,9 +186,7 @@ SPEC = EngineSpec(
     lines={
         "model": ServingLine(_drafting),
         "eagle": ServingLine(_drafting, "It refuses a head whose fc has a bias."),
-        "eagle3": ServingLine(_drafting),
-        "peagle": ServingLine(_drafting),
-        "pard": ServingLine(_drafting),
+        **dict.fromkeys(("eagle3", "peagle", "pard"), ServingLine(_drafting)),
         "mtp": ServingLine(_drafting, more=_mtp_notes),
         "medusa": ServingLine(_drafting),
         "dflash": ServingLine(_drafting, BLOCK),
