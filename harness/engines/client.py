@@ -130,11 +130,7 @@ class HttpClient:
         return self._factor * max(LEAST_S, tokens_s)
 
     def repeated(self, ask: Callable[[], T], *, listening: bool = False) -> tuple[T, int]:
-        """Ask, and ask again where a failure may pass.
-
-        Returns:
-            What it returned in the end, and how often it was asked.
-        """
+        """Ask, and again where a failure may pass; what it returned, and how often it was asked."""
         policy = Retry(
             RETRIES,
             backoff_factor=BACKOFF_S * self._factor,
@@ -193,11 +189,7 @@ class HttpClient:
         return answer
 
     def wait_until_ready(self, path: str, within_s: float, what: str) -> str:
-        """Wait until `path` answers with success.
-
-        Returns:
-            Why it does not answer; empty where it does.
-        """
+        """Wait until `path` answers with success; why it does not, empty where it does."""
         give_up = time.monotonic() + within_s
         with waiting_for(f"{self.url}: {what}", within_s):
             while True:

@@ -95,9 +95,6 @@ ELSEWHERE = "convert it with llama.cpp's convert_hf_to_gguf.py and name the file
 def write_gguf(loaded: LoadedModel, path: Path) -> Path:
     """Write a model with its tokenizer as a GGUF file of the same dtype.
 
-    Returns:
-        `path`.
-
     Raises:
         UserError: a family, a dtype or a tokenizer that is not converted here, or no gguf package.
     """
@@ -123,9 +120,6 @@ def write_gguf(loaded: LoadedModel, path: Path) -> Path:
 
 def write_eagle3_gguf(head: LoadedHead, target: LoadedModel, path: Path) -> Path:
     """Write an EAGLE-3 head, with its target's tokenizer, as a GGUF file of the same dtype.
-
-    Returns:
-        `path`.
 
     Raises:
         UserError: a head of another kind, a dtype or a tokenizer that is not converted here, or no
@@ -158,9 +152,6 @@ def write_eagle3_gguf(head: LoadedHead, target: LoadedModel, path: Path) -> Path
 
 def write_block_gguf(head: LoadedHead, target: LoadedModel, path: Path) -> Path:
     """Write a DFlash or DSpark drafter, with its target's tokenizer, in its own dtype.
-
-    Returns:
-        `path`.
 
     Raises:
         UserError: a drafter with an embedding of its own, a Markov head, a dtype or a tokenizer

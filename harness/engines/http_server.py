@@ -111,11 +111,6 @@ class CardMemory:
     weights: int = 0
     servers: int = 1
 
-    @property
-    def part(self) -> float:
-        """What one server may take of what is free."""
-        return self.free / self.servers
-
 
 @dataclass(frozen=True)
 class StartedEngine(ABC):
@@ -247,7 +242,7 @@ class StartedEngine(ABC):
         flag, memory = self.spec.memory_flag, self.memory
         if flag is None or memory is None or self._given(flag):
             return {}
-        room = memory.part - self.spare_bytes(k)
+        room = memory.free / memory.servers - self.spare_bytes(k)
         if room <= memory.weights:
             shared = f", shared by {memory.servers} servers" if memory.servers > 1 else ""
             fewer = "lower servers=, " if memory.servers > 1 else ""
@@ -393,7 +388,6 @@ class HttpServer(Server):
         """Refuse a server that does not draft as its K says.
 
         Args:
-            drafted: tokens; None where it does not tell.
             tokens: that it returned; the first comes from the prefill, and the last of two may be
                 left to a plain step.
             needs: what it has to be started with to draft.

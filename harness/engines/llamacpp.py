@@ -28,11 +28,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as package_version
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -285,7 +284,6 @@ def rounds_at_eos(own: int, drafted: int, k: int, *, left: int, drafts: int | No
 
     Args:
         own: tokens that rounds emitted, less those counted as accepted.
-        drafted: tokens drafted.
         k: tokens that a full draft has.
         left: tokens that the budget would still have allowed.
         drafts: rounds that drafted anything, where that was counted.
@@ -332,10 +330,8 @@ INTERFACE = Interface(
 def _version(build: str, process: ServerProcess | None) -> str:
     """Of the build that answers; the wheel's own where it does not know its build."""
     if process is not None and build.startswith("b0-"):
-        try:
-            return f"{WHEEL} {package_version(WHEEL)}"
-        except PackageNotFoundError:
-            pass
+        with suppress(metadata.PackageNotFoundError):
+            return f"{WHEEL} {metadata.version(WHEEL)}"
     return build
 
 

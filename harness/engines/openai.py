@@ -58,9 +58,7 @@ class OpenAiServer(HttpServer):
     def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
         """Refuse a server whose model reads a text as another number of tokens.
 
-        Args:
-            tokens: ids without special ones.
-            text: what they stand for in the target's tokenizer.
+        `tokens` are what the target's tokenizer makes of it, without special ones.
         """
         settings = request_settings(self._spec, SamplingParameters(0.0), 0, 1)
         body = {"prompt": text, **self.named, **settings}

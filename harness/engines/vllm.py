@@ -317,8 +317,7 @@ def parse(answer: Mapping[str, Any]) -> ServedRecord:
 def counts(told: Mapping[str, Any] | None) -> dict[str, Any]:
     """Fields of a record from the counts that vLLM tells of a request, and AIPerf passes on.
 
-    Args:
-        told: `speculative_decoding` of an answer; None where it decodes plainly.
+    They are `speculative_decoding` of an answer; None where it decodes plainly.
     """
     if told is None:
         return {"k": 0}

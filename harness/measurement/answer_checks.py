@@ -36,7 +36,6 @@ class AnswerCheck:
     """One kind of check of a prompt's answers.
 
     Attributes:
-        kind: which.
         prompt: that has the schema, the tools or the closing tag.
         grammar: the JSON schema that the engine's grammar holds the answer to, as JSON text; None
             for an answer of the target's own.
@@ -138,11 +137,7 @@ def tools_of(prompt: Prompt) -> dict[str, Any]:
 
 
 def tool_fault(text: str, tools: Mapping[str, Any]) -> str:
-    """Why a text calls no tool as it should; "" where it does.
-
-    Args:
-        tools: the JSON schema of each one's arguments, by name.
-    """
+    """Why a text calls no tool as `tools_of` a prompt has them; "" where it does."""
     try:
         calls = [*_calls_in(text)]
     except (ValueError, RecursionError) as error:

@@ -79,10 +79,7 @@ def draft_confidences(
 class _Drafting:
     """How a draft drafts along a text and off it, and how its tokens are judged.
 
-    Attributes:
-        width: of the vocabulary that target and draft both have.
-        count: the largest K.
-        least: no threshold below it is replayed.
+    `width` is of the vocabulary that target and draft both have; for the rest see above.
     """
 
     text: GeneratedText

@@ -148,7 +148,6 @@ def lookup_traces(
     Args:
         texts: in the order in which they are answered: to a look-up in earlier answers, the texts
             before one of the same temperature and repetition are.
-        kind: of look-up.
         num_draft_tokens: the largest K that is to be replayed.
     """
     drafters: dict[tuple[float, int], LookupDrafter] = {}

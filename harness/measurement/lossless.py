@@ -130,10 +130,7 @@ def _is_tie(
     """Whether rounding decides between two tokens, and the largest difference between two ways.
 
     Args:
-        computed: logits [vocab] in two ways or more; others are added where these do not tell.
-        more: the further ways.
-        emitted: the two tokens.
-        dtype: that the logits were computed in.
+        computed: logits [vocab] in two ways or more; of `more` are added where these do not tell.
         routing: how much near ties of routers change them, besides.
     """
     eps = torch.finfo(dtype).eps

@@ -197,7 +197,6 @@ class RoundVisits:
         Args:
             folder: notes what cannot be timed, and why: memory, or logits that are not finite.
             stored: the timings, of other drafts too; each is added as it is made.
-            visits: how many are wanted.
             counted: shows what is done how often; gives what counts one.
             enough: whether what was timed, in LEAST_VISITS or more, needs no more visits; asked
                 before more are made.
@@ -252,7 +251,7 @@ class RoundVisits:
             with self._counted(f"warming up rounds of {draft}", len(requests)) as tick:
                 for entry in requests:
                     warm = self._loop.generation(entry, self._next, 0, WARMUP_ROUNDS)
-                    run_trial(warm, *self._models)
+                    run_trial(warm, self._loop.target, self._loop.draft)
                     tick()
             self._warm = True
         count = visits * len(requests)
@@ -296,7 +295,7 @@ class RoundVisits:
         contexts: list[int] = []
         while rounds < least:
             entry = self._loop.generation(request, visit, number, least - rounds)
-            trial = run_trial(entry, *self._models)
+            trial = run_trial(entry, self._loop.target, self._loop.draft)
             if trial.error is not None:
                 return trial.error
             rounds += trial.rounds or trial.new_tokens or 0
@@ -316,10 +315,6 @@ class RoundVisits:
             new_tokens=new_tokens,
             seconds=seconds,
         )
-
-    @property
-    def _models(self) -> tuple[CausalModel, Draft]:
-        return self._loop.target, self._loop.draft
 
     def _measurement(self, request: Request) -> NotMeasured:
         temperature = request.sampling.temperature

@@ -120,7 +120,6 @@ def time_forwards(
         paired_with: the draft's name, where several are timed one after the other.
         doubtful: whether timings cannot be right; then all but the prefills are timed again, and
             what the last attempt gave stays. All of them, since they are read as ratios.
-        clock: whose seconds are taken.
         expect, tick: called before each attempt with the number of its repetitions, and after each.
     """
     prompts = [Forward(timed, "prefill", length) for timed in models for length in prefills]

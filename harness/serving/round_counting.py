@@ -45,7 +45,6 @@ class Counting:
         """Tokens drafted by a round from each start: `proposed` of `harness.theory.replay`.
 
         Args:
-            k: num_draft_tokens.
             budget: tokens that a request may return at most, the prefill's included.
 
         Returns:

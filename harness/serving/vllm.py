@@ -88,9 +88,7 @@ def speculative_config(
     """`--speculative-config`.
 
     Args:
-        kind: of the draft, one that vLLM serves.
         draft: hub id or folder of its weights; None for look-ups and the target's own MTP layers.
-        k: num_draft_tokens.
         rule: by which it is to accept; None for its default.
     """
     config: dict[str, Any] = {"method": METHODS.get(kind, kind)}
