@@ -224,7 +224,12 @@ def distribution_tests(
     """
 
     def forced_after(prompt: Sequence[int]) -> tuple[Sequence[int], Tensor, Tensor]:
-        forced = _forced_text(target, prompt, num_draft_tokens, sampling, seed)
+        # The target's own text, so that every token of it can stand
+        uniforms = Uniforms.keyed(seed, "snapshot/forced", 0, num_draft_tokens, target.device)
+        target.prefill(prompt[:-1])
+        generation = Generation(prompt, num_draft_tokens, sampling, uniforms)
+        rounds = autoregressive_rounds(target, generation)
+        forced = torch.tensor([entry.tokens[0] for entry in rounds], device=target.device)
         return prompt, forced, _probs_along(target, prompt, forced, sampling, "target")
 
     prompt, forced, target_probs = max(
@@ -328,16 +333,6 @@ def _probs_along(
     last = torch.tensor(prompt[-1:], device=model.device)
     logits = model.forward(torch.cat([last, forced.to(model.device)]))
     return _sampled(logits, prompt, forced, sampling, who)
-
-
-def _forced_text(
-    target: CausalModel, prompt: Sequence[int], count: int, sampling: SamplingParameters, seed: int
-) -> Tensor:
-    """The target's own text, so that every token of it can stand. [count]."""
-    uniforms = Uniforms.keyed(seed, "snapshot/forced", 0, count, target.device)
-    target.prefill(prompt[:-1])
-    rounds = autoregressive_rounds(target, Generation(prompt, count, sampling, uniforms))
-    return torch.tensor([entry.tokens[0] for entry in rounds], device=target.device)
 
 
 def _sampled(
