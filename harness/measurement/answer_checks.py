@@ -137,7 +137,7 @@ def tools_of(prompt: Prompt) -> dict[str, Any]:
 
 
 def tool_fault(text: str, tools: Mapping[str, Any]) -> str:
-    """Why a text calls no tool as `tools_of` a prompt has them; "" where it does."""
+    """Why a text calls none of the tools (see `tools_of`) as it should; "" where it does."""
     try:
         calls = [*_calls_in(text)]
     except (ValueError, RecursionError) as error:

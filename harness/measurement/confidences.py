@@ -79,7 +79,7 @@ def draft_confidences(
 class _Drafting:
     """How a draft drafts along a text and off it, and how its tokens are judged.
 
-    `width` is of the vocabulary that target and draft both have; for the rest see above.
+    `width` is of the vocabulary that both models have; for the rest see `draft_confidences`.
     """
 
     text: GeneratedText

@@ -62,7 +62,7 @@ def refuse_sampling(sampling: SamplingParameters) -> None:
 
 
 class TextServer:
-    """A server of some `engine` with a model that completes prompts, returning token ids."""
+    """A server with a model that completes prompts, returning token ids."""
 
     def __init__(self, url: str, key: str | None = None, timeout_factor: float = 1.0) -> None:
         """Attach to it and find out what it is.
