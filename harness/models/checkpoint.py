@@ -41,6 +41,11 @@ SCORER_CLASS = re.compile(
 )
 SCORER_TENSORS = re.compile(r"^(score|classifier|v_head|value_head|reward_head|qa_outputs)\b")
 SHOWN = 3
+# What transformers, safetensors, pickle and the hub raise of a checkpoint
+LOADING_ERRORS = (
+    *(ImportError, SafetensorError, UnpicklingError, EOFError, StrictDataclassError),
+    *(MemoryError, OSError, ValueError, KeyError, RuntimeError),
+)
 
 HEAD = (
     "a head for speculative decoding (EAGLE, Medusa or their kind), which drafts from the target's "
@@ -221,46 +226,44 @@ def explained(conf: ModelConf) -> Iterator[None]:
     """Turn what transformers and the hub raise into one line that says what to do."""
     try:
         yield
-    except ImportError as error:
-        raise UserError(f"{conf.where}: {first_line(error)}") from error
-    except (SafetensorError, UnpicklingError, EOFError) as error:
-        raise UserError(
-            f"{conf.where}: a file of its weights is damaged or cut short "
-            f"({first_line(error)}); download or save it again"
-        ) from error
-    except StrictDataclassError as error:
-        reason = " ".join(str(error.__cause__ or error).split())[:200].rstrip(".")
-        raise UserError(f"{conf.where}: its config.json cannot be used ({reason})") from error
-    except (MemoryError, OSError, ValueError, KeyError, RuntimeError) as error:
-        if is_out_of_memory(error):
-            spread = "larger cards" if conf.device_map else conf.keys.of("device_map", "auto")
-            raise UserError(
-                f"{conf.where}: does not fit the device's memory; use a smaller model,"
-                f" {conf.keys.of('dtype', 'bfloat16')}, {conf.keys.of('quantization', 'int8')} or"
-                f" {spread}"
-            ) from error
-        if not conf.allow_pickle and "model.safetensors" in str(error):
-            raise UserError(
-                f"{conf.where}: no *.safetensors there; weights are not read from pickles "
-                f"(pytorch_model.bin) unless you trust them: {conf.keys.of('allow_pickle', 'true')}"
-            ) from error
-        folder = Path(str(conf.id))
-        if folder.is_dir() and not (folder / "config.json").is_file():
-            raise UserError(
-                f"{conf.where}: no config.json in this folder; give that of a model which "
-                "transformers saved"
-            ) from error
-        if folder.is_dir():
-            raise UserError(
-                f"{conf.where}: cannot be loaded ({first_line(error)}); save or download it"
-                " again, or give another folder or hub id"
-            ) from error
-        raise UserError(
-            f"{conf.where}: cannot be loaded ({first_line(error)}); give a local folder "
-            f"({conf.keys.of('id', '/path/to/model')}), a hub id that exists and is reachable, or "
-            f"fill the hub cache where there is network (hf download {conf.id}) and set"
-            " HF_HUB_OFFLINE=1"
-        ) from error
+    except LOADING_ERRORS as error:
+        raise UserError(f"{conf.where}: {_explanation(conf, error)}") from error
+
+
+def _explanation(conf: ModelConf, error: Exception) -> str:
+    keys, reason = conf.keys, first_line(error)
+    if isinstance(error, ImportError):
+        return reason
+    if isinstance(error, SafetensorError | UnpicklingError | EOFError):
+        return (
+            f"a file of its weights is damaged or cut short ({reason}); download or save it again"
+        )
+    if isinstance(error, StrictDataclassError):
+        cause = " ".join(str(error.__cause__ or error).split())[:200].rstrip(".")
+        return f"its config.json cannot be used ({cause})"
+    if is_out_of_memory(error):
+        spread = "larger cards" if conf.device_map else keys.of("device_map", "auto")
+        return (
+            "does not fit the device's memory; use a smaller model,"
+            f" {keys.of('dtype', 'bfloat16')}, {keys.of('quantization', 'int8')} or {spread}"
+        )
+    if not conf.allow_pickle and "model.safetensors" in str(error):
+        return (
+            "no *.safetensors there; weights are not read from pickles (pytorch_model.bin) unless "
+            f"you trust them: {keys.of('allow_pickle', 'true')}"
+        )
+    folder = Path(str(conf.id))
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        return "no config.json in this folder; give that of a model which transformers saved"
+    if folder.is_dir():
+        advice = "save or download it again, or give another folder or hub id"
+    else:
+        advice = (
+            f"give a local folder ({keys.of('id', '/path/to/model')}), a hub id that exists and is "
+            "reachable, or fill the hub cache where there is network "
+            f"(hf download {conf.id}) and set HF_HUB_OFFLINE=1"
+        )
+    return f"cannot be loaded ({reason}); {advice}"
 
 
 @contextmanager
