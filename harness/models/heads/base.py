@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from harness.config import ModelConf
 from harness.models.load import Vocabulary, sampled_hash
 
 
@@ -322,6 +323,19 @@ class LoadedHead(Vocabulary):
 
     network: HeadNetwork
     facts: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        conf: ModelConf,
+        target: Vocabulary,
+        network: HeadNetwork,
+        facts: Mapping[str, Any],
+        context_tokens: int | None,
+    ) -> "LoadedHead":
+        """The head that `conf` names, with the target's tokenizer and ends of text."""
+        eos = target.eos
+        return cls(conf.keys, conf.name, target.tokenizer, eos, context_tokens, network, facts)
 
     def describe(self) -> dict[str, Any]:
         """The head in the manifest."""

@@ -231,26 +231,15 @@ def layout_of(
     layers = _layer_ids(config.get("eagle_aux_hidden_state_layer_ids"), 0)
     normed = bool(config.get("norm_before_residual", norm_before_residual))
     if config.get("speculators_model_type"):
-        layer = config.get("transformer_layer_config")
+        name, layer = "speculators", config.get("transformer_layer_config")
         if not isinstance(layer, Mapping):
             raise UserError(f"{where}: its config.json has no transformer_layer_config")
-        return Layout(
-            "speculators",
-            LlamaConfig(**layer),
-            layers,
-            normed,
-            layer.get("vocab_size"),
-            config.get("draft_vocab_size"),
-        )
-    return Layout(
-        "specforge",
-        LlamaConfig(**config),
+    else:
+        name, layer = "specforge", config
         # As SGLang reads it, which counts the layers whose output it is
-        layers or _layer_ids(of_eagle.get("eagle_aux_hidden_state_layer_ids"), 1),
-        normed,
-        config.get("vocab_size"),
-        config.get("draft_vocab_size"),
-    )
+        layers = layers or _layer_ids(of_eagle.get("eagle_aux_hidden_state_layer_ids"), 1)
+    vocabulary, drafted = layer.get("vocab_size"), config.get("draft_vocab_size")
+    return Layout(name, LlamaConfig(**layer), layers, normed, vocabulary, drafted)
 
 
 def _layer_ids(given: Any, shift: int) -> tuple[int, ...] | None:
@@ -260,10 +249,7 @@ def _layer_ids(given: Any, shift: int) -> tuple[int, ...] | None:
 
 def by_specforge(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights by SpecForge's names."""
-    return {
-        re.sub(r"^(layers\.0\.)?", lambda m: "midlayer." if m[1] else "", name): tensor
-        for name, tensor in tensors.items()
-    }
+    return {re.sub(r"^layers\.0\.", "midlayer.", name): t for name, t in tensors.items()}
 
 
 def filled(
@@ -289,11 +275,8 @@ def filled(
         vocabulary=vocabulary,
         norm_before_residual=layout.norm_before_residual,
     )
-    shared: Any = files.target.network.get_input_embeddings()
-    hidden = layout.layer.hidden_size
-    own = files.own_matrix(tensors, "embed_tokens.weight", shared, vocabulary, hidden)
-    network.embed_tokens = shared if own is None else nn.Embedding.from_pretrained(own)
-    network.own_embedding = own is not None
+    embed, own_embedding = files.embedding(tensors, layout.layer.hidden_size)
+    network.embed_tokens, network.own_embedding = embed, own_embedding
     files.fill(network, tensors, given=("embed_tokens.",), optional=("d2t", "t2d"))
     files.check_ids(network.d2t + torch.arange(len(network.d2t)))
     return network

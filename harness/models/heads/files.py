@@ -130,6 +130,13 @@ class HeadFiles:
             )
         return own
 
+    def embedding(self, tensors: dict[str, Tensor], hidden: int) -> tuple[nn.Module, bool]:
+        """The embedding, and whether it is the head's own, taken out of `tensors` then."""
+        shared: Any = self.target.network.get_input_embeddings()
+        rows = self.target.vocab_size
+        own = self.own_matrix(tensors, "embed_tokens.weight", shared, rows, hidden)
+        return (shared, False) if own is None else (nn.Embedding.from_pretrained(own), True)
+
     def matrices(
         self, tensors: dict[str, Tensor], hidden: int, drafted: int
     ) -> tuple[nn.Module, bool, Callable[[Tensor], Tensor]]:
@@ -138,18 +145,14 @@ class HeadFiles:
         Its own are taken out of `tensors`. The target's output matrix, a module that must be no
         part of a head, is given as its `__call__`.
         """
-        target: Any = self.target.network
-        embed, output = target.get_input_embeddings(), target.get_output_embeddings()
-        rows = self.target.vocab_size
-        own = self.own_matrix(tensors, "embed_tokens.weight", embed, rows, hidden)
+        embed, own_embedding = self.embedding(tensors, hidden)
+        output: Any = self.target.network.get_output_embeddings()
         own_output = self.own_matrix(tensors, "lm_head.weight", output, drafted, hidden)
-        if own is not None:
-            embed = nn.Embedding.from_pretrained(own)
         if own_output is None:
-            return embed, own is not None, output.__call__
+            return embed, own_embedding, output.__call__
         made = nn.Linear(own_output.shape[1], len(own_output), bias=False, device="meta")
         made.weight = nn.Parameter(own_output, requires_grad=False)
-        return embed, own is not None, made
+        return embed, own_embedding, made
 
     def fill(
         self,
@@ -198,15 +201,7 @@ class HeadFiles:
         # Not its buffers: rotary frequencies stay in float32, as in the engines
         for weight in network.parameters():
             weight.data = weight.data.to(dtype)
-        return LoadedHead(
-            keys=conf.keys,
-            name=conf.name,
-            tokenizer=target.tokenizer,
-            eos=target.eos,
-            context_tokens=context_tokens,
-            network=network.eval(),
-            facts=facts,
-        )
+        return LoadedHead.of(conf, target, network.eval(), facts, context_tokens)
 
 
 def config_of(conf: ModelConf) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils.hub import cached_file
 
 from harness.config import ModelConf
-from harness.models.cached import cache_argument
+from harness.models.cached import cache_argument, output_weight
 from harness.models.checkpoint import explained, quiet_transformers, small_file
 from harness.models.heads.base import ChainHead, HeadNetwork, LoadedHead
 from harness.models.load import LoadedModel, source_of
@@ -90,7 +90,6 @@ class MtpNetwork(HeadNetwork):
         fc: from the two normed inputs to the layer's.
         norm_embedding, norm_hidden: of the two inputs.
         layers: the target's final hidden state alone is read.
-        width: the hidden size.
     """
 
     def __init__(self, network: PreTrainedModel, target_layers: int, shared: list[Tensor]) -> None:
@@ -115,8 +114,7 @@ class MtpNetwork(HeadNetwork):
     @property
     def output_matrix(self) -> Tensor:
         """Its own, or the target's."""
-        head: Any = self.network.get_output_embeddings()
-        return head.weight
+        return output_weight(self.network)
 
     @property
     @torch.inference_mode()
@@ -258,15 +256,9 @@ def load_mtp(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     check_fits([MemoryNeed(conf.keys, conf.name, device, dtype, size, 0)], 0)
     with quiet_transformers():
         network = _network(config, tensors, target, f"{where}: the MTP layer in {conf.id}")
-    return LoadedHead(
-        keys=conf.keys,
-        name=conf.name,
-        tokenizer=target.tokenizer,
-        eos=target.eos,
-        context_tokens=target.context_tokens,
-        network=network.to(device).eval(),
-        facts={"architecture": "MTP", "layout": layers.pop(), "draft_vocab": target.vocab_size},
-    )
+    facts = {"architecture": "MTP", "layout": layers.pop(), "draft_vocab": target.vocab_size}
+    network = network.to(device).eval()
+    return LoadedHead.of(conf, target, network, facts, target.context_tokens)
 
 
 def _tensors(source: str, conf: ModelConf, layers: int) -> tuple[dict[str, Tensor], set[str]]:

@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from transformers import DynamicCache, PreTrainedModel
 
 from harness.config import ModelConf
-from harness.models.cached import CachedModel, split_network, takes
+from harness.models.cached import CachedModel, output_weight, split_network, takes
 from harness.models.checkpoint import PARD_KEY
 from harness.models.heads.base import HeadNetwork, LoadedHead, MaskHead
 from harness.models.heads.files import config_of, found_in, unknown_layout
@@ -76,7 +76,7 @@ class PardNetwork(HeadNetwork):
         B is 1. The text is read once, and the masks of many starts together, each of which sees its
         own text and the masks before it.
         """
-        count, backbone = states.shape[1], self._backbone
+        count, backbone = states.shape[1], self.network.base_model
         depth = min(depth, self.drafts or depth, count - first)
         tokens = tokens[:, : count + 1].to(self.weights[0].device)
         cache = DynamicCache()
@@ -93,10 +93,6 @@ class PardNetwork(HeadNetwork):
         outputs += [masks[: count - first - j, j - 1].unsqueeze(0) for j in range(1, depth)]
         return outputs
 
-    @property
-    def _backbone(self) -> Any:
-        return self.network.base_model
-
     def _masks_after(self, starts: Tensor, masks: int, cache: DynamicCache) -> Tensor:
         """The outputs [starts, masks, hidden] of masks after each start; start t knows t + 2."""
         text, weight = int(cache.get_seq_length()), self.weights[0]
@@ -108,7 +104,7 @@ class PardNetwork(HeadNetwork):
         on_masks = (of_start.unsqueeze(1) == of_start) & (place.unsqueeze(1) >= place)
         seen = torch.cat([on_text, on_masks], dim=1)
         unseen = torch.finfo(weight.dtype).min
-        hidden = self._backbone(
+        hidden = self.network.base_model(
             input_ids=torch.full_like(known, self.mask_token).unsqueeze(0),
             position_ids=(known + offset).unsqueeze(0),
             attention_mask=torch.where(seen, 0.0, unseen).to(weight.dtype)[None, None],
@@ -138,8 +134,7 @@ class PardHead(MaskHead):
         super().__init__(network, vocab_size)
         self.drafts = network.drafts
         causal = network.network
-        head: Any = causal.get_output_embeddings()
-        self._model: CachedModel = cached_model(causal, int(head.weight.shape[0]), "draft")
+        self._model: CachedModel = cached_model(causal, len(output_weight(causal)), "draft")
         # Of a text, its first token until more of it is read
         self._unread: list[int] = []
 
@@ -208,18 +203,9 @@ def load_pard(conf: ModelConf, target: LoadedModel) -> LoadedHead:
             " cannot be computed at once here; PARD drafts of full attention can (Llama, Qwen)"
         )
     is_pard2 = bool(config.get("pard2")) or config.get("spd_type") == "pard2"
-    return LoadedHead(
-        keys=conf.keys,
-        name=conf.name,
-        tokenizer=target.tokenizer,
-        eos=target.eos,
-        context_tokens=loaded.context_tokens,
-        network=network,
-        facts={
-            "architecture": "PARD-2, target-independent" if is_pard2 else "PARD",
-            "mask_token": mask_token,
-        },
-    )
+    architecture = "PARD-2, target-independent" if is_pard2 else "PARD"
+    facts = {"architecture": architecture, "mask_token": mask_token}
+    return LoadedHead.of(conf, target, network, facts, loaded.context_tokens)
 
 
 @torch.inference_mode()
@@ -235,7 +221,7 @@ def runs_from_every_start(network: PardNetwork) -> bool:
     )
     if not plain or not takes(causal.base_model, "position_ids"):
         return False
-    width, device = int(causal.get_output_embeddings().weight.shape[0]), causal.device
+    width, device = len(output_weight(causal)), causal.device
     tokens = torch.arange(SAMPLE_TOKENS).unsqueeze(0) * 7 % min(width, 997)
     if split_network(CachedModel(causal, width), tokens[0].tolist()) is None:
         return False
