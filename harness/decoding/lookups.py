@@ -153,10 +153,8 @@ default_ngram = partial(SimpleNgramDrafter, ngram=12)
 class SuffixDrafter(LookupDrafter):
     """Proposes what most often followed the longest end of the text that occurred before."""
 
-    def __init__(self, eos: Collection[int], longest: int = LONGEST_SUFFIX) -> None:
-        """Look for ends of at most `longest` tokens; `eos` are the ids that end a text."""
+    def __init__(self, eos: Collection[int]) -> None:
         super().__init__(eos)
-        self._longest = longest
         self._earlier: list[list[int]] = []
         # By a token, each (sequence, place behind it); the sequence -1 is the text itself
         self._of_earlier: dict[int, list[tuple[int, int]]] = {}
@@ -211,7 +209,7 @@ class SuffixDrafter(LookupDrafter):
     def _matched(self, number: int, place: int) -> int:
         """How many tokens before a place are those at the text's end."""
         sequence, text, size = self._sequence(number), self.text, 0
-        most = min(self._longest, place, len(text))
+        most = min(LONGEST_SUFFIX, place, len(text))
         while size < most and sequence[place - 1 - size] == text[-1 - size]:
             size += 1
         return size

@@ -10,14 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from harness.decoding.protocols import (
-    CausalModel,
-    Drafter,
-    Generation,
-    Proposal,
-    recorded,
-    seen_by,
-)
+from harness.decoding.protocols import CausalModel, Drafter, Generation, Proposal, recorded, seen_by
 from harness.decoding.sampling import (
     host_tokens,
     inverse_cdf,

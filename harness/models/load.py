@@ -122,28 +122,25 @@ class LoadedModel(Vocabulary):
 
     def describe(self) -> dict[str, Any]:
         """The model in the manifest."""
-        parameters = list(self.network.parameters())
+        parameters, config = list(self.network.parameters()), self.network.config
         stored = [part for tensor in parameters for part in stored_parts(tensor)]
+        weights_bytes = sum(part.numel() * part.element_size() for part in stored)
         return {
             "name": self.name,
             "weights": self.weights,
             "architecture": type(self.network).__name__,
             "dtype": str(self.network.dtype).removeprefix("torch."),
-            "attention": getattr(
-                self.network.config.get_text_config(), "_attn_implementation", None
-            ),
+            "attention": getattr(config.get_text_config(), "_attn_implementation", None),
             "parameters": sum(tensor.numel() for tensor in parameters),
-            "weights_bytes": 0
-            if self.shared
-            else sum(part.numel() * part.element_size() for part in stored),
-            **model_sizes(self.network.config),
+            "weights_bytes": 0 if self.shared else weights_bytes,
+            **model_sizes(config),
             "bytes_per_parameter": self.network.dtype.itemsize,
             **({"devices": list(map(str, self.devices))} if len(self.devices) > 1 else {}),
             "vocab": self.vocab_size,
             "context_tokens": self.context_tokens,
             "chat_template": bool(getattr(self.tokenizer, "chat_template", None)),
             "thinking_mode": has_thinking_mode(self.tokenizer),
-            "commit": getattr(self.network.config, "_commit_hash", None),
+            "commit": getattr(config, "_commit_hash", None),
             "weights_sample_sha256": None if self.weights == "dummy" else sampled_hash(stored),
             "generation_config": generation_settings(self.network),
         }
@@ -189,11 +186,7 @@ def load(
         tokenizer = AutoTokenizer.from_pretrained(source, **_hub(conf))
         # With this, tensors of wrong sizes are returned by name instead of raised without a name
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source,
-            **_hub(conf),
-            **options,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
+            source, **_hub(conf), **options, output_loading_info=True, ignore_mismatched_sizes=True
         )
         network, info = loaded
         check_complete(conf, network, info)
@@ -324,10 +317,7 @@ def _dummy_dtype(conf: ModelConf, device: torch.device) -> torch.dtype:
 
 
 def _dummy(
-    conf: ModelConf,
-    device: torch.device,
-    expect: Callable[[int], None],
-    tick: Callable[[], None],
+    conf: ModelConf, device: torch.device, expect: Callable[[int], None], tick: Callable[[], None]
 ) -> LoadedModel:
     try:
         with quiet_transformers():

@@ -69,7 +69,6 @@ class LayerNetwork(HeadNetwork):
     """The weights and arithmetic of a head.
 
     Attributes:
-        layers: of the target, whose inputs it reads.
         midlayer: the first layer, mostly the only one.
         fc: to the layer's width.
         embed_tokens: the target's embedding [V, hidden], or one of its own.
@@ -181,11 +180,7 @@ def shape_of_layer(layer: LlamaConfig, vocab: int, states: int) -> HeadArchitect
 
 
 def attend_from_every_start(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    chain: Sequence[tuple[Tensor, Tensor]],
-    first: int,
+    query: Tensor, keys: Tensor, values: Tensor, chain: Sequence[tuple[Tensor, Tensor]], first: int
 ) -> Tensor:
     """Query i attends to rows up to first + i, and to entry i of each of its chain's passes.
 

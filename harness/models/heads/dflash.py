@@ -105,7 +105,6 @@ class DFlashNetwork(HeadNetwork):
     """The drafter's weights and arithmetic.
 
     Attributes:
-        layers: of the target, whose inputs are read.
         block: positions of a block, the last token's included.
         first: the first of these that drafts: 0 or 1.
         drafts: tokens that it drafts from a start at most.
@@ -254,7 +253,11 @@ class DFlashHead(BlockHead):
     def _read(self, features: Tensor) -> None:
         start, end = self._length, self._length + len(features)
         if end + self.network.block > self._cosines.shape[1]:
-            self._grow(2 * (end + self.network.block))
+            caches = self._caches
+            self._allocate(2 * (end + self.network.block))
+            for new, old in zip(self._caches, caches, strict=True):
+                new.keys[:, :, :start] = old.keys[:, :, :start]
+                new.values[:, :, :start] = old.values[:, :, :start]
         rows = self.network.context(features.unsqueeze(0), self._angles(start, end))
         for cache, row in zip(self._caches, rows, strict=True):
             cache.keys[:, :, start:end], cache.values[:, :, start:end] = row
@@ -288,13 +291,6 @@ class DFlashHead(BlockHead):
         with torch.no_grad():
             places = torch.arange(capacity, device=weight.device).unsqueeze(0)
             self._cosines, self._sines = network.angles(places)
-
-    def _grow(self, capacity: int) -> None:
-        caches, length = self._caches, self._length
-        self._allocate(capacity)
-        for new, old in zip(self._caches, caches, strict=True):
-            new.keys[:, :, :length] = old.keys[:, :, :length]
-            new.values[:, :, :length] = old.values[:, :, :length]
 
 
 def _attend_to_all(query: Tensor, own: KeysValues, *, cache: KeysValues, begin: int) -> Tensor:

@@ -26,7 +26,7 @@ of its checkpoint).
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -58,6 +58,8 @@ DSPARK = (
 )
 ARCHITECTURES = re.compile(r"(Qwen3DSparkModel|DSparkDraftModel)$")
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
+# What a config.json says of the block and its heads is in these, or next to them
+NESTED = ("dflash_config", "dspark_config")
 # Besides those of the block; what else is set in dflash_config or dspark_config is not read
 KNOWN = frozenset(
     {"markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov"}
@@ -179,8 +181,9 @@ def load_dspark(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     files = HeadFiles(conf, target, *DSPARK)
     with explained(conf):
         config = config_of(conf)
-        settings = _settings(config)
-        block = _block(config, settings, files).cut(conf)
+        nested = [config.get(name) or {} for name in NESTED]
+        settings = {**config, **nested[0], **nested[1]}
+        block = _block(config, nested, settings, files).cut(conf)
     rank, kind = int(settings.get("markov_rank") or 0), settings.get("markov_head_type")
     if rank and kind not in MARKOV_HEADS:
         raise UserError(
@@ -192,10 +195,8 @@ def load_dspark(conf: ModelConf, target: LoadedModel) -> LoadedHead:
         for name, tensor in files.tensors().items()
         if not name.startswith("confidence_head.")
     }
-    d2t = tensors.get("d2t")
-    drafted = files.target.vocab_size if d2t is None else len(d2t)
-
-    hidden, tokens = block.layer.hidden_size, files.target.vocab_size
+    d2t, hidden, tokens = tensors.get("d2t"), block.layer.hidden_size, files.target.vocab_size
+    drafted = tokens if d2t is None else len(d2t)
     markov = MarkovHead(str(kind), rank, hidden, tokens, drafted) if rank else None
     network = filled(partial(DSparkNetwork, markov_head=markov), block, tensors, files)
     facts = {"architecture": "DSpark", "layout": block.layout, "block": block.block}
@@ -203,19 +204,16 @@ def load_dspark(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     return files.loaded(network, facts, block.layer.max_position_embeddings)
 
 
-def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a config.json says of the block and its heads, wherever it does."""
-    nested: dict[str, Any] = {}
-    for name in ("dflash_config", "dspark_config"):
-        nested |= config.get(name) or {}
-    return {**config, **nested}
-
-
-def _block(config: Mapping[str, Any], settings: Mapping[str, Any], files: HeadFiles) -> Block:
+def _block(
+    config: Mapping[str, Any],
+    nested: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    files: HeadFiles,
+) -> Block:
     asked = {
         name: value
-        for part in ("dflash_config", "dspark_config")
-        for name, value in (config.get(part) or {}).items()
+        for part in nested
+        for name, value in part.items()
         if name not in KNOWN and (name, value) != ("projector_type", "dspark")
     }
     first = 0 if settings.get("sample_from_anchor", True) else 1

@@ -36,12 +36,7 @@ from harness.models.heads.decoder_layer import (
     Projected,
     shape_of_layer,
 )
-from harness.models.heads.files import (
-    HeadFiles,
-    config_of,
-    found_in,
-    unknown_layout,
-)
+from harness.models.heads.files import HeadFiles, config_of, found_in, unknown_layout
 from harness.models.load import LoadedModel
 from harness.records import UserError
 from harness.theory.architecture import HeadArchitecture

@@ -42,8 +42,6 @@ MEDUSA = (
 
 
 class _Residual(nn.Module):
-    """The residual blocks of one head."""
-
     def __init__(self, hidden: int, depth: int, *, bias: bool) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(hidden, hidden, bias) for _ in range(depth))
@@ -61,7 +59,6 @@ class MedusaNetwork(HeadNetwork):
         layers: of the target, whose inputs are read: the one after the last, which is what enters
             the output head (see `CachedModel.keep_states`).
         drafts: tokens that it drafts from a start at most, the number of heads.
-        width: the target's hidden size.
         token_map: [draft vocabulary] the target's ids of the tokens that it can draft; None where
             that is all of them.
     """

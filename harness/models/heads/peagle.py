@@ -27,13 +27,7 @@ from harness.config import ModelConf
 from harness.models.checkpoint import explained
 from harness.models.heads.base import LoadedHead, MaskHead
 from harness.models.heads.decoder_layer import Layer, LayerHead, Projected, attend_from_every_start
-from harness.models.heads.eagle3 import (
-    Eagle3Network,
-    by_specforge,
-    filled,
-    is_specforge,
-    layout_of,
-)
+from harness.models.heads.eagle3 import Eagle3Network, by_specforge, filled, is_specforge, layout_of
 from harness.models.heads.files import HeadFiles, config_of, found_in
 from harness.models.load import LoadedModel
 from harness.records import UserError
@@ -45,14 +39,6 @@ PEAGLE = (
 )
 MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
 DRAFTS = 8
-
-
-class _PlainLayer(Layer):
-    """A layer after the first."""
-
-    def __init__(self, config: Any, head_dim: int) -> None:
-        super().__init__(config, config.hidden_size, head_dim)
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
 class PeagleNetwork(Eagle3Network):
@@ -67,9 +53,10 @@ class PeagleNetwork(Eagle3Network):
         """The other parts are those of an EAGLE-3 head."""
         super().__init__(config, **parts)
         self.mask_token, self.drafts = mask_token, drafts
-        self.more.extend(
-            _PlainLayer(config, self.head_dim) for _ in range(1, config.num_hidden_layers)
-        )
+        for _ in range(1, config.num_hidden_layers):
+            layer = Layer(config, config.hidden_size, self.head_dim)
+            layer.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+            self.more.append(layer)
         self.mask_hidden = nn.Parameter(torch.zeros(1, 1, self.width))
         self.cached_numbers *= config.num_hidden_layers
 

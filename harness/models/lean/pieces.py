@@ -12,14 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from harness.models.lean.layers import (
-    heads_of,
-    mlp,
-    project,
-    project_onto,
-    rms_norm,
-    unfold,
-)
+from harness.models.lean.layers import heads_of, mlp, project, project_onto, rms_norm, unfold
 from harness.models.lean.weights import Layer, Projection
 
 # One code object serves every layer of every model; each kind of layer and batch is a variant
