@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from harness.prompts.entries import Entry, Source, decoded, prompt_of
 from harness.prompts.readers import file_lines, reading, stem_of
-from harness.records import Prompt, SampledLog, UserError
+from harness.records import Prompt, SampledLog, UserError, grouped
 
 # Sampled requests that each stratum is worth, so that its own error can be estimated
 LEAST_SAMPLED = 20
@@ -218,7 +218,7 @@ def _strata(logged: Sequence[_Logged], size: int, label: str) -> list[str]:
         [each.temperature for each in logged],
         lengths,
     ]
-    names: list[str] = [""] * len(logged)
+    names = [""] * len(logged)
 
     def split(rows: Sequence[int], parts: Sequence[str], left: Sequence[Sequence[str]]) -> None:
         if not left:
@@ -229,10 +229,7 @@ def _strata(logged: Sequence[_Logged], size: int, label: str) -> list[str]:
         if len(set(groups.values())) == 1:
             split(rows, parts, left[1:])
             return
-        by_name: dict[str, list[int]] = {}
-        for row in rows:
-            by_name.setdefault(groups[left[0][row]], []).append(row)
-        for name, members in by_name.items():
+        for name, members in grouped(rows, lambda row: groups[left[0][row]]).items():
             split(members, [*parts, name], left[1:])
 
     split(range(len(logged)), (), features)
@@ -266,9 +263,7 @@ def drawn(names: Sequence[str], size: int, seed: int) -> list[int]:
         seed: of the draws.
     """
     size = min(size, len(names))
-    members: dict[str, list[int]] = {}
-    for row, name in enumerate(names):
-        members.setdefault(name, []).append(row)
+    members = grouped(range(len(names)), names.__getitem__)
     exact = {name: size * len(rows) / len(names) for name, rows in members.items()}
     taken = {name: math.floor(value) for name, value in exact.items()}
     remainders = sorted(exact, key=lambda name: (taken[name] - exact[name], name))

@@ -86,25 +86,20 @@ def _read(file: Path) -> pd.DataFrame:
     for name in dict.fromkeys((*LIMITS, *NUMBER_COLUMNS)):
         if name in frame.columns:
             frame[name] = _numbers(frame[name], file)
-    for name, value in {
-        "position": ("start", "offset", 1),
-        "offset": ("position", "start", -1),
-        "start": ("position", "offset", -1),
-    }.items():
-        first, other, sign = value
+    for name, first, other, sign in (
+        ("position", "start", "offset", 1),
+        ("offset", "position", "start", -1),
+        ("start", "position", "offset", -1),
+    ):
         if name not in frame.columns and {first, other} <= {*frame.columns}:
             frame[name] = frame[first] + sign * frame[other]
     missing = [name for name in REQUIRED if name not in frame.columns]
     if missing or frame.empty:
         what = f"has no column {missing[0]}" if missing else "has no rows"
         raise UserError(f"{file}: {what}; docs/scores.md says what a table of scores needs")
-    for name, what in {
-        "draft": "name",
-        "prompt": "name",
-        "position": "number",
-        "temperature": "number",
-    }.items():
+    for name in ("draft", "prompt", "position", "temperature"):
         if name in frame.columns and frame[name].isna().any():
+            what = "name" if name in NAMES else "number"
             _refuse(file, name, frame[name].isna(), f"is empty; give a {what}")
     for name in NAMES:
         if name in frame.columns:
@@ -177,14 +172,8 @@ def _trace(rows: pd.DataFrame, file: Path) -> TextTrace:
     by_start = rows["start"].notna()
     if by_start.nunique() > 1:
         raise UserError(f"{where}: some rows have a start and some have none")
-    if (
-        by_start.all()
-        and not (
-            (rows["position"] == rows["start"] + rows["offset"])
-            & (rows["start"] >= 0)
-            & (rows["offset"] >= 0)
-        ).all()
-    ):
+    sums = rows["position"] == rows["start"] + rows["offset"]
+    if by_start.all() and not (sums & (rows["start"] >= 0) & (rows["offset"] >= 0)).all():
         raise UserError(f"{where}: position must be start + offset, both from 0")
     first = rows[rows["offset"] == 0] if by_start.all() else rows
     position = first["position"].to_numpy(np.int64)
@@ -207,15 +196,12 @@ def _trace(rows: pd.DataFrame, file: Path) -> TextTrace:
     if by_start.all():
         shape = (count, int(rows["offset"].max()) + 1)
         places = tuple(inside[name].to_numpy(np.int64) for name in ("start", "offset"))
-    numbers = {
-        name: np.full(shape, np.nan) for name in NUMBER_COLUMNS if name not in TARGET_COLUMNS
-    }
-    for name, values in numbers.items():
-        values[places] = inside[name]
-    target = {name: np.full(count, np.nan) for name in TARGET_COLUMNS}
-    for name, values in target.items():
-        values[at] = inside[name]
-    drafted = {name: None if np.isnan(numbers[name]).all() else numbers[name] for name in LATER}
+    numbers: dict[str, Any] = {}
+    for name in NUMBER_COLUMNS:
+        by_text = name in TARGET_COLUMNS
+        numbers[name] = np.full(count if by_text else shape, np.nan)
+        numbers[name][at if by_text else places] = inside[name]
+    numbers |= {name: None for name in LATER if np.isnan(numbers[name]).all()}
     head = {name: _value(rows[name].iloc[0]) for name in TEXT_COLUMNS}
     proposed = None
     if rows["proposed"].notna().any():
@@ -224,7 +210,7 @@ def _trace(rows: pd.DataFrame, file: Path) -> TextTrace:
     return TextTrace(
         **head,
         tokens=tokens,
-        **{**numbers, **target, **drafted, "draft_is_argmax": numbers["draft_is_argmax"] == 1.0},
+        **{**numbers, "draft_is_argmax": numbers["draft_is_argmax"] == 1.0},
         proposed=proposed,
     )
 

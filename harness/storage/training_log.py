@@ -29,6 +29,7 @@ from typing import Literal
 
 from harness.records import UserError
 from harness.storage import files
+from harness.theory.acceptance import conditional
 
 Framework = Literal["SpecForge", "speculators"]
 Split = Literal["eval", "train"]
@@ -112,11 +113,7 @@ def _checked(where: str, of: Split, kind: str, row: dict[int, float]) -> Trainin
     if bad is not None:
         raise UserError(f"{where}: {kind} has {bad:g}, which is no share; {READ}")
     if kind == "full_acc":
-        before = [1.0, *values]
-        values = [
-            value / last if last else 0.0 for value, last in zip(values, before, strict=False)
-        ]
-        values = [min(1.0, value) for value in values]
+        values = [min(1.0, value) for value in conditional(values)]
     framework: Framework = "SpecForge" if kind == "acc" else "speculators"
     return TrainingLog(framework, of, tuple(values), given=kind in ("full_acc", "cond_acc"))
 

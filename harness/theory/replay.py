@@ -127,7 +127,7 @@ class Replayed:
             np.add.at(total, into, values)
             return total
 
-        return Replayed(self.k, *(add(values) for values in _arrays(self)))
+        return Replayed(self.k, *map(add, _arrays(self)))
 
     def rows(self, keep: NDArray[np.bool_] | NDArray[np.intp]) -> "Replayed":
         """The counts of some texts."""
@@ -135,11 +135,7 @@ class Replayed:
 
     def scaled(self, factors: Array) -> "Replayed":
         """The counts of each text times its factor, (texts,)."""
-
-        def scale(values: Array) -> Array:
-            return (values.T * factors).T
-
-        return Replayed(self.k, *(scale(values) for values in _arrays(self)))
+        return Replayed(self.k, *((values.T * factors).T for values in _arrays(self)))
 
 
 def _arrays(replayed: Replayed) -> list[Array]:

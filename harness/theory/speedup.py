@@ -25,7 +25,7 @@ Sampling" (2023).
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from harness.records import UserError
 from harness.theory.acceptance import alpha_from_tokens_per_round, expected_tokens_per_round
@@ -43,7 +43,7 @@ class StepTimes:
 
     draft_s: float
     target_s: float
-    verify_s: tuple[float, ...] = field(default=())
+    verify_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         named = [("draft_ms", self.draft_s), ("target_ms", self.target_s)]
