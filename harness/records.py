@@ -541,13 +541,10 @@ class StructuredAnswer:
         prompt_set, prompt: which prompt (its id).
         visit, k, temperature: as in `RoundTiming`.
         schema: the JSON schema, as JSON text, that the engine's grammar held it to; "" for none.
-        seed: of the request.
         status, error: whether there is an answer, and why there is none.
-        tokens: of the answer.
         text: that they stand for, without an end-of-text token.
         complete: whether the text ended before its budget did.
         fault: why it is not what it must be; "" where it is.
-        check: what it is held to.
     """
 
     prompt_set: str
@@ -962,7 +959,6 @@ class NotMeasured:
     Two are equal that are of the same measurement, whatever their errors.
 
     Attributes:
-        what: which kind of measurement.
         error: in one line.
         draft, k, temperature, rejects, varying: of which, where it has them; `rejects` as of
             `ServerMemory`, `varying` as of `LoadTiming`.

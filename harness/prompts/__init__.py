@@ -15,6 +15,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +61,13 @@ def log_sample(config: PromptsConf) -> LogSample | None:
     if config.log is None:
         return None
     file = Path(config.log)
-    size, seed = config.sample or SAMPLE, config.sample_seed or 0
-    read = (config.log, size, seed, _version(file))
-    if read not in _sampled:
-        _sampled.clear()
-        _sampled[read] = RequestLog(file).sample(size, seed)
-    return _sampled[read]
+    return _sample(file, config.sample or SAMPLE, config.sample_seed or 0, _version(file))
 
 
-_sampled: dict[tuple[Any, ...], LogSample] = {}
+@lru_cache(maxsize=1)
+def _sample(file: Path, size: int, seed: int, _: tuple[int, int] | None) -> LogSample:
+    """The last argument is the file's version: another one is read anew."""
+    return RequestLog(file).sample(size, seed)
 
 
 @dataclass(frozen=True)

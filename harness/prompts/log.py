@@ -100,7 +100,36 @@ class RequestLog:
 
     def strata(self, size: int) -> list[str]:
         """The stratum of each request, for a sample of this size."""
-        return _strata(self._logged, min(size, len(self._logged)), self._source.label)
+        logged = self._logged
+        size = min(size, len(logged))
+        least = LEAST_SAMPLED / size * len(logged)
+        cuts = np.quantile([each.size for each in logged], [1 / 3, 2 / 3])
+        lengths = [
+            SHORT if each.size <= cuts[0] else LONG if each.size > cuts[1] else "medium"
+            for each in logged
+        ]
+        features = [
+            [each.category for each in logged],
+            [each.turns for each in logged],
+            [each.temperature for each in logged],
+            lengths,
+        ]
+        names = [""] * len(logged)
+
+        def split(rows: Sequence[int], parts: Sequence[str], left: Sequence[Sequence[str]]) -> None:
+            if not left:
+                for row in rows:
+                    names[row] = ", ".join(part for part in parts if part) or self._source.label
+                return
+            groups = _joined(Counter(left[0][row] for row in rows), least)
+            if len(set(groups.values())) == 1:
+                split(rows, parts, left[1:])
+                return
+            for name, members in grouped(rows, lambda row: groups[left[0][row]]).items():
+                split(members, [*parts, name], left[1:])
+
+        split(range(len(logged)), (), features)
+        return names
 
     def sample(self, size: int, seed: int) -> LogSample:
         """So many requests, with what they stand for."""
@@ -205,37 +234,6 @@ def _stamp(entry: Entry, where: str) -> float | None:
 # ---- strata --------------------------------------------------------------------------------------
 
 
-def _strata(logged: Sequence[_Logged], size: int, label: str) -> list[str]:
-    least = LEAST_SAMPLED / size * len(logged)
-    cuts = np.quantile([each.size for each in logged], [1 / 3, 2 / 3])
-    lengths = [
-        SHORT if each.size <= cuts[0] else LONG if each.size > cuts[1] else "medium"
-        for each in logged
-    ]
-    features = [
-        [each.category for each in logged],
-        [each.turns for each in logged],
-        [each.temperature for each in logged],
-        lengths,
-    ]
-    names = [""] * len(logged)
-
-    def split(rows: Sequence[int], parts: Sequence[str], left: Sequence[Sequence[str]]) -> None:
-        if not left:
-            for row in rows:
-                names[row] = ", ".join(part for part in parts if part) or label
-            return
-        groups = _joined(Counter(left[0][row] for row in rows), least)
-        if len(set(groups.values())) == 1:
-            split(rows, parts, left[1:])
-            return
-        for name, members in grouped(rows, lambda row: groups[left[0][row]]).items():
-            split(members, [*parts, name], left[1:])
-
-    split(range(len(logged)), (), features)
-    return names
-
-
 def _joined(counts: Mapping[str, int], least: float) -> dict[str, str]:
     """The group of each value: the rarest are in one, so that each holds `least` requests.
 
@@ -257,10 +255,7 @@ def _joined(counts: Mapping[str, int], least: float) -> dict[str, str]:
 def drawn(names: Sequence[str], size: int, seed: int) -> list[int]:
     """The sampled requests, in order: of each stratum its share, at random.
 
-    Args:
-        names: the stratum of each request.
-        size: of the sample; where there are fewer requests, all are drawn.
-        seed: of the draws.
+    `names` has the stratum of each request. Where there are fewer than `size`, all are drawn.
     """
     size = min(size, len(names))
     members = grouped(range(len(names)), names.__getitem__)

@@ -168,7 +168,6 @@ def _collect(entries: Iterable[tuple[int, Any]], source: Source) -> tuple[Prompt
 
 
 def _opened(path: Path, newline: str) -> IO[str]:
-    """The file as text, decompressed where its name ends in .gz."""
     if path.name.lower().endswith(".gz"):
         return gzip.open(path, "rt", encoding="utf-8-sig", newline=newline)
     return path.open(encoding="utf-8-sig", newline=newline)

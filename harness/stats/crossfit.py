@@ -128,8 +128,7 @@ class Workload:
     def log_speedups(self, kept: Array | None = None) -> Array:
         """Each candidate's log speedup, [candidate]; [candidate, case] with prompts left out.
 
-        Args:
-            kept: [case, prompt] 1.0 but for the prompts that are left out.
+        `kept` is [case, prompt], 1.0 but for the prompts that are left out.
         """
         if kept is None:
             return self.log_speedups(np.ones((1, len(self.prompt_sets))))[:, 0]
@@ -285,7 +284,6 @@ def cross_fit(
 
     Args:
         workload: at least one candidate.
-        seed: of the deals.
         deals: how often the prompts, and the visits, are dealt into folds.
         named: the candidate to score instead of the best.
 
@@ -487,7 +485,6 @@ class _Splits:
 
 
 def _deal(workload: Workload, rng: np.random.Generator, deals: int) -> _Splits:
-    """Prompts and visits dealt into folds `deals` times."""
     folds = max(2, min(FOLDS, len(workload.prompt_sets) // FOLD_PROMPTS))
 
     def inside(prompt_sets: Sequence[str]) -> Array:

@@ -126,8 +126,7 @@ def left_out_variance(without: Array, sizes: Array) -> Variance:
 def independent_errors(without: Array) -> Array:
     """[..., n] parts of the error of what rests on n samples: the variance is their sum of squares.
 
-    Args:
-        without: [..., n] the values without each sample.
+    `without` are the values without each sample, [..., n].
     """
     number = without.shape[-1]
     return math.sqrt((number - 1) / number) * (without - without.mean(axis=-1, keepdims=True))
@@ -251,9 +250,7 @@ class Estimate:
     ) -> Interval | None:
         """Student's interval; None with too few prompts, or a value that is not finite.
 
-        Args:
-            level: of confidence.
-            shared: an error that all prompts have in common, such as that of a price of rounds.
+        `shared` is an error that all prompts have in common, such as that of a price of rounds.
         """
         if self.variance is None or not enough_prompts(self.prompt_sets):
             return None
@@ -279,12 +276,9 @@ def workload_ratio(
     prompt_sets: Sequence[str],
     weights: Mapping[str, float] | None = None,
 ) -> Estimate:
-    """The weighted mean over prompt sets of sum(numerator) / sum(denominator).
+    """The weighted mean over prompt sets of sum(numerator) / sum(denominator), each [prompt].
 
-    Args:
-        numerator, denominator: [prompt].
-        prompt_sets: the set of each prompt.
-        weights: of the sets, equal if None; the prompts of a set of weight 0 are left out.
+    Weights are equal if None; the prompts of a set of weight 0 are left out.
     """
     shares = set_weights(prompt_sets, weights)
     counted = np.array([shares[name] > 0.0 for name in prompt_sets], dtype=bool)
@@ -336,7 +330,6 @@ def speedup_interval(
         prompt_sets: the set of each prompt; one set if None.
         weights: of the sets; equal if None.
         shared: of the logarithm, an error that all prompts have in common.
-        level: of confidence.
 
     Returns:
         None with too few prompts.

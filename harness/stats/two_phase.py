@@ -123,13 +123,8 @@ class Pairs:
 
     def first(self, number: int, looks: tuple[float, ...]) -> "Pairs":
         """The pairs as they were when so many had been measured."""
-        return Pairs(
-            self.seconds[:number],
-            self.cost[:number],
-            self.plain_s[:number],
-            self.plain_tokens[:number],
-            looks,
-        )
+        columns = (self.seconds, self.cost, self.plain_s, self.plain_tokens)
+        return Pairs(*(column[:number] for column in columns), looks=looks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,7 +248,6 @@ def two_phase(
         candidate: its position in the workload.
         prompts: [pair] the prompt's position in the workload; of a prompt that is none of it, a
             number of its own beyond these.
-        seed: of the draws.
 
     Returns:
         None where there are too few prompts for an interval, replayed or measured.
@@ -405,11 +399,7 @@ def largest_quantile(covariance: Array, degrees: float, error: float, seed: int)
 
     Source: Naiman and Priebe, "Computing scan statistic p values using importance sampling", 2001.
 
-    Args:
-        covariance: [candidate, candidate]; scaled to variances of 1.
-        degrees: of freedom.
-        error: one-sided.
-        seed: of the draws.
+    `covariance` is [candidate, candidate] and scaled to variances of 1; `error` is one-sided.
     """
     least = -float(stdtrit(degrees, error))
     deviations = np.sqrt(np.diagonal(covariance))

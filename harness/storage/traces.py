@@ -177,7 +177,6 @@ def _rows(trace: TextTrace) -> dict[str, NDArray[Any]]:
 
 
 def _scores(trace: TextTrace, names: Iterable[str]) -> dict[str, NDArray[Any]]:
-    """Scores of a trace, NaN where it has none."""
     values = {name: getattr(trace, name) for name in names}
     return {
         name: np.full(trace.draft_logprob.shape, np.nan) if value is None else value

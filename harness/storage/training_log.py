@@ -141,7 +141,6 @@ def _value(match: re.Match[str], value: str) -> _Value:
 
 
 def _of_csv(text: str) -> Iterator[_Value]:
-    """Values of a table's columns, row after row."""
     rows = list(csv.reader(text.splitlines()))
     heads = [_COLUMN.match(cell.strip()) for cell in rows[0]] if rows else []
     for row in rows[1:]:

@@ -38,9 +38,7 @@ Counts = NDArray[np.intp]
 def until_unlikely(confidence: ArrayLike, threshold: float) -> Counts:
     """Tokens drafted along the last axis: up to the first below the threshold, that one included.
 
-    Args:
-        confidence: (..., K) the draft's probabilities; NaN, as beyond a text's end, stops nothing.
-        threshold: drafting stops after a token below it.
+    `confidence` is (..., K), the draft's probabilities; NaN, as beyond a text's end, stops nothing.
     """
     values = np.asarray(confidence, dtype=np.float64)
     unsure = values < threshold
@@ -55,7 +53,6 @@ def drafted_by_accepted(along: Counts, off_text: Counts, k: int) -> Counts:
         along: (texts, starts) tokens drafted where all of them are the text's.
         off_text: (texts, starts + 1) tokens drafted from a position on where the draft leaves the
             text, the first included; the entry at a text's length is of what lies beyond its end.
-        k: the most that are drafted.
     """
     offsets = np.arange(k + 1)
     at = np.minimum(np.add.outer(np.arange(int(along.shape[1])), offsets), off_text.shape[1] - 1)
@@ -69,8 +66,7 @@ def best_k_per_round(
     """Least expected cost of each text where every start has the number of drafts that suits it.
 
     Args:
-        accept_prob: (texts, starts, K), as `replay` takes it.
-        lengths: tokens of each text.
+        accept_prob, lengths: as `replay` takes them.
         cost: (K + 1,) of a round that proposes n tokens, n = 0 being a plain token.
 
     Returns:

@@ -38,7 +38,6 @@ def closed_loop(proposals: Array, concurrency: int, slots: int | None = None) ->
         proposals: shape (requests, N): rounds of each request that draft n = 0..N - 1 tokens, in
             the order of sending; plain decoding has N = 1, its tokens. A request without rounds
             takes no place.
-        concurrency: requests in flight.
         slots: of a server that decodes each run of neighbouring slots by itself; a request takes
             the slot that has been free for longest. None where all active requests share a pass.
 

@@ -98,11 +98,7 @@ def pair_forwards(
 ) -> list[Forwards]:
     """The forwards of a measured sweep: every K in turn, and the timing of single steps.
 
-    Args:
-        ks: with 0 for plain decoding.
-        generations: at each K.
-        new_tokens: budget of each.
-        alpha: probability that a draft token is accepted, given that all before it were.
+    `ks` has 0 for plain decoding; at each K there are so many generations, each of `new_tokens`.
     """
     tokens = generations * new_tokens
     work = timing_forwards(max(ks), "draft")

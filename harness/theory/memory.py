@@ -90,10 +90,8 @@ def memory_view(
     """What each draft leaves of the memory, and what is lost of what the target alone leaves.
 
     Args:
-        drafts: by name.
         memory_bytes: of the device; USABLE_SHARE of it may be filled.
         context_tokens: of each concurrent sequence, prompt and answer.
-        device: its name.
     """
     if not (math.isfinite(memory_bytes) and memory_bytes > 0.0):
         raise UserError(f"memory_bytes={memory_bytes}: must be above 0")

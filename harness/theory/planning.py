@@ -149,8 +149,6 @@ def plan_cards(cards: Sequence[Card], request: PlanRequest) -> tuple[PlannedCard
 
 
 def _floors(card: Card, request: PlanRequest, batch: int) -> StepTimes:
-    """Every forward of the pair at its floor."""
-
     def floor_s(model: Architecture, tokens: int = 1) -> float:
         return forward_floor(
             model,

@@ -311,7 +311,6 @@ def padded_texts(
             drafted; at least k offsets.
         proposed: per text, [start] tokens drafted; entries beyond the text's end are not read. None
             means K from everywhere.
-        k: num_draft_tokens.
     """
     lengths = np.array([len(rows) for rows in chances], dtype=np.intp)
     padded = np.zeros((len(lengths), int(lengths.max()), k))

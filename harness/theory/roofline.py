@@ -138,12 +138,10 @@ class ReadingModel:
 
 
 def with_floors(rows: Iterable[LatencyRow], models: Mapping[str, ReadingModel]) -> list[LatencyRow]:
-    """The rows with memory floor, MBU and the bandwidth's source, where they apply.
+    """The rows of latency.csv with memory floor, MBU and the bandwidth's source, where they apply.
 
-    Args:
-        rows: of latency.csv.
-        models: by role; a role without one keeps its empty fields. A prefill is bound by its
-            arithmetic, so it gets none either.
+    A role without a model keeps its empty fields. A prefill is bound by its arithmetic, so it gets
+    none either.
     """
     filled: list[LatencyRow] = []
     for row in rows:

@@ -178,10 +178,8 @@ class RoundTimes:
     def from_steps(cls, times: StepTimes, largest: int, *, lookup: bool = False) -> "RoundTimes":
         """R(n) = n draft steps and a verify, from single steps; a look-up costs one draft_s.
 
-        Args:
-            times: step times, typed or measured.
-            largest: the largest n, as far as verify times reach.
-            lookup: the draft's time is one look-up, however much it proposes.
+        `largest` is the largest n, as far as verify times reach. With `lookup` the draft's time is
+        one look-up, however much it proposes.
         """
         ns = [n for n in range(1, largest + 1) if times.covers(n)]
         if not lookup:
