@@ -117,19 +117,13 @@ class BrokenLogitsError(UserError):
 
 
 class Round(NamedTuple):
-    """What one turn of a decoding loop emitted.
+    """What one turn of a decoding loop emitted."""
 
-    Attributes:
-        tokens: the emitted token ids, in order; never empty, never past end-of-text or the budget.
-        accepted: how many of them, from the first on, are the draft's.
-        drafted: how many the draft proposed (those cut off included); 0 in plain decoding.
-        outcome: how the round ended; "step" is a plain target step without a draft.
-    """
-
+    # The emitted token ids, in order; never empty, never past end-of-text or the budget
     tokens: tuple[int, ...]
-    accepted: int
-    drafted: int
-    outcome: Outcome
+    accepted: int  # how many of them, from the first on, are the draft's
+    drafted: int  # how many the draft proposed (those cut off included); 0 in plain decoding
+    outcome: Outcome  # how the round ended; "step" is a plain target step without a draft
 
     @property
     def from_draft(self) -> tuple[bool, ...]:
@@ -139,36 +133,26 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt of a prompt set: a conversation, or its beginning up to the turn to answer.
+    """One prompt of a prompt set: a conversation, or its beginning up to the turn to answer."""
 
-    Attributes:
-        prompt_set: the set it belongs to (a shipped set, a file's stem, or its category field).
-        id: unique within its set.
-        turns: the user's turns, at least one; the target answers each, after those before it.
-        category: a finer label inside the set, or None.
-        answers: answers[i] follows turns[i]; None, or absent, where the target must generate it.
-        system: the system message before the first turn, or None.
-        thinking: whether the chat template is asked for thinking mode.
-        schema: the JSON schema, as JSON text, that its answers are to have, or None.
-        tools: a list of tools, as JSON text in OpenAI's form, that its answers may call, or None.
-        must_call: whether they must, so that the engine's grammar holds them to a call.
-        reasoning_end: the closing tag that its answers leave their reasoning by, or None.
-        first_turn: the first turn that is answered; those before it are context.
-        origin: the file or data set and the line or row that it was read from, for errors.
-    """
-
-    prompt_set: str
-    id: str
+    prompt_set: str  # the set it belongs to (a shipped set, a file's stem, or its category field)
+    id: str  # unique within its set
+    # The user's turns, at least one; the target answers each, after those before it
     turns: tuple[str, ...]
-    category: str | None = None
+    category: str | None = None  # a finer label inside the set, or None
+    # answers[i] follows turns[i]; None, or absent, where the target must generate it
     answers: tuple[str | None, ...] = ()
-    system: str | None = None
-    thinking: bool = False
-    first_turn: int = 1
+    system: str | None = None  # the system message before the first turn, or None
+    thinking: bool = False  # whether the chat template is asked for thinking mode
+    first_turn: int = 1  # the first turn that is answered; those before it are context
+    # The JSON schema, as JSON text, that its answers are to have, or None
     schema: str | None = None
+    # A list of tools, as JSON text in OpenAI's form, that its answers may call, or None
     tools: str | None = None
-    must_call: bool = False
+    must_call: bool = False  # whether they must, so that the engine's grammar holds them to a call
+    # The closing tag that its answers leave their reasoning by, or None
     reasoning_end: str | None = None
+    # The file or data set and the line or row that it was read from, for errors
     origin: str = field(default="", compare=False)
 
     @property
@@ -189,20 +173,16 @@ class Prompt:
 
 @dataclass(frozen=True)
 class SampledLog:
-    """A log of requests of which a sample is generated.
+    """A log of requests of which a sample is generated."""
 
-    Attributes:
-        requests, sampled: of the log that can be generated from, and of these in the sample.
-        unusable: lines of the log that cannot.
-        mean_bytes, sampled_bytes: of a prompt, in the log and by the weighted sample.
-        span_s: from the first time stamp to the last; None where requests have none.
-    """
-
+    # requests, sampled: of the log that can be generated from, and of these in the sample
     requests: int
     sampled: int
-    unusable: int
+    unusable: int  # lines of the log that cannot
+    # mean_bytes, sampled_bytes: of a prompt, in the log and by the weighted sample
     mean_bytes: float
     sampled_bytes: float
+    # From the first time stamp to the last; None where requests have none
     span_s: float | None = None
 
 
@@ -236,47 +216,19 @@ class Cell:
 
 @dataclass(frozen=True)
 class Trial:
-    """One generation: a line of trials.jsonl. All counts are of emitted tokens only.
+    """One generation: a line of trials.jsonl. All counts are of emitted tokens only."""
 
-    Attributes:
-        cell: hash of everything that determines this generation; resume looks for it.
-        prompt_set, prompt: which prompt (its id).
-        turn: number of the turn that it answers; 1 for a prompt of one turn.
-        k: num_draft_tokens; 0 is plain decoding, for which every draft count is None.
-        model, draft: the model that decodes, and the draft that proposes to it (None for k = 0).
-        accepted_lengths: accepted_lengths[j] = rounds in which exactly j draft tokens were kept.
-        counted_accepted: accepted tokens by a server's own count, with those beyond the text's end;
-            None where that is `accepted`, and in runs of an earlier version.
-        room: room[j - 1] = rounds that began with at least j text positions left, j = 1..K; the
-            denominators of acceptance_by_position.
-        prefill_s, draft_prefill_s: target's and draft's prefill, each synchronised.
-        decode_s: from the end of every prefill to the last token.
-        first_token_s: from the end of every prefill to the first emitted token (or bundle).
-        tokens: the emitted token ids; on a server all that it returned, those of its prefill too,
-            which belong to no round and are in no other count.
-        from_draft: for each of them 1 if the draft proposed it, else 0.
-        concurrency: requests that a server decoded side by side.
-        logprobs: of the tokens, as a server told them with its completion at temperature 1; None
-            where none was asked.
-        entropies: nats at each of them, of the target's distribution before sampling parameters
-            apply; None of texts that were timed or came from a server, and of older runs.
-        one_token_s: a server's request for one token, which was taken off this request to give
-            decode_s; None where the clock tells decoding apart, and in older runs.
-        user_s: of a server's request, from sending it to its whole answer on the client's clock,
-            whatever the run's; None of other runs, and of older ones.
-        user_decode_s: of that, after the first token: by the server's clock where it tells, else
-            what a request for one token did not take.
-    """
-
-    cell: str
+    cell: str  # hash of everything that determines this generation; resume looks for it
+    # prompt_set, prompt: which prompt (its id)
     prompt_set: str
     prompt: str
     repetition: int
-    k: int
+    k: int  # num_draft_tokens; 0 is plain decoding, for which every draft count is None
     temperature: float
     rule: Rule | None
     status: Literal["ok", "failed"]
     error: str | None = None
+    # model, draft: the model that decodes, and the draft that proposes to it (None for k = 0)
     model: str | None = None
     draft: str | None = None
     category: str | None = None
@@ -288,23 +240,42 @@ class Trial:
     rejected: int | None = None
     bonus: int | None = None
     cut: int | None = None
+    # accepted_lengths[j] = rounds in which exactly j draft tokens were kept
     accepted_lengths: tuple[int, ...] | None = None
+    # room[j - 1] = rounds that began with at least j text positions left, j = 1..K; the
+    # denominators of acceptance_by_position
     room: tuple[int, ...] | None = None
+    # prefill_s, draft_prefill_s: target's and draft's prefill, each synchronised
     prefill_s: float | None = None
     draft_prefill_s: float | None = None
+    # From the end of every prefill to the first emitted token (or bundle)
     first_token_s: float | None = None
-    decode_s: float | None = None
+    decode_s: float | None = None  # from the end of every prefill to the last token
     stop_reason: StopReason | None = None
     peak_memory_bytes: int | None = None
+    # The emitted token ids; on a server all that it returned, those of its prefill too, which
+    # belong to no round and are in no other count
     tokens: tuple[int, ...] | None = None
-    from_draft: tuple[int, ...] | None = None
-    turn: int = 1
-    concurrency: int = 1
+    from_draft: tuple[int, ...] | None = None  # for each of them 1 if the draft proposed it, else 0
+    turn: int = 1  # number of the turn that it answers; 1 for a prompt of one turn
+    concurrency: int = 1  # requests that a server decoded side by side
+    # Of the tokens, as a server told them with its completion at temperature 1; None where none was
+    # asked
     logprobs: tuple[float, ...] | None = None
+    # A server's request for one token, which was taken off this request to give decode_s; None
+    # where the clock tells decoding apart, and in older runs
     one_token_s: float | None = None
+    # Accepted tokens by a server's own count, with those beyond the text's end; None where that is
+    # `accepted`, and in runs of an earlier version
     counted_accepted: int | None = None
+    # Of a server's request, from sending it to its whole answer on the client's clock, whatever the
+    # run's; None of other runs, and of older ones
     user_s: float | None = None
+    # Of that, after the first token: by the server's clock where it tells, else what a request for
+    # one token did not take
     user_decode_s: float | None = None
+    # Nats at each token, of the target's distribution before sampling parameters apply; None of
+    # texts that were timed or came from a server, and of older runs
     entropies: tuple[float, ...] | None = None
 
     @property
@@ -331,48 +302,39 @@ class TextTrace:
     a head, a block drafter or an n-gram drafts depends on where the round starts as well: then the
     scores are [n, K], by start and offset from it, for the text position start + offset. Beyond the
     text they are NaN, or False.
-
-    Attributes:
-        draft, draft_temperature: whose probabilities; a draft temperature other than the target's
-            is the free knob of the `ratio` rule.
-        prompt_set, prompt, category, repetition: which prompt the text answers.
-        temperature, top_k, top_p: the distribution the text was drawn from; each is its own text.
-        prompt_tokens: length of the prompt.
-        turn: which turn of its conversation the prompt ends with.
-        stop_reason: how the text ended.
-        tokens: [n] the target's token ids.
-        target_logprob: [n] of the token.
-        draft_logprob: [n] or [n, K] of the token under the draft, sampled like the target; may be
-            -inf.
-        draft_is_argmax: [n] or [n, K] whether the token is the draft's most likely one.
-        draft_token: [n] or [n, K] which one is, or was looked up, NaN where nothing was drafted;
-            None where that is not known, as of servers and in older runs.
-        proposed: [n] tokens proposed from each start, at most K; None where it is K from all.
-        chosen: whether proposed tokens are looked up rather than drawn from a distribution; one is
-            then accepted exactly where it is the text's, under every rule.
-        k: of the server that returned the text; 0 where the target decoded it plainly.
     """
 
+    # draft, draft_temperature: whose probabilities; a draft temperature other than the target's is
+    # the free knob of the `ratio` rule
     draft: str
     draft_temperature: float
+    # prompt_set, prompt, category, repetition: which prompt the text answers
     prompt_set: str
     prompt: str
     category: str | None
     repetition: int
+    # temperature, top_k, top_p: the distribution the text was drawn from; each is its own text
     temperature: float
     top_k: int | None
     top_p: float | None
-    prompt_tokens: int
-    stop_reason: StopReason
-    tokens: "NDArray[np.int64]"
-    target_logprob: "NDArray[np.float64]"
+    prompt_tokens: int  # length of the prompt
+    stop_reason: StopReason  # how the text ended
+    tokens: "NDArray[np.int64]"  # [n] the target's token ids
+    target_logprob: "NDArray[np.float64]"  # [n] of the token
+    # [n] or [n, K] of the token under the draft, sampled like the target; may be -inf
     draft_logprob: "NDArray[np.float64]"
+    # [n] or [n, K] whether the token is the draft's most likely one
     draft_is_argmax: "NDArray[np.bool_]"
+    # [n] or [n, K] which one is, or was looked up, NaN where nothing was drafted; None where that
+    # is not known, as of servers and in older runs
     draft_token: "NDArray[np.float64] | None" = None
+    # [n] tokens proposed from each start, at most K; None where it is K from all
     proposed: "NDArray[np.int64] | None" = None
+    # Whether proposed tokens are looked up rather than drawn from a distribution; one is then
+    # accepted exactly where it is the text's, under every rule
     chosen: bool = False
-    turn: int = 1
-    k: int = 0
+    turn: int = 1  # which turn of its conversation the prompt ends with
+    k: int = 0  # of the server that returned the text; 0 where the target decoded it plainly
 
     @property
     def depth(self) -> int | None:
@@ -392,24 +354,20 @@ class TextTrace:
 
 @dataclass(frozen=True, eq=False)
 class DraftConfidence:
-    """How sure a draft is of what it drafts where it leaves one of the target's texts.
+    """How sure a draft is of what it drafts where it leaves one of the target's texts."""
 
-    Attributes:
-        draft, prompt_set, prompt, repetition, temperature: whose, on which text.
-        values: of a draft whose scores are by position, [n + 1, K]: row i is of a drafted token at
-            text position i that is not the text's, the draft's probability of it, then of each that
-            it drafts after it. Row n is of what it drafts beyond the text's end. Where the draft
-            chooses its tokens, entry 0 is that of its choice in every row. NaN where the draft
-            cannot leave the text. Of a draft whose scores are by start, [n, K]: row s is of one
-            round from start s, drawn given the text. 0 where a draft would not have drafted so far
-            at any threshold.
-    """
-
+    # draft, prompt_set, prompt, repetition, temperature: whose, on which text
     draft: str
     prompt_set: str
     prompt: str
     repetition: int
     temperature: float
+    # Of a draft whose scores are by position, [n + 1, K]: row i is of a drafted token at text
+    # position i that is not the text's, the draft's probability of it, then of each that it drafts
+    # after it. Row n is of what it drafts beyond the text's end. Where the draft chooses its
+    # tokens, entry 0 is that of its choice in every row. NaN where the draft cannot leave the text.
+    # Of a draft whose scores are by start, [n, K]: row s is of one round from start s, drawn given
+    # the text. 0 where a draft would not have drafted so far at any threshold.
     values: "NDArray[np.float64]"
 
     @property
@@ -420,26 +378,18 @@ class DraftConfidence:
 
 @dataclass(frozen=True)
 class StepTiming:
-    """Raw samples of one timed step: the input of a latency.csv row.
-
-    Attributes:
-        role: "target" or "draft".
-        kind: "step" (one token), "verify" (`tokens` = 1..K + 1 after a context) or "prefill".
-        tokens: positions computed by the forward.
-        context_tokens: positions in the cache before it.
-        batch: sequences side by side.
-        samples_s: one duration per repetition, seconds.
-        beside: the draft whose forwards were interleaved with these, where several drafts were
-            timed one after the other; only times taken side by side make an honest ratio.
-    """
+    """Raw samples of one timed step: the input of a latency.csv row."""
 
     role: Literal["target", "draft"]
     model: str
+    # "step" (one token), "verify" (`tokens` = 1..K + 1 after a context) or "prefill"
     kind: Literal["step", "verify", "prefill"]
-    tokens: int
-    context_tokens: int
-    batch: int
-    samples_s: tuple[float, ...]
+    tokens: int  # positions computed by the forward
+    context_tokens: int  # positions in the cache before it
+    batch: int  # sequences side by side
+    samples_s: tuple[float, ...]  # one duration per repetition, seconds
+    # The draft whose forwards were interleaved with these, where several drafts were timed one
+    # after the other; only times taken side by side make an honest ratio
     beside: str | None = None
 
 
@@ -449,38 +399,27 @@ class RoundTiming:
 
     They belong to no measured cell: their prompts are made for them, so that a prediction from
     their times can be held against the cells.
-
-    Attributes:
-        visit: from 0; timings of one draft and visit were taken within moments of one another, so
-            that their ratios are free of the machine's drift.
-        model, draft: names; the draft is that of the pair, also where k is 0.
-        k: tokens proposed in every round; 0 is plain decoding.
-        temperature: of target and draft.
-        context_tokens: of the prompt.
-        batch: sequences side by side.
-        rounds: how many, at least 16 of our own loop; the tokens where k is 0.
-        new_tokens: emitted by them.
-        seconds: from the end of every prefill to the last round's end.
-        drafted: tokens proposed; None where every round proposes k. A request of a server that
-            drafts fewer near its budget has two budgets, so that its start can be told from its
-            rounds.
-        one_token_s: as in `Trial`.
-        other_share: of all processor time while its visit lasted, what was neither idle nor this
-            process's: other processes, and what the hypervisor took. None where that was not read.
     """
 
+    # From 0; timings of one draft and visit were taken within moments of one another, so that their
+    # ratios are free of the machine's drift
     visit: int
+    # model, draft: names; the draft is that of the pair, also where k is 0
     model: str
     draft: str
-    k: int
-    temperature: float
-    context_tokens: int
-    batch: int
-    rounds: int
-    new_tokens: int
-    seconds: float
+    k: int  # tokens proposed in every round; 0 is plain decoding
+    temperature: float  # of target and draft
+    context_tokens: int  # of the prompt
+    batch: int  # sequences side by side
+    rounds: int  # how many, at least 16 of our own loop; the tokens where k is 0
+    new_tokens: int  # emitted by them
+    seconds: float  # from the end of every prefill to the last round's end
+    # Tokens proposed; None where every round proposes k. A request of a server that drafts fewer
+    # near its budget has two budgets, so that its start can be told from its rounds.
     drafted: int | None = None
-    one_token_s: float | None = None
+    one_token_s: float | None = None  # as in `Trial`
+    # Of all processor time while its visit lasted, what was neither idle nor this process's: other
+    # processes, and what the hypervisor took. None where that was not read.
     other_share: float | None = None
 
     @property
@@ -504,26 +443,19 @@ Varying = Literal["", "schedule", "adaptive"]
 
 @dataclass(frozen=True)
 class Scrape:
-    """What a running server has counted since it was started: a line of scrapes.jsonl.
+    """What a running server has counted since it was started: a line of scrapes.jsonl."""
 
-    Attributes:
-        at_s: seconds since the first scrape.
-        tokens: of answers.
-        rounds: that drafted.
-        requests: that have their first token, or that ended; None where they are not counted.
-        drafted, accepted: tokens; None likewise.
-        accepted_at: rounds that accepted at least 1, 2, ... tokens; empty likewise.
-        k: tokens that a round drafts; None where it does not tell.
-    """
-
-    at_s: float
-    tokens: int
-    rounds: int
+    at_s: float  # seconds since the first scrape
+    tokens: int  # of answers
+    rounds: int  # that drafted
+    # Those that have their first token, or that ended; None where they are not counted
     requests: int | None = None
+    # drafted, accepted: tokens; None likewise
     drafted: int | None = None
     accepted: int | None = None
+    # Rounds that accepted at least 1, 2, ... tokens; empty likewise
     accepted_at: tuple[int, ...] = ()
-    k: int | None = None
+    k: int | None = None  # tokens that a round drafts; None where it does not tell
 
 
 # What an answer is held to; see harness/measurement/answer_checks.py
@@ -536,30 +468,24 @@ class StructuredAnswer:
 
     A grammar changes the target's distribution, so these texts are neither replayed nor timed. All
     K answer a prompt with the same seed in a visit.
-
-    Attributes:
-        prompt_set, prompt: which prompt (its id).
-        visit, k, temperature: as in `RoundTiming`.
-        schema: the JSON schema, as JSON text, that the engine's grammar held it to; "" for none.
-        status, error: whether there is an answer, and why there is none.
-        text: that they stand for, without an end-of-text token.
-        complete: whether the text ended before its budget did.
-        fault: why it is not what it must be; "" where it is.
     """
 
+    # prompt_set, prompt: which prompt (its id)
     prompt_set: str
     prompt: str
+    # visit, k, temperature: as in `RoundTiming`
     visit: int
     k: int
     temperature: float
-    schema: str
+    schema: str  # the JSON schema, as JSON text, that the engine's grammar held it to; "" for none
     seed: int
+    # status, error: whether there is an answer, and why there is none
     status: Literal["ok", "failed"] = "failed"
     error: str | None = None
     tokens: tuple[int, ...] = ()
-    text: str = ""
-    complete: bool = False
-    fault: str = ""
+    text: str = ""  # that the tokens stand for, without an end-of-text token
+    complete: bool = False  # whether the text ended before its budget did
+    fault: str = ""  # why it is not what it must be; "" where it is
     check: Check = "schema"
 
     @property
@@ -584,56 +510,44 @@ class LoadTiming:
 
     Every request is sent with its full budget in one load and with a part of it in another, so
     that what a request costs besides its rounds can be told apart.
-
-    Attributes:
-        visit: from 0; loads of one visit were taken within moments of one another.
-        model, draft, k, temperature: as in `RoundTiming`.
-        group: name of the requests that are sent together: their prompt set's, or a half of it
-            where there is one set alone. What rounds cost in one group predicts the others.
-        concurrency: requests in flight, each followed by the next as it ends; None where they
-            arrive at random.
-        rate: arrivals per second, a Poisson process; None in a closed loop.
-        texts: "prompt set/prompt" of each request, in the order of sending.
-        budgets: tokens that each may return.
-        returned: tokens that each returned, the prefill's among them.
-        rounds: of each; None where the engine does not tell.
-        user_s: of each, from sending it to its whole answer, on the client's clock.
-        seconds: of the whole load, on the run's clock; with a rate, on the client's.
-        user_decode_s: of each, what of `user_s` came after its first token, by the server's clock;
-            None where it does not tell, empty in older runs.
-        slots: requests that the server decodes side by side; None where it does not tell.
-        varying: how its K changed meanwhile; `k` is the largest of them then.
-        due_s, sent_s: of each that arrived at random, when it was to be sent and when it was, after
-            the load's begin; empty in a closed loop and in older runs.
-        user_prefill_s: of each, the time of its prefill by the server's clock, the iteration that
-            it was in; None where the server does not tell, empty in older runs.
-        others: processors that neither the run's servers nor the client kept busy meanwhile, on
-            average; None where that is not known.
-        alone_s: of a token that the plain server decoded alone, before the load and after it, by
-            its own clock: how fast the machine was. Empty where it does not tell, in older runs.
     """
 
-    visit: int
+    visit: int  # from 0; loads of one visit were taken within moments of one another
+    # model, draft, k, temperature: as in `RoundTiming`
     model: str
     draft: str
     k: int
     temperature: float
+    # Name of the requests that are sent together: their prompt set's, or a half of it where there
+    # is one set alone. What rounds cost in one group predicts the others.
     group: str
+    # Requests in flight, each followed by the next as it ends; None where they arrive at random
     concurrency: int | None
-    rate: float | None
-    texts: tuple[str, ...]
-    budgets: tuple[int, ...]
-    returned: tuple[int, ...]
-    rounds: tuple[int | None, ...]
-    user_s: tuple[float, ...]
-    seconds: float
+    rate: float | None  # arrivals per second, a Poisson process; None in a closed loop
+    texts: tuple[str, ...]  # "prompt set/prompt" of each request, in the order of sending
+    budgets: tuple[int, ...]  # tokens that each may return
+    returned: tuple[int, ...]  # tokens that each returned, the prefill's among them
+    rounds: tuple[int | None, ...]  # of each; None where the engine does not tell
+    user_s: tuple[float, ...]  # of each, from sending it to its whole answer, on the client's clock
+    seconds: float  # of the whole load, on the run's clock; with a rate, on the client's
+    # Of each, what of `user_s` came after its first token, by the server's clock; None where it
+    # does not tell, empty in older runs
     user_decode_s: tuple[float | None, ...] = ()
+    # Requests that the server decodes side by side; None where it does not tell
     slots: int | None = None
-    varying: Varying = ""
+    varying: Varying = ""  # how its K changed meanwhile; `k` is the largest of them then
+    # due_s, sent_s: of each that arrived at random, when it was to be sent and when it was, after
+    # the load's begin; empty in a closed loop and in older runs
     due_s: tuple[float, ...] = ()
     sent_s: tuple[float, ...] = ()
+    # Of each, the time of its prefill by the server's clock, the iteration that it was in; None
+    # where the server does not tell, empty in older runs
     user_prefill_s: tuple[float | None, ...] = ()
+    # Processors that neither the run's servers nor the client kept busy meanwhile, on average; None
+    # where that is not known
     others: float | None = None
+    # Of a token that the plain server decoded alone, before the load and after it, by its own
+    # clock: how fast the machine was. Empty where it does not tell, in older runs.
     alone_s: tuple[float, ...] = ()
 
 
@@ -662,15 +576,10 @@ class LatencyRow:
 
 @dataclass(frozen=True)
 class CopyBandwidth:
-    """How fast a device copies memory, measured.
+    """How fast a device copies memory, measured."""
 
-    Attributes:
-        gb_s: bytes read and written, 10^9 per second; the median of `samples` copies.
-        buffer_bytes: of one buffer, source or copy.
-    """
-
-    gb_s: float
-    buffer_bytes: int
+    gb_s: float  # bytes read and written, 10^9 per second; the median of `samples` copies
+    buffer_bytes: int  # of one buffer, source or copy
     samples: int
 
 
@@ -689,20 +598,14 @@ VERIFY_AND_ACCEPT = "verify + accept"
 
 @dataclass(frozen=True)
 class PartTiming:
-    """Raw samples of one part of a round, or of a whole round of the real loop: rows of parts.csv.
+    """Raw samples of a part of a round, or of a whole round of the real loop: rows of parts.csv."""
 
-    Attributes:
-        k: num_draft_tokens; 0 for plain decoding.
-        part: draft, verify, accept, "verify + accept" (recorded as one graph), host, rewind; or
-            round, a whole turn of the loop; or, at k = 0, step: a bare target forward.
-        samples_s: one duration per round, seconds.
-        tokens: of a round, the tokens emitted by each; else empty.
-    """
-
-    k: int
+    k: int  # num_draft_tokens; 0 for plain decoding
+    # draft, verify, accept, "verify + accept" (recorded as one graph), host, rewind; or round, a
+    # whole turn of the loop; or, at k = 0, step: a bare target forward
     part: str
-    samples_s: tuple[float, ...]
-    tokens: tuple[int, ...] = ()
+    samples_s: tuple[float, ...]  # one duration per round, seconds
+    tokens: tuple[int, ...] = ()  # of a round, the tokens emitted by each; else empty
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -759,82 +662,61 @@ Verbose = bool | Literal["tables"]
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """What starts a server, as it was measured and in production.
+    """What starts a server, as it was measured and in production."""
 
-    Attributes:
-        k: tokens that it drafts per round; 0 decodes plainly.
-        slots: requests that it has room for side by side.
-        line: as it was measured, for a shell, without where it listens.
-        production: the same without what only the measurement needed: its context and slots, its
-            share of the device, threads and counters. None in runs of earlier versions.
-        context_tokens: that each request has room for.
-        weights_bytes: of the files that it reads; None where they are the checkpoints.
-    """
-
-    k: int
-    slots: int
-    line: str
+    k: int  # tokens that it drafts per round; 0 decodes plainly
+    slots: int  # requests that it has room for side by side
+    line: str  # as it was measured, for a shell, without where it listens
+    # The same without what only the measurement needed: its context and slots, its share of the
+    # device, threads and counters. None in runs of earlier versions.
     production: str | None = None
-    context_tokens: int | None = None
+    context_tokens: int | None = None  # that each request has room for
+    # Of the files that it reads; None where they are the checkpoints
     weights_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class ServerMemory:
-    """What a server was started with on a card: an entry of the manifest's `server_memory`.
+    """What a server was started with on a card: an entry of the manifest's `server_memory`."""
 
-    Attributes:
-        k, slots: as of `ServerCommand`.
-        free, total, weights, servers: the card just before, see `engines.http_server.CardMemory`.
-        flags: that follow from it, with their values; not known before the server starts.
-        rejects: whether it rejects every draft, so that it is none of the commands.
-    """
-
+    # k, slots: as of `ServerCommand`
     k: int
     slots: int
+    # free, total, weights, servers: the card just before, see `engines.http_server.CardMemory`
     free: int
     total: int
     weights: int
     servers: int
+    # That follow from it, with their values; not known before the server starts
     flags: Mapping[str, str]
-    rejects: bool = False
+    rejects: bool = False  # whether it rejects every draft, so that it is none of the commands
 
 
 @dataclass(frozen=True)
 class ServingEngine:
-    """The engine of a server run: the manifest's `engine`.
+    """The engine of a server run: the manifest's `engine`."""
 
-    Attributes:
-        name: as `engine=` has it.
-        version: as the engine reports it.
-        rule: by which it accepts drafted tokens; None where it cannot be known.
-        first_position, shortens_last_draft: how it counts (`harness.serving.round_counting`);
-            None where it counts no rounds.
-        draft_top_k: a draft that is sampled draws among so many of its likeliest tokens.
-        clock: whose seconds the run stores: the engine's, or its process's processor time.
-        synthetic: whether its round times come from servers that are told to reject every draft.
-        started: whether the run started its servers; else it attached to them.
-        urls: host and port of each server that was attached to, the plain one first.
-        commands: that its servers were started with; empty where the run attached to them.
-        varying: the same of the servers whose K changes while they serve, by how it does.
-        draft_by_temperature: whether a draft that is sampled takes the request's temperature alone;
-            runs of an earlier version scored it with all of its sampling parameters.
-        dtype: of both models, on an engine that serves them in one and was told which; else None.
-    """
-
-    name: str
-    version: str
-    rule: Rule | None
+    name: str  # as `engine=` has it
+    version: str  # as the engine reports it
+    rule: Rule | None  # by which it accepts drafted tokens; None where it cannot be known
+    # first_position, shortens_last_draft: how it counts (`harness.serving.round_counting`); None
+    # where it counts no rounds
     first_position: int | None
     shortens_last_draft: bool | None
-    draft_top_k: int | None
+    draft_top_k: int | None  # a draft that is sampled draws among so many of its likeliest tokens
+    # Whose seconds the run stores: the engine's, or its process's processor time
     clock: ServerClock
-    synthetic: bool
-    started: bool
-    urls: tuple[str, ...]
+    synthetic: bool  # whether its round times come from servers that are told to reject every draft
+    started: bool  # whether the run started its servers; else it attached to them
+    urls: tuple[str, ...]  # host and port of each server that was attached to, the plain one first
+    # That its servers were started with; empty where the run attached to them
     commands: tuple[ServerCommand, ...] = ()
+    # Whether a draft that is sampled takes the request's temperature alone; runs of an earlier
+    # version scored it with all of its sampling parameters
     draft_by_temperature: bool = False
+    # Of both models, on an engine that serves them in one and was told which; else None
     dtype: str | None = None
+    # The commands of the servers whose K changes while they serve, by how it does
     varying: dict[Varying, ServerCommand] = field(default_factory=dict[Varying, ServerCommand])
 
     def started_with(self, memory: Sequence[ServerMemory]) -> "ServingEngine":
@@ -860,28 +742,21 @@ ThrottleReason = Literal["hw_thermal", "sw_thermal", "power_brake", "hw_slowdown
 
 @dataclass(frozen=True)
 class CardState:
-    """A card at one moment; None for what its driver does not tell.
+    """A card at one moment; None for what its driver does not tell."""
 
-    Attributes:
-        sm_mhz, memory_mhz: clocks now.
-        max_sm_mhz, max_memory_mhz: the highest that they can be.
-        power_w, power_limit_w: drawn now, and at most.
-        default_power_limit_w: at most, unless somebody changes the limit.
-        temperature_c: of the chip.
-        throttled: what lowers its clocks now.
-        idle: whether its clocks are low because nothing runs.
-    """
-
+    # sm_mhz, memory_mhz: clocks now
     sm_mhz: float | None = None
     memory_mhz: float | None = None
+    # max_sm_mhz, max_memory_mhz: the highest that they can be
     max_sm_mhz: float | None = None
     max_memory_mhz: float | None = None
+    # power_w, power_limit_w: drawn now, and at most
     power_w: float | None = None
     power_limit_w: float | None = None
-    default_power_limit_w: float | None = None
-    temperature_c: float | None = None
-    throttled: tuple[ThrottleReason, ...] | None = None
-    idle: bool | None = None
+    default_power_limit_w: float | None = None  # at most, unless somebody changes the limit
+    temperature_c: float | None = None  # of the chip
+    throttled: tuple[ThrottleReason, ...] | None = None  # what lowers its clocks now
+    idle: bool | None = None  # whether its clocks are low because nothing runs
 
 
 @dataclass(frozen=True)
@@ -895,21 +770,13 @@ class Spread:
 
 @dataclass(frozen=True)
 class CardReadings:
-    """What a card did while a run measured: an entry of the manifest's `card_readings`.
+    """What a card did while a run measured: an entry of the manifest's `card_readings`."""
 
-    Attributes:
-        samples: moments at which it was read.
-        busy: of them, those at which it was not idle; what follows is of these, or of all where it
-            always was.
-        sm_mhz, memory_mhz, power_w, temperature_c, max_sm_mhz, max_memory_mhz, power_limit_w,
-            default_power_limit_w: as of `CardState`; the last four are the lowest.
-        throttled: samples at which each reason held; None where the driver does not tell.
-        capped_sm_mhz: the median SM clock while the power limit held it down.
-        device: which card; None in runs of a version that read one alone.
-    """
-
-    samples: int
+    samples: int  # moments at which it was read
+    # Of them, those at which it was not idle; what follows is of these, or of all where it always
+    # was
     busy: int
+    # As of `CardState`; of max_sm_mhz, max_memory_mhz and the two power limits the lowest
     sm_mhz: Spread | None = None
     memory_mhz: Spread | None = None
     power_w: Spread | None = None
@@ -917,24 +784,20 @@ class CardReadings:
     max_sm_mhz: float | None = None
     max_memory_mhz: float | None = None
     power_limit_w: float | None = None
+    # Samples at which each reason held; None where the driver does not tell
     throttled: Mapping[ThrottleReason, int] | None = None
-    capped_sm_mhz: float | None = None
+    capped_sm_mhz: float | None = None  # the median SM clock while the power limit held it down
     default_power_limit_w: float | None = None
-    device: str | None = None
+    device: str | None = None  # which card; None in runs of a version that read one alone
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A cell, or a draft, that could not be finished, and why.
+    """A cell, or a draft, that could not be finished, and why."""
 
-    Attributes:
-        where: what it is, in words.
-        draft: its name, where a whole draft broke down.
-    """
-
-    where: str
+    where: str  # what it is, in words
     error: str
-    draft: str | None = None
+    draft: str | None = None  # its name, where a whole draft broke down
 
 
 # `server_*` of servers: rounds that reject every draft, requests for a part of the budget, and
@@ -957,15 +820,12 @@ class NotMeasured:
     """A measurement that failed while the run went on: an entry of the manifest's `not_measured`.
 
     Two are equal that are of the same measurement, whatever their errors.
-
-    Attributes:
-        error: in one line.
-        draft, k, temperature, rejects, varying: of which, where it has them; `rejects` as of
-            `ServerMemory`, `varying` as of `LoadTiming`.
     """
 
     what: Measurement
-    error: str = field(default="", compare=False)
+    error: str = field(default="", compare=False)  # in one line
+    # draft, k, temperature, rejects, varying: of which, where it has them; `rejects` as of
+    # `ServerMemory`, `varying` as of `LoadTiming`
     draft: str | None = None
     k: int | None = None
     temperature: float | None = None

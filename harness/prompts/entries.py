@@ -37,21 +37,13 @@ Conversation = tuple[str | None, list[str], list[str | None]]
 
 @dataclass(frozen=True)
 class Source:
-    """Where entries come from.
+    """Where entries come from."""
 
-    Attributes:
-        name: what errors call it.
-        label: prompt set of entries without a category, and the beginning of ids they lack.
-        unit: what its entries are: line, row or entry.
-        prompt_set: the set all of them belong to, whatever their category.
-        skip_unusable: pass over entries that are not prompts.
-    """
-
-    name: str
-    label: str
-    unit: str
-    prompt_set: str | None = None
-    skip_unusable: bool = False
+    name: str  # what errors call it
+    label: str  # prompt set of entries without a category, and the beginning of ids they lack
+    unit: str  # what its entries are: line, row or entry
+    prompt_set: str | None = None  # the set all of them belong to, whatever their category
+    skip_unusable: bool = False  # pass over entries that are not prompts
 
 
 def prompt_of(entry: Any, number: int, source: Source) -> Prompt:

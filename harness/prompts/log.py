@@ -43,17 +43,11 @@ MOST_TEMPERATURE = 100
 
 @dataclass(frozen=True)
 class LogSample:
-    """A sampled log.
+    """A sampled log."""
 
-    Attributes:
-        facts: how much of it.
-        sizes: requests of each stratum.
-        prompts: the sample, stratum by stratum, in the order of the log.
-    """
-
-    facts: SampledLog
-    sizes: Mapping[str, int]
-    prompts: tuple[Prompt, ...]
+    facts: SampledLog  # how much of it
+    sizes: Mapping[str, int]  # requests of each stratum
+    prompts: tuple[Prompt, ...]  # the sample, stratum by stratum, in the order of the log
 
 
 class _Logged(NamedTuple):

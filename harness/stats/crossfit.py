@@ -53,15 +53,10 @@ KNOWN = 1e9
 
 @dataclass(frozen=True, eq=False)
 class VisitCosts:
-    """What the rounds of some candidates cost in each visit that timed them.
+    """What the rounds of some candidates cost in each visit that timed them."""
 
-    Attributes:
-        candidates: their positions in the workload.
-        costs: [candidate of these, visit] relative to the mean over visits.
-    """
-
-    candidates: Index
-    costs: Array
+    candidates: Index  # their positions in the workload
+    costs: Array  # [candidate of these, visit] relative to the mean over visits
 
     @property
     def without(self) -> Array:
@@ -83,16 +78,12 @@ class VisitCosts:
 
 @dataclass(frozen=True, eq=False)
 class SharedError:
-    """An error of what candidates cost that is the same on every prompt, and at every choice.
+    """An error of what candidates cost that is the same on every prompt, and at every choice."""
 
-    Attributes:
-        moves: [candidate, factor] by how much a standard deviation of each independent factor moves
-            the logarithm of a candidate's cost.
-        degrees: of freedom of these standard deviations.
-    """
-
+    # [candidate, factor] by how much a standard deviation of each independent factor moves the
+    # logarithm of a candidate's cost
     moves: Array
-    degrees: float
+    degrees: float  # of freedom of these standard deviations
 
     @property
     def variance(self) -> Variance:
@@ -103,26 +94,20 @@ class SharedError:
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """What plain decoding and every candidate took, prompt by prompt.
+    """What plain decoding and every candidate took, prompt by prompt."""
 
-    Attributes:
-        baseline_s, baseline_tokens: [prompt] decode seconds and tokens of plain decoding.
-        seconds, tokens: [candidate, prompt].
-        prompt_sets: the set of each prompt.
-        weights: of the sets, equal if None; none of them 0.
-        visits: of predicted seconds; each candidate is in one of them, or its rounds are exact.
-        shared: further errors of predicted seconds.
-        error: of the logarithm of any predicted speedup, besides prompts and visits.
-    """
-
+    # baseline_s, baseline_tokens: [prompt] decode seconds and tokens of plain decoding
     baseline_s: Array
     baseline_tokens: Array
+    # seconds, tokens: [candidate, prompt]
     seconds: Array
     tokens: Array
-    prompt_sets: tuple[str, ...]
-    weights: Mapping[str, float] | None = None
+    prompt_sets: tuple[str, ...]  # the set of each prompt
+    weights: Mapping[str, float] | None = None  # of the sets, equal if None; none of them 0
+    # Of predicted seconds; each candidate is in one of them, or its rounds are exact
     visits: tuple[VisitCosts, ...] = ()
-    shared: tuple[SharedError, ...] = ()
+    shared: tuple[SharedError, ...] = ()  # further errors of predicted seconds
+    # Of the logarithm of any predicted speedup, besides prompts and visits
     error: Variance | None = None
 
     def log_speedups(self, kept: Array | None = None) -> Array:
@@ -213,25 +198,18 @@ class Workload:
 
 @dataclass(frozen=True, eq=False)
 class CrossFit:
-    """Outcome of a cross-fit; speedups are logarithms, variances those of the logarithms.
+    """Outcome of a cross-fit; speedups are logarithms, variances those of the logarithms."""
 
-    Attributes:
-        named: the candidate, the best on all prompts and visits unless another one was asked for.
-        chose_plain, choices: how often K = 0 was chosen, and all choices.
-        score: the named candidate's on all prompts and visits, less the optimism of choosing.
-        prompts, visits: the two parts of its variance, all that is not the prompts' in the second.
-        plain_scores: [candidate] on all prompts and visits, with the optimism of a choice.
-        plain_variances: of these.
-    """
-
-    named: int
+    named: int  # the candidate, the best on all prompts and visits unless another one was asked for
+    # chose_plain, choices: how often K = 0 was chosen, and all choices
     chose_plain: int
     choices: int
-    score: float
+    score: float  # the named candidate's on all prompts and visits, less the optimism of choosing
+    # prompts, visits: the two parts of its variance, all that is not the prompts' in the second
     prompts: Variance
     visits: Variance
-    plain_scores: Array
-    plain_variances: Variance
+    plain_scores: Array  # [candidate] on all prompts and visits, with the optimism of a choice
+    plain_variances: Variance  # of these
 
     @property
     def prefers_plain(self) -> bool:
@@ -328,17 +306,11 @@ class _Set:
 
 @dataclass(frozen=True, eq=False)
 class _Factors:
-    """What rounds cost by some of the visits, relative to all of them.
+    """What rounds cost by some of the visits, relative to all of them."""
 
-    Attributes:
-        chosen: [candidate, split] by the visits outside each split, which a choice sees.
-        scored: [candidate, split] by those inside.
-        every: [candidate] by both.
-    """
-
-    chosen: Array
-    scored: Array
-    every: Array
+    chosen: Array  # [candidate, split] by the visits outside each split, which a choice sees
+    scored: Array  # [candidate, split] by those inside
+    every: Array  # [candidate] by both
 
     def copy(self) -> "_Factors":
         """Another one, to `replace` in."""
@@ -384,21 +356,14 @@ def _cheapest(costs: Array) -> Index:
 
 @dataclass(frozen=True, eq=False)
 class _Splits:
-    """Every fold of every deal, which is held out of one choice.
-
-    Attributes:
-        folds: of each deal.
-        inside: [split, prompt] 1.0 where the split holds the prompt out.
-        visits_inside: by group of visits, [split, visit].
-        visits: the workload's, as pseudo-values.
-    """
+    """Every fold of every deal, which is held out of one choice."""
 
     workload: Workload
-    folds: int
-    inside: Array
+    folds: int  # of each deal
+    inside: Array  # [split, prompt] 1.0 where the split holds the prompt out
     sets: tuple[_Set, ...]
-    visits: tuple[VisitCosts, ...]
-    visits_inside: tuple[Array, ...]
+    visits: tuple[VisitCosts, ...]  # the workload's, as pseudo-values
+    visits_inside: tuple[Array, ...]  # by group of visits, [split, visit]
 
     @property
     def plain_cost(self) -> Array:

@@ -179,19 +179,12 @@ def chance_above_zero(value: float, variance: Variance) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """A number made of sums over prompts, and what it is without each of them.
+    """A number made of sums over prompts, and what it is without each of them."""
 
-    Attributes:
-        value: on all prompts.
-        without: [prompt] without that prompt.
-        sizes: [prompt] how much each counts within its set.
-        prompt_sets: the set of each prompt.
-    """
-
-    value: float
-    without: Array
-    sizes: Array
-    prompt_sets: tuple[str, ...]
+    value: float  # on all prompts
+    without: Array  # [prompt] without that prompt
+    sizes: Array  # [prompt] how much each counts within its set
+    prompt_sets: tuple[str, ...]  # the set of each prompt
 
     def __add__(self, other: "Estimate") -> "Estimate":
         return replace(

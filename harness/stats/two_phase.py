@@ -86,20 +86,15 @@ NODES, REACH = 240, 12.0
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """A candidate and plain decoding, measured next to one another, in the order of time.
+    """A candidate and plain decoding, measured next to one another, in the order of time."""
 
-    Attributes:
-        seconds: [pair] of the candidate.
-        cost: [pair] of its rounds, in plain tokens, by the round times that predict the workload.
-        plain_s, plain_tokens: [pair] of plain decoding.
-        looks: share of the planned pairs at each look so far.
-    """
-
-    seconds: Array
+    seconds: Array  # [pair] of the candidate
+    # [pair] of its rounds, in plain tokens, by the round times that predict the workload
     cost: Array
+    # plain_s, plain_tokens: [pair] of plain decoding
     plain_s: Array
     plain_tokens: Array
-    looks: tuple[float, ...] = (1.0,)
+    looks: tuple[float, ...] = (1.0,)  # share of the planned pairs at each look so far
 
     @property
     def sides(self) -> tuple[Array, Array]:
@@ -129,29 +124,19 @@ class Pairs:
 
 @dataclass(frozen=True, eq=False)
 class TwoPhase:
-    """Outcome; speedups are logarithms, variances those of the logarithms.
+    """Outcome; speedups are logarithms, variances those of the logarithms."""
 
-    Attributes:
-        named: the candidate that was measured.
-        scores: [candidate] of all prompts, at the price that was measured of the named one.
-        optimism: what the choice of the named one adds to its score on average.
-        variances: of the scores; those of other candidates with the error of their relative price.
-        timing: the part of the named one's that more pairs on the same prompts would lower.
-        covariance: [candidate, candidate] of the scores' errors, those of relative prices left out.
-        skewness: of the error of the named one's score; below 0, large errors say too little.
-        looks: of the pairs.
-        seed: of the draws.
-    """
-
-    named: int
-    scores: Array
-    optimism: float
+    named: int  # the candidate that was measured
+    scores: Array  # [candidate] of all prompts, at the price that was measured of the named one
+    optimism: float  # what the choice of the named one adds to its score on average
+    # Of the scores; those of other candidates with the error of their relative price
     variances: Variance
-    timing: Variance
+    timing: Variance  # the part of the named one's that more pairs on the same prompts would lower
+    # [candidate, candidate] of the scores' errors, those of relative prices left out
     covariance: Array
-    skewness: float
-    looks: tuple[float, ...]
-    seed: int
+    skewness: float  # of the error of the named one's score; below 0, large errors say too little
+    looks: tuple[float, ...]  # of the pairs
+    seed: int  # of the draws
 
     @property
     def score(self) -> float:
@@ -300,19 +285,14 @@ def _rounds_errors(workload: Workload) -> tuple[Array, Variance]:
 
 @dataclass(frozen=True, eq=False)
 class _Price:
-    """g: how much longer the rounds of the pairs took than their prediction, as a logarithm.
-
-    Attributes:
-        prompts, errors: [measured prompt] which, and its independent part of the error of g.
-        by_prompts: the variance of g by the prompts' jackknife.
-        by_blocks: by that of blocks of time.
-    """
+    """g: how much longer the rounds of the pairs took than their prediction, as a logarithm."""
 
     mean: float
+    # prompts, errors: [measured prompt] which, and its independent part of the error of g
     prompts: Index
     errors: Array
-    by_prompts: Variance
-    by_blocks: Variance
+    by_prompts: Variance  # the variance of g by the prompts' jackknife
+    by_blocks: Variance  # by that of blocks of time
 
     @classmethod
     def of(cls, pairs: Pairs, prompts: Index) -> "_Price":

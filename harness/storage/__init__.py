@@ -75,46 +75,40 @@ ENDED = ("complete", "failed")
 
 @dataclass(frozen=True)
 class StoredRun:
-    """Everything a run folder holds, read back.
-
-    Attributes:
-        manifest: what it was measured on, and what became of it.
-        results, latency, latency_samples: the tables; empty with the right columns where missing.
-        trials: every whole line of trials.jsonl, in the order they were run.
-        summary: summary.json; None while there is none, or where another version wrote it.
-        parts: parts.csv, where the parts of a round were timed.
-        rounds: rounds.jsonl: what plain tokens and rounds took; empty before they were timed.
-        starts: starts.jsonl: requests to servers for a part of their budget, so that the start of
-            a request can be told from its rounds; empty where `rounds` tell them.
-        probes: probes.jsonl: requests to servers on a few prompts, which price the rounds of K that
-            are not measured on all; empty where all K are.
-        own_rounds: own_rounds.jsonl: rounds of our own loop, in a run of a server.
-        loads: loads.jsonl: what a server took under load; empty where none was put on it.
-        structured: structured.jsonl: servers' answers to prompts with a JSON schema.
-        scrapes: scrapes.jsonl: what a running server had counted; of a run that asked it nothing.
-        checks: checks.jsonl: greedy texts and distributions as the models judged them.
-        unverified: the files without a checksum, as where checksums.json was deleted.
-        lost_trials: how many fewer generations a complete run holds than it had when it ended.
-    """
+    """Everything a run folder holds, read back."""
 
     folder: Path
     config: dict[str, Any]
-    manifest: Manifest
+    manifest: Manifest  # what it was measured on, and what became of it
+    # results, latency, latency_samples: the tables; empty with the right columns where missing
     results: "pd.DataFrame"
     latency: "pd.DataFrame"
     latency_samples: "pd.DataFrame"
-    trials: tuple[Trial, ...]
+    trials: tuple[Trial, ...]  # every whole line of trials.jsonl, in the order they were run
+    # summary.json; None while there is none, or where another version wrote it
     summary: Summary | None
-    parts: tuple[PartTiming, ...] = ()
+    parts: tuple[PartTiming, ...] = ()  # parts.csv, where the parts of a round were timed
+    # rounds.jsonl: what plain tokens and rounds took; empty before they were timed
     rounds: tuple[RoundTiming, ...] = ()
+    # starts.jsonl: requests to servers for a part of their budget, so that the start of a request
+    # can be told from its rounds; empty where `rounds` tell them
     starts: tuple[Trial, ...] = ()
+    # probes.jsonl: requests to servers on a few prompts, which price the rounds of K that are not
+    # measured on all; empty where all K are
     probes: tuple[Trial, ...] = ()
+    # own_rounds.jsonl: rounds of our own loop, in a run of a server
     own_rounds: tuple[RoundTiming, ...] = ()
+    # loads.jsonl: what a server took under load; empty where none was put on it
     loads: tuple[LoadTiming, ...] = ()
+    # structured.jsonl: servers' answers to prompts with a JSON schema
     structured: tuple[StructuredAnswer, ...] = ()
+    # scrapes.jsonl: what a running server had counted; of a run that asked it nothing
     scrapes: tuple[Scrape, ...] = ()
+    # checks.jsonl: greedy texts and distributions as the models judged them
     checks: tuple[Check, ...] = ()
+    # The files without a checksum, as where checksums.json was deleted
     unverified: tuple[str, ...] = ()
+    # How many fewer generations a complete run holds than it had when it ended
     lost_trials: int = 0
 
     @property

@@ -208,15 +208,11 @@ def sealed(line: bytes) -> bool | None:
 
 @dataclass
 class Record:
-    """What checksums.json holds.
+    """What checksums.json holds."""
 
-    Attributes:
-        files: by file name, the digests that are valid.
-        trials: how many lines trials.jsonl had when the run ended; None before.
-    """
-
+    # By file name, the digests that are valid
     files: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    trials: int | None = None
+    trials: int | None = None  # how many lines trials.jsonl had when the run ended; None before
 
 
 def digest(content: bytes) -> str:

@@ -214,35 +214,28 @@ class ChosenK:
     """The K that is measured at a temperature, next to plain decoding, on every prompt of a look.
 
     Other K are measured on a few prompts. None: nothing could choose, and all K are measured.
-
-    Attributes:
-        looks: of a sweep, after how many looks the temperature is measured no more; None before.
     """
 
     temperature: float
     k: int | None
+    # Of a sweep, after how many looks the temperature is measured no more; None before
     looks: int | None = None
 
 
 @dataclass(frozen=True)
 class Looks:
-    """How far a sweep with until=decided is.
+    """How far a sweep with until=decided is."""
 
-    Attributes:
-        chosen: of every temperature; chosen once, by the texts that were replayed.
-        made: how many looks are measured and looked at.
-        most: how many there are at most; the share of the prompts that are measured by now is
-            made / most.
-        measured_s: what measuring took up to the last look, by the clock, over all processes.
-        ended: why no further look is made; None while one is. `decided`: every question is, or
-            further pairs are unlikely to decide it; `prompts`: all are measured; `budget`: the next
-            look would have gone beyond budget_s.
-    """
-
+    # Of every temperature; chosen once, by the texts that were replayed
     chosen: tuple[ChosenK, ...]
-    made: int = 0
+    made: int = 0  # how many looks are measured and looked at
+    # How many there are at most; the share of the prompts that are measured by now is made / most
     most: int = 4
+    # What measuring took up to the last look, by the clock, over all processes
     measured_s: float = 0.0
+    # Why no further look is made; None while one is. `decided`: every question is, or further pairs
+    # are unlikely to decide it; `prompts`: all are measured; `budget`: the next look would have
+    # gone beyond budget_s.
     ended: Ended | None = None
 
     def k_at(self, temperature: float) -> int | None:
@@ -262,18 +255,14 @@ WhyAll = Literal["server_failed", "no_costs"]
 
 @dataclass(frozen=True)
 class ServedKs:
-    """Which K a server run with until=decided measures.
+    """Which K a server run with until=decided measures."""
 
-    Attributes:
-        started: those whose servers priced rounds on a few prompts, in the order of their start.
-        chosen: of every temperature, the one that is measured next to plain decoding on all
-            prompts; chosen once. Empty where every K is.
-        why_all: why every K is.
-    """
-
+    # Those whose servers priced rounds on a few prompts, in the order of their start
     started: tuple[int, ...]
+    # Of every temperature, the one that is measured next to plain decoding on all prompts; chosen
+    # once. Empty where every K is.
     chosen: tuple[ChosenK, ...] = ()
-    why_all: WhyAll | None = None
+    why_all: WhyAll | None = None  # why every K is
 
     def k_at(self, temperature: float) -> int | None:
         """The K that was chosen at a temperature."""
@@ -286,111 +275,93 @@ def _k_at(chosen: tuple[ChosenK, ...], temperature: float) -> int | None:
 
 @dataclass(frozen=True)
 class CostsAt:
-    """What decoding costs on a server at one temperature, as a run of it settled that.
+    """What decoding costs on a server at one temperature, as a run of it settled that."""
 
-    Attributes:
-        costs: by all of its requests.
-        without: the same without each part of their prompts, which shows how well it is known.
-        error, error_degrees: the variance of a prediction's logarithm beyond that, as that run's
-            own cells show it, and its degrees of freedom; 0.0 where none was measured.
-    """
-
-    costs: ServedCosts
+    costs: ServedCosts  # by all of its requests
+    # The same without each part of their prompts, which shows how well it is known
     without: tuple[ServedCosts, ...]
+    # error, error_degrees: the variance of a prediction's logarithm beyond that, as that run's own
+    # cells show it, and its degrees of freedom; 0.0 where none was measured
     error: float = 0.0
     error_degrees: float = 1.0
 
 
 @dataclass(frozen=True)
 class EngineCosts:
-    """What decoding costs on the engine of another run, whose rounds price this run's drafts.
+    """What decoding costs on the engine of another run, whose rounds price this run's drafts."""
 
-    Attributes:
-        run: the folder of the server run.
-        engine: that it measured.
-        device: its card or processor; None where its servers ran elsewhere.
-        visits: in which its requests were timed.
-        target, draft: of its pair.
-        bytes_factor: the draft's weights / the target's in the files that were served, over the
-            same as both were loaded; 1.0 where these are the checkpoints.
-        at: by temperature.
-    """
-
-    run: str
-    engine: ServingEngine
-    device: str | None
-    visits: int
+    run: str  # the folder of the server run
+    engine: ServingEngine  # that it measured
+    device: str | None  # its card or processor; None where its servers ran elsewhere
+    visits: int  # in which its requests were timed
+    # target, draft: of its pair
     target: ModelEntry
     draft: ModelEntry
+    # The draft's weights / the target's in the files that were served, over the same as both were
+    # loaded; 1.0 where these are the checkpoints
     bytes_factor: float
-    at: tuple[CostsAt, ...]
+    at: tuple[CostsAt, ...]  # by temperature
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The entries of manifest.json; None where a run has none.
-
-    Attributes:
-        door: the command that made it.
-        status: running, complete or failed; a run that was interrupted stays running.
-        models: by role, target and draft; in an audition a draft's role is its name.
-        prompts: conversations of each prompt set.
-        prompts_available: likewise, with those that prompts.limit left out; of a log's strata all
-            of their requests.
-        prompts_log: where prompts are a sample of a log.
-        traces_from, scores_from, texts_from, texts_made_with: where texts and scores are from.
-        looks: of a sweep that measures until its verdicts are decided; None of any other.
-        served_ks: which K a server run with until=decided measures; None of any other.
-        skipped_cells, timed_forwards: of a profile's curves; both are there once they were timed.
-        engine, server_threads, server_memory: of servers: which, and what each was started with.
-        engine_costs: what prices this run's drafts, where it is another engine's.
-        inputs: of a breakeven run: keys of the configuration that files gave.
-        records: imported files, with how many requests each holds.
-        combined, cards, card_drafts: of a run that ranks others by card.
-        card_readings: one for each card and each time that the run was begun or resumed.
-        other_load, other_gpu_processes: what others did on the machine meanwhile.
-        entries: the whole file, of which all else is a view.
-    """
+    """The entries of manifest.json; None where a run has none."""
 
     schema_version: int
-    door: str = ""
+    door: str = ""  # the command that made it
+    # running, complete or failed; a run that was interrupted stays running
     status: str | None = None
     written_without_lock: str | None = None
     created_utc: str | None = None
     interrupted_by: str | None = None
     environment: Environment = Environment()
+    # By role, target and draft; in an audition a draft's role is its name
     models: Mapping[str, ModelEntry] = field(default_factory=dict[str, ModelEntry])
+    # Conversations of each prompt set
     prompts: Mapping[str, int] = field(default_factory=dict[str, int])
+    # Likewise, with those that prompts.limit left out; of a log's strata all of their requests
     prompts_available: Mapping[str, int] = field(default_factory=dict[str, int])
-    prompts_log: SampledLog | None = None
+    prompts_log: SampledLog | None = None  # where prompts are a sample of a log
     prompts_sha256: str | None = None
     seed: int | None = None
     audition: AuditionNotes = AuditionNotes()
+    # traces_from, scores_from, texts_from, texts_made_with: where texts and scores are from
     traces_from: str | None = None
     scores_from: tuple[str, ...] = ()
     texts_from: TextsFrom | None = None
     texts_made_with: TextsMadeWith | None = None
     synthetic_acceptance: tuple[SyntheticAcceptance, ...] = ()
+    # Of a sweep that measures until its verdicts are decided; None of any other
     looks: Looks | None = None
+    # Which K a server run with until=decided measures; None of any other
     served_ks: ServedKs | None = None
     bandwidth: MemoryBandwidth | None = None
     bytes_read: tuple[BytesRead, ...] | None = None
+    # skipped_cells, timed_forwards: of a profile's curves; both are there once they were timed
     skipped_cells: tuple[SkippedCell, ...] | None = None
     timed_forwards: int | None = None
+    # engine, server_threads, server_memory: of servers: which, and what each was started with
     engine: ServingEngine | None = None
+    # What prices this run's drafts, where it is another engine's
     engine_costs: EngineCosts | None = None
     server_threads: int | None = None
     server_memory: tuple[ServerMemory, ...] = ()
+    # Of a breakeven run: keys of the configuration that files gave
     inputs: Entries = field(default_factory=dict[str, Any])
+    # Imported files, with how many requests each holds
     records: Mapping[str, int] = field(default_factory=dict[str, int])
+    # combined, cards, card_drafts: of a run that ranks others by card
     combined: tuple[str, ...] = ()
     cards: tuple[CardRow, ...] = ()
     card_drafts: tuple[CardDraftRow, ...] = ()
     cloud: CloudRental | None = None
     not_measured: tuple[NotMeasured, ...] = ()
+    # One for each card and each time that the run was begun or resumed
     card_readings: tuple[CardReadings, ...] = ()
+    # other_load, other_gpu_processes: what others did on the machine meanwhile
     other_load: MachineLoad | None = None
     other_gpu_processes: int | None = None
+    # The whole file, of which all else is a view
     entries: Entries = field(default_factory=dict[str, Any])
 
     @classmethod

@@ -54,18 +54,12 @@ READ = (
 
 @dataclass(frozen=True)
 class TrainingLog:
-    """Accuracies of draft tokens 1, 2, ... as they were logged last.
-
-    Attributes:
-        of: evaluation, or training where nothing was evaluated.
-        accuracies: of each draft token.
-        given: whether each is counted only where the drafts before it were right.
-    """
+    """Accuracies of draft tokens 1, 2, ... as they were logged last."""
 
     framework: Framework
-    of: Split
-    accuracies: tuple[float, ...]
-    given: bool = False
+    of: Split  # evaluation, or training where nothing was evaluated
+    accuracies: tuple[float, ...]  # of each draft token
+    given: bool = False  # whether each is counted only where the drafts before it were right
 
 
 @dataclass(frozen=True)

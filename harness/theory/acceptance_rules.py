@@ -20,24 +20,20 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class AcceptanceRule:
-    """What replay, measurements and reports need to know of a rule.
+    """What replay, measurements and reports need to know of a rule."""
 
-    Attributes:
-        phrase: how drafts are proposed and accepted, as a clause.
-        chance: see `accept_probabilities`; a function of its three arrays.
-        rejected: above temperature 0, the distribution of a draft token that was rejected, given
-            the token emitted in its place: where the draft's probabilities are above the target's
-            (`excess`), or the draft's without the emitted token (`others`). `unknown` where it
-            depends on the round's later tokens; drafting that stops early is then not replayed.
-        draft_chooses: whether the draft proposes its most likely token at any temperature.
-        judges_together: whether the tokens of a round are judged together, so that a position's
-            chance depends on where the round starts.
-    """
-
-    phrase: str
+    phrase: str  # how drafts are proposed and accepted, as a clause
+    # See `accept_probabilities`; a function of its three arrays
     chance: Callable[[Array, Array, Array], Array]
+    # Above temperature 0, the distribution of a draft token that was rejected, given the token
+    # emitted in its place: where the draft's probabilities are above the target's (`excess`), or
+    # the draft's without the emitted token (`others`). `unknown` where it depends on the round's
+    # later tokens; drafting that stops early is then not replayed.
     rejected: Literal["excess", "others", "unknown"]
+    # Whether the draft proposes its most likely token at any temperature
     draft_chooses: bool = False
+    # Whether the tokens of a round are judged together, so that a position's chance depends on
+    # where the round starts
     judges_together: bool = False
 
 

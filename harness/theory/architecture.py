@@ -44,23 +44,17 @@ def experts_touched(experts: int, experts_per_token: int, tokens: int) -> float:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The sizes that determine a decoder's parameters and what a step reads.
-
-    Attributes:
-        ffn: width of the dense feed-forward; not used where there are experts.
-        vocab: rows of the embedding table, padding included.
-        tied: whether the output head is the embedding table.
-        experts, experts_per_token, moe_ffn: of a mixture of experts in every layer; 0 if dense.
-    """
+    """The sizes that determine a decoder's parameters and what a step reads."""
 
     layers: int
     hidden: int
     heads: int
     kv_heads: int
     head_dim: int
-    ffn: int
-    vocab: int
-    tied: bool
+    ffn: int  # width of the dense feed-forward; not used where there are experts
+    vocab: int  # rows of the embedding table, padding included
+    tied: bool  # whether the output head is the embedding table
+    # experts, experts_per_token, moe_ffn: of a mixture of experts in every layer; 0 if dense
     experts: int = 0
     experts_per_token: int = 0
     moe_ffn: int = 0
@@ -159,12 +153,9 @@ class HeadArchitecture(Architecture):
 
     Its output matrix is over the tokens that it can draft (`vocab`); the embedding is its target's,
     so `tied` is true.
-
-    Attributes:
-        states: width of what it reads of the target at a position, all layers together.
     """
 
-    states: int = 0
+    states: int = 0  # width of what it reads of the target at a position, all layers together
 
     @property
     def shared_layer_parameters(self) -> int:

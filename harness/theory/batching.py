@@ -76,13 +76,10 @@ def neighbours(slots: Sequence[int]) -> list[slice]:
 
 @dataclass(frozen=True)
 class BatchTimes:
-    """What iterations cost by how many requests are active: R(n, B), seconds.
+    """What iterations cost by how many requests are active: R(n, B), seconds."""
 
-    Attributes:
-        by_batch: R of each timed number of requests, ascending. In between it lies on a line, and
-            outside it is that of the nearest.
-    """
-
+    # R of each timed number of requests, ascending. In between it lies on a line, and outside it is
+    # that of the nearest.
     by_batch: Mapping[int, RoundTimes]
 
     @property

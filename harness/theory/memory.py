@@ -27,19 +27,12 @@ class ModelBytes:
 
 @dataclass(frozen=True)
 class MemoryFit:
-    """Models that share a memory.
+    """Models that share a memory."""
 
-    Attributes:
-        room_bytes: that they may fill.
-        models: each with a cache.
-        context_tokens: in every cache, of each sequence.
-        sequences: side by side.
-    """
-
-    room_bytes: float
-    models: tuple[ModelBytes, ...]
-    context_tokens: int = 0
-    sequences: int = 1
+    room_bytes: float  # that they may fill
+    models: tuple[ModelBytes, ...]  # each with a cache
+    context_tokens: int = 0  # in every cache, of each sequence
+    sequences: int = 1  # side by side
 
     @property
     def weights_bytes(self) -> float:

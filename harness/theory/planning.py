@@ -23,23 +23,15 @@ LARGEST_BATCH = 1024
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What is planned for.
-
-    Attributes:
-        ks: numbers of draft tokens to choose from, each 1 or more.
-        alphas: acceptances to plan for.
-        context_tokens: positions in each sequence's cache, prompt and answer.
-        batch: sequences side by side.
-        bytes_per_parameter: 2 for bf16, of weights and cache alike.
-    """
+    """What is planned for."""
 
     target: Architecture
     draft: Architecture
-    ks: tuple[int, ...]
-    alphas: tuple[float, ...]
-    context_tokens: int = 1024
-    batch: int = 1
-    bytes_per_parameter: float = 2.0
+    ks: tuple[int, ...]  # numbers of draft tokens to choose from, each 1 or more
+    alphas: tuple[float, ...]  # acceptances to plan for
+    context_tokens: int = 1024  # positions in each sequence's cache, prompt and answer
+    batch: int = 1  # sequences side by side
+    bytes_per_parameter: float = 2.0  # 2 for bf16, of weights and cache alike
 
     def __post_init__(self) -> None:
         for key in ("context_tokens", "batch"):
@@ -49,52 +41,38 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class PlannedGain:
-    """What speculation gains on one card at one alpha; all of it modelled.
-
-    Attributes:
-        k, speedup: the best K and its speedup; 0 and 1 where speculation does not pay.
-        usd_per_million_tokens: of all sequences together; None without a price, or if the pair
-            does not fit.
-        stops_at_batch: the power of two from which on speculation does not pay, among the batches
-            up to `largest_batch`; None if it still pays there, or nothing fits.
-    """
+    """What speculation gains on one card at one alpha; all of it modelled."""
 
     alpha: float
+    # k, speedup: the best K and its speedup; 0 and 1 where speculation does not pay
     k: int
     speedup: float
+    # Of all sequences together; None without a price, or if the pair does not fit
     usd_per_million_tokens: float | None
+    # The power of two from which on speculation does not pay, among the batches up to
+    # `largest_batch`; None if it still pays there, or nothing fits
     stops_at_batch: int | None
 
 
 @dataclass(frozen=True)
 class PlannedCard:
-    """A pair on one card; all of it modelled.
-
-    Attributes:
-        fits: whether weights and caches of both models do, in the share that may be filled.
-        needed_bytes: weights and caches.
-        cards_needed: by memory alone.
-        sequences: concurrent sequences of the asked context that fit; 0 if the weights do not.
-        largest_batch: the largest batch looked at: what fits, at most 1024.
-        target_ms, draft_ms: one step.
-        largest_k, v: verify of largest_k + 1 positions / target step.
-        usd_per_million_tokens: plain decoding's, as in PlannedGain.
-        gains: one per alpha.
-    """
+    """A pair on one card; all of it modelled."""
 
     card: str
-    fits: bool
-    needed_bytes: float
-    cards_needed: int
-    sequences: int
-    largest_batch: int
+    fits: bool  # whether weights and caches of both models do, in the share that may be filled
+    needed_bytes: float  # weights and caches
+    cards_needed: int  # by memory alone
+    sequences: int  # concurrent sequences of the asked context that fit; 0 if the weights do not
+    largest_batch: int  # the largest batch looked at: what fits, at most 1024
+    # target_ms, draft_ms: one step
     target_ms: float
     draft_ms: float
     c: float  # draft step / target step
+    # largest_k, v: verify of largest_k + 1 positions / target step
     largest_k: int
     v: float
-    usd_per_million_tokens: float | None
-    gains: tuple[PlannedGain, ...]
+    usd_per_million_tokens: float | None  # plain decoding's, as in PlannedGain
+    gains: tuple[PlannedGain, ...]  # one per alpha
 
 
 def plan_card(card: Card, request: PlanRequest) -> PlannedCard:

@@ -56,19 +56,10 @@ Counts = NDArray[np.intp]
 
 @dataclass(frozen=True, eq=False)
 class Replayed:
-    """Expected counts of one K, per text; the names are those of a Trial.
+    """Expected counts of one K, per text; the names are those of a Trial."""
 
-    Attributes:
-        k: num_draft_tokens.
-        new_tokens, rounds, drafted, accepted, rejected, bonus, cut: shape (texts,).
-        accepted_lengths: shape (texts, K + 1); entry j is the rounds that kept exactly j.
-        room: shape (texts, K); entry j - 1 is the rounds with at least j text positions left.
-        proposals: shape (texts, K + 1); entry n is the rounds that proposed n tokens. All are at
-            K, but for a drafter that may propose fewer; 0 proposed is a plain step, which counts
-            as a bonus after no acceptance.
-    """
-
-    k: int
+    k: int  # num_draft_tokens
+    # new_tokens, rounds, drafted, accepted, rejected, bonus, cut: shape (texts,)
     new_tokens: Array
     rounds: Array
     drafted: Array
@@ -76,8 +67,11 @@ class Replayed:
     rejected: Array
     bonus: Array
     cut: Array
-    accepted_lengths: Array
-    room: Array
+    accepted_lengths: Array  # shape (texts, K + 1); entry j is the rounds that kept exactly j
+    room: Array  # shape (texts, K); entry j - 1 is the rounds with at least j text positions left
+    # Shape (texts, K + 1); entry n is the rounds that proposed n tokens. All are at K, but for a
+    # drafter that may propose fewer; 0 proposed is a plain step, which counts as a bonus after no
+    # acceptance.
     proposals: Array
 
     @property
@@ -222,17 +216,12 @@ def replay(
 
 
 class Endings(NamedTuple):
-    """Expected counts by where rounds start and how far they get, (texts, starts, K) each.
+    """Expected counts by where rounds start and how far they get, (texts, starts, K) each."""
 
-    Attributes:
-        judged: rounds from a start that judge the draft token at an offset.
-        rejected: those of them that reject it, and end.
-        undrafted: rounds that end since nothing is drafted at that offset though the text goes on
-            behind the token that the round itself has there.
-    """
-
-    judged: Array
-    rejected: Array
+    judged: Array  # rounds from a start that judge the draft token at an offset
+    rejected: Array  # those of them that reject it, and end
+    # Rounds that end since nothing is drafted at that offset though the text goes on behind the
+    # token that the round itself has there
     undrafted: Array
 
     @property
@@ -288,17 +277,11 @@ def at_positions(values: Array) -> Array:
 
 
 class PaddedTexts(NamedTuple):
-    """Texts of several lengths side by side, as `replay` takes them.
+    """Texts of several lengths side by side, as `replay` takes them."""
 
-    Attributes:
-        chances: (texts, starts, K), 0 where nothing is drafted.
-        lengths: (texts,).
-        proposed: (texts, starts), at most K.
-    """
-
-    chances: Array
-    lengths: Counts
-    proposed: Counts
+    chances: Array  # (texts, starts, K), 0 where nothing is drafted
+    lengths: Counts  # (texts,)
+    proposed: Counts  # (texts, starts), at most K
 
 
 def padded_texts(
@@ -324,15 +307,10 @@ def padded_texts(
 
 
 class RoundChoice(NamedTuple):
-    """A way to draft a round: a draft's texts at one K, and what its rounds cost.
+    """A way to draft a round: a draft's texts at one K, and what its rounds cost."""
 
-    Attributes:
-        texts: with K offsets.
-        costs: [n] what a round costs that proposes n tokens, n = 0..K.
-    """
-
-    texts: PaddedTexts
-    costs: Array
+    texts: PaddedTexts  # with K offsets
+    costs: Array  # [n] what a round costs that proposes n tokens, n = 0..K
 
 
 def cheapest_rounds(choices: Sequence[RoundChoice]) -> tuple[Array, Array]:

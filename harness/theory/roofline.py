@@ -37,20 +37,13 @@ MEMORY_TOLERANCE = 0.15
 
 @dataclass(frozen=True)
 class Card:
-    """What a card can do and what an hour of it costs.
-
-    Attributes:
-        bandwidth_gb_s: memory bandwidth, 10^9 bytes per second, as data sheets give it.
-        bf16_tflops: dense matrix rate, 10^12 operations per second.
-        memory_gb: 10^9 bytes.
-        price_per_hour_usd: on demand; None if unknown.
-    """
+    """What a card can do and what an hour of it costs."""
 
     name: str
-    bandwidth_gb_s: float
-    bf16_tflops: float
-    memory_gb: float
-    price_per_hour_usd: float | None = None
+    bandwidth_gb_s: float  # memory bandwidth, 10^9 bytes per second, as data sheets give it
+    bf16_tflops: float  # dense matrix rate, 10^12 operations per second
+    memory_gb: float  # 10^9 bytes
+    price_per_hour_usd: float | None = None  # on demand; None if unknown
 
     def __post_init__(self) -> None:
         for key in ("bandwidth_gb_s", "bf16_tflops", "memory_gb"):
@@ -114,17 +107,12 @@ def forward_floor(
 
 @dataclass(frozen=True)
 class ReadingModel:
-    """A model that is read from a memory of known bandwidth.
-
-    Attributes:
-        bytes_per_parameter: of weights and cache alike.
-        source: how the bandwidth is known.
-    """
+    """A model that is read from a memory of known bandwidth."""
 
     shape: Architecture
-    bytes_per_parameter: float
+    bytes_per_parameter: float  # of weights and cache alike
     bandwidth_gb_s: float
-    source: Literal["measured", "datasheet"]
+    source: Literal["measured", "datasheet"]  # how the bandwidth is known
 
     def bytes_read(self, row: LatencyRow) -> float:
         """Bytes that a timed forward must read."""

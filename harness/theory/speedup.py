@@ -33,16 +33,11 @@ from harness.theory.acceptance import alpha_from_tokens_per_round, expected_toke
 
 @dataclass(frozen=True)
 class StepTimes:
-    """What one step of each model takes, in seconds: the latencies of a prediction.
+    """What one step of each model takes, in seconds: the latencies of a prediction."""
 
-    Attributes:
-        draft_s: one draft step.
-        target_s: one target step.
-        verify_s: entry i is a target forward over i + 1 positions; empty means v = 1 at every K.
-    """
-
-    draft_s: float
-    target_s: float
+    draft_s: float  # one draft step
+    target_s: float  # one target step
+    # Entry i is a target forward over i + 1 positions; empty means v = 1 at every K
     verify_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -87,20 +82,17 @@ class RoundTimes:
     A prediction is tokens_per_round x R(0) / R(K). R is measured on consecutive rounds of the loop
     that will serve, or follows from typed step times (`from_steps`), which leave out what a loop
     does besides its forwards.
-
-    Attributes:
-        plain_s: R(0), one plain token.
-        round_s: (tokens proposed, seconds of such a round), ascending; rounds between two of them
-            lie on the line through these. Below the first they lie on the line through the first
-            two, or on the one from the plain token to the first, whichever is slower: the first
-            line alone may promise rounds that are cheaper than a plain token. An entry for 0 is the
-            round of a look-up that found nothing; without one that is a plain token.
-        other_plain_s: a plain token of the target as it runs without this draft, where it must run
-            in a slower way for it; None where it runs alike.
     """
 
-    plain_s: float
+    plain_s: float  # R(0), one plain token
+    # (tokens proposed, seconds of such a round), ascending; rounds between two of them lie on the
+    # line through these. Below the first they lie on the line through the first two, or on the one
+    # from the plain token to the first, whichever is slower: the first line alone may promise
+    # rounds that are cheaper than a plain token. An entry for 0 is the round of a look-up that
+    # found nothing; without one that is a plain token.
     round_s: tuple[tuple[int, float], ...]
+    # A plain token of the target as it runs without this draft, where it must run in a slower way
+    # for it; None where it runs alike
     other_plain_s: float | None = None
 
     @property
