@@ -260,13 +260,12 @@ def cross_fit(
 ) -> CrossFit | None:
     """Score the best candidate, less what choices on the other folds were too optimistic by.
 
+    None where there are too few prompts for an interval.
+
     Args:
         workload: at least one candidate.
         deals: how often the prompts, and the visits, are dealt into folds.
         named: the candidate to score instead of the best.
-
-    Returns:
-        None where there are too few prompts for an interval.
     """
     if not enough_prompts(workload.prompt_sets):
         return None

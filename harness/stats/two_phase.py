@@ -190,9 +190,7 @@ class TwoPhase:
 
         Source: Lan and Wittes, "The B-value: a tool for monitoring data", 1988.
 
-        Args:
-            level: of the interval that decides.
-            near: an interval within this of a speedup of 1 decides too.
+        `level` is of the interval that decides; one within `near` of a speedup of 1 decides too.
         """
         share = self.looks[-1]
         if share >= 1.0:
@@ -227,15 +225,14 @@ def two_phase(
 ) -> TwoPhase | None:
     """Judge the measured candidate on all prompts of a predicted workload.
 
+    None where there are too few prompts for an interval, replayed or measured.
+
     Args:
         workload: seconds predicted from replayed rounds, of every candidate.
         pairs: of one of them, which was chosen on this workload or on one that holds it.
         candidate: its position in the workload.
         prompts: [pair] the prompt's position in the workload; of a prompt that is none of it, a
             number of its own beyond these.
-
-    Returns:
-        None where there are too few prompts for an interval, replayed or measured.
     """
     if not enough_prompts(workload.prompt_sets) or len(set(prompts.tolist())) < MIN_MEASURED:
         return None

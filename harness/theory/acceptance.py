@@ -102,11 +102,7 @@ def _positions(acceptance_by_position: Sequence[float]) -> list[float]:
 
 
 def mean_acceptance_length_from_positions(acceptance_by_position: Sequence[float]) -> float:
-    """1 + accepted / rounds, as the sum of the unconditional rates plus 1.
-
-    Args:
-        acceptance_by_position: entry j - 1 is the share of rounds that accept at least j tokens.
-    """
+    """1 + accepted / rounds, as the sum of the unconditional rates plus 1."""
     return 1.0 + math.fsum(_positions(acceptance_by_position))
 
 
@@ -142,9 +138,7 @@ def positions_at_k(acceptance_by_position: Sequence[float], k: int) -> tuple[flo
     Where this gives fewer tokens per round than the list's first K rates, acceptance falls with the
     position in the round, as a head's does, and these are returned.
 
-    Args:
-        acceptance_by_position: entry j - 1 is the share of rounds that accept at least j tokens.
-        k: at most their number.
+    `k` is at most the number of rates.
     """
     rates = [1.0, *_positions(acceptance_by_position)]
     last = len(rates) - 1

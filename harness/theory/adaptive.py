@@ -65,12 +65,8 @@ def best_k_per_round(
 ) -> Array:
     """Least expected cost of each text where every start has the number of drafts that suits it.
 
-    Args:
-        accept_prob, lengths: as `replay` takes them.
-        cost: (K + 1,) of a round that proposes n tokens, n = 0 being a plain token.
-
-    Returns:
-        (texts,) in the unit of `cost`.
+    (texts,), in the unit of `cost`, which is (K + 1,): of a round that proposes n tokens, n = 0
+    being a plain token. `accept_prob` and `lengths` are as `replay` takes them.
     """
     return _least_costs(accept_prob, lengths, cost, flags=False)
 

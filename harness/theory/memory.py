@@ -82,9 +82,8 @@ def memory_view(
 ) -> tuple[DraftMemory, ...]:
     """What each draft leaves of the memory, and what is lost of what the target alone leaves.
 
-    Args:
-        memory_bytes: of the device; USABLE_SHARE of it may be filled.
-        context_tokens: of each concurrent sequence, prompt and answer.
+    USABLE_SHARE of `memory_bytes` may be filled. `context_tokens` are of each concurrent sequence,
+    prompt and answer.
     """
     if not (math.isfinite(memory_bytes) and memory_bytes > 0.0):
         raise UserError(f"memory_bytes={memory_bytes}: must be above 0")

@@ -111,8 +111,7 @@ class Replayed:
     def summed(self, groups: Sequence[int] | NDArray[np.integer], size: int) -> "Replayed":
         """The counts of texts added up by group, such as the repetitions of one prompt.
 
-        Args:
-            groups: group of each text, (texts,), below `size`; one without a text gets zeros.
+        `groups` has that of each text, (texts,), below `size`; one without a text gets zeros.
         """
         into = np.asarray(groups, dtype=np.intp)
 
