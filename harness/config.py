@@ -49,7 +49,7 @@ EMBEDDED_DRAFTS = ("tiny_good", "tiny_small", "tiny_eagle3", "tiny_unrelated", "
 AUTO_DRAFTS = "auto"
 # The entry of `drafts` that stands for draft.id=...
 OWN_DRAFT = "hf"
-# Of so many K a search for the fastest starts every server, so that all are measured
+# Of so many K a search for the fastest spares no server or one, so that all are measured
 FEW_K = 3
 # In `k` of a server run, a server that decides on K itself
 ADAPTIVE = "adaptive"
@@ -549,7 +549,7 @@ class ModelsConfig(CommandConfig):
 
 
 def check_ks(ks: Sequence[int], draft: ModelConf) -> None:
-    """Refuse a K at which a draft proposes nothing."""
+    """Raise a UserError for a K at which a draft proposes nothing."""
     least = draft.spec.least_k
     if any(0 < k < least for k in ks):
         enough = ",".join(str(k) for k in ks if k >= least) or least
@@ -557,7 +557,7 @@ def check_ks(ks: Sequence[int], draft: ModelConf) -> None:
 
 
 def check_replayed(draft: ModelConf) -> None:
-    """Refuse a draft whose rounds replay does not know."""
+    """Raise a UserError for a draft whose rounds replay does not know."""
     if not draft.spec.replayed:
         raise UserError(
             f"{draft.shown}: what {draft.spec.phrase.removeprefix('a ')} drafts depends on"

@@ -879,7 +879,7 @@ class RoundPart:
 
 @dataclass(frozen=True)
 class WaterfallStep:
-    """One step from K + 1, a round at the price of a plain token, to the measured speedup."""
+    """One step from K + 1, a round at the price of a plain token, to that of timed rounds."""
 
     cause: str  # a code: free (K + 1), draft, verify, accept, rewind, host, unexplained, acceptance
     speedup: float  # after it

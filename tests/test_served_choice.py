@@ -170,14 +170,14 @@ def test_servers_are_started_towards_the_fastest_k(run: StoredRun) -> None:
 
 
 class Stops:
-    """Interrupts a run before a request of the chosen K."""
+    """Interrupts a run before a request of the chosen K, or of one that prices rounds."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._left, self._ask = 3, server_visits._ask
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, file: str = "trials", k: int = 0) -> None:
+        self._left, self._ask, self._file, self._k = 3, server_visits._ask, file, k
         monkeypatch.setattr(server_visits, "_ask", self)
 
     def __call__(self, work: Any, server: Any, task: Any) -> Any:
-        if task.file == "trials" and task.role.k:
+        if task.file == self._file and (task.role.k == self._k if self._k else task.role.k):
             self._left -= 1
             if not self._left:
                 raise KeyboardInterrupt
@@ -204,6 +204,24 @@ def test_a_resumed_run_measures_the_k_that_was_chosen(
     done = {(t.k, t.prompt_set, t.prompt, t.repetition) for t in again.trials if t.status == "ok"}
     assert len(done) == 2 * 2 * PROMPTS * VISITS
     assert {each for each, *_ in done} == {0, k}
+
+
+def test_a_run_that_stopped_within_its_search_completes_the_k_that_it_had_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The last that the search comes to, whichever it is by these times
+    turns = iter([(2, 3), (6,)])
+    with monkeypatch.context() as patched:
+        Stops(patched, "probes", 6)
+        patched.setattr(server_visits, "to_start", lambda *_: next(turns))
+        with pytest.raises(KeyboardInterrupt):
+            command.run(compose("server", [f"results_root={tmp_path}", *GRID]))
+    (folder,) = tmp_path.iterdir()
+    again = ran("server", f"resume={folder}")
+    assert sorted(chosen_of(again).started) == [2, 3, 6]
+    assert {trial.k for trial in again.probes} == {0, 2, 3, 6}
+    done = Counter(trial.k for trial in again.probes if trial.status == "ok")
+    assert done[6] == done[2] == 8 * VISITS
 
 
 def test_where_a_server_that_prices_rounds_fails_every_k_is_measured_and_that_is_said(

@@ -88,7 +88,7 @@ def decided(run: StoredRun, look: int) -> Set[float]:
 
 
 def most_started(ks: int, temperatures: int) -> int:
-    """The speculating servers that `to_start` starts at most, of so many K and temperatures."""
+    """The speculating servers that `to_start` starts at most, of two K or more."""
     near, width, searched = 1, 2, 1
     while width < ks + 1:
         near, width, searched = width, near + width, searched + 1
@@ -121,7 +121,8 @@ def to_start(run: StoredRun, ks: Sequence[int], started: Sequence[int]) -> tuple
         if not speedups.keys() >= {*started}:
             return ()
         lacking |= dict.fromkeys(searched_next(ks, {k: speedups[k] for k in started}))
-    # More requests may tell that two K which nearly tie are the other way round: no new search
+    # More requests may tell that two K which nearly tie are the other way round. Both are then near
+    # the fastest, and no new search begins.
     left = most_started(len(ks), len(served.setup.temperatures)) - len(started)
     return tuple(lacking)[:left]
 
@@ -129,7 +130,7 @@ def to_start(run: StoredRun, ks: Sequence[int], started: Sequence[int]) -> tuple
 def searched_next(ks: Sequence[int], speedups: Mapping[int, float]) -> tuple[int, ...]:
     """The K that a Fibonacci search for the largest speedup wants to know next; empty at its end.
 
-    `ks` are ascending, `speedups` of those that are known.
+    `ks` are two or more, ascending; `speedups` of those that are known.
     """
     low, near, width = -1, 1, 2  # the largest lies above `low` and below `low + width`
     while width < len(ks) + 1:

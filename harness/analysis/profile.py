@@ -229,7 +229,7 @@ def _breakdown(
 def _waterfall(
     k: int, parts: Mapping[str, float], round_s: float, tokens: float, plain_s: float
 ) -> tuple[WaterfallStep, ...]:
-    """The speedup from K + 1 to the measured one."""
+    """The speedup from K + 1 to that of the timed rounds."""
     verify = "verify" if "verify" in parts else VERIFY_AND_ACCEPT
     drafting, verifying = parts.get("draft", 0.0), parts.get(verify, 0.0)
     most = (k + 1) * plain_s

@@ -258,10 +258,15 @@ class ServedPredictions(ServedTexts):
             for row in self.measured
             if row.k == 0 and row.temperature is not None
             if self.chosen_k(row.temperature) is not None
-            for k in self.priced_ks
+            for k in self.priced_at(row.temperature)
             if k not in self.ks_at(row.temperature)
         ]
         return [made for row in rows if (made := self._predicted_cell(row)) is not None]
+
+    def priced_at(self, temperature: float) -> tuple[int, ...]:
+        """The K above 0 whose rounds were timed at a temperature, and do not lie on a line."""
+        costs = self.costs_by_temperature.get(temperature)
+        return () if costs is None else tuple(k for k, _ in costs.times.round_s if k)
 
     @property
     def asked_ks(self) -> tuple[int, ...]:
@@ -410,8 +415,7 @@ class ServedPredictions(ServedTexts):
             return None
         counts = {
             Candidate(self.setup.draft, k): self.replayed(texts, k)
-            for k in self.priced_ks
-            if costs.times.covers(k)
+            for k in self.priced_at(temperature)
         }
         lookups = frozenset([self.setup.draft] if texts.traces[0].chosen else [])
         return by_prompt(texts.traces, self.engine.rule, counts, lookups)

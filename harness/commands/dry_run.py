@@ -180,7 +180,8 @@ def _served_forwards(
     both = whole + shorter_budget(whole)
     if config.until == "decided":  # which K is not known yet: the largest stands for it
         few, (first, further) = _of_few(prompts, requests), _searched(config)
-        work = pair_forwards([0, max(ks)], requests, whole) + pair_forwards([0, *first], few, both)
+        work = pair_forwards([0, max(ks)], requests, whole)
+        work += pair_forwards([0, *first], few, both)  # which are known
         work += further * pair_forwards([0, max(ks)], few, both)
         return [*work, Forwards("target", sum(by_set) * len(config.temperature) * whole)]
     work = pair_forwards(ks, requests, whole if synthetic else both)

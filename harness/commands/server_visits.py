@@ -232,14 +232,17 @@ def _choose(visits: _Visits, score: Callable[[], None]) -> ServedKs | None:
     folder, work, failures = visits.folder, visits.work, visits.failures
     if not _measure_visits(visits, plain_tasks(work)):
         return None
-    started: tuple[int, ...] = ()
-    while more := to_start(load(folder.path), sorted(work.ks[1:]), started):
+    ks, started = sorted(work.ks[1:]), tuple[int, ...]()
+    # What a run that is resumed had begun is completed first
+    more = tuple(dict.fromkeys(trial.k for trial in folder.probes.read() if trial.k))
+    while more := more or to_start(load(folder.path), ks, started):
         started += more
         if not _measure_visits(visits, probe_tasks(work, more)):
             return None
         if failures.dead:
             return ServedKs(started, why_all="server_failed")
         score()
+        more = ()
     chosen = best_started(load(folder.path), started)
     return ServedKs(started, chosen, None if chosen else "no_costs")
 

@@ -16,6 +16,7 @@ drawn, given what the target emitted: up to K steps of the head per token of the
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
@@ -180,7 +181,7 @@ class _Drafting:
     ) -> list[float]:
         """Confidences of what is drafted after a token; 0 where no threshold drafts so far."""
         values: list[float] = []
-        while len(values) < len(draws) and confidence >= self.least:
+        while len(values) < len(draws) and not confidence < self.least:  # a NaN is kept as one
             row = self.distribution(draft.forward(token)[-1:, : self.width])
             draw = draws[len(values) : len(values) + 1]
             token = row.argmax(-1) if self.chooses else inverse_cdf(row, draw)
@@ -189,16 +190,17 @@ class _Drafting:
         draft.rewind(len(values))
         return values + [0.0] * (len(draws) - len(values))
 
-    @property
+    @cached_property
     def chooses(self) -> bool:
         """Whether the draft chooses its tokens, and does not draw them."""
         return self.text.request.sampling.greedy or ACCEPTANCE_RULES[self.rule].draft_chooses
 
-    def distribution(self, logits: Tensor) -> Tensor:
-        """What the draft's confidence is of."""
+    @cached_property
+    def distribution(self) -> Callable[[Tensor], Tensor]:
+        """Of logits, what the draft's confidence is of."""
         if self.chooses:  # as `ModelDrafter` reads the confidence of a token that it chooses
-            return torch.softmax(logits.float(), dim=-1)
-        return sampler_for(self.text.request.sampling)(logits)
+            return lambda logits: torch.softmax(logits.float(), dim=-1)
+        return sampler_for(self.text.request.sampling)
 
     def uniforms(self, draws: int, device: torch.device) -> Uniforms:
         request = self.text.request

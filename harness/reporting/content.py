@@ -58,7 +58,7 @@ class Content:
     title: str
     banner: str | None  # what must be read before any number; None where there is no such thing
     status: str | None  # why it is not a complete run; None where it is
-    verdicts: tuple[str, ...]  # main one first; empty for a command that decides nothing
+    verdicts: tuple[str, ...]  # the main one first; empty for a command that decides nothing
     answer: Answer  # the main decision in a word, for its colour
     grid: Table | None  # the answer by temperature and engine; None where nothing is decided
     plan: PlanPage | None  # what the reader of a plan's page moves; None of other runs

@@ -151,7 +151,7 @@ def html_of(losses: Losses) -> str:
         facts=said.facts(losses),
         answer=first,
         more=answer,
-        notes=said.notes(losses),
+        notes=tuple(said.notes(losses)),
         sections=sections,
         further=further,
         scales=(SCALES[0], SCALES[-1]),

@@ -88,7 +88,10 @@ def accepted_over_emitted(tokens_per_round: float) -> float:
 
 
 def _positions(acceptance_by_position: Sequence[float]) -> list[float]:
-    """A checked acceptance_by_position: not empty, each in [0, 1], non-increasing."""
+    """A checked acceptance_by_position: not empty, each in [0, 1], non-increasing.
+
+    Entry j - 1 is the share of rounds that accept at least j tokens.
+    """
     rates = [check_share("acceptance_by_position", value) for value in acceptance_by_position]
     if not rates:
         raise UserError("acceptance_by_position=[]: give one rate per draft position")

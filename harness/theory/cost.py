@@ -99,6 +99,7 @@ def pair_forwards(
     """The forwards of a measured sweep: every K in turn, and the timing of single steps.
 
     `ks` has 0 for plain decoding; at each K there are so many generations, each of `new_tokens`.
+    `alpha` is the probability that a draft token is accepted, given that all before it were.
     """
     tokens = generations * new_tokens
     work = timing_forwards(max(ks), "draft")

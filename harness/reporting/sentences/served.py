@@ -325,9 +325,9 @@ def _servers(started: StartedServers) -> Iterator[str]:
     yield f"Speculating servers started: {started.number} ({ks}){part}."
     if left := _listed([f"K={k}" for k in started.asked if k not in started.ks]):
         yield (
-            f"No server was started at {left}: speedups rise with K up to the fastest and fall from"
-            " there, and those that were started lie on either side of it, or at an end of the"
-            " list (until=all measures every K)."
+            f"No server was started at {left}: the search for the fastest K takes speedups to rise"
+            " with K up to it and to fall from there, and nothing is predicted of a K without a"
+            " server (until=all measures every K)."
         )
 
 
