@@ -156,8 +156,9 @@ def _verdict(run: ComparedRun) -> str:
     workload = "whole workload" if row.prompt_set in (None, "all") else f"{row.prompt_set} prompts"
     cells = f"; {run.differing} of {run.cells} cells differ significantly" if run.cells else ""
     gain = fmt.gain(row, "speedup_ratio")
+    how = "measured" if row.source == "measured" else "not both measured"
     return (
         f"{outcome}{run.name} has {gain}{' (no interval)' if no_interval else ''} the speedup of"
         f" {row.reference} ({workload}, temperature {fmt.temperature(row.temperature)}, K={row.k}):"
-        f" {fmt.speedup(row.speedup)} against {fmt.speedup(row.reference_speedup)}{cells}."
+        f" {fmt.speedup(row.speedup)} against {fmt.speedup(row.reference_speedup)}, {how}{cells}."
     )
