@@ -17,7 +17,15 @@ With `texts_from` the completions are a server's: the target's weights, and a GP
 Runs on several cards are put together with `combine`: what does a token cost on each?
 """
 
+from typing import NoReturn
+
 from harness.cli import run_app
 
-if __name__ == "__main__":
+
+def main() -> NoReturn:
+    """Run the command and exit with its status."""
     run_app("audition")
+
+
+if __name__ == "__main__":
+    main()

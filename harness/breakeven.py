@@ -17,7 +17,15 @@ tokens_per_round or acceptance_rate, ms_per_token, with a k = 0 row), from which
 verify + overhead are fitted.
 """
 
+from typing import NoReturn
+
 from harness.cli import run_app
 
-if __name__ == "__main__":
+
+def main() -> NoReturn:
+    """Run the command and exit with its status."""
     run_app("breakeven")
+
+
+if __name__ == "__main__":
+    main()

@@ -9,7 +9,15 @@ texts with what rounds accept of them, and what iterations cost by how many requ
 model is loaded, and no server is started.
 """
 
+from typing import NoReturn
+
 from harness.cli import run_app
 
-if __name__ == "__main__":
+
+def main() -> NoReturn:
+    """Run the command and exit with its status."""
     run_app("plan")
+
+
+if __name__ == "__main__":
+    main()

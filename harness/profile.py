@@ -10,6 +10,7 @@ speedup and the alpha that a draft must reach to break even. Acceptance is not m
 """
 
 import sys
+from typing import NoReturn
 
 from harness.cli import USER_ERROR, run_app
 from harness.config import CONF_DIR
@@ -24,8 +25,15 @@ def unknown_card(word: str) -> str | None:
     return f"gpu={name}: no such card; there are {', '.join(known)}"
 
 
-if __name__ == "__main__":
-    if refused := next(filter(None, map(unknown_card, sys.argv[1:])), None):
-        print(f"error: {refused}", file=sys.stderr)
-        sys.exit(USER_ERROR)
+def main() -> NoReturn:
+    """Run the command and exit with its status."""
+    for word in sys.argv[1:]:
+        refused = unknown_card(word)
+        if refused:
+            print(f"error: {refused}", file=sys.stderr)
+            sys.exit(USER_ERROR)
     run_app("profile")
+
+
+if __name__ == "__main__":
+    main()

@@ -15,7 +15,15 @@ files, so it works wherever the folder lies. `records` are answers of vLLM, SGLa
 AIPerf's profile_export.jsonl, a file per server; they are stored as a run of the server door.
 """
 
+from typing import NoReturn
+
 from harness.cli import run_app
 
-if __name__ == "__main__":
+
+def main() -> NoReturn:
+    """Run the command and exit with its status."""
     run_app("report")
+
+
+if __name__ == "__main__":
+    main()

@@ -10,7 +10,15 @@ round costs comes from the engine itself, how many rounds a text takes from repl
 returned; the report holds the prediction against the measurement, and says which K to serve with.
 """
 
+from typing import NoReturn
+
 from harness.cli import run_app
 
-if __name__ == "__main__":
+
+def main() -> NoReturn:
+    """Run the command and exit with its status."""
     run_app("server")
+
+
+if __name__ == "__main__":
+    main()

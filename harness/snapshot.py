@@ -9,7 +9,15 @@ differ first where two logits are closer than rounding (TIE); anything else is F
 At a temperature above 0, draws after one fixed prefix are tested against the exact probabilities.
 """
 
+from typing import NoReturn
+
 from harness.cli import run_app
 
-if __name__ == "__main__":
+
+def main() -> NoReturn:
+    """Run the command and exit with its status."""
     run_app("snapshot")
+
+
+if __name__ == "__main__":
+    main()

@@ -9,7 +9,15 @@ speedup is a ratio within one run. The report says which K to serve with, or tha
 shows the prediction from acceptance and latency next to what was measured.
 """
 
+from typing import NoReturn
+
 from harness.cli import run_app
 
-if __name__ == "__main__":
+
+def main() -> NoReturn:
+    """Run the command and exit with its status."""
     run_app("sweep")
+
+
+if __name__ == "__main__":
+    main()

@@ -11,7 +11,7 @@ import pytest
 from random_models import qwen3, save
 from runs import outcome_of
 
-from harness.cli import run_app
+import harness.sweep
 from harness.records import UserError
 
 COMMANDS = ("sweep", "profile", "snapshot", "server", "audition")
@@ -176,7 +176,7 @@ def test_a_command_prints_each_problem_on_a_line_of_its_own(
     words = ["draft=./nowhere", "new_tokens=100000", "dry_run=true"]
     monkeypatch.setattr(sys, "argv", ["harness/sweep.py", *words])
     with pytest.raises(SystemExit) as ended:
-        run_app("sweep")
+        harness.sweep.main()
     assert ended.value.code == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert [line.partition(":")[2][:16] for line in lines] == [

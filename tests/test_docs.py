@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from runs import outcome_of
 
-from harness.cli import as_hydra_takes, compose, run_app
+from harness import audition
+from harness.cli import as_hydra_takes, compose
 from harness.config import SCHEMAS
 from harness.models.load import EMBEDDED
 from tools import drafts_table, keys_page
@@ -158,7 +159,7 @@ def test_an_audition_of_a_stored_run_works_as_it_is_typed(
     words = [*shlex.split(line), f"results_root={tmp_path}"]
     monkeypatch.setattr("sys.argv", ["harness/audition.py", *words])
     with pytest.raises(SystemExit) as end:
-        run_app("audition")
+        audition.main()
     assert end.value.code == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"run: {tmp_path}")
 
