@@ -100,10 +100,10 @@ def to_start(run: StoredRun, ks: Sequence[int], started: Sequence[int]) -> tuple
 
     Rounds of a K that was not timed do not follow from those of others: on llama.cpp a line through
     K = 1, 2 and 8 is 17 to 24 % off at K = 4, which may be the fastest (docs/decisions/0018). So
-    the fastest is searched for among K that have a server. Speedups rise with K up to the
-    fastest and fall from there, since a round emits ever fewer tokens more for each that it drafts:
-    Fibonacci's search finds it with the fewest servers (Kiefer, "Sequential minimax search for a
-    maximum", 1953), which is three of four K.
+    the fastest is searched for among K that have a server. Speedups are taken to rise with K up to
+    the fastest and to fall from there, for each further drafted token adds less to what a round
+    emits. Then a Fibonacci search needs the fewest servers (Kiefer, "Sequential minimax search for
+    a maximum", 1953): three for four K.
 
     Args:
         run: a server run with plain texts, their traces, and probes of the K that were started.
