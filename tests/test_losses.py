@@ -114,6 +114,16 @@ def test_a_class_raised_to_the_rest_is_accepted_as_the_rest_and_others_are_as_be
     assert everywhere.alpha == pytest.approx(today + 0.25 * (1.0 - today), abs=0.01)
 
 
+def test_a_part_that_holds_every_token_has_no_rest_to_be_accepted_as() -> None:
+    run = load(FROZEN / "sweep_replay")
+    run.__dict__["traces"] = [trace for trace in run.traces if trace.prompt_set == "easy"]
+    # Where no text is known, all tokens are of one class
+    for draft in losses_of(Setup(run), KnownTexts({}, {})).drafts:
+        whole = [row for row in draft.rows if row.token_share > 0.999]
+        assert {row.axis for row in whole} >= {"token"}
+        assert {row.gain for row in whole} == {None}
+
+
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
     """An audition by this version: of a model, a head and a look-up."""

@@ -44,6 +44,7 @@ from harness.analysis.sweep_and_audition import Audition, PairAnalysis
 from harness.analysis.token_classes import CLASSES, rare_tokens, token_classes
 from harness.analysis.verdict import Candidate
 from harness.records import Rule, TextKey, TextTrace, UserError
+from harness.stats.jackknife import ZERO
 from harness.storage.manifest import ModelEntry
 from harness.theory.cost import usd_per_million_tokens
 from harness.theory.replay import at_positions
@@ -380,9 +381,10 @@ def _rows(scored: Scored, ended: _Ended, tokens: _Tokens) -> Iterator[LossRow]:
         axis: Axis, name: str, share: float, sums: Array, change: Callable[[float], Change]
     ) -> LossRow:
         judged, rejected, lost = sums.tolist()
-        others, others_rejected = every_judged - judged, every_rejected - rejected
+        others, others_rejected = every_judged - judged, max(0.0, every_rejected - rejected)
         gain = None
-        if judged > 0.0 and others > 0.0 and rejected / judged > others_rejected / others:
+        # All tokens may be in one part: what is left is then rounding
+        if judged > 0.0 and others > ZERO and rejected / judged > others_rejected / others:
             closed = 1.0 - (others_rejected / others) / (rejected / judged)
             gain = scored.speedups(change(closed))[scored.name.k] / base
         alpha = 1.0 - rejected / judged if judged > 0.0 else None
