@@ -330,8 +330,6 @@ class ModelFacts:
     name: str
     id: str | None = None  # hub id, folder or `embedded:<name>`
     weights: str | None = None  # "pretrained", "dummy" or "embedded"
-    parameters: int | None = None
-    weights_bytes: int | None = None
     # What ran its steps: "cuda_graphs", "lean" or "transformers"; None if unknown.
     engine: str | None = None
     engine_reason: str | None = None  # why it is not the requested engine, or not all of it
@@ -403,12 +401,9 @@ class StepSummary:
     draft: str  # its name; "" where latencies were typed
     draft_step_s: float
     target_step_s: float
-    # Entry i is a target forward over i + 1 positions; empty where v = 1 is assumed.
-    verify_s: tuple[float, ...] = ()
     context_tokens: int | None = None  # in the cache before the timed step; None where typed
     target_prefill_s: float | None = None  # both prefills: per prompt token
     draft_prefill_s: float | None = None
-    typed: bool = False  # whether the times were typed in
 
     @property
     def c(self) -> float:
@@ -965,7 +960,6 @@ class CeilingAtK:
     """What a K could give at best, and needs at least."""
 
     k: int
-    v: float | None  # None where no verify was timed
     ideal_speedup: float  # (K + 1) R(0) / R(K): every draft token accepted
     ideal_seconds_per_token: float
     breakeven_alpha: float | None
@@ -984,15 +978,6 @@ class SpeedupByK:
         """The K of the largest speedup; 0 where none is above 1."""
         best = max(self.speedups, key=lambda k: self.speedups[k])
         return best if self.speedups[best] > 1.0 else 0
-
-
-@dataclass(frozen=True)
-class BestKAtAlpha:
-    """The best K at one alpha, 0 (do not speculate) included."""
-
-    alpha: float
-    k: int
-    speedup: float
 
 
 @dataclass(frozen=True)
@@ -1120,7 +1105,6 @@ class Comparison:
     """Runs compared with the first of them."""
 
     reference: str  # name of the first run
-    folders: tuple[str, ...]  # of all runs, the reference first
     runs: tuple[ComparedRun, ...]
     rows: tuple[ComparisonRow, ...]
     caveats: tuple[ComparisonCaveat, ...]  # most important first
@@ -1417,7 +1401,6 @@ class ServedK:
     temperature: float
     k: int
     speedup: float
-    own_predicted: float | None  # from our own loop's round times; None where not known
     tokens_per_round: float | None
     round_cost: float | None  # R(K) / R(0): what a round costs in plain tokens
     whole_request_speedup: float | None = None  # prefills among them; metrics.md has both
@@ -1740,14 +1723,11 @@ class Summary:
     stopping_batches: tuple[StoppingBatch, ...] = ()
     skipped_cells: tuple[SkippedCell, ...] = ()
     # Break-even
-    # ceilings, best_k: break-even's, and the profile's ceilings.
-    ceilings: tuple[CeilingAtK, ...] = ()
-    best_k: tuple[BestKAtAlpha, ...] = ()
+    ceilings: tuple[CeilingAtK, ...] = ()  # the profile's too
     speedups_by_k: tuple[SpeedupByK, ...] = ()  # at each alpha, by either rule
     from_acceptance: tuple[ResultRow, ...] = ()  # those of `results` that a measured one gave
     # By K, of a server that measured itself; the verdict is of these where there are any
     server_speedups: dict[int, float] = field(default_factory=dict[int, float])
-    alphas: tuple[float, ...] = ()
     round_fit: RoundFit | None = None
     # Server
     served: ServedSummary | None = None

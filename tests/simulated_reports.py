@@ -94,11 +94,9 @@ def evidence_of(tokens, times, costs, temperature=1.0):
     size = len(tokens)
     return Evidence(
         temperature=temperature,
-        prompts=tuple(f"p{i}" for i in range(size)),
-        prompt_sets=tuple(SETS[i % len(SETS)] for i in range(size)),
+        names=tuple((SETS[i % len(SETS)], f"p{i}") for i in range(size)),
         baseline=Timed(times[0], tokens),
         candidates={n: Timed(time, tokens) for n, time in zip(CANDIDATES, times[1:], strict=False)},
-        facts={},
         visit_costs=costs,
     )
 
@@ -177,7 +175,8 @@ def report(rng: np.random.Generator, world: World, size: int, truth, counts: Any
                 counts[f"{kind} intervals"] += 1
                 counts[f"{kind} covered"] += bool(verdict.speedup_lo <= true <= verdict.speedup_hi)
                 counts[f"{kind} level"] += float(str(verdict.reason_values["level"]))
-        cells = replace(seen, prompt_sets=("all",) * size).workload(None).intervals()
+        names = tuple(("all", prompt) for _, prompt in seen.names)
+        cells = replace(seen, names=names).workload(None).intervals()
         assert cells is not None
         for row in rng.choice(len(CANDIDATES), CELLS, replace=False):
             counts["cells"] += 1

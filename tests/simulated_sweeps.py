@@ -105,7 +105,7 @@ def two_phases(
     plain_s, measured_s = timing(rng, WORLDS[name], (2, len(rows)))
     pairs = MeasuredPairs(
         CANDIDATES[best],
-        tuple((replayed.prompt_sets[row], replayed.prompts[row]) for row in rows),
+        tuple(replayed.names[row] for row in rows),
         Pairs(
             seconds=seconds[best, rows] * measured_s,
             cost=predicted[best, rows],

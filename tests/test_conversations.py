@@ -194,12 +194,12 @@ def test_the_turns_of_a_conversation_are_one_prompt_to_the_statistics() -> None:
     trials = [trial(name, turn, k, 1.0 + k) for name, turn in names for k in (0, 1)]
     assert {key[1] for key in per_prompt(trials, [])} == {"a", "HumanEval/1", "HumanEval/2"}
     evidence = evidence_from_trials(trials, draft="d", temperature=0.0, times=None)
-    assert evidence.prompts == ("HumanEval/1", "HumanEval/2", "a")
+    assert [prompt for _, prompt in evidence.names] == ["HumanEval/1", "HumanEval/2", "a"]
     assert evidence.baseline.seconds.tolist() == [1.0, 1.0, 2.0]
     # A conversation of which a turn failed is not complete
     failed = [t for t in trials if (t.prompt, t.k) != ("a/2", 1)]
     part = evidence_from_trials(failed, draft="d", temperature=0.0, times=None)
-    assert part.prompts == ("HumanEval/1", "HumanEval/2")
+    assert [prompt for _, prompt in part.names] == ["HumanEval/1", "HumanEval/2"]
 
 
 # Encoding

@@ -101,7 +101,7 @@ def test_the_verdict_is_among_the_drafts_that_stay_at_the_error_of_the_last_look
     (evidence,) = audition.evidence
     dropped = eliminated.manifest.audition.dropped
     assert not {name.draft for name in evidence.candidates} & {*dropped}
-    assert len(evidence.prompts) == 32
+    assert len(evidence.names) == 32
     spent = nominal_error(ONE_SIDED, look_shares(LOOKS))
     assert spent < ONE_SIDED
     at_last = decide(evidence, ONE_SIDED, seed=0, deals=20)
@@ -241,11 +241,9 @@ def replays_of(rng: np.random.Generator, alphas: dict[str, float], number: int) 
         chances = np.repeat(1.0 / (1.0 + np.exp(-logit))[:, None], 40 * 4, axis=1)
         counts = replay(chances.reshape(number, 40, 4), np.full(number, 40), [1, 2, 4])
         candidates |= {Candidate(draft, k): each for k, each in counts.items()}
-    names = tuple(f"p{n:03}" for n in range(number))
-    return Replays(
-        "ratio", 1.0, names, ("easy",) * number, (None,) * number, ((9,),) * number,
-        candidates, frozenset(),
-    )  # fmt: skip
+    names = tuple(("easy", f"p{n:03}") for n in range(number))
+    nothing, lengths = (None,) * number, ((9,),) * number
+    return Replays("ratio", 1.0, names, nothing, lengths, candidates, frozenset())
 
 
 def lost(alphas: dict[str, float], seed: int) -> list[tuple[str | None] | None]:
@@ -260,7 +258,7 @@ def lost(alphas: dict[str, float], seed: int) -> list[tuple[str | None] | None]:
     for look in range(1, LOOKS):
         both = replays.rows(np.isin(np.arange(32), order[: 8 * look]).tolist())
         ((part, rest, weights),) = _questions(both, replace(replays, candidates=others), None)
-        assert not {*part.prompts} & {*rest.prompts}
+        assert not {*part.names} & {*rest.names}
         level = 1.0 - 2.0 * nominal_error(ONE_SIDED, look_shares(look))
         found.append(_winner(part, rest, latencies, weights, second, level))
     return found

@@ -82,7 +82,9 @@ def test_a_report_says_once_what_block_verification_would_bring(kind: str) -> No
 def test_a_server_has_one_break_even_alpha_for_each_k_and_none_where_no_acceptance_pays() -> None:
     """Not another one for each prompt set, from what the others' rounds took."""
     server = analysed("server")
+    assert server.served is not None
     for entry in server.round_times:
+        assert (entry.engine, entry.run) == (server.served.engine, None)
         at = [row for row in server.alone if row.temperature == entry.temperature]
         for k, round_s in entry.round_s.items():
             needed = {row.breakeven_alpha for row in at if row.k == k}

@@ -276,8 +276,8 @@ def test_synthetic_acceptance_predicts_each_measured_cell():
 
 def test_evidence_serves_the_verdict_and_names_what_it_needs(replays):
     evidence = evidence_of(replays, EXACT)
-    facts = evidence.facts[Candidate("good", 4)]
-    assert facts.breakeven_alpha == pytest.approx(EXACT["good"].rounds.break_even_alpha(4))
+    timed = evidence.candidates[Candidate("good", 4)]
+    assert timed.breakeven_alpha == pytest.approx(EXACT["good"].rounds.break_even_alpha(4))
     verdict = decide(evidence, weights={"easy": 3, "hard": 1})
     assert (verdict.decision, verdict.draft) == ("speculate", "good")
     assert verdict.reason_values["draft"] == "good"
@@ -321,7 +321,7 @@ def test_a_losing_draft_ranks_below_not_speculating_and_few_prompts_have_no_inte
 
 def test_a_set_of_weight_0_makes_no_interval_of_the_leaderboard(replays):
     rows = np.flatnonzero([name == "easy" for name in replays.prompt_sets])[6:]
-    few = replays.rows([row not in rows for row in range(len(replays.prompts))])
+    few = replays.rows([row not in rows for row in range(len(replays.names))])
     ranked = rank(few, EXACT, {"easy": 1.0, "hard": 0.0}).leaderboard.rows
     assert {(row.speedup_lo, row.alpha_lo) for row in ranked} == {(None, None)}, "six prompts count"
 
@@ -369,13 +369,13 @@ def test_categories_have_their_own_alpha_and_an_interval_from_8_prompts(traces):
 def looped(replays, name, rng=None):
     """Trials whose rounds are those that replay expects, scattered where `rng` is given."""
     counts = replays.candidates[name]
-    rows = zip(replays.prompt_sets, replays.prompts, counts.new_tokens, counts.rounds, strict=True)
+    rows = zip(replays.names, counts.new_tokens, counts.rounds, strict=True)
     return [
         Trial(
             "c", prompt_set, prompt, 0, name.k, 1.0, "ratio", "ok", new_tokens=int(tokens),
             rounds=rounds * (1.0 if rng is None else np.exp(rng.normal(0, 0.15))),
         )
-        for prompt_set, prompt, tokens, rounds in rows
+        for (prompt_set, prompt), tokens, rounds in rows
     ]  # fmt: skip
 
 

@@ -22,7 +22,6 @@ from harness.analysis.request_times import (
     undisturbed,
 )
 from harness.analysis.server_costs import (
-    PlainRequests,
     Requests,
     ServerCosts,
     TimedRequests,
@@ -92,9 +91,10 @@ def requests_of(
     tokens = np.array(lengths, dtype=np.float64)
     counts = {k: counts_of(k, lengths) for k in ks}
     prompts = tuple(range(len(lengths)))
+    plain = {0: Requests(costs.plain_s(tokens), tokens[:, None], prompts)}
     return TimedRequests(
-        PlainRequests(costs.plain_s(tokens), tokens, prompts),
-        {k: Requests(costs.speculative_s(each), each, prompts) for k, each in counts.items()},
+        plain
+        | {k: Requests(costs.speculative_s(c), c.proposals, prompts) for k, c in counts.items()}
     )
 
 
@@ -140,16 +140,16 @@ def test_rounds_in_which_a_lookup_finds_nothing_cost_other_than_plain_tokens() -
     times = RoundTimes(0.5e-3, ((0, 0.6e-3), (2, 1.2e-3), (8, 3.0e-3)))
     costs, lengths = ServerCosts(0.7e-3, 1.5e-3, times), [12, 60, 33, 47, 20, 55]
     tokens, random = np.array(lengths, dtype=np.float64), np.random.default_rng(1)
-    speculative: dict[int, Requests] = {}
+    prompts = tuple(range(len(lengths)))
+    by_k = {0: Requests(costs.plain_s(tokens), tokens[:, None], prompts)}
     for k in (2, 8):
         chances = by_start(random.random((len(lengths), max(lengths))), k)
         # From most starts nothing, from a few as many tokens as there are after the match
         found = random.integers(1, k + 1, chances.shape[:2])
         proposed = np.where(random.random(chances.shape[:2]) < 0.7, 0, found)
         counts = replay(chances, lengths, [k], proposed=proposed)[k]
-        speculative[k] = Requests(costs.speculative_s(counts), counts, tuple(range(len(lengths))))
-    plain = PlainRequests(costs.plain_s(tokens), tokens, tuple(range(len(lengths))))
-    timed = TimedRequests(plain, speculative, looked_up=True)
+        by_k[k] = Requests(costs.speculative_s(counts), counts.proposals, prompts)
+    timed = TimedRequests(by_k, looked_up=True)
     assert_found(fit_costs(timed), costs)
     left_out = left_out_costs(timed, 8)
     assert len(left_out) == len(lengths)
@@ -166,11 +166,12 @@ def test_a_predicted_speedups_variance_is_that_of_costs_from_other_requests() ->
     exact, tokens, counts = requests_of((1, 4), lengths), np.array([40.0]), counts_of(4, [40])
     logs, variances = [], []
     for _ in range(60):
-        plain, at = exact.plain, exact.speculative
         factors = np.exp(0.05 * rng.standard_normal((3, len(lengths))))
         timed = TimedRequests(
-            replace(plain, seconds=plain.seconds * factors[0]),
-            {k: replace(at[k], seconds=at[k].seconds * factors[n]) for n, k in ((1, 1), (2, 4))},
+            {
+                k: replace(each, seconds=each.seconds * factor)
+                for (k, each), factor in zip(exact.by_k.items(), factors, strict=True)
+            }
         )
         costs, variance = fit_costs(timed), speedup_variance(timed, tokens, counts)
         assert costs is not None
@@ -194,11 +195,10 @@ def test_the_requests_of_a_prompt_share_a_pace_and_are_left_out_together() -> No
     for _ in range(100):
         paces = np.exp(0.05 * rng.standard_normal((3, number))).repeat(sampled, axis=1)
         timed = TimedRequests(
-            PlainRequests(exact.plain.seconds * paces[0], exact.plain.tokens, prompts),
             {
                 k: replace(each, seconds=each.seconds * pace, prompts=prompts)
-                for (k, each), pace in zip(exact.speculative.items(), paces[1:], strict=True)
-            },
+                for (k, each), pace in zip(exact.by_k.items(), paces, strict=True)
+            }
         )
         costs, variance = fit_costs(timed), speedup_variance(timed, tokens, counts)
         assert costs is not None
@@ -394,8 +394,8 @@ def test_a_disturbed_request_for_one_token_makes_decoding_no_faster(
         LLAMACPP,
     )  # fmt: skip
     assert timed is not None
-    for k, seconds in {0: timed.plain.seconds, 2: timed.speculative[2].seconds}.items():
-        assert seconds == pytest.approx(rejected(0, k, 15, 1.0).seconds)
+    for k, made in timed.by_k.items():
+        assert made.seconds == pytest.approx(rejected(0, k, 15, 1.0).seconds)
 
 
 # ---- a run ---------------------------------------------------------------------------------------

@@ -91,11 +91,9 @@ def test_an_answer_names_the_measured_k_even_where_another_is_predicted_to_gain_
     seconds = {1: 0.8 * spread, 2: 0.7 * spread}
     evidence = Evidence(
         temperature=0.0,
-        prompts=tuple(map(str, range(prompts))),
-        prompt_sets=("a",) * (prompts // 2) + ("b",) * (prompts // 2),
+        names=tuple(("ab"[2 * n // prompts], str(n)) for n in range(prompts)),
         baseline=plain,
         candidates={Candidate("d", k): Timed(each, plain.tokens) for k, each in seconds.items()},
-        facts={},
     )
     assert decide(evidence).k == 2
     answer = decide(replace(evidence, named=Candidate("d", 1)))

@@ -11,7 +11,6 @@ from harness.analysis.verdict import (
     ONE_SIDED,
     Candidate,
     Evidence,
-    Facts,
     Timed,
     decide,
     evidence_from_trials,
@@ -35,15 +34,14 @@ def simulated(seed, size, speedups, noise=0.2):
     tokens = np.full(size, 48.0)
 
     def run(speedup):
-        return Timed(pace / speedup * np.exp(shared + rng.normal(0.0, noise, size)), tokens)
+        seconds = pace / speedup * np.exp(shared + rng.normal(0.0, noise, size))
+        return Timed(seconds, tokens, tokens / 4, tokens / 2, 0.7)
 
     return Evidence(
         temperature=1.0,
-        prompts=tuple(f"p{i}" for i in range(size)),
-        prompt_sets=tuple(SETS[i % 2] for i in range(size)),
+        names=tuple((SETS[i % 2], f"p{i}") for i in range(size)),
         baseline=Timed(pace * np.exp(rng.normal(0.0, noise / 2, size)), tokens),
         candidates={Candidate("small", k): run(s) for k, s in zip(KS, speedups, strict=False)},
-        facts={Candidate("small", k): Facts(tokens / 4, tokens / 2, 0.7) for k in KS},
     )
 
 
@@ -120,10 +118,9 @@ def undecided(size, speedup, spread, timing):
     ones = np.ones(size)
     return replace(
         simulated(0, size, []),
-        prompt_sets=("easy",) * size,
+        names=tuple(("easy", f"p{i}") for i in range(size)),
         baseline=Timed(np.exp(timing * shuffled[0]), ones),
         candidates={FIRST: Timed(np.exp(timing * shuffled[1] + spread * normal) / speedup, ones)},
-        facts={},
     )
 
 
@@ -166,7 +163,11 @@ def test_an_interval_is_as_wide_as_the_verdicts_part_of_the_error_asks():
 
 
 def test_a_set_of_one_prompt_is_undecided_for_the_workload():
-    evidence = replace(simulated(0, 9, [2.0]), prompt_sets=("easy",) * 8 + ("hard",))
+    seen = simulated(0, 9, [2.0])
+    sets = ("easy",) * 8 + ("hard",)
+    evidence = replace(
+        seen, names=tuple((s, p) for s, (_, p) in zip(sets, seen.names, strict=True))
+    )
     verdict = decide(evidence)
     assert (verdict.reason, verdict.reason_values["prompt_set"]) == ("too_few_in_set", "hard")
 
@@ -189,7 +190,8 @@ def test_alpha_is_that_of_the_sets_and_weights_that_the_verdict_is_on():
     evidence = simulated(0, 40, [0.5], noise=0.02)
     judged = np.full(40, 10.0)
     accepted = np.where(np.array(evidence.prompt_sets) == "hard", 1.0, 9.0)
-    evidence = replace(evidence, facts={FIRST: Facts(accepted, judged, None)})
+    timed = replace(evidence.candidates[FIRST], accepted=accepted, judged=judged)
+    evidence = replace(evidence, candidates={FIRST: timed})
 
     def alpha(**scope):
         return decide(evidence, **scope).reason_values["alpha"]
@@ -221,13 +223,13 @@ def test_the_same_seed_gives_the_same_verdict():
 
 def safest(*speedups_by_set):
     """The (draft, K) of least regret on sets of four prompts with these speedups by K."""
-    names = tuple(f"set {row}" for row in range(len(speedups_by_set)) for _ in range(4))
+    names = tuple((f"set {row}", f"p{n}") for row in range(len(speedups_by_set)) for n in range(4))
     ones = np.ones(len(names))
     runs = {
         Candidate("small", k): Timed(ones / np.repeat([s[k] for s in speedups_by_set], 4), ones)
         for k in speedups_by_set[0]
     }
-    row = least_regret(Evidence(1.0, names, names, Timed(ones, ones), runs, {}), None)
+    row = least_regret(Evidence(1.0, names, Timed(ones, ones), runs), None)
     return row and (row.draft, row.k)
 
 
@@ -269,27 +271,27 @@ def test_evidence_holds_the_prompts_complete_in_every_cell():
     trials.append(trial("a", 0, 9.0, temperature=0.0))
     times = RoundTimes(0.010, ((2, 0.012),))
     evidence = evidence_of(trials, times)
-    assert evidence.prompts == ("a", "c")
+    assert evidence.names == (("easy", "a"), ("easy", "c"))
     assert set(evidence.candidates) == {("small", 1), ("small", 2)}
     assert evidence.candidates[Candidate("small", 2)].seconds.tolist() == [3.0, 3.0]
     assert evidence.baseline.tokens.tolist() == [10, 10]
-    facts = evidence.facts[FIRST]
-    assert (facts.accepted.tolist(), facts.judged.tolist()) == ([6, 6], [8, 8])
-    assert facts.breakeven_alpha == times.break_even_alpha(1)
+    timed = evidence.candidates[FIRST]
+    assert (timed.accepted, timed.judged) == (pytest.approx([6, 6]), pytest.approx([8, 8]))
+    assert timed.breakeven_alpha == times.break_even_alpha(1)
 
 
 def test_evidence_sums_repetitions_and_asks_for_all_of_them():
     trials = [trial(p, k, 1.0 + r, repetition=r) for p in "ab" for k in (0, 1) for r in (0, 1)]
     evidence = evidence_of(trials[:-1])
-    assert (evidence.prompts, evidence.baseline.seconds.tolist()) == (("a",), [3.0])
-    assert evidence.facts[FIRST].judged.tolist() == [16]
-    assert evidence.facts[FIRST].breakeven_alpha is None
+    assert (evidence.names, evidence.baseline.seconds.tolist()) == ((("easy", "a"),), [3.0])
+    assert evidence.candidates[FIRST].judged == pytest.approx([16])
+    assert evidence.candidates[FIRST].breakeven_alpha is None
 
 
 def test_evidence_leaves_out_a_k_that_mostly_failed_rather_than_the_prompts():
     trials = [trial(p, k, 1.0) for p in "abcd" for k in (0, 1)]
     evidence = evidence_of([*trials, *(trial(p, 8, 1.0, failed=p != "a") for p in "abcd")])
-    assert evidence.prompts == ("a", "b", "c", "d")
+    assert [prompt for _, prompt in evidence.names] == ["a", "b", "c", "d"]
     assert set(evidence.candidates) == {("small", 1)}
 
 
@@ -302,8 +304,8 @@ def test_evidence_leaves_out_a_k_that_failed_one_set_rather_than_that_set():
 
 def test_evidence_without_a_baseline_is_empty_and_splits_by_set():
     trials = [trial("a", 1, 1.0), trial("b", 1, 1.0, prompt_set="hard")]
-    assert evidence_of(trials).prompts == ()
+    assert evidence_of(trials).names == ()
     assert decide(evidence_of(trials)).decision == "undecided"
     both = [*trials, trial("a", 0, 2.0), trial("b", 0, 3.0, prompt_set="hard")]
     hard = evidence_of(both).only(["hard"])
-    assert (hard.prompts, hard.baseline.seconds.tolist()) == (("b",), [3.0])
+    assert (hard.names, hard.baseline.seconds.tolist()) == ((("hard", "b"),), [3.0])

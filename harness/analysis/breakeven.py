@@ -37,7 +37,7 @@ from harness.config import BreakevenConfig
 from harness.records import Decision, LatencyRow, ResultRow, UserError
 from harness.stats.jackknife import CONFIDENCE, MIN_PROMPTS, Interval
 from harness.storage import StoredRun
-from harness.summary import Answer, BestKAtAlpha, Caveat, SpeedupByK, Summary
+from harness.summary import Answer, Caveat, SpeedupByK, Summary
 from harness.theory import acceptance as theory
 from harness.theory.speedup import RoundTimes, StepTimes
 
@@ -151,14 +151,10 @@ def analyse_breakeven(setup: Setup) -> Summary:
         latency=tuple(_typed_rows(inputs.times)),
         steps=() if steps is None else (steps,),
         round_times=(rounds,),
-        ceilings=ceilings(inputs.rounds, inputs.times, inputs.ks),
-        best_k=tuple(
-            BestKAtAlpha(alpha, *inputs.rounds.best_k(alpha, inputs.ks)) for alpha in inputs.alphas
-        ),
+        ceilings=ceilings(inputs.rounds, inputs.ks),
         speedups_by_k=tuple(_by_each_rule(iid, inputs, linear=config.linear)),
         from_acceptance=tuple(measured),
         server_speedups=dict(inputs.measured.served),
-        alphas=inputs.alphas,
         round_fit=inputs.measured.round_fit,
     )
 

@@ -26,16 +26,17 @@ results.csv are compared as they stand, without an interval.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from harness.analysis import analyse
 from harness.analysis.cells import (
+    Count,
+    Weights,
     accepted,
     completed,
     decode_s,
@@ -43,6 +44,7 @@ from harness.analysis.cells import (
     latest,
     new_tokens,
     paired_sums,
+    per_prompt,
     ratio,
     timed,
 )
@@ -120,7 +122,6 @@ def compare(runs: Sequence[StoredRun], fail_below: float | None = None) -> Compa
         compared.append(_compared(name, pair_rows, reference.headline, fail_below))
     return Comparison(
         reference=names[0],
-        folders=tuple(str(run.folder) for run in runs),
         runs=tuple(compared),
         rows=tuple(rows),
         caveats=tuple(caveats),
@@ -210,10 +211,12 @@ def _compare_two(pair: _Pair) -> tuple[list[ComparisonRow], list[ComparisonCavea
     unlike = [*_unlike(pair)]
     caveats = [*_unfinished(pair), *_devices(pair), *unlike]
     if all(map(_is_measured, pair.setups)):
-        changed = [*_changed_machine([*_plain_generations(pair)], pair)]
-        changed = changed or [*_moved(pair)]
+        shared = _shared_generations(pair)
+        plain = {at: [*cell.values()] for (at, k), cell in shared.items() if k == 0}
+        changed = [*_changed_machine([*_plain_generations(plain)], pair)]
+        changed = changed or [*_moved(pair, plain)]
         caveats += [*_shared_prompts(pair), *changed, *_changed_texts(pair), *_other_weights(pair)]
-        rows = _measured_rows(pair, blank)
+        rows = _measured_rows(pair, shared, blank)
         caveats += _timed_on_part(pair, rows)
     else:
         changed = _changed_machine([*_plain_visits(pair)], pair)
@@ -259,32 +262,25 @@ def _check_target(pair: _Pair) -> None:
 # ---- rows of measured runs, paired by prompt ----
 
 
-SIDES = ("reference", "run")
-QUANTITIES = ("seconds", "tokens", "accepted", "judged")
-GENERATION = ["prompt_set", "conversation", "prompt", "repetition", "prompt_tokens", "temperature"]
+Both = tuple[Trial, Trial]  # one generation in the reference and in the run
+Shared = Mapping[tuple[float, int], Mapping[tuple[object, ...], Both]]
 
 
-def _generations(setup: Setup) -> pd.DataFrame:
-    """One row per completed generation; a prompt of another length is another prompt."""
-    rows = [
-        (
-            *(t.prompt_set, t.conversation, t.prompt, t.repetition, t.prompt_tokens, t.temperature),
-            *(t.k, decode_s(t), new_tokens(t), accepted(t), judged(t)),
-        )
-        for t in completed(timed_trials(setup))
-    ]
-    return pd.DataFrame(rows, columns=[*GENERATION, "k", *QUANTITIES])
+def _shared_generations(pair: _Pair) -> Shared:
+    """By temperature and K, ascending, and by what was asked; another length is another prompt."""
+    one, two = (
+        {
+            (t.temperature, t.k, t.prompt_set, t.prompt, t.repetition, t.prompt_tokens): t
+            for t in completed(timed_trials(setup))
+        }
+        for setup in pair.setups
+    )
+    cells = grouped((name for name in one if name in two), lambda name: name[:2])
+    return {at: {n[2:]: (one[n], two[n]) for n in of_cell} for at, of_cell in sorted(cells.items())}
 
 
-def _shared_generations(pair: _Pair) -> pd.DataFrame:
-    """Those of both runs side by side: seconds_reference, seconds_run and so on."""
-    one, two = map(_generations, pair.setups)
-    return one.merge(two, on=[*GENERATION, "k"], suffixes=[f"_{side}" for side in SIDES])
-
-
-def _measured_rows(pair: _Pair, blank: ComparisonRow) -> list[ComparisonRow]:
+def _measured_rows(pair: _Pair, shared: Shared, blank: ComparisonRow) -> list[ComparisonRow]:
     """By temperature, K and prompt set, the whole workload ("all") last in its group."""
-    shared = _shared_generations(pair)
     failed = {
         (t.prompt_set, t.temperature, t.k)
         for run in pair.runs
@@ -298,27 +294,22 @@ def _measured_rows(pair: _Pair, blank: ComparisonRow) -> list[ComparisonRow]:
         for t in completed(timed_trials(setup))
         if t.accepted is None or t.rejected is None
     }
-    # seconds_run of the baseline is seconds_plain_run
-    names = {f"{name}_{side}": f"{name}_plain_{side}" for name in QUANTITIES for side in SIDES}
-    plain = shared[shared["k"] == 0].drop(columns="k").rename(columns=names)
     rows: list[ComparisonRow] = []
     p_values: list[float | None] = []
-    for temperature, k in sorted(set(zip(shared["temperature"], shared["k"], strict=True))):
-        cell = shared[(shared["temperature"] == temperature) & (shared["k"] == k)]
-        baselines = k > 0 and set(cell["prompt_set"]) <= set(
-            plain.loc[plain["temperature"] == temperature, "prompt_set"]
-        )
-        cell = cell.merge(plain, on=GENERATION) if baselines else cell
-        sums = cell.drop(columns=["prompt", "repetition", "prompt_tokens", "temperature", "k"])
-        sums = sums.groupby(["prompt_set", "conversation"]).sum()
-        sets = sorted(set(cell["prompt_set"]))
+    for (temperature, k), cell in shared.items():
+        plain = shared.get((temperature, 0), {})
+        baselines = k > 0 and _sets(cell.values()) <= _sets(plain.values())
+        kept = {asked: both for asked, both in cell.items() if not baselines or asked in plain}
+        sets = sorted(_sets(kept.values()))
         for name in [*sets, ALL_SETS] if len(sets) > 1 else sets:
             members = sets if name == ALL_SETS else [name]
-            row = replace(blank, prompt_set=name, temperature=float(temperature), k=int(k))
+            row = replace(blank, prompt_set=name, temperature=temperature, k=k)
             if any((member, temperature, k) in failed for member in members):
                 row = replace(row, status="partial")
             weights = pair.setups[0].weights if name == ALL_SETS else None
-            row, p_value = _measured_row(row, sums.loc[members], weights, baselines=baselines)
+            asked = [asked for asked, (one, _) in kept.items() if one.prompt_set in members]
+            before = [plain[each] for each in asked] if baselines else ()
+            row, p_value = _measured_row(row, [kept[each] for each in asked], before, weights)
             if (temperature, k) in uncounted:
                 row = replace(row, reference_alpha=None, alpha=None, alpha_difference=None)
             rows.append(row)
@@ -326,39 +317,42 @@ def _measured_rows(pair: _Pair, blank: ComparisonRow) -> list[ComparisonRow]:
     return [replace(r, p_value_holm=p) for r, p in zip(rows, holm(p_values), strict=True)]
 
 
-def _per_token(
-    sums: pd.DataFrame, quantity: str, side: str, weights: Mapping[str, float] | None = None
-) -> Estimate:
+def _sets(shared: Iterable[Both]) -> set[str]:
+    return {one.prompt_set for one, _ in shared}
+
+
+def _per_token(trials: Sequence[Trial], quantity: Count, weights: Weights = None) -> Estimate:
     """A quantity per token of the workload, by its sums over prompts."""
-    sets = tuple(sums.index.get_level_values("prompt_set"))
-    of, tokens = (sums[f"{name}_{side}"].to_numpy(np.float64) for name in (quantity, "tokens"))
-    return workload_ratio(of, tokens, sets, weights)
+    sums = per_prompt(trials, [quantity, new_tokens])
+    of, tokens = np.array([*sums.values()]).T
+    return workload_ratio(of, tokens, [prompt_set for prompt_set, _ in sums], weights)
 
 
 def _measured_row(
-    row: ComparisonRow, sums: pd.DataFrame, weights: Mapping[str, float] | None, *, baselines: bool
+    row: ComparisonRow, cell: Sequence[Both], plain: Sequence[Both], weights: Weights
 ) -> tuple[ComparisonRow, float | None]:
     """The row and the p-value of its speedup ratio, not yet adjusted."""
-    per_token = partial(_per_token, sums, weights=weights)
-    times = [per_token("seconds", side) for side in SIDES]
+    per_token = partial(_per_token, weights=weights)
+    sides = [*zip(*cell, strict=True)]
+    times = [per_token(side, decode_s) for side in sides]
     row = replace(
         row,
-        prompts=len(sums),
+        prompts=len({(trial.prompt_set, trial.conversation) for trial in sides[0]}),
         reference_ms_per_token=1e3 * times[0].value,
         ms_per_token=1e3 * times[1].value,
     )
     if not row.k:
         return row, None
     before, after = (
-        ratio(per_token("accepted", side).value, per_token("judged", side).value) for side in SIDES
+        ratio(per_token(side, accepted).value, per_token(side, judged).value) for side in sides
     )
     difference = _difference(before, after)
     row = replace(row, reference_alpha=before, alpha=after, alpha_difference=difference)
-    if not baselines:
+    if not plain:
         return row, None
     reference, run = (
-        per_token("seconds", f"plain_{side}").log() - time.log()
-        for side, time in zip(SIDES, times, strict=True)
+        per_token(side, decode_s).log() - time.log()
+        for side, time in zip(zip(*plain, strict=True), times, strict=True)
     )
     gain = run - reference
     lo, hi = exponential(gain.interval()) or (None, None)
@@ -563,38 +557,36 @@ def _changed_machine(timed: Sequence[_PlainTime], pair: _Pair) -> Iterator[Compa
             yield ComparisonCaveat("machine_changed", values)
 
 
-def _plain_generations(pair: _Pair) -> Iterator[_PlainTime]:
+def _plain_generations(plain: Mapping[float, Sequence[Both]]) -> Iterator[_PlainTime]:
     """By temperature, paired by the prompts that both runs decoded plainly."""
-    shared = _shared_generations(pair)
-    for temperature, cell in shared[shared["k"] == 0].groupby("temperature"):
-        before, after = _plain_seconds(cell)
+    for temperature, shared in plain.items():
+        before, after = _plain_seconds(shared)
         p_value = (after.log() - before.log()).p_value
-        yield _PlainTime(float(str(temperature)), (before.value, after.value), p_value)
+        yield _PlainTime(temperature, (before.value, after.value), p_value)
 
 
-def _plain_seconds(cell: pd.DataFrame) -> list[Estimate]:
+def _plain_seconds(shared: Iterable[Both]) -> list[Estimate]:
     """Of a token in both runs."""
-    sums = cell.groupby(["prompt_set", "conversation"]).sum(numeric_only=True)
-    return [_per_token(sums, "seconds", side) for side in SIDES]
+    return [_per_token(side, decode_s) for side in zip(*shared, strict=True)]
 
 
-def _moved(pair: _Pair) -> Iterator[ComparisonCaveat]:
+def _moved(pair: _Pair, plain: Mapping[float, Sequence[Both]]) -> Iterator[ComparisonCaveat]:
     """By temperature the prompt set of which plain decoding moved most, where that is much.
 
     Few prompts cannot show that it is no chance; a speedup of so few is no better known.
     """
     if not pair.one_engine or [*_devices(pair)]:
         return
-    shared = _shared_generations(pair)
-    for temperature, plain in shared[shared["k"] == 0].groupby("temperature"):
+    for temperature, shared in plain.items():
+        by_set = grouped(shared, lambda both: both[0].prompt_set)
         times = {
-            str(name): [1e3 * seconds.value for seconds in _plain_seconds(cell)]
-            for name, cell in plain.groupby("prompt_set")
+            name: [1e3 * seconds.value for seconds in _plain_seconds(of_set)]
+            for name, of_set in sorted(by_set.items())
         }
         change = {name: math.log(after / before) for name, (before, after) in times.items()}
         most = max(change, key=lambda name: abs(change[name]))
         if abs(change[most]) > MOVED:
-            values = {"temperature": float(str(temperature)), "prompt_set": most}
+            values = {"temperature": temperature, "prompt_set": most}
             values |= {"change": math.expm1(change[most]), **pair.values(ms=times[most])}
             yield ComparisonCaveat("plain_moved", values)
 

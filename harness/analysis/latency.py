@@ -216,11 +216,9 @@ class Latency:
             draft=draft,
             draft_step_s=self.steps.draft_s,
             target_step_s=self.steps.target_s,
-            verify_s=self.steps.verify_s,
             context_tokens=self.context_tokens,
             target_prefill_s=self._prefill_per_token("target"),
             draft_prefill_s=self._prefill_per_token("draft"),
-            typed=not self.timings,
         )
 
     def _prefill_per_token(self, role: str) -> float | None:

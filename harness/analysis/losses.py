@@ -251,7 +251,7 @@ def losses_of(setup: Setup, known: KnownTexts) -> Losses:
         str(folder),
         priced and priced.engine.name,
         setup.rule,
-        len(analysis.own_rankings[0].replays.prompts),
+        len(analysis.own_rankings[0].replays.names),
         bool(known.prompts),
         entropies_known,
         tuple(drafts),

@@ -14,7 +14,7 @@ import numpy as np
 from harness.analysis.cells import Count, accepted, completed, decode_s, judged, latest, new_tokens
 from harness.analysis.latency import Latency
 from harness.analysis.replayed import Replays, replay_check
-from harness.analysis.verdict import Candidate, Evidence, Facts, MeasuredPairs, Timed
+from harness.analysis.verdict import Candidate, Evidence, MeasuredPairs, Timed
 from harness.records import Cell, Trial, grouped
 from harness.stats.jackknife import Array
 from harness.stats.two_phase import MIN_MEASURED, Pairs
@@ -118,14 +118,8 @@ def evidence_from_pairs(
         column / repeated for column in _sums(drafted, *counts)
     )
     plain_s, plain_tokens = (column / repeated for column in _sums(plain, decode_s, new_tokens))
-    return Evidence(
-        temperature=temperature,
-        prompts=tuple(prompt for _, prompt in names),
-        prompt_sets=tuple(prompt_set for prompt_set, _ in names),
-        baseline=Timed(plain_s, plain_tokens),
-        candidates={candidate: Timed(seconds, tokens)},
-        facts={candidate: Facts(accepted_tokens, judged_tokens, breakeven_alpha)},
-    )
+    timed = Timed(seconds, tokens, accepted_tokens, judged_tokens, breakeven_alpha)
+    return Evidence(temperature, tuple(names), Timed(plain_s, plain_tokens), {candidate: timed})
 
 
 def _sums(groups: Sequence[Sequence[Trial]], *counts: Count) -> list[Array]:

@@ -32,17 +32,10 @@ from harness.analysis.latency import Latency
 from harness.analysis.prediction_error import Gap
 from harness.analysis.replayed import Replays, in_chunks, padded_traces
 from harness.analysis.server_costs import ServerCosts
-from harness.analysis.verdict import Candidate, CostError, Evidence, Facts, Timed
+from harness.analysis.verdict import Candidate, CostError, Evidence, Timed
 from harness.records import Cell, ResultRow, Rule, TextTrace, Trial, UserError
 from harness.stats.crossfit import VisitCosts
-from harness.stats.jackknife import (
-    Array,
-    Interval,
-    Variance,
-    log_speedup,
-    share_interval,
-    token_weights,
-)
+from harness.stats.jackknife import Array, Interval, Variance, share_interval, token_weights
 from harness.summary import CategoryAlpha, LengthAlpha, RequestSummary
 from harness.theory.replay import Replayed, at_positions, endings
 
@@ -79,20 +72,20 @@ def evidence_of(replays: Replays, latencies: Latencies) -> Evidence:
     _check_times(replays, latencies)
     tokens, requests, first = replays.new_tokens, _texts(replays), latencies[replays.drafts[0]]
     baseline_s = first.rounds.baseline_s
-    costs = {
-        name: latencies[name.draft].rounds_cost(counts, requests)
-        for name, counts in replays.candidates.items()
-    }
     return Evidence(
         temperature=replays.temperature,
-        prompts=replays.prompts,
-        prompt_sets=replays.prompt_sets,
+        names=replays.names,
         baseline=Timed(first.plain_cost(tokens, requests) * baseline_s, tokens),
-        candidates={name: Timed(cost * baseline_s, tokens) for name, cost in costs.items()},
-        facts={
-            name: Facts(counts.accepted, counts.judged, rounds.break_even_alpha(name.k))
+        candidates={
+            name: Timed(
+                latency.rounds_cost(counts, requests) * baseline_s,
+                tokens,
+                counts.accepted,
+                counts.judged,
+                latency.rounds.break_even_alpha(name.k),
+            )
             for name, counts in replays.candidates.items()
-            for rounds in [latencies[name.draft].rounds]
+            for latency in [latencies[name.draft]]
         },
         visit_costs={
             name: visit_costs(counts, latencies[name.draft])
@@ -186,22 +179,18 @@ def gap_of(
 
     `plain` are the trials of its baseline.
     """
-    sums = paired_sums(trials, plain)
-    found = [(row, sums[name]) for row, name in enumerate(replays.names) if name in sums]
-    rows = [row for row, _ in found]
-    counts = replays.candidates[Candidate(draft, cell.k)].rows(np.array(rows, dtype=np.intp))
-    if not rows or not latency.rounds.covers(cell.k):
+    measured = paired_sums(trials, plain)
+    replays = replays.rows([name in measured for name in replays.names])
+    if not replays.names or not latency.rounds.covers(cell.k):
         return None
-    sets = (cell.prompt_set,) * len(rows)
-    plain_s, plain_tokens, seconds, tokens = np.array([each for _, each in found]).T
-    measured = log_speedup(plain_s, plain_tokens, seconds, tokens, sets)
+    counts = replays.candidates[Candidate(draft, cell.k)]
     costs, texts = counts.proposals @ latency.relative(cell.k), counts.new_tokens
-    predicted = log_speedup(texts, texts, costs, texts, sets)
-    by_visit = visit_costs(counts, latency)
-    if len(by_visit) < 2:
-        return Gap.of(predicted, measured, None)
-    of_visits = VisitCosts(np.zeros(1, dtype=np.intp), by_visit[None]).variance
-    return Gap.of(predicted, measured, Variance(of_visits.value[0], of_visits.degrees[0]))
+    sums = np.stack([texts, texts, costs, texts], axis=1)
+    by_visit, error = visit_costs(counts, latency), None
+    if len(by_visit) > 1:
+        of_visits = VisitCosts(np.zeros(1, dtype=np.intp), by_visit[None]).variance
+        error = Variance(of_visits.value[0], of_visits.degrees[0])
+    return Gap.of(dict(zip(replays.names, sums, strict=True)), measured, error)
 
 
 # ---- rows of results.csv -------------------------------------------------------------------------
@@ -290,7 +279,7 @@ def _timed(part: Replays, k: int, seconds: Array, model: str) -> ResultRow:
         temperature=part.temperature,
         k=k,
         source="replayed",
-        prompts=len(part.prompts),
+        prompts=len(part.names),
     )
     return with_times(row, seconds, part.new_tokens)
 
@@ -353,9 +342,9 @@ def _prefill_seconds(replays: Replays, latency: Latency, draft: str | None = Non
     parts = [latency.prefill_s(role, lengths) for role in roles]
     if any(part is None for part in parts):
         return None
-    prompt_of_text = np.repeat(np.arange(len(replays.prompts)), _texts(replays).astype(np.intp))
+    prompt_of_text = np.repeat(np.arange(len(replays.names)), _texts(replays).astype(np.intp))
     total = np.sum([part for part in parts if part is not None], axis=0)
-    summed = np.bincount(prompt_of_text, total, minlength=len(replays.prompts))
+    summed = np.bincount(prompt_of_text, total, minlength=len(replays.names))
     return summed.astype(np.float64)
 
 
@@ -387,7 +376,7 @@ def request_summary(
         draft=name.draft,
         k=name.k,
         temperature=replays.temperature,
-        prompts=len(replays.prompts),
+        prompts=len(replays.names),
         speedup=float(weight @ before / (weight @ after)),
         plain_p95_s=p95(before),
         speculative_p95_s=p95(after),
@@ -420,7 +409,7 @@ def category_alpha(replays: Replays) -> tuple[CategoryAlpha, ...]:
                     draft=draft,
                     k=k,
                     category=category,
-                    prompts=len(part.prompts),
+                    prompts=len(part.names),
                     accepted=float(counts.accepted.sum()),
                     judged=float(counts.judged.sum()),
                     alpha=alpha_of(counts),

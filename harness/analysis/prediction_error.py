@@ -17,8 +17,17 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import bdtrc
 
+from harness.analysis.cells import PromptId
 from harness.records import Cell, grouped
-from harness.stats.jackknife import CONFIDENCE, Estimate, Variance, half_width, joined
+from harness.stats.jackknife import (
+    CONFIDENCE,
+    Array,
+    Estimate,
+    Variance,
+    half_width,
+    joined,
+    log_speedup,
+)
 from harness.summary import Caveat
 
 # A caveat says that gaps exceed their intervals where chance would have it so this rarely
@@ -33,12 +42,27 @@ class Gap:
     variance: Variance
 
     @classmethod
-    def of(cls, predicted: Estimate, measured: Estimate, costs: Variance | None) -> "Gap | None":
-        """From log speedups on the same prompts; `costs` is the error of what rounds cost.
+    def of(
+        cls,
+        predicted: Mapping[PromptId, Array],
+        measured: Mapping[PromptId, Array],
+        costs: Variance | None,
+    ) -> "Gap | None":
+        """On the prompts of one set that both have; None where these are too few to tell its error.
 
-        None where the prompts are too few to tell its error.
+        Args:
+            predicted, measured: [4] of each prompt, as `paired_sums` gives them.
+            costs: the error of what rounds cost; None of exact ones.
         """
-        gap = predicted - measured
+        names = [name for name in predicted if name in measured]
+        if not names:
+            return None
+
+        def log(sums: Mapping[PromptId, Array]) -> Estimate:
+            plain_s, plain_tokens, seconds, tokens = np.array([sums[name] for name in names]).T
+            return log_speedup(plain_s, plain_tokens, seconds, tokens, ("",) * len(names))
+
+        gap = log(predicted) - log(measured)
         if gap.variance is None:
             return None
         return cls(gap.value, joined(filter(None, [gap.variance, costs])))

@@ -85,7 +85,6 @@ def analyse_profile(setup: Setup) -> Summary:
         failures=failures(setup),
         results=tuple(measured),
         latency=latency,
-        alphas=setup.alphas,
         bandwidth=_bandwidth(run.manifest.bandwidth),
         bytes_read=run.manifest.bytes_read or (),
         step_bounds=tuple(bounds),
@@ -112,7 +111,7 @@ def analyse_profile(setup: Setup) -> Summary:
         unstable=unstable,
         steps=() if steps is None else (steps,),
         round_times=(latency_of_pair.round_summary(setup.draft),),
-        ceilings=ceilings(rounds, latency_of_pair.steps, ks),
+        ceilings=ceilings(rounds, ks),
     )
 
 
@@ -149,14 +148,11 @@ def _ceiling_row(setup: Setup, k: int, rounds: RoundTimes) -> ResultRow:
     )
 
 
-def ceilings(
-    rounds: RoundTimes, steps: StepTimes | None, ks: Iterable[int]
-) -> tuple[CeilingAtK, ...]:
+def ceilings(rounds: RoundTimes, ks: Iterable[int]) -> tuple[CeilingAtK, ...]:
     """What each K could give at best, and needs at least."""
     return tuple(
         CeilingAtK(
             k=k,
-            v=steps.v(k) if steps is not None and steps.covers(k) else None,
             ideal_speedup=rounds.speedup(k + 1.0, k),
             ideal_seconds_per_token=rounds.at(k) / (k + 1),
             breakeven_alpha=rounds.break_even_alpha(k),

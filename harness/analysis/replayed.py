@@ -13,7 +13,15 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.cells import Weights, completed, latest, new_tokens, per_prompt, prompts_of
+from harness.analysis.cells import (
+    PromptId,
+    Weights,
+    completed,
+    latest,
+    new_tokens,
+    per_prompt,
+    prompts_of,
+)
 from harness.analysis.verdict import Candidate
 from harness.records import Cell, Rule, TextKey, TextTrace, Trial, UserError, grouped
 from harness.serving.drafts import DRAFTS
@@ -39,10 +47,8 @@ class Replays:
 
     rule: Rule
     temperature: float
-    # prompts, prompt_sets, categories: of each prompt, n.
-    prompts: tuple[str, ...]
-    prompt_sets: tuple[str, ...]
-    categories: tuple[str | None, ...]
+    names: tuple[PromptId, ...]  # [n] each prompt with its set
+    categories: tuple[str | None, ...]  # [n] of each prompt
     # prompt_tokens: of each prompt, the lengths of its texts' prompts (repetitions x turns), n.
     prompt_tokens: tuple[tuple[int, ...], ...]
     candidates: Mapping[Candidate, Replayed]  # by (draft, K), counts of each prompt
@@ -50,9 +56,9 @@ class Replays:
     lookups: frozenset[str]
 
     @property
-    def names(self) -> list[tuple[str, str]]:
-        """[n] each prompt with its set."""
-        return [*zip(self.prompt_sets, self.prompts, strict=True)]
+    def prompt_sets(self) -> tuple[str, ...]:
+        """[n] the set of each prompt."""
+        return tuple(prompt_set for prompt_set, _ in self.names)
 
     @property
     def new_tokens(self) -> Array:
@@ -86,8 +92,7 @@ class Replays:
         rows = np.flatnonzero(np.asarray(keep, dtype=bool))
         return replace(
             self,
-            prompts=tuple(self.prompts[row] for row in rows),
-            prompt_sets=tuple(self.prompt_sets[row] for row in rows),
+            names=tuple(self.names[row] for row in rows),
             categories=tuple(self.categories[row] for row in rows),
             prompt_tokens=tuple(self.prompt_tokens[row] for row in rows),
             candidates={name: counts.rows(rows) for name, counts in self.candidates.items()},
@@ -163,8 +168,7 @@ def by_prompt(
     return Replays(
         rule=rule,
         temperature=texts[0].temperature,
-        prompts=tuple(prompt for _, prompt in names),
-        prompt_sets=tuple(prompt_set for prompt_set, _ in names),
+        names=tuple(names),
         categories=tuple(by_name[name][-1].category for name in names),
         prompt_tokens=tuple(tuple(each.prompt_tokens for each in by_name[name]) for name in names),
         candidates={name: each.summed(groups, len(names)) for name, each in counts.items()},

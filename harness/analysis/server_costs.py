@@ -32,9 +32,9 @@ from harness.analysis.request_times import (
 )
 from harness.records import RoundTiming
 from harness.serving.round_counting import Counting
-from harness.stats.jackknife import Array, Index, Variance, left_out_variance
+from harness.stats.jackknife import Array, Variance, left_out_variance
 from harness.summary import ServedCosts
-from harness.theory.replay import Replayed, replay_texts, stacked
+from harness.theory.replay import Replayed, replay_texts
 from harness.theory.speedup import RoundTimes
 
 # Costs' error is that of leaving out one such part of the prompts at a time
@@ -44,20 +44,14 @@ Prompts = tuple[Hashable, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class PlainRequests:
-    """Of n requests that were decoded plainly: seconds of decoding, their tokens, prompts asked."""
-
-    seconds: Array
-    tokens: Array
-    prompts: Prompts
-
-
-@dataclass(frozen=True, eq=False)
 class Requests:
-    """Of n requests on a speculating server: seconds of decoding, their rounds, prompts asked."""
+    """Of n requests at one K: seconds of decoding, their rounds, prompts asked.
+
+    `rounds` are [n, K + 1], by how many tokens they draft; those of K = 0 are plain tokens.
+    """
 
     seconds: Array
-    counts: Replayed
+    rounds: Array
     prompts: Prompts
 
 
@@ -66,50 +60,38 @@ class TimedRequests:
     """Requests from which costs are fitted.
 
     Attributes:
-        plain, speculative: those that were decoded plainly, and the others, by K.
+        by_k: 0 for those that were decoded plainly.
         net: whether another request was taken off each, so that a start may be below 0.
         looked_up: whether the drafts come from a look-up, so that most rounds draft nothing.
     """
 
-    plain: PlainRequests
-    speculative: Mapping[int, Requests]
+    by_k: Mapping[int, Requests]
     net: bool = False
     looked_up: bool = False
 
     def __add__(self, other: "TimedRequests") -> "TimedRequests":
         """Both, of the K that either has."""
-        speculative = {**other.speculative, **self.speculative}
-        for k in other.speculative.keys() & self.speculative.keys():
-            parts = self.speculative[k], other.speculative[k]
-            seconds = np.concatenate([part.seconds for part in parts])
-            counts = stacked([part.counts for part in parts])
-            speculative[k] = Requests(seconds, counts, parts[0].prompts + parts[1].prompts)
-        plain = PlainRequests(
-            np.concatenate([self.plain.seconds, other.plain.seconds]),
-            np.concatenate([self.plain.tokens, other.plain.tokens]),
-            self.plain.prompts + other.plain.prompts,
-        )
-        return replace(self, plain=plain, speculative=speculative, net=self.net or other.net)
+        by_k = {**other.by_k, **self.by_k}
+        for k in other.by_k.keys() & self.by_k.keys():
+            one, two = self.by_k[k], other.by_k[k]
+            seconds = np.concatenate([one.seconds, two.seconds])
+            rounds = np.concatenate([one.rounds, two.rounds])
+            by_k[k] = Requests(seconds, rounds, one.prompts + two.prompts)
+        return replace(self, by_k=by_k, net=self.net or other.net)
 
     def without_each_part(self) -> "list[TimedRequests]":
         """The requests without each of up to `PARTS` parts of their prompts."""
-        asked = [self.plain.prompts, *(each.prompts for each in self.speculative.values())]
-        prompts = list(dict.fromkeys(prompt for each in asked for prompt in each))
+        prompts = list(dict.fromkeys(prompt for k in self.by_k.values() for prompt in k.prompts))
         return [self._without({*prompts[part::PARTS]}) for part in range(min(PARTS, len(prompts)))]
 
     def _without(self, left_out: Collection[Hashable]) -> "TimedRequests":
-        def kept(prompts: Prompts) -> tuple[Index, Prompts]:
-            rows = [row for row, prompt in enumerate(prompts) if prompt not in left_out]
-            return np.array(rows, dtype=np.intp), tuple(prompts[row] for row in rows)
-
-        rows, prompts = kept(self.plain.prompts)
-        plain = PlainRequests(self.plain.seconds[rows], self.plain.tokens[rows], prompts)
-        speculative: dict[int, Requests] = {}
-        for k, each in self.speculative.items():
-            rows, prompts = kept(each.prompts)
-            if prompts:
-                speculative[k] = Requests(each.seconds[rows], each.counts.rows(rows), prompts)
-        return replace(self, plain=plain, speculative=speculative)
+        by_k: dict[int, Requests] = {}
+        for k, each in self.by_k.items():
+            rows = [row for row, prompt in enumerate(each.prompts) if prompt not in left_out]
+            if rows:
+                prompts = tuple(each.prompts[row] for row in rows)
+                by_k[k] = Requests(each.seconds[rows], each.rounds[rows], prompts)
+        return replace(self, by_k=by_k)
 
 
 @dataclass(frozen=True)
@@ -179,12 +161,13 @@ def fit_costs(timed: TimedRequests) -> ServerCosts | None:
     None without requests of two lengths, which tell a start from its rounds, and where they were so
     disturbed that a token or a round would cost nothing.
     """
-    plain, speculative = timed.plain, dict(sorted(timed.speculative.items()))
-    if len(set(plain.tokens)) < 2 or not speculative:
+    speculative = dict(sorted(timed.by_k.items()))
+    plain = speculative.pop(0, None)
+    if plain is None or not speculative or len({*(tokens := plain.rounds[:, 0])}) < 2:
         return None
-    plain_start_s, token_s = fit_line(plain.tokens, plain.seconds, net=timed.net)
+    plain_start_s, token_s = fit_line(tokens, plain.seconds, net=timed.net)
     seconds = np.concatenate([each.seconds for each in speculative.values()])
-    rounds = [(k, each.counts.proposals[:, None]) for k, each in speculative.items()]
+    rounds = [(k, each.rounds[:, None]) for k, each in speculative.items()]
     starts, net, looked_up = np.ones_like(seconds), timed.net, timed.looked_up
     fitted = fit_rounds([token_s], rounds, starts, seconds, net=net, looked_up=looked_up)
     return None if fitted is None else ServerCosts(plain_start_s, fitted[0], fitted[1][0])
@@ -278,30 +261,24 @@ def timed_rounds(
         # A length that fewer than half of the visits have is an end of text's
         if 2 * len(made) >= most[k] and seconds is not None:
             by_k.setdefault(k, []).append((context, tokens, shortened, seconds))
-    plain = by_k.pop(0, [])
-    if not plain or not by_k:
+    if 0 not in by_k or len(by_k) == 1:
         return None
-
-    def seconds_of(rows: Sequence[tuple[int, int, bool, float]]) -> tuple[Array, Prompts]:
+    requests: dict[int, Requests] = {}
+    for k, rows in by_k.items():
         # Each length was timed by itself, so it stands for a prompt
         prompts = tuple((context, tokens) for context, tokens, *_ in rows)
-        return np.array([seconds for *_, seconds in rows]), prompts
-
-    plain_s, prompts = seconds_of(plain)
-    plain_tokens = np.array([tokens for _, tokens, *_ in plain], dtype=np.float64)
-    speculative: dict[int, Requests] = {}
-    for k, rows in by_k.items():
-        seconds, of_k = seconds_of(rows)
         texts = [(tokens, shortened) for _, tokens, shortened, _ in rows]
-        speculative[k] = Requests(seconds, _rejected(texts, k, counting), of_k)
-    net = any(t.one_token_s is not None for t in timings)
-    return TimedRequests(PlainRequests(plain_s, plain_tokens, prompts), speculative, net)
+        seconds = np.array([seconds for *_, seconds in rows])
+        requests[k] = Requests(seconds, _rejected(texts, k, counting), prompts)
+    return TimedRequests(requests, any(t.one_token_s is not None for t in timings))
 
 
-def _rejected(texts: Sequence[tuple[int, bool]], k: int, counting: Counting) -> Replayed:
+def _rejected(texts: Sequence[tuple[int, bool]], k: int, counting: Counting) -> Array:
     """The rounds of texts whose every draft was rejected: (tokens, whether the last were cut)."""
+    if k == 0:
+        return np.array([[tokens] for tokens, _ in texts], dtype=np.float64)
     proposed = [
         counting.proposed(k, tokens + counting.first_position) if shortened else np.full(tokens, k)
         for tokens, shortened in texts
     ]
-    return replay_texts([np.zeros((tokens, k)) for tokens, _ in texts], proposed, k)
+    return replay_texts([np.zeros((tokens, k)) for tokens, _ in texts], proposed, k).proposals

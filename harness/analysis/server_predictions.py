@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from harness.analysis.cells import (
+    PromptId,
     completed,
     lacking_visits,
     measured_rows,
@@ -29,7 +30,6 @@ from harness.analysis.predicted import evidence_of
 from harness.analysis.prediction_error import Gap, PredictionError, prediction_errors
 from harness.analysis.replayed import Replays, by_prompt
 from harness.analysis.server_costs import (
-    PlainRequests,
     Requests,
     ServerCosts,
     TimedRequests,
@@ -40,16 +40,16 @@ from harness.analysis.server_costs import (
     timed_rounds,
 )
 from harness.analysis.server_texts import ServedTexts, Texts
-from harness.analysis.verdict import Candidate, Evidence, Timed
+from harness.analysis.verdict import Candidate, Evidence
 from harness.records import Cell, LatencyRow, ResultRow, RoundTiming, grouped, where
 from harness.serving.drafts import looks_up
 from harness.serving.engines import OWN
+from harness.serving.round_counting import Counting
 from harness.stats.jackknife import (
     Array,
     Variance,
     independent_errors,
     joined,
-    log_speedup,
     speedup_interval,
 )
 from harness.summary import NotPredicted, RoundSummary, ServedCell, ServedCosts
@@ -142,18 +142,20 @@ class ServedPredictions(ServedTexts):
         # Before any K is measured, plain texts are there of one visit, and probes of all
         trials = self.settled if self.ks or not self._settled_probes else []
         requests = [*trials, *self._settled_starts, *self._settled_probes]
-        plain = self.texts(requests, 0, temperature).of(names)
-        speculative: dict[int, Requests] = {}
-        for k in ks:
-            texts = self.texts(requests, k, temperature).of(names)
-            if texts.trials:
-                counts = self.replayed(texts, k)
-                speculative[k] = Requests(texts.seconds, counts, texts.prompts)
-        if not plain.trials or not speculative:
+        texts = {k: self.texts(requests, k, temperature).of(names) for k in (0, *ks)}
+        by_k = {
+            k: Requests(
+                each.seconds,
+                self.replayed(each, k).proposals if k else each.tokens[:, None],
+                each.prompts,
+            )
+            for k, each in texts.items()
+            if each.trials
+        }
+        if 0 not in by_k or len(by_k) == 1:
             return None
-        net = any(trial.one_token_s is not None for trial in plain.trials)
-        of_plain = PlainRequests(plain.seconds, plain.tokens, plain.prompts)
-        return TimedRequests(of_plain, speculative, net, looks_up(self.setup.draft))
+        net = any(trial.one_token_s is not None for trial in texts[0].trials)
+        return TimedRequests(by_k, net, looks_up(self.setup.draft))
 
     def _rounds_near(self, temperature: float) -> list[RoundTiming]:
         """Those of servers that were told to reject every draft."""
@@ -166,15 +168,8 @@ class ServedPredictions(ServedTexts):
 
     def round_times(self) -> Iterator[RoundSummary]:
         """R(0) and R(K) of the server, by temperature."""
-        for temperature, costs in self.costs_by_temperature.items():
-            yield RoundSummary(
-                draft=self.setup.draft,
-                temperature=temperature,
-                source="requests",
-                plain_s=costs.times.plain_s,
-                round_s={k: seconds for k, seconds in costs.times.round_s if k},
-                visits=len({trial.repetition for trial in self.trials}),
-            )
+        for latency in self._latencies.values():
+            yield replace(latency.round_summary(self.setup.draft), run=None)
 
     def prefill_rows(self) -> Iterator[LatencyRow]:
         """Rows of latency.csv: the plain server's prefills, over visits, by length."""
@@ -284,7 +279,7 @@ class ServedPredictions(ServedTexts):
                 continue
             cell = _cell(made.row)
             sums = paired_sums(cells.get(cell, []), cells.get(replace(cell, k=0), []))
-            gaps[cell] = made.gap(sums)
+            gaps[cell] = made.costs and Gap.of(made.sums, sums, made.costs)
         return prediction_errors(gaps)
 
     def plain_texts(self, row: ResultRow) -> Texts:
@@ -330,9 +325,13 @@ class ServedPredictions(ServedTexts):
             speedup=costs.speedup(texts.tokens, counts),
             breakeven_alpha=every.times.break_even_alpha(row.k),
         )
-        names, (before, after, tokens) = _by_prompt(texts, plain_s, seconds, texts.tokens)
+        names, rows = prompts_of(texts.trials)
+        before, after, tokens = (
+            np.bincount(rows, each).astype(np.float64) for each in (plain_s, seconds, texts.tokens)
+        )
+        sums = np.stack([before, tokens, after, tokens], axis=1)
         costs_error = None if timed is None else speedup_variance(timed, texts.tokens, counts)
-        return _Prediction(made, tuple(names), np.stack([before, after, tokens]), costs_error)
+        return _Prediction(made, dict(zip(names, sums, strict=True)), costs_error)
 
     def cells(self) -> Iterator[ServedCell]:
         """Prediction and measurement of every cell that drafts; of a K that was not, the former."""
@@ -384,59 +383,55 @@ class ServedPredictions(ServedTexts):
 
     def predicted_speedups(self, temperature: float) -> dict[int, float]:
         """Of every K that is priced, on the whole workload; empty where nothing is replayed."""
-        latency, replays = self._latency(temperature), self._replays(temperature)
+        latency = self._latencies.get(temperature)
+        replays = self._replays(temperature, self.priced_at(temperature))
         if latency is None or replays is None:
             return {}
         evidence = evidence_of(replays, {self.setup.draft: latency})
         speedups = evidence.speedups(self.setup.weights)
         return {name.k: speedup for name, speedup in speedups.items()}
 
-    def _latency(self, temperature: float) -> Latency | None:
-        """What requests at any K cost, by those of all sets."""
-        costs = self.costs_by_temperature.get(temperature)
-        if costs is None:
-            return None
-        times = ServedTimes(
-            engine=self.engine.name,
-            run=str(self.setup.run.folder),
-            temperature=temperature,
-            visits=self.visits_asked or 0,
-            basis="measured",
-            costs=costs,
-            without=tuple(self.left_out_costs(temperature)) or (costs, costs),
-        )
-        return Latency(costs.times, served=times)
-
-    def _replays(self, temperature: float) -> Replays | None:
-        """The plain server's texts at every K whose rounds are priced."""
-        costs = self.costs_by_temperature.get(temperature)
-        texts = self.texts(self.settled, 0, temperature)
-        if costs is None or self.engine.rule is None or not texts.trials:
-            return None
-        counts = {
-            Candidate(self.setup.draft, k): self.replayed(texts, k)
-            for k in self.priced_at(temperature)
+    @cached_property
+    def _latencies(self) -> dict[float, Latency]:
+        """By temperature, what requests at any K cost, by those of all sets."""
+        visits = len({trial.repetition for trial in self.trials})
+        made = {
+            temperature: ServedTimes(
+                engine=self.engine.name,
+                run=str(self.setup.run.folder),
+                temperature=temperature,
+                visits=visits,
+                basis="measured",
+                costs=costs,
+                without=tuple(self.left_out_costs(temperature)) or (costs, costs),
+            )
+            for temperature, costs in self.costs_by_temperature.items()
         }
-        lookups = frozenset([self.setup.draft] if texts.traces[0].chosen else [])
-        return by_prompt(texts.traces, self.engine.rule, counts, lookups)
+        return {at: Latency(times.costs.times, served=times) for at, times in made.items()}
 
-    def own_evidence(self, texts: Texts, temperature: float, times: RoundTimes) -> Evidence:
-        """Seconds per prompt at our own loop's round times."""
-        ks = [k for k in self.asked_ks if times.covers(k)]
-        rounds_s = (seconds_of_rounds(self.replayed(texts, k, OWN.counting), times) for k in ks)
-        plain_s = texts.tokens * times.plain_s
-        names, (tokens, plain, *seconds) = _by_prompt(texts, texts.tokens, plain_s, *rounds_s)
-        return Evidence(
-            temperature=temperature,
-            prompts=tuple(prompt for _, prompt in names),
-            prompt_sets=tuple(prompt_set for prompt_set, _ in names),
-            baseline=Timed(plain, tokens),
-            candidates={
-                Candidate(self.setup.draft, k): Timed(of_k, tokens)
-                for k, of_k in zip(ks, seconds, strict=True)
-            },
-            facts={},
+    def _replays(
+        self, temperature: float, ks: Sequence[int], counting: Counting | None = None
+    ) -> Replays | None:
+        """The plain server's texts at some K, counted as the engine does unless told otherwise."""
+        texts, rule, draft = (
+            self.texts(self.settled, 0, temperature),
+            self.engine.rule,
+            self.setup.draft,
         )
+        if rule is None or not ks or not texts.trials:
+            return None
+        counts = {Candidate(draft, k): self.replayed(texts, k, counting) for k in ks}
+        lookups = frozenset([draft] if texts.traces[0].chosen else [])
+        return by_prompt(texts.traces, rule, counts, lookups)
+
+    def own_evidence(self, temperature: float) -> Evidence | None:
+        """What our own loop's round times predict; None where these are of no K."""
+        times = self.own_times(temperature)
+        ks = [] if times is None else [k for k in self.asked_ks if times.covers(k)]
+        replays = self._replays(temperature, ks, OWN.counting)
+        if times is None or replays is None:
+            return None
+        return evidence_of(replays, {self.setup.draft: Latency(times)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -445,14 +440,12 @@ class _Prediction:
 
     Attributes:
         row: without an interval.
-        prompts: [prompt] with their sets; none of plain decoding.
-        sums: [3, prompt] predicted plain seconds, speculative ones, and tokens.
+        sums: [4] of each prompt, as `paired_sums` has them; none of plain decoding.
         costs: the error of what tokens and rounds cost; None where too few prompts tell it.
     """
 
     row: ResultRow
-    prompts: tuple[tuple[str, str], ...] = ()
-    sums: Array = field(default_factory=lambda: np.zeros((3, 0)))
+    sums: Mapping[PromptId, Array] = field(default_factory=dict[PromptId, Array])
     costs: Variance | None = None
 
     def with_interval(self, errors: Mapping[float, PredictionError]) -> ResultRow:
@@ -462,39 +455,15 @@ class _Prediction:
         """
         if self.costs is None:
             return self.row
-        plain_s, seconds, tokens = self.sums
         error = errors.get(self.row.temperature or 0.0)
         shared = joined([self.costs] if error is None else [self.costs, error.variance])
-        interval = speedup_interval(plain_s, tokens, seconds, tokens, shared=shared)
+        interval = speedup_interval(*np.array([*self.sums.values()]).T, shared=shared)
         if interval is None:
             return self.row
         return replace(self.row, speedup_lo=interval.lo, speedup_hi=interval.hi)
-
-    def gap(self, measured: Mapping[tuple[str, str], Array]) -> Gap | None:
-        """Against `paired_sums` of the same cell, on the prompts that both have.
-
-        None without any, or where the error of the costs is not known.
-        """
-        rows = [row for row, name in enumerate(self.prompts) if name in measured]
-        if not rows or self.costs is None:
-            return None
-        sets, (before_s, after_s, texts) = ("",) * len(rows), self.sums[:, rows]
-        of_prompts = np.array([measured[self.prompts[row]] for row in rows])
-        plain_s, plain_tokens, seconds, tokens = of_prompts.T
-        return Gap.of(
-            log_speedup(before_s, texts, after_s, texts, sets),
-            log_speedup(plain_s, plain_tokens, seconds, tokens, sets),
-            self.costs,
-        )
 
 
 def _cell(row: ResultRow) -> Cell:
     """That a row is of."""
     assert row.temperature is not None
     return Cell(row.prompt_set or "", row.temperature, row.k)
-
-
-def _by_prompt(texts: Texts, *values: Array) -> tuple[list[tuple[str, str]], list[Array]]:
-    """The prompts of n texts, and for each of the [n] values its sums, [prompt]."""
-    names, places = prompts_of(texts.trials)
-    return names, [np.bincount(places, each).astype(np.float64) for each in values]

@@ -42,7 +42,7 @@ from harness.analysis.server_structured import structured_caveats, structured_ga
 from harness.analysis.setup import Setup
 from harness.analysis.unstable import impossible, unstable_cells
 from harness.analysis.user_latency import Goals, one_by_one, under_load
-from harness.analysis.verdict import Candidate, CostError, Evidence, Timed, evidence_from_trials
+from harness.analysis.verdict import Candidate, CostError, Evidence, evidence_from_trials
 from harness.records import GREEDY, Cell, ResultRow, Trial, grouped, where
 from harness.serving.engines import OWN, spec_of
 from harness.stats.jackknife import CONFIDENCE, speedup_interval, token_weights
@@ -128,12 +128,6 @@ class ServedRun(ServedPredictions):
 
     def by_k(self) -> Iterator[ServedK]:
         """Every K on the whole workload, weighted."""
-        own = {
-            (name.k, entry.question.evidence.temperature): speedup
-            for entry in self.answered
-            if entry.question.source == "replayed"
-            for name, speedup in entry.question.evidence.speedups(self.setup.weights).items()
-        }
         for entry in self.answered:
             temperature = entry.question.evidence.temperature
             if entry.question.source != "measured":
@@ -151,7 +145,6 @@ class ServedRun(ServedPredictions):
                     temperature=temperature,
                     k=name.k,
                     speedup=speedup,
-                    own_predicted=own.get((name.k, temperature)),
                     tokens_per_round=ratio(tokens, sum(trial.rounds or 0 for trial in done)),
                     round_cost=priced and priced.times.relative(name.k),
                     whole_request_speedup=whole_request_speedups.get(name),
@@ -333,10 +326,8 @@ class ServedRun(ServedPredictions):
         if self.engine.name == OWN.name or self.not_predicted in ("no_counting", "no_weights"):
             return
         for temperature in self.temperatures:
-            times = self.own_times(temperature)
-            texts = self.texts(self.settled, 0, temperature)
-            if times is not None and texts.trials:
-                evidence = self.own_evidence(texts, temperature, times)
+            evidence = self.own_evidence(temperature)
+            if evidence is not None:
                 yield Question(evidence, self.engine.rule, "replayed", OWN.name)
 
     # ---- one K, that replay chose ----------------------------------------------------------------
@@ -346,27 +337,27 @@ class ServedRun(ServedPredictions):
 
         None where every K is measured, or that one on no prompt that was replayed.
         """
-        k, latency = self.chosen_k(temperature), self._latency(temperature)
-        replays, measured = self._replays(temperature), self._measured_evidence(temperature)
+        k, latency = self.chosen_k(temperature), self._latencies.get(temperature)
+        measured = self._measured_evidence(temperature)
+        replays = self._replays(temperature, self.priced_at(temperature))
         chosen = Candidate(self.setup.draft, k or 0)
         if latency is None or replays is None or chosen not in measured.candidates:
             return None
         rows = {name: row for row, name in enumerate(measured.names)}
         replays = replays.rows([name in rows for name in replays.names])
-        if chosen not in replays.candidates or not replays.prompts:
+        if chosen not in replays.candidates or not replays.names:
             return None
         predicted = evidence_of(replays, {self.setup.draft: latency})
         kept = np.array([rows[name] for name in predicted.names])
-        plain, timed = (
-            Timed(each.seconds[kept], each.tokens[kept])
-            for each in (measured.baseline, measured.candidates[chosen])
-        )
+        plain, timed = measured.baseline.rows(kept), measured.candidates[chosen].rows(kept)
         of_chosen_s = predicted.candidates[chosen].seconds
         return replace(
             predicted,
             baseline=plain,
             candidates={
-                name: Timed(timed.seconds * (each.seconds / of_chosen_s), timed.tokens)
+                name: replace(
+                    each, seconds=timed.seconds * (each.seconds / of_chosen_s), tokens=timed.tokens
+                )
                 for name, each in predicted.candidates.items()
             },
             cost_errors=tuple(

@@ -367,8 +367,6 @@ class Setup:
                 name=entry.name or role,
                 id=conf.get("id") or entry.id,
                 weights=entry.weights,
-                parameters=entry.parameters,
-                weights_bytes=entry.weights_bytes,
                 engine=entry.engine,
                 engine_reason=entry.engine_reason,
                 compiled=entry.compiled,

@@ -27,6 +27,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,7 @@ from scipy.special import ndtri
 
 from harness.analysis.cells import (
     Count,
+    PromptId,
     Weights,
     accepted,
     completed,
@@ -98,24 +100,24 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Timed:
-    """Decode seconds and emitted tokens of each prompt, repetitions summed; n entries each."""
+    """Decode seconds and emitted tokens of each prompt, repetitions summed; n entries each.
+
+    Of a candidate, where known, also what explains its speed: draft tokens accepted and judged,
+    whose ratio is alpha, and the alpha that its round times ask for; None where there is none.
+    """
 
     seconds: Array
     tokens: Array
+    accepted: Array | None = None
+    judged: Array | None = None
+    breakeven_alpha: float | None = None
 
-
-@dataclass(frozen=True, eq=False)
-class Facts:
-    """What explains a candidate's speed: acceptance by prompt, and the alpha that would suffice.
-
-    Attributes:
-        accepted, judged: [prompt]; alpha is their ratio.
-        breakeven_alpha: that its round times ask for; None where there is none.
-    """
-
-    accepted: Array
-    judged: Array
-    breakeven_alpha: float | None
+    def rows(self, keep: NDArray[np.bool_] | NDArray[np.intp]) -> "Timed":
+        """Of some prompts."""
+        counts = (self.accepted, self.judged)
+        accepted, judged = (None if each is None else each[keep] for each in counts)
+        seconds, tokens = self.seconds[keep], self.tokens[keep]
+        return Timed(seconds, tokens, accepted, judged, self.breakeven_alpha)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +128,7 @@ class MeasuredPairs:
     """
 
     candidate: Candidate
-    prompts: tuple[tuple[str, str], ...]
+    prompts: tuple[PromptId, ...]
     timed: Pairs
 
 
@@ -149,11 +151,9 @@ class Evidence:
     """One temperature's measurements on the prompts that every cell completed."""
 
     temperature: float
-    prompts: tuple[str, ...]  # prompt ids, n
-    prompt_sets: tuple[str, ...]  # the set of each prompt, n
+    names: tuple[PromptId, ...]  # [prompt] with its set
     baseline: Timed
     candidates: Mapping[Candidate, Timed]  # by (draft, K), K > 0
-    facts: Mapping[Candidate, Facts]  # by (draft, K); may lack any
     # Of predicted seconds, by (draft, K), [visit]: what the candidate's rounds cost next to plain
     # decoding as that visit timed both, relative to all visits. Candidates of a draft share visits.
     # Empty where the seconds were measured, or times were typed in and are taken as exact.
@@ -169,23 +169,18 @@ class Evidence:
     looks: tuple[float, ...] = ()
 
     @property
-    def names(self) -> list[tuple[str, str]]:
-        """[prompt] with its set."""
-        return [*zip(self.prompt_sets, self.prompts, strict=True)]
+    def prompt_sets(self) -> tuple[str, ...]:
+        """[prompt] its set."""
+        return tuple(prompt_set for prompt_set, _ in self.names)
 
     def only(self, prompt_sets: Sequence[str]) -> "Evidence":
         """The evidence of some prompt sets alone."""
         keep = np.array([name in prompt_sets for name in self.prompt_sets], dtype=bool)
         return replace(
             self,
-            prompts=tuple(np.array(self.prompts, dtype=object)[keep]),
-            prompt_sets=tuple(np.array(self.prompt_sets, dtype=object)[keep]),
-            baseline=_rows(self.baseline, keep),
-            candidates={name: _rows(timed, keep) for name, timed in self.candidates.items()},
-            facts={
-                name: replace(facts, accepted=facts.accepted[keep], judged=facts.judged[keep])
-                for name, facts in self.facts.items()
-            },
+            names=tuple(compress(self.names, keep)),
+            baseline=self.baseline.rows(keep),
+            candidates={name: timed.rows(keep) for name, timed in self.candidates.items()},
         )
 
     def workload(self, weights: Weights) -> Workload:
@@ -234,7 +229,7 @@ class Evidence:
 
     def speedups(self, weights: Weights) -> dict[Candidate, float]:
         """Of the whole workload; empty without a prompt that is complete in every cell."""
-        if not self.prompts or not self.candidates:
+        if not self.names or not self.candidates:
             return {}
         speedups = np.exp(self.workload(weights).log_speedups()).tolist()
         return dict(zip(self.candidates, speedups, strict=True))
@@ -264,18 +259,14 @@ class Evidence:
 
     def alphas(self, name: Candidate, weights: Weights) -> Values:
         """A candidate's alpha on the weighted workload, and the alpha that it needs."""
-        if name not in self.facts:
-            return {"alpha": None, "breakeven_alpha": None}
-        facts, tokens = self.facts[name], self.candidates[name].tokens
+        timed = self.candidates[name]
         accepted, judged = (
-            workload_ratio(counts, tokens, self.prompt_sets, weights).value
-            for counts in (facts.accepted, facts.judged)
+            counts
+            if counts is None
+            else workload_ratio(counts, timed.tokens, self.prompt_sets, weights).value
+            for counts in (timed.accepted, timed.judged)
         )
-        return {"alpha": ratio(accepted, judged), "breakeven_alpha": facts.breakeven_alpha}
-
-
-def _rows(timed: Timed, keep: NDArray[np.bool_]) -> Timed:
-    return Timed(timed.seconds[keep], timed.tokens[keep])
+        return {"alpha": ratio(accepted, judged), "breakeven_alpha": timed.breakeven_alpha}
 
 
 # Seconds, tokens, accepted and judged drafts, generations
@@ -298,29 +289,22 @@ def evidence_from_trials(
     uncounted = {t.k for t in completed(considered) if t.accepted is None or t.rejected is None}
     names = sorted(name for name in kept[0] if all(name in cell for cell in kept.values()))
     timed: dict[Candidate, Timed] = {}
-    facts: dict[Candidate, Facts] = {}
     for k, cell in kept.items():
         columns = np.array([cell[name] for name in names]).reshape(-1, len(COUNTS)).T
         seconds, tokens, accepted_tokens, judged_tokens, _ = columns
-        timed[Candidate(draft, k)] = Timed(seconds, tokens)
+        of_k = Timed(seconds, tokens)
         if k > 0 and k not in uncounted:
             alpha = times.break_even_alpha(k) if times else None
-            facts[Candidate(draft, k)] = Facts(accepted_tokens, judged_tokens, alpha)
-    return Evidence(
-        temperature=temperature,
-        prompts=tuple(prompt for _, prompt in names),
-        prompt_sets=tuple(prompt_set for prompt_set, _ in names),
-        baseline=timed.pop(Candidate(draft, 0)),
-        candidates=timed,
-        facts=facts,
-    )
+            of_k = Timed(seconds, tokens, accepted_tokens, judged_tokens, alpha)
+        timed[Candidate(draft, k)] = of_k
+    return Evidence(temperature, tuple(names), timed.pop(Candidate(draft, 0)), timed)
 
 
-def _kept(trials: Sequence[Trial]) -> dict[int, dict[tuple[str, str], Array]]:
+def _kept(trials: Sequence[Trial]) -> dict[int, dict[PromptId, Array]]:
     """By K that is not left out, the sums of `COUNTS` of each prompt that is complete there."""
     repetitions = len({trial.repetition for trial in trials})
     turns = Counter(name for name, _ in {((t.prompt_set, t.conversation), t.turn) for t in trials})
-    kept: dict[int, dict[tuple[str, str], Array]] = {0: {}}
+    kept: dict[int, dict[PromptId, Array]] = {0: {}}
     for k, of_k in sorted(grouped(trials, lambda trial: trial.k).items()):
         sums = per_prompt(completed(of_k), COUNTS)
         cell = {name: row for name, row in sums.items() if row[-1] == repetitions * turns[name]}
@@ -368,7 +352,7 @@ def decide(
     unseen = [name for name in asked if name not in evidence.prompt_sets]
     lacking: Values = {"prompt_set": next(iter(unseen), None)}
     undecided = Answer.undecided(evidence.temperature, prompt_set, "no_complete_prompt", lacking)
-    if unseen or not evidence.prompts or not evidence.candidates:
+    if unseen or not evidence.names or not evidence.candidates:
         return undecided
     workload, level = evidence.workload(weights), 1.0 - 2.0 * error
     fit: TwoPhase | CrossFit | None = evidence.two_phase(weights, seed)
