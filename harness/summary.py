@@ -149,6 +149,8 @@ CaveatCode = Literal[
     "plan_separate_passes",  # flag: without which neighbouring slots alone share a pass
     "plan_mean_prompts",  # of a plan from a run that does not tell what a prompt's length costs
     "plan_disturbed",  # others: processors that other work kept busy while loads were timed
+    # percentile; beyond: simulated requests that wait longer; requests: of a seed that are enough
+    "plan_few_beyond",
     "plan_rate_not_measured",  # measured: the largest rate that was; None where none was
     "plan_other_slots",  # slots: of the servers of loads at a rate; known: that costs are known for
     "plan_context_not_measured",  # context: of the longest text; measured: of the loads' longest

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
-from math import ceil
+from math import ceil, exp, factorial
 from pathlib import Path
 from typing import Any
 
@@ -438,6 +438,7 @@ def test_the_command_stores_a_plan_that_a_report_renders_again(
     assert plan is not None
     assert "p90 TPOT <= 30 ms" in capsys.readouterr().out
     assert {caveat.code for caveat in summary.caveats} == {
+        "plan_few_beyond",
         "plan_processor_time",
         "plan_rate_not_measured",
         "plan_separate_passes",
@@ -453,10 +454,10 @@ def test_the_command_stores_a_plan_that_a_report_renders_again(
     assert "At 20 requests/s and p90 TPOT" in (tmp_path / "index.html").read_text(encoding="utf-8")
 
 
-def curve(texts: Sequence[Text], slots: int, requests: int) -> planning._Curve:
+def curve(texts: Sequence[Text], slots: int, requests: int, *words: str) -> planning._Curve:
     """Of plain decoding; an iteration takes 10 ms however many requests share it."""
-    words = ["run=x", "rate=1", "tpot_ms=25", f"requests={requests}", "seeds=2"]
-    config = compose("plan", words)
+    asked = ["run=x", "rate=1", "tpot_ms=25", f"requests={requests}", "seeds=2", *words]
+    config = compose("plan", asked)
     shares = dict.fromkeys({text.prompt_set for text in texts}, 0.5)
     costs = Costs([[0.01]] * (slots + 1), 0.002, mixed_start_s=[0.002] * (slots + 1))
     choice = planning._Choice(None, "fixed", 0, [costs], lambda: Fixed(0))
@@ -477,6 +478,33 @@ def test_a_capacity_is_what_a_server_ends_while_more_comes(slots: int) -> None:
     sustained = 3000 / (ended[4500] - ended[1500])
     # Requests that begin together also end together, and would share their prompts' iterations
     assert of_few.capacity == pytest.approx(sustained, rel=0.03)
+
+
+def test_a_percentile_is_of_the_requests_of_all_seeds() -> None:
+    # One slot and texts that are alike: an M/D/1 queue, whose waits are known (Crommelin, 1932)
+    service_s, load = 0.002 + 64 * 0.01, 0.6
+
+    def share_within(services: float) -> float:
+        later = (load * (n - services) for n in range(int(services) + 1))
+        return (1.0 - load) * sum((x**n / factorial(n)) * exp(-x) for n, x in enumerate(later))
+
+    of_short = curve(rejected("a", 8, 64), 1, 100, "seeds=60", "percentile=99")
+    waited_s = of_short.values(load / service_s)[1] - 0.002
+    assert share_within(waited_s / service_s) == pytest.approx(0.99, abs=0.003)
+
+
+def test_a_plan_says_where_too_few_simulated_requests_are_beyond_its_percentile() -> None:
+    run, plan = timed(), planned("rate=20", "tpot_ms=10")
+    server = Server.of(run, 0.0)
+    for percentile, requests, values in (
+        (95.0, 400, None),
+        (99.0, 1600, None),
+        (99.0, 400, {"percentile": 99.0, "beyond": 26, "requests": 1600}),
+    ):
+        asked = replace(plan, percentile=percentile, seeds=8, requests=requests)
+        made = {each.code: each for each in planning._caveats(server, [server.draft], asked)}
+        few = made.get("plan_few_beyond")
+        assert (few and few.values) == values
 
 
 def test_a_group_of_prompts_is_replaced_by_others_of_its_set() -> None:

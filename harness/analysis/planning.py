@@ -8,14 +8,16 @@ of whole loads (`harness.analysis.batch_schedule`). These drive a simulated serv
 (`harness.simulation`) at a grid of rates up to nearly each choice's capacity.
 
 One seed is one sequence of requests and arrivals, the same for every choice and rate; so choices
-are compared in pairs. A goal is met where the mean over seeds of the percentile is within it, and
-the largest rate lies on the line between two simulated ones. Beyond its capacity, at which a server
-ends requests while all of its slots are taken, a queue grows without end: no goal is met there.
+are compared in pairs. A goal is met where the percentile over the requests of all seeds is within
+it: a queue holds up many requests or none, so that the mean over seeds of each one's percentile is
+too low. The largest rate lies on the line between two simulated ones. Beyond its capacity, at which
+a server ends requests while all of its slots are taken, a queue grows without end: no goal is met
+there.
 
-Intervals have two parts: seeds (the error of a mean), and prompts (the jackknife over groups of
-them: each group is replaced by other prompts in the same sequences, and costs are fitted without
-its times). Where costs rest on whole loads (clock=cpu) their error is not in them; `PlanCheck`s
-show it in any case, where loads are simulated at costs that other prompts gave.
+Intervals have two parts, both by the jackknife: parts of the seeds, and groups of the prompts (each
+is replaced by other prompts in the same sequences, and costs are fitted without its times). Where
+costs rest on whole loads (clock=cpu) their error is not in them; `PlanCheck`s show it in any case,
+where loads are simulated at costs that other prompts gave.
 
 A fleet splits its requests between cards at random, so of Poisson arrivals each card sees such at
 its share of the rate: cards = the rate / the largest rate of one card, rounded up. Recorded
@@ -55,7 +57,6 @@ from harness.stats.jackknife import (
     Array,
     Index,
     Interval,
-    Variance,
     enough_prompts,
     half_width,
     joined,
@@ -75,14 +76,16 @@ OVERLOAD, REQUESTS_PER_SLOT = 1.5, 4
 HALVINGS = 2
 # Of a seed's requests, those that find the server emptier than it will be
 WARM_UP = 0.2
-# Groups of prompts, each left out in turn
-GROUPS = 6
+# Groups of prompts, each left out in turn; and parts of the seeds, at most
+GROUPS, PARTS = 6, 20
 # By how much a text may be longer than those of the loads
 CONTEXT_SLACK = 0.1
 # Positions of drawn requests that are kept from one rate to the next
 MOST_KEPT = 1_000_000
 # Seeds of the oracle, which is no choice and has no interval
 BOUND_SEEDS = 2
+# Simulated requests beyond a percentile, with which largest rates err by 2 % (docs/LOG.md)
+LEAST_BEYOND = 100
 
 
 # ---- what is simulated ---------------------------------------------------------------------------
@@ -290,37 +293,55 @@ class _Curve:
         few = choice.policy == "oracle"
         self._seeds = range(min(BOUND_SEEDS, config.seeds) if few else config.seeds)
         self._groups = () if few else range(traffic.groups)
-        self._values: dict[float, Array] = {}
+        self._waits: dict[float, tuple[Array, Array]] = {}
         self.without = cache(self._without)
         self.of_capacity = cache(self._of_capacity)
-        self.capacities = self._capacities()
+        self._capacities = self._capacities_of()
         # Requests per second that leave while all slots are taken and others wait
-        self.capacity = float(self.capacities.mean())
+        self.capacity = float(self._capacities.mean())
 
     @property
     def rates(self) -> list[float]:
         """At which it was simulated, ascending."""
-        return sorted(self._values)
+        return sorted(self._waits)
 
     def values(self, rate: float) -> Array:
-        """[seed, (TPOT, TTFT)] the percentiles at a rate, seconds."""
-        if rate not in self._values:
-            self._values[rate] = np.array([self._waits(rate, seed) for seed in self._seeds])
-        return self._values[rate]
+        """[(TPOT, TTFT)] the percentiles at a rate, seconds."""
+        return self._at(rate)[0]
+
+    def without_seeds(self, rate: float) -> Array:
+        """[part, (TPOT, TTFT)] the same without each part of the seeds."""
+        return self._at(rate)[1]
+
+    def _at(self, rate: float) -> tuple[Array, Array]:
+        if rate not in self._waits:
+            done = [self._traffic.served(self.choice, rate, seed) for seed in self._seeds]
+            parts = [[done[seed] for seed in kept] for kept in self._parts()]
+            without = np.array([self._percentiles(part) for part in parts])
+            self._waits[rate] = self._percentiles(done), without
+        return self._waits[rate]
+
+    def _parts(self) -> list[list[int]]:
+        """The seeds without each part of them."""
+        parts = min(PARTS, len(self._seeds))
+        return [[seed for seed in self._seeds if seed % parts != part] for part in range(parts)]
 
     def _without(self, rate: float) -> Array:
-        """[group, (TPOT, TTFT)] their means without each group of the prompts."""
-        waits = [[self._waits(rate, seed, group) for seed in self._seeds] for group in self._groups]
-        return np.array([np.mean(each, axis=0) for each in waits])
+        """[group, (TPOT, TTFT)] the percentiles without each group of the prompts."""
+        served = partial(self._traffic.served, self.choice, rate)
+        done = [[served(seed, group) for seed in self._seeds] for group in self._groups]
+        return np.array([self._percentiles(each) for each in done])
 
-    def _waits(self, rate: float, seed: int, left_out: int | None = None) -> Array:
-        done = self._traffic.served(self.choice, rate, seed, left_out)
+    def _percentiles(self, seeds: Sequence[Served]) -> Array:
+        """[(TPOT, TTFT)] over the requests of some seeds."""
         kept = slice(int(WARM_UP * self._traffic.number), None)
-        per_token_s = np.nanpercentile(done.per_token_s[kept], self._percentile)
-        first_s = np.percentile(done.first_token_s[kept], self._percentile, axis=0)
-        return np.array([per_token_s, first_s.mean()])
+        per_token_s = np.concatenate([each.per_token_s[kept] for each in seeds])
+        first_s = np.concatenate([each.first_token_s[kept] for each in seeds])
+        # In each draw of what prefills take
+        first_s = np.percentile(first_s, self._percentile, axis=0)
+        return np.array([np.nanpercentile(per_token_s, self._percentile), first_s.mean()])
 
-    def _capacities(self, left_out: int | None = None) -> Array:
+    def _capacities_of(self, left_out: int | None = None) -> Array:
         """[seed] requests that end a second, of the middle half, while more come than can end.
 
         They come evenly: requests that all begin at once would end in bursts.
@@ -337,8 +358,9 @@ class _Curve:
 
     def _of_capacity(self) -> "_Varied":
         """The capacity, and how it varies."""
-        without = [self._capacities(group).mean() for group in self._groups]
-        return _Varied(self.capacity, self.capacities, np.array(without))
+        without = [self._capacities_of(group).mean() for group in self._groups]
+        without_seeds = [self._capacities[kept].mean() for kept in self._parts()]
+        return _Varied(self.capacity, np.array(without_seeds), np.array(without))
 
     def held(self, goals: Array) -> "_Varied":
         """The largest rate at which [(TPOT, TTFT)] are within the goals; 0.0 for none.
@@ -350,29 +372,29 @@ class _Curve:
         def excess(values: Array) -> Array:
             return (values / goals).max(axis=-1)
 
-        def mean(rate: float) -> float:
-            return float(excess(self.values(rate).mean(axis=0)))
+        def above(rate: float) -> float:
+            return float(excess(self.values(rate)))
 
         rates = self.rates
-        beyond = [rate for rate in rates if mean(rate) > 1.0]
+        beyond = [rate for rate in rates if above(rate) > 1.0]
         if not beyond:
             most = self.of_capacity()
-            return _Varied(MOST * most.value, MOST * most.by_seed, MOST * most.without)
+            return _Varied(MOST * most.value, MOST * most.without_seeds, MOST * most.without)
         if beyond[0] == rates[0]:
-            return _Varied(0.0, np.zeros(len(self._seeds)), np.zeros(len(self._groups)))
+            return _Varied(0.0, np.zeros(len(self._parts())), np.zeros(len(self._groups)))
         low, high = max(rate for rate in rates if rate < beyond[0]), beyond[0]
         for _ in range(HALVINGS):
             middle = (low + high) / 2.0
-            low, high = (low, middle) if mean(middle) > 1.0 else (middle, high)
-        slope = (mean(high) - mean(low)) / (high - low)
-        rate = low + (1.0 - mean(low)) / slope
+            low, high = (low, middle) if above(middle) > 1.0 else (middle, high)
+        slope = (above(high) - above(low)) / (high - low)
+        rate = low + (1.0 - above(low)) / slope
 
         def moved(of: Callable[[float], Array]) -> Array:
-            off = [excess(of(each)) - mean(each) for each in (low, high)]
+            off = [excess(of(each)) - above(each) for each in (low, high)]
             return np.maximum(0.0, rate - np.mean(off, axis=0) / slope)
 
         without = moved(self.without) if self._groups else np.zeros(0)
-        return _Varied(rate, moved(self.values), without)
+        return _Varied(rate, moved(self.without_seeds), without)
 
 
 @dataclass(frozen=True, eq=False)
@@ -380,29 +402,26 @@ class _Varied:
     """A number, and how it varies."""
 
     value: float
-    by_seed: Array  # [seed] with that seed alone
+    without_seeds: Array  # [part] without that part of the seeds
     without: Array  # [group] without that group of the prompts; empty where that is not known
 
     def interval(self) -> Interval | None:
         """Over other prompts and arrivals; None where too little is known."""
-        if len(self.by_seed) < 2 or len(self.without) < 2:
+        both = (self.without_seeds, self.without)
+        if min(map(len, both)) < 2:
             return None
-        of_seeds = self.by_seed.var(ddof=1) / len(self.by_seed)
-        parts = [
-            Variance(np.asarray(of_seeds), np.asarray(len(self.by_seed) - 1.0)),
-            left_out_variance(self.without, np.ones(len(self.without))),
-        ]
-        half = float(half_width(joined(parts), CONFIDENCE))
+        variance = joined(left_out_variance(each, np.ones(len(each))) for each in both)
+        half = float(half_width(variance, CONFIDENCE))
         return Interval(max(0.0, self.value - half), self.value + half)
 
     def over(self, other: "_Varied") -> "_Varied | None":
-        """The ratio of the two, seed by seed and group by group; None where the other may be 0."""
-        seeds = len(self.by_seed)
-        if min(other.value, *other.by_seed, *other.without) <= 0.0:
+        """The ratio of the two, part by part and group by group; None where the other may be 0."""
+        parts = len(self.without_seeds)
+        if min(other.value, *other.without_seeds, *other.without) <= 0.0:
             return None
         without = self.without / other.without if len(self.without) else self.without
-        by_seed = self.by_seed / other.by_seed[:seeds]
-        return _Varied(self.value / other.value, by_seed, without)
+        without_seeds = self.without_seeds / other.without_seeds[:parts]
+        return _Varied(self.value / other.value, without_seeds, without)
 
 
 # ---- the plan ------------------------------------------------------------------------------------
@@ -519,9 +538,7 @@ def _planned(
     of_ratio = ratio and ratio.interval()
     cards = ceil(rate / held.value - 1e-9) if held.value > 0.0 else None
     usd = None if cards is None or price_per_hour is None else cards * price_per_hour
-    points = tuple(
-        PlanPoint(each, *curve.values(each).mean(axis=0).tolist()) for each in curve.rates
-    )
+    points = tuple(PlanPoint(each, *curve.values(each).tolist()) for each in curve.rates)
     at_rate = next((_with_intervals(each, curve) for each in points if each.rate == rate), None)
     return PlanChoice(
         draft=curve.choice.draft,
@@ -550,9 +567,9 @@ def _planned(
 
 
 def _with_intervals(point: PlanPoint, curve: _Curve) -> PlanPoint:
-    by_seed, without = curve.values(point.rate), curve.without(point.rate)
+    without_seeds, without = curve.without_seeds(point.rate), curve.without(point.rate)
     tpot, ttft = (
-        _Varied(value, by_seed[:, at], without[:, at]).interval() if len(without) else None
+        _Varied(value, without_seeds[:, at], without[:, at]).interval() if len(without) else None
         for at, value in enumerate((point.tpot_s, point.ttft_s))
     )
     return replace(
@@ -569,7 +586,7 @@ def _stops_paying(curves: Sequence[_Curve], rates: Sequence[float]) -> float | N
     plain, *others = curves
     for rate in rates:
         waits = [
-            float(curve.values(rate)[:, 0].mean())
+            float(curve.values(rate)[0])
             for curve in (plain, *others)
             if curve.choice.servable and rate in curve.rates
         ]
@@ -595,6 +612,11 @@ def _caveats(server: Server, drafts: Sequence[PlannedDraft], plan: Plan) -> Iter
         yield Caveat("plan_mean_prompts")
     if server.served.disturbed is not None:
         yield Caveat("plan_disturbed", {"others": server.served.disturbed})
+    beyond = (1.0 - plan.percentile / 100.0) * (1.0 - WARM_UP) * plan.seeds * plan.requests
+    if beyond < LEAST_BEYOND - 1e-9:
+        needed = 100 * ceil(plan.requests * LEAST_BEYOND / beyond / 100.0 - 1e-9)
+        values = {"percentile": plan.percentile, "beyond": round(beyond), "requests": needed}
+        yield Caveat("plan_few_beyond", values)
     yield from _beyond_measured(server, drafts, plan)
 
 

@@ -415,6 +415,10 @@ CAVEATS: Mapping[str, Any] = {
         "other work kept {others:.2f} processors busy while the run's loads were timed, so costs"
         " and waits here are those of a busy machine; measure them on a quiet one"
     ),
+    "plan_few_beyond": (
+        "of the simulated requests {beyond} are beyond p{percentile:g}, so that near a card's"
+        " capacity TTFT is too low and the largest rate too high; requests={requests} is enough"
+    ),
     "plan_rate_not_measured": lambda values: (
         f"waits at more than {values['measured']:g} requests/s are simulated and were not measured;"
         " a larger rate=[...] in the server run measures them"
