@@ -99,7 +99,7 @@ CaveatCode = Literal[
     "throttled_card",
     # role, cards: that its layers are spread over; offloaded: whether some are on no card
     "spread_over_cards",
-    "unstable_timings",  # timings: how many entries `Summary.unstable` has
+    "unstable_timings",  # timings: how many entries `Summary.unstable` has; the first one's fields
     # cells: how many `Summary.outlier_cells` has; prompt_set, temperature, k, speedup,
     # trimmed_speedup, generations: of the one that differs most
     "outlier_generations",
@@ -229,8 +229,9 @@ class RoundTokens:
     # tokens_per_round_lo, tokens_per_round_hi: 95 %, over prompts; None with too few.
     tokens_per_round_lo: float | None
     tokens_per_round_hi: float | None
-    own_cost: float | None  # what a round costs on our own loop, in plain tokens
+    own_cost: float | None  # in plain tokens, what a round costs where the run's speedups hold
     interpolated: bool = False  # whether that lies between those of other K, which were timed
+    given: bool = False  # whether that follows from times that were given
 
     @property
     def pays_below(self) -> float:

@@ -637,7 +637,7 @@ def test_the_console_explains_its_star_where_another_row_than_the_first_has_it()
         text = " ".join(" ".join(screen(asked(summary("as it was"), server))).split())
         assert ("marked: the row of the headline" in text) == explained
     # What a round costs depends on the temperature
-    assert "here 2.05 for K=4, T=0." in " ".join(screen(summary("as it was")))
+    assert "on the harness's loop 2.05 (K=4, T=0)." in " ".join(screen(summary("as it was")))
 
 
 def test_the_console_of_an_audition_always_has_its_ranking() -> None:
@@ -663,7 +663,7 @@ def test_the_console_of_an_audition_always_has_its_ranking() -> None:
     )
     assert [cell.text for cell in unranked.column("draft")] == ["other", "bad_0", "bad_1"]
     # Which row is the verdict's stands below it, and what failed is no note without a subject
-    assert "1.00x             -  -\ncorrected: less what choosing it adds, " in text
+    assert "1.00x             -  -\ncorrected: less what choosing draft and K " in text
     assert not re.search(r"\n\n\d+ (more )?notes? .*\n\nEvery draft", text)
     assert "PARTIAL RANKING: 9 of 11 drafts are ranked. Not ranked: bad_0, bad_1." in text
     assert "FAILED RUN" not in text
@@ -717,8 +717,8 @@ def test_the_speedup_next_to_tokens_and_cost_says_why_it_is_not_their_ratio() ->
     assert cost is not None
     (said,) = [note for note in content.grid.notes if note.startswith("speedup: ")]
     assert said == (
-        "speedup: measured, less what choosing K adds;"
-        f" {tokens:.2f} / {cost:.2f} predicts {tokens / cost:.2f}x."
+        "speedup: less what choosing K adds by chance; predicted:"
+        f" {tokens:.2f} / {cost:.2f} = {tokens / cost:.2f}x."
     )
 
 
@@ -742,7 +742,9 @@ def test_a_verdict_by_pairs_says_which_prompts_are_replayed_and_which_measured()
     pairs = MeasuredPart(32, 8, 1.0, 1.2, 0.5)
     answers = tuple(replace(each, pairs=pairs) for each in made.answers)
     (said,) = notes_of(replace(made, answers=answers))
-    assert "of all 32 prompts by replay, at what rounds cost where measured (8), less" in said
+    assert (
+        "replayed rounds of all 32 prompts, at the cost of a round on the 8 measured, less" in said
+    )
     (notes,) = {
         note
         for each in sweep_tables(replace(made, answers=answers))
@@ -845,7 +847,7 @@ def test_a_ranking_that_keeps_its_own_numbers_says_so_and_what_the_verdicts_is()
     content = content_of(made)
     assert content.brief[1].title.startswith("Every draft's fastest K on these prompts, on the")
     (note,) = content.brief[1].notes
-    assert "the verdict's speedup of tiny_good at K=4 is 1.01x [" in note
+    assert "temperature 0 tiny_good at K=4 gives 1.01x [" in note
     run = load(FROZEN / "audition")
     for board in analyse(run).leaderboards:
         speedups = [row.speedup for row in board.rows]

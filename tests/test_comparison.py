@@ -292,6 +292,12 @@ def test_runs_that_timed_a_part_of_their_prompts_say_why_their_own_reports_diffe
     assert "timed_on_part" not in codes(compare([SWEEP, other()]))
 
 
+def test_repetitions_pair_in_their_order_whatever_the_first_is_called() -> None:
+    """Of a sweep that ends with its verdicts the first that is timed has the number 1."""
+    later = other(lambda trial: replace(trial, repetition=trial.repetition + 1))
+    assert {row.speedup_ratio for row in rows(later).values() if row.k} == {1.0}
+
+
 def test_dummy_weights_are_compared_in_time_only() -> None:
     run = other(manifest=DUMMY)
     compared = compare([SWEEP, run]).rows

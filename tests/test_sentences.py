@@ -248,10 +248,15 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
     "busy_cpu_clock": ({"load": 1.26, "processors": 2}, "processor time (clock=cpu) leaves"),
     "busy_machine": ({"load": 1.26, "processors": 2}, "kept 1.3 of 2 processors busy"),
     "plain_tokens_unlike": (
-        {"temperature": 0.0, "times": "6.3 (big), 1.6 (small)", "drafts": 2, "step_s": 0.0018},
-        "took 6.3 (big), 1.6 (small) ms and its bare step 1.80 ms, the same work",
+        {"temperature": 0.0, "times": "6.3 ms (big), 1.6 ms (small)", "drafts": 2,
+         "step_s": 0.0018},
+        "took 6.3 ms (big), 1.6 ms (small) and its bare step 1.80 ms, the same work",
     ),
-    "unstable_timings": ({"timings": 1}, "1 timing cannot be right, though repeated: marked"),
+    "unstable_timings": (
+        {"timings": 2, "kind": "verify", "role": "target", "tokens": 3, "context_tokens": 38,
+         "batch": 1},
+        "2 impossible timings (first: target verify of 3 positions after 38 tokens): marked",
+    ),
     "load_predictions_off": (
         {"median": 0.119, "largest": 0.456, "cells": 24},
         "miss by 11.9 % in the median and up to 45.6 %: go by the measured",

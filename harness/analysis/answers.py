@@ -162,6 +162,7 @@ class _Part:
     def _round(self, name: Candidate) -> RoundTokens:
         counts, sets = self.replays.candidates[name], self.replays.prompt_sets
         per_token = workload_ratio(counts.rounds, counts.new_tokens, sets, self.shares)
+        latency = self.latencies[name.draft]
         tokens, interval = 1.0 / per_token.value, exponential((-per_token.log()).interval())
         return RoundTokens(
             k=name.k,
@@ -169,7 +170,8 @@ class _Part:
             tokens_per_round_lo=interval and max(LEAST_COST, interval.lo),
             tokens_per_round_hi=interval and interval.hi,
             own_cost=tokens / self.gains[name],
-            interpolated=name.k not in dict(self.latencies[name.draft].rounds.round_s),
+            interpolated=name.k not in dict(latency.rounds.round_s),
+            given=latency.source == "typed",
         )
 
 

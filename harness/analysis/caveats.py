@@ -328,7 +328,7 @@ def of_the_timings(
 ) -> Iterator[Caveat]:
     """What to mind of the times; `round_times` by temperature, those that predictions rest on."""
     if unstable:
-        yield Caveat("unstable_timings", {"timings": len(unstable)})
+        yield Caveat("unstable_timings", {"timings": len(unstable), **asdict(unstable[0])})
     if outliers:
         worst = max(outliers, key=lambda cell: abs(math.log(cell.speedup / cell.trimmed_speedup)))
         yield Caveat("outlier_generations", {"cells": len(outliers), **asdict(worst)})
@@ -360,7 +360,9 @@ def unlike_plain_tokens(latencies: Mapping[float, Mapping[str, Latency]]) -> Ite
         known_s = [*timed.values(), *(steps[:1] if timed else [])]
         if timed and max(known_s) > UNLIKE * min(known_s):
             slowest_first = sorted(timed.items(), key=lambda entry: -entry[1])
-            times = ", ".join(f"{1e3 * seconds:.3g} ({draft})" for draft, seconds in slowest_first)
+            times = ", ".join(
+                f"{1e3 * seconds:.3g} ms ({draft})" for draft, seconds in slowest_first
+            )
             values: Values = {"temperature": temperature, "times": times, "drafts": len(timed)}
             values["step_s"] = steps[0] if steps else None
             found[max(known_s) / min(known_s)] = Caveat("plain_tokens_unlike", values)

@@ -268,15 +268,19 @@ Shared = Mapping[tuple[float, int], Mapping[tuple[object, ...], Both]]
 
 def _shared_generations(pair: _Pair) -> Shared:
     """By temperature and K, ascending, and by what was asked; another length is another prompt."""
-    one, two = (
-        {
-            (t.temperature, t.k, t.prompt_set, t.prompt, t.repetition, t.prompt_tokens): t
-            for t in completed(timed_trials(setup))
-        }
-        for setup in pair.setups
-    )
+    one, two = map(_generations, pair.setups)
     cells = grouped((name for name in one if name in two), lambda name: name[:2])
     return {at: {n[2:]: (one[n], two[n]) for n in of_cell} for at, of_cell in sorted(cells.items())}
+
+
+def _generations(setup: Setup) -> dict[tuple[float, int, str, str, int, int | None], Trial]:
+    trials = completed(timed_trials(setup))
+    # A sweep that ends with its verdicts times no repetition 0, whose texts are for replay
+    start = min((t.repetition for t in trials), default=0)
+    return {
+        (t.temperature, t.k, t.prompt_set, t.prompt, t.repetition - start, t.prompt_tokens): t
+        for t in trials
+    }
 
 
 def _measured_rows(pair: _Pair, shared: Shared, blank: ComparisonRow) -> list[ComparisonRow]:

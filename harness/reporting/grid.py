@@ -222,11 +222,15 @@ def timed_place(summary: Summary) -> str:
 
 
 def own_cost(emitted: RoundTokens) -> str:
-    """What a round costs on the harness's loop, in brackets; "" where that is not known."""
+    """What a round costs on the harness's loop, in brackets; "" where that is not known.
+
+    Or at the times that were given.
+    """
     if emitted.own_cost is None:
         return ""
     how = ", interpolated" if emitted.interpolated else ""
-    return f" (the harness: {fmt.decimal(emitted.own_cost)}{how})"
+    place = GIVEN if emitted.given else "the harness"
+    return f" ({place}: {fmt.decimal(emitted.own_cost)}{how})"
 
 
 def own_answer(summary: Summary, temperature: float) -> Answer | None:

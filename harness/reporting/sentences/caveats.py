@@ -112,7 +112,7 @@ def _plain_tokens_unlike(values: Quoted) -> str:
     )
     return (
         f"at temperature {values['temperature']:g} the target's plain token took {values['times']}"
-        f" ms{step}, the same work: the machine was not equally fast, so {doubt}"
+        f"{step}, the same work: the machine was not equally fast, so {doubt}"
     )
 
 
@@ -124,6 +124,20 @@ def _not_by_replay(values: Quoted) -> str:
         "at temperature {temperature:g} the verdict rests on the measured generations of K={k}"
         " alone, which decides less: "
     ).format(**values) + why
+
+
+def _unstable_timings(values: Quoted) -> str:
+    if values["kind"] == "cell":
+        timed = "{prompt_set} prompts, temperature {temperature:g}, K={tokens}"
+    else:
+        positions = "" if values["kind"] == "step" else " of {tokens} positions"
+        batch = "" if values["batch"] == 1 else ", batch {batch}"
+        timed = f"{{role}} {{kind}}{positions} after {{context_tokens}} tokens{batch}"
+    several = "" if values["timings"] == 1 else "first: "
+    return (
+        f"{fmt.number_of(values['timings'], 'impossible timing', 'impossible timings')}"
+        f" ({several}{timed.format(**values)}): marked, not plotted"
+    )
 
 
 def _outlier_generations(values: Quoted) -> str:
@@ -332,10 +346,7 @@ CAVEATS: Mapping[str, Any] = {
     ),
     "throttled_card": _throttled_card,
     "spread_over_cards": _spread_over_cards,
-    "unstable_timings": lambda values: (
-        f"{fmt.number_of(values['timings'], 'timing', 'timings')} cannot be right, though repeated:"
-        " marked, and not plotted"
-    ),
+    "unstable_timings": _unstable_timings,
     "outlier_generations": _outlier_generations,
     "predictions_off": lambda values: _predictions_off([values]),
     "priced_from_steps": (

@@ -40,7 +40,7 @@ CAVEATS = {
         " are each against their own baseline, but a slower machine may change them as well"
     ),
     "plain_moved": (
-        "PLAIN DECODING MOVED: a plain token of {prompt_set} prompts at temperature"
+        "PLAIN DECODING CHANGED: a plain token of {prompt_set} prompts at temperature"
         " {temperature:g} took {reference_ms:.3g} ms in {reference_run} and {ms:.3g} ms in {run}"
         " ({change:+.0%}) on one engine and device: the machine was not equally fast, so a speedup"
         " ratio near 1 says little (clock=cpu or a quiet machine)"
@@ -155,10 +155,11 @@ def _verdict(run: ComparedRun) -> str:
         outcome = OUTCOMES[run.outcome].format(bound=bound, threshold=run.threshold) + ": "
     workload = "whole workload" if row.prompt_set in (None, "all") else f"{row.prompt_set} prompts"
     cells = f"; {run.differing} of {run.cells} cells differ significantly" if run.cells else ""
-    gain = fmt.gain(row, "speedup_ratio")
+    ratio = fmt.gain(row, "speedup_ratio")
     how = "measured" if row.source == "measured" else "not both measured"
     return (
-        f"{outcome}{run.name} has {gain}{' (no interval)' if no_interval else ''} the speedup of"
-        f" {row.reference} ({workload}, temperature {fmt.temperature(row.temperature)}, K={row.k}):"
-        f" {fmt.speedup(row.speedup)} against {fmt.speedup(row.reference_speedup)}, {how}{cells}."
+        f"{outcome}{run.name} gains {fmt.speedup(row.speedup)} and {row.reference}"
+        f" {fmt.speedup(row.reference_speedup)} ({workload}, temperature"
+        f" {fmt.temperature(row.temperature)}, K={row.k}; {how}): ratio"
+        f" {ratio}{' (no interval)' if no_interval else ''}{cells}."
     )

@@ -292,7 +292,7 @@ def _predictions(cells: Sequence[ServedCell]) -> Iterator[str]:
         beside = f"; from the round times of {OWN.title} {_errors(own)}" if own else ""
         yield (
             f"Predicted against measured speedup: {_errors(errors)} over {len(errors)} cells, each"
-            f" predicted from what others showed{beside}."
+            f" predicted from other requests than its own{beside}."
         )
     two = [cell.two_k_error for cell in cells if cell.two_k_error is not None]
     if two:

@@ -18,7 +18,7 @@ from harness.reporting.tables.leaderboard import (
 )
 from harness.reporting.tables.specification import Column, Table, columns_by, table
 from harness.serving.drafts import kind_of
-from harness.serving.engines import OWN, drafts_alike, spec_of
+from harness.serving.engines import drafts_alike, spec_of
 from harness.summary import Answer, LeaderboardRow, RoundTokens, Summary
 
 MOST_SETS = 4  # prompt sets that get a column of the grid
@@ -51,15 +51,17 @@ GRID: tuple[Column[Line], ...] = (
 TITLE = "What to serve"
 STAR_NOTE = "marked: the row of the headline."
 NO_DRAFT_NOTE = "no draft (...): the speedup is that of what is in brackets, which loses least."
-COST_NOTE = "cost: of a round, in plain tokens of that engine{}."
+COST_NOTE = "cost: time of a round in plain tokens{}."
 # Tokens per round and cost of a round stand next to a speedup that is not their ratio
-CORRECTED_NOTE = "speedup: {how}; {tokens} / {cost} predicts {ratio}."
+CORRECTED_NOTE = "speedup: {how}; predicted: {tokens} / {cost} = {ratio}."
 LOAD_NOTE = "One request at a time; nothing was run under load (harness.server measures that)."
 SERVER_NOTE = "No other engine was measured in this run."
 # What was not measured, by command
 LIMITS = {"sweep": LOAD_NOTE, "audition": LOAD_NOTE, "server": SERVER_NOTE}
-PAIRED = "of all {prompts} prompts by replay, at what rounds cost where measured ({measured})"
-LESS = "less what choosing {chosen} adds"
+PAIRED = (
+    "replayed rounds of all {prompts} prompts, at the cost of a round on the {measured} measured"
+)
+LESS = "less what choosing {chosen} adds by chance"
 
 
 class SetLine(NamedTuple):
@@ -201,11 +203,12 @@ def _grid_notes(lines: Sequence[Line], summary: Summary) -> Iterator[str]:
     if any(answer.decision == "not_measured" for answer in answers):
         emitted, k = answers[0].round, answers[0].named[1]
         cost = emitted.own_cost if emitted and answers[0].timed else None
-        place = "here" if answers[0].run is None else grid.at_place(answers[0])
         at = f", T={fmt.temperature(answers[0].temperature)}"
         at = at if len({answer.temperature for answer in answers}) > 1 else ""
         at += ", interpolated" if emitted and emitted.interpolated else ""
-        known = "" if cost is None else f"; {place} {fmt.decimal(cost)} for K={k}{at}"
+        known = (
+            "" if cost is None else f"; {grid.at_place(answers[0])} {fmt.decimal(cost)} (K={k}{at})"
+        )
         yield COST_NOTE.format(known)
         if emitted is not None and cost is not None and answers[0].speedup is not None:
             tokens = emitted.tokens_per_round
@@ -227,10 +230,9 @@ def _how(answer: Answer, summary: Summary) -> str:
     parts = [LESS.format(chosen=chosen)] if chosen else []
     if answer.pairs is not None:
         part = answer.pairs
-        measured = "all" if part.measured == part.prompts else part.measured
-        parts.insert(0, PAIRED.format(prompts=part.prompts, measured=measured))
-    elif parts or answer.source == "measured":
-        parts.insert(0, grid.evidence(answer))
+        parts.insert(0, PAIRED.format(prompts=part.prompts, measured=part.measured))
+    elif not parts and answer.source == "measured":
+        parts = [grid.evidence(answer)]
     return ", ".join(parts)
 
 
@@ -306,9 +308,9 @@ EMITS: tuple[Column[EmitsLine], ...] = (
     Column("cost of\na round here", lambda line: line.emitted.own_cost, fmt.decimal),
 )
 EMITS_NOTE = (
-    "Nothing was timed on these engines. By the rule by which they accept, a round emits so many"
-    " tokens; K pays there while a round costs fewer plain tokens of that engine than the lower"
-    " bound. What one costs on {here} says nothing of theirs."
+    "Nothing was timed on these engines. tokens/round: by replay, under the rule by which they"
+    " accept; K pays there while a round costs fewer of that engine's plain tokens than the lower"
+    " bound. cost of a round here: {here}, which says nothing of theirs."
 )
 
 
@@ -320,9 +322,7 @@ def emits_table(summary: Summary) -> Table:
         if not row.answer.timed
         for emitted in row.answer.rounds
     ]
-    timed = next((answer.engine for answer in summary.answers if answer.timed), OWN.name)
-    here = "an engine of the given times" if timed is None else spec_of(timed).title
-    note = EMITS_NOTE.format(here=here)
+    note = EMITS_NOTE.format(here=grid.timed_place(summary))
     return table("What carries over to other engines", EMITS, lines, notes=(note,))
 
 

@@ -14,7 +14,7 @@ RUNS: tuple[Column[RunCompared], ...] = (
     Column("seed", lambda run: str(run.seed)),
     Column("prompt sets\nweigh", lambda run: _weights(run), flexible=True),
 )
-RUNS_NOTE = "{} is the reference: its weights of prompt sets hold for all runs here."
+RUNS_NOTE = "{} is the reference: its weights of prompt sets are used for every run here."
 COLUMNS: tuple[Column[ComparisonRow], ...] = (
     Column("prompt set", lambda row: row.prompt_set, key=True),
     Column("temperature", lambda row: row.temperature, fmt.temperature, key=True),
@@ -43,17 +43,18 @@ ENGINES: tuple[Column[EngineRow], ...] = (
 )
 ENGINES_TITLE = "Engines side by side"
 ENGINES_NOTE = (
-    "Measured, each against the same engine's plain decoding, on the prompts of all sets that were"
-    " timed both plainly and at that K; with several requests side by side a ratio of throughputs,"
-    " without an interval. A verdict is of held-out prompts, less what choosing K adds."
+    "speedup: measured against the same engine's plain decoding, on the prompts of all sets that"
+    " were timed both plainly and at that K; with several requests side by side a ratio of"
+    " throughputs, without an interval. A run's own verdict is less what choosing K adds by chance."
 )
 RATIO_NOTE = (
-    "The speedup ratio is run / reference, the alpha difference run - reference, over the prompts"
-    " that both have, each paired with itself. A speedup ratio below 1 is a loss."
+    "speedup ratio: speedup of the run / speedup of the reference; below 1 the run gains less."
+    " alpha difference: run - reference. Both are over the prompts that both runs have, each prompt"
+    " paired with itself."
 )
 HOLM_NOTE = (
-    "p, Holm: chance of so large a difference in any cell were there none, adjusted for how many"
-    " cells are compared. Below 0.05 a cell differs significantly; the intervals are not adjusted."
+    "p, Holm: the chance of a difference as large as this if there were none, adjusted for the"
+    " number of cells (Holm). Below 0.05 a cell differs significantly. Intervals are not adjusted."
 )
 
 
@@ -79,7 +80,7 @@ def comparison_tables(summary: Summary) -> list[Table]:
             for place, name in enumerate(compared.names)
         ),
     )
-    return [*made, table("What differs around them", columns, compared.differences)]
+    return [*made, table("Settings that differ", columns, compared.differences)]
 
 
 def _weights(run: RunCompared) -> str:

@@ -113,10 +113,10 @@ ALONE_NOTES = (
     "peak memory: of the whole process (on CUDA of its allocator), which holds both models.",
 )
 ROUND_NOTE = (
-    "R(K): a round with K draft tokens in the running loop; K = 0: one plain token. Each visit"
-    " timed all of them within moments; R(K) / R(0) is the trimmed mean of the visits' own ratios."
-    " A prediction is tokens per round x R(0) / R(K). p10 and p90 are of the visits' own times;"
-    " R(K) is that mean x R(0), so it may lie outside of them where visits were not equally fast."
+    "R(K): a round with K draft tokens, measured in the running loop; K = 0: one plain token. Each"
+    " visit timed all K within moments; R(K) / R(0) is the trimmed mean of the visits' ratios, and"
+    " R(K) is that mean x R(0). A prediction is tokens per round x R(0) / R(K). p10 and p90 are of"
+    " the visits' own times; R(K) may lie outside of them where visits were not equally fast."
 )
 # Of a profile, which times steps as well
 STEP_NOTE = (
@@ -136,7 +136,8 @@ ROUND_BY_STEPS_NOTE = (
 )
 VERIFY_NOTE = (
     "v(n): a target forward over n = K + 1 positions / a target step. n = 1 is that step once more,"
-    " timed among the verifies: what v(1) differs from 1 is how far such times can be trusted."
+    " timed among the verifies: v(1) would be 1 but for noise, so its distance from 1 says how far"
+    " off such times may be."
 )
 LEAST_DOUBT = 0.05  # from this difference on it is said what it means
 DOUBT_NOTE = "Here v(1) is {v}: every v(n) of this table may be off by as much ({off})."
@@ -286,8 +287,8 @@ FALL: tuple[Column[tuple[str, WaterfallStep]], ...] = (
     ),
 )
 PARTS_NOTE = (
-    "each part was timed alone, and whole rounds of the real loop next to them: the same rounds in"
-    " the same run; means over the fastest quarter of them, ms, since a machine only ever adds."
+    "Each part was timed alone, next to whole rounds of the real loop in the same run. Means over"
+    " the fastest quarter of the rounds, since other work on a machine only adds time."
 )
 TOGETHER_NOTE = (
     f"{VERIFY_AND_ACCEPT} is one recorded graph: the two run as one launch, and cannot be timed"
@@ -320,10 +321,10 @@ def waterfall_table(summary: Summary) -> Table:
     if entry is None:
         return table("", FALL, ())
     notes = (
-        "each row puts in one more thing that was measured; the factor is what it brought. The last"
-        " row is the speedup of these rounds, next to what plain decoding took then.",
-        f"over {entry.rounds} rounds, of the first tokens after the run's prompts: for the"
-        " acceptance of a workload run a sweep.",
+        "Each row adds one more measured cost to the row above, and changes the speedup by its"
+        " factor. The last row is the speedup of these rounds against plain tokens timed then.",
+        f"Over {entry.rounds} rounds at the start of answers to the run's prompts, so its tokens a"
+        " round are not those of a workload, which a sweep measures.",
     )
     title = f"From the ideal speedup to that of the timed rounds, K = {entry.k}"
     return table(title, FALL, named_waterfall(entry), notes=notes)
@@ -346,7 +347,7 @@ def parts_table(summary: Summary) -> Table:
     if summary.rounds:
         timed = summary.rounds[0]
         notes.append(
-            f"plain decoding, timed in between: {fmt.in_ms(timed.plain_s)} ms a token, of which the"
+            f"Plain decoding, timed in between: {fmt.in_ms(timed.plain_s)} ms a token, of which the"
             f" bare target step is {fmt.in_ms(timed.step_s)} ms."
         )
     if VERIFY_AND_ACCEPT in names:
@@ -355,7 +356,7 @@ def parts_table(summary: Summary) -> Table:
     if wide:
         shares = ", ".join(f"K={e.k} {fmt.percent(e.unexplained_share)}" for e in wide)
         notes.append(
-            f"unexplained beyond {100 * MOST_UNEXPLAINED:.0f} % of the round at {shares}: a busy"
+            f"Unexplained beyond {100 * MOST_UNEXPLAINED:.0f} % of the round at {shares}: a busy"
             " machine, or work of the loop that no part stands for."
         )
     return table("What a round is made of", columns, summary.rounds, notes=notes)

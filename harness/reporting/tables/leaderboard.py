@@ -151,22 +151,22 @@ THUMBS: tuple[Column[RuleOfThumb], ...] = (
 )
 
 SPEEDUP_NOTE = (
-    "speedup: predicted (replayed acceptance and round times), at the K that looks best on these"
-    " prompts, so slightly too high but where it says corrected. Ranks and the chance to be best"
-    " are without that correction. All are at this run's round times: for an engine that was not"
-    " timed, what to serve names the draft and K to measure there first, which may be another."
+    "speedup: predicted from replayed acceptance and this run's round times, at each draft's best K"
+    " on these prompts. That choice makes it slightly too high, except where it says corrected;"
+    " ranks and the chance to be best are not corrected. On an engine that was not timed another"
+    " draft may be best: the first table names the draft and K to measure there."
 )
-VERDICT_NOTE = "corrected: less what choosing it adds, as the verdict is; the others are not."
+VERDICT_NOTE = "corrected: less what choosing draft and K adds by chance; other rows are not."
 OTHER_NOTE = (
-    "At temperature {temperature} the verdict's speedup of {draft} at K={k} is {gain}, on held-out"
-    " prompts: the one to act on. Its row is as these prompts have it, like those of the others."
+    "Act on the verdict: at temperature {temperature} {draft} at K={k} gives {gain} on held-out"
+    " prompts. The rows here are of the prompts that their K was chosen on, not corrected for that."
 )
 NO_ROOT_NOTE = "none: even alpha = 1 loses."
 LOOKUP_NOTE = (
     "A look-up ({}) has no break-even alpha: most of its rounds find fewer than K tokens to"
     " propose, and cost and emit less, which its speedup takes into account."
 )
-SET_NOTE = "Each prompt set judged alone: right only for a server that sees nothing else. {}"
+SET_NOTE = "A row holds for a server that gets prompts of this set only. {}"
 TOO_FEW_NOTE = "Of fewer than {} prompts a set is undecided, and its speedup has no interval."
 REGRET_NOTE = (
     "Safest if the mix of prompt sets changes (least regret, the smallest loss against the best"

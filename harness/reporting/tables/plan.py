@@ -86,9 +86,9 @@ NOTE = (
     "largest rate: requests per second of one card at which the goal is met; rate ratio: to plain"
     " decoding's, on the same requests and arrivals. TPOT and TTFT: p{percentile:g} at"
     " {rate:.3g} requests/s on one card; empty beyond its capacity. Intervals: 95 %, over prompts"
-    " (and costs, fitted on them) and arrivals. Served: the engine has no such policy, or not for"
-    " drafts of this kind. The oracle knows what will be accepted and drafts what pays in"
-    " that iteration: what adapting K could gain in tokens per second, which is no bound of a"
+    " (and costs, fitted on them) and arrivals. Not on this engine: it has no such policy, or not"
+    " for drafts of this kind. The oracle knows what will be accepted and drafts what pays in that"
+    " iteration: what adapting K could gain in tokens per second, which is no bound of a"
     " percentile. A server that has a draft reads prompts with it at K = 0 too, so that it waits"
     " longer than one without."
 )
@@ -104,9 +104,9 @@ ARRIVALS = {
 }
 RATES_NOTE = "Empty beyond a choice's capacity, where its queue grows without end."
 CHECKS_NOTE = (
-    "Loads of the run, and the same requests simulated at what loads of the other prompts cost; by"
-    " the server's clock as fast as the machine was, by what the plain server decoded alone before"
-    " and after each load."
+    "Each load of the run, and a simulation of the same requests at costs fitted on the loads of"
+    " the other prompts. By the server's clock it is simulated as fast as the machine was then: by"
+    " what the plain server decoded alone before and after the load."
 )
 
 

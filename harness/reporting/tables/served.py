@@ -245,7 +245,7 @@ class Convention(NamedTuple):
 WAITS = "What a user waits for"
 CELL_NOTE = (
     "Predicted: tokens per round by replay of the plain server's texts, and what a request's start"
-    " and its rounds take on this server, {source}. No prediction has seen its cell."
+    " and its rounds take on this server, {source}. None uses the requests of its own cell."
 )
 SOURCES = {
     "synthetic": (
@@ -254,14 +254,18 @@ SOURCES = {
     "other_sets": "from the requests of the other prompt sets",
 }
 TWO_K_NOTE = (
-    "error from two K: of the same prediction, had only the smallest and the largest K been"
-    " measured; K in between lie on a line."
+    "error from two K: the prediction error, had only the smallest and the largest K been measured"
+    " and the K between them been put on a line."
 )
 SAMPLES_NOTE = (
     "tokens/round replayed: of plain decoding's texts; measured: of the texts of that K, which are"
-    " other samples above temperature 0. The gate below compares each text with its own replay."
+    ' other samples above temperature 0. "Is the server lossless?" compares each text with its own'
+    " replay."
 )
-OWN_NOTE = "The harness's loop has its own round times on this device: that is their error."
+OWN_NOTE = (
+    "predicted by the harness's loop: with the round times of that loop on this device in place of"
+    " the server's."
+)
 GATE_NOTES = (
     "Greedy texts must be plain decoding's. Sampled ones: the log-probability of the texts under"
     " the target next to its expectation, in standard deviations: beyond 4 the plain server (K=0)"
@@ -276,9 +280,9 @@ STRUCTURED_NOTE = (
     " These texts are neither timed nor replayed."
 )
 COST_NOTE = (
-    "start: what a request costs besides its prefill and its rounds, by a fit over all requests;"
-    " error: its standard error over prompts, within two of which starts do not differ. A round"
-    " costs by how many tokens it drafted: R(K) below."
+    "start: what a request costs besides its prefill and its rounds, fitted over all requests;"
+    " error: its standard error over prompts. Starts within two of these do not differ. What a"
+    " round costs is R(K), in the table of rounds."
 )
 CLOCKS = {
     "engine": "Times are by the server's own clock.",
@@ -311,16 +315,16 @@ LOAD_CLOCKS = {
     ),
 }
 SCHEDULE_NOTE = (
-    "K: the largest predicted throughput; where others tie with it, the fastest measured. A tie is"
-    " no equal speed, but a lead within the spread of visits and the error of prediction together:"
-    " another run may rank them otherwise. The load in between two"
-    " measured ones has the K of the larger. lost to the fastest: the K is chosen so by all visits"
-    " but one, and held in that one against the K that was fastest over all."
+    "K: that of the largest predicted throughput ratio; where others tie with it, the one of them"
+    " that measured fastest. tie with: K whose distance is within the spread of visits and the"
+    " error of prediction together, so that another run may rank them otherwise. A load between two"
+    " measured ones gets the K of the larger. lost to the fastest: with K chosen by all other"
+    " visits, the share of throughput that a visit loses to the K that is fastest over all visits."
 )
 VARIED_NOTE = (
-    "Servers whose K changes while they serve, measured under load next to plain decoding. Replay"
-    " is of one K: nothing is predicted of them. fastest one K: of the servers with one K, by the"
-    " measured ratio; 0 is plain decoding."
+    "Servers whose K changes while they serve, measured under load next to plain decoding; nothing"
+    " is predicted of them, since replay is of one K. fastest one K: of the servers with one K, by"
+    " the measured ratio; 0 is plain decoding."
 )
 CONVENTION_NOTE = (
     "This run's requests, counted as each project counts: a number from elsewhere compares with the"

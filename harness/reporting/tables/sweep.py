@@ -106,22 +106,22 @@ REPLAY: tuple[Column[ReplayCheck], ...] = (
     ),
 )
 
-BEST_NOTE = "best: the fastest row of this table. {of_verdict} The verdict's is the one to act on."
+BEST_NOTE = "best: the fastest row of this table. Act on the verdict, not on this row. {of_verdict}"
 OF_ROWS = (
-    "A verdict's speedup is a row's, less what choosing the best adds, which is nothing where there"
-    " is one, or every part of the prompts chooses the same; its interval is wider, since all"
-    " verdicts of a report share one error."
+    "A verdict's speedup is its row's, less what choosing the best row adds by chance: nothing"
+    " where there was one to choose, or where every part of the prompts chooses the same. Its"
+    " interval is wider than the row's: the workload and its prompt sets share one error rate."
 )
 OF_PAIRS = (
-    "A verdict's speedup may lie above or below its row's: it is of all prompts by replay, at what"
-    " rounds cost in all measured generations; a row is of the measured prompts of its set alone."
+    "A verdict's speedup may lie above or below its row's: it is of the replayed rounds of all"
+    " prompts, at the cost of a round in all measured generations; a row is of the measured prompts"
+    " of its set alone."
 )
 PROMPTS_NOTE = (
-    "prompts: a sweep that ends when its verdicts are decided (until=decided) measures the K that"
-    " they name on as many prompts of the set as that takes, and the other K on the first few. Rows"
-    " of few prompts compare with no row of more. What is predicted is of all prompts, so no error"
-    " is given; the verdict has replayed all of them and measured these. until=all measures every"
-    " cell."
+    "prompts: on how many of the set's prompts the row was measured. A sweep that ends when its"
+    " verdicts are decided (until=decided) measures their K on as many as that takes and the other"
+    " K on a few; rows of few prompts do not compare with rows of more. Predicted speedups are of"
+    " all prompts, so such rows have no prediction error. until=all measures every cell."
 )
 REPLAYED_NOTE = (
     "Predicted: tokens per round from completions of the target that the draft scored, x R(0) /"
@@ -132,10 +132,11 @@ OUTLIER_NOTE = (
     " decide the speedup."
 )
 NO_ROOT_NOTE = "Break-even alpha none: even alpha = 1 loses at that K."
-EXPECTED_NOTE = "Expected: by the renewal recursion from the acceptance that was set."
+EXPECTED_NOTE = "tokens/round expected: computed from the acceptance that was set, not measured."
 REPLAY_NOTE = (
-    "The same completions give every K of the replayed column. Of 20 cells about one gap is"
-    " beyond 2 by chance; several, or one far beyond, say that loop and replay disagree."
+    "tokens/round replayed: computed from plain decoding's completions, the same for every K. By"
+    " chance about one gap of 20 is beyond 2; several, or one far beyond, mean that loop and replay"
+    " disagree."
 )
 
 
