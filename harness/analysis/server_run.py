@@ -139,13 +139,16 @@ class ServedRun(ServedPredictions):
             for name, speedup in evidence.speedups(self.setup.weights).items():
                 done = where(completed(self.settled), k=name.k, temperature=temperature)
                 done = [trial for trial in done if trial.rounds]
-                tokens = sum(trial.new_tokens or 0 for trial in done)
+                tokens = np.array([trial.new_tokens for trial in done], dtype=np.float64)
+                sets = [trial.prompt_set for trial in done]
+                factors = token_weights(sets, tokens, self.setup.weights) if done else tokens
+                rounds = float(factors @ np.array([trial.rounds or 0.0 for trial in done]))
                 priced = costs if costs and costs.times.covers(name.k) else None
                 yield ServedK(
                     temperature=temperature,
                     k=name.k,
                     speedup=speedup,
-                    tokens_per_round=ratio(tokens, sum(trial.rounds or 0 for trial in done)),
+                    tokens_per_round=ratio(1.0, rounds),
                     round_cost=priced and priced.times.relative(name.k),
                     whole_request_speedup=whole_request_speedups.get(name),
                 )
@@ -230,15 +233,17 @@ class ServedRun(ServedPredictions):
         )
 
     def positions(self) -> Iterator[AcceptanceByPosition]:
-        """Replayed acceptance by position at each verdict's K."""
+        """Replayed acceptance by position at each verdict's K, of the weighted workload."""
         for answer in self.workloads:
-            k, temperature = answer.named[1], answer.temperature
-            if self.not_predicted or not k or temperature is None:
+            name, temperature = Candidate(self.setup.draft, answer.named[1]), answer.temperature
+            if self.not_predicted or not name.k or temperature is None:
                 continue
-            texts = self.texts(self.settled, 0, temperature)
-            if texts.trials:
-                draft, shares = self.setup.draft, self.replayed(texts, k).acceptance_by_position
-                yield AcceptanceByPosition(draft, "all", temperature, k, "replayed", shares)
+            replays = self._replays(temperature, [name.k])
+            if replays is not None:
+                shares = replays.weighted(name, self.setup.weights).acceptance_by_position
+                yield AcceptanceByPosition(
+                    name.draft, "all", temperature, name.k, "replayed", shares
+                )
 
     # ---- answers ---------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ that changes greedy texts gets no verdict.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import pairwise
 
 import numpy as np
@@ -149,8 +149,7 @@ class PairAnalysis:
         self.setup = setup
         self.drafts = [setup.draft]
         self.dropped: Mapping[str, Dropped] = {}
-        self._replays: dict[tuple[Rule, float], Replays | None] = {}
-        self._rankings: dict[tuple[Rule, float], Ranking | None] = {}
+        self.replays, self.ranking = cache(self._replays), cache(self._ranking)
 
     @cached_property
     def generated(self) -> Sequence[ResultRow]:
@@ -235,13 +234,11 @@ class PairAnalysis:
         accepted_by: list[Rule] = [spec.rule for spec in with_lines().values() if spec.rule]
         return [*dict.fromkeys((self.setup.rule, *accepted_by))]
 
-    def replays(self, rule: Rule, temperature: float) -> Replays | None:
+    def _replays(self, rule: Rule, temperature: float) -> Replays | None:
         """Of the drafts that were scored and timed at a temperature; None where there are none."""
-        if (rule, temperature) not in self._replays:
-            timed = self.latencies.get(temperature, {})
-            ranked = [name for name in timed if name in self.traces and name not in self.dropped]
-            self._replays[rule, temperature] = self._replays_of(ranked, rule, temperature)
-        return self._replays[rule, temperature]
+        timed = self.latencies.get(temperature, {})
+        ranked = [name for name in timed if name in self.traces and name not in self.dropped]
+        return self._replays_of(ranked, rule, temperature)
 
     def _replays_of(self, drafts: Sequence[str], rule: Rule, temperature: float) -> Replays | None:
         """Some of the drafts, on the prompts that all of these scored."""
@@ -270,13 +267,8 @@ class PairAnalysis:
         error = self.prediction_errors.get(temperature)
         return error and error.variance
 
-    def ranking(self, rule: Rule, temperature: float) -> Ranking | None:
+    def _ranking(self, rule: Rule, temperature: float) -> Ranking | None:
         """The drafts of `replays`, ranked by what is predicted of them."""
-        if (rule, temperature) not in self._rankings:
-            self._rankings[rule, temperature] = self._ranked(rule, temperature)
-        return self._rankings[rule, temperature]
-
-    def _ranked(self, rule: Rule, temperature: float) -> Ranking | None:
         setup, replays = self.setup, self.replays(rule, temperature)
         if replays is None:
             return None

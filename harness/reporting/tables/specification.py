@@ -86,7 +86,6 @@ class Table:
     columns: tuple[Column[Any], ...]
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
-    empty: tuple[Column[Any], ...] = ()  # left out, since no row has anything in them
 
     def column(self, title: str) -> tuple[Cell, ...]:
         """Every cell under the column called `title` (its one-line header)."""
@@ -117,7 +116,6 @@ def table(
             for record, cells in zip(listed, made, strict=True)
         ),
         tuple(filter(None, notes)),
-        tuple(column for index, column in enumerate(columns) if index not in kept),
     )
 
 
