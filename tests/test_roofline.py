@@ -116,6 +116,9 @@ def test_a_position_costs_two_operations_per_parameter_that_it_uses():
     assert dense.flops() == pytest.approx(2 * dense.parameters, rel=1e-3)
     assert moe.flops(tokens=3) == pytest.approx(3 * moe.flops(), rel=1e-3)
     assert moe.flops() < 0.25 * 2 * moe.parameters
+    # A position attends to those before it, in one forward as in several
+    steps = [dense.flops(context_tokens=10 + n) for n in range(1000)]
+    assert dense.flops(tokens=1000, context_tokens=10) == pytest.approx(sum(steps))
 
 
 def test_a_step_waits_for_memory_and_a_large_batch_for_arithmetic():

@@ -143,7 +143,8 @@ class Architecture:
         experts = self.experts_per_token if self.experts else 1
         layer = self.shared_layer_parameters + experts * self.expert_parameters
         used = self.layers * layer + self.embedding_parameters
-        attended = 4.0 * self.layers * self.heads * self.head_dim * (context_tokens + tokens)
+        positions = context_tokens + (tokens + 1) / 2.0  # that one of the new ones attends to
+        attended = 4.0 * self.layers * self.heads * self.head_dim * positions
         return batch * tokens * (2.0 * used + attended)
 
 
