@@ -9,29 +9,13 @@ speedup and the alpha that a draft must reach to break even. Acceptance is not m
 (Run it with -m: as a script, this file would shadow the standard library's `profile`.)
 """
 
-import sys
 from typing import NoReturn
 
-from harness.cli import USER_ERROR, run_app
-from harness.config import CONF_DIR
-
-
-def unknown_card(word: str) -> str | None:
-    """Why `word` of the command line names no card, in one line; Hydra's own text takes many."""
-    key, _, name = word.partition("=")
-    known = sorted(path.stem for path in (CONF_DIR / "gpu").glob("*.yaml"))
-    if key.lstrip("+") != "gpu" or name in (*known, "null") or "," in name:
-        return None
-    return f"gpu={name}: no such card; there are {', '.join(known)}"
+from harness.cli import run_app
 
 
 def main() -> NoReturn:
     """Run the command and exit with its status."""
-    for word in sys.argv[1:]:
-        refused = unknown_card(word)
-        if refused:
-            print(f"error: {refused}", file=sys.stderr)
-            sys.exit(USER_ERROR)
     run_app("profile")
 
 

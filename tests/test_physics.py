@@ -26,7 +26,6 @@ from harness.models.cached import CachedModel
 from harness.models.lean import static
 from harness.models.lean.model import LeanModel
 from harness.models.lean.static import StaticModel
-from harness.profile import unknown_card
 from harness.records import UserError
 
 GREEDY = SamplingParameters(0.0)
@@ -241,14 +240,6 @@ def test_a_round_after_a_full_acceptance_is_recorded_before_it_is_timed(monkeypa
     time_rounds(TimedPair(target, draft, GREEDY), [(5, 6, 7)], [2], positions=8)
     drafter = ModelDrafter(draft, GREEDY)
     assert all(draft.knows(drafter._key(pending, 2)) for pending in (1, 2))
-
-
-def test_an_unknown_card_is_one_line_that_lists_the_known_ones():
-    line = unknown_card("gpu=h900")
-    assert line.startswith("gpu=h900: no such card; there are a100_40")
-    assert "\n" not in line
-    assert unknown_card("gpu=h200") is None
-    assert unknown_card("gpu.memory_gb=3") is None
 
 
 @pytest.mark.parametrize("engine", ["lean", "static"])
