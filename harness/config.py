@@ -484,6 +484,11 @@ class ModelsConfig(CommandConfig):
     dry_run: bool = key(False, "print what would be run, and stop")
 
     @property
+    def speculative_ks(self) -> list[int]:
+        """The K above 0, which is plain decoding and always runs."""
+        return [k for k in self.k if k > 0]
+
+    @property
     def loop_keys(self) -> tuple[str, ...]:
         """The keys of `DecodeConf.loop_only` that this command accepts."""
         return ()
@@ -543,9 +548,8 @@ class ModelsConfig(CommandConfig):
         for name in self.decode.loop_only:
             if name not in self.loop_keys:
                 raise UserError(f"decode.{name}: only a sweep with mode=measure runs such a loop")
-        for k in self.k if self.decode.acceptance is not None else ():
-            if k > 0:
-                rates_for(self.decode.acceptance, k)
+        for k in self.speculative_ks if self.decode.acceptance is not None else ():
+            rates_for(self.decode.acceptance, k)
 
 
 def check_ks(ks: Sequence[int], draft: ModelConf) -> None:
@@ -824,7 +828,7 @@ class ServerConfig(PairConfig):
             return "concurrency or rate, by which every K is put under load"
         if engine.counting is None or engine.rule is None:
             return f"engine={self.engine}, whose rounds are not known"
-        if len({k for k in self.k if k}) <= FEW_K:
+        if len(self.speculative_ks) <= FEW_K:
             return f"{FEW_K} K or fewer, of which all are measured"
         return None
 

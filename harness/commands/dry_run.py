@@ -80,7 +80,7 @@ Rows = dict[str, object]
 
 def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
     """Cells, generations and the most tokens they can emit."""
-    ks = [0, *(k for k in config.k if k > 0)]
+    ks = [0, *config.speculative_ks]
     counts = Counter(prompt.prompt_set for prompt in prompts)
     texts = _turns(prompts) * len(config.temperature) * config.repetitions
     generations, at_most = texts * len(ks), ""
@@ -124,7 +124,7 @@ def print_server_plan(
         states: addresses, each with who answers there, or why no server starts here.
         synthetic: whether servers that reject every draft time the rounds.
     """
-    ks = [0, *(k for k in config.k if k > 0)]
+    ks = [0, *config.speculative_ks]
     by_set = _by_set(prompts)
     each_k = len(config.temperature) * config.repetitions * len(ks)
     requests = sum(by_set) * each_k
@@ -173,7 +173,7 @@ def print_server_plan(
 def _served_forwards(
     config: ServerConfig, prompts: Sequence[Prompt], *, synthetic: bool
 ) -> list[Forwards]:
-    ks = [0, *(k for k in config.k if k > 0)]
+    ks = [0, *config.speculative_ks]
     by_set = _by_set(prompts)
     visits = len(config.temperature) * config.repetitions
     requests, whole = sum(by_set) * visits, config.new_tokens
@@ -221,7 +221,7 @@ def print_profile_plan(config: ProfileConfig, prompts: Sequence[Prompt]) -> None
         "generations, plain": f"{texts * models} (each model alone)",
         "tokens, at most": f"{texts * models * config.new_tokens:,}",
         "steps and verifies": f"1 to {max(config.k) + 1} positions",
-        "rounds in parts": f"K = {_listed(k for k in config.k if k > 0)}",
+        "rounds in parts": f"K = {_listed(config.speculative_ks)}",
     }
     tokens = texts * config.new_tokens
     work = [Forwards("target", tokens), Forwards("draft", tokens)]
@@ -246,7 +246,7 @@ def print_profile_plan(config: ProfileConfig, prompts: Sequence[Prompt]) -> None
 
 def print_snapshot_plan(config: SnapshotConfig, prompts: Sequence[Prompt]) -> None:
     """What a snapshot would generate and draw: texts at temperature 0 only, draws above."""
-    ks = [k for k in config.k if k > 0]
+    ks = config.speculative_ks
     compared = _turns(prompts) * config.repetitions if 0 in config.temperature else 0
     draws = sum(value > 0 for value in config.temperature) * len(ks) * config.draws
     rows: Rows = {
@@ -267,7 +267,7 @@ def print_audition_plan(
         _turns(prompts) * (config.repetitions if temperature else 1)
         for temperature in config.temperature
     )
-    ks = [k for k in config.k if k > 0]
+    ks = config.speculative_ks
     cells = len(ks) * len(drafts) * len(config.temperature)
     # A text takes a draft's prefill; of a head the target's too, and K where it chains
     specs = [conf.spec for conf in drafts if not conf.spec.looks_up]
@@ -308,7 +308,7 @@ def print_audition_plan(
 def print_scores_plan(config: AuditionConfig, traces: Sequence[TextTrace]) -> None:
     """What an audition of scores made elsewhere would read; no model is loaded."""
     by_draft = grouped(traces, lambda trace: trace.draft)
-    ks = [k for k in config.k if k > 0]
+    ks = config.speculative_ks
     temperatures = sorted({trace.temperature for trace in traces})
     times = "typed" if config.latency_from is None else f"from {config.latency_from}"
     rows: Rows = {
@@ -414,7 +414,7 @@ def _by_set(prompts: Sequence[Prompt]) -> list[int]:
 
 def _searched(config: ServerConfig) -> tuple[tuple[int, ...], int]:
     """The K whose servers are started first to find the fastest, and how many more at most."""
-    ks = sorted({k for k in config.k if k})
+    ks = sorted(config.speculative_ks)
     first = searched_next(ks, {})
     return first, most_started(len(ks), len(config.temperature)) - len(first)
 
@@ -503,7 +503,7 @@ def card_of(card: GpuConf) -> Card:
 def _cards_request(config: ProfileConfig) -> PlanRequest | None:
     """What cards are modelled for; None where a config does not say its model's sizes."""
     sizes = [(key, getattr(config, key).architecture) for key in ("model", "draft")]
-    ks = [k for k in config.k if k > 0]
+    ks = config.speculative_ks
     if not ks or not all(isinstance(size, dict) for _, size in sizes):
         return None
     target, draft = (architecture_of(size, f"{key}.architecture") for key, size in sizes)

@@ -200,7 +200,7 @@ def _ks(config: SweepConfig, chosen: int | None, rank: int, number: int) -> tupl
         rank: of the conversation in its prompt set.
         number: of the turn and the temperature, so that each of them alternates.
     """
-    ks, place = [k for k in config.k if k > 0], rank + number
+    ks, place = config.speculative_ks, rank + number
     if chosen is None:
         return rotated((0, *ks), place)
     others = [k for k in ks if k != chosen] if rank < PROMPTS_OF_EVERY_K else []

@@ -90,43 +90,10 @@ def stored_traces(
     by_draft = grouped(run.traces, lambda trace: trace.draft)
     if not by_draft:
         raise UserError(f"{key}: no traces.parquet there; {_how_to_get(run)}")
-    model = run.config.get("model", {})
-    if model.get("id") != config.model.id or model.get("revision") != config.model.revision:
-        raise UserError(
-            f"{key}: the text of model={model.get('name')} ({model.get('id')}), not of "
-            f"model={config.model.name} ({config.model.id})"
-        )
     prompts = prompt_sets.load(config.prompts)
-    asked = prompt_sets.prompt_set_hash(prompts)
-    if run.manifest.prompts_sha256 != asked:
-        raise UserError(
-            f"{key}: other prompts than these; leave prompts.* out, they come from that run "
-            "(its prompt files must be as they were)"
-        )
-    for name in ("chat_template", "enable_thinking", "answer_tokens"):
-        before = (run.config.get("prompts") or {}).get(name)
-        if before != getattr(config.prompts, name):
-            raise UserError(f"{key}: made with prompts.{name}={before}; give the same")
-    absent = [name for name in drafts if name not in by_draft]
-    notes = run.manifest.audition
-    unusable = {each.draft: each.reason for each in notes.not_eligible}
-    unusable |= {each.draft: each.error for each in notes.failures if each.draft}
-    if absent and not partly and absent[0] in unusable:
-        rest = ",".join(name for name in drafts if name not in unusable)
-        raise UserError(
-            f"{key}: draft {absent[0]!r} could not be used there ({unusable[absent[0]]}); leave it"
-            f" out, drafts=[{rest}]"
-        )
-    if absent and not partly:
-        known = ", ".join(by_draft)
-        raise UserError(
-            f"{key}: no traces of draft {absent[0]!r}; it has {known}; {_how_to_get(run)}"
-        )
-    drawn = run.config.get("temperature") or ()
-    other = next((value for value in config.temperature if value not in drawn), None)
-    if other is not None:
-        known = ", ".join(f"{value:g}" for value in drawn)
-        raise UserError(f"{key}: no texts at temperature={other:g}; it has {known}")
+    _check_texts_of(key, run, config, prompts)
+    if not partly:
+        _check_scored(key, run, drafts, by_draft)
     wanted = {text for text in _text_keys(run, prompts) if text.temperature in config.temperature}
     traces = [trace for name in drafts for trace in by_draft.get(name, ()) if trace.key in wanted]
     for name in by_draft.keys() & {*drafts}:
@@ -142,6 +109,52 @@ def stored_traces(
                 f"{_how_to_get(run)}"
             )
     return traces, run
+
+
+def _check_texts_of(
+    key: str, run: StoredRun, config: AuditionConfig, prompts: Sequence[Prompt]
+) -> None:
+    """Refuse texts of another model, other prompts, or none at one of the temperatures."""
+    model = run.config.get("model", {})
+    if model.get("id") != config.model.id or model.get("revision") != config.model.revision:
+        raise UserError(
+            f"{key}: the text of model={model.get('name')} ({model.get('id')}), not of "
+            f"model={config.model.name} ({config.model.id})"
+        )
+    if run.manifest.prompts_sha256 != prompt_sets.prompt_set_hash(prompts):
+        raise UserError(
+            f"{key}: other prompts than these; leave prompts.* out, they come from that run "
+            "(its prompt files must be as they were)"
+        )
+    for name in ("chat_template", "enable_thinking", "answer_tokens"):
+        before = (run.config.get("prompts") or {}).get(name)
+        if before != getattr(config.prompts, name):
+            raise UserError(f"{key}: made with prompts.{name}={before}; give the same")
+    drawn = run.config.get("temperature") or ()
+    other = next((value for value in config.temperature if value not in drawn), None)
+    if other is not None:
+        known = ", ".join(f"{value:g}" for value in drawn)
+        raise UserError(f"{key}: no texts at temperature={other:g}; it has {known}")
+
+
+def _check_scored(
+    key: str, run: StoredRun, drafts: Sequence[str], by_draft: Mapping[str, Sequence[TextTrace]]
+) -> None:
+    """Refuse drafts that have no scores there."""
+    absent = next((name for name in drafts if name not in by_draft), None)
+    if absent is None:
+        return
+    notes = run.manifest.audition
+    unusable = {each.draft: each.reason for each in notes.not_eligible}
+    unusable |= {each.draft: each.error for each in notes.failures if each.draft}
+    if absent in unusable:
+        rest = ",".join(name for name in drafts if name not in unusable)
+        raise UserError(
+            f"{key}: draft {absent!r} could not be used there ({unusable[absent]}); leave it out,"
+            f" drafts=[{rest}]"
+        )
+    known = ", ".join(by_draft)
+    raise UserError(f"{key}: no traces of draft {absent!r}; it has {known}; {_how_to_get(run)}")
 
 
 def _text_keys(run: StoredRun, prompts: Sequence[Prompt]) -> Iterator[TextKey]:
@@ -310,7 +323,7 @@ def engine_costs(config: AuditionConfig | SweepConfig, source: StoredRun) -> Eng
         raise UserError(f"decode.stop={config.decode.stop}: not with {key}, whose rounds draft K")
     if source.manifest.status == "running":
         raise UserError(f"{key}: it may lack requests; {_how_to_get(source)}")
-    costs = costs_of(source, config.temperature, [k for k in config.k if k])
+    costs = costs_of(source, config.temperature, config.speculative_ks)
     _check_drafts_alike(key, costs.engine, config)
     card = config.gpu
     if card is not None and costs.device is not None:
@@ -460,8 +473,7 @@ def synthetic_rates(
         Cell(name, float(temperature), k)
         for name in dict.fromkeys(prompt.prompt_set for prompt in prompts)
         for temperature in temperatures
-        for k in config.k
-        if k > 0
+        for k in config.speculative_ks
     ]
     if decode.acceptance_from is None:
         return {cell: rates_for(decode.acceptance, cell.k) for cell in cells}

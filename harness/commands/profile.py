@@ -219,7 +219,7 @@ def _refusal(pair: Pair, config: ProfileConfig) -> Callable[[int, int], str | No
 
 def _time_parts(pair: Pair, config: ProfileConfig) -> list[PartTiming]:
     """Whole rounds and their parts, greedy, on prompts spread over the run's own."""
-    ks = sorted(k for k in set(config.k) if k > 0)
+    ks = sorted(config.speculative_ks)
     count = min(round_parts.MOST_VISITS, len(pair.prompts))
     prompts = [pair.prompts[index * len(pair.prompts) // count].tokens for index in range(count)]
     given = config.decode.acceptance

@@ -90,7 +90,7 @@ class Workload:
     @property
     def ks(self) -> list[int]:
         """Every K, plain decoding first."""
-        return [0, *(k for k in self.config.k if k)]
+        return [0, *self.config.speculative_ks]
 
     def describe(self) -> Described:
         """What a run with it notes of itself."""

@@ -102,7 +102,8 @@ def _tests(folder: RunFolder, pair: Drafted, config: SnapshotConfig) -> list[Dis
 
     A cell that meets logits that are not finite is noted in the manifest.
     """
-    cells = [(k, value) for value in config.temperature if value != GREEDY for k in config.k if k]
+    sampled = [value for value in config.temperature if value != GREEDY]
+    cells = [(k, value) for value in sampled for k in config.speculative_ks]
     tests: list[DistributionTest] = []
     with progress("drawing", len(cells)) as tick:
         for k, temperature in cells:

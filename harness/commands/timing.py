@@ -180,7 +180,7 @@ def visits_of_pair(
     numbers, with the draft steps read back and a threshold that none is below. Times are kept in
     rounds.jsonl, or in `store`. Those that other work disturbed are made again where `repeated`.
     """
-    ks = sorted({k for k in config.k if k > 0})
+    ks = sorted(config.speculative_ks)
     if config.decode.stop != "none":
         ks = timed_ks(ks, pair.most)
     elif pair.most is not None and pair.most < max(ks, default=0):  # what a larger K drafts

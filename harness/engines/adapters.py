@@ -207,7 +207,7 @@ def _adapter(spec: EngineSpec) -> Adapter:
 
 def addresses(config: ServerConfig, adapter: Adapter) -> dict[int, str]:
     """The servers of `url=` by K: the plain one, then one per K in the order of `k`."""
-    urls, ks = config.url or [], [0, *(k for k in config.k if k)]
+    urls, ks = config.url or [], [0, *config.speculative_ks]
     if len(urls) == 2 and adapter.spec.k_per_request:
         urls = [urls[0], *[urls[1]] * (len(ks) - 1)]
     if len(urls) != len(ks):

@@ -379,13 +379,13 @@ def _check(config: ServerConfig) -> None:
                 " have none"
             )
         models.remove(config.draft)
-    if kind == "ngram_cache" and [k for k in config.k if k] != [CACHE_K]:
+    if kind == "ngram_cache" and config.speculative_ks != [CACHE_K]:
         raise UserError(
             f"k: llama.cpp's n-gram cache drafts up to {CACHE_K} tokens; give k=[{CACHE_K}]"
         )
     positions = {"dflash": {"K+1": 1}, "dspark": {"K": 0, "K+1": 1}}.get(kind)
     if positions and config.score:
-        filled = [[k + more for k in config.k if k] for more in positions.values()]
+        filled = [[k + more for k in config.speculative_ks] for more in positions.values()]
         if [config.draft.block] not in filled:
             raise UserError(
                 f"draft={config.draft.name}: llama.cpp fills {' or '.join(positions)} positions of"
