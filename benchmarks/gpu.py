@@ -167,7 +167,7 @@ class Smoke:
             yield entry
         except Stopped:
             raise
-        except Exception as error:
+        except Exception as error:  # the report has the steps before it, and this as its end
             raise Stopped(f"{what}: {type(error).__name__}: {error}") from error
         finally:
             entry["seconds"] = time.monotonic() - start

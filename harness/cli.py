@@ -144,16 +144,7 @@ def run_app(command: str) -> NoReturn:
     except (HydraException, OmegaConfBaseException) as error:
         if shows_all:
             raise
-        misspelt = _misspelt(command, error.__cause__) or _no_such_entry(error)
-        if misspelt is not None:
-            _say(f"error: {misspelt}")
-            status = USER_ERROR
-        else:
-            advice = QUOTING if isinstance(error, OverrideParseException) else None
-            for text in filter(None, (error, error.__cause__, advice)):
-                _say(str(text))
-            _say(f"\nSet the environment variable {FULL_ERROR}=1 for a complete stack trace.")
-            status = CELLS_FAILED
+        status = _report_composition(command, error)
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         # Hydra's parser raises these for some command lines, with no error type of its own
         if shows_all:
@@ -162,18 +153,36 @@ def run_app(command: str) -> NoReturn:
         _say(f"error: the command line cannot be read: {_one_line(reason)[:MOST_CHARACTERS]}")
         status = USER_ERROR
     except KeyboardInterrupt as stop:
-        number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
         # The traceback keeps the run folder, and so its lock, until this block is left
-        folder = next(reversed(lock.held()), None)
-        consequence = "no run had begun"
-        if folder is not None:
-            consequence = f"finished generations are stored; resume={folder} continues the run"
-        _say(f"error: interrupted by {signal.Signals(number).name}; {consequence}")
-        status = SIGNALLED + number
+        status = _report_interruption(stop)
     finally:
         os.environ.pop(FULL_ERROR)
         os.environ |= {} if before is None else {FULL_ERROR: before}
     sys.exit(status if status >= SIGNALLED else max(status, _flush()))
+
+
+def _report_composition(command: str, error: Exception) -> int:
+    """Say why no configuration can be composed; the status."""
+    misspelt = _misspelt(command, error.__cause__) or _no_such_entry(error)
+    if misspelt is not None:
+        _say(f"error: {misspelt}")
+        return USER_ERROR
+    advice = QUOTING if isinstance(error, OverrideParseException) else None
+    for text in filter(None, (error, error.__cause__, advice)):
+        _say(str(text))
+    _say(f"\nSet the environment variable {FULL_ERROR}=1 for a complete stack trace.")
+    return CELLS_FAILED
+
+
+def _report_interruption(stop: KeyboardInterrupt) -> int:
+    """Say what ended the command, and what is kept of the run whose lock it holds; the status."""
+    number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
+    folder = next(reversed(lock.held()), None)
+    consequence = "no run had begun"
+    if folder is not None:
+        consequence = f"finished generations are stored; resume={folder} continues the run"
+    _say(f"error: interrupted by {signal.Signals(number).name}; {consequence}")
+    return SIGNALLED + number
 
 
 def _print_help(command: str, overrides: Sequence[str]) -> None:
@@ -227,7 +236,7 @@ def run_job(command: str, config: DictConfig, words: Sequence[str]) -> int:
             return _report(error, CELLS_FAILED, config, _unexpected(error))
         where = error.filename or "standard output or a temporary file"
         return _report(error, USER_ERROR, config, f"{where}: {error.strerror}")
-    except Exception as error:  # the one place that may: nothing is swallowed, the status says so
+    except Exception as error:  # whatever it is, it is reported, and the status says so
         return _report(error, CELLS_FAILED, config, _unexpected(error))
     if outcome.error is not None:
         text = (

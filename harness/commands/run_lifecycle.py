@@ -145,7 +145,7 @@ def running(folder: RunFolder) -> Iterator[None]:
         name = str(stop) if isinstance(stop, Interrupted) else "SIGINT"
         _note(folder, interrupted_by=name)
         raise
-    except BaseException:
+    except BaseException:  # raised again
         _note(folder, status="failed")
         raise
 
@@ -228,7 +228,7 @@ def concluded(folder: RunFolder, *, verbose: Verbose) -> Outcome:
             write_analysis(folder, summary)
     except UserError:
         raise
-    except Exception as error:  # the caller reports it
+    except Exception as error:  # of analysis; the caller reports it, and no measurement is lost
         return Outcome(folder.path, 1, error)
     folder.note(status=status)
     return shown(summary, folder.path, int(bool(summary.failures)), verbose=verbose)
@@ -252,6 +252,6 @@ def shown(summary: Summary, folder: Path, status: int = 0, *, verbose: Verbose) 
         reporting.show(summary, verbose=verbose)
     except UserError as error:  # the folder cannot be written any more
         return Outcome(folder, 2, error)
-    except Exception as error:  # see `concluded`
+    except Exception as error:  # of rendering; see `concluded`
         return Outcome(folder, 1, error)
     return Outcome(folder, status)

@@ -353,7 +353,7 @@ def _limited(idle_s: float) -> dict[str, type[HTTPConnectionPool]]:
         try:
             response = cast("_Response", read())
             sock.settimeout(min(idle_s, timeout_s))
-        except BaseException:
+        except BaseException:  # raised again; nothing is left to be cut off
             cut_off.cancel()
             raise
         response.cut_off = cut_off

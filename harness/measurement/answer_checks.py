@@ -103,7 +103,7 @@ def _check_schema(what: str, schema: Any) -> None:
         jsonschema.validate(None, schema)
     except jsonschema.ValidationError:
         pass
-    except Exception as error:  # of references, by whatever library resolves them
+    except Exception as error:  # of references or patterns, by whatever library reads them
         raise UserError(f"{what} cannot be applied: {_short(str(error))}") from error
 
 
