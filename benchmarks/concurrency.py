@@ -141,10 +141,7 @@ def measured(
     with ExitStack() as stack:
         servers = {k: stack.enter_context(engine.open(k)) for k in (0, *KS)}
         plain = servers[0]
-        texts = [
-            ReturnedText(each, plain.generate(each.tokens, each.sampling, each.seed, each.budget))
-            for each in asked
-        ]
+        texts = [ReturnedText(each, plain.generate(each.asked)) for each in asked]
         for number in track(range(-1, visits), f"{draft.name}: visits"):
             done = list(load_visit(servers, groups, loads, number, random, "cpu"))
             if number >= 0:  # the first one warms up

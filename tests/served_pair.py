@@ -111,9 +111,5 @@ def completed(
 ) -> tuple[list[ReturnedText], EngineFacts]:
     requests = [replace(request, sampling=sampling, k=k) for request in requests]
     with engine.open(k) as server:
-        return [
-            ReturnedText(
-                request, server.generate(request.tokens, sampling, request.seed, request.budget)
-            )
-            for request in requests
-        ], server.facts
+        texts = [ReturnedText(request, server.generate(request.asked)) for request in requests]
+        return texts, server.facts

@@ -54,6 +54,7 @@ from harness.engines.http_server import AttachedEngine, CardMemory, HttpServer, 
 from harness.engines.llamacpp import LlamaCpp, LlamaCppServer
 from harness.engines.openai import OpenAiServer
 from harness.engines.protocol import (
+    Asked,
     Completion,
     Engine,
     RefusedError,
@@ -85,7 +86,7 @@ def attached(
 
 
 def ask(engine: Engine, k: int = 2, sampling: SamplingParameters = GREEDY) -> Completion:
-    return engine.open(k).generate([1, 2, 3], sampling, seed=7, budget=6)
+    return engine.open(k).generate(Asked([1, 2, 3], sampling, seed=7, budget=6))
 
 
 # ---- vLLM ----------------------------------------------------------------------------------------
@@ -110,7 +111,7 @@ def test_a_server_whose_answers_have_counts_is_not_asked_for_its_sums_again(
     server = stand_in(vllm_answers(**{"/metrics": lambda body: asked.append(body) or page(BEFORE)}))
     running = attached(VllmServer, server.url).open(2)
     for _ in range(3):
-        assert running.generate([1], GREEDY, 1, 6).rounds == 3
+        assert running.generate(Asked([1], GREEDY, 1, 6)).rounds == 3
     assert len(asked) == 1
     unlisted = stand_in(vllm_answers(**{"/metrics": 404}))
     assert ask(attached(VllmServer, unlisted.url)).rounds == 3
@@ -354,7 +355,7 @@ def test_an_endpoint_that_completes_texts_is_timed_and_counts_nothing(
     server = stand_in({"/v1/models": {"data": [{"id": "m"}]}, "/v1/completions": answer})
     engine = attached(OpenAiServer, server.url, tokenizer=tokenizer, spec=ENGINES[name])
     prompt = tokenizer("Once upon a time")["input_ids"]
-    done = engine.open(2).generate(prompt, GREEDY, 7, 6)
+    done = engine.open(2).generate(Asked(prompt, GREEDY, 7, 6))
     assert (done.rounds, done.drafted, done.accepted) == (None, None, None)
     assert (done.prefill_s, done.decode_s, done.cpu_s) == (None, None, None)
     assert done.request_s > 0
@@ -484,7 +485,7 @@ def test_a_server_on_path_is_started_with_its_flags_and_ended(
         engine.open(2)
     started = program_of(name, tmp_path, monkeypatch)
     with engine.open(2) as server:
-        done = server.generate([1, 2, 3], GREEDY, 7, 6)
+        done = server.generate(Asked([1, 2, 3], GREEDY, 7, 6))
         arguments, environment = json.loads(started.read_text())
         process = psutil.Process(server.process_id)
     assert (done.rounds, done.drafted) == (3, 6)
@@ -1130,7 +1131,7 @@ def test_what_does_not_pass_ends_in_one_line_that_says_whose_fault_it_is(
     server = stand_in(vllm_answers(**{"/v1/completions": answer}))
     running = attached(VllmServer, server.url).open(2)
     with pytest.raises(error, match=message) as raised:
-        running.generate([1, 2, 3], GREEDY, 7, 6)
+        running.generate(Asked([1, 2, 3], GREEDY, 7, 6))
     assert type(raised.value) is error
     assert server.url in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -1246,7 +1247,7 @@ def test_requests_side_by_side_fail_and_are_repeated_on_their_own(stand_in: Star
     url = stand_in(vllm_answers(**{"/v1/completions": every_other_time})).url
     running = attached(VllmServer, url).open(2)
     with ThreadPoolExecutor(8) as pool:
-        done = pool.map(lambda seed: running.generate([1], GREEDY, seed, 6), range(12))
+        done = pool.map(lambda seed: running.generate(Asked([1], GREEDY, seed, 6)), range(12))
         assert [each.asked for each in done] == [1 + seed % 3 for seed in range(12)]
 
 

@@ -75,7 +75,7 @@ def llamacpp(stand_in: Callable[..., StandIn]) -> Callable[..., StandIn]:
 
 def answered(server: StandIn, k: int) -> Any:
     engine = AttachedEngine({k: server.url}, LlamaCppServer)
-    return engine.open(k).generate([1, 2, 3], GREEDY, seed=1, budget=6)
+    return engine.open(k).generate(Asked([1, 2, 3], GREEDY, seed=1, budget=6))
 
 
 def timed(**changes: Any) -> dict[str, Any]:
@@ -519,7 +519,7 @@ def test_llamacpps_clocks_and_version_are_read(served: Served) -> None:
 @needs_llamacpp
 def test_synthetic_rates_of_zero_make_every_round_emit_one_token(served: Served) -> None:
     with served.llamacpp().open(2, synthetic=[0.0, 0.0]) as server:
-        done = server.generate(served.requests[0].tokens, GREEDY, 1, 20)
+        done = server.generate(Asked(served.requests[0].tokens, GREEDY, 1, 20))
     assert done.rounds == len(done.tokens) - 1
     assert done.accepted == 0
 
@@ -527,11 +527,11 @@ def test_synthetic_rates_of_zero_make_every_round_emit_one_token(served: Served)
 @needs_llamacpp
 def test_a_server_killed_between_requests_is_named_with_its_log(served: Served) -> None:
     with served.llamacpp().open(0) as server:
-        server.generate(served.requests[0].tokens, GREEDY, 1, 4)
+        server.generate(Asked(served.requests[0].tokens, GREEDY, 1, 4))
         assert server.process_id is not None
         os.kill(server.process_id, signal.SIGKILL)
         with pytest.raises(ServerDiedError, match=r"llama\.cpp at k=0: .*its log ends"):
-            server.generate(served.requests[0].tokens, GREEDY, 1, 4)
+            server.generate(Asked(served.requests[0].tokens, GREEDY, 1, 4))
 
 
 @needs_llamacpp
@@ -556,7 +556,7 @@ def test_a_request_longer_than_the_context_is_refused(served: Served) -> None:
         replace(served.llamacpp(), context_tokens=8).open(0) as server,
         pytest.raises(UserError, match="context"),
     ):
-        server.generate(list(range(2, 402)), GREEDY, 1, 400)
+        server.generate(Asked(list(range(2, 402)), GREEDY, 1, 400))
 
 
 LLAMA3 = {
@@ -589,10 +589,10 @@ def test_a_converted_model_decodes_as_the_original(
     prompt = list(range(5, 45))
     engine = LlamaCpp(gguf, None, tmp_path, 120, 1, kv_type="f32", flash_attention="off")
     with engine.open(0) as server:
-        tokens = server.generate(prompt, GREEDY, 1, 40).tokens
+        tokens = server.generate(Asked(prompt, GREEDY, 1, 40)).tokens
     model = CachedModel(loaded.network, loaded.vocab_size)
     loop = OwnLoop(model, None, loaded.eos, "greedy_draft", Clock(model).now)
-    assert tokens == loop.open(0).generate(prompt, GREEDY, 1, 40).tokens
+    assert tokens == loop.open(0).generate(Asked(prompt, GREEDY, 1, 40)).tokens
 
 
 def test_requests_side_by_side_share_a_cache_unless_it_is_turned_off(tmp_path: Path) -> None:

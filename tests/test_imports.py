@@ -266,7 +266,7 @@ def test_a_stored_answer_is_read_as_the_running_server_is(
     stand_in: Callable[[Mapping[str, Any]], StandIn],
 ) -> None:
     with AttachedEngine({2: stand_in(answers).url}, server).open(2) as running:
-        done = running.generate([1, 2, 3], SamplingParameters(0.0), 7, 6)
+        done = running.generate(Asked([1, 2, 3], SamplingParameters(0.0), 7, 6))
     record = record_of(answers[path], "here")
     assert record is not None
     assert record.rounds
@@ -625,10 +625,9 @@ def test_llamacpps_own_answers_give_the_rounds_that_its_adapter_counts(tmp_path:
         with pair.llamacpp().open(k) as server:
             assert isinstance(server, LlamaCppServer)
             client = HttpClient(server.url)
-            for asked in pair.requests:
-                request = Asked(asked.tokens, asked.sampling, asked.seed, asked.budget)
-                answers.append(client.post("/completion", request_body(request)))
-                done = server.generate(asked.tokens, asked.sampling, asked.seed, asked.budget)
+            for request in pair.requests:
+                answers.append(client.post("/completion", request_body(request.asked)))
+                done = server.generate(request.asked)
                 if k:
                     expected.append((len(done.tokens) - 1, done.rounds, done.drafted))
         files.append(write(tmp_path / f"k{k}.jsonl", *answers))

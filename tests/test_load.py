@@ -118,11 +118,11 @@ class StandIn:
         self.lock, self.active, self.most, self.sent = threading.Lock(), 0, 0, []
         self.gathered = threading.Barrier(together, timeout=60.0)
 
-    def generate(self, prompt, _sampling, _seed, budget):
+    def generate(self, asked):
         with self.lock:
             self.active += 1
             self.most = max(self.most, self.active)
-            self.sent.append((prompt[0], budget))
+            self.sent.append((asked.prompt[0], asked.budget))
             waits = self.alone < len(self.sent) <= self.alone + self.together
             if len(self.sent) == self.dies_at:
                 raise ServerDiedError("the server ended")
@@ -130,7 +130,7 @@ class StandIn:
             self.gathered.wait()
         with self.lock:
             self.active -= 1
-        tokens = tuple(range(min(budget, self.lengths[prompt[0]])))
+        tokens = tuple(range(min(asked.budget, self.lengths[asked.prompt[0]])))
         return Completion(tokens, "budget", 0.1)
 
     def cpu_s(self):
@@ -246,10 +246,10 @@ def test_requests_that_arrive_wait_for_no_other(monkeypatch):
 class Queueing(StandIn):
     """A server whose texts take 1 ms a token, after a wait that differs between requests."""
 
-    def generate(self, prompt, _sampling, _seed, budget):
-        done = super().generate(prompt, _sampling, _seed, budget)
-        decode_s = 1e-3 * (len(done.tokens) - 1) * (1 + prompt[0] / 100)
-        waited_s = 0.01 * (1 + self.k + prompt[0])
+    def generate(self, asked):
+        done = super().generate(asked)
+        decode_s = 1e-3 * (len(done.tokens) - 1) * (1 + asked.prompt[0] / 100)
+        waited_s = 0.01 * (1 + self.k + asked.prompt[0])
         return replace(done, request_s=waited_s + decode_s, decode_s=decode_s)
 
 
@@ -314,7 +314,7 @@ def test_a_server_that_dies_ends_the_load():
 )
 def test_what_a_server_cannot_do_under_load_ends_its_load_and_not_the_run(error, died):
     class Cannot(StandIn):
-        def generate(self, prompt, _sampling, _seed, budget):  # noqa: ARG002
+        def generate(self, asked):  # noqa: ARG002
             raise error
 
     groups = {"easy": requests_of([("easy", "0"), ("easy", "1")])}
@@ -333,8 +333,8 @@ def test_a_load_with_a_repeated_request_is_sent_again_as_a_whole():
 
         loads = 1
 
-        def generate(self, prompt, _sampling, _seed, budget):
-            done = super().generate(prompt, _sampling, _seed, budget)
+        def generate(self, asked):
+            done = super().generate(asked)
             return replace(done, asked=1 + (len(self.sent) <= 4 * self.loads))
 
     for loads, fails in ((1, False), (99, True)):
@@ -814,7 +814,8 @@ class OneOfAKind(HttpServer):
     def complete(self, asked, deadline_s):
         raise NotImplementedError
 
-    def generate(self, prompt, sampling, seed, budget, *, schema=None):  # noqa: ARG002
+    def generate(self, asked):
+        budget = asked.budget
         rounds = budget - 1 if not self.k else (budget - 1) // 2
         return Completion(tuple(range(budget)), "budget", 0.01, rounds=rounds, decode_s=0.01)
 
@@ -1061,9 +1062,7 @@ def test_llamacpp_decodes_side_by_side_what_it_decodes_alone(tmp_path):
     asked = [replace(each, budget=32, draft=pair.draft.name) for each in pair.requests]
     engine = replace(pair.llamacpp(), slots=2)
     with engine.open(0) as plain, engine.open(2) as speculating:
-        texts = [
-            ReturnedText(r, plain.generate(r.tokens, r.sampling, r.seed, r.budget)) for r in asked
-        ]
+        texts = [ReturnedText(r, plain.generate(r.asked)) for r in asked]
         servers = {0: plain, 2: speculating}
         groups = groups_of(asked, 2)
         timings = list(load_visit(servers, groups, [Load(1), Load(2)], 0, random, "cpu"))

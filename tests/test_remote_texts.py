@@ -23,6 +23,7 @@ from harness.analysis import analyse
 from harness.config import DraftConf
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.llamacpp import LlamaCppServer
+from harness.engines.protocol import Asked
 from harness.measurement.draft_scores import score_texts
 from harness.measurement.remote_scores import DraftServer, TextServer
 from harness.measurement.target_texts import GeneratedText
@@ -51,7 +52,7 @@ class Models:
         self, prompt: Sequence[int], temperature: float, seed: int, budget: int
     ) -> tuple[list[int], list[float]]:
         """A completion of the target, with log-probabilities at temperature 1."""
-        done = self.plain.generate(prompt, SamplingParameters(temperature), seed, budget)
+        done = self.plain.generate(Asked(prompt, SamplingParameters(temperature), seed, budget))
         return list(done.tokens), scores(self.pair.loaded, prompt, done.tokens)[0]
 
     def text(self, tokens: Sequence[int]) -> str:

@@ -357,10 +357,7 @@ def test_the_counters_of_llama_cpp_are_replays_of_the_same_texts(k: int, tmp_pat
     requests = [replace(each, sampling=SamplingParameters(0.0), k=k) for each in pair.requests]
     with engine.open(k) as server:
         counting = running.CountingServer(server.url)
-        texts = [
-            ReturnedText(each, server.generate(each.tokens, each.sampling, each.seed, each.budget))
-            for each in requests
-        ]
+        texts = [ReturnedText(each, server.generate(each.asked)) for each in requests]
         scrapes = [counting.first, counting.scrape()]
     total = counters.running_server(counting.engine, scrapes).total
     assert total is not None

@@ -248,10 +248,8 @@ def test_its_counters_are_the_rounds_of_the_same_texts(k: int, tmp_path: Path) -
     with pair.vllm().open(k) as server:
         counting = CountingServer(server.url)
         for each in pair.requests:
-            sampling = SamplingParameters(0.0)
-            server_texts.append(
-                server.generate(each.tokens, sampling, each.seed, each.budget).tokens
-            )
+            asked = each.asked._replace(sampling=SamplingParameters(0.0))
+            server_texts.append(server.generate(asked).tokens)
         total = running_server(counting.engine, [counting.first, counting.scrape()]).total
     assert total is not None
     longer = [

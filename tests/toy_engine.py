@@ -65,7 +65,7 @@ def answers(server: EngineServer, decode: Callable[[Sequence[int]], str]) -> dic
 
     def complete(body: dict[str, Any]) -> dict[str, Any]:
         sampling = SamplingParameters(body["temperature"])
-        done = server.generate(body["prompt"], sampling, body["seed"], body["budget"])
+        done = server.generate(Asked(body["prompt"], sampling, body["seed"], body["budget"]))
         steps_s = len(done.tokens) * STEP_S if done.rounds is None else done.rounds * ROUND_S
         return {
             "tokens": done.tokens,

@@ -28,7 +28,7 @@ from harness.decoding.protocols import Drafter
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.adapters import Adapter, OpenedPair, ToServe, addresses, attached, kind_of
 from harness.engines.http_server import CardMemory, StartedEngine
-from harness.engines.protocol import EngineFacts, Server, ServerDiedError
+from harness.engines.protocol import Asked, EngineFacts, Server, ServerDiedError
 from harness.measurement.clock import Clock
 from harness.measurement.environment import fewest_threads
 from harness.measurement.generations import drafter_of
@@ -72,7 +72,6 @@ def try_addresses(config: ServerConfig, adapter: Adapter, prompts: Sequence[Prom
     tokenizer = load_vocabulary(config.model).tokenizer
     engine = attached(config, adapter, tokenizer)
     sampling = sampling_of(config.decode, config.temperature[0])
-    budget = min(TRIED_TOKENS, config.new_tokens)
     plain: Server | None = None
     with progress("trying the addresses", len(engine.urls)) as tick:
         for k in engine.urls:
@@ -80,7 +79,7 @@ def try_addresses(config: ServerConfig, adapter: Adapter, prompts: Sequence[Prom
                 if room := _too_few_slots(config, server):
                     _log.warning("url=%s%s", engine.urls[k], room)
                 ids = check_vocabulary(server, tokenizer, prompts)
-                check_drafts(server, server.generate(ids, sampling, config.seed, budget))
+                check_drafts(server, server.generate(_tried(config, ids, sampling)))
                 if plain is None:
                     plain = server
                     _refuse_the_drafts_model(server, config)
@@ -109,13 +108,11 @@ def _refuse_two_models(
     names = plain.model_name, server.model_name
     if None in names or names[0] == names[1]:
         return
-    alike, tokens, budget = 0, 0, min(TRIED_TOKENS, config.new_tokens)
+    alike, tokens, greedy = 0, 0, sampling_of(config.decode, GREEDY)
     for prompt in evenly_spaced(prompts, TRIED_TEXTS):
         ids = tokenizer(prompt.turns[0], add_special_tokens=False)["input_ids"][:CHECKED_TOKENS]
-        texts = [
-            each.generate(ids, sampling_of(config.decode, GREEDY), config.seed, budget).tokens
-            for each in (plain, server)
-        ]
+        asked = _tried(config, ids, greedy)
+        texts = [each.generate(asked).tokens for each in (plain, server)]
         tokens += len(texts[1])
         pairs = zip(*texts, strict=False)
         alike += sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -125,6 +122,11 @@ def _refuse_two_models(
             f" other {names[1]}, and of {tokens} greedy tokens {alike} are the same; the first"
             " address is that of a server that decodes with the target alone"
         )
+
+
+def _tried(config: ServerConfig, ids: Sequence[int], sampling: SamplingParameters) -> Asked:
+    """The request by which an address is tried."""
+    return Asked(ids, sampling, config.seed, min(TRIED_TOKENS, config.new_tokens))
 
 
 def _names(conf: ModelConf) -> set[str]:
@@ -183,7 +185,7 @@ def check_model(server: Server, work: Workload, adapter: Adapter) -> None:
     for entry in evenly_spaced(work.prompts, TRIED_TEXTS):
         request = work.request(entry, GREEDY, server.k, 0)
         budget = min(TRIED_TOKENS, config.new_tokens)
-        done = server.generate(request.tokens, request.sampling, request.seed, budget)
+        done = server.generate(request.asked._replace(budget=budget))
         if done.tokens:
             texts.append(ReturnedText(request, done))
     share = unlikely_share(texts, pair.target_model)
@@ -238,7 +240,7 @@ def settle_threads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
     cores = psutil.cpu_count(logical=False) or 1
     counts = sorted({1, max(1, cores // 2), cores})
     longest = max(work.prompts, key=lambda entry: len(entry.tokens))
-    request = work.request(longest, GREEDY, 0, 0)
+    asked = work.request(longest, GREEDY, 0, 0).asked._replace(seed=0, budget=TRIED_TOKENS)
     seconds: dict[int, float] = {}
     with progress("choosing the servers' threads", len(counts)) as tick:
         for count in counts:
@@ -246,7 +248,7 @@ def settle_threads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
             try:
                 with start(serve, None).open(0) as server:
                     for _ in range(2):  # the second is the one that counts
-                        done = server.generate(request.tokens, request.sampling, 0, TRIED_TOKENS)
+                        done = server.generate(asked)
                         seconds[count] = done.decode_s or done.request_s
             except ServerDiedError as error:
                 # More threads than processors are free can take minutes where fewer take a second

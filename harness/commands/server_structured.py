@@ -112,9 +112,7 @@ def _asked(work: Workload, k: int) -> Iterator[_Asked]:
 def _answered(work: Workload, server: Server, asked: _Asked) -> StructuredAnswer:
     entry, check, answer = asked
     request = work.request(entry, answer.temperature, answer.k, answer.visit)
-    done = server.generate(
-        request.tokens, request.sampling, answer.seed, request.budget, schema=check.grammar
-    )
+    done = server.generate(request.asked._replace(seed=answer.seed, schema=check.grammar))
     ended = done.tokens[-1:] and done.tokens[-1] in work.vocabulary.eos
     text = work.vocabulary.tokenizer.decode(
         done.tokens[:-1] if ended else done.tokens,

@@ -50,7 +50,6 @@ from harness.commands.server_start import (
 from harness.commands.server_structured import measure_structured
 from harness.engines.adapters import Adapter
 from harness.engines.protocol import (
-    Completion,
     RefusedError,
     RequestFailedError,
     Server,
@@ -60,7 +59,15 @@ from harness.measurement.clock import undisturbed
 from harness.measurement.generations import Request
 from harness.measurement.load import Load, LoadFailedError, groups_of, load_visit, warm_up
 from harness.measurement.server_request import ask
-from harness.records import Measurement, NotMeasured, RoundTiming, Trial, UserError, in_one_line
+from harness.records import (
+    LoadTiming,
+    Measurement,
+    NotMeasured,
+    RoundTiming,
+    Trial,
+    UserError,
+    in_one_line,
+)
 from harness.storage import RunFolder, load
 from harness.storage.manifest import ServedKs, WhyAll
 
@@ -179,8 +186,8 @@ def _missing(role: Role, what: Measurement, error: str = "") -> NotMeasured:
 
 
 @dataclass
-class _Kept:
-    """Servers that answer until the run needs none of them any more."""
+class _Answering:
+    """Servers that answer, until their stack is closed."""
 
     stack: ExitStack
     servers: dict[Role, Server] = field(default_factory=dict[Role, Server])
@@ -198,7 +205,7 @@ class _Visits:
     work: Workload
     adapter: Adapter
     failures: Failures
-    kept: _Kept | None = None
+    kept: _Answering | None = None
 
 
 def _measure_chosen(visits: _Visits, score: Callable[[], None]) -> bool:
@@ -209,7 +216,7 @@ def _measure_chosen(visits: _Visits, score: Callable[[], None]) -> bool:
     """
     folder, work, adapter = visits.folder, visits.work, visits.adapter
     with ExitStack() as stack:
-        visits = replace(visits, kept=_Kept(stack) if all_stay(work, adapter) else None)
+        visits = replace(visits, kept=_Answering(stack) if all_stay(work, adapter) else None)
         chosen = folder.manifest.served_ks
         if chosen is None:
             chosen = _choose(visits, score)
@@ -252,8 +259,7 @@ def _choose(visits: _Visits, score: Callable[[], None]) -> ServedKs | None:
 
 def _measure_visits(visits: _Visits, tasks: Iterable[Task]) -> bool:
     """Send what is lacking of some tasks; whether plain decoding is still there to compare with."""
-    folder, work, adapter = visits.folder, visits.work, visits.adapter
-    failures, kept = visits.failures, visits.kept
+    folder, work, adapter, kept = visits.folder, visits.work, visits.adapter, visits.kept
     waiting = waiting_of(folder, list(tasks))
     roles = sorted({task.role for task in waiting}, key=lambda role: (role.rejects, role.k))
     if not roles:
@@ -266,50 +272,56 @@ def _measure_visits(visits: _Visits, tasks: Iterable[Task]) -> bool:
         begun |= {*group}
         of_group = [task for task in waiting if task.role in group]
         later = [task for task in waiting if task.role not in begun]
-
-        def left_out(
-            role: Role, error: UserError, left: Sequence[Task] = (*of_group, *later)
-        ) -> bool:
-            """Whether what is measured is worth going on without this server."""
-            if not any(trial.status == "ok" for trial in folder.trials.read()):
-                return False
-            failures.of_server(role, error, left)
-            return True
-
         with ExitStack() as of_group_alone:
-            stack = of_group_alone if kept is None else kept.stack
-            servers = {} if kept is None else kept.servers
-            new = [role for role in group if role not in servers]
-            if new:
-                beside = len(servers)
-                opened = started(
-                    folder, work, adapter, new, slots=1, left_out=left_out, beside=beside
-                )
-                with resumable(folder):
-                    servers.update(stack.enter_context(opened))
-            if PLAIN in failures.dead:
+            servers = _Answering(of_group_alone) if kept is None else kept
+            _open(visits, servers, group, [*of_group, *later])
+            if PLAIN in visits.failures.dead:
                 return False
-            with progress("checking the servers", len(new)) as tick:
-                for role, server in [each for each in servers.items() if each[0] in new]:
-                    with resumable(folder):
-                        try:
-                            check_vocabulary(server, work.vocabulary.tokenizer, work.conversations)
-                            if not role.rejects:
-                                check_model(server, work, adapter)
-                        except (ServerDiedError, RequestFailedError, RefusedError) as error:
-                            if not left_out(role, error):
-                                raise
-                            del servers[role]
-                    if role in servers and not role.rejects:
-                        note_engine(folder, work, adapter, server)
-                    tick()
-            if PLAIN in failures.dead:
-                return False
-            of_group = [task for task in of_group if task.role in servers]
-            asked = {role: server for role, server in servers.items() if role in group}
-            if not _visit(visits, asked, of_group, later):
+            asked = {role: servers.servers[role] for role in group if role in servers.servers}
+            if not _visit(visits, asked, [task for task in of_group if task.role in asked], later):
                 return False
     return True
+
+
+def _open(visits: _Visits, kept: _Answering, roles: Sequence[Role], left: Sequence[Task]) -> None:
+    """Start those of some servers that do not answer yet, and check that they are what was asked.
+
+    One that is of no use is left out, with what is `left` of its tasks.
+
+    Raises:
+        UserError: there is such a one, and nothing is measured.
+    """
+    folder, work, adapter = visits.folder, visits.work, visits.adapter
+    new, servers = [role for role in roles if role not in kept.servers], kept.servers
+
+    def left_out(role: Role, error: UserError) -> bool:
+        """Whether what is measured is worth going on without this server."""
+        if not any(trial.status == "ok" for trial in folder.trials.read()):
+            return False
+        visits.failures.of_server(role, error, left)
+        return True
+
+    if new:
+        beside = len(servers)
+        opened = started(folder, work, adapter, new, slots=1, left_out=left_out, beside=beside)
+        with resumable(folder):
+            servers.update(kept.stack.enter_context(opened))
+    if PLAIN in visits.failures.dead:
+        return
+    with progress("checking the servers", len(new)) as tick:
+        for role in [role for role in new if role in servers]:
+            with resumable(folder):
+                try:
+                    check_vocabulary(servers[role], work.vocabulary.tokenizer, work.conversations)
+                    if not role.rejects:
+                        check_model(servers[role], work, adapter)
+                except (ServerDiedError, RequestFailedError, RefusedError) as error:
+                    if not left_out(role, error):
+                        raise
+                    del servers[role]
+            if role in servers and not role.rejects:
+                note_engine(folder, work, adapter, servers[role])
+            tick()
 
 
 def _visit(
@@ -368,14 +380,10 @@ def _visit(
 
 def _warm_up(server: Server, longest: Request, work: Workload) -> None:
     """Send the longest request, so that what a server cannot do shows before anything is stored."""
-
-    def generate(request: Request, budget: int) -> Completion:
-        return server.generate(request.tokens, request.sampling, request.seed, budget)
-
-    if generate(longest, longest.budget).decode_s is None:
+    if server.generate(longest.asked).decode_s is None:
         # Its prefills are timed by requests for one token, and it may keep those that it has seen
         for entry in work.prompts:
-            generate(replace(longest, tokens=entry.tokens), 1)
+            server.generate(longest.asked._replace(prompt=entry.tokens, budget=1))
 
 
 def _ask(work: Workload, server: Server, task: Task) -> Trial | RoundTiming | None:
@@ -398,14 +406,13 @@ def measure_loads(folder: RunFolder, work: Workload, adapter: Adapter, failures:
     loads = [Load(rate=rate) for rate in config.rate or ()]
     if max(config.concurrency) > 1:
         loads += [Load(concurrency=level) for level in config.concurrency]
+    if not loads:
+        return
     stored = {
         (timing.visit, timing.temperature, timing.k, timing.varying)
         for timing in folder.loads.read()
     }
     visits = [*product(range(config.repetitions), config.temperature)]
-    if not loads:
-        return
-    slots = load_slots(config)
     roles = [Role(k) for k in work.ks if Role(k) not in failures.dead]
     groups_of_roles = [*side_by_side(roles, work, adapter)]
     for role in varying_roles(config):  # whose K may be one that is measured, too
@@ -416,65 +423,74 @@ def measure_loads(folder: RunFolder, work: Workload, adapter: Adapter, failures:
         failures.of_load(role, error)
         return True
 
+    slots = load_slots(config)
     for group in groups_of_roles:
         # Plain decoding stands in each group, to be compared with within moments, unless servers
         # run one after the other
-        of_k = {role.k: role for role in group}
         compared = [(role.k, role.varying) for role in group if role.k] or [(0, "")]
         waiting = [each for each in visits if any((*each, *c) not in stored for c in compared)]
         if not waiting:
             continue
-        with ExitStack() as stack:
-            opened = started(folder, work, adapter, group, slots=slots, left_out=left_out)
-            by_role = stack.enter_context(opened)
-            varying = [role for role in by_role if role.varying]
+        with started(folder, work, adapter, group, slots=slots, left_out=left_out) as servers:
             # No request was sent to these alone
-            if not all(
-                _completes(work, adapter, role, by_role[role], failures) for role in varying
-            ):
-                continue
-            servers = {role.k: server for role, server in by_role.items()}
-            needed = {0} & servers.keys()
-            failed: Counter[int] = Counter()
-            warm: set[tuple[int, float]] = set()
-            with progress(str(loads[0])) as bar, undisturbed():
-                for visit, temperature in waiting:
-                    requests = [work.request(e, temperature, 0, visit) for e in work.prompts]
-                    requests = [replace(each, draft=config.draft.name) for each in requests]
-                    groups, asked = groups_of(requests, slots), dict(servers)
-                    parts = [load.timings(len(groups), len(asked)) for load in loads]
-                    if bar.total is None:
-                        bar.expect(sum(parts) * len(waiting))
-                    # Which load comes after each timing
-                    by_load = zip(loads, parts, strict=True)
-                    labels = [load for load, part in by_load for _ in range(part)]
-                    while asked and needed <= asked.keys():
-                        random = np.random.default_rng((config.seed, visit))
-                        try:
-                            for k in [k for k in asked if (k, temperature) not in warm]:
-                                bar.say(f"warming up the server at K={k}")
-                                warm_up(k, asked[k], groups, slots)
-                                warm.add((k, temperature))
-                            visited = load_visit(asked, groups, loads, visit, random, work.clock)
-                            done = []
-                            bar.say(str(loads[0]))
-                            later = [*labels[1:], labels[-1]]
-                            for timing, label in zip(visited, later, strict=False):
-                                done.append(timing)
-                                bar()
-                                bar.say(str(label))
-                        except LoadFailedError as error:
-                            # Half a visit compares nothing; the others make it again without this K
-                            failures.of_load(of_k[error.k], error)
-                            failed[error.k] += 1
-                            del asked[error.k]
-                            if error.died or failed[error.k] == FAILED_VISITS:
-                                del servers[error.k]
-                        else:
-                            folder.loads.append(
-                                *(replace(each, varying=of_k[each.k].varying) for each in done)
-                            )
-                            break
+            varying = [role for role in servers if role.varying]
+            if all(_completes(work, adapter, role, servers[role], failures) for role in varying):
+                _visit_under_load(folder, work, servers, loads, waiting, failures)
+
+
+def _visit_under_load(
+    folder: RunFolder,
+    work: Workload,
+    by_role: Mapping[Role, Server],
+    loads: Sequence[Load],
+    waiting: Sequence[tuple[int, float]],
+    failures: Failures,
+) -> None:
+    """Make the visits, each at a temperature, that wait for servers of different K.
+
+    Half a visit compares nothing: where a server fails, the others make it again without that one,
+    unless it is the one that decodes plainly.
+    """
+    roles, slots = {role.k: role for role in by_role}, load_slots(work.config)
+    servers = {role.k: server for role, server in by_role.items()}
+    needed = {0} & servers.keys()
+    failed: Counter[int] = Counter()
+    warm: set[tuple[int, float]] = set()
+    with progress(str(loads[0])) as bar, undisturbed():
+        for visit, temperature in waiting:
+            requests = [work.request(e, temperature, 0, visit) for e in work.prompts]
+            requests = [replace(each, draft=work.config.draft.name) for each in requests]
+            groups, asked = groups_of(requests, slots), dict(servers)
+            while asked and needed <= asked.keys():
+                labels = [
+                    str(load)
+                    for load in loads
+                    for _ in range(load.timings(len(groups), len(asked)))
+                ]
+                if bar.total is None:
+                    bar.expect(len(labels) * len(waiting))
+                random, done = np.random.default_rng((work.config.seed, visit)), list[LoadTiming]()
+                try:
+                    for k in [k for k in asked if (k, temperature) not in warm]:
+                        bar.say(f"warming up the server at K={k}")
+                        warm_up(k, asked[k], groups, slots)
+                        warm.add((k, temperature))
+                    timings = load_visit(asked, groups, loads, visit, random, work.clock)
+                    for label in labels:
+                        bar.say(label)
+                        done.append(next(timings))
+                        bar()
+                except LoadFailedError as error:
+                    failures.of_load(roles[error.k], error)
+                    failed[error.k] += 1
+                    del asked[error.k]
+                    if error.died or failed[error.k] == FAILED_VISITS:
+                        del servers[error.k]
+                else:
+                    folder.loads.append(
+                        *(replace(each, varying=roles[each.k].varying) for each in done)
+                    )
+                    break
 
 
 def _completes(

@@ -12,7 +12,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
 
-from harness.decoding.sampling import SamplingParameters
 from harness.engines.client import HttpClient
 from harness.engines.counters import CounterNames
 from harness.engines.process import LOOPBACK, ServerProcess, check_port_free, free_port, on_path
@@ -320,21 +319,12 @@ class HttpServer(Server):
         self._in_flight, self._lock = 0, threading.Lock()
         self.named: Mapping[str, Any] = {}
 
-    def generate(
-        self,
-        prompt: Sequence[int],
-        sampling: SamplingParameters,
-        seed: int,
-        budget: int,
-        *,
-        schema: str | None = None,
-    ) -> Completion:
+    def generate(self, asked: Asked) -> Completion:
         """Complete a prompt, asked again where a failure may pass; see `protocol.Server`."""
-        asked = Asked(prompt, sampling, seed, budget, schema=schema)
         with self._lock:
             self._in_flight += 1
             queued = max(1.0, self._in_flight / SIDE_BY_SIDE)
-        deadline_s = queued * self._client.deadline_s(len(prompt), budget)
+        deadline_s = queued * self._client.deadline_s(len(asked.prompt), asked.budget)
         try:
             with self._named_in_errors():
                 done, times = self._client.repeated(lambda: self._complete(asked, deadline_s))

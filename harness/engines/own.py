@@ -16,7 +16,7 @@ from harness.decoding.loops import autoregressive_rounds, speculative_rounds
 from harness.decoding.protocols import CausalModel, Drafter, Generation
 from harness.decoding.sampling import SamplingParameters, Uniforms
 from harness.engines.adapters import Adapter, ToServe
-from harness.engines.protocol import Completion, EngineFacts, Server
+from harness.engines.protocol import Asked, Completion, EngineFacts, Server
 from harness.records import Rule
 from harness.serving.drafts import DRAFTS
 from harness.serving.engines import OWN
@@ -62,23 +62,16 @@ class OwnServer(Server):
         self.facts = EngineFacts(OWN, version(PACKAGE), loop.rule, drafts_fewer=loop.drafts_fewer)
 
     @torch.inference_mode()
-    def generate(
-        self,
-        prompt: Sequence[int],
-        sampling: SamplingParameters,
-        seed: int,
-        budget: int,
-        *,
-        schema: str | None = None,
-    ) -> Completion:
+    def generate(self, asked: Asked) -> Completion:
         """Complete a prompt; see `protocol.Server`. It has no grammar, so it takes no schema."""
-        assert schema is None  # refused by `EngineSpec.json_schema`
-        loop, device = self._loop, self._loop.target.device
+        assert asked.schema is None  # refused by `EngineSpec.json_schema`
+        loop, prompt = self._loop, asked.prompt
+        positions = asked.budget + self.k + 1
         generation = Generation(
             prompt=prompt,
-            budget=budget,
-            sampling=sampling,
-            uniforms=Uniforms.keyed(seed, "request", 0, budget + self.k + 1, device),
+            budget=asked.budget,
+            sampling=asked.sampling,
+            uniforms=Uniforms.keyed(asked.seed, "request", 0, positions, loop.target.device),
             num_draft_tokens=self.k,
             eos=loop.eos,
             rule=loop.rule,
@@ -87,7 +80,7 @@ class OwnServer(Server):
         drafter = None
         if self.k:
             assert loop.drafter is not None
-            drafter = loop.drafter(sampling, self.k)
+            drafter = loop.drafter(asked.sampling, self.k)
         cpu, begin = self.cpu_s(), loop.now()
         loop.target.prefill(prompt[:-1])
         if drafter is None:

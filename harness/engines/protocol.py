@@ -100,7 +100,17 @@ class EngineFacts:
 
 
 class Asked(NamedTuple):
-    """A request: see `Server.generate`; with `logprobs` for those of its ids."""
+    """A request.
+
+    Attributes:
+        prompt: token ids, at least one.
+        sampling: sampling parameters, the engine's defaults switched off.
+        seed: of this request alone; equal seeds for several prompts correlate their texts.
+        budget: tokens to return at most.
+        logprobs: whether those of the returned ids are wanted.
+        schema: JSON schema, as JSON text, that the engine's grammar holds the text to; None for a
+            text of the target's own.
+    """
 
     prompt: Sequence[int]
     sampling: SamplingParameters
@@ -211,24 +221,8 @@ class Server(ABC):
     facts: EngineFacts
 
     @abstractmethod
-    def generate(
-        self,
-        prompt: Sequence[int],
-        sampling: SamplingParameters,
-        seed: int,
-        budget: int,
-        *,
-        schema: str | None = None,
-    ) -> Completion:
+    def generate(self, asked: Asked) -> Completion:
         """Complete a prompt.
-
-        Args:
-            prompt: token ids, at least one.
-            sampling: sampling parameters, the engine's defaults switched off.
-            seed: of this request alone; equal seeds for several prompts correlate their texts.
-            budget: tokens to return at most.
-            schema: JSON schema, as JSON text, that the engine's grammar holds the text to; None for
-                a text of the target's own.
 
         Raises:
             ServerDiedError: the server ended, hangs or cannot be reached any more.

@@ -18,6 +18,7 @@ from harness.decoding.loops import autoregressive_rounds, speculative_rounds
 from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.protocols import CausalModel, Drafter, Generation, StopRule
 from harness.decoding.sampling import SamplingParameters, Uniforms
+from harness.engines.protocol import Asked
 from harness.measurement.clock import Clock, undisturbed
 from harness.models.cached import CachedModel
 from harness.models.memory import is_out_of_memory
@@ -78,6 +79,11 @@ class Request:
     def key(self) -> TextKey:
         """Which text of the run it is, whatever its K."""
         return TextKey(self.prompt_set, self.prompt, self.repetition, self.sampling.temperature)
+
+    @property
+    def asked(self) -> Asked:
+        """What a server is asked for."""
+        return Asked(self.tokens, self.sampling, self.seed, self.budget)
 
     @property
     def text_name(self) -> str:

@@ -208,9 +208,8 @@ def _alone_s(servers: Mapping[int, Server], reference: Request, clock: ServerClo
     """
     if clock == "cpu" or 0 not in servers:
         return None
-    asked = (reference.tokens, reference.sampling, reference.seed, reference.budget)
     try:
-        done = servers[0].generate(*asked)
+        done = servers[0].generate(reference.asked)
     except UserError as error:
         raise LoadFailedError(0, error) from error
     return done.decode_s / (done.returned - 1) if done.decode_s and done.returned > 1 else None
@@ -308,8 +307,7 @@ def _sent(
 
         def ask(row: int, request: Request) -> Completion:
             sent_s[row] = monotonic() - begin
-            asked = (request.tokens, request.sampling, request.seed, request.budget)
-            return server.generate(*asked)
+            return server.generate(request.asked)
 
         try:
             for row, request in enumerate(requests):
@@ -317,6 +315,6 @@ def _sent(
                     sleep(max(0.0, begin + due_s[row] - monotonic()))
                 sent.append(pool.submit(ask, row, request))
             return [future.result() for future in sent], sent_s
-        except BaseException:
+        except BaseException:  # raised again
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -24,7 +24,7 @@ from harness.decoding.sampling import SamplingParameters
 from harness.engines import vllm
 from harness.engines.client import HttpClient
 from harness.engines.http_server import Interface, field_of, only_model
-from harness.engines.protocol import Asked, RefusedError, ServedRecord
+from harness.engines.protocol import RefusedError, ServedRecord
 from harness.engines.running import KINDS
 from harness.measurement.draft_scores import served_trace
 from harness.measurement.generations import Request, stop_reason
@@ -121,7 +121,7 @@ class TextServer:
     def _ask(self, request: Request, logprobs: bool) -> ServedRecord:
         client, kind = self._client, self._kind
         seed = _seed(request)
-        body = kind.body(Asked(request.tokens, request.sampling, seed, request.budget, logprobs))
+        body = kind.body(request.asked._replace(seed=seed, logprobs=logprobs))
         if kind.names_model:
             body["model"] = only_model(client)
         deadline_s = client.deadline_s(len(request.tokens), request.budget)

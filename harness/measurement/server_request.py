@@ -163,15 +163,12 @@ def ask(server: Server, request: Request, number: int, clock: ServerClock) -> Se
 
     The latter goes first: a server that has waited for its turn is slower at first.
     """
-
-    def generate(budget: int) -> Completion:
-        return server.generate(request.tokens, request.sampling, request.seed, budget)
-
-    one = generate(1) if clock == "cpu" else None
-    completion = generate(request.budget)
+    for_one = request.asked._replace(budget=1)
+    one = server.generate(for_one) if clock == "cpu" else None
+    completion = server.generate(request.asked)
     check_drafts(server, completion)
     if one is None:
-        one = completion if completion.decode_s is not None else generate(1)
+        one = completion if completion.decode_s is not None else server.generate(for_one)
     return ServedRequest(number, request, completion, one)
 
 
