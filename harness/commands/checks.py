@@ -15,7 +15,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from harness.commands.progress import fetching
-from harness.config import SERVER_URL, AuditionConfig, ModelConf, PairConfig, ServerConfig
+from harness.config import (
+    SERVER_URL,
+    AuditionConfig,
+    ModelConf,
+    PairConfig,
+    ProfileConfig,
+    ServerConfig,
+    check_replayed,
+)
 from harness.records import Prompt, UserError
 from harness.storage import check_writable
 
@@ -24,6 +32,7 @@ if TYPE_CHECKING:  # an audition of stored scores imports no torch
     from harness.models.load import Vocabulary
 
 Config = PairConfig | AuditionConfig
+GRAPHS_KEEP_NO_STATES = "a head reads hidden states, which recorded graphs do not keep"
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
@@ -46,6 +55,9 @@ def check_run(
     problems: list[str] = []
     if config.resume is None:
         _noted(problems, check_writable, config.results_root)
+    # A server whose texts are not scored here may draft as no loop here does
+    if isinstance(config, PairConfig) and getattr(config, "score", True):
+        _noted(problems, _check_kind, config)
     for check in of_command:
         _noted(problems, check)
     audition = isinstance(config, AuditionConfig)
@@ -65,6 +77,29 @@ def _noted(problems: list[str], check: Callable[..., T], *arguments: object) -> 
     except UserError as error:
         problems += error.lines
         return None
+
+
+def _check_kind(config: PairConfig) -> None:
+    """Refuse a kind of draft that the command, or its backend, cannot draft with."""
+    name, spec = config.draft.shown, config.draft.spec
+    model_only = isinstance(config, ProfileConfig)
+    if model_only and spec.reads_states:
+        raise UserError(
+            f"{name}: this command takes a draft model, and that is a head; sweep or audition it"
+        )
+    if model_only and spec.looks_up:
+        raise UserError(
+            f"{name}: this command times steps of a draft model, and a look-up has none; sweep it:"
+            " python -m harness.sweep draft=ngram"
+        )
+    if spec.reads_states and config.backend == "cuda_graphs":
+        raise UserError(f"backend=cuda_graphs: {GRAPHS_KEEP_NO_STATES}; use backend=eager")
+    check_replayed(config.draft)
+    if spec.learns:
+        raise UserError(
+            f"{name}: what it finds depends on the answers before it, so no generation stands"
+            f" alone; audition it: python -m harness.audition drafts=[{config.draft.name}]"
+        )
 
 
 def _check_models(

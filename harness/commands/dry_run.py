@@ -14,6 +14,7 @@ from rich.console import Console
 
 from harness import prompts as prompt_sets
 from harness.analysis.looks import most_started, searched_next
+from harness.commands.checks import GRAPHS_KEEP_NO_STATES
 from harness.commands.drafted import PROMPTS_OF_EVERY_K, Config
 from harness.commands.eligible_drafts import SERVED_BYTES, Pairing, draft_size, pairings, sizes_of
 from harness.commands.server_requests import load_slots
@@ -51,7 +52,6 @@ BACKENDS = {
     "eager": "eager",
     "cuda_graphs": "CUDA graphs",
 }
-EAGER_FOR_HEADS = "eager for {heads}: a head reads hidden states, which recorded graphs do not keep"
 PLAN: tuple[Column[tuple[str, str]], ...] = (
     Column("what", lambda row: row[0], key=True),
     Column("how much", lambda row: row[1], flexible=True),
@@ -333,7 +333,7 @@ def _print_plan(
 ) -> None:
     backend, heads = BACKENDS[config.backend], [d.name for d in drafts if d.spec.reads_states]
     if heads and config.backend != "eager":
-        backend += f"; {EAGER_FOR_HEADS.format(heads=', '.join(heads))}"
+        backend += f"; eager for {', '.join(heads)}: {GRAPHS_KEEP_NO_STATES}"
     of_servers = isinstance(config, ServerConfig) and config.engine != OWN.name
     first: Rows = {
         **({} if of_servers else {"backend": backend}),

@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from harness import prompts as prompt_sets
+from harness.commands.checks import GRAPHS_KEEP_NO_STATES
 from harness.commands.drafted import (
     Config,
     Drafted,
@@ -24,7 +25,7 @@ from harness.commands.drafted import (
 )
 from harness.commands.other_runs import Rates
 from harness.commands.progress import Bar, fetching, progress
-from harness.config import AuditionConfig, DecodeConf, ModelConf, PairConfig, check_replayed
+from harness.config import AuditionConfig, DecodeConf, ModelConf, PairConfig
 from harness.decoding.protocols import recorder_of
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import environment
@@ -43,7 +44,6 @@ from harness.storage import RunFolder
 from harness.theory.acceptance import conditional
 
 WARMUP_TOKENS = 8
-GRAPHS_KEEP_NO_STATES = "a head reads hidden states, which recorded graphs do not keep"
 STEPS_READ_BACK = "adaptive drafting reads every draft step back, which a recorded graph cannot"
 
 Models = Callable[[Request], tuple[CachedModel, Draft | None]]
@@ -55,35 +55,12 @@ Models = Callable[[Request], tuple[CachedModel, Draft | None]]
 def open_drafted(config: PairConfig, prompts: Sequence[Prompt]) -> Drafted:
     """As `open_pair`, where the draft may also be a head, or one without a model."""
     draft = config.draft
-    check_kind(config)
     if draft.spec.reads_states:
         target = _open_target(config, prompts, draft, GRAPHS_KEEP_NO_STATES)
         return with_head(target, draft)
     if not draft.spec.looks_up:
         return open_pair(config, prompts)
     return LookupPair(**vars(_open_target(config, prompts)), draft_name=draft.name, kind=draft.kind)
-
-
-def check_kind(config: PairConfig, *, model_only: bool = False) -> None:
-    """Refuse a kind of draft that the command, or its backend, cannot draft with."""
-    name, spec = config.draft.shown, config.draft.spec
-    if model_only and spec.reads_states:
-        raise UserError(
-            f"{name}: this command takes a draft model, and that is a head; sweep or audition it"
-        )
-    if model_only and spec.looks_up:
-        raise UserError(
-            f"{name}: this command times steps of a draft model, and a look-up has none; sweep it:"
-            " python -m harness.sweep draft=ngram"
-        )
-    if spec.reads_states and config.backend == "cuda_graphs":
-        raise UserError(f"backend=cuda_graphs: {GRAPHS_KEEP_NO_STATES}; use backend=eager")
-    check_replayed(config.draft)
-    if spec.learns:
-        raise UserError(
-            f"{name}: what it finds depends on the answers before it, so no generation stands"
-            f" alone; audition it: python -m harness.audition drafts=[{config.draft.name}]"
-        )
 
 
 def with_head(target: Target, conf: ModelConf) -> HeadPair:
@@ -113,7 +90,6 @@ def with_head(target: Target, conf: ModelConf) -> HeadPair:
 
 def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Pair:
     """Load what the configuration names and check all that can be checked before measuring."""
-    check_kind(config, model_only=True)
     device = resolve_device(config.device.name)
     made_of_target = config.draft.spec.weights == "target_layers"
     confs = [config.model] if made_of_target else [config.model, config.draft]

@@ -13,7 +13,7 @@ from harness.commands.checks import check_run
 from harness.commands.completions import score_pair, with_turns
 from harness.commands.dry_run import print_profile_plan
 from harness.commands.other_runs import synthetic_rates
-from harness.commands.pair import Pair, check_kind, open_pair, request, run_requests
+from harness.commands.pair import Pair, open_pair, request, run_requests
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import (
     Outcome,
@@ -58,7 +58,7 @@ AUTO_RECORDING_SECONDS = 300.0
 def run(config: ProfileConfig) -> Outcome:
     """Time the steps of both models, decode plainly with each; status 1 where that failed."""
     prompts = load_prompts(config)
-    check_run(config, prompts, [config.draft], lambda: check_kind(config, model_only=True))
+    check_run(config, prompts, [config.draft])
     if config.dry_run:
         print_profile_plan(config, prompts)
         return Outcome(None)

@@ -9,7 +9,7 @@ from harness.commands.checks import check_run
 from harness.commands.completions import with_turns
 from harness.commands.drafted import Drafted
 from harness.commands.dry_run import print_snapshot_plan
-from harness.commands.pair import check_kind, open_drafted, plan, request, run_requests
+from harness.commands.pair import open_drafted, plan, request, run_requests
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import (
     Outcome,
@@ -37,7 +37,7 @@ def run(config: SnapshotConfig) -> Outcome:
     if not any(config.k):
         raise UserError(f"k={config.k}: a snapshot needs a K of at least 1")
     prompts = load_prompts(config)
-    check_run(config, prompts, [config.draft], lambda: check_kind(config))
+    check_run(config, prompts, [config.draft])
     if config.dry_run:
         print_snapshot_plan(config, prompts)
         return Outcome(None)

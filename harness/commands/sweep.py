@@ -24,7 +24,7 @@ from harness.commands.other_runs import (
     costs_of_sweep,
     synthetic_rates,
 )
-from harness.commands.pair import check_kind, open_drafted, plan, run_requests
+from harness.commands.pair import open_drafted, plan, run_requests
 from harness.commands.run_lifecycle import (
     Outcome,
     begin,
@@ -45,9 +45,7 @@ from harness.storage.manifest import EngineCosts, SyntheticAcceptance
 def run(config: SweepConfig) -> Outcome:
     """Measure the grid; status 1 where a generation failed or speculation changed a greedy text."""
     prompts = load_prompts(config)
-    check_run(
-        config, prompts, [config.draft], lambda: check_kind(config), lambda: costs_of_sweep(config)
-    )
+    check_run(config, prompts, [config.draft], lambda: costs_of_sweep(config))
     if config.dry_run:
         print_sweep_plan(config, prompts)
         return Outcome(None)
