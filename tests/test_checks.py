@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from random_models import qwen3, save
-from runs import outcome_of
+from runs import FROZEN, outcome_of
 
 import harness.sweep
 from harness.records import UserError
@@ -184,3 +184,39 @@ def test_a_command_prints_each_problem_on_a_line_of_its_own(
         " draft.id=./nowh",
     ]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "says"),
+    [
+        ("sweep", ["until=all", "decode.acceptance_from={folder}"], "not a run folder"),
+        ("server", ["latency_from={folder}"], "not a run folder"),
+        ("server", ["draft=tiny_eagle3", "backend=cuda_graphs"], "use backend=eager"),
+        (
+            "audition",
+            ["traces_from={frozen}", "prompts.limit=8", "latency_from={folder}"],
+            "not a run folder",
+        ),
+        (
+            "audition",
+            ["traces_from={frozen}", "prompts.limit=8", "drafts=[a@tiny]"],
+            "no traces of draft 'a'",
+        ),
+        (
+            "audition",
+            ["traces_from={frozen}", "prompts.limit=8", "latency.measure=true"],
+            "made with new_tokens=32",
+        ),
+    ],
+)
+def test_what_needs_no_weights_to_be_refused_is_refused_first(
+    command: str,
+    words: list[str],
+    says: str,
+    tmp_path: Path,
+    refused: Callable[..., tuple[str, ...]],
+) -> None:
+    folders = {"folder": tmp_path, "frozen": FROZEN / "audition"}
+    engine = ["engine=own"] if command == "server" else []
+    (line,) = refused(command, tmp_path, *(word.format(**folders) for word in words), *engine)
+    assert says in line

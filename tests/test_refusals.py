@@ -53,11 +53,6 @@ REFUSED = {
         ),
         ("sweep", f"{RANDOM} model.architecture.layers=0", "model.architecture.layers=0"),
         ("sweep", "draft=tiny_eagle3 backend=cuda_graphs k=[2]", "graphs do not keep; use backend"),
-        (
-            "server",
-            "draft=tiny_eagle3 backend=cuda_graphs dry_run=true",
-            "graphs do not keep; use backend",
-        ),
         ("profile", "draft=tiny_eagle3", "takes a draft model, and that is a head; sweep"),
     ],
     "decode": [

@@ -8,7 +8,7 @@ elsewhere no model is loaded. The completions may come from a server that has th
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.analysis import analyse
@@ -17,6 +17,8 @@ from harness.analysis.setup import Setup
 from harness.commands.checks import check_run
 from harness.commands.dry_run import print_audition_plan, print_scores_plan
 from harness.commands.other_runs import (
+    StoredTexts,
+    StoredTimes,
     check_draft_of,
     check_target_of,
     stored_texts,
@@ -37,7 +39,7 @@ from harness.commands.run_lifecycle import (
 from harness.config import AuditionConfig, ModelConf, check_replayed, like_target
 from harness.measurement.environment import describe_host
 from harness.records import Failure, Prompt, TextTrace, UserError
-from harness.storage import RunFolder, load
+from harness.storage import RunFolder, StoredRun, load
 from harness.storage.contents import read_config
 from harness.storage.imported_scores import read_tables
 from harness.storage.manifest import ModelEntry, TextsMadeWith, read_manifest
@@ -85,6 +87,8 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
         # Times beside the scores of another run are of its drafts, and checked with them
         *([] if stored_elsewhere else [lambda: stored_times(config, names, lookups=lookups)]),
     )
+    texts = stored_texts(config, names) if config.latency.measure else None
+    elsewhere = _stored_elsewhere(config, names) if stored_elsewhere else None
     if config.dry_run:
         print_audition_plan(config, fit, prompts)
         return Outcome(None)
@@ -93,10 +97,10 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
         from harness.commands.remote_texts import audition_texts
 
         folder = audition_texts(config, drafts, prompts, folder)
-    elif config.traces_from is None or config.latency.measure:
-        folder = _measured(config, drafts, prompts, folder)
+    elif elsewhere is None:
+        folder = _measured(config, drafts, prompts, texts, folder)
     else:
-        folder = _from_elsewhere(config, names, folder)
+        folder = _from_elsewhere(config, elsewhere, folder)
     return concluded(folder, verbose=config.verbose)
 
 
@@ -119,6 +123,7 @@ def _measured(
     config: AuditionConfig,
     drafts: Sequence[ModelConf],
     prompts: Sequence[Prompt],
+    texts: StoredTexts | None,
     folder: RunFolder | None,
 ) -> RunFolder:
     """Generate, score and time what the folder lacks; torch is imported only here."""
@@ -127,7 +132,6 @@ def _measured(
     from harness.commands.pair import open_target
 
     names = [conf.name for conf in drafts]
-    texts = stored_texts(config, names) if config.latency.measure else None
     lookups = [conf.name for conf in drafts if conf.spec.looks_up]
     times = stored_times(config, names, lookups=lookups)
     target = open_target(config, prompts, drafts)
@@ -143,10 +147,16 @@ def _measured(
     return folder
 
 
-def _from_elsewhere(
-    config: AuditionConfig, drafts: Sequence[str], folder: RunFolder | None
-) -> RunFolder:
+@dataclass(frozen=True)
+class _Elsewhere:
     """Another run's traces, with its step times or those that are named in the configuration."""
+
+    source: StoredRun
+    traces: list[TextTrace]
+    times: StoredTimes
+
+
+def _stored_elsewhere(config: AuditionConfig, drafts: Sequence[str]) -> _Elsewhere:
     traces, source = stored_traces(config, drafts)
     lookups = {trace.draft for trace in traces if trace.chosen}
     times = stored_times(config, drafts, source, lookups=lookups)
@@ -156,9 +166,16 @@ def _from_elsewhere(
         kind = name if name in lookups else setup.kind_of(name)
         entry = setup.described_draft(name)
         check_draft_of(times.engine, name, kind, entry, config.temperature)
-    folder = folder or create(config, AUDITION)
-    folder.write_traces(traces)
-    times.copy_to(folder)
+    return _Elsewhere(source, traces, times)
+
+
+def _from_elsewhere(
+    config: AuditionConfig, stored: _Elsewhere, folder: RunFolder | None
+) -> RunFolder:
+    """Put them into a run."""
+    source, folder = stored.source, folder or create(config, AUDITION)
+    folder.write_traces(stored.traces)
+    stored.times.copy_to(folder)
     folder.note(
         **{key: getattr(source.manifest, key) for key in OF_TEXTS},
         environment=describe_host(),

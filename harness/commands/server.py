@@ -90,7 +90,8 @@ def run(config: ServerConfig) -> Outcome:
 
     check_mtp(config, adapter)
     check_structured(config, prompts, adapter.spec)
-    check_run(config, prompts, [config.draft], *([startable] if here else []))
+    needed = [startable] if here else []
+    check_run(config, prompts, [config.draft], *needed, lambda: stored_own_rounds(config))
     if config.dry_run:
         states = states_of_servers(config, adapter)
         print_server_plan(config, prompts, states, synthetic=is_synthetic(config, adapter))
