@@ -59,6 +59,9 @@ SERVER_URL = re.compile(r"https?://")
 Config = TypeVar("Config")
 
 
+# ---- how a key is declared -----------------------------------------------------------------------
+
+
 def key(default: Any, meaning: str, **limits: Any) -> Any:
     """A field, what it means in one line, and what its type cannot say.
 
@@ -135,6 +138,9 @@ def _timeout_factor() -> Any:
 def _sizes(meaning: str) -> Any:
     limits: dict[str, Any] = {"auto": True, "form": list, "whole": True, "least": 1}
     return key("auto", meaning, example="[1,4,16]", distinct=True, **limits)
+
+
+# ---- a model and its draft -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -270,6 +276,122 @@ class DraftsEntry(DraftConf):
     def keys(self) -> ModelKeys:
         """What `drafts` takes."""
         return ModelKeys("draft", self.name)
+
+
+# Keys that an entry of `drafts` may set besides its name and id
+DRAFT_KEYS = (
+    "dtype",
+    "attention",
+    "revision",
+    "device",
+    "device_map",
+    "quantization",
+    "trust_remote_code",
+    "allow_pickle",
+    "block",
+    "layers",
+    "kind",
+)
+_SETTING = re.compile(r"([a-z_]+)[:=](.+)")
+
+
+@dataclass(frozen=True)
+class DraftEntry:
+    """An entry of `drafts`, taken apart.
+
+    Attributes:
+        name: of the draft group, or the user's own.
+        id: hub id or folder; None where the name is one of the group.
+        settings: keys of the draft group by name, as they were typed, known or not.
+    """
+
+    name: str
+    id: str | None
+    settings: dict[str, str]
+
+
+def split_draft(entry: str) -> DraftEntry:
+    """Take `name[@folder-or-hub-id][@key:value]...` apart; a folder's name may hold an @ itself."""
+    name, *parts = entry.split("@")
+    settings: dict[str, str] = {}
+    while parts:
+        match = _SETTING.fullmatch(parts[-1])
+        # `embedded:tiny` looks like a key and its value, and is an id
+        if match is None or (len(parts) == 1 and match[1] not in DRAFT_KEYS):
+            break
+        settings[match[1]] = match[2]
+        parts.pop()
+    return DraftEntry(name, "@".join(parts) if parts else None, dict(reversed(settings.items())))
+
+
+Draft = TypeVar("Draft", bound=ModelConf)
+
+
+def of_target(target: ModelConf, draft: Draft) -> Draft:
+    """A draft that is made of the target, with what it has from there; any other as it is.
+
+    Raises:
+        UserError: a copy of something else, or one that does not differ from the target.
+    """
+    weights = draft.spec.weights
+    if weights == "target_layers":
+        return replace(draft, weights=target.weights)
+    if weights == "target_checkpoint" and draft.id == draft.kind:
+        return replace(draft, id=target.id, revision=target.revision)
+    if weights != "copy":
+        return draft
+    if draft.id not in ("copy", target.id):
+        raise UserError(
+            f"{draft.where}: {draft.shown} is a copy of the target; for another"
+            " checkpoint leave its kind out"
+        )
+    dtype = target.dtype if draft.dtype == "auto" else draft.dtype
+    other = {"name": draft.name, "dtype": dtype, "quantization": draft.quantization}
+    copied = replace(draft, **{**vars(target), **other})
+    if (copied.dtype, copied.quantization) == (target.dtype, target.quantization):
+        raise UserError(
+            f"{draft.shown}: a copy of the target must differ; give dtype or quantization"
+        )
+    return copied
+
+
+def like_target(target: ModelConf, draft: Draft) -> Draft:
+    """An auditioned draft with the target's kind of weights: `drafts` has no keys for its entries.
+
+    Raises:
+        UserError: random weights are wanted, and the draft's config has no architecture.
+    """
+    draft = of_target(target, draft)
+    if target.weights != "dummy" or draft.spec.weights in ("none", "target_layers"):
+        return draft
+    if not isinstance(draft.architecture, dict):
+        raise UserError(
+            f"drafts: {draft.name} has no architecture in its config, so it cannot have random "
+            "weights like the target; name drafts that have one, for example drafts=[qwen3_0_6b]"
+        )
+    architecture_of(draft.architecture, f"drafts: {draft.name}: architecture")
+    return replace(draft, weights="dummy")
+
+
+def check_ks(ks: Sequence[int], draft: ModelConf) -> None:
+    """Raise a UserError for a K at which a draft proposes nothing."""
+    least = draft.spec.least_k
+    if any(0 < k < least for k in ks):
+        enough = ",".join(str(k) for k in ks if k >= least) or least
+        raise UserError(f"k: {draft.spec.phrase} drafts {least} tokens or more; give k=[{enough}]")
+
+
+def check_replayed(draft: ModelConf) -> None:
+    """Raise a UserError for a draft whose rounds replay does not know."""
+    if not draft.spec.replayed:
+        raise UserError(
+            f"{draft.shown}: what {draft.spec.phrase.removeprefix('a ')} drafts depends on"
+            " requests before, so it is measured, and not replayed: python -m harness.server"
+            f" engine=llamacpp draft={draft.name} score=false model.gguf=FILE"
+        )
+
+
+# ---- other groups of keys ------------------------------------------------------------------------
 
 
 @dataclass
@@ -436,6 +558,65 @@ class GpuConf:
     date: str = key(MISSING, "when")
 
 
+def rates_for(acceptance: Any, k: int, key: str = "decode.acceptance") -> tuple[float, ...]:
+    """Synthetic acceptance: unconditional rates of positions 1..k, as vLLM takes them.
+
+    Rate j is the share of rounds that keep at least j draft tokens, so rates never increase.
+
+    Args:
+        acceptance: a scalar alpha (rate j is alpha^j), a list of at least k rates, or {k: either}.
+        k: number of draft tokens.
+        key: what errors name.
+
+    Raises:
+        UserError: a rate outside [0, 1], an increasing list, one that is too short, or no entry for
+            k.
+    """
+    if isinstance(acceptance, dict):
+        by_k = {int(name): rate for name, rate in acceptance.items() if str(name).isdigit()}
+        if k not in by_k:
+            raise UserError(f"{key}: no entry for K={k}; it has {sorted(by_k)}")
+        return rates_for(by_k[k], k, f"{key}.{k}")
+    rates: list[Any] = list(acceptance) if isinstance(acceptance, list | tuple) else [acceptance]
+    for rate in rates:
+        if not (_is_number(rate) and 0 <= rate <= 1):
+            raise UserError(f"{key}: {rate!r} is not a rate; use numbers from 0 to 1")
+    if not isinstance(acceptance, list | tuple):
+        return tuple(float(acceptance) ** position for position in range(1, k + 1))
+    for before, after in pairwise(rates):
+        if after > before:
+            raise UserError(
+                f"{key}: {after:g} follows {before:g}; give unconditional rates, which never "
+                "increase (the share of rounds that keep at least j tokens)"
+            )
+    if len(rates) < k:
+        raise UserError(f"{key}: {len(rates)} rates, but K={k} needs {k}; add rates or lower k")
+    return tuple(map(float, rates[:k]))
+
+
+@dataclass
+class PlanConf:
+    """What a server would hold, for planning on cards that are not at hand."""
+
+    context_tokens: int = key(1024, "positions of each sequence, prompt and answer", least=1)
+    batch: int = key(1, "sequences side by side", least=1)
+
+
+@dataclass
+class LatencyConf:
+    """Step times from elsewhere (another engine's TPOT, say), in milliseconds."""
+
+    measure: bool = key(False, "with traces_from: time the steps here, and score new drafts")
+    target_ms: float | None = key(None, "one step of the target", above=0)
+    draft_ms: Any = key(None, "one step of each draft, or {name: ms}", above=0)
+    verify_ms: list[float] | None = key(
+        None, "entry i: the target over i positions; null: as one step", above=0
+    )
+
+
+# ---- commands ------------------------------------------------------------------------------------
+
+
 @dataclass
 class CommandConfig:
     """What every command takes."""
@@ -552,24 +733,6 @@ class ModelsConfig(CommandConfig):
             rates_for(self.decode.acceptance, k)
 
 
-def check_ks(ks: Sequence[int], draft: ModelConf) -> None:
-    """Raise a UserError for a K at which a draft proposes nothing."""
-    least = draft.spec.least_k
-    if any(0 < k < least for k in ks):
-        enough = ",".join(str(k) for k in ks if k >= least) or least
-        raise UserError(f"k: {draft.spec.phrase} drafts {least} tokens or more; give k=[{enough}]")
-
-
-def check_replayed(draft: ModelConf) -> None:
-    """Raise a UserError for a draft whose rounds replay does not know."""
-    if not draft.spec.replayed:
-        raise UserError(
-            f"{draft.shown}: what {draft.spec.phrase.removeprefix('a ')} drafts depends on"
-            " requests before, so it is measured, and not replayed: python -m harness.server"
-            f" engine=llamacpp draft={draft.name} score=false model.gguf=FILE"
-        )
-
-
 @dataclass
 class PairConfig(ModelsConfig):
     """What every command takes that runs a target with one draft."""
@@ -595,14 +758,6 @@ class PairConfig(ModelsConfig):
                 f"model.weights={self.model.weights} and draft.weights={self.draft.weights}: their "
                 "tokenizers cannot be compared; set both to dummy or both to pretrained"
             )
-
-
-@dataclass
-class PlanConf:
-    """What a server would hold, for planning on cards that are not at hand."""
-
-    context_tokens: int = key(1024, "positions of each sequence, prompt and answer", least=1)
-    batch: int = key(1, "sequences side by side", least=1)
 
 
 @dataclass
@@ -955,18 +1110,6 @@ class ServerConfig(PairConfig):
 
 
 @dataclass
-class LatencyConf:
-    """Step times from elsewhere (another engine's TPOT, say), in milliseconds."""
-
-    measure: bool = key(False, "with traces_from: time the steps here, and score new drafts")
-    target_ms: float | None = key(None, "one step of the target", above=0)
-    draft_ms: Any = key(None, "one step of each draft, or {name: ms}", above=0)
-    verify_ms: list[float] | None = key(
-        None, "entry i: the target over i positions; null: as one step", above=0
-    )
-
-
-@dataclass
 class AuditionConfig(ModelsConfig):
     """Keys of `python -m harness.audition`: many drafts, one target."""
 
@@ -1251,40 +1394,28 @@ class ReportConfig(CommandConfig):
             check_address("metrics", self.metrics)
 
 
-def rates_for(acceptance: Any, k: int, key: str = "decode.acceptance") -> tuple[float, ...]:
-    """Synthetic acceptance: unconditional rates of positions 1..k, as vLLM takes them.
+SCHEMAS: dict[str, type[CommandConfig]] = {
+    "profile": ProfileConfig,
+    "breakeven": BreakevenConfig,
+    "sweep": SweepConfig,
+    "audition": AuditionConfig,
+    "server": ServerConfig,
+    "snapshot": SnapshotConfig,
+    "plan": PlanConfig,
+    "report": ReportConfig,
+}
 
-    Rate j is the share of rounds that keep at least j draft tokens, so rates never increase.
 
-    Args:
-        acceptance: a scalar alpha (rate j is alpha^j), a list of at least k rates, or {k: either}.
-        k: number of draft tokens.
-        key: what errors name.
+@cache
+def register(command: str) -> None:
+    """Register a command's schema with Hydra as `<command>_schema`, which its yaml file builds on.
 
-    Raises:
-        UserError: a rate outside [0, 1], an increasing list, one that is too short, or no entry for
-            k.
+    Only that one: Hydra copies all it knows for every group that --help lists.
     """
-    if isinstance(acceptance, dict):
-        by_k = {int(name): rate for name, rate in acceptance.items() if str(name).isdigit()}
-        if k not in by_k:
-            raise UserError(f"{key}: no entry for K={k}; it has {sorted(by_k)}")
-        return rates_for(by_k[k], k, f"{key}.{k}")
-    rates: list[Any] = list(acceptance) if isinstance(acceptance, list | tuple) else [acceptance]
-    for rate in rates:
-        if not (_is_number(rate) and 0 <= rate <= 1):
-            raise UserError(f"{key}: {rate!r} is not a rate; use numbers from 0 to 1")
-    if not isinstance(acceptance, list | tuple):
-        return tuple(float(acceptance) ** position for position in range(1, k + 1))
-    for before, after in pairwise(rates):
-        if after > before:
-            raise UserError(
-                f"{key}: {after:g} follows {before:g}; give unconditional rates, which never "
-                "increase (the share of rounds that keep at least j tokens)"
-            )
-    if len(rates) < k:
-        raise UserError(f"{key}: {len(rates)} rates, but K={k} needs {k}; add rates or lower k")
-    return tuple(map(float, rates[:k]))
+    ConfigStore.instance().store(name=f"{command}_schema", node=SCHEMAS[command])
+
+
+# ---- how values are checked ----------------------------------------------------------------------
 
 
 def checked(config: Config, name: str = "") -> Config:
@@ -1370,101 +1501,6 @@ def _wanted(whole: bool, limits: Mapping[str, Any]) -> str:
     return f"{auto}{zero}a {'whole ' if whole else ''}number {low}{high}{why}"
 
 
-# Keys that an entry of `drafts` may set besides its name and id
-DRAFT_KEYS = (
-    "dtype",
-    "attention",
-    "revision",
-    "device",
-    "device_map",
-    "quantization",
-    "trust_remote_code",
-    "allow_pickle",
-    "block",
-    "layers",
-    "kind",
-)
-_SETTING = re.compile(r"([a-z_]+)[:=](.+)")
-
-
-@dataclass(frozen=True)
-class DraftEntry:
-    """An entry of `drafts`, taken apart.
-
-    Attributes:
-        name: of the draft group, or the user's own.
-        id: hub id or folder; None where the name is one of the group.
-        settings: keys of the draft group by name, as they were typed, known or not.
-    """
-
-    name: str
-    id: str | None
-    settings: dict[str, str]
-
-
-def split_draft(entry: str) -> DraftEntry:
-    """Take `name[@folder-or-hub-id][@key:value]...` apart; a folder's name may hold an @ itself."""
-    name, *parts = entry.split("@")
-    settings: dict[str, str] = {}
-    while parts:
-        match = _SETTING.fullmatch(parts[-1])
-        # `embedded:tiny` looks like a key and its value, and is an id
-        if match is None or (len(parts) == 1 and match[1] not in DRAFT_KEYS):
-            break
-        settings[match[1]] = match[2]
-        parts.pop()
-    return DraftEntry(name, "@".join(parts) if parts else None, dict(reversed(settings.items())))
-
-
-Draft = TypeVar("Draft", bound=ModelConf)
-
-
-def of_target(target: ModelConf, draft: Draft) -> Draft:
-    """A draft that is made of the target, with what it has from there; any other as it is.
-
-    Raises:
-        UserError: a copy of something else, or one that does not differ from the target.
-    """
-    weights = draft.spec.weights
-    if weights == "target_layers":
-        return replace(draft, weights=target.weights)
-    if weights == "target_checkpoint" and draft.id == draft.kind:
-        return replace(draft, id=target.id, revision=target.revision)
-    if weights != "copy":
-        return draft
-    if draft.id not in ("copy", target.id):
-        raise UserError(
-            f"{draft.where}: {draft.shown} is a copy of the target; for another"
-            " checkpoint leave its kind out"
-        )
-    dtype = target.dtype if draft.dtype == "auto" else draft.dtype
-    other = {"name": draft.name, "dtype": dtype, "quantization": draft.quantization}
-    copied = replace(draft, **{**vars(target), **other})
-    if (copied.dtype, copied.quantization) == (target.dtype, target.quantization):
-        raise UserError(
-            f"{draft.shown}: a copy of the target must differ; give dtype or quantization"
-        )
-    return copied
-
-
-def like_target(target: ModelConf, draft: Draft) -> Draft:
-    """An auditioned draft with the target's kind of weights: `drafts` has no keys for its entries.
-
-    Raises:
-        UserError: random weights are wanted, and the draft's config has no architecture.
-    """
-    draft = of_target(target, draft)
-    if target.weights != "dummy" or draft.spec.weights in ("none", "target_layers"):
-        return draft
-    if not isinstance(draft.architecture, dict):
-        raise UserError(
-            f"drafts: {draft.name} has no architecture in its config, so it cannot have random "
-            "weights like the target; name drafts that have one, for example drafts=[qwen3_0_6b]"
-        )
-    architecture_of(draft.architecture, f"drafts: {draft.name}: architecture")
-    return replace(draft, weights="dummy")
-
-
 def keys_of(schema: type[Any], prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
     """Every key of a schema by its dotted name, those of its groups included."""
     for entry in fields(schema):
@@ -1485,24 +1521,3 @@ def is_list(entry: Field[Any]) -> bool:
     """Whether a key holds a list."""
     kinds = (entry.type, *get_args(entry.type))
     return entry.metadata.get("form") is list or any(get_origin(kind) is list for kind in kinds)
-
-
-SCHEMAS: dict[str, type[CommandConfig]] = {
-    "profile": ProfileConfig,
-    "breakeven": BreakevenConfig,
-    "sweep": SweepConfig,
-    "audition": AuditionConfig,
-    "server": ServerConfig,
-    "snapshot": SnapshotConfig,
-    "plan": PlanConfig,
-    "report": ReportConfig,
-}
-
-
-@cache
-def register(command: str) -> None:
-    """Register a command's schema with Hydra as `<command>_schema`, which its yaml file builds on.
-
-    Only that one: Hydra copies all it knows for every group that --help lists.
-    """
-    ConfigStore.instance().store(name=f"{command}_schema", node=SCHEMAS[command])
