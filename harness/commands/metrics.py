@@ -97,7 +97,7 @@ def _check_counted(server: CountingServer, scrapes: list[Scrape]) -> None:
         raise UserError(
             f"{server.where}: no round was counted within {scrapes[-1].at_s:.0f} s; ask while it"
             " serves requests, or with a longer interval_s="
-            + ("" if server.engine == "vllm" else " (a request is counted when it ends)")
+            + (" (a request is counted when it ends)" if server.names.at_end else "")
         )
 
 

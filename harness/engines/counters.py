@@ -83,6 +83,7 @@ class CounterNames:
         drafted, accepted: tokens; None likewise.
         by_position: rounds that accepted the token at a position, by that label; None likewise.
         k: tokens that a round drafts, a gauge; None where it does not tell.
+        at_end: whether a request is counted when it ends, and not step by step.
     """
 
     tokens: str
@@ -94,6 +95,7 @@ class CounterNames:
     accepted: str | None = None
     by_position: str | None = None
     k: str | None = None
+    at_end: bool = True
 
     def read(self, samples: Samples, at_s: float) -> Scrape | None:
         """The counters of a page that was read at this time; None where it has none."""

@@ -66,8 +66,7 @@ from harness.serving.spec import EngineSpec
 
 WHEEL = "xllamacpp"
 BINARY = "llama-server"
-# Each counts a request when it ends. A round that drafts nothing, as on the budget's last position,
-# is not among those that are counted
+# A round that drafts nothing, as on the budget's last position, is not counted
 COUNTERS = CounterNames(
     tokens="llamacpp:tokens_predicted_total",
     rounds="llamacpp:spec_decode_num_drafts_total",

@@ -57,7 +57,7 @@ MIB = 2**20
 METADATA_BYTES, DRAFT_BYTES = 512 * MIB, 2048 * MIB
 BYTES_PER_PREFILL_TOKEN, BYTES_PER_REQUEST = 1.5 * MIB, 2 * MIB
 PREFILL_STEP, MOST_PREFILL_TOKENS = 2048, 8192
-# Each counts a request when it ends; accepted tokens are shown as gauges of the last steps alone
+# Accepted tokens are shown as gauges of the last steps alone
 COUNTERS = CounterNames(
     tokens="sglang:generation_tokens_total",
     rounds="sglang:spec_verify_calls_total",

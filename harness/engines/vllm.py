@@ -72,7 +72,6 @@ DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 PREFILL_S = "vllm:request_prefill_time_seconds_sum"
 DECODE_S = "vllm:request_decode_time_seconds_sum"
-# Each counts in the step that it happens in
 COUNTERS = CounterNames(
     tokens=GENERATED,
     rounds=DRAFTS,
@@ -82,6 +81,7 @@ COUNTERS = CounterNames(
     drafted=DRAFTED,
     accepted=ACCEPTED,
     by_position="vllm:spec_decode_num_accepted_tokens_per_pos_total",
+    at_end=False,
 )
 # A request's numbers may reach them after its answer has left
 COUNTED_WITHIN_S, COUNTED_POLL_S = 1.0, 0.01
