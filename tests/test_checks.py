@@ -16,6 +16,8 @@ from harness.records import UserError
 
 COMMANDS = ("sweep", "profile", "snapshot", "server", "audition")
 THERE = "give one that is there, or a hub id"
+TEXTS_FROM = "texts_from=http://127.0.0.1:9 latency.target_ms=10 latency.draft_ms=1"
+TRACES_FROM = f"traces_from={FROZEN / 'audition'} prompts.limit=8"
 SMALL = ("prompts.limit=1", "new_tokens=4", "k=[1]")
 
 
@@ -189,34 +191,23 @@ def test_a_command_prints_each_problem_on_a_line_of_its_own(
 @pytest.mark.parametrize(
     ("command", "words", "says"),
     [
-        ("sweep", ["until=all", "decode.acceptance_from={folder}"], "not a run folder"),
-        ("server", ["latency_from={folder}"], "not a run folder"),
-        ("server", ["draft=tiny_eagle3", "backend=cuda_graphs"], "use backend=eager"),
-        (
-            "audition",
-            ["traces_from={frozen}", "prompts.limit=8", "latency_from={folder}"],
-            "not a run folder",
-        ),
-        (
-            "audition",
-            ["traces_from={frozen}", "prompts.limit=8", "drafts=[a@tiny]"],
-            "no traces of draft 'a'",
-        ),
-        (
-            "audition",
-            ["traces_from={frozen}", "prompts.limit=8", "latency.measure=true"],
-            "made with new_tokens=32",
-        ),
+        ("sweep", "until=all decode.acceptance_from={folder}", "not a run folder"),
+        ("server", "engine=own latency_from={folder}", "not a run folder"),
+        ("server", "engine=own draft=tiny_eagle3 backend=cuda_graphs", "use backend=eager"),
+        ("server", "score=false prompts.files={turns}", "max_turns=1"),
+        ("audition", f"{TEXTS_FROM} temperature=0.7", "a server tells log-probabilities"),
+        ("audition", f"{TEXTS_FROM} api_key_env=NOT_SET", "no such variable is set"),
+        ("audition", f"{TEXTS_FROM} prompts.files={{turns}}", "lacks answers to its earlier turns"),
+        ("audition", f"{TEXTS_FROM} drafts=[tiny_eagle3]", "which servers do not return"),
+        ("audition", f"{TRACES_FROM} latency_from={{folder}}", "not a run folder"),
+        ("audition", f"{TRACES_FROM} drafts=[a@tiny]", "no traces of draft 'a'"),
+        ("audition", f"{TRACES_FROM} latency.measure=true", "made with new_tokens=32"),
     ],
 )
 def test_what_needs_no_weights_to_be_refused_is_refused_first(
-    command: str,
-    words: list[str],
-    says: str,
-    tmp_path: Path,
-    refused: Callable[..., tuple[str, ...]],
+    command: str, words: str, says: str, tmp_path: Path, refused: Callable[..., tuple[str, ...]]
 ) -> None:
-    folders = {"folder": tmp_path, "frozen": FROZEN / "audition"}
-    engine = ["engine=own"] if command == "server" else []
-    (line,) = refused(command, tmp_path, *(word.format(**folders) for word in words), *engine)
+    turns = tmp_path / "turns.jsonl"
+    turns.write_text('{"turns": ["One?", "And two?"]}')
+    (line,) = refused(command, tmp_path, *words.format(folder=tmp_path, turns=turns).split())
     assert says in line

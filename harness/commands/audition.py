@@ -7,7 +7,7 @@ elsewhere no model is loaded. The completions may come from a server that has th
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -82,11 +82,14 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
     prompts = load_prompts(config)
     lookups = [conf.name for conf in drafts if conf.spec.looks_up]
     stored_elsewhere = config.traces_from is not None and not config.latency.measure
-    fit = check_run(
-        *(config, prompts, drafts),
-        # Times beside the scores of another run are of its drafts, and checked with them
-        *([] if stored_elsewhere else [lambda: stored_times(config, names, lookups=lookups)]),
-    )
+    needed: list[Callable[[], object]] = []
+    if not stored_elsewhere:  # else they are of that run's drafts, and checked with them
+        needed.append(lambda: stored_times(config, names, lookups=lookups))
+    if config.texts_from is not None:
+        from harness.commands.remote_texts import check_texts_from
+
+        needed.append(lambda: check_texts_from(config, prompts))
+    fit = check_run(config, prompts, drafts, *needed)
     texts = stored_texts(config, names) if config.latency.measure else None
     elsewhere = _stored_elsewhere(config, names) if stored_elsewhere else None
     if config.dry_run:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # an audition of stored scores imports no torch
 
 Config = PairConfig | AuditionConfig
 GRAPHS_KEEP_NO_STATES = "a head reads hidden states, which recorded graphs do not keep"
+SERVERS_RETURN_NO_STATES = "a head reads the target's hidden states, which servers do not return"
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
@@ -148,10 +149,15 @@ def _check_draft(
     target: "Vocabulary | None",
     prompts: "Sequence[EncodedPrompt]",
 ) -> None:
-    """Refuse a draft model that has another tokenizer than the target, or too few positions."""
+    """Refuse a draft that no server's texts can be scored with, or that is not the target's kin.
+
+    That is a model with another tokenizer, or too few positions.
+    """
     from harness.commands.pair import check_lengths
     from harness.models.load import check_tokenizers
 
+    if isinstance(config, AuditionConfig) and config.texts_from and draft.spec.reads_states:
+        raise UserError(f"{draft.shown}: {SERVERS_RETURN_NO_STATES}")
     elsewhere = isinstance(config, ServerConfig) and config.url is not None and not config.score
     a_model = draft.spec.weights == "own" and not draft.spec.reads_states
     same = (draft.id, draft.revision) == (config.model.id, config.model.revision)

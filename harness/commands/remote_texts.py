@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from harness import prompts as prompt_sets
+from harness.commands.checks import SERVERS_RETURN_NO_STATES
 from harness.commands.completions import stored_text, text_requests, trial_of
 from harness.commands.drafted import EncodedPrompt, described
 from harness.commands.drafts import (
@@ -22,6 +23,7 @@ from harness.commands.drafts import (
 )
 from harness.commands.looks import Stopwatch
 from harness.commands.other_runs import check_draft_of, check_target_of, stored_times
+from harness.commands.pair import sampling_of
 from harness.commands.progress import fetching, progress
 from harness.commands.run_lifecycle import begin, measuring, resumable
 from harness.config import SERVER_URL, AuditionConfig, ModelConf
@@ -38,6 +40,25 @@ from harness.storage import RunFolder
 from harness.storage.manifest import ModelEntry, TextsFrom
 
 
+def check_texts_from(config: AuditionConfig, prompts: Sequence[Prompt]) -> None:
+    """Refuse what no server's completions can be had, or scored, for.
+
+    Raises:
+        UserError: no API key, sampling parameters whose log-probabilities no server tells, or a
+            prompt whose earlier turns lack answers.
+    """
+    api_key(config.api_key_env)
+    for temperature in config.temperature:
+        refuse_sampling(sampling_of(config.decode, temperature))
+    for prompt in prompts:
+        if prompt_sets.missing_answers(prompt):
+            raise UserError(
+                f"texts_from: prompt {prompt.prompt_set}/{prompt.id} lacks answers to its earlier"
+                " turns, which the target would have to generate; give them in the file, or set"
+                " prompts.max_turns=1"
+            )
+
+
 def audition_texts(
     config: AuditionConfig,
     drafts: Sequence[ModelConf],
@@ -47,8 +68,8 @@ def audition_texts(
     """Collect the completions that the folder lacks, and let every draft score them.
 
     Raises:
-        UserError: no times to price rounds by, a server or a tokenizer that cannot be used,
-            sampling parameters whose log-probabilities no server tells, or no draft left to rank.
+        UserError: no times to price rounds by, a server or a tokenizer that cannot be used, or no
+            draft left to rank.
     """
     lookups = [conf.name for conf in drafts if conf.spec.looks_up]
     times = stored_times(config, [conf.name for conf in drafts], lookups=lookups)
@@ -58,8 +79,6 @@ def audition_texts(
         target = load_vocabulary(config.model)
     turns = tuple(_turns(config, prompts, target))
     requests = text_requests(target, turns, config)
-    for request in requests:
-        refuse_sampling(request.sampling)
     stored = {trial.key: trial for trial in folder.trials.read()} if folder else {}
     waiting = [request for request in requests if request.key not in stored]
     server = None
@@ -94,15 +113,9 @@ def audition_texts(
 def _turns(
     config: AuditionConfig, prompts: Sequence[Prompt], target: Vocabulary
 ) -> Iterator[EncodedPrompt]:
-    """Every turn of every conversation; the answers to earlier ones must be given."""
+    """Every turn of every conversation, after the answers to earlier ones."""
     check_thinking(target.tokenizer, prompts, config.prompts)
     for prompt in prompts:
-        if prompt_sets.missing_answers(prompt):
-            raise UserError(
-                f"texts_from: prompt {prompt.prompt_set}/{prompt.id} lacks answers to its earlier"
-                " turns, which the target would have to generate; give them in the file, or set"
-                " prompts.max_turns=1"
-            )
         for number in prompt.answered:
             turn = prompt.up_to(number, [answer or "" for answer in prompt.answers])
             yield EncodedPrompt(turn, encode(target.tokenizer, turn, config.prompts))
@@ -139,7 +152,7 @@ def _scored(
     if conf.spec.looks_up:
         traces = lookup_traces(texts, conf.kind, num_draft_tokens=max(config.k), draft_name=name)
     elif conf.spec.reads_states:
-        raise NotEligible("a head reads the target's hidden states, which servers do not return")
+        raise NotEligible(SERVERS_RETURN_NO_STATES)
     elif SERVER_URL.match(conf.id):
         server = DraftServer(conf.id, key, config.timeout_factor, conf.where)
         first = texts[0].request.tokens

@@ -28,7 +28,7 @@ from harness.commands.run_lifecycle import (
     resumed,
     unless_broken,
 )
-from harness.commands.server_requests import Workload, open_workload
+from harness.commands.server_requests import Workload, check_turns, open_workload
 from harness.commands.server_start import (
     is_synthetic,
     states_of_servers,
@@ -90,6 +90,7 @@ def run(config: ServerConfig) -> Outcome:
 
     check_mtp(config, adapter)
     check_structured(config, prompts, adapter.spec)
+    check_turns(config, prompts)
     needed = [startable] if here else []
     check_run(config, prompts, [config.draft], *needed, lambda: stored_own_rounds(config))
     if config.dry_run:

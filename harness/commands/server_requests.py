@@ -146,16 +146,20 @@ class Workload:
         return ReturnedText(request, completion)
 
 
+def check_turns(config: ServerConfig, prompts: Sequence[Prompt]) -> None:
+    """Refuse later turns where the weights that answer the earlier ones are not loaded."""
+    if not config.score and any(len(prompt.turns) > 1 for prompt in prompts):
+        raise UserError(
+            "score=false: later turns continue the target's answers, which need its weights here;"
+            " give prompts.max_turns=1"
+        )
+
+
 def open_workload(config: ServerConfig, prompts: Sequence[Prompt]) -> Workload:
     """Load the pair, or the target's tokenizer alone."""
     if config.score:
         pair = open_drafted(config, prompts)
         return Workload(config, pair.conversations, pair.prompts, pair.target, pair)
-    if any(len(prompt.turns) > 1 for prompt in prompts):
-        raise UserError(
-            "score=false: later turns continue the target's answers, which need its weights here;"
-            " give prompts.max_turns=1"
-        )
     with progress(f"loading the tokenizer of {config.model.name}"):
         vocabulary = load_vocabulary(config.model)
     check_tools(vocabulary.tokenizer, prompts, config.prompts)

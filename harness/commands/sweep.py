@@ -45,10 +45,11 @@ from harness.storage.manifest import EngineCosts, SyntheticAcceptance
 def run(config: SweepConfig) -> Outcome:
     """Measure the grid; status 1 where a generation failed or speculation changed a greedy text."""
     prompts = load_prompts(config)
-    of_others = [lambda: costs_of_sweep(config)]
-    if config.resume is None:  # else the run has what it took
-        of_others.append(lambda: synthetic_rates(config, prompts, config.temperature))
-    check_run(config, prompts, [config.draft], *of_others)
+    check_run(
+        *(config, prompts, [config.draft], lambda: costs_of_sweep(config)),
+        # A run that is resumed has what it took
+        *([] if config.resume else [lambda: synthetic_rates(config, prompts, config.temperature)]),
+    )
     if config.dry_run:
         print_sweep_plan(config, prompts)
         return Outcome(None)
