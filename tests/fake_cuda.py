@@ -8,7 +8,7 @@ pass of recorded work runs, and hold the pass that is captured against the passe
 import gc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -18,7 +18,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
-from transformers import PreTrainedModel
 
 from harness.models.lean.static import WARMUP, StaticModel
 
@@ -110,8 +109,12 @@ class _WithoutGuards(TorchFunctionMode):
     ) -> Any:
         if func is Tensor.data_ptr:  # fake tensors share no memory
             return 0
+        if func is torch.tensor and args[0] == []:  # a constant, whose data is made on the card
+            return torch.empty(0, **(kwargs or {}))
         if func is Tensor.copy_:
             return torch.ops.aten.copy_.default(*args)
+        if func is Tensor.contiguous:
+            return args[0].clone(memory_format=torch.contiguous_format)
         if func is Tensor.__getitem__:
             return part_of(*args)
         if func is Tensor.__setitem__:
@@ -197,13 +200,16 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, *, fakes: bool = True) -> Iterato
         yield fake
 
 
-def moved(network: PreTrainedModel) -> PreTrainedModel:
-    """The network with fake weights on cuda:0; call it within `fake_cuda`."""
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def moved(network: Module, device: torch.device = DEVICE) -> Module:
+    """The network, or a part of one, with fake weights on a card; call it within `fake_cuda`."""
 
     def fake(tensor: Tensor | None) -> Tensor | None:
         if tensor is None:
             return None
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=DEVICE)
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
     for module in network.modules():
         for name, weight in module._parameters.items():

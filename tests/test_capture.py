@@ -16,15 +16,18 @@ from torch._inductor import config as inductor_settings
 from torch.torch_version import TorchVersion
 from transformers import PreTrainedModel, Qwen3MoeConfig
 
+from harness.config import DraftConf, ModelKeys
 from harness.decoding import loops
 from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.sampling import SamplingParameters, sampler_for
 from harness.decoding.verification import rates_on
 from harness.models import probe
-from harness.models.cached import CachedModel
+from harness.models.cached import CachedModel, SplitNetwork
+from harness.models.heads.mtp import load_mtp
 from harness.models.lean.pieces import compiled_pieces
 from harness.models.lean.static import WARMUP, StaticModel
-from harness.records import RULES, Rule
+from harness.models.load import LoadedModel, early_exit
+from harness.records import RULES, Rule, UserError
 from tests.generated_code import code_for_a_card
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -208,6 +211,42 @@ def test_a_capture_of_compiled_layers_runs_what_the_warm_up_compiled(
                 # What the compiled layers run on their inputs is in what was watched
                 assert len(cuda.captured[-1]) > 100
     assert all("bmm_dtype" in graph.code for graph in graphs[::2])
+
+
+# Of several cards
+
+
+@pytest.mark.usefixtures("cuda")
+def test_the_loop_runs_a_target_whose_layers_are_on_two_cards() -> None:
+    """Operations on tensors of two cards raise, as on cards: also a head's on the target's states.
+
+    accelerate moves what enters each part, and the whole network's logits back to the first card.
+    """
+    accelerate = pytest.importorskip("accelerate", reason="needs the extra accelerate")
+    network: Any = qwen3(vocab=128, tie_word_embeddings=False)
+    second = torch.device("cuda:1")
+    parts = {f"model.{part}": DEVICE for part in ("embed_tokens", "rotary_emb", "layers.0")}
+    parts |= dict.fromkeys(("model.layers.1", "model.norm", "lm_head"), second)
+    for part, device in parts.items():
+        moved(network.get_submodule(part), device)
+    skipped = network._skip_keys_device_placement
+    network = accelerate.dispatch_model(network, parts, skip_keys=skipped)
+    loaded = LoadedModel(ModelKeys("model"), "big", None, frozenset(), 256, network)
+    assert loaded.devices == (DEVICE, second)
+    target, draft = CachedModel(network, 100), static(dense(1))
+    for sampling in (SamplingParameters(0.0), SamplingParameters(1.0)):
+        generation = generation_of(PROMPT, 3, K, sampling=sampling, device=target.device)
+        assert len(decoded(target, None, generation)) == 3
+        assert len(decoded(target, ModelDrafter(draft, sampling), generation)) == 3
+    split = SplitNetwork(target)
+    hidden = split.hidden(input_ids=torch.tensor([PROMPT], device=DEVICE))
+    for states in (hidden, torch.zeros(hidden.shape)):
+        assert split.logits(states).device == target.device
+    assert network.lm_head(hidden.to(DEVICE)).device == DEVICE
+    for make, kind in ((early_exit, "early_exit"), (load_mtp, "mtp")):
+        network.config.model_type = "glm4_moe"
+        with pytest.raises(UserError, match=f"^draft={kind}: .* spread over cuda:0, cuda:1; leave"):
+            make(DraftConf(name=kind, kind=kind), loaded)
 
 
 # What is compiled with which options

@@ -96,6 +96,11 @@ class CachedModel:
         self.text_batches: dict[str, str] = {}
         self.positions = positions
         self.network = network
+        head_hook: Any = getattr(network.get_output_embeddings(), "_hf_hook", None)
+        if head_hook is not None:
+            # accelerate brings the whole network's logits back to where its tokens were given; now
+            # also those of the head alone to where its hidden states were
+            head_hook.io_same_device = True
         self.vocab_size = vocab_size
         self.cache_argument = cache_argument(network) or CACHE_ARGUMENTS[0]
         self.makes_state = makes_state(network)
@@ -129,8 +134,8 @@ class CachedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the logits live: the output head's device."""
-        return output_weight(self.network).device
+        """Where the logits live: of a network on several devices, where its tokens are given."""
+        return self.network.device
 
     @property
     def cached_tokens(self) -> int:

@@ -453,8 +453,9 @@ def early_exit(conf: ModelConf, target: LoadedModel) -> LoadedModel:
 
     Raises:
         UserError: not fewer layers than the target has, or a network that does not keep them in one
-            list.
+            list, or not on one device.
     """
+    check_on_one_device(conf, target)
     network: Any = target.network
     backbone: Any = network.base_model
     all_layers = getattr(backbone, "layers", None)
@@ -477,6 +478,15 @@ def early_exit(conf: ModelConf, target: LoadedModel) -> LoadedModel:
     for module in (first, twin):
         module.config = config
     return replace(target, keys=conf.keys, name=conf.name, network=twin, shared=True)
+
+
+def check_on_one_device(conf: ModelConf, target: LoadedModel) -> None:
+    """Refuse to make a draft of modules whose forwards accelerate has tied to several devices."""
+    if len(target.devices) > 1:
+        raise UserError(
+            f"{conf.shown}: it is made of {target.shown}'s own modules, which are spread over "
+            f"{', '.join(map(str, target.devices))}; leave this draft out, or use one device"
+        )
 
 
 def _with_modules(module: Any, changed: dict[str, Any]) -> Any:

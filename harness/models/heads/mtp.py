@@ -41,7 +41,7 @@ from harness.config import ModelConf
 from harness.models.cached import cache_argument, output_weight
 from harness.models.checkpoint import explained, quiet_transformers, small_file
 from harness.models.heads.base import ChainHead, HeadNetwork, LoadedHead
-from harness.models.load import LoadedModel, source_of
+from harness.models.load import LoadedModel, check_on_one_device, source_of
 from harness.models.memory import MemoryNeed, check_fits
 from harness.records import UserError
 
@@ -241,6 +241,7 @@ def load_mtp(conf: ModelConf, target: LoadedModel) -> LoadedHead:
             f"{where}: {named} is of the model type {config.model_type}, of which no MTP layer is "
             f"known; {known}"
         )
+    check_on_one_device(conf, target)
     source = source_of(conf)
     with quiet_transformers(), explained(conf):
         tensors, layers = _tensors(source, conf, config.num_hidden_layers)
