@@ -548,6 +548,19 @@ def test_loads_that_others_disturbed_are_not_compared_and_a_plan_says_so() -> No
     assert "loads_disturbed" not in {caveat.code for caveat in analyse(run).caveats}
 
 
+def test_a_server_may_count_more_rounds_than_emitted_tokens() -> None:
+    run = timed()
+    loads = [
+        replace(each, rounds=(each.returned[0], *each.rounds[1:])) if each.k else each
+        for each in run.loads
+    ]
+    costs, usual = (
+        Server.of(replace(run, loads=of), 0.0).costs for of in (tuple(loads), run.loads)
+    )
+    for k in KS:
+        assert costs.times.at(k, 1) == pytest.approx(usual.times.at(k, 1), rel=0.05)
+
+
 def slowed(timing: LoadTiming, factor: float) -> LoadTiming:
     """The load on a machine that took so many times as long for everything, arrivals too."""
 

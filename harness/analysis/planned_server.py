@@ -371,8 +371,8 @@ class Server:
                 replayed = self.text(trace, timing.k, budget, size).certain
             if replayed is not None and told in (None, rounds_of(replayed, timing.k)):
                 made.append(replayed)
-            elif told is not None:
-                made.append(with_rounds(trace.prompt_tokens, size, told, most))
+            elif told is not None:  # perhaps with rounds that emitted nothing
+                made.append(with_rounds(trace.prompt_tokens, size, min(told, size), most))
             else:
                 return None
         return made
