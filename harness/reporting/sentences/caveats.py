@@ -427,8 +427,8 @@ CAVEATS: Mapping[str, Any] = {
         " and waits here are those of a busy machine; measure them on a quiet one"
     ),
     "plan_few_beyond": (
-        "of the simulated requests {beyond} are beyond p{percentile:g}, so that near a card's"
-        " capacity TTFT is too low and the largest rate too high; requests={requests} is enough"
+        "only {beyond} simulated requests are beyond p{percentile:g}: near a card's capacity TTFT"
+        " comes out too low, and the largest rate too high; give requests={requests}"
     ),
     "plan_rate_not_measured": lambda values: (
         f"waits at more than {values['measured']:g} requests/s are simulated and were not measured;"
