@@ -53,7 +53,6 @@ from harness.stats.jackknife import (
     speedup_interval,
 )
 from harness.summary import NotPredicted, RoundSummary, ServedCell, ServedCosts
-from harness.theory.speedup import RoundTimes
 
 
 @dataclass(frozen=True)
@@ -161,10 +160,10 @@ class ServedPredictions(ServedTexts):
         """Those of servers that were told to reject every draft."""
         return near(where(self.setup.run.rounds, batch=1), temperature)
 
-    def own_times(self, temperature: float) -> RoundTimes | None:
+    def own_latency(self, temperature: float) -> Latency | None:
         """What our own loop's rounds take, where the run timed them next to the server's."""
         visits = visits_of(self.setup.run.own_rounds, self.setup.draft, temperature)
-        return None if visits is None else latency_of((), visits).rounds
+        return None if visits is None else latency_of((), visits)
 
     def round_times(self) -> Iterator[RoundSummary]:
         """R(0) and R(K) of the server, by temperature."""
@@ -358,10 +357,10 @@ class ServedPredictions(ServedTexts):
     def _own_prediction(self, row: ResultRow) -> float | None:
         """The cell's speedup at our own loop's round times."""
         assert row.temperature is not None
-        times = self.own_times(row.temperature)
-        if times is None or self.not_predicted in ("no_counting", "no_weights"):
+        latency = self.own_latency(row.temperature)
+        if latency is None or self.not_predicted in ("no_counting", "no_weights"):
             return None
-        texts = self.plain_texts(row)
+        times, texts = latency.rounds, self.plain_texts(row)
         if not texts.trials or not times.covers(row.k):
             return None
         seconds = seconds_of_rounds(self.replayed(texts, row.k, OWN.counting), times)
@@ -426,12 +425,12 @@ class ServedPredictions(ServedTexts):
 
     def own_evidence(self, temperature: float) -> Evidence | None:
         """What our own loop's round times predict; None where these are of no K."""
-        times = self.own_times(temperature)
-        ks = [] if times is None else [k for k in self.asked_ks if times.covers(k)]
+        latency = self.own_latency(temperature)
+        ks = [] if latency is None else [k for k in self.asked_ks if latency.rounds.covers(k)]
         replays = self._replays(temperature, ks, OWN.counting)
-        if times is None or replays is None:
+        if latency is None or replays is None:
             return None
-        return evidence_of(replays, {self.setup.draft: Latency(times)})
+        return evidence_of(replays, {self.setup.draft: latency})
 
 
 @dataclass(frozen=True, eq=False)
