@@ -41,7 +41,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich.console import Console
@@ -327,7 +327,7 @@ def prompt_of(length: int, seed: int) -> tuple[int, ...]:
 
 def eager_generate_ms(opened_model: Opened, context: int, steps: int = 24) -> float:
     """Milliseconds per token of transformers' generate: what 24 tokens more cost than one."""
-    network, clock = opened_model.model.network, Clock(opened_model.model)
+    network, clock = cast(Any, opened_model.model.network), Clock(opened_model.model)
     ids = torch.tensor([prompt_of(context, 0)], device=opened_model.model.device)
 
     def seconds(new_tokens: int) -> float:

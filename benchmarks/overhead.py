@@ -53,7 +53,7 @@ class Counting:
 
     def __init__(self, model: CachedModel) -> None:
         self.model, self.seconds = model, 0.0
-        self.device = model.device
+        self.device, self.vocab_size = model.device, model.vocab_size
 
     def prefill(self, tokens: Sequence[int]) -> None:
         self.model.prefill(tokens)
@@ -93,7 +93,7 @@ def share(target: Counting, draft: Counting, k: int, temperature: float, asked, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--k", type=int, nargs="*", default=[1, 2, 4, 8])
     parser.add_argument("--temperature", type=float, nargs="*", default=[0.0, 1.0])
     parser.add_argument("--alpha", type=float, help="impose this acceptance on the loop")

@@ -30,11 +30,12 @@ import math
 import shutil
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -94,8 +95,8 @@ def cells(run: StoredRun) -> pd.DataFrame:
     errors = MeasuredSweep(Setup(run)).prediction_errors.values()
     gaps = {cell: gap.value for error in errors for cell, gap in error.gaps.items()}
     table: list[dict[str, object]] = []
-    for cell, row in measured.iterrows():
-        prompt_set, temperature, k = cell  # type: ignore[misc]
+    for cell, row in cast(Iterable[tuple[Any, Any]], measured.iterrows()):
+        prompt_set, temperature, k = cell
         latency, check = times[temperature], checks.get((prompt_set, temperature, k))
         assert latency is not None
         assert latency.visits is not None, "the run timed no rounds"
@@ -138,7 +139,7 @@ def shown(name: str, number: int, table: pd.DataFrame, console: Console) -> None
     page = Table(title=f"{name}, run {number}")
     for column in columns:
         page.add_column(column, justify="left" if column == "set" else "right")
-    for row in table.itertuples():
+    for row in cast(Iterable[Any], table.itertuples()):
         page.add_row(
             str(row.prompt_set),
             f"{row.temperature:g}",
@@ -163,7 +164,8 @@ def summaries(table: pd.DataFrame) -> dict[str, Errors]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], epilog="further words are keys of harness.sweep"
+        description=(__doc__ or "").splitlines()[0],
+        epilog="further words are keys of harness.sweep",
     )
     parser.add_argument("--runs", type=int, default=3, help="consecutive sweeps of each pair")
     parser.add_argument("--pair", choices=PAIRS, help="only this one")
@@ -225,7 +227,7 @@ def pair_keys(name: str, folder: Path) -> list[str]:
     target = Qwen3ForCausalLM(Qwen3Config(**settings, num_hidden_layers=LAYERS))
     torch.nn.init.normal_(target.lm_head.weight, std=HEAD_STD)
     torch.nn.init.normal_(target.model.embed_tokens.weight, std=1.0)
-    for layer in target.model.layers[DRAFT_LAYERS:]:
+    for layer in cast(Iterable[Any], target.model.layers[DRAFT_LAYERS:]):
         for out in (layer.self_attn.o_proj, layer.mlp.down_proj):
             out.weight.data.mul_(LATER)
     draft = Qwen3ForCausalLM(Qwen3Config(**settings, num_hidden_layers=DRAFT_LAYERS))

@@ -106,7 +106,7 @@ class Ladder:
             return errors
 
         guess = np.log([1e-3 * published[1].tpot_ms * (1.0 + (k > 0)), 1e-4, 6e-5])
-        return cls(k, *np.exp(least_squares(off, guess, diff_step=1e-3, ftol=1e-3).x).tolist())
+        return cls(k, *np.exp(least_squares(off, guess, diff_step=[1e-3], ftol=1e-3).x).tolist())
 
     def at(self, rate: float) -> Waits:
         """What a stage at this rate would show."""

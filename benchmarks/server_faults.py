@@ -320,7 +320,7 @@ def examined(
 
 def lacking_visits(run: StoredRun) -> list[str]:
     """Measured cells that are called complete and lack a visit."""
-    made = Counter(
+    made: Counter[object] = Counter(
         (trial.prompt_set, trial.k, trial.temperature)
         for trial in {t.cell: t for t in run.trials}.values()
         if trial.status == "ok"
@@ -492,7 +492,7 @@ def results(only: Sequence[str], silence_s: float) -> Iterator[Result]:
 
 def main() -> int:
     """Print the table; status 1 where anything is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="*", default=(), help="words of the faults' names")
     parser.add_argument("--silence", type=float, default=2.5, help="longest time without a line, s")
     given = parser.parse_args()

@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from rich.console import Console
@@ -42,7 +43,7 @@ def ours(pair: Pair, config) -> Contestant:
 
 
 def peer(pair: Pair, new_tokens: int, *, double_warp: bool = False) -> Contestant:
-    target, draft = pair.target.network, pair.draft.network
+    target, draft = cast(Any, pair.target.network), pair.draft.network
     eos = sorted(pair.target.eos)
 
     def run(entry: EncodedPrompt, k: int, temperature: float) -> tuple[float, list[int]]:
@@ -102,7 +103,7 @@ def cell(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--k", type=int, nargs="*", default=[1, 2, 4, 8])
     parser.add_argument("--temperature", type=float, nargs="*", default=[0.0, 1.0])
     parser.add_argument("--prompts", type=int, default=3, help="per prompt set")

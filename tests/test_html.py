@@ -3,11 +3,13 @@
 import base64
 import hashlib
 import io
+import pkgutil
 import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from harness.reporting.content import Content, content_of
 from harness.reporting.plots import Drawn
 from harness.reporting.serving import Snippet
 from harness.reporting.tables import tables_of
+from harness.reporting.tables.specification import Column
 from harness.summary import ModelFacts
 from tests import browser
 
@@ -138,6 +141,15 @@ def test_every_link_within_a_page_leads_somewhere_and_no_id_is_given_twice(
 @any_run
 def test_every_column_of_numbers_is_defined_in_the_metrics(name: str) -> None:
     columns = [column for table in tables_of(analysed(name)) for column in table.columns]
+    numbers = {column.definition or column.one_line for column in columns if column.text}
+    assert not [title for title in numbers if definitions.lookup(title) is None]
+
+
+def test_every_column_that_some_run_may_have_is_defined_too() -> None:
+    names = [each.name for each in pkgutil.walk_packages(reporting.__path__, "harness.reporting.")]
+    listed = [v for name in names for v in vars(import_module(name)).values() if type(v) is tuple]
+    columns = [each for value in listed for each in value if isinstance(each, Column)]
+    assert len(columns) > 200
     numbers = {column.definition or column.one_line for column in columns if column.text}
     assert not [title for title in numbers if definitions.lookup(title) is None]
 

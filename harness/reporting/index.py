@@ -66,7 +66,7 @@ COLUMNS: tuple[Column[Line], ...] = (
     Column("run", lambda line: line.folder, key=True),
     Column("verdict", lambda line: line.verdict, flexible=True),
     Column("speedup\n[lo, hi]", lambda line: line.speedup, fmt.speedup),
-    Column("T", lambda line: line.temperature, fmt.temperature, definition="temperature"),
+    Column("T", lambda line: line.temperature, fmt.temperature),
     Column("check", lambda line: line.check),
     Column("status", lambda line: line.status),
     Column("date", lambda line: line.created[:_DAY]),

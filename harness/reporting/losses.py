@@ -83,7 +83,7 @@ CHECKPOINTS: tuple[Column[Checkpoint], ...] = (
     Column("alpha", lambda row: row.alpha, fmt.alpha),
     Column("speedup\n[lo, hi]", fmt.bounded, fmt.speedup),
     Column(
-        "last one's speedup /\nthis one's [lo, hi]",
+        "last one's speedup\n/ this one's [lo, hi]",
         lambda row: fmt.bounded(row, "left"),
         fmt.with_bounds,
     ),
@@ -92,7 +92,7 @@ COMPARED: tuple[Column[Compared], ...] = (
     Column("drafts", lambda row: f"{row.first}, {row.second}", key=True),
     Column("K", lambda row: f"{row.k}, {row.second_k}"),
     Column(
-        "second's speedup /\nfirst's [lo, hi]", lambda r: fmt.bounded(r, "ratio"), fmt.with_bounds
+        "second's speedup\n/ first's [lo, hi]", lambda r: fmt.bounded(r, "ratio"), fmt.with_bounds
     ),
     Column("only first\naccepts", lambda row: row.rows[0].first, fmt.percent),
     Column("only second\naccepts", lambda row: row.rows[0].second, fmt.percent),

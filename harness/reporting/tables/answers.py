@@ -42,7 +42,7 @@ class Line(NamedTuple):
 
 
 GRID: tuple[Column[Line], ...] = (
-    Column("T", lambda line: line.temperature, key=True, definition="temperature"),
+    Column("T", lambda line: line.temperature, key=True),
     Column("engines", lambda line: line.row.engines, key=True, flexible=True),
     Column("serve", lambda line: line.row.serve, flexible=True),
     Column("speedup [lo, hi]", lambda line: fmt.bounded(line.row.answer), fmt.speedup),
@@ -109,7 +109,6 @@ SETS: tuple[Column[SetLine], ...] = (
         lambda line: line.answer.temperature,
         fmt.temperature,
         key=True,
-        definition="temperature",
     ),
     Column("prompts", lambda line: line.answer.prompt_set, key=True, flexible=True),
     Column("serve", lambda line: line.serve, flexible=True),

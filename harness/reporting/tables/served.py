@@ -150,7 +150,7 @@ REQUESTS: tuple[Column[UserLatency], ...] = (
     Column("requests", lambda row: row.requests, fmt.count),
 )
 LATENCIES: tuple[Column[UserLatency], ...] = (
-    Column("T", lambda row: row.temperature, fmt.temperature, key=True, definition="temperature"),
+    Column("T", lambda row: row.temperature, fmt.temperature, key=True),
     *REQUESTS,
     *(_percentile(quantity, name) for quantity in QUANTITIES for name in PERCENTILES),
     Column("within\ngoals", lambda row: row.within_goals, fmt.percent, definition="within goals"),
