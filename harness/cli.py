@@ -255,8 +255,8 @@ def run_job(command: str, config: DictConfig, words: Sequence[str]) -> int:
 def as_hydra_takes(command: str, words: Sequence[str]) -> list[str]:
     """The words of a command line in full.
 
-    k=4 is k=[4], model=ORG/NAME or a folder is model=hf model.id=ORG/NAME, and draft.id=X alone has
-    draft=hf.
+    k=4 is k=[4], model=ORG/NAME or a folder is model=hf model.id=ORG/NAME, and model.id=X alone has
+    model=hf, as draft.id=X has draft=hf: another model than the default has another name.
 
     Raises:
         UserError: a word is no key=value, a key has several values and -m is not there, a key of a
@@ -284,6 +284,11 @@ def as_hydra_takes(command: str, words: Sequence[str]) -> list[str]:
             raise UserError(f"{word[:MOST_CHARACTERS]!r}: not of the form key=value{quoted}")
         full += [_as_list(part, names, parser, several=several) for part in _in_group(word)]
     keys = [word.partition("=")[0].lstrip("+") for word in full]
+    for group in ("model", "draft"):
+        # What an experiment or another run chooses may be told its place, and keeps its name
+        if f"{group}.id" in keys and not {group, "experiment", "resume", "traces_from"} & {*keys}:
+            full.append(f"{group}={OWN_DRAFT}")
+            keys.append(group)
     for group in (e.name for e in fields(schema) if group_of(e) and e.default is None):
         key = next((key for key in keys if key.startswith(f"{group}.")), None)
         if key is not None and group not in keys:
@@ -496,7 +501,7 @@ def _group_draft(name: str) -> DraftsEntry:
             config = hydra.compose(config_name="sweep", overrides=overrides)
         else:
             config = _composed("sweep", overrides)
-    except HydraException as error:
+    except (HydraException, ValueError) as error:  # the latter of a number
         known = sorted(path.stem for path in (CONF_DIR / "draft").glob("*.yaml"))
         raise UserError(
             f"drafts: no draft named {name!r}; there are {', '.join(known)}; "

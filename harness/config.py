@@ -474,9 +474,11 @@ class PromptsConf:
             self.sets = [] if self.files or self.hub or self.log else [*SHIPPED_SETS]
         if not self.sets and not self.files and not self.hub and not self.log:
             raise UserError(f"{prompts}.sets=[] and {prompts}.files=[]: give at least one")
-        for name in ("hub_subset", "hub_split", "hub_column"):
-            if getattr(self, name) is not None and not self.hub:
-                raise UserError(f"{prompts}.{name}: only with {prompts}.hub=ORG/NAME")
+        needs = dict.fromkeys(("hub_subset", "hub_split", "hub_column"), "hub=ORG/NAME")
+        needs |= dict.fromkeys(("sample", "sample_seed"), "log=FILE")
+        for name, source in needs.items():
+            if getattr(self, name) is not None and not getattr(self, source.partition("=")[0]):
+                raise UserError(f"{prompts}.{name}: only with {prompts}.{source}")
         if self.system is not None and not self.system.strip():
             raise UserError(f"{prompts}.system: empty; give the message, or null for none")
         if self.reasoning_end is not None and not self.reasoning_end.strip():
@@ -610,7 +612,7 @@ class LatencyConf:
     target_ms: float | None = key(None, "one step of the target", above=0)
     draft_ms: Any = key(None, "one step of each draft, or {name: ms}", above=0)
     verify_ms: list[float] | None = key(
-        None, "entry i: the target over i positions; null: as one step", above=0
+        None, "entry i: the target over i positions; null: as one step", above=0, example="[12,13]"
     )
 
 
@@ -771,6 +773,7 @@ class ProfileConfig(PairConfig):
     alpha: list[float] = key(
         [0.6, 0.8],
         "acceptances of the predictions by batch and card",
+        example="[0.6,0.8]",
         least=0,
         most=1,
         distinct=True,
@@ -1134,7 +1137,9 @@ class AuditionConfig(ModelsConfig):
     clock: str = _loop_clock()
     latency_from: str | None = key(None, "a run whose times are used; a server run: its engine's")
     latency: LatencyConf = field(default_factory=LatencyConf)
-    combine: list[str] = key([], "auditions of one target, one per card, whose cards are ranked")
+    combine: list[str] = key(
+        [], "auditions of one target, one per card, whose cards are ranked", distinct=True
+    )
 
     def doing(self, command: str) -> str:
         """The command, its drafts and their target, or the auditions whose cards are ranked."""
@@ -1285,7 +1290,9 @@ class BreakevenConfig(CommandConfig):
     alpha: list[float] = key([0.2, 0.4, 0.6, 0.8, 0.9, 1.0], "alphas to tabulate")
     linear: bool = key(False, "show the linear rule of thumb too, which promises too much")
     k: list[int] = _grid(1, 2, 3, 4, 5, 6, 8, 10, meaning="draft tokens per round")
-    acceptance_rate: Any = key(None, "measured accepted / drafted: for one k, or {k: rate}")
+    acceptance_rate: Any = key(
+        None, "measured accepted / drafted: for one k, or {k: rate}", example="{4:0.34,8:0.21}"
+    )
     acceptance_by_position: list[float] | None = key(
         None, "measured share of rounds that kept at least j tokens", example="[0.7,0.5]"
     )
@@ -1463,6 +1470,8 @@ def _check(name: str, value: Any, kind: Any, limits: Mapping[str, Any]) -> None:
     elif form is list:
         entries = [(name, item) for item in value]
     for where, entry in entries:
+        if isinstance(entry, list | dict) and "list[str]" in str(kind):
+            raise UserError(f"{where}: {entry} is not a text; give a list of texts, [a,b]")
         choices: Any = limits.get("choices")
         known: Any = choices() if callable(choices) else choices
         if known is not None and entry not in known:

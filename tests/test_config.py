@@ -172,6 +172,9 @@ def test_experiments_keep_the_pair_that_was_asked_for(name: str) -> None:
         ("audition", ["draft=tiny_small"], "drafts", ["tiny_small"]),
         ("audition", ["draft=hf", "draft.id=org/mine"], "drafts", ["mine"]),
         ("audition", ["draft.id=org/mine", "draft.name=x"], "drafts", ["x"]),
+        ("sweep", ["model.id=org/mine"], "model.name", "mine"),
+        ("sweep", ["draft.id=org/mine"], "draft.name", "mine"),
+        ("sweep", ["model=qwen3_4b", "model.id=org/mine"], "model.name", "qwen3_4b"),
         *(("sweep", [f"device={name}"], "device.name", name) for name in ("auto", "cpu", "mps")),
         ("sweep", ["device.name=cuda:1"], "device.name", "cuda:1"),
         (

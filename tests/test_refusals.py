@@ -32,6 +32,7 @@ REFUSED = {
         ("snapshot", "draws=4999", "draws: 4999"),
         ("profile", "batches=[0]", "batches: 0 is not"),
         ("profile", "alpha=[2]", "alpha: 2.0 is not"),
+        ("profile", "alpha=[]", "alpha=[]: give at least one"),
         ("profile", "contexts=[]", "contexts=[]: give at least one"),
         ("profile", "contexts={a:1}", "contexts={'a': 1}: give auto or a list"),
     ],
@@ -82,10 +83,14 @@ REFUSED = {
             "prompts.hub_split=x",
             "prompts.hub_split: only with prompts.hub=ORG/NAME",
         ),
+        ("sweep", "prompts.sample=50", "prompts.sample: only with prompts.log=FILE"),
+        ("sweep", "prompts.files=[[a]]", "prompts.files: ['a'] is not a text"),
     ],
     "drafts of an audition": [
         ("audition", "draft=tiny_good drafts=[ngram]", "draft=tiny_good and drafts: give one"),
         ("audition", "drafts=[ngram,ngram]", "'ngram' is listed twice"),
+        ("audition", "drafts=[5]", "drafts: no draft named '5'"),
+        ("audition", "combine=[a,a]", "combine: a is given twice"),
         ("audition", "drafts=[remote@http://127.0.0.1:9]", "drafts: remote is on a server"),
     ],
     "latency of an audition": [
@@ -99,6 +104,8 @@ REFUSED = {
             f"{TYPED} latency.verify_ms=[10,-1]",
             "latency.verify_ms: -1.0 is not a number above 0",
         ),
+        ("audition", f"{TYPED} latency.verify_ms=[]", "latency.verify_ms=[]: give at least one"),
+        ("audition", f"{TYPED} latency.verify_ms=[10]", "1 entries, but k=1 verifies 2 positions"),
     ],
     "texts_from": [
         (

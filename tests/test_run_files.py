@@ -328,6 +328,14 @@ def test_round_times_come_back_and_a_killed_writers_half_line_is_cut_off(folder:
     assert "rounds.jsonl, line 1: damaged" in refusal(folder.rounds.read)
 
 
+def test_a_lost_file_of_a_complete_run_is_not_passed_over(folder: RunFolder) -> None:
+    folder.write_checks(())
+    folder.note(status="complete")
+    (folder.path / "checks.jsonl").unlink()
+    with pytest.raises(UserError, match=r"checks.jsonl: the file is missing; put back a copy"):
+        report.run(ReportConfig(run=str(folder.path)))
+
+
 def test_a_lost_line_break_or_a_lost_line_is_not_passed_over(folder: RunFolder) -> None:
     file, trials = folder.path / "trials.jsonl", folder.trials.read()
     content = file.read_bytes()

@@ -134,7 +134,7 @@ def _check_texts_of(
     other = next((value for value in config.temperature if value not in drawn), None)
     if other is not None:
         known = ", ".join(f"{value:g}" for value in drawn)
-        raise UserError(f"{key}: no texts at temperature={other:g}; it has {known}")
+        raise UserError(f"{key}: no texts at temperature={other:g}; it has {known or 'none'}")
 
 
 def _check_scored(
@@ -451,7 +451,7 @@ def _check_typed(config: AuditionConfig, draft: str, target_ms: float, *, lookup
             f"latency.draft_ms={{{draft}:1.5}}"
         )
     verify = tuple(value / 1e3 for value in config.latency.verify_ms or ())
-    StepTimes(float(draft_ms) / 1e3, target_ms / 1e3, verify)
+    StepTimes(float(draft_ms) / 1e3, target_ms / 1e3, verify).v(min(filter(None, config.k)))
 
 
 # ---- synthetic acceptance ------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from harness.records import UserError
 from harness.reporting import grid, index
 from harness.reporting.index import Line
 from harness.serving.engines import spec_of
-from harness.storage import RunFolder, StoredRun, content_digest, files, load, refuse_lost_trials
+from harness.storage import RunFolder, StoredRun, content_digest, files, load, refuse_lost
 from harness.storage.lock import Busy
 from harness.summary import ComparisonRow, Summary
 
@@ -133,7 +133,7 @@ def _rendered(name: str, config: ReportConfig) -> Outcome:
 
 def _analysed(stored: StoredRun) -> Summary:
     """What a run comes to, refused where its own raw files do not hold what it rests on."""
-    refuse_lost_trials(stored)
+    refuse_lost(stored)
     summary = analyse(stored)
     if len(stored.results) and not summary.results:
         raise UserError(
@@ -158,7 +158,7 @@ def _compared(config: ReportConfig) -> Outcome:
     with progress("comparing the runs"):
         runs = [load(folder) for folder in config.runs]
         for run in runs:
-            refuse_lost_trials(run)
+            refuse_lost(run)
         comparison = compare(runs, config.fail_below)
     folder = RunFolder.create(config.results_root, "report", ("compare",), asdict(config))
     folder.write_table("comparison.csv", ComparisonRow, comparison.rows)

@@ -45,9 +45,9 @@ def encode(tokenizer: Any, prompt: Prompt, conf: PromptsConf) -> tuple[int, ...]
         )
     else:
         pieces = zip_longest(prompt.turns, prompt.answers)
-        ids = tokenizer(SEPARATOR.join(text for pair in pieces for text in pair if text))[
-            "input_ids"
-        ]
+        text = SEPARATOR.join(text for pair in pieces for text in pair if text)
+        # verbose: of a text that is too long the harness's own error says more
+        ids = tokenizer(text, verbose=False)["input_ids"]
     if not ids:
         raise UserError(f"{where}: it has no tokens; give it text")
     return tuple(int(token) for token in ids)

@@ -70,6 +70,8 @@ UNCHECKED = (
     *("manifest.json", files.CHECKSUMS, "trials.jsonl", "starts.jsonl", "rounds.jsonl"),
     *("own_rounds.jsonl", "loads.jsonl", "probes.jsonl", "scrapes.jsonl", "structured.jsonl"),
 )
+# What a run measured, of the files with a checksum; the others are derived from it
+MEASURED = (TRACES, CONFIDENCES, CHECKS, "latency_samples.csv", "parts.csv")
 ENDED = ("complete", "failed")
 
 
@@ -110,6 +112,8 @@ class StoredRun:
     unverified: tuple[str, ...] = ()
     # How many fewer generations a complete run holds than it had when it ended
     lost_trials: int = 0
+    # Files of what a complete run measured that are not there any more
+    lost_files: tuple[str, ...] = ()
 
     @property
     def door(self) -> str:
@@ -332,7 +336,8 @@ def load(folder: str | Path) -> StoredRun:
     trials = tuple(run.trials.read())
     known = files.record(path)
     summary = summary_from(files.read_verified(path, "summary.json", files.TEXT_BYTES) or b"")
-    lost = (known.trials or 0) - len(trials) if manifest.status == "complete" else 0
+    complete = manifest.status == "complete"
+    lost = [name for name in MEASURED if name in known.files and not (path / name).exists()]
     return StoredRun(
         folder=path,
         config=read_config(path),
@@ -354,7 +359,8 @@ def load(folder: str | Path) -> StoredRun:
         unverified=tuple(
             name for name in CHECKED if name not in known.files and (path / name).exists()
         ),
-        lost_trials=max(0, lost),
+        lost_trials=max(0, (known.trials or 0) - len(trials)) if complete else 0,
+        lost_files=tuple(lost) if complete else (),
     )
 
 
@@ -371,14 +377,19 @@ def content_digest(folder: str | Path) -> str:
     return files.digest(json.dumps(digests).encode())
 
 
-def refuse_lost_trials(run: StoredRun) -> None:
-    """Refuse to report on a complete run that has lost generations; it can still be resumed."""
-    if run.lost_trials:
-        raise UserError(
-            f"{run.folder / 'trials.jsonl'}: {run.lost_trials} of the generations that were stored "
-            f"are missing; put back a copy of it, resume={run.folder} measures them again, or "
-            f"delete {run.folder / files.CHECKSUMS} to read the folder unverified"
-        )
+def refuse_lost(run: StoredRun) -> None:
+    """Refuse to report on a complete run that has lost measurements; it can still be resumed."""
+    if run.lost_files:
+        lost = f"{run.folder / run.lost_files[0]}: the file is missing"
+    elif run.lost_trials:
+        lost = f"{run.folder / 'trials.jsonl'}: {run.lost_trials} of the generations that were"
+        lost += " stored are missing"
+    else:
+        return
+    raise UserError(
+        f"{lost}; put back a copy of it, resume={run.folder} measures again what it held, or delete"
+        f" {run.folder / files.CHECKSUMS} to read the folder unverified"
+    )
 
 
 def load_traces(folder: str | Path) -> list[TextTrace]:

@@ -76,8 +76,9 @@ def read_table(file: Path) -> list[TextTrace]:
 
 
 def _read(file: Path) -> pd.DataFrame:
-    if file.suffix not in READ:
-        raise UserError(f"{file}: not a table; give one of {', '.join(READ)}")
+    if file.suffix not in READ or not file.is_file():
+        what = "no such file" if not file.exists() else "not a table"
+        raise UserError(f"{file}: {what}; give one of {', '.join(READ)}")
     try:
         frame = pd.DataFrame(READ[file.suffix](file))
     except (OSError, ValueError) as error:
