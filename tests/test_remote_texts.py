@@ -229,6 +229,10 @@ def test_a_server_that_dies_is_asked_by_a_resumed_run_for_what_is_missing(
     stored = load(folder)
     assert stored.manifest.status == "failed"
     assert len(stored.trials) == 3
+    server.answers["/version"] = {"version": "0.33.0"}
+    with pytest.raises(UserError, match="the server's version changed since"):
+        run(tmp_path, f"resume={folder}")
+    server.answers["/version"] = answers["/version"]
     left[0] = 5
     done = run(tmp_path, f"resume={folder}")
     assert done.trials[:3] == stored.trials

@@ -38,6 +38,7 @@ from harness.models.tokenizer import check_thinking, encode
 from harness.records import Prompt, TextKey, TextTrace, Trial, UserError
 from harness.storage import RunFolder
 from harness.storage.manifest import ModelEntry, TextsFrom
+from harness.storage.resume import check_engine
 
 
 def check_texts_from(config: AuditionConfig, prompts: Sequence[Prompt]) -> None:
@@ -81,10 +82,14 @@ def audition_texts(
     requests = text_requests(target, turns, config)
     stored = {trial.key: trial for trial in folder.trials.read()} if folder else {}
     waiting = [request for request in requests if request.key not in stored]
-    server = None
+    server = texts_from = None
     if waiting:
         with progress(f"asking who answers at {config.texts_from}"):
             server = TextServer(str(config.texts_from), key, config.timeout_factor)
+        host = urlsplit(str(config.texts_from)).netloc
+        texts_from = TextsFrom(server.engine, server.version, host)
+        if folder is not None and folder.manifest.texts_from is not None:
+            check_engine(folder.path, folder.manifest.texts_from, texts_from)
     device = resolve_device(config.device.name)
     models = {"target": {"name": config.model.name, "weights": "served"}}
     folder = begin(config, "audition", folder, described(device, models, prompts))
@@ -92,8 +97,7 @@ def audition_texts(
         times.copy_to(folder)
         watch, start = Stopwatch(folder, None), time.perf_counter()
         if server is not None:
-            host = urlsplit(str(config.texts_from)).netloc
-            folder.note(texts_from=TextsFrom(server.engine, server.version, host))
+            folder.note(texts_from=texts_from)
             stored |= _complete(folder, server, waiting, target)
         generation_s = time.perf_counter() - start
         texts = [stored_text(request, stored[request.key]) for request in requests]

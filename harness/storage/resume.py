@@ -4,7 +4,8 @@
   where a run is put, how much is done and how it is shown may differ.
 - `drafts_of`: an audition may be resumed without drafts that could not be used.
 - `check_loaded`: the prompts, the device, the models' weights and what runs them, once loaded.
-- `check_engine`: the engine that a server run measures, once it answers.
+- `check_engine`: the engine that a server run measures, or that completes an audition's prompts,
+  once it answers.
 
 Elsewhere is what every reading or writing of a run needs: that its files are whole
 (`harness.storage.files`, `contents`) and that no other process writes it (`lock`). Which of its
@@ -20,7 +21,14 @@ from typing import Any
 from harness.config import split_draft
 from harness.records import ServingEngine, UserError
 from harness.storage.contents import flattened
-from harness.storage.manifest import SERVER, AuditionNotes, Environment, Manifest, ModelEntry
+from harness.storage.manifest import (
+    SERVER,
+    AuditionNotes,
+    Environment,
+    Manifest,
+    ModelEntry,
+    TextsFrom,
+)
 
 FREE_KEYS = frozenset(
     {
@@ -125,13 +133,15 @@ def check_loaded(
         )
 
 
-def check_engine(folder: Path, stored: ServingEngine, now: ServingEngine) -> None:
+def check_engine(
+    folder: Path, stored: ServingEngine | TextsFrom, now: ServingEngine | TextsFrom
+) -> None:
     """Refuse another engine, version or setting of it than the run began with."""
     compared = [each.name for each in fields(now) if each.name not in COMMANDS]
     changed = [name for name in compared if getattr(stored, name) != getattr(now, name)]
     if changed:
         raise UserError(
-            f"resume={folder}: the engine's {' and '.join(changed)} changed since; one run"
+            f"resume={folder}: the server's {' and '.join(changed)} changed since; one run"
             " cannot mix the two, start a new one without resume="
         )
 
