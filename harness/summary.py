@@ -1413,6 +1413,7 @@ NotPredicted = Literal[
     "no_weights",  # no target and draft are loaded here, so returned texts cannot be scored
     "no_counting",  # how the engine counts rounds is not known
     "no_costs",  # neither synthetic acceptance nor a second prompt set gives its round times
+    "not_lossless",  # it draws from another distribution, so replay does not tell its rounds
 ]
 
 

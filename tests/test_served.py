@@ -971,6 +971,10 @@ def test_a_server_that_is_not_lossless_is_named_and_gets_no_verdict_there(
     sampled = [answer for answer in made.answers if answer.temperature == 1]
     distrusted = {answer.reason == "server_not_lossless" for answer in sampled}
     assert distrusted == {not decision_stands}
+    # Nor is it predicted there, by tokens per round that its texts do not have
+    predicted = {cell.predicted is not None for cell in made.served.cells if cell.temperature == 1}
+    assert predicted == {decision_stands}
+    assert (1 in [costs.temperature for costs in made.served.costs]) == decision_stands
     greedy = {answer.reason for answer in made.answers if answer.temperature == 0}
     assert greedy
     assert "server_not_lossless" not in greedy

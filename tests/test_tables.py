@@ -72,6 +72,7 @@ UNFILLED = {
     "served.VISITS": "a server that ended before the last visit",
     "served.LOADS visits": "a server that ended before the last visit",
     "served.LOADS slots": "a server that decodes fewer requests at a time than are sent",
+    "served.LOADS ms/token of a user": "loads by the server's own clock, or at a rate",
     "served.BRIEF_LATENCIES request p99": "a server, and more requests",
     "served.VARIED": "a server whose K changes",
     "served.STRUCTURED": "a server, and prompts with a JSON schema",

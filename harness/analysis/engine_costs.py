@@ -88,7 +88,7 @@ def costs_of(run: StoredRun, temperatures: Sequence[float], ks: Sequence[int]) -
             f"{key}: its requests were decoded side by side; name a run of one at a time"
         )
     at = tuple(_settled_costs(served))
-    if not at:
+    if not at and not served.failed_gates:
         raise UserError(
             f"{key}: it has too few requests to tell what a round costs there, and how well that"
             " is known; name a run with more prompts"
@@ -118,6 +118,13 @@ def _not_timed(
     """What a run does not know of what is asked, all of it, a line each."""
     key, most = f"latency_from={costs.run}", max(ks, default=0)
     for temperature in temperatures:
+        unlike = _changes_texts(served, temperature)
+        if unlike is not None:
+            yield (
+                f"{key}: at temperature={unlike:g} that server's texts are not plain decoding's;"
+                " leave the temperature out, or name another run"
+            )
+            continue
         try:
             timed = _nearest(costs, temperature)
         except UserError as error:
@@ -128,11 +135,6 @@ def _not_timed(
             yield (
                 f"{key}: rounds of K = {', '.join(map(str, known))} were timed there, not of"
                 f" K = {most}; give k=[{','.join(map(str, known))}]"
-            )
-        if _changes_texts(served, timed.costs.temperature):
-            yield (
-                f"{key}: at temperature={timed.costs.temperature:g} that server's texts are not"
-                " plain decoding's; leave the temperature out, or name another run"
             )
 
 
@@ -149,10 +151,15 @@ def _settled_costs(served: ServedRun) -> Iterator[CostsAt]:
             yield at
 
 
-def _changes_texts(served: ServedRun, temperature: float) -> bool:
-    if temperature == GREEDY:
-        return any(check.result == "FAIL" for check in served.checks)
-    return any(gate.temperature == temperature for gate in served.failed_gates)
+def _changes_texts(served: ServedRun, temperature: float) -> float | None:
+    """The nearest temperature that was measured, where the server changes texts at it."""
+    alike = [each for each in served.temperatures if (each > GREEDY) == (temperature > GREEDY)]
+    nearest = min(alike, key=lambda each: abs(each - temperature), default=GREEDY)
+    if nearest == GREEDY:
+        changes = any(check.result == "FAIL" for check in served.checks)
+    else:
+        changes = not served.replay_holds(nearest)
+    return nearest if changes else None
 
 
 def _bytes_factor(setup: Setup) -> float:

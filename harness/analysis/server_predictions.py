@@ -39,9 +39,10 @@ from harness.analysis.server_costs import (
     speedup_variance,
     timed_rounds,
 )
+from harness.analysis.server_lossless import gates
 from harness.analysis.server_texts import ServedTexts, Texts
 from harness.analysis.verdict import Candidate, Evidence
-from harness.records import Cell, LatencyRow, ResultRow, RoundTiming, grouped, where
+from harness.records import GREEDY, Cell, LatencyRow, ResultRow, RoundTiming, grouped, where
 from harness.serving.drafts import looks_up
 from harness.serving.engines import OWN
 from harness.serving.round_counting import Counting
@@ -52,12 +53,32 @@ from harness.stats.jackknife import (
     joined,
     speedup_interval,
 )
-from harness.summary import NotPredicted, RoundSummary, ServedCell, ServedCosts
+from harness.summary import NotPredicted, RoundSummary, ServedCell, ServedCosts, ServedGate
 
 
 @dataclass(frozen=True)
 class ServedPredictions(ServedTexts):
     """What follows from the texts and times of a server run, before anything is decided."""
+
+    # ---- whether it is lossless ------------------------------------------------------------------
+
+    @cached_property
+    def gates(self) -> tuple[ServedGate, ...]:
+        """Whether the server is lossless, by temperature and K."""
+        return gates(self)
+
+    @property
+    def failed_gates(self) -> tuple[ServedGate, ...]:
+        """Those of a K that changes what is generated."""
+        return tuple(gate for gate in self.gates if gate.k and gate.lossless is False)
+
+    def replay_holds(self, temperature: float) -> bool:
+        """Whether replay tells the rounds at a temperature, for the server is lossless there.
+
+        Greedy texts that differ from plain decoding's are left out one by one.
+        """
+        failed = {gate.temperature for gate in self.failed_gates}
+        return temperature == GREEDY or temperature not in failed
 
     # ---- costs -----------------------------------------------------------------------------------
 
@@ -66,13 +87,16 @@ class ServedPredictions(ServedTexts):
     ) -> ServerCosts | None:
         """What decoding costs, by requests that are not of this prompt set.
 
-        None where nothing else was timed: no other set, and no synthetic acceptance.
+        None where nothing else was timed: no other set, and no synthetic acceptance; and where its
+        rounds are not replay's, since the server is not lossless.
 
         Args:
             prompt_set: that is predicted; None takes the requests of all sets.
             ks: whose rounds are known; None for all that were measured.
         """
         asked = (temperature, prompt_set, self.priced_ks if ks is None else tuple(ks))
+        if not self.replay_holds(temperature):
+            return None
         if asked not in self._costs:
             timed = self._timed_requests(*asked)
             self._costs[asked] = None if timed is None else fit_costs(timed)
@@ -204,6 +228,8 @@ class ServedPredictions(ServedTexts):
             return "no_counting"
         if not self._traces:
             return "no_weights"
+        if not any(map(self.replay_holds, self.temperatures)):
+            return "not_lossless"
         known = (
             self.costs(t, name)
             for t in self.temperatures
@@ -359,6 +385,8 @@ class ServedPredictions(ServedTexts):
         assert row.temperature is not None
         latency = self.own_latency(row.temperature)
         if latency is None or self.not_predicted in ("no_counting", "no_weights"):
+            return None
+        if not self.replay_holds(row.temperature):
             return None
         times, texts = latency.rounds, self.plain_texts(row)
         if not texts.trials or not times.covers(row.k):

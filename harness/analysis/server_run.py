@@ -7,7 +7,8 @@ Where replay chose the K that was measured (`until=decided`), the verdict is tha
 all prompts. It allows for the choice as where all K are measured: that is made again on folds, with
 the seconds of the others taken to differ from its own as replay says.
 
-A temperature at which a speculating server is not lossless (`server_lossless`) gets no verdict.
+A temperature at which a speculating server is not lossless (`server_lossless`) gets no verdict, and
+above 0 no prediction: replay is of lossless sampling.
 """
 
 from collections import Counter
@@ -36,7 +37,7 @@ from harness.analysis.cells import Weights, completed, ratio
 from harness.analysis.lossless import distrust
 from harness.analysis.predicted import evidence_of
 from harness.analysis.request_times import Visit, paired_seconds, with_enough_visits
-from harness.analysis.server_lossless import gate_caveats, gates
+from harness.analysis.server_lossless import gate_caveats
 from harness.analysis.server_predictions import ServedPredictions
 from harness.analysis.server_structured import structured_caveats, structured_gates
 from harness.analysis.setup import Setup
@@ -54,7 +55,6 @@ from harness.summary import (
     Doubt,
     LoadCell,
     OtherK,
-    ServedGate,
     ServedK,
     ServedMemory,
     ServedSummary,
@@ -121,7 +121,11 @@ class ServedRun(ServedPredictions):
     @cached_property
     def loads(self) -> LoadResults:
         """What the server took under load."""
-        plain = [trace for trace in self.setup.run.traces if trace.k == 0]
+        plain = [
+            trace
+            for trace in self.setup.run.traces
+            if trace.k == 0 and self.replay_holds(trace.temperature)
+        ]
         engine = self.engine
         loads, asked = self.setup.run.loads, self.visits_asked
         return analyse_loads(loads, plain, engine.rule, self.counting, engine.name, asked)
@@ -238,6 +242,8 @@ class ServedRun(ServedPredictions):
             name, temperature = Candidate(self.setup.draft, answer.named[1]), answer.temperature
             if self.not_predicted or not name.k or temperature is None:
                 continue
+            if not self.replay_holds(temperature):
+                continue
             replays = self._replays(temperature, [name.k])
             if replays is not None:
                 shares = replays.weighted(name, self.setup.weights).acceptance_by_position
@@ -254,19 +260,9 @@ class ServedRun(ServedPredictions):
         return answered(asked, self._doubt, weights=weights, seed=self.setup.seed)
 
     @cached_property
-    def gates(self) -> tuple[ServedGate, ...]:
-        """Whether the server is lossless, by temperature and K."""
-        return gates(self)
-
-    @cached_property
     def structured(self) -> tuple[StructuredGate, ...]:
         """Whether speculation lowers the validity of structured output."""
         return structured_gates(self.setup.run.structured)
-
-    @property
-    def failed_gates(self) -> tuple[ServedGate, ...]:
-        """Those of a K that changes what is generated."""
-        return tuple(gate for gate in self.gates if gate.k and gate.lossless is False)
 
     @property
     def workloads(self) -> list[Answer]:

@@ -64,7 +64,6 @@ from harness.serving.drafts import DRAFTS, DraftKind, looks_up
 from harness.serving.llamacpp import CACHE_K, COUNTING, SPEC, SPEC_TYPES, drafting_flags
 from harness.serving.spec import EngineSpec
 
-WHEEL = "xllamacpp"
 BINARY = "llama-server"
 # A round that drafts nothing, as on the budget's last position, is not counted
 COUNTERS = CounterNames(
@@ -169,7 +168,7 @@ def program() -> list[str]:
     binary = shutil.which(BINARY)
     if binary is not None:
         return [binary]
-    if find_spec(WHEEL) is not None:
+    if find_spec(SPEC.wheel) is not None:
         return [sys.executable, "-m", "harness.engines.xllamacpp_server"]
     raise NotInstalledError(
         f"engine=llamacpp: no {BINARY} on PATH and no wheel of it; `pip install"
@@ -330,7 +329,7 @@ def _version(build: str, process: ServerProcess | None) -> str:
     """Of the build that answers; the wheel's own where it does not know its build."""
     if process is not None and build.startswith("b0-"):
         with suppress(metadata.PackageNotFoundError):
-            return f"{WHEEL} {metadata.version(WHEEL)}"
+            return f"{SPEC.wheel} {metadata.version(SPEC.wheel)}"
     return build
 
 
@@ -416,7 +415,7 @@ def _check_build(kind: DraftKind, where: str) -> None:
         listed = re.search(r"--spec-type\s+(\S+)", told)
         names = set(re.findall(r"[a-z0-9-]+", listed[1])) if listed else set[str]()
     else:
-        enum = vars(import_module(WHEEL).common_speculative_type)
+        enum = vars(import_module(SPEC.wheel).common_speculative_type)
         values = (name.removeprefix(ENUM) for name in enum if name.startswith(ENUM))
         names = {name.lower().replace("_", "-") for name in values}
     has = sorted(name for name in names if name.startswith(("draft", "ngram")))

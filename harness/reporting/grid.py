@@ -6,7 +6,7 @@ sweep and an audition it is our own loop's at the first temperature, or that of 
 `engine=` names; of a server run the server's own, and our own loop's stand below it.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from harness.records import RULES, Decision, Rule, Source, first, grouped, where
@@ -93,6 +93,15 @@ def left_out(servers: Collection[str | None]) -> tuple[str, ...]:
         for other in named
         if other.variant_of is None and other.rule == spec.rule
     )
+
+
+def unknown_above_zero(rows: Iterable[GridRow]) -> tuple[str, ...]:
+    """Of which builds of engines that were not timed nothing is known, as a sentence."""
+    sampled = [row.servers for row in rows if row.temperature and not row.answer.timed]
+    named = [spec_of(name) for servers in sampled for name in servers if name is not None]
+    places = dict.fromkeys(spec.unknown_above_zero for spec in named)
+    said = " and ".join(filter(None, places))
+    return (f"Above temperature 0 nothing is known of {said}.",) if said else ()
 
 
 def engines_by_rule() -> dict[Rule, str]:
@@ -218,7 +227,18 @@ def timed_place(summary: Summary) -> str:
     timed = first(summary.answers, timed=True)
     if timed is not None:
         return at_place(timed)
-    return f"on {OWN.title if summary.served is None else spec_of(summary.served.engine).title}"
+    served = summary.served
+    return f"on {OWN.title if served is None else spec_of(served.engine).title}"
+
+
+def timed_by(served: ServedSummary | None) -> str:
+    """What titles say of the clock of a server's times, where that is no clock on the wall."""
+    return ", by processor time" if served is not None and served.clock == "cpu" else ""
+
+
+def waited_by(served: ServedSummary) -> str:
+    """What titles say of the clock of what users wait for, where its times have another."""
+    return ", by the clock" if served.clock == "cpu" else ""
 
 
 def own_cost(emitted: RoundTokens) -> str:

@@ -180,7 +180,7 @@ def _measured_server(summary: Summary, served: ServedSummary, shown: Marked) -> 
 def _measured_command(summary: Summary, served: ServedSummary, shown: Marked) -> Snippet:
     """What to serve; where nothing is decided the plain server, and the K to try."""
     commands = {each.k: each for each in served.commands if each.slots == 1}
-    answer, version = shown.answer, _version(served)
+    answer, version = shown.answer, _timed_with(served)
     notes: list[str] = []
     title, heads = f"For {shown.phrase} ({version})", {0: ""}
     best = answer.named[1]
@@ -232,6 +232,14 @@ def _version(served: ServedSummary) -> str:
     """The engine and its version, as it answered."""
     told = served.version if served.version != "unknown" else "of unknown version"
     return f"{spec_of(served.engine).title} {told}"
+
+
+def _timed_with(served: ServedSummary) -> str:
+    """What was timed: the engine, or a wheel of it where the line is the binary's."""
+    wheel = spec_of(served.engine).wheel
+    if wheel and served.version.startswith(wheel):
+        return f"timed: the Python wheel {served.version}, not this binary"
+    return _version(served)
 
 
 def _known_k(answer: Answer) -> str:
@@ -466,7 +474,7 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, measured: ServedSumm
     commands = {k: command.production or command.line for k, command in started.items()}
     chosen = (largest_k,) if engine.schedule is not None else sorted({*k_by_load.values()})
     used = "\n".join(started[k].line for k in chosen if k in started)
-    version = _version(measured)
+    version = _timed_with(measured)
     title = f"K by concurrency at temperature {fmt.temperature(schedule.temperature)} ({version})"
     ties = [
         f"At concurrency {entry.concurrency} the lead of K={entry.k} over"

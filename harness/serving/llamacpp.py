@@ -160,4 +160,5 @@ SPEC = EngineSpec(
     before_drafts=SIMPLE,
     synthetic="everywhere",
     tries_threads=True,
+    wheel="xllamacpp",
 )

@@ -138,6 +138,7 @@ SPEC = EngineSpec(
     title="SGLang",
     rules=("greedy_draft", "ratio", "block"),
     ranked_as="SGLang at topk 1",
+    unknown_above_zero="SGLang for ROCm, CPUs and XPU (another acceptance rule)",
     counting=Counting(first_position=1, shortens_last_draft=False),
     draft_by_temperature=True,
     # Its look-up drafts a tree, and it accepts a DSpark drafter's tokens by another rule

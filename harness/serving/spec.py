@@ -119,6 +119,8 @@ class EngineSpec:
     # speedup holds
     alike: frozenset[DraftKind] = frozenset()
     stops_early: bool = False  # whether it can stop drafting at a threshold, as our loop can
+    # Builds or platforms that do not accept by its rule above temperature 0, in words; "": none
+    unknown_above_zero: str = ""
 
     # ---- what to paste ---------------------------------------------------------------------------
 
@@ -167,6 +169,8 @@ class EngineSpec:
     # What tells a server its share of a card's memory; None where it takes what it needs
     memory_flag: str | None = None
     rented: str = ""  # what pip installs in its image on rented machines; "" where it has none
+    # A Python wheel of its server, whose name the version then begins with; "": there is none
+    wheel: str = ""
 
     @property
     def rule(self) -> Rule | None:

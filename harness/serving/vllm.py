@@ -17,6 +17,10 @@
   `probabilistic` samples at the request's temperature, without its other sampling parameters
   (vllm#56724), and accepts by the ratio. v1/spec_decode/llm_base_proposer.py: heads take it;
   v1/spec_decode/medusa.py: Medusa heads do not.
+- vllm/utils/cpu_triton_utils.py, `_expand_kernel_impl` (0.32; vllm#55005): builds for CPUs fill a
+  copy of the tensor that the temperatures of requests which draft are read from, so that above
+  temperature 0 they draw other tokens than the target's, and take other rounds than replay
+  (docs/validation.md). With that kernel repaired, the same build took replay's rounds.
 - `rejection_sample_method: synthetic` imposes `synthetic_acceptance_rates`: unconditional per
   position, K of them, never increasing. Its CPU builds refuse it. `block` is block verification
   (v1/worker/gpu/spec_decode/rejection_sampler.py), on the V2 model runner alone: drafts must be
@@ -178,6 +182,9 @@ SPEC = EngineSpec(
     # Its suffix look-up finds other tokens
     alike=frozenset(
         ("model", "eagle", "eagle3", "peagle", "pard", "mtp", "medusa", "dflash", "dspark", "ngram")
+    ),
+    unknown_above_zero=(
+        "vLLM's builds for CPUs (0.32 samples wrongly while it drafts, vllm#55005)"
     ),
     version="0.33",
     plain=_serve,

@@ -57,6 +57,7 @@ def draw_by_position(summary: Summary, across: int) -> style.Plot | None:
         at = f", K={largest}" if all(e.k == largest for e in curves) else ", each at its best K"
         panel.set_title(f"temperature {fmt.temperature(temperature)}{at}")
     under = "of the rounds with at least j text positions left"
+    under = under if measured else f"by replay, {under}"
     return style.plot("acceptance_by_position.svg", POSITION_CAPTION, figure, under)
 
 

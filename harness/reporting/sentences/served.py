@@ -34,6 +34,7 @@ CHECKS: Mapping[Check, str] = {
 # Of the target's memory, the share that a draft takes from which it is worth a sentence
 LEAST_SHARE = 0.01
 NOT_PREDICTED = {
+    "not_lossless": "replay is of lossless sampling, which this server's is not",
     "no_weights": (
         "target and draft are not loaded here, so the texts that the server returned were not"
         " replayed"
@@ -172,7 +173,7 @@ def _of_answer(summary: Summary, served: ServedSummary, answer: Answer) -> Itera
     others = [entry for entry in served.other_ks if entry.served_k == answer.k]
     for k, entries in grouped(others, lambda entry: entry.k).items():
         yield _why_not(k, entries, served, answer)
-    yield from _waits(grid.latencies(served, answer))
+    yield from _waits(grid.latencies(served, answer), served)
 
 
 def _other_numbers(served: ServedSummary, answer: Answer) -> Iterator[str]:
@@ -265,7 +266,7 @@ def _apart(entry: OtherK) -> str:
     return f"{fmt.with_bounds(ratio, entry.ratio_lo, entry.ratio_hi)} times as much{unsure}"
 
 
-def _waits(rows: Sequence[UserLatency]) -> Iterator[str]:
+def _waits(rows: Sequence[UserLatency], served: ServedSummary) -> Iterator[str]:
     """Medians of a request at the answer's K, next to plain decoding's of the same requests."""
     for row in rows:
         if row.paired is None:
@@ -282,7 +283,8 @@ def _waits(rows: Sequence[UserLatency]) -> Iterator[str]:
         ]
         few = "" if row.visits is None else " of the requests that both finished"
         if parts:
-            yield f"At K={row.k} a user waits {', '.join(parts)}, in the median{few}."
+            clock = ", by the clock, whatever else ran" if served.clock == "cpu" else ""
+            yield f"At K={row.k} a user waits {', '.join(parts)}, in the median{few}{clock}."
 
 
 def _predictions(cells: Sequence[ServedCell]) -> Iterator[str]:
@@ -443,7 +445,7 @@ def not_lossless(values: Quoted) -> str:
     """A caveat: which K, and how far off."""
     return (
         f"the server is NOT LOSSLESS {_at(values)} ({scores(values)}): what it returns is not what"
-        f" the target would{_nats(values)}"
+        f" the target would{_nats(values)}; nothing is predicted there"
     )
 
 

@@ -215,6 +215,7 @@ def _grid_notes(lines: Sequence[Line], summary: Summary) -> Iterator[str]:
             if how and ratio != fmt.speedup(answers[0].speedup):
                 of = {"tokens": fmt.decimal(tokens), "cost": fmt.decimal(cost), "ratio": ratio}
                 yield CORRECTED_NOTE.format(how=how, **of)
+    yield from grid.unknown_above_zero(line.row for line in lines)
     yield from dict.fromkeys(note for line in lines for note in grid.left_out(line.row.servers))
     yield from _lacking(summary)
 
@@ -322,7 +323,8 @@ def emits_table(summary: Summary) -> Table:
         for emitted in row.answer.rounds
     ]
     note = EMITS_NOTE.format(here=grid.timed_place(summary))
-    return table("What carries over to other engines", EMITS, lines, notes=(note,))
+    notes = (note, *grid.unknown_above_zero(line.row for line in lines))
+    return table("What carries over to other engines", EMITS, lines, notes=notes)
 
 
 # A header of one line, so that more drafts fit the console

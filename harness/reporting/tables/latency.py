@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from harness.records import VERIFY_AND_ACCEPT, LatencyRow, ResultRow, first, grouped, where
 from harness.reporting import formatting as fmt
+from harness.reporting import grid
 from harness.reporting.tables import stability
 from harness.reporting.tables.specification import Column, Table, columns_by, table
 from harness.summary import (
@@ -185,7 +186,8 @@ def rounds_table(summary: Summary) -> Table:
         SERVER_ROUND_NOTE if "requests" in sources else "",
         ROUND_BY_STEPS_NOTE if sources & {"steps", "typed"} else "",
     )
-    return table("What a plain token and a round take", ROUNDS, rows, notes=notes)
+    title = f"What a plain token and a round take{grid.timed_by(summary.served)}"
+    return table(title, ROUNDS, rows, notes=notes)
 
 
 def _visits(summary: Summary, times: RoundSummary, k: int) -> LatencyRow | None:

@@ -458,7 +458,7 @@ def position_tables(summary: Summary) -> list[Table]:
                 definition="acceptance_by_position",
             ),
         )
-        title = f"acceptance_by_position, temperature {fmt.temperature(temperature)}"
+        title = f"acceptance_by_position by replay, temperature {fmt.temperature(temperature)}"
         made.append(table(title, columns, entries, notes=(POSITION_NOTE,)))
     return made
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from harness.records import grouped, where
 from harness.reporting import formatting as fmt
@@ -87,13 +87,14 @@ COSTS: tuple[Column[ServedCosts], ...] = (
     Column("start\nms", lambda costs: costs.start_s, fmt.in_ms),
     Column("error of\nstart ms", lambda costs: costs.start_error_s, fmt.in_ms, definition="start"),
 )
+USERS_TOKEN = "ms/token\nof a user"
 LOADS: tuple[Column[LoadCell], ...] = (
     Column("temperature", lambda cell: cell.temperature, fmt.temperature, key=True),
     Column("concur-\nrency", lambda cell: cell.concurrency, fmt.count, key=True),
     Column("requests\nper second", lambda cell: cell.rate, fmt.rate, key=True),
     Column("K", lambda cell: cell.k, fmt.count, key=True),
     Column("tok/s", lambda cell: cell.tokens_per_second, fmt.rate),
-    Column("ms/token\nof a user", lambda cell: cell.ms_per_token, fmt.milliseconds),
+    Column(USERS_TOKEN, lambda cell: cell.ms_per_token, fmt.milliseconds),
     Column("throughput\nratio", lambda cell: cell.throughput_ratio, fmt.speedup),
     Column("predicted\nratio", lambda cell: cell.predicted_ratio, fmt.speedup),
     Column("error\nby set", lambda cell: _errors_by_set(cell), flexible=True),
@@ -173,9 +174,17 @@ class Varied(NamedTuple):
     fixed: LoadCell | None
 
     @property
+    def rate(self) -> float | None:
+        """Of requests that arrive at random."""
+        return self.cell.rate
+
+    @property
     def decided(self) -> str:
         """What its K follows."""
         return {"schedule": "schedule", "adaptive": "the engine"}.get(self.cell.varying, "")
+
+
+Loaded = TypeVar("Loaded", LoadCell, Varied)
 
 
 def _varied(served: ServedSummary) -> list[Varied]:
@@ -191,10 +200,10 @@ def _varied(served: ServedSummary) -> list[Varied]:
 VARIED: tuple[Column[Varied], ...] = (
     Column("temperature", lambda row: row.cell.temperature, fmt.temperature, key=True),
     Column("concur-\nrency", lambda row: row.cell.concurrency, fmt.count, key=True),
-    Column("requests\nper second", lambda row: row.cell.rate, fmt.rate, key=True),
+    Column("requests\nper second", lambda row: row.rate, fmt.rate, key=True),
     Column("K by", lambda row: row.decided, key=True),
     Column("tok/s", lambda row: row.cell.tokens_per_second, fmt.rate),
-    Column("ms/token\nof a user", lambda row: row.cell.ms_per_token, fmt.milliseconds),
+    Column(USERS_TOKEN, lambda row: row.cell.ms_per_token, fmt.milliseconds),
     Column("throughput\nratio", lambda row: row.cell.throughput_ratio, fmt.speedup),
     Column("fastest\none K", lambda row: row.fixed and row.fixed.k, fmt.count),
     Column("its\nratio", lambda row: row.fixed and row.fixed.throughput_ratio, fmt.speedup),
@@ -307,13 +316,7 @@ LOAD_NOTE = (
     " these may cancel. Requests that arrive at a rate find an empty"
     " server at first; at a rate beyond the tok/s of requests side by side they wait ever longer."
 )
-LOAD_CLOCKS = {
-    "engine": "All times are the client's.",
-    "cpu": (
-        "tok/s and ratios of so many requests side by side are by the server's processor time;"
-        " ms/token of a user and requests that arrive at random are by the client's clock."
-    ),
-}
+LOAD_CLOCK = "All times are the client's."
 SCHEDULE_NOTE = (
     "K: that of the largest predicted throughput ratio; where others tie with it, the one of them"
     " that measured fastest. tie with: K whose distance is within the spread of visits and the"
@@ -339,7 +342,8 @@ def brief_tables(summary: Summary) -> list[Table]:
         return []
     cells, by_load, *_ = served_tables(summary)
     waits = () if shown is None else grid.latencies(served, shown.row.answer)
-    title = f"{WAITS} at temperature {fmt.temperature(waits[0].temperature)}" if waits else ""
+    at = f" at temperature {fmt.temperature(waits[0].temperature)}" if waits else ""
+    title = f"{WAITS}{at}{grid.waited_by(served)}"
     return [
         *([by_load] if served.schedules else []),
         table(title, BRIEF_LATENCIES, waits),
@@ -368,23 +372,47 @@ def served_tables(summary: Summary) -> list[Table]:
         for each in served.schedules
         for entry in each.entries
     ]
-    load_notes = (LOAD_NOTE, LOAD_CLOCKS[served.clock])
     alone, loaded = (where(served.latencies, load=load) for load in (False, True))
     clocks = dict.fromkeys(LATENCY_CLOCKS[row.clock] for row in served.latencies)
     waits_notes = (LATENCY_NOTE, *clocks)
     lines = (f"Started with: {each.line}" for each in served.varying_commands.values())
-    varied_notes = (VARIED_NOTE, LOAD_CLOCKS[served.clock], *lines)
+    varied_notes = (VARIED_NOTE, *lines)
+    timed, waited = grid.timed_by(served), grid.waited_by(served)
     return [
         table(f"Predicted and measured on {name}", CELLS, served.cells, notes=notes),
         table(f"K by load on {name}", SCHEDULE, scheduled, notes=(SCHEDULE_NOTE,)),
-        table(f"{WAITS} on {name}", LATENCIES, alone, notes=waits_notes),
+        table(f"{WAITS} on {name}{waited}", LATENCIES, alone, notes=waits_notes),
         table("Is the server lossless?", GATES, served.gates, notes=GATE_NOTES),
         table("Structured output", STRUCTURED, served.structured, notes=(STRUCTURED_NOTE,)),
-        table(f"What requests cost on {name}", COSTS, served.costs, notes=(COST_NOTE,)),
-        table(f"{name} under load", LOADS, served.load, notes=load_notes),
-        table(f"{name} whose K changes", VARIED, _varied(served), notes=varied_notes),
-        table(f"{WAITS} on {name} under load", LATENCIES, loaded, notes=waits_notes),
+        table(f"What requests cost on {name}{timed}", COSTS, served.costs, notes=(COST_NOTE,)),
+        *_loads(f"{name} under load", LOADS, served.load, served, (LOAD_NOTE,)),
+        *_loads(f"{name} whose K changes", VARIED, _varied(served), served, varied_notes),
+        table(f"{WAITS} on {name} under load{waited}", LATENCIES, loaded, notes=waits_notes),
         *_conventions(served.acceptance_lengths),
+    ]
+
+
+def _loads(
+    title: str,
+    columns: Sequence[Column[Loaded]],
+    rows: Sequence[Loaded],
+    served: ServedSummary,
+    notes: Sequence[str],
+) -> list[Table]:
+    """Loads, in a table for each clock.
+
+    By processor time nothing is told of a user, nor of requests that arrive at random.
+    """
+    if served.clock != "cpu":
+        return [table(title, columns, rows, notes=(*notes, LOAD_CLOCK))]
+    closed = [row for row in rows if row.rate is None]
+    arriving = [row for row in rows if row.rate is not None]
+    of_server = [column for column in columns if column.title != USERS_TOKEN]
+    return [
+        table(f"{title}{grid.timed_by(served)}", of_server, closed, notes=notes),
+        table(
+            f"{title}, requests at random{grid.waited_by(served)}", columns, arriving, notes=notes
+        ),
     ]
 
 

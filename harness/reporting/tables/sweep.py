@@ -173,7 +173,8 @@ def sweep_tables(summary: Summary) -> list[Table]:
         groups = grouped(of_draft, lambda row: (row.temperature or 0.0, row.prompt_set or "all"))
         for (temperature, prompt_set), group in sorted(groups.items(), key=lambda item: item[0][0]):
             of_set = f"temperature {fmt.temperature(temperature)}, {prompt_set} prompts"
-            name = f"{of_set}, {grid.timed_place(summary)}"
+            place = f"{grid.timed_place(summary)}{grid.timed_by(summary.served)}"
+            name = f"{of_set}, {place}"
             title = f"{draft}, {name}" if len(drafts) > 1 else name[0].upper() + name[1:]
             made.append(_cells_table(title, [cell_of(row) for row in group], summary))
     return made
