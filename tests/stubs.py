@@ -12,7 +12,7 @@ from torch import Tensor
 
 from harness.decoding.loops import autoregressive_rounds, speculative_rounds
 from harness.decoding.model_drafter import ModelDrafter
-from harness.decoding.protocols import CausalModel, Drafter, Generation
+from harness.decoding.protocols import CausalModel, Drafter, Generation, uniforms_needed
 from harness.decoding.sampling import SamplingParameters, Uniforms
 from harness.measurement.generations import Request, round_counts
 from harness.records import Round
@@ -47,7 +47,8 @@ def generation_of(
     device: torch.device = CPU,
     **more: Any,
 ) -> Generation:
-    uniforms = Uniforms.keyed(seed, "set/prompt", repetition, budget + k + 1, device)
+    needed = uniforms_needed(budget, k, more.get("rule", "ratio"))
+    uniforms = Uniforms.keyed(seed, "set/prompt", repetition, needed, device)
     return Generation(prompt, budget, sampling, uniforms, k, **more)
 
 

@@ -22,7 +22,8 @@ What holds between two rounds, with `text` the tokens emitted so far:
 - A drafter knows every emitted token (`advance`). A model drafter's cache lags prompt +
   text by one token after a rejection and by two after a full acceptance (`pending`).
 - Uniforms belong to text positions, not to rounds: position i is decided by entry i of
-  `Uniforms.draft`, `.accept` and `.resample`. A text depends on the seed, the prompt, the
+  `Uniforms.draft`, `.accept` and `.resample`, under block verification by those of the position
+  at which its round began (`Generation.first_uniform`). A text depends on the seed, the prompt, the
   repetition, K and the rule, and on nothing that ran before.
 - Output tokens of a round = accepted draft tokens + one token of the target's own (a correction
   after a rejection, a bonus after a full acceptance), cut by an end of text or by the budget.

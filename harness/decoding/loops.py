@@ -87,7 +87,8 @@ def speculative_rounds(
     text: list[int] = []
     while True:
         position = len(text)
-        proposal = drafter.propose(k, uniforms.draft[position : position + k])
+        first = generation.first_uniform(position)
+        proposal = drafter.propose(k, uniforms.draft[first : first + k])
         outcome = verified(target, last, proposal, verifier, position)
         # The round's one host read
         accepted, *tokens = host_tokens(outcome)
@@ -200,6 +201,7 @@ class Verifier:
         self._penalty = sampling.repetition_penalty
         self._probabilities = None if sampling.greedy else sampler_for(sampling)
         self._rule, self._uniforms = generation.rule, uniforms
+        self._first_uniform = generation.first_uniform
         self._verify = VERIFY[generation.rule]
         self._synthetic = self._rates = None
         if generation.synthetic is not None:
@@ -224,8 +226,9 @@ class Verifier:
 
     def uniforms(self, position: int, count: int) -> tuple[Tensor, Tensor]:
         """Those of a round of `count` drafts: accept [count] and resample [count + 1]."""
-        accept = self._uniforms.accept[position : position + count]
-        return accept, self._uniforms.resample[position : position + count + 1]
+        first = self._first_uniform(position)
+        accept = self._uniforms.accept[first : first + count]
+        return accept, self._uniforms.resample[first : first + count + 1]
 
     def decide(
         self, logits: Tensor, proposal: Proposal, accept: Tensor, resample: Tensor

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from harness.decoding.sampling import SamplingParameters, Uniforms, seen_tokens
 from harness.records import Rule
+from harness.theory.acceptance_rules import ACCEPTANCE_RULES
 
 # (text so far, tokens that follow it) -> how many of these still belong to the text, if it ends
 # within them; None where it does not end.
@@ -32,7 +33,7 @@ class Generation:
         prompt: token ids, at least one.
         budget: tokens to emit at most, at least 1.
         sampling: sampling parameters, alike for the target and the draft.
-        uniforms: at least budget + num_draft_tokens + 1 positions.
+        uniforms: at least as many entries as `uniforms_needed`.
         num_draft_tokens: K, asked of the drafter in every round; plain decoding ignores it.
         eos: the ids that end a text; the one that does is emitted.
         stop: ends a text for other reasons than its last token's id.
@@ -51,6 +52,10 @@ class Generation:
     rule: Rule = "ratio"
     synthetic: Sequence[float] | None = None
 
+    def first_uniform(self, position: int) -> int:
+        """The entry of the uniforms from which on a round reads that begins at a text position."""
+        return position * _uniforms_per_position(self.num_draft_tokens, self.rule)
+
     def kept(self, text: Sequence[int], tokens: Sequence[int]) -> int:
         """How many of `tokens`, which follow `text`, an end of text and the budget leave."""
         end = next((n for n, token in enumerate(tokens, 1) if token in self.eos), len(tokens))
@@ -63,6 +68,20 @@ class Generation:
         if tokens[-1] in self.eos or len(text) + len(tokens) >= self.budget:
             return True
         return self.stop is not None and self.stop(text, tokens) is not None
+
+
+def uniforms_needed(budget: int, k: int, rule: Rule) -> int:
+    """Entries of the uniforms that a generation reads at most."""
+    return budget * _uniforms_per_position(k, rule) + k + 1
+
+
+def _uniforms_per_position(k: int, rule: Rule) -> int:
+    """One where what lies behind a rejected token decided nothing, so that it can be drawn again.
+
+    Where tokens are judged together, all that a round drafted decides how many stand. What is drawn
+    again with the same uniforms then depends on that, so each start has its own for a whole round.
+    """
+    return k + 1 if ACCEPTANCE_RULES[rule].judges_together else 1
 
 
 class CausalModel(Protocol):

@@ -13,7 +13,7 @@ import torch
 
 from harness import PACKAGE
 from harness.decoding.loops import autoregressive_rounds, speculative_rounds
-from harness.decoding.protocols import CausalModel, Drafter, Generation
+from harness.decoding.protocols import CausalModel, Drafter, Generation, uniforms_needed
 from harness.decoding.sampling import SamplingParameters, Uniforms
 from harness.engines.adapters import Adapter, ToServe
 from harness.engines.protocol import Asked, Completion, EngineFacts, Server
@@ -66,12 +66,12 @@ class OwnServer(Server):
         """Complete a prompt; see `protocol.Server`. It has no grammar, so it takes no schema."""
         assert asked.schema is None  # refused by `EngineSpec.json_schema`
         loop, prompt = self._loop, asked.prompt
-        positions = asked.budget + self.k + 1
+        needed = uniforms_needed(asked.budget, self.k, loop.rule)
         generation = Generation(
             prompt=prompt,
             budget=asked.budget,
             sampling=asked.sampling,
-            uniforms=Uniforms.keyed(asked.seed, "request", 0, positions, loop.target.device),
+            uniforms=Uniforms.keyed(asked.seed, "request", 0, needed, loop.target.device),
             num_draft_tokens=self.k,
             eos=loop.eos,
             rule=loop.rule,

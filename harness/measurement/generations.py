@@ -16,7 +16,13 @@ import torch
 
 from harness.decoding.loops import autoregressive_rounds, speculative_rounds
 from harness.decoding.model_drafter import ModelDrafter
-from harness.decoding.protocols import CausalModel, Drafter, Generation, StopRule
+from harness.decoding.protocols import (
+    CausalModel,
+    Drafter,
+    Generation,
+    StopRule,
+    uniforms_needed,
+)
 from harness.decoding.sampling import SamplingParameters, Uniforms
 from harness.engines.protocol import Asked
 from harness.measurement.clock import Clock, undisturbed
@@ -92,12 +98,12 @@ class Request:
 
     def generation(self, device: torch.device) -> Generation:
         """What the loop needs of it, with its uniforms on the target's device."""
-        positions = self.budget + self.k + 1
+        needed = uniforms_needed(self.budget, self.k, self.rule)
         return Generation(
             prompt=self.tokens,
             budget=self.budget,
             sampling=self.sampling,
-            uniforms=Uniforms.keyed(self.seed, self.text_name, self.repetition, positions, device),
+            uniforms=Uniforms.keyed(self.seed, self.text_name, self.repetition, needed, device),
             num_draft_tokens=self.k,
             eos=self.eos,
             stop=self.stop,
