@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from random_models import qwen3, save
+from random_models import TOKENIZER_FILES, qwen3, save
 from runs import outcome_of
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, Qwen3Config
@@ -113,6 +113,15 @@ def gguf(folder: Path) -> None:
     instead_of_the_model(folder, "model-q4_k_m.gguf", "GGUF")
 
 
+def of_an_unknown_end(folder: Path) -> None:
+    (folder / "generation_config.json").write_text('{"eos_token_id": "stop"}')
+
+
+def without_a_tokenizer(folder: Path) -> None:
+    for name in TOKENIZER_FILES:
+        (folder / name).unlink()
+
+
 def truncated(folder: Path) -> None:
     (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:5000])
 
@@ -147,6 +156,11 @@ def truncated(folder: Path) -> None:
             partial(configure, num_hidden_layers=1),
             r"config\.json cannot be used \(`num_hid",
         ),
+        (partial(configure, dtype="float33"), r"cannot be loaded \(.*'float33'\); save"),
+        (partial(configure, text_config={"model_type": "qwen3"}), r"loaded \(no 'hidden'\)"),
+        (partial(configure, pad_token_id=5000), r"cannot be loaded \(Padding_idx"),
+        (of_an_unknown_end, r"cannot be loaded \(.*'stop'\)"),
+        (without_a_tokenizer, "no tokenizer in this folder; add tokenizer.json"),
         (
             partial(configure, intermediate_size=64),
             r"6 of 25 .*another architecture or size",

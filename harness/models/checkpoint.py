@@ -41,11 +41,6 @@ SCORER_CLASS = re.compile(
 )
 SCORER_TENSORS = re.compile(r"^(score|classifier|v_head|value_head|reward_head|qa_outputs)\b")
 SHOWN = 3
-# What transformers, safetensors, pickle and the hub raise of a checkpoint
-LOADING_ERRORS = (
-    *(ImportError, SafetensorError, UnpicklingError, EOFError, StrictDataclassError),
-    *(MemoryError, OSError, ValueError, KeyError, RuntimeError),
-)
 
 HEAD = (
     "a head for speculative decoding (EAGLE, Medusa or their kind), which drafts from the target's "
@@ -223,10 +218,15 @@ def file_of(source: str, name: str, conf: ModelConf, **options: Any) -> Path | N
 
 @contextmanager
 def explained(conf: ModelConf) -> Iterator[None]:
-    """Turn what transformers and the hub raise into one line that says what to do."""
+    """Turn what transformers and the hub raise into one line that says what to do.
+
+    Of a checkpoint with a wrong value anywhere they raise whatever their code happens to meet.
+    """
     try:
         yield
-    except LOADING_ERRORS as error:
+    except UserError:
+        raise
+    except Exception as error:
         raise UserError(f"{conf.where}: {_explanation(conf, error)}") from error
 
 
@@ -252,6 +252,8 @@ def _explanation(conf: ModelConf, error: Exception) -> str:
             "no *.safetensors there; weights are not read from pickles (pytorch_model.bin) unless "
             f"you trust them: {keys.of('allow_pickle', 'true')}"
         )
+    if isinstance(error, KeyError):
+        reason = f"no {reason}"
     folder = Path(str(conf.id))
     if folder.is_dir() and not (folder / "config.json").is_file():
         return "no config.json in this folder; give that of a model which transformers saved"

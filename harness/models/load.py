@@ -183,6 +183,7 @@ def load(
     source = source_of(conf)
     options = _options(conf, device)
     with quiet_transformers(), explained(conf), without_warm_up():
+        check_has_tokenizer(conf, source)
         tokenizer = AutoTokenizer.from_pretrained(source, **_hub(conf))
         # With this, tensors of wrong sizes are returned by name instead of raised without a name
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -192,13 +193,14 @@ def load(
         check_complete(conf, network, info)
         if "device_map" not in options:
             network.to(_device(conf, device))
+        eos = _eos(network.generation_config, tokenizer)
     network.eval()
     return LoadedModel(
         keys=conf.keys,
         name=conf.name,
         network=network,
         tokenizer=tokenizer,
-        eos=_eos(network.generation_config, tokenizer),
+        eos=eos,
         context_tokens=context_tokens(network.config),
         weights="embedded" if conf.id.startswith("embedded:") else "pretrained",
     )
@@ -227,9 +229,8 @@ def load_vocabulary(conf: ModelConf, *, fetch: bool = True) -> Vocabulary:
             )
         except OSError:  # a model need not have one
             generation = GenerationConfig.from_model_config(config)
-    return Vocabulary(
-        conf.keys, conf.name, tokenizer, _eos(generation, tokenizer), context_tokens(config)
-    )
+        eos = _eos(generation, tokenizer)
+    return Vocabulary(conf.keys, conf.name, tokenizer, eos, context_tokens(config))
 
 
 def open_pair(
@@ -288,8 +289,8 @@ def memory_need(conf: ModelConf, device: torch.device) -> MemoryNeed | None:
     else:
         with quiet_transformers(), explained(conf):
             config: Any = AutoConfig.from_pretrained(source_of(conf), **_hub(conf))
+            shape = shape_of(config)
         dtype = _dtype(conf) or getattr(config, "dtype", None) or torch.float32
-        shape = shape_of(config)
     check_dtype(dtype, device, conf.keys)
     return (
         None if shape is None else MemoryNeed.of(shape, dtype, device, conf.keys, conf.name, cards)
