@@ -328,6 +328,14 @@ def test_round_times_come_back_and_a_killed_writers_half_line_is_cut_off(folder:
     assert "rounds.jsonl, line 1: damaged" in refusal(folder.rounds.read)
 
 
+def test_a_folder_that_was_deleted_while_it_was_written_is_not_called_intact(
+    folder: RunFolder,
+) -> None:
+    shutil.rmtree(folder.path)
+    with pytest.raises(UserError, match="was deleted while it was written; start the run anew"):
+        folder.note(status="complete")
+
+
 def test_a_lost_file_of_a_complete_run_is_not_passed_over(folder: RunFolder) -> None:
     folder.write_checks(())
     folder.note(status="complete")

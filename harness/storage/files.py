@@ -85,6 +85,10 @@ def writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not folder.exists():
+            raise UserError(
+                f"{folder}: was deleted while it was written; start the run anew"
+            ) from error
         name = Path(error.filename).name if isinstance(error.filename, str) else None
         what = f"{name}: {error.strerror}" if name else error.strerror
         raise UserError(
