@@ -105,9 +105,13 @@ def test_cards_are_placed_by_what_a_token_costs(l4: Entry, a10g: Entry) -> None:
         assert row.seconds_per_token == pytest.approx(row.plain_s / gain)
         cost = row.seconds_per_token * 1e6 / 3600 * row.price_per_hour_usd
         assert row.usd_per_million_tokens == pytest.approx(cost)
-    drafts = {row.draft for row in l4[1].leaderboards[0].rows}
-    assert None in drafts, "plain decoding is ranked as well"
-    assert {row.draft for row in ranking.drafts if row.card == "l4"} == drafts
+    board = l4[1].leaderboards[0].rows
+    assert None in {row.draft for row in board}, "plain decoding is ranked as well"
+    on_l4 = [row for row in ranking.drafts if (row.card, row.temperature) == ("l4", first)]
+    assert [row.draft for row in on_l4] == [row.draft for row in board]
+    costs = [row.usd_per_million_tokens for row in board]
+    assert [row.usd_per_million_tokens for row in on_l4] == pytest.approx(costs)
+    assert ranking.cards[0].usd_per_million_tokens == pytest.approx(l4[1].usd_per_million_tokens)
 
 
 def test_where_a_card_has_no_price_the_faster_one_comes_first(

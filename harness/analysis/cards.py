@@ -13,7 +13,7 @@ from typing import TypeVar
 from harness.analysis.setup import Setup
 from harness.records import UserError
 from harness.storage import StoredRun
-from harness.summary import CardDraftRow, CardRow, RoundSummary, Summary
+from harness.summary import CardDraftRow, CardRow, Summary
 from harness.theory.cost import money, usd_per_million_tokens
 
 # What must be alike for two auditions to be compared.
@@ -115,7 +115,7 @@ def _card_rows(name: str, run: StoredRun, summary: Summary) -> Iterator[CardRow]
     seconds, rate = (rental.seconds, rental.price_per_hour_usd) if rental else (None, None)
     for answer in summary.per_temperature:
         gain = answer.speedup if answer.speculates and answer.speedup else 1.0
-        plain_s = _plain_s(summary, answer.temperature, answer.draft)
+        plain_s = _plain_s(summary, answer.temperature)
         yield CardRow(
             place=0,
             card=name,
@@ -142,7 +142,7 @@ def _draft_rows(name: str, summary: Summary) -> Iterator[CardDraftRow]:
     price = summary.price_per_hour_usd
     for board in summary.leaderboards:
         for row in board.rows if board.rule == summary.run.sampling.rule else ():
-            seconds = _plain_s(summary, board.temperature, row.draft) / row.speedup
+            seconds = _plain_s(summary, board.temperature) / row.speedup
             yield CardDraftRow(
                 card=name,
                 draft=row.draft,
@@ -158,13 +158,9 @@ def _draft_rows(name: str, summary: Summary) -> Iterator[CardDraftRow]:
             )
 
 
-def _plain_s(summary: Summary, temperature: float | None, draft: str | None) -> float:
-    """The plain token at a temperature that a draft's speedup is over; seconds."""
-
-    def unlike(times: RoundSummary) -> tuple[bool, bool]:
-        return times.temperature not in (None, temperature), times.draft != draft
-
-    times = min(summary.round_times, key=unlike)
+def _plain_s(summary: Summary, temperature: float | None) -> float:
+    """The plain token at a temperature, seconds: the first draft's, to which others are scaled."""
+    times = min(summary.round_times, key=lambda each: each.temperature not in (None, temperature))
     return times.plain_s if times.other_plain_s is None else times.other_plain_s
 
 
