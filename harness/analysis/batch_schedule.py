@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.analysis.cells import lacking_visits
+from harness.analysis.cells import Weights, lacking_visits
 from harness.analysis.replayed import as_served
 from harness.analysis.request_times import (
     Visit,
@@ -334,6 +334,7 @@ def analyse_loads(
     counting: Counting | None,
     engine: str,
     asked: int | None = None,
+    weights: Weights = None,
 ) -> LoadResults:
     """Everything that a server's loads say; no predictions where nothing can be replayed.
 
@@ -342,6 +343,7 @@ def analyse_loads(
         traces: of the plain server's texts.
         rule, counting: the engine's; None where they are not known.
         asked: visits that the run asked for, if known.
+        weights: of the prompt sets in the workload, see `over_groups`.
     """
     cells: list[LoadCell] = []
     schedules: list[Schedule] = []
@@ -353,18 +355,18 @@ def analyse_loads(
         requests = ReplayedRequests(texts, rule, counting)
         loads = closed_loads(made, requests)
         compared = throughputs(loads)
-        totals = over_groups(compared)
-        cells += load_cells(made, compared, asked)
+        totals = over_groups(compared, weights=weights)
+        cells += load_cells(made, compared, asked, weights)
         waiting = {cell.concurrency for cell in cells if cell.slots is not None}
         side_by_side = [row for row in totals if row.concurrency not in waiting]
         if side_by_side:
             largest_waits = max(row.concurrency for row in totals) in waiting
-            without = without_visits(made, requests)
+            without = without_visits(made, requests, weights)
             schedules.append(schedule(temperature, side_by_side, without, ends=largest_waits))
         for row in over_groups(compared, set_of):  # the halves of a set together
             if row.concurrency > 1:  # the requests that were sent one at a time have that row
                 rows += _result_rows(row, loads, engine, asked)
-    varying = varying_cells(timings, counting, asked)
+    varying = varying_cells(timings, counting, asked, weights)
     return LoadResults(tuple(cells), tuple(schedules), tuple(rows), tuple(varying))
 
 
@@ -378,7 +380,10 @@ def kept_busy_by_others(timings: Sequence[LoadTiming]) -> float | None:
 
 
 def varying_cells(
-    timings: Sequence[LoadTiming], counting: Counting | None, asked: int | None
+    timings: Sequence[LoadTiming],
+    counting: Counting | None,
+    asked: int | None,
+    weights: Weights,
 ) -> Iterator[LoadCell]:
     """Servers whose K changed, each held against plain decoding under the same loads.
 
@@ -393,7 +398,7 @@ def varying_cells(
             and (timing.varying == varying or not (timing.k or timing.varying))
         ]
         compared = throughputs(closed_loads(made, ReplayedRequests((), None, None)))
-        for cell in load_cells(made, compared, asked):
+        for cell in load_cells(made, compared, asked, weights):
             if cell.k:
                 at = {"concurrency": cell.concurrency, "rate": cell.rate, "varying": varying}
                 emitted = _emitted_per_round(full_loads(where(made, **at)), counting)
@@ -437,6 +442,20 @@ class Throughput:
         """Of `measured` over visits."""
         return spread(self.by_visit.values())
 
+    def counted(self, factor: float) -> "Throughput":
+        """Its tokens and seconds, counted so many times."""
+
+        def times(pair: tuple[float, float]) -> tuple[float, float]:
+            return factor * pair[0], factor * pair[1]
+
+        return replace(
+            self,
+            tokens=factor * self.tokens,
+            seconds=times(self.seconds),
+            predicted_s=self.predicted_s and times(self.predicted_s),
+            by_visit={visit: times(pair) for visit, pair in self.by_visit.items()},
+        )
+
     def visits_lacking(self, asked: int | None) -> Visits | None:
         """In how few visits it was timed next to plain decoding; None where in all."""
         timed = len(self.by_visit)
@@ -478,12 +497,18 @@ def throughputs(loads: Mapping[LoadKey, ClosedLoad]) -> list[Throughput]:
 
 
 def over_groups(
-    rows: Sequence[Throughput], name: Callable[[str], str] = lambda _: "all"
+    rows: Sequence[Throughput],
+    name: Callable[[str], str] = lambda _: "all",
+    weights: Weights = None,
 ) -> list[Throughput]:
-    """All groups of one name together, by concurrency and K: their seconds added up."""
+    """All groups of one name together, by concurrency and K: their seconds added up.
+
+    With `weights` each prompt set counts by its share of the tokens, else as it was sent.
+    """
     total: list[Throughput] = []
     cells = grouped(rows, lambda row: (row.concurrency, name(row.group), row.k))
-    for (concurrency, group, k), parts in sorted(cells.items()):
+    for (concurrency, group, k), sent in sorted(cells.items()):
+        parts = sent if weights is None else _weighted(sent, weights)
         predicted = [part.predicted_s for part in parts if part.predicted_s is not None]
         visits = set.intersection(*(set(part.by_visit) for part in parts))
         total.append(
@@ -503,6 +528,17 @@ def over_groups(
     return total
 
 
+def _weighted(parts: Sequence[Throughput], weights: Mapping[str, float]) -> Sequence[Throughput]:
+    """Those of prompt sets that count, as if these had been sent by their weights."""
+    by_set = grouped(parts, lambda part: set_of(part.group))
+    return [
+        part.counted(weights[name] / sum(each.tokens for each in of_set))
+        for name, of_set in by_set.items()
+        if weights.get(name, 0.0) > 0.0
+        for part in of_set
+    ] or parts
+
+
 def _added(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return (sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs))
 
@@ -514,7 +550,7 @@ def spread(pairs: Iterable[tuple[float, float]]) -> float | None:
 
 
 def without_visits(
-    timings: Sequence[LoadTiming], requests: ReplayedRequests
+    timings: Sequence[LoadTiming], requests: ReplayedRequests, weights: Weights = None
 ) -> dict[int, list[Throughput]]:
     """By visit, the throughputs of all groups that the other visits alone measure and predict.
 
@@ -522,20 +558,23 @@ def without_visits(
     """
     visits = {timing.visit for timing in timings}
     return {
-        visit: over_groups(throughputs(closed_loads(kept, requests)))
+        visit: over_groups(throughputs(closed_loads(kept, requests)), weights=weights)
         for visit in sorted(visits)
         if (kept := [timing for timing in timings if timing.visit != visit])
     }
 
 
 def load_cells(
-    timings: Sequence[LoadTiming], compared: Sequence[Throughput], asked: int | None = None
+    timings: Sequence[LoadTiming],
+    compared: Sequence[Throughput],
+    asked: int | None = None,
+    weights: Weights = None,
 ) -> list[LoadCell]:
     """What a report shows of loads at one temperature: closed loops, then rates.
 
     `asked` is the number of visits that the run asked for, if known.
     """
-    totals = {(row.concurrency, row.k): row for row in over_groups(compared)}
+    totals = {(row.concurrency, row.k): row for row in over_groups(compared, weights=weights)}
     parts = grouped(compared, lambda row: (row.concurrency, row.k))
     # A ratio to plain decoding is of neither where either server lets requests wait
     slots = {

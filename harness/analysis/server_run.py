@@ -127,8 +127,8 @@ class ServedRun(ServedPredictions):
             if trace.k == 0 and self.replay_holds(trace.temperature)
         ]
         engine = self.engine
-        loads, asked = self.setup.run.loads, self.visits_asked
-        return analyse_loads(loads, plain, engine.rule, self.counting, engine.name, asked)
+        loads, asked, weights = self.setup.run.loads, self.visits_asked, self.setup.weights
+        return analyse_loads(loads, plain, engine.rule, self.counting, engine.name, asked, weights)
 
     def by_k(self) -> Iterator[ServedK]:
         """Every K on the whole workload, weighted."""
