@@ -384,9 +384,9 @@ CURVE_NOTE = (
     "v(n): a target forward over n positions / a target step of the same context and batch."
 )
 REPLAYED_GAIN_NOTE = (
-    "predicted: the replayed rounds of this pair's texts, so many decoded side by side, one that"
-    " ends followed by the next, at the timed steps of the batch and this loop's host work; best K,"
-    " K 0: do not speculate. The harness's loop decodes one sequence: no such batch was run."
+    "predicted: the replayed rounds of this pair's texts, as many side by side as the batch (after"
+    " one that ends comes the next), at the timed steps of that batch and this loop's host work. No"
+    " such batch was run: the harness's loop decodes one sequence. best K 0: do not speculate."
 )
 ASSUMED_GAIN_NOTE = (
     "predicted from the timed steps: tokens per round (iid) / (K c + v) at the best K; K 0: do not"

@@ -181,8 +181,8 @@ MEMORY_NOTE = (
     " sequences lost: concurrent ones of a typical length."
 )
 THUMB_NOTE = (
-    "The rules are in circulation (harness/reporting/metrics.md names them). They are shown to be"
-    " checked, not obeyed: the verdict does not use them."
+    "Rules that people use (harness/reporting/metrics.md names them), checked on this run; the"
+    " verdict does not use them."
 )
 
 
@@ -384,8 +384,8 @@ CATEGORY_NOTE = (
     " only where alpha is above the break-even alpha."
 )
 LENGTH_NOTE = (
-    "Where in an answer, and after how many tokens in all, the draft token was judged. Buckets have"
-    " different prompts: a long context is another prompt, too."
+    "By where in an answer, or after how many tokens in all, the draft token was judged. Rows are"
+    " of different prompts, which is another reason for their alphas to differ."
 )
 POSITION_NOTE = (
     "Column j: share of rounds, among those with at least j text positions left, in which at least"

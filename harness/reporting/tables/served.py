@@ -276,10 +276,11 @@ OWN_NOTE = (
     " the server's."
 )
 GATE_NOTES = (
-    "Greedy texts must be plain decoding's. Sampled ones: the log-probability of the texts under"
-    " the target next to its expectation, in standard deviations: beyond 4 the plain server (K=0)"
-    " has other weights, and a K whose texts are so far from plain decoding's is not lossless."
-    " Rounds test the draft and its rule, not the texts; they have a z where a draft is sampled.",
+    "At temperature 0 texts must be plain decoding's. Above it, z of texts: log-probability of the"
+    " texts under the target less its expectation, in standard deviations; of K=0 beyond 4 the"
+    " plain server has other weights. z against plain: from plain decoding's texts; beyond 4 that K"
+    " is not lossless. Rounds test the draft and its rule, not the texts; they have a z where a"
+    " draft is sampled.",
 )
 STRUCTURED_NOTE = (
     "Answers to prompts with a JSON schema, tools or a tag that ends reasoning: valid where they"
@@ -305,15 +306,15 @@ LATENCY_NOTE = (
     " the whole answer. A request is one prompt in one visit; p95 needs 20 of them, p99 100."
 )
 LATENCY_CLOCKS = {
-    "client": "They are by the client's clock, whatever the run's; what came after the first token"
-    " by the server's own, where it tells.",
-    "engine": "They are by the speedups' clock: this run did not store what the client saw.",
+    "client": "All are by the client's clock, whatever clock the run's speedups are by; TPOT by the"
+    " server's own clock, where it tells.",
+    "engine": "All are by the speedups' clock: this run did not store what the client saw.",
 }
 LOAD_NOTE = (
     "throughput ratio: tokens per second of whole requests, prefills included, / plain decoding's"
     " under the same load. spread: of that ratio over visits, one standard deviation. error by set:"
-    " predicted / measured - 1 of each prompt set, from what the others took; in predicted ratio"
-    " these may cancel. Requests that arrive at a rate find an empty"
+    " predicted / measured - 1 of each prompt set, predicted from the times of the others; in the"
+    " predicted ratio of all, these may cancel. Requests that arrive at a rate find an empty"
     " server at first; at a rate beyond the tok/s of requests side by side they wait ever longer."
 )
 LOAD_CLOCK = "All times are the client's."
