@@ -5,7 +5,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import Audition
 from harness.analysis.token_classes import CLASSES, rare_tokens, token_classes
 from harness.analysis.verdict import Candidate
+from harness.cloud.jobs import card_named
 from harness.commands import head_causes
 from harness.commands.losses import conf_of, known_texts, written
 from harness.config import DraftConf, ModelConf
@@ -112,6 +113,25 @@ def test_a_class_raised_to_the_rest_is_accepted_as_the_rest_and_others_are_as_be
     everywhere = scored.replays(raised_everywhere(0.25)).candidates[scored.name]
     today = scored.replays().candidates[scored.name].alpha
     assert everywhere.alpha == pytest.approx(today + 0.25 * (1.0 - today), abs=0.01)
+
+
+def test_a_better_draft_costs_what_the_ranking_makes_of_its_speedup(run: StoredRun) -> None:
+    gpu = {**asdict(card_named("L4")[1]), "price_per_hour_usd": 1.0}
+    environment = {**run.manifest.environment.entries, "device_name": "NVIDIA L4"}
+    priced = replace(
+        run,
+        config={**run.config, "gpu": gpu, "temperature": [0.0], "k": [1]},
+        manifest=run.manifest.updated(environment={**environment, "device_memory_bytes": 24e9}),
+    )
+    drafts = ("tiny_good", "tiny_small")
+    priced.__dict__["traces"] = [t for t in run.traces if t.draft in drafts and t.temperature == 0]
+    rows = {row.draft: row for row in Audition(Setup(priced)).own_rankings[0].leaderboard.rows}
+    for draft in losses_of(Setup(priced), KnownTexts({}, {})).drafts:
+        row = rows[draft.draft]
+        for worth in draft.worth:
+            plain = (row.usd_per_million_tokens or 0.0) * row.speedup
+            cost = plain / max(1.0, worth.best_speedup)
+            assert worth.usd_per_million_tokens == pytest.approx(cost)
 
 
 def test_a_part_that_holds_every_token_has_no_rest_to_be_accepted_as() -> None:

@@ -460,7 +460,7 @@ def _fastest(speedups: Mapping[int, float]) -> int:
 
 def _worth(scored: Scored, alpha: float, judged: Array, rejected: Array) -> Iterator[Worth]:
     """Points of acceptance everywhere, then at one offset; none that would lead beyond 1."""
-    price, plain_s = scored.setup.price_per_hour, scored.latency.rounds.baseline_s
+    price, plain_s = scored.setup.price_per_hour, scored.plain_s
     reached = np.flatnonzero(judged > 0.0)
     by_offset = (1.0 - rejected[reached] / judged[reached]).tolist()
     places = [(None, alpha), *zip(reached.tolist(), by_offset, strict=True)]

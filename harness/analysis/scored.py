@@ -35,7 +35,8 @@ Change = Callable[[PaddedTexts, int], Array]
 class Scored:
     """A draft's texts at one temperature, what its rounds cost, and the K that it is served with.
 
-    `weights` are of the prompt sets; `parts` are the texts in pieces that fit the memory.
+    `weights` are of the prompt sets; `parts` are the texts in pieces that fit the memory;
+    `plain_s` is the plain token that a ranking prices every draft over, the first draft's.
     """
 
     name: Candidate
@@ -43,6 +44,7 @@ class Scored:
     ks: tuple[int, ...]
     texts: tuple[TextTrace, ...]
     latency: Latency
+    plain_s: float
     weights: Weights
     lookups: frozenset[str]
     parts: tuple[PaddedTexts, ...]
@@ -58,9 +60,10 @@ class Scored:
         texts.sort(key=lambda text: text.key)
         depth, limits = max(ks), analysis.limits(ks)
         parts = tuple(padded_traces(part, rule, depth, limits) for part in in_chunks(texts, depth))
-        latency = analysis.latencies[replays.temperature][name.draft]
-        lookups = replays.lookups & {name.draft}
-        return cls(name, rule, ks, tuple(texts), latency, setup.weights, lookups, parts, setup)
+        latencies = analysis.latencies[replays.temperature]
+        latency, plain_s = latencies[name.draft], latencies[replays.drafts[0]].rounds.baseline_s
+        weights, lookups = setup.weights, replays.lookups & {name.draft}
+        return cls(name, rule, ks, tuple(texts), latency, plain_s, weights, lookups, parts, setup)
 
     @cached_property
     def factors(self) -> Array:
