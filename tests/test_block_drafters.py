@@ -511,7 +511,12 @@ def test_a_drafter_for_another_target_is_refused(
     [
         ("fasterdecoding", {"medusa_num_heads": None}, r"architectures \[\]; read here are Faster"),
         ("vllm", {"logit_scale": 0.5}, r"architectures \['MedusaModel'\]; read here are Faster"),
+        ("vllm", {"architectures": 3}, r"draft.id=.*: cannot be loaded \(.*; save or download"),
+        ("z-lab", {"intermediate_size": -1}, r"cannot be loaded \(.*-1.*\); save or download"),
         ("z-lab", {"architectures": ["LlamaForCausalLMEagle3"]}, "architectures.*z-lab's"),
+        ("z-lab", {"block_size": 1}, "blocks of 1 positions draft no token"),
+        ("z-lab", {"dflash_config": {"mask_token_id": -1, "target_layer_ids": [0, 4]}},
+         "for another target: the tokens"),
         ("z-lab", {"block_size": None}, "its config.json has no block_size"),
         ("z-lab", {"use_sliding_window": True, "sliding_window": 8, "layer_types": None,
                    "max_window_layers": 0}, "with layer_types: sliding_attention, which is not"),

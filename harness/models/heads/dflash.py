@@ -362,10 +362,10 @@ def load_dflash(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     files = HeadFiles(conf, target, *DFLASH)
     with explained(conf):
         block = _block(config_of(conf), files)
-    block = block.cut(conf)
-    network = filled(DFlashNetwork, block, files.tensors(), files)
-    facts = {"architecture": "DFlash", "layout": block.layout, "block": block.block}
-    return files.loaded(network, facts, block.layer.max_position_embeddings)
+        block = block.cut(conf)
+        network = filled(DFlashNetwork, block, files.tensors(), files)
+        facts = {"architecture": "DFlash", "layout": block.layout, "block": block.block}
+        return files.loaded(network, facts, block.layer.max_position_embeddings)
 
 
 def _block(config: Mapping[str, Any], files: HeadFiles) -> Block:
@@ -445,8 +445,15 @@ def filled(
     of_target, vocabulary = files.target_config, files.target.vocab_size
     if min(block.layers) < 0 or max(block.layers) > of_target.num_hidden_layers:
         raise files.other_layers(block.layers)
+    if block.block <= block.first:
+        raise UserError(
+            f"{files.where}: blocks of {block.block} positions draft no token; give block_size in"
+            " its config.json, or draft.block, a larger number"
+        )
     files.check_width(tensors, block.layers)
     files.check_vocabulary(block.vocabulary)
+    if not 0 <= block.mask_token < vocabulary:
+        raise files.other_vocabulary(block.mask_token + 1)
     d2t, _ = tensors.pop("d2t", None), tensors.pop("t2d", None)
     ids = None if d2t is None else files.check_ids(d2t + torch.arange(len(d2t)))
     drafted = vocabulary if ids is None else len(ids)
@@ -463,8 +470,6 @@ def filled(
         ids=ids,
         first=block.first,
     )
-    if block.mask_token >= vocabulary:
-        raise files.other_vocabulary(block.mask_token + 1)
     renamed = {re.sub("^layers", "body", name): tensor for name, tensor in tensors.items()}
     files.fill(network, renamed, given=("embed.", "output."))
     return network

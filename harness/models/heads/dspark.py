@@ -184,24 +184,24 @@ def load_dspark(conf: ModelConf, target: LoadedModel) -> LoadedHead:
         nested = [config.get(name) or {} for name in NESTED]
         settings = {**config, **nested[0], **nested[1]}
         block = _block(config, nested, settings, files).cut(conf)
-    rank, kind = int(settings.get("markov_rank") or 0), settings.get("markov_head_type")
-    if rank and kind not in MARKOV_HEADS:
-        raise UserError(
-            f"{files.where}: a Markov head of the type {kind}, which is not read here; read are "
-            f"{', '.join(MARKOV_HEADS)}"
-        )
-    tensors = {
-        name: tensor
-        for name, tensor in files.tensors().items()
-        if not name.startswith("confidence_head.")
-    }
-    d2t, hidden, tokens = tensors.get("d2t"), block.layer.hidden_size, files.target.vocab_size
-    drafted = tokens if d2t is None else len(d2t)
-    markov = MarkovHead(str(kind), rank, hidden, tokens, drafted) if rank else None
-    network = filled(partial(DSparkNetwork, markov_head=markov), block, tensors, files)
-    facts = {"architecture": "DSpark", "layout": block.layout, "block": block.block}
-    facts |= {"markov_head": kind if rank else None}
-    return files.loaded(network, facts, block.layer.max_position_embeddings)
+        rank, kind = int(settings.get("markov_rank") or 0), settings.get("markov_head_type")
+        if rank and kind not in MARKOV_HEADS:
+            raise UserError(
+                f"{files.where}: a Markov head of the type {kind}, which is not read here; read "
+                f"are {', '.join(MARKOV_HEADS)}"
+            )
+        tensors = {
+            name: tensor
+            for name, tensor in files.tensors().items()
+            if not name.startswith("confidence_head.")
+        }
+        d2t, hidden, tokens = tensors.get("d2t"), block.layer.hidden_size, files.target.vocab_size
+        drafted = tokens if d2t is None else len(d2t)
+        markov = MarkovHead(str(kind), rank, hidden, tokens, drafted) if rank else None
+        network = filled(partial(DSparkNetwork, markov_head=markov), block, tensors, files)
+        facts = {"architecture": "DSpark", "layout": block.layout, "block": block.block}
+        facts |= {"markov_head": kind if rank else None}
+        return files.loaded(network, facts, block.layer.max_position_embeddings)
 
 
 def _block(

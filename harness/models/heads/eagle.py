@@ -106,19 +106,23 @@ def load_eagle(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     files = HeadFiles(conf, target, *EAGLE)
     with explained(conf):
         config = _config(config_of(conf), files.where)
-    tensors = {
-        name.replace("layers.0.", "midlayer.", 1): tensor
-        for name, tensor in files.tensors().items()
-    }
-    fc = tensors.get("fc.weight")
-    if fc is not None and fc.shape[1] == 3 * files.target_config.hidden_size:
-        raise UserError(
-            f"{files.where}: its fc takes three hidden states, as an EAGLE-3 head's; give"
-            f" {conf.keys.of('kind', 'eagle3')}"
-        )
-    network = _network(config, tensors, files)
-    facts = {"architecture": "EAGLE", "layout": "SafeAILab", "fc_bias": network.fc.bias is not None}
-    return files.loaded(network, facts, config.max_position_embeddings)
+        tensors = {
+            name.replace("layers.0.", "midlayer.", 1): tensor
+            for name, tensor in files.tensors().items()
+        }
+        fc = tensors.get("fc.weight")
+        if fc is not None and fc.shape[1] == 3 * files.target_config.hidden_size:
+            raise UserError(
+                f"{files.where}: its fc takes three hidden states, as an EAGLE-3 head's; give"
+                f" {conf.keys.of('kind', 'eagle3')}"
+            )
+        network = _network(config, tensors, files)
+        facts = {
+            "architecture": "EAGLE",
+            "layout": "SafeAILab",
+            "fc_bias": network.fc.bias is not None,
+        }
+        return files.loaded(network, facts, config.max_position_embeddings)
 
 
 def eagle_shape(config: Mapping[str, Any], where: str) -> HeadArchitecture:

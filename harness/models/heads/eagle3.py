@@ -179,15 +179,15 @@ def load_eagle3(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     files = HeadFiles(conf, target, *EAGLE3)
     with explained(conf):
         layout = _layout(config_of(conf), files.where)
-    network = filled(Eagle3Network, layout, by_specforge(files.tensors()), files)
-    facts = {
-        "architecture": "EAGLE-3",
-        "layout": layout.name,
-        "draft_vocab": len(network.d2t),
-        "norm_before_residual": network.norm_before_residual,
-    }
-    context_tokens = getattr(layout.layer, "max_position_embeddings", None)
-    return files.loaded(network, facts, context_tokens)
+        network = filled(Eagle3Network, layout, by_specforge(files.tensors()), files)
+        facts = {
+            "architecture": "EAGLE-3",
+            "layout": layout.name,
+            "draft_vocab": len(network.d2t),
+            "norm_before_residual": network.norm_before_residual,
+        }
+        context_tokens = getattr(layout.layer, "max_position_embeddings", None)
+        return files.loaded(network, facts, context_tokens)
 
 
 def eagle3_shape(config: Mapping[str, Any], where: str) -> HeadArchitecture:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness.config import ModelConf
+from harness.models.checkpoint import explained
 from harness.models.heads.base import BlockHead, HeadNetwork, LoadedHead, in_target_ids
 from harness.models.heads.files import HeadFiles, config_of, found_in, is_of
 from harness.models.load import LoadedModel
@@ -134,14 +135,15 @@ def load_medusa(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     Raises:
         UserError: no Medusa heads in a known layout, incomplete, or for another target.
     """
-    files, config = HeadFiles(conf, target, *MEDUSA), config_of(conf)
-    tensors = files.tensors(MEDUSA_FILES, MEDUSA_PICKLES)
-    layout = "vllm" if is_of(config, "medusa") else "fasterdecoding"
-    if layout != "vllm" and "medusa_num_heads" not in config:
-        raise files.unknown_layout(found_in(config))
-    network = _medusa(config, _medusa_names(tensors), files)
-    facts = {"architecture": "Medusa", "layout": layout, "heads": network.drafts}
-    return files.loaded(network, facts, None)
+    with explained(conf):
+        files, config = HeadFiles(conf, target, *MEDUSA), config_of(conf)
+        tensors = files.tensors(MEDUSA_FILES, MEDUSA_PICKLES)
+        layout = "vllm" if is_of(config, "medusa") else "fasterdecoding"
+        if layout != "vllm" and "medusa_num_heads" not in config:
+            raise files.unknown_layout(found_in(config))
+        network = _medusa(config, _medusa_names(tensors), files)
+        facts = {"architecture": "Medusa", "layout": layout, "heads": network.drafts}
+        return files.loaded(network, facts, None)
 
 
 def _medusa_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

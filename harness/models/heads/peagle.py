@@ -158,19 +158,19 @@ def load_peagle(conf: ModelConf, target: LoadedModel) -> LoadedHead:
         layout = layout_of(config, files.where, PEAGLE[0], norm_before_residual=False)
         mask_token = int(mask_token)
         drafts = conf.block or _speculative_tokens(config) or DRAFTS
-    if not 0 <= mask_token < target.vocab_size:
-        raise files.other_vocabulary(mask_token + 1)
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in by_specforge(files.tensors()).items():
-        part, _, rest = name.removeprefix("layers.").partition(".")
-        later = name.startswith("layers.") and part.isdigit()
-        tensors[f"more.{int(part) - 1}.{rest}" if later else name] = tensor
-    if "mask_hidden" in tensors:
-        tensors["mask_hidden"] = tensors["mask_hidden"].reshape(1, 1, -1)
-    made = partial(PeagleNetwork, mask_token=mask_token, drafts=drafts)
-    network = filled(made, layout, tensors, files)
-    facts = {"architecture": "P-EAGLE", "layout": layout.name, "draft_vocab": len(network.d2t)}
-    return files.loaded(network, facts, getattr(layout.layer, "max_position_embeddings", None))
+        if not 0 <= mask_token < target.vocab_size:
+            raise files.other_vocabulary(mask_token + 1)
+        tensors: dict[str, Tensor] = {}
+        for name, tensor in by_specforge(files.tensors()).items():
+            part, _, rest = name.removeprefix("layers.").partition(".")
+            later = name.startswith("layers.") and part.isdigit()
+            tensors[f"more.{int(part) - 1}.{rest}" if later else name] = tensor
+        if "mask_hidden" in tensors:
+            tensors["mask_hidden"] = tensors["mask_hidden"].reshape(1, 1, -1)
+        made = partial(PeagleNetwork, mask_token=mask_token, drafts=drafts)
+        network = filled(made, layout, tensors, files)
+        facts = {"architecture": "P-EAGLE", "layout": layout.name, "draft_vocab": len(network.d2t)}
+        return files.loaded(network, facts, getattr(layout.layer, "max_position_embeddings", None))
 
 
 def _speculative_tokens(config: Mapping[str, Any]) -> int | None:
