@@ -555,7 +555,7 @@ class GpuConf:
     bandwidth_gb_s: float = key(MISSING, "of its memory, 10^9 bytes per second")
     bf16_tflops: float = key(MISSING, "dense bf16 matrix products")
     memory_gb: float = key(MISSING, "10^9 bytes")
-    price_per_hour_usd: float = key(MISSING, "on demand, for one card")
+    price_per_hour_usd: float = key(MISSING, "on demand, for one card", least=0)
     source: str = key(MISSING, "where these were looked up")
     date: str = key(MISSING, "when")
 

@@ -185,6 +185,7 @@ ComparisonCaveatCode = Literal[
     "plain_moved",
     "distrusted",
     "other_acceptance",
+    "other_texts",  # prompts, budget: of each run, and both names
     "unpaired",
     "other_lengths",
     "some_prompts",

@@ -28,6 +28,7 @@ REFUSED = {
         ("sweep", "k=[1000000]", "k: 1000000 is not a whole number of at least 0 and at most 1024"),
         ("sweep", "repetitions=1000000000", "not a whole number of at least 1 and at most 10000"),
         ("sweep", "gpu.memory_gb=3", "gpu.memory_gb: no gpu is chosen; choose one, gpu=..."),
+        ("sweep", "gpu=h100 gpu.price_per_hour_usd=-5", "gpu.price_per_hour_usd: -5.0 is not"),
         ("snapshot", "draws=1000000000", "draws: 1000000000 is not a whole number of at least"),
         ("snapshot", "draws=4999", "draws: 4999"),
         ("profile", "batches=[0]", "batches: 0 is not"),

@@ -220,7 +220,7 @@ def _compare_two(pair: _Pair) -> tuple[list[ComparisonRow], list[ComparisonCavea
         caveats += _timed_on_part(pair, rows)
     else:
         changed = _changed_machine([*_plain_visits(pair)], pair)
-        caveats += [*changed, ComparisonCaveat("unpaired")]
+        caveats += [*changed, *_other_texts(pair), ComparisonCaveat("unpaired")]
         rows = _unpaired_rows(pair.reference.generated, analyse(two.run).generated, blank)
     cells: set[tuple[float | None, int]] = set()  # at which a server changes what is generated
     for name, setup, served in zip(pair.names, pair.setups, pair.served, strict=True):
@@ -496,6 +496,15 @@ def _unlike(pair: _Pair) -> Iterator[ComparisonCaveat]:
     ]
     if kinds[0] != kinds[1]:
         yield ComparisonCaveat("other_acceptance", pair.values(kind=kinds))
+
+
+def _other_texts(pair: _Pair) -> Iterator[ComparisonCaveat]:
+    """Where cells that are not paired are of other prompts, or of texts with another budget."""
+    budgets = [run.config.get("new_tokens") for run in pair.runs]
+    hashes = [run.manifest.prompts_sha256 for run in pair.runs]
+    if hashes[0] != hashes[1] or budgets[0] != budgets[1]:
+        prompts = [sum((run.manifest.prompts or {}).values()) for run in pair.runs]
+        yield ComparisonCaveat("other_texts", pair.values(prompts=prompts, budget=budgets))
 
 
 def _shared_prompts(pair: _Pair) -> Iterator[ComparisonCaveat]:

@@ -50,6 +50,11 @@ CAVEATS = {
         "NO SPEEDUPS COMPARED: the acceptance of {reference_run} is {reference_kind}, that of {run}"
         " {kind}; only times are compared"
     ),
+    "other_texts": (
+        "OTHER TEXTS: {reference_run} is of {reference_prompts} prompts with"
+        " new_tokens={reference_budget}, {run} of {prompts} with new_tokens={budget}, not all the"
+        " same: the ratio is of the texts as well as of the runs"
+    ),
     "unpaired": (
         "not measured in both: cells are compared as they are stored, not paired by prompt and"
         " without an interval"
