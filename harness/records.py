@@ -698,17 +698,20 @@ class ServingEngine:
 
     name: str  # as `engine=` has it
     version: str  # as the engine reports it
-    rule: Rule | None  # by which it accepts drafted tokens; None where it cannot be known
+    rule: Rule | None = None  # by which it accepts drafted tokens; None where it cannot be known
     # first_position, shortens_last_draft: how it counts (`harness.serving.round_counting`); None
     # where it counts no rounds
-    first_position: int | None
-    shortens_last_draft: bool | None
-    draft_top_k: int | None  # a draft that is sampled draws among so many of its likeliest tokens
+    first_position: int | None = None
+    shortens_last_draft: bool | None = None
+    # A draft that is sampled draws among so many of its likeliest tokens
+    draft_top_k: int | None = None
     # Whose seconds the run stores: the engine's, or its process's processor time
-    clock: ServerClock
-    synthetic: bool  # whether its round times come from servers that are told to reject every draft
-    started: bool  # whether the run started its servers; else it attached to them
-    urls: tuple[str, ...]  # host and port of each server that was attached to, the plain one first
+    clock: ServerClock = "engine"
+    # Whether its round times come from servers that are told to reject every draft
+    synthetic: bool = False
+    started: bool = False  # whether the run started its servers; else it attached to them
+    # Host and port of each server that was attached to, the plain one first
+    urls: tuple[str, ...] = ()
     # That its servers were started with; empty where the run attached to them
     commands: tuple[ServerCommand, ...] = ()
     # Whether a draft that is sampled takes the request's temperature alone; runs of an earlier

@@ -24,7 +24,8 @@ from transformers import DynamicCache, Qwen2Config, Qwen2Model
 from harness.analysis import analyse
 from harness.config import DraftConf, ModelKeys
 from harness.models.cached import cache_argument
-from harness.models.heads.eagle import EagleHead, EagleNetwork, load_eagle
+from harness.models.heads.decoder_layer import LayerHead
+from harness.models.heads.eagle import EagleNetwork, load_eagle
 from harness.models.heads.files import memory_need
 from harness.models.load import EMBEDDED, LoadedModel
 from harness.models.memory import MemoryNeed
@@ -116,9 +117,9 @@ def target() -> LoadedModel:
 @pytest.fixture(scope="module", params=LAYOUTS)
 def head(
     request: pytest.FixtureRequest, target: LoadedModel, tmp_path_factory: pytest.TempPathFactory
-) -> EagleHead:
+) -> LayerHead:
     folder = save_head(tmp_path_factory.mktemp("head"), **LAYOUTS[request.param])
-    return EagleHead(read(folder, target), VOCABULARY)
+    return LayerHead(read(folder, target), VOCABULARY)
 
 
 def layer_of_transformers(network: EagleNetwork) -> Any:
@@ -141,7 +142,7 @@ def layer_of_transformers(network: EagleNetwork) -> Any:
 
 
 def test_drafts_are_those_of_transformers_layer_row_by_row(
-    target: LoadedModel, head: EagleHead
+    target: LoadedModel, head: LayerHead
 ) -> None:
     network, text = head.network, torch.tensor([[3, 7, 1, 9, 4, 4, 12]])
     assert isinstance(network, EagleNetwork)
@@ -169,7 +170,7 @@ def test_drafts_are_those_of_transformers_layer_row_by_row(
 
 
 def test_the_greedy_text_is_the_targets_and_replay_counts_its_rounds(
-    target: LoadedModel, head: EagleHead
+    target: LoadedModel, head: LayerHead
 ) -> None:
     assert head.network.layers == (LAYERS,)
     assert_replay_counts_the_loops_rounds(keeping(target, head), head, (1, 4))
@@ -177,7 +178,7 @@ def test_the_greedy_text_is_the_targets_and_replay_counts_its_rounds(
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=str)
 def test_scores_are_those_of_the_loops_own_steps(
-    target: LoadedModel, head: EagleHead, sampling: Any
+    target: LoadedModel, head: LayerHead, sampling: Any
 ) -> None:
     assert_scores_are_the_loops(keeping(target, head), head, sampling, 3)
 

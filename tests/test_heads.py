@@ -45,8 +45,9 @@ from harness.measurement.head_scores import score_with_head
 from harness.measurement.target_texts import generate_texts
 from harness.models import memory, probe
 from harness.models.cached import CachedModel, SnapshotModel
+from harness.models.heads.decoder_layer import LayerHead
 from harness.models.heads.dflash import load_dflash
-from harness.models.heads.eagle3 import Eagle3Head, Eagle3Network, load_eagle3
+from harness.models.heads.eagle3 import Eagle3Network, load_eagle3
 from harness.models.heads.files import memory_need
 from harness.models.heads.medusa import load_medusa
 from harness.models.lean.model import LeanModel
@@ -100,12 +101,12 @@ def random_head(*, norm_before_residual: bool = False) -> Eagle3Network:
 @pytest.fixture(scope="module", params=["specforge", "speculators"])
 def head(
     request: pytest.FixtureRequest, target: LoadedModel, tmp_path_factory: pytest.TempPathFactory
-) -> Eagle3Head:
+) -> LayerHead:
     """The head as it is read from a folder; the two layouts have another residual by default."""
     folder = tmp_path_factory.mktemp("head")
     network = random_head(norm_before_residual=request.param == "speculators")
     save_head(network, folder, request.param, "target")
-    return Eagle3Head(read(folder, target), VOCABULARY)
+    return LayerHead(read(folder, target), VOCABULARY)
 
 
 def read(folder: Path, target: LoadedModel) -> Eagle3Network:
@@ -146,7 +147,7 @@ def test_the_lean_forward_keeps_the_states_that_transformers_reports(
 
 @pytest.mark.parametrize("forward", [LeanModel, CachedModel, SnapshotModel])
 def test_the_greedy_text_is_the_targets_and_replay_counts_its_rounds(
-    target: LoadedModel, head: Eagle3Head, forward: type[CachedModel]
+    target: LoadedModel, head: LayerHead, forward: type[CachedModel]
 ) -> None:
     model, lean = keeping(target, head, forward), forward is LeanModel
     ks, rules = ((1, 2, 4, 7), RULES) if lean else ((1, 5), RULES[:1])
@@ -154,7 +155,7 @@ def test_the_greedy_text_is_the_targets_and_replay_counts_its_rounds(
 
 
 def test_a_text_depends_on_the_seed_and_not_on_what_the_head_ran_before(
-    target: LoadedModel, head: Eagle3Head
+    target: LoadedModel, head: LayerHead
 ) -> None:
     model = keeping(target, head)
     drafter = HeadDrafter(head, model, SAMPLED)
@@ -166,7 +167,7 @@ def test_a_text_depends_on_the_seed_and_not_on_what_the_head_ran_before(
 
 
 def test_plain_decoding_next_to_a_head_keeps_no_states(
-    target: LoadedModel, head: Eagle3Head
+    target: LoadedModel, head: LayerHead
 ) -> None:
     """They take a per cent of a small model's step, which would flatter the head."""
     model, (request, *_) = keeping(target, head), asked(GREEDY)
@@ -192,14 +193,14 @@ def test_plain_decoding_next_to_a_head_keeps_no_states(
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_scores_are_those_of_the_loops_own_steps_from_every_start(
-    target: LoadedModel, head: Eagle3Head, sampling: SamplingParameters
+    target: LoadedModel, head: LayerHead, sampling: SamplingParameters
 ) -> None:
     assert_scores_are_the_loops(keeping(target, head), head, sampling, 3)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=str)
 def test_a_text_of_an_earlier_process_is_scored_by_one_prefill_of_the_target(
-    target: LoadedModel, head: Eagle3Head, sampling: SamplingParameters
+    target: LoadedModel, head: LayerHead, sampling: SamplingParameters
 ) -> None:
     """The target's logits come from the final states of the prefill that gives the head's."""
     model = keeping(target, head, CachedModel)
@@ -224,7 +225,7 @@ def test_a_text_of_an_earlier_process_is_scored_by_one_prefill_of_the_target(
 
 @pytest.mark.parametrize("generations", [100, pytest.param(5000, marks=pytest.mark.exhaustive)])
 def test_rounds_at_temperature_1_are_those_that_replay_expects(
-    target: LoadedModel, head: Eagle3Head, generations: int
+    target: LoadedModel, head: LayerHead, generations: int
 ) -> None:
     assert abs(gap_in_standard_errors(keeping(target, head), head, generations)) < 3
 
@@ -288,7 +289,7 @@ def test_a_head_that_carries_states_is_lossless_and_replayed_exactly(rule: Rule,
 
 
 def test_traces_of_a_head_come_back_as_they_were(
-    target: LoadedModel, head: Eagle3Head, tmp_path: Path
+    target: LoadedModel, head: LayerHead, tmp_path: Path
 ) -> None:
     model = keeping(target, head)
     texts = generate_texts(model, asked(SAMPLED, 6), name="model=target")

@@ -119,13 +119,8 @@ def _folder(config: ReportConfig, server: CountingServer, inputs: MeasuredInputs
     engine = ServingEngine(
         name=server.engine,
         version=server.version,
-        rule=None,  # counters do not say
         first_position=spec.counting and spec.counting.first_position,
         shortens_last_draft=spec.counting and spec.counting.shortens_last_draft,
-        draft_top_k=None,
-        clock="engine",
-        synthetic=False,
-        started=False,
         urls=(server.where.partition("=")[2],),
     )
     given = {name: value for name, value in asdict(inputs).items() if value}

@@ -271,11 +271,6 @@ def imported(
             rule=spec.rule,
             first_position=FIRST_POSITION,
             shortens_last_draft=spec.counting is not None and spec.counting.shortens_last_draft,
-            draft_top_k=None,
-            clock="engine",
-            synthetic=False,
-            started=False,
-            urls=(),
         ),
         # A hub id, or a path on the server's machine
         model=PurePath(models[0]).name.removesuffix(".gguf") if models else "target",

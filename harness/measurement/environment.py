@@ -27,7 +27,6 @@ from harness.records import (
     MachineLoad,
     Spread,
     ThrottleReason,
-    UserError,
 )
 
 if TYPE_CHECKING:
@@ -291,8 +290,6 @@ def settle_threads(
     import torch
 
     if setting != "auto":
-        if isinstance(setting, bool) or not isinstance(setting, int) or setting < 1:
-            raise UserError(f"threads={setting}: give auto or a whole number of at least 1")
         torch.set_num_threads(setting)
         return setting
     if all(model.device.type != "cpu" for model in models):

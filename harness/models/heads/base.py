@@ -29,11 +29,13 @@ class HeadNetwork(nn.Module, ABC):
     j-th row of the chains of all starts at once.
 
     Attributes:
+        engine: the name of its kind, as the manifest has it.
         layers: which states of the target it reads; see `CachedModel.keep_states`.
         width: numbers per token in the states that it reads.
         cached_numbers: numbers per token in its cache.
     """
 
+    engine: str
     layers: tuple[int, ...]
     width: int
     cached_numbers: int = 0
@@ -109,12 +111,10 @@ class Head(ABC):
     """A head for the loop.
 
     Attributes:
-        engine: the name of its kind.
         vocab_size: width of its logits, the target's.
         drafts: tokens that it drafts a round at most; None: any number.
     """
 
-    engine: str
     drafts: int | None = None
 
     def __init__(self, network: HeadNetwork, vocab_size: int) -> None:
@@ -128,7 +128,7 @@ class Head(ABC):
     def describe(self) -> dict[str, Any]:
         """How it runs, for the manifest."""
         most = {} if self.drafts is None else {"drafts_at_most": self.drafts}
-        return {"engine": self.engine, "layers_read": list(self.network.layers), **most}
+        return {"engine": self.network.engine, "layers_read": list(self.network.layers), **most}
 
     def prefill(self, tokens: Sequence[int]) -> None:
         """Forget everything; for timing, run rows of `tokens` with states of zero."""

@@ -24,7 +24,7 @@ from transformers.models.llama.modeling_llama import (
     repeat_kv,
 )
 
-from harness.models.heads.base import ChainHead, HeadNetwork
+from harness.models.heads.base import ChainHead, Head, HeadNetwork
 from harness.theory.architecture import HeadArchitecture
 
 # Queries of `passes` that attend to a text at once
@@ -135,6 +135,10 @@ class LayerNetwork(HeadNetwork):
         rows = attended.transpose(1, 2).flatten(2)
         hidden = residual + layer.self_attn.o_proj(rows)
         return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+
+    def with_cache(self, vocab_size: int) -> Head:
+        """The head for the loop."""
+        return LayerHead(self, vocab_size)
 
     def passes(self, tokens: Tensor, states: Tensor, depth: int, first: int = 0) -> list[Tensor]:
         """The outputs of `depth` drafts from every start of a text; see `HeadNetwork.passes`."""

@@ -113,6 +113,7 @@ class DFlashNetwork(HeadNetwork):
             all of them.
     """
 
+    engine = "dflash"
     ids: Tensor | None
 
     def __init__(
@@ -236,7 +237,6 @@ def _attend_up_to(query: Tensor, own: KeysValues, *, seen: Tensor, context: Keys
 class DFlashHead(BlockHead):
     """The drafter with a cache of the context of one text, for the loop."""
 
-    engine = "dflash"
     network: DFlashNetwork
 
     def __init__(self, network: DFlashNetwork, vocab_size: int) -> None:

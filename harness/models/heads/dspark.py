@@ -108,6 +108,8 @@ class DSparkNetwork(DFlashNetwork):
         markov_head: None where the drafts of a block do not depend on each other.
     """
 
+    engine = "dspark"
+
     def __init__(
         self, config: Qwen3Config, *, markov_head: MarkovHead | None = None, **parts: Any
     ) -> None:
@@ -151,8 +153,6 @@ class DSparkNetwork(DFlashNetwork):
 
 class DSparkHead(DFlashHead):
     """The drafter with a cache of the context of one text, for the loop."""
-
-    engine = "dspark"
 
     # Of the round: the block's outputs [drafts, hidden], and the Markov head's state [1, rank]
     _outputs: Tensor | None = None

@@ -31,7 +31,6 @@ from harness.models.heads.base import LoadedHead
 from harness.models.heads.decoder_layer import (
     Angles,
     Layer,
-    LayerHead,
     LayerNetwork,
     Projected,
     shape_of_layer,
@@ -55,6 +54,8 @@ class EagleNetwork(LayerNetwork):
     Attributes:
         output: its output matrix, or the target's.
     """
+
+    engine = "eagle"
 
     def __init__(
         self,
@@ -82,16 +83,6 @@ class EagleNetwork(LayerNetwork):
         """Logits [..., vocabulary] of outputs [..., hidden]."""
         del offset
         return self.output(outputs)[..., :vocabulary]
-
-    def with_cache(self, vocab_size: int) -> "EagleHead":
-        """The head for the loop."""
-        return EagleHead(self, vocab_size)
-
-
-class EagleHead(LayerHead):
-    """The head for the loop."""
-
-    engine = "eagle"
 
 
 # ---- reading -------------------------------------------------------------------------------------

@@ -30,7 +30,6 @@ from harness.models.heads.base import LoadedHead, in_target_ids
 from harness.models.heads.decoder_layer import (
     Angles,
     Layer,
-    LayerHead,
     LayerNetwork,
     Projected,
     shape_of_layer,
@@ -70,6 +69,7 @@ class Eagle3Network(LayerNetwork):
         t2d: [V] which of the target's tokens it can draft.
     """
 
+    engine = "eagle3"
     d2t: Tensor
     t2d: Tensor
 
@@ -118,16 +118,6 @@ class Eagle3Network(LayerNetwork):
     def features(self, states: Tensor) -> Tensor:
         """The features [..., hidden] of the target's states [..., width]."""
         return self.fc(states.to(self.fc.weight.device, self.fc.weight.dtype))
-
-    def with_cache(self, vocab_size: int) -> LayerHead:
-        """The head for the loop."""
-        return Eagle3Head(self, vocab_size)
-
-
-class Eagle3Head(LayerHead):
-    """The head for the loop."""
-
-    engine = "eagle3"
 
 
 # ---- reading -------------------------------------------------------------------------------------

@@ -64,6 +64,7 @@ class MedusaNetwork(HeadNetwork):
             that is all of them.
     """
 
+    engine = "medusa"
     token_map: Tensor | None
 
     def __init__(
@@ -110,7 +111,6 @@ class MedusaNetwork(HeadNetwork):
 class MedusaHead(BlockHead):
     """The heads for the loop: the context that they keep is the state of one token."""
 
-    engine = "medusa"
     network: MedusaNetwork
 
     def __init__(self, network: MedusaNetwork, vocab_size: int) -> None:

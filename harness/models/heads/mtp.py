@@ -92,6 +92,8 @@ class MtpNetwork(HeadNetwork):
         layers: the target's final hidden state alone is read.
     """
 
+    engine = "mtp"
+
     def __init__(self, network: PreTrainedModel, target_layers: int, shared: list[Tensor]) -> None:
         """Take a one-layer network; `shared` are its weights that are the target's."""
         super().__init__()
@@ -204,7 +206,6 @@ def _chains(starts: Tensor, count: int, widths: list[int], dtype: torch.dtype) -
 class MtpHead(ChainHead):
     """The layer with transformers' cache."""
 
-    engine = "mtp"
     network: MtpNetwork
 
     def __init__(self, network: MtpNetwork, vocab_size: int) -> None:

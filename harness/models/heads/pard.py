@@ -54,6 +54,7 @@ class PardNetwork(HeadNetwork):
         drafts: tokens that it drafts from a start at most; None: any number.
     """
 
+    engine = "pard"
     # A head's texts are kept with a state of the target; the embedding is the cheapest to keep
     layers = (0,)
 
@@ -127,7 +128,6 @@ class PardNetwork(HeadNetwork):
 class PardHead(MaskHead):
     """The draft for the loop."""
 
-    engine = "pard"
     network: PardNetwork
 
     def __init__(self, network: PardNetwork, vocab_size: int) -> None:

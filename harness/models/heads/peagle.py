@@ -49,6 +49,8 @@ class PeagleNetwork(Eagle3Network):
         drafts: tokens that it drafts from a start at most.
     """
 
+    engine = "peagle"
+
     def __init__(self, config: LlamaConfig, *, mask_token: int, drafts: int, **parts: Any) -> None:
         """The other parts are those of an EAGLE-3 head."""
         super().__init__(config, **parts)
@@ -110,8 +112,6 @@ class PeagleNetwork(Eagle3Network):
 
 class PeagleHead(MaskHead, LayerHead):
     """The head for the loop."""
-
-    engine = "peagle"
 
     def __init__(self, network: PeagleNetwork, vocab_size: int) -> None:
         super().__init__(network, vocab_size)
