@@ -341,8 +341,6 @@ TOY = MedusaNetwork(heads=3, depth=1, hidden=1, target_layers=1, draft_vocabular
 class ToyBlock(BlockHead):
     """Drafts a block from the number of the text that it was last given, and the last token."""
 
-    engine = "toy"
-
     def __init__(self) -> None:
         super().__init__(TOY, VOCAB, 3)
 

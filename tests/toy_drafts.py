@@ -51,7 +51,6 @@ class GuessingNetwork(HeadNetwork):
 class GuessingHead(BlockHead):
     """The same for the loop."""
 
-    engine = "guess"
     _state: Tensor
 
     def _read(self, features: Tensor) -> None:
@@ -67,12 +66,6 @@ def guessing_head(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     config: Any = target.network.config.get_text_config()
     torch.manual_seed(0)
     network = GuessingNetwork(config.hidden_size, config.num_hidden_layers, target.vocab_size)
-    return LoadedHead(
-        keys=conf.keys,
-        name=conf.name,
-        tokenizer=target.tokenizer,
-        eos=target.eos,
-        context_tokens=target.context_tokens,
-        network=network.to(target.network.device, target.network.dtype).eval(),
-        facts={"architecture": "guess"},
-    )
+    network = network.to(target.network.device, target.network.dtype).eval()
+    facts = {"architecture": "guess"}
+    return LoadedHead.of(conf, target, network, facts, target.context_tokens)

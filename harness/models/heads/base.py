@@ -29,13 +29,11 @@ class HeadNetwork(nn.Module, ABC):
     j-th row of the chains of all starts at once.
 
     Attributes:
-        engine: the name of its kind, as the manifest has it.
         layers: which states of the target it reads; see `CachedModel.keep_states`.
         width: numbers per token in the states that it reads.
         cached_numbers: numbers per token in its cache.
     """
 
-    engine: str
     layers: tuple[int, ...]
     width: int
     cached_numbers: int = 0
@@ -128,7 +126,7 @@ class Head(ABC):
     def describe(self) -> dict[str, Any]:
         """How it runs, for the manifest."""
         most = {} if self.drafts is None else {"drafts_at_most": self.drafts}
-        return {"engine": self.network.engine, "layers_read": list(self.network.layers), **most}
+        return {"layers_read": list(self.network.layers), **most}
 
     def prefill(self, tokens: Sequence[int]) -> None:
         """Forget everything; for timing, run rows of `tokens` with states of zero."""
@@ -334,7 +332,7 @@ class LoadedHead(Vocabulary):
         context_tokens: int | None,
     ) -> "LoadedHead":
         """The head that `conf` names, with the target's tokenizer and ends of text."""
-        eos = target.eos
+        eos, facts = target.eos, {**facts, "engine": conf.kind}
         return cls(conf.keys, conf.name, target.tokenizer, eos, context_tokens, network, facts)
 
     def describe(self) -> dict[str, Any]:

@@ -113,7 +113,6 @@ class DFlashNetwork(HeadNetwork):
             all of them.
     """
 
-    engine = "dflash"
     ids: Tensor | None
 
     def __init__(

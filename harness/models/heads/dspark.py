@@ -108,8 +108,6 @@ class DSparkNetwork(DFlashNetwork):
         markov_head: None where the drafts of a block do not depend on each other.
     """
 
-    engine = "dspark"
-
     def __init__(
         self, config: Qwen3Config, *, markov_head: MarkovHead | None = None, **parts: Any
     ) -> None:

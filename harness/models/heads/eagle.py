@@ -55,8 +55,6 @@ class EagleNetwork(LayerNetwork):
         output: its output matrix, or the target's.
     """
 
-    engine = "eagle"
-
     def __init__(
         self,
         config: LlamaConfig,

@@ -69,7 +69,6 @@ class Eagle3Network(LayerNetwork):
         t2d: [V] which of the target's tokens it can draft.
     """
 
-    engine = "eagle3"
     d2t: Tensor
     t2d: Tensor
 

@@ -64,7 +64,6 @@ class MedusaNetwork(HeadNetwork):
             that is all of them.
     """
 
-    engine = "medusa"
     token_map: Tensor | None
 
     def __init__(

@@ -92,8 +92,6 @@ class MtpNetwork(HeadNetwork):
         layers: the target's final hidden state alone is read.
     """
 
-    engine = "mtp"
-
     def __init__(self, network: PreTrainedModel, target_layers: int, shared: list[Tensor]) -> None:
         """Take a one-layer network; `shared` are its weights that are the target's."""
         super().__init__()

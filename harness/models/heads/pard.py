@@ -54,7 +54,6 @@ class PardNetwork(HeadNetwork):
         drafts: tokens that it drafts from a start at most; None: any number.
     """
 
-    engine = "pard"
     # A head's texts are kept with a state of the target; the embedding is the cheapest to keep
     layers = (0,)
 

@@ -49,8 +49,6 @@ class PeagleNetwork(Eagle3Network):
         drafts: tokens that it drafts from a start at most.
     """
 
-    engine = "peagle"
-
     def __init__(self, config: LlamaConfig, *, mask_token: int, drafts: int, **parts: Any) -> None:
         """The other parts are those of an EAGLE-3 head."""
         super().__init__(config, **parts)
