@@ -192,6 +192,7 @@ def test_a_command_prints_each_problem_on_a_line_of_its_own(
     ("command", "words", "says"),
     [
         ("sweep", "until=all decode.acceptance_from={folder}", "not a run folder"),
+        ("profile", "contexts=[16,1023]", "1023 tokens with K + 1 = 2 more are beyond the 1,024"),
         ("server", "engine=own latency_from={folder}", "not a run folder"),
         ("server", "engine=own draft=tiny_eagle3 backend=cuda_graphs", "use backend=eager"),
         ("server", "score=false prompts.files={turns}", "max_turns=1"),
@@ -209,5 +210,5 @@ def test_what_needs_no_weights_to_be_refused_is_refused_first(
 ) -> None:
     turns = tmp_path / "turns.jsonl"
     turns.write_text('{"turns": ["One?", "And two?"]}')
-    (line,) = refused(command, tmp_path, *words.format(folder=tmp_path, turns=turns).split())
+    line, *_ = refused(command, tmp_path, *words.format(folder=tmp_path, turns=turns).split())
     assert says in line

@@ -5,16 +5,12 @@
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
 # pyright: reportOptionalOperand=false
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from random_models import qwen3
 from stubs import TableModel
 
-from harness.commands import profile
 from harness.commands.timing import enough_memory
-from harness.config import ProfileConfig
 from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import round_parts as timed_rounds
@@ -40,19 +36,6 @@ def test_running_out_of_memory_is_one_line_of_advice_and_other_errors_stay():
         raise torch.OutOfMemoryError("CUDA out of memory")
     with pytest.raises(RuntimeError, match="broken"), enough_memory("single steps"):
         raise RuntimeError("broken")
-
-
-def test_a_typed_context_beyond_the_model_is_refused_and_an_automatic_one_is_left_out():
-    model = SimpleNamespace(context_tokens=1024, shown="model=tiny")
-    pair = SimpleNamespace(target=model, draft=model)
-    typed = ProfileConfig(k=[8], contexts=[64, 1016])
-    with pytest.raises(
-        UserError, match=r"contexts: 1016 tokens with .* beyond the 1,024 positions"
-    ):
-        profile._curve_cells(pair, typed)
-    cells = profile._curve_cells(pair, ProfileConfig(k=[8], contexts=[64, 1015], batches=[2, 1]))
-    assert cells == [(64, 1), (1015, 1), (64, 2), (1015, 2)]
-    assert (2048, 1) in profile._curve_cells(pair, ProfileConfig(k=[8]))
 
 
 def timed_model(role, seed=0):

@@ -259,7 +259,7 @@ def reserve(
 def check_lengths(
     prompts: Sequence[EncodedPrompt], config: Config, models: Sequence[Vocabulary]
 ) -> None:
-    """Refuse generations that are longer than a model can read."""
+    """Refuse generations, and contexts of curves, that are longer than a model can read."""
     new_tokens, max_k = config.new_tokens, max(config.k)
     for entry in prompts:
         for model in models:
@@ -272,6 +272,20 @@ def check_lengths(
                     f"{limit} of {model.shown}; lower new_tokens{turns} or leave the "
                     "prompt out"
                 )
+    contexts: Any = getattr(config, "contexts", "auto")  # of a profile's curves
+    for context in contexts if contexts != "auto" else ():
+        for model in models:
+            if reason := beyond(model, context, max_k):
+                raise UserError(f"contexts: {reason}; give fewer")
+
+
+def beyond(model: Vocabulary, context: int, k: int) -> str | None:
+    """Why a context with a round's K + 1 tokens is beyond a model's positions; None if it fits."""
+    limit = model.context_tokens
+    if limit is None or context + k + 1 <= limit:
+        return None
+    tokens = f"{context} tokens with K + 1 = {k + 1} more"
+    return f"{tokens} are beyond the {limit:,} positions of {model.shown}"
 
 
 # ---- planning ------------------------------------------------------------------------------------

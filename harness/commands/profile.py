@@ -4,7 +4,7 @@ Single steps, curves over contexts and batches, the parts of a round, and plain 
 model.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import product
 
 from harness.analysis.latency import merged, reading_models
@@ -13,7 +13,7 @@ from harness.commands.checks import check_run
 from harness.commands.completions import score_pair, with_turns
 from harness.commands.dry_run import print_profile_plan
 from harness.commands.other_runs import synthetic_rates
-from harness.commands.pair import Pair, open_pair, request, run_requests
+from harness.commands.pair import Pair, beyond, open_pair, request, run_requests
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import (
     Outcome,
@@ -64,14 +64,13 @@ def run(config: ProfileConfig) -> Outcome:
         return Outcome(None)
     folder = resumed(config, "profile")
     pair = open_pair(config, prompts)
-    cells = _curve_cells(pair, config)  # refuses typed contexts before a folder is made
     folder = begin(config, "profile", folder, pair.describe())
     with measuring(folder, pair.target_model.device):
         pair = with_turns(folder, pair, config)
         synthetic = synthetic_rates(config, prompts, [GREEDY])
         visits = visits_of_pair(folder, pair, config, [GREEDY], synthetic)
         visits.begin()
-        _measure(folder, pair, config, cells, visits)
+        _measure(folder, pair, config, visits)
         requests, models = _plan(pair, config)
         run_requests(
             *(folder, requests, lambda entry: (models[entry.cell], None), "decoding", visits.up_to)
@@ -101,7 +100,6 @@ def _measure(
     folder: RunFolder,
     pair: Pair,
     config: ProfileConfig,
-    cells: Sequence[step_times.CurveCell],
     visits: RoundVisits,
 ) -> None:
     """Time steps, curves and parts, unless the folder has them, and store them.
@@ -120,7 +118,7 @@ def _measure(
     # An interrupted run may have noted its curves in the manifest but not stored them
     expected = folder.manifest.timed_forwards
     if folder.manifest.skipped_cells is None or expected not in (None, len(timings)):
-        timed, skipped = _time_curves(pair, config, cells)
+        timed, skipped = _time_curves(pair, config)
         timings = merged([*timings, *timed])
         folder.note(skipped_cells=skipped, timed_forwards=len(timings))
         folder.write_timings(timings)
@@ -154,31 +152,10 @@ def _bytes_read(
     ]
 
 
-def _curve_cells(pair: Pair, config: ProfileConfig) -> list[step_times.CurveCell]:
-    """(context, batch), cheapest first; typed contexts must fit the models' positions."""
+def _time_curves(pair: Pair, config: ProfileConfig) -> tuple[list[StepTiming], list[SkippedCell]]:
     contexts = AUTO_CONTEXTS if config.contexts == "auto" else config.contexts
     batches = AUTO_BATCHES if config.batches == "auto" else config.batches
-    if config.contexts != "auto":
-        for context in contexts:
-            reason = _beyond(pair, config, context)
-            if reason:
-                raise UserError(f"contexts: {reason}; give fewer")
-    return sorted(product(contexts, batches), key=lambda cell: cell[::-1])
-
-
-def _beyond(pair: Pair, config: ProfileConfig, context: int) -> str | None:
-    """Why a context with its drafts does not fit the models' positions; None if it does."""
-    for loaded in (pair.target, pair.draft):
-        limit = loaded.context_tokens
-        if limit is not None and context + max(config.k) + 1 > limit:
-            tokens = f"{context} tokens with K + 1 = {max(config.k) + 1} more"
-            return f"{tokens} are beyond the {limit:,} positions of {loaded.shown}"
-    return None
-
-
-def _time_curves(
-    pair: Pair, config: ProfileConfig, cells: Sequence[step_times.CurveCell]
-) -> tuple[list[StepTiming], list[SkippedCell]]:
+    cells = sorted(product(contexts, batches), key=lambda cell: cell[::-1])  # cheapest first
     auto = config.contexts == "auto" and config.batches == "auto"
     records = any(recorder_of(timed.model) is not None for timed in pair.timed)
     most_s = AUTO_SECONDS + (AUTO_RECORDING_SECONDS if records else 0.0)
@@ -205,9 +182,9 @@ def _refusal(pair: Pair, config: ProfileConfig) -> Callable[[int, int], str | No
         for model in (pair.target_model, pair.draft_model):
             if model.rewinding != "crop":
                 return "a recurrent state cannot be rewound for several sequences"
-        beyond = _beyond(pair, config, context)
-        if beyond:
-            return beyond
+        for loaded in (pair.target, pair.draft):
+            if reason := beyond(loaded, context, max(config.k)):
+                return reason
         try:
             check_fits(needs, context + max(config.k) + 1, batch=batch, loaded=True)
         except UserError as error:
