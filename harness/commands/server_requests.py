@@ -43,7 +43,6 @@ from harness.engines.protocol import Completion
 from harness.measurement.generations import Request
 from harness.measurement.server_request import ReturnedText, shorter
 from harness.models.load import Vocabulary, load_vocabulary
-from harness.models.tokenizer import check_tools
 from harness.records import Prompt, Rule, ServerClock, TextKey, Trial, UserError, Varying, grouped
 from harness.serving.engines import ENGINES
 from harness.storage import RunFolder
@@ -162,7 +161,6 @@ def open_workload(config: ServerConfig, prompts: Sequence[Prompt]) -> Workload:
         return Workload(config, pair.conversations, pair.prompts, pair.target, pair)
     with progress(f"loading the tokenizer of {config.model.name}"):
         vocabulary = load_vocabulary(config.model)
-    check_tools(vocabulary.tokenizer, prompts, config.prompts)
     encoded = encoded_conversations(vocabulary.tokenizer, prompts, config)
     check_lengths(encoded, config, [vocabulary])
     return Workload(config, tuple(prompts), encoded, vocabulary, None)
