@@ -809,6 +809,16 @@ def test_the_command_that_is_next_can_be_pasted_whole(tmp_path: Path) -> None:
         assert getattr(composed, key) == config[key], key
 
 
+@pytest.mark.parametrize("kind", ["model", "eagle3"])
+def test_an_audition_is_next_where_the_rounds_of_the_server_price_other_drafts(kind: str) -> None:
+    made = analyse(load(FROZEN / "server"))
+    models = tuple(replace(m, kind=kind) if m.role == "draft" else m for m in made.run.models)
+    step = next_step(replace(made, run=replace(made.run, models=models)))
+    assert step is not None
+    assert ("latency_from=" in step.command) == (kind == "model")
+    assert ("another draft" in step.text) == (kind != "model")
+
+
 def test_drafts_that_were_timed_on_a_machine_of_changing_speed_are_named_and_not_compared() -> None:
     """The target's plain token is the same work next to every draft."""
     run = load(FROZEN / "audition")

@@ -10,6 +10,7 @@ from harness.records import GREEDY, first
 from harness.reporting import formatting as fmt
 from harness.reporting import grid, serving
 from harness.reporting.sentences import Quoted, comparison, plan, running, served
+from harness.serving.drafts import kind_of
 from harness.serving.engines import OWN, spec_of
 from harness.summary import Answer, CheckResult, RoundTokens, ServedSummary, Summary, VerdictReason
 from harness.theory.acceptance_rules import ACCEPTANCE_RULES
@@ -422,6 +423,7 @@ class NextStep:
 
 AUDITION = "an audition looks for a draft that pays"
 OTHER_DRAFTS = NextStep("name other drafts (drafts=[...])")
+OTHER_DRAFT = NextStep("measure another draft on this server (draft=...)")
 
 
 def next_step(summary: Summary) -> NextStep | None:
@@ -454,6 +456,9 @@ def next_step(summary: Summary) -> NextStep | None:
         keys = f"{serving.model_keys(summary)} drafts=auto{serving.other_keys(summary)}"
         measured = summary.served
         if measured is not None and measured.costs and measured.engine != OWN.name:
+            # Rounds of a look-up or a head price no other kind of draft
+            if kind_of(draft, summary.run.models) not in ("model", "copy"):
+                return OTHER_DRAFT
             keys = f"{keys} {_at_its_costs(summary, measured)}"
         return NextStep(AUDITION, f"python -m harness.audition {keys}")
     if summary.served is not None:
