@@ -463,6 +463,9 @@ class Unstable:
     batch: int | None = None
     prompt_set: str | None = None
     temperature: float | None = None
+    draft: str | None = (
+        None  # of a step, which every draft of an audition has timed next to its own
+    )
 
 
 @dataclass(frozen=True)

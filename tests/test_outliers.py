@@ -10,6 +10,7 @@ from runs import FROZEN
 from harness.analysis import analyse
 from harness.analysis.unstable import impossible, outlier_cells, unstable_cells, unstable_steps
 from harness.records import ResultRow, StepTiming, Trial
+from harness.reporting.tables.leaderboard import costs_table
 from harness.storage import load
 
 
@@ -121,3 +122,16 @@ def test_a_forward_of_the_target_counts_once_however_many_drafts_it_was_timed_wi
     assert [(entry.kind, entry.tokens) for entry in made.unstable].count(("verify", 3)) == 1
     (caveat,) = [entry for entry in made.caveats if entry.code == "unstable_timings"]
     assert caveat.values["timings"] == len(made.unstable)
+
+
+def test_a_step_marks_the_draft_that_it_was_timed_with_and_no_other() -> None:
+    run = load(FROZEN / "audition")
+    vars(run)["timings"] = [
+        replace(entry, samples_s=tuple(3 * seconds for seconds in entry.samples_s))
+        if (entry.role, entry.kind, entry.beside) == ("target", "step", "tiny_small")
+        else entry
+        for entry in run.timings
+    ]
+    shown = costs_table(analyse(run))
+    marked = zip(shown.column("draft"), shown.column("timing"), strict=True)
+    assert [draft.text for draft, mark in marked if mark.text == "unstable"] == ["tiny_small"]

@@ -254,7 +254,7 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "unstable_timings": (
         {"timings": 2, "kind": "verify", "role": "target", "tokens": 3, "context_tokens": 38,
-         "batch": 1},
+         "batch": 1, "draft": None},
         "2 impossible timings (first: target verify of 3 positions after 38 tokens): marked",
     ),
     "load_predictions_off": (

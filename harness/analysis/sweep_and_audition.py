@@ -213,11 +213,17 @@ class PairAnalysis:
 
     @cached_property
     def unstable(self) -> tuple[Unstable, ...]:
-        """Steps and cells that cannot be right; a target's forward once, however many drafts."""
+        """Steps and cells that cannot be right; a target's verify once, however many drafts."""
         coolest = min(self.latencies, default=None)
         by_draft = {} if coolest is None else self.latencies[coolest]
-        entries = (entry for latency in by_draft.values() for entry in latency.unstable())
-        forwards = grouped(entries, lambda e: (e.kind, e.tokens, e.context_tokens, e.batch))
+        entries = (
+            replace(entry, draft=draft if entry.kind == "step" else None)
+            for draft, latency in by_draft.items()
+            for entry in latency.unstable()
+        )
+        forwards = grouped(
+            entries, lambda e: (e.kind, e.tokens, e.context_tokens, e.batch, e.draft)
+        )
         return (*(group[0] for group in forwards.values()), *unstable_cells(self.results))
 
     # ---- replay ----

@@ -130,6 +130,8 @@ def _not_by_replay(values: Quoted) -> str:
 def _unstable_timings(values: Quoted) -> str:
     if values["kind"] == "cell":
         timed = "{prompt_set} prompts, temperature {temperature:g}, K={tokens}"
+    elif values["draft"] is not None:
+        timed = "{role} {kind}, {draft}"
     else:
         positions = "" if values["kind"] == "step" else " of {tokens} positions"
         batch = "" if values["batch"] == 1 else ", batch {batch}"

@@ -141,7 +141,6 @@ INELIGIBLE: tuple[Column[Failure], ...] = (
     Column("draft", lambda failure: failure.where, key=True),
     Column("why", lambda failure: failure.error, flexible=True),
 )
-STEP_ROLES = ("target", "draft")
 MET = {True: "yes", False: "no", None: None}
 THUMBS: tuple[Column[RuleOfThumb], ...] = (
     Column("rule of thumb", lambda row: rule_of_thumb(row).rule, key=True, flexible=True),
@@ -332,8 +331,8 @@ def _unstable_step(summary: Summary, step: StepSummary | None) -> Unstable | Non
     """What is wrong with a draft's steps, or with the target's next to them."""
     if step is None:
         return None
-    steps = (stability.of_step(summary, r, "step", step.context_tokens, 1) for r in STEP_ROLES)
-    return next(filter(None, steps), None)
+    steps = where(summary.unstable, kind="step", context_tokens=step.context_tokens, batch=1)
+    return first(entry for entry in steps if entry.draft in (None, step.draft))
 
 
 def ineligible_table(summary: Summary) -> Table:
