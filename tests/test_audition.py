@@ -12,12 +12,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from random_models import qwen3, save
+from random_models import qwen3, save, small
 from runs import outcome_of, ran, stored
 from stubs import CPU
+from transformers import MixtralConfig
 
 from harness import prompts as prompt_sets
 from harness.analysis import analyse
+from harness.analysis.setup import Setup, architecture
 from harness.cli import compose, draft_conf
 from harness.commands import audition, drafts, sweep
 from harness.commands.pair import Target, open_target
@@ -361,6 +363,19 @@ def test_drafts_whose_embeddings_are_padded_to_other_widths_are_sampled(tmp_path
     speculative = rows[rows.k == 2].set_index(["prompt_set", "draft"]).alpha.unstack()
     assert {*speculative.columns} == {"narrow", "wide"}
     np.testing.assert_allclose(speculative.narrow, speculative.wide, rtol=1e-3)
+
+
+def test_a_mixture_whose_experts_have_the_width_of_the_feed_forward_is_reported(
+    tmp_path: Path,
+) -> None:
+    """As Mixtral and gpt-oss are: their configs have no moe_intermediate_size."""
+    folder = save(small(MixtralConfig, vocab_size=1024), tmp_path / "mixture")
+    words = ["model=hf", f"model.id={folder}", "k=[2]", "temperature=[0]", "prompts.limit=2"]
+    outcome = run(tmp_path, *words, "new_tokens=6", drafts=["ngram"])
+    assert outcome.status == 0
+    shape = architecture(Setup(stored(outcome)).target)
+    assert shape is not None
+    assert shape.parameters == pytest.approx(146_080, rel=1e-3)
 
 
 def test_an_entry_of_drafts_may_carry_keys(tmp_path: Path) -> None:

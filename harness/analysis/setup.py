@@ -384,7 +384,12 @@ def architecture(entry: ModelEntry) -> Architecture | None:
     counted = entry.architecture in COUNTED.values()
     if counted and entry.head_dim is None and entry.hidden and entry.heads:
         sizes["head_dim"] = entry.hidden // entry.heads
-    if any(sizes[name] is None for name in (*NUMBERS, "tied")):
+    wanted = (*NUMBERS, "tied")
+    if sizes["experts"]:
+        # Mixtral's and gpt-oss's configs call the width of an expert that of the feed-forward
+        sizes["moe_ffn"] = sizes["moe_ffn"] or sizes["ffn"]
+        wanted += ("experts_per_token",)
+    if any(sizes[name] is None for name in wanted):
         return None
     return Architecture(**{name: size for name, size in sizes.items() if size is not None})
 
