@@ -406,7 +406,19 @@ def test_a_rule_of_thumb_is_shown_next_to_the_measurement(
     ],
 )
 def test_a_snapshot_is_as_good_as_its_worst_check(results: Any, start: str) -> None:
-    assert verdict.snapshot(results, "on vLLM, K=4, temperature 0").startswith(start)
+    assert verdict.snapshot(results, "on vLLM, K=4, temperature 0", False).startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("results", "start"),
+    [
+        (["PASS"], "PASS: no difference from the target's output was found (on"),
+        (["PASS", "UNTESTED"], "PASS: the tests that were possible found no difference from the"),
+        (["PASS", "FAIL"], "FAIL: speculation changed the output (on"),
+    ],
+)
+def test_a_tested_distribution_is_not_called_unchanged(results: Any, start: str) -> None:
+    assert verdict.snapshot(results, "on vLLM, K=4, temperature 1", True).startswith(start)
 
 
 @pytest.mark.parametrize(

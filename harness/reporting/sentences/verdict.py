@@ -342,7 +342,7 @@ def _without_answers(summary: Summary) -> tuple[str, ...]:
     command = summary.run.command
     checks = snapshot_checks(summary)
     if command == "snapshot" and checks:
-        return (snapshot(checks, _checked(summary)),)
+        return (snapshot(checks, _checked(summary), bool(summary.distribution_tests)),)
     if summary.comparison is not None:
         return comparison.verdicts(summary.comparison)
     if summary.plan is not None:
@@ -391,13 +391,22 @@ def _checked(summary: Summary) -> str:
     return f"on {OWN.title}, K={', '.join(map(str, ks))}, temperature {at}"
 
 
-def snapshot(results: Sequence[CheckResult], where: str) -> str:
-    """The snapshot's outcome, what was checked, and the number of checks that had each result."""
+def snapshot(results: Sequence[CheckResult], where: str, sampled: bool) -> str:
+    """The snapshot's outcome, what was checked, and the number of checks that had each result.
+
+    sampled: whether distributions were tested, which may fail to show a difference that is there.
+    """
     outcome = snapshot_result(results)
     rare = (word for word in ("OPEN", "UNJUDGED", "UNTESTED") if word in results)
     counts = ", ".join(f"{results.count(word)} {word}" for word in ("PASS", "TIE", "FAIL", *rare))
     meaning = {
-        "PASS": "speculation left the output unchanged",
+        "PASS": (
+            "the tests that were possible found no difference from the target's output"
+            if "UNTESTED" in results
+            else "no difference from the target's output was found"
+            if sampled
+            else "speculation left the output unchanged"
+        ),
         "TIE": "the output differs only where two tokens tie within rounding",
         "FAIL": "speculation changed the output",
         "OPEN": "the output differs, and the run stopped before it was known whether that is a tie",
