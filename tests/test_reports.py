@@ -265,6 +265,11 @@ def test_an_unfinished_run_is_marked_above_everything() -> None:
     brief = printed(replace(made, run=run, failures=failures), verbose=False)
     assert brief.index("Did not complete: easy/p0 k=8") < brief.index("evidence")
     assert "with verbose=tables" in brief
+    logged = (Failure("K=4 at temperature 0", "the server ended:" + " a line of its log." * 40),)
+    brief = printed(replace(made, run=run, failures=logged), verbose=False)
+    assert "Did not complete: K=4 at temperature 0: the server ended" in brief
+    assert 0 < brief.count("log.") < 10
+    assert logged[0].error in " ".join(printed(replace(made, run=run, failures=logged)).split())
 
 
 def test_a_run_with_random_weights_recommends_nothing() -> None:

@@ -7,6 +7,7 @@ the columns naming the row, rather than wrapped inside its cells.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from textwrap import shorten
 from typing import NamedTuple
 
 from rich import box
@@ -23,7 +24,8 @@ from harness.reporting.tables.specification import Row, Table
 
 MOST_LINES = 28  # a command's answer takes 30 lines: two are left for `fail_below` and `run:`
 MOST_CODE = 4
-MOST_FAILURES = 4
+MOST_FAILURES = 5
+FAILURE_ROWS = 2  # of each of them
 MOST_TABLE = 12  # of them, for the tables after the grid, so that a caveat still has its place
 LEAST_ROWS = 2  # of a table that has more
 MOST_RANKING = 13  # for an audition's ranking, its title and header included, which is always there
@@ -120,7 +122,11 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
     head += [Text(text, "bold") for text in content.verdicts[:1]]
     yield _Block(_wrapped(out, head), apart=False)
     tables, notes = content.brief, list[str]()
-    failures = [f"Did not complete: {text}" for text in content.failures]
+    # Each begins with what did not complete, and may go on with a server's whole log
+    failures = [
+        shorten(f"Did not complete: {text}", FAILURE_ROWS * out.width, placeholder=" ...")
+        for text in content.failures
+    ]
     if content.ranked:  # the status names the drafts
         notes += failures
     else:
