@@ -189,6 +189,9 @@ def test_a_table_that_would_be_misread_is_refused(
 
 
 def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"scores\.txt: no such file; give one of \.parquet"):
+        read_table(tmp_path / "scores.txt")
+    (tmp_path / "scores.txt").write_text("no table")
     with pytest.raises(UserError, match=r"scores\.txt: not a table; give one of \.parquet"):
         read_table(tmp_path / "scores.txt")
     (tmp_path / "scores.parquet").write_bytes(b"no table")
