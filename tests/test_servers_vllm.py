@@ -68,7 +68,7 @@ def said(run: StoredRun) -> ServedSummary:
 
 @pytest.fixture(scope="module", params=PAIRS)
 def greedy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
-    work = ["k=[1,2,4,8]", "temperature=0", "repetitions=12"]
+    work = ["k=[1,2,4,8]", "temperature=0", "until=all", "repetitions=12"]
     return asked(tmp_path_factory.mktemp(request.param), f"draft={request.param}", *work)
 
 
