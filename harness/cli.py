@@ -285,7 +285,7 @@ def as_hydra_takes(command: str, words: Sequence[str]) -> list[str]:
         full += [_as_list(part, names, parser, several=several) for part in _in_group(word)]
     keys = [word.partition("=")[0].lstrip("+") for word in full]
     for group in ("model", "draft"):
-        # What an experiment or another run chooses may be told its place, and keeps its name
+        # Next to an experiment or another run, model.id says where the model chosen there lies
         if f"{group}.id" in keys and not {group, "experiment", "resume", "traces_from"} & {*keys}:
             full.append(f"{group}={OWN_DRAFT}")
             keys.append(group)

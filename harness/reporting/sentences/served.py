@@ -205,10 +205,10 @@ def _plain_tokens(
     whole = f"{low} ms" if low == high else f"{low} to {high} ms, by prompt set,"
     timed = "processor time" if served.clock == "cpu" else "the server's clock"
     yield (
-        f"The tables have several times of a plain token at temperature"
-        f" {fmt.temperature(temperature)}, of several things: {fmt.in_ms(costs.plain_s)} ms is"
-        f" R(0), one more token of a request; {whole} is all of decoding / its tokens, the start of"
-        f" a request included; both by {timed}{_waited_per_token(served, temperature)}."
+        f"The time of a plain token at temperature {fmt.temperature(temperature)} depends on what"
+        f" it includes: {fmt.in_ms(costs.plain_s)} ms is R(0), the cost of one more token of a"
+        f" request; {whole} is all of decoding divided by its tokens, the start of a request"
+        f" included; both by {timed}{_waited_per_token(served, temperature)}."
     )
 
 
@@ -221,7 +221,9 @@ def _waited_per_token(served: ServedSummary, temperature: float | None) -> str:
         row = first(row for row in rows if row.concurrency in (None, 1) and row.rate is None)
         if row is not None and row.per_token is not None:
             parts.append(f"{fmt.seconds(row.per_token.p50)} {name}")
-    return f"; TPOT is what a user waits, in the median: {_listed(parts)}" if parts else ""
+    return (
+        f"; TPOT, what a user waits for a token, is in the median {_listed(parts)}" if parts else ""
+    )
 
 
 def _why_not(k: int, entries: Sequence[OtherK], served: ServedSummary, answer: Answer) -> str:
