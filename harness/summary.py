@@ -138,6 +138,7 @@ CaveatCode = Literal[
     # temperature, ks ("4, 8"), timed, asked: visits next to plain decoding; left_out: whether no
     # answer names these K, for others have more; load: whether of requests side by side
     "server_visits_lacking",
+    "server_asked_less",  # new_tokens, repetitions, prompts, temperatures, ks, budget_s
     "server_every_k",  # reason: as `storage.manifest.WhyAll`, why until=decided measured all
     "rate_beyond_capacity",  # rate: the least at which more arrives than servers of the ks serve
     "loads_disturbed",  # others: processors that other work kept busy; most: that it may

@@ -522,6 +522,17 @@ class ServedRun(ServedPredictions):
         if served is not None and scored not in (None, served):
             values: Values = {"engine": self.engine.name, "served": served, "scored": scored}
             yield Caveat("draft_served_in_other_dtype", values)
+        less, config = self.setup.run.manifest.asked_less, self.setup.run.config
+        if less is not None:
+            values = {
+                "prompts": less.prompts,
+                "new_tokens": less.new_tokens,
+                "repetitions": less.repetitions,
+                "temperatures": ", ".join(f"{value:g}" for value in less.temperature),
+                "ks": ", ".join(map(str, less.k)),
+                "budget_s": config.get("budget_s"),
+            }
+            yield Caveat("server_asked_less", values)
         chosen = self.setup.run.manifest.served_ks
         if chosen is not None and chosen.why_all is not None:
             yield Caveat("server_every_k", {"reason": chosen.why_all})

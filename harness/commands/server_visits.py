@@ -36,6 +36,7 @@ from harness.commands.server_plan import (
     expected,
     fitted,
     left_out,
+    minutes,
 )
 from harness.commands.server_requests import (
     Role,
@@ -171,11 +172,7 @@ class Budget:
             return
         self._said = True
         left_s = (now - since) / before_s * sum(map(self.expected_s, tasks[done:]))
-        say(f"these {len(tasks)} requests: about {_minutes(left_s)} left, as timed so far")
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+        say(f"these {len(tasks)} requests: about {minutes(left_s)} left, as timed so far")
 
 
 def _planned(folder: RunFolder, work: Workload, adapter: Adapter, budget: Budget) -> Workload:
@@ -193,7 +190,7 @@ def _planned(folder: RunFolder, work: Workload, adapter: Adapter, budget: Budget
         work = work.asking(asked)
         longer = expected(whole, work.config, work.prompts, budget.pace)
         say(
-            f"everything would take about {_minutes(longer.total_s)}, and budget_s="
+            f"everything would take about {minutes(longer.total_s)}, and budget_s="
             f"{budget.seconds:g}; asked for is less: {left_out(asked, whole)}"
         )
     config = work.config
@@ -201,7 +198,7 @@ def _planned(folder: RunFolder, work: Workload, adapter: Adapter, budget: Budget
     free = psutil.virtual_memory().available
     say(
         f"plan: {texts}, K = {', '.join(map(str, config.speculative_ks))}: at most about"
-        f" {_minutes(needs.total_s)}{_first_of(needs, config.until)}; this process holds"
+        f" {minutes(needs.total_s)}{_first_of(needs, config.until)}; this process holds"
         f" {psutil.Process().memory_info().rss / 1e9:.1f} GB while servers are timed, and"
         f" {free / 1e9:.1f} GB are free"
     )
@@ -209,7 +206,7 @@ def _planned(folder: RunFolder, work: Workload, adapter: Adapter, budget: Budget
 
 
 def _first_of(needs: Expected, until: str | None) -> str:
-    return f", a first answer after about {_minutes(needs.choosing)}" if until == "decided" else ""
+    return f", a first answer after about {minutes(needs.choosing)}" if until == "decided" else ""
 
 
 def _pace(folder: RunFolder, work: Workload, adapter: Adapter) -> Pace:

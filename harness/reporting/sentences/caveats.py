@@ -373,6 +373,11 @@ CAVEATS: Mapping[str, Any] = {
     ),
     "greedy_texts_differ": _greedy_texts_differ,
     "routing_ties": _routing_ties,
+    "server_asked_less": (
+        "to end within budget_s={budget_s:g} this run asked for less than was configured:"
+        " {prompts} prompts, at most {new_tokens} tokens a text, visits: {repetitions}, temperature"
+        " {temperatures}, K = {ks}; budget_s=null asks for everything"
+    ),
     "server_every_k": lambda values: (
         f"every K was measured, as with until=all: {served.EVERY_K[str(values['reason'])]}"
     ),
