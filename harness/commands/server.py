@@ -2,9 +2,11 @@
 
 What the servers are asked for is in `server_requests`, how they are started or attached to in
 `server_start`, and the requests in `server_visits`. What they returned is held here against the
-pair's own weights: it is scored by the pair for replay (traces.parquet), and compared with plain
-decoding's texts and with the target's distribution (checks.jsonl). Where only a tokenizer is here
-(score=false) there is nothing of that.
+pair's own weights: it is scored by the pair for replay (traces.parquet), and compared with the
+target's distribution (checks.jsonl). Where only a tokenizer is here (score=false) there is nothing
+of that. Greedy texts that differ from plain decoding's are judged by the engine itself
+(`server_greedy_texts`), or here where it lists no log-probabilities: a tie is then what the target
+sees as near as the plain server's own tokens are to its likeliest ones.
 """
 
 from collections.abc import Sequence
@@ -13,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from harness.analysis.cells import latest
+from harness.analysis.lossless import greedy_pairs
 from harness.commands.checks import check_run
 from harness.commands.drafted import Drafted, Scoring
 from harness.commands.dry_run import print_server_plan
@@ -43,7 +46,7 @@ from harness.config import ServerConfig
 from harness.engines.adapters import Adapter, adapter_of
 from harness.engines.process import check_port_free
 from harness.measurement.draft_scores import after_lookup
-from harness.measurement.server_request import likelihood_test
+from harness.measurement.server_request import largest_gap, likelihood_test
 from harness.records import (
     GREEDY,
     NotInstalledError,
@@ -52,11 +55,12 @@ from harness.records import (
     Trial,
     UserError,
     grouped,
+    where,
 )
 from harness.serving.engines import OWN
 from harness.storage import RunFolder
 from harness.storage.manifest import SERVER
-from harness.summary import TextLikelihood
+from harness.summary import TextCheck, TextLikelihood
 
 
 def check_mtp(config: ServerConfig, adapter: Adapter) -> None:
@@ -121,7 +125,15 @@ def _judge(folder: RunFolder, work: Workload, pair: Drafted) -> None:
     stored = latest(list(folder.trials.read()))
     trials = [trial for trial in stored if trial.status == "ok" and trial.tokens]
     with unless_broken(folder, NotMeasured("returned_texts")):
-        check_texts(folder, trials, pair, work.config, _likelihoods(trials, work, pair))
+        checks = [check for check in folder.checks() if isinstance(check, TextCheck)]
+        by_engine = {check.k for check in checks if check.noise_positions is not None}
+        judged, noise = [check for check in checks if check.k in by_engine], None
+        left = (check for check, *_ in greedy_pairs(trials) if check.k not in by_engine)
+        if work.config.engine != OWN.name and any(check.result == "OPEN" for check in left):
+            plain = where(trials, temperature=GREEDY, k=0, repetition=0)
+            noise = largest_gap([work.returned(each) for each in plain], pair.target_model)
+        likelihoods = _likelihoods(trials, work, pair)
+        check_texts(folder, trials, pair, work.config, likelihoods, judged, noise)
         _score(folder, work, pair)
 
 

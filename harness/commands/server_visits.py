@@ -23,6 +23,7 @@ import numpy as np
 from harness.analysis.looks import best_started, to_start
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import resumable
+from harness.commands.server_greedy_texts import judge_greedy_texts, judge_the_rest
 from harness.commands.server_requests import (
     Role,
     Task,
@@ -107,6 +108,7 @@ def measure(folder: RunFolder, work: Workload, adapter: Adapter, score: Callable
         tasks = tasks_of(work, synthetic=is_synthetic(work.config, adapter))
         going = _measure_visits(_Visits(folder, work, adapter, failures), tasks)
     if going:
+        judge_the_rest(folder, work, adapter)
         measure_loads(folder, work, adapter, failures)
         measure_structured(folder, work, adapter, failures.dead)
     failures.say()
@@ -375,6 +377,8 @@ def _visit(
                     if line is not None:
                         getattr(folder, task.file).append(line)
             tick()
+    if PLAIN not in dead:
+        judge_greedy_texts(folder, work, servers)
     return PLAIN not in dead
 
 
