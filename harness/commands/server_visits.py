@@ -28,6 +28,7 @@ from harness.analysis.looks import best_started, served_decided, to_start
 from harness.commands.drafted import EncodedPrompt
 from harness.commands.progress import progress, say
 from harness.commands.run_lifecycle import resumable, write_analysis
+from harness.commands.server_greedy_texts import judge_greedy_texts, judge_the_rest
 from harness.commands.server_plan import (
     SLOWER,
     Expected,
@@ -140,6 +141,7 @@ def measure(folder: RunFolder, work: Workload, adapter: Adapter) -> Workload:
     if going and every_k(folder, work.config):
         going = _measure_every_k(visits)
     if going:
+        judge_the_rest(folder, work, adapter)
         measure_loads(folder, work, adapter, failures)
         measure_structured(folder, work, adapter, failures.dead)
     failures.say()
@@ -584,6 +586,8 @@ def _visit(
                     if line is not None:
                         getattr(folder, task.file).append(line)
             tick()
+    if PLAIN not in dead:
+        judge_greedy_texts(folder, work, servers)
     return PLAIN not in dead
 
 

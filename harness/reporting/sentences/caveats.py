@@ -153,10 +153,10 @@ def _outlier_generations(values: Quoted) -> str:
 
 def _greedy_texts_differ(values: Quoted) -> str:
     not_judged = ", {not_judged} not judged" if values["not_judged"] else ""
+    differences = served.differences(values["tie"], values["different"], values["noise"])
     return (
-        "greedy texts against plain decoding: {equal} equal, {tie} tie, {different} different"
-        f"{not_judged}; the first difference is in {{prompt_set}}/{{prompt}} K={{k}} at position"
-        " {position}"
+        f"{{equal}} of {{texts}} greedy texts equal plain decoding's{differences}{not_judged}; the"
+        " first difference is in {prompt_set}/{prompt} K={k} at position {position}"
     ).format(**values)
 
 
