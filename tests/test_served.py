@@ -362,6 +362,13 @@ def test_a_sampled_text_keeps_its_time_whatever_a_request_takes_beside_its_round
     assert [each.decode_s for each in settled(visits)] == pytest.approx([*seconds.values()])
 
 
+def test_decoding_that_was_timed_apart_in_some_visits_is_settled_with_the_others() -> None:
+    apart = [trial(number, 0.1) for number in range(4)]
+    by_two = [replace(trial(number, 0.1), one_token_s=0.02) for number in range(4, 8)]
+    (made,) = settled([*apart, *by_two])
+    assert made.decode_s == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize("disturbed", ["one-token request", "request"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_disturbed_request_for_one_token_makes_decoding_no_faster(
