@@ -382,8 +382,6 @@ class ServedRun(ServedPredictions):
         if question.engine != self.engine.name:
             return None
         doubt = impossible(self.unstable, temperature)
-        if doubt is not None:
-            doubt = doubt[0], {**doubt[1], "clock": self.engine.clock}
         if temperature == GREEDY:
             failed = [check for check in self.checks if check.result == "FAIL"]
             return distrust(failed) or doubt

@@ -352,7 +352,8 @@ def _visit(
             if failed is not None:
                 failures.of_server(role, failed, [*tasks, *later])
             tick()
-    with progress("asking the servers", len(tasks)) as tick, undisturbed():
+    sizes = [len(task.request.tokens) + task.request.budget for task in tasks]
+    with progress("asking the servers", len(tasks), sizes=sizes) as tick, undisturbed():
         for number, task in enumerate(tasks):
             if PLAIN in dead:
                 return False
