@@ -90,8 +90,10 @@ CaveatCode = Literal[
     # step_s: of the bare step, or None
     "plain_tokens_unlike",
     "busy_machine",  # load: processors that other work kept busy, on average; processors: of them
-    "busy_servers",  # the same while servers that the run started were timed by their own clock
-    "busy_cpu_clock",  # the same, or this run, timed by processor time
+    # The same while servers that the run started were timed by their own clock, or by processor
+    # time, as our own loop may be; processor_time: of servers, whether it can be trusted then
+    "busy_servers",
+    "busy_cpu_clock",
     "busy_card",  # processes: of others, that used the card
     # reason: a `ThrottleReason`; throttled, samples: readings with it, and in all; sm_mhz: the
     # median (of a power cap while it held), max_sm_mhz, temperature_c: the highest, power_limit_w,
@@ -1434,6 +1436,8 @@ NotPredicted = Literal[
     "no_weights",  # no target and draft are loaded here, so returned texts cannot be scored
     "no_counting",  # how the engine counts rounds is not known
     "no_costs",  # neither synthetic acceptance nor a second prompt set gives its round times
+    "servers_failed",  # plain decoding, or every K, has no answer
+    "costs_untold",  # requests of other prompt sets were timed, and tell no round times
     "not_lossless",  # it draws from another distribution, so replay does not tell its rounds
 ]
 

@@ -1175,6 +1175,22 @@ def test_the_counters_around_a_request_have_its_deadline(stand_in: Start) -> Non
         ask(attached(VllmServer, server.url))
 
 
+@pytest.mark.parametrize(
+    ("answered_s", "connect_s"),
+    [(0.6, 0.2), pytest.param(25.0, 20.0, marks=pytest.mark.slow)],
+    ids=["scaled", "25 s"],
+)
+def test_an_answer_may_take_longer_than_a_connection(
+    stand_in: Start, monkeypatch: pytest.MonkeyPatch, answered_s: float, connect_s: float
+) -> None:
+    monkeypatch.setattr("harness.engines.client.CONNECT_S", connect_s)
+    server = stand_in(vllm_answers(**{"/v1/completions": lambda _: time.sleep(answered_s) or GOOD}))
+    engine = AttachedEngine({2: server.url}, VllmServer)
+    done = ask(engine)
+    assert (done.tokens, done.asked) == (tuple(TOKENS), 1)
+    assert done.request_s > answered_s
+
+
 def test_the_deadline_of_a_request_follows_from_its_tokens() -> None:
     client = HttpClient("http://h:1")
     assert client.deadline_s(10, 48) == 120

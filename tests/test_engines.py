@@ -24,12 +24,13 @@ from transformers import GemmaConfig, LlamaConfig, Qwen2Config, Qwen3Config
 from harness.analysis.server_lossless import text_z
 from harness.config import DraftConf, ModelConf
 from harness.decoding.sampling import SamplingParameters
+from harness.engines.cpu_clock import CpuReadings
 from harness.engines.gguf_file import write_gguf
 from harness.engines.http_server import AttachedEngine
 from harness.engines.llamacpp import LlamaCpp, LlamaCppServer, request_body, rounds_at_eos
-from harness.engines.own import OwnLoop
+from harness.engines.own import OwnLoop, OwnServer
 from harness.engines.process import ServerProcess
-from harness.engines.protocol import Asked, Engine, ServerDiedError
+from harness.engines.protocol import Asked, Completion, Engine, ServerDiedError
 from harness.measurement.clock import Clock
 from harness.measurement.generations import Request
 from harness.measurement.server_request import (
@@ -433,8 +434,52 @@ def test_a_token_at_the_edge_of_what_is_kept_is_as_unlikely_as_without_an_edge(
     assert kept_all < kept_most < kept_all / 4
 
 
-def test_a_clock_without_a_prefill_apart_is_read_for_one_token_too(served: Served) -> None:
+class OneClock(OwnServer):
+    """Our loop, as a server whose processor time is not read apart from the prefill."""
+
+    def generate(self, asked: Asked) -> Completion:
+        return replace(super().generate(asked), decode_cpu_s=None)
+
+
+def test_the_processor_time_of_decoding_is_read_apart_from_the_prefill(served: Served) -> None:
     server, request = served.own().open(2), replace(served.requests[0], k=2)
+    by_cpu = ask(server, request, 0, "cpu")
+    done = by_cpu.completion
+    assert by_cpu.one_token is done
+    assert done.cpu_s is not None
+    assert 0 < by_cpu.decode_s("cpu") == done.decode_cpu_s < done.cpu_s
+    assert by_cpu.prefill_s("cpu") == pytest.approx(done.cpu_s - by_cpu.decode_s("cpu"))
+    assert by_cpu.trial(server.facts, "cpu").one_token_s is None
+
+
+def test_processor_time_of_decoding_follows_from_readings_and_the_engines_times() -> None:
+    prefill_s, decode_s, begin = 0.4, 0.4, time.perf_counter()
+
+    def read() -> float:  # other work takes half of the prefill's time, and none of decoding's
+        since = time.perf_counter() - begin
+        return 0.5 * min(since, prefill_s) + min(max(0.0, since - prefill_s), decode_s)
+
+    with CpuReadings(read) as readings:
+        time.sleep(prefill_s + decode_s)
+    assert readings.decode_s(prefill_s, decode_s) == pytest.approx(decode_s, rel=0.1)
+    assert readings.decode_s(None, decode_s) is None
+    assert readings.decode_s(0.01, decode_s) is None, "a short prefill is taken off better"
+
+
+def test_a_long_prefill_is_not_taken_off_a_server_that_tells_no_times(served: Served) -> None:
+    class Slow(OneClock):
+        def generate(self, asked: Asked) -> Completion:
+            return replace(super().generate(asked), decode_s=None, cpu_s=8.0)
+
+    server, request = Slow(served.own(), 0, None), replace(served.requests[0], k=0)
+    with pytest.raises(
+        UserError, match=r"clock=cpu: the harness's loop tells no times .* leave clock out"
+    ):
+        ask(server, request, 0, "cpu")
+
+
+def test_a_clock_without_a_prefill_apart_is_read_for_one_token_too(served: Served) -> None:
+    server, request = OneClock(served.own(), 2, None), replace(served.requests[0], k=2)
     by_engine = ask(server, request, 0, "engine")
     assert by_engine.one_token is by_engine.completion
     by_cpu = ask(server, request, 0, "cpu")

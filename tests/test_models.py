@@ -28,7 +28,7 @@ from harness.models.lean.model import LeanModel
 from harness.models.load import LoadedModel, load, load_vocabulary, open_pair
 from harness.models.memory import model_sizes
 from harness.models.probe import cache_error, cached_model, rewind_error
-from harness.models.tokenizer import encode
+from harness.models.tokenizer import encode, tokenizer_difference
 from harness.records import Prompt, UserError
 
 CPU = torch.device("cpu")
@@ -294,7 +294,6 @@ def test_a_draft_with_another_tokenizer_is_refused_by_name(
     change: dict[str, Any], difference: str, tiny: LoadedModel
 ) -> None:
     class Other:
-        bos_token_id = tiny.tokenizer.bos_token_id
         eos_token_id = tiny.tokenizer.eos_token_id
         get_vocab = staticmethod(tiny.tokenizer.get_vocab)
 
@@ -307,6 +306,25 @@ def test_a_draft_with_another_tokenizer_is_refused_by_name(
     line = f"draft=other: another tokenizer than model=tiny .*{difference}"
     with pytest.raises(UserError, match=line):
         open_pair(tiny, draft)
+
+
+def test_a_begin_of_text_id_that_is_put_before_no_text_makes_no_other_tokenizer() -> None:
+    class Named:
+        eos_token_id = 7
+
+        def __init__(self, bos: int | None, *, adds: bool = False) -> None:
+            self.bos_token_id, self._adds = bos, adds
+
+        def get_vocab(self) -> dict[str, int]:
+            return {"a": 0}
+
+        def __call__(self, text: str) -> dict[str, list[int]]:
+            return {"input_ids": [self.bos_token_id] * self._adds + [1] * len(text)}
+
+    assert tokenizer_difference(Named(151643), Named(None)) is None
+    difference = tokenizer_difference(Named(151643, adds=True), Named(None))
+    assert difference is not None
+    assert difference.endswith("is encoded differently")
 
 
 @pytest.mark.parametrize("own_settings", [True, False])

@@ -213,6 +213,18 @@ def test_profile_and_break_even_answer_in_one_sentence() -> None:
     lost = tuple(replace(entry, breakeven_alpha=None) for entry in analysed("profile").ceilings)
     (never,) = content_of(replace(analysed("profile"), ceilings=lost)).verdicts
     assert "speculation cannot pay" in never
+    assert content_of(analysed("breakeven")).next_step is not None
+    assert content_of(replace(analysed("breakeven"), ceilings=lost)).next_step is None
+
+
+def test_what_failed_with_one_error_is_one_line_with_a_count() -> None:
+    died = "llama.cpp at k=2: no answer within 120 s"
+    lost = [Failure(f"easy/p{number} k=2 temperature=0", died) for number in range(20)]
+    summary = replace(analysed("server"), failures=(*lost, Failure("rounds at K=4", "refused")))
+    assert content_of(summary).failures == (
+        f"easy/p0 k=2 temperature=0 and 19 more: {died}",
+        "rounds at K=4: refused",
+    )
 
 
 def test_a_folded_table_repeats_what_names_its_rows() -> None:
@@ -255,7 +267,9 @@ def test_a_report_in_a_checkout_links_to_the_definitions(tmp_path: Path) -> None
 
 def test_an_unfinished_run_is_marked_above_everything() -> None:
     made = analysed("sweep")
-    failures = tuple(Failure(f"easy/p{index} k=8", "out of memory") for index in range(20))
+    failures = tuple(
+        Failure(f"easy/p{index} k=8", f"out of memory ({index})") for index in range(20)
+    )
     run = replace(made.run, status="running", folder="results/x", failed_cells=1)
     text = printed(replace(made, run=run, failures=failures))
     status = text.index("UNFINISHED RUN: still running, or interrupted (resume=results/x continues")

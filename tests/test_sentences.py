@@ -107,9 +107,9 @@ REASONS: dict[str, tuple[Answer, str]] = {
         " speed does not count",
     ),
     "impossible_speedup": (
-        refusal("impossible_speedup", k=2, speedup=3.2, prompt_set="easy", clock="engine"),
+        refusal("impossible_speedup", k=2, speedup=3.2, prompt_set="easy"),
         "3.20x at K=2 on easy prompts is more than its rounds emit, so timings here cannot be"
-        " right; measure again on a quiet machine, or with clock=cpu",
+        " right; measure again on a quiet machine",
     ),
     "nothing_accepted": (
         refusal("nothing_accepted", "does_not_pay", **BEST),
@@ -244,8 +244,13 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
         {"tie": 1, "unjudged": 2},
         "1 text differs by that alone, and in 2 texts it may change as much as a wrong cache",
     ),
-    "busy_servers": ({"load": 1.26, "processors": 2}, "or with clock=cpu"),
-    "busy_cpu_clock": ({"load": 1.26, "processors": 2}, "processor time (clock=cpu) leaves"),
+    "busy_servers": (
+        {"load": 1.26, "processors": 2, "processor_time": True}, "machine, or with clock=cpu",
+    ),
+    "busy_cpu_clock": (
+        {"load": 1.26, "processors": 2, "processor_time": False},
+        "threads that wait for each other count: time the servers on a quiet machine",
+    ),
     "busy_machine": ({"load": 1.26, "processors": 2}, "kept 1.3 of 2 processors busy"),
     "plain_tokens_unlike": (
         {"temperature": 0.0, "times": "6.3 ms (big), 1.6 ms (small)", "drafts": 2,

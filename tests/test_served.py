@@ -34,7 +34,7 @@ from harness.analysis.server_run import ServedRun
 from harness.analysis.server_texts import ServedTexts
 from harness.analysis.setup import Setup
 from harness.analysis.user_latency import one_by_one
-from harness.records import RoundTiming, Rule, ServerClock, Trial
+from harness.records import MachineLoad, RoundTiming, Rule, ServerClock, Trial
 from harness.reporting import html, markdown, serving
 from harness.reporting.content import content_of
 from harness.reporting.html import column_definition
@@ -360,6 +360,13 @@ def test_a_sampled_text_keeps_its_time_whatever_a_request_takes_beside_its_round
         for number, (rounds, each) in enumerate(seconds.items())
     ]
     assert [each.decode_s for each in settled(visits)] == pytest.approx([*seconds.values()])
+
+
+def test_decoding_that_was_timed_apart_in_some_visits_is_settled_with_the_others() -> None:
+    apart = [trial(number, 0.1) for number in range(4)]
+    by_two = [replace(trial(number, 0.1), one_token_s=0.02) for number in range(4, 8)]
+    (made,) = settled([*apart, *by_two])
+    assert made.decode_s == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("disturbed", ["one-token request", "request"])
@@ -1155,6 +1162,55 @@ def test_round_times_of_other_prompt_sets_serve_where_acceptance_cannot_be_set(
     one_set = analyse(without_synthetic(replace(stored, trials=easy)))
     assert one_set.served is not None
     assert one_set.served.not_predicted == "no_costs"
+
+
+def test_why_nothing_is_predicted_is_what_happened(stored: StoredRun) -> None:
+    run = without_synthetic(stored)
+
+    def failed(trial: Trial) -> Trial:
+        return replace(trial, status="failed", decode_s=None, tokens=None, error="no answer")
+
+    def not_predicted(run: StoredRun) -> str | None:
+        served = analyse(run).served
+        assert served is not None
+        return served.not_predicted
+
+    # Three prompt sets or one: where the servers of every K failed, that is why
+    without_k = tuple(failed(trial) if trial.k else trial for trial in run.trials)
+    starts = tuple(trial for trial in run.starts if not trial.k)
+    assert not_predicted(replace(run, trials=without_k, starts=starts)) == "servers_failed"
+    # Two sets were timed, and every text is of one length
+    alike = [
+        replace(trial, tokens=(trial.tokens or ())[:5], new_tokens=4, stop_reason="budget")
+        for trial in run.trials
+    ]
+    assert not_predicted(replace(run, trials=tuple(alike), starts=())) == "costs_untold"
+
+
+def test_a_prompt_that_failed_at_a_k_is_no_visit_that_the_others_lack(stored: StoredRun) -> None:
+    first = next(trial for trial in stored.trials if trial.k == 4)
+    lost = [
+        replace(trial, status="failed", decode_s=None, tokens=None, error="refused")
+        if (trial.k, trial.prompt_set, trial.prompt) == (4, first.prompt_set, first.prompt)
+        else trial
+        for trial in stored.trials
+    ]
+    made = analyse(replace(stored, trials=tuple(lost)))
+    assert "server_visits_lacking" not in {caveat.code for caveat in made.caveats}
+    assert {row.status for row in made.results if row.k == 4 and row.speedup} >= {"partial"}
+
+
+@pytest.mark.parametrize(("threads", "offered"), [(1, True), (2, False), (None, False)])
+def test_processor_time_is_offered_where_one_thread_computes(
+    stored: StoredRun, threads: int | None, offered: bool
+) -> None:
+    engine = stored.manifest.engine
+    assert engine is not None
+    by_engine = replace(engine, name="llamacpp", started=True, clock="engine")
+    notes = {"other_load": MachineLoad(1.2, 2), "server_threads": threads, "engine": by_engine}
+    run = replace(stored, manifest=stored.manifest.updated(**notes))
+    (said,) = [each for each in analyse(run).caveats if each.code == "busy_servers"]
+    assert said.values["processor_time"] is offered
 
 
 @pytest.mark.parametrize("rule", ["greedy_draft", "ratio"])

@@ -21,6 +21,7 @@ from harness.records import (
     Measurement,
     NotMeasured,
     ResultRow,
+    ServingEngine,
     StepTiming,
     ThrottleReason,
     Trial,
@@ -218,7 +219,10 @@ def _of_the_steps(setup: Setup, timings: Sequence[StepTiming]) -> Iterator[Cavea
             code = "busy_cpu_clock"
         elif engine is not None and engine.name != OWN.name and engine.started:
             code = "busy_servers" if engine.clock == "engine" else "busy_cpu_clock"
-        yield Caveat(code, asdict(load))
+        values: Values = asdict(load)
+        if code != "busy_machine" and engine is not None:
+            values = {**values, "processor_time": _processor_time_tells(setup, engine)}
+        yield Caveat(code, values)
     if processes := setup.run.manifest.other_gpu_processes:
         yield Caveat("busy_card", {"processes": processes})
     yield from _throttled_card(setup)
@@ -232,6 +236,16 @@ def _of_the_steps(setup: Setup, timings: Sequence[StepTiming]) -> Iterator[Cavea
     if wide:
         roles = " and ".join(sorted(wide))
         yield Caveat("scattered_steps", {"roles": roles, "spread": WIDE_SPREAD})
+
+
+def _processor_time_tells(setup: Setup, engine: ServingEngine) -> bool:
+    """Whether the servers' processor time says what they take on a busy machine.
+
+    Threads that wait for each other run on meanwhile; and of servers that tell no times of their
+    own a long prefill is not told from decoding (`harness.engines.cpu_clock`).
+    """
+    untimed = any(trial.one_token_s is not None for trial in setup.run.trials)
+    return setup.run.manifest.server_threads == 1 and (engine.clock == "cpu" or not untimed)
 
 
 def _throttled_card(setup: Setup) -> Iterator[Caveat]:

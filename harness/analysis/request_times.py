@@ -102,8 +102,12 @@ def shared_visits(visits: Iterable[Visit], plain: Iterable[Visit]) -> list[tuple
 
 def settled_seconds(visits: Sequence[Visit], settle: Settle = undisturbed) -> float:
     """Seconds per length, settled over visits."""
-    one_token_s = settle([visit.one_token_s for visit in visits])
-    requests = [(v.seconds + v.one_token_s - one_token_s) / v.length for v in visits]
+    taken_off = [visit.one_token_s for visit in visits if visit.one_token_s]
+    one_token_s = settle(taken_off) if taken_off else 0.0
+    requests = [
+        (v.seconds + (v.one_token_s - one_token_s if v.one_token_s else 0.0)) / v.length
+        for v in visits
+    ]
     return max(0.0, settle(requests))
 
 

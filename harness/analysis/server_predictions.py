@@ -235,7 +235,13 @@ class ServedPredictions(ServedTexts):
             for t in self.temperatures
             for name in (*self.sets_at(t), *([] if self.chosen_k(t) is None else [None]))
         )
-        return None if any(costs is not None for costs in known) else "no_costs"
+        if any(costs is not None for costs in known):
+            return None
+        timed = {trial.k for trial in completed(self.trials)}
+        if 0 not in timed or timed == {0}:
+            return "servers_failed"
+        several = any(len(self.sets_at(t)) > 1 or self._rounds_near(t) for t in self.temperatures)
+        return "costs_untold" if several else "no_costs"
 
     # ---- cells -----------------------------------------------------------------------------------
 

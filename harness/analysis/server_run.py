@@ -391,8 +391,6 @@ class ServedRun(ServedPredictions):
         if question.engine != self.engine.name:
             return None
         doubt = impossible(self.unstable, temperature)
-        if doubt is not None:
-            doubt = doubt[0], {**doubt[1], "clock": self.engine.clock}
         if temperature == GREEDY:
             judged = [check for check in self.checks if check.result != "OPEN"]
             return distrust(by_text(judged)) or doubt

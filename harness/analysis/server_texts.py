@@ -134,23 +134,24 @@ class ServedTexts:
 
     @cached_property
     def _visits(self) -> dict[Cell, int]:
-        """Of each cell, the visits that both it and plain decoding finished; fewest of a prompt."""
+        """Of each cell, the visits that both it and plain decoding finished.
+
+        Fewest of a prompt, of those that both ever finished: the others are failures of their own.
+        """
         finished: dict[tuple[Cell, str], set[int]] = {}
         for t in self.trials:
             if t.status == "ok":
                 finished.setdefault((t.cell_key, t.prompt), set()).add(t.repetition)
-        asked = grouped(self.trials, lambda t: t.cell_key)
-        if (chosen := self.setup.run.manifest.served_ks) is None or chosen.ended is None:
-            of_set = grouped(self.trials, lambda t: (t.prompt_set, t.temperature))
-            asked = {cell: of_set[cell.prompt_set, cell.temperature] for cell in asked}
-        plain = {cell: replace(cell, k=0) for cell in asked}
-        return {
-            cell: min(
+        prompts = grouped(self.trials, lambda t: (t.prompt_set, t.temperature))
+        plain = {cell: replace(cell, k=0) for cell in {t.cell_key for t in self.trials}}
+        shared: dict[Cell, int] = {}
+        for cell in plain:
+            both = (
                 len(finished.get((cell, name), set()) & finished.get((plain[cell], name), set()))
-                for name in {t.prompt for t in trials}
+                for name in {t.prompt for t in prompts[cell.prompt_set, cell.temperature]}
             )
-            for cell, trials in asked.items()
-        }
+            shared[cell] = min(filter(None, both), default=0)
+        return shared
 
     @property
     def ks(self) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 EVERY_S, SOON_S, LATE_S = 10.0, 2.0, 5.0
 # How often a bar is drawn, or looked at whether a line is due: rarely, since models are being timed
 LOOKS_PER_S = 2
+# The standard error of a mean, relative to it, up to which it says how long the rest takes
+MOST_ERROR = 0.5
 
 
 class Bar:
@@ -40,17 +42,27 @@ class Bar:
     """
 
     def __init__(
-        self, display: "_Display", label: str, total: int | None, most_s: float | None = None
+        self,
+        display: "_Display",
+        label: str,
+        total: int | None,
+        most_s: float | None = None,
+        sizes: Sequence[float] | None = None,
     ) -> None:
-        """Begin with nothing counted; `most_s`: seconds after which nothing further is begun."""
+        """Begin with nothing counted; arguments as in `progress`."""
         self.label, self.total, self.done, self.due = label, total, 0, float("inf")
         self._display = display
         self._began = self._counted = time.monotonic()
         self._until = None if most_s is None else self._began + most_s
+        self._sizes = sizes
+        # Of what is counted: seconds of one of size 1
+        self._paces: list[float] = []
 
     def __call__(self) -> None:
         """Count one."""
-        self.done, self._counted = self.done + 1, time.monotonic()
+        before, self._counted = self._counted, time.monotonic()
+        self._paces.append((self._counted - before) / self._size(self.done))
+        self.done += 1
 
     def say(self, label: str, *, soon: bool = False) -> None:
         """Show another label; `soon`: within seconds, because it may wait for something else."""
@@ -68,24 +80,34 @@ class Bar:
 
     @property
     def left(self) -> str:
-        """About how long it takes, from the mean of what is counted; empty before the first.
+        """About how long it takes, from the mean of what is counted, by its sizes.
 
-        What is under way counts into the mean once it takes longer than that; where it is the last,
-        nobody knows how long it still takes.
+        Empty where that is not known: before the second, and while those that are counted differ so
+        much that the standard error of their mean is more than half of it (of two, one took more
+        than three times as long). What is under way counts into the mean once it takes longer than
+        that; where it is the last, nobody knows how long it still takes.
         """
-        if not self.total or not self.done:
+        if not self.total or self.done < 2 or self.done >= self.total:
             return ""
-        since = time.monotonic() - self._counted
-        others = self.total - self.done - 1
-        mean = (self._counted - self._began) / self.done
-        if since > mean:
-            mean = (self._counted - self._began + since) / (self.done + 1)
+        since, size = time.monotonic() - self._counted, self._size(self.done)
+        others = sum(self._size(index) for index in range(self.done + 1, self.total))
+        paces, count = self._paces, self.done
+        pace = sum(paces) / count
+        if since > pace * size:
+            paces, count = [*paces, since / size], count + 1
+            pace = sum(paces) / count
             if others <= 0:
                 return ""
-        seconds = mean * others + max(0.0, mean - since)
+        variance = sum((each - pace) ** 2 for each in paces) / (count - 1) / count
+        if variance > (MOST_ERROR * pace) ** 2:
+            return ""
+        seconds = pace * others + max(0.0, pace * size - since)
         if self._until is not None:
             seconds = min(seconds, max(0.0, self._until - time.monotonic()))
         return f"about {_clock(seconds)} left"
+
+    def _size(self, index: int) -> float:
+        return self._sizes[index] if self._sizes and index < len(self._sizes) else 1.0
 
     def __str__(self) -> str:
         counted = f"{self.label} {self.counts}".strip()
@@ -207,14 +229,19 @@ def say(line: str) -> None:
 
 @contextmanager
 def progress(
-    label: str, total: int | None = None, *, most_s: float | None = None, soon: bool = False
+    label: str,
+    total: int | None = None,
+    *,
+    most_s: float | None = None,
+    soon: bool = False,
+    sizes: Sequence[float] | None = None,
 ) -> Iterator[Bar]:
     """Show what is being done while the block runs; yields what counts to `total`.
 
     Blocks may be nested. `most_s`: after so many seconds nothing further is begun. `soon` is that
-    of `Bar.say`.
+    of `Bar.say`. `sizes`: of what is counted, in its order; by default all are alike.
     """
-    bar = Bar(_DISPLAY, label, total, most_s)
+    bar = Bar(_DISPLAY, label, total, most_s, sizes)
     if soon:
         bar.say(label, soon=True)
     _DISPLAY.push(bar)

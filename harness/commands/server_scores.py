@@ -140,7 +140,9 @@ def _scored(
             )
             for k, texts in of_k.items()
         }
-    if work.pair is None and greedy and draft.spec.weights == "own" and not draft.spec.reads_states:
+    alone = draft.spec.weights == "own" and not draft.spec.reads_states
+    # Whose model a server has that runs elsewhere, only the target tells
+    if work.pair is None and greedy and alone and work.config.url is None:
         loaded, model = open_draft(work.config, work.vocabulary, folder.manifest.server_threads)
         note_models(folder, {"draft": ModelEntry.of({**loaded.describe(), **model.describe()})})
         with progress("scoring the returned texts", count) as tick:

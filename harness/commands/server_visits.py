@@ -559,7 +559,8 @@ def _visit(
     folder, work, failures = visits.folder, visits.work, visits.failures
     dead, in_a_row = failures.dead, Counter[Role]()
     begun, last = monotonic(), None
-    with progress("asking the servers", len(tasks)) as tick, undisturbed():
+    sizes = [len(task.request.tokens) + task.request.budget for task in tasks]
+    with progress("asking the servers", len(tasks), sizes=sizes) as tick, undisturbed():
         for number, task in enumerate(tasks):
             if PLAIN in dead:
                 return False

@@ -221,7 +221,7 @@ class HttpClient:
                     retries=False,
                     redirect=False,
                     preload_content=False,
-                    timeout=Timeout(min(CONNECT_S, timeout_s), timeout_s),
+                    timeout=Timeout(connect=min(CONNECT_S, timeout_s), read=timeout_s),
                 )
             except HTTPError as error:
                 raise self._without_answer(error, begin, timeout_s) from error

@@ -6,7 +6,7 @@ import shlex
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from harness.engines.client import HttpClient
 from harness.engines.counters import CounterNames
+from harness.engines.cpu_clock import CpuReadings
 from harness.engines.process import LOOPBACK, ServerProcess, check_port_free, free_port, on_path
 from harness.engines.protocol import (
     Asked,
@@ -62,6 +63,7 @@ class Answer:
     body: Any
     request_s: float
     cpu_s: float | None
+    readings: CpuReadings | None = None
 
 
 @dataclass(frozen=True)
@@ -346,12 +348,17 @@ class HttpServer(Server):
     def complete(self, asked: Asked, deadline_s: float) -> Completion:
         """Ask once for a completion, within so many seconds."""
 
-    def ask(self, path: str, body: Mapping[str, Any], deadline_s: float) -> Answer:
-        """The answer to a request, timed."""
+    def ask(
+        self, path: str, body: Mapping[str, Any], deadline_s: float, *, decode_cpu: bool = False
+    ) -> Answer:
+        """The answer to a request, timed; `decode_cpu` as in `Asked`."""
+        readings = CpuReadings(self.cpu_s) if decode_cpu and self._alone else None
         cpu, begin = self._request_cpu_s(), perf_counter()
-        answer = self._client.post(path, body, deadline_s)
+        with nullcontext() if readings is None else readings:
+            answer = self._client.post(path, body, deadline_s)
         request_s, after = perf_counter() - begin, self._request_cpu_s()
-        return Answer(answer, request_s, None if cpu is None or after is None else after - cpu)
+        cpu_s = None if cpu is None or after is None else after - cpu
+        return Answer(answer, request_s, cpu_s, readings)
 
     def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
         """Refuse a server whose model reads token ids as another text; see `protocol.Server`."""
@@ -401,6 +408,8 @@ class HttpServer(Server):
             prefill_s=record.prefill_s,
             decode_s=record.decode_s,
             cpu_s=answer.cpu_s,
+            decode_cpu_s=answer.readings
+            and answer.readings.decode_s(record.prefill_s, record.decode_s),
             steps=record.steps if self.k else None,
             likeliest=record.likeliest,
         )

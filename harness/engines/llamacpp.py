@@ -206,7 +206,8 @@ class LlamaCppServer(HttpServer):
     def complete(self, asked: Asked, deadline_s: float) -> Completion:
         """Ask once for a completion; see `HttpServer`."""
         drafts = self._drafts(deadline_s)
-        answer = self.ask(INTERFACE.path, request_body(asked), deadline_s)
+        body = request_body(asked)
+        answer = self.ask(INTERFACE.path, body, deadline_s, decode_cpu=asked.decode_cpu)
         drafts_now = self._drafts(deadline_s)
         drafted = None if drafts is None or drafts_now is None else drafts_now - drafts
         return self._completion(answer, asked, drafts=drafted)

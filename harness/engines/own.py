@@ -88,9 +88,9 @@ class OwnServer(Server):
         else:
             drafter.begin(prompt)
             rounds = speculative_rounds(loop.target, drafter, generation)
-        prefilled = loop.now()
+        prefilled, prefilled_cpu = loop.now(), self.cpu_s()
         done = list(rounds)
-        end = loop.now()
+        end, end_cpu = loop.now(), process_time()
         tokens = tuple(token for entry in done for token in entry.tokens)
         return Completion(
             tokens=tokens,
@@ -101,7 +101,8 @@ class OwnServer(Server):
             prefill_s=prefilled - begin,
             decode_s=end - prefilled,
             request_s=end - begin,
-            cpu_s=None if cpu is None else process_time() - cpu,
+            cpu_s=None if cpu is None else end_cpu - cpu,
+            decode_cpu_s=None if prefilled_cpu is None else end_cpu - prefilled_cpu,
             steps=tuple(done) if self.k else None,
         )
 

@@ -114,6 +114,7 @@ class Asked(NamedTuple):
         cached: whether the server may use what its cache holds of the prompt.
         schema: JSON schema, as JSON text, that the engine's grammar holds the text to; None for a
             text of the target's own.
+        decode_cpu: whether the processor time of decoding is wanted apart from the prefill's.
     """
 
     prompt: Sequence[int]
@@ -123,6 +124,7 @@ class Asked(NamedTuple):
     logprobs: int = 0
     cached: bool = False
     schema: str | None = None
+    decode_cpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,8 @@ class Completion:
         cpu_s: processor time that the server's process spent meanwhile, of all threads; None for
             a server elsewhere, or with other requests. On a machine shared with others it is
             steadier than any wall clock.
+        decode_cpu_s: the part of it that decoding took, where it was asked for and can be read
+            (`engines.cpu_clock`).
         counted: tokens by the engine's own count, where it returns a text alone.
         steps: each of the rounds, where the engine tells.
         likeliest: at each position the log-probabilities of the likeliest tokens, by id; empty
@@ -209,6 +213,7 @@ class Completion:
     prefill_s: float | None = None
     decode_s: float | None = None
     cpu_s: float | None = None
+    decode_cpu_s: float | None = None
     steps: tuple[Round, ...] | None = None
     counted: int | None = None
     likeliest: Likeliest = ()

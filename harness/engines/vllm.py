@@ -211,7 +211,7 @@ class VllmServer(HttpServer):
         """Ask once for a completion; see `HttpServer`."""
         before = None if self._answers_tell else self._sums(deadline_s)
         body = {**request_body(asked), **self.named}
-        answer = self.ask(INTERFACE.path, body, deadline_s)
+        answer = self.ask(INTERFACE.path, body, deadline_s, decode_cpu=asked.decode_cpu)
         (choice,) = field_of(answer.body, "choices", self.where, SERVER)
         returned = len(field_of(choice, "token_ids", self.where, f"{SERVER}, 0.11 or later"))
         record = parse(answer.body)

@@ -1,9 +1,11 @@
 """One request to a server, and what it took: a line of trials.jsonl or of rounds.jsonl.
 
 Two clocks measure a server. Its own, where it reports decoding apart from the prefill: the time
-that a user waits. And the processor time of its process, which is steadier on a busy machine. That
-clock has no prefill apart, nor has the client's, which stands in for a server that reports no
-times: there each request is also made for one token, and that request's time is taken off.
+that a user waits. And the processor time of its process, which is steadier on a busy machine where
+one thread computes: more of them wait for each other by running on. Of a long prefill that clock is
+read apart (`harness.engines.cpu_clock`). Where it is not, and on the client's clock, which stands
+in for a server that reports no times, each request is also made for one token, and that request's
+time is taken off.
 
 What decoding costs is found from requests of two budgets (`harness.analysis.server_costs`): the
 first round after a prefill costs more than the others (llama.cpp, for one, builds its graphs anew),
@@ -27,6 +29,7 @@ import torch
 from torch import Tensor
 
 from harness.decoding.sampling import penalised_along, sampler_for
+from harness.engines.cpu_clock import LONG_PREFILL_S
 from harness.engines.protocol import Completion, EngineFacts, Server
 from harness.measurement.generations import Request, round_counts
 from harness.measurement.target_texts import GeneratedText
@@ -54,14 +57,16 @@ class ServedRequest:
 
     def decode_s(self, clock: ServerClock) -> float:
         """Seconds that the rounds took."""
-        if clock == "engine" and self.completion.decode_s is not None:
-            return self.completion.decode_s
+        if (decode_s := _timed_apart(self.completion, clock)) is not None:
+            return decode_s
         return self._request_s(self.completion, clock) - self._request_s(self.one_token, clock)
 
     def prefill_s(self, clock: ServerClock) -> float:
         """Seconds until the first token was there."""
         if clock == "engine" and self.completion.prefill_s is not None:
             return self.completion.prefill_s
+        if self.one_token is self.completion and self.completion.decode_cpu_s is not None:
+            return self._request_s(self.completion, clock) - self.completion.decode_cpu_s
         return self._request_s(self.one_token, clock)
 
     def one_token_s(self, clock: ServerClock) -> float | None:
@@ -161,15 +166,27 @@ def check_drafts(server: Server, completion: Completion) -> None:
 def ask(server: Server, request: Request, number: int, clock: ServerClock) -> ServedRequest:
     """Send a request, and where the clock has no prefill apart, one for the prefill alone.
 
-    The latter goes first: a server that has waited for its turn is slower at first.
+    Raises:
+        UserError: a prefill is too long to be taken off.
     """
-    for_one = request.asked._replace(budget=1)
-    one = server.generate(for_one) if clock == "cpu" else None
-    completion = server.generate(request.asked)
+    asked = request.asked._replace(decode_cpu=clock == "cpu")
+    completion = server.generate(asked)
     check_drafts(server, completion)
-    if one is None:
-        one = completion if completion.decode_s is not None else server.generate(for_one)
-    return ServedRequest(number, request, completion, one)
+    if _timed_apart(completion, clock) is not None:
+        return ServedRequest(number, request, completion, completion)
+    one_token = server.generate(asked._replace(budget=1))
+    untimed = completion.decode_s is None
+    if clock == "cpu" and untimed and (one_token.cpu_s or 0.0) > LONG_PREFILL_S:
+        raise UserError(
+            f"clock=cpu: {server.facts.spec.title} tells no times of its own here, and a prefill of"
+            f" {one_token.cpu_s:.2g} processor seconds cannot be taken off; leave clock out"
+        )
+    return ServedRequest(number, request, completion, one_token)
+
+
+def _timed_apart(completion: Completion, clock: ServerClock) -> float | None:
+    """Seconds of decoding, where the clock tells them apart from the prefill."""
+    return completion.decode_s if clock == "engine" else completion.decode_cpu_s
 
 
 def shorter(request: Request) -> Request:

@@ -274,6 +274,27 @@ def _predictions_off(temperatures: Sequence[Quoted]) -> str:
     )
 
 
+def _busy_servers(values: Quoted) -> str:
+    line = (
+        f"other work kept {values['load']:.1f} of {values['processors']} processors busy while the"
+        " servers were timed: time them again on a quiet machine"
+    )
+    return f"{line}, or with clock=cpu" if values["processor_time"] else line
+
+
+def _busy_cpu_clock(values: Quoted) -> str:
+    line = (
+        f"other work kept {values['load']:.1f} of {values['processors']} processors busy meanwhile;"
+        " processor time (clock=cpu) leaves waiting out, but shared caches still slow what is timed"
+    )
+    if values.get("processor_time", True):
+        return line
+    return (
+        f"{line}, and threads that wait for each other count: time the servers on a quiet machine,"
+        " or with threads=1"
+    )
+
+
 CAVEATS: Mapping[str, Any] = {
     "dummy_weights": "dummy weights: latencies are real, acceptances are not",
     "synthetic_acceptance": (
@@ -332,14 +353,8 @@ CAVEATS: Mapping[str, Any] = {
         "{roles} step times scatter (p90 above {spread:g} x the median), as on a busy machine:"
         " trust what generations measured more than predictions"
     ),
-    "busy_servers": (
-        "other work kept {load:.1f} of {processors} processors busy while the servers were timed:"
-        " time them again on a quiet machine, or with clock=cpu, by their processor time"
-    ),
-    "busy_cpu_clock": (
-        "other work kept {load:.1f} of {processors} processors busy meanwhile; processor time"
-        " (clock=cpu) leaves waiting out, but shared caches still slow what is timed"
-    ),
+    "busy_servers": _busy_servers,
+    "busy_cpu_clock": _busy_cpu_clock,
     "busy_machine": (
         "other work kept {load:.1f} of {processors} processors busy: time it on a quiet machine"
     ),
@@ -407,7 +422,7 @@ CAVEATS: Mapping[str, Any] = {
     "loads_disturbed": (
         "other work kept {others:.2f} processors busy while requests were sent side by side, more"
         " than {most:g}: loads are not compared and no K is named for them; measure them on a quiet"
-        " machine, or with clock=cpu"
+        " machine"
     ),
     "load_predictions_off": lambda values: (
         f"predictions under load miss by {fmt.percent(values['median'])} in the median and up to"

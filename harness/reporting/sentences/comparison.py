@@ -43,7 +43,7 @@ CAVEATS = {
         "PLAIN DECODING CHANGED: a plain token of {prompt_set} prompts at temperature"
         " {temperature:g} took {reference_ms:.3g} ms in {reference_run} and {ms:.3g} ms in {run}"
         " ({change:+.0%}) on one engine and device: the machine was not equally fast, so a speedup"
-        " ratio near 1 says little (clock=cpu or a quiet machine)"
+        " ratio near 1 says little; time both on a quiet machine"
     ),
     "distrusted": "NO SPEEDUPS COMPARED: {run}'s {reason}; only times are compared",
     "other_acceptance": (

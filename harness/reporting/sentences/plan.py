@@ -51,7 +51,7 @@ def banner(summary: Summary) -> str | None:
     return (
         f"NO CHOICE TO ACT ON: other work kept {said.values['others']:.2f} processors busy while"
         " the run's loads were timed, so its own report names no K under load either. What follows"
-        " is of a busy machine: measure the loads on a quiet one, or with clock=cpu."
+        " is of a busy machine: measure the loads on a quiet one."
     )
 
 

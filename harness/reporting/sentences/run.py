@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from harness.records import GREEDY_RESULTS, ResultRow
+from harness.records import GREEDY_RESULTS, ResultRow, grouped
 from harness.reporting import formatting as fmt
 from harness.reporting.sentences import as_sentence
 from harness.reporting.sentences.caveats import CAVEATS
@@ -93,8 +93,14 @@ def engine(run: RunFacts) -> str | None:
 
 
 def failures(summary: Summary) -> tuple[str, ...]:
-    """What did not complete, or is not for the target, with the error; the first few of many."""
-    lines = [f"{failure.where}: {failure.error}" for failure in summary.failures]
+    """What did not complete, or is not for the target, with the error; the first few of many.
+
+    What failed with one error is one line: all that is lost with a server, for one.
+    """
+    lines: list[str] = []
+    for error, alike in grouped(summary.failures, lambda failure: failure.error).items():
+        more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
+        lines.append(f"{alike[0].where}{more}: {error}")
     lines += [f"draft {each.where}: {each.error}" for each in summary.ineligible]
     if len(lines) <= _FAILURES_SHOWN:
         return tuple(lines)

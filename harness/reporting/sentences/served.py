@@ -47,6 +47,11 @@ NOT_PREDICTED = {
         "its round times are not known: it has no synthetic acceptance, and there is no second"
         " prompt set to take them from (prompts.sets=[...])"
     ),
+    "servers_failed": "servers did not answer, so no K was timed next to plain decoding",
+    "costs_untold": (
+        "the requests that were timed do not tell what rounds cost: their texts are too alike in"
+        " length, or other work disturbed them"
+    ),
 }
 # Why no K was chosen by replay
 EVERY_K = {
@@ -548,9 +553,11 @@ def visits_lacking(values: Quoted) -> str:
         else "an answer that names it rests on these"
     )
     load = "under load " if values["load"] else ""
+    which = f"{load}K={values['ks']} at temperature {values['temperature']:g}"
+    if not values["timed"]:
+        return f"{which} was timed in no visit next to plain decoding; resume= measures it"
     return (
-        f"{load}K={values['ks']} at temperature {values['temperature']:g} was timed in"
-        f" {values['timed']} of {values['asked']} visits: it is compared with plain decoding over"
+        f"{which} was timed in {values['timed']} of {values['asked']} visits: it is compared with plain decoding over"
         f" these alone, and {consequence}; resume= measures the others"
     )
 

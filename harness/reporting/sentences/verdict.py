@@ -283,13 +283,10 @@ def _given_numbers(entry: Answer, values: Quoted) -> str:
 
 
 def _impossible_speedup(_: Answer, values: Quoted) -> str:
-    again = "on a quiet machine"
-    if values.get("clock") not in (None, "cpu"):
-        again += ", or with clock=cpu"
     return (
         f"{fmt.speedup(values['speedup'])} at K={values['k']} on {values['prompt_set']}"
-        " prompts is more than its rounds emit, so timings here cannot be right; measure again"
-        f" {again}"
+        " prompts is more than its rounds emit, so timings here cannot be right; measure again on a"
+        " quiet machine"
     )
 
 
@@ -443,6 +440,8 @@ def next_step(summary: Summary) -> NextStep | None:
         if summary.round_fit is not None:  # its alpha and times are in the log
             asked = f"python -m harness.server engine=ENGINE {keys} 'url=[PLAIN,SPECULATIVE]'"
             return NextStep("a server run measures them with intervals", asked)
+        if not any(ceiling.breakeven_alpha is not None for ceiling in summary.ceilings):
+            return None  # no alpha would pay
         return NextStep("a sweep measures alpha for a pair", f"python -m harness.sweep {keys}")
     if summary.running is not None:
         if summary.round_times or not summary.from_acceptance:
