@@ -12,7 +12,7 @@ import torch
 from served_pair import embedded, shipped_requests
 from torch import Tensor
 
-from harness.analysis.lossless import LEAST_CHANCE, NOISE_FAILS, distrust, voiding
+from harness.analysis.lossless import distrust, voiding
 from harness.commands.server_greedy_texts import judged_by
 from harness.config import DraftConf
 from harness.decoding.model_drafter import ModelDrafter
@@ -21,9 +21,7 @@ from harness.engines.protocol import Asked, Completion
 from harness.measurement.engine_noise import (
     LISTED,
     TIE_FACTOR,
-    WANTED_POSITIONS,
     PlainText,
-    ask_margins,
 )
 from harness.models.load import open_pair
 from harness.records import first_difference
@@ -126,7 +124,9 @@ def judged(k: int, nats: float, broken: Callable[[int], int] = int) -> list[Text
             equal.append(text)
             continue
         other = texts[1][position] if position < len(texts[1]) else None
-        waiting.append((replace(check, result="OPEN"), replace(text, position=position, other=other)))
+        waiting.append(
+            (replace(check, result="OPEN"), replace(text, position=position, other=other))
+        )
     plain.asked.clear()
     checks += judged_by(plain, k, waiting, iter(equal))
     if not waiting:

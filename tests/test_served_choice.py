@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,13 @@ from harness.analysis.verdict import Candidate, Evidence, Timed, decide
 from harness.cli import compose
 from harness.commands import server as command
 from harness.commands import server_visits
+from harness.commands.drafted import EncodedPrompt
+from harness.commands.server_plan import Pace, everything, expected, fitted
 from harness.engines.own import OwnLoop
-from harness.records import UserError
+from harness.records import Prompt, UserError
 from harness.reporting.content import content_of
 from harness.reporting.sentences.served import reasons
+from harness.stats.two_phase import look_shares
 from harness.storage import StoredRun
 from harness.storage.manifest import ServedKs
 from harness.summary import StartedServers, from_json, to_json
@@ -35,8 +38,11 @@ GRID = [
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
-    return ran("server", f"results_root={tmp_path_factory.mktemp('results')}", *GRID)
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredRun]:
+    """A run whose looks decide nothing, so that it makes all of them."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(server_visits, "served_decided", lambda *_: frozenset())
+        yield ran("server", f"results_root={tmp_path_factory.mktemp('results')}", *GRID)
 
 
 def chosen_of(run: StoredRun) -> ServedKs:
@@ -192,11 +198,14 @@ def test_a_resumed_run_measures_the_k_that_was_chosen(
             command.run(asked)
     (folder,) = tmp_path.iterdir()
     before = json.loads((folder / "manifest.json").read_text())["served_ks"]
+    monkeypatch.setattr(server_visits, "served_decided", lambda *_: frozenset())
     probes = (folder / "probes.jsonl").read_bytes()
     # Whatever would be chosen now
     monkeypatch.setattr(server_visits, "best_started", lambda *_: ())
     again = ran("server", f"resume={folder}")
-    assert json.loads((folder / "manifest.json").read_text())["served_ks"] == before
+    after = json.loads((folder / "manifest.json").read_text())["served_ks"]
+    assert (after["started"], after["chosen"]) == (before["started"], before["chosen"])
+    assert (after["made"], after["ended"]) == (4, "prompts")
     assert (folder / "probes.jsonl").read_bytes() == probes
     k = chosen_of(again).k_at(0.0)
     done = {(t.k, t.prompt_set, t.prompt, t.repetition) for t in again.trials if t.status == "ok"}
@@ -321,3 +330,86 @@ def test_a_report_says_how_many_speculating_servers_were_started(
     summary = replace(summary, served=replace(summary.served, servers=started))
     assert sentence in reasons(summary)
     assert content_of(summary).verdicts
+
+
+# ---- looks and the budget ------------------------------------------------------------------------
+
+
+def test_a_run_ends_at_the_look_that_decides_it_and_lacks_no_visit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(server_visits, "served_decided", lambda _, look: {0.0} if look == 2 else ())
+    run = ran("server", f"results_root={tmp_path}", *GRID)
+    chosen = chosen_of(run)
+    assert (chosen.made, chosen.ended) == (2, "decided")
+    k = chosen.k_at(0.0)
+    assert sum(trial.k == k for trial in run.trials) == 2 * PROMPTS * VISITS // 2
+    summary = analyse(run)
+    assert {row.status for row in summary.results if row.source == "measured"} == {"complete"}
+    assert not any(entry.code == "server_visits_lacking" for entry in summary.caveats)
+    said = capsys.readouterr().err
+    assert said.index("plan: ") < said.index("first answer: ") < said.index("after look 1 of 4: ")
+
+
+def test_bounds_at_an_earlier_look_are_wider_than_at_the_last() -> None:
+    rng, prompts = np.random.default_rng(0), 24
+    plain = Timed(np.full(prompts, 1.0), np.full(prompts, 100.0))
+    seconds = 0.9 * np.exp(0.1 * rng.standard_normal(prompts))
+    evidence = Evidence(
+        temperature=0.0,
+        names=tuple(("a", str(n)) for n in range(prompts)),
+        baseline=plain,
+        candidates={Candidate("d", 1): Timed(seconds, plain.tokens)},
+        named=Candidate("d", 1),
+    )
+    widths = [
+        (answer.speedup_hi or 0.0) - (answer.speedup_lo or 0.0)
+        for answer in (decide(replace(evidence, looks=look_shares(made))) for made in (1, 2, 4))
+    ]
+    assert widths[0] > widths[1] > widths[2]
+
+
+def test_what_does_not_fit_the_budget_is_left_out_in_the_stated_order() -> None:
+    config = compose("server", ["k=[1,2,4,8]", "new_tokens=256", "repetitions=4"])
+    prompts = [
+        EncodedPrompt(Prompt("easy" if n % 2 else "hard", str(n), ("words",)), (1,) * 100)
+        for n in range(20)
+    ]
+    pace = Pace(start_s=1.0, prompt_token_s=0.03, token_s=0.06)
+    whole = expected(everything(config, prompts), config, prompts, pace).total_s
+
+    def asked(budget_s: float) -> tuple[int, int, tuple[float, ...], int, tuple[int, ...]]:
+        less, fits = fitted(config, prompts, pace, budget_s)
+        assert fits.total_s <= budget_s
+        return less.repetitions, less.new_tokens, less.temperature, less.prompts, less.k
+
+    ks = (1, 2, 4, 8)
+    assert asked(whole) == (4, 256, (0.0, 1.0), 20, ks)
+    assert asked(whole / 2) == (1, 256, (0.0, 1.0), 20, ks)
+    assert asked(whole / 4) == (1, 128, (0.0, 1.0), 20, ks)
+    assert asked(1800.0) == (1, 64, (0.0,), 20, ks)
+    assert asked(800.0)[:3] == (1, 64, (0.0,))
+    assert asked(800.0)[3] < 20
+
+
+def test_a_run_that_would_take_longer_than_its_budget_asks_for_less_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = Pace(start_s=1.0, prompt_token_s=0.05, token_s=30.0)
+    monkeypatch.setattr(server_visits, "_pace", lambda *_: slow)
+    words = [*GRID, "temperature=[0,1]", "new_tokens=256", "prompts.limit=10"]
+    run = ran("server", f"results_root={tmp_path}", *words)
+    less = run.manifest.asked_less
+    assert less is not None
+    assert (less.repetitions, less.new_tokens, less.temperature) == (1, 64, (0.0,))
+    assert run.config["new_tokens"] == 64
+    assert max(len(trial.tokens or ()) for trial in run.trials) <= 64
+    assert len({(trial.prompt_set, trial.prompt) for trial in run.trials}) == less.prompts == 12
+    (caveat,) = [each for each in analyse(run).caveats if each.code == "server_asked_less"]
+    assert caveat.values["prompts"] == 12
+    said = capsys.readouterr().err
+    assert (
+        "visits 2 -> 1; tokens a text 256 -> 64; temperatures 0, 1 -> 0; prompts 20 -> 12" in said
+    )
+    again = ran("server", f"resume={run.folder}")
+    assert again.trials == run.trials

@@ -313,7 +313,7 @@ class ServedPredictions(ServedTexts):
             gaps[cell] = made.costs and Gap.of(made.sums, sums, made.costs)
         return prediction_errors(gaps)
 
-    def plain_texts_of(self, row: ResultRow) -> Texts:
+    def plain_texts(self, row: ResultRow) -> Texts:
         """The plain server's texts of a cell's prompts."""
         assert row.temperature is not None
         texts = self.texts(self.settled, 0, row.temperature)
@@ -325,7 +325,7 @@ class ServedPredictions(ServedTexts):
         # Of a K that is not measured there is no cell that its prediction should not have seen
         measured = row.k in (0, *self.ks_at(row.temperature))
         unseen = row.prompt_set if measured else None
-        costs, texts = self.costs(row.temperature, unseen), self.plain_texts_of(row)
+        costs, texts = self.costs(row.temperature, unseen), self.plain_texts(row)
         if costs is None or not texts.trials:
             return None
         plain_s = costs.plain_s(texts.tokens)
@@ -394,7 +394,7 @@ class ServedPredictions(ServedTexts):
             return None
         if not self.replay_holds(row.temperature):
             return None
-        times, texts = latency.rounds, self.plain_texts_of(row)
+        times, texts = latency.rounds, self.plain_texts(row)
         if not texts.trials or not times.covers(row.k):
             return None
         seconds = seconds_of_rounds(self.replayed(texts, row.k, OWN.counting), times)
@@ -407,7 +407,7 @@ class ServedPredictions(ServedTexts):
         if len(self.ks) < 3 or row.k in (self.ks[0], self.ks[-1]):
             return None
         costs = self.costs(row.temperature, row.prompt_set, (self.ks[0], self.ks[-1]))
-        texts = self.plain_texts_of(row)
+        texts = self.plain_texts(row)
         if costs is None or not costs.times.covers(row.k):
             return None
         return costs.speedup(texts.tokens, self.replayed(texts, row.k))
@@ -451,7 +451,7 @@ class ServedPredictions(ServedTexts):
     ) -> Replays | None:
         """The plain server's texts at some K, counted as the engine does unless told otherwise."""
         texts, rule, draft = (
-            self.texts(self.plain_texts, 0, temperature),
+            self.texts(self.plain_trials, 0, temperature),
             self.engine.rule,
             self.setup.draft,
         )

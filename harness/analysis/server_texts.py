@@ -181,7 +181,7 @@ class ServedTexts:
         return [value for value in self.setup.temperatures if value in seen]
 
     @cached_property
-    def plain_texts(self) -> list[Trial]:
+    def plain_trials(self) -> list[Trial]:
         """Plain decoding's: of prompts that were asked for few tokens of every K alone, those."""
         plain = where(self.settled, k=0)
         asked = {(t.prompt_set, t.prompt, t.temperature) for t in completed(plain)}

@@ -17,6 +17,7 @@ from time import perf_counter
 from harness.analysis.looks import most_started, searched_next
 from harness.commands.drafted import PROMPTS_OF_EVERY_K, EncodedPrompt, in_random_order
 from harness.config import ServerConfig
+from harness.records import UserError
 from harness.serving.round_counting import shorter_budget
 from harness.storage.manifest import AskedLess
 
@@ -77,7 +78,10 @@ def machine_pace(config: ServerConfig) -> Pace | None:
     cpu = torch.device("cpu")
     if config.url is not None or torch.cuda.is_available():
         return None
-    need = memory_need(config.model, cpu)
+    try:
+        need = memory_need(config.model, cpu)
+    except UserError:  # of the hub, which a dry run asks for nothing
+        return None
     if need is None:
         return None
     if config.threads != "auto":

@@ -42,6 +42,8 @@ def judge(folder: RunFolder, work: Workload) -> None:
     if not work.config.score or not _judged_by_target(folder):
         return
     with unless_broken(folder, NotMeasured("returned_texts")), work.weights() as pair:
+        if work.pair is None:
+            check_target(folder, work, pair)
         _judge(folder, replace(work, pair=pair), pair)
     release()
 

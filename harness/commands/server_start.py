@@ -335,7 +335,7 @@ def _weight_bytes(work: Workload) -> dict[str, int]:
         key = conf.keys.group
         if conf.gguf is not None:
             known[key] = Path(conf.gguf).stat().st_size if Path(conf.gguf).is_file() else 0
-        elif pair is None and conf.spec.weights == "own" and work.config.url is None:
+        elif pair is None and conf.kind == "model" and work.config.url is None:
             # On the CPU, so that no card is asked whether it computes in the dtype
             need = memory_need(conf, torch.device("cpu"))
             known[key] = 0 if need is None else int(need.weight_bytes)

@@ -506,9 +506,13 @@ def _open(visits: _Visits, kept: _Answering, roles: Sequence[Role], left: Sequen
     folder, work, adapter = visits.folder, visits.work, visits.adapter
     new, servers = [role for role in roles if role not in kept.servers], kept.servers
 
+    measured = any(trial.status == "ok" for trial in (*folder.trials.read(), *folder.probes.read()))
+    lost: list[UserError] = []
+
     def left_out(role: Role, error: UserError) -> bool:
-        """Whether what is measured is worth going on without this server."""
-        if not any(trial.status == "ok" for trial in folder.trials.read()):
+        """Whether what is measured, or will be, is worth going on without this server."""
+        lost.append(error)
+        if not measured and (role == PLAIN or len(lost) == len([r for r in new if r != PLAIN])):
             return False
         visits.failures.of_server(role, error, left)
         return True
