@@ -32,16 +32,16 @@ from stand_in_server import StandIn
 from harness.analysis import analyse
 from harness.analysis.server_lossless import text_z
 from harness.cli import compose, draft_conf
-from harness.commands import report, server_start, server_visits
+from harness.commands import report, server_greedy_texts, server_start, server_visits
 from harness.commands import server as command
 from harness.config import ModelConf, ReportConfig
-from harness.engines.llamacpp import LlamaCpp
-from harness.engines.protocol import ServerDiedError
+from harness.engines.llamacpp import LlamaCpp, LlamaCppServer
+from harness.engines.protocol import Asked, ServerDiedError
 from harness.models.load import load_vocabulary
 from harness.records import Trial, UserError
 from harness.reporting.content import content_of
 from harness.storage import StoredRun
-from harness.summary import TextLikelihood
+from harness.summary import TextCheck, TextLikelihood
 
 pytestmark = pytest.mark.usefixtures("few_samples")
 needs_llamacpp = pytest.mark.skipif(
@@ -461,6 +461,58 @@ def test_a_server_that_dies_costs_its_own_cells_and_resume_asks_them_again(
     lacked = {trial.key for trial in done.values()} - {t.key for t in ok if t.k == 4}
     assert sent == [(k, key) for _, key in sent[::2] for k in (0, 4)]
     assert {key for _, key in sent} == lacked
+
+
+@needs_llamacpp
+def test_texts_that_differ_are_judged_by_the_plain_servers_log_probabilities(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every text of K=4, and one of K=1, is changed on its way here."""
+    ask, judging = server_visits._ask, list[bool]()
+    generate = LlamaCppServer.generate
+
+    def changed(work: Any, server: Any, task: Any) -> Any:
+        line: Any = ask(work, server, task)
+        if task.file == "trials" and (server.k == 4 or (server.k, line.prompt) == (1, "easy-01")):
+            token = max(set(line.tokens) - {line.tokens[7]})
+            return replace(line, tokens=(*line.tokens[:7], token, *line.tokens[8:]))
+        return line
+
+    def noted(self: LlamaCppServer, asked: Asked) -> Any:
+        judging.append(asked.logprobs > 0)
+        assert self.k == 0 or not asked.logprobs
+        return generate(self, asked)
+
+    monkeypatch.setattr(server_visits, "_ask", changed)
+    monkeypatch.setattr(LlamaCppServer, "generate", noted)
+    run = stored(command.run(asked(tmp_path, "temperature=[0]")))
+    # Nothing is timed after the first of these
+    assert judging == sorted(judging)
+    checks = {(c.k, c.prompt, c.repetition): c for c in run.checks if isinstance(c, TextCheck)}
+    failed = {(k, prompt) for (k, prompt, _), check in checks.items() if check.result == "FAIL"}
+    assert failed == {(1, "easy-01"), *((4, prompt) for _, prompt, _ in checks)}
+    for check in checks.values():
+        if check.result == "FAIL":
+            assert check.first_difference == 7
+            assert check.noise == pytest.approx(0.0, abs=1e-3)
+            assert (check.target_margin or 0) > 0.1
+            assert check.verify_margin == pytest.approx(check.target_margin, abs=1e-3)
+    summary = analyse(run)
+    assert summary.served is not None
+    gates = {gate.k: gate for gate in summary.served.gates}
+    assert (gates[1].lossless, gates[4].lossless) == (None, False)
+    assert (gates[1].equal_texts, gates[1].differing_texts, gates[1].texts) == (5, 1, 6)
+    assert {trial.k for trial in run.trials} == {0, 1, 4}
+    assert {row.status for row in summary.results if row.k == 1} == {"complete"}
+    text = " ".join(content_of(summary).reasons)
+    assert "5 of 12 greedy texts, one for each prompt and K, equal plain decoding's" in text
+    assert "0 ties, 7 real differences; not lossless: K=4" in text
+    (verdict,) = content_of(summary).verdicts
+    assert "7 of 12 greedy texts" not in verdict
+    assert "6 of 12 greedy texts are not plain decoding's" in verdict
+    # They are judged once
+    monkeypatch.setattr(server_greedy_texts, "started", lambda *_: pytest.fail("again"))
+    assert ran("server", f"resume={run.folder}", status=1).checks == run.checks
 
 
 # The rounds of a visit, which follow its six requests to each server, are of no trial

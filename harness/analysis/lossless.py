@@ -7,7 +7,8 @@ equal, and OPEN where they are not. A pair that changes greedy texts gets no ver
 
 A server's engine is judged by its own noise (`harness.measurement.engine_noise`), a rule with an
 error rate: of a lossless server's texts at most NOISE_FAILS are FAIL. So one FAIL voids no K; more
-do than that rate gives with a probability of LEAST_CHANCE: 2 of 2 texts, 3 of 5, 4 of 15, 6 of 50.
+do than that rate gives with a probability of LEAST_CHANCE: 2 of up to 7 texts, 3 of up to 22, 4 of
+up to 42.
 """
 
 from collections import Counter
@@ -27,7 +28,7 @@ TextId = tuple[str, str, int, int]
 WORST: tuple[CheckResult, ...] = ("PASS", "TIE", "UNTESTED", "UNJUDGED", "OPEN", "FAIL")
 # Of texts judged by an engine's noise, what is FAIL though the server is lossless, at most; and the
 # probability of so many FAIL below which a K is void
-NOISE_FAILS, LEAST_CHANCE = 0.02, 1e-3
+NOISE_FAILS, LEAST_CHANCE = 0.02, 0.01
 
 
 def analyse_snapshot(setup: Setup) -> Summary:
