@@ -932,6 +932,11 @@ class ServerConfig(PairConfig):
     )
     ttft_ms: float | None = key(None, "likewise, until the first token", above=0)
     until: str | None = _until("decided: the best K, of four or more; all: every K, as under load")
+    budget_s: float | None = key(
+        1800.0,
+        "seconds that it may take: of what would take longer, less is asked; null: any",
+        above=0,
+    )
     repetitions: int = _repetitions(5, "visits: each asks every server for every prompt")
     clock: str = key(
         "engine",
@@ -939,7 +944,7 @@ class ServerConfig(PairConfig):
         choices=("engine", "cpu"),
     )
     score: bool = key(True, "whether both models are loaded, for replay; else a tokenizer")
-    own_loop: bool = key(True, "whether the harness's loop is timed too, to compare with")
+    own_loop: bool = key(False, "whether the harness's loop is timed too, to compare with")
     latency_from: str | None = key(
         None, "a run whose round times of the harness's loop are used for it"
     )

@@ -29,7 +29,7 @@ from harness.analysis.replayed import Replays
 from harness.analysis.server_run import ServedRun
 from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import Audition, MeasuredSweep
-from harness.analysis.verdict import ONE_SIDED, needs_pairs
+from harness.analysis.verdict import ONE_SIDED, needs_pairs, settled
 from harness.records import GREEDY, TextTrace, grouped
 from harness.stats.jackknife import MIN_PROMPTS, enough_prompts, half_width
 from harness.stats.two_phase import look_shares, nominal_error
@@ -81,6 +81,26 @@ def decided(run: StoredRun, look: int) -> Set[float]:
             and not (entry.question.evidence.pairs is not None and answer.reason in FIXED)
             for answer in (entry.workload, *entry.sets)
         )
+    }
+
+
+def served_decided(run: StoredRun, look: int) -> Set[float]:
+    """The temperatures of a server run that need no more requests after so many looks.
+
+    The workload is decided there, by bounds that allow for this look and those before; a prompt set
+    keeps no run going, for it has a verdict of its own only where that costs nothing more.
+
+    `run` has traces and the requests so far; `look` is 1 to 4, of four.
+    """
+    chosen = run.manifest.served_ks
+    if chosen is None:
+        return frozenset()
+    made = replace(run.manifest, served_ks=replace(chosen, made=look))
+    served = ServedRun(Setup(replace(run, manifest=made)))
+    return {
+        answer.temperature
+        for answer in served.workloads
+        if answer.temperature is not None and answer.source == "measured" and settled(answer)
     }
 
 

@@ -307,7 +307,7 @@ class ServedPredictions(ServedTexts):
             gaps[cell] = made.costs and Gap.of(made.sums, sums, made.costs)
         return prediction_errors(gaps)
 
-    def plain_texts(self, row: ResultRow) -> Texts:
+    def plain_texts_of(self, row: ResultRow) -> Texts:
         """The plain server's texts of a cell's prompts."""
         assert row.temperature is not None
         texts = self.texts(self.settled, 0, row.temperature)
@@ -319,7 +319,7 @@ class ServedPredictions(ServedTexts):
         # Of a K that is not measured there is no cell that its prediction should not have seen
         measured = row.k in (0, *self.ks_at(row.temperature))
         unseen = row.prompt_set if measured else None
-        costs, texts = self.costs(row.temperature, unseen), self.plain_texts(row)
+        costs, texts = self.costs(row.temperature, unseen), self.plain_texts_of(row)
         if costs is None or not texts.trials:
             return None
         plain_s = costs.plain_s(texts.tokens)
@@ -388,7 +388,7 @@ class ServedPredictions(ServedTexts):
             return None
         if not self.replay_holds(row.temperature):
             return None
-        times, texts = latency.rounds, self.plain_texts(row)
+        times, texts = latency.rounds, self.plain_texts_of(row)
         if not texts.trials or not times.covers(row.k):
             return None
         seconds = seconds_of_rounds(self.replayed(texts, row.k, OWN.counting), times)
@@ -401,21 +401,25 @@ class ServedPredictions(ServedTexts):
         if len(self.ks) < 3 or row.k in (self.ks[0], self.ks[-1]):
             return None
         costs = self.costs(row.temperature, row.prompt_set, (self.ks[0], self.ks[-1]))
-        texts = self.plain_texts(row)
+        texts = self.plain_texts_of(row)
         if costs is None or not costs.times.covers(row.k):
             return None
         return costs.speedup(texts.tokens, self.replayed(texts, row.k))
 
     # ---- every K on the whole workload -----------------------------------------------------------
 
-    def predicted_speedups(self, temperature: float) -> dict[int, float]:
-        """Of every K that is priced, on the whole workload; empty where nothing is replayed."""
+    def predicted_evidence(self, temperature: float) -> Evidence | None:
+        """Of every K that is priced, by replay of the plain texts; None where none is."""
         latency = self._latencies.get(temperature)
         replays = self._replays(temperature, self.priced_at(temperature))
         if latency is None or replays is None:
-            return {}
-        evidence = evidence_of(replays, {self.setup.draft: latency})
-        speedups = evidence.speedups(self.setup.weights)
+            return None
+        return evidence_of(replays, {self.setup.draft: latency})
+
+    def predicted_speedups(self, temperature: float) -> dict[int, float]:
+        """Of every K that is priced, on the whole workload; empty where nothing is replayed."""
+        evidence = self.predicted_evidence(temperature)
+        speedups = {} if evidence is None else evidence.speedups(self.setup.weights)
         return {name.k: speedup for name, speedup in speedups.items()}
 
     @cached_property
@@ -441,7 +445,7 @@ class ServedPredictions(ServedTexts):
     ) -> Replays | None:
         """The plain server's texts at some K, counted as the engine does unless told otherwise."""
         texts, rule, draft = (
-            self.texts(self.settled, 0, temperature),
+            self.texts(self.plain_texts, 0, temperature),
             self.engine.rule,
             self.setup.draft,
         )

@@ -47,6 +47,7 @@ from harness.analysis.verdict import Candidate, CostError, Evidence, evidence_fr
 from harness.records import GREEDY, Cell, ResultRow, Trial, grouped, where
 from harness.serving.engines import OWN, spec_of
 from harness.stats.jackknife import CONFIDENCE, speedup_interval, token_weights
+from harness.stats.two_phase import look_shares
 from harness.summary import (
     AcceptanceByPosition,
     Answer,
@@ -271,10 +272,15 @@ class ServedRun(ServedPredictions):
         return [entry.workload for entry in served]
 
     def _questions(self) -> Iterator[Question]:
-        if all(trial.k for trial in self.trials):  # records of no plain server
+        if self.trials and all(trial.k for trial in self.trials):  # records of no plain server
             return
         for temperature in self.temperatures:
             done = where(completed(self.settled), temperature=temperature)
+            if not any(trial.k for trial in done):  # a run that ended before it measured any K
+                evidence = self.predicted_evidence(temperature)
+                if evidence is not None:
+                    yield Question(evidence, self.engine.rule, "replayed", self.engine.name)
+                    continue
             if any(trial.decode_s is None for trial in done):  # records without a time of decoding
                 continue
             lacking = {k: self._lacking(temperature, k) for k in self._answered_ks(temperature)}
@@ -352,8 +358,11 @@ class ServedRun(ServedPredictions):
         kept = np.array([rows[name] for name in predicted.names])
         plain, timed = measured.baseline.rows(kept), measured.candidates[chosen].rows(kept)
         of_chosen_s = predicted.candidates[chosen].seconds
+        looks = self.setup.run.manifest.served_ks
+        made = 0 if looks is None else looks.made_at(temperature)
         return replace(
             predicted,
+            looks=look_shares(made) if made else (),
             baseline=plain,
             candidates={
                 name: replace(

@@ -118,8 +118,14 @@ class ServedTexts:
 
     @property
     def visits_asked(self) -> int | None:
-        """Visits that the run asked for; None of records of requests that were served elsewhere."""
-        return self.setup.run.config.get("repetitions")
+        """Visits that the run needed; None of records of requests that were served elsewhere.
+
+        A run that ended between looks, since it was decided or out of time, lacks none of them.
+        """
+        asked, chosen = self.setup.run.config.get("repetitions"), self.setup.run.manifest.served_ks
+        if asked is None or chosen is None or chosen.ended in (None, "prompts"):
+            return asked
+        return min([asked, *(visits for visits in self._visits.values() if visits)])
 
     def visits_lacking(self, cell: Cell) -> Visits | None:
         """In how few visits a cell was timed next to plain decoding; None where in all."""
@@ -133,14 +139,17 @@ class ServedTexts:
         for t in self.trials:
             if t.status == "ok":
                 finished.setdefault((t.cell_key, t.prompt), set()).add(t.repetition)
-        prompts = grouped(self.trials, lambda t: (t.prompt_set, t.temperature))
-        plain = {cell: replace(cell, k=0) for cell in {t.cell_key for t in self.trials}}
+        asked = grouped(self.trials, lambda t: t.cell_key)
+        if (chosen := self.setup.run.manifest.served_ks) is None or chosen.ended is None:
+            of_set = grouped(self.trials, lambda t: (t.prompt_set, t.temperature))
+            asked = {cell: of_set[cell.prompt_set, cell.temperature] for cell in asked}
+        plain = {cell: replace(cell, k=0) for cell in asked}
         return {
             cell: min(
                 len(finished.get((cell, name), set()) & finished.get((plain[cell], name), set()))
-                for name in {t.prompt for t in prompts[cell.prompt_set, cell.temperature]}
+                for name in {t.prompt for t in trials}
             )
-            for cell in plain
+            for cell, trials in asked.items()
         }
 
     @property
@@ -167,8 +176,19 @@ class ServedTexts:
     @property
     def temperatures(self) -> list[float]:
         """As listed, of those at which anything was measured."""
-        seen = {trial.temperature for trial in self.trials}
+        seen = {trial.temperature for trial in (*self.trials, *self.setup.run.probes)}
         return [value for value in self.setup.temperatures if value in seen]
+
+    @cached_property
+    def plain_texts(self) -> list[Trial]:
+        """Plain decoding's: of prompts that were asked for few tokens of every K alone, those."""
+        plain = where(self.settled, k=0)
+        asked = {(t.prompt_set, t.prompt, t.temperature) for t in completed(plain)}
+        few = where(completed(self._settled_probes), k=0)
+        return [
+            *plain,
+            *(t for t in few if (t.prompt_set, t.prompt, t.temperature) not in asked),
+        ]
 
     @cached_property
     def _traces(self) -> dict[tuple[str, str, float], list[TextTrace]]:
@@ -249,4 +269,5 @@ class ServedTexts:
 
     def sets_at(self, temperature: float) -> list[str]:
         """The prompt sets of a temperature, by name."""
-        return sorted({t.prompt_set for t in self.trials if t.temperature == temperature})
+        asked = (*self.trials, *self.setup.run.probes)
+        return sorted({t.prompt_set for t in asked if t.temperature == temperature})

@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from typing import Any
 
+import torch
+
 from harness import prompts as prompt_sets
 from harness.commands.checks import GRAPHS_KEEP_NO_STATES
 from harness.commands.drafted import (
@@ -106,6 +108,28 @@ def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Pair:
     return Pair(
         target, target_model, tuple(prompts), first, positions, draft.name, draft, draft_model
     )
+
+
+def open_draft(
+    config: PairConfig, target: Vocabulary, threads: int | None
+) -> tuple[LoadedModel, CachedModel]:
+    """Load a draft alone, to score texts that a target elsewhere returned, by so many threads."""
+    device = resolve_device(config.device.name)
+    draft = load_draft(config.draft, device, target)
+    models.check_tokenizers(target, draft)
+    with opening(config.backend, device.type, f"draft {draft.name}"):
+        model = cached_model(draft.network, draft.vocab_size, draft.shown, config.backend)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return draft, model
+
+
+def check_weights(config: PairConfig, prompts: Sequence[Prompt], *, target: bool) -> None:
+    """Refuse models that will not fit the memory once they are loaded; `target`: that one too."""
+    draft = config.draft
+    own = draft.spec.weights != "target_layers" and not draft.spec.looks_up
+    confs = [*([config.model] if target else []), *([draft] if own else [])]
+    _check_memory(confs, prompts, config, resolve_device(config.device.name))
 
 
 def open_target(

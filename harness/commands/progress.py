@@ -128,6 +128,16 @@ class _Display:
         if self._live is not None:
             self._live.refresh()
 
+    def write(self, line: str) -> None:
+        """Write a line that stays, above the bars."""
+        line = f"{_clock(time.monotonic() - self._began)} {line}"
+        if self._live is not None:
+            self._live.console.print(line, markup=False, highlight=False)
+            return
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()
+
     def _begin(self) -> None:
         if sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
             from rich.console import Console
@@ -188,6 +198,11 @@ class _Display:
 
 
 _DISPLAY = _Display()
+
+
+def say(line: str) -> None:
+    """Write a line to standard error, with the time since the command began."""
+    _DISPLAY.write(line)
 
 
 @contextmanager

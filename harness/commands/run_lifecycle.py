@@ -129,6 +129,14 @@ def note_or_check(folder: RunFolder, described: Described, seed: int) -> None:
     folder.note(**{**vars(described), "models": models}, seed=seed)
 
 
+def note_models(folder: RunFolder, models: Mapping[str, ModelEntry]) -> None:
+    """Note models that are loaded while a run goes on, as `note_or_check` does at its beginning."""
+    known = folder.manifest
+    assert known.prompts_sha256 is not None  # it has begun
+    described = Described(known.environment, models, known.prompts, known.prompts_sha256)
+    note_or_check(folder, described, known.seed or 0)
+
+
 # ---- while it is measured ------------------------------------------------------------------------
 
 

@@ -1,62 +1,45 @@
 """A pair on the engine that will serve it: every K on live servers, then the verdict.
 
 What the servers are asked for is in `server_requests`, how they are started or attached to in
-`server_start`, and the requests in `server_visits`. What they returned is held here against the
-pair's own weights: it is scored by the pair for replay (traces.parquet), and compared with plain
-decoding's texts and with the target's distribution (checks.jsonl). Where only a tokenizer is here
-(score=false) there is nothing of that.
+`server_start`, the requests in `server_visits`, and what the pair's own weights say of the returned
+texts in `server_scores`. Where only a tokenizer is here (score=false) there is nothing of the last.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Any
 
-from harness.analysis.cells import latest
 from harness.commands.checks import check_run
-from harness.commands.drafted import Drafted, Scoring
 from harness.commands.dry_run import print_server_plan
 from harness.commands.eligible_drafts import mtp_layers
 from harness.commands.other_runs import stored_own_rounds
-from harness.commands.progress import progress
+from harness.commands.pair import check_weights
 from harness.commands.run_lifecycle import (
     Outcome,
     begin,
     concluded,
     load_prompts,
     measuring,
+    note_models,
     resumed,
-    unless_broken,
 )
 from harness.commands.server_requests import Workload, check_turns, open_workload
+from harness.commands.server_scores import judge, release, score
 from harness.commands.server_start import (
     is_synthetic,
+    needs_files,
     states_of_servers,
-    stored_facts,
     try_addresses,
+    write_files,
 )
 from harness.commands.server_structured import check_structured
-from harness.commands.server_visits import measure
-from harness.commands.snapshot import check_texts
+from harness.commands.server_visits import INTERRUPTED, answer_so_far, measure
 from harness.commands.timing import time_own_loop
 from harness.config import ServerConfig
 from harness.engines.adapters import Adapter, adapter_of
 from harness.engines.process import check_port_free
-from harness.measurement.draft_scores import after_lookup
-from harness.measurement.server_request import likelihood_test
-from harness.records import (
-    GREEDY,
-    NotInstalledError,
-    NotMeasured,
-    TextTrace,
-    Trial,
-    UserError,
-    grouped,
-)
+from harness.records import GREEDY, NotInstalledError, RoundTiming, UserError
 from harness.serving.engines import OWN
 from harness.storage import RunFolder
 from harness.storage.manifest import SERVER
-from harness.summary import TextLikelihood
 
 
 def check_mtp(config: ServerConfig, adapter: Adapter) -> None:
@@ -102,72 +85,40 @@ def run(config: ServerConfig) -> Outcome:
     if config.url is not None:  # before weights are loaded and a folder is made
         try_addresses(config, adapter, prompts)
     work = open_workload(config, prompts)
-    folder = begin(config, SERVER, folder, work.describe())
-    with measuring(folder, work.measured_on):
-        work = work.with_turns(folder)
-        measure(folder, work, adapter, partial(_score_so_far, folder, work))
-        if work.pair is not None:
-            _judge(folder, work, work.pair)
-            if config.engine != OWN.name:
-                time_own_loop(folder, work.pair, config, own_rounds)
+    if config.score and work.pair is None:  # what will not fit is said before anything is measured
+        sampled = any(value != GREEDY for value in config.temperature)
+        check_weights(config, prompts, target=sampled or config.url is not None)
+    folder = begin(config, SERVER, folder, work.describe(folder and folder.manifest))
+    try:
+        with measuring(folder, work.measured_on):
+            work = work.with_turns(folder)
+            if needs_files(work, adapter):
+                _write_files(folder, work, adapter)
+            work = measure(folder, work, adapter)
+            score(folder, work)
+            judge(folder, work)
+            _time_own_loop(folder, work, own_rounds)
+    except KeyboardInterrupt:
+        answer_so_far(folder, INTERRUPTED)
+        raise
     return concluded(folder, verbose=config.verbose)
 
 
-# ---- what they returned ------------------------------------------------------------------------
+def _write_files(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
+    with work.weights() as pair:
+        note_models(folder, pair.describe().models)
+        write_files(folder, work, adapter, pair)
+    del pair
+    release()
 
 
-def _judge(folder: RunFolder, work: Workload, pair: Drafted) -> None:
-    """Score the returned texts for replay, and hold them against the target's own."""
-    stored = latest(list(folder.trials.read()))
-    trials = [trial for trial in stored if trial.status == "ok" and trial.tokens]
-    with unless_broken(folder, NotMeasured("returned_texts")):
-        check_texts(folder, trials, pair, work.config, _likelihoods(trials, work, pair))
-        _score(folder, work, pair)
-
-
-def _score_so_far(folder: RunFolder, work: Workload) -> None:
-    """Score what is stored while the run goes on; nothing where no weights are here."""
-    if work.pair is not None:
-        with unless_broken(folder, NotMeasured("returned_texts")):
-            _score(folder, work, work.pair)
-
-
-def _likelihoods(trials: Sequence[Trial], work: Workload, pair: Drafted) -> list[TextLikelihood]:
-    sampled = [trial for trial in trials if trial.temperature != GREEDY]
-    cells = grouped(sampled, lambda trial: (trial.temperature, trial.k))
-    with progress("testing the returned texts", len(cells)) as tick:
-        tests: list[TextLikelihood] = []
-        for _, cell in sorted(cells.items()):
-            tests.append(likelihood_test([work.returned(each) for each in cell], pair.target_model))
-            tick()
-    return tests
-
-
-def _score(folder: RunFolder, work: Workload, pair: Drafted) -> None:
-    """Score plain decoding's greedy texts, which are every K's, and every sampled text."""
-    facts = stored_facts(folder)
-    counting = facts.spec.counting
-    if counting is None:
+def _time_own_loop(folder: RunFolder, work: Workload, stored: Sequence[RoundTiming]) -> None:
+    """Time rounds of the harness's loop, or copy those of another run, where that is asked for."""
+    known = folder.own_rounds.read()
+    if new := [timing for timing in stored if timing not in known]:
+        folder.own_rounds.append(*new)
+    if work.config.engine == OWN.name or stored or not work.config.own_loop:
         return
-    wanted: dict[tuple[Any, int], Trial] = {}
-    for trial in (*latest(list(folder.trials.read())), *latest(list(folder.probes.read()))):
-        if trial.status != "ok" or not trial.tokens or not trial.new_tokens:
-            continue
-        if trial.temperature != GREEDY:
-            wanted.setdefault((trial.key, trial.k), trial)
-        elif trial.k == 0:
-            wanted.setdefault((replace(trial.key, repetition=0), 0), replace(trial, repetition=0))
-    emitted = {name: tuple(counting.decoded(t.tokens or ())) for name, t in wanted.items()}
-    if emitted == {(trace.key, trace.k): tuple(trace.tokens.tolist()) for trace in folder.traces()}:
-        return
-    by_k = grouped(wanted.values(), lambda trial: trial.k)
-    traces: list[TextTrace] = []
-    with progress("scoring the returned texts", len(by_k)) as tick:
-        for k, texts in sorted(by_k.items()):
-            decoded = [work.returned(trial).decoded(facts) for trial in texts]
-            scored = pair.score(decoded, Scoring(max(work.ks), facts.draft_sampling))
-            if work.config.lookup is not None:
-                scored = after_lookup(scored, decoded, work.config.lookup, max(work.ks))
-            traces += [replace(trace, k=k) for trace in scored]
-            tick()
-    folder.write_traces(traces)
+    with work.weights() as pair:
+        note_models(folder, pair.describe().models)
+        time_own_loop(folder, pair, work.config)

@@ -7,13 +7,16 @@ What rounds cost comes from the same visits: from servers that are told to rejec
 (rounds.jsonl) where the engine can do that, else from requests for a part of the budget
 (starts.jsonl).
 
-A run that measures one K alone (`until=decided`) asks the plain server for every text first. Few K
-are asked for few prompts (probes.jsonl), which price their rounds, until the fastest is found by
+A run that measures one K alone (`until=decided`) asks few K for few prompts first (probes.jsonl),
+which price their rounds, and the plain server for every text, until the fastest K is found by
 replay (`harness.analysis.looks.to_start`); that one is visited with plain decoding.
+
+Weights are in memory while they are needed, and not while servers are timed (`Workload.weights`).
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, cast
 
@@ -44,9 +47,9 @@ from harness.measurement.generations import Request
 from harness.measurement.server_request import ReturnedText, shorter
 from harness.models.load import Vocabulary, load_vocabulary
 from harness.records import Prompt, Rule, ServerClock, TextKey, Trial, UserError, Varying, grouped
-from harness.serving.engines import ENGINES
+from harness.serving.engines import ENGINES, OWN
 from harness.storage import RunFolder
-from harness.storage.manifest import ServedKs
+from harness.storage.manifest import AskedLess, Manifest, ServedKs
 
 # Requests that a server decodes side by side where they arrive at random, and no closed loop of
 # several is measured
@@ -60,7 +63,8 @@ class Workload:
 
     Attributes:
         conversations, prompts: as of `harness.commands.pair.Target`.
-        pair: the target with what drafts for it, where they are loaded here.
+        pair: the target with what drafts for it, where the harness's loop serves them.
+        of_each_set: prompts of each set by which the K to measure is chosen.
     """
 
     config: ServerConfig
@@ -68,11 +72,37 @@ class Workload:
     prompts: tuple[EncodedPrompt, ...]
     vocabulary: Vocabulary
     pair: Drafted | None
+    of_each_set: int = PROMPTS_OF_EVERY_K
 
     @property
     def device(self) -> torch.device:
         """Of the models that are loaded here."""
         return torch.device("cpu") if self.pair is None else self.pair.target_model.device
+
+    @contextmanager
+    def weights(self) -> Iterator[Drafted]:
+        """The pair, in memory while the block runs; not with score=false.
+
+        Whoever holds it longer holds its memory.
+        """
+        if self.pair is not None:
+            yield self.pair
+            return
+        yield replace(open_drafted(self.config, self.conversations), prompts=self.prompts)
+
+    def asking(self, less: AskedLess) -> "Workload":
+        """The same for less: fewer or shorter requests."""
+        config = replace(
+            self.config,
+            new_tokens=less.new_tokens,
+            repetitions=less.repetitions,
+            temperature=[*less.temperature],
+            k=[*less.k],
+        )
+        kept = in_random_order(self.prompts, config.seed)[: less.prompts]
+        turns = {id(entry) for conversation in kept for entry in conversation.turns}
+        prompts = tuple(entry for entry in self.prompts if id(entry) in turns)
+        return replace(self, config=config, prompts=prompts, of_each_set=less.of_each_set)
 
     @property
     def measured_on(self) -> torch.device:
@@ -91,21 +121,23 @@ class Workload:
         """Every K, plain decoding first."""
         return [0, *self.config.speculative_ks]
 
-    def describe(self) -> Described:
-        """What a run with it notes of itself."""
+    def describe(self, known: Manifest | None) -> Described:
+        """What a run with it notes of itself; of models that are `known`, and not here, nothing."""
         if self.pair is not None:
             return self.pair.describe()
         names = {"target": self.vocabulary.name, "draft": self.config.draft.name}
         models = {role: {"name": name} for role, name in names.items()}
-        return described(self.device, models, self.conversations)
+        return described(self.device, {} if known and known.models else models, self.conversations)
 
     def with_turns(self, folder: RunFolder) -> "Workload":
-        """The same with every turn of every conversation."""
-        if self.pair is None:
+        """The same with every turn of every conversation, which the target answers."""
+        if not self.config.score or all(len(each.turns) == 1 for each in self.conversations):
             return self
-        pair = with_turns(folder, self.pair, self.config)
-        pair.check_lengths()
-        return replace(self, pair=pair, prompts=pair.prompts)
+        with self.weights() as pair:
+            answered = with_turns(folder, pair, self.config)
+            answered.check_lengths()
+        kept = None if self.pair is None else answered
+        return replace(self, pair=kept, prompts=answered.prompts)
 
     def request(self, entry: EncodedPrompt, temperature: float, k: int, visit: int) -> Request:
         """One request; each has a seed of its own, for equal seeds correlate their texts."""
@@ -155,8 +187,8 @@ def check_turns(config: ServerConfig, prompts: Sequence[Prompt]) -> None:
 
 
 def open_workload(config: ServerConfig, prompts: Sequence[Prompt]) -> Workload:
-    """Load the pair, or the target's tokenizer alone."""
-    if config.score:
+    """Read the target's tokenizer, or load the pair that the harness's loop is to serve."""
+    if config.engine == OWN.name:
         pair = open_drafted(config, prompts)
         return Workload(config, pair.conversations, pair.prompts, pair.target, pair)
     with progress(f"loading the tokenizer of {config.model.name}"):
@@ -248,11 +280,13 @@ def plain_tasks(work: Workload) -> Iterator[Task]:
     return _tasks(work, work.prompts, dict.fromkeys(work.config.temperature, (0,)), visits=1)
 
 
-def probe_tasks(work: Workload, ks: Sequence[int]) -> Iterator[Task]:
+def probe_tasks(
+    work: Workload, ks: Sequence[int], temperatures: Sequence[float] | None = None
+) -> Iterator[Task]:
     """The requests that price the rounds of some K next to plain tokens, on a few prompts."""
     order = in_random_order(work.prompts, work.config.seed)
-    few = [entry for each in order if each.rank < PROMPTS_OF_EVERY_K for entry in each.turns]
-    of_each = dict.fromkeys(work.config.temperature, (0, *ks))
+    few = [entry for each in order if each.rank < work.of_each_set for entry in each.turns]
+    of_each = dict.fromkeys(temperatures or work.config.temperature, (0, *ks))
     return _tasks(work, few, of_each, file="probes", shorts=True)
 
 
@@ -281,8 +315,8 @@ def _tasks(
         rejecting: prompts that servers are asked, too, which reject every draft.
     """
     config = work.config
-    blocks = [(entry, t, False) for entry in prompts for t in config.temperature]
-    blocks += [(entry, t, True) for entry in rejecting for t in config.temperature]
+    blocks = [(entry, t, False) for entry in prompts for t in ks]
+    blocks += [(entry, t, True) for entry in rejecting for t in ks]
     for visit in range(visits or config.repetitions):
         order = np.random.default_rng((config.seed, visit))
         for place in order.permutation(len(blocks)):

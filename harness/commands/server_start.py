@@ -18,15 +18,16 @@ from urllib.parse import urlsplit
 import psutil
 import torch
 
+from harness.analysis.cells import latest
 from harness.analysis.looks import most_started
-from harness.commands.drafted import HeadPair, evenly_spaced
+from harness.commands.drafted import Drafted, HeadPair, evenly_spaced
 from harness.commands.pair import sampling_of
 from harness.commands.progress import progress
 from harness.commands.server_requests import Role, Workload, load_slots, varying_roles
 from harness.config import ModelConf, ServerConfig
 from harness.decoding.protocols import Drafter
 from harness.decoding.sampling import SamplingParameters
-from harness.engines.adapters import Adapter, OpenedPair, ToServe, addresses, attached, kind_of
+from harness.engines.adapters import Adapter, OpenedPair, ToServe, attached, kind_of
 from harness.engines.http_server import CardMemory, StartedEngine
 from harness.engines.protocol import Asked, EngineFacts, Server, ServerDiedError
 from harness.measurement.clock import Clock
@@ -176,34 +177,49 @@ def check_vocabulary(server: Server, tokenizer: Any, prompts: Sequence[Prompt]) 
     return ids
 
 
-def check_model(server: Server, work: Workload, adapter: Adapter) -> None:
-    """Refuse a server whose greedy texts are another model's, where the target is loaded here."""
-    config, pair = work.config, work.pair
-    if pair is None or config.engine == OWN.name:
+def check_target(folder: RunFolder, work: Workload, pair: Drafted) -> None:
+    """Refuse servers whose greedy texts are another model's than the target that is loaded."""
+    if work.config.engine == OWN.name:
         return
-    texts: list[ReturnedText] = []
-    for entry in evenly_spaced(work.prompts, TRIED_TEXTS):
-        request = work.request(entry, GREEDY, server.k, 0)
-        budget = min(TRIED_TOKENS, config.new_tokens)
-        done = server.generate(request.asked._replace(budget=budget))
-        if done.tokens:
-            texts.append(ReturnedText(request, done))
+    stored = latest([*folder.trials.read(), *folder.probes.read()])
+    plain = [t for t in stored if t.k == 0 and t.tokens and t.temperature == GREEDY]
+    texts = [
+        ReturnedText(text.request, replace(text.completion, tokens=text.completion.tokens[:most]))
+        for most in [TRIED_TOKENS]
+        for text in map(work.returned, evenly_spaced(plain, TRIED_TEXTS))
+    ]
     share = unlikely_share(texts, pair.target_model)
     if share <= OTHER_MODEL:
         return
-    where = f"engine={config.engine} at k={server.k}"
-    if config.url is not None:
-        where = f"url={addresses(config, adapter)[server.k]}"
+    where = f"engine={work.config.engine}"
+    if work.config.url is not None:
+        where = f"url={work.config.url[0]}"
     raise UserError(
-        f"{where}: its greedy texts are not those of model={config.model.name}: {share:.0%} of"
+        f"{where}: its greedy texts are not those of model={work.config.model.name}: {share:.0%} of"
         " their tokens are far from its likeliest ones. Is it another model? score=false measures"
         " without the weights"
     )
 
 
-def _to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
+def write_files(folder: RunFolder, work: Workload, adapter: Adapter, pair: Drafted) -> None:
+    """Write the files of an engine that reads some which the user has not got."""
+    assert adapter.start is not None
+    adapter.start(_to_serve(folder, work, slots=1, pair=pair), None)
+
+
+def needs_files(work: Workload, adapter: Adapter) -> bool:
+    """Whether the engine reads files that are still to be made of the pair's weights."""
+    config = work.config
+    confs = [config.model, *([] if config.draft.spec.looks_up else [config.draft])]
+    missing = any(conf.gguf is None for conf in confs)
+    return adapter.spec.reads_gguf and config.url is None and config.score and missing
+
+
+def _to_serve(
+    folder: RunFolder, work: Workload, *, slots: int, pair: Drafted | None = None
+) -> ToServe:
     """What the engine is asked to serve, with room for so many requests side by side."""
-    pair, opened = work.pair, None
+    pair, opened = pair or work.pair, None
 
     def drafter(sampling: SamplingParameters, k: int) -> Drafter:
         assert pair is not None
@@ -239,8 +255,9 @@ def settle_threads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
         return
     cores = psutil.cpu_count(logical=False) or 1
     counts = sorted({1, max(1, cores // 2), cores})
-    longest = max(work.prompts, key=lambda entry: len(entry.tokens))
-    asked = work.request(longest, GREEDY, 0, 0).asked._replace(seed=0, budget=TRIED_TOKENS)
+    # What it reads hardly matters for what each token takes, and long prompts take long
+    shortest = min(work.prompts, key=lambda entry: len(entry.tokens))
+    asked = work.request(shortest, GREEDY, 0, 0).asked._replace(seed=0, budget=TRIED_TOKENS)
     seconds: dict[int, float] = {}
     with progress("choosing the servers' threads", len(counts)) as tick:
         for count in counts:
@@ -318,7 +335,7 @@ def _weight_bytes(work: Workload) -> dict[str, int]:
         key = conf.keys.group
         if conf.gguf is not None:
             known[key] = Path(conf.gguf).stat().st_size if Path(conf.gguf).is_file() else 0
-        elif pair is None and conf.kind == "model" and work.config.url is None:
+        elif pair is None and conf.spec.weights == "own" and work.config.url is None:
             # On the CPU, so that no card is asked whether it computes in the dtype
             need = memory_need(conf, torch.device("cpu"))
             known[key] = 0 if need is None else int(need.weight_bytes)

@@ -12,17 +12,31 @@ the rest. Only before anything is measured is an error the end of the run.
 """
 
 import logging
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import product
+from time import monotonic
 
 import numpy as np
+import psutil
 
-from harness.analysis.looks import best_started, to_start
-from harness.commands.progress import progress
-from harness.commands.run_lifecycle import resumable
+from harness.analysis import analyse
+from harness.analysis.looks import best_started, served_decided, to_start
+from harness.commands.drafted import EncodedPrompt
+from harness.commands.progress import progress, say
+from harness.commands.run_lifecycle import resumable, write_analysis
+from harness.commands.server_plan import (
+    SLOWER,
+    Expected,
+    Pace,
+    everything,
+    expected,
+    fitted,
+    left_out,
+)
 from harness.commands.server_requests import (
     Role,
     Task,
@@ -35,10 +49,10 @@ from harness.commands.server_requests import (
     varying_roles,
     waiting_of,
 )
+from harness.commands.server_scores import score
 from harness.commands.server_start import (
     all_stay,
     check_card,
-    check_model,
     check_vocabulary,
     every_k,
     is_synthetic,
@@ -56,7 +70,6 @@ from harness.engines.protocol import (
     ServerDiedError,
 )
 from harness.measurement.clock import undisturbed
-from harness.measurement.generations import Request
 from harness.measurement.load import Load, LoadFailedError, groups_of, load_visit, warm_up
 from harness.measurement.server_request import ask
 from harness.records import (
@@ -66,16 +79,22 @@ from harness.records import (
     RoundTiming,
     Trial,
     UserError,
+    grouped,
     in_one_line,
 )
+from harness.reporting import render
+from harness.reporting.sentences.verdict import verdicts
+from harness.stats.two_phase import LOOKS
 from harness.storage import RunFolder, load
-from harness.storage.manifest import ServedKs, WhyAll
+from harness.storage.manifest import Ended, ServedKs, WhyAll
 
 _log = logging.getLogger(__name__)
 PLAIN = Role(0)
 # Requests of a server without an answer, one after the other, after which it is asked no more; and
 # visits under load
 FAILED_IN_A_ROW, FAILED_VISITS = 3, 2
+# How the answer of a run that was stopped is labelled
+INTERRUPTED = "interrupted"
 # How what a server did not answer is noted: tasks that are no trials, by their file, and loads
 NOTES: Mapping[str, Measurement] = {
     "rounds": "server_rounds",
@@ -89,27 +108,145 @@ WHY_ALL: Mapping[WhyAll, str] = {
 }
 
 
-def measure(folder: RunFolder, work: Workload, adapter: Adapter, score: Callable[[], None]) -> None:
+# Tokens that a server is warmed up with, and that its pace is read off
+WARM_TOKENS = 8
+# When a run says anew how long it takes, by what was timed
+AGAIN_S = 60.0
+# Visits after a part of which a run that measures every K gives its first answer
+FIRST_PART = 4
+
+
+def measure(folder: RunFolder, work: Workload, adapter: Adapter) -> Workload:
     """Ask the servers for what the folder lacks: one at a time, then side by side.
 
-    Args:
-        score: scores the texts that are stored, by which a run that measures one K chooses it.
+    Returns:
+        The workload as it was asked for: less of it, where all would have taken too long.
 
     Raises:
         UserError: the servers are not what was asked for, or do not start, and nothing is measured.
     """
+    budget = Budget(work.config.budget_s)
+    with resumable(folder):
+        settle_threads(folder, work, adapter)
+    work = _planned(folder, work, adapter, budget)
     failures, going = Failures(folder, work), True
+    visits = _Visits(folder, work, adapter, failures, budget)
     if not every_k(folder, work.config):
-        going = _measure_chosen(_Visits(folder, work, adapter, failures), score)
+        going = _measure_chosen(visits)
         if every_k(folder, work.config):
             failures = Failures(folder, work)  # what failed is asked for again
+            visits = replace(visits, failures=failures)
     if going and every_k(folder, work.config):
-        tasks = tasks_of(work, synthetic=is_synthetic(work.config, adapter))
-        going = _measure_visits(_Visits(folder, work, adapter, failures), tasks)
+        going = _measure_every_k(visits)
     if going:
         measure_loads(folder, work, adapter, failures)
         measure_structured(folder, work, adapter, failures.dead)
     failures.say()
+    return work
+
+
+class Budget:
+    """Seconds that a run may take from here on, and what its requests were expected to take."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._until = math.inf if seconds is None else monotonic() + seconds
+        self.seconds, self.pace = seconds, Pace(0.0, 0.0, 0.0)
+        self._begun, self._said = monotonic(), False
+
+    @property
+    def left_s(self) -> float:
+        """Of the budget; infinite without one."""
+        return self._until - monotonic()
+
+    def expected_s(self, task: Task) -> float:
+        """Of a request, by the pace of the plain server."""
+        plain_s = self.pace.request_s(len(task.request.tokens), task.request.budget)
+        return plain_s * (SLOWER if task.role.k else 1.0)
+
+    def say_again(self, tasks: Sequence[Task], done: int, since: float) -> None:
+        """Once, after a minute: how long these tasks will take, as they were timed so far."""
+        now = monotonic()
+        before_s = sum(map(self.expected_s, tasks[:done]))
+        if self._said or now - self._begun < AGAIN_S or not before_s or len(tasks) == done:
+            return
+        self._said = True
+        left_s = (now - since) / before_s * sum(map(self.expected_s, tasks[done:]))
+        say(f"these {len(tasks)} requests: about {_minutes(left_s)} left, as timed so far")
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def _planned(folder: RunFolder, work: Workload, adapter: Adapter, budget: Budget) -> Workload:
+    """The workload, or what fits into the budget of it, said with how long it will take."""
+    if folder.manifest.asked_less is not None:
+        return work.asking(folder.manifest.asked_less)
+    if budget.seconds is None or any(trial.status == "ok" for trial in folder.trials.read()):
+        return work
+    with resumable(folder):
+        budget.pace = _pace(folder, work, adapter)
+    whole = everything(work.config, work.prompts)
+    asked, needs = fitted(work.config, work.prompts, budget.pace, budget.left_s)
+    if asked != whole:
+        folder.note(asked_less=asked)
+        work = work.asking(asked)
+        longer = expected(whole, work.config, work.prompts, budget.pace)
+        say(
+            f"everything would take about {_minutes(longer.total_s)}, and budget_s="
+            f"{budget.seconds:g}; asked for is less: {left_out(asked, whole)}"
+        )
+    config = work.config
+    texts = f"{len(work.prompts)} prompts of {config.new_tokens} tokens at most"
+    free = psutil.virtual_memory().available
+    say(
+        f"plan: {texts}, K = {', '.join(map(str, config.speculative_ks))}: at most about"
+        f" {_minutes(needs.total_s)}{_first_of(needs, config.until)}; this process holds"
+        f" {psutil.Process().memory_info().rss / 1e9:.1f} GB while servers are timed, and"
+        f" {free / 1e9:.1f} GB are free"
+    )
+    return work
+
+
+def _first_of(needs: Expected, until: str | None) -> str:
+    return f", a first answer after about {_minutes(needs.choosing)}" if until == "decided" else ""
+
+
+def _pace(folder: RunFolder, work: Workload, adapter: Adapter) -> Pace:
+    """What the plain server takes, by one request of median length for a few tokens."""
+    begun = monotonic()
+    with (
+        progress("timing the plain server"),
+        started(folder, work, adapter, [PLAIN], slots=1) as servers,
+    ):
+        start_s, server = monotonic() - begun, servers[PLAIN]
+        entry = _median(work)
+        asked = work.request(entry, work.config.temperature[0], 0, 0).asked
+        one_s, many_s = (
+            server.generate(asked._replace(budget=budget)).request_s
+            for budget in (1, 1 + min(WARM_TOKENS, work.config.new_tokens))
+        )
+    token_s = max(0.0, many_s - one_s) / WARM_TOKENS
+    return Pace(start_s, max(0.0, many_s - WARM_TOKENS * token_s) / len(entry.tokens), token_s)
+
+
+def _median(work: Workload) -> EncodedPrompt:
+    """The prompt of median length."""
+    return sorted(work.prompts, key=lambda entry: len(entry.tokens))[len(work.prompts) // 2]
+
+
+def answer_so_far(folder: RunFolder, label: str) -> None:
+    """Store and say what is known; whatever goes wrong in it does not end the run."""
+    try:
+        summary = analyse(load(folder.path))
+        write_analysis(folder, summary)
+        if label == INTERRUPTED:
+            render(summary, folder.path)
+        known = [answer for answer in summary.answers if answer.prompt_set == "all"]
+        if known:
+            say(f"{label}: {' '.join(verdicts(summary)[:1])}")
+    except Exception as error:  # the run goes on, and its end analyses it again
+        _log.warning("%s: no answer yet (%s)", label, in_one_line(error))
 
 
 class Failures:
@@ -205,10 +342,16 @@ class _Visits:
     work: Workload
     adapter: Adapter
     failures: Failures
+    budget: Budget
     kept: _Answering | None = None
 
+    def answer(self, label: str) -> None:
+        """Score what is stored, and say and store what follows from it."""
+        score(self.folder, self.work)
+        answer_so_far(self.folder, label)
 
-def _measure_chosen(visits: _Visits, score: Callable[[], None]) -> bool:
+
+def _measure_chosen(visits: _Visits) -> bool:
     """Choose a K and measure it, or note in the manifest why every K is to be measured.
 
     Returns:
@@ -219,7 +362,7 @@ def _measure_chosen(visits: _Visits, score: Callable[[], None]) -> bool:
         visits = replace(visits, kept=_Answering(stack) if all_stay(work, adapter) else None)
         chosen = folder.manifest.served_ks
         if chosen is None:
-            chosen = _choose(visits, score)
+            chosen = _choose(visits)
             if chosen is None:
                 return False
             folder.note(served_ks=chosen)
@@ -228,30 +371,101 @@ def _measure_chosen(visits: _Visits, score: Callable[[], None]) -> bool:
                 engine, synthetic = folder.manifest.engine, is_synthetic(work.config, adapter)
                 folder.note(engine=engine and replace(engine, synthetic=synthetic))
                 return True
-        return _measure_visits(visits, chosen_tasks(work, chosen))
+        return _measure_looks(visits, chosen)
 
 
-def _choose(visits: _Visits, score: Callable[[], None]) -> ServedKs | None:
+def _choose(visits: _Visits) -> ServedKs | None:
     """Price the rounds of few K, by which the fastest is found, and choose it.
 
     None where plain decoding is not there any more.
     """
     folder, work, failures = visits.folder, visits.work, visits.failures
-    if not _measure_visits(visits, plain_tasks(work)):
-        return None
     ks, started = sorted(work.ks[1:]), tuple[int, ...]()
+    temperatures = work.config.temperature
     # What a run that is resumed had begun is completed first
     more = tuple(dict.fromkeys(trial.k for trial in folder.probes.read() if trial.k))
     while more := more or to_start(load(folder.path), ks, started):
-        started += more
-        if not _measure_visits(visits, probe_tasks(work, more)):
+        # The first temperature's answer is the first one
+        for some in [temperatures[:1], temperatures[1:]] if not started else [temperatures]:
+            if some and not _measure_visits(visits, probe_tasks(work, more, some)):
+                return None
+            if failures.dead:
+                return ServedKs((*started, *more), why_all="server_failed")
+            if some == temperatures[:1] and not started:
+                visits.answer("first answer")
+        # Every text by replay, where there is time for more than it takes to measure them
+        texts = not started and folder.manifest.asked_less is None
+        if texts and not _measure_visits(visits, plain_tasks(work)):
             return None
-        if failures.dead:
-            return ServedKs(started, why_all="server_failed")
-        score()
+        started += more
+        score(folder, work)
         more = ()
     chosen = best_started(load(folder.path), started)
     return ServedKs(started, chosen, None if chosen else "no_costs")
+
+
+def _measure_looks(visits: _Visits, chosen: ServedKs) -> bool:
+    """Measure the chosen K in looks, until they decide or the time is spent."""
+    folder, work, budget = visits.folder, visits.work, visits.budget
+    blocks = [*grouped(chosen_tasks(work, chosen), lambda task: task.request.key).items()]
+    if visits.kept is None:  # servers that would be started again for each look
+        return _measure_visits(visits, [task for _, tasks in blocks for task in tasks])
+    begun = monotonic()
+    for look in range(1, LOOKS + 1):
+        closed = {each.temperature for each in chosen.chosen if (each.looks or LOOKS) < look}
+        end = _end_of_look(len(blocks), work.config.repetitions, look)
+        part = [task for key, ts in blocks[:end] if key.temperature not in closed for task in ts]
+        if not _measure_visits(visits, part):
+            return False
+        ended: Ended | None = "budget" if budget.left_s < 0 else None
+        ended = "prompts" if look == LOOKS and ended is None else ended
+        if chosen.made < look:
+            score(folder, work)
+            done = served_decided(load(folder.path), look)
+            noted = tuple(
+                replace(each, looks=each.looks or look) if each.temperature in done else each
+                for each in chosen.chosen
+            )
+            if all(each.looks for each in noted) and ended is None:
+                ended = "decided"
+            chosen = replace(chosen, chosen=noted, made=look)
+        mean_s = (monotonic() - begun) / look
+        if ended is None and mean_s > budget.left_s:
+            ended = "budget"
+        chosen = replace(chosen, ended=ended)
+        folder.note(served_ks=chosen)
+        if ended is not None:
+            break
+        answer_so_far(folder, f"answer after look {look} of {LOOKS}")
+    return True
+
+
+def _end_of_look(blocks: int, visits: int, look: int) -> int:
+    """How many of a run's requests are made when a look is: of many visits whole ones."""
+    if visits < LOOKS:
+        return math.ceil(blocks * look / LOOKS)
+    return math.ceil(visits * look / LOOKS) * blocks // visits
+
+
+def _measure_every_k(visits: _Visits) -> bool:
+    """Measure every K on every prompt; where all servers stay, with answers on the way."""
+    work, adapter = visits.work, visits.adapter
+    tasks = [*tasks_of(work, synthetic=is_synthetic(work.config, adapter))]
+    roles = {task.role for task in tasks}
+    if len([*side_by_side(sorted(roles), work, adapter)]) > 1:
+        return _measure_visits(visits, tasks)
+    by_visit = [*grouped(tasks, lambda task: task.visit).values()]
+    blocks = [*grouped(by_visit[0], lambda task: task.request.key).values()]
+    first = [task for block in blocks[: math.ceil(len(blocks) / FIRST_PART)] for task in block]
+    with ExitStack() as stack:
+        visits = replace(visits, kept=_Answering(stack))
+        for number, part in enumerate([first, *by_visit]):
+            if visits.budget.left_s < 0:
+                break
+            if not _measure_visits(visits, part):
+                return False
+            visits.answer(f"answer after visit {number}" if number else "first answer")
+    return True
 
 
 # ---- one at a time -----------------------------------------------------------------------------
@@ -265,7 +479,6 @@ def _measure_visits(visits: _Visits, tasks: Iterable[Task]) -> bool:
     if not roles:
         return True
     with resumable(folder):
-        settle_threads(folder, work, adapter)
         check_card(folder, work, adapter, roles)
     begun: set[Role] = set()
     for group in side_by_side(roles, work, adapter) if kept is None else [roles]:
@@ -313,14 +526,21 @@ def _open(visits: _Visits, kept: _Answering, roles: Sequence[Role], left: Sequen
             with resumable(folder):
                 try:
                     check_vocabulary(servers[role], work.vocabulary.tokenizer, work.conversations)
-                    if not role.rejects:
-                        check_model(servers[role], work, adapter)
                 except (ServerDiedError, RequestFailedError, RefusedError) as error:
                     if not left_out(role, error):
                         raise
                     del servers[role]
             if role in servers and not role.rejects:
                 note_engine(folder, work, adapter, servers[role])
+            tick()
+    with progress("warming the servers up", len(new)) as tick:
+        for role in [role for role in new if role in servers]:
+            with resumable(folder):
+                try:
+                    for temperature in work.config.temperature:
+                        _warm_up(servers[role], work, temperature)
+                except (ServerDiedError, RequestFailedError) as error:
+                    visits.failures.of_server(role, error, left)
             tick()
 
 
@@ -339,23 +559,15 @@ def _visit(
     """
     folder, work, failures = visits.folder, visits.work, visits.failures
     dead, in_a_row = failures.dead, Counter[Role]()
-    longest = max(work.prompts, key=lambda entry: len(entry.tokens))
-    with progress("warming the servers up", len(servers)) as tick:
-        for role, server in servers.items():
-            failed: UserError | None = None
-            with resumable(folder):
-                try:
-                    for temperature in work.config.temperature:
-                        _warm_up(server, work.request(longest, temperature, role.k, 0), work)
-                except (ServerDiedError, RequestFailedError) as error:
-                    failed = error
-            if failed is not None:
-                failures.of_server(role, failed, [*tasks, *later])
-            tick()
+    begun, last = monotonic(), None
     with progress("asking the servers", len(tasks)) as tick, undisturbed():
         for number, task in enumerate(tasks):
             if PLAIN in dead:
                 return False
+            if visits.budget.left_s < 0 and task.compared != last:
+                break  # between what is compared with each other
+            last = task.compared
+            visits.budget.say_again(tasks, number, begun)
             if task.role not in dead:
                 try:
                     line = _ask(work, servers[task.role], task)
@@ -378,12 +590,14 @@ def _visit(
     return PLAIN not in dead
 
 
-def _warm_up(server: Server, longest: Request, work: Workload) -> None:
-    """Send the longest request, so that what a server cannot do shows before anything is stored."""
-    if server.generate(longest.asked).decode_s is None:
+def _warm_up(server: Server, work: Workload, temperature: float) -> None:
+    """Send a request of median length for a few tokens, so that the first timed one is no start."""
+    asked = work.request(_median(work), temperature, server.k, 0).asked
+    asked = asked._replace(budget=min(WARM_TOKENS, work.config.new_tokens))
+    if server.generate(asked).decode_s is None:
         # Its prefills are timed by requests for one token, and it may keep those that it has seen
         for entry in work.prompts:
-            server.generate(longest.asked._replace(prompt=entry.tokens, budget=1))
+            server.generate(asked._replace(prompt=entry.tokens, budget=1))
 
 
 def _ask(work: Workload, server: Server, task: Task) -> Trial | RoundTiming | None:
@@ -434,7 +648,7 @@ def measure_loads(folder: RunFolder, work: Workload, adapter: Adapter, failures:
         with started(folder, work, adapter, group, slots=slots, left_out=left_out) as servers:
             # No request was sent to these alone
             varying = [role for role in servers if role.varying]
-            if all(_completes(work, adapter, role, servers[role], failures) for role in varying):
+            if all(_completes(work, role, servers[role], failures) for role in varying):
                 _visit_under_load(folder, work, servers, loads, waiting, failures)
 
 
@@ -493,14 +707,11 @@ def _visit_under_load(
                     break
 
 
-def _completes(
-    work: Workload, adapter: Adapter, role: Role, server: Server, failures: Failures
-) -> bool:
+def _completes(work: Workload, role: Role, server: Server, failures: Failures) -> bool:
     """Whether a server reads and completes texts as the target does; else that is noted."""
     with progress(f"checking the texts at {role}"):
         try:
             check_vocabulary(server, work.vocabulary.tokenizer, work.conversations)
-            check_model(server, work, adapter)
         except UserError as error:
             failures.of_load(role, error)
             return False

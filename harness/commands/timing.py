@@ -204,16 +204,8 @@ def visits_of_pair(
     )
 
 
-def time_own_loop(
-    folder: RunFolder, pair: Drafted, config: ServerConfig, stored: Sequence[RoundTiming]
-) -> None:
-    """Time rounds of our own loop next to a server's, where wanted, or copy `stored` ones."""
-    known = folder.own_rounds.read()
-    for timing in stored:
-        if timing not in known:
-            folder.own_rounds.append(timing)
-    if stored or not config.own_loop:
-        return
+def time_own_loop(folder: RunFolder, pair: Drafted, config: ServerConfig) -> None:
+    """Time rounds of our own loop, which a server's stand next to."""
     decode = replace(config.decode, rule=config.decode.rule or "ratio")
     config = replace(config, decode=decode)
     visits = visits_of_pair(folder, pair, config, config.temperature, store=folder.own_rounds)

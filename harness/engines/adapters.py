@@ -89,7 +89,13 @@ class ToServe:
         if self.pair is not None:
             return str(self.pair.target.network.dtype).removeprefix("torch.")
         asked = self.config.model.dtype
-        return None if asked == "auto" else asked
+        if asked != "auto" or not self.config.score:
+            return None if asked == "auto" else asked
+        from harness.models.device import resolve_device
+        from harness.models.load import memory_need
+
+        need = memory_need(self.config.model, resolve_device(self.config.device.name))
+        return None if need is None else str(need.dtype).removeprefix("torch.")
 
     @property
     def logs(self) -> Path:

@@ -440,13 +440,13 @@ def _gguf(serve: ToServe, conf: ModelConf) -> Path:
 
     if conf.gguf is not None:
         return Path(conf.gguf).resolve()
-    assert serve.pair is not None  # refused with score=false
     folder = serve.folder / "gguf"
     folder.mkdir(exist_ok=True)
     file = folder / f"{conf.keys.group}.gguf"
     if file.exists():
         return file
     pair = serve.pair
+    assert pair is not None  # before servers start; refused with score=false
     if conf is serve.config.draft and pair.head is not None:
         write = write_eagle3_gguf if serve.kind == "eagle3" else write_block_gguf
         return write(pair.head, pair.target, file)

@@ -1,5 +1,7 @@
 """Devices: which one, why not, can it compute a dtype, and which CUDA kernels may run."""
 
+import ctypes
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +23,15 @@ THROTTLE_BITS: dict[ThrottleReason, int] = {
     "hw_slowdown": pynvml.nvmlClocksThrottleReasonHwSlowdown,
     "power_cap": pynvml.nvmlClocksThrottleReasonSwPowerCap,
 }
+
+
+def release_memory() -> None:
+    """Give back to the system what freed weights took: of the card, and where glibc keeps it."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # another C library has no such call
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def resolve_device(name: str) -> torch.device:

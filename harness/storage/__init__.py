@@ -338,9 +338,10 @@ def load(folder: str | Path) -> StoredRun:
     summary = summary_from(files.read_verified(path, "summary.json", files.TEXT_BYTES) or b"")
     complete = manifest.status == "complete"
     lost = [name for name in MEASURED if name in known.files and not (path / name).exists()]
+    config, less = read_config(path), manifest.asked_less
     return StoredRun(
         folder=path,
-        config=read_config(path),
+        config=config if less is None else less.applied(config),
         manifest=manifest,
         results=read_table(path, "results.csv"),
         latency=read_table(path, "latency.csv"),

@@ -263,10 +263,34 @@ class ServedKs:
     # once. Empty where every K is.
     chosen: tuple[ChosenK, ...] = ()
     why_all: WhyAll | None = None  # why every K is
+    made: int = 0  # how many looks are made, each after a further part of the requests; 0 at first
+    ended: Ended | None = None  # why no further look is made; None while one is
 
     def k_at(self, temperature: float) -> int | None:
         """The K that was chosen at a temperature."""
         return _k_at(self.chosen, temperature)
+
+    def made_at(self, temperature: float) -> int:
+        """How many looks are made at a temperature."""
+        made = (each.looks for each in self.chosen if each.temperature == temperature)
+        return next(made, None) or self.made
+
+
+@dataclass(frozen=True)
+class AskedLess:
+    """What a server run asks for where its configuration would take longer than budget_s."""
+
+    prompts: int
+    new_tokens: int
+    repetitions: int
+    temperature: tuple[float, ...]
+    k: tuple[int, ...]
+    of_each_set: int  # prompts of each set by which the K to measure is chosen
+
+    def applied(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """A configuration with what is asked for instead."""
+        asked = {"new_tokens": self.new_tokens, "repetitions": self.repetitions}
+        return {**config, **asked, "temperature": [*self.temperature], "k": [*self.k]}
 
 
 def _k_at(chosen: tuple[ChosenK, ...], temperature: float) -> int | None:
@@ -335,6 +359,8 @@ class Manifest:
     looks: Looks | None = None
     # Which K a server run with until=decided measures; None of any other
     served_ks: ServedKs | None = None
+    # What a server run asks for so that it ends within its budget; None where that is everything
+    asked_less: AskedLess | None = None
     bandwidth: MemoryBandwidth | None = None
     bytes_read: tuple[BytesRead, ...] | None = None
     # skipped_cells, timed_forwards: of a profile's curves; both are there once they were timed

@@ -1,0 +1,169 @@
+"""How long a server run takes on this machine, and what it leaves out to end within its budget.
+
+A request of median length tells what a token of a prompt and an emitted one take on the plain
+server. Before a K is timed its requests are taken to last `SLOWER` times as long as plain ones. A
+run that would take longer than `budget_s` asks for less, in this order, until it fits: fewer
+visits; texts of half the tokens, down to `SHORT_TEXT`; the first temperature alone; fewer prompts,
+with a share of each set, down to `FEW_PROMPTS`; fewer K. A run that does not fit even so is made
+until the time is spent.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from harness.analysis.looks import most_started, searched_next
+from harness.commands.drafted import PROMPTS_OF_EVERY_K, EncodedPrompt, in_random_order
+from harness.config import ServerConfig
+from harness.serving.round_counting import shorter_budget
+from harness.storage.manifest import AskedLess
+
+# A speculating request's time / a plain one's, and an emitted token's there, before any is timed
+SLOWER = 1.6
+SHORT_TEXT, FEW_PROMPTS = 64, 12
+# Of the budget, what the requests that choose a K may take
+CHOOSING_SHARE = 1 / 6
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a plain server takes, in seconds: to start, for a token of a prompt, for one emitted."""
+
+    start_s: float
+    prompt_token_s: float
+    token_s: float
+
+    def request_s(self, prompt_tokens: float, new_tokens: float) -> float:
+        """Of one request that is decoded plainly."""
+        return prompt_tokens * self.prompt_token_s + new_tokens * self.token_s
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Seconds of a plan, part by part.
+
+    Attributes:
+        choosing: the servers' start, and the requests that price the rounds of a few K.
+        plain: every text decoded once plainly, by which replay compares K.
+        measuring: the visits.
+    """
+
+    choosing: float
+    plain: float
+    measuring: float
+
+    @property
+    def total_s(self) -> float:
+        """Of all parts."""
+        return self.choosing + self.plain + self.measuring
+
+
+def everything(config: ServerConfig, prompts: Sequence[EncodedPrompt]) -> AskedLess:
+    """What the configuration asks for."""
+    return AskedLess(
+        prompts=len(in_random_order(prompts, config.seed)),
+        new_tokens=config.new_tokens,
+        repetitions=config.repetitions,
+        temperature=tuple(config.temperature),
+        k=tuple(config.speculative_ks),
+        of_each_set=PROMPTS_OF_EVERY_K,
+    )
+
+
+def expected(
+    asked: AskedLess, config: ServerConfig, prompts: Sequence[EncodedPrompt], pace: Pace
+) -> Expected:
+    """What the requests of a run take, one at a time."""
+    conversations = in_random_order(prompts, config.seed)
+    lengths = [len(entry.tokens) for each in conversations[: asked.prompts] for entry in each.turns]
+    few = [
+        len(entry.tokens)
+        for each in conversations
+        if each.rank < asked.of_each_set
+        for entry in each.turns
+    ]
+    whole, temperatures = asked.new_tokens, len(asked.temperature)
+
+    def plain_s(of: Sequence[int], tokens: int) -> float:
+        return temperatures * sum(pace.request_s(length, tokens) for length in of)
+
+    visits_s = asked.repetitions * plain_s(lengths, whole)
+    if config.until != "decided":
+        both = visits_s + asked.repetitions * plain_s(lengths, shorter_budget(whole))
+        starts_s = (1 + SLOWER * len(asked.k)) * pace.start_s
+        return Expected(starts_s, 0.0, (1 + SLOWER * len(asked.k)) * both)
+    first = len(searched_next(sorted(asked.k), {})) if len(asked.k) > 1 else 1
+    started = most_started(len(asked.k), temperatures) if len(asked.k) > 1 else 1
+    # Plain decoding is asked next to each K, with two searched first together
+    few_s = plain_s(few, whole) + plain_s(few, shorter_budget(whole))
+    choosing_s = (1 + SLOWER * started) * pace.start_s + asked.repetitions * few_s * (
+        1 + started - first + SLOWER * started
+    )
+    return Expected(choosing_s, plain_s(lengths, whole), (1 + SLOWER) * visits_s)
+
+
+def fitted(
+    config: ServerConfig, prompts: Sequence[EncodedPrompt], pace: Pace, budget_s: float
+) -> tuple[AskedLess, Expected]:
+    """The most that fits into so many seconds, in the order of the module's docstring; its time."""
+    needed: tuple[AskedLess, Expected] | None = None
+    for asked in _ever_less(config, prompts, pace, budget_s):
+        needed = asked, expected(asked, config, prompts, pace)
+        if needed[1].total_s <= budget_s:
+            break
+    assert needed is not None  # everything comes first
+    return needed
+
+
+def _ever_less(
+    config: ServerConfig,
+    prompts: Sequence[EncodedPrompt],
+    pace: Pace,
+    budget_s: float,
+) -> Iterator[AskedLess]:
+    asked = everything(config, prompts)
+
+    def choosing_fits() -> bool:
+        choosing_s = expected(asked, config, prompts, pace).choosing
+        return choosing_s <= CHOOSING_SHARE * budget_s or asked.of_each_set == 1
+
+    yield asked
+    while asked.repetitions > 1:
+        asked = replace(asked, repetitions=ceil(asked.repetitions / 2))
+        yield asked
+    while asked.new_tokens >= 2 * SHORT_TEXT:
+        asked = replace(asked, new_tokens=asked.new_tokens // 2)
+        yield asked
+    if len(asked.temperature) > 1:
+        asked = replace(asked, temperature=asked.temperature[:1])
+        yield asked
+    while not choosing_fits():
+        asked = replace(asked, of_each_set=asked.of_each_set - 1)
+        yield asked
+    while asked.prompts > FEW_PROMPTS:
+        asked = replace(asked, prompts=max(FEW_PROMPTS, asked.prompts - 4))
+        yield asked
+    if len(asked.k) > 2:
+        ks = sorted(asked.k)
+        asked = replace(asked, k=tuple(sorted(searched_next(ks, {}))))
+        yield asked
+
+
+def left_out(asked: AskedLess, whole: AskedLess) -> str:
+    """What is not asked for, in words; empty where everything is."""
+    parts = [
+        f"{name} {before} -> {after}"
+        for name, before, after in (
+            ("visits", whole.repetitions, asked.repetitions),
+            ("tokens a text", whole.new_tokens, asked.new_tokens),
+            ("temperatures", _listed(whole.temperature), _listed(asked.temperature)),
+            ("prompts", whole.prompts, asked.prompts),
+            ("K", _listed(whole.k), _listed(asked.k)),
+        )
+        if before != after
+    ]
+    return "; ".join(parts)
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
