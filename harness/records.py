@@ -68,6 +68,13 @@ def grouped(records: Iterable[Record], key: Callable[[Record], Key]) -> dict[Key
     return groups
 
 
+def first_difference(one: Sequence[object], other: Sequence[object]) -> int | None:
+    """The first place at which two texts differ, or one has ended; None where they are equal."""
+    pairs = enumerate(zip(one, other, strict=False))
+    shorter = None if len(one) == len(other) else min(len(one), len(other))
+    return next((place for place, (a, b) in pairs if a != b), shorter)
+
+
 class UserError(Exception):
     """Something the user can fix; one line that names the key or file and what to do.
 

@@ -120,7 +120,8 @@ CaveatCode = Literal[
     # composed: names of the drafts whose R follows from that one's
     "rounds_of_engine",
     "other_budget",  # ignored ("new_tokens=64 and repetitions=2"), made_with ("new_tokens=32 ...")
-    "greedy_texts_differ",  # equal, tie, different, not_judged; prompt_set, prompt, k, position
+    # texts, equal, tie, different, not_judged; noise, of an engine; prompt_set, prompt, k, position
+    "greedy_texts_differ",
     "routing_ties",  # of a mixture: tie, unjudged: texts that differ so, and that cannot be judged
     # temperature, k, text_z, plain_z, nats, expected_nats: per token, of the server's texts
     "server_not_lossless",
@@ -138,6 +139,7 @@ CaveatCode = Literal[
     # temperature, ks ("4, 8"), timed, asked: visits next to plain decoding; left_out: whether no
     # answer names these K, for others have more; load: whether of requests side by side
     "server_visits_lacking",
+    "server_asked_less",  # new_tokens, repetitions, prompts, temperatures, ks, budget_s
     "server_every_k",  # reason: as `storage.manifest.WhyAll`, why until=decided measured all
     "rate_beyond_capacity",  # rate: the least at which more arrives than servers of the ks serve
     "loads_disturbed",  # others: processors that other work kept busy; most: that it may
@@ -663,18 +665,28 @@ class TextCheck:
     prompt: str
     repetition: int
     k: int
-    # PASS equal; TIE different within rounding; FAIL different; OPEN different and not judged,
-    # since no model was loaded; UNJUDGED different, in a mixture whose routing ties may do as much.
+    # PASS equal; TIE different within rounding, or within the engine's noise; FAIL different; OPEN
+    # different and not judged, since no model was loaded or the server told nothing; UNJUDGED
+    # different, in a mixture whose routing ties may do as much.
     result: CheckResult
     first_difference: int | None = None  # position of the first token that differs; None: none does
     # target_margin, verify_margin: between the two best logits there, by a plain step and by a
-    # forward of K + 1 positions.
+    # forward of K + 1 positions. On an engine, of the plain text's token over the other text's.
     target_margin: float | None = None
     verify_margin: float | None = None
     rounding: float | None = None  # largest difference there between logits by different forwards
     # How much near ties of routers change logits there; None where that was not needed to judge.
     routing: float | None = None
     acceptance_rate: float | None = None
+    # What an engine's margins change by, nats, where it is judged by that, and over how many
+    # positions that was measured; None over how many where the checkpoint judges.
+    noise: float | None = None
+    noise_positions: int | None = None
+
+    @property
+    def id(self) -> tuple[str, str, int, int]:
+        """Which text it is of."""
+        return self.prompt_set, self.prompt, self.repetition, self.k
 
 
 @dataclass(frozen=True)
@@ -1180,8 +1192,12 @@ class ServedGate:
     temperature: float
     k: int  # 0: the plain server, whose texts must be the target's as well
     texts: int
-    # At temperature 0, of the texts: equal to plain decoding's, or a tie within rounding.
+    # At temperature 0, of the texts: equal to plain decoding's in every visit; ties; and real
+    # differences. noise: of the engine, by which they are judged, nats; None of our own loop.
     equal_texts: int | None = None
+    tied_texts: int | None = None
+    differing_texts: int | None = None
+    noise: float | None = None
     # replayed_texts: those whose rounds are compared with replay's; equal_rounds, equal_drafted: of
     # them, those with exactly the same counts, where the rule leaves one way to decode a text.
     replayed_texts: int | None = None
@@ -1204,7 +1220,8 @@ class ServedGate:
     # Whether every visit returned the same texts although the target is not so sure of them.
     repeats: bool = False
     # By the texts alone: those of K as plain decoding's, and the plain server's as the target's.
-    # None where nothing could be compared, or plain decoding's texts are not the target's.
+    # None where nothing could be compared, plain decoding's texts are not the target's, or texts
+    # differ that are not judged or too few to tell.
     lossless: bool | None = None
 
 

@@ -412,6 +412,8 @@ def greedy_texts_differ(checks: Sequence[TextCheck]) -> Iterator[Caveat]:
         results = Counter(check.result for check in checks)
         results["OPEN"] += results["UNJUDGED"]
         counts: Values = {name: results[key] for key, name in names.items()}  # type: ignore[index]
+        noise = [each.noise for each in checks if each.noise is not None]
+        counts = {**counts, "texts": len(checks), "noise": max(noise, default=None)}
         yield Caveat("greedy_texts_differ", {**counts, **place(first)})
     yield from routing_ties(checks)
 
@@ -495,6 +497,11 @@ def _measurement(note: NotMeasured) -> str:
 def fault(check: TextCheck) -> str:
     """What is wrong with a text, for results.csv and the list of failures."""
     line = f"text differs from plain decoding's from position {check.first_difference} on"
+    if check.noise is not None and check.target_margin is not None:
+        return (
+            f"{line}, beyond the engine's noise (margin {check.target_margin:.3g} nats, noise"
+            f" {check.noise:.3g})"
+        )
     if check.target_margin is None or check.rounding is None:
         return line
     return (

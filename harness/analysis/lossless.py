@@ -4,19 +4,30 @@ In a run at temperature 0 the k = 0 trial of a prompt is the plain text, and spe
 the same. Where it does not, only the models can tell whether that is a tie within rounding: the run
 stores their judgement in checks.jsonl. A text that they did not judge is PASS where the tokens are
 equal, and OPEN where they are not. A pair that changes greedy texts gets no verdict.
+
+A server's engine is judged by its own noise (`harness.measurement.engine_noise`), a rule with an
+error rate: of a lossless server's texts at most NOISE_FAILS are FAIL. So one FAIL voids no K; more
+do than that rate gives with a probability of LEAST_CHANCE: 2 of 2 texts, 3 of 5, 4 of 15, 6 of 50.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+
+from scipy.special import bdtrc
 
 from harness.analysis.caveats import caveats, failures, fault, place, routing_ties
 from harness.analysis.cells import latest, measured_positions, measured_rows
 from harness.analysis.setup import Setup
-from harness.records import GREEDY, Trial, where
+from harness.records import GREEDY, Trial, first_difference, grouped, where
 from harness.storage.contents import Check
-from harness.summary import DistributionTest, Summary, TextCheck, Value, VerdictReason
+from harness.summary import CheckResult, DistributionTest, Summary, TextCheck, Value, VerdictReason
 
 TextId = tuple[str, str, int, int]
+WORST: tuple[CheckResult, ...] = ("PASS", "TIE", "UNTESTED", "UNJUDGED", "OPEN", "FAIL")
+# Of texts judged by an engine's noise, what is FAIL though the server is lossless, at most; and the
+# probability of so many FAIL below which a K is void
+NOISE_FAILS, LEAST_CHANCE = 0.02, 1e-3
 
 
 def analyse_snapshot(setup: Setup) -> Summary:
@@ -46,30 +57,50 @@ def with_plain(trials: Iterable[Trial]) -> Iterator[tuple[Trial, Trial]]:
             yield trial, plain[trial.key]
 
 
+def greedy_pairs(trials: Iterable[Trial]) -> Iterator[tuple[TextCheck, Trial, Trial]]:
+    """Every greedy text that can be compared with the plain one, and what tokens alone say."""
+    for trial, plain in with_plain(trials):
+        rate = (trial.accepted or 0) / trial.drafted if trial.drafted else None
+        position = first_difference(plain.tokens or (), trial.tokens or ())
+        result = "PASS" if position is None else "OPEN"
+        yield TextCheck(*_id(trial), result, position, acceptance_rate=rate), trial, plain
+
+
 def text_checks(trials: Iterable[Trial], stored: Iterable[Check]) -> list[TextCheck]:
     """An entry for every greedy text that can be compared: as stored, or what tokens alone say."""
-    judged = {_id(check): check for check in stored if isinstance(check, TextCheck)}
-    checks: list[TextCheck] = []
-    for trial, plain in with_plain(trials):
-        check = judged.get(_id(trial)) or _by_tokens(trial, plain)
-        rate = (trial.accepted or 0) / trial.drafted if trial.drafted else None
-        checks.append(replace(check, acceptance_rate=rate))
-    return checks
+    judged = {check.id: check for check in stored if isinstance(check, TextCheck)}
+    return [
+        replace(judged.get(check.id, check), acceptance_rate=check.acceptance_rate)
+        for check, *_ in greedy_pairs(trials)
+    ]
 
 
-def _by_tokens(trial: Trial, plain: Trial) -> TextCheck:
-    speculative, expected = trial.tokens or (), plain.tokens or ()
-    if speculative == expected:
-        return TextCheck(*_id(trial), "PASS")
-    pairs = zip(speculative, expected, strict=False)
-    shorter = min(len(speculative), len(expected))
-    position = next((index for index, (a, b) in enumerate(pairs) if a != b), shorter)
-    return TextCheck(*_id(trial), "OPEN", position)
+def voiding(checks: Iterable[TextCheck]) -> list[TextCheck]:
+    """The FAIL checks by which a K's speedups do not count.
+
+    Of an engine that is judged by its noise, those of a K with more differing texts than the rule's
+    error rate explains; else every one. A prompt counts once, in whichever visit its text differs.
+    """
+    void: list[TextCheck] = []
+    for of_k in grouped(checks, lambda check: check.k).values():
+        results = Counter(check.result for check in by_text(of_k))
+        judged, failed = results.total() - results["OPEN"], where(of_k, result="FAIL")
+        # That a binomial number of `judged` trials is as large
+        chance = bdtrc(results["FAIL"] - 1, judged, NOISE_FAILS) if failed else 1.0
+        if chance < LEAST_CHANCE or any(check.noise is None for check in failed):
+            void += failed
+    return void
+
+
+def by_text(checks: Iterable[TextCheck]) -> list[TextCheck]:
+    """One check for each prompt and K, that of the visit with the worst result."""
+    texts = grouped(checks, lambda check: (check.prompt_set, check.prompt, check.k))
+    return [max(visits, key=lambda check: WORST.index(check.result)) for visits in texts.values()]
 
 
 def without_faulty(trials: Sequence[Trial], checks: Iterable[TextCheck]) -> list[Trial]:
     """The trials, marked failed where their text is not the target's, so that none is counted."""
-    faults = {_id(check): fault(check) for check in checks if check.result == "FAIL"}
+    faults = {check.id: fault(check) for check in voiding(checks)}
     return [
         replace(trial, status="failed", error=faults[_id(trial)])
         if trial.temperature == GREEDY and trial.status == "ok" and _id(trial) in faults
@@ -80,16 +111,15 @@ def without_faulty(trials: Sequence[Trial], checks: Iterable[TextCheck]) -> list
 
 def distrust(checks: Sequence[TextCheck]) -> tuple[VerdictReason, dict[str, Value]] | None:
     """Why this pair gets no verdict, with the values to quote; None where it may have one."""
-    reasons: tuple[tuple[str, VerdictReason], ...] = (
-        ("FAIL", "greedy_texts_differ"),
-        ("OPEN", "greedy_texts_unjudged"),
+    reasons: tuple[tuple[VerdictReason, list[TextCheck]], ...] = (
+        ("greedy_texts_differ", voiding(checks)),
+        ("greedy_texts_unjudged", where(checks, result="OPEN")),
     )
-    for result, reason in reasons:
-        bad = where(checks, result=result)
+    for reason, bad in reasons:
         if bad:
             return reason, {"texts": len(checks), "differing": len(bad), **place(bad[0])}
     return None
 
 
-def _id(entry: Trial | TextCheck) -> TextId:
-    return entry.prompt_set, entry.prompt, entry.repetition, entry.k
+def _id(trial: Trial) -> TextId:
+    return trial.prompt_set, trial.prompt, trial.repetition, trial.k

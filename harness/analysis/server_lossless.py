@@ -1,6 +1,7 @@
 """Whether a server is lossless, by its texts; and whether its rounds are those of replay.
 
-At temperature 0 texts must be plain decoding's. Above it the log-probability of texts under the
+At temperature 0 texts must be plain decoding's, but for ties and for as few as the error rate of
+that rule explains (`lossless.voiding`). Above it the log-probability of texts under the
 target is a martingale around its expectation, and a server that ignores temperature or seeds
 returns the same text in every visit. The plain server's texts are held against the target
 that is loaded here; those of each K against the plain server's, because a target that is served in
@@ -11,12 +12,14 @@ rule, takes other rounds, and the texts stay the target's: then predictions are 
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from harness.analysis.cells import completed
+from harness.analysis.lossless import by_text, voiding
 from harness.analysis.server_texts import ServedTexts, Texts
 from harness.records import GREEDY, Rule, Trial, grouped, where
 from harness.serving.engines import spec_of
@@ -110,16 +113,24 @@ def _gate(run: ServedTexts, temperature: float, k: int) -> ServedGate:
 
 
 def _with_equal_texts(run: ServedTexts, gate: ServedGate) -> ServedGate:
-    """How many texts are plain decoding's; one that no model has judged leaves it open."""
-    checks = [check for check in run.checks if check.k == gate.k]
-    by_prompt = grouped(checks, lambda check: (check.prompt_set, check.prompt))
-    results = [{check.result for check in visits} for visits in by_prompt.values()]
-    if not results:
+    """How many texts are plain decoding's, tie or differ, in any visit.
+
+    One that is not judged leaves it open, as do differences that are too few for a K to be void.
+    """
+    checks = where(run.checks, k=gate.k)
+    if not checks:
         return gate
-    equal = sum(visits <= {"PASS", "TIE"} for visits in results)
-    failed = any("FAIL" in visits for visits in results)
-    lossless = False if failed else True if equal == len(results) else None
-    return replace(gate, texts=len(results), equal_texts=equal, lossless=lossless)
+    results = Counter(check.result for check in by_text(checks))
+    texts, equal, tied = results.total(), results["PASS"], results["TIE"]
+    return replace(
+        gate,
+        texts=texts,
+        equal_texts=equal,
+        tied_texts=tied,
+        differing_texts=results["FAIL"],
+        noise=max((check.noise for check in checks if check.noise is not None), default=None),
+        lossless=False if voiding(checks) else True if equal + tied == texts else None,
+    )
 
 
 # ---- rounds --------------------------------------------------------------------------------------

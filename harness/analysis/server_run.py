@@ -34,7 +34,7 @@ from harness.analysis.caveats import (
     of_the_timings,
 )
 from harness.analysis.cells import Weights, completed, ratio
-from harness.analysis.lossless import distrust
+from harness.analysis.lossless import by_text, distrust
 from harness.analysis.predicted import evidence_of
 from harness.analysis.request_times import Visit, paired_seconds, with_enough_visits
 from harness.analysis.server_lossless import gate_caveats
@@ -88,7 +88,7 @@ def analyse_served(setup: Setup) -> Summary:
         failures=failures(setup, run.trials),
         caveats=(
             *run.caveats(),
-            *greedy_texts_differ(run.checks),
+            *greedy_texts_differ(by_text(run.checks)),
             *caveats(setup, results),
             *of_the_timings(unstable, (), {}),
             # Of this server: another loop's best K says nothing of it
@@ -394,8 +394,8 @@ class ServedRun(ServedPredictions):
         if doubt is not None:
             doubt = doubt[0], {**doubt[1], "clock": self.engine.clock}
         if temperature == GREEDY:
-            failed = [check for check in self.checks if check.result == "FAIL"]
-            return distrust(failed) or doubt
+            judged = [check for check in self.checks if check.result != "OPEN"]
+            return distrust(by_text(judged)) or doubt
         failed = [gate for gate in self.failed_gates if gate.temperature == temperature]
         if not failed:
             return doubt
@@ -522,6 +522,17 @@ class ServedRun(ServedPredictions):
         if served is not None and scored not in (None, served):
             values: Values = {"engine": self.engine.name, "served": served, "scored": scored}
             yield Caveat("draft_served_in_other_dtype", values)
+        less, config = self.setup.run.manifest.asked_less, self.setup.run.config
+        if less is not None:
+            values = {
+                "prompts": less.prompts,
+                "new_tokens": less.new_tokens,
+                "repetitions": less.repetitions,
+                "temperatures": ", ".join(f"{value:g}" for value in less.temperature),
+                "ks": ", ".join(map(str, less.k)),
+                "budget_s": config.get("budget_s"),
+            }
+            yield Caveat("server_asked_less", values)
         chosen = self.setup.run.manifest.served_ks
         if chosen is not None and chosen.why_all is not None:
             yield Caveat("server_every_k", {"reason": chosen.why_all})

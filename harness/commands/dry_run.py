@@ -162,12 +162,43 @@ def print_server_plan(
     if config.score and config.own_loop and config.engine != OWN.name:
         rows["the harness's loop"] = "its rounds are timed too (own_loop=false leaves them out)"
     # On machines that are not known here, or on this one, which costs nothing
+    if config.gpu is None:
+        rows |= _time_here(config, prompts)
     if config.url is not None or config.gpu is None:
         _print_plan(config, [config.draft], rows)
         return
     rows["not in the estimate"] = "the start of each server, requests at random, the scores"
     work = _served_forwards(config, prompts, synthetic=synthetic)
     _print_plan(config, [config.draft], rows, _costs(config, [config.draft], prompts, work))
+
+
+def _time_here(config: ServerConfig, prompts: Sequence[Prompt]) -> Rows:
+    """About how long the run takes on this machine's processors, and in what memory."""
+    from harness.commands.drafted import EncodedPrompt
+    from harness.commands.server_plan import (
+        everything,
+        expected,
+        fitted,
+        left_out,
+        machine_pace,
+        minutes,
+    )
+
+    pace = machine_pace(config)
+    if pace is None:
+        return {}
+    turns = [prompt.up_to(turn, ()) for prompt in prompts for turn in prompt.answered]
+    lengths = prompt_sets.estimated_tokens(prompts, config)
+    entries = [EncodedPrompt(turn, (0,) * n) for turn, n in zip(turns, lengths, strict=True)]
+    whole = everything(config, entries)
+    seconds = expected(whole, config, entries, pace).total_s
+    rows: Rows = {"time on this machine": f"about {minutes(seconds)}"}
+    if config.budget_s is not None and seconds > config.budget_s:
+        asked, fits = fitted(config, entries, pace, config.budget_s)
+        rows[f"within budget_s={config.budget_s:g}"] = (
+            f"about {minutes(fits.total_s)}; less is asked: {left_out(asked, whole)}"
+        )
+    return rows
 
 
 def _served_forwards(

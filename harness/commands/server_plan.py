@@ -11,6 +11,8 @@ until the time is spent.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from pathlib import Path
+from time import perf_counter
 
 from harness.analysis.looks import most_started, searched_next
 from harness.commands.drafted import PROMPTS_OF_EVERY_K, EncodedPrompt, in_random_order
@@ -21,6 +23,8 @@ from harness.storage.manifest import AskedLess
 # A speculating request's time / a plain one's, and an emitted token's there, before any is timed
 SLOWER = 1.6
 SHORT_TEXT, FEW_PROMPTS = 64, 12
+# Rows and columns of the matrices by which a machine's pace is timed; bytes a second of a disk
+MULTIPLIED, READ_FROM_DISK = 1024, 5e8
 # Of the budget, what the requests that choose a K may take
 CHOOSING_SHARE = 1 / 6
 
@@ -56,6 +60,42 @@ class Expected:
     def total_s(self) -> float:
         """Of all parts."""
         return self.choosing + self.plain + self.measuring
+
+
+def machine_pace(config: ServerConfig) -> Pace | None:
+    """What a plain server will take on this machine's processors, before it is started.
+
+    An emitted token reads every weight once, and a token of a prompt costs two operations each: the
+    weights' bytes and number over what the machine reads and multiplies a second, timed for about a
+    second. None where the servers run elsewhere or on a card, or sizes are not known.
+    """
+    import torch
+
+    from harness.measurement.environment import copy_bandwidth
+    from harness.models.load import memory_need
+
+    cpu = torch.device("cpu")
+    if config.url is not None or torch.cuda.is_available():
+        return None
+    need = memory_need(config.model, cpu)
+    if need is None:
+        return None
+    if config.threads != "auto":
+        torch.set_num_threads(int(config.threads))
+    file = None if config.model.gguf is None else Path(config.model.gguf)
+    read_bytes = need.weight_bytes if file is None else file.stat().st_size
+    matrix = torch.ones(MULTIPLIED, MULTIPLIED)
+    seconds: list[float] = []
+    for _ in range(3):
+        begun = perf_counter()
+        torch.mm(matrix, matrix)
+        seconds.append(perf_counter() - begun)
+    operations = 2 * need.weight_bytes / need.dtype.itemsize
+    return Pace(
+        read_bytes / READ_FROM_DISK,
+        operations * min(seconds) / (2 * MULTIPLIED**3),
+        read_bytes / (1e9 * copy_bandwidth(cpu).gb_s),
+    )
 
 
 def everything(config: ServerConfig, prompts: Sequence[EncodedPrompt]) -> AskedLess:
@@ -167,3 +207,10 @@ def left_out(asked: AskedLess, whole: AskedLess) -> str:
 
 def _listed(values: Sequence[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
+
+
+def minutes(seconds: float) -> str:
+    """A duration in words."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

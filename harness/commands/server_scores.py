@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.analysis.cells import latest
-from harness.analysis.lossless import with_plain
+from harness.analysis.lossless import greedy_pairs
 from harness.commands.drafted import Drafted, Scoring
 from harness.commands.pair import open_draft
 from harness.commands.progress import progress
@@ -19,13 +19,14 @@ from harness.commands.server_requests import Workload
 from harness.commands.server_start import check_target, stored_facts
 from harness.commands.snapshot import check_texts
 from harness.measurement.draft_scores import after_lookup, lookup_traces, score_texts
-from harness.measurement.server_request import likelihood_test
+from harness.measurement.server_request import largest_gap, likelihood_test
 from harness.measurement.target_texts import GeneratedText
 from harness.models.device import release_memory
-from harness.records import GREEDY, NotMeasured, TextTrace, Trial, grouped
+from harness.records import GREEDY, NotMeasured, TextTrace, Trial, grouped, where
+from harness.serving.engines import OWN
 from harness.storage import RunFolder
 from harness.storage.manifest import ModelEntry
-from harness.summary import TextLikelihood
+from harness.summary import TextCheck, TextLikelihood
 
 
 def score(folder: RunFolder, work: Workload) -> None:
@@ -52,18 +53,34 @@ def release() -> None:
 
 
 def _judged_by_target(folder: RunFolder) -> bool:
-    """Whether there are sampled texts, or greedy ones that differ from plain decoding's."""
+    """Whether there are sampled texts, or greedy ones that differ and no engine has judged."""
     stored = latest(list(folder.trials.read()))
     trials = [trial for trial in stored if trial.status == "ok" and trial.tokens]
+    by_engine = {check.k for check in _judged_by_engine(folder)}
+    differing = (check for check, *_ in greedy_pairs(trials) if check.result == "OPEN")
     sampled = any(trial.temperature != GREEDY for trial in trials)
-    return sampled or any(trial.tokens != plain.tokens for trial, plain in with_plain(trials))
+    return sampled or any(check.k not in by_engine for check in differing)
+
+
+def _judged_by_engine(folder: RunFolder) -> list[TextCheck]:
+    """The texts of every K that the engine's own log-probabilities judged."""
+    checks = [check for check in folder.checks() if isinstance(check, TextCheck)]
+    by_engine = {check.k for check in checks if check.noise_positions is not None}
+    return [check for check in checks if check.k in by_engine]
 
 
 def _judge(folder: RunFolder, work: Workload, pair: Drafted) -> None:
     stored = latest(list(folder.trials.read()))
     trials = [trial for trial in stored if trial.status == "ok" and trial.tokens]
     note_models(folder, pair.describe().models)
-    check_texts(folder, trials, pair, work.config, _likelihoods(trials, work, pair))
+    judged, noise = _judged_by_engine(folder), None
+    by_engine = {check.k for check in judged}
+    left = (check for check, *_ in greedy_pairs(trials) if check.k not in by_engine)
+    if work.config.engine != OWN.name and any(check.result == "OPEN" for check in left):
+        plain = where(trials, temperature=GREEDY, k=0, repetition=0)
+        noise = largest_gap([work.returned(each) for each in plain], pair.target_model)
+    likelihoods = _likelihoods(trials, work, pair)
+    check_texts(folder, trials, pair, work.config, likelihoods, judged, noise)
     if stored_facts(folder).spec.counting is not None:
         _score(folder, work)
 

@@ -28,6 +28,7 @@ from harness.analysis.looks import best_started, served_decided, to_start
 from harness.commands.drafted import EncodedPrompt
 from harness.commands.progress import progress, say
 from harness.commands.run_lifecycle import resumable, write_analysis
+from harness.commands.server_greedy_texts import judge_greedy_texts, judge_the_rest
 from harness.commands.server_plan import (
     SLOWER,
     Expected,
@@ -36,6 +37,7 @@ from harness.commands.server_plan import (
     expected,
     fitted,
     left_out,
+    minutes,
 )
 from harness.commands.server_requests import (
     Role,
@@ -139,6 +141,7 @@ def measure(folder: RunFolder, work: Workload, adapter: Adapter) -> Workload:
     if going and every_k(folder, work.config):
         going = _measure_every_k(visits)
     if going:
+        judge_the_rest(folder, work, adapter)
         measure_loads(folder, work, adapter, failures)
         measure_structured(folder, work, adapter, failures.dead)
     failures.say()
@@ -171,11 +174,7 @@ class Budget:
             return
         self._said = True
         left_s = (now - since) / before_s * sum(map(self.expected_s, tasks[done:]))
-        say(f"these {len(tasks)} requests: about {_minutes(left_s)} left, as timed so far")
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+        say(f"these {len(tasks)} requests: about {minutes(left_s)} left, as timed so far")
 
 
 def _planned(folder: RunFolder, work: Workload, adapter: Adapter, budget: Budget) -> Workload:
@@ -193,7 +192,7 @@ def _planned(folder: RunFolder, work: Workload, adapter: Adapter, budget: Budget
         work = work.asking(asked)
         longer = expected(whole, work.config, work.prompts, budget.pace)
         say(
-            f"everything would take about {_minutes(longer.total_s)}, and budget_s="
+            f"everything would take about {minutes(longer.total_s)}, and budget_s="
             f"{budget.seconds:g}; asked for is less: {left_out(asked, whole)}"
         )
     config = work.config
@@ -201,7 +200,7 @@ def _planned(folder: RunFolder, work: Workload, adapter: Adapter, budget: Budget
     free = psutil.virtual_memory().available
     say(
         f"plan: {texts}, K = {', '.join(map(str, config.speculative_ks))}: at most about"
-        f" {_minutes(needs.total_s)}{_first_of(needs, config.until)}; this process holds"
+        f" {minutes(needs.total_s)}{_first_of(needs, config.until)}; this process holds"
         f" {psutil.Process().memory_info().rss / 1e9:.1f} GB while servers are timed, and"
         f" {free / 1e9:.1f} GB are free"
     )
@@ -209,7 +208,7 @@ def _planned(folder: RunFolder, work: Workload, adapter: Adapter, budget: Budget
 
 
 def _first_of(needs: Expected, until: str | None) -> str:
-    return f", a first answer after about {_minutes(needs.choosing)}" if until == "decided" else ""
+    return f", a first answer after about {minutes(needs.choosing)}" if until == "decided" else ""
 
 
 def _pace(folder: RunFolder, work: Workload, adapter: Adapter) -> Pace:
@@ -587,6 +586,8 @@ def _visit(
                     if line is not None:
                         getattr(folder, task.file).append(line)
             tick()
+    if PLAIN not in dead:
+        judge_greedy_texts(folder, work, servers)
     return PLAIN not in dead
 
 

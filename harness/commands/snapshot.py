@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from harness.analysis.lossless import with_plain
+from harness.analysis.lossless import greedy_pairs
 from harness.commands.checks import check_run
 from harness.commands.completions import with_turns
 from harness.commands.drafted import Drafted
@@ -64,15 +64,22 @@ def check_texts(
     pair: Drafted,
     config: SweepConfig | SnapshotConfig | ServerConfig,
     tests: Sequence[DistributionTest | TextLikelihood] = (),
+    judged: Sequence[TextCheck] = (),
+    noise: float | None = None,
 ) -> list[TextCheck]:
     """Compare every speculative greedy text with the plain one of its prompt: checks.jsonl.
 
     Where they differ, only the models can tell whether that is a tie within rounding
-    (`harness.measurement.lossless`). `tests` of distributions are stored after them.
+    (`harness.measurement.lossless`), but for those that an engine has `judged`. `tests` of
+    distributions are stored after them. `noise` is as of `compare_texts`.
     """
     prompts = {(e.prompt.prompt_set, e.prompt.id): e.tokens for e in pair.prompts}
+    known = {check.id: check for check in judged}
     checks: list[TextCheck] = []
-    for trial, plain in with_plain(trials):
+    for by_tokens, trial, plain in greedy_pairs(trials):
+        if by_tokens.id in known or by_tokens.result == "PASS":
+            checks.append(known.get(by_tokens.id, by_tokens))
+            continue
         comparison = compare_texts(
             pair.target_model,
             prompts[trial.prompt_set, trial.prompt],
@@ -82,17 +89,9 @@ def check_texts(
             pair.target.network.dtype,
             config.decode.repetition_penalty,
             pair.target.network,
+            noise,
         )
-        checks.append(
-            TextCheck(
-                trial.prompt_set,
-                trial.prompt,
-                trial.repetition,
-                trial.k,
-                **comparison._asdict(),
-                acceptance_rate=(trial.accepted or 0) / trial.drafted if trial.drafted else None,
-            )
-        )
+        checks.append(replace(by_tokens, **comparison._asdict()))
     folder.write_checks([*checks, *tests])
     return checks
 

@@ -402,6 +402,7 @@ class HttpServer(Server):
             decode_s=record.decode_s,
             cpu_s=answer.cpu_s,
             steps=record.steps if self.k else None,
+            likeliest=record.likeliest,
         )
 
     @property

@@ -3,7 +3,10 @@
 Read in tools/server of the release (build 11549) and run:
 
 - `POST /completion` takes token ids and, with `return_tokens`, returns them. Its sampler defaults
-  (top_k 40, top_p .95, min_p .05) are switched off in every request, and so is its prompt cache.
+  (top_k 40, top_p .95, min_p .05) are switched off in every request, and so is its prompt cache in
+  every timed one.
+- `n_probs` lists the likeliest tokens of each position. While it drafts, the server lists none for
+  the tokens of a round and gives them a log-probability of 0: the plain server is asked.
 - `timings` has the counters. `draft_n` and `draft_n_accepted` are missing where nothing was
   drafted. `predicted_ms` starts after the first token, which the prefill gives, so it is the time
   of `predicted_n` - 1 tokens; builds divide by either.
@@ -268,6 +271,10 @@ def parse(answer: Mapping[str, Any]) -> ServedRecord:
         tokens=token_ids(answer.get("tokens")),
         text=answer.get("content"),
         logprobs=tuple(entry.get("logprob") for entry in logprobs),
+        likeliest=tuple(
+            {int(each["id"]): float(each["logprob"]) for each in entry.get("top_logprobs") or ()}
+            for entry in logprobs
+        ),
         truncated=bool(answer.get("truncated")),
         model=answer.get("model"),
         temperature=(answer.get("generation_settings") or {}).get("temperature"),
@@ -313,9 +320,9 @@ def request_body(asked: Asked) -> dict[str, Any]:
         "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
         "min_p": sampling.min_p or 0.0,
         "seed": asked.seed % (2**32 - 1),  # the largest of 32 bits asks for a random one
-        "cache_prompt": False,
+        "cache_prompt": asked.cached,
         "return_tokens": True,
-        "n_probs": int(asked.logprobs),
+        "n_probs": asked.logprobs,
         **({} if asked.schema is None else {"json_schema": json.loads(asked.schema)}),
     }
 

@@ -15,6 +15,8 @@ from harness.decoding.sampling import SamplingParameters
 from harness.records import Round, Rule, ServerCommand, StopReason, UserError
 from harness.serving.spec import EngineSpec
 
+# Log-probabilities of the likeliest tokens by their ids, position by position
+Likeliest = tuple[Mapping[int, float], ...]
 # Why a text ends, in the words of every engine
 STOP_REASONS: Mapping[str, StopReason] = {
     "stop": "eos",
@@ -107,7 +109,9 @@ class Asked(NamedTuple):
         sampling: sampling parameters, the engine's defaults switched off.
         seed: of this request alone; equal seeds for several prompts correlate their texts.
         budget: tokens to return at most.
-        logprobs: whether those of the returned ids are wanted.
+        logprobs: of how many likeliest tokens these are wanted at each position, with those of the
+            returned ids; none where a request is timed, which they slow down.
+        cached: whether the server may use what its cache holds of the prompt.
         schema: JSON schema, as JSON text, that the engine's grammar holds the text to; None for a
             text of the target's own.
     """
@@ -116,7 +120,8 @@ class Asked(NamedTuple):
     sampling: SamplingParameters
     seed: int
     budget: int
-    logprobs: bool = False
+    logprobs: int = 0
+    cached: bool = False
     schema: str | None = None
 
 
@@ -132,6 +137,7 @@ class ServedRecord:
         steps: each of the rounds.
         prefill_s, decode_s: until the first token, and from there to the last.
         tokens, text: of the answer; `logprobs` are its tokens', empty where none were asked for.
+        likeliest: as of a `Completion`.
         truncated: whether the server's context was too small for it.
         model, prompt: their names.
         span_s: when it was sent and when it was answered, by a clock that all records share.
@@ -151,6 +157,7 @@ class ServedRecord:
     tokens: tuple[int, ...] | None = None
     text: str | None = None
     logprobs: tuple[float, ...] = ()
+    likeliest: Likeliest = ()
     truncated: bool = False
     model: str | None = None
     prompt: str | None = None
@@ -188,6 +195,8 @@ class Completion:
             steadier than any wall clock.
         counted: tokens by the engine's own count, where it returns a text alone.
         steps: each of the rounds, where the engine tells.
+        likeliest: at each position the log-probabilities of the likeliest tokens, by id; empty
+            where none were asked for, or the engine does not tell.
         asked: how often it was asked; all else is of the last time.
     """
 
@@ -202,6 +211,7 @@ class Completion:
     cpu_s: float | None = None
     steps: tuple[Round, ...] | None = None
     counted: int | None = None
+    likeliest: Likeliest = ()
     asked: int = 1
 
     @property

@@ -232,7 +232,8 @@ def request_body(asked: Asked) -> dict[str, Any]:
     return {
         "input_ids": list(asked.prompt),
         "sampling_params": settings,
-        "return_logprob": asked.logprobs,
+        "return_logprob": asked.logprobs > 0,
+        "top_logprobs_num": asked.logprobs,
     }
 
 
@@ -256,6 +257,10 @@ def parse(answer: Mapping[str, Any]) -> ServedRecord:
         tokens=token_ids(answer.get("output_ids")),
         text=answer.get("text"),
         logprobs=tuple(entry[0] for entry in logprobs),
+        likeliest=tuple(
+            {int(token): float(logprob) for logprob, token, *_ in listed or ()}
+            for listed in meta.get("output_top_logprobs") or ()
+        ),
         model=answer.get("model"),
     )
     if not rounds:

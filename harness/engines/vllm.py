@@ -61,6 +61,8 @@ from harness.serving.spec import EngineSpec
 from harness.serving.vllm import ADAPTIVE, BY_BATCH, COUNTING, SPEC, speculative_config
 
 SERVER = "vLLM's server"
+# How tokens are named with `return_tokens_as_token_ids`, which tells those of equal text apart
+TOKEN_ID = "token_id:"
 ABOUT = ("/version", "version")
 # Of a card: the CUDA context and what NCCL takes, before vLLM looks at what is free
 SPARE_BYTES = 0.7e9
@@ -280,7 +282,11 @@ def request_body(asked: Asked) -> dict[str, Any]:
         "frequency_penalty": 0.0,
         "seed": asked.seed,
         "return_token_ids": True,
-        **({"logprobs": 1} if asked.logprobs else {}),
+        **(
+            {"logprobs": asked.logprobs, "return_tokens_as_token_ids": True}
+            if asked.logprobs
+            else {}
+        ),
         **(
             {}
             if asked.schema is None
@@ -309,9 +315,19 @@ def parse(answer: Mapping[str, Any]) -> ServedRecord:
         tokens=tokens,
         text=choice.get("text"),
         logprobs=tuple((choice.get("logprobs") or {}).get("token_logprobs") or ()),
+        likeliest=tuple(map(_by_id, (choice.get("logprobs") or {}).get("top_logprobs") or ())),
         model=answer.get("model"),
         **counted,
     )
+
+
+def _by_id(listed: Mapping[str, float] | None) -> dict[int, float]:
+    """Log-probabilities of one position by token id, from names such as `token_id:42`."""
+    return {
+        int(name.removeprefix(TOKEN_ID)): float(logprob)
+        for name, logprob in (listed or {}).items()
+        if name.startswith(TOKEN_ID)
+    }
 
 
 def counts(told: Mapping[str, Any] | None) -> dict[str, Any]:

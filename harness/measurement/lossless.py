@@ -40,7 +40,7 @@ from harness.decoding.sampling import (
 )
 from harness.decoding.verification import VERIFY
 from harness.models.routing import tie_spread
-from harness.records import BrokenLogitsError, Rule
+from harness.records import BrokenLogitsError, Rule, first_difference
 from harness.summary import DistributionTest
 from harness.theory.acceptance_rules import ACCEPTANCE_RULES
 
@@ -71,6 +71,7 @@ class TextComparison(NamedTuple):
     verify_margin: float | None = None
     rounding: float | None = None
     routing: float | None = None
+    noise: float | None = None
 
 
 def compare_texts(
@@ -82,19 +83,18 @@ def compare_texts(
     dtype: torch.dtype | None = None,
     repetition_penalty: float | None = None,
     network: PreTrainedModel | None = None,
+    noise: float | None = None,
 ) -> TextComparison:
     """Compare two greedy texts of one prompt and, where they differ, ask whether it is a tie.
 
     `num_draft_tokens` is for the width of the verify; `dtype` is what the target computes in, None
-    for that of its logits; `network` is transformers' model, whose routers are asked.
+    for that of its logits; `network` is transformers' model, whose routers are asked; `noise` is
+    how far below the best a token of the plain text is anyway, where an engine decoded it that
+    computes in another way.
     """
-    if tuple(plain) == tuple(speculative):
+    position = first_difference(plain, speculative)
+    if position is None:
         return TextComparison("PASS")
-    pairs = zip(plain, speculative, strict=False)
-    position = next(
-        (index for index, (one, other) in enumerate(pairs) if one != other),
-        min(len(plain), len(speculative)),
-    )
     emitted = [text[position] for text in (plain, speculative) if position < len(text)]
     prefix = [*prompt, *plain[:position]]
     seen = None
@@ -108,16 +108,19 @@ def compare_texts(
     margins = _margin(computed[0]), _margin(computed[1])
     dtype = dtype or computed[0].dtype
     tie, rounding = _is_tie(computed, ways, emitted, dtype)
+    if not tie and noise is not None and len(emitted) > 1:
+        tie = _gap(computed, emitted) <= ROUNDING_FACTOR * noise
     if tie or len(emitted) < 2 or network is None:
-        return TextComparison("TIE" if tie else "FAIL", position, *margins, rounding)
+        result = "TIE" if tie else "FAIL"
+        return TextComparison(result, position, *margins, rounding, noise=noise)
     routing = tie_spread(network, prefix, target.vocab_size)
     if not routing:
         result = "UNJUDGED" if routing is None else "FAIL"
-        return TextComparison(result, position, *margins, rounding)
+        return TextComparison(result, position, *margins, rounding, noise=noise)
     tie, rounding = _is_tie(computed, ways, emitted, dtype, routing)
     beyond = routing > MOST_BY_ROUTING * _spread(torch.stack([row.float() for row in computed]))
     result = "UNJUDGED" if beyond else "TIE" if tie else "FAIL"
-    return TextComparison(result, position, *margins, rounding, routing)
+    return TextComparison(result, position, *margins, rounding, routing, noise)
 
 
 def _is_tie(
@@ -147,14 +150,18 @@ def _is_tie(
         # No rounding shortens a text, which ends by a token like any other
         if len(emitted) < 2 or not largest <= most:
             return False, largest
-        # How far the logit of the less likely token is below the best
-        gap = min(float(row.max() - row[list(emitted)].min()) for row in logits)
-        if gap <= ROUNDING_FACTOR * max(largest, least, routing):
+        if _gap(computed, emitted) <= ROUNDING_FACTOR * max(largest, least, routing):
             return True, largest
         another = next(more, None)
         if another is None:
             return False, largest
         computed.append(another)
+
+
+def _gap(computed: Sequence[Tensor], emitted: Sequence[int]) -> float:
+    """How far the logit of the less likely of two tokens is below the best, in one of the ways."""
+    rows = (row.float() for row in computed)
+    return min(float(row.max() - row[list(emitted)].min()) for row in rows)
 
 
 def _forward_ways(

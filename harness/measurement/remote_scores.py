@@ -121,7 +121,7 @@ class TextServer:
     def _ask(self, request: Request, logprobs: bool) -> ServedRecord:
         client, kind = self._client, self._kind
         seed = _seed(request)
-        body = kind.body(request.asked._replace(seed=seed, logprobs=logprobs))
+        body = kind.body(request.asked._replace(seed=seed, logprobs=int(logprobs)))
         if kind.names_model:
             body["model"] = only_model(client)
         deadline_s = client.deadline_s(len(request.tokens), request.budget)

@@ -239,14 +239,24 @@ def unlikely_share(texts: Sequence[ReturnedText], target: CachedModel) -> float:
     of the embedded target's own texts is 0, of those of its weights in 3 bits 4 %, and of texts of
     the models that were trained on the same answers 15 to 50 %.
     """
-    far, tokens = 0, 0
-    for text in texts:
-        logits = _logits_along(text, target).float()
-        returned = torch.tensor(text.completion.tokens, device=logits.device)
-        behind = logits.max(-1).values - logits.gather(-1, returned[:, None]).squeeze(-1)
-        far += int((behind > FAR_NATS).sum())
-        tokens += len(returned)
-    return far / tokens if tokens else 0.0
+    gaps = [gap for text in texts for gap in _gaps(text, target).tolist()]
+    return sum(gap > FAR_NATS for gap in gaps) / len(gaps) if gaps else 0.0
+
+
+@torch.inference_mode()
+def largest_gap(texts: Sequence[ReturnedText], target: CachedModel) -> float:
+    """How far below the target's likeliest token one of greedy texts is, at most, in logits.
+
+    0 where an engine computes as the target does here.
+    """
+    return max((float(_gaps(text, target).max()) for text in texts), default=0.0)
+
+
+def _gaps(text: ReturnedText, target: CachedModel) -> Tensor:
+    """[n] how far the logit of each returned token is below the best."""
+    logits = _logits_along(text, target).float()
+    returned = torch.tensor(text.completion.tokens, device=logits.device)
+    return logits.max(-1).values - logits.gather(-1, returned[:, None]).squeeze(-1)
 
 
 def _logits_along(text: ReturnedText, target: CachedModel) -> Tensor:

@@ -156,6 +156,7 @@ SPEC = EngineSpec(
     unified_flag="--kv-unified",
     client="harness.engines.llamacpp",
     json_schema=True,
+    lists_logprobs=True,
     drafts=("model", "eagle3", "mtp", "dflash", "dspark", *SIMPLE, *NOT_REPLAYED),
     before_drafts=SIMPLE,
     synthetic="everywhere",

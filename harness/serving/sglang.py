@@ -166,6 +166,7 @@ SPEC = EngineSpec(
     slots_flag="--max-running-requests",
     client="harness.engines.sglang",
     json_schema=True,
+    lists_logprobs=True,
     drafts=("model", "eagle", "eagle3", "mtp"),
     synthetic="on CUDA",
     one_dtype=True,

@@ -162,6 +162,8 @@ class EngineSpec:
     mtp_multiples: bool = False
     # Whether its requests can carry a JSON schema, which its grammar then holds the text to
     json_schema: bool = False
+    # Whether its plain server lists the log-probabilities of the likeliest tokens by their ids
+    lists_logprobs: bool = False
     k_per_request: bool = False  # whether one address serves every K
     tries_threads: bool = False  # whether several numbers of threads are tried, where none is asked
     one_dtype: bool = False  # whether servers are told one dtype, and hold both models in it

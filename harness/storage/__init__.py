@@ -241,6 +241,10 @@ class RunFolder:
         """Write parts.csv, one line per part, or whole round, and sample."""
         self._write_table("parts.csv", part_samples_of(timings))
 
+    def checks(self) -> tuple[Check, ...]:
+        """The stored checks; empty where there are none."""
+        return read_checks(self.path, CHECKS)
+
     def write_checks(self, checks: Sequence[Check]) -> None:
         """Write checks.jsonl, one line per check, its kind first."""
         self._write(CHECKS, check_lines(checks))

@@ -153,10 +153,10 @@ def _outlier_generations(values: Quoted) -> str:
 
 def _greedy_texts_differ(values: Quoted) -> str:
     not_judged = ", {not_judged} not judged" if values["not_judged"] else ""
+    differences = served.differences(values["tie"], values["different"], values["noise"])
     return (
-        "greedy texts against plain decoding: {equal} equal, {tie} tie, {different} different"
-        f"{not_judged}; the first difference is in {{prompt_set}}/{{prompt}} K={{k}} at position"
-        " {position}"
+        f"{{equal}} of {{texts}} greedy texts equal plain decoding's{differences}{not_judged}; the"
+        " first difference is in {prompt_set}/{prompt} K={k} at position {position}"
     ).format(**values)
 
 
@@ -373,6 +373,11 @@ CAVEATS: Mapping[str, Any] = {
     ),
     "greedy_texts_differ": _greedy_texts_differ,
     "routing_ties": _routing_ties,
+    "server_asked_less": (
+        "to end within budget_s={budget_s:g} this run asked for less than was configured:"
+        " {prompts} prompts, at most {new_tokens} tokens a text, visits: {repetitions}, temperature"
+        " {temperatures}, K = {ks}; budget_s=null asks for everything"
+    ),
     "server_every_k": lambda values: (
         f"every K was measured, as with until=all: {served.EVERY_K[str(values['reason'])]}"
     ),

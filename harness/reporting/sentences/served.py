@@ -351,10 +351,19 @@ def _gates(served: ServedSummary, checks: int) -> Iterator[str]:
         equal, texts = sum(g.equal_texts or 0 for g in greedy), sum(g.texts for g in greedy)
         failed = [gate for gate in greedy if gate.lossless is False]
         which = f"; not lossless: {_ks(failed)}" if failed else ""
+        tied, differing = (
+            sum(getattr(gate, name) or 0 for gate in greedy)
+            for name in ("tied_texts", "differing_texts")
+        )
+        noise = max((gate.noise for gate in greedy if gate.noise is not None), default=None)
+        if tied or differing:
+            which = f"{differences(tied, differing, noise)}{which}"
+        if differing and not failed:
+            which += ", too few for a K not to be lossless"
         visits = f" in every visit ({checks} checks)" if checks > texts else ""
         yield (
             f"{equal} of {texts} greedy texts, one for each prompt and K, equal plain"
-            f" decoding's{visits}{_rounds(greedy)}{which}."
+            f" decoding's{visits}{which}{_rounds(greedy)}."
         )
     sampled = [gate for gate in served.gates if gate.text_z is not None]
     for gates in grouped(sampled, lambda gate: gate.temperature).values():
@@ -372,6 +381,16 @@ def _gates(served: ServedSummary, checks: int) -> Iterator[str]:
             f" {', '.join(parts)})"
             f"{_rounds(sampled)}."
         )
+
+
+def differences(tied: int, differing: int, noise: float | None) -> str:
+    """How many texts tie, within what, and how many really differ; after the number of equal ones.
+
+    noise: of the engine that is judged by it, nats.
+    """
+    within = "rounding" if noise is None else f"the engine's noise of {noise:.2g} nats"
+    ties = f"{fmt.number_of(tied, 'tie', 'ties')}{f' (within {within})' if tied else ''}"
+    return f", {ties}, {fmt.number_of(differing, 'real difference', 'real differences')}"
 
 
 def _not_all_lossless(gates: Sequence[ServedGate]) -> str:

@@ -51,6 +51,8 @@ GATES: tuple[Column[ServedGate], ...] = (
     Column("lossless", lambda gate: LOSSLESS[gate.lossless]),
     Column("texts", lambda gate: gate.texts, fmt.count),
     Column("equal\ntexts", lambda gate: gate.equal_texts, fmt.count),
+    Column("ties", lambda gate: gate.tied_texts or None, fmt.count),
+    Column("real\ndifferences", lambda gate: gate.differing_texts or None, fmt.count),
     Column("equal\nrounds", lambda gate: gate.equal_rounds, fmt.count),
     Column("equal\ndrafted", lambda gate: gate.equal_drafted, fmt.count),
     Column("rounds", lambda gate: gate.rounds, fmt.count),
