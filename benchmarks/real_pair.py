@@ -41,9 +41,9 @@ from harness.measurement.environment import cpu_name
 from harness.records import GREEDY, where
 from harness.reporting import formatting as fmt
 from harness.storage import StoredRun, load
-from harness.summary import TextCheck
 
-PROMPTS = Path(__file__).parent / "prompts" / "real_pair.jsonl"
+ROOT = Path(__file__).resolve().parents[1]
+PROMPTS = ROOT / "benchmarks" / "prompts" / "real_pair.jsonl"
 FIRST = re.compile(r"^(\d+:\d\d:\d\d )?first answer")
 INTERVAL_S, BUSY = 0.2, 0.1
 EXIT_LAYERS = 8
@@ -107,13 +107,19 @@ def _processor_s(process: psutil.Process) -> float:
         return 0.0
 
 
-def measured(command: str, keys: Sequence[str]) -> tuple[Watched, StoredRun | None]:
+def measured(command: str, keys: Sequence[str], results: Path) -> tuple[Watched, StoredRun | None]:
     """A command, and the run that it stored."""
-    with tempfile.TemporaryDirectory() as results:
-        seen = watched(command, [*keys, f"results_root={results}"])
-        seen.words.pop()  # where it was stored does not matter to a reader
-        folders = list(Path(results).iterdir())
-        return seen, load(folders[0]) if folders else None
+    before = set(results.iterdir())
+    seen = watched(command, [*keys, f"results_root={results}"])
+    seen.words.pop()  # where it was stored does not matter to a reader
+    folders = set(results.iterdir()) - before
+    return seen, load(folders.pop()) if folders else None
+
+
+def typed(words: Sequence[str]) -> str:
+    """A command as a reader types it, without the folders of this machine."""
+    inside = [word.replace(f"{ROOT}/", "") for word in words]
+    return shlex.join(re.sub(r"(?<=[=@\[,])/[^,\]]*/", "", word) for word in inside)
 
 
 # ---- tables --------------------------------------------------------------------------------------
@@ -121,7 +127,7 @@ def measured(command: str, keys: Sequence[str]) -> tuple[Watched, StoredRun | No
 
 def described(seen: Watched, run: StoredRun | None) -> Iterator[str]:
     """Times, memory, the answer; then a row for each cell that was measured."""
-    yield from (f"`{shlex.join(seen.words)}`", "")
+    yield from (f"`{typed(seen.words)}`", "")
     serving = f"{seen.serving_bytes / 1e9:.2f} GB" if seen.serving_bytes else fmt.EMPTY
     answer = next((line for line in seen.lines if line.startswith("error:")), "no answer")
     if run is not None:
@@ -175,15 +181,16 @@ def _cells(run: StoredRun) -> Iterator[str]:
 
 def _texts(run: StoredRun) -> Iterator[str]:
     """Greedy texts against plain decoding's, and rounds against replay's, of a server run."""
-    served = analyse(run).served
-    checks = [check for check in run.checks if isinstance(check, TextCheck)]
+    summary = analyse(run)
+    served = summary.served
     for gate in () if served is None else where(served.gates, temperature=GREEDY):
         if gate.k:
-            results = Counter(check.result for check in checks if check.k == gate.k)
-            found = ", ".join(f"{count} {result}" for result, count in sorted(results.items()))
+            checks = where(summary.text_checks, k=gate.k)
+            results = Counter(check.result for check in checks)
+            counts = ", ".join(f"{count} {result}" for result, count in sorted(results.items()))
             yield (
-                f"K = {gate.k}: {gate.texts} texts ({found or 'none compared'}); rounds equal to"
-                f" replay's in {gate.equal_rounds} of {gate.replayed_texts}.  "
+                f"K = {gate.k}: {gate.texts} texts, {counts or 'none compared'}; rounds equal to"
+                f" replay's in {gate.equal_rounds or 0} of {gate.replayed_texts or 0}.  "
             )
 
 
@@ -266,6 +273,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--k", default="1,2,4,8", help="with --every-k")
     parser.add_argument("--every-k", action="store_true", help="predictions in every cell")
+    parser.add_argument("--results", type=Path, help="keep the run folders there")
     parser.add_argument("--only", help="commands whose title has this")
     parser.add_argument("--out", type=Path, nargs="?", const=PAGE, help="docs/validation.md")
     asked = parser.parse_intermixed_args()
@@ -277,10 +285,12 @@ def main() -> None:
     on = machine(asked.threads)
     print(on)
     with tempfile.TemporaryDirectory() as made:
+        results = (asked.results or Path(made) / "results").resolve()
+        results.mkdir(parents=True, exist_ok=True)
         for title, command, words in commands(asked, Path(made)):
             if asked.only and asked.only not in title:
                 continue
-            text = "\n".join(described(*measured(command, [*words, *keys])))
+            text = "\n".join(described(*measured(command, [*words, *keys], results)))
             print(f"\n### {title}\n\n{text}", flush=True)
             if asked.out:
                 asked.out.write_text(placed(asked.out.read_text(), title, text, on))
