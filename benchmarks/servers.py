@@ -81,6 +81,7 @@ WAITS = {
     for engine in ("llamacpp", "vllm")
 }
 CROSSOVERS = "Published crossovers under load"
+REAL = "Real models"  # written by benchmarks/real_pair.py
 COMMON = (
     "engine=llamacpp",
     "clock=cpu",
@@ -222,7 +223,7 @@ def main() -> None:
     untimed = [Path(run) for run in asked.untimed]
     page = written([_read(folder, folder not in untimed) for folder in (*folders, *untimed)])
     if asked.out.is_file():  # what another benchmark wrote there
-        for title in (CROSSOVERS, *WAITS.values()):
+        for title in (REAL, CROSSOVERS, *WAITS.values()):
             page = with_section(page, title, section(asked.out.read_text(), title))
     asked.out.write_text(page)
     print(page)
