@@ -27,6 +27,7 @@ from harness.models.device import resolve_device
 from harness.models.lean.model import LeanModel
 from harness.models.load import LoadedModel, load, load_vocabulary, open_pair
 from harness.models.memory import model_sizes
+from harness.models import probe
 from harness.models.probe import cache_error, cached_model, rewind_error
 from harness.models.tokenizer import encode
 from harness.records import Prompt, UserError
@@ -124,6 +125,22 @@ class Cropped(SnapshotModel):
 def test_the_probe_notices_a_cache_that_is_wrong(kind: type[CachedModel]) -> None:
     assert cache_error(CachedModel(qwen3(), 100)) < 1e-4
     assert not cache_error(kind(qwen3(), 100)) <= 1e-3  # NaN is no agreement either
+
+
+@pytest.mark.parametrize("build", [qwen3, hybrid])
+def test_the_probe_computes_its_uncached_reference_once(
+    build: Callable[[], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many ways of running the network are compared with it."""
+    uncached, lengths = probe.uncached_logits, list[int]()
+
+    def counted(network: PreTrainedModel, tokens: list[int], vocab_size: int) -> torch.Tensor:
+        lengths.append(len(tokens))
+        return uncached(network, tokens, vocab_size)
+
+    monkeypatch.setattr(probe, "uncached_logits", counted)
+    cached_model(build(), 100, "x")
+    assert sorted(lengths) == [*probe.BEGINNINGS, probe.CONTEXT + probe.KEPT + 3]
 
 
 def test_a_recurrent_cache_that_is_cropped_is_refused_by_the_cache_itself() -> None:

@@ -32,7 +32,7 @@ LOOKS_PER_S = 2
 
 
 class Bar:
-    """What is under way: called, it counts one; it can say what is being done.
+    """What is under way: called, it counts; it can say what is being done.
 
     Attributes:
         total: how many there are to count; None: unknown.
@@ -48,9 +48,9 @@ class Bar:
         self._began = self._counted = time.monotonic()
         self._until = None if most_s is None else self._began + most_s
 
-    def __call__(self) -> None:
-        """Count one."""
-        self.done, self._counted = self.done + 1, time.monotonic()
+    def __call__(self, count: int = 1) -> None:
+        """Count one, or so many."""
+        self.done, self._counted = self.done + count, time.monotonic()
 
     def say(self, label: str, *, soon: bool = False) -> None:
         """Show another label; `soon`: within seconds, because it may wait for something else."""

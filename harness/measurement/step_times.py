@@ -34,8 +34,9 @@ from harness.models.memory import is_out_of_memory
 from harness.records import LoopClock, SkippedCell, StepTiming
 
 WARMUP = 3
-# Samples of each forward of a pair
-REPETITIONS = 40
+# Samples of each forward of a pair; of slow models only as many as this time allows, for their
+# steps explain rounds, which are timed themselves
+REPETITIONS, LEAST_REPETITIONS, REPETITIONS_S = 40, 6, 10.0
 # Prefills are timed in one repetition of so many
 PREFILL_EVERY = 4
 # How often timings that cannot be right are taken again
@@ -118,15 +119,19 @@ def time_forwards(
             take as long as a whole text, a quarter as many.
         seed: of the order within each repetition.
         paired_with: the draft's name, where several are timed one after the other.
-        doubtful: whether timings cannot be right; then all but the prefills are timed again, and
-            what the last attempt gave stays. All of them, since they are read as ratios.
+        doubtful: whether timings cannot be right; then all but the prefills are timed again, while
+            there is time, and what the last attempt gave stays. All of them, since they are read
+            as ratios.
         expect, tick: called before each attempt with the number of its repetitions, and after each.
     """
     prompts = [Forward(timed, "prefill", length) for timed in models for length in prefills]
     others = _forwards(models, max_k)
     repetitions = REPETITIONS if repetitions is None else repetitions
     reading = Clock(*(timed.model for timed in models), kind=clock)
-    order = random.Random(seed)
+    order, begun = random.Random(seed), perf_counter()
+
+    def late() -> bool:
+        return perf_counter() - begun > REPETITIONS_S
 
     def once(due: Sequence[Forward]) -> list[tuple[Forward, float]]:
         return [
@@ -138,6 +143,9 @@ def time_forwards(
         samples: dict[Forward, list[float]] = {}
         expect(WARMUP + repetitions)
         for repetition in range(-WARMUP, repetitions):
+            if repetition >= LEAST_REPETITIONS and late():
+                expect(repetition - repetitions)  # the others are left out
+                break
             due = attempt == 0 and (repetition == -WARMUP or repetition % PREFILL_EVERY == 0)
             timed = once(prompts) if due else []
             if timed or repetition == -WARMUP:
@@ -156,7 +164,7 @@ def time_forwards(
     with undisturbed():
         timings = timings_of(0)
         for attempt in range(1, 1 + MOST_REPEATS):
-            if not doubtful(timings):
+            if late() or not doubtful(timings):
                 break
             kept = [timing for timing in timings if timing.kind == "prefill"]
             timings = [*kept, *timings_of(attempt)]
