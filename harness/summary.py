@@ -48,8 +48,7 @@ VerdictReason = Literal[
     "timing_noise",
     "near_one",  # near: both bounds are within it of 1
     # Undecided without an interval
-    "too_few_prompts",  # draft, k, prompts, needed
-    "too_few_in_set",  # likewise; draft, k, prompt_set, needed
+    "too_few_prompts",  # draft, k, prompts (replayed, or measured where these are too few), needed
     "no_complete_prompt",  # prompt_set: the set without one; None where no prompt at all
     "greedy_texts_differ",  # texts, differing; of the first: prompt_set, prompt, k, position
     "greedy_texts_unjudged",  # the same; resuming the run judges them

@@ -83,11 +83,6 @@ REASONS: dict[str, tuple[Answer, str]] = {
         "2 prompts, and below 4 there is no interval; small with K=3 gives 0.90x so far, not held"
         " out",
     ),
-    "too_few_in_set": (
-        refusal("too_few_in_set", **BEST, prompt_set="easy", needed=2),
-        "prompt set 'easy' needs at least 2 prompts that differ; small with K=3 gives 0.90x so far,"
-        " not held out",
-    ),
     "no_complete_prompt": (
         refusal("no_complete_prompt", prompt_set=None), "no prompt is complete in every cell",
     ),

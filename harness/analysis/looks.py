@@ -39,7 +39,7 @@ from harness.summary import VerdictReason
 
 # Of what is undecided, what no further pair of the same prompts would change
 FIXED: frozenset[VerdictReason] = frozenset(
-    ("too_few_prompts", "too_few_in_set", "no_complete_prompt", "greedy_texts_differ")
+    ("too_few_prompts", "no_complete_prompt", "greedy_texts_differ")
 )
 
 
