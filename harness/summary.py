@@ -107,6 +107,9 @@ CaveatCode = Literal[
     # k, gap: predicted / measured - 1 of the cell that differs most
     "predictions_off",
     "priced_from_steps",  # a run of a version that timed no rounds
+    # draft: that loses whatever its rounds cost; temperature, k: its best; tokens_per_round; step:
+    # its step / the target's; speedup: that it has at most
+    "rounds_not_timed",
     "rounds_at_other_temperature",  # temperature, timed_at: whose rounds were timed
     # Of a sweep in looks: temperature, k; measured, replayed: tokens per round, or None; differs:
     # whether these differ too much, or else there is too little of either

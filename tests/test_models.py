@@ -22,12 +22,12 @@ from transformers import (
 )
 
 from harness.config import DraftConf, ModelConf, ModelKeys, PromptsConf
+from harness.models import probe
 from harness.models.cached import CachedModel, SnapshotModel, SplitNetwork, split_network
 from harness.models.device import resolve_device
 from harness.models.lean.model import LeanModel
 from harness.models.load import LoadedModel, load, load_vocabulary, open_pair
 from harness.models.memory import model_sizes
-from harness.models import probe
 from harness.models.probe import cache_error, cached_model, rewind_error
 from harness.models.tokenizer import encode
 from harness.records import Prompt, UserError

@@ -47,6 +47,9 @@ LEAST_UNDISTURBED = 6
 PRECISE = 0.015
 # A ceiling of the speedup that is as low as this is below 1 whatever the machine does meanwhile
 CEILING_THAT_LOSES = 0.8
+# Of a draft step's time as it is timed alone, what every draft step of a round takes at least.
+# Steps timed alone came out up to a tenth too slow or too fast (docs/LOG.md); this is far below.
+SURE_OF_A_STEP = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,6 +252,16 @@ class Latency:
 def typed_latency(times: StepTimes, largest: int, *, lookup: bool = False) -> Latency:
     """What typed step times give, up to K = `largest`."""
     return Latency(RoundTimes.from_steps(times, largest, lookup=lookup), steps=times)
+
+
+def least_rounds(steps: StepTimes, largest: int) -> RoundTimes:
+    """The least that rounds of a model draft can cost, in plain tokens, from its step alone.
+
+    A verify is a forward of the same weights as a plain token's, over that position and more, so a
+    round takes a plain token's time at least, and its draft steps on top of that.
+    """
+    step = SURE_OF_A_STEP * steps.draft_s / steps.target_s
+    return RoundTimes(1.0, tuple((n, 1.0 + n * step) for n in range(1, largest + 1)))
 
 
 # ---- from samples to medians ---------------------------------------------------------------------

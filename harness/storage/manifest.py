@@ -132,13 +132,15 @@ class AuditionCosts:
 class AuditionNotes:
     """What became of an audition's drafts.
 
-    `failures` are of those that broke down, `dropped`, by name, those that lost.
+    `failures` are of those that broke down, `dropped`, by name, those that lost, `untimed` names of
+    those whose rounds were not timed, for they lose whatever these cost.
     """
 
     not_eligible: tuple[IneligibleDraft, ...] = ()
     failures: tuple[Failure, ...] = ()
     dropped: Mapping[str, Dropped] = field(default_factory=dict[str, Dropped])
     costs: AuditionCosts = AuditionCosts()
+    untimed: tuple[str, ...] = ()
 
 
 # Of the target's bandwidth: below it a draft's copies were disturbed by other work

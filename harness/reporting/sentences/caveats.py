@@ -356,6 +356,12 @@ CAVEATS: Mapping[str, Any] = {
         "this run timed single steps and no rounds, so its predictions leave out what a loop does"
         " besides its forwards (some 5 to 15 % of a round): run it again to time rounds"
     ),
+    "rounds_not_timed": (
+        "no rounds of {draft} were timed, for it loses whatever they cost: at K={k} a round emits"
+        " {tokens_per_round:.2f} tokens and takes a plain token's time at least, besides draft"
+        " steps of {step:.2f} of it; with half as long steps it has {speedup:.2f}x at most. Its"
+        " other numbers follow from single steps"
+    ),
     "rounds_at_other_temperature": (
         "rounds were timed at temperature {timed_at:g}, and price temperature {temperature:g} too"
     ),
