@@ -80,6 +80,7 @@ CaveatCode = Literal[
     # role, name, reason; compiled: False if only compiling failed, None: ran eagerly; plain_too:
     # whether the target ran eagerly for this draft alone
     "engine_fallback",
+    "other_dtype",  # role, stored, dtype: that dtype=auto took instead, as the faster one
     "prompts_not_exchangeable",  # draft: a look-up that learns from the answers before
     "fewer_drafts",  # draft, tokens: that it drafts a round at most; k: the largest asked for
     "other_card",  # card, device: another card ran than gpu= names, so no cost is given

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,11 +23,17 @@ from transformers import (
 )
 
 from harness.config import DraftConf, ModelConf, ModelKeys, PromptsConf
-from harness.models import probe
+from harness.models import device, probe
 from harness.models.cached import CachedModel, SnapshotModel, SplitNetwork, split_network
 from harness.models.device import resolve_device
 from harness.models.lean.model import LeanModel
-from harness.models.load import LoadedModel, load, load_vocabulary, open_pair
+from harness.models.load import (
+    LoadedModel,
+    load,
+    load_vocabulary,
+    memory_need,
+    open_pair,
+)
 from harness.models.memory import model_sizes
 from harness.models.probe import cache_error, cached_model, rewind_error
 from harness.models.tokenizer import encode
@@ -71,6 +78,41 @@ def recurrent() -> PreTrainedModel:
 @pytest.fixture(scope="module")
 def tiny() -> LoadedModel:
     return load(conf("tiny"), CPU)
+
+
+@pytest.mark.parametrize(("fast", "dtype"), [(True, "bfloat16"), (False, "float32")])
+def test_auto_takes_the_stored_dtype_where_the_processor_is_fast_in_it(
+    fast: bool, dtype: str, tiny: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = load(conf("tiny", dtype="bfloat16"), CPU)
+    stored.network.save_pretrained(tmp_path)
+    stored.tokenizer.save_pretrained(tmp_path)
+    monkeypatch.setattr("harness.models.load.computes_at_speed", lambda _: fast)
+    saved = ModelConf(name="saved", id=str(tmp_path))
+    loaded = load(saved, CPU)
+    assert loaded.describe()["dtype"] == dtype
+    assert loaded.describe().get("stored_dtype") == (None if fast else "bfloat16")
+    need = memory_need(saved, CPU)
+    assert need is not None
+    assert need.dtype == loaded.network.dtype
+    assert load(replace(saved, dtype="bfloat16"), CPU).describe()["dtype"] == "bfloat16"
+    assert "stored_dtype" not in tiny.describe()
+
+
+def test_a_processor_is_fast_in_float32_and_what_is_slower_by_far_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert device.computes_at_speed(torch.float32)
+
+    def slow_in_16_bits(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        for _ in range(1 if rows.dtype == torch.float32 else 4):
+            product = torch.mm(rows.float(), weight.float())
+        return product
+
+    monkeypatch.setattr(device.F, "linear", slow_in_16_bits)
+    device.computes_at_speed.cache_clear()
+    assert not device.computes_at_speed(torch.bfloat16)
+    device.computes_at_speed.cache_clear()
 
 
 # Caches and the probe

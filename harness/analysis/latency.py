@@ -255,13 +255,25 @@ def typed_latency(times: StepTimes, largest: int, *, lookup: bool = False) -> La
 
 
 def least_rounds(steps: StepTimes, largest: int) -> RoundTimes:
-    """The least that rounds of a model draft can cost, in plain tokens, from its step alone.
+    """The least that rounds of a model draft can cost, from its step alone.
 
     A verify is a forward of the same weights as a plain token's, over that position and more, so a
     round takes a plain token's time at least, and its draft steps on top of that.
     """
-    step = SURE_OF_A_STEP * steps.draft_s / steps.target_s
-    return RoundTimes(1.0, tuple((n, 1.0 + n * step) for n in range(1, largest + 1)))
+    plain_s, step_s = steps.target_s, SURE_OF_A_STEP * steps.draft_s
+    return RoundTimes(plain_s, tuple((n, plain_s + n * step_s) for n in range(1, largest + 1)))
+
+
+def without_rounds(latency: Latency) -> Latency:
+    """A latency by steps alone, where a round takes the least that it can at least.
+
+    A target's step that was disturbed may take longer than a verify, which priced rounds below it.
+    """
+    if latency.steps is None:
+        return latency
+    least = least_rounds(latency.steps, latency.rounds.largest)
+    rounds = tuple((n, max(s, least.at(n))) for n, s in latency.rounds.round_s)
+    return replace(latency, rounds=replace(latency.rounds, round_s=rounds))
 
 
 # ---- from samples to medians ---------------------------------------------------------------------

@@ -37,6 +37,7 @@ from harness.analysis.latency import (
     latency_table,
     least_rounds,
     typed_latency,
+    without_rounds,
 )
 from harness.analysis.leaderboard import (
     Ranking,
@@ -796,6 +797,8 @@ class Audition(PairAnalysis):
             typed = {draft: self._typed(draft) for draft in self.drafts}
             return {draft: latency for draft, latency in typed.items() if latency is not None}
         latencies, apart = super().latencies_at(temperature), self.setup.timed_apart
+        for name in {*latencies} & {*self.untimed}:
+            latencies[name] = without_rounds(latencies[name])
         first = next((draft for draft in latencies if draft not in apart), None)
         if first is not None:
             plain_s = latencies[first].rounds.plain_s

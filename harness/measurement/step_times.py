@@ -35,8 +35,8 @@ from harness.records import LoopClock, SkippedCell, StepTiming
 
 WARMUP = 3
 # Samples of each forward of a pair; of slow models only as many as this time allows, for their
-# steps explain rounds, which are timed themselves
-REPETITIONS, LEAST_REPETITIONS, REPETITIONS_S = 40, 6, 10.0
+# steps explain rounds, which are timed themselves. They warm up no longer than a part of it
+REPETITIONS, LEAST_REPETITIONS, REPETITIONS_S, WARMUP_S = 40, 4, 10.0, 1.0
 # Prefills are timed in one repetition of so many
 PREFILL_EVERY = 4
 # How often timings that cannot be right are taken again
@@ -130,8 +130,8 @@ def time_forwards(
     reading = Clock(*(timed.model for timed in models), kind=clock)
     order, begun = random.Random(seed), perf_counter()
 
-    def late() -> bool:
-        return perf_counter() - begun > REPETITIONS_S
+    def late(most_s: float = REPETITIONS_S) -> bool:
+        return perf_counter() - begun > most_s
 
     def once(due: Sequence[Forward]) -> list[tuple[Forward, float]]:
         return [
@@ -146,8 +146,11 @@ def time_forwards(
             if repetition >= LEAST_REPETITIONS and late():
                 expect(repetition - repetitions)  # the others are left out
                 break
-            due = attempt == 0 and (repetition == -WARMUP or repetition % PREFILL_EVERY == 0)
-            timed = once(prompts) if due else []
+            if -WARMUP < repetition < 0 and late(WARMUP_S):
+                tick()
+                continue
+            due = repetition == 0 or (repetition % PREFILL_EVERY == 0 and not late())
+            timed = once(prompts) if attempt == 0 and (repetition == -WARMUP or due) else []
             if timed or repetition == -WARMUP:
                 for model in models:
                     model.model.prefill(context)

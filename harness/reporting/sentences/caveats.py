@@ -310,6 +310,10 @@ CAVEATS: Mapping[str, Any] = {
     "chat_template_unused": ("the model's chat template was not used: served traffic will differ"),
     "generation_settings": _generation_settings,
     "engine_fallback": _engine_fallback,
+    "other_dtype": (
+        "{role}: the checkpoint is stored in {stored}, which this processor computes far slower"
+        " than {dtype}, so it ran in {dtype}; dtype={stored} keeps it"
+    ),
     "prompts_not_exchangeable": (
         "{draft} looks up earlier answers too, so what it drafts for a prompt depends on those"
         " before it: its intervals, which take prompts as independent, are approximate, and with"
