@@ -184,7 +184,11 @@ class ModelConf:
     )
     id: str = key(MISSING, "hub id, local folder, or embedded:NAME of one that ships here")
     revision: str | None = key(None, "commit, tag or branch of the hub repository")
-    dtype: str = key("auto", "float32, bfloat16, float16; auto: the checkpoint's", choices=DTYPES)
+    dtype: str = key(
+        "auto",
+        "float32, bfloat16, float16; auto: the checkpoint's; on a CPU that is slow in it float32",
+        choices=DTYPES,
+    )
     weights: str = key(
         "pretrained",
         "pretrained, or dummy: random, in architecture's shape, for timing",

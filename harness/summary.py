@@ -48,8 +48,7 @@ VerdictReason = Literal[
     "timing_noise",
     "near_one",  # near: both bounds are within it of 1
     # Undecided without an interval
-    "too_few_prompts",  # draft, k, prompts, needed
-    "too_few_in_set",  # likewise; draft, k, prompt_set, needed
+    "too_few_prompts",  # draft, k, prompts (replayed, or measured where these are too few), needed
     "no_complete_prompt",  # prompt_set: the set without one; None where no prompt at all
     "greedy_texts_differ",  # texts, differing; of the first: prompt_set, prompt, k, position
     "greedy_texts_unjudged",  # the same; resuming the run judges them
@@ -81,6 +80,7 @@ CaveatCode = Literal[
     # role, name, reason; compiled: False if only compiling failed, None: ran eagerly; plain_too:
     # whether the target ran eagerly for this draft alone
     "engine_fallback",
+    "other_dtype",  # role, stored, dtype: that dtype=auto took instead, as the faster one
     "prompts_not_exchangeable",  # draft: a look-up that learns from the answers before
     "fewer_drafts",  # draft, tokens: that it drafts a round at most; k: the largest asked for
     "other_card",  # card, device: another card ran than gpu= names, so no cost is given
@@ -110,6 +110,9 @@ CaveatCode = Literal[
     # k, gap: predicted / measured - 1 of the cell that differs most
     "predictions_off",
     "priced_from_steps",  # a run of a version that timed no rounds
+    # draft: that loses whatever its rounds cost; temperature, k: its best; tokens_per_round; step:
+    # its step / the target's; speedup: that it has at most
+    "rounds_not_timed",
     "rounds_at_other_temperature",  # temperature, timed_at: whose rounds were timed
     # Of a sweep in looks: temperature, k; measured, replayed: tokens per round, or None; differs:
     # whether these differ too much, or else there is too little of either

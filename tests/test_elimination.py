@@ -21,7 +21,7 @@ from harness.analysis.sweep_and_audition import Audition
 from harness.analysis.verdict import ONE_SIDED, Candidate, decide
 from harness.cli import compose
 from harness.commands import drafts, looks
-from harness.records import UserError
+from harness.records import StepTiming, UserError
 from harness.reporting.tables.leaderboard import dropped_notes
 from harness.stats.crossfit import VisitCosts, Workload
 from harness.stats.two_phase import LOOKS, look_shares, nominal_error
@@ -73,6 +73,39 @@ def test_a_draft_that_loses_is_dropped_and_ranked_last_by_what_it_has(
     assert (rows[rows.draft == "tiny_good"].prompts == 32).all()
     report = (eliminated.folder / "report.md").read_text()
     assert f"dropped after {loser.prompts} of 32 prompts, significantly slower than" in report
+
+
+@pytest.mark.parametrize("others", ["", ",tiny_good"])
+def test_no_rounds_are_timed_of_a_draft_that_loses_whatever_they_cost(
+    others: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It accepts so little that its steps alone lose; also where it is the only draft."""
+    timed_steps = drafts.timed_steps
+
+    def steady(*args: Any, **named: Any) -> list[StepTiming]:
+        """As on a machine where a draft step takes half of the target's."""
+        seconds = {("draft", "step"): 0.005, ("target", "step"): 0.01}
+        return [
+            replace(timing, samples_s=(seconds.get((timing.role, timing.kind), 0.011),))
+            for timing in timed_steps(*args, **named)
+        ]
+
+    monkeypatch.setattr(drafts, "timed_steps", steady)
+    asked = (*SMALL, f"drafts=[tiny_unrelated{others}]", "prompts.limit=32")
+    run = ran("audition", tmp_path, *asked)
+    assert run.manifest.audition.untimed == ("tiny_unrelated",)
+    assert {line.draft for line in run.rounds} == ({"tiny_good"} if others else set[str]())
+    assert len([trace for trace in run.traces if trace.draft == "tiny_unrelated"]) == 32
+    summary = analyse(run)
+    assert summary.headline is not None
+    if not others:
+        assert summary.headline.decision == "does_not_pay"
+    (reason,) = [each.values for each in summary.caveats if each.code == "rounds_not_timed"]
+    assert 1.0 <= float(reason["tokens_per_round"] or 0.0) < 1.5
+    assert float(reason["speedup"] or 1.0) < 1.0
+    assert "priced_from_steps" not in {caveat.code for caveat in summary.caveats}
+    again = ran("audition", tmp_path, *asked, f"resume={run.folder}")
+    assert again.rounds == run.rounds
 
 
 def test_the_numbers_of_a_dropped_draft_are_those_of_an_audition_of_its_prompts(

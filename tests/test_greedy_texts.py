@@ -130,8 +130,8 @@ def test_equal_texts_and_ties_leave_the_verdict_alone(
         return logits
 
     if tie:
-        monkeypatch.setattr("harness.models.probe.forward_error", lambda _: 0.0)
-        monkeypatch.setattr("harness.models.probe.rewind_error", lambda _: 0.0)
+        monkeypatch.setattr("harness.models.probe.forward_error", lambda *_: 0.0)
+        monkeypatch.setattr("harness.models.probe.rewind_error", lambda *_: 0.0)
         monkeypatch.setattr(LeanModel, "forward", rounding)
     summary = analyse(ran("sweep", tmp_path, *SMALL, "draft=tiny_unrelated", "until=all"))
     counts = results(summary)

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,10 +23,17 @@ from transformers import (
 )
 
 from harness.config import DraftConf, ModelConf, ModelKeys, PromptsConf
+from harness.models import device, probe
 from harness.models.cached import CachedModel, SnapshotModel, SplitNetwork, split_network
 from harness.models.device import resolve_device
 from harness.models.lean.model import LeanModel
-from harness.models.load import LoadedModel, load, load_vocabulary, open_pair
+from harness.models.load import (
+    LoadedModel,
+    load,
+    load_vocabulary,
+    memory_need,
+    open_pair,
+)
 from harness.models.memory import model_sizes
 from harness.models.probe import cache_error, cached_model, rewind_error
 from harness.models.tokenizer import encode, tokenizer_difference
@@ -70,6 +78,41 @@ def recurrent() -> PreTrainedModel:
 @pytest.fixture(scope="module")
 def tiny() -> LoadedModel:
     return load(conf("tiny"), CPU)
+
+
+@pytest.mark.parametrize(("fast", "dtype"), [(True, "bfloat16"), (False, "float32")])
+def test_auto_takes_the_stored_dtype_where_the_processor_is_fast_in_it(
+    fast: bool, dtype: str, tiny: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = load(conf("tiny", dtype="bfloat16"), CPU)
+    stored.network.save_pretrained(tmp_path)
+    stored.tokenizer.save_pretrained(tmp_path)
+    monkeypatch.setattr("harness.models.load.computes_at_speed", lambda _: fast)
+    saved = ModelConf(name="saved", id=str(tmp_path))
+    loaded = load(saved, CPU)
+    assert loaded.describe()["dtype"] == dtype
+    assert loaded.describe().get("stored_dtype") == (None if fast else "bfloat16")
+    need = memory_need(saved, CPU)
+    assert need is not None
+    assert need.dtype == loaded.network.dtype
+    assert load(replace(saved, dtype="bfloat16"), CPU).describe()["dtype"] == "bfloat16"
+    assert "stored_dtype" not in tiny.describe()
+
+
+def test_a_processor_is_fast_in_float32_and_what_is_slower_by_far_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert device.computes_at_speed(torch.float32)
+
+    def slow_in_16_bits(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        for _ in range(1 if rows.dtype == torch.float32 else 4):
+            product = torch.mm(rows.float(), weight.float())
+        return product
+
+    monkeypatch.setattr(device.F, "linear", slow_in_16_bits)
+    device.computes_at_speed.cache_clear()
+    assert not device.computes_at_speed(torch.bfloat16)
+    device.computes_at_speed.cache_clear()
 
 
 # Caches and the probe
@@ -124,6 +167,22 @@ class Cropped(SnapshotModel):
 def test_the_probe_notices_a_cache_that_is_wrong(kind: type[CachedModel]) -> None:
     assert cache_error(CachedModel(qwen3(), 100)) < 1e-4
     assert not cache_error(kind(qwen3(), 100)) <= 1e-3  # NaN is no agreement either
+
+
+@pytest.mark.parametrize("build", [qwen3, hybrid])
+def test_the_probe_computes_its_uncached_reference_once(
+    build: Callable[[], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many ways of running the network are compared with it."""
+    uncached, lengths = probe.uncached_logits, list[int]()
+
+    def counted(network: PreTrainedModel, tokens: list[int], vocab_size: int) -> torch.Tensor:
+        lengths.append(len(tokens))
+        return uncached(network, tokens, vocab_size)
+
+    monkeypatch.setattr(probe, "uncached_logits", counted)
+    cached_model(build(), 100, "x")
+    assert sorted(lengths) == [*probe.BEGINNINGS, probe.CONTEXT + probe.KEPT + 3]
 
 
 def test_a_recurrent_cache_that_is_cropped_is_refused_by_the_cache_itself() -> None:

@@ -478,6 +478,18 @@ def test_ids_are_unique_in_a_set_those_of_later_turns_included(tmp_path: Path) -
             assert "mine.jsonl, line 1;" in line
 
 
+def test_an_id_of_two_files_is_no_error_where_they_share_a_category(tmp_path: Path) -> None:
+    """Files that number their prompts each from 1; one file must still do so once."""
+    files = [tmp_path / "first.jsonl", tmp_path / "second.jsonl"]
+    for file, text in zip(files, "ab", strict=True):
+        file.write_text(f'{{"prompt": "{text}", "id": 1, "category": "code"}}\n')
+    conf = PromptsConf(sets=[], files=[str(file) for file in files])
+    assert [(p.prompt_set, p.id) for p in load(conf)] == [("code", "1"), ("code", "second/1")]
+    files[1].write_text('{"prompt": "b", "id": 1, "category": "code"}\n' * 2)
+    with pytest.raises(UserError, match="id 'second/1' occurs twice in set 'code'"):
+        load(conf)
+
+
 # The hub
 
 

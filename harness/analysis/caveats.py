@@ -206,6 +206,10 @@ def _of_the_steps(setup: Setup, timings: Sequence[StepTiming]) -> Iterator[Cavea
     if setup.typed_latency or setup.latency_from is not None:
         return
     yield from _engine_fallbacks(setup)
+    for role, entry in setup.described.items():
+        if entry.stored_dtype is not None:
+            values: Values = {"role": role, "stored": entry.stored_dtype, "dtype": entry.dtype}
+            yield Caveat("other_dtype", values)
     if setup.gpu is not None and not setup.ran_on_gpu:
         device = setup.environment.device_name or "another device"
         code = "gpu_not_timed" if setup.command == "audition" else "other_card"

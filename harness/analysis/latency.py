@@ -47,6 +47,9 @@ LEAST_UNDISTURBED = 6
 PRECISE = 0.015
 # A ceiling of the speedup that is as low as this is below 1 whatever the machine does meanwhile
 CEILING_THAT_LOSES = 0.8
+# Of a draft step's time as it is timed alone, what every draft step of a round takes at least.
+# Steps timed alone came out up to a tenth too slow or too fast (docs/LOG.md); this is far below.
+SURE_OF_A_STEP = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,6 +252,28 @@ class Latency:
 def typed_latency(times: StepTimes, largest: int, *, lookup: bool = False) -> Latency:
     """What typed step times give, up to K = `largest`."""
     return Latency(RoundTimes.from_steps(times, largest, lookup=lookup), steps=times)
+
+
+def least_rounds(steps: StepTimes, largest: int) -> RoundTimes:
+    """The least that rounds of a model draft can cost, from its step alone.
+
+    A verify is a forward of the same weights as a plain token's, over that position and more, so a
+    round takes a plain token's time at least, and its draft steps on top of that.
+    """
+    plain_s, step_s = steps.target_s, SURE_OF_A_STEP * steps.draft_s
+    return RoundTimes(plain_s, tuple((n, plain_s + n * step_s) for n in range(1, largest + 1)))
+
+
+def without_rounds(latency: Latency) -> Latency:
+    """A latency by steps alone, where a round takes the least that it can at least.
+
+    A target's step that was disturbed may take longer than a verify, which priced rounds below it.
+    """
+    if latency.steps is None:
+        return latency
+    least = least_rounds(latency.steps, latency.rounds.largest)
+    rounds = tuple((n, max(s, least.at(n))) for n, s in latency.rounds.round_s)
+    return replace(latency, rounds=replace(latency.rounds, round_s=rounds))
 
 
 # ---- from samples to medians ---------------------------------------------------------------------

@@ -16,6 +16,10 @@ the chance to drop the one which is the fastest anywhere is at most that of two 
 is compared with is chosen on the prompts that it has not scored, so that no choice flatters the
 comparison, and is compared with it on those that both have. The looks spend the error of a
 temperature's verdict, which is the last look of them (`Evidence.looks`).
+
+Of a model draft no rounds are timed where they cannot pay, whatever they cost (`cannot_pay`):
+replay says what a round emits, and it takes the time of a plain token and of its draft steps at
+least.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -24,6 +28,7 @@ from dataclasses import replace
 import numpy as np
 
 from harness.analysis.cells import Weights
+from harness.analysis.latency import Latency, least_rounds
 from harness.analysis.predicted import Latencies, evidence_of
 from harness.analysis.replayed import Replays
 from harness.analysis.server_run import ServedRun
@@ -39,7 +44,7 @@ from harness.summary import VerdictReason
 
 # Of what is undecided, what no further pair of the same prompts would change
 FIXED: frozenset[VerdictReason] = frozenset(
-    ("too_few_prompts", "too_few_in_set", "no_complete_prompt", "greedy_texts_differ")
+    ("too_few_prompts", "no_complete_prompt", "greedy_texts_differ")
 )
 
 
@@ -184,6 +189,39 @@ def best_started(run: StoredRun, started: Sequence[int]) -> tuple[ChosenK, ...]:
 
 
 # ---- the drafts of an audition -------------------------------------------------------------------
+
+
+def cannot_pay(run: StoredRun, traces: Sequence[TextTrace], draft: str, *, surely: bool) -> bool:
+    """Whether a model draft loses at every K and temperature at the least its rounds can cost.
+
+    On the whole workload and on every prompt set of it, as far as its texts are scored.
+
+    Args:
+        run: an audition, with the draft's step times.
+        traces: of the draft.
+        surely: whether the upper bound of the workload's speedup must lose, too.
+    """
+    setup = Setup(run)
+    audition = Audition(setup, {draft: [trace for trace in traces if trace.draft == draft]})
+    level = 1.0 - 2.0 * ONE_SIDED / len(setup.temperatures)
+    for temperature in setup.temperatures:
+        replays = audition.replays(setup.rule, temperature)
+        steps = audition.latencies[temperature][draft].steps if replays else None
+        if replays is None or steps is None or setup.adaptive:
+            return False
+        least = Latency(least_rounds(steps, max(replays.ks)))
+        evidence = evidence_of(replays, {draft: least})
+        sets = (evidence.only([name]).speedups(None) for name in {*replays.prompt_sets})
+        if any(max(gains.values()) >= 1.0 for gains in (evidence.speedups(setup.weights), *sets)):
+            return False
+        workload = evidence.workload(setup.weights)
+        if surely and not enough_prompts(workload.prompt_sets):
+            return False
+        if surely:
+            half = half_width(workload.log_speedup_variance(), level)
+            if (workload.log_speedups() + half).max() >= 0.0:
+                return False
+    return True
 
 
 def slower_than(

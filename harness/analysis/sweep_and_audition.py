@@ -35,7 +35,9 @@ from harness.analysis.latency import (
     Latency,
     latency_of_draft,
     latency_table,
+    least_rounds,
     typed_latency,
+    without_rounds,
 )
 from harness.analysis.leaderboard import (
     Ranking,
@@ -56,6 +58,7 @@ from harness.analysis.pairs import (
 from harness.analysis.predicted import (
     category_alpha,
     category_k,
+    evidence_of,
     gap_of,
     length_alpha,
     replayed_rows,
@@ -136,6 +139,7 @@ class PairAnalysis:
     Attributes:
         drafts: those to predict for.
         dropped: those of them that have scored a part of the texts, since they lost; by name.
+        untimed: names of those that lose whatever their rounds cost, which steps price.
         trials: timed generations; those whose text is not the target's have failed.
         checks: greedy texts compared with plain decoding's.
         distrusted: why no verdict can rest on these texts.
@@ -149,6 +153,7 @@ class PairAnalysis:
         self.setup = setup
         self.drafts = [setup.draft]
         self.dropped: Mapping[str, Dropped] = {}
+        self.untimed: Sequence[str] = ()
         self.replays, self.ranking = cache(self._replays), cache(self._ranking)
 
     @cached_property
@@ -554,8 +559,11 @@ class PairAnalysis:
             yield of_the_engine(priced, self.latencies)
         yield from self.run_caveats()
         # Predictions rest on the times of the first draft
-        first = {at: next(iter(each.items())) for at, each in self.latencies.items() if each}
-        times = {at: latency.round_summary(draft) for at, (draft, latency) in first.items()}
+        times = {
+            at: latency.round_summary(draft)
+            for at, each in self.latencies.items()
+            for draft, latency in [(n, each[n]) for n in each if n not in self.untimed][:1]
+        }
         yield from of_the_timings(self.unstable, outliers, times)
         yield from unlike_plain_tokens(self.latencies)
         for error in self.prediction_errors.values():
@@ -771,6 +779,7 @@ class Audition(PairAnalysis):
         self.drafts = list(self.traces)
         dropped = setup.run.manifest.audition.dropped
         self.dropped = {name: dropped[name] for name in self.traces if name in dropped}
+        self.untimed = setup.run.manifest.audition.untimed
 
     @cached_property
     def evidence(self) -> Sequence[Evidence]:
@@ -788,6 +797,8 @@ class Audition(PairAnalysis):
             typed = {draft: self._typed(draft) for draft in self.drafts}
             return {draft: latency for draft, latency in typed.items() if latency is not None}
         latencies, apart = super().latencies_at(temperature), self.setup.timed_apart
+        for name in {*latencies} & {*self.untimed}:
+            latencies[name] = without_rounds(latencies[name])
         first = next((draft for draft in latencies if draft not in apart), None)
         if first is not None:
             plain_s = latencies[first].rounds.plain_s
@@ -817,9 +828,31 @@ class Audition(PairAnalysis):
         prompts = len({(trace.prompt_set, trace.conversation) for trace in scored})
         learn = [draft for draft in self.drafts if looks_up(draft) and DRAFTS[draft].learns]
         return (
+            *self._not_timed(),
             *caveats(self.setup, self.results, prompts=prompts or None),
             *(Caveat("prompts_not_exchangeable", {"draft": draft}) for draft in learn),
         )
+
+    def _not_timed(self) -> Iterator[Caveat]:
+        """Why no rounds of a draft were timed: what it can gain at most, at its best K."""
+        for draft in self.untimed:
+            at, latency = next(((at, e[draft]) for at, e in self.latencies.items() if draft in e))
+            replays = self._replays_of([draft], self.setup.rule, at)
+            if replays is None or latency.steps is None:
+                continue
+            least = Latency(least_rounds(latency.steps, max(replays.ks)))
+            gains = evidence_of(replays, {draft: least}).speedups(self.setup.weights)
+            best = max(gains, key=gains.__getitem__)
+            tokens = replays.weighted(best, self.setup.weights).tokens_per_round
+            values: Values = {
+                "draft": draft,
+                "temperature": at,
+                "k": best.k,
+                "tokens_per_round": tokens,
+                "step": latency.steps.draft_s / latency.steps.target_s,
+                "speedup": gains[best],
+            }
+            yield Caveat("rounds_not_timed", values)
 
     def summary(self) -> Summary:
         """With the drafts that the ranking lacks, and what making the texts took."""

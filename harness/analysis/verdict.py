@@ -59,16 +59,16 @@ from harness.stats.crossfit import (
 )
 from harness.stats.jackknife import (
     MIN_PROMPTS,
-    MIN_SET,
     Array,
     Variance,
     chance_above_zero,
     half_width,
     joined,
+    pooled,
     set_weights,
     workload_ratio,
 )
-from harness.stats.two_phase import Pairs, TwoPhase, nominal_error, two_phase
+from harness.stats.two_phase import MIN_MEASURED, Pairs, TwoPhase, nominal_error, two_phase
 from harness.summary import Answer, Doubt, LeastRegret, MeasuredPart, Values
 from harness.theory.speedup import RoundTimes
 
@@ -184,17 +184,29 @@ class Evidence:
         )
 
     def workload(self, weights: Weights) -> Workload:
-        """The candidates in their order, prompt sets of weight 0 left out."""
+        """The candidates in their order, prompt sets of weight 0 left out, small ones joined."""
         shares = set_weights(self.prompt_sets, weights)
         evidence = self.only([name for name, share in shares.items() if share > 0.0])
-        timed = evidence.candidates.values()
+        sets, timed = evidence.prompt_sets, evidence.candidates.values()
+        of_sets = {name: shares[name] for name in sets}
+        joined_sets = pooled(sets, of_sets)
+
+        def sums(seconds: Array, tokens: Array) -> tuple[Array, Array]:
+            factors = joined_sets.factors(sets, tokens, of_sets)
+            return factors * seconds, factors * tokens
+
+        baseline_s, baseline_tokens = sums(evidence.baseline.seconds, evidence.baseline.tokens)
+        seconds, tokens = sums(
+            np.stack([candidate.seconds for candidate in timed]),
+            np.stack([candidate.tokens for candidate in timed]),
+        )
         return Workload(
-            baseline_s=evidence.baseline.seconds,
-            baseline_tokens=evidence.baseline.tokens,
-            seconds=np.stack([candidate.seconds for candidate in timed]),
-            tokens=np.stack([candidate.tokens for candidate in timed]),
-            prompt_sets=evidence.prompt_sets,
-            weights={name: shares[name] for name in evidence.prompt_sets},
+            baseline_s=baseline_s,
+            baseline_tokens=baseline_tokens,
+            seconds=seconds,
+            tokens=tokens,
+            prompt_sets=joined_sets.prompt_sets,
+            weights=joined_sets.weights,
             visits=evidence._visits(),
             shared=evidence._shared_errors(),
         )
@@ -336,8 +348,9 @@ def decide(
 ) -> Answer:
     """The verdict on a workload, or on one prompt set of it, as an answer of no engine yet.
 
-    With fewer than MIN_PROMPTS prompts, or a set of fewer than MIN_SET, there is no interval: the
-    verdict is `undecided`, and its speedup the plain one of the best-looking candidate.
+    With fewer than MIN_PROMPTS prompts there is no interval: the verdict is `undecided`, and its
+    speedup the plain one of the best-looking candidate. A prompt set of fewer than MIN_SET counts
+    in the workload with its weight, and has no verdict of its own.
 
     Args:
         error: the verdict's part of the report's, one-sided.
@@ -369,9 +382,9 @@ def decide(
     named: Values = {"draft": best.draft, "k": best.k}
     verdict = replace(undecided, draft=best.draft, k=best.k)
     if fit is None:
-        reason, values = _too_few(workload.prompt_sets)
-        values = {**named, **values}
-        return replace(verdict, speedup=looks_like, reason=reason, reason_values=values)
+        few = _too_few(workload, evidence.pairs)
+        values = {**named, **few}
+        return replace(verdict, speedup=looks_like, reason="too_few_prompts", reason_values=values)
     interval = fit.interval(of_bounds)
     verdict = replace(
         verdict,
@@ -450,12 +463,12 @@ def needs_pairs(verdict: Answer) -> bool:
     return verdict.prompt_set == "all" or chance >= UNLIKELY
 
 
-def _too_few(prompt_sets: tuple[str, ...]) -> Doubt:
-    if len(prompt_sets) < MIN_PROMPTS:
-        return "too_few_prompts", {"prompts": len(prompt_sets), "needed": MIN_PROMPTS}
-    few = (name for name in prompt_sets if prompt_sets.count(name) < MIN_SET)
-    small = next(few, prompt_sets[0])
-    return "too_few_in_set", {"prompt_set": small, "needed": MIN_SET}
+def _too_few(workload: Workload, pairs: MeasuredPairs | None) -> Values:
+    """How many prompts there are and how many are needed: replayed ones, else measured ones."""
+    prompts = len(workload.prompt_sets)
+    if prompts < MIN_PROMPTS or pairs is None:
+        return {"prompts": prompts, "needed": MIN_PROMPTS}
+    return {"prompts": len({*pairs.prompts}), "needed": MIN_MEASURED}
 
 
 def _why_undecided(fit: TwoPhase | CrossFit, workload: Workload, level: float) -> Doubt:

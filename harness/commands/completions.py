@@ -4,14 +4,14 @@ Also the target's answers to the earlier turns of a conversation, which later tu
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import TypeVar
 
 from harness import prompts as prompt_sets
 from harness.commands.drafted import BATCH, Config, Drafted, EncodedPrompt, Scoring, Target
 from harness.commands.pair import completion, reserve
-from harness.commands.progress import progress
+from harness.commands.progress import Bar, progress
 from harness.commands.run_lifecycle import unless_broken
 from harness.config import AuditionConfig, PairConfig, SweepConfig
 from harness.measurement.generations import Request
@@ -19,6 +19,7 @@ from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.models.load import Vocabulary
 from harness.models.tokenizer import encode
 from harness.records import BrokenLogitsError, NotMeasured, TextKey, Trial
+from harness.reporting import formatting as fmt
 from harness.storage import RunFolder
 
 Opened = TypeVar("Opened", bound=Target)
@@ -68,7 +69,7 @@ def _answers(
     stored = {trial.key: trial.tokens or () for trial in folder.answers.read()}
     waiting = [entry for entry in requests if entry.key not in stored]
     name = opened.target.shown
-    with progress("the target answers earlier turns", len(waiting)) as tick:
+    with _generating("the target answers earlier turns", waiting) as tick:
         # Stored batch by batch, so that a stopped run continues with the next
         for start in range(0, len(waiting), batch):
             part = waiting[start : start + batch]
@@ -101,7 +102,7 @@ def completions(
         folder.trials.append(trial_of(text))
         fresh[text.request.key] = text
 
-    with progress("the target generates", len(waiting)) as tick:
+    with _generating("the target generates", waiting) as tick:
 
         def generate(some: Sequence[Request]) -> None:
             name, batch = opened.target.shown, _batch(config)
@@ -162,6 +163,12 @@ def text_requests(
         for repetition in range(config.repetitions if temperature else 1)
         for entry in prompts
     ]
+
+
+def _generating(doing: str, requests: Sequence[Request]) -> AbstractContextManager[Bar]:
+    """Show what is generated, token by token: a batch of texts takes minutes on a processor."""
+    texts = fmt.number_of(len(requests), "text", "texts")
+    return progress(f"{doing}, {texts}, tokens", sum(request.budget for request in requests))
 
 
 def _batch(config: Config) -> int:

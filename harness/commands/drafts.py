@@ -3,7 +3,9 @@
 With `until=decided` a draft is measured in four looks: each scores a quarter of the prompts, in a
 random order that is balanced over their sets, and makes a quarter of the visits that time rounds.
 A draft that loses to one before it (`harness.analysis.looks.slower_than`) is dropped at a look, and
-keeps what it has. So a draft is loaded once, and it is of use to name the likeliest one first. With
+keeps what it has. So a draft is loaded once, and it is of use to name the likeliest one first. A
+model draft that loses whatever its rounds cost (`harness.analysis.looks.cannot_pay`) has its texts
+scored and its steps timed, and none of its rounds. With
 `budget_s` each draft has an equal part of what is left, and one look at least; drafts are ranked on
 the prompts that all have scored.
 
@@ -23,7 +25,7 @@ from typing import Any
 
 import torch
 
-from harness.analysis.looks import slower_than
+from harness.analysis.looks import cannot_pay, slower_than
 from harness.commands.completions import completions
 from harness.commands.drafted import Drafted, EncodedPrompt, LookupPair, Pair, Scoring, Target
 from harness.commands.looks import Stopwatch, in_random_order, prompts_at
@@ -41,7 +43,7 @@ from harness.models.probe import cached_model, check_length
 from harness.models.tokenizer import tokenizer_difference
 from harness.records import DraftConfidence, Failure, TextTrace, UserError, in_one_line
 from harness.stats.two_phase import LOOKS
-from harness.storage import RunFolder, load
+from harness.storage import RunFolder, StoredRun, load
 from harness.storage.manifest import AuditionCosts, AuditionNotes, IneligibleDraft, ModelEntry
 from harness.summary import Dropped
 
@@ -58,6 +60,7 @@ class DraftResult:
         described: the manifest's entry; None for a drafter without a model here.
         confidences: where adaptive drafting is replayed, of a draft that has them.
         dropped: where it lost, and nothing more is measured.
+        untimed: whether its rounds were not timed, since it loses whatever they cost.
     """
 
     traces: list[TextTrace]
@@ -65,6 +68,7 @@ class DraftResult:
     described: ModelEntry | None = None
     confidences: Sequence[DraftConfidence] = ()
     dropped: Dropped | None = None
+    untimed: bool = False
 
 
 def score_drafts(
@@ -93,6 +97,8 @@ def score_drafts(
             t.role == "draft" and t.model == conf.name for t in folder.timings()
         )
         missing = visits_of_draft(folder, target, conf, None, config).missing
+        if conf.name in folder.manifest.audition.untimed:
+            missing = 0
         # Another run's scores may be here without times
         if timed and not waiting and not missing:
             return None
@@ -126,7 +132,8 @@ def each_draft(
     Raises:
         UserError: none could be measured, now or before a resume.
     """
-    costs, dropped = folder.manifest.audition.costs, {**folder.manifest.audition.dropped}
+    before = folder.manifest.audition
+    costs, dropped, untimed = before.costs, {**before.dropped}, [*before.untimed]
     generation_s += costs.generation_s or 0.0
     scoring_s = costs.scoring_s
     not_eligible: list[IneligibleDraft] = []
@@ -134,7 +141,7 @@ def each_draft(
 
     def note() -> None:
         costs = AuditionCosts(generation_s, scoring_s, watch.spent_s)
-        notes = AuditionNotes(tuple(not_eligible), tuple(failures), dropped, costs)
+        notes = AuditionNotes(tuple(not_eligible), tuple(failures), dropped, costs, tuple(untimed))
         folder.note(audition=notes)
 
     finished = 0
@@ -162,6 +169,9 @@ def each_draft(
             _store(folder, conf.name, result)
             if result.dropped is not None:
                 dropped[conf.name] = result.dropped
+            if result.untimed:
+                untimed.append(conf.name)
+            if result.dropped is not None or result.untimed:
                 note()
         finished += 1
     note()
@@ -241,7 +251,8 @@ def _measured(
     """One draft's scores, look after look, and its step times, which are stored, unless `timed`.
 
     Of the visits that time its rounds, which are stored in the folder, half of a look's come before
-    its scores, half after.
+    its scores, half after. Those of a model draft wait for its first scores, and as long as it
+    loses by these whatever its rounds cost.
 
     Args:
         folder: what it has of the draft is not made again.
@@ -260,12 +271,24 @@ def _measured(
         dropped: Dropped | None = None
         looks = _looks(target, texts, config)
         scoring_s = 0.0
+
+        def so_far() -> StoredRun:
+            run = load(folder.path)
+            models = {**run.manifest.models, **({conf.name: entry} if entry else {})}
+            return replace(run, manifest=run.manifest.updated(models=models))
+
+        def hopeless(*, surely: bool) -> bool:
+            return cannot_pay(so_far(), [*before, *traces], conf.name, surely=surely)
+
+        waits = bool(visits.most and not visits.complete and texts)
+        waits = waits and config.until == "decided" and isinstance(pair, Pair)
         for look, names in enumerate(looks, start=1):
             part = [text for text in texts if _name(text) in names]
             part = [text for text in part if text.request.key not in scored]
             if look > 1 and (time.monotonic() - begun) * look / (look - 1) > share_s:
                 break
-            visits.reach(math.ceil(visits.most * (look - 0.5) / len(looks)))
+            if not waits:
+                visits.reach(math.ceil(visits.most * (look - 0.5) / len(looks)))
             begin = time.perf_counter()
             traces += _scored(pair, conf, texts, part, config)
             scoring_s += time.perf_counter() - begin
@@ -280,18 +303,21 @@ def _measured(
                     doing=f"timing {conf.name}",
                 )
                 folder.write_timings([*folder.timings(), *steps])
-            visits.reach(math.ceil(visits.most * look / len(looks)))
-            if texts and look < len(looks):
-                run = load(folder.path)
-                models = {**run.manifest.models, **({conf.name: entry} if entry else {})}
-                run = replace(run, manifest=run.manifest.updated(models=models))
-                if slower := slower_than(run, [*before, *traces], conf.name, look):
-                    prompts = len(target.conversations)
-                    dropped = Dropped(prompts_at(prompts, look), prompts, slower)
-                    break
+            waits = waits and hopeless(surely=False)
+            if not waits:
+                visits.reach(math.ceil(visits.most * look / len(looks)))
+            if not texts or look == len(looks):
+                continue
+            if slower := slower_than(so_far(), [*before, *traces], conf.name, look):
+                prompts = len(target.conversations)
+                dropped = Dropped(prompts_at(prompts, look), prompts, slower)
+                break
+        untimed = waits and (dropped is not None or hopeless(surely=True))
+        if waits and not untimed:
+            visits.reach(visits.most)
         sure = [] if dropped else pair.confidences(texts, config)
         described = described_draft(conf, pair.draft_entry)  # how its texts were batched, too
-        return DraftResult(traces, scoring_s, described, sure, dropped)
+        return DraftResult(traces, scoring_s, described, sure, dropped, untimed)
     finally:
         pair.target_model.keep_states(())
 

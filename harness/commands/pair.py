@@ -95,6 +95,7 @@ def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Pair:
     device = resolve_device(config.device.name)
     made_of_target = config.draft.spec.weights == "target_layers"
     confs = [config.model] if made_of_target else [config.model, config.draft]
+    environment.settle_threads(config.threads, (), ())  # those asked for check the models, too
     check_clock(config, confs, device)
     _check_memory(confs, prompts, config, device)
     target = load_model(config.model, device)
@@ -155,6 +156,7 @@ def _open_target(
     """The target, if there is memory for the head next to it; see `cached_model`."""
     device = resolve_device(config.device.name)
     confs = [config.model] if head is None else [config.model, head]
+    environment.settle_threads(config.threads, (), ())  # those asked for check the models, too
     check_clock(config, confs, device)
     _check_memory(confs, prompts, config, device)
     target = load_model(config.model, device)

@@ -34,7 +34,7 @@ MOST_ERROR = 0.5
 
 
 class Bar:
-    """What is under way: called, it counts one; it can say what is being done.
+    """What is under way: called, it counts; it can say what is being done.
 
     Attributes:
         total: how many there are to count; None: unknown.
@@ -58,11 +58,12 @@ class Bar:
         # Of what is counted: seconds of one of size 1
         self._paces: list[float] = []
 
-    def __call__(self) -> None:
-        """Count one."""
+    def __call__(self, count: int = 1) -> None:
+        """Count one, or so many that took the same."""
         before, self._counted = self._counted, time.monotonic()
-        self._paces.append((self._counted - before) / self._size(self.done))
-        self.done += 1
+        sizes = (self._size(self.done + each) for each in range(count))
+        self._paces += [(self._counted - before) / count / size for size in sizes]
+        self.done += count
 
     def say(self, label: str, *, soon: bool = False) -> None:
         """Show another label; `soon`: within seconds, because it may wait for something else."""

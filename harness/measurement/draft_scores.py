@@ -47,6 +47,8 @@ from harness.theory.replay import by_start
 
 # Positions of all rows that go through a body at once; longer texts are prefilled in pieces.
 PREFILL_POSITIONS = 8192
+# Of the logits of a model that are in memory at a time; sampling needs a few copies of them
+LOGITS_BYTES = 64 * 1024**2
 # Rows of the vocabulary that are marked at once for a repetition penalty
 SEEN_AT_ONCE = 64
 
@@ -90,7 +92,7 @@ def score_texts(
     target_shown: str = "the target",
     draft_sampling: DraftSampling = as_target,
     batch: int = 32,
-    chunk: int = 512,
+    chunk: int | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> list[TextTrace]:
     """Score texts of the target with one draft: a trace per text, in the order given.
@@ -103,7 +105,7 @@ def score_texts(
         draft_shown, target_shown: what errors call them.
         draft_sampling: how an engine samples the draft, from how it samples the target.
         batch: texts in a batch at most; halved, and kept so, whenever memory runs out.
-        chunk: tokens whose logits are in memory at a time.
+        chunk: tokens whose logits are in memory at a time; None for LOGITS_BYTES of them.
 
     Raises:
         BrokenLogitsError: logits that are not finite.
@@ -114,11 +116,12 @@ def score_texts(
     sample = texts[0].request.tokens
     drafts = scored_model(draft, draft_shown, sample)
     targets = None if target is None else scored_model(target, target_shown, sample)
+    at_once = chunk or max(1, LOGITS_BYTES // (draft.vocab_size * torch.float32.itemsize))
     # A model that cannot be split into body and head, or batched, is run text by text
     whole = any(scored is not None and scored.split is None for scored in (drafts, targets))
 
     def work(some: Sequence[GeneratedText]) -> list[TextTrace]:
-        scored = _score(some, targets, drafts, draft_name, draft_sampling, chunk)
+        scored = _score(some, targets, drafts, draft_name, draft_sampling, at_once)
         for _ in scored:
             tick()
         return scored

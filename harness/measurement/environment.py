@@ -39,7 +39,10 @@ PACKAGES = ("torch", "transformers", "numpy", "scipy", "pandas", "hydra-core", "
 SECRET_NAMES = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|ACCESS_?KEY|CREDENTIAL", re.IGNORECASE)
 SECRETS = re.compile(r"\b(?:hf_|sk-|ghp_|xox[a-z]-)[\w-]{12,}|(?<=://)[^/@\s]+:[^/@\s]+(?=@)")
 SHORTEST_SECRET = 6
-THREAD_STEPS = 15
+# Steps of each model with each number of threads: as many as this time allows, within two bounds;
+# after a short context, for a prefill takes far longer and says no more
+LEAST_THREAD_STEPS, MOST_THREAD_STEPS, THREAD_S = 5, 15, 0.5
+THREAD_CONTEXT = 16
 # By how much more threads must be faster to be taken
 THREAD_GAIN = 0.1
 # Well beyond the caches: 50 MB on an H200, some 100 MB on large server processors
@@ -284,8 +287,8 @@ def settle_threads(
 
     Args:
         setting: "auto" or a positive integer.
-        context: token ids that fill the caches.
-        expect, tick: called with the number of steps, and after each.
+        context: token ids; the first few fill the caches.
+        expect, tick: called with the number of measurements, and after each.
     """
     import torch
 
@@ -296,7 +299,8 @@ def settle_threads(
         return torch.get_num_threads()
     cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     candidates = sorted({1, *(2**power for power in range(1, 7) if 2**power < cores), cores})
-    expect(len(candidates) * len(models) * THREAD_STEPS)
+    expect(len(candidates) * len(models))
+    context = context[:THREAD_CONTEXT]
     times = {count: _step_seconds(count, models, context, tick) for count in candidates}
     best = fewest_threads(times)
     torch.set_num_threads(best)
@@ -331,12 +335,14 @@ def _step_seconds(
         model.prefill(context)
         token = torch.tensor(context[-1:], device=model.device)
         durations: list[float] = []
-        for _ in range(THREAD_STEPS):
+        while len(durations) < LEAST_THREAD_STEPS or (
+            len(durations) < MOST_THREAD_STEPS and sum(durations) < THREAD_S
+        ):
             start = clock.now()
             model.forward(token)
             durations.append(clock.now() - start)
             model.rewind(1)
-            tick()
+        tick()
         total += statistics.median(durations)
     return total
 

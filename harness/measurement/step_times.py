@@ -34,8 +34,9 @@ from harness.models.memory import is_out_of_memory
 from harness.records import LoopClock, SkippedCell, StepTiming
 
 WARMUP = 3
-# Samples of each forward of a pair
-REPETITIONS = 40
+# Samples of each forward of a pair; of slow models only as many as this time allows, for their
+# steps explain rounds, which are timed themselves. They warm up no longer than a part of it
+REPETITIONS, LEAST_REPETITIONS, REPETITIONS_S, WARMUP_S = 40, 4, 10.0, 1.0
 # Prefills are timed in one repetition of so many
 PREFILL_EVERY = 4
 # How often timings that cannot be right are taken again
@@ -118,15 +119,19 @@ def time_forwards(
             take as long as a whole text, a quarter as many.
         seed: of the order within each repetition.
         paired_with: the draft's name, where several are timed one after the other.
-        doubtful: whether timings cannot be right; then all but the prefills are timed again, and
-            what the last attempt gave stays. All of them, since they are read as ratios.
+        doubtful: whether timings cannot be right; then all but the prefills are timed again, while
+            there is time, and what the last attempt gave stays. All of them, since they are read
+            as ratios.
         expect, tick: called before each attempt with the number of its repetitions, and after each.
     """
     prompts = [Forward(timed, "prefill", length) for timed in models for length in prefills]
     others = _forwards(models, max_k)
     repetitions = REPETITIONS if repetitions is None else repetitions
     reading = Clock(*(timed.model for timed in models), kind=clock)
-    order = random.Random(seed)
+    order, begun = random.Random(seed), perf_counter()
+
+    def late(most_s: float = REPETITIONS_S) -> bool:
+        return perf_counter() - begun > most_s
 
     def once(due: Sequence[Forward]) -> list[tuple[Forward, float]]:
         return [
@@ -138,8 +143,14 @@ def time_forwards(
         samples: dict[Forward, list[float]] = {}
         expect(WARMUP + repetitions)
         for repetition in range(-WARMUP, repetitions):
-            due = attempt == 0 and (repetition == -WARMUP or repetition % PREFILL_EVERY == 0)
-            timed = once(prompts) if due else []
+            if repetition >= LEAST_REPETITIONS and late():
+                expect(repetition - repetitions)  # the others are left out
+                break
+            if -WARMUP < repetition < 0 and late(WARMUP_S):
+                tick()
+                continue
+            due = repetition == 0 or (repetition % PREFILL_EVERY == 0 and not late())
+            timed = once(prompts) if attempt == 0 and (repetition == -WARMUP or due) else []
             if timed or repetition == -WARMUP:
                 for model in models:
                     model.model.prefill(context)
@@ -156,7 +167,7 @@ def time_forwards(
     with undisturbed():
         timings = timings_of(0)
         for attempt in range(1, 1 + MOST_REPEATS):
-            if not doubtful(timings):
+            if late() or not doubtful(timings):
                 break
             kept = [timing for timing in timings if timing.kind == "prefill"]
             timings = [*kept, *timings_of(attempt)]

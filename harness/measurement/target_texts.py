@@ -76,7 +76,7 @@ def generate_texts(
     *,
     name: str,
     batch: int = 32,
-    tick: Callable[[], None] = lambda: None,
+    tick: Callable[[int], None] = lambda _: None,
     keep: Callable[[GeneratedText], None] = lambda _: None,
 ) -> list[GeneratedText]:
     """Generate every text, in the order of the requests, which may be in any mixture.
@@ -85,6 +85,8 @@ def generate_texts(
         target: its logits are cut to its `vocab_size`.
         name: what errors call the target, such as "model=tiny".
         batch: texts in a batch at most; halved for good whenever memory runs out.
+        tick: called with how many tokens are generated; those that a text leaves of its budget
+            count when it ends.
         keep: called with each text of a batch when the batch is finished.
 
     Raises:
@@ -102,7 +104,7 @@ def generate_texts(
         else:
             rows = _Rows(target, split, some, name)
         while rows.alive:
-            rows.step()
+            tick(rows.step())
         texts = [
             GeneratedText(
                 request=request,
@@ -117,7 +119,6 @@ def generate_texts(
         ]
         for text in texts:
             keep(text)
-            tick()
         return texts
 
     return in_batches(
@@ -246,7 +247,9 @@ class _Rows:
             if request.sampling.repetition_penalty is not None
         }
 
-    def step(self) -> None:
+    def step(self) -> int:
+        """Generate a token of every text; how many tokens of the budgets that settles."""
+        settled = 0
         logits = self._forward()
         chosen = self._choose(logits)
         probs = torch.softmax(logits.float(), dim=-1)
@@ -261,13 +264,16 @@ class _Rows:
                 raise broken_logits(self._name, self._requests[index], self._position)
             if index in self._seen:
                 self._seen[index][tokens[row]] = True
+            settled += 1
             if self._generations[index].ends(self.tokens[index], tokens[row : row + 1]):
                 self.alive.discard(index)
+                settled += self._requests[index].budget - len(self.tokens[index]) - 1
             self.tokens[index].append(tokens[row])
         self._position += 1
         self._feed = chosen.to(self._feed.device).unsqueeze(1)
         if self._target.rewinding == "crop" and 0 < len(self.alive) < len(self._order):
             self._drop_finished()
+        return settled
 
     def _forward(self) -> Tensor:
         """Logits [rows, vocab] after the tokens to feed."""

@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
+from time import perf_counter
 from typing import Any
 
 import pynvml
@@ -209,6 +211,35 @@ def _lacks(dtype: torch.dtype, device: torch.device) -> str | None:
             if not torch.cuda.is_bf16_supported(including_emulation=False):
                 return "only imitates it, slowly"
     return None if finite else "computes nonsense in it"
+
+
+# A verify is such a product. A processor without instructions for a dtype of 16 bits takes several
+# times as long as in float32, one with them half as long or less
+SPEED_ROWS, SPEED_WIDTH, SPEED_SAMPLES, AT_SPEED = 8, 1024, 7, 1.5
+
+
+@cache
+def computes_at_speed(dtype: torch.dtype) -> bool:
+    """Whether this processor multiplies matrices of a dtype about as fast as those of float32.
+
+    Measured once per process, in some milliseconds: what a processor's flags promise, its build of
+    torch need not use.
+    """
+    if dtype.itemsize >= torch.float32.itemsize:
+        return True
+    if _lacks(dtype, torch.device("cpu")) is not None:
+        return False
+    shapes = (SPEED_ROWS, SPEED_WIDTH), (SPEED_WIDTH, SPEED_WIDTH)
+    both = {
+        each: [torch.ones(shape, dtype=each) for shape in shapes] for each in (dtype, torch.float32)
+    }
+    seconds: dict[torch.dtype, list[float]] = {each: [] for each in both}
+    for _ in range(SPEED_SAMPLES):
+        for each, (rows, weight) in both.items():
+            start = perf_counter()
+            F.linear(rows, weight)
+            seconds[each].append(perf_counter() - start)
+    return min(seconds[dtype]) <= AT_SPEED * min(seconds[torch.float32])
 
 
 def _name(dtype: torch.dtype) -> str:

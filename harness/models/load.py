@@ -38,7 +38,7 @@ from harness.models.checkpoint import (
     quiet_transformers,
     without_warm_up,
 )
-from harness.models.device import check_dtype, resolve_device
+from harness.models.device import check_dtype, computes_at_speed, resolve_device
 from harness.models.memory import (
     MemoryNeed,
     check_fits,
@@ -94,11 +94,13 @@ class LoadedModel(Vocabulary):
         network: in eval mode, on its device.
         weights: pretrained, dummy (random) or embedded (small ones that ship with the package).
         shared: whether the weights are another loaded model's, so that they take no memory.
+        stored_dtype: the checkpoint's, where dtype=auto took another one.
     """
 
     network: PreTrainedModel
     weights: str = "pretrained"
     shared: bool = False
+    stored_dtype: str | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -130,6 +132,7 @@ class LoadedModel(Vocabulary):
             "weights": self.weights,
             "architecture": type(self.network).__name__,
             "dtype": str(self.network.dtype).removeprefix("torch."),
+            **({"stored_dtype": self.stored_dtype} if self.stored_dtype else {}),
             "attention": getattr(config.get_text_config(), "_attn_implementation", None),
             "parameters": sum(tensor.numel() for tensor in parameters),
             "weights_bytes": 0 if self.shared else weights_bytes,
@@ -185,6 +188,9 @@ def load(
     with quiet_transformers(), explained(conf), without_warm_up():
         check_has_tokenizer(conf, source)
         tokenizer = AutoTokenizer.from_pretrained(source, **_hub(conf))
+        config: Any = AutoConfig.from_pretrained(source, **_hub(conf))
+        stored, dtype = getattr(config, "dtype", None), _resolved_dtype(conf, device, config)
+        options["dtype"] = dtype or "auto"
         # With this, tensors of wrong sizes are returned by name instead of raised without a name
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source, **_hub(conf), **options, output_loading_info=True, ignore_mismatched_sizes=True
@@ -203,6 +209,9 @@ def load(
         eos=eos,
         context_tokens=context_tokens(network.config),
         weights="embedded" if conf.id.startswith("embedded:") else "pretrained",
+        stored_dtype=(
+            str(stored).removeprefix("torch.") if conf.dtype == "auto" and stored != dtype else None
+        ),
     )
 
 
@@ -290,7 +299,7 @@ def memory_need(conf: ModelConf, device: torch.device) -> MemoryNeed | None:
         with quiet_transformers(), explained(conf):
             config: Any = AutoConfig.from_pretrained(source_of(conf), **_hub(conf))
             shape = shape_of(config)
-        dtype = _dtype(conf) or getattr(config, "dtype", None) or torch.float32
+        dtype = _resolved_dtype(conf, device, config) or torch.float32
     check_dtype(dtype, device, conf.keys)
     return (
         None if shape is None else MemoryNeed.of(shape, dtype, device, conf.keys, conf.name, cards)
@@ -381,7 +390,6 @@ def _hub(conf: ModelConf) -> dict[str, Any]:
 
 def _options(conf: ModelConf, device: torch.device) -> dict[str, Any]:
     options: dict[str, Any] = {
-        "dtype": _dtype(conf) or "auto",
         "attn_implementation": _attention(conf),
         # None takes safetensors where there are any, and pickled weights elsewhere
         "use_safetensors": None if conf.allow_pickle else True,
@@ -405,6 +413,17 @@ def _attention(conf: ModelConf) -> str | None:
 
 def _dtype(conf: ModelConf) -> torch.dtype | None:
     return None if conf.dtype == "auto" else getattr(torch, conf.dtype)
+
+
+def _resolved_dtype(conf: ModelConf, device: torch.device, config: Any) -> torch.dtype | None:
+    """The dtype that is asked for; of `auto` the checkpoint's, float32 where a CPU is slow in it.
+
+    None where the checkpoint does not say its own: transformers then reads it off the weights.
+    """
+    dtype = _dtype(conf) or getattr(config, "dtype", None)
+    if conf.dtype != "auto" or dtype is None or _device(conf, device).type != "cpu":
+        return dtype
+    return dtype if computes_at_speed(dtype) else torch.float32
 
 
 def _quantization(conf: ModelConf) -> TorchAoConfig:

@@ -76,18 +76,18 @@ def _probed(
     network: PreTrainedModel, vocab_size: int, name: str, backend: str, eager_because: str | None
 ) -> CachedModel:
     """`cached_model`, with nothing changing the logits but rounding."""
-    check_causal(network, vocab_size, name)
+    reference = check_causal(network, vocab_size, name)
     no_graphs = None
     device = next(network.parameters()).device
     if wants_graphs(backend, device.type):
         check_graphs(device, name)
         if eager_because is None:
-            graphed, no_graphs = graphed_model(network, vocab_size)
+            graphed, no_graphs = graphed_model(network, vocab_size, reference)
             if graphed is not None:
                 return graphed
         else:
             no_graphs = f"no CUDA graphs, {eager_because}"
-    lean, why_not = lean_model(network, vocab_size)
+    lean, why_not = lean_model(network, vocab_size, reference)
     why_not = no_graphs or why_not
     if lean is not None:
         lean.engine_reason = why_not
@@ -100,7 +100,8 @@ def _probed(
     reasons: dict[str, list[str]] = {}
     for kind, positions in _candidates(network):
         how = kind.rewinding + (" with position_ids" if positions else "")
-        model, fault = _agreeing(partial(kind, network, vocab_size, positions=positions))
+        make = partial(kind, network, vocab_size, positions=positions)
+        model, fault = _agreeing(make, reference)
         if model is not None:
             model.engine_reason = STEPS_REASON if kind is SteppedModel else why_not
             return model
@@ -117,11 +118,11 @@ def allowed_error(network: PreTrainedModel) -> float:
     return TOLERANCE.get(network.dtype, COARSE_TOLERANCE)
 
 
-def _agreeing(make: Callable[[], Model]) -> tuple[Model | None, str]:
+def _agreeing(make: Callable[[], Model], reference: Tensor | None) -> tuple[Model | None, str]:
     """A model whose cached logits agree with uncached ones, or what is wrong with it."""
     try:
         model = make()
-        error = cache_error(model)
+        error = cache_error(model, reference)
     # A model's own code fails in too many ways to list, and so does a compiler: no C compiler, a
     # Triton error, a timeout
     except Exception as problem:
@@ -133,17 +134,19 @@ def _agreeing(make: Callable[[], Model]) -> tuple[Model | None, str]:
     return None, f"logits are off by {error:.2g} of their range"
 
 
-def lean_model(network: PreTrainedModel, vocab_size: int) -> tuple[LeanModel | None, str | None]:
+def lean_model(
+    network: PreTrainedModel, vocab_size: int, reference: Tensor | None = None
+) -> tuple[LeanModel | None, str | None]:
     """The lean forward for `network` if it can have one, or why not."""
     reason = unsupported(network)
     if reason is not None:
         return None, reason
-    model, fault = _agreeing(partial(LeanModel, network, vocab_size))
+    model, fault = _agreeing(partial(LeanModel, network, vocab_size), reference)
     return model, None if model else f"the lean forward does not fit it ({fault})"
 
 
 def graphed_model(
-    network: PreTrainedModel, vocab_size: int
+    network: PreTrainedModel, vocab_size: int, reference: Tensor | None = None
 ) -> tuple[StaticModel | None, str | None]:
     """The lean forward as CUDA graphs, or why not; of uncompiled kernels where compiling fails."""
     reason = unsupported(network)
@@ -151,7 +154,8 @@ def graphed_model(
         return None, f"no CUDA graphs, {reason}"
     fault, uncompiled_because = "", None
     for compiled in (True, False):
-        model, fault = _agreeing(partial(StaticModel, network, vocab_size, compiled=compiled))
+        make = partial(StaticModel, network, vocab_size, compiled=compiled)
+        model, fault = _agreeing(make, reference)
         if model is not None:
             model.engine_reason = uncompiled_because
             return model, None
@@ -173,9 +177,14 @@ def check_graphs(device: torch.device, name: str) -> None:
         )
 
 
-def cache_error(model: CachedModel) -> float:
-    """The larger of `forward_error` and `rewind_error`; NaN if either is."""
-    errors = torch.tensor([forward_error(model), rewind_error(model)])
+def cache_error(model: CachedModel, reference: Tensor | None = None) -> float:
+    """The larger of `forward_error` and `rewind_error`; NaN if either is.
+
+    `reference` [n, vocab] are the uncached logits of `probe_tokens`, where they are known: a
+    forward of the network that every candidate is compared with.
+    """
+    reference = _probe_logits(model) if reference is None else reference
+    errors = torch.tensor([forward_error(model, reference), rewind_error(model, reference)])
     return float(errors.max())
 
 
@@ -186,8 +195,11 @@ def uncached_logits(network: PreTrainedModel, tokens: list[int], vocab_size: int
     return output.logits[0, :, :vocab_size]
 
 
-def check_causal(network: PreTrainedModel, vocab_size: int, name: str) -> None:
+def check_causal(network: PreTrainedModel, vocab_size: int, name: str) -> Tensor:
     """Refuse a model whose uncached logits are unusable as a reference.
+
+    Returns:
+        The reference: logits [n, vocab] of `probe_tokens`.
 
     Raises:
         BrokenLogitsError: its logits are NaN or infinite (some mask tokens out with -inf, which is
@@ -212,6 +224,7 @@ def check_causal(network: PreTrainedModel, vocab_size: int, name: str) -> None:
             f"{name}: {kind} is no causal model as it is configured: its logits at a position "
             f"change by {error:.2g} of their range with the tokens that follow"
         )
+    return reference
 
 
 @contextmanager
@@ -287,22 +300,32 @@ def probe_tokens(network: PreTrainedModel, vocab_size: int) -> list[int]:
     return [(token + 1) % vocab_size if token == padding else token for token in ids]
 
 
-def forward_error(model: CachedModel) -> float:
-    """How far a model's logits are from those without a cache, relative to the largest."""
+def _probe_logits(model: CachedModel) -> Tensor:
+    """The uncached logits [n, vocab] of `probe_tokens`."""
+    tokens = probe_tokens(model.network, model.vocab_size)
+    return uncached_logits(model.network, tokens, model.vocab_size)
+
+
+def forward_error(model: CachedModel, reference: Tensor | None = None) -> float:
+    """How far a model's logits are from those without a cache, relative to the largest.
+
+    `reference` is that of `cache_error`.
+    """
+    reference = _probe_logits(model) if reference is None else reference
     tokens = probe_tokens(model.network, model.vocab_size)[:CONTEXT]
-    reference = uncached_logits(model.network, tokens, model.vocab_size)
     model.prefill([])
     logits = model.forward(torch.tensor(tokens))
     model.prefill(tokens[:-1])
     last = model.forward(torch.tensor(tokens[-1:]))
     model.prefill([])
-    return difference(torch.cat([logits, last]), torch.cat([reference, reference[-1:]]))
+    expected = torch.cat([reference[:CONTEXT], reference[CONTEXT - 1 : CONTEXT]])
+    return difference(torch.cat([logits, last]), expected)
 
 
-def rewind_error(model: CachedModel) -> float:
+def rewind_error(model: CachedModel, reference: Tensor | None = None) -> float:
     """How far logits of rounds with rewinds are from those without a cache, relative likewise."""
+    reference = _probe_logits(model) if reference is None else reference
     tokens = probe_tokens(model.network, model.vocab_size)
-    reference = uncached_logits(model.network, tokens, model.vocab_size)
     wrong = [tokens[index - 1] for index in range(VERIFIED)]
     kept = tokens[CONTEXT : CONTEXT + KEPT]
     model.prefill(tokens[:CONTEXT])

@@ -13,7 +13,7 @@ Here a prompt is text; chat templates and tokenizers are in `harness.models.toke
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -111,10 +111,11 @@ def _version(file: Path) -> tuple[int, int] | None:
 
 def _load(config: PromptsConf, labels: Sequence[str]) -> dict[str, _Set]:
     prompts = [prompt for name in config.sets or () for prompt in _shipped(name)]
-    of_files: set[str] = set()
+    of_files, ids = set[str](), set[tuple[str, str]]()
     for file, label in zip(config.files, labels, strict=True):
         read = read_file(Path(file), label=label, skip_unusable=bool(config.skip_unusable))
-        apart = _apart(read, label, config)
+        apart = _named_apart(_apart(read, label, config), label, ids)
+        ids |= {(prompt.prompt_set, prompt.id) for prompt in apart}
         of_files |= {prompt.prompt_set for prompt in apart}
         prompts += apart
     if config.hub:
@@ -270,6 +271,21 @@ def _apart(prompts: Iterable[Prompt], label: str, config: PromptsConf) -> list[P
     return [
         replace(prompt, prompt_set=f"{label}/{prompt.prompt_set}")
         if prompt.prompt_set in (config.sets or ())
+        else prompt
+        for prompt in prompts
+    ]
+
+
+def _named_apart(
+    prompts: Iterable[Prompt], label: str, taken: Set[tuple[str, str]]
+) -> list[Prompt]:
+    """A file's prompts; an id that another file has in the same set has the file's name before it.
+
+    Files that number their prompts each from 1 may share categories.
+    """
+    return [
+        replace(prompt, id=f"{label}/{prompt.id}")
+        if (prompt.prompt_set, prompt.id) in taken
         else prompt
         for prompt in prompts
     ]

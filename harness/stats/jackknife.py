@@ -22,7 +22,9 @@ above the truth, where 2.5 % is nominal, and 5.2 % where prompts differ three ti
 the jackknife's correction of bias nor one of skewness helps (docs/LOG.md).
 
 Fewer than MIN_PROMPTS prompts, or a set of fewer than MIN_SET, which leaving one out can hardly
-vary, have no interval: none is better than a wrong one.
+vary, have no interval: none is better than a wrong one. In a speedup of the whole workload small
+sets are varied together (`pooled`), so that they keep their weight and take no interval from the
+others.
 """
 
 import math
@@ -39,6 +41,8 @@ from harness.records import UserError
 
 Array = NDArray[np.float64]
 Index = NDArray[np.intp]
+# Of prompt sets; equal if None
+Weights = Mapping[str, float] | None
 
 MIN_PROMPTS = 8
 # Two or three prompts of a set cannot show how much they vary: with four sets of two, nulls said
@@ -99,6 +103,58 @@ def token_weights(
     for name, members in set_members(prompt_sets):
         factors[members] = shares[name] / float(tokens[members].sum())
     return factors
+
+
+class Pooled(NamedTuple):
+    """A workload whose small sets are joined to one; sums of each prompt are multiplied."""
+
+    prompt_sets: tuple[str, ...]
+    weights: dict[str, float]
+    small: NDArray[np.bool_]  # [prompt] whether its set is one of the joined
+
+    def factors(self, prompt_sets: Sequence[str], tokens: Array, weights: Weights) -> Array:
+        """[..., prompt] what multiplies sums of a prompt, so that every set keeps its weight.
+
+        Args:
+            prompt_sets: before they were joined.
+            tokens: [..., prompt].
+            weights: of these sets.
+        """
+        shares, factors = set_weights(prompt_sets, weights), np.ones(tokens.shape)
+        for name, members in set_members(prompt_sets):
+            if self.small[members[0]]:
+                total = tokens[..., members].sum(axis=-1, keepdims=True)
+                factors[..., members] = shares[name] / total
+        return factors
+
+
+def pooled(prompt_sets: Sequence[str], weights: Weights) -> Pooled:
+    """Join the sets of fewer than MIN_SET prompts, and with them the smallest other if need be.
+
+    With `Pooled.factors` a ratio of sums over joined sets is the weighted mean of the sets' own
+    ratios, so that no number changes. What changes is the error: prompts are left out of the joined
+    sets together, how much these sets differ counts into it, and a prompt of a large share makes
+    the effective number of prompts small.
+
+    Source: collapsed strata, Cochran, "Sampling Techniques", 1977, section 5A.12.
+    """
+    shares, sets = set_weights(prompt_sets, weights), set_members(prompt_sets)
+    joined_sets: list[str] = []
+    number = 0
+    for members, name in sorted((len(members), name) for name, members in sets):
+        if members >= MIN_SET and (not joined_sets or number >= MIN_SET):
+            break
+        joined_sets.append(name)
+        number += members
+    if len(joined_sets) < 2:  # a single small one remains where there is no other
+        joined_sets = []
+    label = "+".join(sorted(joined_sets))
+    names = {name: label if name in joined_sets else name for name, _ in sets}
+    of_strata = dict.fromkeys(names.values(), 0.0)
+    for name, stratum in names.items():
+        of_strata[stratum] += shares[name]
+    small = np.array([name in joined_sets for name in prompt_sets], dtype=np.bool_)
+    return Pooled(tuple(names[name] for name in prompt_sets), of_strata, small)
 
 
 def enough_prompts(prompt_sets: Sequence[str]) -> bool:

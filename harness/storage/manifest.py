@@ -66,7 +66,8 @@ class ModelEntry:
 
     Sizes are None where its configuration has none, `step_parameters` (what a draft step reads) and
     those parts of it of all but heads; `id` and `kind` are of auditioned drafts,
-    `devices` there where they are several, and `engine_reason` is why not a faster engine.
+    `devices` there where they are several, `stored_dtype` the checkpoint's where dtype=auto took
+    another one, and `engine_reason` is why not a faster engine.
     """
 
     name: str | None = None
@@ -75,6 +76,7 @@ class ModelEntry:
     architecture: str | None = None
     weights: str | None = None
     dtype: str | None = None
+    stored_dtype: str | None = None
     parameters: int | None = None
     weights_bytes: int | None = None
     bytes_per_parameter: float | None = None
@@ -132,13 +134,15 @@ class AuditionCosts:
 class AuditionNotes:
     """What became of an audition's drafts.
 
-    `failures` are of those that broke down, `dropped`, by name, those that lost.
+    `failures` are of those that broke down, `dropped`, by name, those that lost, `untimed` names of
+    those whose rounds were not timed, for they lose whatever these cost.
     """
 
     not_eligible: tuple[IneligibleDraft, ...] = ()
     failures: tuple[Failure, ...] = ()
     dropped: Mapping[str, Dropped] = field(default_factory=dict[str, Dropped])
     costs: AuditionCosts = AuditionCosts()
+    untimed: tuple[str, ...] = ()
 
 
 # Of the target's bandwidth: below it a draft's copies were disturbed by other work

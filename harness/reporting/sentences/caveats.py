@@ -331,6 +331,10 @@ CAVEATS: Mapping[str, Any] = {
     "chat_template_unused": ("the model's chat template was not used: served traffic will differ"),
     "generation_settings": _generation_settings,
     "engine_fallback": _engine_fallback,
+    "other_dtype": (
+        "{role}: the checkpoint is stored in {stored}, which this processor computes far slower"
+        " than {dtype}, so it ran in {dtype}; dtype={stored} keeps it"
+    ),
     "prompts_not_exchangeable": (
         "{draft} looks up earlier answers too, so what it drafts for a prompt depends on those"
         " before it: its intervals, which take prompts as independent, are approximate, and with"
@@ -370,6 +374,12 @@ CAVEATS: Mapping[str, Any] = {
     "priced_from_steps": (
         "this run timed single steps and no rounds, so its predictions leave out what a loop does"
         " besides its forwards (some 5 to 15 % of a round): run it again to time rounds"
+    ),
+    "rounds_not_timed": (
+        "no rounds of {draft} were timed, for it loses whatever they cost: at K={k} a round emits"
+        " {tokens_per_round:.2f} tokens and takes a plain token's time at least, besides draft"
+        " steps of {step:.2f} of it; with half as long steps it has {speedup:.2f}x at most. Its"
+        " other numbers follow from single steps"
     ),
     "rounds_at_other_temperature": (
         "rounds were timed at temperature {timed_at:g}, and price temperature {temperature:g} too"

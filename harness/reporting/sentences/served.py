@@ -557,8 +557,8 @@ def visits_lacking(values: Quoted) -> str:
     if not values["timed"]:
         return f"{which} was timed in no visit next to plain decoding; resume= measures it"
     return (
-        f"{which} was timed in {values['timed']} of {values['asked']} visits: it is compared with plain decoding over"
-        f" these alone, and {consequence}; resume= measures the others"
+        f"{which} was timed in {values['timed']} of {values['asked']} visits: it is compared with"
+        f" plain decoding over these alone, and {consequence}; resume= measures the others"
     )
 
 

@@ -19,7 +19,7 @@ NO_ADVICE = "Not a recommendation (dummy weights): "
 # Reasons that all cells of a run share
 OF_THE_RUN: frozenset[VerdictReason] = frozenset(
     {
-        *("too_few_prompts", "too_few_in_set", "no_complete_prompt"),
+        *("too_few_prompts", "no_complete_prompt"),
         *("greedy_texts_differ", "greedy_texts_unjudged"),
     }
 )
@@ -303,9 +303,6 @@ VERDICT_REASONS: Mapping[str, Callable[[Answer, Quoted], str]] = {
         " interval",
         entry,
         values,
-    ),
-    "too_few_in_set": partial(
-        _not_held_out, "prompt set {prompt_set!r} needs at least {needed} prompts that differ"
     ),
     "no_complete_prompt": lambda _, values: (
         "no prompt is complete in every cell"
