@@ -223,7 +223,7 @@ def test_nested_blocks_share_one_display_on_a_terminal(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(shown.Bar, "left", property(lambda bar: "about 0:00:07 left"))
+    monkeypatch.setattr(shown.Bar, "left", property(lambda _: "about 0:00:07 left"))
     with progress("generating", 4) as tick:
         tick()
         with progress("timing rounds", 12):

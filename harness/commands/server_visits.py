@@ -14,7 +14,7 @@ the rest. Only before anything is measured is an error the end of the run.
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 
@@ -76,6 +76,8 @@ PLAIN = Role(0)
 # Requests of a server without an answer, one after the other, after which it is asked no more; and
 # visits under load
 FAILED_IN_A_ROW, FAILED_VISITS = 3, 2
+# The lowest status of an error that is the server's and not the request's
+SERVER_ERROR = 500
 # How what a server did not answer is noted: tasks that are no trials, by their file, and loads
 NOTES: Mapping[str, Measurement] = {
     "rounds": "server_rounds",
@@ -339,14 +341,15 @@ def _visit(
     """
     folder, work, failures = visits.folder, visits.work, visits.failures
     dead, in_a_row = failures.dead, Counter[Role]()
-    longest = max(work.prompts, key=lambda entry: len(entry.tokens))
+    by_length = sorted(work.prompts, key=lambda entry: len(entry.tokens))
+    typical = by_length[len(by_length) // 2]
     with progress("warming the servers up", len(servers)) as tick:
         for role, server in servers.items():
             failed: UserError | None = None
             with resumable(folder):
                 try:
                     for temperature in work.config.temperature:
-                        _warm_up(server, work.request(longest, temperature, role.k, 0), work)
+                        _warm_up(server, work.request(typical, temperature, role.k, 0), work)
                 except (ServerDiedError, RequestFailedError) as error:
                     failed = error
             if failed is not None:
@@ -364,7 +367,9 @@ def _visit(
                     failures.of_server(task.role, error, [*tasks[number:], *later])
                 except (RequestFailedError, RefusedError) as error:
                     failures.of_task(task, error)
-                    in_a_row[task.role] += 1
+                    # What is refused may be the request's fault, as a prompt that is too long is
+                    refused = isinstance(error, RefusedError) and error.status < SERVER_ERROR
+                    in_a_row[task.role] += not refused
                     if in_a_row[task.role] == FAILED_IN_A_ROW:
                         left = [*tasks[number + 1 :], *later]
                         failures.of_server(task.role, error, left)
@@ -379,12 +384,16 @@ def _visit(
     return PLAIN not in dead
 
 
-def _warm_up(server: Server, longest: Request, work: Workload) -> None:
-    """Send the longest request, so that what a server cannot do shows before anything is stored."""
-    if server.generate(longest.asked).decode_s is None:
+def _warm_up(server: Server, typical: Request, work: Workload) -> None:
+    """Send a request of median length, so that what a server cannot do shows before any is stored.
+
+    A longer one may be too long for it: that is a failure of its own.
+    """
+    if server.generate(typical.asked).decode_s is None:
         # Its prefills are timed by requests for one token, and it may keep those that it has seen
         for entry in work.prompts:
-            server.generate(longest.asked._replace(prompt=entry.tokens, budget=1))
+            with suppress(RefusedError):
+                server.generate(typical.asked._replace(prompt=entry.tokens, budget=1))
 
 
 def _ask(work: Workload, server: Server, task: Task) -> Trial | RoundTiming | None:

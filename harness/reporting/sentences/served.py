@@ -39,6 +39,10 @@ NOT_PREDICTED = {
         "target and draft are not loaded here, so the texts that the server returned were not"
         " replayed"
     ),
+    "no_texts": (
+        "no text of plain decoding was scored, for lack of one whose rounds emitted a token, or of"
+        " an answer"
+    ),
     "no_counting": (
         "this server counts no rounds, or does not say how it accepts drafts; its speedups are"
         " measured times, and whether it drafted K tokens was not checked"
@@ -538,8 +542,8 @@ def visits_lacking(values: Quoted) -> str:
     if not values["timed"]:
         return f"{which} was timed in no visit next to plain decoding; resume= measures it"
     return (
-        f"{which} was timed in {values['timed']} of {values['asked']} visits: it is compared with plain decoding over"
-        f" these alone, and {consequence}; resume= measures the others"
+        f"{which} was timed in {values['timed']} of {values['asked']} visits: it is compared with"
+        f" plain decoding over these alone, and {consequence}; resume= measures the others"
     )
 
 
