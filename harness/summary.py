@@ -1437,6 +1437,7 @@ class ServedK:
 
 NotPredicted = Literal[
     "no_weights",  # no target and draft are loaded here, so returned texts cannot be scored
+    "no_texts",  # they were to be, and no text of plain decoding was scored
     "no_counting",  # how the engine counts rounds is not known
     "no_costs",  # neither synthetic acceptance nor a second prompt set gives its round times
     "servers_failed",  # plain decoding, or every K, has no answer

@@ -447,7 +447,8 @@ def test_the_processor_time_of_decoding_is_read_apart_from_the_prefill(served: S
     done = by_cpu.completion
     assert by_cpu.one_token is done
     assert done.cpu_s is not None
-    assert 0 < by_cpu.decode_s("cpu") == done.decode_cpu_s < done.cpu_s
+    assert 0 < by_cpu.decode_s("cpu") < done.cpu_s
+    assert by_cpu.decode_s("cpu") == done.decode_cpu_s
     assert by_cpu.prefill_s("cpu") == pytest.approx(done.cpu_s - by_cpu.decode_s("cpu"))
     assert by_cpu.trial(server.facts, "cpu").one_token_s is None
 

@@ -377,7 +377,7 @@ def test_a_begin_of_text_id_that_is_put_before_no_text_makes_no_other_tokenizer(
         def get_vocab(self) -> dict[str, int]:
             return {"a": 0}
 
-        def __call__(self, text: str) -> dict[str, list[int]]:
+        def __call__(self, text: str) -> dict[str, list[Any]]:
             return {"input_ids": [self.bos_token_id] * self._adds + [1] * len(text)}
 
     assert tokenizer_difference(Named(151643), Named(None)) is None

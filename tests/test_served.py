@@ -1115,10 +1115,15 @@ def without_traces(run: StoredRun) -> StoredRun:
     return changed
 
 
+def without_weights(run: StoredRun) -> StoredRun:
+    return without_traces(replace(run, config={**run.config, "score": False}))
+
+
 @pytest.mark.parametrize(
     ("change", "why", "sentence"),
     [
-        (without_traces, "no_weights", "not loaded here"),
+        (without_weights, "no_weights", "not loaded here"),
+        (without_traces, "no_texts", "no text of plain decoding was scored"),
         (with_engine(first_position=None), "no_counting", "counts no rounds"),
         (with_engine(rule=None), "no_counting", "counts no rounds"),
     ],

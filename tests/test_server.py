@@ -1,5 +1,6 @@
 """The command server: the embedded pair on llama.cpp for real, and what can go wrong with it."""
 
+import json
 import os
 import re
 import shlex
@@ -34,6 +35,8 @@ from harness.analysis.server_lossless import text_z
 from harness.cli import compose, draft_conf
 from harness.commands import report, server_greedy_texts, server_start, server_visits
 from harness.commands import server as command
+from harness.commands.checks import without_too_long
+from harness.commands.run_lifecycle import load_prompts
 from harness.config import ModelConf, ReportConfig
 from harness.engines.llamacpp import LlamaCpp, LlamaCppServer
 from harness.engines.protocol import Asked, ServerDiedError
@@ -787,6 +790,8 @@ def test_a_server_that_does_not_draft_or_does_not_tell_is_refused_before_there_i
             "api_key_env=BAD_KEY: the key has",
         ),
         (["timeout_factor=0"], "timeout_factor"),
+        (["new_tokens=1"], "new_tokens=1: the first token of engine=llamacpp comes from the pref"),
+        (["new_tokens=1030"], "beyond the 1024 of model=tiny; lower new_tokens or leave the prom"),
     ],
 )
 def test_input_that_cannot_be_used_is_one_line(
@@ -834,6 +839,45 @@ def completing(stand_in: Callable[..., StandIn], clock: Seconds, token_s: float)
 
     models = {"data": [{"id": "tiny"}]}
     return stand_in({"/v1/models": models, "/v1/completions": answer})
+
+
+def test_a_prompt_that_a_server_refuses_is_a_failure_of_its_own(
+    stand_in: Callable[..., StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Seconds(monkeypatch)
+    servers = [completing(stand_in, clock, token_s) for token_s in (8e-3, 2e-3)]
+    urls = f"url=[{','.join(server.url for server in servers)}]"
+    words = ["engine=openai", urls, "k=[4]", "temperature=[0]", "score=false", "repetitions=4"]
+    config = asked(tmp_path, *words)
+    longest = max((prompt.turns[0] for prompt in load_prompts(config)), key=len)
+    for server in servers:
+        answer = server.answers["/v1/completions"]
+        server.answers["/v1/completions"] = lambda body, answer=answer: (
+            400 if longest in body["prompt"] else answer(body)
+        )
+    run = stored(command.run(config))
+    status = {(trial.prompt, trial.status) for trial in run.trials}
+    failed = {prompt for prompt, how in status if how == "failed"}
+    assert len(failed) == 1, "refused in every visit, and the server is asked on"
+    assert {prompt for prompt, how in status if how == "ok"}.isdisjoint(failed)
+    assert len({trial.prompt for trial in run.trials}) > 1
+    assert all("status 400" in (t.error or "") for t in run.trials if t.status == "failed")
+
+
+def test_a_prompt_that_no_model_can_read_is_left_out_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "mine.jsonl"
+    texts = {"short": "A word.", "long": "the cat sat on a mat and " * 200}
+    lines = (json.dumps({"id": name, "prompt": text}) for name, text in texts.items())
+    file.write_text("\n".join(lines))
+    config = asked(tmp_path, "k=[4]", f"prompts.files=[{file}]", "prompts.sets=[]")
+    (left,) = without_too_long(config, load_prompts(config))
+    assert left.id == "short"
+    (record,) = caplog.records
+    line = record.getMessage()
+    assert "1 of 2 prompts left out: prompt mine/long has" in line
+    assert "beyond the 1024 of model=tiny" in line
 
 
 @pytest.mark.parametrize(("engine", "rule"), [("openai", None), ("tensorrt_llm", "greedy_draft")])

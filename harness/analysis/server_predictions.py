@@ -227,7 +227,7 @@ class ServedPredictions(ServedTexts):
         if self.counting is None or self.engine.rule is None:
             return "no_counting"
         if not self._traces:
-            return "no_weights"
+            return "no_texts" if self.setup.run.config.get("score") else "no_weights"
         if not any(map(self.replay_holds, self.temperatures)):
             return "not_lossless"
         known = (
@@ -390,7 +390,7 @@ class ServedPredictions(ServedTexts):
         """The cell's speedup at our own loop's round times."""
         assert row.temperature is not None
         latency = self.own_latency(row.temperature)
-        if latency is None or self.not_predicted in ("no_counting", "no_weights"):
+        if latency is None or self.not_predicted in ("no_counting", "no_weights", "no_texts"):
             return None
         if not self.replay_holds(row.temperature):
             return None

@@ -330,7 +330,11 @@ class ServedRun(ServedPredictions):
 
     def _own_questions(self) -> Iterator[Question]:
         """The same on our own loop, predicted; none of its own run."""
-        if self.engine.name == OWN.name or self.not_predicted in ("no_counting", "no_weights"):
+        if self.engine.name == OWN.name or self.not_predicted in (
+            "no_counting",
+            "no_weights",
+            "no_texts",
+        ):
             return
         for temperature in self.temperatures:
             evidence = self.own_evidence(temperature)

@@ -138,6 +138,30 @@ def _check_models(
     return fit
 
 
+def without_too_long(config: ServerConfig, prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
+    """The prompts that the models can read to the end of an answer; the others are named.
+
+    All of them where none can be, or a tokenizer cannot be read, which is refused afterwards.
+    """
+    from harness.commands.pair import encoded_conversations, too_long
+
+    read = [config.model]
+    if config.score and config.draft.spec.weights == "own" and not config.draft.spec.reads_states:
+        read.append(config.draft)
+    try:
+        models = [made for conf in read if (made := _vocabulary(config, conf)) is not None]
+        encoded = encoded_conversations(models[0].tokenizer, prompts, config) if models else ()
+    except UserError:
+        return tuple(prompts)
+    reasons = {entry.prompt: too_long(entry, config, models) for entry in encoded}
+    fit = tuple(prompt for prompt in prompts if reasons.get(prompt) is None)
+    if not fit or len(fit) == len(prompts):
+        return tuple(prompts)
+    first = next(reason for reason in reasons.values() if reason is not None)
+    _log.warning("%d of %d prompts left out: %s", len(prompts) - len(fit), len(prompts), first)
+    return fit
+
+
 def _check_source(config: Config, draft: ModelConf) -> None:
     from harness.models.load import source_of
 

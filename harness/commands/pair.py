@@ -286,23 +286,32 @@ def check_lengths(
     prompts: Sequence[EncodedPrompt], config: Config, models: Sequence[Vocabulary]
 ) -> None:
     """Refuse generations, and contexts of curves, that are longer than a model can read."""
-    new_tokens, max_k = config.new_tokens, max(config.k)
     for entry in prompts:
-        for model in models:
-            needed, limit = entry.length + new_tokens + max_k, model.context_tokens
-            if limit is not None and needed > limit:
-                turns = ", set prompts.max_turns" if len(entry.prompt.turns) > 1 else ""
-                raise UserError(
-                    f"new_tokens={new_tokens}: prompt {entry.prompt.prompt_set}/{entry.prompt.id} "
-                    f"has {entry.length} tokens, with K={max_k} together {needed}, beyond the "
-                    f"{limit} of {model.shown}; lower new_tokens{turns} or leave the "
-                    "prompt out"
-                )
+        if reason := too_long(entry, config, models):
+            turns = ", set prompts.max_turns" if len(entry.prompt.turns) > 1 else ""
+            raise UserError(
+                f"new_tokens={config.new_tokens}: {reason}; lower new_tokens{turns} or leave the"
+                " prompt out"
+            )
     contexts: Any = getattr(config, "contexts", "auto")  # of a profile's curves
     for context in contexts if contexts != "auto" else ():
         for model in models:
-            if reason := beyond(model, context, max_k):
+            if reason := beyond(model, context, max(config.k)):
                 raise UserError(f"contexts: {reason}; give fewer")
+
+
+def too_long(entry: EncodedPrompt, config: Config, models: Sequence[Vocabulary]) -> str | None:
+    """Why a generation from a prompt is longer than a model can read; None where it is not."""
+    max_k = max(config.k)
+    needed = entry.length + config.new_tokens + max_k
+    for model in models:
+        limit = model.context_tokens
+        if limit is not None and needed > limit:
+            return (
+                f"prompt {entry.prompt.prompt_set}/{entry.prompt.id} has {entry.length} tokens,"
+                f" with K={max_k} together {needed}, beyond the {limit} of {model.shown}"
+            )
+    return None
 
 
 def beyond(model: Vocabulary, context: int, k: int) -> str | None:

@@ -7,7 +7,7 @@ texts in `server_scores`. Where only a tokenizer is here (score=false) there is 
 
 from collections.abc import Sequence
 
-from harness.commands.checks import check_run
+from harness.commands.checks import check_run, without_too_long
 from harness.commands.dry_run import print_server_plan
 from harness.commands.eligible_drafts import mtp_layers
 from harness.commands.other_runs import stored_own_rounds
@@ -55,10 +55,22 @@ def check_mtp(config: ServerConfig, adapter: Adapter) -> None:
         )
 
 
+def check_budget(config: ServerConfig, adapter: Adapter) -> None:
+    """Refuse texts that end where rounds begin."""
+    counting = adapter.spec.counting
+    from_prefill = 1 if counting is None else counting.first_position
+    if config.new_tokens <= from_prefill:
+        raise UserError(
+            f"new_tokens={config.new_tokens}: the first token of engine={config.engine} comes from"
+            " the prefill, so no round would be timed; give more"
+        )
+
+
 def run(config: ServerConfig) -> Outcome:
     """Measure the grid on the engine; status 1 where a server failed or changed a greedy text."""
-    prompts = load_prompts(config)
+    prompts = without_too_long(config, load_prompts(config))
     adapter = adapter_of(config)
+    check_budget(config, adapter)
     # A dry run with gpu= is the plan of another machine
     here = config.url is None and not (config.dry_run and config.gpu is not None)
 

@@ -15,7 +15,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from time import monotonic
@@ -97,6 +97,8 @@ PLAIN = Role(0)
 FAILED_IN_A_ROW, FAILED_VISITS = 3, 2
 # How the answer of a run that was stopped is labelled
 INTERRUPTED = "interrupted"
+# The lowest status of an error that is the server's and not the request's
+SERVER_ERROR = 500
 # How what a server did not answer is noted: tasks that are no trials, by their file, and loads
 NOTES: Mapping[str, Measurement] = {
     "rounds": "server_rounds",
@@ -579,7 +581,9 @@ def _visit(
                     failures.of_server(task.role, error, [*tasks[number:], *later])
                 except (RequestFailedError, RefusedError) as error:
                     failures.of_task(task, error)
-                    in_a_row[task.role] += 1
+                    # What is refused may be the request's fault, as a prompt that is too long is
+                    refused = isinstance(error, RefusedError) and error.status < SERVER_ERROR
+                    in_a_row[task.role] += not refused
                     if in_a_row[task.role] == FAILED_IN_A_ROW:
                         left = [*tasks[number + 1 :], *later]
                         failures.of_server(task.role, error, left)
@@ -603,7 +607,8 @@ def _warm_up(server: Server, work: Workload, temperature: float) -> None:
     if server.generate(asked).decode_s is None:
         # Its prefills are timed by requests for one token, and it may keep those that it has seen
         for entry in work.prompts:
-            server.generate(asked._replace(prompt=entry.tokens, budget=1))
+            with suppress(RefusedError):  # of one that is too long, a failure of its own
+                server.generate(asked._replace(prompt=entry.tokens, budget=1))
 
 
 def _ask(work: Workload, server: Server, task: Task) -> Trial | RoundTiming | None:

@@ -57,6 +57,7 @@ from harness.engines.protocol import (
     Asked,
     Completion,
     EngineFacts,
+    RefusedError,
     RequestFailedError,
     ServedRecord,
     seconds,
@@ -80,6 +81,8 @@ COUNTERS = CounterNames(
 )
 SERVER = "llama.cpp's server, build 11368 or later"
 ABOUT = ("/props", "build_info")
+# The status of a request that is longer than the context
+BAD_REQUEST = 400
 # What the wheel's names of kinds of draft begin with; how long a binary may take to list its own
 ENUM, HELP_S = "COMMON_SPECULATIVE_TYPE_", 60.0
 
@@ -226,7 +229,8 @@ class LlamaCppServer(HttpServer):
             field_of(answer.body, name, where, SERVER)
         record = parse(answer.body)
         if record.truncated:
-            raise UserError(f"{where}: its context is too small for prompt and {budget} tokens")
+            line = f"{where}: its context is too small for prompt and {budget} tokens"
+            raise RefusedError(line, BAD_REQUEST)
         if not record.tokens:
             raise RequestFailedError(f"{where}: an answer without tokens", repeatable=False)
         # Both are missing where nothing was drafted

@@ -39,6 +39,10 @@ NOT_PREDICTED = {
         "target and draft are not loaded here, so the texts that the server returned were not"
         " replayed"
     ),
+    "no_texts": (
+        "no text of plain decoding was scored, for lack of one whose rounds emitted a token, or of"
+        " an answer"
+    ),
     "no_counting": (
         "this server counts no rounds, or does not say how it accepts drafts; its speedups are"
         " measured times, and whether it drafted K tokens was not checked"
