@@ -1279,7 +1279,15 @@ class SnapshotConfig(PairConfig):
     )
 
     def check(self, _: str) -> None:
-        """Texts are shown at temperature 0 only."""
+        """Texts are shown at temperature 0 only; a dtype that is left open is float32.
+
+        Rounding in 16 bits flips near ties between a verify and a step, and in 32 bits bugs are
+        told from ties. A copy in another dtype, which is a draft of its own, keeps that.
+        """
+        self.model, self.draft = (
+            replace(conf, dtype="float32") if conf.dtype == "auto" else conf
+            for conf in (self.model, self.draft)
+        )
         super().check(_)
         if self.show == "tokens" and 0 not in self.temperature:
             raise UserError(

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import torch
 
-from harness.analysis.latency import can_pay, visits_of
+from harness.analysis.latency import can_pay, timed_precisely, visits_of
 from harness.analysis.unstable import unstable_steps
 from harness.commands.drafted import Drafted, EncodedPrompt, Target
 from harness.commands.other_runs import Rates
@@ -221,7 +221,9 @@ def visits_of_draft(
     config: AuditionConfig,
     most: int | None = None,
 ) -> RoundVisits:
-    """The visits of one draft of an audition; half of them where it cannot pay at any acceptance.
+    """The visits of one draft of an audition.
+
+    Half of them where it cannot pay at any acceptance, or their ratios are known precisely.
 
     Args:
         draft: the loaded model, or what makes the drafter of a request; None while there is none,
@@ -246,7 +248,10 @@ def visits_of_draft(
         folder.rounds,
         visits=visits,
         counted=progress,
-        enough=lambda timings: not conf.spec.looks_up and not can_pay(timings, conf.name),
+        enough=lambda timings: (
+            (not conf.spec.looks_up and not can_pay(timings, conf.name))
+            or timed_precisely(timings, conf.name)
+        ),
     )
 
 

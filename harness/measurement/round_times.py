@@ -42,6 +42,9 @@ VISITS_PER_TEXT = 1.5
 # As many again for every further so many texts: about a sixth of a long run's time
 TEXTS_PER_MOST_VISITS = 48
 LEAST_ROUNDS = 16
+# Of a target whose plain token takes so long a timing takes half as many: what disturbs a machine
+# for 50 to 200 ms is a smaller part of it then
+SLOW_TOKEN_S = 0.01
 # Plain tokens of a timing at most
 MOST_TOKENS = 32
 WARMUP_ROUNDS = 2
@@ -87,9 +90,12 @@ class TimedLoop:
         self._random(visit).shuffle(timed)
         return timed
 
-    def least(self, request: Request) -> int:
+    def least(self, request: Request, *, slow: bool = False) -> int:
         """How many rounds a timing takes at least; tokens, of plain decoding."""
-        return LEAST_ROUNDS if request.k else max(LEAST_ROUNDS, min(self.new_tokens, MOST_TOKENS))
+        rounds = LEAST_ROUNDS
+        if not request.k:
+            rounds = max(LEAST_ROUNDS, min(self.new_tokens, MOST_TOKENS))
+        return rounds // 2 if slow else rounds
 
     def generation(self, request: Request, visit: int, number: int, rounds: int) -> Request:
         """The number-th generation of a timing; all that a visit times has the same prompts."""
@@ -267,6 +273,12 @@ class RoundVisits:
     def _settled(self) -> bool:
         return self.complete >= LEAST_VISITS and self._enough(self._lines)
 
+    @property
+    def _slow(self) -> bool:
+        """Whether plain tokens take so long that few of them are enough, as far as is known."""
+        plain = [line.seconds / line.new_tokens for line in self._lines if line.k == 0]
+        return bool(plain) and min(plain) > SLOW_TOKEN_S
+
     def _visit(self, number: int, tick: Callable[[], None]) -> bool:
         """Time everything once, and store it as a whole; whether other work disturbed it."""
         timings: list[RoundTiming] = []
@@ -291,7 +303,7 @@ class RoundVisits:
     def _timed(self, request: Request, visit: int) -> RoundTiming | str:
         """A timing: a generation, and further ones where it ends before it has enough rounds."""
         rounds, new_tokens, seconds, number = 0, 0, 0.0, 0
-        least = self._loop.least(request)
+        least = self._loop.least(request, slow=self._slow)
         contexts: list[int] = []
         while rounds < least:
             entry = self._loop.generation(request, visit, number, least - rounds)

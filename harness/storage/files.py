@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.records import UserError
+from harness.records import UserError, first_line
 
 CHECKSUMS = "checksums.json"
 # No run writes larger ones; a folder from elsewhere must not fill the memory.
@@ -90,7 +90,9 @@ def writing(folder: Path) -> Iterator[None]:
                 f"{folder}: was deleted while it was written; start the run anew"
             ) from error
         name = Path(error.filename).name if isinstance(error.filename, str) else None
-        what = f"{name}: {error.strerror}" if name else error.strerror
+        # A lock that is not given (matplotlib's, of its fonts) has no number of the system's
+        said = error.strerror or first_line(error)
+        what = f"{name}: {said}" if name else said
         raise UserError(
             f"{folder}: cannot be written ({what}); what was stored there before is intact, and "
             f"resume={folder} continues the run once this is fixed"

@@ -15,6 +15,7 @@ CAUTIONS: frozenset[CaveatCode | ComparisonCaveatCode] = frozenset(
         *("plain_tokens_unlike", "scattered_steps", "unstable_timings", "outlier_generations"),
         # Predictions are known to be off on this run, or leave something out
         *("predictions_off", "priced_from_steps", "server_rounds_unlike_replay"),
+        "rounds_not_timed",
         # Texts are not the target's, so that a speed is of something else
         *("greedy_texts_differ", "server_not_lossless", "server_texts_unlike_target"),
         *("structured_output_invalid", "structured_output_unanswered"),
