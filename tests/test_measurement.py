@@ -251,6 +251,17 @@ def test_a_difference_within_rounding_is_a_tie() -> None:
     assert compare_texts(target, PROMPT, plain, [*plain[:3], third], 4).result == "FAIL"
 
 
+def test_a_difference_as_small_as_an_engines_own_tokens_are_off_is_a_tie() -> None:
+    target = TableModel()
+    plain = list(run_trial(request(0, budget=10), target, None).tokens or ())
+    logits = target.logits((*PROMPT, *plain[:3]))
+    other = int(logits.argmin())
+    gap = float(logits.max() - logits[other])
+    for noise, result in ((None, "FAIL"), (gap, "TIE"), (gap / 3, "FAIL")):
+        compared = compare_texts(target, PROMPT, plain, [*plain[:3], other], 4, noise=noise)
+        assert (compared.result, compared.noise) == (result, noise)
+
+
 def test_a_difference_that_no_rounding_makes_excuses_nothing() -> None:
     target = Close(1e-9, stateless=True)
     plain = list(run_trial(request(0, budget=10), target, None).tokens or ())

@@ -75,6 +75,8 @@ UNFILLED = {
     "served.LOADS ms/token of a user": "loads by the server's own clock, or at a rate",
     "served.BRIEF_LATENCIES request p99": "a server, and more requests",
     "served.VARIED": "a server whose K changes",
+    "served.GATES ties": "a server whose texts differ",
+    "served.GATES real differences": "a server whose texts differ",
     "served.STRUCTURED": "a server, and prompts with a JSON schema",
     **{
         f"plan.{name} USD {per}": "a plan for a card with a price"

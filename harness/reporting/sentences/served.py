@@ -365,14 +365,13 @@ def _gates(served: ServedSummary, checks: int) -> Iterator[str]:
             for name in ("tied_texts", "differing_texts")
         )
         noise = max((gate.noise for gate in greedy if gate.noise is not None), default=None)
-        if tied or differing:
-            which = f"{differences(tied, differing, noise)}{which}"
+        apart = differences(tied, differing, noise) if tied or differing else ""
         if differing and not failed:
-            which += ", too few for a K not to be lossless"
+            which = "; no K has more of these than the error rate of that rule explains"
         visits = f" in every visit ({checks} checks)" if checks > texts else ""
         yield (
             f"{equal} of {texts} greedy texts, one for each prompt and K, equal plain"
-            f" decoding's{visits}{which}{_rounds(greedy)}."
+            f" decoding's{visits}{apart}{_rounds(greedy)}{which}."
         )
     sampled = [gate for gate in served.gates if gate.text_z is not None]
     for gates in grouped(sampled, lambda gate: gate.temperature).values():

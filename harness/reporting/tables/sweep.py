@@ -240,8 +240,8 @@ DISTRIBUTIONS: tuple[Column[DistributionTest], ...] = (
 )
 TEXT_NOTES = (
     "PASS: the same tokens as plain decoding. TIE: they first differ where both tokens are as"
-    " likely as the best one, within rounding, or on a server within its engine's noise. FAIL: they"
-    " differ elsewhere, or by more than that.",
+    " likely as the best one, within rounding. FAIL: they differ elsewhere, or by more than"
+    " rounding does.",
     "first difference: the token position; margins: the gap between the two likeliest tokens"
     " there, in logits.",
 )
