@@ -525,7 +525,7 @@ class ServedRun(ServedPredictions):
             values: Values = {"engine": self.engine.name, "served": served, "scored": scored}
             yield Caveat("draft_served_in_other_dtype", values)
         less, config = self.setup.run.manifest.asked_less, self.setup.run.config
-        if less is not None:
+        if less is not None and not less.everything:
             values = {
                 "prompts": less.prompts,
                 "new_tokens": less.new_tokens,

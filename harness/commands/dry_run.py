@@ -176,6 +176,7 @@ def _time_here(config: ServerConfig, prompts: Sequence[Prompt]) -> Rows:
     """About how long the run takes on this machine's processors, and in what memory."""
     from harness.commands.drafted import EncodedPrompt
     from harness.commands.server_plan import (
+        SAFE_SHARE,
         everything,
         expected,
         fitted,
@@ -193,7 +194,7 @@ def _time_here(config: ServerConfig, prompts: Sequence[Prompt]) -> Rows:
     whole = everything(config, entries)
     seconds = expected(whole, config, entries, pace).total_s
     rows: Rows = {"time on this machine": f"about {minutes(seconds)}"}
-    if config.budget_s is not None and seconds > config.budget_s:
+    if config.budget_s is not None and seconds > SAFE_SHARE * config.budget_s:
         asked, fits = fitted(config, entries, pace, config.budget_s)
         rows[f"within budget_s={config.budget_s:g}"] = (
             f"about {minutes(fits.total_s)}; less is asked: {left_out(asked, whole)}"

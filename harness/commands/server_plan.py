@@ -26,8 +26,11 @@ SLOWER = 1.6
 SHORT_TEXT, FEW_PROMPTS = 64, 12
 # Rows and columns of the matrices by which a machine's pace is timed; bytes a second of a disk
 MULTIPLIED, READ_FROM_DISK = 1024, 5e8
-# Of the budget, what the requests that choose a K may take
-CHOOSING_SHARE = 1 / 6
+# Of the budget, what the requests that choose a K may take, and what is planned for of it, for a
+# plan is not exact
+CHOOSING_SHARE, SAFE_SHARE = 1 / 6, 0.8
+# A draft's weights / the target's, before either is read
+DRAFT_SHARE = 0.35
 
 
 @dataclass(frozen=True)
@@ -49,18 +52,21 @@ class Expected:
 
     Attributes:
         choosing: the servers' start, and the requests that price the rounds of a few K.
-        plain: every text decoded once plainly, by which replay compares K.
+        plain: every text decoded once plainly, by which replay compares K; left out of a run that
+            asks for less than everything.
         measuring: the visits.
+        judging: the forwards over what was returned, by the weights that score it.
     """
 
     choosing: float
     plain: float
     measuring: float
+    judging: float
 
     @property
     def total_s(self) -> float:
         """Of all parts."""
-        return self.choosing + self.plain + self.measuring
+        return self.choosing + self.plain + self.measuring + self.judging
 
 
 def machine_pace(config: ServerConfig) -> Pace | None:
@@ -111,6 +117,7 @@ def everything(config: ServerConfig, prompts: Sequence[EncodedPrompt]) -> AskedL
         temperature=tuple(config.temperature),
         k=tuple(config.speculative_ks),
         of_each_set=PROMPTS_OF_EVERY_K,
+        everything=True,
     )
 
 
@@ -119,10 +126,11 @@ def expected(
 ) -> Expected:
     """What the requests of a run take, one at a time."""
     conversations = in_random_order(prompts, config.seed)
-    lengths = [len(entry.tokens) for each in conversations[: asked.prompts] for entry in each.turns]
+    kept = [entry for each in conversations[: asked.prompts] for entry in each.turns]
+    lengths = [len(entry.tokens) for entry in kept]
     few = [
         len(entry.tokens)
-        for each in conversations
+        for each in conversations[: asked.prompts]
         if each.rank < asked.of_each_set
         for entry in each.turns
     ]
@@ -132,10 +140,11 @@ def expected(
         return temperatures * sum(pace.request_s(length, tokens) for length in of)
 
     visits_s = asked.repetitions * plain_s(lengths, whole)
+    judging_s = _judging_s(asked, config, lengths, pace)
     if config.until != "decided":
         both = visits_s + asked.repetitions * plain_s(lengths, shorter_budget(whole))
         starts_s = (1 + SLOWER * len(asked.k)) * pace.start_s
-        return Expected(starts_s, 0.0, (1 + SLOWER * len(asked.k)) * both)
+        return Expected(starts_s, 0.0, (1 + SLOWER * len(asked.k)) * both, judging_s)
     first = len(searched_next(sorted(asked.k), {})) if len(asked.k) > 1 else 1
     started = most_started(len(asked.k), temperatures) if len(asked.k) > 1 else 1
     # Plain decoding is asked next to each K, with two searched first together
@@ -143,7 +152,22 @@ def expected(
     choosing_s = (1 + SLOWER * started) * pace.start_s + asked.repetitions * few_s * (
         1 + started - first + SLOWER * started
     )
-    return Expected(choosing_s, plain_s(lengths, whole), (1 + SLOWER) * visits_s)
+    texts_s = plain_s(lengths, whole) if asked.everything else 0.0
+    return Expected(choosing_s, texts_s, (1 + SLOWER) * visits_s, judging_s)
+
+
+def _judging_s(asked: AskedLess, config: ServerConfig, lengths: Sequence[int], pace: Pace) -> float:
+    """A token costs each model's forward what a prompt's token costs it on the server.
+
+    Of greedy texts the draft reads the plain one; of sampled ones both models read every text.
+    """
+    if not config.score:
+        return 0.0
+    greedy = sum(not value for value in asked.temperature)
+    sampled = len(asked.temperature) - greedy
+    ks = 2 if config.until == "decided" else 1 + len(asked.k)
+    reads = DRAFT_SHARE * greedy + (1.0 + DRAFT_SHARE) * sampled * ks * asked.repetitions
+    return reads * pace.prompt_token_s * sum(length + asked.new_tokens for length in lengths)
 
 
 def fitted(
@@ -151,27 +175,21 @@ def fitted(
 ) -> tuple[AskedLess, Expected]:
     """The most that fits into so many seconds, in the order of the module's docstring; its time."""
     needed: tuple[AskedLess, Expected] | None = None
-    for asked in _ever_less(config, prompts, pace, budget_s):
+    for asked in _ever_less(config, prompts):
         needed = asked, expected(asked, config, prompts, pace)
-        if needed[1].total_s <= budget_s:
+        while needed[1].choosing > CHOOSING_SHARE * budget_s and needed[0].of_each_set > 1:
+            asked = replace(needed[0], of_each_set=needed[0].of_each_set - 1)
+            needed = asked, expected(asked, config, prompts, pace)
+        if needed[1].total_s <= SAFE_SHARE * budget_s:
             break
     assert needed is not None  # everything comes first
     return needed
 
 
-def _ever_less(
-    config: ServerConfig,
-    prompts: Sequence[EncodedPrompt],
-    pace: Pace,
-    budget_s: float,
-) -> Iterator[AskedLess]:
+def _ever_less(config: ServerConfig, prompts: Sequence[EncodedPrompt]) -> Iterator[AskedLess]:
     asked = everything(config, prompts)
-
-    def choosing_fits() -> bool:
-        choosing_s = expected(asked, config, prompts, pace).choosing
-        return choosing_s <= CHOOSING_SHARE * budget_s or asked.of_each_set == 1
-
     yield asked
+    asked = replace(asked, everything=False)
     while asked.repetitions > 1:
         asked = replace(asked, repetitions=ceil(asked.repetitions / 2))
         yield asked
@@ -181,16 +199,12 @@ def _ever_less(
     if len(asked.temperature) > 1:
         asked = replace(asked, temperature=asked.temperature[:1])
         yield asked
-    while not choosing_fits():
-        asked = replace(asked, of_each_set=asked.of_each_set - 1)
-        yield asked
     while asked.prompts > FEW_PROMPTS:
         asked = replace(asked, prompts=max(FEW_PROMPTS, asked.prompts - 4))
         yield asked
     if len(asked.k) > 2:
         ks = sorted(asked.k)
-        asked = replace(asked, k=tuple(sorted(searched_next(ks, {}))))
-        yield asked
+        yield replace(asked, k=tuple(sorted(searched_next(ks, {}))))
 
 
 def left_out(asked: AskedLess, whole: AskedLess) -> str:

@@ -158,6 +158,10 @@ class Budget:
         self.seconds, self.pace = seconds, Pace(0.0, 0.0, 0.0)
         self._begun, self._said = monotonic(), False
 
+    def reserve(self, seconds: float) -> None:
+        """Keep so many for what follows the requests."""
+        self._until -= seconds
+
     @property
     def left_s(self) -> float:
         """Of the budget; infinite without one."""
@@ -189,9 +193,11 @@ def _planned(folder: RunFolder, work: Workload, adapter: Adapter, budget: Budget
         budget.pace = _pace(folder, work, adapter)
     whole = everything(work.config, work.prompts)
     asked, needs = fitted(work.config, work.prompts, budget.pace, budget.left_s)
+    budget.reserve(needs.judging)
     if asked != whole:
         folder.note(asked_less=asked)
         work = work.asking(asked)
+    if not asked.everything:
         longer = expected(whole, work.config, work.prompts, budget.pace)
         say(
             f"everything would take about {minutes(longer.total_s)}, and budget_s="
@@ -395,7 +401,8 @@ def _choose(visits: _Visits) -> ServedKs | None:
             if some == temperatures[:1] and not started:
                 visits.answer("first answer")
         # Every text by replay, where there is time for more than it takes to measure them
-        texts = not started and folder.manifest.asked_less is None
+        less = folder.manifest.asked_less
+        texts = not started and (less is None or less.everything)
         if texts and not _measure_visits(visits, plain_tasks(work)):
             return None
         started += more

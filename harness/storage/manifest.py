@@ -290,6 +290,7 @@ class AskedLess:
     temperature: tuple[float, ...]
     k: tuple[int, ...]
     of_each_set: int  # prompts of each set by which the K to measure is chosen
+    everything: bool = False  # whether that alone is less than it was configured to be
 
     def applied(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """A configuration with what is asked for instead."""
