@@ -1284,10 +1284,10 @@ class SnapshotConfig(PairConfig):
         Rounding in 16 bits flips near ties between a verify and a step, and in 32 bits bugs are
         told from ties. A copy in another dtype, which is a draft of its own, keeps that.
         """
-        self.model, self.draft = (
-            replace(conf, dtype="float32") if conf.dtype == "auto" else conf
-            for conf in (self.model, self.draft)
-        )
+        if self.model.dtype == "auto":
+            self.model = replace(self.model, dtype="float32")
+        if self.draft.dtype == "auto":
+            self.draft = replace(self.draft, dtype="float32")
         super().check(_)
         if self.show == "tokens" and 0 not in self.temperature:
             raise UserError(

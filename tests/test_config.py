@@ -130,6 +130,7 @@ def test_experiments_keep_the_pair_that_was_asked_for(name: str) -> None:
         ("sweep", ["model=qwen3_30b_a3b", *PAIR[1:]], "model.architecture.experts_per_token", 8),
         ("snapshot", PAIR, "model.dtype", "float32"),
         ("snapshot", [*PAIR, "model.dtype=bfloat16"], "model.dtype", "bfloat16"),
+        ("snapshot", ["model=tiny", "draft=bf16"], "draft.dtype", "bfloat16"),
         ("sweep", ["model=hf", "model.id=Qwen/Qwen3-4B"], "model.name", "Qwen3-4B"),
         ("sweep", ["model=Qwen/Qwen3-4B"], "model.id", "Qwen/Qwen3-4B"),
         ("sweep", ["model=Qwen/Qwen3-4B", "model.name=q"], "model.name", "q"),

@@ -17,7 +17,7 @@ from harness.measurement import environment
 from harness.measurement.clock import Clock
 from harness.measurement.generations import Request, run_trial
 from harness.measurement.lossless import chi_square, compare_texts, distribution_tests
-from harness.measurement.step_times import TimedModel, time_forwards
+from harness.measurement.step_times import LEAST_REPETITIONS, TimedModel, time_forwards
 from harness.models.lean.model import LeanModel
 from harness.records import RULES, MachineLoad, Rule, StepTiming, UserError
 
@@ -113,6 +113,26 @@ def test_every_step_verify_and_prefill_is_timed_as_often_as_asked() -> None:
     assert times.draft_s * 1e3 == pytest.approx(rows["draft", "step", 1].median_ms)
     assert times.verify_s[4] * 1e3 == pytest.approx(rows["target", "verify", 5].median_ms)
     assert all(row.p10_ms <= row.median_ms <= row.p90_ms for row in rows.values())
+
+
+def test_steps_of_slow_models_are_timed_for_some_seconds_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a clock that goes on by 30 s whenever it is read."""
+    now = iter(range(0, 30000, 30))
+    monkeypatch.setattr("harness.measurement.step_times.perf_counter", lambda: float(next(now)))
+    models = [TimedModel("target", "big", TableModel()), TimedModel("draft", "small", TableModel())]
+    doubted: list[int] = []
+
+    def doubtful(timings: Any) -> bool:
+        doubted.append(len(timings))
+        return True
+
+    timings = time_forwards(models, 2, context=[1, 2], prefills=[2], doubtful=doubtful)
+    steps = {len(t.samples_s) for t in timings if t.kind != "prefill"}
+    assert steps == {LEAST_REPETITIONS}
+    assert {len(t.samples_s) for t in timings if t.kind == "prefill"} == {1}
+    assert not doubted, "nor are they timed again"
 
 
 def test_a_clock_that_stands_still_in_most_steps_gives_their_mean() -> None:

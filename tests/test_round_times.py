@@ -106,6 +106,19 @@ class Stored:
         return [(line.k, line.temperature) for line in self.lines if line.visit == visit]
 
 
+def test_a_timing_of_a_slow_target_takes_half_as_many_rounds() -> None:
+    quick, slow = (
+        RoundTiming(0, "target", "draft", 0, 0.0, 8, 1, 20, 20, 20 * seconds)
+        for seconds in (0.005, 0.02)
+    )
+    for line, least in ((quick, LEAST_ROUNDS), (slow, LEAST_ROUNDS // 2)):
+        stored = Stored(line)
+        stored.visits(loop()).up_to(0.1)
+        rounds = [each.rounds for each in stored.lines[1:] if each.k == 4]
+        assert min(rounds) >= least
+        assert (max(rounds) < LEAST_ROUNDS) == (least < LEAST_ROUNDS)
+
+
 def test_a_visit_times_plain_decoding_and_every_k_over_16_rounds_in_varying_order() -> None:
     stored = Stored()
     stored.visits(loop()).up_to(1.0)

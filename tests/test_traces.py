@@ -105,6 +105,19 @@ def test_batched_texts_are_plain_decodings(
     assert [text.tokens for text in texts] == [text.tokens for text in other]
 
 
+def test_progress_is_by_token_and_ends_at_the_budgets(
+    target: CachedModel, requests: list[Request]
+) -> None:
+    """A batch of texts takes minutes on a processor; what a text leaves of its budget counts."""
+    uninterrupted = generate_texts(target, requests[:4], name="model=tiny")
+    eos = frozenset({uninterrupted[0].tokens[5]})
+    asked = [replace(request, eos=eos) for request in requests[:4]]
+    counts: list[int] = []
+    generate_texts(target, asked, name="model=tiny", batch=2, tick=counts.append)
+    assert sum(counts) == 4 * BUDGET
+    assert len(counts) >= BUDGET
+
+
 def test_an_end_token_ends_a_row_and_the_others_go_on(
     target: CachedModel, requests: list[Request]
 ) -> None:

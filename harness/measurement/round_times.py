@@ -8,8 +8,8 @@ it predicts from come from the same minutes.
 Each timing is one generation of the loop that the run measures (`harness.measurement.generations`):
 the same acceptance, caches, sampling, ends and clock. Only its prompt is made for it, one of the
 set's behind pieces of others, so that acceptance is typical but the text is no measured cell's. It
-takes at least 16 rounds, of as many texts as that needs, around the context of the run's own
-generations.
+takes at least 16 rounds, 8 of a slow target, of as many texts as that needs, around the context of
+the run's own generations.
 
 Other work on the machine slows plain decoding and rounds differently: a visit says how much of the
 machine it took meanwhile, and may be made again.
