@@ -920,7 +920,7 @@ def test_a_card_too_full_for_a_pair_is_one_line_before_any_server_is_started(
     with pytest.raises(
         UserError, match=rf"engine={engine} at k=2: .* needed.* GB of 24 GB"
     ) as line:
-        measure(create(config, "server"), work, adapter_of(config), lambda: None)
+        measure(create(config, "server"), work, adapter_of(config))
     assert "\n" not in str(line.value)
     # Others may fill it once a run has begun: then it costs the servers that have no room any more
     left: list[Role] = []

@@ -34,6 +34,7 @@ from harness.measurement.clock import Clock
 from harness.measurement.environment import fewest_threads
 from harness.measurement.generations import drafter_of
 from harness.measurement.server_request import ReturnedText, check_drafts, unlikely_share
+from harness.models.device import resolve_device
 from harness.models.load import load_vocabulary, memory_need
 from harness.records import (
     GREEDY,
@@ -46,7 +47,7 @@ from harness.records import (
     in_one_line,
 )
 from harness.serving.drafts import DRAFTS
-from harness.serving.engines import OWN, spec_of
+from harness.serving.engines import ENGINES, OWN, spec_of
 from harness.storage import RunFolder
 from harness.storage.resume import check_engine
 
@@ -239,7 +240,17 @@ def _to_serve(
         slots=slots,
         threads=folder.manifest.server_threads,
         pair=opened,
+        scored_in=_scored_in(work),
     )
+
+
+def _scored_in(work: Workload) -> str | None:
+    """The dtype that the target is loaded in to score texts; None where that is not known."""
+    config = work.config
+    if not config.score or not ENGINES[config.engine].one_dtype or config.model.dtype != "auto":
+        return None
+    need = memory_need(config.model, resolve_device(config.device.name))
+    return None if need is None else str(need.dtype).removeprefix("torch.")
 
 
 def settle_threads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
@@ -307,7 +318,13 @@ def side_by_side(roles: Sequence[Role], work: Workload, adapter: Adapter) -> Ite
 def all_stay(work: Workload, adapter: Adapter) -> bool:
     """Whether plain decoding fits side by side with every server that is started to choose a K."""
     most = most_started(len(work.ks) - 1, len(work.config.temperature))
-    return not adapter.spec.alone and _at_a_time(work, adapter) > most
+    return stay(work, adapter) and _at_a_time(work, adapter) > most
+
+
+def stay(work: Workload, adapter: Adapter) -> bool:
+    """Whether servers stay while texts are scored: not on a card, where that takes their memory."""
+    started_on_card = torch.cuda.is_available() and work.config.url is None
+    return not (adapter.spec.alone or (started_on_card and work.pair is None))
 
 
 def _at_a_time(work: Workload, adapter: Adapter) -> int:

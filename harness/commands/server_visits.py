@@ -62,6 +62,7 @@ from harness.commands.server_start import (
     settle_threads,
     side_by_side,
     started,
+    stay,
 )
 from harness.commands.server_structured import measure_structured
 from harness.engines.adapters import Adapter
@@ -190,6 +191,7 @@ def _planned(folder: RunFolder, work: Workload, adapter: Adapter, budget: Budget
     if budget.seconds is None or any(trial.status == "ok" for trial in folder.trials.read()):
         return work
     with resumable(folder):
+        check_card(folder, work, adapter, [Role(k) for k in work.ks])
         budget.pace = _pace(folder, work, adapter)
     whole = everything(work.config, work.prompts)
     asked, needs = fitted(work.config, work.prompts, budget.pace, budget.left_s)
@@ -460,7 +462,7 @@ def _measure_every_k(visits: _Visits) -> bool:
     work, adapter = visits.work, visits.adapter
     tasks = [*tasks_of(work, synthetic=is_synthetic(work.config, adapter))]
     roles = {task.role for task in tasks}
-    if len([*side_by_side(sorted(roles), work, adapter)]) > 1:
+    if not stay(work, adapter) or len([*side_by_side(sorted(roles), work, adapter)]) > 1:
         return _measure_visits(visits, tasks)
     by_visit = [*grouped(tasks, lambda task: task.visit).values()]
     blocks = [*grouped(by_visit[0], lambda task: task.request.key).values()]

@@ -56,6 +56,8 @@ class ToServe:
         threads: of each server; None leaves them to the engine.
         memory: of the card that the next server starts on; None where there is none.
         varying: how the K of the next server changes while it serves.
+        scored_in: the dtype that the target will be loaded in to score texts, where that is not
+            asked for; None where it will not be.
     """
 
     config: ServerConfig
@@ -66,6 +68,7 @@ class ToServe:
     pair: OpenedPair | None
     memory: CardMemory | None = None
     varying: Varying = ""
+    scored_in: str | None = None
 
     @property
     def rule(self) -> Rule:
@@ -89,13 +92,7 @@ class ToServe:
         if self.pair is not None:
             return str(self.pair.target.network.dtype).removeprefix("torch.")
         asked = self.config.model.dtype
-        if asked != "auto" or not self.config.score:
-            return None if asked == "auto" else asked
-        from harness.models.device import resolve_device
-        from harness.models.load import memory_need
-
-        need = memory_need(self.config.model, resolve_device(self.config.device.name))
-        return None if need is None else str(need.dtype).removeprefix("torch.")
+        return self.scored_in if asked == "auto" else asked
 
     @property
     def logs(self) -> Path:
