@@ -289,7 +289,8 @@ def test_more_visits_are_needed_until_every_ratio_is_known_precisely() -> None:
         ({2: 2.0, 4: 9.0}, True),  # 3 tokens in the time of 2
         ({2: 3.1, 4: 5.2}, True),  # just below 1: it may be the machine
         ({2: 3.9, 4: 6.4}, False),
-        ({2: 9.0, 4: 6.0}, True),
+        ({2: 3.3, 4: 5.5}, False),  # 0.91, by more than four standard errors
+        ({2: 9.0, 4: 5.2}, True),
     ],
 )
 def test_a_draft_can_pay_where_its_best_round_is_shorter_than_its_tokens(
