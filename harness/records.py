@@ -418,7 +418,7 @@ class RoundTiming:
     temperature: float  # of target and draft
     context_tokens: int  # of the prompt
     batch: int  # sequences side by side
-    rounds: int  # how many, at least 8 of our own loop; the tokens where k is 0
+    rounds: int  # how many, at least 4 of our own loop; the tokens where k is 0
     new_tokens: int  # emitted by them
     seconds: float  # from the end of every prefill to the last round's end
     # Tokens proposed; None where every round proposes k. A request of a server that drafts fewer

@@ -47,6 +47,8 @@ LEAST_UNDISTURBED = 6
 PRECISE = 0.015
 # A ceiling of the speedup that is as low as this is below 1 whatever the machine does meanwhile
 CEILING_THAT_LOSES = 0.8
+# Or one that is below 1 by so many standard errors, of six visits' scatter or more
+SURELY = 4.0
 # Of a draft step's time as it is timed alone, what every draft step of a round takes at least.
 # Steps timed alone came out up to a tenth too slow or too fast (docs/LOG.md); this is far below.
 SURE_OF_A_STEP = 0.5
@@ -439,13 +441,15 @@ def can_pay(timings: Sequence[RoundTiming], draft: str) -> bool:
     """Whether a model draft could gain at some timed K if every token of it were accepted.
 
     Between two timed K the ceiling (K + 1) R(0) / R(K) lies between theirs. True where it is not
-    known; a ceiling near 1 counts as one that could be above it.
+    known; a ceiling that its error may put above 1 counts as one that is.
     """
-    return any(
-        visits is None
-        or ((np.array(visits.ks) + 1) / visits.mean_ratios).max() > CEILING_THAT_LOSES
-        for visits in _at_each_temperature(timings, draft)
-    )
+
+    def may(visits: Visits) -> bool:
+        ceilings = (np.array(visits.ks) + 1) / visits.mean_ratios
+        highest = ceilings * np.exp(SURELY * np.maximum(visits.errors, PRECISE))
+        return bool(((ceilings > CEILING_THAT_LOSES) & (highest >= 1.0)).any())
+
+    return any(visits is None or may(visits) for visits in _at_each_temperature(timings, draft))
 
 
 def timed_precisely(timings: Sequence[RoundTiming], draft: str) -> bool:

@@ -8,8 +8,8 @@ it predicts from come from the same minutes.
 Each timing is one generation of the loop that the run measures (`harness.measurement.generations`):
 the same acceptance, caches, sampling, ends and clock. Only its prompt is made for it, one of the
 set's behind pieces of others, so that acceptance is typical but the text is no measured cell's. It
-takes at least 16 rounds, 8 of a slow target, of as many texts as that needs, around the context of
-the run's own generations.
+takes at least 16 rounds, fewer where these take long, of as many texts as that needs, around the
+context of the run's own generations.
 
 Other work on the machine slows plain decoding and rounds differently: a visit says how much of the
 machine it took meanwhile, and may be made again.
@@ -42,9 +42,9 @@ VISITS_PER_TEXT = 1.5
 # As many again for every further so many texts: about a sixth of a long run's time
 TEXTS_PER_MOST_VISITS = 48
 LEAST_ROUNDS = 16
-# Of a target whose plain token takes so long a timing takes half as many: what disturbs a machine
-# for 50 to 200 ms is a smaller part of it then
-SLOW_TOKEN_S = 0.01
+# A timing that lasts so long needs no more rounds than a slice: what disturbs a machine for 50 to
+# 200 ms is a small part of it, and of a slow pair all else would take minutes
+TIMING_S, LEAST_SLICE = 0.5, 4
 # Plain tokens of a timing at most
 MOST_TOKENS = 32
 WARMUP_ROUNDS = 2
@@ -90,12 +90,17 @@ class TimedLoop:
         self._random(visit).shuffle(timed)
         return timed
 
-    def least(self, request: Request, *, slow: bool = False) -> int:
-        """How many rounds a timing takes at least; tokens, of plain decoding."""
+    def least(self, request: Request, round_s: float = 0.0) -> int:
+        """How many rounds a timing takes at least; tokens, of plain decoding.
+
+        `round_s` is about what one takes, where that is known.
+        """
         rounds = LEAST_ROUNDS
         if not request.k:
             rounds = max(LEAST_ROUNDS, min(self.new_tokens, MOST_TOKENS))
-        return rounds // 2 if slow else rounds
+        if round_s * rounds <= TIMING_S:
+            return rounds
+        return max(LEAST_SLICE, math.ceil(TIMING_S / round_s))
 
     def generation(self, request: Request, visit: int, number: int, rounds: int) -> Request:
         """The number-th generation of a timing; all that a visit times has the same prompts."""
@@ -273,11 +278,10 @@ class RoundVisits:
     def _settled(self) -> bool:
         return self.complete >= LEAST_VISITS and self._enough(self._lines)
 
-    @property
-    def _slow(self) -> bool:
-        """Whether plain tokens take so long that few of them are enough, as far as is known."""
-        plain = [line.seconds / line.new_tokens for line in self._lines if line.k == 0]
-        return bool(plain) and min(plain) > SLOW_TOKEN_S
+    def _round_s(self, request: Request) -> float:
+        """About what a round of the same K took in the quickest visit so far; 0.0 in the first."""
+        lines = (line for line in self._lines if line.k == request.k)
+        return min((line.seconds / line.rounds for line in lines), default=0.0)
 
     def _visit(self, number: int, tick: Callable[[], None]) -> bool:
         """Time everything once, and store it as a whole; whether other work disturbed it."""
@@ -303,7 +307,7 @@ class RoundVisits:
     def _timed(self, request: Request, visit: int) -> RoundTiming | str:
         """A timing: a generation, and further ones where it ends before it has enough rounds."""
         rounds, new_tokens, seconds, number = 0, 0, 0.0, 0
-        least = self._loop.least(request, slow=self._slow)
+        least = self._loop.least(request, self._round_s(request))
         contexts: list[int] = []
         while rounds < least:
             entry = self._loop.generation(request, visit, number, least - rounds)
