@@ -398,20 +398,26 @@ def _choose(visits: _Visits) -> ServedKs | None:
         for some in [temperatures[:1], temperatures[1:]] if not started else [temperatures]:
             if some and not _measure_visits(visits, probe_tasks(work, more, some)):
                 return None
-            if failures.dead:
+            if failures.dead and _asks_everything(folder):
                 return ServedKs((*started, *more), why_all="server_failed")
             if some == temperatures[:1] and not started:
                 visits.answer("first answer")
         # Every text by replay, where there is time for more than it takes to measure them
-        less = folder.manifest.asked_less
-        texts = not started and (less is None or less.everything)
+        texts = not started and _asks_everything(folder)
         if texts and not _measure_visits(visits, plain_tasks(work)):
             return None
-        started += more
+        started += tuple(k for k in more if Role(k) not in failures.dead)
+        ks = [k for k in ks if Role(k) not in failures.dead]
         score(folder, work)
         more = ()
     chosen = best_started(load(folder.path), started)
     return ServedKs(started, chosen, None if chosen else "no_costs")
+
+
+def _asks_everything(folder: RunFolder) -> bool:
+    """Whether a run has time for all that it was configured to ask."""
+    less = folder.manifest.asked_less
+    return less is None or less.everything
 
 
 def _measure_looks(visits: _Visits, chosen: ServedKs) -> bool:
