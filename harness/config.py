@@ -186,7 +186,7 @@ class ModelConf:
     revision: str | None = key(None, "commit, tag or branch of the hub repository")
     dtype: str = key(
         "auto",
-        "float32, bfloat16, float16; auto: the checkpoint's; on a CPU that is slow in it float32",
+        "float32, bfloat16, float16; auto: as stored, unless slow here",
         choices=DTYPES,
     )
     weights: str = key(
@@ -938,7 +938,7 @@ class ServerConfig(PairConfig):
     until: str | None = _until("decided: the best K, of four or more; all: every K, as under load")
     budget_s: float | None = key(
         1800.0,
-        "seconds that it may take: of what would take longer, less is asked; null: any",
+        "seconds that it may take, for which less is asked; null: any",
         above=0,
     )
     repetitions: int = _repetitions(5, "visits: each asks every server for every prompt")

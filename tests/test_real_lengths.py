@@ -21,9 +21,23 @@ MOST_S = 90.0
 MOST_TRACE_BYTES_PER_TOKEN, MOST_PAGE_BYTES = 40, 1e6
 
 
+# The process's own peak: ru_maxrss counts that of the process which starts it, too
+MEASURED = """
+import atexit, pathlib, re, runpy, sys
+
+def note():
+    status = pathlib.Path("/proc/self/status").read_text()
+    pathlib.Path("peak").write_text(re.search(r"VmHWM:\\s+(\\d+)", status)[1])
+
+atexit.register(note)
+runpy.run_module("harness.audition", run_name="__main__", alter_sys=True)
+"""
+
+
 class Audition(NamedTuple):
     run: StoredRun
     usage: Any  # of the process
+    peak_kb: int
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +56,7 @@ def audition(tmp_path_factory: pytest.TempPathFactory) -> Audition:
     ]
     with (folder / "output").open("w+") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "harness.audition", *words],
+            [sys.executable, "-c", MEASURED, *words],
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -53,7 +67,7 @@ def audition(tmp_path_factory: pytest.TempPathFactory) -> Audition:
         output.seek(0)
         assert process.returncode == 0, output.read()
     (stored,) = (folder / "results").iterdir()
-    return Audition(load(stored), usage)
+    return Audition(load(stored), usage, int((folder / "peak").read_text()))
 
 
 def test_texts_have_real_lengths_and_ids_from_the_whole_vocabulary(audition: Audition) -> None:
@@ -71,7 +85,7 @@ def test_the_target_s_chat_template_is_used(audition: Audition) -> None:
 
 
 def test_scoring_keeps_few_positions_of_a_large_vocabulary_in_memory(audition: Audition) -> None:
-    assert 1024 * audition.usage.ru_maxrss < MOST_MEMORY_BYTES
+    assert 1024 * audition.peak_kb < MOST_MEMORY_BYTES
 
 
 def test_an_audition_of_long_texts_takes_bounded_processor_time(audition: Audition) -> None:

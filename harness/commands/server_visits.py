@@ -408,6 +408,8 @@ def _choose(visits: _Visits) -> ServedKs | None:
             return None
         started += tuple(k for k in more if Role(k) not in failures.dead)
         ks = [k for k in ks if Role(k) not in failures.dead]
+        if not started:
+            return ServedKs((), why_all="server_failed")
         score(folder, work)
         more = ()
     chosen = best_started(load(folder.path), started)

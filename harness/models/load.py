@@ -8,7 +8,6 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -188,7 +187,7 @@ def load(
     options = _options(conf, device)
     with quiet_transformers(), explained(conf), without_warm_up():
         check_has_tokenizer(conf, source)
-        tokenizer = _tokenizer(source, **_hub(conf), local_files_only=False)
+        tokenizer = AutoTokenizer.from_pretrained(source, **_hub(conf))
         config: Any = AutoConfig.from_pretrained(source, **_hub(conf))
         stored, dtype = getattr(config, "dtype", None), _resolved_dtype(conf, device, config)
         options["dtype"] = dtype or "auto"
@@ -232,7 +231,7 @@ def load_vocabulary(conf: ModelConf, *, fetch: bool = True) -> Vocabulary:
             check_source(conf, source)
         config: Any = AutoConfig.from_pretrained(source, **options)
         check_has_tokenizer(conf, source)
-        tokenizer = _tokenizer(source, **options)
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
         try:
             generation = GenerationConfig.from_pretrained(
                 source, revision=conf.revision or "main", local_files_only=not fetch
@@ -241,17 +240,6 @@ def load_vocabulary(conf: ModelConf, *, fetch: bool = True) -> Vocabulary:
             generation = GenerationConfig.from_model_config(config)
         eos = _eos(generation, tokenizer)
     return Vocabulary(conf.keys, conf.name, tokenizer, eos, context_tokens(config))
-
-
-def _tokenizer(source: str, **options: Any) -> Any:
-    """A tokenizer, read once: of 150,000 tokens it takes seconds, and a run asks several times."""
-    files = sorted(Path(source).glob("*.json")) if Path(source).is_dir() else []
-    return _read_tokenizer(source, tuple(f.stat().st_mtime_ns for f in files), **options)
-
-
-@lru_cache(maxsize=4)
-def _read_tokenizer(source: str, _: tuple[int, ...], **options: Any) -> Any:
-    return AutoTokenizer.from_pretrained(source, **options)
 
 
 def open_pair(
