@@ -289,7 +289,7 @@ class ServedRun(ServedPredictions):
                 self.engine.rule,
                 "measured",
                 self.engine.name,
-                visits={k: visits for k, visits in lacking.items() if visits is not None},
+                visits={k: visits for k, visits in lacking.items() if visits and visits.timed},
             )
 
     def _measured_evidence(self, temperature: float) -> Evidence:
