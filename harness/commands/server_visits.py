@@ -222,8 +222,8 @@ def _first_of(needs: Expected, until: str | None) -> str:
 
 
 def _pace(folder: RunFolder, work: Workload, adapter: Adapter) -> Pace:
-    """What the plain server takes, by one request of median length for a few tokens."""
-    begun = monotonic()
+    """The plain server's pace, by two requests of median length: for one token, and for a few."""
+    begun, few = monotonic(), max(1, min(WARM_TOKENS, work.config.new_tokens - 1))
     with (
         progress("timing the plain server"),
         started(folder, work, adapter, [PLAIN], slots=1) as servers,
@@ -232,11 +232,10 @@ def _pace(folder: RunFolder, work: Workload, adapter: Adapter) -> Pace:
         entry = _median(work)
         asked = work.request(entry, work.config.temperature[0], 0, 0).asked
         one_s, many_s = (
-            server.generate(asked._replace(budget=budget)).request_s
-            for budget in (1, 1 + min(WARM_TOKENS, work.config.new_tokens))
+            server.generate(asked._replace(budget=budget)).request_s for budget in (1, 1 + few)
         )
-    token_s = max(0.0, many_s - one_s) / WARM_TOKENS
-    return Pace(start_s, max(0.0, many_s - WARM_TOKENS * token_s) / len(entry.tokens), token_s)
+    token_s = max(0.0, many_s - one_s) / few
+    return Pace(start_s, max(0.0, many_s - few * token_s) / len(entry.tokens), token_s)
 
 
 def _median(work: Workload) -> EncodedPrompt:
