@@ -65,7 +65,7 @@ CaveatCode = Literal[
     "dummy_weights",
     "synthetic_acceptance",
     "embedded_models",
-    "prompts_left_out",  # used, available, sets ("mine 8 of 30, other 8 of 12"): of own prompts
+    "prompts_left_out",  # used, available, sets ("mine 8 of 30, other 8 of 12"), limited: of own
     # requests, sampled, unusable, mean_bytes, sampled_bytes: of a log; strata: of its sample
     "sampled_log",
     # draft, k: the largest that was asked for; temperature, ks: to try next ("10,15,20"), command:

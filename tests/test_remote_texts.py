@@ -220,7 +220,7 @@ def test_a_server_that_dies_is_asked_by_a_resumed_run_for_what_is_missing(
         return complete(body) if left[0] >= 0 else None
 
     server = stand_in({**answers, "/v1/completions": dying})
-    quick = "timeout_factor=0.01"
+    quick = "timeout_factor=0.002"
     asked = [f"texts_from={server.url}", *LATENCIES, "drafts=[ngram]", quick]
     with pytest.raises(UserError, match="not reachable") as died:
         run(tmp_path, *asked)

@@ -542,7 +542,7 @@ def test_without_the_server_that_decodes_plainly_the_visits_end_and_can_be_resum
     assert outcome.status == 1
     (line,) = [each for each in caplog.messages if "did not answer" in each]
     assert f"resume={run.folder}" in line
-    assert "K=0: 1 times" in line
+    assert "K=0: 1 time," in line
     assert "\n" not in line
     ok = [trial for trial in run.trials if trial.status == "ok"]
     assert {trial.k for trial in ok} == {0, 1}

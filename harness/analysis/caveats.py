@@ -137,7 +137,8 @@ def _of_the_prompts(setup: Setup) -> Iterator[Caveat]:
     used, available = (sum(count[at] for count in counts.values()) for at in (0, 1))
     if used < available and (conf.get("files") or conf.get("hub")):
         sets = ", ".join(f"{name} {used} of {there}" for name, (used, there) in counts.items())
-        yield Caveat("prompts_left_out", {"used": used, "available": available, "sets": sets})
+        values = {"used": used, "available": available, "sets": sets}
+        yield Caveat("prompts_left_out", {**values, "limited": conf.get("limit") is not None})
     log = setup.run.manifest.prompts_log
     if log is not None:
         values = {**asdict(log), "strata": len(setup.run.manifest.prompts_available)}

@@ -36,6 +36,7 @@ from harness.commands.run_lifecycle import (
     resumed,
     running,
 )
+from harness.commands.run_time import said_beforehand
 from harness.config import AuditionConfig, ModelConf, check_replayed, like_target
 from harness.measurement.environment import describe_host
 from harness.records import Failure, Prompt, TextTrace, UserError
@@ -141,12 +142,13 @@ def _measured(
     described = target.describe()
     check_target_of(times.engine, config.model, described.models["target"])
     folder = begin(config, AUDITION, folder, described)
+    said = said_beforehand(config, drafts, prompts)
     with measuring(folder, target.target_model.device):
         if texts is not None:
             texts.copy_to(folder)
         times.copy_to(folder)
         target = with_turns(folder, target, config)
-        score_drafts(folder, target, drafts, config)
+        score_drafts(folder, target, drafts, config, said)
     return folder
 
 

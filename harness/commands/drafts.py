@@ -33,6 +33,7 @@ from harness.commands.other_runs import check_draft_of
 from harness.commands.pair import check_clock, load_draft, opening, reserve, with_head
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import resumable
+from harness.commands.run_time import RunTime, say_again
 from harness.commands.timing import timed_steps, visits_of_draft
 from harness.config import AuditionConfig, ModelConf, check_ks
 from harness.measurement import step_times
@@ -72,9 +73,16 @@ class DraftResult:
 
 
 def score_drafts(
-    folder: RunFolder, target: Target, drafts: Sequence[ModelConf], config: AuditionConfig
+    folder: RunFolder,
+    target: Target,
+    drafts: Sequence[ModelConf],
+    config: AuditionConfig,
+    expected: RunTime | None,
 ) -> None:
     """Generate the texts, then score and time every draft; one that fails stops no other.
+
+    Args:
+        expected: what the run was said to take, which is corrected by what the texts took.
 
     Raises:
         UserError: no draft is left.
@@ -83,6 +91,7 @@ def score_drafts(
     begin = time.perf_counter()
     texts = completions(folder, target, config)
     generation_s = time.perf_counter() - begin
+    say_again(expected, generation_s)
     if watch.left_s <= 0.0:
         with resumable(folder):
             raise UserError(

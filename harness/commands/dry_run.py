@@ -17,6 +17,7 @@ from harness.analysis.looks import most_started, searched_next
 from harness.commands.checks import GRAPHS_KEEP_NO_STATES
 from harness.commands.drafted import PROMPTS_OF_EVERY_K, Config
 from harness.commands.eligible_drafts import SERVED_BYTES, Pairing, draft_size, pairings, sizes_of
+from harness.commands.run_time import run_time
 from harness.commands.server_requests import load_slots
 from harness.config import (
     AUTO_DRAFTS,
@@ -112,6 +113,7 @@ def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
     }
     if config.latency_from is not None:
         rows["round times"] = f"from {config.latency_from}"
+    rows |= _own_loop_here(config, [config.draft], prompts)
     _print_plan(config, [config.draft], rows, _costs(config, [config.draft], prompts, work))
 
 
@@ -172,6 +174,13 @@ def print_server_plan(
     _print_plan(config, [config.draft], rows, _costs(config, [config.draft], prompts, work))
 
 
+def _own_loop_here(
+    config: SweepConfig | AuditionConfig, drafts: Sequence[ModelConf], prompts: Sequence[Prompt]
+) -> Rows:
+    time = run_time(config, drafts, prompts)
+    return {} if time is None else {"time and memory": time}
+
+
 def _time_here(config: ServerConfig, prompts: Sequence[Prompt]) -> Rows:
     """About how long the run takes on this machine's processors, and in what memory."""
     from harness.commands.drafted import EncodedPrompt
@@ -182,7 +191,6 @@ def _time_here(config: ServerConfig, prompts: Sequence[Prompt]) -> Rows:
         fitted,
         left_out,
         machine_pace,
-        minutes,
     )
 
     pace = machine_pace(config)
@@ -193,11 +201,11 @@ def _time_here(config: ServerConfig, prompts: Sequence[Prompt]) -> Rows:
     entries = [EncodedPrompt(turn, (0,) * n) for turn, n in zip(turns, lengths, strict=True)]
     whole = everything(config, entries)
     seconds = expected(whole, config, entries, pace).total_s
-    rows: Rows = {"time on this machine": f"about {minutes(seconds)}"}
+    rows: Rows = {"time on this machine": f"about {fmt.duration(seconds)}"}
     if config.budget_s is not None and seconds > SAFE_SHARE * config.budget_s:
         asked, fits = fitted(config, entries, pace, config.budget_s)
         rows[f"within budget_s={config.budget_s:g}"] = (
-            f"about {minutes(fits.total_s)}; less is asked: {left_out(asked, whole)}"
+            f"about {fmt.duration(fits.total_s)}; less is asked: {left_out(asked, whole)}"
         )
     return rows
 
@@ -321,6 +329,7 @@ def print_audition_plan(
         "prefills that score them": f"{at_most}{prefills}",
         **looks,
         "cells, replayed": f"{cells} (K = {_listed(ks)})",
+        **_own_loop_here(config, drafts, prompts),
     }
     paired: list[Table | str] = []
     if AUTO_DRAFTS in (config.drafts or ()):

@@ -35,6 +35,7 @@ from harness.commands.drafted import (
 )
 from harness.commands.pair import request, run_requests
 from harness.commands.run_lifecycle import resumable
+from harness.commands.run_time import RunTime, say_again
 from harness.commands.snapshot import check_texts
 from harness.config import SweepConfig
 from harness.measurement.round_times import LEAST_VISITS, RoundVisits
@@ -104,18 +105,26 @@ class Stopwatch:
 
 
 def measure_in_looks(
-    folder: RunFolder, pair: Drafted, config: SweepConfig, visits: RoundVisits, watch: Stopwatch
+    folder: RunFolder,
+    pair: Drafted,
+    config: SweepConfig,
+    visits: RoundVisits,
+    watch: Stopwatch,
+    expected: RunTime | None,
 ) -> None:
     """Generate and score every text, choose K, and measure look after look what the folder lacks.
 
     Args:
         folder: of the run; its manifest notes what is chosen and how many looks are made.
+        expected: what the run was said to take, which is corrected by what the texts took.
 
     Raises:
         UserError: `budget_s` is too little for the first look.
     """
     # Where a text meets logits that are not finite, so do its measured pairs, which say so
+    begun = monotonic()
     completions(folder, pair, config, skip_broken=True)
+    say_again(expected, monotonic() - begun)
     score_pair(folder, pair, text_requests(pair.target, pair.prompts, config), config)
     visits.reach(LEAST_VISITS)
     looks = folder.manifest.looks

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
-from time import perf_counter
 
 from harness.analysis.looks import most_started, searched_next
 from harness.commands.drafted import PROMPTS_OF_EVERY_K, EncodedPrompt, in_random_order
+from harness.commands.run_time import this_machine
 from harness.config import ServerConfig
 from harness.records import UserError
 from harness.serving.round_counting import shorter_budget
@@ -24,8 +24,8 @@ from harness.storage.manifest import AskedLess
 # A speculating request's time / a plain one's, and an emitted token's there, before any is timed
 SLOWER = 1.6
 SHORT_TEXT, FEW_PROMPTS = 64, 12
-# Rows and columns of the matrices by which a machine's pace is timed; bytes a second of a disk
-MULTIPLIED, READ_FROM_DISK = 1024, 5e8
+# Bytes a second of a disk
+READ_FROM_DISK = 5e8
 # Of the budget, what the requests that choose a K may take, and what is planned for of it, for a
 # plan is not exact
 CHOOSING_SHARE, SAFE_SHARE = 1 / 6, 0.8
@@ -78,33 +78,23 @@ def machine_pace(config: ServerConfig) -> Pace | None:
     """
     import torch
 
-    from harness.measurement.environment import copy_bandwidth
     from harness.models.load import memory_need
 
-    cpu = torch.device("cpu")
     if config.url is not None or torch.cuda.is_available():
         return None
     try:
-        need = memory_need(config.model, cpu)
+        need = memory_need(config.model, torch.device("cpu"))
     except UserError:  # of the hub, which a dry run asks for nothing
         return None
     if need is None:
         return None
-    if config.threads != "auto":
-        torch.set_num_threads(int(config.threads))
     file = None if config.model.gguf is None else Path(config.model.gguf)
     read_bytes = need.weight_bytes if file is None else file.stat().st_size
-    matrix = torch.ones(MULTIPLIED, MULTIPLIED)
-    seconds: list[float] = []
-    for _ in range(3):
-        begun = perf_counter()
-        torch.mm(matrix, matrix)
-        seconds.append(perf_counter() - begun)
-    operations = 2 * need.weight_bytes / need.dtype.itemsize
+    machine, operations = this_machine(config.threads), 2 * need.weight_bytes / need.dtype.itemsize
     return Pace(
         read_bytes / READ_FROM_DISK,
-        operations * min(seconds) / (2 * MULTIPLIED**3),
-        read_bytes / (1e9 * copy_bandwidth(cpu).gb_s),
+        operations / machine.operations_s,
+        read_bytes / machine.bytes_s,
     )
 
 
@@ -225,10 +215,3 @@ def left_out(asked: AskedLess, whole: AskedLess) -> str:
 
 def _listed(values: Sequence[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
-
-
-def minutes(seconds: float) -> str:
-    """A duration in words."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -37,7 +37,6 @@ from harness.commands.server_plan import (
     expected,
     fitted,
     left_out,
-    minutes,
 )
 from harness.commands.server_requests import (
     Role,
@@ -85,6 +84,7 @@ from harness.records import (
     grouped,
     in_one_line,
 )
+from harness.reporting import formatting as fmt
 from harness.reporting import render
 from harness.reporting.sentences.verdict import verdicts
 from harness.stats.two_phase import LOOKS
@@ -181,7 +181,7 @@ class Budget:
             return
         self._said = True
         left_s = (now - since) / before_s * sum(map(self.expected_s, tasks[done:]))
-        say(f"these {len(tasks)} requests: about {minutes(left_s)} left, as timed so far")
+        say(f"these {len(tasks)} requests: about {fmt.duration(left_s)} left, as timed so far")
 
 
 def _planned(folder: RunFolder, work: Workload, adapter: Adapter, budget: Budget) -> Workload:
@@ -202,7 +202,7 @@ def _planned(folder: RunFolder, work: Workload, adapter: Adapter, budget: Budget
     if not asked.everything:
         longer = expected(whole, work.config, work.prompts, budget.pace)
         say(
-            f"everything would take about {minutes(longer.total_s)}, and budget_s="
+            f"everything would take about {fmt.duration(longer.total_s)}, and budget_s="
             f"{budget.seconds:g}; asked for is less: {left_out(asked, whole)}"
         )
     config = work.config
@@ -210,7 +210,7 @@ def _planned(folder: RunFolder, work: Workload, adapter: Adapter, budget: Budget
     free = psutil.virtual_memory().available
     say(
         f"plan: {texts}, K = {', '.join(map(str, config.speculative_ks))}: at most about"
-        f" {minutes(needs.total_s)}{_first_of(needs, config.until)}; this process holds"
+        f" {fmt.duration(needs.total_s)}{_first_of(needs, config.until)}; this process holds"
         f" {psutil.Process().memory_info().rss / 1e9:.1f} GB while servers are timed, and"
         f" {free / 1e9:.1f} GB are free"
     )
@@ -218,7 +218,9 @@ def _planned(folder: RunFolder, work: Workload, adapter: Adapter, budget: Budget
 
 
 def _first_of(needs: Expected, until: str | None) -> str:
-    return f", a first answer after about {minutes(needs.choosing)}" if until == "decided" else ""
+    return (
+        f", a first answer after about {fmt.duration(needs.choosing)}" if until == "decided" else ""
+    )
 
 
 def _pace(folder: RunFolder, work: Workload, adapter: Adapter) -> Pace:
@@ -307,7 +309,7 @@ class Failures:
         if not self._first:
             return
         roles = "; ".join(
-            f"{role}: {self._number[role]} times, first: {line}"
+            f"{role}: {fmt.number_of(self._number[role], 'time', 'times')}, first: {line}"
             for role, line in self._first.items()
         )
         _log.warning(

@@ -33,6 +33,7 @@ from harness.commands.run_lifecycle import (
     measuring,
     resumed,
 )
+from harness.commands.run_time import said_beforehand
 from harness.commands.snapshot import check_texts
 from harness.commands.timing import measure_steps, visits_of_pair
 from harness.config import SweepConfig
@@ -74,6 +75,7 @@ def run(config: SweepConfig) -> Outcome:
                 for cell, rates in synthetic.items()
             ]
         )
+    said = said_beforehand(config, [config.draft], prompts)
     with measuring(folder, pair.target_model.device):
         pair = with_turns(folder, pair, config)
         if config.mode == "replay" or 0.0 not in config.temperature:  # no greedy texts to compare
@@ -85,7 +87,7 @@ def run(config: SweepConfig) -> Outcome:
         visits.begin()
         measure_steps(folder, pair, config)
         if in_looks:
-            measure_in_looks(folder, pair, config, visits, watch)
+            measure_in_looks(folder, pair, config, visits, watch, said)
         else:
             _measure_all(folder, pair, config, visits, synthetic)
     return concluded(folder, verbose=config.verbose)

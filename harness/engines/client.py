@@ -46,9 +46,9 @@ from harness.records import UserError
 
 T = TypeVar("T")
 
-# The deadline of a request: a slow machine takes about a second per token, and a start-up of
-# kernels or a queue a minute or two
-LEAST_S, TOKEN_S, PROMPT_TOKEN_S = 120.0, 1.0, 0.1
+# The deadline of a request: ten minutes, as clients of OpenAI's interface wait; a slow machine
+# takes about a second per token. A server that has ended is noticed at once
+LEAST_S, TOKEN_S, PROMPT_TOKEN_S = 600.0, 1.0, 0.1
 # Once an answer has begun, the longest pause in it
 IDLE_S = 120.0
 # Of a health check, and of a connection

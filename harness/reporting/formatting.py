@@ -161,6 +161,13 @@ def seconds(value: float | None) -> str:
     return f"{value:,.1f} s" if value < 100 else f"{value:,.0f} s"
 
 
+def duration(seconds: float) -> str:
+    """A time that somebody waits: "45 s", "12 min", "2.9 h"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def temperature(value: float | None) -> str:
     """A temperature as "0.7"; whole ones without decimals ("1")."""
     return EMPTY if value is None else f"{value:g}"

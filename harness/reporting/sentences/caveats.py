@@ -311,8 +311,9 @@ CAVEATS: Mapping[str, Any] = {
         + "; each stratum counts by its share of the log's requests times the tokens that its"
         " requests generate, and the intervals have the error of the sample in them"
     ),
-    "prompts_left_out": (
-        "{used} of {available} prompts were used ({sets}): prompts.limit=null takes all of them"
+    "prompts_left_out": lambda values: (
+        "{used} of {available} prompts were used ({sets})".format(**values)
+        + (": prompts.limit=null takes all of them" if values["limited"] else "")
     ),
     "k_at_edge": lambda values: (
         "the best K at temperature {temperature:g}, {k}, is the largest that was asked for, so a"
