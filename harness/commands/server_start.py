@@ -257,10 +257,12 @@ def settle_threads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
     """Note how many threads each server gets: as asked for, else the fewest that are fast enough.
 
     An engine's own default is all processors, which for a small model, or next to other work, is
-    many times slower than one. A resumed run keeps what it began with.
+    many times slower than one. A resumed run keeps what it began with. Threads that wait for each
+    other take processor time meanwhile, so with `clock=cpu` there is one.
     """
-    if work.config.threads != "auto":
-        folder.note(server_threads=int(work.config.threads))
+    if work.config.threads != "auto" or work.clock == "cpu":
+        asked = 1 if work.config.threads == "auto" else int(work.config.threads)
+        folder.note(server_threads=asked)
     start = adapter.start if work.config.url is None and adapter.spec.tries_threads else None
     if folder.manifest.server_threads is not None or start is None:
         return
