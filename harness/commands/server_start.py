@@ -299,6 +299,18 @@ def is_synthetic(config: ServerConfig, adapter: Adapter) -> bool:
     return known[adapter.spec.synthetic]
 
 
+def times_rejecting(folder: RunFolder, work: Workload, adapter: Adapter) -> bool:
+    """Whether a run that measures every K also times servers that reject every draft.
+
+    Not where it asks for less than everything and the requests of other prompt sets price a set's
+    rounds: one rejecting request of a real model can take a minute.
+    """
+    asked = folder.manifest.asked_less
+    sets = {entry.prompt.prompt_set for entry in work.prompts}
+    short = asked is not None and not asked.everything and len(sets) > 1
+    return is_synthetic(work.config, adapter) and not short
+
+
 def every_k(folder: RunFolder, config: ServerConfig) -> bool:
     """Whether every K is measured: it was asked for, or nothing could choose one."""
     chosen = folder.manifest.served_ks
@@ -471,7 +483,7 @@ def note_engine(folder: RunFolder, work: Workload, adapter: Adapter, server: Ser
         draft_top_k=facts.spec.draft_top_k,
         draft_by_temperature=facts.spec.draft_by_temperature,
         clock=work.clock,
-        synthetic=every_k(folder, config) and is_synthetic(config, adapter),
+        synthetic=every_k(folder, config) and times_rejecting(folder, work, adapter),
         started=config.url is None,
         urls=tuple(urlsplit(url).netloc for url in config.url or ()),
         commands=tuple(_commands(folder, work, adapter)),
