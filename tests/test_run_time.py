@@ -15,7 +15,7 @@ from harness.theory.cost import ModelSize
 
 SMALL = (
     *("k=[1,4]", "temperature=[0]", "new_tokens=12", "threads=1"),
-    *("prompts.sets=[easy]", "prompts.limit=6"),
+    *("prompts.sets=[easy]", "prompts.limit=24"),
 )
 MACHINE = Machine(bytes_s=10e9, operations_s=100e9)
 
@@ -70,7 +70,7 @@ def test_a_sweep_says_how_long_it_takes_and_so_does_its_dry_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for dry in ("dry_run=true", "dry_run=false"):
-        outcome_of("sweep", tmp_path, *SMALL, dry)
+        outcome_of("sweep", tmp_path, *SMALL, "prompts.limit=4", dry)
         printed = capsys.readouterr()
         said = printed.out + printed.err
         assert "at most about" in " ".join(said.split()), dry
