@@ -1403,10 +1403,6 @@ class ReportConfig(CommandConfig):
         least=0,
         example="[0]",
     )
-    training_log: str | None = key(
-        None, "with losses: a trainer's log of a head, FILE or NAME@FILE", example="train.log"
-    )
-    losses: bool = key(False, "with run: where its drafts lose rounds, and what better ones bring")
     engine: str | None = _engine()
     fail_below: float | None = key(
         None, "exit status 1 below this speedup (runs=: share of the first)"

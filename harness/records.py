@@ -281,9 +281,6 @@ class Trial:
     # Of that, after the first token: by the server's clock where it tells, else what a request for
     # one token did not take
     user_decode_s: float | None = None
-    # Nats at each token, of the target's distribution before sampling parameters apply; None of
-    # texts that were timed or came from a server, and of older runs
-    entropies: tuple[float, ...] | None = None
 
     @property
     def key(self) -> TextKey:
@@ -332,9 +329,6 @@ class TextTrace:
     draft_logprob: "NDArray[np.float64]"
     # [n] or [n, K] whether the token is the draft's most likely one
     draft_is_argmax: "NDArray[np.bool_]"
-    # [n] or [n, K] which one is, or was looked up, NaN where nothing was drafted; None where that
-    # is not known, as of servers and in older runs
-    draft_token: "NDArray[np.float64] | None" = None
     # [n] tokens proposed from each start, at most K; None where it is K from all
     proposed: "NDArray[np.int64] | None" = None
     # Whether proposed tokens are looked up rather than drawn from a distribution; one is then
