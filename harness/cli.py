@@ -70,6 +70,9 @@ MOST_CHARACTERS = 300
 # Keys that there were, and names of a group as `draft=NAME`: what does their work now
 REMOVED = {
     "losses": "nothing takes its place; report run= says which draft and K pay",
+    "prompts.reasoning_end": "nothing takes its place; answers of a server are not checked",
+    "prompts.schema": "nothing takes its place; answers of a server are not checked",
+    "prompts.tools": "write each prompt's tools into its entry, as docs/prompts.md has it",
     "training_log": "nothing takes its place; audition the head, which measures what is accepted",
 }
 # Of a word that Hydra cannot parse: what to type instead
