@@ -413,9 +413,6 @@ class PromptsConf:
     hub_split: str | None = key(None, "its split, or a slice of one, as test[:200]")
     hub_column: str | None = key(None, "its column that holds the prompt; null finds one")
     skip_unusable: bool | None = key(None, "whether entries that are no prompts are skipped")
-    schema: str | None = key(None, "of a server: a file with the JSON schema of answers")
-    tools: str | None = key(None, "a file with the tools that answers may call, in OpenAI's form")
-    reasoning_end: str | None = key(None, "of a server: the tag that ends reasoning, as </think>")
     log: str | None = key(None, "a log of served requests, of which a sample stands for all")
     sample: int | None = key(
         None, "requests of prompts.log that are sampled; null: 200", least=20, most=100_000
@@ -485,8 +482,6 @@ class PromptsConf:
                 raise UserError(f"{prompts}.{name}: only with {prompts}.{source}")
         if self.system is not None and not self.system.strip():
             raise UserError(f"{prompts}.system: empty; give the message, or null for none")
-        if self.reasoning_end is not None and not self.reasoning_end.strip():
-            raise UserError(f"{prompts}.reasoning_end: empty; give the tag, or null for none")
         if self.weights is not None and not sum(self.weights.values()):
             raise UserError(f"{prompts}.weights: all are 0; give at least one set a share")
         _ = self.thinking_modes
@@ -1403,10 +1398,6 @@ class ReportConfig(CommandConfig):
         least=0,
         example="[0]",
     )
-    training_log: str | None = key(
-        None, "with losses: a trainer's log of a head, FILE or NAME@FILE", example="train.log"
-    )
-    losses: bool = key(False, "with run: where its drafts lose rounds, and what better ones bring")
     engine: str | None = _engine()
     fail_below: float | None = key(
         None, "exit status 1 below this speedup (runs=: share of the first)"

@@ -152,13 +152,8 @@ class Prompt:
     system: str | None = None  # the system message before the first turn, or None
     thinking: bool = False  # whether the chat template is asked for thinking mode
     first_turn: int = 1  # the first turn that is answered; those before it are context
-    # The JSON schema, as JSON text, that its answers are to have, or None
-    schema: str | None = None
-    # A list of tools, as JSON text in OpenAI's form, that its answers may call, or None
+    # The tools that it offers, as JSON text in OpenAI's form, for the chat template; or None
     tools: str | None = None
-    must_call: bool = False  # whether they must, so that the engine's grammar holds them to a call
-    # The closing tag that its answers leave their reasoning by, or None
-    reasoning_end: str | None = None
     # The file or data set and the line or row that it was read from, for errors
     origin: str = field(default="", compare=False)
 
@@ -281,9 +276,6 @@ class Trial:
     # Of that, after the first token: by the server's clock where it tells, else what a request for
     # one token did not take
     user_decode_s: float | None = None
-    # Nats at each token, of the target's distribution before sampling parameters apply; None of
-    # texts that were timed or came from a server, and of older runs
-    entropies: tuple[float, ...] | None = None
 
     @property
     def key(self) -> TextKey:
@@ -332,9 +324,6 @@ class TextTrace:
     draft_logprob: "NDArray[np.float64]"
     # [n] or [n, K] whether the token is the draft's most likely one
     draft_is_argmax: "NDArray[np.bool_]"
-    # [n] or [n, K] which one is, or was looked up, NaN where nothing was drafted; None where that
-    # is not known, as of servers and in older runs
-    draft_token: "NDArray[np.float64] | None" = None
     # [n] tokens proposed from each start, at most K; None where it is K from all
     proposed: "NDArray[np.int64] | None" = None
     # Whether proposed tokens are looked up rather than drawn from a distribution; one is then
@@ -463,52 +452,6 @@ class Scrape:
     # Rounds that accepted at least 1, 2, ... tokens; empty likewise
     accepted_at: tuple[int, ...] = ()
     k: int | None = None  # tokens that a round drafts; None where it does not tell
-
-
-# What an answer is held to; see harness/measurement/answer_checks.py
-Check = Literal["schema", "tools", "reasoning"]
-
-
-@dataclass(frozen=True)
-class StructuredAnswer:
-    """A server's answer that is checked: a line of structured.jsonl.
-
-    A grammar changes the target's distribution, so these texts are neither replayed nor timed. All
-    K answer a prompt with the same seed in a visit.
-    """
-
-    # prompt_set, prompt: which prompt (its id)
-    prompt_set: str
-    prompt: str
-    # visit, k, temperature: as in `RoundTiming`
-    visit: int
-    k: int
-    temperature: float
-    schema: str  # the JSON schema, as JSON text, that the engine's grammar held it to; "" for none
-    seed: int
-    # status, error: whether there is an answer, and why there is none
-    status: Literal["ok", "failed"] = "failed"
-    error: str | None = None
-    tokens: tuple[int, ...] = ()
-    text: str = ""  # that the tokens stand for, without an end-of-text token
-    complete: bool = False  # whether the text ended before its budget did
-    fault: str = ""  # why it is not what it must be; "" where it is
-    check: Check = "schema"
-
-    @property
-    def valid(self) -> bool:
-        """Whether it is what it must be."""
-        return self.status == "ok" and not self.fault
-
-    @property
-    def paired(self) -> tuple[str, str, int]:
-        """What it has in common with the answers of other K to the same request."""
-        return self.prompt_set, self.prompt, self.visit
-
-    @property
-    def request(self) -> tuple[object, ...]:
-        """Which request it answers: one that failed may be asked again."""
-        return self.check, self.k, self.temperature, self.paired
 
 
 @dataclass(frozen=True)

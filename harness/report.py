@@ -2,7 +2,6 @@
 
     python -m harness.report run=results/FOLDER
     python -m harness.report run=results/FOLDER fail_below=1.2      exit 1 below that speedup
-    python -m harness.report run=results/AUDITION losses=true       where the drafts lose rounds
     python -m harness.report runs=[results/A,results/B]             B (and C, ...) against A
     python -m harness.report index=results                          index.html over every run there
     python -m harness.report records=[plain.jsonl,k4.jsonl]         what a server recorded

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from harness.records import (
     OWN_LOOP,
     SCHEMA_VERSION,
-    Check,
     Decision,
     Failure,
     LatencyRow,
@@ -135,9 +134,6 @@ CaveatCode = Literal[
     # temperature, k, rounds, expected_rounds; rounds_z, or equal and texts where rounds are certain
     # (else None); rule: the engine's, other_rule: whose replay the rounds fit, or None
     "server_rounds_unlike_replay",
-    # check, temperature, k, valid, plain_valid, pairs, p_value: of the K of the smallest p-value
-    "structured_output_invalid",
-    "structured_output_unanswered",  # failed, asked: requests whose answers are checked
     "server_not_predicted",  # reason: a `NotPredicted`
     # engine, served, scored: dtypes of the draft, on the server and where its texts were scored
     "draft_served_in_other_dtype",
@@ -1231,31 +1227,6 @@ class ServedGate:
 
 
 @dataclass(frozen=True)
-class StructuredGate:
-    """Answers of one server that are held to one kind of check, at one temperature.
-
-    Pairs are answers of K and of the plain server to one request with one seed.
-    """
-
-    temperature: float
-    k: int  # 0: the plain server, which is compared with nothing
-    answers: int
-    failed: int  # requests without an answer
-    valid: int  # of the answers, those that pass the check
-    complete: int  # those that ended before their budget
-    pairs: int = 0
-    pairs_valid: int = 0  # of the pairs, K's answer is valid
-    plain_valid: int = 0  # the plain server's is
-    lost: int = 0  # only the plain server's is
-    gained: int = 0  # only K's is
-    equal: int | None = None  # at temperature 0: both have the same tokens
-    p_value: float | None = None  # McNemar's exact test, one-sided: K's are less often valid
-    # Whether K lowers validity; None where nothing could be compared, or too few pairs to tell
-    lowered: bool | None = None
-    check: Check = "schema"
-
-
-@dataclass(frozen=True)
 class Percentiles:
     """Of a time over requests, in seconds; None where there are too few requests to tell."""
 
@@ -1493,7 +1464,6 @@ class ServedSummary:
     other_ks: tuple[OtherK, ...] = ()
     latencies: tuple[UserLatency, ...] = ()  # by temperature, load and K
     gates: tuple[ServedGate, ...] = ()
-    structured: tuple[StructuredGate, ...] = ()  # of answers that are checked
     costs: tuple[ServedCosts, ...] = ()
     not_predicted: NotPredicted | None = None
     load: tuple[LoadCell, ...] = ()
@@ -1515,10 +1485,6 @@ class ServedSummary:
         """The K that were seen to change what is generated at a temperature."""
         failed = (gate for gate in self.gates if gate.k and gate.lossless is False)
         return tuple(gate.k for gate in failed if gate.temperature == temperature)
-
-    def invalid_output(self, k: int) -> tuple[StructuredGate, ...]:
-        """The gates at which a K was seen to lower the validity of answers."""
-        return tuple(gate for gate in self.structured if gate.k == k and gate.lowered)
 
     @property
     def lossless(self) -> bool | None:

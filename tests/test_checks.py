@@ -212,17 +212,3 @@ def test_what_needs_no_weights_to_be_refused_is_refused_first(
     turns.write_text('{"turns": ["One?", "And two?"]}')
     line, *_ = refused(command, tmp_path, *words.format(folder=tmp_path, turns=turns).split())
     assert says in line
-
-
-def test_tools_that_the_chat_template_leaves_out_are_refused_first(
-    tmp_path: Path, refused: Callable[..., tuple[str, ...]]
-) -> None:
-    folder = save(qwen3(), tmp_path / "model")
-    file = folder / "tokenizer_config.json"
-    settings = {**json.loads(file.read_text()), "chat_template": "{{ messages[0].content }}"}
-    file.write_text(json.dumps(settings))
-    tools = tmp_path / "tools.json"
-    tools.write_text('[{"type": "function", "function": {"name": "weather"}}]')
-    words = [f"model={folder}", f"draft={folder}", "draft.name=same", f"prompts.tools={tools}"]
-    (line,) = refused("server", tmp_path, "engine=own", *words)
-    assert line.endswith("prompts.chat_template=never, or leave them out")

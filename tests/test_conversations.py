@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from harness.config import ModelConf, PromptsConf
 from harness.models.load import LoadedModel
 from harness.models.load import load as load_model
 from harness.models.tokenizer import encode
+from harness.prompts import prompt_set_hash, read_file
 from harness.records import Prompt, Trial, UserError
 from harness.storage import RunFolder, StoredRun, load
 
@@ -232,6 +234,19 @@ def test_a_chat_template_gets_system_turns_answers_and_thinking(chatty: LoadedMo
     thinking = Prompt("s", "x", ("Hi",), thinking=True)
     text = chatty.tokenizer.decode(encode(chatty.tokenizer, thinking, PromptsConf()))
     assert text == "<user>Hi<assistant><think>"
+
+
+def test_tools_of_an_entry_go_through_the_chat_template(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "clock"}}]
+    entries = [{"prompt": "Hi", "tools": tools}, {"prompt": "Hi", "tools": ["hammer"]}]
+    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, entries)))
+    offered, without = read_file(tmp_path / "mine.jsonl")
+    assert prompt_set_hash([offered]) != prompt_set_hash([replace(offered, tools=None)])
+    template = "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}" + TEMPLATE
+    folder = chatty_folder(tmp_path, template)
+    tokenizer = load_model(ModelConf(name="chatty", id=str(folder)), CPU).tokenizer
+    for prompt, text in ((offered, "[clock]<user>Hi<assistant>"), (without, "<user>Hi<assistant>")):
+        assert tokenizer.decode(encode(tokenizer, prompt, PromptsConf())) == text
 
 
 def test_a_system_message_without_a_template_is_refused(

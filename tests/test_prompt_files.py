@@ -58,14 +58,7 @@ FORMATS: dict[str, list[Read]] = {
     ],
     "text.jsonl": [("text", "text-01", None, ("Once upon a time",), ())],
     "custom.jsonl": [("custom", "custom-01", None, ("What is the capital of India?",), ())],
-    "schemas.jsonl": [
-        ("schemas", "schemas-01", None, ("Is the sky blue?",), ()),
-        ("schemas", "schemas-02", None, ("Is grass red?",), ()),
-    ],
-    "tools.jsonl": [
-        ("tools", "tools-01", None, ("Is it warm in Bern?",), ()),
-        ("tools", "tools-02", None, ("Is 91 prime?",), ()),
-    ],
+    "tools.jsonl": [("tools", "tools-01", None, ("Is it warm in Bern?",), ())],
     "object.json": [
         ("object", "object-01", None, ("Count to ten.",), ()),
         ("object", "object-02", None, ("Count to five.",), ()),

@@ -13,12 +13,9 @@ from harness.records import RULES, UserError
 from harness.theory.acceptance import positions_at_k
 from harness.theory.acceptance_rules import accept_probabilities
 from harness.theory.replay import (
-    RoundChoice,
     at_positions,
     by_start,
-    cheapest_rounds,
     endings,
-    padded_texts,
     replay,
     rounds_variance,
 )
@@ -44,10 +41,6 @@ def loop_over_flags(flag, length, k, proposed):
         counts["kept", kept] += 1
         outcome = "cut" if kept == left else "bonus" if kept == drafts else "rejected"
         counts[outcome] += 1
-        if outcome == "cut" or (outcome == "bonus" and kept + 1 == left):
-            counts["cut short"] += k + 1 - left
-        elif kept < k:
-            counts["ended", start, kept] += 1
         start += kept if outcome == "cut" else kept + 1
     counts["rounds", "squared"] = counts["rounds"] ** 2
     return counts
@@ -382,54 +375,6 @@ def test_judged_tokens_by_position_add_up_to_those_of_the_replay(k):
     # Rounds: 0-1 accepted and rejected, 2-3 accepted with a bonus at 4, 5 is cut
     assert at_positions(ends.judged).tolist() == [[1, 1, 1, 1, 0, 1]]
     assert at_positions(ends.judged - ends.rejected).tolist() == [[1, 0, 1, 1, 0, 1]]
-
-
-def test_an_engine_that_shortens_the_last_draft_loses_nothing_to_it() -> None:
-    """llama.cpp drafts min(K, left - 1): the round's own token is the text's last."""
-    size, k = 32, 8
-    chances = np.ones((1, size, k))
-    left = np.arange(size, 0, -1)[None]
-    ends = endings(chances, [size], k, proposed=np.minimum(k, left - 1))
-    assert ends.lost_rounds.sum() == 0.0
-    always = endings(0.9 * chances, [size], k).lost_rounds.sum()
-    shortened = endings(0.9 * chances, [size], k, proposed=np.minimum(k, left - 1))
-    # Without rejections of the last token, which is not drafted
-    assert 0.95 * always < shortened.lost_rounds.sum() < always
-
-
-@pytest.mark.parametrize("k", [1, 2, 3])
-@pytest.mark.parametrize("proposed", [[3, 3, 3, 3], [0, 3, 1, 2]], ids=str)
-def test_rounds_are_those_of_a_draft_always_accepted_and_what_each_ending_costs(k, proposed):
-    """By the loop over all flags: where rounds end early, and the cut ones' part of the sum."""
-    chances, length = np.random.default_rng(60 + k).random((4, 3)), 4
-    expected = expected_over_flags(chances, length, k, proposed)
-    ends = endings(chances[None], [length], k, proposed=np.array([proposed]))
-    for start, offset in itertools.product(range(length), range(k)):
-        ended = ends.rejected[0, start, offset] + ends.undrafted[0, start, offset]
-        assert ended == pytest.approx(expected["ended", start, offset], abs=1e-12)
-    ideal = (length + expected["cut short"]) / (k + 1)
-    assert ends.lost_rounds.sum() == pytest.approx(expected["rounds"] - ideal)
-
-
-def test_the_best_choice_before_every_round_is_that_of_all_policies():
-    """Each start of a text is drafted by one of two drafts: the least cost of all assignments."""
-    generator, length, k = np.random.default_rng(7), 5, 2
-    chances = generator.random((2, length, k))
-    costs = np.array([[1.0, 1.3, 1.7], [1.0, 1.1, 1.2]])
-    choices = [
-        RoundChoice(padded_texts([each], [None], k), cost)
-        for each, cost in zip(chances, costs, strict=True)
-    ]
-    least = math.inf
-    for policy in itertools.product((0, 1), repeat=length):
-        mixed = np.stack([chances[choice, start] for start, choice in enumerate(policy)])
-        starts = endings(mixed[None], [length], k).judged[0, :, 0]
-        least = min(least, float(sum(costs[c, k] * starts[s] for s, c in enumerate(policy))))
-    cost, rounds = cheapest_rounds(choices)
-    assert cost[0] == pytest.approx(least)
-    assert rounds[:, 0] @ costs[:, k] == pytest.approx(least)
-    alone, _ = cheapest_rounds(choices[:1])
-    assert alone[0] == pytest.approx(1.7 * replay(chances[:1], [length], [k])[k].rounds[0])
 
 
 def test_chaining_the_vocabulary_sums_through_a_product_would_be_biased():

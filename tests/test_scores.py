@@ -1,5 +1,6 @@
 """Tables of scores made elsewhere: read in every format, replayed and ranked without a model."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from harness.storage import load_traces, traces
 from harness.storage.imported_scores import read_table, read_tables
 from harness.summary import Caveat
 
+DOCUMENT = Path(__file__).parents[1] / "docs" / "scores.md"
 pytestmark = pytest.mark.usefixtures("no_plots")
 # A stored audition of a draft model and a look-up, at temperatures 0 and 1
 TIMES = ["latency.target_ms=12", "latency.draft_ms=1"]
@@ -319,3 +321,26 @@ def test_what_does_not_go_with_tables_is_refused(
     given = [f"scores_from=[{tmp_path / 'scores.parquet'}]", f"results_root={tmp_path}", *words]
     with pytest.raises(UserError, match=says):
         outcome_of("audition", *given)
+
+
+def test_scores_by_the_documented_callback_are_those_of_the_run(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    namespace: dict[str, Any] = {}
+    exec(code, namespace)
+    texts = stored("tiny_eagle3", temperature=0.0)
+    rows: list[dict[str, Any]] = []
+    for trace in texts:
+        tokens = trace.tokens.tolist()
+        drafted = [
+            [
+                token if right else -1
+                for token, right in zip(tokens[n:], trace.draft_is_argmax[:, n], strict=False)
+            ]
+            for n in range(4)
+        ]
+        rows += namespace["score_rows"]("h1_step_5", trace.prompt, tokens, drafted)
+    pd.DataFrame(rows).to_parquet(tmp_path / "scores.parquet")
+    for read in read_table(tmp_path / "scores.parquet"):
+        trace = next(t for t in texts if t.prompt == read.prompt)
+        assert read.tokens.tolist() == trace.tokens.tolist()
+        assert (read.draft_is_argmax == trace.draft_is_argmax).all()

@@ -77,7 +77,6 @@ UNFILLED = {
     "served.VARIED": "a server whose K changes",
     "served.GATES ties": "a server whose texts differ",
     "served.GATES real differences": "a server whose texts differ",
-    "served.STRUCTURED": "a server, and prompts with a JSON schema",
     **{
         f"plan.{name} USD {per}": "a plan for a card with a price"
         for name in ("CHOICES", "BRIEF")

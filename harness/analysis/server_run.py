@@ -39,7 +39,6 @@ from harness.analysis.predicted import evidence_of
 from harness.analysis.request_times import Visit, paired_seconds, with_enough_visits
 from harness.analysis.server_lossless import gate_caveats
 from harness.analysis.server_predictions import ServedPredictions
-from harness.analysis.server_structured import structured_caveats, structured_gates
 from harness.analysis.setup import Setup
 from harness.analysis.unstable import impossible, unstable_cells
 from harness.analysis.user_latency import Goals, one_by_one, under_load
@@ -60,7 +59,6 @@ from harness.summary import (
     ServedMemory,
     ServedSummary,
     StartedServers,
-    StructuredGate,
     Summary,
     Unstable,
     UserLatency,
@@ -259,11 +257,6 @@ class ServedRun(ServedPredictions):
         """Every question decided: the server's, then our own loop's."""
         asked, weights = [*self._questions(), *self._own_questions()], self.setup.shares
         return answered(asked, self._doubt, weights=weights, seed=self.setup.seed)
-
-    @cached_property
-    def structured(self) -> tuple[StructuredGate, ...]:
-        """Whether speculation lowers the validity of structured output."""
-        return structured_gates(self.setup.run.structured)
 
     @property
     def workloads(self) -> list[Answer]:
@@ -468,7 +461,6 @@ class ServedRun(ServedPredictions):
             other_ks=tuple(self.other_ks()),
             latencies=self.latencies,
             gates=self.gates,
-            structured=self.structured,
             costs=tuple(self.recorded(*each) for each in self.costs_by_temperature.items()),
             not_predicted=self.not_predicted,
             load=self.loads.cells,
@@ -519,7 +511,6 @@ class ServedRun(ServedPredictions):
             values = {"file": files, "max_concurrency": self.concurrency}
             yield Caveat("server_concurrency", values)
         yield from gate_caveats(self.gates, self.engine.rule)
-        yield from structured_caveats(self.structured)
         served, scored = self.engine.dtype, self.setup.described_draft(self.setup.draft).dtype
         if served is not None and scored not in (None, served):
             values: Values = {"engine": self.engine.name, "served": served, "scored": scored}

@@ -108,7 +108,6 @@ def _check_models(
 ) -> list[ModelConf]:
     """Note what ends the run; the drafts that are fit."""
     from harness.commands.pair import check_lengths, encoded_conversations
-    from harness.models.tokenizer import check_tools
 
     audition = isinstance(config, AuditionConfig)
     target = _noted(problems, _vocabulary, config, config.model)
@@ -117,8 +116,6 @@ def _check_models(
         made = _noted(problems, encoded_conversations, target.tokenizer, prompts, config)
         encoded = made or ()
         _noted(problems, check_lengths, encoded, config, [target])
-        if isinstance(config, ServerConfig):
-            _noted(problems, check_tools, target.tokenizer, prompts, config.prompts)
     unfit: list[str] = []
     fit: list[ModelConf] = []
     for conf in drafts:

@@ -183,13 +183,10 @@ def trial_of(text: GeneratedText) -> Trial:
         stop_reason=text.stop_reason,
         tokens=text.tokens,
         logprobs=text.logprobs,
-        entropies=text.entropies,
     )
 
 
 def stored_text(request: Request, trial: Trial) -> GeneratedText:
     """A stored text, without the hidden states that a fresh one carries."""
     reason = trial.stop_reason or "budget"
-    return GeneratedText(
-        request, trial.tokens or (), reason, logprobs=trial.logprobs, entropies=trial.entropies
-    )
+    return GeneratedText(request, trial.tokens or (), reason, logprobs=trial.logprobs)

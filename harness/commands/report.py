@@ -38,8 +38,6 @@ RUN_FILES = ("manifest.json", "config.yaml")
 NEEDS: Mapping[str, tuple[str, ...]] = {
     "k": ("records",),
     "temperature": ("records", "metrics"),
-    "losses": ("run",),
-    "training_log": ("losses",),
     **dict.fromkeys(("interval_s", "watch", "api_key_env", "latency_from"), ("metrics",)),
     **dict.fromkeys(("draft_ms", "target_ms", "verify_ms"), ("metrics",)),
 }
@@ -115,19 +113,9 @@ def _rendered(name: str, config: ReportConfig) -> Outcome:
                 write_analysis(RunFolder.reopen(stored), summary)
         if config.engine is not None:
             summary = replace(summary, run=replace(summary.run, serve_on=config.engine))
-    losses = None
-    if config.losses:
-        from harness.commands.losses import written  # the tokenizer's library takes seconds
-
-        losses = written(stored, config.training_log)
     with progress("writing the report"):
         reporting.render(summary, stored.folder)
-    if losses is None:
-        reporting.show(summary, verbose=config.verbose)
-    else:
-        from harness.reporting import losses as page
-
-        page.show(losses, verbose=config.verbose)
+    reporting.show(summary, verbose=config.verbose)
     return Outcome(stored.folder, int(_below(summary, stored.folder, config.fail_below)))
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from harness import prompts as prompt_sets
 from harness.analysis import analyse
 from harness.commands.progress import fetching, progress
-from harness.config import AuditionConfig, PairConfig, ServerConfig
+from harness.config import AuditionConfig, PairConfig
 from harness.measurement.environment import CardWatch, OtherLoad
 from harness.records import BrokenLogitsError, NotMeasured, Prompt, UserError, Verbose, in_one_line
 from harness.storage import RunFolder, load
@@ -74,11 +74,6 @@ class Outcome:
 
 def load_prompts(config: PairConfig | AuditionConfig) -> tuple[Prompt, ...]:
     """The prompts that a configuration asks for."""
-    for name in ("schema", "reasoning_end") if not isinstance(config, ServerConfig) else ():
-        if getattr(config.prompts, name) is not None:
-            raise UserError(
-                f"prompts.{name}: only `python -m harness.server` checks answers; leave it out"
-            )
     with fetching("reading the prompts", config.prompts.hub):
         return prompt_sets.load(config.prompts)
 

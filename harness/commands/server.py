@@ -30,7 +30,6 @@ from harness.commands.server_start import (
     try_addresses,
     write_files,
 )
-from harness.commands.server_structured import check_structured
 from harness.commands.server_visits import INTERRUPTED, answer_so_far, measure
 from harness.commands.timing import time_own_loop
 from harness.config import ServerConfig
@@ -84,7 +83,6 @@ def run(config: ServerConfig) -> Outcome:
             check_port_free(config.port)
 
     check_mtp(config, adapter)
-    check_structured(config, prompts, adapter.spec)
     check_turns(config, prompts)
     needed = [startable] if here else []
     check_run(config, prompts, [config.draft], *needed, lambda: stored_own_rounds(config))

@@ -63,7 +63,6 @@ from harness.commands.server_start import (
     stay,
     times_rejecting,
 )
-from harness.commands.server_structured import measure_structured
 from harness.engines.adapters import Adapter
 from harness.engines.protocol import (
     RefusedError,
@@ -146,7 +145,6 @@ def measure(folder: RunFolder, work: Workload, adapter: Adapter) -> Workload:
     if going:
         judge_the_rest(folder, work, adapter)
         measure_loads(folder, work, adapter, failures)
-        measure_structured(folder, work, adapter, failures.dead)
     failures.say()
     return work
 

@@ -225,12 +225,10 @@ class Lookups(NamedTuple):
 
     Attributes:
         matches: [n, K] whether the token proposed at this offset is the text's.
-        tokens: [n, K] which was proposed, NaN where none was.
         proposed: [n] how many tokens are proposed, at most K.
     """
 
     matches: NDArray[np.bool_]
-    tokens: NDArray[np.float64]
     proposed: NDArray[np.int64]
 
 
@@ -243,13 +241,11 @@ def lookups(
     """
     drafter.begin(prompt)
     matches = np.zeros((len(text), num_draft_tokens), dtype=np.bool_)
-    tokens = np.full((len(text), num_draft_tokens), np.nan)
     proposed = np.zeros(len(text), dtype=np.int64)
     for start, token in enumerate(text):
         draft = drafter.scored(num_draft_tokens)
         proposed[start] = len(draft)
-        tokens[start, : len(draft)] = draft
         for offset, (drafted, emitted) in enumerate(zip(draft, text[start:], strict=False)):
             matches[start, offset] = drafted == emitted
         drafter.append([token])
-    return Lookups(matches, tokens, proposed)
+    return Lookups(matches, proposed)

@@ -20,12 +20,10 @@ Read in tools/server of the release (build 11549) and run:
 - MTP layers are the target's own (`draft-mtp`), or those of the file that is given as the draft's:
   files of convert_hf_to_gguf.py. No server was run with them here.
 - Of a look-up and a draft (`lookup=`) every round drafts, but on the budget's last position.
-- `json_schema` of a request (tools/server/README.md) holds its text to a grammar made of it.
 - A DFlash drafter (`draft-dflash`) fills K + 1 positions of its block, a DSpark drafter
   (`draft-dspark`) K, or K + 1 where the first position of its block does not draft.
 """
 
-import json
 import re
 import shutil
 import subprocess
@@ -328,7 +326,6 @@ def request_body(asked: Asked) -> dict[str, Any]:
         "cache_prompt": asked.cached,
         "return_tokens": True,
         "n_probs": asked.logprobs,
-        **({} if asked.schema is None else {"json_schema": json.loads(asked.schema)}),
     }
 
 

@@ -63,8 +63,7 @@ class OwnServer(Server):
 
     @torch.inference_mode()
     def generate(self, asked: Asked) -> Completion:
-        """Complete a prompt; see `protocol.Server`. It has no grammar, so it takes no schema."""
-        assert asked.schema is None  # refused by `EngineSpec.json_schema`
+        """Complete a prompt; see `protocol.Server`."""
         loop, prompt = self._loop, asked.prompt
         needed = uniforms_needed(asked.budget, self.k, loop.rule)
         generation = Generation(

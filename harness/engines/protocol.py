@@ -112,8 +112,6 @@ class Asked(NamedTuple):
         logprobs: of how many likeliest tokens these are wanted at each position, with those of the
             returned ids; none where a request is timed, which they slow down.
         cached: whether the server may use what its cache holds of the prompt.
-        schema: JSON schema, as JSON text, that the engine's grammar holds the text to; None for a
-            text of the target's own.
         decode_cpu: whether the processor time of decoding is wanted apart from the prefill's.
     """
 
@@ -123,7 +121,6 @@ class Asked(NamedTuple):
     budget: int
     logprobs: int = 0
     cached: bool = False
-    schema: str | None = None
     decode_cpu: bool = False
 
 

@@ -227,7 +227,6 @@ def request_body(asked: Asked) -> dict[str, Any]:
         "min_p": sampling.min_p or 0.0,
         "repetition_penalty": 1.0 if penalty is None else penalty,
         "sampling_seed": asked.seed,
-        **({} if asked.schema is None else {"json_schema": asked.schema}),
     }
     return {
         "input_ids": list(asked.prompt),

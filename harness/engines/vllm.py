@@ -287,11 +287,6 @@ def request_body(asked: Asked) -> dict[str, Any]:
             if asked.logprobs
             else {}
         ),
-        **(
-            {}
-            if asked.schema is None
-            else {"structured_outputs": {"json": json.loads(asked.schema)}}
-        ),
     }
 
 

@@ -68,7 +68,6 @@ class Scores(NamedTuple):
     target_logprob: Numbers
     draft_logprob: Numbers
     draft_is_argmax: Numbers
-    draft_token: Numbers
     target_finite: Numbers
     draft_finite: Numbers
 
@@ -183,11 +182,8 @@ def after_lookup(
         text = trace.prompt_tokens + np.arange(len(trace.tokens))
         found = (first.proposed > 0) & (text > needed + DRAFTS[kind].least_text)
         made: dict[str, Any] = {}
-        for name in ("draft_logprob", "draft_is_argmax", "draft_token"):
+        for name in ("draft_logprob", "draft_is_argmax"):
             own, looked_up = getattr(trace, name), getattr(first, name)
-            if own is None or looked_up is None:
-                made[name] = None
-                continue
             by_offset = own if own.ndim == 2 else by_start(own[None], num_draft_tokens)[0]
             made[name] = np.where(found[:, None], looked_up, by_offset).astype(own.dtype)
         most = num_draft_tokens if trace.proposed is None else trace.proposed
@@ -202,7 +198,7 @@ def _lookup_trace(text: GeneratedText, looked_up: Lookups, draft_name: str) -> T
     unknown = np.full(len(text.tokens), np.nan)
     with np.errstate(divide="ignore"):
         logprob = np.log(match)
-    scores = Scores(unknown, logprob, is_text, looked_up.tokens, unknown, unknown)
+    scores = Scores(unknown, logprob, is_text, unknown, unknown)
     return trace_of(text, draft_name, scores, looked_up.proposed, chosen=True)
 
 
@@ -217,14 +213,14 @@ def served_trace(
         is_argmax: [n] whether each is the draft's most likely one.
     """
     match = np.array(is_argmax, dtype=np.float64)
-    one, unknown = np.ones(len(match)), np.full(len(match), np.nan)
+    one = np.ones(len(match))
     if text.request.sampling.greedy:
         with np.errstate(divide="ignore"):
             point = np.log(match)
-        scores = Scores(np.zeros(len(match)), point, match, unknown, one, one)
+        scores = Scores(np.zeros(len(match)), point, match, one, one)
     else:
         target, draft = np.array(text.logprobs), np.array(logprobs)
-        scores = Scores(target, draft, match, unknown, one, one)
+        scores = Scores(target, draft, match, one, one)
     return trace_of(text, draft_name, scores)
 
 
@@ -342,13 +338,12 @@ def compared(tokens: Tensor, target: Distribution | None, draft: Distribution) -
     match = (draft.best == tokens).float()
     one = torch.ones_like(match)
     if draft.probs is None:
-        columns = [one, match, match, draft.best, one, draft.finite]
+        columns = [one, match, match, one, draft.finite]
     elif target is None or target.probs is None:
         unknown = torch.full_like(match, math.nan)
-        columns = [unknown, draft.of(tokens), match, draft.best, one, draft.finite]
+        columns = [unknown, draft.of(tokens), match, one, draft.finite]
     else:
-        columns = [target.of(tokens), draft.of(tokens), match, draft.best]
-        columns += [target.finite, draft.finite]
+        columns = [target.of(tokens), draft.of(tokens), match, target.finite, draft.finite]
     scores = Scores(*torch.stack([column.float() for column in columns]).cpu().double().numpy())
     # A token that was drawn has some mass, even where another order of the sums says it has none
     tiny = float(np.finfo(np.float32).tiny)
@@ -476,8 +471,6 @@ def trace_of(
     fields: dict[str, Any] = scores._asdict()
     del fields["target_finite"], fields["draft_finite"]
     fields["draft_is_argmax"] = scores.draft_is_argmax.astype(np.bool_)
-    if np.isnan(scores.draft_token).all():
-        fields["draft_token"] = None
     return TextTrace(
         draft=draft_name,
         draft_temperature=sampling.temperature,

@@ -43,8 +43,6 @@ Result = TypeVar("Result")
 # Prompt lengths of the texts that a way of batching is tried on
 PADDED, EQUAL = (20, 11), (16, 16)
 TRIED_TOKENS = 4
-# After the point, of an entropy that is stored
-ENTROPY_DIGITS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +55,6 @@ class GeneratedText:
             host; None where the network could not be taken apart, or for a text read from a file.
         logprobs: [n] of the tokens under the target, where a server returned the text and was asked
             for them; else None.
-        entropies: [n] nats, of the target's distribution at each token before sampling parameters
-            apply; None where a server generated it, or a loop that is timed.
     """
 
     request: Request
@@ -66,7 +62,6 @@ class GeneratedText:
     stop_reason: StopReason
     hidden: Tensor | None = None
     logprobs: tuple[float, ...] | None = None
-    entropies: tuple[float, ...] | None = None
 
 
 @torch.inference_mode()
@@ -111,11 +106,8 @@ def generate_texts(
                 tokens=tuple(tokens),
                 stop_reason=stop_reason(tokens, request.eos, request.stop),
                 hidden=None if rows.hidden is None else rows.hidden[index, : len(tokens)],
-                entropies=tuple(round(value, ENTROPY_DIGITS) for value in row[: len(tokens)]),
             )
-            for index, (request, tokens, row) in enumerate(
-                zip(some, rows.tokens, rows.entropies.tolist(), strict=True)
-            )
+            for index, (request, tokens) in enumerate(zip(some, rows.tokens, strict=True))
         ]
         for text in texts:
             keep(text)
@@ -238,7 +230,6 @@ class _Rows:
         self._uniforms = pad_sequence(
             [generation.uniforms.resample for generation in self._generations], batch_first=True
         )
-        self.entropies = torch.zeros(self._uniforms.shape, device=device)
         self._groups = self._grouped()
         # What a repetition penalty applies to, [vocab] per request that has one
         self._seen = {
@@ -252,8 +243,6 @@ class _Rows:
         settled = 0
         logits = self._forward()
         chosen = self._choose(logits)
-        probs = torch.softmax(logits.float(), dim=-1)
-        self.entropies[self._order, self._position] = torch.special.entr(probs).sum(-1)
         finite = logits.amax(-1).isfinite().long()
         # The step's one host read
         tokens, sound = torch.stack([chosen, finite]).tolist()

@@ -79,25 +79,6 @@ def check_thinking(tokenizer: Any, prompts: Sequence[Prompt], conf: PromptsConf)
         )
 
 
-def check_tools(tokenizer: Any, prompts: Sequence[Prompt], conf: PromptsConf) -> None:
-    """Refuse tools that the chat template leaves out of the prompt, where calls are checked.
-
-    Without a template the prompt's own text has to name them, and a call that is required needs no
-    such text: the engine's grammar holds the answer to it.
-    """
-    if conf.chat_template == "never" or not getattr(tokenizer, "chat_template", None):
-        return
-    given = next((each for each in prompts if each.tools and not each.must_call), None)
-    if given is None:
-        return
-    first = given.up_to(1, ())
-    if encode(tokenizer, first, conf) == encode(tokenizer, replace(first, tools=None), conf):
-        raise UserError(
-            f"{given.origin}: has tools, which the chat template leaves out; write them into the"
-            " prompt's text with prompts.chat_template=never, or leave them out"
-        )
-
-
 def _through_template(tokenizer: Any, prompt: Prompt) -> Any:
     messages: list[dict[str, str]] = []
     if prompt.system is not None:

@@ -22,14 +22,7 @@ from typing import Any
 from harness.config import AuditionConfig, PairConfig, PromptsConf
 from harness.prompts.entries import checked_text, encodes
 from harness.prompts.log import LogSample, RequestLog
-from harness.prompts.readers import (
-    hub_label,
-    read_file,
-    read_hub,
-    read_schema,
-    read_tools,
-    stem_of,
-)
+from harness.prompts.readers import hub_label, read_file, read_hub, stem_of
 from harness.records import BYTES_PER_TOKEN, Prompt, UserError, grouped
 
 SHIPPED_DIR = Path(__file__).resolve().parents[1] / "prompt_sets"
@@ -89,7 +82,7 @@ def _sets(config: PromptsConf) -> dict[str, _Set]:
     returns the same.
     """
     labels = file_labels(config)
-    files = [*config.files, *filter(None, (config.log, config.schema, config.tools))]
+    files = [*config.files, *filter(None, [config.log])]
     read = (repr(config), *(_version(Path(file)) for file in files))
     if read not in _loaded:
         _loaded.clear()
@@ -124,7 +117,6 @@ def _load(config: PromptsConf, labels: Sequence[str]) -> dict[str, _Set]:
     if sample is not None:
         prompts += sample.prompts
         of_files |= {*sample.sizes}
-    prompts = _checked(prompts, config)
     prompts = _modes([_fitted(prompt, config) for prompt in prompts], config)
     _refuse_repeated_ids(prompts)
     sets = grouped(prompts, lambda prompt: prompt.prompt_set)
@@ -139,22 +131,6 @@ def _load(config: PromptsConf, labels: Sequence[str]) -> dict[str, _Set]:
         name: _Set(group, None if {name, name.removesuffix(THINKING)} & whole else config.limit)
         for name, group in sets.items()
     }
-
-
-def _checked(prompts: Iterable[Prompt], config: PromptsConf) -> list[Prompt]:
-    """The prompts with what the configuration holds the answers of all of them to."""
-    schema = None if config.schema is None else read_schema(Path(config.schema))
-    tools, must_call = (None, False) if config.tools is None else read_tools(Path(config.tools))
-    return [
-        replace(
-            prompt,
-            schema=prompt.schema or schema,
-            tools=prompt.tools or tools,
-            must_call=must_call if prompt.tools is None else prompt.must_call,
-            reasoning_end=prompt.reasoning_end or config.reasoning_end,
-        )
-        for prompt in prompts
-    ]
 
 
 def available_sets() -> tuple[str, ...]:
@@ -190,12 +166,8 @@ def prompt_set_hash(prompts: Iterable[Prompt]) -> str:
             fields += [prompt.answers, prompt.system]
         if prompt.first_turn > 1:
             fields.append(prompt.first_turn)
-        if prompt.schema is not None:
-            fields.append(prompt.schema)
         if prompt.tools is not None:
-            fields += [prompt.tools, prompt.must_call]
-        if prompt.reasoning_end is not None:
-            fields.append(prompt.reasoning_end)
+            fields.append(prompt.tools)
         digest.update(json.dumps(fields).encode() + b"\n")
     return digest.hexdigest()
 

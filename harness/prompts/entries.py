@@ -17,11 +17,6 @@ LISTS = ("messages", "conversations", "conversation", "turns")
 TEXTS = ("prompt", "question", "instruction", "text")
 IDS = ("id", "question_id", "task_id", "prompt_id", "conversation_id")
 READ = frozenset({*LISTS, *TEXTS, *IDS, "input", "category"})
-# One of which an object must have to be a JSON schema
-SCHEMA_KEYWORDS = frozenset(
-    {"$schema", "$ref", "type", "properties", "items", "enum", "const", "anyOf", "oneOf", "allOf"}
-)
-REQUIRED = "required"  # OpenAI's tool_choice where an answer must be a call
 EXPECTED = f"read are {', '.join(LISTS)}, {', '.join(TEXTS)} (docs/prompts.md)"
 ROLES = {
     **dict.fromkeys(("system", "developer"), "system"),
@@ -64,7 +59,6 @@ def prompt_of(entry: Any, number: int, source: Source) -> Prompt:
         value = str(value)
     name = _label(value, key, where)
     system, turns, answers = _conversation(entry, where)
-    end = entry.get("reasoning_end")
     return Prompt(
         prompt_set=source.prompt_set or category or source.label,
         id=name or f"{source.label}-{number:02d}",
@@ -72,28 +66,12 @@ def prompt_of(entry: Any, number: int, source: Source) -> Prompt:
         category=category,
         answers=tuple(answers),
         system=system,
-        schema=_schema(entry),
-        tools=tools_of(entry.get("tools")),
-        must_call=entry.get("tool_choice") == REQUIRED,
-        reasoning_end=None if end is None else checked_text(end, "reasoning_end", where),
+        tools=_tools(entry.get("tools")),
         origin=where,
     )
 
 
-def _schema(entry: Entry) -> str | None:
-    """The JSON schema of the answers, as JSON text, in its own field or as OpenAI's API has it.
-
-    A field `schema` without any of its keywords is another thing, a data base's for example.
-    """
-    given = entry.get("schema")
-    wrapped = entry.get("response_format")
-    if isinstance(wrapped, Mapping) and isinstance(wrapped.get("json_schema"), Mapping):
-        given = wrapped["json_schema"].get("schema")
-    known = isinstance(given, Mapping) and not SCHEMA_KEYWORDS.isdisjoint(given)
-    return json.dumps(given) if known else None
-
-
-def tools_of(given: Any) -> str | None:
+def _tools(given: Any) -> str | None:
     """Tools in the form of OpenAI's API, as JSON text; None where it is another thing."""
     if not isinstance(given, list) or not given:
         return None

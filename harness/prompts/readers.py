@@ -6,7 +6,6 @@ memory. A reader yields (number, entry).
 
 import csv
 import gzip
-import json
 import logging
 import re
 import zlib
@@ -22,14 +21,12 @@ from harness.prompts.entries import (
     IDS,
     LISTS,
     READ,
-    REQUIRED,
     TEXTS,
     Entry,
     Source,
     decoded,
     prompt_of,
     some,
-    tools_of,
 )
 from harness.records import Prompt, UserError
 
@@ -73,32 +70,6 @@ def reading(path: Path, key: str) -> Iterator[None]:
         yield
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error, MemoryError) as error:
         raise UserError(f"{key}: cannot read {path} ({_reason(error)})") from error
-
-
-def read_schema(path: Path) -> str:
-    """The JSON schema that a file holds, as JSON text."""
-    with reading(path, "prompts.schema"):
-        schema = decoded(path.read_text(encoding="utf-8"), f"prompts.schema={path}")
-    if not isinstance(schema, dict) or not schema:
-        raise UserError(f"prompts.schema={path}: not a JSON schema, which is an object with keys")
-    return json.dumps(schema)
-
-
-def read_tools(path: Path) -> tuple[str, bool]:
-    """The tools that a file holds, as JSON text, and whether they must be called.
-
-    It is the list alone, or an object with it as `tools`, and `tool_choice` where it is wanted.
-    """
-    with reading(path, "prompts.tools"):
-        given = decoded(path.read_text(encoding="utf-8"), f"prompts.tools={path}")
-    entry = given if isinstance(given, dict) else {"tools": given}
-    tools = tools_of(entry.get("tools"))
-    if tools is None:
-        raise UserError(
-            f"prompts.tools={path}: not a list of tools, each as"
-            ' {"type": "function", "function": {"name": ..., "parameters": {...}}}'
-        )
-    return tools, entry.get("tool_choice") == REQUIRED
 
 
 def read_hub(config: PromptsConf) -> tuple[Prompt, ...]:

@@ -9,7 +9,6 @@ of a command. Both read the Summary alone: a report can be made again without an
     content     what a report says, in order        formatting  numbers as text
     console, markdown, html  lay it out             definitions  metrics.md as data
     index       every run of a folder on one page
-    losses      where the drafts of a run lose rounds, on a page of its own
 """
 
 from pathlib import Path
@@ -38,8 +37,7 @@ def render(summary: Summary, folder: Path) -> None:
         drawn = plots.draw(summary, folder / "plots")
         content = content_of(summary)
         files.write(folder / "report.md", markdown.report(content, drawn, folder).encode())
-        page = html.report(content, drawn, losses=(folder / html.LOSSES_FILE).is_file())
-        files.write(folder / "report.html", page.encode())
+        files.write(folder / "report.html", html.report(content, drawn).encode())
 
 
 def show(summary: Summary, out: "Console | None" = None, *, verbose: Verbose = False) -> None:

@@ -26,7 +26,6 @@ from harness.reporting.tables.specification import Cell, Column, Table
 if TYPE_CHECKING:  # matplotlib takes a second
     from harness.reporting.plots import Drawn
 
-LOSSES_FILE = "losses.html"  # the page of `harness.reporting.losses`, next to report.html
 # What stands under the title: labels of content.MEASURED_WITH, and how much of each
 _FACTS = (("device", 100), ("when", len("2026-01-31T12:00")), ("harness commit", 10))
 _WIDE = 600.0  # from this width on (in the drawing's own units) a plot takes the page's width
@@ -67,8 +66,8 @@ class Term(NamedTuple):
         return "" if self.definition.name in self.titles else self.definition.name
 
 
-def report(content: Content, plots: "Sequence[Drawn]", *, losses: bool = False) -> str:
-    """The text of report.html; with a link to `losses.html` where that page is next to it."""
+def report(content: Content, plots: "Sequence[Drawn]") -> str:
+    """The text of report.html."""
     first, rest = _what_and_why(content.verdicts[0]) if content.verdicts else ("", "")
     shown = content.snippets[:1] if first else ()
     first_line = shown[0] if shown and shown[0].code else None
@@ -85,7 +84,6 @@ def report(content: Content, plots: "Sequence[Drawn]", *, losses: bool = False) 
         first_line=first_line,
         remarks=without_line(content.snippets),
         plots=[Image(plot.caption, picture(plot.svg), picture(plot.narrow)) for plot in plots],
-        losses=LOSSES_FILE if losses else None,
         definitions=glossary([*content.tables, *filter(None, [content.grid])]),
     )
 

@@ -16,7 +16,6 @@ from harness.records import GREEDY, first, grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
-from harness.reporting.sentences.served import CHECKS
 from harness.serving.drafts import DRAFTS, DraftKind, kind_of
 from harness.serving.engines import ENGINES, drafts_alike, spec_of, with_lines
 from harness.serving.spec import EngineSpec, PairToServe, changes
@@ -209,23 +208,15 @@ def _measured_command(summary: Summary, served: ServedSummary, shown: Marked) ->
 
 
 def _only_here(served: ServedSummary, answer: Answer) -> Sequence[str]:
-    """That a K is not lossless at another temperature, or breaks structured output."""
-    notes: list[str] = []
-    by_check = grouped(served.invalid_output(answer.k), lambda gate: CHECKS[gate.check])
-    for checked, broken in by_check.items():
-        at = ", ".join(fmt.temperature(gate.temperature) for gate in broken)
-        notes.append(
-            f"At temperature {at} K={answer.k} breaks {checked}: send such requests to a"
-            " server without a draft."
-        )
+    """That a K is not lossless at another temperature."""
     others = dict.fromkeys(gate.temperature for gate in served.gates)
     changed = [t for t in others if answer.k in served.not_lossless(t)]
-    if changed:
-        temperatures = ", ".join(map(fmt.temperature, changed))
-        notes.append(
-            f"At temperature {temperatures} K={answer.k} is not lossless: send it no such request."
-        )
-    return notes
+    if not changed:
+        return ()
+    temperatures = ", ".join(map(fmt.temperature, changed))
+    return (
+        f"At temperature {temperatures} K={answer.k} is not lossless: send it no such request.",
+    )
 
 
 def _version(served: ServedSummary) -> str:

@@ -155,7 +155,6 @@ SPEC = EngineSpec(
     slots_flag="--parallel",
     unified_flag="--kv-unified",
     client="harness.engines.llamacpp",
-    json_schema=True,
     lists_logprobs=True,
     drafts=("model", "eagle3", "mtp", "dflash", "dspark", *SIMPLE, *NOT_REPLAYED),
     before_drafts=SIMPLE,

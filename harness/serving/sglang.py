@@ -165,7 +165,6 @@ SPEC = EngineSpec(
     in_production="--context-length, --max-running-requests and --mem-fraction-static",
     slots_flag="--max-running-requests",
     client="harness.engines.sglang",
-    json_schema=True,
     lists_logprobs=True,
     drafts=("model", "eagle", "eagle3", "mtp"),
     synthetic="on CUDA",

@@ -160,8 +160,6 @@ class EngineSpec:
     synthetic: Literal["everywhere", "on CUDA", "nowhere"] = "nowhere"
     # Whether it refuses a K above a checkpoint's number of MTP layers that is no multiple of it
     mtp_multiples: bool = False
-    # Whether its requests can carry a JSON schema, which its grammar then holds the text to
-    json_schema: bool = False
     # Whether its plain server lists the log-probabilities of the likeliest tokens by their ids
     lists_logprobs: bool = False
     k_per_request: bool = False  # whether one address serves every K

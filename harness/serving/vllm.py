@@ -220,7 +220,6 @@ SPEC = EngineSpec(
     },
     in_production="--max-model-len, --max-num-seqs and --gpu-memory-utilization",
     client="harness.engines.vllm",
-    json_schema=True,
     lists_logprobs=True,
     drafts=("model", "eagle", "eagle3", "peagle", "pard", "mtp", "dflash", "dspark", "ngram"),
     synthetic="on CUDA",

@@ -31,7 +31,6 @@ from harness.records import (
     RoundTiming,
     Scrape,
     StepTiming,
-    StructuredAnswer,
     TextTrace,
     Trial,
     UserError,
@@ -68,7 +67,7 @@ CHECKED = ("config.yaml", "summary.json", TRACES, CONFIDENCES, CHECKS, *TABLES)
 # And besides: people edit the first, and lines have checksums of their own
 UNCHECKED = (
     *("manifest.json", files.CHECKSUMS, "trials.jsonl", "starts.jsonl", "rounds.jsonl"),
-    *("own_rounds.jsonl", "loads.jsonl", "probes.jsonl", "scrapes.jsonl", "structured.jsonl"),
+    *("own_rounds.jsonl", "loads.jsonl", "probes.jsonl", "scrapes.jsonl"),
 )
 # What a run measured, of the files with a checksum; the others are derived from it
 MEASURED = (TRACES, CONFIDENCES, CHECKS, "latency_samples.csv", "parts.csv")
@@ -102,8 +101,6 @@ class StoredRun:
     own_rounds: tuple[RoundTiming, ...] = ()
     # loads.jsonl: what a server took under load; empty where none was put on it
     loads: tuple[LoadTiming, ...] = ()
-    # structured.jsonl: servers' answers to prompts with a JSON schema
-    structured: tuple[StructuredAnswer, ...] = ()
     # scrapes.jsonl: what a running server had counted; of a run that asked it nothing
     scrapes: tuple[Scrape, ...] = ()
     # checks.jsonl: greedy texts and distributions as the models judged them
@@ -164,7 +161,6 @@ class RunFolder:
         self.rounds = Lines(path / "rounds.jsonl", RoundTiming)
         self.own_rounds = Lines(path / "own_rounds.jsonl", RoundTiming)
         self.loads = Lines(path / "loads.jsonl", LoadTiming)
-        self.structured = Lines(path / "structured.jsonl", StructuredAnswer)
         self.scrapes = Lines(path / "scrapes.jsonl", Scrape)
         if lock is not None and lock.unlocked is not None:
             self.manifest = manifest.updated(written_without_lock=lock.unlocked)
@@ -203,7 +199,7 @@ class RunFolder:
         run = cls(path, manifest, lock)
         appended = (
             *(run.trials, run.answers, run.starts, run.probes),
-            *(run.rounds, run.own_rounds, run.loads, run.structured),
+            *(run.rounds, run.own_rounds, run.loads),
         )
         for lines in appended:
             lines.read()  # damage is an error before anything is cut off or added
@@ -358,7 +354,6 @@ def load(folder: str | Path) -> StoredRun:
         probes=tuple(run.probes.read()),
         own_rounds=tuple(run.own_rounds.read()),
         loads=tuple(run.loads.read()),
-        structured=tuple(run.structured.read()),
         scrapes=tuple(run.scrapes.read()),
         checks=read_checks(path, CHECKS),
         unverified=tuple(

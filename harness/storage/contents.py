@@ -23,7 +23,6 @@ from harness.records import (
     RoundTiming,
     Scrape,
     StepTiming,
-    StructuredAnswer,
     Trial,
     UserError,
 )
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 Check = TextCheck | DistributionTest | TextLikelihood
 # What is stored as it is made, a line each
-Line = TypeVar("Line", bound=Trial | RoundTiming | LoadTiming | Scrape | StructuredAnswer)
+Line = TypeVar("Line", bound=Trial | RoundTiming | LoadTiming | Scrape)
 _KIND_OF_CHECK = {
     TextCheck: "text",
     DistributionTest: "distribution",

@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from harness.records import TextTrace, UserError, grouped
-from harness.storage.traces import LATER, NUMBER_COLUMNS, TARGET_COLUMNS, TEXT_COLUMNS
+from harness.storage.traces import NUMBER_COLUMNS, TARGET_COLUMNS, TEXT_COLUMNS
 
 # Names, which stay as they are written: 007 is no number
 NAMES = ("draft", "prompt_set", "prompt", "category")
@@ -41,7 +41,7 @@ _WHOLE = (0.0, np.inf, True, "give whole numbers from 0")
 _LOGPROB = (-np.inf, ROUNDING, False, "give log-probabilities, of at most 0")
 _TEMPERATURE = (0.0, np.finfo(np.float64).max, False, "give 0 or a number above it")
 LIMITS: dict[str, tuple[float, float, bool, str]] = {
-    **dict.fromkeys(("token", "position", "start", "offset", "proposed", "draft_token"), _WHOLE),
+    **dict.fromkeys(("token", "position", "start", "offset", "proposed"), _WHOLE),
     **dict.fromkeys(LOGPROBS, _LOGPROB),
     **dict.fromkeys(("temperature", "draft_temperature"), _TEMPERATURE),
     "draft_is_argmax": (0.0, 1.0, True, "give true or false, or 1 or 0"),
@@ -202,7 +202,6 @@ def _trace(rows: pd.DataFrame, file: Path) -> TextTrace:
         by_text = name in TARGET_COLUMNS
         numbers[name] = np.full(count if by_text else shape, np.nan)
         numbers[name][at if by_text else places] = inside[name]
-    numbers |= {name: None for name in LATER if np.isnan(numbers[name]).all()}
     head = {name: _value(rows[name].iloc[0]) for name in TEXT_COLUMNS}
     proposed = None
     if rows["proposed"].notna().any():

@@ -64,8 +64,7 @@ class Environment:
 class ModelEntry:
     """What a loaded model says of itself (`describe` of `harness.models`); `entries`: all of it.
 
-    Sizes are None where its configuration has none, `step_parameters` (what a draft step reads) and
-    those parts of it of all but heads; `id` and `kind` are of auditioned drafts,
+    Sizes are None where its configuration has none; `id` and `kind` are of auditioned drafts,
     `devices` there where they are several, `stored_dtype` the checkpoint's where dtype=auto took
     another one, and `engine_reason` is why not a faster engine.
     """
@@ -81,9 +80,6 @@ class ModelEntry:
     weights_bytes: int | None = None
     bytes_per_parameter: float | None = None
     kv_bytes_per_token: float | None = None
-    step_parameters: int | None = None
-    output_parameters: int | None = None
-    layer_parameters: int | None = None
     layers: int | None = None
     hidden: int | None = None
     heads: int | None = None

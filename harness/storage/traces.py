@@ -50,10 +50,7 @@ NUMBER_COLUMNS = {
     "target_logprob": pa.float64(),
     "draft_logprob": pa.float64(),
     "draft_is_argmax": pa.bool_(),
-    "draft_token": pa.int32(),
 }
-# Columns that came later; runs without them are read, as are rows that hold nothing there
-LATER = ("draft_token",)
 PLACES = {name: pa.int64() for name in ("start", "offset", "position", "token", "proposed")}
 # In the file's order
 _FIRST = (
@@ -74,18 +71,14 @@ def content(traces: Sequence[TextTrace], before: bytes | None = None) -> bytes:
         if before is not None:
             stored = parquet.ParquetFile(io.BytesIO(before))
             for batch in stored.iter_batches(PART_ROWS, columns=SCHEMA.names):
-                file.write_table(_complete(pa.Table.from_batches([batch])))
+                file.write_table(_of_schema(batch))
         for part in _parts(traces):
             file.write_table(_table(part))
     return buffer.getvalue()
 
 
-def _complete(stored: pa.Table) -> pa.Table:
-    """Rows with every column, those that came later empty."""
-    for name in LATER:
-        if name not in stored.column_names:
-            stored = stored.append_column(name, pa.nulls(len(stored), _TYPES[name]))
-    return stored.select(SCHEMA.names).cast(SCHEMA)
+def _of_schema(batch: pa.RecordBatch) -> pa.Table:
+    return pa.Table.from_batches([batch]).select(SCHEMA.names).cast(SCHEMA)
 
 
 def _parts(traces: Sequence[TextTrace]) -> Iterator[Sequence[TextTrace]]:
@@ -114,14 +107,13 @@ def _frames(content: bytes, file: Path) -> Iterator[pd.DataFrame]:
         rows = source.metadata.num_rows
         if rows > MAX_ROWS:  # a few bytes can say that a value is repeated
             raise ValueError(f"{rows:,} rows; no run writes more than {MAX_ROWS:,}")
-        needed = [name for name in SCHEMA.names if name not in LATER]
-        missing = [name for name in needed if name not in source.schema_arrow.names]
+        missing = [name for name in SCHEMA.names if name not in source.schema_arrow.names]
         if missing:
             raise UserError(f"{file}: not the traces of a run; it has no column {missing[0]}")
         types = {pa.int64(): pd.Int64Dtype()}
         held: pd.DataFrame | None = None
         for batch in source.iter_batches(PART_ROWS, columns=SCHEMA.names):
-            frame = _complete(pa.Table.from_batches([batch])).to_pandas(types_mapper=types.get)
+            frame = _of_schema(batch).to_pandas(types_mapper=types.get)
             frame = frame if held is None else pd.concat([held, frame], ignore_index=True)
             last = _last_text(frame)
             held = frame.iloc[last:]
@@ -177,11 +169,7 @@ def _rows(trace: TextTrace) -> dict[str, NDArray[Any]]:
 
 
 def _scores(trace: TextTrace, names: Iterable[str]) -> dict[str, NDArray[Any]]:
-    values = {name: getattr(trace, name) for name in names}
-    return {
-        name: np.full(trace.draft_logprob.shape, np.nan) if value is None else value
-        for name, value in values.items()
-    }
+    return {name: getattr(trace, name) for name in names}
 
 
 def _at(values: NDArray[np.float64], at: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -198,7 +186,6 @@ def _traces(stored: pd.DataFrame) -> list[TextTrace]:
     firsts = stored[[*TEXT_COLUMNS]].iloc[[rows[0] for rows in rows_of]]
     heads = zip(*(firsts[name].tolist() for name in TEXT_COLUMNS), strict=True)
     numbers = {name: stored[name].to_numpy() for name in NUMBER_COLUMNS}
-    numbers |= {name: stored[name].to_numpy(np.float64, na_value=np.nan) for name in LATER}
     places = {name: stored[name].to_numpy(np.float64, na_value=np.nan) for name in PLACES}
     return [
         _trace(
@@ -218,13 +205,10 @@ def _trace(
 ) -> TextTrace:
     """One trace: what its text is, and by column its scores and where they belong."""
     tokens, start, proposed = (places[name] for name in ("token", "start", "proposed"))
-    numbers |= {name: None for name in LATER if np.isnan(numbers[name]).all()}
     if np.isnan(start).all():
         return TextTrace(**head, tokens=_integers(tokens), **numbers)
     shape = (int(np.nanmax(start)) + 1, int(np.nanmax(places["offset"])) + 1)
-    numbers = {
-        name: None if values is None else values.reshape(shape) for name, values in numbers.items()
-    }
+    numbers = {name: values.reshape(shape) for name, values in numbers.items()}
     first = {name: numbers[name][:, 0].copy() for name in TARGET_COLUMNS}
     return TextTrace(
         **head,

@@ -219,26 +219,6 @@ class Endings(NamedTuple):
 
     judged: Array  # rounds from a start that judge the draft token at an offset
     rejected: Array  # those of them that reject it, and end
-    # Rounds that end since nothing is drafted at that offset though the text goes on behind the
-    # token that the round itself has there
-    undrafted: Array
-
-    @property
-    def lost_rounds(self) -> Array:
-        """Rounds that each ending costs, (texts, starts, K).
-
-        A round can emit K + 1 tokens. One that ends at offset j emits j + 1, so it falls K - j
-        short. The tokens of all rounds are the text's, N = (K + 1) rounds - what they fall short:
-
-            rounds = N / (K + 1) + sum over endings of (K - j) / (K + 1) + that of the cut rounds.
-
-        So an ending at offset j costs (K - j) / (K + 1) rounds. The sum is exact and of one term
-        for each place, so that no order of the places matters; only the cut of a text's last round
-        is no draft's loss.
-        """
-        k = int(self.judged.shape[2])
-        short = np.arange(k, 0, -1, dtype=np.float64) / (k + 1.0)
-        return (self.rejected + self.undrafted) * short
 
 
 def endings(
@@ -248,7 +228,7 @@ def endings(
     *,
     proposed: ArrayLike | None = None,
 ) -> Endings:
-    """Where the rounds of one K end before they emit K + 1 tokens; arguments as of `replay`."""
+    """Where the rounds of one K judge and reject draft tokens; arguments as of `replay`."""
     chances = np.asarray(accept_prob, dtype=np.float64)[:, :, :k]
     left = _positions_left(np.asarray(lengths, dtype=np.intp), chances)
     drafts = np.full_like(left, k) if proposed is None else np.clip(proposed, 0, k)
@@ -256,14 +236,7 @@ def endings(
     reach = _reached(chances, exists)
     kept = _renewal(reach, left, k)[:, :, None] * reach
     judged = np.where(exists, kept[:, :, :k], 0.0)
-    offsets = np.arange(k)
-    # Not before the text's last token: the round's own token there ends the text
-    stops = (offsets == drafts[:, :, None]) & (left[:, :, None] > offsets + 1)
-    return Endings(
-        judged,
-        rejected=judged - np.where(exists, kept[:, :, 1:], 0.0),
-        undrafted=np.where(stops, kept[:, :, :k], 0.0),
-    )
+    return Endings(judged, rejected=judged - np.where(exists, kept[:, :, 1:], 0.0))
 
 
 def at_positions(values: Array) -> Array:
@@ -303,55 +276,6 @@ def padded_texts(
             drafts[row, :size] = np.minimum(most[:size], k)
     drafted = np.greater.outer(drafts, np.arange(k))
     return PaddedTexts(np.where(drafted, padded, 0.0), lengths, drafts)
-
-
-class RoundChoice(NamedTuple):
-    """A way to draft a round: a draft's texts at one K, and what its rounds cost."""
-
-    texts: PaddedTexts  # with K offsets
-    costs: Array  # [n] what a round costs that proposes n tokens, n = 0..K
-
-
-def cheapest_rounds(choices: Sequence[RoundChoice]) -> tuple[Array, Array]:
-    """What the same texts cost where every round is drafted in the way that is best from its start.
-
-    With C[s] the least expected cost from a start s on, 0 beyond the text, and P(L) the chance that
-    a round from s emits L tokens: C[s] = min over choices of cost + sum of P(L) C[s + L]. It knows
-    every chance, so no rule that chooses before a round costs less on these texts.
-
-    Returns:
-        The cost of each text, (texts,), and the rounds that each choice drafts, (choices, texts).
-    """
-    lengths, positions = choices[0].texts.lengths, choices[0].texts.chances.shape[1]
-    emits: list[Array] = []
-    costs: list[Array] = []
-    for texts, round_costs in choices:
-        k = texts.chances.shape[2]
-        left = _positions_left(lengths, texts.chances)
-        emits.append(_emits(_reached(texts.chances, _drafted_in_text(left, texts.proposed, k))))
-        costs.append(round_costs[np.clip(texts.proposed, 0, k)])
-    deepest = max(each.shape[2] for each in emits)
-    least = np.zeros((len(lengths), positions + deepest))
-    chosen = np.zeros((len(lengths), positions), dtype=np.intp)
-    for s in range(positions - 1, -1, -1):
-        on = np.stack(
-            [
-                cost[:, s] + (emit[:, s] * least[:, s + 1 : s + 1 + emit.shape[2]]).sum(axis=1)
-                for emit, cost in zip(emits, costs, strict=True)
-            ]
-        )
-        chosen[:, s] = on.argmin(axis=0)
-        least[:, s] = np.where(lengths > s, on.min(axis=0), 0.0)
-    starts = np.zeros((len(lengths), positions + deepest))
-    starts[:, 0] = 1.0
-    rounds = np.zeros((len(choices), len(lengths)))
-    for s in range(positions):
-        starts[:, s] *= lengths > s
-        for number, emit in enumerate(emits):
-            there = np.where(chosen[:, s] == number, starts[:, s], 0.0)
-            rounds[number] += there
-            starts[:, s + 1 : s + 1 + emit.shape[2]] += there[:, None] * emit[:, s]
-    return least[:, 0], rounds
 
 
 def replay_texts(chances: Sequence[Array], proposed: Sequence[Counts], k: int) -> Replayed:

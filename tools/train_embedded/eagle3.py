@@ -5,17 +5,13 @@ temperature 1, the rest greedily. The head learns the target's distributions ove
 vocabulary, the tokens that the target generates most, from every start of these texts, K drafts
 deep: what it is fed after the first draft is its own output, as when it drafts (EAGLE-3's
 training-time test). Minutes on one thread; two are slower.
-
-With `--checkpoints 6` the head is also saved in FOLDER/step_N at six numbers of steps, each half of
-the next: what `harness.report` draws served speedup against training steps from.
 """
 
 import argparse
-import copy
 import random
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -160,9 +156,8 @@ def train(
     target: PreTrainedModel,
     texts: Sequence[GeneratedText],
     steps: int,
-    stops: Collection[int] = (),
 ) -> Iterator[tuple[int, float]]:
-    """Train in place; yields the steps done and the mean loss since, every 50 and at stops."""
+    """Train in place; yields the steps done and the mean loss since, every 50."""
     trained = [weight for name, weight in head.named_parameters() if "embed" not in name]
     optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
@@ -175,7 +170,7 @@ def train(
         optimizer.zero_grad(set_to_none=True)
         schedule.step()
         losses.append(loss.item())
-        if step % 50 == 0 or step == steps or step in stops:
+        if step % 50 == 0 or step == steps:
             yield step, sum(losses) / len(losses)
             losses.clear()
 
@@ -186,7 +181,6 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--layout", choices=("specforge", "speculators"), default="specforge")
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--checkpoints", type=int, default=0, help="how many to keep")
     arguments = parser.parse_args()
     layout: Layout = arguments.layout
     torch.set_num_threads(1)
@@ -195,18 +189,10 @@ def main() -> None:
     texts = texts_of(target)
     console.print(f"{len(texts)} texts of {TARGET.name} in {time.perf_counter() - begin:.0f} s")
     head = new_head(target, texts)
-    kept = {round(arguments.steps / 2**n) for n in range(arguments.checkpoints)}
-    for step, loss in train(head, target, texts, arguments.steps, kept):
+    for step, loss in train(head, target, texts, arguments.steps):
         seconds = time.perf_counter() - begin
         console.print(f"step {step:>5} of {arguments.steps}  loss {loss:.4f}  {seconds:.0f} s")
-        if step in kept:
-            _save(head, arguments.folder / f"step_{step}", layout)
-    _save(head, arguments.folder, layout)
-
-
-def _save(head: Eagle3Network, folder: Path, layout: Layout) -> None:
-    """Write a copy in 16 bits; what is trained stays in 32."""
-    save_head(copy.deepcopy(head).to(torch.bfloat16), folder, layout, f"embedded:{TARGET.name}")
+    save_head(head.to(torch.bfloat16), arguments.folder, layout, f"embedded:{TARGET.name}")
 
 
 if __name__ == "__main__":

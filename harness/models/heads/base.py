@@ -44,34 +44,6 @@ class HeadNetwork(nn.Module, ABC):
         return list(self.parameters())
 
     @property
-    def output_matrix(self) -> Tensor | None:
-        """Of its logits, its own or the target's; None where there is not just one.
-
-        A module of the target is no part of the head, which keeps its `__call__` as `output`.
-        """
-        made_by = getattr(getattr(self, "output", None), "__self__", None)
-        return getattr(made_by, "weight", None)
-
-    @property
-    def further_layers(self) -> Sequence[nn.Module]:
-        """Its layers after the first, all alike."""
-        return ()
-
-    @property
-    def step_parameters(self) -> dict[str, int]:
-        """What a draft step reads, and of that its output matrix and one of several layers."""
-        output = self.output_matrix
-        if output is None:
-            return {}
-        read = {id(w): w.numel() for name, w in self.named_parameters() if "embed" not in name}
-        read[id(output)] = output.numel()
-        sizes = {"step_parameters": sum(read.values()), "output_parameters": output.numel()}
-        if self.further_layers:
-            layer = self.further_layers[-1]
-            sizes["layer_parameters"] = sum(weight.numel() for weight in layer.parameters())
-        return sizes
-
-    @property
     def kv_bytes_per_token(self) -> int:
         """Of its cache."""
         return self.cached_numbers * self.weights[0].element_size()
@@ -344,7 +316,6 @@ class LoadedHead(Vocabulary):
             "dtype": str(weights[0].dtype).removeprefix("torch."),
             "parameters": sum(weight.numel() for weight in weights),
             "weights_bytes": sum(weight.numel() * weight.element_size() for weight in weights),
-            **self.network.step_parameters,
             "kv_bytes_per_token": self.network.kv_bytes_per_token,
             "weights_sample_sha256": sampled_hash(weights),
         }

@@ -103,11 +103,6 @@ class LayerNetwork(HeadNetwork):
             if self.own_embedding or not name.startswith("embed_tokens")
         ]
 
-    @property
-    def further_layers(self) -> Sequence[nn.Module]:
-        """Its layers after the first."""
-        return [*self.more]
-
     def angles(self, positions: Tensor) -> Angles:
         """Cosines and sines [B, n, D] of positions [B, n]."""
         return self.rotary(self.fc.weight, positions)

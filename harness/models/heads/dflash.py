@@ -148,11 +148,6 @@ class DFlashNetwork(HeadNetwork):
         self.register_buffer("ids", ids, persistent=False)
         self._rotary = Qwen3RotaryEmbedding(config)
 
-    @property
-    def further_layers(self) -> Sequence[nn.Module]:
-        """Its layers after the first."""
-        return [*self.body][1:]
-
     def with_cache(self, vocab_size: int) -> "DFlashHead":
         """The same with a cache of the context, for the loop."""
         return DFlashHead(self, vocab_size)

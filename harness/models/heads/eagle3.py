@@ -99,11 +99,6 @@ class Eagle3Network(LayerNetwork):
         row = torch.cat([embedded, normed], dim=-1)
         return self.attended_by(row, normed if self.norm_before_residual else features, angles)
 
-    @property
-    def output_matrix(self) -> Tensor:
-        """Over the tokens that it can draft."""
-        return self.lm_head.weight
-
     def draft_logits(self, outputs: Tensor) -> Tensor:
         """Logits [..., draft vocabulary] of outputs [..., hidden]."""
         return self.lm_head(self.norm(outputs))

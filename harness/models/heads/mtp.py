@@ -38,7 +38,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils.hub import cached_file
 
 from harness.config import ModelConf
-from harness.models.cached import cache_argument, output_weight
+from harness.models.cached import cache_argument
 from harness.models.checkpoint import explained, quiet_transformers, small_file
 from harness.models.heads.base import ChainHead, HeadNetwork, LoadedHead
 from harness.models.load import LoadedModel, check_on_one_device, source_of
@@ -110,11 +110,6 @@ class MtpNetwork(HeadNetwork):
             for weight in self.parameters()
             if id(weight) not in self._shared and weight is not self.fc.weight
         ]
-
-    @property
-    def output_matrix(self) -> Tensor:
-        """Its own, or the target's."""
-        return output_weight(self.network)
 
     @property
     @torch.inference_mode()

@@ -18,7 +18,6 @@ CAUTIONS: frozenset[CaveatCode | ComparisonCaveatCode] = frozenset(
         "rounds_not_timed",
         # Texts are not the target's, so that a speed is of something else
         *("greedy_texts_differ", "server_not_lossless", "server_texts_unlike_target"),
-        *("structured_output_invalid", "structured_output_unanswered"),
         *("server_texts_repeat", "server_queues", "rate_beyond_capacity", "other_card"),
         *("failed_run", "unfinished_run", "different_devices", "machine_changed"),
         "other_texts",
@@ -414,11 +413,6 @@ CAVEATS: Mapping[str, Any] = {
         "at temperature {temperature:g}, K={k}, all visits of the server returned the same {texts}"
         " texts, which the target would not: it ignores the temperature or the seeds of requests;"
         " texts and rounds here are not those of sampling"
-    ),
-    "structured_output_invalid": served.structured_output_invalid,
-    "structured_output_unanswered": (
-        "{failed} of {asked} requests whose answers are checked have none; the reasons are in"
-        " structured.jsonl, and resume= asks again"
     ),
     "server_rounds_unlike_replay": served.rounds_unlike_replay,
     "draft_served_in_other_dtype": served.other_dtype,

@@ -1,11 +1,10 @@
 """What a server run says: what to serve on it, how well that was predicted, is it lossless."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from harness.records import Check, first, grouped, set_of, where
+from harness.records import first, grouped, set_of, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.sentences import Quoted
@@ -26,11 +25,6 @@ from harness.summary import (
     load_errors,
 )
 
-CHECKS: Mapping[Check, str] = {
-    "schema": "structured output",
-    "tools": "tool calls",
-    "reasoning": "the end of reasoning",
-}
 # Of the target's memory, the share that a draft takes from which it is worth a sentence
 LEAST_SHARE = 0.01
 NOT_PREDICTED = {
@@ -475,17 +469,6 @@ def not_lossless(values: Quoted) -> str:
     return (
         f"the server is NOT LOSSLESS {_at(values)} ({scores(values)}): what it returns is not what"
         f" the target would{_nats(values)}; nothing is predicted there"
-    )
-
-
-def structured_output_invalid(values: Quoted) -> str:
-    """A caveat: which K lowers the validity of checked answers, and by how much."""
-    checked: Any = values.get("check") or "schema"
-    return (
-        f"speculation BREAKS {CHECKS[checked].upper()} {_at(values)}: {values['valid']} of"
-        f" {values['pairs']} answers are valid, and {values['plain_valid']} of plain decoding's to"
-        " the same requests"
-        f" (p-value {fmt.p_value(values['p_value'])})"
     )
 
 

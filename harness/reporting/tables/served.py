@@ -1,13 +1,11 @@
 """A server that was measured: cells with their predictions, the gate, costs, load, conventions."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Literal, NamedTuple, TypeVar
 
 from harness.records import grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
-from harness.reporting.sentences.served import CHECKS
 from harness.reporting.tables.specification import Column, Table, columns_by, table
 from harness.serving.engines import spec_of
 from harness.summary import (
@@ -19,7 +17,6 @@ from harness.summary import (
     ServedCosts,
     ServedGate,
     ServedSummary,
-    StructuredGate,
     Summary,
     UserLatency,
 )
@@ -63,24 +60,6 @@ GATES: tuple[Column[ServedGate], ...] = (
     Column("z of\ntexts", lambda gate: gate.text_z, fmt.deviations),
     Column("z against\nplain", lambda gate: gate.plain_z, fmt.deviations),
 )
-VALIDITY = {True: "FAIL", False: "pass", None: None}
-STRUCTURED: tuple[Column[StructuredGate], ...] = (
-    Column("check", lambda gate: CHECKS[gate.check]),
-    Column("temperature", lambda gate: gate.temperature, fmt.temperature, key=True),
-    Column("K", lambda gate: gate.k, fmt.count, key=True),
-    Column("verdict", lambda gate: VALIDITY[gate.lowered]),
-    Column("answers", lambda gate: gate.answers, fmt.count),
-    Column("valid", lambda gate: gate.valid, fmt.count),
-    Column("complete", lambda gate: gate.complete, fmt.count),
-    Column("pairs", lambda gate: gate.pairs or None, fmt.count),
-    Column("valid\nof plain", lambda gate: gate.plain_valid if gate.pairs else None, fmt.count),
-    Column("lost", lambda gate: gate.lost if gate.pairs else None, fmt.count),
-    Column("gained", lambda gate: gate.gained if gate.pairs else None, fmt.count),
-    Column("p of\nMcNemar", lambda gate: gate.p_value, fmt.p_value),
-    Column("equal", lambda gate: gate.equal, fmt.count),
-)
-# Their words mean something else elsewhere
-STRUCTURED = tuple(c if c.key else replace(c, definition="structured output") for c in STRUCTURED)
 COSTS: tuple[Column[ServedCosts], ...] = (
     Column("temperature", lambda costs: costs.temperature, fmt.temperature, key=True),
     Column("plain token\nms", lambda costs: costs.plain_s, fmt.in_ms),
@@ -284,13 +263,6 @@ GATE_NOTES = (
     " is not lossless. Rounds test the draft and its rule, not the texts; they have a z where a"
     " draft is sampled.",
 )
-STRUCTURED_NOTE = (
-    "Answers to prompts with a JSON schema, tools or a tag that ends reasoning: valid where they"
-    " pass the check, complete where they ended before the budget. Pairs are a K's answer and"
-    " plain decoding's to one request with one seed; lost: only plain decoding's is valid. FAIL:"
-    " speculation lowers validity (McNemar's exact test); no verdict: too few valid plain answers."
-    " These texts are neither timed nor replayed."
-)
 COST_NOTE = (
     "start: what a request costs besides its prefill and its rounds, fitted over all requests;"
     " error: its standard error over prompts. Starts within two of these do not differ. What a"
@@ -386,7 +358,6 @@ def served_tables(summary: Summary) -> list[Table]:
         table(f"K by load on {name}", SCHEDULE, scheduled, notes=(SCHEDULE_NOTE,)),
         table(f"{WAITS} on {name}{waited}", LATENCIES, alone, notes=waits_notes),
         table("Is the server lossless?", GATES, served.gates, notes=GATE_NOTES),
-        table("Structured output", STRUCTURED, served.structured, notes=(STRUCTURED_NOTE,)),
         table(f"What requests cost on {name}{timed}", COSTS, served.costs, notes=(COST_NOTE,)),
         *_loads(f"{name} under load", LOADS, served.load, served, (LOAD_NOTE,)),
         *_loads(f"{name} whose K changes", VARIED, _varied(served), served, varied_notes),
