@@ -1382,8 +1382,6 @@ class ReportConfig(CommandConfig):
         [], "requests that an engine's server, trtllm-bench or AIPerf recorded", distinct=True
     )
     metrics: str | None = key(None, "a running server, http://HOST:PORT: what its counters say")
-    interval_s: float = key(60.0, "with metrics: seconds between two scrapes", above=0, most=86_400)
-    watch: bool = key(False, "with metrics: scrape until Ctrl-C, and tell drift")
     api_key_env: str | None = _api_key_env()
     latency_from: str | None = key(None, "with metrics: a run whose round times price every K")
     draft_ms: float | None = key(None, "with metrics: one step of the draft, milliseconds")

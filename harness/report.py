@@ -6,7 +6,7 @@
     python -m harness.report runs=[results/A,results/B]             B (and C, ...) against A
     python -m harness.report index=results                          index.html over every run there
     python -m harness.report records=[plain.jsonl,k4.jsonl]         what a server recorded
-    python -m harness.report metrics=http://HOST:PORT watch=true    what a running server counts
+    python -m harness.report metrics=http://HOST:PORT               what a running server counts
     python -m harness.report runs=[results/A,results/B] fail_below=0.95
 
 The last one is for builds: it exits 1 when B's speedup is below 0.95 of A's beyond its uncertainty

@@ -166,7 +166,6 @@ CaveatCode = Literal[
     "positions_of_longer_drafts",  # ks ("2, 4"), k: that acceptance_by_position is of
     "positions_too_short",  # ks ("4, 8"): without a row from acceptance_by_position
     "latency_from_too_short",  # ks: left out, since latency_from times no verify for them
-    "counters_restarted",  # restarts: times that a running server's counters began anew
     "counters_of_several_k",  # ks ("1, 3"): that a running server drafted, as it told
     "counters_fewer_drafted",  # mean: tokens that a round drafted; k: the most
     "counters_without_positions",  # k
@@ -1528,11 +1527,10 @@ class ServedSummary:
 
 
 @dataclass(frozen=True)
-class CountedInterval:
+class Counted:
     """What a running server counted between two scrapes."""
 
-    begin_s: float  # of the first scrape of the run
-    end_s: float
+    seconds: float
     rounds: int  # that drafted
     accepted: int
     tokens: int  # of answers
@@ -1552,25 +1550,13 @@ class CountedInterval:
 
 
 @dataclass(frozen=True)
-class Drift:
-    """How tokens per round changed from the earlier half of a watch to the later one."""
-
-    before: float
-    after: float
-    beyond_noise: bool
-
-
-@dataclass(frozen=True)
 class RunningServer:
     """What the counters of a server say that serves others."""
 
     engine: str
     k: int  # the most that a round drafts; 0 where nothing was drafted
     ks: tuple[int, ...]  # as the server told; several where it adapts, empty where it does not tell
-    intervals: tuple[CountedInterval, ...]
-    total: CountedInterval | None  # None where no round was counted
-    restarts: int  # times that the counters began anew; what was counted meanwhile is left out
-    drift: Drift | None  # None for too few intervals
+    total: Counted | None  # None where no round was counted
 
 
 # How many tokens a server drafts: a fixed number, one by how many requests are active, SGLang's

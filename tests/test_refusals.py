@@ -141,7 +141,7 @@ REFUSED = {
     "report": [
         ("report", "run=x temperature=[0]", "temperature: needs records="),
         ("report", "run=x k=[2]", "k: needs records="),
-        ("report", "run=x watch=true", "watch: needs metrics="),
+        ("report", "run=x latency_from=y", "latency_from: needs metrics="),
         ("report", "run=x metrics=http://host", "run and metrics: give one of them"),
         ("report", "metrics=host:8000", "metrics: 'host:8000' is not an address"),
         ("report", "metrics=http://me:secret@host", "host, port and path; name the variable"),

@@ -40,7 +40,7 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "temperature": ("records", "metrics"),
     "losses": ("run",),
     "training_log": ("losses",),
-    **dict.fromkeys(("interval_s", "watch", "api_key_env", "latency_from"), ("metrics",)),
+    **dict.fromkeys(("api_key_env", "latency_from"), ("metrics",)),
     **dict.fromkeys(("draft_ms", "target_ms", "verify_ms"), ("metrics",)),
 }
 # What fail_below does not go with, and why

@@ -494,10 +494,6 @@ CAVEATS: Mapping[str, Any] = {
         " token; of a head the estimate may be too low"
     ),
     "latency_from_too_short": "latency_from times no verify for k = {ks}; left out",
-    "counters_restarted": (
-        "the counters began anew, as of a server that is restarted, in {restarts} of the intervals,"
-        " which are left out"
-    ),
     "counters_of_several_k": (
         "the server changed its K meanwhile ({ks}), so the numbers are of a mixture"
     ),

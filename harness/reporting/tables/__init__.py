@@ -86,7 +86,6 @@ TABLES: dict[str, tuple[Maker, ...]] = {
     "metrics": (
         running.by_k_table,
         running.positions_table,
-        running.intervals_table,
         latency.rounds_table,
     ),
     "plan": (plan.plan_tables,),
