@@ -188,20 +188,13 @@ ComparisonCaveatCode = Literal[
     "different_devices",
     # reference_ms, ms: of a plain token (K = 0) on the shared prompts; temperature; and both names
     "machine_changed",
-    "plain_moved",
     "distrusted",
     "other_acceptance",
-    "other_texts",  # prompts, budget: of each run, and both names
-    "unpaired",
     "other_lengths",
     "some_prompts",
     "timed_on_part",  # least, most: prompts that both timed at one K, of prompts that both have
     "other_hash",
     "other_weights",  # weights, reference_weights ("easy 3, hard 1", or None for equal ones)
-    "texts_differ_by_setting",
-    "texts_differ_in_float32",
-    "texts_differ_by_rounding",
-    "counts_differ",
     "not_lossless",
 ]
 Factor = Literal["acceptance", "slow_draft", "expensive_verify", "slow_loop", "launch_bound_engine"]
@@ -1047,9 +1040,8 @@ class ComparisonRow:
     prompt_set: str | None  # a set, or "all" for the weighted workload
     temperature: float | None
     k: int
-    source: Source  # measured, or replayed or theory where a side was not measured (then unpaired)
     status: Literal["complete", "partial"] = "complete"
-    prompts: int | None = None  # that both runs have; None where results.csv alone was compared
+    prompts: int | None = None  # that both runs have
     reference_ms_per_token: float | None = None
     ms_per_token: float | None = None
     reference_speedup: float | None = None

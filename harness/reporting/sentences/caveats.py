@@ -21,9 +21,7 @@ CAUTIONS: frozenset[CaveatCode | ComparisonCaveatCode] = frozenset(
         *("structured_output_invalid", "structured_output_unanswered"),
         *("server_texts_repeat", "server_queues", "rate_beyond_capacity", "other_card"),
         *("failed_run", "unfinished_run", "different_devices", "machine_changed"),
-        "other_texts",
-        *("plain_moved", "distrusted", "loads_disturbed", "plan_disturbed"),
-        *("other_acceptance", "texts_differ_in_float32", "counts_differ", "not_lossless"),
+        *("distrusted", "loads_disturbed", "plan_disturbed", "other_acceptance", "not_lossless"),
     }
 )
 
