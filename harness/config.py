@@ -53,8 +53,6 @@ OWN_DRAFT = "hf"
 FEW_K = 3
 # In `k` of a server run, a server that decides on K itself
 ADAPTIVE = "adaptive"
-# An id of `drafts` that is a server's address
-SERVER_URL = re.compile(r"https?://")
 
 Config = TypeVar("Config")
 
@@ -1126,9 +1124,7 @@ class AuditionConfig(ModelsConfig):
     """Keys of `python -m harness.audition`: many drafts, one target."""
 
     draft: DraftConf | None = None
-    drafts: list[str] | None = key(
-        None, "auto, names of conf/draft, hf, name@folder-or-hub-id, name@URL"
-    )
+    drafts: list[str] | None = key(None, "auto, names of conf/draft, hf, name@folder-or-hub-id")
     gpu: GpuConf | None = None
     k: list[int] = _grid(1, 2, 3, 4, 5, 6, 8, 10)
     temperature: list[float] = _temperatures(0.0, 1.0)
@@ -1239,13 +1235,11 @@ class AuditionConfig(ModelsConfig):
 
     def _check_texts(self) -> None:
         for draft in map(split_draft, self.drafts or ()):
-            if draft.id is not None and SERVER_URL.match(draft.id):
-                check_address(f"drafts: {draft.name}", draft.id)
-                if self.texts_from is None:
-                    raise UserError(
-                        f"drafts: {draft.name} is on a server, which scores completions of a"
-                        " server alone; give texts_from=http://HOST:PORT as well"
-                    )
+            if draft.id is not None and draft.id.startswith(("http://", "https://")):
+                raise UserError(
+                    f"drafts: {draft.name}: a server's address; drafts are scored here, give"
+                    " name@folder-or-hub-id (texts_from= takes the target's texts from a server)"
+                )
         if self.texts_from is None:
             return
         check_address("texts_from", self.texts_from)

@@ -133,9 +133,15 @@ REFUSED = {
             f"texts_from=host:8000 {TYPED}",
             "texts_from: 'host:8000' is not an address",
         ),
-        *(
-            ("audition", f"{word} {TYPED}", "host, port and path; name the variable")
-            for word in ("texts_from=http://me:secret@host", "drafts=[a@http://me:secret@host]")
+        (
+            "audition",
+            f"texts_from=http://me:secret@host {TYPED}",
+            "host, port and path; name the variable",
+        ),
+        (
+            "audition",
+            f"drafts=[a@http://me:secret@host] {TYPED}",
+            "drafts: a: a server's address; drafts are scored here, give name@folder-or-hub-id",
         ),
     ],
     "report": [

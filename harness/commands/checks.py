@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from harness.commands.progress import fetching
 from harness.config import (
-    SERVER_URL,
     AuditionConfig,
     ModelConf,
     PairConfig,
@@ -166,7 +165,7 @@ def _check_source(config: Config, draft: ModelConf) -> None:
     from harness.models.load import source_of
 
     own = draft.spec.has_own_checkpoint(draft.id, config.model.id)
-    if own and draft.weights != "dummy" and not SERVER_URL.match(draft.id):
+    if own and draft.weights != "dummy":
         source_of(draft)
 
 
@@ -189,7 +188,7 @@ def _check_draft(
     a_model = draft.spec.weights == "own" and not draft.spec.reads_states
     same = (draft.id, draft.revision) == (config.model.id, config.model.revision)
     random = "dummy" in (draft.weights, config.model.weights)
-    if elsewhere or not a_model or same or random or SERVER_URL.match(draft.id):
+    if elsewhere or not a_model or same or random:
         return
     vocabulary = _vocabulary(config, draft)
     if target is not None and vocabulary is not None:

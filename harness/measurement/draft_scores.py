@@ -9,8 +9,7 @@ At temperature 0 the distributions are points: the target's on the emitted token
 argmax. Then every rule's accept probability is 1 if the tokens match, else 0.
 
 The acceptance rules need the target's log-probability of each token and no more of it. So where a
-server told them with the text, no target is needed here; where a server tells a draft's too
-(`served_trace`), nothing is.
+server told them with the text, no target is needed here.
 """
 
 import copy
@@ -204,28 +203,6 @@ def _lookup_trace(text: GeneratedText, looked_up: Lookups, draft_name: str) -> T
         logprob = np.log(match)
     scores = Scores(unknown, logprob, is_text, looked_up.tokens, unknown, unknown)
     return trace_of(text, draft_name, scores, looked_up.proposed, chosen=True)
-
-
-def served_trace(
-    text: GeneratedText, draft_name: str, logprobs: Sequence[float], is_argmax: Sequence[bool]
-) -> TextTrace:
-    """What a draft on a server says of a text.
-
-    Args:
-        text: of temperature 0, or of 1 without other sampling parameters.
-        logprobs: [n] of the tokens under the draft, at temperature 1.
-        is_argmax: [n] whether each is the draft's most likely one.
-    """
-    match = np.array(is_argmax, dtype=np.float64)
-    one, unknown = np.ones(len(match)), np.full(len(match), np.nan)
-    if text.request.sampling.greedy:
-        with np.errstate(divide="ignore"):
-            point = np.log(match)
-        scores = Scores(np.zeros(len(match)), point, match, unknown, one, one)
-    else:
-        target, draft = np.array(text.logprobs), np.array(logprobs)
-        scores = Scores(target, draft, match, unknown, one, one)
-    return trace_of(text, draft_name, scores)
 
 
 def scored_model(model: CachedModel, name: str, sample: Sequence[int]) -> ScoredModel:
