@@ -69,6 +69,7 @@ HELP = {"--help", "-h"}
 MOST_CHARACTERS = 300
 # Keys that there were, and names of a group as `draft=NAME`: what does their work now
 REMOVED = {
+    "draft=suffix": "draft=ngram looks tokens up",
     "interval_s": "the counters of a server are scraped twice, a minute apart",
     "watch": "the counters of a server are scraped twice; call report metrics= again later",
 }
@@ -420,11 +421,15 @@ def _no_such_key(
     prefix: str, key: str, known: Sequence[str], near: Sequence[str] | None = None
 ) -> UserError:
     if f"{prefix}{key}" in REMOVED:
-        return UserError(f"{prefix}{key}: was removed; {REMOVED[f'{prefix}{key}']}")
+        return _removed(f"{prefix}{key}")
     near = near or difflib.get_close_matches(key, known, n=3, cutoff=0.5)
     heading = "similar names" if near else "it takes"
     names = ", ".join(f"{prefix}{name}" for name in near or known)
     return UserError(f"{prefix}{key}: there is no such key; {heading}: {names}")
+
+
+def _removed(key: str) -> UserError:
+    return UserError(f"{key}: was removed; {REMOVED[key]}")
 
 
 def _no_such_entry(error: Exception) -> UserError | None:
@@ -435,6 +440,8 @@ def _no_such_entry(error: Exception) -> UserError | None:
     if not isinstance(error, MissingConfigException) or not error.options:
         return None
     group, _, name = str(error.missing_cfg_file).partition("/")
+    if f"{group}={name}" in REMOVED:
+        return _removed(f"{group}={name}")
     near = difflib.get_close_matches(name, error.options, n=3, cutoff=0.5)
     named = f"similar names: {', '.join(near)}" if near else f"it takes {', '.join(error.options)}"
     if group in ("model", "draft"):
@@ -501,6 +508,8 @@ def draft_confs(config: AuditionConfig) -> list[DraftConf]:
 
 def _group_draft(name: str) -> DraftsEntry:
     """The configuration of one name of the draft group, whatever the target is."""
+    if f"draft={name}" in REMOVED:
+        raise _removed(f"draft={name}")
     try:
         overrides = [f"draft={name}"]
         register("sweep")

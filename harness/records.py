@@ -30,7 +30,7 @@ StopReason = Literal["eos", "stop_string", "budget"]
 # The name of our own loop among the engines
 OWN_LOOP = "own"
 # Tokens that a look-up matches at most
-LONGEST_NGRAM, LONGEST_SUFFIX = 2, 64
+LONGEST_NGRAM = 2
 # Tokens that a round drafts at most, on any engine
 MOST_K = 1024
 # The temperature at which the likeliest token is taken

@@ -81,7 +81,6 @@ CaveatCode = Literal[
     # whether the target ran eagerly for this draft alone
     "engine_fallback",
     "other_dtype",  # role, stored, dtype: that dtype=auto took instead, as the faster one
-    "prompts_not_exchangeable",  # draft: a look-up that learns from the answers before
     "fewer_drafts",  # draft, tokens: that it drafts a round at most; k: the largest asked for
     "other_card",  # card, device: another card ran than gpu= names, so no cost is given
     "gpu_not_timed",  # card, device: of an audition, likewise

@@ -758,9 +758,9 @@ def test_a_server_that_does_not_draft_or_does_not_tell_is_refused_before_there_i
             r"k: llama.cpp's n-gram cache drafts up to 8 tokens; give k=\[8\]",
         ),
         (
-            ["engine=vllm", "draft=suffix"],
-            "draft=suffix: engine=vllm does not draft with a suffix look-up here; its own"
-            " look-up is draft=ngram$",
+            ["engine=vllm", "draft=ngram_simple"],
+            "draft=ngram_simple: engine=vllm does not draft with llama.cpp's n-gram look-up here;"
+            " its own look-up is draft=ngram$",
         ),
         (
             ["engine=sglang", "draft=early_exit"],

@@ -30,7 +30,6 @@ ENTRIES: dict[DraftKind, str] = {
     "ngram_map_k4v": "`ngram_map_k4v` (likewise)",
     "ngram_mod": "`ngram_mod` (likewise)",
     "ngram_cache": "`ngram_cache`, K = 8 (likewise)",
-    "suffix": "`suffix` (audition only)",
     "early_exit": "`early_exit@layers:4`",
     "copy": "`bf16`; with `pip install .[quantization]` also `int8`, `int4`",
 }

@@ -95,11 +95,6 @@ def _check_kind(config: PairConfig) -> None:
     if spec.reads_states and config.backend == "cuda_graphs":
         raise UserError(f"backend=cuda_graphs: {GRAPHS_KEEP_NO_STATES}; use backend=eager")
     check_replayed(config.draft)
-    if spec.learns:
-        raise UserError(
-            f"{name}: what it finds depends on the answers before it, so no generation stands"
-            f" alone; audition it: python -m harness.audition drafts=[{config.draft.name}]"
-        )
 
 
 def _check_models(

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from harness.decoding.lookups import LookupDrafter, Lookups, lookups
+from harness.decoding.lookups import Lookups, lookups
 from harness.decoding.sampling import (
     SamplingParameters,
     penalised,
@@ -148,18 +148,15 @@ def lookup_traces(
     is the text's; the target's fields are NaN.
 
     Args:
-        texts: in the order in which they are answered: to a look-up in earlier answers, the texts
-            before one of the same temperature and repetition are.
+        texts: of any temperatures.
+        kind: of look-up.
         num_draft_tokens: the largest K that is to be replayed.
+        draft_name: in the traces.
     """
-    drafters: dict[tuple[float, int], LookupDrafter] = {}
     traces: list[TextTrace] = []
     for text in texts:
-        request = text.request
-        group = (request.sampling.temperature, request.repetition)
-        drafter = drafters.setdefault(group, DRAFTS[kind].load(request.eos))
-        looked_up = lookups(drafter, request.tokens, text.tokens, num_draft_tokens)
-        drafter.learn(text.tokens)
+        drafter = DRAFTS[kind].load(text.request.eos)
+        looked_up = lookups(drafter, text.request.tokens, text.tokens, num_draft_tokens)
         traces.append(_lookup_trace(text, looked_up, draft_name))
     return traces
 

@@ -16,7 +16,7 @@ OWN = EngineSpec(
     rules=RULES,
     counting=Counting(first_position=0, shortens_last_draft=False),
     client="harness.engines.own",
-    drafts=tuple(kind for kind, draft in DRAFTS.items() if draft.replayed and not draft.learns),
+    drafts=tuple(kind for kind, draft in DRAFTS.items() if draft.replayed),
     synthetic="everywhere",
 )
 # Any server with OpenAI's /v1/completions

@@ -335,11 +335,6 @@ CAVEATS: Mapping[str, Any] = {
         "{role}: the checkpoint is stored in {stored}, which this processor computes far slower"
         " than {dtype}, so it ran in {dtype}; dtype={stored} keeps it"
     ),
-    "prompts_not_exchangeable": (
-        "{draft} looks up earlier answers too, so what it drafts for a prompt depends on those"
-        " before it: its intervals, which take prompts as independent, are approximate, and with"
-        " more prompts its speed itself changes"
-    ),
     "fewer_drafts": (
         "{draft} drafts at most {tokens} tokens a round: what is shown of it for a larger K, up to"
         " {k}, is at {tokens} tokens"
