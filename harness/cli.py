@@ -71,6 +71,7 @@ MOST_CHARACTERS = 300
 REMOVED = {
     "draft=suffix": "draft=ngram looks tokens up",
     "interval_s": "the counters of a server are scraped twice, a minute apart",
+    "lookup": "one kind of draft is measured at a time, draft=ngram_simple say",
     "watch": "the counters of a server are scraped twice; call report metrics= again later",
 }
 # Of a word that Hydra cannot parse: what to type instead

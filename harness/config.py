@@ -28,7 +28,7 @@ from omegaconf import MISSING
 
 from harness.records import MOST_K, RULES, LoopClock, UserError, Varying
 from harness.serving.drafts import DRAFTS, DraftSpec
-from harness.serving.engines import ENGINES, OWN, before_drafts, measurable, with_lines
+from harness.serving.engines import ENGINES, OWN, measurable, with_lines
 from harness.theory.architecture import architecture_of
 
 # The shipped YAML: inside the installed package, or next to it in a checkout
@@ -963,11 +963,6 @@ class ServerConfig(PairConfig):
     kv_type: str = key("f16", "llama.cpp's type of both caches", choices=("f32", "f16", "q8_0"))
     flash_attention: str = key("auto", "llama.cpp's: on, off, auto", choices=("on", "off", "auto"))
     kv_unified: bool = key(True, "llama.cpp's: whether requests side by side share one cache")
-    lookup: str | None = key(
-        None,
-        "llama.cpp's: a look-up that drafts first, draft= where it fails",
-        choices=before_drafts,
-    )
     flags: list[str] = key([], "further flags of the servers that are started")
     timeout_factor: float = _timeout_factor()
 
@@ -1053,33 +1048,6 @@ class ServerConfig(PairConfig):
                     " concurrency=[1,4,16]"
                 )
 
-    def _check_lookup(self, lookup: str) -> None:
-        """Refuse a look-up before a draft where there is no such pair; the draft is named after it.
-
-        What it drafts depends on both.
-        """
-        asked, least = f"lookup={lookup}", DRAFTS[lookup].least_k
-        engines, rule = before_drafts()[lookup], ENGINES[self.engine].rule
-        if self.engine not in engines:
-            others = " or ".join(f"engine={name}" for name in engines)
-            raise UserError(f"{asked}: only {others} lets a look-up draft before a draft")
-        if self.draft.spec.looks_up:
-            raise UserError(f"{asked}: {self.draft.shown} is a look-up, too; give one of them")
-        if self.own_loop or self.decode.rule != rule:
-            raise UserError(
-                f"{asked}: the harness's loop has no such pair, and what a draft samples is not"
-                f" replayed after it; give own_loop=false, and leave decode.rule={rule}"
-            )
-        if self.score and self.draft.spec.reads_states:
-            raise UserError(
-                f"{asked}: what a head drafts after a look-up depends on the rounds before, so that"
-                " it is measured, and not replayed; give score=false, model.gguf=FILE and"
-                " draft.gguf=FILE"
-            )
-        if any(0 < k < least for k in self.k):
-            raise UserError(f"k: {asked} drafts {least} tokens or more; give k of {least} or more")
-        self.draft.name = f"{self.draft.name.removesuffix(f'_after_{lookup}')}_after_{lookup}"
-
     def check(self, _: str) -> None:
         """Refuse addresses that are none, or not one per server.
 
@@ -1095,8 +1063,6 @@ class ServerConfig(PairConfig):
             self.until = "all" if self.not_decided else "decided"
         if self.until == "decided" and self.not_decided:
             raise UserError(f"until=decided: not with {self.not_decided}; leave until out")
-        if self.lookup is not None:
-            self._check_lookup(self.lookup)
         for url in self.url or ():
             check_address("url", url)
         if self.decode.stop_strings:

@@ -616,8 +616,7 @@ def test_a_draft_that_no_engine_has_is_marked_and_never_the_best() -> None:
     content = content_of(made)
     assert (
         "No engine here has early_exit; of the drafts that one has, tiny_good with K=4 looks"
-        " fastest,"
-        in content.verdicts[0]
+        " fastest," in content.verdicts[0]
     )
     assert content.grid is not None
     assert content.grid.rows[0].cells[2].text == "early_exit, K=4 (harness's loop only)"

@@ -1386,18 +1386,3 @@ def test_the_wheel_of_llamacpp_takes_the_sizes_of_each_of_its_look_ups(
     assert spec_type.name.endswith(SPEC_TYPES[kind].replace("-", "_").upper())
     lookup = getattr(speculative, field)
     assert {name: getattr(lookup, name) for name in sizes} == sizes
-
-
-@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
-def test_the_wheel_of_llamacpp_takes_a_look_up_before_a_draft(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from harness.engines import xllamacpp_server
-
-    flags = drafting_flags("eagle3", 4, "ngram_simple")
-    words = [str(word) for flag in flags.items() for word in flag]
-    monkeypatch.setattr(sys, "argv", ["server", "--model", "target.gguf", *words])
-    speculative = xllamacpp_server.parameters(xllamacpp_server.arguments()).speculative
-    names = [each.name.removeprefix(xllamacpp_server.ENUM) for each in speculative.types]
-    assert names == ["NGRAM_SIMPLE", "DRAFT_EAGLE3"]
-    assert (speculative.draft.n_max, speculative.ngram_simple.size_m) == (4, 4)

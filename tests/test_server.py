@@ -115,22 +115,6 @@ def test_a_head_and_a_look_up_of_llamacpp_draft_as_replayed(draft: str, tmp_path
 
 
 @needs_llamacpp
-def test_a_look_up_before_a_draft_model_drafts_as_replayed(tmp_path: Path) -> None:
-    words = ("draft=tiny_small", "lookup=ngram_simple", "k=[2,4]", "temperature=0")
-    run = ran("server", tmp_path, *words, "engine=llamacpp", "threads=1", "own_loop=false",
-              "repetitions=1", "prompts.limit=4", "kv_type=f32", "flash_attention=off")  # fmt: skip
-    summary = analyse(run)
-    assert summary.served is not None
-    assert summary.run.draft == "tiny_small_after_ngram_simple"
-    assert [gate.k for gate in summary.served.gates] == [2, 4]
-    for gate in summary.served.gates:
-        assert gate.equal_rounds == gate.equal_drafted == gate.equal_texts == gate.texts == 8
-    # Some rounds drafted what there was after a match, and those after them what the model drafts
-    drafted = np.concatenate([trace.proposed for trace in run.traces if trace.proposed is not None])
-    assert 0 < (drafted < 4).sum() < len(drafted) / 2
-
-
-@needs_llamacpp
 def test_a_look_up_of_llamacpp_that_is_not_replayed_is_measured_without_the_weights(
     served: StoredRun, tmp_path: Path
 ) -> None:
@@ -745,14 +729,6 @@ def test_a_server_that_does_not_draft_or_does_not_tell_is_refused_before_there_i
             "draft=ngram_mod: what llama.cpp's hashed n-grams drafts depends on requests before, so"
             " it is measured, and not replayed: .* score=false model.gguf=FILE",
         ),
-        (
-            ["lookup=ngram_simple", "draft=tiny_eagle3"],
-            "lookup=ngram_simple: what a head drafts after a look-up depends on the rounds before,",
-        ),
-        (["lookup=ngram_simple", "own_loop=true"], "the harness's loop has no such pair, .* own_l"),
-        (["lookup=ngram_simple", "k=[1,2]"], "k: lookup=ngram_simple drafts 2 tokens or more;"),
-        (["lookup=ngram_simple", "draft=ngram_simple_1"], "is a look-up, too; give one of them"),
-        (["lookup=ngram_simple", "engine=own"], "only engine=llamacpp lets a look-up draft before"),
         (
             ["draft=ngram_cache", "k=[4]", "score=false"],
             r"k: llama.cpp's n-gram cache drafts up to 8 tokens; give k=\[8\]",

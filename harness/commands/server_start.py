@@ -292,7 +292,7 @@ def is_synthetic(config: ServerConfig, adapter: Adapter) -> bool:
     """Whether servers can be told to reject every draft, so that their rounds are timed."""
     known = {"everywhere": True, "on CUDA": torch.cuda.is_available(), "nowhere": False}
     # Look-ups draft as much as they find
-    if config.url is not None or config.lookup or DRAFTS[kind_of(config)].looks_up:
+    if config.url is not None or DRAFTS[kind_of(config)].looks_up:
         return False
     return known[adapter.spec.synthetic]
 

@@ -19,7 +19,6 @@ Read in tools/server of the release (build 11549) and run:
 - `/props` has `total_slots`, the requests that are decoded side by side; others wait for a slot.
 - MTP layers are the target's own (`draft-mtp`), or those of the file that is given as the draft's:
   files of convert_hf_to_gguf.py. No server was run with them here.
-- Of a look-up and a draft (`lookup=`) every round drafts, but on the budget's last position.
 - `json_schema` of a request (tools/server/README.md) holds its text to a grammar made of it.
 - A DFlash drafter (`draft-dflash`) fills K + 1 positions of its block, a DSpark drafter
   (`draft-dspark`) K, or K + 1 where the first position of its block does not draft.
@@ -96,7 +95,6 @@ class LlamaCpp(StartedEngine):
         flash_attention: on, off, or auto, llama.cpp's default.
         kv_unified: whether slots share one cache, which lets all of them share a pass; without,
             each run of neighbouring slots is decoded by itself.
-        lookup: that drafts first; the draft does where it finds nothing. None without one.
     """
 
     spec = SPEC
@@ -110,7 +108,6 @@ class LlamaCpp(StartedEngine):
     kv_type: str = "f16"
     flash_attention: Literal["on", "off", "auto"] = "auto"
     kv_unified: bool = True
-    lookup: DraftKind | None = None
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> HttpServer:
         """Start a server that drafts k tokens per round, and wait until it answers."""
@@ -135,7 +132,7 @@ class LlamaCpp(StartedEngine):
 
     def server(self, running: Running, k: int) -> "LlamaCppServer":
         """Take over a server that answers."""
-        return LlamaCppServer(running, k, self.rule, self.kind, self.lookup)
+        return LlamaCppServer(running, k, self.rule, self.kind)
 
     def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:
         """llama-server's command line, without where it listens."""
@@ -150,7 +147,7 @@ class LlamaCpp(StartedEngine):
         if self.threads is not None:
             flags["--threads"] = self.threads
         if k:
-            flags |= drafting_flags(self.kind, k, self.lookup)
+            flags |= drafting_flags(self.kind, k)
             if not looks_up(self.kind):
                 if self.draft is not None:
                     flags["--spec-draft-model"] = self.draft
@@ -193,7 +190,6 @@ class LlamaCppServer(HttpServer):
         k: int,
         rule: Rule = "greedy_draft",
         kind: DraftKind = "model",
-        lookup: DraftKind | None = None,
     ) -> None:
         super().__init__(f"llama.cpp at k={k}", k, running)
         facts = running.client.about(*ABOUT, SERVER)
@@ -201,10 +197,10 @@ class LlamaCppServer(HttpServer):
             SPEC,
             _version(str(facts["build_info"]), running.process),
             rule,
-            drafts_fewer=looks_up(kind) or lookup is not None,
+            drafts_fewer=looks_up(kind),
             slots=facts.get("total_slots"),
         )
-        self._kind, self._lookup = kind, lookup
+        self._kind = kind
 
     def complete(self, asked: Asked, deadline_s: float) -> Completion:
         """Ask once for a completion; see `HttpServer`."""
@@ -244,9 +240,8 @@ class LlamaCppServer(HttpServer):
                 rounds = own
             elif not looks_up(self._kind):
                 # A look-up's drafts may be shorter, so that these do not tell of how many rounds
-                if drafts is not None or self._lookup is None:
-                    left = budget - returned
-                    rounds = rounds_at_eos(own, drafted, self.k, left=left, drafts=drafts)
+                left = budget - returned
+                rounds = rounds_at_eos(own, drafted, self.k, left=left, drafts=drafts)
             elif DRAFTS[self._kind].replayed and record.tokens[-1] not in asked.prompt:
                 # Nor was it found, then: what is not replayed may know it from other requests
                 rounds = own
@@ -353,7 +348,7 @@ def adapter(spec: EngineSpec) -> Adapter:
     return Adapter(
         spec,
         attach=lambda config, _: partial(
-            LlamaCppServer, rule=rule_of(config), kind=kind_of(config), lookup=config.lookup
+            LlamaCppServer, rule=rule_of(config), kind=kind_of(config)
         ),
         start=_started,
         check=_check,
@@ -370,7 +365,6 @@ def _started(serve: ToServe, port: int | None) -> LlamaCpp:
         kv_type=config.kv_type,
         flash_attention=cast("Any", config.flash_attention),
         kv_unified=config.kv_unified,
-        lookup=config.lookup,
     )
 
 
@@ -413,8 +407,6 @@ def _check(config: ServerConfig) -> None:
         if conf.gguf is None:
             gguf_package(conf.keys)
     _check_build(kind, f"draft={config.draft.name}")
-    if config.lookup is not None:
-        _check_build(config.lookup, f"lookup={config.lookup}")
 
 
 def _check_build(kind: DraftKind, where: str) -> None:

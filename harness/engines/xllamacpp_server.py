@@ -67,12 +67,9 @@ def parameters(given: argparse.Namespace) -> Any:
     )
     _set_threads(params, given.threads)
     if given.spec_type is not None:
-        types = given.spec_type.split(",")
-        params.speculative.types = [
-            getattr(xllamacpp.common_speculative_type, ENUM + each.replace("-", "_").upper())
-            for each in types
-        ]
-        params.load_mtp = SPEC_TYPES["mtp"] in types
+        name = ENUM + given.spec_type.replace("-", "_").upper()
+        params.speculative.types = [getattr(xllamacpp.common_speculative_type, name)]
+        params.load_mtp = given.spec_type == SPEC_TYPES["mtp"]
         for name, _ in NGRAMS:
             kind, size = name.rsplit("-", 2)[0].replace("-", "_"), "_".join(name.rsplit("-", 2)[1:])
             lookup = getattr(params.speculative, f"ngram_{kind}")

@@ -15,7 +15,6 @@ server told them with the text, no target is needed here.
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -42,7 +41,6 @@ from harness.models.cached import CachedModel, SplitNetwork, split_network
 from harness.models.probe import difference, probe_tokens, uncached_logits
 from harness.records import TextTrace
 from harness.serving.drafts import DRAFTS
-from harness.theory.replay import by_start
 
 # Positions of all rows that go through a body at once; longer texts are prefilled in pieces.
 PREFILL_POSITIONS = 8192
@@ -159,36 +157,6 @@ def lookup_traces(
         looked_up = lookups(drafter, text.request.tokens, text.tokens, num_draft_tokens)
         traces.append(_lookup_trace(text, looked_up, draft_name))
     return traces
-
-
-def after_lookup(
-    traces: Sequence[TextTrace], texts: Sequence[GeneratedText], kind: str, num_draft_tokens: int
-) -> list[TextTrace]:
-    """A draft's traces where a look-up drafts first, and the draft where that finds nothing.
-
-    Of a text that is too short for the look-up at the largest K it is taken to find nothing.
-
-    Args:
-        kind: of look-up; one that knows the text alone.
-        num_draft_tokens: the largest K that is to be replayed.
-    """
-    sizes, needed = {"num_draft_tokens": num_draft_tokens, "draft_name": kind}, num_draft_tokens
-    joined: list[TextTrace] = []
-    for trace, first in zip(traces, lookup_traces(texts, kind, **sizes), strict=True):
-        assert first.proposed is not None
-        text = trace.prompt_tokens + np.arange(len(trace.tokens))
-        found = (first.proposed > 0) & (text > needed + DRAFTS[kind].least_text)
-        made: dict[str, Any] = {}
-        for name in ("draft_logprob", "draft_is_argmax", "draft_token"):
-            own, looked_up = getattr(trace, name), getattr(first, name)
-            if own is None or looked_up is None:
-                made[name] = None
-                continue
-            by_offset = own if own.ndim == 2 else by_start(own[None], num_draft_tokens)[0]
-            made[name] = np.where(found[:, None], looked_up, by_offset).astype(own.dtype)
-        most = num_draft_tokens if trace.proposed is None else trace.proposed
-        joined.append(replace(trace, **made, proposed=np.where(found, first.proposed, most)))
-    return joined
 
 
 def _lookup_trace(text: GeneratedText, looked_up: Lookups, draft_name: str) -> TextTrace:

@@ -62,15 +62,6 @@ def measurable() -> dict[str, EngineSpec]:
     return {name: spec for name, spec in ENGINES.items() if spec.client is not None}
 
 
-def before_drafts() -> dict[DraftKind, list[str]]:
-    """The engines of each look-up that can draft before a draft of another kind."""
-    engines: dict[DraftKind, list[str]] = {}
-    for name, spec in ENGINES.items():
-        for kind in spec.before_drafts:
-            engines.setdefault(kind, []).append(name)
-    return engines
-
-
 def drafts_alike(name: str, kind: DraftKind, temperature: float) -> bool:
     """Whether an engine's drafts of a kind are a run's; of an unknown kind they may be.
 

@@ -19,10 +19,6 @@
   slot. ngram-mod (common/ngram-mod.cpp) has one table for all requests, which takes a text in
   pieces of 32 tokens where rounds end. ngram-cache (common/ngram-cache.cpp) counts the n-grams
   within the tokens of each round, for all requests, and drafts up to 8 tokens whatever is asked.
-- common/speculative.cpp, common_speculative_init: of several kinds (`--spec-type a,b`) the first
-  that drafts anything in a round does, in an order of their own and not the list's: ngram-simple,
-  ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache, then a draft model or head. A draft model
-  has read what a look-up drafted; an EAGLE-3 head has not, and drafts somewhat other tokens then.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,14 +51,8 @@ SPEC_TYPES = {
 PROBABILISTIC = "--spec-draft-sampling probabilistic"
 
 
-def drafting_flags(kind: DraftKind, k: int, lookup: DraftKind | None = None) -> dict[str, object]:
-    """What makes a server draft k tokens by a kind of draft, its files left out.
-
-    With a `lookup` that drafts first, it drafts where that finds nothing.
-    """
-    if lookup is not None:
-        both = drafting_flags(lookup, k) | drafting_flags(kind, k)
-        return both | {"--spec-type": f"{SPEC_TYPES[lookup]},{SPEC_TYPES[kind]}"}
+def drafting_flags(kind: DraftKind, k: int) -> dict[str, object]:
+    """What makes a server draft k tokens by a kind of draft, its files left out."""
     flags: dict[str, object] = {"--spec-type": SPEC_TYPES[kind], "--spec-draft-n-max": k}
     sizes: dict[str, int] = {}
     if kind == "ngram_mod":
@@ -158,7 +148,6 @@ SPEC = EngineSpec(
     json_schema=True,
     lists_logprobs=True,
     drafts=("model", "eagle3", "mtp", "dflash", "dspark", *SIMPLE, *NOT_REPLAYED),
-    before_drafts=SIMPLE,
     synthetic="everywhere",
     tries_threads=True,
     wheel="xllamacpp",

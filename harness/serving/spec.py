@@ -153,8 +153,6 @@ class EngineSpec:
     client: str | None = None
     starts: bool = True  # whether it starts the servers; else they run already
     drafts: tuple[DraftKind, ...] = ("model",)  # kinds that are measured
-    # Look-ups that can draft first in every round, a draft of another kind where they find nothing
-    before_drafts: tuple[DraftKind, ...] = ()
     completions: Completions = Completions()  # of the client `harness.engines.openai`
     # Where a server that is started can be told which drafts to accept
     synthetic: Literal["everywhere", "on CUDA", "nowhere"] = "nowhere"
