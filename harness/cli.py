@@ -69,6 +69,9 @@ HELP = {"--help", "-h"}
 MOST_CHARACTERS = 300
 # Keys that there were, and names of a group as `draft=NAME`: what does their work now
 REMOVED = {
+    "draft=ngram_cache": "of llama.cpp's look-ups ngram_simple and ngram_mod are measured",
+    "draft=ngram_map_k": "of llama.cpp's look-ups ngram_simple and ngram_mod are measured",
+    "draft=ngram_map_k4v": "of llama.cpp's look-ups ngram_simple and ngram_mod are measured",
     "draft=suffix": "draft=ngram looks tokens up",
     "interval_s": "the counters of a server are scraped twice, a minute apart",
     "lookup": "one kind of draft is measured at a time, draft=ngram_simple say",

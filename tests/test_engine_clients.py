@@ -1368,10 +1368,7 @@ def test_the_wheel_of_llamacpp_has_every_kind_that_is_measured(tmp_path: Path) -
         ("ngram_simple", "ngram_simple", {"size_n": 2, "size_m": 16}),
         ("ngram_simple_1", "ngram_simple", {"size_n": 1, "size_m": 16}),
         ("ngram_simple_12", "ngram_simple", {"size_n": 12, "size_m": 16}),
-        ("ngram_map_k", "ngram_map_k", {"size_n": 2, "size_m": 16}),
-        ("ngram_map_k4v", "ngram_map_k4v", {"size_n": 2, "size_m": 16}),
         ("ngram_mod", "ngram_mod", {"n_match": 24, "n_min": 0, "n_max": 16}),
-        ("ngram_cache", "ngram_cache", {}),
     ],
 )
 def test_the_wheel_of_llamacpp_takes_the_sizes_of_each_of_its_look_ups(

@@ -120,7 +120,7 @@ def test_a_look_up_of_llamacpp_that_is_not_replayed_is_measured_without_the_weig
 ) -> None:
     words = (
         "model=tiny",
-        "draft=ngram_map_k",
+        "draft=ngram_mod",
         "k=[1,4]",
         "temperature=0",
         "repetitions=1",
@@ -140,8 +140,8 @@ def test_a_look_up_of_llamacpp_that_is_not_replayed_is_measured_without_the_weig
     assert sum(trial.drafted or 0 for trial in run.trials) > 0
     assert run.manifest.engine is not None
     lines = [each.line for each in run.manifest.engine.commands if each.k == 4]
-    assert "--spec-type ngram-map-k " in lines[0]
-    assert "--spec-ngram-map-k-size-m 4" in lines[0]
+    assert "--spec-type ngram-mod " in lines[0]
+    assert "--spec-ngram-mod-n-max 4" in lines[0]
 
 
 @needs_llamacpp
@@ -728,10 +728,6 @@ def test_a_server_that_does_not_draft_or_does_not_tell_is_refused_before_there_i
             ["draft=ngram_mod"],
             "draft=ngram_mod: what llama.cpp's hashed n-grams drafts depends on requests before, so"
             " it is measured, and not replayed: .* score=false model.gguf=FILE",
-        ),
-        (
-            ["draft=ngram_cache", "k=[4]", "score=false"],
-            r"k: llama.cpp's n-gram cache drafts up to 8 tokens; give k=\[8\]",
         ),
         (
             ["engine=vllm", "draft=ngram_simple"],

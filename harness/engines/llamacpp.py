@@ -64,7 +64,7 @@ from harness.engines.protocol import (
 )
 from harness.records import NotInstalledError, Rule, UserError
 from harness.serving.drafts import DRAFTS, DraftKind, looks_up
-from harness.serving.llamacpp import CACHE_K, COUNTING, SPEC, SPEC_TYPES, drafting_flags
+from harness.serving.llamacpp import COUNTING, SPEC, SPEC_TYPES, drafting_flags
 from harness.serving.spec import EngineSpec
 
 BINARY = "llama-server"
@@ -383,10 +383,6 @@ def _check(config: ServerConfig) -> None:
                 " have none"
             )
         models.remove(config.draft)
-    if kind == "ngram_cache" and config.speculative_ks != [CACHE_K]:
-        raise UserError(
-            f"k: llama.cpp's n-gram cache drafts up to {CACHE_K} tokens; give k=[{CACHE_K}]"
-        )
     positions = {"dflash": {"K+1": 1}, "dspark": {"K": 0, "K+1": 1}}.get(kind)
     if positions and config.score:
         filled = [[k + more for k in config.speculative_ks] for more in positions.values()]

@@ -20,8 +20,7 @@ xllamacpp: Any = import_module("xllamacpp")  # an extra, without types
 ENUM = "COMMON_SPECULATIVE_TYPE_"
 # Of its look-ups, the flags behind --spec-ngram- and their defaults
 NGRAMS = (
-    *((f"{kind}-size-n", 12) for kind in ("simple", "map-k", "map-k4v")),
-    *((f"{kind}-size-m", 48) for kind in ("simple", "map-k", "map-k4v")),
+    *(("simple-size-n", 12), ("simple-size-m", 48)),
     *(("mod-n-match", 24), ("mod-n-min", 48), ("mod-n-max", 64)),
 )
 
@@ -71,7 +70,7 @@ def parameters(given: argparse.Namespace) -> Any:
         params.speculative.types = [getattr(xllamacpp.common_speculative_type, name)]
         params.load_mtp = given.spec_type == SPEC_TYPES["mtp"]
         for name, _ in NGRAMS:
-            kind, size = name.rsplit("-", 2)[0].replace("-", "_"), "_".join(name.rsplit("-", 2)[1:])
+            kind, size = name.replace("-", "_").split("_", 1)
             lookup = getattr(params.speculative, f"ngram_{kind}")
             setattr(lookup, size, getattr(given, f"spec_ngram_{kind}_{size}"))
         draft = params.speculative.draft

@@ -124,10 +124,7 @@ DRAFTS: dict[DraftKind, DraftSpec] = {
     "ngram_simple": _ngram_simple("n-gram ", LONGEST_NGRAM, "SimpleNgramDrafter"),
     "ngram_simple_1": _ngram_simple("one-token ", 1, "one_token_ngram"),
     "ngram_simple_12": _ngram_simple("default ", 12, "default_ngram"),
-    "ngram_map_k": DraftSpec("llama.cpp's map of n-grams", "none", replayed=False),
-    "ngram_map_k4v": DraftSpec("llama.cpp's map with four values", "none", replayed=False),
     "ngram_mod": DraftSpec("llama.cpp's hashed n-grams", "none", replayed=False),
-    "ngram_cache": DraftSpec("llama.cpp's n-gram cache", "none", replayed=False),
 }
 
 

@@ -14,11 +14,9 @@
   draft-mtp, draft-dflash, draft-dspark, ngram-simple (common/ngram-map.cpp: the *last* earlier
   match of exactly size-n tokens). Its drafts have size-m tokens; --spec-draft-n-max does not cut
   them (build 11549).
-- Look-ups that are not replayed: ngram-map-k and ngram-map-k4v (common/ngram-map.cpp) draft no more
-  tokens after an n-gram than were accepted there before, and keep that for later requests in the
-  slot. ngram-mod (common/ngram-mod.cpp) has one table for all requests, which takes a text in
-  pieces of 32 tokens where rounds end. ngram-cache (common/ngram-cache.cpp) counts the n-grams
-  within the tokens of each round, for all requests, and drafts up to 8 tokens whatever is asked.
+- ngram-mod (common/ngram-mod.cpp) has one table for all requests, which takes a text in pieces of
+  32 tokens where rounds end, so that it is not replayed. Its look-ups ngram-map-k, ngram-map-k4v
+  and ngram-cache are not measured here.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,9 +31,6 @@ COUNTING = Counting(first_position=1, shortens_last_draft=True)
 SERVER = "llama-server -m TARGET.gguf"
 # Its look-ups of exactly n tokens, which are the smallest K that they draft
 SIMPLE = ("ngram_simple", "ngram_simple_1", "ngram_simple_12")
-# Its other look-ups; the last one drafts so many tokens
-NOT_REPLAYED = ("ngram_map_k", "ngram_map_k4v", "ngram_mod", "ngram_cache")
-CACHE_K = 8
 # By kind of draft, what --spec-type calls it
 SPEC_TYPES = {
     "model": "draft-simple",
@@ -45,7 +40,7 @@ SPEC_TYPES = {
     "dspark": "draft-dspark",
     "ngram": "ngram-simple",
     **dict.fromkeys(SIMPLE, "ngram-simple"),
-    **{kind: kind.replace("_", "-") for kind in NOT_REPLAYED},
+    "ngram_mod": "ngram-mod",
 }
 # Without it the draft's argmax is proposed
 PROBABILISTIC = "--spec-draft-sampling probabilistic"
@@ -57,7 +52,7 @@ def drafting_flags(kind: DraftKind, k: int) -> dict[str, object]:
     sizes: dict[str, int] = {}
     if kind == "ngram_mod":
         sizes = {"n-min": 0, "n-max": k}
-    elif looks_up(kind) and kind != "ngram_cache":
+    elif looks_up(kind):
         ngram = DRAFTS[kind].least_k if kind in SIMPLE else LONGEST_NGRAM
         sizes = {"size-n": ngram, "size-m": k}
     return flags | {f"--spec-{SPEC_TYPES[kind]}-{name}": size for name, size in sizes.items()}
@@ -130,14 +125,11 @@ SPEC = EngineSpec(
         **dict.fromkeys(
             SIMPLE, ServingLine(_drafting(), "TARGET.gguf stands for your conversion.")
         ),
-        **dict.fromkeys(
-            NOT_REPLAYED,
-            ServingLine(
-                _drafting(),
-                "TARGET.gguf stands for your conversion. What it drafts depends on requests before,"
-                " so it is not replayed. A run asks each prompt more than once, and the look-up has"
-                " then seen its answer: what such a run measures is an upper bound.",
-            ),
+        "ngram_mod": ServingLine(
+            _drafting(),
+            "TARGET.gguf stands for your conversion. What it drafts depends on requests before, so"
+            " it is not replayed. A run asks each prompt more than once, and the look-up has then"
+            " seen its answer: what such a run measures is an upper bound.",
         ),
     },
     reads_gguf=True,
@@ -147,7 +139,7 @@ SPEC = EngineSpec(
     client="harness.engines.llamacpp",
     json_schema=True,
     lists_logprobs=True,
-    drafts=("model", "eagle3", "mtp", "dflash", "dspark", *SIMPLE, *NOT_REPLAYED),
+    drafts=("model", "eagle3", "mtp", "dflash", "dspark", *SIMPLE, "ngram_mod"),
     synthetic="everywhere",
     tries_threads=True,
     wheel="xllamacpp",
