@@ -525,13 +525,11 @@ class DecodeConf:
         0.4, "with stop=threshold: unlikely is below this probability", least=0, most=1
     )
     acceptance: Any = key(None, "synthetic: alpha, a list of rates by position, or {k: either}")
-    acceptance_from: str | None = key(None, "a run whose measured acceptance becomes synthetic")
 
     @property
     def loop_only(self) -> list[str]:
         """The keys that are set and change how the loop itself runs."""
-        synthetic = ("acceptance", "acceptance_from")
-        names = [name for name in synthetic if getattr(self, name) is not None]
+        names = [] if self.acceptance is None else ["acceptance"]
         return [*names, "stop"] if self.stop != "none" else names
 
     def check(self, decode: str) -> None:
@@ -818,7 +816,7 @@ class SweepConfig(PairConfig):
     @property
     def loop_keys(self) -> tuple[str, ...]:
         """All, unless the loop is replayed."""
-        return ("acceptance", "acceptance_from", "stop") if self.mode == "measure" else ()
+        return ("acceptance", "stop") if self.mode == "measure" else ()
 
     @property
     def prompts_of_a_set(self) -> int:
@@ -835,9 +833,8 @@ class SweepConfig(PairConfig):
         """Why every cell is measured: what keeps replay from choosing the K; None where it can."""
         if self.mode == "replay":
             return "mode=replay, which runs no cell"
-        for name in ("acceptance", "acceptance_from"):
-            if getattr(self.decode, name) is not None:
-                return f"decode.{name}, with which no text is the target's to be replayed"
+        if self.decode.acceptance is not None:
+            return "decode.acceptance, with which no text is the target's to be replayed"
         if self.decode.stop != "none" and self.decode.repetition_penalty not in (None, 1.0):
             return f"decode.stop={self.decode.stop} and a penalty, which are not replayed together"
         return None

@@ -236,16 +236,14 @@ def test_the_loop_at_the_acceptance_of_raised_chances_emits_what_their_replay_do
     counts = scored.replays(raised_everywhere(0.3)).candidates[scored.name]
     rates = [round(rate, 6) for rate in counts.acceptance_by_position]
     words = ["k=[4]", "temperature=[0.0]", "prompts.limit=16", "new_tokens=32", "threads=1"]
-    source = ran("sweep", tmp_path, f"decode.acceptance={rates}", *words, "until=all")
-    copied = ran("sweep", tmp_path, f"decode.acceptance_from={source.folder}", *words, "until=all")
-    for looped in (source, copied):
-        trials = [trial for trial in looped.trials if trial.k == 4]
-        rounds = np.array([trial.rounds for trial in trials], dtype=float)
-        accepted = np.array([trial.accepted for trial in trials], dtype=float)
-        measured = accepted.sum() / rounds.sum()
-        error = np.std(accepted - measured * rounds, ddof=1) / rounds.mean() / len(rounds) ** 0.5
-        expected = counts.accepted.sum() / counts.rounds.sum()
-        assert abs(measured - expected) < 3.0 * error
+    looped = ran("sweep", tmp_path, f"decode.acceptance={rates}", *words, "until=all")
+    trials = [trial for trial in looped.trials if trial.k == 4]
+    rounds = np.array([trial.rounds for trial in trials], dtype=float)
+    accepted = np.array([trial.accepted for trial in trials], dtype=float)
+    measured = accepted.sum() / rounds.sum()
+    error = np.std(accepted - measured * rounds, ddof=1) / rounds.mean() / len(rounds) ** 0.5
+    expected = counts.accepted.sum() / counts.rounds.sum()
+    assert abs(measured - expected) < 3.0 * error
 
 
 # ---- classes of tokens ---------------------------------------------------------------------------

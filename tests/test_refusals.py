@@ -73,7 +73,7 @@ REFUSED = {
         ("snapshot", RATE, ONLY_MEASURED),
         ("audition", RATE, ONLY_MEASURED),
         ("sweep", f"{RATE} mode=replay", ONLY_MEASURED),
-        ("sweep", f"{RATE} decode.acceptance_from=results", "give one of the two"),
+        ("sweep", f"{RATE} decode.stop=threshold", "give one of the two"),
         ("sweep", "decode.acceptance=[0.5] k=[8]", "needs 8"),
         ("snapshot", "show=all", "show: 'all'"),
         ("snapshot", "show=tokens temperature=[1]", "temperature 0 only"),

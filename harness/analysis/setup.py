@@ -174,8 +174,7 @@ class Setup:
     @property
     def synthetic(self) -> bool:
         """Whether acceptance was set, not found."""
-        decode = self.conf("decode")
-        return any(decode.get(key) is not None for key in ("acceptance", "acceptance_from"))
+        return self.conf("decode").get("acceptance") is not None
 
     @property
     def dummy(self) -> bool:

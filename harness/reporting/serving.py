@@ -107,7 +107,7 @@ KEPT = frozenset(
     }
 )
 # Of these, what is of this machine's loop and of no server
-OF_THE_LOOP = ("device", "backend", "decode.stop", "decode.acceptance", "decode.acceptance_from")
+OF_THE_LOOP = ("device", "backend", "decode.stop", "decode.acceptance")
 ATTACHED = "'url=[PLAIN,SPECULATIVE]'"  # servers that run already
 TOYS = "These names are of models that ship with this package or have random weights: put your own."
 
