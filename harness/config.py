@@ -1335,9 +1335,7 @@ class ReportConfig(CommandConfig):
     run: str | None = key(None, "the run folder to render again")
     runs: list[str] = key([], "run folders to compare, the first is the reference")
     index: str | None = key(None, "a results folder: one page over all its runs")
-    records: list[str] = key(
-        [], "requests that an engine's server, trtllm-bench or AIPerf recorded", distinct=True
-    )
+    records: list[str] = key([], "requests that an engine's server recorded", distinct=True)
     metrics: str | None = key(None, "a running server, http://HOST:PORT: what its counters say")
     api_key_env: str | None = _api_key_env()
     latency_from: str | None = key(None, "with metrics: a run whose round times price every K")

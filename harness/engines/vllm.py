@@ -331,7 +331,7 @@ def _by_id(listed: Mapping[str, float] | None) -> dict[int, float]:
 
 
 def counts(told: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Fields of a record from the counts that vLLM tells of a request, and AIPerf passes on.
+    """Fields of a record from the counts that vLLM tells of a request.
 
     They are `speculative_decoding` of an answer; None where it decodes plainly.
     """
