@@ -75,6 +75,7 @@ REMOVED = {
     "draft=ngram_map_k4v": "of llama.cpp's look-ups ngram_simple and ngram_mod are measured",
     "draft=suffix": "draft=ngram looks tokens up",
     "interval_s": "the counters of a server are scraped twice, a minute apart",
+    "log": "python -m harness.server url=[PLAIN,SPECULATIVE] measures what a server's rounds cost",
     "lookup": "one kind of draft is measured at a time, draft=ngram_simple say",
     "watch": "the counters of a server are scraped twice; call report metrics= again later",
 }

@@ -1275,7 +1275,6 @@ class BreakevenConfig(CommandConfig):
     )
     baseline_from: str | None = key(None, "target_ms from such a file without speculation")
     latency_from: str | None = key(None, "a run whose step and round times are used")
-    log: str | None = key(None, "a server's csv: k, tokens_per_round, ms_per_token")
 
 
 @dataclass

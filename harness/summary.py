@@ -176,10 +176,6 @@ CaveatCode = Literal[
     "server_gap",  # k, measured, predicted: speedups
     "server_concurrency",  # file, max_concurrency (None: no limit)
     "server_failed_requests",  # file, requests
-    "round_fit",  # file, residual, k: of the worst row
-    "fit_not_separated",  # verify and overhead are one number
-    "fit_negative_overhead",
-    "fit_untested",  # two K: the line goes through both
 ]
 ComparisonCaveatCode = Literal[
     "failed_run",
@@ -996,37 +992,6 @@ class SpeedupByK:
 
 
 @dataclass(frozen=True)
-class FittedRound:
-    """A speculative row of a server's log next to what the fitted line says of it."""
-
-    k: int
-    tokens_per_round: float
-    acceptance_rate: float
-    seconds_per_token: float
-    speedup: float
-    round_s: float
-    fitted_round_s: float
-    residual: float  # round_s / fitted_round_s - 1
-
-
-@dataclass(frozen=True)
-class RoundFit:
-    """What the rounds of a server's log are made of: a line in K."""
-
-    target_s: float
-    # Slope; rest_s: intercept (verify and overhead, or, where `separated` by a verify curve, the
-    # overhead alone); bounds are None without spare points.
-    draft_s: float
-    draft_lo_s: float | None
-    draft_hi_s: float | None
-    rest_s: float
-    rest_lo_s: float | None
-    rest_hi_s: float | None
-    separated: bool
-    rows: tuple[FittedRound, ...]
-
-
-@dataclass(frozen=True)
 class ComparisonRow:
     """One cell in two runs: a row of comparison.csv, in this column order."""
 
@@ -1738,7 +1703,6 @@ class Summary:
     from_acceptance: tuple[ResultRow, ...] = ()  # those of `results` that a measured one gave
     # By K, of a server that measured itself; the verdict is of these where there are any
     server_speedups: dict[int, float] = field(default_factory=dict[int, float])
-    round_fit: RoundFit | None = None
     # Server
     served: ServedSummary | None = None
     # Report of a running server's counters

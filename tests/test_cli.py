@@ -109,9 +109,7 @@ def test_help_is_hydras_and_lists_no_group_that_it_does_not_show(
 
 
 def test_breakeven_runs_without_torch(tmp_path: Path) -> None:
-    lines = ["k,tokens_per_round,ms_per_token", "0,,20", "1,1.5,18", "2,2.0,16"]
-    (tmp_path / "log.csv").write_text("\n".join(lines))
-    out = python("breakeven", "log=log.csv", cwd=tmp_path)
+    out = python("breakeven", "draft_ms=2", "target_ms=20", cwd=tmp_path)
     loaded = out.splitlines()[-1].split()
     assert "pandas" in loaded, "the command did its work"
     assert not {"torch", "transformers"} & set(loaded)
@@ -252,9 +250,12 @@ def test_a_key_that_was_removed_is_refused_with_what_does_its_work(
 def test_a_path_with_a_space_that_the_shell_took_apart_is_shown_quoted(
     run: RunDoor, capsys: Captured
 ) -> None:
-    assert run(fail_with(AssertionError()), "log=my", "prompts.csv") == 2
-    said = "not of the form key=value; a value with a space is quoted: 'log=my prompts.csv'"
-    assert capsys.readouterr() == ("", f"error: 'prompts.csv': {said}\n")
+    assert run(fail_with(AssertionError()), "acceptance_from=my", "bench.json") == 2
+    said = "not of the form key=value; a value with a space is quoted: "
+    assert capsys.readouterr() == (
+        "",
+        f"error: 'bench.json': {said}'acceptance_from=my bench.json'\n",
+    )
 
 
 def test_the_package_lists_its_commands_and_every_command_tells_its_version(

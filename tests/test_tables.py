@@ -19,7 +19,6 @@ from harness.analysis.comparison import compare
 from harness.records import MachineLoad, ResultRow
 from harness.reporting import formatting as fmt
 from harness.reporting import plots, tables
-from harness.reporting.content import content_of
 from harness.reporting.plots import style
 from harness.reporting.tables import brief_tables, leaderboard, tables_of
 from harness.reporting.tables.specification import Cell, Column, Table, table
@@ -29,12 +28,20 @@ from harness.summary import Summary
 
 RUNS = ("sweep", "sweep_replay", "audition", "profile", "breakeven", "snapshot", "server")
 SMALL = ("prompts.limit=2", "new_tokens=8", "threads=1", "k=[2]")
-LOG = "K,acceptance_rate,ms_per_token\n0,,20\n1,0.8,17\n2,0.7,16\n4,0.5,18\n8,0.3,24\n"
+# Results of `vllm bench serve --save-result`, plain and speculative
+PLAIN = '{"mean_tpot_ms": 20.0}'
+DRAFTING = (
+    '{"mean_tpot_ms": 16.0, "spec_decode_acceptance_rate": 70.0,'
+    ' "spec_decode_acceptance_length": 2.4}'
+)
 # Small runs of what the stored ones lack; {root} is their folder
 MADE = (
     ("sweep", *SMALL, "temperature=[0.0]", "decode.acceptance=0.6"),
     ("snapshot", *SMALL, "temperature=[1.0]"),
-    ("breakeven", "log={root}/log.csv"),
+    (
+        *("breakeven", "acceptance_from={root}/drafting.json", "baseline_from={root}/plain.json"),
+        "draft_ms=2",
+    ),
     ("report", "runs=[{frozen}/sweep,{frozen}/sweep_small,{frozen}/server]"),
     ("sweep", *SMALL, "temperature=[0.0]", "decode.stop=threshold"),
     ("server", *SMALL, "k=[1,2,4]", "temperature=[0.0,1.0]", "engine=own", "repetitions=2"),
@@ -111,7 +118,8 @@ UNWRITTEN = {
 @pytest.fixture(scope="module")
 def summaries(tmp_path_factory: pytest.TempPathFactory) -> list[Summary]:
     root = tmp_path_factory.mktemp("made")
-    (root / "log.csv").write_text(LOG)
+    (root / "plain.json").write_text(PLAIN)
+    (root / "drafting.json").write_text(DRAFTING)
     # Stopped before it scored a text, so that it can only assume how many tokens are accepted
     stopped = Path(shutil.copytree(FROZEN / "profile", root / "stopped"))
     (stopped / "traces.parquet").unlink()
@@ -312,16 +320,6 @@ def test_the_plots_name_their_series_and_lines() -> None:
     assert "tiny_good step" in drawn["verify_cost.svg"]
     board = drawn_of("audition")["leaderboard.svg"]
     assert all(name in board for name in ("tiny_good, K=2", "ngram", leaderboard.PLAIN))
-
-
-def test_a_break_even_of_a_log_names_its_source_and_asks_for_no_alpha(tmp_path: Path) -> None:
-    (tmp_path / "log.csv").write_text(LOG)
-    made = analyse(ran("breakeven", tmp_path, f"log={tmp_path / 'log.csv'}"))
-    drawn = " ".join(words(plot.svg) for plot in plots.drawn(made))
-    assert "as typed" not in drawn
-    step = content_of(made).next_step
-    assert step is not None
-    assert step.command.startswith("python -m harness.server ")
 
 
 def test_a_snapshot_has_no_picture_of_speed_and_no_caution_about_timing() -> None:

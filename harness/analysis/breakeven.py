@@ -155,7 +155,6 @@ def analyse_breakeven(setup: Setup) -> Summary:
         speedups_by_k=tuple(_by_each_rule(iid, inputs, linear=config.linear)),
         from_acceptance=tuple(measured),
         server_speedups=dict(inputs.measured.served),
-        round_fit=inputs.measured.round_fit,
     )
 
 
@@ -334,8 +333,6 @@ def _caveats(inputs: Inputs, measured: Sequence[ResultRow]) -> Iterator[Caveat]:
         values = {"ks": ", ".join(map(str, shorter)), "k": listed}
         yield Caveat("positions_of_longer_drafts", values)
     yield from inputs.measured.caveats
-    if inputs.measured.round_fit is not None:
-        return  # the fit's own residuals say how far it is off
     for row in measured:
         served, predicted = inputs.measured.served.get(row.k), row.speedup or 0.0
         if served is not None and abs(served - predicted) > UNDECIDED_MARGIN * predicted:

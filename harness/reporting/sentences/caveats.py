@@ -519,17 +519,4 @@ CAVEATS: Mapping[str, Any] = {
     "server_failed_requests": lambda values: (
         f"{values['file']}: {fmt.number_of(values['requests'], 'request', 'requests')} failed"
     ),
-    "round_fit": (
-        "from {file}: draft step, target step and the rest of a round are a line through its"
-        " rounds, which misses one by {residual:.1%} (K={k}) at most"
-    ),
-    "fit_not_separated": (
-        "such a log cannot separate the verify from the loop's overhead: they are one number, v +"
-        " overhead, the same at every K, and what a longer verify adds per position is in the draft"
-        " step; verify_ms=[...] or latency_from=RUN gives the verify's own curve"
-    ),
-    "fit_negative_overhead": (
-        "the overhead comes out below 0: the verify times given are longer than this log's"
-    ),
-    "fit_untested": "two different K: the line goes through both, so nothing tests it",
 }
