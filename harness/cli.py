@@ -418,7 +418,7 @@ def _misspelt(command: str, cause: BaseException | None) -> UserError | None:
     inside = [name.removeprefix(group + dot) for name in names if name.startswith(group + dot)]
     known = list(dict.fromkeys(name.partition(".")[0] for name in inside))
     elsewhere = [name for name in names if name.endswith(f".{key}")]
-    if elsewhere and not group and key not in REMOVED:
+    if elsewhere and not group:
         return _no_such_key("", key, elsewhere, near=elsewhere)
     return _no_such_key(group + dot, key, known) if known else None
 
