@@ -74,9 +74,13 @@ REMOVED = {
     "draft=ngram_map_k": "of llama.cpp's look-ups ngram_simple and ngram_mod are measured",
     "draft=ngram_map_k4v": "of llama.cpp's look-ups ngram_simple and ngram_mod are measured",
     "draft=suffix": "draft=ngram looks tokens up",
+    "flash_attention": 'flags=["--flash-attn","off"] turns it off in llama.cpp',
     "interval_s": "the counters of a server are scraped twice, a minute apart",
+    "kv_type": 'flags=["--cache-type-k","f32","--cache-type-v","f32"] sets it in llama.cpp',
+    "kv_unified": 'flags=["--no-kv-unified"] gives each slot of llama.cpp a cache of its own',
     "log": "python -m harness.server url=[PLAIN,SPECULATIVE] measures what a server's rounds cost",
     "lookup": "one kind of draft is measured at a time, draft=ngram_simple say",
+    "port": "servers listen on free ports; url= names servers that run",
     "watch": "the counters of a server are scraped twice; call report metrics= again later",
 }
 # Of a word that Hydra cannot parse: what to type instead

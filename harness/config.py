@@ -954,12 +954,6 @@ class ServerConfig(PairConfig):
         whole=True,
         least=1,
     )
-    port: int | None = key(
-        None, "the first server's, each next one's is one higher; null: free ones", least=1
-    )
-    kv_type: str = key("f16", "llama.cpp's type of both caches", choices=("f32", "f16", "q8_0"))
-    flash_attention: str = key("auto", "llama.cpp's: on, off, auto", choices=("on", "off", "auto"))
-    kv_unified: bool = key(True, "llama.cpp's: whether requests side by side share one cache")
     flags: list[str] = key([], "further flags of the servers that are started")
     timeout_factor: float = _timeout_factor()
 
@@ -994,16 +988,8 @@ class ServerConfig(PairConfig):
         """The keys given here that set how a server is started, where none is."""
         if self.url is None:
             return ()
-        settings = (
-            "threads",
-            "kv_type",
-            "flash_attention",
-            "kv_unified",
-            "servers",
-            "port",
-            "flags",
-        )
         default = ServerConfig()
+        settings = ("threads", "servers", "flags")
         return tuple(name for name in settings if getattr(self, name) != getattr(default, name))
 
     @property

@@ -1411,7 +1411,7 @@ class ServedMemory:
     k: int
     slots: int  # requests side by side
     context_tokens: int  # that each of them has room for
-    kv_type: str | None  # of both caches, as the engine names it
+    kv_type: str | None  # of the target's cache, as the engine names it
     target_weights_bytes: float | None
     draft_weights_bytes: float | None
     target_kv_bytes_per_token: float | None

@@ -651,7 +651,7 @@ def test_the_line_for_production_has_the_users_settings_and_none_of_the_measurem
         file.write_bytes(b"GGUF")
     flag = sorted(left_out)[0]  # the user's own stays, even if the measurement has it too
     card = CardMemory(60 * GB, 80 * GB, 1 * GB)
-    more = {"threads": 2, "memory": card, "port": 8765, "more_flags": (flag, "777", "--mine")}
+    more = {"threads": 2, "memory": card, "more_flags": (flag, "777", "--mine")}
     command = made(*files, tmp_path, 100, **more).command(3)
     words, measured = shlex.split(command.production), shlex.split(command.line)
     assert words[0] == measured[0] == f"{prefix}BACKEND=FLASH ATTN"
@@ -1342,7 +1342,7 @@ def test_llamacpp_drafts_by_the_files_that_are_given(
     adapter = adapter_of(config)
     adapter.check(config)
     assert adapter.start is not None
-    engine = adapter.start(ToServe(config, tmp_path, 100, 1, 1, None), None)
+    engine = adapter.start(ToServe(config, tmp_path, 100, 1, 1, None))
     assert isinstance(engine, LlamaCpp)
     flags = engine.flags(2)
     assert flags[flags.index("--spec-type") + 1] == f"draft-{kind}"

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from runs import outcome_of, ran, stored
+from runs import EXACT_FLAGS, outcome_of, ran, stored
 from served_pair import Served
 from server_answers import (
     PLAIN_META,
@@ -52,11 +52,11 @@ needs_llamacpp = pytest.mark.skipif(
 )
 KS, TEMPERATURES, VISITS = (1, 4), (0.0, 1.0), 2
 GRID = ["k=[1,4]", "temperature=[0,1]", "repetitions=2", "new_tokens=24", "prompts.limit=3"]
-EXACT = ["threads=1", "kv_type=f32", "flash_attention=off"]
 
 
 def asked(root: Path, *words: str) -> Any:
-    settings = [f"results_root={root}", "own_loop=false", *GRID, *EXACT, *words]
+    flags = [] if any(word.startswith("engine=") for word in words) else [EXACT_FLAGS]
+    settings = [f"results_root={root}", "own_loop=false", "threads=1", *GRID, *flags, *words]
     return compose("server", settings)
 
 
@@ -103,7 +103,7 @@ def test_a_head_and_a_look_up_of_llamacpp_draft_as_replayed(draft: str, tmp_path
     ks = [k for k in (1, 2, 4) if k >= draft_conf(draft).spec.least_k]
     words = (f"draft={draft}", f"k={ks}", "temperature=0", "repetitions=1", "prompts.limit=4")
     run = ran("server", tmp_path, *words, "engine=llamacpp", "threads=1", "own_loop=false",
-              "kv_type=f32", "flash_attention=off")  # fmt: skip
+              EXACT_FLAGS)  # fmt: skip
     served = analyse(run).served
     assert served is not None
     gates = {gate.k: gate for gate in served.gates}
@@ -128,7 +128,7 @@ def test_a_look_up_of_llamacpp_that_is_not_replayed_is_measured_without_the_weig
     )
     file = f"model.gguf={served.folder / 'gguf' / 'model.gguf'}"
     run = ran("server", tmp_path, *words, "engine=llamacpp", "threads=1", "own_loop=false",
-              "kv_type=f32", "flash_attention=off", "score=false", file)  # fmt: skip
+              EXACT_FLAGS, "score=false", file)  # fmt: skip
     summary = analyse(run)
     assert summary.served is not None
     assert summary.served.not_predicted == "no_weights"
@@ -174,7 +174,7 @@ def test_a_plan_counts_what_a_run_sends(tmp_path: Path, capsys: pytest.CaptureFi
     assert command.run(asked(tmp_path, *words, urls)).folder is None
     plan = " ".join(capsys.readouterr().out.split())
     assert "http://127.0.0.1:9 not reachable" in plan
-    assert "not used with url= threads, kv_type, flash_attention" in plan
+    assert "not used with url= threads, flags" in plan
     assert "modelled" not in plan  # the servers may run anywhere
     assert not any(tmp_path.iterdir())
 
@@ -778,13 +778,6 @@ def test_input_that_cannot_be_used_is_one_line(
         command.run(asked(tmp_path, "k=[4]", *words))
     assert "\n" not in str(error.value)
     assert "secret" not in str(error.value)
-
-
-@needs_llamacpp
-def test_a_port_that_is_taken_is_named(stand_in: Callable[..., StandIn], tmp_path: Path) -> None:
-    port = stand_in({}).server_port
-    with pytest.raises(UserError, match=f"port={port}: taken"):
-        command.run(asked(tmp_path, "k=[4]", f"port={port}"))
 
 
 class Seconds:

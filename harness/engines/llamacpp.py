@@ -36,7 +36,7 @@ from functools import partial
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 from harness import PACKAGE
 from harness.config import ModelConf, ServerConfig
@@ -88,14 +88,7 @@ ENUM, HELP_S = "COMMON_SPECULATIVE_TYPE_", 60.0
 
 @dataclass(frozen=True)
 class LlamaCpp(StartedEngine):
-    """A pair that llama.cpp serves on this machine, from GGUF files.
-
-    Attributes:
-        kv_type: of both caches, as llama.cpp names types.
-        flash_attention: on, off, or auto, llama.cpp's default.
-        kv_unified: whether slots share one cache, which lets all of them share a pass; without,
-            each run of neighbouring slots is decoded by itself.
-    """
+    """A pair that llama.cpp serves on this machine, from GGUF files."""
 
     spec = SPEC
     ready_s = 300.0  # large models take minutes from a slow disk
@@ -104,10 +97,6 @@ class LlamaCpp(StartedEngine):
         ("--ctx-size", "--parallel", "--threads", "--spec-draft-threads", "--metrics")
     )
     variables = ("LLAMA_ARG_", "GGML_")
-
-    kv_type: str = "f16"
-    flash_attention: Literal["on", "off", "auto"] = "auto"
-    kv_unified: bool = True
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> HttpServer:
         """Start a server that drafts k tokens per round, and wait until it answers."""
@@ -140,9 +129,6 @@ class LlamaCpp(StartedEngine):
             "--model": self.target,
             "--ctx-size": self.positions(k) * self.slots,
             "--parallel": self.slots,
-            "--cache-type-k": self.kv_type,
-            "--cache-type-v": self.kv_type,
-            "--flash-attn": self.flash_attention,
         }
         if self.threads is not None:
             flags["--threads"] = self.threads
@@ -151,10 +137,6 @@ class LlamaCpp(StartedEngine):
             if not looks_up(self.kind):
                 if self.draft is not None:
                     flags["--spec-draft-model"] = self.draft
-                flags |= {
-                    "--spec-draft-type-k": self.kv_type,
-                    "--spec-draft-type-v": self.kv_type,
-                }
                 if self.threads is not None:
                     flags["--spec-draft-threads"] = self.threads
                 if self.rule == "ratio":  # a build before 11368 does not know the flag
@@ -162,7 +144,9 @@ class LlamaCpp(StartedEngine):
             if synthetic is not None:
                 flags["--spec-synth-rates"] = ",".join(f"{rate:g}" for rate in synthetic)
         options = (str(part) for flag in flags.items() for part in flag)
-        shared = ["--kv-unified"] if self.kv_unified and self.slots > 1 else []
+        # One cache lets all slots share a pass; else runs of neighbouring ones are decoded apart
+        own = self.slots == 1 or self._given("--no-kv-unified")
+        shared = [] if own else ["--kv-unified"]
         return [*options, *shared, "--metrics", *self.more_flags]
 
 
@@ -355,16 +339,13 @@ def adapter(spec: EngineSpec) -> Adapter:
     )
 
 
-def _started(serve: ToServe, port: int | None) -> LlamaCpp:
+def _started(serve: ToServe) -> LlamaCpp:
     config = serve.config
     own = config.draft.gguf is None and serve.kind == "mtp"
     return LlamaCpp(
         _gguf(serve, config.model),
         None if looks_up(serve.kind) or own else _gguf(serve, config.draft),
-        **started_with(serve, port),
-        kv_type=config.kv_type,
-        flash_attention=cast("Any", config.flash_attention),
-        kv_unified=config.kv_unified,
+        **started_with(serve),
     )
 
 

@@ -431,8 +431,8 @@ def adapter(spec: EngineSpec) -> Adapter:
     return Adapter(
         spec,
         attach=lambda config, _: partial(VllmServer, rule=rule_of(config), kind=kind_of(config)),
-        start=lambda serve, port: Vllm(
-            *checkpoints(serve), **started_with(serve, port), dtype=serve.dtype or "auto"
+        start=lambda serve: Vllm(
+            *checkpoints(serve), **started_with(serve), dtype=serve.dtype or "auto"
         ),
         check=check_build,
     )

@@ -37,7 +37,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cache-type-k", default="f16")
     parser.add_argument("--cache-type-v", default="f16")
     parser.add_argument("--flash-attn", choices=("on", "off", "auto"), default="auto")
-    parser.add_argument("--kv-unified", action="store_true")
+    parser.add_argument("--kv-unified", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--metrics", action="store_true")
     parser.add_argument("--spec-type", help=f"of {', '.join(sorted({*SPEC_TYPES.values()}))}")
     parser.add_argument("--spec-draft-model")

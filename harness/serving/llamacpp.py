@@ -136,6 +136,7 @@ SPEC = EngineSpec(
     in_production="--ctx-size, --parallel and --threads",
     slots_flag="--parallel",
     unified_flag="--kv-unified",
+    cache_flags=("--cache-type-k", "--spec-draft-type-k"),
     client="harness.engines.llamacpp",
     json_schema=True,
     lists_logprobs=True,

@@ -146,6 +146,8 @@ class EngineSpec:
     slots_flag: str | None = None  # what gives a server more slots
     # Without which neighbouring slots alone share a pass; None where all active requests do
     unified_flag: str | None = None
+    # What sets the type of the target's cache and of the draft's, f16 without it; None: the dtype
+    cache_flags: tuple[str, str] | None = None
 
     # ---- how `server` measures it ----------------------------------------------------------------
 
