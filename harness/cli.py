@@ -78,6 +78,7 @@ REMOVED = {
     "interval_s": "the counters of a server are scraped twice, a minute apart",
     "kv_type": 'flags=["--cache-type-k","f32","--cache-type-v","f32"] sets it in llama.cpp',
     "kv_unified": 'flags=["--no-kv-unified"] gives each slot of llama.cpp a cache of its own',
+    "linear": "the iid model takes an alpha, and acceptance_rate= a measured rate",
     "log": "python -m harness.server url=[PLAIN,SPECULATIVE] measures what a server's rounds cost",
     "lookup": "one kind of draft is measured at a time, draft=ngram_simple say",
     "port": "servers listen on free ports; url= names servers that run",

@@ -1248,7 +1248,6 @@ class BreakevenConfig(CommandConfig):
         None, "entry i: the target over i positions; null: as one step"
     )
     alpha: list[float] = key([0.2, 0.4, 0.6, 0.8, 0.9, 1.0], "alphas to tabulate")
-    linear: bool = key(False, "show the linear rule of thumb too, which promises too much")
     k: list[int] = _grid(1, 2, 3, 4, 5, 6, 8, 10, meaning="draft tokens per round")
     acceptance_rate: Any = key(
         None, "measured accepted / drafted: for one k, or {k: rate}", example="{4:0.34,8:0.21}"

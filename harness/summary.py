@@ -978,10 +978,9 @@ class CeilingAtK:
 
 @dataclass(frozen=True)
 class SpeedupByK:
-    """The speedup at one alpha by one rule, by K."""
+    """The speedup at one alpha by the iid model, by K."""
 
     alpha: float
-    rule: Literal["geometric", "linear"]
     speedups: dict[int, float]
 
     @property
@@ -1699,7 +1698,7 @@ class Summary:
     skipped_cells: tuple[SkippedCell, ...] = ()
     # Break-even
     ceilings: tuple[CeilingAtK, ...] = ()  # the profile's too
-    speedups_by_k: tuple[SpeedupByK, ...] = ()  # at each alpha, by either rule
+    speedups_by_k: tuple[SpeedupByK, ...] = ()  # at each alpha
     from_acceptance: tuple[ResultRow, ...] = ()  # those of `results` that a measured one gave
     # By K, of a server that measured itself; the verdict is of these where there are any
     server_speedups: dict[int, float] = field(default_factory=dict[int, float])

@@ -275,20 +275,6 @@ def test_a_note_of_several_tables_is_made_under_the_last_of_them() -> None:
         assert len(notes) == len(set(notes))
 
 
-def test_the_linear_rule_is_shown_where_it_is_asked_for_and_promises_more() -> None:
-    run = load(FROZEN / "breakeven")
-    asked = replace(run, config={**run.config, "linear": True})
-    shown = by_title(analyse(asked), "Speedup by alpha")
-    assert [cell.value for cell in shown.column("rule")][:2] == ["geometric", "linear"]
-    values = [float(cell.value or 0) for cell in shown.column("K=4")]
-    assert all(
-        linear >= geometric for geometric, linear in zip(values[::2], values[1::2], strict=True)
-    )
-    alone = by_title(analyse(run), "Speedup by alpha")
-    assert "rule" not in [column.title for column in alone.columns]
-    assert [cell.value for cell in alone.column("K=4")] == values[::2]
-
-
 def test_the_waterfall_ends_at_the_measured_speedup_and_its_factors_lead_there() -> None:
     shown = by_title(analysed("profile"), "From the ideal speedup")
     speedup = [float(cell.value or 0) for cell in shown.column("speedup")]

@@ -1,7 +1,7 @@
 """What two latencies come to: ideal speedup, break-even alpha, and speedup by alpha.
 
-Two rules are shown under their names. The geometric rule takes an alpha. The linear rule of thumb
-takes an acceptance_rate; given an alpha, as people do, it promises too much at every K above 1.
+The linear rule of thumb takes an acceptance_rate; given an alpha, as people do, it promises too
+much at every K above 1.
 """
 
 from harness.records import ResultRow
@@ -48,8 +48,6 @@ MEASURED_NOTE = (
 SERVER_NOTE = "measured speedup: by the server's own times, which the verdict is of."
 RULES_NOTES = (
     "geometric: (1 - alpha^(K+1)) / (1 - alpha) / (K c + v), the iid model.",
-    "linear: (1 + K a) / (K c + v), right for an acceptance_rate a; given an alpha, as here, it"
-    " overstates at every K above 1.",
     "best K 0: do not speculate.",
 )
 
@@ -75,15 +73,12 @@ def measured_table(summary: Summary) -> Table:
 
 
 def rules_table(summary: Summary) -> Table:
-    """Speedup per alpha and K, by the linear rule too if asked for; and the best K."""
+    """Speedup per alpha and K, and the best K."""
     rows = summary.speedups_by_k
     ks = sorted({k for row in rows for k in row.speedups})
-    both = len({row.rule for row in rows}) > 1
     columns: tuple[Column[SpeedupByK], ...] = (
         Column("alpha", lambda row: row.alpha, lambda alpha: f"{alpha:.4g}", key=True),
-        *([Column("rule", lambda row: row.rule, key=True)] if both else ()),
         Column("best\nK", lambda row: row.best_k, fmt.count),
         *columns_by(ks, "K={}", lambda row, k: row.speedups.get(k), fmt.speedup, "speedup"),
     )
-    title = "Speedup by alpha and K, by each rule" if both else "Speedup by alpha and K"
-    return table(title, columns, rows, notes=RULES_NOTES if both else (*RULES_NOTES[::2],))
+    return table("Speedup by alpha and K", columns, rows, notes=RULES_NOTES)
