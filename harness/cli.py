@@ -82,6 +82,8 @@ REMOVED = {
     "log": "python -m harness.server url=[PLAIN,SPECULATIVE] measures what a server's rounds cost",
     "lookup": "one kind of draft is measured at a time, draft=ngram_simple say",
     "port": "servers listen on free ports; url= names servers that run",
+    "prompts.answer_tokens": "answers to earlier turns have new_tokens= at most",
+    "prompts.sample_seed": "a log has one sample of each size, prompts.sample=",
     "watch": "the counters of a server are scraped twice; call report metrics= again later",
 }
 # Of a word that Hydra cannot parse: what to type instead

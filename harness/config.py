@@ -418,7 +418,6 @@ class PromptsConf:
     sample: int | None = key(
         None, "requests of prompts.log that are sampled; null: 200", least=20, most=100_000
     )
-    sample_seed: int | None = key(None, "of that sample; null: 0", least=0)
     # Any, because auto is filled in by the command's `check`
     limit: Any = key(
         None,
@@ -446,9 +445,6 @@ class PromptsConf:
     enable_thinking: Any = key(False, "thinking mode of chat templates; [false,true]: both")
     system: str | None = key(None, "system message of conversations without one of their own")
     max_turns: int | None = key(None, "turns of each conversation at most; null: all", least=1)
-    answer_tokens: int | None = key(
-        None, "tokens of answers to earlier turns; null: as new_tokens", least=1
-    )
 
     @property
     def thinking_modes(self) -> tuple[bool, ...]:
@@ -477,7 +473,7 @@ class PromptsConf:
         if not self.sets and not self.files and not self.hub and not self.log:
             raise UserError(f"{prompts}.sets=[] and {prompts}.files=[]: give at least one")
         needs = dict.fromkeys(("hub_subset", "hub_split", "hub_column"), "hub=ORG/NAME")
-        needs |= dict.fromkeys(("sample", "sample_seed"), "log=FILE")
+        needs["sample"] = "log=FILE"
         for name, source in needs.items():
             if getattr(self, name) is not None and not getattr(self, source.partition("=")[0]):
                 raise UserError(f"{prompts}.{name}: only with {prompts}.{source}")

@@ -124,7 +124,7 @@ def _check_texts_of(
             f"{key}: other prompts than these; leave prompts.* out, they come from that run "
             "(its prompt files must be as they were)"
         )
-    for name in ("chat_template", "enable_thinking", "answer_tokens"):
+    for name in ("chat_template", "enable_thinking"):
         before = (run.config.get("prompts") or {}).get(name)
         if before != getattr(config.prompts, name):
             raise UserError(f"{key}: made with prompts.{name}={before}; give the same")
