@@ -84,6 +84,7 @@ REMOVED = {
     "port": "servers listen on free ports; url= names servers that run",
     "prompts.answer_tokens": "answers to earlier turns have new_tokens= at most",
     "prompts.sample_seed": "a log has one sample of each size, prompts.sample=",
+    "together": "arrivals=FILE takes the bursts of a log",
     "watch": "the counters of a server are scraped twice; call report metrics= again later",
 }
 # Of a word that Hydra cannot parse: what to type instead

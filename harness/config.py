@@ -1283,7 +1283,6 @@ class PlanConfig(CommandConfig):
         example="[700000,650000]",
     )
     arrivals: str | None = key(None, "a log, or time stamps, seconds, one a line; null: at random")
-    together: int = key(1, "requests that arrive at once, a burst", least=1, most=1000)
     seeds: int = key(8, "simulated sequences of requests and arrivals", least=2, most=1000)
     requests: int = key(400, "of each sequence", least=100, most=100_000)
     gpu: GpuConf | None = None
@@ -1294,7 +1293,7 @@ class PlanConfig(CommandConfig):
         return f"{command} for {self.rate:g} requests/s from {self.run}"
 
     def check(self, _: str) -> None:
-        """Refuse a plan without a goal, and arrivals of two kinds."""
+        """Refuse a plan without a goal, and several values of a key that holds one."""
         if self.tpot_ms is None and self.ttft_ms is None:
             raise UserError("tpot_ms: no goal is given; give tpot_ms=... or ttft_ms=..., or both")
         if self.temperature is not None and len(self.temperature) > 1:
@@ -1304,8 +1303,6 @@ class PlanConfig(CommandConfig):
                 f"cache_tokens={self.cache_tokens}: give one number, or that of a plain server and"
                 " that of one with a draft"
             )
-        if self.arrivals is not None and self.together > 1:
-            raise UserError("together: not with arrivals=, which says when requests come")
 
 
 @dataclass

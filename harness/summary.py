@@ -1602,7 +1602,7 @@ class Plan:
     percentile: float
     tpot_s: float | None  # the goal; None where there is none
     ttft_s: float | None
-    arrivals: Literal["poisson", "bursts", "recorded"]
+    arrivals: Literal["poisson", "recorded"]
     seeds: int
     requests: int  # of each seed
     prompts: int
