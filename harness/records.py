@@ -265,7 +265,6 @@ class Trial:
     tokens: tuple[int, ...] | None = None
     from_draft: tuple[int, ...] | None = None  # for each of them 1 if the draft proposed it, else 0
     turn: int = 1  # number of the turn that it answers; 1 for a prompt of one turn
-    concurrency: int = 1  # requests that a server decoded side by side
     # Of the tokens, as a server told them with its completion at temperature 1; None where none was
     # asked
     logprobs: tuple[float, ...] | None = None

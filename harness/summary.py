@@ -1108,7 +1108,6 @@ class ServedCell:
     prompt_set: str
     temperature: float
     k: int
-    concurrency: int
     # measured: plain seconds per token / this K's, on the run's clock; None where it is predicted
     # alone, for another K was chosen to be measured
     speedup: float | None

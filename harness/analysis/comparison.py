@@ -563,7 +563,6 @@ def engine_rows(name: str, setup: Setup, served: ServedSummary | None) -> Iterat
         return EngineRow(name, engine, version, *cell, *speedup, lossless=lossless, prompts=prompts)
 
     trials = timed_trials(setup)
-    alone = max((trial.concurrency for trial in trials), default=1)
     for temperature in setup.temperatures:
         of_k = grouped((t for t in trials if t.temperature == temperature), lambda trial: trial.k)
         every_set = {trial.prompt_set for trial in of_k.get(0, ())}
@@ -577,7 +576,7 @@ def engine_rows(name: str, setup: Setup, served: ServedSummary | None) -> Iterat
             plain_s, plain_tokens, seconds, tokens = np.array([*sums.values()]).T
             estimate = log_speedup(plain_s, plain_tokens, seconds, tokens, sets, setup.weights)
             bounds = exponential(estimate.interval()) or (None, None)
-            yield row(temperature, k, alone, math.exp(estimate.value), *bounds, prompts=len(sums))
+            yield row(temperature, k, 1, math.exp(estimate.value), *bounds, prompts=len(sums))
     for load in served.load if served else ():
         if load.k and (load.concurrency or 0) > 1 and load.slots is None:
             yield row(load.temperature, load.k, load.concurrency or 0, load.throughput_ratio)

@@ -515,10 +515,6 @@ class ServedRun(ServedPredictions):
 
     def caveats(self) -> Iterator[Caveat]:
         """What to mind of this server, the most serious first."""
-        if self.concurrency > 1:
-            files = ", ".join(self.setup.run.config.get("records") or ())
-            values = {"file": files, "max_concurrency": self.concurrency}
-            yield Caveat("server_concurrency", values)
         yield from gate_caveats(self.gates, self.engine.rule)
         yield from structured_caveats(self.structured)
         served, scored = self.engine.dtype, self.setup.described_draft(self.setup.draft).dtype
