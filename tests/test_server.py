@@ -730,9 +730,9 @@ def test_a_server_that_does_not_draft_or_does_not_tell_is_refused_before_there_i
             " it is measured, and not replayed: .* score=false model.gguf=FILE",
         ),
         (
-            ["engine=vllm", "draft=ngram_simple"],
-            "draft=ngram_simple: engine=vllm does not draft with llama.cpp's n-gram look-up here;"
-            " its own look-up is draft=ngram$",
+            ["engine=vllm", "draft=ngram_simple_1"],
+            "draft=ngram_simple_1: engine=vllm does not draft with llama.cpp's one-token look-up"
+            " here; its own look-up is draft=ngram$",
         ),
         (
             ["engine=sglang", "draft=early_exit"],
