@@ -1051,6 +1051,11 @@ class ServerConfig(PairConfig):
                 "clock=cpu: not with url=, since the processor time of a server that runs elsewhere"
                 " is not known; leave clock out, or let the run start the servers"
             )
+        if self.clock == "cpu" and self.threads not in ("auto", 1, "1"):
+            raise UserError(
+                f"clock=cpu: not with threads={self.threads}, since threads that wait for each"
+                " other take processor time meanwhile; give threads=1, or leave clock out"
+            )
         if self.url is not None and self.engine == OWN.name:
             raise UserError("url: engine=own decodes in this process; leave it out")
         for name in ("tpot_ms", "ttft_ms"):

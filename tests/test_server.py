@@ -761,6 +761,7 @@ def test_a_server_that_does_not_draft_or_does_not_tell_is_refused_before_there_i
         (["score=false"], r"model\.gguf: not given, and score=false leaves no weights to convert"),
         (["prompts.sets=[]", "prompts.hub=null"], "give at least one"),
         (["url=[http://h:1,http://h:2]", "clock=cpu"], "clock=cpu: not with url=, since the proc"),
+        (["clock=cpu", "threads=2"], "clock=cpu: not with threads=2, since threads that wait"),
         (
             ["url=[http://h:1,http://h:2]", "api_key_env=BAD_KEY"],
             "api_key_env=BAD_KEY: the key has",

@@ -329,10 +329,11 @@ def print_audition_plan(
         "prefills that score them": f"{at_most}{prefills}",
         **looks,
         "cells, replayed": f"{cells} (K = {_listed(ks)})",
-        **_own_loop_here(config, drafts, prompts),
     }
     paired: list[Table | str] = []
-    if AUTO_DRAFTS in (config.drafts or ()):
+    if AUTO_DRAFTS not in (config.drafts or ()):
+        rows |= _own_loop_here(config, drafts, prompts)
+    else:
         found = pairings(config.model, config.gpu, [conf.name for conf in drafts])
         paired.append(table(f"Drafts for {config.model.name}", PAIRING, found))
     if config.texts_from is not None:  # its server's time and cost are not known here

@@ -107,11 +107,10 @@ class RunTime:
         return self.texts_s + self.drafts_s
 
     def __str__(self) -> str:
-        free = psutil.virtual_memory().available
+        free = fmt.memory(psutil.virtual_memory().available)
         return (
-            f"at most about {fmt.duration(self.total_s)} on this machine, after loading; models"
-            f" and caches take about {fmt.memory(self.needed_bytes)}, and {fmt.memory(free)}"
-            " are free"
+            f"at most about {fmt.duration(self.total_s)} on this machine, in"
+            f" {fmt.memory(self.needed_bytes)} of {free}"
         )
 
 

@@ -257,10 +257,12 @@ def settle_threads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
     """Note how many threads each server gets: as asked for, else the fewest that are fast enough.
 
     An engine's own default is all processors, which for a small model, or next to other work, is
-    many times slower than one. A resumed run keeps what it began with.
+    many times slower than one. A resumed run keeps what it began with. Threads that wait for each
+    other take processor time meanwhile, so with `clock=cpu` there is one.
     """
-    if work.config.threads != "auto":
-        folder.note(server_threads=int(work.config.threads))
+    if work.config.threads != "auto" or work.clock == "cpu":
+        asked = 1 if work.config.threads == "auto" else int(work.config.threads)
+        folder.note(server_threads=asked)
     start = adapter.start if work.config.url is None and adapter.spec.tries_threads else None
     if folder.manifest.server_threads is not None or start is None:
         return
@@ -295,6 +297,18 @@ def is_synthetic(config: ServerConfig, adapter: Adapter) -> bool:
     if config.url is not None or DRAFTS[kind_of(config)].looks_up:
         return False
     return known[adapter.spec.synthetic]
+
+
+def times_rejecting(folder: RunFolder, work: Workload, adapter: Adapter) -> bool:
+    """Whether a run that measures every K also times servers that reject every draft.
+
+    Not where it asks for less than everything and the requests of other prompt sets price a set's
+    rounds: one rejecting request of a real model can take a minute.
+    """
+    asked = folder.manifest.asked_less
+    sets = {entry.prompt.prompt_set for entry in work.prompts}
+    short = asked is not None and not asked.everything and len(sets) > 1
+    return is_synthetic(work.config, adapter) and not short
 
 
 def every_k(folder: RunFolder, config: ServerConfig) -> bool:
@@ -464,7 +478,7 @@ def note_engine(folder: RunFolder, work: Workload, adapter: Adapter, server: Ser
         draft_top_k=facts.spec.draft_top_k,
         draft_by_temperature=facts.spec.draft_by_temperature,
         clock=work.clock,
-        synthetic=every_k(folder, config) and is_synthetic(config, adapter),
+        synthetic=every_k(folder, config) and times_rejecting(folder, work, adapter),
         started=config.url is None,
         urls=tuple(urlsplit(url).netloc for url in config.url or ()),
         commands=tuple(_commands(folder, work, adapter)),

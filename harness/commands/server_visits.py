@@ -56,12 +56,12 @@ from harness.commands.server_start import (
     check_card,
     check_vocabulary,
     every_k,
-    is_synthetic,
     note_engine,
     settle_threads,
     side_by_side,
     started,
     stay,
+    times_rejecting,
 )
 from harness.commands.server_structured import measure_structured
 from harness.engines.adapters import Adapter
@@ -378,7 +378,7 @@ def _measure_chosen(visits: _Visits) -> bool:
             folder.note(served_ks=chosen)
             if chosen.why_all is not None:
                 _log.warning("every K is measured: %s", WHY_ALL[chosen.why_all])
-                engine, synthetic = folder.manifest.engine, is_synthetic(work.config, adapter)
+                engine, synthetic = folder.manifest.engine, times_rejecting(folder, work, adapter)
                 folder.note(engine=engine and replace(engine, synthetic=synthetic))
                 return True
         return _measure_looks(visits, chosen)
@@ -468,8 +468,8 @@ def _end_of_look(blocks: int, visits: int, look: int) -> int:
 
 def _measure_every_k(visits: _Visits) -> bool:
     """Measure every K on every prompt; where all servers stay, with answers on the way."""
-    work, adapter = visits.work, visits.adapter
-    tasks = [*tasks_of(work, synthetic=is_synthetic(work.config, adapter))]
+    folder, work, adapter = visits.folder, visits.work, visits.adapter
+    tasks = [*tasks_of(work, synthetic=times_rejecting(folder, work, adapter))]
     roles = {task.role for task in tasks}
     if not stay(work, adapter) or len([*side_by_side(sorted(roles), work, adapter)]) > 1:
         return _measure_visits(visits, tasks)
