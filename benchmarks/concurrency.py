@@ -129,9 +129,11 @@ def measured(
         folder,
         max(len(request.tokens) + request.budget for request in requests),
         threads=1,
-        kv_type="f32",
-        flash_attention="off",
         slots=max(users),
+        more_flags=(
+            *("--cache-type-k", "f32", "--cache-type-v", "f32", "--flash-attn", "off"),
+            *("--spec-draft-type-k", "f32", "--spec-draft-type-v", "f32"),
+        ),
     )
     random = np.random.default_rng(SEED)
     asked = [replace(request, draft=draft.name) for request in requests]

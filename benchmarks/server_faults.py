@@ -52,7 +52,11 @@ KEY = "sk-a-secret-of-the-benchmark"
 K, VISITS, PROMPTS = 2, 2, 2
 GRID = (f"k=[{K}]", "temperature=[0,1]", f"repetitions={VISITS}", "new_tokens=16")
 SETTINGS = (*GRID, "prompts.sets=[easy]", f"prompts.limit={PROMPTS}", "own_loop=false", "threads=1")
-EXACT = ("kv_type=f32", "flash_attention=off", "servers=3")
+EXACT = (
+    "flags=[--cache-type-k,f32,--cache-type-v,f32,--spec-draft-type-k,f32,--spec-draft-type-v,f32,"
+    "--flash-attn,off]",
+    "servers=3",
+)
 # A request has 3.6 s, and all pauses between its repetitions together as long
 QUICK = 0.03
 TRIALS = 2 * 2 * VISITS * PROMPTS
@@ -440,7 +444,15 @@ def results(only: Sequence[str], silence_s: float) -> Iterator[Result]:
         def wanted(name: str) -> bool:
             return not only or any(word in name for word in only)
 
-        engine = LlamaCpp(target, draft, folder, 256, 1, slots=8, kv_type="f32")
+        engine = LlamaCpp(
+            target,
+            draft,
+            folder,
+            256,
+            1,
+            slots=8,
+            more_flags=("--cache-type-k", "f32", "--cache-type-v", "f32"),
+        )
         elsewhere = Proxy("http://127.0.0.1:9")
         faults = [(k, fault) for k, fault in proxied(elsewhere.url) if wanted(fault.name)]
         if faults:

@@ -82,12 +82,16 @@ WAITS = {
 }
 CROSSOVERS = "Published crossovers under load"
 REAL = "Real models"  # written by benchmarks/real_pair.py
+# llama.cpp's flags for caches in float32 and plain attention, as the loaded models
+EXACT = (
+    "flags=[--cache-type-k,f32,--cache-type-v,f32,--spec-draft-type-k,f32,--spec-draft-type-v,f32,"
+    "--flash-attn,off]"
+)
 COMMON = (
     "engine=llamacpp",
     "clock=cpu",
     "threads=1",
-    "kv_type=f32",
-    "flash_attention=off",
+    EXACT,
     "k=[1,2,4,8]",
     "new_tokens=96",
     "until=all",

@@ -50,7 +50,11 @@ MEASURED = (
     *("prompts.limit=16", "concurrency=[1,2,4]"),
 )
 ENGINES = {
-    "llamacpp": ("engine=llamacpp", "kv_type=f32", "flash_attention=off"),
+    "llamacpp": (
+        "engine=llamacpp",
+        "flags=[--cache-type-k,f32,--cache-type-v,f32,--spec-draft-type-k,f32,"
+        "--spec-draft-type-v,f32,--flash-attn,off]",
+    ),
     "vllm": (
         *("engine=vllm", "servers=3"),
         "flags=[--enforce-eager,--distributed-executor-backend,uni]",

@@ -5,16 +5,13 @@
     python -m harness.breakeven draft_ms=2 target_ms=13.4 k=[1,2] verify_ms=[13.4,13.6,13.9]
     python -m harness.breakeven acceptance_from=vllm.json draft_ms=2 baseline_from=vllm_plain.json
     python -m harness.breakeven latency_from=results/A_PROFILE acceptance_by_position=[0.7,0.5,0.3]
-    python -m harness.breakeven log=server.csv
 
 What each K could gain if everything were accepted, the alpha it needs to break even, and the
 speedup at the alphas listed. `verify_ms` entry i is the target's time over i positions, so K needs
 K + 1 of them. An acceptance_rate (accepted / drafted) is not an alpha: give it under its own name.
 
 With an acceptance there is a verdict. It and the latencies may come from elsewhere: a result of
-`vllm bench serve --save-result`, a run of this harness, or a server's own log (a csv of k,
-tokens_per_round or acceptance_rate, ms_per_token, with a k = 0 row), from which draft step and
-verify + overhead are fitted.
+`vllm bench serve --save-result`, or a run of this harness.
 """
 
 from typing import NoReturn

@@ -28,7 +28,7 @@ from omegaconf import MISSING
 
 from harness.records import MOST_K, RULES, LoopClock, UserError, Varying
 from harness.serving.drafts import DRAFTS, DraftSpec
-from harness.serving.engines import ENGINES, OWN, before_drafts, measurable, with_lines
+from harness.serving.engines import ENGINES, OWN, measurable, with_lines
 from harness.theory.architecture import architecture_of
 
 # The shipped YAML: inside the installed package, or next to it in a checkout
@@ -53,8 +53,6 @@ OWN_DRAFT = "hf"
 FEW_K = 3
 # In `k` of a server run, a server that decides on K itself
 ADAPTIVE = "adaptive"
-# An id of `drafts` that is a server's address
-SERVER_URL = re.compile(r"https?://")
 
 Config = TypeVar("Config")
 
@@ -417,7 +415,6 @@ class PromptsConf:
     sample: int | None = key(
         None, "requests of prompts.log that are sampled; null: 200", least=20, most=100_000
     )
-    sample_seed: int | None = key(None, "of that sample; null: 0", least=0)
     # Any, because auto is filled in by the command's `check`
     limit: Any = key(
         None,
@@ -445,9 +442,6 @@ class PromptsConf:
     enable_thinking: Any = key(False, "thinking mode of chat templates; [false,true]: both")
     system: str | None = key(None, "system message of conversations without one of their own")
     max_turns: int | None = key(None, "turns of each conversation at most; null: all", least=1)
-    answer_tokens: int | None = key(
-        None, "tokens of answers to earlier turns; null: as new_tokens", least=1
-    )
 
     @property
     def thinking_modes(self) -> tuple[bool, ...]:
@@ -476,7 +470,7 @@ class PromptsConf:
         if not self.sets and not self.files and not self.hub and not self.log:
             raise UserError(f"{prompts}.sets=[] and {prompts}.files=[]: give at least one")
         needs = dict.fromkeys(("hub_subset", "hub_split", "hub_column"), "hub=ORG/NAME")
-        needs |= dict.fromkeys(("sample", "sample_seed"), "log=FILE")
+        needs["sample"] = "log=FILE"
         for name, source in needs.items():
             if getattr(self, name) is not None and not getattr(self, source.partition("=")[0]):
                 raise UserError(f"{prompts}.{name}: only with {prompts}.{source}")
@@ -522,13 +516,11 @@ class DecodeConf:
         0.4, "with stop=threshold: unlikely is below this probability", least=0, most=1
     )
     acceptance: Any = key(None, "synthetic: alpha, a list of rates by position, or {k: either}")
-    acceptance_from: str | None = key(None, "a run whose measured acceptance becomes synthetic")
 
     @property
     def loop_only(self) -> list[str]:
         """The keys that are set and change how the loop itself runs."""
-        synthetic = ("acceptance", "acceptance_from")
-        names = [name for name in synthetic if getattr(self, name) is not None]
+        names = [] if self.acceptance is None else ["acceptance"]
         return [*names, "stop"] if self.stop != "none" else names
 
     def check(self, decode: str) -> None:
@@ -815,7 +807,7 @@ class SweepConfig(PairConfig):
     @property
     def loop_keys(self) -> tuple[str, ...]:
         """All, unless the loop is replayed."""
-        return ("acceptance", "acceptance_from", "stop") if self.mode == "measure" else ()
+        return ("acceptance", "stop") if self.mode == "measure" else ()
 
     @property
     def prompts_of_a_set(self) -> int:
@@ -832,9 +824,8 @@ class SweepConfig(PairConfig):
         """Why every cell is measured: what keeps replay from choosing the K; None where it can."""
         if self.mode == "replay":
             return "mode=replay, which runs no cell"
-        for name in ("acceptance", "acceptance_from"):
-            if getattr(self.decode, name) is not None:
-                return f"decode.{name}, with which no text is the target's to be replayed"
+        if self.decode.acceptance is not None:
+            return "decode.acceptance, with which no text is the target's to be replayed"
         if self.decode.stop != "none" and self.decode.repetition_penalty not in (None, 1.0):
             return f"decode.stop={self.decode.stop} and a penalty, which are not replayed together"
         return None
@@ -954,17 +945,6 @@ class ServerConfig(PairConfig):
         whole=True,
         least=1,
     )
-    port: int | None = key(
-        None, "the first server's, each next one's is one higher; null: free ones", least=1
-    )
-    kv_type: str = key("f16", "llama.cpp's type of both caches", choices=("f32", "f16", "q8_0"))
-    flash_attention: str = key("auto", "llama.cpp's: on, off, auto", choices=("on", "off", "auto"))
-    kv_unified: bool = key(True, "llama.cpp's: whether requests side by side share one cache")
-    lookup: str | None = key(
-        None,
-        "llama.cpp's: a look-up that drafts first, draft= where it fails",
-        choices=before_drafts,
-    )
     flags: list[str] = key([], "further flags of the servers that are started")
     timeout_factor: float = _timeout_factor()
 
@@ -999,16 +979,8 @@ class ServerConfig(PairConfig):
         """The keys given here that set how a server is started, where none is."""
         if self.url is None:
             return ()
-        settings = (
-            "threads",
-            "kv_type",
-            "flash_attention",
-            "kv_unified",
-            "servers",
-            "port",
-            "flags",
-        )
         default = ServerConfig()
+        settings = ("threads", "servers", "flags")
         return tuple(name for name in settings if getattr(self, name) != getattr(default, name))
 
     @property
@@ -1050,33 +1022,6 @@ class ServerConfig(PairConfig):
                     " concurrency=[1,4,16]"
                 )
 
-    def _check_lookup(self, lookup: str) -> None:
-        """Refuse a look-up before a draft where there is no such pair; the draft is named after it.
-
-        What it drafts depends on both.
-        """
-        asked, least = f"lookup={lookup}", DRAFTS[lookup].least_k
-        engines, rule = before_drafts()[lookup], ENGINES[self.engine].rule
-        if self.engine not in engines:
-            others = " or ".join(f"engine={name}" for name in engines)
-            raise UserError(f"{asked}: only {others} lets a look-up draft before a draft")
-        if self.draft.spec.looks_up:
-            raise UserError(f"{asked}: {self.draft.shown} is a look-up, too; give one of them")
-        if self.own_loop or self.decode.rule != rule:
-            raise UserError(
-                f"{asked}: the harness's loop has no such pair, and what a draft samples is not"
-                f" replayed after it; give own_loop=false, and leave decode.rule={rule}"
-            )
-        if self.score and self.draft.spec.reads_states:
-            raise UserError(
-                f"{asked}: what a head drafts after a look-up depends on the rounds before, so that"
-                " it is measured, and not replayed; give score=false, model.gguf=FILE and"
-                " draft.gguf=FILE"
-            )
-        if any(0 < k < least for k in self.k):
-            raise UserError(f"k: {asked} drafts {least} tokens or more; give k of {least} or more")
-        self.draft.name = f"{self.draft.name.removesuffix(f'_after_{lookup}')}_after_{lookup}"
-
     def check(self, _: str) -> None:
         """Refuse addresses that are none, or not one per server.
 
@@ -1092,8 +1037,6 @@ class ServerConfig(PairConfig):
             self.until = "all" if self.not_decided else "decided"
         if self.until == "decided" and self.not_decided:
             raise UserError(f"until=decided: not with {self.not_decided}; leave until out")
-        if self.lookup is not None:
-            self._check_lookup(self.lookup)
         for url in self.url or ():
             check_address("url", url)
         if self.decode.stop_strings:
@@ -1126,9 +1069,7 @@ class AuditionConfig(ModelsConfig):
     """Keys of `python -m harness.audition`: many drafts, one target."""
 
     draft: DraftConf | None = None
-    drafts: list[str] | None = key(
-        None, "auto, names of conf/draft, hf, name@folder-or-hub-id, name@URL"
-    )
+    drafts: list[str] | None = key(None, "auto, names of conf/draft, hf, name@folder-or-hub-id")
     gpu: GpuConf | None = None
     k: list[int] = _grid(1, 2, 3, 4, 5, 6, 8, 10)
     temperature: list[float] = _temperatures(0.0, 1.0)
@@ -1239,13 +1180,11 @@ class AuditionConfig(ModelsConfig):
 
     def _check_texts(self) -> None:
         for draft in map(split_draft, self.drafts or ()):
-            if draft.id is not None and SERVER_URL.match(draft.id):
-                check_address(f"drafts: {draft.name}", draft.id)
-                if self.texts_from is None:
-                    raise UserError(
-                        f"drafts: {draft.name} is on a server, which scores completions of a"
-                        " server alone; give texts_from=http://HOST:PORT as well"
-                    )
+            if draft.id is not None and draft.id.startswith(("http://", "https://")):
+                raise UserError(
+                    f"drafts: {draft.name}: a server's address; drafts are scored here, give"
+                    " name@folder-or-hub-id (texts_from= takes the target's texts from a server)"
+                )
         if self.texts_from is None:
             return
         check_address("texts_from", self.texts_from)
@@ -1305,7 +1244,6 @@ class BreakevenConfig(CommandConfig):
         None, "entry i: the target over i positions; null: as one step"
     )
     alpha: list[float] = key([0.2, 0.4, 0.6, 0.8, 0.9, 1.0], "alphas to tabulate")
-    linear: bool = key(False, "show the linear rule of thumb too, which promises too much")
     k: list[int] = _grid(1, 2, 3, 4, 5, 6, 8, 10, meaning="draft tokens per round")
     acceptance_rate: Any = key(
         None, "measured accepted / drafted: for one k, or {k: rate}", example="{4:0.34,8:0.21}"
@@ -1318,7 +1256,6 @@ class BreakevenConfig(CommandConfig):
     )
     baseline_from: str | None = key(None, "target_ms from such a file without speculation")
     latency_from: str | None = key(None, "a run whose step and round times are used")
-    log: str | None = key(None, "a server's csv: k, tokens_per_round, ms_per_token")
 
 
 @dataclass
@@ -1346,7 +1283,6 @@ class PlanConfig(CommandConfig):
         example="[700000,650000]",
     )
     arrivals: str | None = key(None, "a log, or time stamps, seconds, one a line; null: at random")
-    together: int = key(1, "requests that arrive at once, a burst", least=1, most=1000)
     seeds: int = key(8, "simulated sequences of requests and arrivals", least=2, most=1000)
     requests: int = key(400, "of each sequence", least=100, most=100_000)
     gpu: GpuConf | None = None
@@ -1357,7 +1293,7 @@ class PlanConfig(CommandConfig):
         return f"{command} for {self.rate:g} requests/s from {self.run}"
 
     def check(self, _: str) -> None:
-        """Refuse a plan without a goal, and arrivals of two kinds."""
+        """Refuse a plan without a goal, and several values of a key that holds one."""
         if self.tpot_ms is None and self.ttft_ms is None:
             raise UserError("tpot_ms: no goal is given; give tpot_ms=... or ttft_ms=..., or both")
         if self.temperature is not None and len(self.temperature) > 1:
@@ -1367,8 +1303,6 @@ class PlanConfig(CommandConfig):
                 f"cache_tokens={self.cache_tokens}: give one number, or that of a plain server and"
                 " that of one with a draft"
             )
-        if self.arrivals is not None and self.together > 1:
-            raise UserError("together: not with arrivals=, which says when requests come")
 
 
 @dataclass
@@ -1378,12 +1312,8 @@ class ReportConfig(CommandConfig):
     run: str | None = key(None, "the run folder to render again")
     runs: list[str] = key([], "run folders to compare, the first is the reference")
     index: str | None = key(None, "a results folder: one page over all its runs")
-    records: list[str] = key(
-        [], "requests that an engine's server, trtllm-bench or AIPerf recorded", distinct=True
-    )
+    records: list[str] = key([], "requests that an engine's server recorded", distinct=True)
     metrics: str | None = key(None, "a running server, http://HOST:PORT: what its counters say")
-    interval_s: float = key(60.0, "with metrics: seconds between two scrapes", above=0, most=86_400)
-    watch: bool = key(False, "with metrics: scrape until Ctrl-C, and tell drift")
     api_key_env: str | None = _api_key_env()
     latency_from: str | None = key(None, "with metrics: a run whose round times price every K")
     draft_ms: float | None = key(None, "with metrics: one step of the draft, milliseconds")

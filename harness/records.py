@@ -30,7 +30,7 @@ StopReason = Literal["eos", "stop_string", "budget"]
 # The name of our own loop among the engines
 OWN_LOOP = "own"
 # Tokens that a look-up matches at most
-LONGEST_NGRAM, LONGEST_SUFFIX = 2, 64
+LONGEST_NGRAM = 2
 # Tokens that a round drafts at most, on any engine
 MOST_K = 1024
 # The temperature at which the likeliest token is taken
@@ -260,7 +260,6 @@ class Trial:
     tokens: tuple[int, ...] | None = None
     from_draft: tuple[int, ...] | None = None  # for each of them 1 if the draft proposed it, else 0
     turn: int = 1  # number of the turn that it answers; 1 for a prompt of one turn
-    concurrency: int = 1  # requests that a server decoded side by side
     # Of the tokens, as a server told them with its completion at temperature 1; None where none was
     # asked
     logprobs: tuple[float, ...] | None = None

@@ -80,7 +80,6 @@ CaveatCode = Literal[
     # whether the target ran eagerly for this draft alone
     "engine_fallback",
     "other_dtype",  # role, stored, dtype: that dtype=auto took instead, as the faster one
-    "prompts_not_exchangeable",  # draft: a look-up that learns from the answers before
     "fewer_drafts",  # draft, tokens: that it drafts a round at most; k: the largest asked for
     "other_card",  # card, device: another card ran than gpu= names, so no cost is given
     "gpu_not_timed",  # card, device: of an audition, likewise
@@ -162,7 +161,6 @@ CaveatCode = Literal[
     "positions_of_longer_drafts",  # ks ("2, 4"), k: that acceptance_by_position is of
     "positions_too_short",  # ks ("4, 8"): without a row from acceptance_by_position
     "latency_from_too_short",  # ks: left out, since latency_from times no verify for them
-    "counters_restarted",  # restarts: times that a running server's counters began anew
     "counters_of_several_k",  # ks ("1, 3"): that a running server drafted, as it told
     "counters_fewer_drafted",  # mean: tokens that a round drafted; k: the most
     "counters_without_positions",  # k
@@ -174,10 +172,6 @@ CaveatCode = Literal[
     "server_gap",  # k, measured, predicted: speedups
     "server_concurrency",  # file, max_concurrency (None: no limit)
     "server_failed_requests",  # file, requests
-    "round_fit",  # file, residual, k: of the worst row
-    "fit_not_separated",  # verify and overhead are one number
-    "fit_negative_overhead",
-    "fit_untested",  # two K: the line goes through both
 ]
 ComparisonCaveatCode = Literal[
     "failed_run",
@@ -185,20 +179,13 @@ ComparisonCaveatCode = Literal[
     "different_devices",
     # reference_ms, ms: of a plain token (K = 0) on the shared prompts; temperature; and both names
     "machine_changed",
-    "plain_moved",
     "distrusted",
     "other_acceptance",
-    "other_texts",  # prompts, budget: of each run, and both names
-    "unpaired",
     "other_lengths",
     "some_prompts",
     "timed_on_part",  # least, most: prompts that both timed at one K, of prompts that both have
     "other_hash",
     "other_weights",  # weights, reference_weights ("easy 3, hard 1", or None for equal ones)
-    "texts_differ_by_setting",
-    "texts_differ_in_float32",
-    "texts_differ_by_rounding",
-    "counts_differ",
     "not_lossless",
 ]
 Factor = Literal["acceptance", "slow_draft", "expensive_verify", "slow_loop", "launch_bound_engine"]
@@ -987,10 +974,9 @@ class CeilingAtK:
 
 @dataclass(frozen=True)
 class SpeedupByK:
-    """The speedup at one alpha by one rule, by K."""
+    """The speedup at one alpha by the iid model, by K."""
 
     alpha: float
-    rule: Literal["geometric", "linear"]
     speedups: dict[int, float]
 
     @property
@@ -998,37 +984,6 @@ class SpeedupByK:
         """The K of the largest speedup; 0 where none is above 1."""
         best = max(self.speedups, key=lambda k: self.speedups[k])
         return best if self.speedups[best] > 1.0 else 0
-
-
-@dataclass(frozen=True)
-class FittedRound:
-    """A speculative row of a server's log next to what the fitted line says of it."""
-
-    k: int
-    tokens_per_round: float
-    acceptance_rate: float
-    seconds_per_token: float
-    speedup: float
-    round_s: float
-    fitted_round_s: float
-    residual: float  # round_s / fitted_round_s - 1
-
-
-@dataclass(frozen=True)
-class RoundFit:
-    """What the rounds of a server's log are made of: a line in K."""
-
-    target_s: float
-    # Slope; rest_s: intercept (verify and overhead, or, where `separated` by a verify curve, the
-    # overhead alone); bounds are None without spare points.
-    draft_s: float
-    draft_lo_s: float | None
-    draft_hi_s: float | None
-    rest_s: float
-    rest_lo_s: float | None
-    rest_hi_s: float | None
-    separated: bool
-    rows: tuple[FittedRound, ...]
 
 
 @dataclass(frozen=True)
@@ -1044,9 +999,8 @@ class ComparisonRow:
     prompt_set: str | None  # a set, or "all" for the weighted workload
     temperature: float | None
     k: int
-    source: Source  # measured, or replayed or theory where a side was not measured (then unpaired)
     status: Literal["complete", "partial"] = "complete"
-    prompts: int | None = None  # that both runs have; None where results.csv alone was compared
+    prompts: int | None = None  # that both runs have
     reference_ms_per_token: float | None = None
     ms_per_token: float | None = None
     reference_speedup: float | None = None
@@ -1150,7 +1104,6 @@ class ServedCell:
     prompt_set: str
     temperature: float
     k: int
-    concurrency: int
     # measured: plain seconds per token / this K's, on the run's clock; None where it is predicted
     # alone, for another K was chosen to be measured
     speedup: float | None
@@ -1427,7 +1380,7 @@ class ServedMemory:
     k: int
     slots: int  # requests side by side
     context_tokens: int  # that each of them has room for
-    kv_type: str | None  # of both caches, as the engine names it
+    kv_type: str | None  # of the target's cache, as the engine names it
     target_weights_bytes: float | None
     draft_weights_bytes: float | None
     target_kv_bytes_per_token: float | None
@@ -1494,11 +1447,10 @@ class ServedSummary:
 
 
 @dataclass(frozen=True)
-class CountedInterval:
+class Counted:
     """What a running server counted between two scrapes."""
 
-    begin_s: float  # of the first scrape of the run
-    end_s: float
+    seconds: float
     rounds: int  # that drafted
     accepted: int
     tokens: int  # of answers
@@ -1518,25 +1470,13 @@ class CountedInterval:
 
 
 @dataclass(frozen=True)
-class Drift:
-    """How tokens per round changed from the earlier half of a watch to the later one."""
-
-    before: float
-    after: float
-    beyond_noise: bool
-
-
-@dataclass(frozen=True)
 class RunningServer:
     """What the counters of a server say that serves others."""
 
     engine: str
     k: int  # the most that a round drafts; 0 where nothing was drafted
     ks: tuple[int, ...]  # as the server told; several where it adapts, empty where it does not tell
-    intervals: tuple[CountedInterval, ...]
-    total: CountedInterval | None  # None where no round was counted
-    restarts: int  # times that the counters began anew; what was counted meanwhile is left out
-    drift: Drift | None  # None for too few intervals
+    total: Counted | None  # None where no round was counted
 
 
 # How many tokens a server drafts: a fixed number, one by how many requests are active, SGLang's
@@ -1627,7 +1567,7 @@ class Plan:
     percentile: float
     tpot_s: float | None  # the goal; None where there is none
     ttft_s: float | None
-    arrivals: Literal["poisson", "bursts", "recorded"]
+    arrivals: Literal["poisson", "recorded"]
     seeds: int
     requests: int  # of each seed
     prompts: int
@@ -1723,11 +1663,10 @@ class Summary:
     skipped_cells: tuple[SkippedCell, ...] = ()
     # Break-even
     ceilings: tuple[CeilingAtK, ...] = ()  # the profile's too
-    speedups_by_k: tuple[SpeedupByK, ...] = ()  # at each alpha, by either rule
+    speedups_by_k: tuple[SpeedupByK, ...] = ()  # at each alpha
     from_acceptance: tuple[ResultRow, ...] = ()  # those of `results` that a measured one gave
     # By K, of a server that measured itself; the verdict is of these where there are any
     server_speedups: dict[int, float] = field(default_factory=dict[int, float])
-    round_fit: RoundFit | None = None
     # Server
     served: ServedSummary | None = None
     # Report of a running server's counters

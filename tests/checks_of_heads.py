@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from random_models import qwen3
-from runs import ran
+from runs import EXACT_FLAGS, ran
 from stubs import CPU, GREEDY, REQUEST, FunctionModel, assert_counts, decoded, text_of
 from test_verification import (
     VOCAB,
@@ -297,7 +297,7 @@ def assert_llamacpp_drafts_as_replayed(root: Path, *draft: str) -> int:
     run = ran(
         *("server", root, "engine=llamacpp", *draft, "k=[4]", "temperature=0", "repetitions=1"),
         *("prompts.limit=2", "new_tokens=24", "threads=1", "own_loop=false"),
-        *("kv_type=f32", "flash_attention=off"),
+        EXACT_FLAGS,
     )
     served = analyse(run).served
     assert served is not None

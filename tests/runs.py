@@ -16,6 +16,12 @@ from harness.summary import Summary, TextLikelihood
 
 FROZEN = Path(__file__).parent / "frozen"
 EXAMPLES = Path(__file__).parents[1] / "results" / "examples"
+# llama.cpp's flags for caches of both models in float32 and plain attention, as the loaded models
+EXACT = (
+    *("--cache-type-k", "f32", "--cache-type-v", "f32", "--flash-attn", "off"),
+    *("--spec-draft-type-k", "f32", "--spec-draft-type-v", "f32"),
+)
+EXACT_FLAGS = f"flags=[{','.join(EXACT)}]"
 
 
 @cache

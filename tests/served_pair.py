@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from runs import EXACT
 from stubs import CPU, REQUEST
 
 from harness import prompts as prompt_sets
@@ -68,7 +69,7 @@ class Served:
 
         return OwnLoop(self.target_model, drafter, self.loaded.eos, "greedy_draft", now)
 
-    def llamacpp(self, port: int | None = None) -> LlamaCpp:
+    def llamacpp(self) -> LlamaCpp:
         target, draft = self.folder / "target.gguf", self.folder / "draft.gguf"
         if not target.exists():
             write_gguf(self.loaded, target)
@@ -76,9 +77,7 @@ class Served:
         context = max(len(request.tokens) for request in self.requests) + BUDGET
         return LlamaCpp(
             *(target, draft, self.folder, context, 1),
-            port=port,
-            kv_type="f32",
-            flash_attention="off",
+            more_flags=EXACT,
         )
 
     def vllm(self) -> Vllm:

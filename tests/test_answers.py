@@ -596,37 +596,38 @@ def test_one_draft_and_k_has_one_speedup_on_a_page() -> None:
 
 
 def own_loop_only(made: Summary) -> Summary:
-    """As if the suffix look-up, which no engine has, were the fastest."""
+    """As if early_exit were a copy of the target, which no engine drafts with, and the fastest."""
     answer, _ = of_temperature(made, 0.0)
-    served = replace(
-        answer, draft="suffix", reason_values={**answer.reason_values, "draft": "suffix"}
-    )
+    name = "early_exit"
+    served = replace(answer, draft=name, reason_values={**answer.reason_values, "draft": name})
     boards = []
     for board in made.leaderboards:
-        rows = sorted(board.rows, key=lambda row: row.draft != "suffix")
+        rows = sorted(board.rows, key=lambda row: row.draft != name)
         ranked = (replace(row, rank=place) for place, row in enumerate(rows, start=1))
         boards.append(replace(board, rows=tuple(ranked)))
     answers = (served if each is answer else each for each in made.answers)
-    return replace(made, answers=tuple(answers), leaderboards=tuple(boards))
+    models = (replace(each, kind="copy") if each.name == name else each for each in made.run.models)
+    run = replace(made.run, models=tuple(models))
+    return replace(made, run=run, answers=tuple(answers), leaderboards=tuple(boards))
 
 
 def test_a_draft_that_no_engine_has_is_marked_and_never_the_best() -> None:
     made = own_loop_only(analysed("audition"))
     content = content_of(made)
     assert (
-        "No engine here has suffix; of the drafts that one has, tiny_good with K=4 looks fastest,"
-        in content.verdicts[0]
+        "No engine here has early_exit; of the drafts that one has, tiny_good with K=4 looks"
+        " fastest," in content.verdicts[0]
     )
     assert content.grid is not None
-    assert content.grid.rows[0].cells[2].text == "suffix, K=4 (harness's loop only)"
+    assert content.grid.rows[0].cells[2].text == "early_exit, K=4 (harness's loop only)"
     names = [cell.text for cell in content.brief[1].column("draft")]
-    assert names[0] == "suffix (harness's loop only)"
+    assert names[0] == "early_exit (harness's loop only)"
     assert "tiny_good (corrected)" in names
     by_title = {entry.title: entry for entry in content.tables}
     every = by_title["Predicted on the harness's loop at temperature 0, accepted by any rule"]
     names = [cell.text for cell in every.column("draft")]
-    assert names[0] == "suffix (harness's loop only)"
-    assert {"tiny_good (corrected)", "early_exit"} < {*names}
+    assert names[0] == "early_exit (harness's loop only)"
+    assert {"tiny_good (corrected)", "ngram"} < {*names}
     assert [row.cells[1].text for row in every.rows if row.best] == ["tiny_good (corrected)"]
     mlx = by_title["Predicted on the harness's loop at temperature 1, if accepted as on mlx-lm"]
     assert "tiny_eagle3 (none of these engines)" in [cell.text for cell in mlx.column("draft")]

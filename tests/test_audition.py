@@ -338,12 +338,6 @@ def test_texts_of_one_token_and_k_beyond_the_text_are_fine(tmp_path: Path) -> No
     assert (replayed.tokens_per_round == 1.0).all()
 
 
-def test_a_look_up_that_learns_from_earlier_answers_has_a_caveat(tmp_path: Path) -> None:
-    said = analyse(stored(run(tmp_path, *FEW, drafts=["ngram", "suffix"]))).caveats
-    learn = [each.values["draft"] for each in said if each.code == "prompts_not_exchangeable"]
-    assert learn == ["suffix"]
-
-
 def test_drafts_whose_embeddings_are_padded_to_other_widths_are_sampled(tmp_path: Path) -> None:
     """As those of one family are: ids beyond the tokenizer's are padding."""
     padding = {"target": ("tiny", 64), "narrow": ("tiny_good", 32), "wide": ("tiny_good", 128)}

@@ -191,7 +191,6 @@ def test_a_command_prints_each_problem_on_a_line_of_its_own(
 @pytest.mark.parametrize(
     ("command", "words", "says"),
     [
-        ("sweep", "until=all decode.acceptance_from={folder}", "not a run folder"),
         ("profile", "contexts=[16,1023]", "1023 tokens with K + 1 = 2 more are beyond the 1,024"),
         ("server", "engine=own latency_from={folder}", "not a run folder"),
         ("server", "engine=own draft=tiny_eagle3 backend=cuda_graphs", "use backend=eager"),

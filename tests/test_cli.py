@@ -109,9 +109,7 @@ def test_help_is_hydras_and_lists_no_group_that_it_does_not_show(
 
 
 def test_breakeven_runs_without_torch(tmp_path: Path) -> None:
-    lines = ["k,tokens_per_round,ms_per_token", "0,,20", "1,1.5,18", "2,2.0,16"]
-    (tmp_path / "log.csv").write_text("\n".join(lines))
-    out = python("breakeven", "log=log.csv", cwd=tmp_path)
+    out = python("breakeven", "draft_ms=2", "target_ms=20", cwd=tmp_path)
     loaded = out.splitlines()[-1].split()
     assert "pandas" in loaded, "the command did its work"
     assert not {"torch", "transformers"} & set(loaded)
@@ -237,22 +235,30 @@ def test_a_bad_word_ends_a_command_before_anything_is_stored(
 def test_a_key_that_was_removed_is_refused_with_what_does_its_work(
     key: str, run: RunDoor, tmp_path: Path, capsys: Captured
 ) -> None:
-    said = f"{key}: was removed; {cli.REMOVED[key]}"
-    group = key.rpartition(".")[0]
-    for door in SCHEMAS:
-        names = {name for name, _ in keys_of(SCHEMAS[door])}
-        if key not in names and any(name.startswith(group) for name in names):
-            assert run(fail_with(AssertionError()), f"{key}=1", door=door) == 2, door
+    said, word = f"{key}: was removed; {cli.REMOVED[key]}", key if "=" in key else f"{key}=1"
+    for door, schema in SCHEMAS.items():
+        known = dict(keys_of(schema))
+        group = key.partition("=")[0] if "=" in key else key.rpartition(".")[0]
+        if group and not any(name.startswith(f"{group}.") for name in known):
+            continue
+        if not any(f".{name}".endswith(f".{key}") for name in known):
+            assert run(fail_with(AssertionError()), word, door=door) == 2, door
             assert capsys.readouterr() == ("", f"error: {said}\n")
+    if key.startswith("draft="):
+        with pytest.raises(UserError, match=said):
+            cli.draft_conf(key.removeprefix("draft="))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_path_with_a_space_that_the_shell_took_apart_is_shown_quoted(
     run: RunDoor, capsys: Captured
 ) -> None:
-    assert run(fail_with(AssertionError()), "log=my", "prompts.csv") == 2
-    said = "not of the form key=value; a value with a space is quoted: 'log=my prompts.csv'"
-    assert capsys.readouterr() == ("", f"error: 'prompts.csv': {said}\n")
+    assert run(fail_with(AssertionError()), "acceptance_from=my", "bench.json") == 2
+    said = "not of the form key=value; a value with a space is quoted: "
+    assert capsys.readouterr() == (
+        "",
+        f"error: 'bench.json': {said}'acceptance_from=my bench.json'\n",
+    )
 
 
 def test_the_package_lists_its_commands_and_every_command_tells_its_version(

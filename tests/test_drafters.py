@@ -31,7 +31,6 @@ from harness.analysis.replayed import as_served
 from harness.decoding.lookups import (
     NgramDrafter,
     SimpleNgramDrafter,
-    SuffixDrafter,
     lookups,
 )
 from harness.decoding.model_drafter import ModelDrafter
@@ -195,16 +194,6 @@ def test_lookups_are_the_proposals_of_transformers_from_every_start(
         assert along.matches[start].tolist() == [a == b for a, b in zip(padded, rest, strict=True)]
 
 
-def suffix_after(
-    text: Sequence[int], *earlier: Sequence[int], eos: Collection[int] = ()
-) -> list[int]:
-    drafter = SuffixDrafter(eos)
-    for answer in earlier:
-        drafter.learn(answer)
-    drafter.begin(text)
-    return drafter.draft(9)
-
-
 def as_llamacpp_looks_up(text: Sequence[int], size: int, longest: int) -> list[int]:
     """A transcription of common_ngram_simple_draft: the last token is not in the history yet."""
     history, number = text[:-1], len(text) - 1
@@ -269,27 +258,16 @@ def test_rounds_of_llamacpps_look_up_are_its_own_at_every_k_after_prompts_of_any
     assert early > 5
 
 
-def test_a_suffix_look_up_proposes_what_most_often_followed_the_longest_match() -> None:
-    assert suffix_after([1, 2, 3, 4, 1, 2]) == [3, 4]
-    assert suffix_after([7, 8, 9], [5, 8, 9, 1, 2, 3], [6, 9, 4]) == [1, 2]
-    assert suffix_after([5, 1], [1, 2], [1, 3], [1, 3]) == [3]
-    assert suffix_after([7, 8, 9], [8, 9, 1, 2, 3], eos={2}) == [1]
-    assert suffix_after([7, 8, 9], [8, 9]) == []
-    for earlier in ([[7, 8]], [[8, 7]]):
-        assert suffix_after([1, 9], *earlier) == []
-
-
 @settings(max_examples=100, deadline=None)
-@given(IDS, IDS, st.integers(1, 6), st.booleans(), st.booleans())
+@given(IDS, IDS, st.integers(1, 6), st.booleans())
 def test_replayed_rounds_equal_the_loops(
-    prompt: list[int], text: list[int], k: int, ends: bool, suffix: bool
+    prompt: list[int], text: list[int], k: int, ends: bool
 ) -> None:
     """Rounds, drafted, accepted and how they ended, of a target that generates any given text."""
     eos = frozenset({9}) if ends else frozenset()
     text = [*text, 9] if ends else text
     generation = generation_of(prompt, len(text), k, eos=eos)
-    drafter = SuffixDrafter(eos) if suffix else NgramDrafter(eos)
-    drafter.learn([*text[2:], *prompt[1:]])
+    drafter = NgramDrafter(eos)
     rounds = decoded(ScriptedModel(prompt, text), drafter, generation)
     assert text_of(rounds) == text
     along = lookups(drafter, prompt, text, k)

@@ -22,12 +22,12 @@ def drafts_of(*overrides: str) -> list[str]:
 @pytest.mark.parametrize(
     ("overrides", "names"),
     [
-        ([], ["ngram", "suffix", "tiny_small", "tiny_good", "tiny_unrelated", "tiny_eagle3"]),
-        (["model=qwen3_4b"], ["ngram", "suffix", "qwen3_0_6b", "qwen3_1_7b"]),
-        (["model=llama3_1_8b"], ["ngram", "suffix", "llama3_2_1b", "llama3_2_3b"]),
+        ([], ["ngram", "tiny_small", "tiny_good", "tiny_unrelated", "tiny_eagle3"]),
+        (["model=qwen3_4b"], ["ngram", "qwen3_0_6b", "qwen3_1_7b"]),
+        (["model=llama3_1_8b"], ["ngram", "llama3_2_1b", "llama3_2_3b"]),
         (
             ["model=qwen3_32b", "gpu=h100"],
-            ["ngram", "suffix", "qwen3_0_6b", "qwen3_1_7b"],
+            ["ngram", "qwen3_0_6b", "qwen3_1_7b"],
         ),
         (["model=hf", "model.id=org/mine", "model.tokenizer_family=tiny"], None),
     ],
@@ -35,7 +35,7 @@ def drafts_of(*overrides: str) -> list[str]:
 def test_auto_names_every_smaller_draft_of_the_targets_family(
     overrides: list[str], names: list[str] | None
 ) -> None:
-    wanted = names or ["ngram", "suffix", "tiny_small", "tiny_good", "tiny_unrelated", "tiny"]
+    wanted = names or ["ngram", "tiny_small", "tiny_good", "tiny_unrelated", "tiny"]
     drafts = drafts_of("drafts=auto", *overrides)
     assert "early_exit" in drafts
     assert [name for name in drafts if name != "early_exit"] == wanted
@@ -43,8 +43,8 @@ def test_auto_names_every_smaller_draft_of_the_targets_family(
 
 def test_auto_may_be_listed_with_named_drafts() -> None:
     names = drafts_of("drafts=[tiny_good@dtype:bfloat16,auto]")
-    assert names[:3] == ["tiny_good", "ngram", "suffix"]
-    assert {*names[3:]} == {"tiny_eagle3", "tiny_small", "tiny_unrelated", "early_exit"}
+    assert names[:2] == ["tiny_good", "ngram"]
+    assert {*names[2:]} == {"tiny_eagle3", "tiny_small", "tiny_unrelated", "early_exit"}
 
 
 def test_auto_takes_what_needs_no_tokenizer_family_and_says_that_models_are_not_compared(
@@ -52,7 +52,7 @@ def test_auto_takes_what_needs_no_tokenizer_family_and_says_that_models_are_not_
 ) -> None:
     (tmp_path / "config.json").write_text('{"num_nextn_predict_layers": 1}')
     names = drafts_of("drafts=auto", "model=hf", f"model.id={tmp_path}")
-    assert set(names) == {"ngram", "suffix", "early_exit", "mtp"}
+    assert set(names) == {"ngram", "early_exit", "mtp"}
     assert "no models are compared" in caplog.text
     assert "model.tokenizer_family= (shipped: llama3, qwen3, tiny)" in caplog.text
 

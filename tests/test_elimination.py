@@ -217,22 +217,6 @@ def test_with_until_all_nobody_is_dropped(dropping: dict[str, int], tmp_path: Pa
 
 
 @pytest.mark.usefixtures("dropping")
-def test_a_look_up_that_learns_has_read_the_answers_before_whatever_the_looks(
-    tmp_path: Path,
-) -> None:
-    words = ("drafts=[tiny_good,suffix]", "prompts.limit=8")
-    whole = ran("audition", tmp_path, *SMALL, *words, "until=all")
-    parts = ran("audition", tmp_path, *SMALL, *words)
-    found = [
-        {trace.key: trace.draft_is_argmax for trace in run.traces if trace.draft == "suffix"}
-        for run in (whole, parts)
-    ]
-    assert found[0].keys() == found[1].keys()
-    for key, matches in found[0].items():
-        assert np.array_equal(matches, found[1][key])
-
-
-@pytest.mark.usefixtures("dropping")
 def test_a_budget_leaves_drafts_with_fewer_prompts_and_a_larger_one_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -651,7 +651,7 @@ def test_the_line_for_production_has_the_users_settings_and_none_of_the_measurem
         file.write_bytes(b"GGUF")
     flag = sorted(left_out)[0]  # the user's own stays, even if the measurement has it too
     card = CardMemory(60 * GB, 80 * GB, 1 * GB)
-    more = {"threads": 2, "memory": card, "port": 8765, "more_flags": (flag, "777", "--mine")}
+    more = {"threads": 2, "memory": card, "more_flags": (flag, "777", "--mine")}
     command = made(*files, tmp_path, 100, **more).command(3)
     words, measured = shlex.split(command.production), shlex.split(command.line)
     assert words[0] == measured[0] == f"{prefix}BACKEND=FLASH ATTN"
@@ -1348,7 +1348,7 @@ def test_llamacpp_drafts_by_the_files_that_are_given(
     adapter = adapter_of(config)
     adapter.check(config)
     assert adapter.start is not None
-    engine = adapter.start(ToServe(config, tmp_path, 100, 1, 1, None), None)
+    engine = adapter.start(ToServe(config, tmp_path, 100, 1, 1, None))
     assert isinstance(engine, LlamaCpp)
     flags = engine.flags(2)
     assert flags[flags.index("--spec-type") + 1] == f"draft-{kind}"
@@ -1374,10 +1374,7 @@ def test_the_wheel_of_llamacpp_has_every_kind_that_is_measured(tmp_path: Path) -
         ("ngram_simple", "ngram_simple", {"size_n": 2, "size_m": 16}),
         ("ngram_simple_1", "ngram_simple", {"size_n": 1, "size_m": 16}),
         ("ngram_simple_12", "ngram_simple", {"size_n": 12, "size_m": 16}),
-        ("ngram_map_k", "ngram_map_k", {"size_n": 2, "size_m": 16}),
-        ("ngram_map_k4v", "ngram_map_k4v", {"size_n": 2, "size_m": 16}),
         ("ngram_mod", "ngram_mod", {"n_match": 24, "n_min": 0, "n_max": 16}),
-        ("ngram_cache", "ngram_cache", {}),
     ],
 )
 def test_the_wheel_of_llamacpp_takes_the_sizes_of_each_of_its_look_ups(
@@ -1392,18 +1389,3 @@ def test_the_wheel_of_llamacpp_takes_the_sizes_of_each_of_its_look_ups(
     assert spec_type.name.endswith(SPEC_TYPES[kind].replace("-", "_").upper())
     lookup = getattr(speculative, field)
     assert {name: getattr(lookup, name) for name in sizes} == sizes
-
-
-@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
-def test_the_wheel_of_llamacpp_takes_a_look_up_before_a_draft(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from harness.engines import xllamacpp_server
-
-    flags = drafting_flags("eagle3", 4, "ngram_simple")
-    words = [str(word) for flag in flags.items() for word in flag]
-    monkeypatch.setattr(sys, "argv", ["server", "--model", "target.gguf", *words])
-    speculative = xllamacpp_server.parameters(xllamacpp_server.arguments()).speculative
-    names = [each.name.removeprefix(xllamacpp_server.ENUM) for each in speculative.types]
-    assert names == ["NGRAM_SIMPLE", "DRAFT_EAGLE3"]
-    assert (speculative.draft.n_max, speculative.ngram_simple.size_m) == (4, 4)

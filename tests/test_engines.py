@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 from random_models import save, small
+from runs import EXACT
 from served_pair import KS, Served, completed
 from stand_in_server import StandIn
 from stubs import CPU, GREEDY
@@ -581,13 +581,7 @@ def test_a_server_killed_between_requests_is_named_with_its_log(served: Served) 
 
 
 @needs_llamacpp
-def test_a_port_that_is_taken_and_a_file_that_is_no_model_are_refused(served: Served) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        with pytest.raises(UserError, match=f"port={port}: taken"):
-            served.llamacpp(port=port).open(0)
+def test_a_file_that_is_no_model_is_refused(served: Served) -> None:
     broken = served.folder / "broken.gguf"
     broken.write_bytes(b"no model")
     with pytest.raises(UserError, match=r"llama\.cpp at k=0 ended; its log ends"):
@@ -633,7 +627,7 @@ def test_a_converted_model_decodes_as_the_original(
     loaded = load(ModelConf(name="random", id=str(folder)), CPU)
     gguf = write_gguf(loaded, tmp_path / "model.gguf")
     prompt = list(range(5, 45))
-    engine = LlamaCpp(gguf, None, tmp_path, 120, 1, kv_type="f32", flash_attention="off")
+    engine = LlamaCpp(gguf, None, tmp_path, 120, 1, more_flags=EXACT)
     with engine.open(0) as server:
         tokens = server.generate(Asked(prompt, GREEDY, 1, 40)).tokens
     model = CachedModel(loaded.network, loaded.vocab_size)
@@ -643,8 +637,9 @@ def test_a_converted_model_decodes_as_the_original(
 
 def test_requests_side_by_side_share_a_cache_unless_it_is_turned_off(tmp_path: Path) -> None:
     engine = LlamaCpp(tmp_path / "model.gguf", None, tmp_path, 120, 1)
-    for slots, unified, expected in ((1, True, False), (4, True, True), (4, False, False)):
-        flags = replace(engine, slots=slots, kv_unified=unified).flags(0)
+    own = ("--no-kv-unified",)
+    for slots, more, expected in ((1, (), False), (4, (), True), (4, own, False)):
+        flags = replace(engine, slots=slots, more_flags=more).flags(0)
         assert ("--kv-unified" in flags) == expected
 
 

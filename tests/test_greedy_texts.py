@@ -160,8 +160,6 @@ def test_nothing_of_such_a_run_is_used_elsewhere(
     ranked = [*models[:2], f"traces_from={copy}", f"drafts=[draft@{draft}]", *grid]
     with pytest.raises(UserError, match="greedy texts are not plain decoding's"):
         outcome_of("audition", tmp_path, *ranked)
-    with pytest.raises(UserError, match="greedy texts are not plain decoding's"):
-        outcome_of("sweep", *asked(tmp_path, models, f"decode.acceptance_from={copy}"))
 
 
 @pytest.mark.parametrize("more", ["mode=replay", "temperature=[1]", "audition"])

@@ -1,8 +1,8 @@
-"""Records that servers and clients write of requests become a server run.
+"""Records that servers write of requests become a server run.
 
 pytestmark = pytest.mark.usefixtures("no_plots")
-Entries are those of the documentation of vLLM 0.32, AIPerf 0.13 and SGLang 0.5.23; llama.cpp's are
-asked of its server.
+Entries are those of the documentation of vLLM 0.32 and SGLang 0.5.23; llama.cpp's are asked of its
+server.
 """
 
 import json
@@ -19,7 +19,6 @@ from server_answers import sglang_answers, vllm_answers
 from stand_in_server import StandIn
 
 from harness.analysis import analyse
-from harness.commands.imports import read_records
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.client import HttpClient
 from harness.engines.http_server import AttachedEngine, HttpServer
@@ -67,38 +66,6 @@ FROM_VLLM = {
     "model": "org/target",
 }
 PER_STEP = {"per_step_accepted": [0, 2, 1], "per_step_drafted": [2, 2, 2]}
-AIPERF: dict[str, Any] = {
-    "metadata": {
-        "session_num": 45,
-        "conversation_id": "session-1",
-        "turn_index": 0,
-        "request_start_ns": 1_000_000_000,
-        "request_end_ns": 2_000_000_000,
-        "benchmark_phase": "profiling",
-        "was_cancelled": False,
-    },
-    "metrics": {
-        "time_to_first_token": {"value": 250.0, "unit": "ms"},
-        "request_latency": {"value": 1.0, "unit": "sec"},
-        "output_sequence_length": {"value": 7, "unit": "tokens"},
-    },
-    "spec_decode_acceptance": {
-        **SPECULATIVE,
-        "engine": "vllm",
-        "acceptance_histogram": {"0": 1, "1": 1, "2": 1},
-    },
-    "error": None,
-}
-FROM_AIPERF = {
-    **COUNTS,
-    "engine": "vllm",
-    "returned": 7,
-    "accepted_lengths": (1, 1, 1),
-    "prefill_s": pytest.approx(0.25),
-    "decode_s": pytest.approx(0.75),
-    "prompt": "session-1",
-    "span_s": (1.0, 2.0),
-}
 META = {
     "completion_tokens": 7,
     "finish_reason": {"type": "stop", "matched": 3},
@@ -146,32 +113,6 @@ FROM_LLAMACPP = {
 }
 
 
-# As `get_request_info` of trtllm-bench makes it: 7 tokens in the prefill and 3 steps
-TENSORRT_LLM: dict[str, Any] = {
-    "id": 3,
-    "num_input_tokens": 5,
-    "error_tokens": 0,
-    "start_timestamp": 1_000_000_000,
-    "first_token_timestamp": 1_020_000_000,
-    "end_timestamp": 1_080_000_000,
-    "decode_iteration": 3,
-    "num_total_output_tokens": 7,
-    "output": "abc",
-    "output_tokens": 7,
-}
-FROM_TENSORRT_LLM = {
-    **dict.fromkeys(("k", "drafted", "temperature", "tokens", "model"), None),
-    "engine": "tensorrt_llm",
-    "returned": 7,
-    "rounds": 3,
-    "accepted": 3,
-    "prefill_s": pytest.approx(0.02),
-    "decode_s": pytest.approx(0.06),
-    "span_s": pytest.approx((1.0, 1.08)),
-    "text": "abc",
-}
-
-
 def without(entry: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in entry.items() if name not in names}
 
@@ -186,11 +127,6 @@ def with_counts(**speculative: Any) -> dict[str, Any]:
     ("entry", "expected"),
     [
         (VLLM, FROM_VLLM),
-        (TENSORRT_LLM, FROM_TENSORRT_LLM),
-        (
-            {**TENSORRT_LLM, "first_token_timestamp": -1},  # without --streaming
-            {**FROM_TENSORRT_LLM, "prefill_s": None, "decode_s": None},
-        ),
         (with_counts(**PER_STEP), FROM_VLLM),
         (
             {**VLLM, "metrics": without(VLLM["metrics"], "speculative_decoding")},
@@ -203,16 +139,6 @@ def with_counts(**speculative: Any) -> dict[str, Any]:
         (
             {"request": {"temperature": 0.7}, "response": VLLM},
             {**FROM_VLLM, "temperature": 0.7},
-        ),
-        (AIPERF, FROM_AIPERF),
-        (
-            {**AIPERF, "metadata": {**AIPERF["metadata"], "turn_index": 2}},
-            {**FROM_AIPERF, "prompt": "session-1/2"},
-        ),
-        (without(AIPERF, "spec_decode_acceptance"), {**FROM_AIPERF, **PLAIN_COUNTS, "k": 0}),
-        (
-            {**AIPERF, "metrics": {}, "error": {"code": 499, "message": "cancelled"}},
-            {"engine": "vllm", "prompt": "session-1", "error": "cancelled"},
         ),
         (
             {"text": "a", "output_ids": [1], "meta_info": META},
@@ -247,7 +173,6 @@ def test_each_kind_of_entry_is_read_by_its_documented_fields(
     entry: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     record = record_of(entry, "here")
-    assert record is not None
     nothing = {field.name: field.default for field in fields(ServedRecord)}
     assert vars(record) == {**nothing, **expected}
 
@@ -268,14 +193,9 @@ def test_a_stored_answer_is_read_as_the_running_server_is(
     with AttachedEngine({2: stand_in(answers).url}, server).open(2) as running:
         done = running.generate(Asked([1, 2, 3], SamplingParameters(0.0), 7, 6))
     record = record_of(answers[path], "here")
-    assert record is not None
     assert record.rounds
     names = ("tokens", "stop_reason", "rounds", "drafted", "accepted", "prefill_s", "decode_s")
     assert [getattr(record, name) for name in names] == [getattr(done, name) for name in names]
-
-
-def test_requests_that_warm_a_server_up_are_passed_over() -> None:
-    assert record_of({**AIPERF, "metadata": {"benchmark_phase": "warmup"}}, "here") is None
 
 
 # ---- a run ---------------------------------------------------------------------------------------
@@ -351,42 +271,6 @@ def test_records_of_two_servers_become_a_run_with_its_speedup_and_acceptance_len
     assert "do not say what the draft is" in " ".join(content_of(summary).snippets[0].notes)
     assert "vllm" in capsys.readouterr().out.lower()
     assert (done.folder / "report.html").is_file()
-
-
-def test_a_benchmark_of_tensorrt_llm_becomes_a_run(tmp_path: Path) -> None:
-    def benchmark(name: str, step_ns: int, rounds: Callable[[int], int]) -> str:
-        entries: list[dict[str, Any]] = []
-        for number in range(10):
-            begin, steps = number * 10**9, rounds(20 + number)
-            first = begin + 5_000_000
-            times = {"start_timestamp": begin, "first_token_timestamp": first}
-            end = {"end_timestamp": first + steps * step_ns, "decode_iteration": steps}
-            counted = {"num_total_output_tokens": 21 + number, "output_tokens": 21 + number}
-            entries.append({**TENSORRT_LLM, **times, **end, **counted})
-        (tmp_path / name).write_text(json.dumps(entries), encoding="utf-8")
-        return str(tmp_path / name)
-
-    files = [
-        benchmark("plain.json", 10_000_000, lambda emitted: emitted),
-        benchmark("k2.json", 12_000_000, lambda emitted: emitted // 2),
-    ]
-    done = run(tmp_path, files, "temperature=0", "k=[0,2]")
-    (drafted,) = (row for _, row in done.results.iterrows() if row.k == 2)
-    emitted, rounds = sum(20 + n for n in range(10)), sum((20 + n) // 2 for n in range(10))
-    assert (drafted.engine, drafted.rounds, drafted.new_tokens) == ("tensorrt_llm", rounds, emitted)
-    assert drafted.speedup == pytest.approx(10.0 * emitted / (12.0 * rounds))
-    assert {trial.drafted for trial in done.trials if trial.k} == {
-        2 * ((20 + n) // 2) for n in range(10)
-    }
-
-
-@pytest.mark.parametrize(
-    "content", ['{"engine": {},\n "performance": {}}', '{"iter": 0, "iterLatencyMS": 1.5}']
-)
-def test_a_benchmark_with_sums_alone_is_refused(content: str, tmp_path: Path) -> None:
-    (tmp_path / "sums.json").write_text(content, encoding="utf-8")
-    with pytest.raises(UserError, match="sums over requests alone; give the one of --request_json"):
-        list(read_records(str(tmp_path / "sums.json")))
 
 
 def test_requests_are_paired_by_their_prompts_where_records_hold_them(tmp_path: Path) -> None:
@@ -470,43 +354,6 @@ def test_records_without_times_have_acceptance_and_neither_times_nor_verdict(
     )
     assert summary.served is not None
     assert summary.served.acceptance_lengths
-
-
-def test_a_request_that_failed_is_named_and_the_others_are_compared(tmp_path: Path) -> None:
-    bad = {**AIPERF, "metrics": {}, "error": {"code": 500, "message": "server error"}}
-    files = [
-        write(tmp_path / "a.jsonl", without(AIPERF, "spec_decode_acceptance")),
-        write(tmp_path / "b.jsonl", AIPERF, bad),
-    ]
-    done = run(tmp_path, files, "temperature=0", status=1)
-    assert done.manifest.status == "failed"
-    row = done.results[done.results.k == 2].iloc[0]
-    assert (row.status, row.speedup) == ("partial", pytest.approx(1.0))
-    assert "server error" in row.error
-
-
-def test_requests_side_by_side_are_counted_and_must_be_as_many_in_every_file(
-    tmp_path: Path,
-) -> None:
-    def at(begin: float, end: float, **changes: Any) -> dict[str, Any]:
-        times = {"request_start_ns": begin * 1e9, "request_end_ns": end * 1e9}
-        return {**AIPERF, "metadata": {**AIPERF["metadata"], **times}, **changes}
-
-    two = [at(0, 2), at(1, 3), at(2, 4)]
-    plain = [without(entry, "spec_decode_acceptance") for entry in two]
-    files = [write(tmp_path / "a.jsonl", *plain), write(tmp_path / "b.jsonl", *two)]
-    done = run(tmp_path, files, "temperature=0")
-    assert {trial.concurrency for trial in done.trials} == {2}
-    assert set(done.results.concurrency) == {2}
-    codes = {caveat.code: caveat.values for caveat in analyse(done).caveats}
-    assert codes["server_concurrency"]["max_concurrency"] == 2
-    headline = content_of(analyse(done)).verdicts[0]
-    assert headline.startswith("On your server (vLLM), 2 requests side by side, temperature 0: ")
-    # One conversation, asked three times
-    assert [trial.repetition for trial in done.trials if trial.k == 0] == [0, 1, 2]
-    alone = write(tmp_path / "c.jsonl", plain[0])
-    with pytest.raises(UserError, match=r"of 2 numbers of requests side by side \(1, 2\)"):
-        run(tmp_path, [alone, files[1]], "temperature=0")
 
 
 BUDGET_ENDED = {**LLAMACPP["timings"], "draft_n": 11}  # three rounds of 4, the last shortened

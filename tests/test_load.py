@@ -866,7 +866,7 @@ def measured_under_load(tmp_path, *words):
     config = compose("server", words)
     work = open_workload(config, load_prompts(config))
     folder, begun = create(config, "server"), []
-    adapter = Adapter(VLLM, start=lambda serve, _: InThisProcess(serve, begun))
+    adapter = Adapter(VLLM, start=lambda serve: InThisProcess(serve, begun))
     note_engine(folder, work, adapter, OneOfAKind(0))
     measure_loads(folder, work, adapter, Failures(folder, work))
     return stored(folder.path), begun

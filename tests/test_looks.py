@@ -365,7 +365,6 @@ def test_a_dry_run_says_what_will_be_measured(capsys: pytest.CaptureFixture[str]
         (("until=all",), "all", 8),
         (("mode=replay",), "all", 8),
         (("decode.acceptance=0.7",), "all", 8),
-        (("decode.acceptance_from=RUN",), "all", 8),
         (("decode.stop=threshold",), "decided", 32),
         (("decode.stop=threshold", "decode.repetition_penalty=1.2"), "all", 8),
         (("prompts.limit=5",), "decided", 5),

@@ -79,7 +79,7 @@ def test_a_new_kind_is_auditioned_next_to_the_others(tmp_path: Path) -> None:
     assert {row.draft for row in summary.leaderboards[0].rows} >= {"tiny_good", *TOYS}
     assert {model.kind for model in summary.run.models} == {"model", "guess"}
     assert "guess" in report_of(run)
-    with pytest.raises(UserError, match=r"use one of model, eagle3, .*, suffix, recent, guess$"):
+    with pytest.raises(UserError, match=r"use one of model, eagle3, .*, recent, guess$"):
         outcome_of("audition", "drafts=[a@b@kind:nonsense]")
 
 

@@ -316,12 +316,10 @@ def test_slots_of_their_own_caches_cost_more_than_those_of_one() -> None:
     assert apart.points[middle].tpot_s > 1.02 * unified.points[middle].tpot_s
 
 
-def test_bursts_wait_longer_than_requests_that_come_one_by_one() -> None:
+def test_requests_that_come_evenly_wait_less_than_those_at_random() -> None:
     goal = ("rate=20", "tpot_ms=10")
-    one, together = planned(*goal), planned(*goal, "together=4")
-    assert (one.arrivals, together.arrivals) == ("poisson", "bursts")
-    # Their prompts share an iteration
-    assert together.plain.points[0].ttft_s > 1.5 * one.plain.points[0].ttft_s
+    one = planned(*goal)
+    assert one.arrivals == "poisson"
     steady = planned(*goal, recorded=tuple(range(50)))
     middle = len(steady.plain.points) // 2
     assert steady.arrivals == "recorded"
@@ -782,7 +780,6 @@ def refused(words: Sequence[str], says: str, run: StoredRun | None = None) -> No
         (["rate=20", "tpot_ms=3", "temperature=[0,1]"], "a plan is for one"),
         (["rate=20", "tpot_ms=-1"], "tpot_ms: -1.0 is not a number above 0"),
         (["tpot_ms=30"], "rate: no value and no default"),
-        (["rate=2", "tpot_ms=3", "arrivals=x", "together=2"], "together: not with arrivals="),
         (["rate=2", "tpot_ms=3", "cache_tokens=[1,2,3]"], "give one number, or that of a plain"),
     ],
 )

@@ -73,7 +73,7 @@ REFUSED = {
         ("snapshot", RATE, ONLY_MEASURED),
         ("audition", RATE, ONLY_MEASURED),
         ("sweep", f"{RATE} mode=replay", ONLY_MEASURED),
-        ("sweep", f"{RATE} decode.acceptance_from=results", "give one of the two"),
+        ("sweep", f"{RATE} decode.stop=threshold", "give one of the two"),
         ("sweep", "decode.acceptance=[0.5] k=[8]", "needs 8"),
         ("snapshot", "show=all", "show: 'all'"),
         ("snapshot", "show=tokens temperature=[1]", "temperature 0 only"),
@@ -133,15 +133,21 @@ REFUSED = {
             f"texts_from=host:8000 {TYPED}",
             "texts_from: 'host:8000' is not an address",
         ),
-        *(
-            ("audition", f"{word} {TYPED}", "host, port and path; name the variable")
-            for word in ("texts_from=http://me:secret@host", "drafts=[a@http://me:secret@host]")
+        (
+            "audition",
+            f"texts_from=http://me:secret@host {TYPED}",
+            "host, port and path; name the variable",
+        ),
+        (
+            "audition",
+            f"drafts=[a@http://me:secret@host] {TYPED}",
+            "drafts: a: a server's address; drafts are scored here, give name@folder-or-hub-id",
         ),
     ],
     "report": [
         ("report", "run=x temperature=[0]", "temperature: needs records="),
         ("report", "run=x k=[2]", "k: needs records="),
-        ("report", "run=x watch=true", "watch: needs metrics="),
+        ("report", "run=x latency_from=y", "latency_from: needs metrics="),
         ("report", "run=x metrics=http://host", "run and metrics: give one of them"),
         ("report", "metrics=host:8000", "metrics: 'host:8000' is not an address"),
         ("report", "metrics=http://me:secret@host", "host, port and path; name the variable"),

@@ -25,7 +25,7 @@ from harness.decoding.sampling import SamplingParameters
 from harness.engines.llamacpp import LlamaCppServer
 from harness.engines.protocol import Asked
 from harness.measurement.draft_scores import score_texts
-from harness.measurement.remote_scores import DraftServer, TextServer
+from harness.measurement.remote_scores import TextServer
 from harness.measurement.target_texts import GeneratedText
 from harness.models.load import LoadedModel, open_pair
 from harness.models.probe import uncached_logits
@@ -120,32 +120,6 @@ def llamacpp(models: Models) -> dict[str, Any]:
     return {"/props": {"build_info": "b11549"}, "/completion": complete}
 
 
-def vllm_draft(model: LoadedModel) -> dict[str, Any]:
-    """A draft on vLLM, which tells log-probabilities and ranks of a prompt."""
-
-    def complete(body: dict[str, Any]) -> dict[str, Any]:
-        prompt = body["prompt"]
-        assert (body["max_tokens"], body["prompt_logprobs"]) == (1, 1)
-        logprobs: list[Any] = [None]
-        for token, logprob, rank in zip(
-            prompt[1:], *scores(model, prompt[:1], prompt[1:]), strict=True
-        ):
-            # A likeliest token is tied with another here: then both have rank 2
-            likeliest = {"-1": {"logprob": logprob + 0.1 * (rank > 1), "rank": 1 + (rank == 1)}}
-            of_token = {"logprob": logprob, "rank": max(2, rank)}
-            logprobs.append({**likeliest, str(token): of_token})
-        return {"choices": [{"token_ids": [0], "prompt_logprobs": logprobs}]}
-
-    def detokenize(body: dict[str, Any]) -> dict[str, Any]:
-        return {"prompt": model.tokenizer.decode(body["tokens"])}
-
-    return {
-        "/v1/models": {"data": [{"id": "d"}]},
-        "/v1/completions": complete,
-        "/detokenize": detokenize,
-    }
-
-
 Start = Callable[[Mapping[str, Any]], StandIn]
 
 
@@ -166,8 +140,8 @@ def test_texts_of_a_server_are_scored_as_those_of_a_target_that_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("harness.commands.pair.open_target", lambda *_: pytest.fail("loaded"))
-    target, draft = stand_in(kind(models)), stand_in(vllm_draft(embedded("tiny_small", DraftConf)))
-    drafts = f"drafts=[tiny_good,remote@{draft.url},ngram]"
+    target = stand_in(kind(models))
+    drafts = "drafts=[tiny_good,tiny_small,ngram]"
     done = run(tmp_path, f"texts_from={target.url}", *LATENCIES, drafts)
     asked = {(text.prompt_set, text.prompt): text for text in models.pair.requests}
     texts = [
@@ -182,10 +156,8 @@ def test_texts_of_a_server_are_scored_as_those_of_a_target_that_is_loaded(
         for trial in done.trials
     ]
     assert len(texts) == 2 * 2 * 2
-    for name, traces in (
-        ("tiny_good", of_draft(done, "tiny_good")),
-        ("tiny_small", of_draft(done, "remote")),
-    ):
+    for name in ("tiny_good", "tiny_small"):
+        traces = of_draft(done, name)
         loaded = open_pair(models.pair.loaded, embedded(name, DraftConf))
         for expected in score_texts(texts, *loaded, draft_name=name):
             trace = traces[expected.key]
@@ -203,7 +175,7 @@ def test_texts_of_a_server_are_scored_as_those_of_a_target_that_is_loaded(
     assert caveat.values == asdict(server)
     # The first line is for the server that has the target
     assert snippets_of(summary)[0].title.startswith(spec_of(server.engine).title)
-    assert {row.draft for row in summary.results if row.k} == {"tiny_good", "remote", "ngram"}
+    assert {row.draft for row in summary.results if row.k} == {"tiny_good", "tiny_small", "ngram"}
     # The prompts of one temperature have seeds of their own
     seeds = {str(body.get("seed") or body.get("sampling_params")) for body in target.asked}
     assert len(seeds) == len(target.asked)
@@ -244,22 +216,19 @@ def test_a_server_that_dies_is_asked_by_a_resumed_run_for_what_is_missing(
     assert run(tmp_path, f"resume={folder}").trials == done.trials
 
 
-@pytest.mark.parametrize(("server", "key"), [(TextServer, "texts_from"), (DraftServer, "draft.id")])
-def test_a_server_that_cannot_be_reached_is_named_by_the_key_that_gives_it(
-    server: Callable[[str], object], key: str
-) -> None:
-    with pytest.raises(UserError, match=f"^{key}=http://127.0.0.1:9: not reachable"):
-        server("http://127.0.0.1:9")
+def test_a_server_that_cannot_be_reached_is_named_by_the_key_that_gives_it() -> None:
+    with pytest.raises(UserError, match=r"^texts_from=http://127\.0\.0\.1:9: not reachable"):
+        TextServer("http://127.0.0.1:9")
 
 
-def test_a_key_is_sent_to_every_server_and_stored_nowhere(
+def test_a_key_is_sent_to_the_server_and_stored_nowhere(
     models: Models, stand_in: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_KEY", "the-secret")
-    target, draft = stand_in(vllm(models)), stand_in(vllm_draft(embedded("tiny_small", DraftConf)))
+    target = stand_in(vllm(models))
     asked = [f"texts_from={target.url}", "api_key_env=MY_KEY", *LATENCIES, "temperature=[0]"]
-    done = run(tmp_path, *asked, f"drafts=[remote@{draft.url}]")
-    assert target.keys == draft.keys == {"Bearer the-secret"}
+    done = run(tmp_path, *asked, "drafts=[ngram]")
+    assert target.keys == {"Bearer the-secret"}
     for file in done.folder.rglob("*"):
         assert file.is_dir() or b"the-secret" not in file.read_bytes(), file
     monkeypatch.delenv("MY_KEY")
@@ -334,26 +303,6 @@ def test_texts_of_a_server_that_drafts_are_refused(
         server = stand_in({**answers, "/metrics": page})
         with pytest.raises(UserError, match="it drafts, and so"):
             run(tmp_path, f"texts_from={server.url}", *words)
-
-
-@pytest.mark.parametrize(
-    ("answers", "says"),
-    [
-        ({"/v1/completions": {"choices": [{"text": "a"}]}}, "tells no log-probabilities of a"),
-        ({"/detokenize": {"prompt": "der Fluss"}}, "a draft of another vocabulary"),
-        ({"/v1/models": 404}, "status 404"),
-    ],
-)
-def test_a_draft_server_that_cannot_score_is_named_and_the_others_are_ranked(
-    answers: dict[str, Any], says: str, models: Models, stand_in: Start, tmp_path: Path
-) -> None:
-    target = stand_in(vllm(models))
-    draft = stand_in({**vllm_draft(embedded("tiny_small", DraftConf)), **answers})
-    words = [f"texts_from={target.url}", *LATENCIES, f"drafts=[ngram,remote@{draft.url}]"]
-    summary = analyse(ran("audition", tmp_path, *SMALL, *words, status=1))
-    assert summary.drafts == ("ngram",)
-    (failure,) = summary.failures
-    assert (failure.where, says in failure.error) == ("draft remote", True)
 
 
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")

@@ -59,9 +59,11 @@ def test_each_stratum_has_its_share_of_the_sample_and_stands_for_its_requests(lo
 
 def test_a_sample_is_drawn_by_its_seed(log: str) -> None:
     first, again, other = (
-        [prompt.id for prompt in load(conf(log, sample=50, sample_seed=seed))] for seed in (0, 0, 1)
+        [prompt.id for prompt in RequestLog(Path(log)).sample(50, seed).prompts]
+        for seed in (0, 0, 1)
     )
     assert first == again != other
+    assert first == [prompt.id for prompt in load(conf(log, sample=50))]
 
 
 def test_every_request_of_a_stratum_is_drawn_equally_often() -> None:

@@ -1,12 +1,10 @@
-"""Counters of a server that serves others: read, differenced, priced, watched."""
+"""Counters of a server that serves others: read, differenced, priced."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from runs import EXAMPLES, FROZEN, outcome_of, stored
 from served_pair import Served
@@ -15,7 +13,7 @@ from stand_in_server import StandIn
 
 from benchmarks.counters import errors
 from harness.analysis import analyse, counters
-from harness.commands.run_lifecycle import Interrupted
+from harness.commands import metrics
 from harness.decoding.sampling import SamplingParameters
 from harness.engines import running
 from harness.engines.counters import Samples
@@ -23,10 +21,15 @@ from harness.measurement.server_request import ReturnedText
 from harness.records import Rule, UserError
 from harness.reporting.content import content_of
 from harness.storage import StoredRun, load
-from harness.summary import CountedInterval, RunningServer
-from harness.theory.acceptance import alpha_from_tokens_per_round, positions_at_k
+from harness.summary import RunningServer
+from harness.theory.acceptance import positions_at_k
 
 pytestmark = pytest.mark.usefixtures("no_plots")
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "INTERVAL_S", 0.01)
 
 
 def llamacpp_page(times: int) -> str:
@@ -61,7 +64,7 @@ def vllm_server(**answers: Any) -> StandIn:
 
 
 def reported(server: StandIn, folder: Path, *words: str) -> StoredRun:
-    asked = (f"metrics={server.url}", "interval_s=0.01", folder, *words)
+    asked = (f"metrics={server.url}", folder, *words)
     return stored(outcome_of("report", *asked))
 
 
@@ -226,57 +229,6 @@ def test_an_address_without_a_server_is_refused(tmp_path: Path) -> None:
         reported(server, tmp_path)
 
 
-# ---- a watch -------------------------------------------------------------------------------------
-
-
-def watched(
-    pages: Sequence[str], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[StoredRun, StandIn]:
-    """A watch that the user ends after so many scrapes."""
-    left = list(pages)
-    server = StandIn(vllm_answers(**{"/metrics": lambda _: left.pop(0)}))
-
-    def sleep(_: float) -> None:
-        if not left:
-            raise Interrupted(2)
-
-    monkeypatch.setattr("harness.commands.metrics.time.sleep", sleep)
-    return reported(server, folder, "watch=true"), server
-
-
-def test_a_watch_ends_with_a_report_of_all_its_intervals(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, _ = watched([vllm_page(n) for n in range(7)], tmp_path, monkeypatch)
-    server = told(run)
-    assert [interval.rounds for interval in server.intervals] == [100] * 6
-    assert server.total is not None
-    assert server.total.rounds == 600
-    assert server.drift is not None
-    assert not server.drift.beyond_noise
-    assert run.manifest.status == "complete"
-    assert capsys.readouterr().out.count("100 rounds; 3.30 tokens per round") == 6
-
-
-def test_a_restart_within_a_watch_costs_its_interval_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pages = [vllm_page(n) for n in (3, 4, 1, 2)]
-    run, _ = watched(pages, tmp_path, monkeypatch)
-    server = told(run)
-    assert (server.restarts, [each.rounds for each in server.intervals]) == (1, [100, 100])
-    assert "the server was restarted" in capsys.readouterr().out
-    assert "began anew" in sentences(run)
-
-
-def test_a_server_that_fails_within_a_watch_costs_nothing_that_was_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, _ = watched([vllm_page(0), vllm_page(1), "gone"], tmp_path, monkeypatch)
-    assert [each.rounds for each in told(run).intervals] == [100]
-    assert "The watch ends: metrics=http" in capsys.readouterr().out
-
-
 def test_tokens_of_steps_that_drafted_nothing_are_said(tmp_path: Path) -> None:
     def page(times: int) -> str:
         return f"{vllm_page(times)}\nvllm:generation_tokens_total {40 * times}"
@@ -284,44 +236,6 @@ def test_tokens_of_steps_that_drafted_nothing_are_said(tmp_path: Path) -> None:
     assert "of the tokens come from steps that drafted nothing" in sentences(
         reported(vllm_server(**{"/metrics": turns(page)}), tmp_path)
     )
-
-
-def traffic(means: np.ndarray, rng: np.random.Generator) -> list[CountedInterval]:
-    """Intervals of 20 requests, each with an alpha of its own for all of its rounds.
-
-    Args:
-        means: tokens per round at K = 4 that an interval's alphas vary around.
-        rng: of them.
-    """
-    intervals: list[CountedInterval] = []
-    for at, mean in enumerate(means):
-        alpha = alpha_from_tokens_per_round(float(mean), 4)
-        alphas = rng.beta(8 * alpha, 8 * (1.0 - alpha), 20).clip(0.0, 0.999)
-        of_rounds = np.repeat(alphas, rng.integers(10, 60, 20))
-        accepted = np.minimum(rng.geometric(1.0 - of_rounds) - 1, 4)
-        counted = CountedInterval(at, at + 1, len(accepted), int(accepted.sum()), tokens=0)
-        intervals.append(counted)
-    return intervals
-
-
-def test_drift_is_told_and_noise_between_requests_is_not() -> None:
-    rng = np.random.default_rng(1)
-    alarms = 0
-    for _ in range(100):
-        steady = traffic(np.full(40, 3.0), rng)
-        looks = (counters.drift_of(steady[:n]) for n in range(4, 41))
-        alarms += any(look.beyond_noise for look in looks if look is not None)
-    assert alarms <= 5 + 3 * (100 * 0.05 * 0.95) ** 0.5
-    for _ in range(20):
-        falling = counters.drift_of(traffic(np.linspace(3.33, 1.90, 40), rng))
-        assert falling is not None
-        assert falling.beyond_noise
-        assert falling.after < falling.before
-
-
-def test_too_few_intervals_say_nothing_of_drift() -> None:
-    one = CountedInterval(0, 1, 100, 200, 300)
-    assert counters.drift_of([one] * 3) is None
 
 
 # ---- against replay ------------------------------------------------------------------------------

@@ -1322,7 +1322,8 @@ def test_the_memory_of_a_draft_is_that_of_the_servers_configuration(
         for each in STARTED
     ]
     run = with_engine(name="llamacpp", version="b11549", commands=commands)(stored)
-    made = analyse(replace(run, config={**run.config, "kv_type": kv_type}))
+    flags = ["--cache-type-k", kv_type, f"--spec-draft-type-k={kv_type}"]
+    made = analyse(replace(run, config={**run.config, "flags": flags}))
     assert made.served is not None
     memory = made.served.memory
     assert memory is not None

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from runs import outcome_of, ran, stored
+from runs import EXACT_FLAGS, outcome_of, ran, stored
 from served_pair import Served
 from server_answers import (
     PLAIN_META,
@@ -52,11 +52,11 @@ needs_llamacpp = pytest.mark.skipif(
 )
 KS, TEMPERATURES, VISITS = (1, 4), (0.0, 1.0), 2
 GRID = ["k=[1,4]", "temperature=[0,1]", "repetitions=2", "new_tokens=24", "prompts.limit=3"]
-EXACT = ["threads=1", "kv_type=f32", "flash_attention=off"]
 
 
 def asked(root: Path, *words: str) -> Any:
-    settings = [f"results_root={root}", "own_loop=false", *GRID, *EXACT, *words]
+    flags = [] if any(word.startswith("engine=") for word in words) else [EXACT_FLAGS]
+    settings = [f"results_root={root}", "own_loop=false", "threads=1", *GRID, *flags, *words]
     return compose("server", settings)
 
 
@@ -79,7 +79,7 @@ def test_every_request_is_a_trial_that_counts_what_rounds_emitted(served: Stored
     grid = [(k, t, visit) for k in (0, *KS) for t in TEMPERATURES for visit in range(VISITS)]
     assert cells(served.trials) == dict.fromkeys(grid, 6)
     for trial in served.trials:
-        assert (trial.status, trial.concurrency, trial.first_token_s) == ("ok", 1, 0.0)
+        assert (trial.status, trial.first_token_s) == ("ok", 0.0)
         assert trial.tokens is not None
         assert trial.new_tokens == len(trial.tokens) - 1  # the first came from the prefill
         assert trial.user_decode_s == trial.decode_s
@@ -103,7 +103,7 @@ def test_a_head_and_a_look_up_of_llamacpp_draft_as_replayed(draft: str, tmp_path
     ks = [k for k in (1, 2, 4) if k >= draft_conf(draft).spec.least_k]
     words = (f"draft={draft}", f"k={ks}", "temperature=0", "repetitions=1", "prompts.limit=4")
     run = ran("server", tmp_path, *words, "engine=llamacpp", "threads=1", "own_loop=false",
-              "kv_type=f32", "flash_attention=off")  # fmt: skip
+              EXACT_FLAGS)  # fmt: skip
     served = analyse(run).served
     assert served is not None
     gates = {gate.k: gate for gate in served.gates}
@@ -115,28 +115,12 @@ def test_a_head_and_a_look_up_of_llamacpp_draft_as_replayed(draft: str, tmp_path
 
 
 @needs_llamacpp
-def test_a_look_up_before_a_draft_model_drafts_as_replayed(tmp_path: Path) -> None:
-    words = ("draft=tiny_small", "lookup=ngram_simple", "k=[2,4]", "temperature=0")
-    run = ran("server", tmp_path, *words, "engine=llamacpp", "threads=1", "own_loop=false",
-              "repetitions=1", "prompts.limit=4", "kv_type=f32", "flash_attention=off")  # fmt: skip
-    summary = analyse(run)
-    assert summary.served is not None
-    assert summary.run.draft == "tiny_small_after_ngram_simple"
-    assert [gate.k for gate in summary.served.gates] == [2, 4]
-    for gate in summary.served.gates:
-        assert gate.equal_rounds == gate.equal_drafted == gate.equal_texts == gate.texts == 8
-    # Some rounds drafted what there was after a match, and those after them what the model drafts
-    drafted = np.concatenate([trace.proposed for trace in run.traces if trace.proposed is not None])
-    assert 0 < (drafted < 4).sum() < len(drafted) / 2
-
-
-@needs_llamacpp
 def test_a_look_up_of_llamacpp_that_is_not_replayed_is_measured_without_the_weights(
     served: StoredRun, tmp_path: Path
 ) -> None:
     words = (
         "model=tiny",
-        "draft=ngram_map_k",
+        "draft=ngram_mod",
         "k=[1,4]",
         "temperature=0",
         "repetitions=1",
@@ -144,7 +128,7 @@ def test_a_look_up_of_llamacpp_that_is_not_replayed_is_measured_without_the_weig
     )
     file = f"model.gguf={served.folder / 'gguf' / 'model.gguf'}"
     run = ran("server", tmp_path, *words, "engine=llamacpp", "threads=1", "own_loop=false",
-              "kv_type=f32", "flash_attention=off", "score=false", file)  # fmt: skip
+              EXACT_FLAGS, "score=false", file)  # fmt: skip
     summary = analyse(run)
     assert summary.served is not None
     assert summary.served.not_predicted == "no_weights"
@@ -156,8 +140,8 @@ def test_a_look_up_of_llamacpp_that_is_not_replayed_is_measured_without_the_weig
     assert sum(trial.drafted or 0 for trial in run.trials) > 0
     assert run.manifest.engine is not None
     lines = [each.line for each in run.manifest.engine.commands if each.k == 4]
-    assert "--spec-type ngram-map-k " in lines[0]
-    assert "--spec-ngram-map-k-size-m 4" in lines[0]
+    assert "--spec-type ngram-mod " in lines[0]
+    assert "--spec-ngram-mod-n-max 4" in lines[0]
 
 
 @needs_llamacpp
@@ -190,7 +174,7 @@ def test_a_plan_counts_what_a_run_sends(tmp_path: Path, capsys: pytest.CaptureFi
     assert command.run(asked(tmp_path, *words, urls)).folder is None
     plan = " ".join(capsys.readouterr().out.split())
     assert "http://127.0.0.1:9 not reachable" in plan
-    assert "not used with url= threads, kv_type, flash_attention" in plan
+    assert "not used with url= threads, flags" in plan
     assert "modelled" not in plan  # the servers may run anywhere
     assert not any(tmp_path.iterdir())
 
@@ -746,21 +730,9 @@ def test_a_server_that_does_not_draft_or_does_not_tell_is_refused_before_there_i
             " it is measured, and not replayed: .* score=false model.gguf=FILE",
         ),
         (
-            ["lookup=ngram_simple", "draft=tiny_eagle3"],
-            "lookup=ngram_simple: what a head drafts after a look-up depends on the rounds before,",
-        ),
-        (["lookup=ngram_simple", "own_loop=true"], "the harness's loop has no such pair, .* own_l"),
-        (["lookup=ngram_simple", "k=[1,2]"], "k: lookup=ngram_simple drafts 2 tokens or more;"),
-        (["lookup=ngram_simple", "draft=ngram_simple_1"], "is a look-up, too; give one of them"),
-        (["lookup=ngram_simple", "engine=own"], "only engine=llamacpp lets a look-up draft before"),
-        (
-            ["draft=ngram_cache", "k=[4]", "score=false"],
-            r"k: llama.cpp's n-gram cache drafts up to 8 tokens; give k=\[8\]",
-        ),
-        (
-            ["engine=vllm", "draft=suffix"],
-            "draft=suffix: engine=vllm does not draft with a suffix look-up here; its own"
-            " look-up is draft=ngram$",
+            ["engine=vllm", "draft=ngram_simple_1"],
+            "draft=ngram_simple_1: engine=vllm does not draft with llama.cpp's one-token look-up"
+            " here; its own look-up is draft=ngram$",
         ),
         (
             ["engine=sglang", "draft=early_exit"],
@@ -807,13 +779,6 @@ def test_input_that_cannot_be_used_is_one_line(
         command.run(asked(tmp_path, "k=[4]", *words))
     assert "\n" not in str(error.value)
     assert "secret" not in str(error.value)
-
-
-@needs_llamacpp
-def test_a_port_that_is_taken_is_named(stand_in: Callable[..., StandIn], tmp_path: Path) -> None:
-    port = stand_in({}).server_port
-    with pytest.raises(UserError, match=f"port={port}: taken"):
-        command.run(asked(tmp_path, "k=[4]", f"port={port}"))
 
 
 class Seconds:

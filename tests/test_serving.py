@@ -434,7 +434,6 @@ def test_rules_have_lines_where_a_flag_makes_an_engine_accept_by_them() -> None:
          {"DSPARK", "dspark-block-size 3", "num-draft-tokens 4", "draft-dspark"}),
         ("ngram", {"prompt_lookup_max": LONGEST_NGRAM, "prompt_lookup_min": 1},
          {"NGRAM", "ngram-simple", "prompt_lookup_num_tokens=3"}),
-        ("suffix", {}, set()),
     ],
 )  # fmt: skip
 def test_every_kind_of_draft_has_its_lines(

@@ -292,11 +292,10 @@ def test_a_request_whose_tokens_all_come_from_the_prefill_ends_with_it() -> None
     assert np.isnan(served.per_token_s[0])
 
 
-def test_bursts_come_together_and_a_record_keeps_its_gaps() -> None:
+def test_arrivals_are_in_mean_gaps_and_a_record_keeps_its_gaps() -> None:
     random = np.random.default_rng(0)
-    bursts = at_random(30_000, random, together=3)
-    assert (bursts[::3] == bursts[2::3]).all()
-    assert bursts[-1] / len(bursts) == pytest.approx(1.0, rel=0.02)
+    arrivals = at_random(30_000, random)
+    assert arrivals[-1] / len(arrivals) == pytest.approx(1.0, rel=0.02)
     made = as_recorded([10.0, 11.0, 14.0], 6, random)
     # Gaps of 1 and 3, and a mean one of 2 between the rounds
     assert set(np.diff(made).round(6)) == {0.5, 1.0, 1.5}

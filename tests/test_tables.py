@@ -19,7 +19,6 @@ from harness.analysis.comparison import compare
 from harness.records import MachineLoad, ResultRow
 from harness.reporting import formatting as fmt
 from harness.reporting import plots, tables
-from harness.reporting.content import content_of
 from harness.reporting.plots import style
 from harness.reporting.tables import brief_tables, leaderboard, tables_of
 from harness.reporting.tables.specification import Cell, Column, Table, table
@@ -29,12 +28,20 @@ from harness.summary import Summary
 
 RUNS = ("sweep", "sweep_replay", "audition", "profile", "breakeven", "snapshot", "server")
 SMALL = ("prompts.limit=2", "new_tokens=8", "threads=1", "k=[2]")
-LOG = "K,acceptance_rate,ms_per_token\n0,,20\n1,0.8,17\n2,0.7,16\n4,0.5,18\n8,0.3,24\n"
+# Results of `vllm bench serve --save-result`, plain and speculative
+PLAIN = '{"mean_tpot_ms": 20.0}'
+DRAFTING = (
+    '{"mean_tpot_ms": 16.0, "spec_decode_acceptance_rate": 70.0,'
+    ' "spec_decode_acceptance_length": 2.4}'
+)
 # Small runs of what the stored ones lack; {root} is their folder
 MADE = (
     ("sweep", *SMALL, "temperature=[0.0]", "decode.acceptance=0.6"),
     ("snapshot", *SMALL, "temperature=[1.0]"),
-    ("breakeven", "log={root}/log.csv"),
+    (
+        *("breakeven", "acceptance_from={root}/drafting.json", "baseline_from={root}/plain.json"),
+        "draft_ms=2",
+    ),
     ("report", "runs=[{frozen}/sweep,{frozen}/sweep_small,{frozen}/server]"),
     ("sweep", *SMALL, "temperature=[0.0]", "decode.stop=threshold"),
     ("server", *SMALL, "k=[1,2,4]", "temperature=[0.0,1.0]", "engine=own", "repetitions=2"),
@@ -110,7 +117,8 @@ UNWRITTEN = {
 @pytest.fixture(scope="module")
 def summaries(tmp_path_factory: pytest.TempPathFactory) -> list[Summary]:
     root = tmp_path_factory.mktemp("made")
-    (root / "log.csv").write_text(LOG)
+    (root / "plain.json").write_text(PLAIN)
+    (root / "drafting.json").write_text(DRAFTING)
     # Stopped before it scored a text, so that it can only assume how many tokens are accepted
     stopped = Path(shutil.copytree(FROZEN / "profile", root / "stopped"))
     (stopped / "traces.parquet").unlink()
@@ -120,8 +128,10 @@ def summaries(tmp_path_factory: pytest.TempPathFactory) -> list[Summary]:
             asked = [text.format(root=root, frozen=FROZEN) for text in overrides]
             made.append(analyse(ran(command, root, *asked)))
         counting = StandIn(vllm_answers(**{"/metrics": turns(vllm_page)}))
-        asked = ["interval_s=0.01", "draft_ms=4", "target_ms=10"]
-        made.append(analyse(ran("report", root, f"metrics={counting.url}", *asked)))
+        asked = (f"metrics={counting.url}", "draft_ms=4", "target_ms=10")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("harness.commands.metrics.INTERVAL_S", 0.01)
+            made.append(analyse(ran("report", root, *asked)))
     return [*(analysed(name) for name in RUNS), *made]
 
 
@@ -264,20 +274,6 @@ def test_a_note_of_several_tables_is_made_under_the_last_of_them() -> None:
         assert len(notes) == len(set(notes))
 
 
-def test_the_linear_rule_is_shown_where_it_is_asked_for_and_promises_more() -> None:
-    run = load(FROZEN / "breakeven")
-    asked = replace(run, config={**run.config, "linear": True})
-    shown = by_title(analyse(asked), "Speedup by alpha")
-    assert [cell.value for cell in shown.column("rule")][:2] == ["geometric", "linear"]
-    values = [float(cell.value or 0) for cell in shown.column("K=4")]
-    assert all(
-        linear >= geometric for geometric, linear in zip(values[::2], values[1::2], strict=True)
-    )
-    alone = by_title(analyse(run), "Speedup by alpha")
-    assert "rule" not in [column.title for column in alone.columns]
-    assert [cell.value for cell in alone.column("K=4")] == values[::2]
-
-
 def test_the_waterfall_ends_at_the_measured_speedup_and_its_factors_lead_there() -> None:
     shown = by_title(analysed("profile"), "From the ideal speedup")
     speedup = [float(cell.value or 0) for cell in shown.column("speedup")]
@@ -309,16 +305,6 @@ def test_the_plots_name_their_series_and_lines() -> None:
     assert "tiny_good step" in drawn["verify_cost.svg"]
     board = drawn_of("audition")["leaderboard.svg"]
     assert all(name in board for name in ("tiny_good, K=2", "ngram", leaderboard.PLAIN))
-
-
-def test_a_break_even_of_a_log_names_its_source_and_asks_for_no_alpha(tmp_path: Path) -> None:
-    (tmp_path / "log.csv").write_text(LOG)
-    made = analyse(ran("breakeven", tmp_path, f"log={tmp_path / 'log.csv'}"))
-    drawn = " ".join(words(plot.svg) for plot in plots.drawn(made))
-    assert "as typed" not in drawn
-    step = content_of(made).next_step
-    assert step is not None
-    assert step.command.startswith("python -m harness.server ")
 
 
 def test_a_snapshot_has_no_picture_of_speed_and_no_caution_about_timing() -> None:

@@ -20,7 +20,7 @@ TYPED = (
     *("draft_ms=17.1", "target_ms=23.4", "k=[1,2,4]", "verify_ms=[23.4,24.5,26.0,28.0,30.5]"),
     "acceptance_rate={4: 0.34}",
 )
-DRAFTS = "drafts=[tiny_good,tiny_small,tiny_eagle3,ngram,suffix,early_exit@layers:4]"
+DRAFTS = "drafts=[tiny_good,tiny_small,tiny_eagle3,ngram,early_exit@layers:4]"
 # By the run's name, its command and overrides
 RUNS = {
     "sweep": ("sweep", *SWEEP),

@@ -152,10 +152,9 @@ def analyse_breakeven(setup: Setup) -> Summary:
         steps=() if steps is None else (steps,),
         round_times=(rounds,),
         ceilings=ceilings(inputs.rounds, inputs.ks),
-        speedups_by_k=tuple(_by_each_rule(iid, inputs, linear=config.linear)),
+        speedups_by_k=tuple(_by_alpha(iid, inputs.alphas)),
         from_acceptance=tuple(measured),
         server_speedups=dict(inputs.measured.served),
-        round_fit=inputs.measured.round_fit,
     )
 
 
@@ -182,16 +181,9 @@ def _typed_rows(times: StepTimes) -> Iterator[LatencyRow]:
         yield LatencyRow(role, "", kind, tokens, 0, 1, ms, ms, ms, samples=0)
 
 
-def _by_each_rule(
-    iid: Sequence[ResultRow], inputs: Inputs, *, linear: bool
-) -> Iterator[SpeedupByK]:
-    """The geometric rule takes an alpha; the linear one, if asked for, an acceptance_rate."""
-    for alpha in sorted(inputs.alphas):
-        geometric = {row.k: row.speedup or 0.0 for row in iid if row.alpha == alpha}
-        yield SpeedupByK(alpha, "geometric", geometric)
-        if linear:
-            by_rate = {k: inputs.rounds.speedup(1.0 + k * alpha, k) for k in inputs.ks}
-            yield SpeedupByK(alpha, "linear", by_rate)
+def _by_alpha(iid: Sequence[ResultRow], alphas: Sequence[float]) -> Iterator[SpeedupByK]:
+    for alpha in sorted(alphas):
+        yield SpeedupByK(alpha, {row.k: row.speedup or 0.0 for row in iid if row.alpha == alpha})
 
 
 def iid_rows(inputs: Inputs) -> Iterator[ResultRow]:
@@ -334,8 +326,6 @@ def _caveats(inputs: Inputs, measured: Sequence[ResultRow]) -> Iterator[Caveat]:
         values = {"ks": ", ".join(map(str, shorter)), "k": listed}
         yield Caveat("positions_of_longer_drafts", values)
     yield from inputs.measured.caveats
-    if inputs.measured.round_fit is not None:
-        return  # the fit's own residuals say how far it is off
     for row in measured:
         served, predicted = inputs.measured.served.get(row.k), row.speedup or 0.0
         if served is not None and abs(served - predicted) > UNDECIDED_MARGIN * predicted:

@@ -21,8 +21,7 @@ lies on it. So a comparison fails only when the *upper* bound of the ratio's int
 `fail_below`; a ratio below it whose interval reaches over it is unclear, and passes. Where there is
 no interval (fewer than 8 shared prompts) the ratio itself decides.
 
-Where a run was not measured generation by generation (replay) there is nothing to pair: rows of
-results.csv are compared as they stand, without an interval.
+A run that timed no generation (an audition, mode=replay) cannot be paired, and is refused.
 """
 
 import math
@@ -48,11 +47,10 @@ from harness.analysis.cells import (
     ratio,
     timed,
 )
-from harness.analysis.latency import seconds_per_round
 from harness.analysis.lossless import distrust, text_checks
 from harness.analysis.server_texts import ServedTexts
 from harness.analysis.setup import Setup, named_values
-from harness.records import GREEDY, ResultRow, Trial, UserError, grouped
+from harness.records import GREEDY, Trial, UserError, grouped
 from harness.serving.engines import OWN
 from harness.stats.jackknife import Estimate, exponential, holm, log_speedup, workload_ratio
 from harness.storage import StoredRun
@@ -74,13 +72,11 @@ from harness.summary import (
 )
 
 ALL_SETS = "all"
-# Commands whose runs hold speedups of cells.
-COMMANDS = ("sweep", "audition", SERVER)
+# Commands whose runs time generations
+COMMANDS = ("sweep", SERVER)
 SIGNIFICANT = 0.05
 # A plain token's time within this is that of the same machine, however certain the difference
 LEAST_CHANGE = math.log(1.03)
-# From here on it is said, whether or not chance explains it
-MOVED = math.log(1.1)
 SHOWN_HASH = 12
 # Differences shown first, in this order: the ends of dotted names in manifest.json and config.yaml.
 FIRST = (
@@ -90,9 +86,6 @@ FIRST = (
 )
 # What differs between any two runs, or stands in another entry.
 PASSED_OVER = ("created_utc", "environment.command", "status", "memory_bytes")
-
-TEXT_SETTINGS = ("repetition_penalty", "stop_strings")
-MODEL_SETTINGS = ("revision", "weights", "quantization", "dtype")
 
 Outcome = Literal["pass", "fail", "unclear"]
 
@@ -129,7 +122,7 @@ def compare(runs: Sequence[StoredRun], fail_below: float | None = None) -> Compa
         engines=tuple(
             row
             for name, setup, of_server in zip(names, setups, served, strict=True)
-            if any(served) and _is_measured(setup)
+            if any(served)
             for row in engine_rows(name, setup, of_server)
         ),
         every=tuple(
@@ -143,13 +136,6 @@ def compare(runs: Sequence[StoredRun], fail_below: float | None = None) -> Compa
             )
             for name, setup in zip(names, setups, strict=True)
         ),
-    )
-
-
-def _is_measured(setup: Setup) -> bool:
-    """Whether a run's generations were timed one by one, so that they can be paired."""
-    return setup.engine is not None or (
-        setup.command == "sweep" and setup.run.config.get("mode") == "measure"
     )
 
 
@@ -176,11 +162,6 @@ class _Pair(NamedTuple):
         reference = {f"reference_{key}": value for key, (value, _) in both.items()}
         return reference | {key: value for key, (_, value) in both.items()}
 
-    def differing_key(self, group: str, keys: Sequence[str]) -> str | None:
-        """The first of some keys of a group of the configuration in which they differ."""
-        one, two = (setup.conf(group) for setup in self.setups)
-        return next((key for key in keys if one.get(key) != two.get(key)), None)
-
 
 def _names(runs: Sequence[StoredRun]) -> tuple[str, ...]:
     """Folder names, whole paths where those are the same."""
@@ -193,10 +174,11 @@ def _names(runs: Sequence[StoredRun]) -> tuple[str, ...]:
     short = [path.name for path in paths]
     names = short if len(set(short)) == len(short) else [str(run.folder) for run in runs]
     for name, run in zip(names, runs, strict=True):
-        if run.door not in COMMANDS:
+        if run.door not in COMMANDS or run.config.get("mode") == "replay":
+            how = "replayed" if run.door in COMMANDS else f"made by {run.door}"
             raise UserError(
-                f"runs: {name} was made by {run.door} and holds no measured cells; compare runs of"
-                f" {', '.join(COMMANDS)}"
+                f"runs: {name} was {how} and timed no generation that could be paired; compare runs"
+                f" of {' and '.join(COMMANDS)}, mode=measure"
             )
         if not run.trials and run.results.empty:
             raise UserError(f"runs: {name} holds no results yet; resume={run.folder} continues it")
@@ -205,23 +187,14 @@ def _names(runs: Sequence[StoredRun]) -> tuple[str, ...]:
 
 def _compare_two(pair: _Pair) -> tuple[list[ComparisonRow], list[ComparisonCaveat]]:
     _check_target(pair)
-    one, two = pair.setups
-    drafts = one.draft or None, two.draft or None
-    blank = ComparisonRow(*pair.names, *drafts, None, None, 0, "measured")
+    drafts = (setup.draft or None for setup in pair.setups)
+    blank = ComparisonRow(*pair.names, *drafts, None, None, 0)
     unlike = [*_unlike(pair)]
-    caveats = [*_unfinished(pair), *_devices(pair), *unlike]
-    if all(map(_is_measured, pair.setups)):
-        shared = _shared_generations(pair)
-        plain = {at: [*cell.values()] for (at, k), cell in shared.items() if k == 0}
-        changed = [*_changed_machine([*_plain_generations(plain)], pair)]
-        changed = changed or [*_moved(pair, plain)]
-        caveats += [*_shared_prompts(pair), *changed, *_changed_texts(pair), *_other_weights(pair)]
-        rows = _measured_rows(pair, shared, blank)
-        caveats += _timed_on_part(pair, rows)
-    else:
-        changed = _changed_machine([*_plain_visits(pair)], pair)
-        caveats += [*changed, *_other_texts(pair), ComparisonCaveat("unpaired")]
-        rows = _unpaired_rows(pair.reference.generated, analyse(two.run).generated, blank)
+    shared = _shared_generations(pair)
+    caveats = [*_unfinished(pair), *_devices(pair), *unlike, *_shared_prompts(pair)]
+    caveats += [*_changed_machine(shared, pair), *_other_weights(pair)]
+    rows = _measured_rows(pair, shared, blank)
+    caveats += _timed_on_part(pair, rows)
     cells: set[tuple[float | None, int]] = set()  # at which a server changes what is generated
     for name, setup, served in zip(pair.names, pair.setups, pair.served, strict=True):
         for temperature, k in sorted(not_lossless(setup, served)) if served else ():
@@ -371,45 +344,6 @@ def _measured_row(
     return row, gain.p_value
 
 
-# ---- rows of other runs, as they are ----
-
-
-def _unpaired_rows(
-    reference: Sequence[ResultRow], other: Sequence[ResultRow], blank: ComparisonRow
-) -> list[ComparisonRow]:
-    """The cells that both have; of one draft, unless each run has only one."""
-    drafts = [{row.draft for row in rows if row.k > 0} for rows in (reference, other)]
-    single = all(len(names) == 1 for names in drafts)
-
-    def key(row: ResultRow) -> tuple[object, ...]:
-        draft = None if single or row.k == 0 else row.draft
-        return row.prompt_set, row.temperature, row.k, draft
-
-    others = {key(row): row for row in other}
-    return [
-        replace(
-            blank,
-            reference_draft=one.draft,
-            draft=two.draft,
-            prompt_set=one.prompt_set,
-            temperature=one.temperature,
-            k=one.k,
-            source="replayed" if "replayed" in (one.source, two.source) else one.source,
-            status="complete" if one.status == two.status == "complete" else "partial",
-            reference_ms_per_token=one.ms_per_token,
-            ms_per_token=two.ms_per_token,
-            reference_speedup=one.speedup if one.k else None,
-            speedup=two.speedup if one.k else None,
-            speedup_ratio=ratio(two.speedup, one.speedup) if one.k else None,
-            reference_alpha=one.alpha,
-            alpha=two.alpha,
-            alpha_difference=_difference(one.alpha, two.alpha),
-        )
-        for one in reference
-        if (two := others.get(key(one))) is not None
-    ]
-
-
 def _difference(before: float | None, after: float | None) -> float | None:
     return None if before is None or after is None else after - before
 
@@ -485,8 +419,8 @@ def _devices(pair: _Pair) -> Iterator[ComparisonCaveat]:
 def _unlike(pair: _Pair) -> Iterator[ComparisonCaveat]:
     """Why acceptance, and with it speedups, cannot be compared; none where they can."""
     for name, setup in zip(pair.names, pair.setups, strict=True):
-        judged = not (setup.synthetic or setup.replay_only)
-        doubt = distrust(text_checks(setup.run.trials, setup.run.checks)) if judged else None
+        checks = text_checks(setup.run.trials, setup.run.checks)
+        doubt = None if setup.synthetic else distrust(checks)
         if doubt:
             yield ComparisonCaveat("distrusted", {"run": name, "reason": doubt[0]})
             return
@@ -496,15 +430,6 @@ def _unlike(pair: _Pair) -> Iterator[ComparisonCaveat]:
     ]
     if kinds[0] != kinds[1]:
         yield ComparisonCaveat("other_acceptance", pair.values(kind=kinds))
-
-
-def _other_texts(pair: _Pair) -> Iterator[ComparisonCaveat]:
-    """Where cells that are not paired are of other prompts, or of texts with another budget."""
-    budgets = [run.config.get("new_tokens") for run in pair.runs]
-    hashes = [run.manifest.prompts_sha256 for run in pair.runs]
-    if hashes[0] != hashes[1] or budgets[0] != budgets[1]:
-        prompts = [sum((run.manifest.prompts or {}).values()) for run in pair.runs]
-        yield ComparisonCaveat("other_texts", pair.values(prompts=prompts, budget=budgets))
 
 
 def _shared_prompts(pair: _Pair) -> Iterator[ComparisonCaveat]:
@@ -549,129 +474,24 @@ def _timed_on_part(pair: _Pair, rows: Sequence[ComparisonRow]) -> Iterator[Compa
         yield ComparisonCaveat("timed_on_part", values)
 
 
-class _PlainTime(NamedTuple):
-    """Seconds of a plain token in both runs, and the p-value of their being equal."""
+def _changed_machine(shared: Shared, pair: _Pair) -> Iterator[ComparisonCaveat]:
+    """Where plain decoding took significantly longer in one of the runs, on the same engine.
 
-    temperature: float
-    seconds: tuple[float, float]
-    p_value: float | None
-
-
-def _changed_machine(timed: Sequence[_PlainTime], pair: _Pair) -> Iterator[ComparisonCaveat]:
-    """Where plain decoding took significantly longer in one of the runs, on the same engine."""
+    By temperature, paired by the prompts that both runs decoded plainly.
+    """
     if not pair.one_engine:
         return
-    p_values = holm([entry.p_value for entry in timed])
-    for entry, p_value in zip(timed, p_values, strict=True):
-        change = abs(math.log(entry.seconds[1] / entry.seconds[0]))
+    plain = {
+        temperature: [_per_token(side, decode_s) for side in zip(*cell.values(), strict=True)]
+        for (temperature, k), cell in shared.items()
+        if k == 0
+    }
+    p_values = holm([(after.log() - before.log()).p_value for before, after in plain.values()])
+    for (temperature, (before, after)), p_value in zip(plain.items(), p_values, strict=True):
+        change = abs(math.log(after.value / before.value))
         if p_value is not None and p_value < SIGNIFICANT and change > LEAST_CHANGE:
-            ms = [1e3 * seconds for seconds in entry.seconds]
-            values = {"temperature": entry.temperature, **pair.values(ms=ms)}
-            yield ComparisonCaveat("machine_changed", values)
-
-
-def _plain_generations(plain: Mapping[float, Sequence[Both]]) -> Iterator[_PlainTime]:
-    """By temperature, paired by the prompts that both runs decoded plainly."""
-    for temperature, shared in plain.items():
-        before, after = _plain_seconds(shared)
-        p_value = (after.log() - before.log()).p_value
-        yield _PlainTime(temperature, (before.value, after.value), p_value)
-
-
-def _plain_seconds(shared: Iterable[Both]) -> list[Estimate]:
-    """Of a token in both runs."""
-    return [_per_token(side, decode_s) for side in zip(*shared, strict=True)]
-
-
-def _moved(pair: _Pair, plain: Mapping[float, Sequence[Both]]) -> Iterator[ComparisonCaveat]:
-    """By temperature the prompt set of which plain decoding moved most, where that is much.
-
-    Few prompts cannot show that it is no chance; a speedup of so few is no better known.
-    """
-    if not pair.one_engine or [*_devices(pair)]:
-        return
-    for temperature, shared in plain.items():
-        by_set = grouped(shared, lambda both: both[0].prompt_set)
-        times = {
-            name: [1e3 * seconds.value for seconds in _plain_seconds(of_set)]
-            for name, of_set in sorted(by_set.items())
-        }
-        change = {name: math.log(after / before) for name, (before, after) in times.items()}
-        most = max(change, key=lambda name: abs(change[name]))
-        if abs(change[most]) > MOVED:
-            values = {"temperature": temperature, "prompt_set": most}
-            values |= {"change": math.expm1(change[most]), **pair.values(ms=times[most])}
-            yield ComparisonCaveat("plain_moved", values)
-
-
-def _plain_visits(pair: _Pair) -> Iterator[_PlainTime]:
-    """By temperature, of runs without such generations: by the visits that timed plain tokens."""
-    from scipy.stats import mannwhitneyu  # takes a second
-
-    for temperature in pair.setups[0].temperatures:
-        one, two = (
-            [seconds_per_round(t) for t in run.rounds if (t.k, t.temperature) == (0, temperature)]
-            for run in pair.runs
-        )
-        if one and two:
-            seconds = float(np.median(one)), float(np.median(two))
-            yield _PlainTime(temperature, seconds, float(mannwhitneyu(one, two).pvalue))
-
-
-def _changed_texts(pair: _Pair) -> Iterator[ComparisonCaveat]:
-    """Greedy texts, and counts of rounds, that ought to agree between the runs and do not.
-
-    Greedy text depends on the target and on rounding alone, whatever drafts for it; with the same
-    draft, K and rule the rounds must agree as well. A comparison of speeds shows neither, and both
-    break silently when an engine is changed.
-    """
-    reference, other = (
-        {
-            (t.prompt_set, t.k, t.prompt, t.repetition, t.prompt_tokens): t
-            for t in completed(latest(run.trials))
-            if t.temperature == GREEDY
-        }
-        for run in pair.runs
-    )
-    texts = [(t, other[key]) for key, t in sorted(reference.items()) if key in other]
-    setting = pair.differing_key("decode", TEXT_SETTINGS)
-    changed = [one for one, two in texts if not _same_text(one, two)]
-    if changed:
-        dtypes = {setup.target.dtype for setup in pair.setups}
-        same_model = pair.differing_key("model", MODEL_SETTINGS) is None
-        exact = dtypes == {"float32"} and same_model and pair.one_engine
-        code = "texts_differ_in_float32" if exact else "texts_differ_by_rounding"
-        code = code if setting is None else "texts_differ_by_setting"
-        counts = {"differing": len(changed), "compared": len(texts)}
-        values = {**pair.values(), **counts, "setting": setting, "first": _where(changed[0])}
-        yield ComparisonCaveat(code, values)
-    other_rounds = pair.differing_key("draft", ["id"]) or pair.differing_key("decode", ["rule"])
-    # Two engines begin their rounds, and end their drafts, in other places
-    if setting or other_rounds or not pair.one_engine:
-        return
-    equal = [(one, two) for one, two in texts if one.k and one.tokens == two.tokens]
-    recounted = [
-        one
-        for one, two in equal
-        if (one.rounds, one.accepted, one.accepted_lengths)
-        != (two.rounds, two.accepted, two.accepted_lengths)
-    ]
-    if recounted:
-        counts = {"differing": len(recounted), "compared": len(equal)}
-        yield ComparisonCaveat("counts_differ", {**counts, "first": _where(recounted[0])})
-
-
-def _same_text(one: Trial, two: Trial) -> bool:
-    """Whether two texts agree; one that its budget cut short is compared as far as it goes."""
-    texts = one.tokens or (), two.tokens or ()
-    length = min(map(len, texts))
-    ends = {trial.stop_reason for trial in (one, two) if len(trial.tokens or ()) == length}
-    comparable = len(texts[0]) == len(texts[1]) or "budget" in ends
-    return comparable and texts[0][:length] == texts[1][:length]
-
-
-def _where(trial: Trial) -> str:
-    return f"{trial.prompt_set}/{trial.prompt} at K={trial.k}"
+            values = pair.values(ms=[1e3 * before.value, 1e3 * after.value])
+            yield ComparisonCaveat("machine_changed", {"temperature": temperature, **values})
 
 
 def _differences(runs: Sequence[StoredRun]) -> tuple[Difference, ...]:
@@ -743,7 +563,6 @@ def engine_rows(name: str, setup: Setup, served: ServedSummary | None) -> Iterat
         return EngineRow(name, engine, version, *cell, *speedup, lossless=lossless, prompts=prompts)
 
     trials = timed_trials(setup)
-    alone = max((trial.concurrency for trial in trials), default=1)
     for temperature in setup.temperatures:
         of_k = grouped((t for t in trials if t.temperature == temperature), lambda trial: trial.k)
         every_set = {trial.prompt_set for trial in of_k.get(0, ())}
@@ -757,7 +576,7 @@ def engine_rows(name: str, setup: Setup, served: ServedSummary | None) -> Iterat
             plain_s, plain_tokens, seconds, tokens = np.array([*sums.values()]).T
             estimate = log_speedup(plain_s, plain_tokens, seconds, tokens, sets, setup.weights)
             bounds = exponential(estimate.interval()) or (None, None)
-            yield row(temperature, k, alone, math.exp(estimate.value), *bounds, prompts=len(sums))
+            yield row(temperature, k, 1, math.exp(estimate.value), *bounds, prompts=len(sums))
     for load in served.load if served else ():
         if load.k and (load.concurrency or 0) > 1 and load.slots is None:
             yield row(load.temperature, load.k, load.concurrency or 0, load.throughput_ratio)

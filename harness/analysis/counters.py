@@ -11,25 +11,11 @@ prefill, so accepted = tokens - requests - rounds, and nothing is known by posit
 
 A smaller K starts its rounds elsewhere, so its tokens per round are estimated
 (`theory.acceptance.positions_at_k`); a larger one is not known at all.
-
-Drift is judged on the intervals of a watch. Rounds of a request resemble each other, so the noise
-is that between neighbouring intervals and not that of single rounds: with x an interval's accepted
-tokens per round and n its rounds, the mean of (x[i+1] - x[i])^2 / (1/n[i] + 1/n[i+1]) estimates the
-variance of one round, hardly raised by a slow change, with 2 (N - 1)^2 / (3 N - 4) degrees of
-freedom for N intervals (von Neumann et al., "The mean square successive difference", 1941). The
-later half of the intervals is compared with the earlier one by Student's t. That is done anew with
-each interval, so look number l has the level 0.05 / (l (l + 1)), and all looks of a watch together,
-however long, 0.05. Requests that last longer than an interval are in several, which makes
-neighbours alike and the noise too small: intervals are to be several requests long.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
-
-import numpy as np
-from scipy.special import stdtr
 
 from harness.analysis.breakeven import (
     acceptance_rows,
@@ -41,12 +27,9 @@ from harness.analysis.breakeven import (
 from harness.analysis.latency import Latency
 from harness.analysis.setup import Setup
 from harness.records import MOST_K, Scrape
-from harness.stats.jackknife import CONFIDENCE, LARGE
-from harness.summary import Caveat, CountedInterval, Drift, RunningServer, Summary
+from harness.summary import Caveat, Counted, RunningServer, Summary
 from harness.theory.speedup import StepTimes
 
-# Two in each half
-FEWEST_INTERVALS = 4
 # Below this share of K tokens a round, the shares of the later positions say little; and above this
 # share of all tokens, those of steps that drafted nothing are said
 FULL, PLAIN = 0.95, 0.05
@@ -94,26 +77,18 @@ def analyse_counters(setup: Setup) -> Summary:
 
 
 def running_server(engine: str, scrapes: Sequence[Scrape]) -> RunningServer:
-    """The intervals between scrapes, their sum and the drift over them."""
-    intervals = tuple(_between(before, now) for before, now in pairwise(scrapes))
-    counted = tuple(interval for interval in intervals if interval is not None)
-    busy = [interval for interval in counted if interval.rounds]
-    total = _sum(busy) if busy else None
-    # Drift at the last look, or else at the latest look that found one beyond noise
-    looks = [drift_of(busy[:number]) for number in range(len(busy), 0, -1)]
-    beyond_noise = (drift for drift in looks if drift is not None and drift.beyond_noise)
+    """What was counted between the first scrape and the last one."""
+    counted = counted_between(scrapes[0], scrapes[-1])
+    total = counted if counted is not None and counted.rounds else None
     return RunningServer(
         engine=engine,
         k=_k_of(scrapes, total),
         ks=tuple(sorted({scrape.k for scrape in scrapes if scrape.k})),
-        intervals=counted,
         total=total,
-        restarts=len(intervals) - len(counted),
-        drift=next(beyond_noise, looks[0] if looks else None),
     )
 
 
-def _between(before: Scrape, now: Scrape) -> CountedInterval | None:
+def counted_between(before: Scrape, now: Scrape) -> Counted | None:
     """What was counted between two scrapes; None where the counters began anew."""
 
     def since(name: str) -> int | None:
@@ -131,9 +106,8 @@ def _between(before: Scrape, now: Scrape) -> CountedInterval | None:
         return None
     if accepted is None:
         accepted = max(0, tokens - (requests or 0) - rounds)
-    return CountedInterval(
-        begin_s=before.at_s,
-        end_s=now.at_s,
+    return Counted(
+        seconds=now.at_s - before.at_s,
         rounds=rounds,
         accepted=accepted,
         tokens=tokens,
@@ -143,24 +117,7 @@ def _between(before: Scrape, now: Scrape) -> CountedInterval | None:
     )
 
 
-def _sum(intervals: Sequence[CountedInterval]) -> CountedInterval:
-    longest = max(len(interval.accepted_at) for interval in intervals)
-    padded = ([*each.accepted_at, *[0] * (longest - len(each.accepted_at))] for each in intervals)
-    requests = [each.requests for each in intervals if each.requests is not None]
-    drafted = [each.drafted for each in intervals if each.drafted is not None]
-    return CountedInterval(
-        begin_s=intervals[0].begin_s,
-        end_s=intervals[-1].end_s,
-        rounds=sum(each.rounds for each in intervals),
-        accepted=sum(each.accepted for each in intervals),
-        tokens=sum(each.tokens for each in intervals),
-        requests=sum(requests) if requests else None,
-        drafted=sum(drafted) if drafted else None,
-        accepted_at=tuple(map(sum, zip(*padded, strict=True))),
-    )
-
-
-def _k_of(scrapes: Sequence[Scrape], total: CountedInterval | None) -> int:
+def _k_of(scrapes: Sequence[Scrape], total: Counted | None) -> int:
     """The most that a round drafts: as stated, or as many as were drafted or have a counter."""
     stated = [scrape.k for scrape in scrapes if scrape.k is not None]
     if stated:
@@ -171,33 +128,9 @@ def _k_of(scrapes: Sequence[Scrape], total: CountedInterval | None) -> int:
     )
 
 
-def drift_of(intervals: Sequence[CountedInterval]) -> Drift | None:
-    """The later half of the intervals against the earlier one; None for too few intervals."""
-    number = len(intervals)
-    if number < FEWEST_INTERVALS:
-        return None
-    rounds = np.array([interval.rounds for interval in intervals], dtype=np.float64)
-    accepted = np.array([interval.accepted for interval in intervals], dtype=np.float64)
-    steps = np.diff(accepted / rounds) ** 2 / (1.0 / rounds[1:] + 1.0 / rounds[:-1])
-    degrees = 2.0 * (number - 1) ** 2 / (3 * number - 4)
-    first, second = slice(number // 2), slice(number // 2, None)
-    before, after = (accepted[half].sum() / rounds[half].sum() for half in (first, second))
-    error = math.sqrt(steps.mean() * (1.0 / rounds[first].sum() + 1.0 / rounds[second].sum()))
-    distance = abs(after - before)
-    student = 0.0 if distance == 0.0 else min(LARGE, distance / error if error else LARGE)
-    chance, look = 2.0 * float(stdtr(degrees, -student)), number - FEWEST_INTERVALS + 1
-    return Drift(
-        before=1.0 + float(before),
-        after=1.0 + float(after),
-        beyond_noise=chance < (1.0 - CONFIDENCE) / (look * (look + 1)),
-    )
-
-
 def _counting(server: RunningServer) -> Iterator[Caveat]:
     """What the counters leave open."""
     total, k = server.total, server.k
-    if server.restarts:
-        yield Caveat("counters_restarted", {"restarts": server.restarts})
     if total is None:
         return
     if len(server.ks) > 1:

@@ -70,11 +70,6 @@ def costs_of(run: StoredRun, temperatures: Sequence[float], ks: Sequence[int]) -
     """
     setup, key = Setup(run), f"latency_from={run.folder}"
     served = ServedRun(setup)
-    if run.config.get("lookup"):
-        raise UserError(
-            f"{key}: there a look-up drafted before the draft, so that no round's time is the"
-            " draft's own; name another one"
-        )
     if setup.engine is None or not served.trials:
         raise UserError(f"{key}: no request of that run was answered; name another one")
     engine = setup.engine

@@ -227,7 +227,7 @@ class Server:
         done = [
             (trial.prompt_tokens, trial.prefill_s)
             for trial in completed(self.served.trials)
-            if trial.k in ks and trial.concurrency == 1
+            if trial.k in ks
             if trial.prompt_tokens is not None and trial.prefill_s
         ]
         by_length = grouped(done, lambda pair: pair[0])

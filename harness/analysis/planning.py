@@ -21,7 +21,7 @@ where loads are simulated at costs that other prompts gave.
 
 A fleet splits its requests between cards at random, so of Poisson arrivals each card sees such at
 its share of the rate: cards = the rate / the largest rate of one card, rounded up. Recorded
-arrivals and bursts are stretched to a card's rate, and keep their shape.
+arrivals are stretched to a card's rate, and keep their shape.
 """
 
 from collections import Counter
@@ -166,7 +166,7 @@ class _Traffic:
         if self._recorded is not None:
             arrivals = as_recorded(self._recorded, self.number, random)
         else:
-            arrivals = at_random(self.number, random, together=self._config.together)
+            arrivals = at_random(self.number, random)
         rows = _drawn(self._weights, first)
         if left_out is not None:
             # By another of its set, whose share stays
@@ -481,7 +481,6 @@ def plan_of(
         tick()
     sizes = [each.tokens for seed in range(config.seeds) for each in traffic.requests(None, seed)]
     tokens = server.counting.first_position + float(np.mean(sizes))
-    arrivals = "bursts" if config.together > 1 else "poisson"
     plan = Plan(
         run=str(server.folder),
         engine=server.served.engine.name,
@@ -493,7 +492,7 @@ def plan_of(
         percentile=config.percentile,
         tpot_s=tpot_s,
         ttft_s=ttft_s,
-        arrivals=arrivals if recorded is None else "recorded",
+        arrivals="poisson" if recorded is None else "recorded",
         seeds=config.seeds,
         requests=config.requests,
         prompts=len(traffic.prompts),

@@ -197,7 +197,7 @@ class ServedPredictions(ServedTexts):
     def prefill_rows(self) -> Iterator[LatencyRow]:
         """Rows of latency.csv: the plain server's prefills, over visits, by length."""
         by_length: dict[int, list[float]] = {}
-        for t in where(completed(self.trials), k=0, concurrency=1):
+        for t in where(completed(self.trials), k=0):
             if t.prefill_s is not None and t.prompt_tokens is not None:
                 by_length.setdefault(t.prompt_tokens, []).append(t.prefill_s)
         for length, seconds in sorted(by_length.items()):
@@ -206,7 +206,7 @@ class ServedPredictions(ServedTexts):
     def round_rows(self) -> Iterator[LatencyRow]:
         """Rows of latency.csv: a plain token, and a round, of each request less its start."""
         asked = product(self.costs_by_temperature.items(), (0, *self.ks))
-        for (temperature, costs), k in asked if self.concurrency == 1 else ():
+        for (temperature, costs), k in asked:
             start_s = costs.start_s if k else costs.plain_start_s
             done = where(completed(self.settled), temperature=temperature, k=k)
             seconds = [
@@ -253,10 +253,11 @@ class ServedPredictions(ServedTexts):
             "draft": self.setup.draft,
             "times": {value: costs.times for value, costs in self.costs_by_temperature.items()},
         }
-        served = {"engine": self.engine.name, "concurrency": self.concurrency}
         rows, every = (measured_rows(trials, **names) for trials in (self.settled, self.trials))
         pairs = zip(rows, every, strict=True)  # of the same cells, in order
-        return [replace(row, **served, **self._completeness(each)) for row, each in pairs]
+        return [
+            replace(row, engine=self.engine.name, **self._completeness(each)) for row, each in pairs
+        ]
 
     def _completeness(self, row: ResultRow) -> dict[str, Any]:
         """Status and error of a cell: those of its requests, partial where it lacks visits."""
@@ -376,7 +377,6 @@ class ServedPredictions(ServedTexts):
                 prompt_set=cell.prompt_set,
                 temperature=cell.temperature,
                 k=cell.k,
-                concurrency=known.concurrency,
                 speedup=row and row.speedup,
                 tokens_per_round=row and row.tokens_per_round,
                 replayed_tokens_per_round=made and made.tokens_per_round,

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -43,7 +44,7 @@ from harness.analysis.setup import Setup
 from harness.analysis.unstable import impossible, unstable_cells
 from harness.analysis.user_latency import Goals, one_by_one, under_load
 from harness.analysis.verdict import Candidate, CostError, Evidence, evidence_from_trials
-from harness.records import GREEDY, Cell, ResultRow, Trial, grouped, where
+from harness.records import GREEDY, Cell, ResultRow, ServingEngine, Trial, grouped, where
 from harness.serving.engines import OWN, spec_of
 from harness.stats.jackknife import CONFIDENCE, speedup_interval, token_weights
 from harness.stats.two_phase import look_shares
@@ -487,7 +488,7 @@ class ServedRun(ServedPredictions):
         if served is None or not served.k or served.context_tokens is None:
             return None
         setup, plain = self.setup, commands.get(0)
-        kv_type = setup.run.config.get("kv_type") if spec_of(self.engine.name).reads_gguf else None
+        kv_type, of_draft_cache = _cache_types(self.engine, setup.run.config.get("flags") or ())
         target, draft = setup.model_bytes(), setup.model_bytes(setup.draft)
         of_target, of_draft = target and target.weights, draft and draft.weights
         if plain is not None and None not in (plain.weights_bytes, served.weights_bytes):
@@ -501,15 +502,11 @@ class ServedRun(ServedPredictions):
             target_weights_bytes=of_target,
             draft_weights_bytes=of_draft,
             target_kv_bytes_per_token=setup.kv_bytes_per_token(None, kv_type),
-            draft_kv_bytes_per_token=setup.kv_bytes_per_token(setup.draft, kv_type),
+            draft_kv_bytes_per_token=setup.kv_bytes_per_token(setup.draft, of_draft_cache),
         )
 
     def caveats(self) -> Iterator[Caveat]:
         """What to mind of this server, the most serious first."""
-        if self.concurrency > 1:
-            files = ", ".join(self.setup.run.config.get("records") or ())
-            values = {"file": files, "max_concurrency": self.concurrency}
-            yield Caveat("server_concurrency", values)
         yield from gate_caveats(self.gates, self.engine.rule)
         served, scored = self.engine.dtype, self.setup.described_draft(self.setup.draft).dtype
         if served is not None and scored not in (None, served):
@@ -593,6 +590,16 @@ class ServedRun(ServedPredictions):
             if c.k and (c.temperature, c.concurrency) == at
         }
         return not cell.k or cell.k in with_enough_visits(timed)
+
+
+def _cache_types(engine: ServingEngine, flags: Sequence[str]) -> tuple[str | None, str | None]:
+    """Of the target's cache and the draft's, with these flags of the user; None: as loaded."""
+    names = spec_of(engine.name).cache_flags
+    if names is None:
+        return None, None
+    given = dict(pairwise(word for flag in flags for word in flag.split("=", 1)))
+    of_target, of_draft = (given.get(name, "f16") for name in names)
+    return of_target, of_draft
 
 
 def _visits_lacking(

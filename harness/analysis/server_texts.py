@@ -91,11 +91,6 @@ class ServedTexts:
         """Each generation once."""
         return latest(self._stored)
 
-    @property
-    def concurrency(self) -> int:
-        """Of these requests: 1, but for records of requests that were served elsewhere."""
-        return max((trial.concurrency for trial in self.setup.run.trials), default=1)
-
     @cached_property
     def settle(self) -> Settle:
         """A request's time over its visits."""

@@ -174,8 +174,7 @@ class Setup:
     @property
     def synthetic(self) -> bool:
         """Whether acceptance was set, not found."""
-        decode = self.conf("decode")
-        return any(decode.get(key) is not None for key in ("acceptance", "acceptance_from"))
+        return self.conf("decode").get("acceptance") is not None
 
     @property
     def dummy(self) -> bool:
@@ -258,10 +257,11 @@ class Setup:
     def kv_bytes_per_token(self, name: str | None, kv_type: str | None) -> float | None:
         """What a token takes in the cache of a draft, or the target, of this type.
 
-        None is the type that the model was loaded in. None where the manifest does not say it.
+        None is the type that the model was loaded in. None where the manifest does not say it, or
+        a value of the type has no known size.
         """
         kept = self.model_bytes(name)
-        if kept is None:
+        if kept is None or (kv_type and kv_type not in KV_BYTES):
             return None
         entry = self.target if name is None else self.described_draft(name)
         loaded = entry.bytes_per_parameter or SERVED_BYTES

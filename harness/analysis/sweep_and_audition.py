@@ -94,7 +94,7 @@ from harness.records import (
     grouped,
     where,
 )
-from harness.serving.drafts import DRAFTS, kind_of, looks_up
+from harness.serving.drafts import kind_of
 from harness.serving.engines import ENGINES, OWN, drafts_alike, spec_of, with_lines
 from harness.serving.round_counting import Counting
 from harness.stats.jackknife import Variance
@@ -822,15 +822,13 @@ class Audition(PairAnalysis):
         return typed_latency(times, max(self.setup.ks, default=0), lookup=lookup)
 
     def run_caveats(self) -> Sequence[Caveat]:
-        """By the prompts of the whole workload, not of each cell; and those of its look-ups."""
+        """By the prompts of the whole workload, not of each cell."""
         first = next(iter(self.first_latencies), None)
         scored = () if first is None else self.traces[first]
         prompts = len({(trace.prompt_set, trace.conversation) for trace in scored})
-        learn = [draft for draft in self.drafts if looks_up(draft) and DRAFTS[draft].learns]
         return (
             *self._not_timed(),
             *caveats(self.setup, self.results, prompts=prompts or None),
-            *(Caveat("prompts_not_exchangeable", {"draft": draft}) for draft in learn),
         )
 
     def _not_timed(self) -> Iterator[Caveat]:

@@ -77,8 +77,7 @@ def one_by_one(
     cells = grouped(seen, lambda t: (t.temperature, t.k))
     for (temperature, k), made in sorted(cells.items()):
         waited = [_of_trial(trial, engine) for trial in made]
-        side_by_side = max(trial.concurrency for trial in made)
-        row = UserLatency(temperature, k, side_by_side, None, load=False, clock=clock)
+        row = UserLatency(temperature, k, 1, None, load=False, clock=clock)
         if k:
             plain = {trial.key: trial for trial in cells.get((temperature, 0), ())}
             both = [(plain[trial.key], trial) for trial in made if trial.key in plain]

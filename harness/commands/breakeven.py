@@ -1,7 +1,7 @@
 """Break-even and speedups from two latencies, without a model and without torch.
 
-Latencies and acceptance are typed in, or come from a run's round times, a server's log of rounds,
-or what `vllm bench serve --save-result` wrote. Its fields, as vLLM computes them from its counters
+Latencies and acceptance are typed in, or come from a run's round times or from what
+`vllm bench serve --save-result` wrote. Its fields, as vLLM computes them from its counters
 over the benchmark (vllm/benchmarks/serve.py):
 
     spec_decode_acceptance_rate                100 x accepted / drafted, percent
@@ -16,7 +16,6 @@ over the benchmark (vllm/benchmarks/serve.py):
 A server without speculation writes the last one only.
 """
 
-import csv
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -29,8 +28,6 @@ from harness.analysis.latency import Latency, latency_of_draft
 from harness.analysis.server_measurements import (
     MeasuredInputs,
     ServerBenchmark,
-    ServerRound,
-    from_log,
     from_run,
     with_acceptance,
     with_baseline,
@@ -42,7 +39,6 @@ from harness.records import GREEDY, UserError
 from harness.storage import RunFolder, load
 from harness.theory.acceptance import (
     acceptance_rate_from_positions,
-    check_share,
     mean_acceptance_length_from_positions,
 )
 
@@ -56,7 +52,6 @@ TPOT = ("mean_tpot_ms", "median_tpot_ms")
 TOLERANCE = 0.02
 # A share where percent belong makes K a hundred times what it was.
 MOST_K = 64
-LOG_COLUMNS = "k,tokens_per_round (or acceptance_rate),ms_per_token"
 
 
 def run(config: BreakevenConfig) -> Outcome:
@@ -78,18 +73,9 @@ def run(config: BreakevenConfig) -> Outcome:
 def measured_inputs(config: BreakevenConfig) -> MeasuredInputs:
     """Read the files that the configuration names: one source of each number."""
     _only_one(config, ACCEPTANCE_KEYS)
-    _only_one(config, ("target_ms", "baseline_from", "latency_from", "log"))
-    _only_one(config, ("draft_ms", "latency_from", "log"))
+    _only_one(config, ("target_ms", "baseline_from", "latency_from"))
+    _only_one(config, ("draft_ms", "latency_from"))
     _only_one(config, ("verify_ms", "latency_from"))
-    if config.log is not None:
-        also = next((key for key in ACCEPTANCE_KEYS if getattr(config, key) is not None), None)
-        if also:
-            raise UserError(f"log and {also}: the log has its own acceptance; leave out {also}")
-        rounds = read_log(config.log)
-        verify_s = [value / 1e3 for value in config.verify_ms or ()]
-        if config.latency_from is not None:
-            verify_s = _scaled_verify(config.latency_from, rounds)
-        return from_log(config.log, rounds, config.k, verify_s)
     inputs, baseline = MeasuredInputs(), None
     if config.latency_from is not None:
         run = config.latency_from
@@ -104,9 +90,7 @@ def measured_inputs(config: BreakevenConfig) -> MeasuredInputs:
     ]
     if missing:
         give = " ".join(f"{key}=..." for key in missing)
-        raise UserError(
-            f"{missing[0]}: no value and no default; give {give} (or latency_from=RUN, or log=CSV)"
-        )
+        raise UserError(f"{missing[0]}: no value and no default; give {give} (or latency_from=RUN)")
     if config.acceptance_from is None:
         return inputs
     speculative = read_benchmark("acceptance_from", config.acceptance_from)
@@ -114,10 +98,8 @@ def measured_inputs(config: BreakevenConfig) -> MeasuredInputs:
 
 
 def _only_one(config: BreakevenConfig, keys: Sequence[str]) -> None:
-    """Refuse two sources; with a log, a run's times are its verify curve and no second source."""
+    """Refuse two sources of one number."""
     given = [key for key in keys if getattr(config, key) is not None]
-    if "log" in given and "latency_from" in given:
-        given.remove("latency_from")
     if len(given) > 1:
         raise UserError(f"{given[0]} and {given[1]}: give one of the two")
 
@@ -135,68 +117,6 @@ def latency_of_run(folder: str) -> Latency:
     latency = latency_of_draft(run, drafts[0], GREEDY)
     assert latency is not None  # its steps were timed
     return latency
-
-
-def _scaled_verify(folder: str, rounds: Sequence[ServerRound]) -> list[float]:
-    """The run's verify times, scaled so that its target step is the log's time per token."""
-    times = latency_of_run(folder).steps
-    assert times is not None  # or the run is refused
-    longest = max((row.k for row in rounds), default=0)
-    if len(times.verify_s) <= longest:
-        raise UserError(
-            f"latency_from={folder}: times verifies of up to {len(times.verify_s)} positions, but"
-            f" the log's k={longest} verifies {longest + 1}; leave latency_from out, or name a run"
-            " with a larger k"
-        )
-    plain = [row.seconds_per_token for row in rounds if row.k == 0]
-    mean = sum(plain) / max(1, len(plain))  # none at all is refused by the fit
-    return [mean * value / times.target_s for value in times.verify_s]
-
-
-def read_log(file: str) -> list[ServerRound]:
-    """Read `log=`: columns k, ms_per_token, and tokens_per_round or acceptance_rate.
-
-    A row of k = 0 is the baseline and needs neither of the two. Other columns are passed over.
-    """
-    where = f"log={file}"
-    try:
-        text = Path(file).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{where}: cannot be read as text; give a csv of {LOG_COLUMNS}") from error
-    reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
-    names = [name.strip().lower() for name in reader.fieldnames or ()]
-    lacking = [name for name in ("k", "ms_per_token") if name not in names]
-    if not {"tokens_per_round", "acceptance_rate"} & set(names):
-        lacking.append("tokens_per_round or acceptance_rate")
-    if lacking:
-        raise UserError(
-            f"{where}: no column {', '.join(lacking)}; the first line must name {LOG_COLUMNS}"
-        )
-    reader.fieldnames = names
-    return [
-        _round(f"{where}, line {reader.line_num}", entry) for entry in reader if any(entry.values())
-    ]
-
-
-def _round(where: str, entry: Mapping[str, str | None]) -> ServerRound:
-    def number(name: str) -> float:
-        try:
-            value = float(entry.get(name) or "")
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
-            raise UserError(f"{where}: {name}={entry.get(name)!r} is not a number")
-        return value
-
-    k = number("k")
-    if k < 0 or not k.is_integer():
-        raise UserError(f"{where}: k={k:g} is not a number of draft tokens")
-    seconds, tokens = number("ms_per_token") / 1e3, 1.0
-    if k and (entry.get("tokens_per_round") or "").strip():
-        tokens = number("tokens_per_round")
-    elif k:
-        tokens = 1.0 + k * check_share(f"{where}: acceptance_rate", number("acceptance_rate"))
-    return ServerRound(int(k), tokens, seconds)
 
 
 def read_benchmark(key: str, file: str) -> ServerBenchmark:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from harness.commands.progress import fetching
 from harness.config import (
-    SERVER_URL,
     AuditionConfig,
     ModelConf,
     PairConfig,
@@ -96,11 +95,6 @@ def _check_kind(config: PairConfig) -> None:
     if spec.reads_states and config.backend == "cuda_graphs":
         raise UserError(f"backend=cuda_graphs: {GRAPHS_KEEP_NO_STATES}; use backend=eager")
     check_replayed(config.draft)
-    if spec.learns:
-        raise UserError(
-            f"{name}: what it finds depends on the answers before it, so no generation stands"
-            f" alone; audition it: python -m harness.audition drafts=[{config.draft.name}]"
-        )
 
 
 def _check_models(
@@ -163,7 +157,7 @@ def _check_source(config: Config, draft: ModelConf) -> None:
     from harness.models.load import source_of
 
     own = draft.spec.has_own_checkpoint(draft.id, config.model.id)
-    if own and draft.weights != "dummy" and not SERVER_URL.match(draft.id):
+    if own and draft.weights != "dummy":
         source_of(draft)
 
 
@@ -186,7 +180,7 @@ def _check_draft(
     a_model = draft.spec.weights == "own" and not draft.spec.reads_states
     same = (draft.id, draft.revision) == (config.model.id, config.model.revision)
     random = "dummy" in (draft.weights, config.model.weights)
-    if elsewhere or not a_model or same or random or SERVER_URL.match(draft.id):
+    if elsewhere or not a_model or same or random:
         return
     vocabulary = _vocabulary(config, draft)
     if target is not None and vocabulary is not None:

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import TypeVar
 
-from harness import prompts as prompt_sets
 from harness.commands.drafted import BATCH, Config, Drafted, EncodedPrompt, Scoring, Target
 from harness.commands.pair import completion, reserve
 from harness.commands.progress import Bar, progress
@@ -61,7 +60,7 @@ def _answers(
 ) -> list[tuple[int, ...]]:
     """The greedy answers to one turn of several conversations, generated where not stored."""
     batch = _batch(config)
-    budget = prompt_sets.answer_tokens(config)
+    budget = config.new_tokens
     requests = [
         replace(completion(opened.target, config, entry, 0.0, 0), budget=budget, seed=0)
         for entry in prompts

@@ -285,19 +285,14 @@ class LookupPair(Drafted):
 
     Attributes:
         kind: of look-up.
-        answers: that were given before; a look-up in earlier answers has read them.
     """
 
     kind: str
-    answers: Sequence[Sequence[int]] = ()
 
     @cached_property
     def drafter(self) -> LookupDrafter:
         """What looks the tokens up; it begins anew with each generation."""
-        drafter = DRAFTS[self.kind].load(self.target.eos)
-        for answer in self.answers:
-            drafter.learn(answer)
-        return drafter
+        return DRAFTS[self.kind].load(self.target.eos)
 
     @property
     def drafting(self) -> Draft:

@@ -226,9 +226,7 @@ def checked_draft(
     return draft, model
 
 
-def _with_draft(
-    target: Target, conf: ModelConf, folder: RunFolder, config: AuditionConfig
-) -> Drafted:
+def _with_draft(target: Target, conf: ModelConf, config: AuditionConfig) -> Drafted:
     """The target with one draft, loaded and checked.
 
     Raises:
@@ -238,8 +236,7 @@ def _with_draft(
     """
     check_ks(config.k, conf)
     if conf.spec.looks_up:
-        answers = [trial.tokens or () for trial in folder.trials.read()]
-        return LookupPair(**vars(target), draft_name=conf.name, kind=conf.kind, answers=answers)
+        return LookupPair(**vars(target), draft_name=conf.name, kind=conf.kind)
     if conf.spec.reads_states:
         return with_head(target, conf)
     device = target.target_model.device
@@ -269,7 +266,7 @@ def _measured(
         share_s: seconds after which no further look is begun.
     """
     begun = time.monotonic()
-    pair = _with_draft(target, conf, folder, config)
+    pair = _with_draft(target, conf, config)
     try:
         costs, entry = folder.manifest.engine_costs, described_draft(conf, pair.draft_entry)
         check_draft_of(costs, conf.name, conf.kind, entry, config.temperature)
@@ -299,7 +296,7 @@ def _measured(
             if not waits:
                 visits.reach(math.ceil(visits.most * (look - 0.5) / len(looks)))
             begin = time.perf_counter()
-            traces += _scored(pair, conf, texts, part, config)
+            traces += _scored(pair, conf, part, config)
             scoring_s += time.perf_counter() - begin
             if look == 1 and not timed:
                 # Interleaved; the target's are timed with every draft again
@@ -350,19 +347,12 @@ def _looks(
 
 
 def _scored(
-    pair: Drafted,
-    conf: ModelConf,
-    texts: Sequence[GeneratedText],
-    part: Sequence[GeneratedText],
-    config: AuditionConfig,
+    pair: Drafted, conf: ModelConf, texts: Sequence[GeneratedText], config: AuditionConfig
 ) -> list[TextTrace]:
-    """The scores of a part of the texts; a look-up may have learnt from all before them."""
-    if not part:
+    if not texts:
         return []
-    needed, keys = texts if conf.spec.looks_up else part, {text.request.key for text in part}
-    with progress(f"{conf.name} scores", len(needed)) as tick:
-        traces = pair.score(needed, Scoring(max(config.k), batch=config.batch, tick=tick))
-    return [trace for trace in traces if trace.key in keys]
+    with progress(f"{conf.name} scores", len(texts)) as tick:
+        return pair.score(texts, Scoring(max(config.k), batch=config.batch, tick=tick))
 
 
 def described_draft(conf: ModelConf, entry: dict[str, Any] | None) -> ModelEntry | None:

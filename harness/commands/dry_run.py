@@ -444,7 +444,7 @@ def _prompt_rows(config: Config, prompts: Sequence[Prompt]) -> Rows:
             for name, count in used.items()
         }
     if _turns(prompts) != len(prompts):
-        budget = prompt_sets.answer_tokens(config)
+        budget = config.new_tokens
         rows["turns"] = f"{_turns(prompts)}, one generation for each"
         rows["earlier answers"] = f"{_answers(prompts)} by the target, {budget} tokens at most"
     return rows
@@ -503,7 +503,7 @@ def _costs(
         return "estimated cost: unknown; the sizes in a GGUF file are not read here"
     batch = config.batch if isinstance(config, AuditionConfig) else REPLAY_BATCH
     if waiting := _answers(prompts):
-        work = [*work, *text_forwards(waiting, prompt_sets.answer_tokens(config), batch)]
+        work = [*work, *text_forwards(waiting, config.new_tokens, batch)]
     models = {"target": config.model}
     if isinstance(config, AuditionConfig):
         models |= {conf.name: conf for conf in drafts if not conf.spec.looks_up}

@@ -64,10 +64,8 @@ def read_records(file: str) -> Iterator[ServedRecord]:
         raise UserError(f"{where}: cannot be read as text; give JSON, an object a line") from error
     count = 0
     for place, entry in _entries(text, where):
-        record = record_of(entry, place)
-        if record is not None:
-            count += 1
-            yield record
+        count += 1
+        yield record_of(entry, place)
     if not count:
         raise UserError(f"{where}: no request in it")
 

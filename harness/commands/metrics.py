@@ -1,12 +1,9 @@
-"""The counters of a server that serves others, scraped twice or until the user ends it: a run."""
+"""The counters of a server that serves others, scraped twice: a run."""
 
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 
-from rich.console import Console
-
-from harness.analysis.counters import running_server
+from harness.analysis.counters import counted_between
 from harness.analysis.engine_costs import costs_of
 from harness.analysis.server_costs import ServerCosts
 from harness.analysis.server_measurements import MeasuredInputs, from_run
@@ -18,12 +15,13 @@ from harness.engines.adapters import api_key
 from harness.engines.running import CountingServer
 from harness.measurement.environment import describe_host
 from harness.records import GREEDY, Scrape, ServingEngine, UserError
-from harness.reporting.sentences import running
 from harness.serving.engines import spec_of
 from harness.storage import RunFolder, load
 from harness.storage.manifest import SERVER
 from harness.theory.speedup import StepTimes
 
+# Between the two scrapes
+INTERVAL_S = 60.0
 TIMES = ("draft_ms", "target_ms", "verify_ms")
 
 
@@ -37,44 +35,19 @@ def run(config: ReportConfig) -> Outcome:
     inputs = _given_times(config)  # refused before anybody waits
     with progress("asking who answers"):
         server = CountingServer(str(config.metrics), api_key(config.api_key_env))
-    scrapes = [server.first]
-    _check_drafts(server, scrapes)
-    if not config.watch:
-        _wait(config.interval_s, server)
-        scrapes.append(server.scrape())
-        _check_counted(server, scrapes)
+    _check_drafts(server, server.first)
+    with progress(f"waiting {INTERVAL_S:g} s for what {server.where.partition('=')[2]} serves"):
+        time.sleep(INTERVAL_S)
+    last = server.scrape()
+    _check_counted(server, last)
     folder = _folder(config, server, inputs)
-    folder.scrapes.append(*scrapes)
-    if config.watch:
-        out = Console(highlight=False, soft_wrap=True)
-        out.print("Ctrl-C ends the watch and writes the report.")
-        try:
-            for scrape in _every(config.interval_s, server):
-                folder.scrapes.append(scrape)
-                scrapes.append(scrape)
-                found = running_server(server.engine, scrapes)
-                out.print(running.interval(found, scrape.at_s), markup=False)
-        except KeyboardInterrupt:  # of a watch that is the ordinary end
-            pass
-        except UserError as error:  # what was counted until then stands
-            out.print(f"The watch ends: {error}", markup=False)
+    folder.scrapes.append(server.first, last)
     return concluded(folder, verbose=config.verbose)
 
 
-def _wait(seconds: float, server: CountingServer) -> None:
-    with progress(f"waiting {seconds:g} s for what {server.where.partition('=')[2]} serves"):
-        time.sleep(seconds)
-
-
-def _every(seconds: float, server: CountingServer) -> Iterator[Scrape]:
-    while True:
-        _wait(seconds, server)
-        yield server.scrape()
-
-
-def _check_drafts(server: CountingServer, scrapes: list[Scrape]) -> None:
+def _check_drafts(server: CountingServer, last: Scrape) -> None:
     """Refuse a server without speculation, by its counters since it was started."""
-    last, title = scrapes[-1], spec_of(server.engine).title
+    title = spec_of(server.engine).title
     plain = last.k == 0 or (last.k is None and not last.accepted_at and last.tokens > 0)
     if plain and not last.rounds:
         raise UserError(
@@ -84,20 +57,19 @@ def _check_drafts(server: CountingServer, scrapes: list[Scrape]) -> None:
         )
 
 
-def _check_counted(server: CountingServer, scrapes: list[Scrape]) -> None:
+def _check_counted(server: CountingServer, last: Scrape) -> None:
     """Refuse scrapes that say nothing of what happened between them."""
-    found = running_server(server.engine, scrapes)
-    if found.restarts:
+    counted = counted_between(server.first, last)
+    if counted is None:
         raise UserError(
-            f"{server.where}: its counters are lower than {scrapes[-1].at_s:.0f} s before, so it"
+            f"{server.where}: its counters are lower than {last.at_s:.0f} s before, so it"
             " was restarted meanwhile; ask again"
         )
-    if found.total is None:
-        _check_drafts(server, scrapes)
+    if not counted.rounds:
+        _check_drafts(server, last)
         raise UserError(
-            f"{server.where}: no round was counted within {scrapes[-1].at_s:.0f} s; ask while it"
-            " serves requests, or with a longer interval_s="
-            + (" (a request is counted when it ends)" if server.names.at_end else "")
+            f"{server.where}: no round was counted within {last.at_s:.0f} s; ask while it serves"
+            " requests" + (", which it counts when they end" if server.names.at_end else "")
         )
 
 
@@ -105,8 +77,6 @@ def _folder(config: ReportConfig, server: CountingServer, inputs: MeasuredInputs
     name = server.model.rpartition("/")[2].removesuffix(".gguf") or server.engine
     settings = {
         "metrics": config.metrics,
-        "interval_s": config.interval_s,
-        "watch": config.watch,
         "latency_from": config.latency_from,
         **{key: getattr(config, key) for key in TIMES},
         "results_root": config.results_root,

@@ -6,11 +6,9 @@ come from a run whose speculation left the greedy texts alone. No torch here.
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 from harness import prompts as prompt_sets
-from harness.analysis.cells import acceptance_by_position, completed, latest
 from harness.analysis.engine_costs import check_target, costs_of, priced_by
 from harness.analysis.latency import LOOKUP_S
 from harness.analysis.lossless import distrust, text_checks
@@ -126,7 +124,7 @@ def _check_texts_of(
             f"{key}: other prompts than these; leave prompts.* out, they come from that run "
             "(its prompt files must be as they were)"
         )
-    for name in ("chat_template", "enable_thinking", "answer_tokens"):
+    for name in ("chat_template", "enable_thinking"):
         before = (run.config.get("prompts") or {}).get(name)
         if before != getattr(config.prompts, name):
             raise UserError(f"{key}: made with prompts.{name}={before}; give the same")
@@ -460,45 +458,12 @@ def _check_typed(config: AuditionConfig, draft: str, target_ms: float, *, lookup
 def synthetic_rates(
     config: PairConfig, prompts: Sequence[Prompt], temperatures: Sequence[float]
 ) -> dict[Cell, Rates]:
-    """Unconditional rates for every (prompt set, temperature, K > 0); empty where none are set.
-
-    Raises:
-        UserError: rates that cannot be, or a run that did not measure one of the cells: none other
-            stands in for it, since acceptance drifts with the text, the temperature and K alike.
-    """
-    decode = config.decode
-    if decode.acceptance is None and decode.acceptance_from is None:
+    """Unconditional rates for every (prompt set, temperature, K > 0); empty where none are set."""
+    if config.decode.acceptance is None:
         return {}
-    cells = [
-        Cell(name, float(temperature), k)
+    return {
+        Cell(name, float(temperature), k): rates_for(config.decode.acceptance, k)
         for name in dict.fromkeys(prompt.prompt_set for prompt in prompts)
         for temperature in temperatures
         for k in config.speculative_ks
-    ]
-    if decode.acceptance_from is None:
-        return {cell: rates_for(decode.acceptance, cell.k) for cell in cells}
-    source = load(decode.acceptance_from)
-    key = f"decode.acceptance_from={source.folder}"
-    check_source(key, source, decode)
-    return {cell: _measured_rates(key, source, cell) for cell in cells}
-
-
-def _measured_rates(key: str, source: StoredRun, cell: Cell) -> Rates:
-    trials = [trial for trial in completed(latest(source.trials)) if trial.k > 0]
-    measured = [trial for trial in trials if trial.cell_key == cell]
-    if not measured:
-        known = sorted({trial.cell_key for trial in trials})
-        has = ", ".join(f"{one.prompt_set} T={one.temperature:g} K={one.k}" for one in known)
-        raise UserError(
-            f"{key}: no generations of {cell.prompt_set} at T={cell.temperature:g}, K={cell.k}; "
-            f"it has {has or 'none with a draft'}"
-        )
-    # Few rounds can leave a later position a little above the one before it
-    falling = tuple(accumulate(acceptance_by_position(measured), min))
-    if len(falling) < cell.k:
-        raise UserError(
-            f"{key}: its texts of {cell.prompt_set} at T={cell.temperature:g} are "
-            f"too short to show more than {len(falling)} of K={cell.k} positions; lower k or take "
-            "a run with a larger new_tokens"
-        )
-    return falling
+    }

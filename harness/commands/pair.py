@@ -263,7 +263,7 @@ def encoded_conversations(
     for prompt in prompts:
         # With empty text for answers still to be generated
         answered = replace(prompt, answers=tuple(answer or "" for answer in prompt.answers))
-        pending = len(prompt_sets.missing_answers(prompt)) * prompt_sets.answer_tokens(config)
+        pending = len(prompt_sets.missing_answers(prompt)) * config.new_tokens
         tokens = encode(tokenizer, answered, config.prompts)
         conversations.append(EncodedPrompt(prompt, tokens, pending))
     return tuple(conversations)

@@ -86,8 +86,6 @@ def _print_known(
     server, drafts = planned(stored, temperature, confidences_from)
     side_by_side = sorted({each.concurrency for each in server.loads})
     arrivals = "Poisson" if recorded is None else f"with the gaps of {len(recorded)} recorded ones"
-    if config.together > 1:
-        arrivals = f"bursts of {config.together} at random"
     sure = [each.name for each in drafts if each.confidences]
     rows = [
         ("server run", str(server.folder)),

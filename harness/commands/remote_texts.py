@@ -26,16 +26,16 @@ from harness.commands.other_runs import check_draft_of, check_target_of, stored_
 from harness.commands.pair import sampling_of
 from harness.commands.progress import fetching, progress
 from harness.commands.run_lifecycle import begin, measuring, resumable
-from harness.config import SERVER_URL, AuditionConfig, ModelConf
+from harness.config import AuditionConfig, ModelConf
 from harness.engines.adapters import api_key
 from harness.measurement.draft_scores import lookup_traces, score_texts
 from harness.measurement.generations import Request
-from harness.measurement.remote_scores import DraftServer, TextServer, refuse_sampling
+from harness.measurement.remote_scores import TextServer, refuse_sampling
 from harness.measurement.target_texts import GeneratedText
 from harness.models.device import resolve_device
 from harness.models.load import Vocabulary, load_vocabulary
 from harness.models.tokenizer import check_thinking, encode
-from harness.records import Prompt, TextKey, TextTrace, Trial, UserError
+from harness.records import Prompt, TextKey, Trial, UserError
 from harness.storage import RunFolder
 from harness.storage.manifest import ModelEntry, TextsFrom
 from harness.storage.resume import check_engine
@@ -75,7 +75,6 @@ def audition_texts(
     lookups = [conf.name for conf in drafts if conf.spec.looks_up]
     times = stored_times(config, [conf.name for conf in drafts], lookups=lookups)
     check_target_of(times.engine, config.model, ModelEntry())
-    key = api_key(config.api_key_env)
     with fetching(f"reading the tokenizer of {config.model.name}", config.model.id):
         target = load_vocabulary(config.model)
     turns = tuple(_turns(config, prompts, target))
@@ -85,6 +84,7 @@ def audition_texts(
     server = texts_from = None
     if waiting:
         with progress(f"asking who answers at {config.texts_from}"):
+            key = api_key(config.api_key_env)
             server = TextServer(str(config.texts_from), key, config.timeout_factor)
         host = urlsplit(str(config.texts_from)).netloc
         texts_from = TextsFrom(server.engine, server.version, host)
@@ -105,7 +105,7 @@ def audition_texts(
         def measure(conf: ModelConf, unscored: Sequence[GeneratedText]) -> DraftResult | None:
             if not unscored:
                 return None
-            result = _scored(conf, unscored, target, turns, config, key, device)
+            result = _scored(conf, unscored, target, turns, config, device)
             entry = result.described
             check_draft_of(times.engine, conf.name, conf.kind, entry, config.temperature)
             return result
@@ -148,25 +148,14 @@ def _scored(
     target: Vocabulary,
     turns: Sequence[EncodedPrompt],
     config: AuditionConfig,
-    key: str | None,
     device: Any,
 ) -> DraftResult:
-    """One draft's scores: looked up, by its weights here, or by its server."""
+    """One draft's scores: looked up, or by its weights here."""
     name, described, start = conf.name, None, time.perf_counter()
     if conf.spec.looks_up:
         traces = lookup_traces(texts, conf.kind, num_draft_tokens=max(config.k), draft_name=name)
     elif conf.spec.reads_states:
         raise NotEligible(SERVERS_RETURN_NO_STATES)
-    elif SERVER_URL.match(conf.id):
-        server = DraftServer(conf.id, key, config.timeout_factor, conf.where)
-        first = texts[0].request.tokens
-        server.check_vocabulary(first, target.tokenizer.decode(list(first)))
-        traces: list[TextTrace] = []
-        start = time.perf_counter()
-        with progress(f"{name} scores at {urlsplit(conf.id).netloc}", len(texts)) as tick:
-            for text in texts:
-                traces.append(server.score(text, name))
-                tick()
     else:
         draft, model = checked_draft(conf, target, device, turns, config)
         start = time.perf_counter()

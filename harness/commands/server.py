@@ -34,7 +34,6 @@ from harness.commands.server_visits import INTERRUPTED, answer_so_far, measure
 from harness.commands.timing import time_own_loop
 from harness.config import ServerConfig
 from harness.engines.adapters import Adapter, adapter_of
-from harness.engines.process import check_port_free
 from harness.records import GREEDY, NotInstalledError, RoundTiming, UserError
 from harness.serving.engines import OWN
 from harness.storage import RunFolder
@@ -79,8 +78,6 @@ def run(config: ServerConfig) -> Outcome:
         except NotInstalledError:  # the plan names it
             if not config.dry_run:
                 raise
-        if config.port is not None:
-            check_port_free(config.port)
 
     check_mtp(config, adapter)
     check_turns(config, prompts)

@@ -146,7 +146,6 @@ class Workload:
         identity = {
             "model": [config.model.id, config.model.revision, config.model.gguf],
             "draft": [config.draft.id, config.draft.revision, config.draft.gguf] if k else None,
-            **({"lookup": config.lookup} if k and config.lookup else {}),
             "prompt": [prompt.prompt_set, prompt.id, list(entry.tokens)],
             "k": k,
             "sampling": asdict(sampling),

@@ -18,7 +18,7 @@ from harness.commands.run_lifecycle import note_models, unless_broken
 from harness.commands.server_requests import Workload
 from harness.commands.server_start import check_target, stored_facts
 from harness.commands.snapshot import check_texts
-from harness.measurement.draft_scores import after_lookup, lookup_traces, score_texts
+from harness.measurement.draft_scores import lookup_traces, score_texts
 from harness.measurement.server_request import largest_gap, likelihood_test
 from harness.measurement.target_texts import GeneratedText
 from harness.models.device import release_memory
@@ -166,7 +166,4 @@ def _scored(
             with progress("scoring the returned texts", count) as tick:
                 how = replace(how, tick=tick)
                 traces = {k: pair.score(texts, how) for k, texts in sorted(of_k.items())}
-    if work.config.lookup is not None:
-        largest, lookup = how.largest_k, work.config.lookup
-        traces = {k: after_lookup(traces[k], of_k[k], lookup, largest) for k in of_k}
     return traces

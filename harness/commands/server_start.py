@@ -205,7 +205,7 @@ def check_target(folder: RunFolder, work: Workload, pair: Drafted) -> None:
 def write_files(folder: RunFolder, work: Workload, adapter: Adapter, pair: Drafted) -> None:
     """Write the files of an engine that reads some which the user has not got."""
     assert adapter.start is not None
-    adapter.start(_to_serve(folder, work, slots=1, pair=pair), None)
+    adapter.start(_to_serve(folder, work, slots=1, pair=pair))
 
 
 def needs_files(work: Workload, adapter: Adapter) -> bool:
@@ -294,7 +294,7 @@ def is_synthetic(config: ServerConfig, adapter: Adapter) -> bool:
     """Whether servers can be told to reject every draft, so that their rounds are timed."""
     known = {"everywhere": True, "on CUDA": torch.cuda.is_available(), "nowhere": False}
     # Look-ups draft as much as they find
-    if config.url is not None or config.lookup or DRAFTS[kind_of(config)].looks_up:
+    if config.url is not None or DRAFTS[kind_of(config)].looks_up:
         return False
     return known[adapter.spec.synthetic]
 
@@ -405,14 +405,12 @@ def started(
     *,
     slots: int,
     left_out: Callable[[Role, UserError], bool] = lambda *_: False,
-    beside: int = 0,
 ) -> Iterator[dict[Role, Server]]:
     """Servers that answer, with room for so many requests side by side; closed at the end.
 
     Args:
         slots: requests that each has room for.
         left_out: whether to go on without a server that does not start or answer.
-        beside: how many others answer already.
     """
     config, serve = work.config, _to_serve(folder, work, slots=slots)
     servers: dict[Role, Server] = {}
@@ -425,14 +423,11 @@ def started(
                         engine = attached(config, adapter, work.vocabulary.tokenizer)
                     else:
                         assert adapter.start is not None
-                        port = None if config.port is None else config.port + beside + number
                         # Read anew for each: those before it have taken their part
                         memory = None
                         if adapter.spec.alone:
                             memory = _card_memory(work, role.k, len(roles) - number)
-                        engine = adapter.start(
-                            replace(serve, memory=memory, varying=role.varying), port
-                        )
+                        engine = adapter.start(replace(serve, memory=memory, varying=role.varying))
                         _note_memory(folder, engine, role, slots)
                         if (log := engine.log(role.k, rates)) is not None:
                             tick.say(f"starting {config.engine} at {role} (log: {log})", soon=True)
@@ -455,7 +450,7 @@ def check_card(folder: RunFolder, work: Workload, adapter: Adapter, roles: Seque
     k = max(role.k for role in roles)
     memory = _card_memory(work, k, min(len(roles), _at_a_time(work, adapter)))
     serve = replace(_to_serve(folder, work, slots=load_slots(work.config)), memory=memory)
-    engine = adapter.start(serve, None)
+    engine = adapter.start(serve)
     if isinstance(engine, StartedEngine):
         engine.memory_flags(k)
 
@@ -508,7 +503,7 @@ def _commands(folder: RunFolder, work: Workload, adapter: Adapter) -> Iterator[S
         return
     assert adapter.start is not None
     for slots in sorted({1, load_slots(work.config)}):
-        engine = adapter.start(_to_serve(folder, work, slots=slots), None)
+        engine = adapter.start(_to_serve(folder, work, slots=slots))
         for k in work.ks:
             if command := engine.command(k):
                 yield _as_typed_here(command)
@@ -522,7 +517,7 @@ def _varying_commands(
     for role in varying_roles(work.config):
         assert adapter.start is not None
         serve = _to_serve(folder, work, slots=load_slots(work.config))
-        engine = adapter.start(replace(serve, varying=role.varying), None)
+        engine = adapter.start(replace(serve, varying=role.varying))
         if command := engine.command(role.k):
             commands[role.varying] = _as_typed_here(command)
     return commands

@@ -536,8 +536,7 @@ def _open(visits: _Visits, kept: _Answering, roles: Sequence[Role], left: Sequen
         return True
 
     if new:
-        beside = len(servers)
-        opened = started(folder, work, adapter, new, slots=1, left_out=left_out, beside=beside)
+        opened = started(folder, work, adapter, new, slots=1, left_out=left_out)
         with resumable(folder):
             servers.update(kept.stack.enter_context(opened))
     if PLAIN in visits.failures.dead:

@@ -46,17 +46,12 @@ from harness.storage.manifest import EngineCosts, SyntheticAcceptance
 def run(config: SweepConfig) -> Outcome:
     """Measure the grid; status 1 where a generation failed or speculation changed a greedy text."""
     prompts = load_prompts(config)
-    check_run(
-        *(config, prompts, [config.draft], lambda: costs_of_sweep(config)),
-        # A run that is resumed has what it took
-        *([] if config.resume else [lambda: synthetic_rates(config, prompts, config.temperature)]),
-    )
+    check_run(config, prompts, [config.draft], lambda: costs_of_sweep(config))
     if config.dry_run:
         print_sweep_plan(config, prompts)
         return Outcome(None)
     folder = resumed(config, "sweep")
-    synthetic = folder.manifest.synthetic_rates if folder else {}
-    synthetic = synthetic or synthetic_rates(config, prompts, config.temperature)
+    synthetic = synthetic_rates(config, prompts, config.temperature)
     costs = costs_of_sweep(config)
     pair = open_drafted(config, prompts)
     described = pair.describe()
@@ -68,7 +63,6 @@ def run(config: SweepConfig) -> Outcome:
         _replay_elsewhere(folder, pair, config, costs)
         return concluded(folder, verbose=config.verbose)
     if synthetic:
-        # So that the run explains itself when what it took its acceptance from is gone
         folder.note(
             synthetic_acceptance=[
                 SyntheticAcceptance(cell.prompt_set, cell.temperature, cell.k, rates)

@@ -4,22 +4,16 @@ It costs next to nothing, so it is the baseline that every draft model must beat
 propose fewer than K tokens, or none: such a round verifies what there is, and ends in a bonus if
 all of it stands.
 
-Three kinds, of which only the second proposes an end of text, or what is behind one:
+Two kinds, of which only the second proposes an end of text, or what is behind one:
 - `NgramDrafter`: prompt lookup, as transformers' generate does it (PLD, Saxena 2023). The last two
   tokens of the text (or else the last one) are looked for earlier in the prompt and the text; what
   followed their first occurrence is proposed. The proposals are those of transformers'
   PromptLookupCandidateGenerator (a test compares them), but from an index of first occurrences that
   grows with the text, where that searches the whole text again in every round.
 - `SimpleNgramDrafter`: llama.cpp's --spec-type ngram-simple, which takes the last match.
-- `SuffixDrafter`: also over answers that were given earlier, in the manner of SuffixDecoding
-  (Oliaro et al. 2024, arXiv 2411.04975). The longest end of the text that occurs anywhere before is
-  looked for; what followed most often is proposed token by token, at most as many tokens as
-  matched, while the places that agree are a tenth of those that matched. That paper's trees, and
-  its scores for them, are not here, so an engine's suffix decoding proposes somewhat other tokens.
 """
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -31,10 +25,7 @@ from torch import Tensor
 
 from harness.decoding.protocols import Proposal
 from harness.decoding.sampling import host_tokens
-from harness.records import LONGEST_NGRAM, LONGEST_SUFFIX
-
-# Of the places where the text's end was found, the share that must agree on the tokens proposed
-LEAST_SHARE = 0.1
+from harness.records import LONGEST_NGRAM
 
 
 class LookupDrafter(ABC):
@@ -56,10 +47,6 @@ class LookupDrafter(ABC):
     def append(self, tokens: Sequence[int]) -> None:
         """Let the text go on."""
         self.text += tokens
-
-    def learn(self, answer: Sequence[int]) -> None:
-        """Take note of an answer that was given earlier; most look in the text alone."""
-        del answer
 
     @abstractmethod
     def draft(self, count: int) -> list[int]:
@@ -148,71 +135,6 @@ class SimpleNgramDrafter(NgramDrafter):
 # Looks for one token, so that it can draft one; and for as many as llama.cpp's own default
 one_token_ngram = partial(SimpleNgramDrafter, ngram=1)
 default_ngram = partial(SimpleNgramDrafter, ngram=12)
-
-
-class SuffixDrafter(LookupDrafter):
-    """Proposes what most often followed the longest end of the text that occurred before."""
-
-    def __init__(self, eos: Collection[int]) -> None:
-        super().__init__(eos)
-        self._earlier: list[list[int]] = []
-        # By a token, each (sequence, place behind it); the sequence -1 is the text itself
-        self._of_earlier: dict[int, list[tuple[int, int]]] = {}
-        self._of_text: dict[int, list[tuple[int, int]]] = {}
-
-    def learn(self, answer: Sequence[int]) -> None:
-        """Look in this answer, too, from now on."""
-        for place, token in enumerate(answer[:-1], start=1):
-            self._of_earlier.setdefault(token, []).append((len(self._earlier), place))
-        self._earlier.append(list(answer))
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        """Start with the prompt as the text; there is nothing to prefill."""
-        self._of_text = {}
-        super().begin(prompt)
-
-    def append(self, tokens: Sequence[int]) -> None:
-        """Let the text go on."""
-        for token in tokens:
-            if self.text:
-                place = (-1, len(self.text))
-                self._of_text.setdefault(self.text[-1], []).append(place)
-            self.text.append(token)
-
-    def draft(self, count: int) -> list[int]:
-        """What is proposed after the text, at most `count` tokens."""
-        last = self.text[-1]
-        places = [*self._of_earlier.get(last, ()), *self._of_text.get(last, ())]
-        lengths = [self._matched(*place) for place in places]
-        longest = max(lengths, default=0)
-        found = [place for place, size in zip(places, lengths, strict=True) if size == longest]
-        draft: list[int] = []
-        least = LEAST_SHARE * len(found)
-        while len(draft) < min(count, longest):
-            following = {
-                (number, place): sequence[place + len(draft)]
-                for number, place in found
-                if place + len(draft) < len(sequence := self._sequence(number))
-            }
-            # Of tokens that are as frequent, the one that came first
-            most_common = Counter(following.values()).most_common(1)
-            token, times = most_common[0] if most_common else (-1, 0)
-            if times < max(1.0, least) or token in self.eos:
-                break
-            found = [place for place, next_token in following.items() if next_token == token]
-            draft.append(token)
-        return draft
-
-    def _sequence(self, number: int) -> list[int]:
-        return self.text if number < 0 else self._earlier[number]
-
-    def _matched(self, number: int, place: int) -> int:
-        """How many tokens before a place are those at the text's end."""
-        sequence, text, size = self._sequence(number), self.text, 0
-        most = min(LONGEST_SUFFIX, place, len(text))
-        while size < most and sequence[place - 1 - size] == text[-1 - size]:
-            size += 1
-        return size
 
 
 def _before_end(draft: list[int], eos: Collection[int]) -> list[int]:

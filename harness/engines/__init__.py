@@ -11,8 +11,7 @@
    requests to it, and what goes wrong with them. `waiting.py`: what is being waited for.
 4. `adapters.py`: how the command `server` starts an engine or attaches to one. The table of engines
    is `harness.serving.engines`: to add one, begin there.
-5. `stored_answers.py`: answers that a server or a client stored elsewhere, by the same parsers, and
-   those of TensorRT-LLM's benchmark by `tensorrt_llm.py`, which is no more than that.
+5. `stored_answers.py`: answers that a server stored elsewhere, by the same parsers.
 6. `gguf_file.py`: small models as GGUF files for llama.cpp. `xllamacpp_server.py`: `llama-server`
    for those who have the Python wheel and no binary.
 

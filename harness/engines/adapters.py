@@ -110,14 +110,14 @@ class Adapter:
         spec: what is known of it.
         attach: from the configuration and the target's tokenizer, what makes the client of a server
             that runs; None where the engine has no servers.
-        start: from what is to be served and a port, or None for a free one, the engine that starts
-            servers; None where they are not started here.
+        start: from what is to be served, the engine that starts servers; None where they are not
+            started here.
         check: what starting needs, before there is a run; raises UserError.
     """
 
     spec: EngineSpec
     attach: Callable[[ServerConfig, Any], Callable[[Running, int], HttpServer]] | None = None
-    start: Callable[[ToServe, int | None], StartableEngine] | None = None
+    start: Callable[[ToServe], StartableEngine] | None = None
     check: Callable[[ServerConfig], object] = lambda _: None
 
 
@@ -244,7 +244,7 @@ def api_key(name: str | None) -> str | None:
     return key
 
 
-def started_with(serve: ToServe, port: int | None) -> dict[str, Any]:
+def started_with(serve: ToServe) -> dict[str, Any]:
     """What every engine is started with besides the models."""
     return {
         "logs": serve.logs,
@@ -255,7 +255,6 @@ def started_with(serve: ToServe, port: int | None) -> dict[str, Any]:
         "kind": serve.kind,
         "rule": serve.rule,
         "slots": serve.slots,
-        "port": port,
         "memory": serve.memory,
         "more_flags": tuple(serve.config.flags),
         "timeout_factor": serve.config.timeout_factor,

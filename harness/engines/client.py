@@ -79,20 +79,19 @@ class HttpClient:
         key: str | None = None,
         named: str = "url",
         *,
-        where: str | None = None,
         alive: Callable[[], bool] = lambda: True,
         timeout_factor: float = 1.0,
     ) -> None:
         """Talk to `url`; the API `key` is sent with every request and kept nowhere else.
 
-        Errors name the address as `where`, or as the value of a key, `named`.
+        Errors name the address as the value of a key, `named`.
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UserError(f"{named}={url}: not an address; write it as http://HOST:PORT")
         # Clients of OpenAI's interface are given the address with its version
         self.url = url.rstrip("/").removesuffix("/v1")
-        self.where = f"{named}={self.url}" if where is None else where
+        self.where = f"{named}={self.url}"
         self._key, self._alive, self._factor = key, alive, timeout_factor
         # A connection that is kept may be closed by the server as the next request is sent
         self._headers = {"Connection": "close"}

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from harness.engines.client import HttpClient
 from harness.engines.counters import CounterNames
 from harness.engines.cpu_clock import CpuReadings
-from harness.engines.process import LOOPBACK, ServerProcess, check_port_free, free_port, on_path
+from harness.engines.process import LOOPBACK, ServerProcess, free_port, on_path
 from harness.engines.protocol import (
     Asked,
     Completion,
@@ -124,7 +124,6 @@ class StartedEngine(ABC):
         threads: of each server, on a CPU; None leaves them to the engine.
         revision, draft_revision: of hub ids; None takes their newest.
         rule: by which it accepts; of `ratio` the draft samples.
-        port: to listen on; None takes a free one.
         memory: of the card that it starts on; None where there is none.
         timeout_factor: of the limits on the time of requests.
         varying: how the K of a server that drafts changes while it serves; it is started at the
@@ -153,7 +152,6 @@ class StartedEngine(ABC):
     kind: DraftKind = "model"
     rule: Rule = "greedy_draft"
     slots: int = 1
-    port: int | None = None
     memory: CardMemory | None = None
     more_flags: tuple[str, ...] = ()
     timeout_factor: float = 1.0
@@ -163,8 +161,7 @@ class StartedEngine(ABC):
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "HttpServer":
         """Start a server that drafts k tokens per round, and wait until it answers."""
         flags, program = self.flags(k, synthetic), self.program()
-        port = free_port() if self.port is None else self.port
-        check_port_free(port)
+        port = free_port()
         command = [*program, *flags, "--host", LOOPBACK, "--port", str(port)]
         process = ServerProcess(command, self.log(k, synthetic), self.environment(synthetic))
         client = HttpClient(

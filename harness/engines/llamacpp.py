@@ -19,7 +19,6 @@ Read in tools/server of the release (build 11549) and run:
 - `/props` has `total_slots`, the requests that are decoded side by side; others wait for a slot.
 - MTP layers are the target's own (`draft-mtp`), or those of the file that is given as the draft's:
   files of convert_hf_to_gguf.py. No server was run with them here.
-- Of a look-up and a draft (`lookup=`) every round drafts, but on the budget's last position.
 - A DFlash drafter (`draft-dflash`) fills K + 1 positions of its block, a DSpark drafter
   (`draft-dspark`) K, or K + 1 where the first position of its block does not draft.
 """
@@ -35,7 +34,7 @@ from functools import partial
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 from harness import PACKAGE
 from harness.config import ModelConf, ServerConfig
@@ -63,7 +62,7 @@ from harness.engines.protocol import (
 )
 from harness.records import NotInstalledError, Rule, UserError
 from harness.serving.drafts import DRAFTS, DraftKind, looks_up
-from harness.serving.llamacpp import CACHE_K, COUNTING, SPEC, SPEC_TYPES, drafting_flags
+from harness.serving.llamacpp import COUNTING, SPEC, SPEC_TYPES, drafting_flags
 from harness.serving.spec import EngineSpec
 
 BINARY = "llama-server"
@@ -87,15 +86,7 @@ ENUM, HELP_S = "COMMON_SPECULATIVE_TYPE_", 60.0
 
 @dataclass(frozen=True)
 class LlamaCpp(StartedEngine):
-    """A pair that llama.cpp serves on this machine, from GGUF files.
-
-    Attributes:
-        kv_type: of both caches, as llama.cpp names types.
-        flash_attention: on, off, or auto, llama.cpp's default.
-        kv_unified: whether slots share one cache, which lets all of them share a pass; without,
-            each run of neighbouring slots is decoded by itself.
-        lookup: that drafts first; the draft does where it finds nothing. None without one.
-    """
+    """A pair that llama.cpp serves on this machine, from GGUF files."""
 
     spec = SPEC
     ready_s = 300.0  # large models take minutes from a slow disk
@@ -104,11 +95,6 @@ class LlamaCpp(StartedEngine):
         ("--ctx-size", "--parallel", "--threads", "--spec-draft-threads", "--metrics")
     )
     variables = ("LLAMA_ARG_", "GGML_")
-
-    kv_type: str = "f16"
-    flash_attention: Literal["on", "off", "auto"] = "auto"
-    kv_unified: bool = True
-    lookup: DraftKind | None = None
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> HttpServer:
         """Start a server that drafts k tokens per round, and wait until it answers."""
@@ -133,7 +119,7 @@ class LlamaCpp(StartedEngine):
 
     def server(self, running: Running, k: int) -> "LlamaCppServer":
         """Take over a server that answers."""
-        return LlamaCppServer(running, k, self.rule, self.kind, self.lookup)
+        return LlamaCppServer(running, k, self.rule, self.kind)
 
     def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:
         """llama-server's command line, without where it listens."""
@@ -141,21 +127,14 @@ class LlamaCpp(StartedEngine):
             "--model": self.target,
             "--ctx-size": self.positions(k) * self.slots,
             "--parallel": self.slots,
-            "--cache-type-k": self.kv_type,
-            "--cache-type-v": self.kv_type,
-            "--flash-attn": self.flash_attention,
         }
         if self.threads is not None:
             flags["--threads"] = self.threads
         if k:
-            flags |= drafting_flags(self.kind, k, self.lookup)
+            flags |= drafting_flags(self.kind, k)
             if not looks_up(self.kind):
                 if self.draft is not None:
                     flags["--spec-draft-model"] = self.draft
-                flags |= {
-                    "--spec-draft-type-k": self.kv_type,
-                    "--spec-draft-type-v": self.kv_type,
-                }
                 if self.threads is not None:
                     flags["--spec-draft-threads"] = self.threads
                 if self.rule == "ratio":  # a build before 11368 does not know the flag
@@ -163,7 +142,9 @@ class LlamaCpp(StartedEngine):
             if synthetic is not None:
                 flags["--spec-synth-rates"] = ",".join(f"{rate:g}" for rate in synthetic)
         options = (str(part) for flag in flags.items() for part in flag)
-        shared = ["--kv-unified"] if self.kv_unified and self.slots > 1 else []
+        # One cache lets all slots share a pass; else runs of neighbouring ones are decoded apart
+        own = self.slots == 1 or self._given("--no-kv-unified")
+        shared = [] if own else ["--kv-unified"]
         return [*options, *shared, "--metrics", *self.more_flags]
 
 
@@ -191,7 +172,6 @@ class LlamaCppServer(HttpServer):
         k: int,
         rule: Rule = "greedy_draft",
         kind: DraftKind = "model",
-        lookup: DraftKind | None = None,
     ) -> None:
         super().__init__(f"llama.cpp at k={k}", k, running)
         facts = running.client.about(*ABOUT, SERVER)
@@ -199,10 +179,10 @@ class LlamaCppServer(HttpServer):
             SPEC,
             _version(str(facts["build_info"]), running.process),
             rule,
-            drafts_fewer=looks_up(kind) or lookup is not None,
+            drafts_fewer=looks_up(kind),
             slots=facts.get("total_slots"),
         )
-        self._kind, self._lookup = kind, lookup
+        self._kind = kind
 
     def complete(self, asked: Asked, deadline_s: float) -> Completion:
         """Ask once for a completion; see `HttpServer`."""
@@ -242,9 +222,8 @@ class LlamaCppServer(HttpServer):
                 rounds = own
             elif not looks_up(self._kind):
                 # A look-up's drafts may be shorter, so that these do not tell of how many rounds
-                if drafts is not None or self._lookup is None:
-                    left = budget - returned
-                    rounds = rounds_at_eos(own, drafted, self.k, left=left, drafts=drafts)
+                left = budget - returned
+                rounds = rounds_at_eos(own, drafted, self.k, left=left, drafts=drafts)
             elif DRAFTS[self._kind].replayed and record.tokens[-1] not in asked.prompt:
                 # Nor was it found, then: what is not replayed may know it from other requests
                 rounds = own
@@ -350,24 +329,20 @@ def adapter(spec: EngineSpec) -> Adapter:
     return Adapter(
         spec,
         attach=lambda config, _: partial(
-            LlamaCppServer, rule=rule_of(config), kind=kind_of(config), lookup=config.lookup
+            LlamaCppServer, rule=rule_of(config), kind=kind_of(config)
         ),
         start=_started,
         check=_check,
     )
 
 
-def _started(serve: ToServe, port: int | None) -> LlamaCpp:
+def _started(serve: ToServe) -> LlamaCpp:
     config = serve.config
     own = config.draft.gguf is None and serve.kind == "mtp"
     return LlamaCpp(
         _gguf(serve, config.model),
         None if looks_up(serve.kind) or own else _gguf(serve, config.draft),
-        **started_with(serve, port),
-        kv_type=config.kv_type,
-        flash_attention=cast("Any", config.flash_attention),
-        kv_unified=config.kv_unified,
-        lookup=config.lookup,
+        **started_with(serve),
     )
 
 
@@ -386,10 +361,6 @@ def _check(config: ServerConfig) -> None:
                 " have none"
             )
         models.remove(config.draft)
-    if kind == "ngram_cache" and config.speculative_ks != [CACHE_K]:
-        raise UserError(
-            f"k: llama.cpp's n-gram cache drafts up to {CACHE_K} tokens; give k=[{CACHE_K}]"
-        )
     positions = {"dflash": {"K+1": 1}, "dspark": {"K": 0, "K+1": 1}}.get(kind)
     if positions and config.score:
         filled = [[k + more for k in config.speculative_ks] for more in positions.values()]
@@ -410,8 +381,6 @@ def _check(config: ServerConfig) -> None:
         if conf.gguf is None:
             gguf_package(conf.keys)
     _check_build(kind, f"draft={config.draft.name}")
-    if config.lookup is not None:
-        _check_build(config.lookup, f"lookup={config.lookup}")
 
 
 def _check_build(kind: DraftKind, where: str) -> None:

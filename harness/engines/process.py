@@ -30,16 +30,6 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def check_port_free(port: int) -> None:
-    """Refuse a port that another server has: its answers would be taken for ours."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((LOOPBACK, port))
-        except OSError as error:
-            raise UserError(f"port={port}: taken ({error.strerror}); choose another") from error
-
-
 def on_path(engine: str) -> str:
     """The program of an engine that is started by its own name."""
     found = shutil.which(engine)

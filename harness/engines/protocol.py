@@ -126,7 +126,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class ServedRecord:
-    """What an engine's answer, or a client's line, tells of one request; None where it does not.
+    """What an engine's answer tells of one request; None where it does not.
 
     Attributes:
         returned: tokens of the answer.
@@ -139,7 +139,6 @@ class ServedRecord:
         likeliest: as of a `Completion`.
         truncated: whether the server's context was too small for it.
         model, prompt: their names.
-        span_s: when it was sent and when it was answered, by a clock that all records share.
     """
 
     engine: str
@@ -161,8 +160,6 @@ class ServedRecord:
     model: str | None = None
     prompt: str | None = None
     temperature: float | None = None
-    span_s: tuple[float, float] | None = None
-    error: str | None = None
 
 
 def token_ids(ids: Sequence[int] | None) -> tuple[int, ...] | None:

@@ -284,8 +284,8 @@ def adapter(spec: EngineSpec) -> Adapter:
     return Adapter(
         spec,
         attach=lambda config, _: partial(SglangServer, rule=rule_of(config)),
-        start=lambda serve, port: Sglang(
-            *checkpoints(serve), **started_with(serve, port), dtype=serve.dtype or "auto"
+        start=lambda serve: Sglang(
+            *checkpoints(serve), **started_with(serve), dtype=serve.dtype or "auto"
         ),
         check=lambda config: on_path(config.engine),
     )

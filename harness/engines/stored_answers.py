@@ -1,16 +1,12 @@
-"""Requests that a server answered elsewhere, from what it or a client wrote of each of them.
+"""Requests that a server answered elsewhere, from what it wrote of each of them.
 
 An entry is a JSON object per request, recognised by what is in it:
 
 - vLLM's answer: `usage`, and `metrics` with its times (`--enable-per-request-metrics`) and counts
   (`--per-request-spec-decode-metrics summary` or `detailed`).
-- a line of AIPerf's profile_export.jsonl: `metadata`, `metrics`, and `spec_decode_acceptance` where
-  the server told counts. Its times are the client's.
 - SGLang's answer: `meta_info`, of release 0.5.11 or later or with the names before it. It has no
   time of decoding apart.
 - llama.cpp's answer: `timings`. Rounds are not among them; they follow from its counts.
-- TensorRT-LLM's benchmark, `trtllm-bench ... --request_json`: `decode_iteration`. Its times are the
-  client's.
 - counts of rounds alone, of any engine: `per_step_accepted`, with `k` (docs/scores.md).
 
 An answer may stand inside an object of its own, `{"request": ..., "response": ...}`; its request
@@ -27,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
-from harness.engines import llamacpp, sglang, tensorrt_llm, vllm
+from harness.engines import llamacpp, sglang, vllm
 from harness.engines.protocol import ServedRecord
 from harness.records import ServingEngine, Trial, UserError
 from harness.serving.engines import spec_of
@@ -36,9 +32,8 @@ from harness.serving.engines import spec_of
 PROMPT_SET = "requests"
 # Of every engine whose answers are read here the prefill gives the first token
 FIRST_POSITION = 1
-SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0}
 PROMPT_FIELDS = ("prompt", "messages", "input_ids", "text")
-# What a record and its trial have in common; of a request that failed none is known
+# What a record and its trial have in common
 OF_TRIAL = (
     *("rounds", "drafted", "accepted", "accepted_lengths", "prefill_s", "decode_s"),
     *("stop_reason", "tokens"),
@@ -58,10 +53,8 @@ class Imported:
 # ---- one entry -----------------------------------------------------------------------------------
 
 
-def record_of(entry: Mapping[str, Any], where: str) -> ServedRecord | None:
-    """One request's record; None for one that only warmed the server up.
-
-    `where`, file and place, is for errors.
+def record_of(entry: Mapping[str, Any], where: str) -> ServedRecord:
+    """One request's record; `where`, file and place, is for errors.
 
     Raises:
         UserError: none of the known kinds, or one that lacks what its kind has.
@@ -72,32 +65,23 @@ def record_of(entry: Mapping[str, Any], where: str) -> ServedRecord | None:
     _check_fields(entry, where)
     try:
         (choice, *_) = answer.get("choices") or [{}]
-        if isinstance(answer.get("metadata"), Mapping):
-            record = _aiperf(answer)
-        elif answer.get("meta_info") or choice.get("meta_info"):
+        if answer.get("meta_info") or choice.get("meta_info"):
             record = sglang.parse(answer)
         elif isinstance(answer.get("timings"), Mapping):
             record = llamacpp.parse(answer)
         elif isinstance(answer.get("usage"), Mapping):
             record = vllm.parse(answer)
-        elif answer.get(tensorrt_llm.REQUEST) is not None:
-            record = tensorrt_llm.parse(answer)
         elif answer.get("per_step_accepted") is not None:
             record = _rounds_alone(answer)
-        elif tensorrt_llm.SUMS & answer.keys():
-            raise UserError(f"{where}: {tensorrt_llm.ONLY_SUMS}")
         else:
             raise UserError(
                 f"{where}: no record that is known here; give answers of vLLM, SGLang or llama.cpp,"
-                " AIPerf's profile_export.jsonl, trtllm-bench's --request_json or"
-                " per_step_accepted, one JSON object per request"
+                " or per_step_accepted, one JSON object per request"
             )
     except KeyError as error:
         raise UserError(f"{where}: has no field {error}") from error
     except (TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{where}: cannot be read: {error}") from error
-    if record is None:
-        return None
     if not isinstance(request, Mapping):
         request = {}
     sampling = request.get("sampling_params") or request
@@ -119,9 +103,6 @@ def _is_count(value: Any) -> bool:
 
 
 def _are_counts(value: Any) -> bool:
-    """Of a list, or by length."""
-    if isinstance(value, dict):
-        return all(str(key).isdecimal() for key in value) and _are_counts([*value.values()])
     return isinstance(value, list) and all(map(_is_count, value))
 
 
@@ -131,7 +112,7 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         (
             *("k", "completion_tokens", "num_spec_tokens", "num_spec_steps", "num_draft_tokens"),
             *("num_accepted_draft_tokens", "spec_verify_ct", *sglang.DRAFTED, *sglang.ACCEPTED),
-            *("predicted_n", "draft_n", "draft_n_accepted", *tensorrt_llm.COUNTS),
+            *("predicted_n", "draft_n", "draft_n_accepted"),
         ),
         (_is_count, "a whole number from 0"),
     ),
@@ -142,7 +123,7 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
         (
             *("time_to_first_token_ms", "generation_time_ms", "prompt_ms", "predicted_ms"),
-            *("request_start_ns", "request_end_ns", "temperature", *tensorrt_llm.TIMES),
+            "temperature",
         ),
         (_is_number, "a number from 0"),
     ),
@@ -186,38 +167,6 @@ def _rounds_alone(entry: Mapping[str, Any]) -> ServedRecord:
     )
 
 
-def _aiperf(entry: Mapping[str, Any]) -> ServedRecord | None:
-    metadata, metrics = entry["metadata"], entry.get("metrics") or {}
-    if metadata.get("benchmark_phase", "profiling") != "profiling":
-        return None
-    acceptance = entry.get("spec_decode_acceptance")
-    name = metadata.get("conversation_id")
-    turn = metadata.get("turn_index") or 0
-    record = ServedRecord(
-        engine=(acceptance or {}).get("engine", "vllm"),
-        prompt=f"{name}/{turn}" if name and turn else name,
-    )
-    if entry.get("error"):
-        return replace(record, error=str(entry["error"].get("message") or entry["error"]))
-    first_s = _measured(metrics, "time_to_first_token")
-    whole_s = _measured(metrics, "request_latency")
-    counted = (acceptance or {}).get("completion_tokens")
-    return replace(
-        record,
-        returned=int(counted or metrics["output_sequence_length"]["value"]),
-        prefill_s=first_s,
-        decode_s=None if first_s is None or whole_s is None else whole_s - first_s,
-        span_s=(metadata["request_start_ns"] * 1e-9, metadata["request_end_ns"] * 1e-9),
-        **vllm.counts(acceptance),
-    )
-
-
-def _measured(metrics: Mapping[str, Any], name: str) -> float | None:
-    """A metric of AIPerf, seconds."""
-    metric = metrics.get(name)
-    return None if metric is None else float(metric["value"]) * SECONDS[metric["unit"]]
-
-
 # ---- a run ---------------------------------------------------------------------------------------
 
 
@@ -237,8 +186,8 @@ def imported(
         temperature: of all requests, where they do not say.
 
     Raises:
-        UserError: nothing to compare: files of two engines, or loads, or a K or temperature that is
-            not known, or is typed otherwise than the records have it.
+        UserError: nothing to compare: files of two engines, or a K or temperature that is not
+            known, or is typed otherwise than the records have it.
     """
     if ks is not None and len(ks) != len(files):
         raise UserError(f"k: {len(ks)} entries for {len(files)} files of records; give one each")
@@ -256,13 +205,10 @@ def imported(
     if temperature is None and not stated:
         raise UserError("records: they do not say their temperature; give temperature=")
     temperature = float(_common("temperatures", stated) if temperature is None else temperature)
-    loads = {file: _side_by_side(records) for file, records in files.items()}
-    concurrency = _common("numbers of requests side by side", set(loads.values()))
     trials: list[Trial] = []
     for place, (file, records) in enumerate(files.items()):
         k = _k_of(file, records, None if ks is None else ks[place])
-        cells = _trials(file, [_counted(record, k) for record in records], k, temperature)
-        trials += [replace(trial, concurrency=concurrency) for trial in cells]
+        trials += _trials(file, [_counted(record, k) for record in records], k, temperature)
     models = sorted({record.model for record in known if record.model})
     return Imported(
         engine=ServingEngine(
@@ -288,20 +234,8 @@ def _common(what: str, values: set[Any]) -> Any:
     return next(iter(values))
 
 
-def _side_by_side(records: Sequence[ServedRecord]) -> int:
-    """Most requests in flight at a time, as far as the records say when they were."""
-    spans = [record.span_s for record in records if record.span_s is not None]
-    # Of equal times the end comes first
-    events = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
-    most = now = 0
-    for _, change in events:
-        now += change
-        most = max(most, now)
-    return max(1, most)
-
-
 def _k_of(file: str, records: Sequence[ServedRecord], given: int | None) -> int:
-    stated = {record.k for record in records if record.k is not None and record.error is None}
+    stated = {record.k for record in records if record.k is not None}
     inferred = [
         math.ceil(record.drafted / rounds)
         for record in records
@@ -373,10 +307,9 @@ def _trials(
             k=k,
             temperature=temperature,
             rule=spec_of(record.engine).rule if k else None,
-            status="ok" if record.error is None else "failed",
-            error=record.error,
+            status="ok",
             model=record.model,
-            new_tokens=max(0, record.returned - FIRST_POSITION) if record.error is None else None,
+            new_tokens=max(0, record.returned - FIRST_POSITION),
             first_token_s=None if record.prefill_s is None else 0.0,
             **{name: getattr(record, name) for name in OF_TRIAL},
         )

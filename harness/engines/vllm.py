@@ -326,7 +326,7 @@ def _by_id(listed: Mapping[str, float] | None) -> dict[int, float]:
 
 
 def counts(told: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Fields of a record from the counts that vLLM tells of a request, and AIPerf passes on.
+    """Fields of a record from the counts that vLLM tells of a request.
 
     They are `speculative_decoding` of an answer; None where it decodes plainly.
     """
@@ -426,8 +426,8 @@ def adapter(spec: EngineSpec) -> Adapter:
     return Adapter(
         spec,
         attach=lambda config, _: partial(VllmServer, rule=rule_of(config), kind=kind_of(config)),
-        start=lambda serve, port: Vllm(
-            *checkpoints(serve), **started_with(serve, port), dtype=serve.dtype or "auto"
+        start=lambda serve: Vllm(
+            *checkpoints(serve), **started_with(serve), dtype=serve.dtype or "auto"
         ),
         check=check_build,
     )

@@ -20,8 +20,7 @@ xllamacpp: Any = import_module("xllamacpp")  # an extra, without types
 ENUM = "COMMON_SPECULATIVE_TYPE_"
 # Of its look-ups, the flags behind --spec-ngram- and their defaults
 NGRAMS = (
-    *((f"{kind}-size-n", 12) for kind in ("simple", "map-k", "map-k4v")),
-    *((f"{kind}-size-m", 48) for kind in ("simple", "map-k", "map-k4v")),
+    *(("simple-size-n", 12), ("simple-size-m", 48)),
     *(("mod-n-match", 24), ("mod-n-min", 48), ("mod-n-max", 64)),
 )
 
@@ -38,7 +37,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cache-type-k", default="f16")
     parser.add_argument("--cache-type-v", default="f16")
     parser.add_argument("--flash-attn", choices=("on", "off", "auto"), default="auto")
-    parser.add_argument("--kv-unified", action="store_true")
+    parser.add_argument("--kv-unified", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--metrics", action="store_true")
     parser.add_argument("--spec-type", help=f"of {', '.join(sorted({*SPEC_TYPES.values()}))}")
     parser.add_argument("--spec-draft-model")
@@ -67,14 +66,11 @@ def parameters(given: argparse.Namespace) -> Any:
     )
     _set_threads(params, given.threads)
     if given.spec_type is not None:
-        types = given.spec_type.split(",")
-        params.speculative.types = [
-            getattr(xllamacpp.common_speculative_type, ENUM + each.replace("-", "_").upper())
-            for each in types
-        ]
-        params.load_mtp = SPEC_TYPES["mtp"] in types
+        name = ENUM + given.spec_type.replace("-", "_").upper()
+        params.speculative.types = [getattr(xllamacpp.common_speculative_type, name)]
+        params.load_mtp = given.spec_type == SPEC_TYPES["mtp"]
         for name, _ in NGRAMS:
-            kind, size = name.rsplit("-", 2)[0].replace("-", "_"), "_".join(name.rsplit("-", 2)[1:])
+            kind, size = name.replace("-", "_").split("_", 1)
             lookup = getattr(params.speculative, f"ngram_{kind}")
             setattr(lookup, size, getattr(given, f"spec_ngram_{kind}_{size}"))
         draft = params.speculative.draft

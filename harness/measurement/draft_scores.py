@@ -9,14 +9,12 @@ At temperature 0 the distributions are points: the target's on the emitted token
 argmax. Then every rule's accept probability is 1 if the tokens match, else 0.
 
 The acceptance rules need the target's log-probability of each token and no more of it. So where a
-server told them with the text, no target is needed here; where a server tells a draft's too
-(`served_trace`), nothing is.
+server told them with the text, no target is needed here.
 """
 
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -25,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from harness.decoding.lookups import LookupDrafter, Lookups, lookups
+from harness.decoding.lookups import Lookups, lookups
 from harness.decoding.sampling import (
     SamplingParameters,
     penalised,
@@ -43,7 +41,6 @@ from harness.models.cached import CachedModel, SplitNetwork, split_network
 from harness.models.probe import difference, probe_tokens, uncached_logits
 from harness.records import TextTrace
 from harness.serving.drafts import DRAFTS
-from harness.theory.replay import by_start
 
 # Positions of all rows that go through a body at once; longer texts are prefilled in pieces.
 PREFILL_POSITIONS = 8192
@@ -148,47 +145,17 @@ def lookup_traces(
     is the text's; the target's fields are NaN.
 
     Args:
-        texts: in the order in which they are answered: to a look-up in earlier answers, the texts
-            before one of the same temperature and repetition are.
+        texts: of any temperatures.
+        kind: of look-up.
         num_draft_tokens: the largest K that is to be replayed.
+        draft_name: in the traces.
     """
-    drafters: dict[tuple[float, int], LookupDrafter] = {}
     traces: list[TextTrace] = []
     for text in texts:
-        request = text.request
-        group = (request.sampling.temperature, request.repetition)
-        drafter = drafters.setdefault(group, DRAFTS[kind].load(request.eos))
-        looked_up = lookups(drafter, request.tokens, text.tokens, num_draft_tokens)
-        drafter.learn(text.tokens)
+        drafter = DRAFTS[kind].load(text.request.eos)
+        looked_up = lookups(drafter, text.request.tokens, text.tokens, num_draft_tokens)
         traces.append(_lookup_trace(text, looked_up, draft_name))
     return traces
-
-
-def after_lookup(
-    traces: Sequence[TextTrace], texts: Sequence[GeneratedText], kind: str, num_draft_tokens: int
-) -> list[TextTrace]:
-    """A draft's traces where a look-up drafts first, and the draft where that finds nothing.
-
-    Of a text that is too short for the look-up at the largest K it is taken to find nothing.
-
-    Args:
-        kind: of look-up; one that knows the text alone.
-        num_draft_tokens: the largest K that is to be replayed.
-    """
-    sizes, needed = {"num_draft_tokens": num_draft_tokens, "draft_name": kind}, num_draft_tokens
-    joined: list[TextTrace] = []
-    for trace, first in zip(traces, lookup_traces(texts, kind, **sizes), strict=True):
-        assert first.proposed is not None
-        text = trace.prompt_tokens + np.arange(len(trace.tokens))
-        found = (first.proposed > 0) & (text > needed + DRAFTS[kind].least_text)
-        made: dict[str, Any] = {}
-        for name in ("draft_logprob", "draft_is_argmax"):
-            own, looked_up = getattr(trace, name), getattr(first, name)
-            by_offset = own if own.ndim == 2 else by_start(own[None], num_draft_tokens)[0]
-            made[name] = np.where(found[:, None], looked_up, by_offset).astype(own.dtype)
-        most = num_draft_tokens if trace.proposed is None else trace.proposed
-        joined.append(replace(trace, **made, proposed=np.where(found, first.proposed, most)))
-    return joined
 
 
 def _lookup_trace(text: GeneratedText, looked_up: Lookups, draft_name: str) -> TextTrace:
@@ -200,28 +167,6 @@ def _lookup_trace(text: GeneratedText, looked_up: Lookups, draft_name: str) -> T
         logprob = np.log(match)
     scores = Scores(unknown, logprob, is_text, unknown, unknown)
     return trace_of(text, draft_name, scores, looked_up.proposed, chosen=True)
-
-
-def served_trace(
-    text: GeneratedText, draft_name: str, logprobs: Sequence[float], is_argmax: Sequence[bool]
-) -> TextTrace:
-    """What a draft on a server says of a text.
-
-    Args:
-        text: of temperature 0, or of 1 without other sampling parameters.
-        logprobs: [n] of the tokens under the draft, at temperature 1.
-        is_argmax: [n] whether each is the draft's most likely one.
-    """
-    match = np.array(is_argmax, dtype=np.float64)
-    one = np.ones(len(match))
-    if text.request.sampling.greedy:
-        with np.errstate(divide="ignore"):
-            point = np.log(match)
-        scores = Scores(np.zeros(len(match)), point, match, one, one)
-    else:
-        target, draft = np.array(text.logprobs), np.array(logprobs)
-        scores = Scores(target, draft, match, one, one)
-    return trace_of(text, draft_name, scores)
 
 
 def scored_model(model: CachedModel, name: str, sample: Sequence[int]) -> ScoredModel:

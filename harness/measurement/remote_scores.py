@@ -1,9 +1,9 @@
-"""What servers know of texts: completions with their token ids, and log-probabilities of tokens.
+"""What a server knows of its texts: completions with their token ids, and log-probabilities.
 
-An audition needs the target's completions and every draft's scores of them, and neither needs the
-weights here. The completions come from whatever server has the target: llama.cpp's, SGLang's, or
-one with `/v1/completions` that returns token ids (vLLM's, with `return_token_ids`). Text alone
-would not do, since text that is encoded again may have other tokens.
+An audition needs the target's completions, and these need no weights of it here. They come from
+whatever server has the target: llama.cpp's, SGLang's, or one with `/v1/completions` that returns
+token ids (vLLM's, with `return_token_ids`). Text alone would not do, since text that is encoded
+again may have other tokens.
 
 Above temperature 0 the acceptance rules compare the target's probability of a token with the
 draft's. Servers tell log-probabilities of the distribution before temperature, top-k or top-p
@@ -11,25 +11,19 @@ apply, and of a few tokens only. At temperature 1 without these that is the dist
 drawn from; at another temperature it cannot be had from a few tokens, so other temperatures are
 refused (`refuse_sampling`). At temperature 0 a rule asks only whether a token is the draft's
 likeliest.
-
-A draft can be on a server too, where that tells log-probabilities of a *prompt* and of the
-likeliest token at each place: vLLM's `prompt_logprobs`. It is sent prompt and
-completion as one prompt.
 """
 
 import hashlib
 from collections.abc import Callable, Sequence
 
 from harness.decoding.sampling import SamplingParameters
-from harness.engines import vllm
 from harness.engines.client import HttpClient
-from harness.engines.http_server import Interface, field_of, only_model
-from harness.engines.protocol import RefusedError, ServedRecord
+from harness.engines.http_server import Interface, only_model
+from harness.engines.protocol import ServedRecord
 from harness.engines.running import KINDS
-from harness.measurement.draft_scores import served_trace
 from harness.measurement.generations import Request, stop_reason
 from harness.measurement.target_texts import GeneratedText
-from harness.records import TextTrace, UserError
+from harness.records import UserError
 
 # Of an answer's text, what is compared with what its ids stand for
 COMPARED_CHARACTERS = 40
@@ -56,9 +50,6 @@ def refuse_sampling(sampling: SamplingParameters) -> None:
                 f"texts_from: not with decode.{name} at temperature 1: a server tells"
                 " log-probabilities before it applies; leave it out, or use temperature=0"
             )
-
-
-# ---- completions ---------------------------------------------------------------------------------
 
 
 class TextServer:
@@ -162,66 +153,3 @@ def _seed(request: Request) -> int:
     """Of 31 bits, of the run's seed and the text."""
     digest = hashlib.sha256(f"{request.seed} {request.key}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
-
-
-# ---- a draft's scores ----------------------------------------------------------------------------
-
-
-class DraftServer:
-    """A draft behind a server that tells log-probabilities of a prompt."""
-
-    def __init__(
-        self,
-        url: str,
-        key: str | None = None,
-        timeout_factor: float = 1.0,
-        where: str | None = None,
-    ) -> None:
-        """Attach to it; errors name it as `where`.
-
-        Raises:
-            UserError: not reachable, or no server with `/v1/models`.
-        """
-        self._client = HttpClient(url, key, "draft.id", where=where, timeout_factor=timeout_factor)
-        self._model = only_model(self._client)
-
-    def check_vocabulary(self, tokens: Sequence[int], decoded: str) -> None:
-        """Refuse a draft that reads ids as another text than the target's tokenizer, if it says."""
-        body = {"model": self._model, "tokens": list(tokens)}
-        try:
-            answer = self._client.post("/detokenize", body)
-        except RefusedError:  # no such path
-            return
-        there = answer.get("prompt") if isinstance(answer, dict) else None
-        if there is not None and str(there).strip() != decoded.strip():
-            raise UserError(
-                f"{self._client.where}: a draft of another vocabulary than the target's: ids that"
-                f" stand for {decoded[:30]!r} are {str(there)[:30]!r} there"
-            )
-
-    def score(self, text: GeneratedText, draft_name: str) -> TextTrace:
-        """The trace of one text; its temperature is 0, or 1 without other sampling parameters."""
-        prompt = [*text.request.tokens, *text.tokens]
-        # One token must be generated; of each position the likeliest token is told as well
-        body = {"model": self._model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0}
-        body["prompt_logprobs"] = 1
-        deadline_s = self._client.deadline_s(len(prompt), 1)
-        answer, _ = self._client.repeated(
-            lambda: self._client.post("/v1/completions", body, deadline_s)
-        )
-        (choice,) = field_of(answer, "choices", self._client.where, vllm.SERVER)
-        told = choice.get("prompt_logprobs") or answer.get("prompt_logprobs")
-        if told is None or len(told) != len(prompt):
-            raise UserError(
-                f"{self._client.where}: it tells no log-probabilities of a prompt; vLLM does"
-                " (prompt_logprobs), for others load the draft here: drafts=[name@folder-or-hub-id]"
-            )
-        pairs = zip(text.tokens, told[len(text.request.tokens) :], strict=True)
-        ranked = [(entry[str(token)], entry.values()) for token, entry in pairs]
-        return served_trace(
-            text,
-            draft_name,
-            [float(entry["logprob"]) for entry, _ in ranked],
-            # Not by rank: of two tied likeliest tokens vLLM says rank 2
-            [e["logprob"] >= max(each["logprob"] for each in all_) for e, all_ in ranked],
-        )

@@ -28,7 +28,7 @@ from harness.records import BYTES_PER_TOKEN, Prompt, UserError, grouped
 SHIPPED_DIR = Path(__file__).resolve().parents[1] / "prompt_sets"
 THINKING = "+thinking"
 # Requests that are drawn of a log
-SAMPLE = 200
+SAMPLE, SAMPLE_SEED = 200, 0
 
 
 def load(config: PromptsConf) -> tuple[Prompt, ...]:
@@ -54,13 +54,13 @@ def log_sample(config: PromptsConf) -> LogSample | None:
     if config.log is None:
         return None
     file = Path(config.log)
-    return _sample(file, config.sample or SAMPLE, config.sample_seed or 0, _version(file))
+    return _sample(file, config.sample or SAMPLE, _version(file))
 
 
 @lru_cache(maxsize=1)
-def _sample(file: Path, size: int, seed: int, _: tuple[int, int] | None) -> LogSample:
+def _sample(file: Path, size: int, _: tuple[int, int] | None) -> LogSample:
     """The last argument is the file's version: another one is read anew."""
-    return RequestLog(file).sample(size, seed)
+    return RequestLog(file).sample(size, SAMPLE_SEED)
 
 
 @dataclass(frozen=True)
@@ -178,11 +178,6 @@ def missing_answers(prompt: Prompt) -> list[int]:
     return [turn for turn in range(1, len(prompt.turns)) if given.get(turn) is None]
 
 
-def answer_tokens(config: PairConfig | AuditionConfig) -> int:
-    """Budget of the target's answer to an earlier turn."""
-    return config.prompts.answer_tokens or config.new_tokens
-
-
 def estimated_tokens(prompts: Sequence[Prompt], config: PairConfig | AuditionConfig) -> list[int]:
     """About how many tokens each turn of each conversation is generated from.
 
@@ -196,7 +191,7 @@ def estimated_tokens(prompts: Sequence[Prompt], config: PairConfig | AuditionCon
             answers = prompt.answers[: turn - 1]
             parts = [prompt.system or "", *prompt.turns[:turn], *(text or "" for text in answers)]
             size = -(-len("".join(parts).encode()) // BYTES_PER_TOKEN)
-            lengths.append(size + answer_tokens(config) * sum(n < turn for n in missing))
+            lengths.append(size + config.new_tokens * sum(n < turn for n in missing))
     return lengths
 
 

@@ -106,7 +106,7 @@ KEPT = frozenset(
     }
 )
 # Of these, what is of this machine's loop and of no server
-OF_THE_LOOP = ("device", "backend", "decode.stop", "decode.acceptance", "decode.acceptance_from")
+OF_THE_LOOP = ("device", "backend", "decode.stop", "decode.acceptance")
 ATTACHED = "'url=[PLAIN,SPECULATIVE]'"  # servers that run already
 TOYS = "These names are of models that ship with this package or have random weights: put your own."
 
@@ -350,8 +350,6 @@ def draft_keys(summary: Summary, draft: str) -> str | None:
     """What names a draft on a command line; None where nothing does."""
     kind, facts = kind_of(draft, summary.run.models), summary.run.facts_of(draft)
     spec = DRAFTS.get(kind)
-    if spec is not None and spec.learns:  # no loop or server is measured with it
-        return None
     if facts is not None and facts.layers is not None and kind == "early_exit":
         return f"draft=early_exit draft.layers={facts.layers}"
     if draft != OWN_DRAFT and _ships("draft", draft):

@@ -39,7 +39,6 @@ class DraftSpec:
         shape: what reads a head's sizes from its config.json, in the same form; "" for nothing.
         reads_states: whether it is a head, which drafts from hidden states of the target.
         chained: whether a head takes a pass for every token, and does not draft a block at once.
-        learns: whether a look-up depends on the answers before, so that no generation stands alone.
         replayed: whether replay says what it drafts. Else that depends on requests before, or on
             where rounds began, so that an engine that has it is measured, and no more.
         least_k: the smallest K at which it drafts.
@@ -52,7 +51,6 @@ class DraftSpec:
     shape: str = ""
     reads_states: bool = False
     chained: bool = False
-    learns: bool = False
     replayed: bool = True
     least_k: int = 1
     least_text: int = 0
@@ -126,13 +124,7 @@ DRAFTS: dict[DraftKind, DraftSpec] = {
     "ngram_simple": _ngram_simple("n-gram ", LONGEST_NGRAM, "SimpleNgramDrafter"),
     "ngram_simple_1": _ngram_simple("one-token ", 1, "one_token_ngram"),
     "ngram_simple_12": _ngram_simple("default ", 12, "default_ngram"),
-    "ngram_map_k": DraftSpec("llama.cpp's map of n-grams", "none", replayed=False),
-    "ngram_map_k4v": DraftSpec("llama.cpp's map with four values", "none", replayed=False),
     "ngram_mod": DraftSpec("llama.cpp's hashed n-grams", "none", replayed=False),
-    "ngram_cache": DraftSpec("llama.cpp's n-gram cache", "none", replayed=False),
-    "suffix": DraftSpec(
-        "a suffix look-up", "none", loader="harness.decoding.lookups:SuffixDrafter", learns=True
-    ),
 }
 
 

@@ -16,7 +16,7 @@ OWN = EngineSpec(
     rules=RULES,
     counting=Counting(first_position=0, shortens_last_draft=False),
     client="harness.engines.own",
-    drafts=tuple(kind for kind, draft in DRAFTS.items() if draft.replayed and not draft.learns),
+    drafts=tuple(kind for kind, draft in DRAFTS.items() if draft.replayed),
     synthetic="everywhere",
 )
 # Any server with OpenAI's /v1/completions
@@ -60,15 +60,6 @@ def with_lines() -> dict[str, EngineSpec]:
 def measurable() -> dict[str, EngineSpec]:
     """The engines that the command `server` measures."""
     return {name: spec for name, spec in ENGINES.items() if spec.client is not None}
-
-
-def before_drafts() -> dict[DraftKind, list[str]]:
-    """The engines of each look-up that can draft before a draft of another kind."""
-    engines: dict[DraftKind, list[str]] = {}
-    for name, spec in ENGINES.items():
-        for kind in spec.before_drafts:
-            engines.setdefault(kind, []).append(name)
-    return engines
 
 
 def drafts_alike(name: str, kind: DraftKind, temperature: float) -> bool:

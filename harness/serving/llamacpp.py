@@ -14,15 +14,9 @@
   draft-mtp, draft-dflash, draft-dspark, ngram-simple (common/ngram-map.cpp: the *last* earlier
   match of exactly size-n tokens). Its drafts have size-m tokens; --spec-draft-n-max does not cut
   them (build 11549).
-- Look-ups that are not replayed: ngram-map-k and ngram-map-k4v (common/ngram-map.cpp) draft no more
-  tokens after an n-gram than were accepted there before, and keep that for later requests in the
-  slot. ngram-mod (common/ngram-mod.cpp) has one table for all requests, which takes a text in
-  pieces of 32 tokens where rounds end. ngram-cache (common/ngram-cache.cpp) counts the n-grams
-  within the tokens of each round, for all requests, and drafts up to 8 tokens whatever is asked.
-- common/speculative.cpp, common_speculative_init: of several kinds (`--spec-type a,b`) the first
-  that drafts anything in a round does, in an order of their own and not the list's: ngram-simple,
-  ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache, then a draft model or head. A draft model
-  has read what a look-up drafted; an EAGLE-3 head has not, and drafts somewhat other tokens then.
+- ngram-mod (common/ngram-mod.cpp) has one table for all requests, which takes a text in pieces of
+  32 tokens where rounds end, so that it is not replayed. Its look-ups ngram-map-k, ngram-map-k4v
+  and ngram-cache are not measured here.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,9 +31,6 @@ COUNTING = Counting(first_position=1, shortens_last_draft=True)
 SERVER = "llama-server -m TARGET.gguf"
 # Its look-ups of exactly n tokens, which are the smallest K that they draft
 SIMPLE = ("ngram_simple", "ngram_simple_1", "ngram_simple_12")
-# Its other look-ups; the last one drafts so many tokens
-NOT_REPLAYED = ("ngram_map_k", "ngram_map_k4v", "ngram_mod", "ngram_cache")
-CACHE_K = 8
 # By kind of draft, what --spec-type calls it
 SPEC_TYPES = {
     "model": "draft-simple",
@@ -49,25 +40,19 @@ SPEC_TYPES = {
     "dspark": "draft-dspark",
     "ngram": "ngram-simple",
     **dict.fromkeys(SIMPLE, "ngram-simple"),
-    **{kind: kind.replace("_", "-") for kind in NOT_REPLAYED},
+    "ngram_mod": "ngram-mod",
 }
 # Without it the draft's argmax is proposed
 PROBABILISTIC = "--spec-draft-sampling probabilistic"
 
 
-def drafting_flags(kind: DraftKind, k: int, lookup: DraftKind | None = None) -> dict[str, object]:
-    """What makes a server draft k tokens by a kind of draft, its files left out.
-
-    With a `lookup` that drafts first, it drafts where that finds nothing.
-    """
-    if lookup is not None:
-        both = drafting_flags(lookup, k) | drafting_flags(kind, k)
-        return both | {"--spec-type": f"{SPEC_TYPES[lookup]},{SPEC_TYPES[kind]}"}
+def drafting_flags(kind: DraftKind, k: int) -> dict[str, object]:
+    """What makes a server draft k tokens by a kind of draft, its files left out."""
     flags: dict[str, object] = {"--spec-type": SPEC_TYPES[kind], "--spec-draft-n-max": k}
     sizes: dict[str, int] = {}
     if kind == "ngram_mod":
         sizes = {"n-min": 0, "n-max": k}
-    elif looks_up(kind) and kind != "ngram_cache":
+    elif looks_up(kind):
         ngram = DRAFTS[kind].least_k if kind in SIMPLE else LONGEST_NGRAM
         sizes = {"size-n": ngram, "size-m": k}
     return flags | {f"--spec-{SPEC_TYPES[kind]}-{name}": size for name, size in sizes.items()}
@@ -140,24 +125,21 @@ SPEC = EngineSpec(
         **dict.fromkeys(
             SIMPLE, ServingLine(_drafting(), "TARGET.gguf stands for your conversion.")
         ),
-        **dict.fromkeys(
-            NOT_REPLAYED,
-            ServingLine(
-                _drafting(),
-                "TARGET.gguf stands for your conversion. What it drafts depends on requests before,"
-                " so it is not replayed. A run asks each prompt more than once, and the look-up has"
-                " then seen its answer: what such a run measures is an upper bound.",
-            ),
+        "ngram_mod": ServingLine(
+            _drafting(),
+            "TARGET.gguf stands for your conversion. What it drafts depends on requests before, so"
+            " it is not replayed. A run asks each prompt more than once, and the look-up has then"
+            " seen its answer: what such a run measures is an upper bound.",
         ),
     },
     reads_gguf=True,
     in_production="--ctx-size, --parallel and --threads",
     slots_flag="--parallel",
     unified_flag="--kv-unified",
+    cache_flags=("--cache-type-k", "--spec-draft-type-k"),
     client="harness.engines.llamacpp",
     lists_logprobs=True,
-    drafts=("model", "eagle3", "mtp", "dflash", "dspark", *SIMPLE, *NOT_REPLAYED),
-    before_drafts=SIMPLE,
+    drafts=("model", "eagle3", "mtp", "dflash", "dspark", *SIMPLE, "ngram_mod"),
     synthetic="everywhere",
     tries_threads=True,
     wheel="xllamacpp",

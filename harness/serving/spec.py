@@ -146,6 +146,8 @@ class EngineSpec:
     slots_flag: str | None = None  # what gives a server more slots
     # Without which neighbouring slots alone share a pass; None where all active requests do
     unified_flag: str | None = None
+    # What sets the type of the target's cache and of the draft's, f16 without it; None: the dtype
+    cache_flags: tuple[str, str] | None = None
 
     # ---- how `server` measures it ----------------------------------------------------------------
 
@@ -153,8 +155,6 @@ class EngineSpec:
     client: str | None = None
     starts: bool = True  # whether it starts the servers; else they run already
     drafts: tuple[DraftKind, ...] = ("model",)  # kinds that are measured
-    # Look-ups that can draft first in every round, a draft of another kind where they find nothing
-    before_drafts: tuple[DraftKind, ...] = ()
     completions: Completions = Completions()  # of the client `harness.engines.openai`
     # Where a server that is started can be told which drafts to accept
     synthetic: Literal["everywhere", "on CUDA", "nowhere"] = "nowhere"

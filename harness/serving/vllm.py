@@ -1,18 +1,17 @@
 """vLLM: what it accepts and drafts, and what it is started with. Read in release 0.33 and run.
 
 - vllm/config/speculative.py, `SpeculativeMethod`: draft_model, eagle, eagle3, mtp, medusa, dflash,
-  dspark, ngram, suffix. `eagle` names the layer's class by `architectures` (LlamaForCausalLM
-  becomes EagleLlamaForCausalLM), whose fc has no bias (model_executor/models/llama_eagle.py).
-  P-EAGLE is eagle3 with `parallel_drafting`, and PARD a draft_model with it (`pard_token` in its
-  config.json: v1/spec_decode/llm_base_proposer.py), both on the V1 runner (config/vllm.py). `mtp`
-  takes the target's own layers, or those of the checkpoint that is its `model`, and refuses a K
-  above their number that is no multiple of it (`n_predict`: num_nextn_predict_layers); `medusa`
-  needs a hidden_size in the config.json of FasterDecoding's layout, too; `suffix` needs the package
-  arctic-inference at 0.1.1 (`_validate_suffix_decoding`), and its num_speculative_tokens is the
-  most it proposes. eagle3 was run (0.32) with a head in SpecForge's layout and in speculators',
-  and so was ngram: v1/spec_decode/ngram_proposer.py proposes what followed the first occurrence of
-  the longest match, as `harness.decoding.lookups` does, but does not stop before an end of text in
-  the prompt.
+  dspark, ngram, and suffix, which the harness lacks. `eagle` names the layer's class by
+  `architectures` (LlamaForCausalLM becomes EagleLlamaForCausalLM), whose fc has no bias
+  (model_executor/models/llama_eagle.py). P-EAGLE is eagle3 with `parallel_drafting`, and PARD a
+  draft_model with it (`pard_token` in its config.json: v1/spec_decode/llm_base_proposer.py), both
+  on the V1 runner (config/vllm.py). `mtp` takes the target's own layers, or those of the checkpoint
+  that is its `model`, and refuses a K above their number that is no multiple of it (`n_predict`:
+  num_nextn_predict_layers); `medusa` needs a hidden_size in the config.json of FasterDecoding's
+  layout, too. eagle3 was run (0.32) with a head in SpecForge's layout and in speculators', and so
+  was ngram: v1/spec_decode/ngram_proposer.py proposes what followed the first occurrence of the
+  longest match, as `harness.decoding.lookups` does, but does not stop before an end of text in the
+  prompt.
 - `draft_sample_method` is greedy by default, with the draft's distribution taken as one-hot;
   `probabilistic` samples at the request's temperature, without its other sampling parameters
   (vllm#56724), and accepts by the ratio. v1/spec_decode/llm_base_proposer.py: heads take it;
@@ -39,7 +38,7 @@
   `num_speculative_tokens`. At K = 0 the draft still runs once in each step, so a plain server is
   faster: by 4 to 11 % with MTP layers (vllm#53426), by 7 and 17 % elsewhere (137.1 ms against
   127.7, 148.4 against 127.2). On the V1 runner graphs are piecewise then (config/vllm.py,
-  `_maybe_override_dynamic_sd_cudagraph_mode`), and Medusa heads and suffix look-ups keep one K
+  `_maybe_override_dynamic_sd_cudagraph_mode`), and Medusa heads keep one K
   (`_maybe_disable_dynamic_sd_for_v1`). Off under data parallelism. A request's answer has what each
   of its steps drafted, and the largest K as `num_spec_tokens` (v1/metrics/stats.py); a step without
   drafts is not among them.
@@ -179,7 +178,6 @@ SPEC = EngineSpec(
     counting=COUNTING,
     mixes_prompts=True,
     draft_by_temperature=True,
-    # Its suffix look-up finds other tokens
     alike=frozenset(
         ("model", "eagle", "eagle3", "peagle", "pard", "mtp", "medusa", "dflash", "dspark", "ngram")
     ),
@@ -201,10 +199,6 @@ SPEC = EngineSpec(
             " k=[4,7,adaptive] with loads, as concurrency=[1,16].",
         ),
         "ngram": ServingLine(_drafting),
-        "suffix": ServingLine(
-            _drafting,
-            "It needs the package arctic-inference==0.1.1, and scores matches by its own trees.",
-        ),
     },
     check_line=_check_line,
     schedule=_schedule,
@@ -213,7 +207,7 @@ SPEC = EngineSpec(
         "schedule": VaryingK(
             BY_BATCH,
             frozenset(("model", "eagle", "eagle3", "peagle", "pard", "mtp", "dflash", "ngram")),
-            "drafts other than Medusa heads and suffix look-ups",
+            "drafts other than Medusa heads",
             "by_load",
         ),
         "adaptive": VaryingK(ADAPTIVE, frozenset(("dspark",)), "DSpark drafters", "survival"),

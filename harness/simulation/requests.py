@@ -184,10 +184,9 @@ class Stream(Sequence[Request]):
 # ---- when they come ------------------------------------------------------------------------------
 
 
-def at_random(number: int, random: np.random.Generator, *, together: int = 1) -> Array:
-    """[number] arrivals of a Poisson process of requests, or of bursts of so many together."""
-    bursts = random.exponential(float(together), -(-number // together))
-    return np.repeat(np.cumsum(bursts), together)[:number]
+def at_random(number: int, random: np.random.Generator) -> Array:
+    """[number] arrivals of a Poisson process of requests."""
+    return np.cumsum(random.exponential(1.0, number))
 
 
 def as_recorded(times: Sequence[float], number: int, random: np.random.Generator) -> Array:

@@ -32,7 +32,7 @@ from harness.storage.manifest import (
 
 FREE_KEYS = frozenset(
     {
-        *("resume", "results_root", "debug", "dry_run", "verbose", "engine", "linear", "hydra"),
+        *("resume", "results_root", "debug", "dry_run", "verbose", "engine", "hydra"),
         *("timeout_factor", "budget_s"),
     }
 )

@@ -58,8 +58,7 @@ def draw_verify_cost(summary: Summary, across: int) -> style.Plot | None:
         batch = f", batch {step.batch}" if step.batch > 1 else ""
         of = "" if step.model == summary.run.model else f"{step.model} "
         after = f"{of}after {step.context_tokens} tokens of context{batch}"
-        source = "as typed" if summary.round_fit is None else "fitted to the log's rounds"
-        panel.set_title(f"step times {source}" if step.samples == 0 else after)
+        panel.set_title("step times as typed" if step.samples == 0 else after)
     return style.plot("verify_cost.svg", COST_CAPTION, figure, COST_UNDER)
 
 

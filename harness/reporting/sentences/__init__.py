@@ -5,7 +5,7 @@
     explanation  why the verdict is what it is, and what would change it; rules of thumb
     caveats      what a reader must know before acting
     served       of a server run: what to serve on it, how well it was predicted, the gate
-    running      of a running server's counters: tokens per round, which K pays, drift
+    running      of a running server's counters: tokens per round, which K pays
     comparison   the same for runs that are compared
 
 The words are the same in the console, report.md, report.html and the index. `harness/summary.py`

@@ -20,9 +20,7 @@ CAUTIONS: frozenset[CaveatCode | ComparisonCaveatCode] = frozenset(
         *("greedy_texts_differ", "server_not_lossless", "server_texts_unlike_target"),
         *("server_texts_repeat", "server_queues", "rate_beyond_capacity", "other_card"),
         *("failed_run", "unfinished_run", "different_devices", "machine_changed"),
-        "other_texts",
-        *("plain_moved", "distrusted", "loads_disturbed", "plan_disturbed"),
-        *("other_acceptance", "texts_differ_in_float32", "counts_differ", "not_lossless"),
+        *("distrusted", "loads_disturbed", "plan_disturbed", "other_acceptance", "not_lossless"),
     }
 )
 
@@ -336,11 +334,6 @@ CAVEATS: Mapping[str, Any] = {
         "{role}: the checkpoint is stored in {stored}, which this processor computes far slower"
         " than {dtype}, so it ran in {dtype}; dtype={stored} keeps it"
     ),
-    "prompts_not_exchangeable": (
-        "{draft} looks up earlier answers too, so what it drafts for a prompt depends on those"
-        " before it: its intervals, which take prompts as independent, are approximate, and with"
-        " more prompts its speed itself changes"
-    ),
     "fewer_drafts": (
         "{draft} drafts at most {tokens} tokens a round: what is shown of it for a larger K, up to"
         " {k}, is at {tokens} tokens"
@@ -488,10 +481,6 @@ CAVEATS: Mapping[str, Any] = {
         " token; of a head the estimate may be too low"
     ),
     "latency_from_too_short": "latency_from times no verify for k = {ks}; left out",
-    "counters_restarted": (
-        "the counters began anew, as of a server that is restarted, in {restarts} of the intervals,"
-        " which are left out"
-    ),
     "counters_of_several_k": (
         "the server changed its K meanwhile ({ks}), so the numbers are of a mixture"
     ),
@@ -524,17 +513,4 @@ CAVEATS: Mapping[str, Any] = {
     "server_failed_requests": lambda values: (
         f"{values['file']}: {fmt.number_of(values['requests'], 'request', 'requests')} failed"
     ),
-    "round_fit": (
-        "from {file}: draft step, target step and the rest of a round are a line through its"
-        " rounds, which misses one by {residual:.1%} (K={k}) at most"
-    ),
-    "fit_not_separated": (
-        "such a log cannot separate the verify from the loop's overhead: they are one number, v +"
-        " overhead, the same at every K, and what a longer verify adds per position is in the draft"
-        " step; verify_ms=[...] or latency_from=RUN gives the verify's own curve"
-    ),
-    "fit_negative_overhead": (
-        "the overhead comes out below 0: the verify times given are longer than this log's"
-    ),
-    "fit_untested": "two different K: the line goes through both, so nothing tests it",
 }

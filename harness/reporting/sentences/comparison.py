@@ -22,10 +22,6 @@ KINDS = {
         "greedy texts are not plain decoding's (rerun with resume= to check for a tie)"
     ),
 }
-TEXTS = (
-    "{differing} of {compared} greedy texts differ between {reference_run} and {run} (first:"
-    " {first}): "
-)
 CAVEATS = {
     "failed_run": "FAILED RUN: {run}; what it stored is compared",
     "unfinished_run": "UNFINISHED RUN: {run}; what it stored is compared",
@@ -39,25 +35,10 @@ CAVEATS = {
         " ms in {reference_run} and {ms:.3g} ms in {run}, which chance does not explain; speedups"
         " are each against their own baseline, but a slower machine may change them as well"
     ),
-    "plain_moved": (
-        "PLAIN DECODING CHANGED: a plain token of {prompt_set} prompts at temperature"
-        " {temperature:g} took {reference_ms:.3g} ms in {reference_run} and {ms:.3g} ms in {run}"
-        " ({change:+.0%}) on one engine and device: the machine was not equally fast, so a speedup"
-        " ratio near 1 says little; time both on a quiet machine"
-    ),
     "distrusted": "NO SPEEDUPS COMPARED: {run}'s {reason}; only times are compared",
     "other_acceptance": (
         "NO SPEEDUPS COMPARED: the acceptance of {reference_run} is {reference_kind}, that of {run}"
         " {kind}; only times are compared"
-    ),
-    "other_texts": (
-        "OTHER TEXTS: {reference_run} is of {reference_prompts} prompts with"
-        " new_tokens={reference_budget}, {run} of {prompts} with new_tokens={budget}, not all the"
-        " same: the ratio is of the texts as well as of the runs"
-    ),
-    "unpaired": (
-        "not measured in both: cells are compared as they are stored, not paired by prompt and"
-        " without an interval"
     ),
     "other_lengths": (
         "{prompts} of the same name but of different lengths (an edited file, or another chat"
@@ -77,20 +58,6 @@ CAVEATS = {
     "other_weights": (
         "here prompt sets weigh as in {reference_run} ({reference_weights}); the report of {run}"
         " itself has {weights}, so its numbers for the whole workload differ from these"
-    ),
-    "texts_differ_by_setting": f"{TEXTS}decode.{{setting}} differs, which changes texts",
-    "texts_differ_in_float32": (
-        f"{TEXTS}in float32 they must agree: ONE RUN CHANGED ITS OUTPUT, the snapshot command shows"
-        " which"
-    ),
-    "texts_differ_by_rounding": (
-        f"{TEXTS}rounding below float32, another engine or another revision may do that; the"
-        " snapshot command distinguishes a tie from a fault"
-    ),
-    "counts_differ": (
-        "SAME TEXTS, OTHER COUNTS: {differing} of {compared} greedy generations of equal text had"
-        " other rounds or acceptances (first: {first}) with the same draft, K and rule: the draft"
-        " or the loop changed"
     ),
     "not_lossless": (
         "{run} is NOT LOSSLESS at temperature {temperature:g}, K={k}: its speedup there is of other"
@@ -161,10 +128,9 @@ def _verdict(run: ComparedRun) -> str:
     workload = "whole workload" if row.prompt_set in (None, "all") else f"{row.prompt_set} prompts"
     cells = f"; {run.differing} of {run.cells} cells differ significantly" if run.cells else ""
     ratio = fmt.gain(row, "speedup_ratio")
-    how = "measured" if row.source == "measured" else "not both measured"
     return (
         f"{outcome}{run.name} gains {fmt.speedup(row.speedup)} and {row.reference}"
         f" {fmt.speedup(row.reference_speedup)} ({workload}, temperature"
-        f" {fmt.temperature(row.temperature)}, K={row.k}; {how}): ratio"
+        f" {fmt.temperature(row.temperature)}, K={row.k}; measured): ratio"
         f" {ratio}{' (no interval)' if no_interval else ''}{cells}."
     )

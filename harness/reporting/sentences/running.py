@@ -1,18 +1,14 @@
-"""What the counters of a running server say: tokens per round, which K pays, drift."""
+"""What the counters of a running server say: tokens per round, and which K pays."""
 
 from collections.abc import Iterator
-from datetime import timedelta
 
 from harness.reporting import formatting as fmt
-from harness.reporting.sentences import as_sentence
 from harness.serving.engines import spec_of
-from harness.summary import CountedInterval, Drift, RunningServer, Summary
-
-SHORT_S = 360.0
+from harness.summary import RunningServer, Summary
 
 
 def verdicts(summary: Summary, server: RunningServer, decision: str | None) -> tuple[str, ...]:
-    """What to serve where that is known; what was counted; how acceptance changed.
+    """What to serve where that is known; what was counted.
 
     `decision` is the verdict on the K of the run; None without times of rounds.
     """
@@ -34,7 +30,7 @@ def _as_it_runs(summary: Summary, server: RunningServer) -> str:
 def _counted(server: RunningServer) -> Iterator[str]:
     title, total = spec_of(server.engine).title, server.total
     if total is None:
-        yield f"{title} counted no round while it was watched."
+        yield f"{title} counted no round between the two scrapes."
         return
     tokens = fmt.decimal(total.tokens_per_round)
     requests = ""
@@ -42,46 +38,9 @@ def _counted(server: RunningServer) -> Iterator[str]:
         requests = f" of {fmt.number_of(total.requests, 'request', 'requests')}"
     yield (
         f"{title} emits {tokens} tokens per round at K={server.k}"
-        f" ({total.rounds:,} rounds{requests} in {clock(total.end_s - total.begin_s)}):"
+        f" ({total.rounds:,} rounds{requests} in {total.seconds:.0f} s):"
         f" speculation pays there while a round costs less than {tokens} plain tokens."
     )
     if total.accepted_at:
-        yield f"Acceptance by position: {_positions(total)}."
-    if server.drift is not None:
-        yield as_sentence(_drift(server.drift))
-
-
-def interval(server: RunningServer, at_s: float) -> str:
-    """The interval that ended at this time, in a line, and the drift until then."""
-    last = server.intervals[-1] if server.intervals else None
-    if last is None or last.end_s != at_s:
-        return f"{clock(at_s)}  the counters began anew: the server was restarted"
-    if not last.rounds:
-        return f"{clock(at_s)}  no round"
-    parts = [f"{last.rounds:,} rounds", f"{fmt.decimal(last.tokens_per_round)} tokens per round"]
-    if last.accepted_at:
-        parts.append(f"acceptance by position {_positions(last)}")
-    if server.drift is not None:
-        parts.append(_drift(server.drift))
-    return f"{clock(at_s)}  {'; '.join(parts)}"
-
-
-def _positions(counted: CountedInterval) -> str:
-    return ", ".join(fmt.decimal(share) for share in counted.acceptance_by_position)
-
-
-def _drift(drift: Drift) -> str:
-    """As "tokens per round fell from 3.33 to 1.90 between the halves of the watch"."""
-    before, after = fmt.decimal(drift.before), fmt.decimal(drift.after)
-    if not drift.beyond_noise:
-        return f"no drift beyond noise ({before} tokens per round in the first half, then {after})"
-    changed = "fell" if drift.after < drift.before else "rose"
-    return (
-        f"DRIFT: tokens per round {changed} from {before} in the first half of the watch to"
-        f" {after} in the second, beyond noise"
-    )
-
-
-def clock(seconds: float) -> str:
-    """As "60 s", from an hour's tenth on as "0:06:00"."""
-    return f"{seconds:.0f} s" if seconds < SHORT_S else str(timedelta(seconds=round(seconds)))
+        shares = ", ".join(map(fmt.decimal, total.acceptance_by_position))
+        yield f"Acceptance by position: {shares}."

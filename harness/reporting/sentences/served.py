@@ -100,8 +100,7 @@ def _loses(entry: ServedK, how: str = "loses here", *, known: bool = False) -> s
 
 def load(served: ServedSummary) -> str:
     """How many requests at a time the speedups are of, and that they are of processor time."""
-    most = max((cell.concurrency for cell in served.cells), default=1)
-    requests = f"{most} requests side by side" if most > 1 else "one request at a time"
+    requests = "one request at a time"
     return f"{requests}, by processor time" if served.clock == "cpu" else requests
 
 
@@ -112,7 +111,7 @@ def under_load(served: ServedSummary, answer: Answer) -> str:
     K > 0 the fastest there is K=1 (0.67x at 2, 0.85x at 8)."
     """
     temperature = answer.temperature
-    if max((cell.concurrency for cell in served.cells), default=1) > 1 or served.engine == OWN.name:
+    if served.engine == OWN.name:
         return ""
     if not served.load:
         return "Not seen under load (concurrency=[1,2,4,8] measures that)."

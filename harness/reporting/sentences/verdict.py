@@ -434,9 +434,6 @@ def next_step(summary: Summary) -> NextStep | None:
     command, draft = summary.run.command, summary.run.draft
     if command == "breakeven":
         keys = "model=ORG/TARGET draft=ORG/DRAFT"
-        if summary.round_fit is not None:  # its alpha and times are in the log
-            asked = f"python -m harness.server engine=ENGINE {keys} 'url=[PLAIN,SPECULATIVE]'"
-            return NextStep("a server run measures them with intervals", asked)
         if not any(ceiling.breakeven_alpha is not None for ceiling in summary.ceilings):
             return None  # no alpha would pay
         return NextStep("a sweep measures alpha for a pair", f"python -m harness.sweep {keys}")

@@ -75,7 +75,6 @@ TABLES: dict[str, tuple[Maker, ...]] = {
         latency.batch_table,
     ),
     "breakeven": (
-        breakeven.server_tables,
         breakeven.measured_table,
         breakeven.ideal_table,
         breakeven.rules_table,
@@ -86,7 +85,6 @@ TABLES: dict[str, tuple[Maker, ...]] = {
     "metrics": (
         running.by_k_table,
         running.positions_table,
-        running.intervals_table,
         latency.rounds_table,
     ),
     "plan": (plan.plan_tables,),
@@ -106,7 +104,6 @@ MAIN = frozenset[Maker](
         sweep.distribution_table,
         served.served_tables,
         latency.alone_table,
-        breakeven.server_tables,
         breakeven.measured_table,
         breakeven.ideal_table,
         running.by_k_table,

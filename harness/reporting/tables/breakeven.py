@@ -1,15 +1,13 @@
-"""What two latencies come to: ideal speedup, break-even alpha, speedup by alpha; server logs.
+"""What two latencies come to: ideal speedup, break-even alpha, and speedup by alpha.
 
-Two rules are shown under their names. The geometric rule takes an alpha. The linear rule of thumb
-takes an acceptance_rate; given an alpha, as people do, it promises too much at every K above 1.
+The linear rule of thumb takes an acceptance_rate; given an alpha, as people do, it promises too
+much at every K above 1.
 """
-
-from typing import NamedTuple
 
 from harness.records import ResultRow
 from harness.reporting import formatting as fmt
 from harness.reporting.tables.specification import Column, Table, columns_by, table
-from harness.summary import CeilingAtK, FittedRound, SpeedupByK, Summary
+from harness.summary import CeilingAtK, SpeedupByK, Summary
 
 
 def _needed(row: CeilingAtK | ResultRow) -> float | str:
@@ -50,8 +48,6 @@ MEASURED_NOTE = (
 SERVER_NOTE = "measured speedup: by the server's own times, which the verdict is of."
 RULES_NOTES = (
     "geometric: (1 - alpha^(K+1)) / (1 - alpha) / (K c + v), the iid model.",
-    "linear: (1 + K a) / (K c + v), right for an acceptance_rate a; given an alpha, as here, it"
-    " overstates at every K above 1.",
     "best K 0: do not speculate.",
 )
 
@@ -77,73 +73,12 @@ def measured_table(summary: Summary) -> Table:
 
 
 def rules_table(summary: Summary) -> Table:
-    """Speedup per alpha and K, by the linear rule too if asked for; and the best K."""
+    """Speedup per alpha and K, and the best K."""
     rows = summary.speedups_by_k
     ks = sorted({k for row in rows for k in row.speedups})
-    both = len({row.rule for row in rows}) > 1
     columns: tuple[Column[SpeedupByK], ...] = (
         Column("alpha", lambda row: row.alpha, lambda alpha: f"{alpha:.4g}", key=True),
-        *([Column("rule", lambda row: row.rule, key=True)] if both else ()),
         Column("best\nK", lambda row: row.best_k, fmt.count),
         *columns_by(ks, "K={}", lambda row, k: row.speedups.get(k), fmt.speedup, "speedup"),
     )
-    title = "Speedup by alpha and K, by each rule" if both else "Speedup by alpha and K"
-    return table(title, columns, rows, notes=RULES_NOTES if both else (*RULES_NOTES[::2],))
-
-
-class Part(NamedTuple):
-    """One part of a round with its interval, seconds."""
-
-    name: str
-    target_s: float
-    seconds: float
-    lo_s: float | None = None
-    hi_s: float | None = None
-
-    def scaled(self, factor: float) -> fmt.Bounded:
-        """Value and bounds times a factor; without bounds where there is no interval."""
-        if self.lo_s is None or self.hi_s is None:
-            return factor * self.seconds, None, None
-        return factor * self.seconds, factor * self.lo_s, factor * self.hi_s
-
-
-PARTS: tuple[Column[Part], ...] = (
-    Column("part of a round", lambda row: row.name, key=True),
-    Column("ms [lo, hi]", lambda row: row.scaled(1e3), fmt.with_bounds),
-    Column("in target steps [lo, hi]", lambda row: row.scaled(1 / row.target_s), fmt.with_bounds),
-)
-LOG: tuple[Column[FittedRound], ...] = (
-    Column("K", lambda row: row.k, fmt.count, key=True),
-    Column("tokens/\nround", lambda row: row.tokens_per_round, fmt.decimal),
-    Column("acceptance\n_rate", lambda row: row.acceptance_rate, fmt.percent),
-    Column("ms/tok", lambda row: row.seconds_per_token, fmt.in_ms),
-    Column("speedup", lambda row: row.speedup, fmt.speedup),
-    Column("round,\nms", lambda row: row.round_s, fmt.in_ms),
-    Column("round of\nthe fit, ms", lambda row: row.fitted_round_s, fmt.in_ms),
-    Column("off by", lambda row: row.residual, fmt.percent),
-)
-FIT_NOTE = (
-    "round ms = K x draft step + verify + overhead, by least squares over the rounds of the log"
-    " (round ms = tokens per round x ms per token); 95 % intervals, Student's."
-)
-TOGETHER_NOTE = (
-    "The log cannot separate verify and overhead. With v = 1 the overhead would be what is above 1."
-)
-
-
-def server_tables(summary: Summary) -> list[Table]:
-    """The parts of a round, then the log next to the fit."""
-    fit = summary.round_fit
-    if fit is None:
-        return []
-    rest = "overhead" if fit.separated else "v + overhead (not separable)"
-    parts = (
-        Part("target step (K = 0)", fit.target_s, fit.target_s),
-        Part("draft step", fit.target_s, fit.draft_s, fit.draft_lo_s, fit.draft_hi_s),
-        Part(rest, fit.target_s, fit.rest_s, fit.rest_lo_s, fit.rest_hi_s),
-    )
-    notes = (FIT_NOTE,) if fit.separated else (FIT_NOTE, TOGETHER_NOTE)
-    return [
-        table("What the log's rounds are made of", PARTS, parts, notes=notes),
-        table("The log, and the fit", LOG, fit.rows),
-    ]
+    return table("Speedup by alpha and K", columns, rows, notes=RULES_NOTES)

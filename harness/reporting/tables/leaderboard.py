@@ -172,8 +172,7 @@ REGRET_NOTE = (
     " choice of any one set): {}."
 )
 STEP_NOTE = (
-    "draft step: one draft token; of an n-gram or suffix look-up, one look-up. c: draft step /"
-    " target step."
+    "draft step: one draft token; of an n-gram look-up, one look-up. c: draft step / target step."
 )
 MEMORY_NOTE = (
     "context tokens lost: cached tokens of the target that no longer fit next to the draft;"

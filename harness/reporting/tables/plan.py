@@ -99,7 +99,6 @@ SIMULATED_NOTE = (
 )
 ARRIVALS = {
     "poisson": "which arrive at random (Poisson)",
-    "bursts": "which arrive in bursts at random",
     "recorded": "which arrive with the gaps of the recorded ones",
 }
 RATES_NOTE = "Empty beyond a choice's capacity, where its queue grows without end."

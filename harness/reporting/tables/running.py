@@ -1,13 +1,12 @@
-"""A running server's counters: acceptance by position, every K up to its own, the intervals."""
+"""A running server's counters: acceptance by position, every K up to its own."""
 
 from itertools import count
 from typing import NamedTuple
 
 from harness.records import ResultRow
 from harness.reporting import formatting as fmt
-from harness.reporting.sentences.running import clock
-from harness.reporting.tables.specification import Column, Table, columns_by, table
-from harness.summary import CountedInterval, Summary
+from harness.reporting.tables.specification import Column, Table, table
+from harness.summary import Summary
 from harness.theory.acceptance import conditional
 
 BY_K: tuple[Column[ResultRow], ...] = (
@@ -55,23 +54,3 @@ def positions_table(summary: Summary) -> Table:
         shares = total.acceptance_by_position
         rows = list(map(Position, count(1), total.accepted_at, shares, conditional(shares)))
     return table("Acceptance by position", POSITIONS, rows, notes=(POSITIONS_NOTE,))
-
-
-def intervals_table(summary: Summary) -> Table:
-    """Every interval of a watch."""
-    intervals = summary.running.intervals if summary.running else ()
-    places = max((len(each.accepted_at) for each in intervals), default=0)
-    columns: tuple[Column[CountedInterval], ...] = (
-        Column("until", lambda each: clock(each.end_s), key=True),
-        Column("rounds", lambda each: each.rounds, fmt.count),
-        Column("requests", lambda each: each.requests, fmt.count),
-        Column("tokens/\nround", lambda each: each.tokens_per_round, fmt.decimal),
-        *columns_by(
-            range(1, places + 1),
-            "position\n{}",
-            lambda each, place: dict(enumerate(each.acceptance_by_position, 1)).get(place),
-            fmt.alpha,
-            definition="acceptance by position",
-        ),
-    )
-    return table("The intervals", columns, intervals if len(intervals) > 1 else ())
