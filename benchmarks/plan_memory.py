@@ -3,18 +3,18 @@
     python benchmarks/plan_memory.py [--texts 100000] [--tokens 64]
 
 Synthetic texts at temperature 1 are stored with a copy of the server run in tests/frozen, whose
-loads price them; then it is read and planned. Memory hangs on the texts and hardly on how much is
-simulated, so that is little: 2 sequences of 400 requests. What 100,000 requests take as they enter
-is said by `benchmarks/simulation.py`.
+loads price them, at costs that are set (tests/timed_server.py); then it is read and planned. Memory
+hangs on the texts and hardly on how much is simulated, so that is little: 2 sequences of 400
+requests. What 100,000 requests take as they enter is said by `benchmarks/simulation.py`.
 """
 
 import argparse
 import resource
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing import Process
 from pathlib import Path
-from shutil import copytree
 from tempfile import TemporaryDirectory
 from time import process_time
 
@@ -25,7 +25,8 @@ from harness.cli import compose
 from harness.records import TextTrace
 from harness.storage import RunFolder, load
 
-FROZEN = Path(__file__).parents[1] / "tests" / "frozen" / "server"
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from timed_server import stored_timed
 
 
 def main() -> None:
@@ -35,7 +36,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     asked = parser.parse_args()
     with TemporaryDirectory() as folder:
-        copied = Path(copytree(FROZEN, Path(folder) / "run"))
+        copied = stored_timed(Path(folder))
         # In a process of its own, whose memory is not the plan's
         storing = Process(target=store, args=(copied, asked.texts, asked.tokens))
         storing.start()

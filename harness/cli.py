@@ -76,6 +76,11 @@ QUOTING = (
 NOISY_ON_IMPORT = ("torchao", "torch.utils._pytree")
 
 
+# What is said of a key that left; dotted, sorted
+REMOVED = {
+    "confidences_from": "it left: a plan is for no draft, one K, and K by load, which read none",
+}
+
 # Of this command's jobs, those that ran in other processes included
 _statuses: list[int] = []
 
@@ -414,6 +419,8 @@ def _misspelt(command: str, cause: BaseException | None) -> UserError | None:
 def _no_such_key(
     prefix: str, key: str, known: Sequence[str], near: Sequence[str] | None = None
 ) -> UserError:
+    if f"{prefix}{key}" in REMOVED:
+        return UserError(f"{prefix}{key}: {REMOVED[prefix + key]}")
     near = near or difflib.get_close_matches(key, known, n=3, cutoff=0.5)
     heading = "similar names" if near else "it takes"
     names = ", ".join(f"{prefix}{name}" for name in near or known)

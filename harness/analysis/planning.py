@@ -1,11 +1,11 @@
-"""Which K or policy meets a latency goal at a rate of requests, and on how many cards.
+"""Which K meets a latency goal at a rate of requests, and on how many cards.
 
-From a server run with requests side by side, or an audition that such a run prices
-(`harness.analysis.planned_server`): its texts say what rounds accept (match bits, or
-chances from which flags are drawn), its loads what iterations and prompts cost, R(K, B), by the
-server's own clock (`harness.analysis.iteration_costs`); where that tells too little, by the seconds
-of whole loads (`harness.analysis.batch_schedule`). These drive a simulated server
-(`harness.simulation`) at a grid of rates up to nearly each choice's capacity.
+From a server run with requests side by side (`harness.analysis.planned_server`): its texts say what
+rounds accept (match bits, or chances from which flags are drawn), its loads what iterations and
+prompts cost, R(K, B), by the server's own clock (`harness.analysis.iteration_costs`). These drive a
+simulated server (`harness.simulation`) at a grid of rates up to nearly each choice's capacity. The
+choices are no draft, the draft at each K that was timed under load, and K by load: at each number
+of active requests the K of the most tokens per second.
 
 One seed is one sequence of requests and arrivals, the same for every choice and rate; so choices
 are compared in pairs. A goal is met where the percentile over the requests of all seeds is within
@@ -15,9 +15,8 @@ a server ends requests while all of its slots are taken, a queue grows without e
 there.
 
 Intervals have two parts, both by the jackknife: parts of the seeds, and groups of the prompts (each
-is replaced by other prompts in the same sequences, and costs are fitted without its times). Where
-costs rest on whole loads (clock=cpu) their error is not in them; `PlanCheck`s show it in any case,
-where loads are simulated at costs that other prompts gave.
+is replaced by other prompts in the same sequences, and costs are fitted without its times).
+`PlanCheck`s show the error of both, where loads are simulated at costs that other prompts gave.
 
 A fleet splits its requests between cards at random, so of Poisson arrivals each card sees such at
 its share of the rate: cards = the rate / the largest rate of one card, rounded up. Recorded
@@ -28,30 +27,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import takewhile
 from math import ceil
 from typing import NamedTuple
 
 import numpy as np
 
-from harness.analysis.adaptive import THRESHOLDS
 from harness.analysis.batch_schedule import MOST_OTHERS, by_load, full_loads
-from harness.analysis.planned_server import PlannedDraft, Server, planned
+from harness.analysis.planned_server import Server
 from harness.analysis.setup import Setup
 from harness.config import PlanConfig
 from harness.records import GREEDY, LoadTiming, UserError
 from harness.serving.engines import spec_of
-from harness.simulation.policies import (
-    SGLANG_TIERS,
-    ByLoad,
-    Fixed,
-    Oracle,
-    SurvivalBudget,
-    Threshold,
-    Tiers,
-)
 from harness.simulation.requests import Request, Stream, Text, as_recorded, at_random
-from harness.simulation.server import Costs, Policy, Served, sent_at_once, simulate
+from harness.simulation.server import Costs, Served, sent_at_once, simulate
 from harness.stats.jackknife import (
     CONFIDENCE,
     Array,
@@ -82,8 +70,6 @@ GROUPS, PARTS = 6, 20
 CONTEXT_SLACK = 0.1
 # Positions of drawn requests that are kept from one rate to the next
 MOST_KEPT = 1_000_000
-# Seeds of the oracle, which is no choice and has no interval
-BOUND_SEEDS = 2
 # Simulated requests beyond a percentile, with which largest rates err by 2 % (docs/LOG.md)
 LEAST_BEYOND = 100
 
@@ -101,16 +87,8 @@ class _Choice:
     # Of its server; then by group of the prompts, fitted without their times, where these are
     # known, else it is the first without them too
     costs: Sequence[Costs]
-    make: Callable[[], Policy]
-    # ks, threshold, on_engine: as of `PlanChoice`
-    ks: tuple[int, ...] = ()
-    threshold: float | None = None
-    on_engine: bool = True
-
-    @property
-    def servable(self) -> bool:
-        """Whether the engine can be started with it."""
-        return self.on_engine and self.policy != "oracle"
+    by_active: Sequence[int]  # K by how many requests are active, as `simulate` takes it
+    on_engine: bool = True  # whether the engine can be started with it
 
 
 class _Traffic:
@@ -118,22 +96,15 @@ class _Traffic:
 
     def __init__(
         self,
-        texts_of: Mapping[str, Sequence[Text]],
+        texts: Sequence[Text],
         shares: Mapping[str, float],
         config: PlanConfig,
         recorded: Sequence[float] | None,
     ) -> None:
-        """Prompt sets count by their shares, the texts of a set alike.
-
-        `texts_of`: by draft, the same texts in the same order.
-        """
+        """Prompt sets count by their shares, the texts of a set alike."""
         self.number = config.requests  # of a seed
-        self._texts_of, self._config, self._recorded = texts_of, config, recorded
-        texts = next(iter(texts_of.values()))
-        self._longest = max(
-            (len(t.chances) for each in texts_of.values() for t in each if t.certain is None),
-            default=0,
-        )
+        self._texts, self._config, self._recorded = texts, config, recorded
+        self._longest = max((len(t.chances) for t in texts if t.certain is None), default=0)
         names = [text.prompt_set for text in texts]
         of_set = Counter(names)
         self._weights = np.array([shares[name] / of_set[name] for name in names])
@@ -178,15 +149,14 @@ class _Traffic:
                     rows = np.where(replaced, others, rows)
         return rows, arrivals
 
-    def _requests(self, draft: str | None, seed: int, left_out: int | None = None) -> list[Request]:
-        """The requests of a seed as a draft accepts them; without one as any does."""
-        return [*self._streamed(draft, seed, left_out)]
+    def _requests(self, seed: int, left_out: int | None = None) -> list[Request]:
+        """The requests of a seed."""
+        return [*self._streamed(seed, left_out)]
 
-    def _streamed(self, draft: str | None, seed: int, left_out: int | None = None) -> Stream:
+    def _streamed(self, seed: int, left_out: int | None = None) -> Stream:
         """The same, each drawn when it enters the server."""
-        texts = self._texts_of[draft or next(iter(self._texts_of))]
         rows, _ = self._drawn(seed, left_out)
-        return Stream(texts, rows.tolist(), partial(self._uniforms, seed))
+        return Stream(self._texts, rows.tolist(), partial(self._uniforms, seed))
 
     def served(
         self,
@@ -201,14 +171,14 @@ class _Traffic:
 
         At an infinite rate all are there from the beginning.
         """
-        requests = self.requests(choice.draft, seed, left_out)
+        requests = self.requests(seed, left_out)
         _, arrivals = self._drawn(seed, left_out)
         if evenly:
             arrivals = np.arange(self.number, dtype=np.float64)
         costs, *without = choice.costs
         if left_out is not None and without:
             costs = without[left_out]
-        return simulate(requests, arrivals / rate, costs, choice.make())
+        return simulate(requests, arrivals / rate, costs, choice.by_active)
 
 
 def _drawn(weights: Array, uniforms: Array) -> Index:
@@ -219,70 +189,33 @@ def _drawn(weights: Array, uniforms: Array) -> Index:
 
 def _choices(
     server: Server,
-    drafts: Sequence[PlannedDraft],
     slots: int,
     ks: Sequence[int],
     cache: Sequence[float],
     traffic: _Traffic,
 ) -> Iterator[_Choice]:
-    """Plain decoding and each draft at each K; then what adapts K, with the draft that leads.
+    """No draft, the draft at each K, and K by load.
 
-    Where confidences of that draft are known, what reads these is among them. `cache` has the
-    tokens that a plain server and one with a draft hold, or the same of both.
+    `cache` has the tokens that a plain server and one with a draft hold, or the same of both.
     """
-    # Of all prompts, then without each group; by draft the plain server's and its own
+    # Of all prompts, then without each group; of the plain server, and of one with a draft
     known = [server.costs, *server.costs_without_texts(traffic.texts_of_group)]
-    prices: dict[str, list[list[Costs]]] = {}
-    for draft in drafts:
-        pairs = [draft.costs(each).priced(slots, max(ks)) for each in known]
-        prices[draft.name] = [
-            [replace(each, cache_tokens=tokens) for each in costs]
-            for costs, tokens in zip(zip(*pairs, strict=True), (cache[0], cache[-1]), strict=True)
-        ]
-    plain = _Choice(None, "fixed", 0, prices[drafts[0].name][0], lambda: Fixed(0))
-    yield plain
-    fixed = [
-        _Choice(name, "fixed", k, drafting, lambda k=k: Fixed(k))
-        for name, (_, drafting) in prices.items()
-        for k in ks
-        if k
-    ]
-    yield from fixed
-
-    def emptied(choice: _Choice) -> Served:
-        return traffic.served(choice, np.inf, 0)
-
-    done = {(each.draft, each.k): emptied(each) for each in (plain, *fixed)}
-    best = min(fixed, key=lambda each: done[each.draft, each.k].ended_s.max()).draft
-    emitted = {
-        k: float(each.tokens.sum() / each.rounds.sum())
-        for (draft, k), each in done.items()
-        if draft in (best, None)
-    }
-    drafting, largest = prices[best or ""][1], max(ks)
-    by_load = tuple(
-        max(ks, key=lambda k, row=row: emitted[k] / row[k]) for row in drafting[0].iteration_s[1:]
+    pairs = [each.priced(slots, max(ks)) for each in known]
+    plain_costs, drafting = (
+        [replace(each, cache_tokens=tokens) for each in costs]
+        for costs, tokens in zip(zip(*pairs, strict=True), (cache[0], cache[-1]), strict=True)
     )
-    leading = next(each for each in drafts if each.name == best)
-    spec = spec_of(server.served.engine.name)
-
-    def adapting(policy: PlanPolicy, make: Callable[[], Policy]) -> _Choice:
-        on_engine = spec.has(policy, leading.kind)
-        return _Choice(best, policy, largest, drafting, make, on_engine=on_engine)
-
-    yield replace(adapting("by_load", lambda: ByLoad((0, *by_load))), ks=by_load)
-    tiers = [
-        replace(tier, ks=tuple(takewhile(lambda k: k <= largest, tier.ks))) for tier in SGLANG_TIERS
+    name, emitted = server.draft, dict[int, float]()
+    for k in ks:
+        choice = _Choice(name if k else None, "fixed", k, drafting if k else plain_costs, (k,))
+        served = traffic.served(choice, np.inf, 0)
+        emitted[k] = float(served.tokens.sum() / served.rounds.sum())
+        yield choice
+    by_load = [
+        max(ks, key=lambda k, row=row: emitted[k] / row[k]) for row in drafting[0].iteration_s[1:]
     ]
-    yield adapting("tiers", lambda: Tiers(largest, tiers))
-    if leading.confidences:
-        stopping = [
-            replace(adapting("threshold", lambda t=t: Threshold(largest, t)), threshold=t)
-            for t in THRESHOLDS
-        ]
-        yield min(stopping, key=lambda each: emptied(each).ended_s.max())
-        yield adapting("survival", lambda: SurvivalBudget(largest, drafting[0]))
-    yield adapting("oracle", lambda: Oracle(largest, drafting[0]))
+    on_engine = spec_of(server.served.engine.name).has_k_by_load(server.draft_kind)
+    yield _Choice(name, "by_load", max(ks), drafting, (0, *by_load), on_engine)
 
 
 class _Curve:
@@ -290,9 +223,7 @@ class _Curve:
 
     def __init__(self, traffic: _Traffic, choice: _Choice, config: PlanConfig) -> None:
         self.choice, self._traffic, self._percentile = choice, traffic, config.percentile
-        few = choice.policy == "oracle"
-        self._seeds = range(min(BOUND_SEEDS, config.seeds) if few else config.seeds)
-        self._groups = () if few else range(traffic.groups)
+        self._seeds, self._groups = range(config.seeds), range(traffic.groups)
         self._waits: dict[float, tuple[Array, Array]] = {}
         self.without = cache(self._without)
         self.of_capacity = cache(self._of_capacity)
@@ -416,11 +347,10 @@ class _Varied:
 
     def over(self, other: "_Varied") -> "_Varied | None":
         """The ratio of the two, part by part and group by group; None where the other may be 0."""
-        parts = len(self.without_seeds)
         if min(other.value, *other.without_seeds, *other.without) <= 0.0:
             return None
         without = self.without / other.without if len(self.without) else self.without
-        without_seeds = self.without_seeds / other.without_seeds[:parts]
+        without_seeds = self.without_seeds / other.without_seeds
         return _Varied(self.value / other.value, without_seeds, without)
 
 
@@ -431,7 +361,6 @@ def plan_of(
     run: StoredRun,
     config: PlanConfig,
     *,
-    confidences_from: StoredRun | None = None,
     recorded: Sequence[float] | None = None,
     price_per_hour: float | None = None,
     expect: Callable[[int], None] = lambda _: None,
@@ -440,9 +369,8 @@ def plan_of(
     """What each choice holds, and what to mind.
 
     Args:
-        run: of a server, with requests side by side; or an audition that one prices.
+        run: of a server, with requests side by side.
         config: the goal, and how much is simulated.
-        confidences_from: an audition of the same texts; None for those of the run.
         recorded: time stamps of requests, ascending; None for random arrivals.
         price_per_hour: of a card, US dollars.
         expect: called with the number of choices.
@@ -452,7 +380,7 @@ def plan_of(
         UserError: the run does not tell what is needed.
     """
     temperature = config.temperature[0] if config.temperature else None
-    server, drafts = planned(run, temperature, confidences_from)
+    server = Server.of(run, temperature)
     slots, ks = _slots(server, config), server.ks
     if len(ks) == 1:
         raise UserError(
@@ -460,14 +388,13 @@ def plan_of(
             f" {server.temperature:g}; there is nothing to plan until its server is lossless"
         )
     setup = Setup(run)
-    asked = setup.new_tokens or 0
-    texts_of = {each.name: server.texts(each, max(ks), asked) for each in drafts}
-    names = [text.prompt_set for text in texts_of[drafts[0].name]]
-    traffic = _Traffic(texts_of, set_weights(names, setup.request_weights), config, recorded)
-    choices = [*_choices(server, drafts, slots, ks, config.cache_tokens or [np.inf], traffic)]
+    texts = server.texts(max(ks), setup.new_tokens or 0)
+    shares = set_weights([text.prompt_set for text in texts], setup.request_weights)
+    traffic = _Traffic(texts, shares, config, recorded)
+    choices = [*_choices(server, slots, ks, config.cache_tokens or [np.inf], traffic)]
     expect(len(choices))
     curves = [_Curve(traffic, each, config) for each in choices]
-    top = max(curve.capacity for curve in curves if curve.choice.servable)
+    top = max(curve.capacity for curve in curves if curve.choice.on_engine)
     shared = (top * np.array([LEAST, *np.arange(1, RATES) / RATES])).tolist()
     tpot_s, ttft_s = (None if ms is None else ms / 1e3 for ms in (config.tpot_ms, config.ttft_ms))
     goals = np.array([np.inf if goal is None else goal for goal in (tpot_s, ttft_s)])
@@ -479,14 +406,13 @@ def plan_of(
                 curve.values(rate)
         held.append(curve.held(goals))
         tick()
-    sizes = [each.tokens for seed in range(config.seeds) for each in traffic.requests(None, seed)]
+    sizes = [each.tokens for seed in range(config.seeds) for each in traffic.requests(seed)]
     tokens = server.counting.first_position + float(np.mean(sizes))
     arrivals = "bursts" if config.together > 1 else "poisson"
     plan = Plan(
         run=str(server.folder),
         engine=server.served.engine.name,
-        drafts=tuple(each.name for each in drafts),
-        measured_draft=server.draft.name,
+        draft=server.draft,
         temperature=server.temperature,
         slots=slots,
         rate=config.rate,
@@ -505,7 +431,7 @@ def plan_of(
         stops_paying=_stops_paying(curves, shared),
         checks=tuple(load_checks(server, ks)) if server.temperature == GREEDY else (),
     )
-    return plan, tuple(_caveats(server, drafts, plan))
+    return plan, tuple(_caveats(server, plan))
 
 
 def _slots(server: Server, config: PlanConfig) -> int:
@@ -544,8 +470,7 @@ def _planned(
         draft=curve.choice.draft,
         policy=curve.choice.policy,
         k=curve.choice.k,
-        ks=curve.choice.ks,
-        threshold=curve.choice.threshold,
+        ks=tuple(curve.choice.by_active[1:]),
         on_engine=curve.choice.on_engine,
         capacity=curve.capacity,
         capacity_lo=capacity and capacity.lo,
@@ -588,24 +513,18 @@ def _stops_paying(curves: Sequence[_Curve], rates: Sequence[float]) -> float | N
         waits = [
             float(curve.values(rate)[0])
             for curve in (plain, *others)
-            if curve.choice.servable and rate in curve.rates
+            if curve.choice.on_engine and rate in curve.rates
         ]
         if rate in plain.rates and waits[0] <= min(waits):
             return rate
     return None
 
 
-def _caveats(server: Server, drafts: Sequence[PlannedDraft], plan: Plan) -> Iterator[Caveat]:
-    engine, measured = server.served.engine, server.draft.name
-    others = [each.name for each in drafts if each.name != measured]
-    if others:
-        yield Caveat("plan_other_drafts", {"drafts": ", ".join(others), "measured": measured})
+def _caveats(server: Server, plan: Plan) -> Iterator[Caveat]:
     if server.lossy:
         yield Caveat("plan_without_ks", {"ks": ", ".join(map(str, server.lossy))})
-    if engine.clock == "cpu":
-        yield Caveat("plan_processor_time")
     if server.by_runs is not False and server.slots > 1:
-        spec = spec_of(engine.name)
+        spec = spec_of(server.served.engine.name)
         named = {"engine": spec.title, "flag": spec.unified_flag}
         yield Caveat("plan_separate_passes", {**named, "simulated": server.by_runs is not None})
     if not server.prompts_priced:
@@ -617,12 +536,10 @@ def _caveats(server: Server, drafts: Sequence[PlannedDraft], plan: Plan) -> Iter
         needed = 100 * ceil(plan.requests * LEAST_BEYOND / beyond / 100.0 - 1e-9)
         values = {"percentile": plan.percentile, "beyond": round(beyond), "requests": needed}
         yield Caveat("plan_few_beyond", values)
-    yield from _beyond_measured(server, drafts, plan)
+    yield from _beyond_measured(server, plan)
 
 
-def _beyond_measured(
-    server: Server, drafts: Sequence[PlannedDraft], plan: Plan
-) -> Iterator[Caveat]:
+def _beyond_measured(server: Server, plan: Plan) -> Iterator[Caveat]:
     """What is planned and lies outside of what the run's loads were; of slots that is refused."""
     rates = [timing.rate for timing in server.arriving if timing.rate]
     planned_rate = max((each.largest_rate for each in plan.servable), default=0.0)
@@ -631,8 +548,7 @@ def _beyond_measured(
     slots = {t.slots for t in server.served.setup.run.loads if t.rate and t.slots}
     for other in sorted(slots - {server.slots}):
         yield Caveat("plan_other_slots", {"slots": other, "known": server.slots})
-    texts = [trace for each in drafts for trace in each.traces]
-    longest = max(trace.prompt_tokens + len(trace.tokens) for trace in texts)
+    longest = max(trace.prompt_tokens + len(trace.tokens) for trace in server.traces)
     known = server.longest_context
     if longest > (1.0 + CONTEXT_SLACK) * known:
         yield Caveat("plan_context_not_measured", {"context": longest, "measured": known})
@@ -653,7 +569,7 @@ def load_checks(server: Server, ks: Sequence[int]) -> Iterator[PlanCheck]:
         if timing.temperature == server.temperature and not timing.varying and timing.k in ks
         if timing.slots is None or timing.slots >= (timing.concurrency or 1)
         if timing.concurrency or timing in server.arriving
-        if server.served.engine.clock == "cpu" or (timing.others or 0.0) <= MOST_OTHERS
+        if (timing.others or 0.0) <= MOST_OTHERS
     ]
     costs = {group: server.costs_without(group) for group in {each.group for each in loads}}
     for timings in by_load(loads):
@@ -666,11 +582,10 @@ def load_checks(server: Server, ks: Sequence[int]) -> Iterator[PlanCheck]:
             usual = server.at_usual_pace(timing)
             arrivals = usual.due_s or sent_at_once(len(sent), timing.concurrency)
             priced = speculative if timing.k else plain
-            served = simulate(sent, arrivals, priced, Fixed(timing.k), timing.concurrency)
+            served = simulate(sent, arrivals, priced, [timing.k], timing.concurrency)
             done.append(_Simulated(timing, served, server.pace(timing)))
         if done:
-            # With clock=cpu a load's seconds are not those of a user
-            yield _checked(done, told=server.served.engine.clock == "engine")
+            yield _checked(done)
 
 
 class _Simulated(NamedTuple):
@@ -681,10 +596,10 @@ class _Simulated(NamedTuple):
     pace: float
 
 
-def _checked(loads: Sequence[_Simulated], *, told: bool) -> PlanCheck:
-    """What loads of one kind took; `told` is whether the server's clock says what users waited."""
+def _checked(loads: Sequence[_Simulated]) -> PlanCheck:
+    """What loads of one kind took."""
     first = loads[0].timing
-    told = told and all(t.user_decode_s and None not in t.user_decode_s for t, _, _ in loads)
+    told = all(t.user_decode_s and None not in t.user_decode_s for t, _, _ in loads)
     seconds = np.sum([(t.seconds, pace * each.ended_s.max()) for t, each, pace in loads], axis=0)
     tokens = sum(sum(timing.returned) for timing, _, _ in loads)
     per_second = tokens / seconds if first.concurrency else (None, None)

@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 
 from harness.analysis import analyse
-from harness.analysis.planned_server import Server, planned
+from harness.analysis.planned_server import Server
 from harness.analysis.planning import plan_of
 from harness.analysis.setup import Setup
 from harness.commands.dry_run import PLAN, card_of
@@ -47,22 +47,19 @@ def run(config: PlanConfig) -> Outcome:
     with progress("reading the run"):
         stored = load(config.run)
         recorded = None if config.arrivals is None else recorded_times(config.arrivals)
-        sure = None if config.confidences_from is None else load(config.confidences_from)
     if config.dry_run:
-        _print_known(stored, config, recorded, sure)
+        _print_known(stored, config, recorded)
         return Outcome(None)
-    costs = stored.manifest.engine_costs  # of an audition, whose card is the server run's
-    price, priced = _price(config, stored if costs is None else load(costs.run))
+    price, priced = _price(config, stored)
     with progress("simulating the choices") as bar:
         plan, caveats = plan_of(
             *(stored, config),
-            confidences_from=sure,
             recorded=recorded,
             price_per_hour=price,
             expect=bar.expect,
             tick=bar,
         )
-    names = [stored.config["model"]["name"], *(plan.drafts if len(plan.drafts) == 1 else ())]
+    names = [stored.config["model"]["name"], plan.draft]
     folder = RunFolder.create(config.results_root, "plan", names, asdict(config))
     folder.write_table("plan.csv", SimulatedRow, [*_rows(plan)])
     folder.note(environment=describe_host(), status="complete")
@@ -75,7 +72,6 @@ def _print_known(
     stored: StoredRun,
     config: PlanConfig,
     recorded: Sequence[float] | None,
-    confidences_from: StoredRun | None,
 ) -> None:
     """What the run says of its server, and what would be simulated.
 
@@ -83,30 +79,28 @@ def _print_known(
         UserError: it lacks what a plan needs; with the command that measures it.
     """
     temperature = config.temperature[0] if config.temperature else None
-    server, drafts = planned(stored, temperature, confidences_from)
+    server = Server.of(stored, temperature)
     side_by_side = sorted({each.concurrency for each in server.loads})
     arrivals = "Poisson" if recorded is None else f"with the gaps of {len(recorded)} recorded ones"
     if config.together > 1:
         arrivals = f"bursts of {config.together} at random"
-    sure = [each.name for each in drafts if each.confidences]
     rows = [
         ("server run", str(server.folder)),
-        ("drafts", ", ".join(each.name for each in drafts)),
+        ("draft", server.draft),
         ("K, without a draft at 0", ", ".join(map(str, server.ks))),
         ("requests side by side, timed", ", ".join(map(str, side_by_side))),
         ("texts, scored", str(len(server.traces))),
-        ("how sure drafts are", f"known of {', '.join(sure)}" if sure else "not known"),
         ("a prompt's prefill", "by its length" if server.prompts_priced else "the mean"),
         (
             "simulated",
             f"{config.seeds} sequences of {config.requests} requests, arrivals {arrivals}",
         ),
-        *_missing(server, config, sure=bool(sure)),
+        *_missing(server, config),
     ]
     print_table(table("Plan (nothing is simulated)", PLAN, rows), Console())
 
 
-def _missing(server: Server, config: PlanConfig, *, sure: bool) -> Iterator[tuple[str, str]]:
+def _missing(server: Server, config: PlanConfig) -> Iterator[tuple[str, str]]:
     """What was not measured, and the command that does; a plan without R(K, B) is refused."""
     setup = server.served.setup
     if not any(each.rate for each in setup.run.loads):
@@ -119,13 +113,6 @@ def _missing(server: Server, config: PlanConfig, *, sure: bool) -> Iterator[tupl
         yield (
             "missing: prompts of two lengths",
             "the server run again, on prompts that differ in length (prompts.files=)",
-        )
-    if not sure:
-        yield (
-            "missing: how sure drafts are",
-            f"for policies that read it: python -m harness.audition model={setup.model}"
-            f" drafts=[{server.draft.name}] decode.stop=threshold on the same prompts, then"
-            " confidences_from=",
         )
 
 

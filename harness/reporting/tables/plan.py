@@ -86,11 +86,9 @@ NOTE = (
     "largest rate: requests per second of one card at which the goal is met; rate ratio: to plain"
     " decoding's, on the same requests and arrivals. TPOT and TTFT: p{percentile:g} at"
     " {rate:.3g} requests/s on one card; empty beyond its capacity. Intervals: 95 %, over prompts"
-    " (and costs, fitted on them) and arrivals. Not on this engine: it has no such policy, or not"
-    " for drafts of this kind. The oracle knows what will be accepted and drafts what pays in that"
-    " iteration: what adapting K could gain in tokens per second, which is no bound of a"
-    " percentile. A server that has a draft reads prompts with it at K = 0 too, so that it waits"
-    " longer than one without."
+    " (and costs, fitted on them) and arrivals. Not on this engine: it has no K by load, or not for"
+    " drafts of this kind. A server that has a draft reads prompts with it at K = 0 too, so that it"
+    " waits longer than one without."
 )
 SIMULATED_NOTE = (
     "Simulated: {seeds} sequences of {requests} requests of {prompts} prompts, {tokens:.0f} tokens"
