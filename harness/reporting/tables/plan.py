@@ -114,8 +114,8 @@ def brief_table(summary: Summary) -> Table:
     return table("What each choice holds", BRIEF, plan.choices if plan else (), best=_best(plan))
 
 
-def plan_tables(summary: Summary) -> list[Table]:
-    """Everything on the plan; none of other runs."""
+def choices_table(summary: Summary) -> list[Table]:
+    """What each choice holds; none of other runs."""
     plan = summary.plan
     if plan is None:
         return []
@@ -123,8 +123,15 @@ def plan_tables(summary: Summary) -> list[Table]:
         NOTE.format(percentile=plan.percentile, rate=plan.rate),
         SIMULATED_NOTE.format(**{**vars(plan), "arrivals": ARRIVALS[plan.arrivals]}),
     )
+    return [table("What each choice holds", CHOICES, plan.choices, best=_best(plan), notes=notes)]
+
+
+def waits_tables(summary: Summary) -> list[Table]:
+    """What users wait for by rate, and the error of the simulation; none of other runs."""
+    plan = summary.plan
+    if plan is None:
+        return []
     return [
-        table("What each choice holds", CHOICES, plan.choices, best=_best(plan), notes=notes),
         _by_rate(plan, "TPOT", lambda point: point.tpot_s),
         _by_rate(plan, "TTFT", lambda point: point.ttft_s),
         table("Measured and simulated", CHECKS, plan.checks, notes=(CHECKS_NOTE,)),
