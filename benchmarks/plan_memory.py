@@ -3,29 +3,30 @@
     python benchmarks/plan_memory.py [--texts 100000] [--tokens 64]
 
 Synthetic texts at temperature 1 are stored with a copy of the server run in tests/frozen, whose
-loads price them; then it is read and planned. Memory hangs on the texts and hardly on how much is
-simulated, so that is little: 2 sequences of 400 requests. What 100,000 requests take as they enter
-is said by `benchmarks/simulation.py`.
+loads price them, at costs that are set (tests/timed_server.py); then it is read and planned. Memory
+hangs on the texts and hardly on how much is simulated, so that is little: 2 sequences of 400
+requests. What 100,000 requests take as they enter is said by `benchmarks/simulation.py`.
 """
 
 import argparse
 import resource
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing import Process
 from pathlib import Path
-from shutil import copytree
 from tempfile import TemporaryDirectory
 from time import process_time
 
 import numpy as np
 
-from harness.analysis.planning import plan_of
+from harness.analysis.planning import simulated_plan
 from harness.cli import compose
 from harness.records import TextTrace
 from harness.storage import RunFolder, load
 
-FROZEN = Path(__file__).parents[1] / "tests" / "frozen" / "server"
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from timed_server import stored_timed
 
 
 def main() -> None:
@@ -35,7 +36,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     asked = parser.parse_args()
     with TemporaryDirectory() as folder:
-        copied = Path(copytree(FROZEN, Path(folder) / "run"))
+        copied = stored_timed(Path(folder))
         # In a process of its own, whose memory is not the plan's
         storing = Process(target=store, args=(copied, asked.texts, asked.tokens))
         storing.start()
@@ -44,10 +45,10 @@ def main() -> None:
         assert len(run.traces) > asked.texts
     words = ("run=x", "rate=20", "tpot_ms=30", "temperature=[1]", "seeds=2", "requests=400")
     begin = process_time()
-    plan, _ = plan_of(run, compose("plan", [*words]))
+    server, _ = simulated_plan(run, compose("plan", [*words]))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
-        f"a plan over {plan.prompts:,} prompts, {asked.tokens} tokens each: {memory:.2f} GiB of"
+        f"a plan over {server.prompts:,} prompts, {asked.tokens} tokens each: {memory:.2f} GiB of"
         f" memory at most, {process_time() - begin:.0f} s"
     )
 

@@ -1,6 +1,6 @@
 """The simulated server: how fast it is, and what it says next to a server that was measured.
 
-    python benchmarks/simulation.py                          # rounds a second, by policy
+    python benchmarks/simulation.py                          # rounds a second
     python benchmarks/simulation.py --server FOLDER [--engine vllm] [--repeats 3]
 
 Speed: of one core, with texts at temperature 0 of which 70 % of the tokens would be accepted,
@@ -32,9 +32,8 @@ from harness.analysis.planning import load_checks
 from harness.cli import compose
 from harness.commands import server
 from harness.records import GREEDY, grouped
-from harness.simulation.policies import Fixed, Oracle, SurvivalBudget, Threshold, Tier, Tiers
-from harness.simulation.requests import Confidences, Stream, Text, at_random
-from harness.simulation.server import Costs, Policy, simulate
+from harness.simulation.requests import Stream, Text, at_random
+from harness.simulation.server import Costs, simulate
 from harness.storage import load
 from harness.summary import Percentiles, PlanCheck
 from harness.theory.replay import by_start
@@ -116,11 +115,11 @@ def _runs(folder: Path, words: Sequence[str], number: int) -> list[Path]:
 def capacity(run: Path) -> float:
     """Requests a second that the slowest K serves while all slots are taken, simulated."""
     served = Server.of(load(run), GREEDY)
-    texts = served.texts(served.draft, max(KS), served.served.setup.new_tokens or 0)
+    texts = served.texts(max(KS), served.served.setup.new_tokens or 0)
     requests = [made for text in texts if (made := text.certain) is not None] * 20
     plain, speculative = served.costs.priced(served.slots, max(KS))
     ends = [
-        simulate(requests, np.zeros(len(requests)), speculative if k else plain, Fixed(k)).ended_s
+        simulate(requests, np.zeros(len(requests)), speculative if k else plain, [k]).ended_s
         for k in KS
     ]
     return len(requests) / max(float(each.max()) for each in ends)
@@ -228,10 +227,8 @@ def speeds() -> None:
         random = np.random.default_rng(2)
         flags = random.random((50, length)) < 0.7
         most = np.arange(length - 1, -1, -1)
-        sure = random.random((length, K))
         texts = [
-            Text("", "", 20, by_start(row[None].astype(np.float64), K)[0], most, Confidences(sure))
-            for row in flags
+            Text("", "", 20, by_start(row[None].astype(np.float64), K)[0], most) for row in flags
         ]
         made = [text.certain for text in texts]
         requests = [each for each in made if each is not None]
@@ -239,20 +236,12 @@ def speeds() -> None:
         rows = [[1.0 + 0.02 * b * n for n in range(K + 1)] for b in range(slots + 1)]
         costs = Costs(rows)
         arrivals = at_random(REQUESTS, random) * length / slots
-        makers: dict[str, Callable[[Costs], Policy]] = {
-            "plain": lambda _: Fixed(0),
-            f"K={K}": lambda _: Fixed(K),
-            "tiers": lambda _: Tiers(K, (Tier(1, (1, K)),)),
-            "threshold": lambda _: Threshold(K, 0.4),
-            "survival": lambda costs: SurvivalBudget(K, costs),
-            "oracle": lambda costs: Oracle(K, costs),
-        }
-        for name, make in makers.items():
+        for name, ks in (("plain", [0]), (f"K={K}", [K]), ("K by load", [0, K, 1])):
             seconds: list[float] = []
             rounds = 0
             for _ in range(REPEATS):
                 begin = process_time()
-                rounds = simulate(sent, arrivals, costs, make(costs)).rounds.sum()
+                rounds = simulate(sent, arrivals, costs, ks).rounds.sum()
                 seconds.append(process_time() - begin)
             speed = f"{rounds / min(seconds) / 1e6:.2f} million rounds a second"
             print(f"{length:4d} tokens, {slots:2d} slots, {name:9s} {speed}")
@@ -272,7 +261,7 @@ def streamed() -> None:
     rows_s = [[1.0 + 0.02 * b * n for n in range(K + 1)] for b in range(slots + 1)]
     begin = process_time()
     arrivals = at_random(MANY, random) * length / slots
-    rounds = simulate(sent, arrivals, Costs(rows_s), Fixed(K)).rounds.sum()
+    rounds = simulate(sent, arrivals, Costs(rows_s), [K]).rounds.sum()
     speed = rounds / (process_time() - begin) / 1e6
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(

@@ -1262,7 +1262,7 @@ class BreakevenConfig(CommandConfig):
 class PlanConfig(CommandConfig):
     """Keys of `python -m harness.plan`: a latency goal at a rate of requests."""
 
-    run: str = key(MISSING, "a server run under load, or an audition with latency_from= one")
+    run: str = key(MISSING, "a server run with concurrency=[...], timed by clock=engine")
     rate: float = key(MISSING, "requests per second, of all cards together", above=0, most=1e9)
     tpot_ms: float | None = key(None, "the goal: time per output token at most", above=0)
     ttft_ms: float | None = key(None, "the goal: time to first token at most", above=0)
@@ -1272,9 +1272,6 @@ class PlanConfig(CommandConfig):
     )
     slots: int | None = key(
         None, "requests side by side on a card; null: the most that were timed", least=1
-    )
-    confidences_from: str | None = key(
-        None, "an audition with decode.stop=threshold of its texts; null: run's"
     )
     cache_tokens: list[int] | None = key(
         None,

@@ -1,4 +1,4 @@
-"""Which K or policy meets a latency goal at a rate of requests, and on how many cards.
+"""Which K meets a latency goal at a rate of requests, and on how many cards.
 
     python -m harness.plan run=results/A_SERVER_RUN rate=20 tpot_ms=30 ttft_ms=500 percentile=95
     python -m harness.plan run=results/A_SERVER_RUN rate=20 tpot_ms=30 gpu=l4     with what it costs

@@ -22,6 +22,7 @@ from harness.records import (
     Decision,
     Failure,
     LatencyRow,
+    PlanPolicy,
     ResultRow,
     Rule,
     ServerCommand,
@@ -146,8 +147,6 @@ CaveatCode = Literal[
     "load_predictions_off",  # median, largest: absolute errors of prompt sets under load; cells
     "server_queues",  # engine, concurrency: the smallest such; slots: that its servers have
     "plan_without_ks",  # ks ("4, 8"): left out, since they change what is generated
-    "plan_processor_time",  # of a plan from a run by clock=cpu
-    "plan_other_drafts",  # drafts: whose rounds side by side follow from those of draft `measured`
     "plan_separate_passes",  # flag: without which neighbouring slots alone share a pass
     "plan_mean_prompts",  # of a plan from a run that does not tell what a prompt's length costs
     "plan_disturbed",  # others: processors that other work kept busy while loads were timed
@@ -1479,11 +1478,6 @@ class RunningServer:
     total: Counted | None  # None where no round was counted
 
 
-# How many tokens a server drafts: a fixed number, one by how many requests are active, SGLang's
-# tiers by an exponential average of accepted lengths, or what will be accepted, which nobody knows
-PlanPolicy = Literal["fixed", "by_load", "threshold", "tiers", "survival", "oracle"]
-
-
 @dataclass(frozen=True)
 class PlanPoint:
     """What users wait for at a rate on one card, simulated: a percentile over requests, seconds."""
@@ -1505,7 +1499,7 @@ class PlanChoice:
     draft: str | None  # None: plain decoding
     policy: PlanPolicy
     k: int  # the most that a round drafts; 0 is plain decoding
-    ks: tuple[int, ...]  # of `by_load`: K by how many are active, from 1 on
+    ks: tuple[int, ...]  # of `by_load`: K by how many are active, from 1 on; empty of one K
     capacity: float  # requests per second that one card serves while all slots are taken
     points: tuple[PlanPoint, ...]  # by rate, ascending, up to what is nearly the capacity
     at_rate: PlanPoint | None  # the asked rate on one card; None beyond its capacity
@@ -1521,13 +1515,7 @@ class PlanChoice:
     usd_per_million_tokens: float | None = None
     capacity_lo: float | None = None
     capacity_hi: float | None = None
-    threshold: float | None = None  # of the policy of that name
     on_engine: bool = True  # whether the engine has the policy, with drafts of this kind
-
-    @property
-    def bound(self) -> bool:
-        """Whether no server can decide so."""
-        return self.policy == "oracle"
 
     @property
     def drafts(self) -> bool:
@@ -1555,12 +1543,11 @@ class PlanCheck:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which K or policy meets a latency goal at a rate of requests, and on how many cards."""
+    """Which K meets a latency goal at a rate of requests, and on how many cards."""
 
     run: str  # the server run
     engine: str
-    drafts: tuple[str, ...]
-    measured_draft: str  # the one that the server run had
+    draft: str
     temperature: float
     slots: int  # requests that a card decodes side by side
     rate: float  # asked for, of all cards
@@ -1585,7 +1572,7 @@ class Plan:
     @property
     def servable(self) -> tuple[PlanChoice, ...]:
         """The choices that the engine can be started with."""
-        return tuple(each for each in self.choices if each.on_engine and not each.bound)
+        return tuple(each for each in self.choices if each.on_engine)
 
     @property
     def best(self) -> PlanChoice | None:

@@ -65,26 +65,7 @@ def answers(asked: dict[str, Any]) -> dict[str, Any]:
         "algorithms": sorted({*asked["algorithms"]} - known),
         "variables": [name for name in asked["variables"] if not hasattr(variables, name)],
         "candidates": [candidates(file) for file in asked["tiers"]],
-        "steps": [steps(**each) for each in asked["sequences"]],
     }
-
-
-def steps(tiers: str | None, k: int, accepted: list[list[int]]) -> list[int]:
-    """The K of each batch, by the wheel's controller.
-
-    Args:
-        tiers: file of its configuration; None for the default.
-        k: it begins with.
-        accepted: of each request of each batch, tokens in a row that would be accepted.
-    """
-    params = import_module("sglang.srt.speculative.adaptive_spec_params")
-    controller = params.AdaptiveSpeculativeParams(k, tiers)
-    made: list[int] = []
-    for batch in accepted:
-        made.append(controller.get_steps_for_batch(len(batch)))
-        counts = [min(each, made[-1]) for each in batch]
-        controller.on_verify_complete(counts, len(batch))
-    return made
 
 
 if __name__ == "__main__":

@@ -16,8 +16,7 @@ from runs import EXAMPLES, FROZEN, analysed, outcome_of, ran
 from harness.analysis import analyse
 from harness.analysis.engine_costs import basis_of, costs_of, priced_by
 from harness.analysis.latency import ServedTimes
-from harness.analysis.planned_server import planned
-from harness.analysis.planning import plan_of
+from harness.analysis.planning import simulated_plan
 from harness.analysis.server_costs import ServerCosts
 from harness.cli import compose
 from harness.records import UserError
@@ -136,17 +135,6 @@ def test_an_interval_holds_the_error_of_the_costs_and_of_a_draft_that_was_not_me
     known, settled = widths(again), widths(replace(again, manifest=manifest))
     assert known["tiny_good"] > 1.01 * settled["tiny_good"]
     assert settled["tiny_small"] > 1.2 * settled["tiny_good"]
-
-
-def test_a_plan_of_an_audition_whose_prices_are_of_another_engine_is_refused(
-    auditioned: StoredRun,
-) -> None:
-    costs = auditioned.manifest.engine_costs
-    assert costs is not None
-    other = replace(costs, engine=replace(costs.engine, name="vllm"))
-    run = replace(auditioned, manifest=replace(auditioned.manifest, engine_costs=other))
-    with pytest.raises(UserError, match=r"priced by rounds of vllm, .* is a run of llamacpp; run"):
-        planned(run, None)
 
 
 def test_a_report_says_that_it_is_predicted_and_from_which_run(auditioned: StoredRun) -> None:
@@ -459,32 +447,7 @@ def test_costs_survive_the_manifest(engine: EngineCosts, auditioned: StoredRun) 
 # ---- under load ----------------------------------------------------------------------------------
 
 
-def test_an_audition_that_a_server_prices_is_planned_for_each_of_its_drafts(
-    auditioned: StoredRun,
-) -> None:
-    asked = compose("plan", ["run=x", "rate=20", "tpot_ms=30", "seeds=2", "requests=100"])
-    plan, caveats = plan_of(auditioned, asked)
-    assert plan.drafts == ("tiny_good", "tiny_unrelated", "tiny_small")
-    assert plan.measured_draft == "tiny_good"
-    points = {(each.draft, each.policy, each.k): each.points for each in plan.choices}
-    assert {k for draft, policy, k in points if draft == "tiny_small" and policy == "fixed"} == {
-        *(1, 2, 4)
-    }
-    # The draft that was measured, on the texts that were: as the server run itself has it
-    own = {(c.draft, c.policy, c.k): c for c in plan_of(load(SERVED), asked)[0].choices}
-    for key in ((None, "fixed", 0), ("tiny_good", "fixed", 2)):
-        assert own[key].capacity == pytest.approx(
-            next(c.capacity for c in plan.choices if (c.draft, c.policy, c.k) == key)
-        )
-    # Of the same costs and fewer accepted tokens, fewer requests are held
-    held = {(c.draft, c.k): c.capacity for c in plan.choices if c.policy == "fixed"}
-    assert held["tiny_unrelated", 4] < held["tiny_good", 4]
-    other = next(each for each in caveats if each.code == "plan_other_drafts")
-    assert other.values == {"drafts": "tiny_unrelated, tiny_small", "measured": "tiny_good"}
-    assert "only tiny_good was timed" in caveat(other)
-
-
-def test_an_audition_of_the_harness_loop_is_no_plan_of_a_server() -> None:
+def test_an_audition_that_a_server_prices_is_no_plan_of_that_server(auditioned: StoredRun) -> None:
     asked = compose("plan", ["run=x", "rate=20", "tpot_ms=30"])
-    with pytest.raises(UserError, match=r"run the audition with latency_from=SERVER_RUN"):
-        plan_of(load(FROZEN / "audition"), asked)
+    with pytest.raises(UserError, match=r"made by audition; name a server run"):
+        simulated_plan(auditioned, asked)

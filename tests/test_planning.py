@@ -7,103 +7,33 @@ from functools import cache
 from itertools import product
 from math import ceil, exp, factorial
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import numpy as np
 import pytest
-from runs import FROZEN, outcome_of, ran, without_plots
+from runs import FROZEN, outcome_of, ran
+from timed_server import KS, RATE, known_costs, plan_of, stored_timed, timed, told
 
-from harness.analysis import analyse, planned_server, planning
-from harness.analysis.adaptive import THRESHOLDS
-from harness.analysis.iteration_costs import (
-    IterationCosts,
-    Starts,
-    fit_iterations,
-    with_rounds,
-)
+from harness.analysis import analyse, planning
+from harness.analysis.iteration_costs import fit_iterations, with_rounds
+from harness.analysis.plan import caveats_of
 from harness.analysis.planned_server import Server
-from harness.analysis.planning import load_checks, plan_of
+from harness.analysis.planning import facts_of, load_checks
 from harness.analysis.server_run import ServedRun
 from harness.cli import compose
 from harness.commands.plan import recorded_times
 from harness.records import LoadTiming, UserError
-from harness.reporting import html
 from harness.reporting.content import content_of
-from harness.reporting.sentences.plan import named, verdicts, whether_served
+from harness.reporting.sentences.plan import verdicts, whether_served
 from harness.serving.engines import spec_of
-from harness.simulation.policies import Fixed
 from harness.simulation.requests import Request, Text
-from harness.simulation.server import Costs, Served, sent_at_once, simulate
+from harness.simulation.server import Costs, sent_at_once, simulate
 from harness.storage import StoredRun, load
 from harness.summary import Caveat, Plan, PlanChoice, RunFacts, ServedGate, Summary
 from harness.theory.batching import BatchTimes
-from harness.theory.speedup import RoundTimes
-from tests import browser
 
 FEW = ("seeds=2", "requests=100")
-KS = (0, 1, 2, 4)
-RATE = 10.0
-
-
-def known_costs(*, by_runs: bool = False) -> IterationCosts:
-    """A verify that gets expensive with the batch: K pays alone, and not four at a time."""
-    times = {
-        batch: RoundTimes(
-            (3 + 0.5 * batch) * 1e-3,
-            tuple((k, (3 + 0.5 * batch + 0.65 * k + 0.15 * k * batch**2) * 1e-3) for k in KS[1:]),
-        )
-        for batch in (1, 2, 3, 4)
-    }
-    plain, speculative = (
-        Starts(4e-3, 1e-4, mixed_s=(2e-3, 1e-3)),
-        Starts(5e-3, 1.2e-4, mixed_s=(2e-3, 1e-3)),
-    )
-    return IterationCosts(BatchTimes(times), plain, speculative, client_s=1e-3, by_runs=by_runs)
-
-
-@cache
-def told(timing: LoadTiming, done: Served) -> LoadTiming:
-    """A load that took what was simulated, by the client's and the server's clock."""
-    decode_s = done.ended_s - done.first_s
-    return replace(
-        timing,
-        seconds=float(done.ended_s.max()),
-        user_s=tuple((done.ended_s - done.arrived_s + done.client_s).tolist()),
-        user_decode_s=tuple(decode_s.tolist()),
-        user_prefill_s=tuple((done.first_s - done.entered_s).tolist()),
-    )
-
-
-def timed(*, unified: bool = True) -> StoredRun:
-    """The stored run, had its greedy closed loops cost these, by the server's own clock.
-
-    And had the requests of its largest loops arrived at random, too.
-    """
-    run = load(FROZEN / "server")
-    engine = run.manifest.engine
-    assert engine is not None
-    flag = " --kv-unified" if unified else ""
-    commands = tuple(replace(each, line=each.line + flag) for each in engine.commands)
-    engine = replace(engine, commands=commands, clock="engine")
-    run = replace(run, manifest=replace(run.manifest, engine=engine))
-    server, random = Server.of(run, 0.0), np.random.default_rng(5)
-
-    def priced(timing: LoadTiming) -> LoadTiming:
-        sent = planning._sent(server, timing, max(KS))
-        assert sent is not None
-        costs = known_costs(by_runs=not unified).priced(4, max(KS))[min(timing.k, 1)]
-        arrivals = timing.due_s or sent_at_once(len(sent), timing.concurrency)
-        done = simulate(sent, arrivals, costs, Fixed(timing.k), timing.concurrency)
-        return told(timing, done)
-
-    greedy = [timing for timing in run.loads if timing.temperature == 0.0]
-    arriving = [
-        replace(timing, concurrency=None, rate=RATE, due_s=due_s, sent_s=due_s)
-        for timing in greedy
-        if timing.concurrency == 4
-        for due_s in [tuple(np.cumsum(random.exponential(1 / RATE, len(timing.texts))).tolist())]
-    ]
-    return replace(run, loads=tuple(priced(timing) for timing in (*greedy, *arriving)))
 
 
 @cache
@@ -112,7 +42,7 @@ def planned(
 ) -> Plan:
     config = compose("plan", ["run=x", *FEW, *words])
     run = timed(unified=unified)
-    return plan_of(run, config, recorded=recorded, price_per_hour=price)[0]
+    return plan_of(run, config, recorded=recorded, price=price)[0]
 
 
 def by_name(plan: Plan) -> dict[str, PlanChoice]:
@@ -154,83 +84,13 @@ def test_costs_are_found_again_from_what_the_servers_clock_says() -> None:
         assert fitted.mixed_s == pytest.approx(true.mixed_s, abs=4e-4)
 
 
-@pytest.fixture(scope="module")
-def sure(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
-    """An audition of the server run's prompts that stored how sure the draft is of its tokens."""
-    words = (
-        "drafts=[tiny_good]",
-        "k=[1,2,4]",
-        "temperature=[0]",
-        "decode.stop=threshold",
-    )
-    asked = ("prompts.limit=5", "new_tokens=32", "seed=3", "threads=1", "decode.rule=greedy_draft")
-    typed = ("latency.target_ms=10", "latency.draft_ms=2")
-    with without_plots():
-        return ran("audition", tmp_path_factory.mktemp("sure"), *words, *asked, *typed)
-
-
-def with_confidences(sure: StoredRun, *words: str) -> Plan:
-    config = compose("plan", ["run=x", *FEW, "tpot_ms=6", "rate=20", *words])
-    return plan_of(timed(), config, confidences_from=sure)[0]
-
-
-def test_stored_confidences_bring_the_policies_that_read_them(sure: StoredRun) -> None:
-    plan = with_confidences(sure)
-    choices = {each.policy: each for each in plan.choices}
-    assert [*choices][-4:] == ["tiers", "threshold", "survival", "oracle"]
-    threshold, survival, oracle = (choices[name] for name in ("threshold", "survival", "oracle"))
-    assert threshold.threshold in THRESHOLDS
-    assert "a threshold of" in named(threshold)
-    # Neither knows as much as the oracle, and both more than the largest K without an end
-    alone = {name: each.points[0].tpot_s for name, each in by_name(plan).items()}
-    for each in (threshold, survival):
-        assert each.capacity < oracle.capacity
-        assert each.points[0].tpot_s < alone["fixed 0"]
-    assert threshold.capacity > by_name(plan)["fixed 4"].capacity
-    assert plan == with_confidences(sure)
-    server, (draft,) = planned_server.planned(timed(), 0.0, sure)
-    (text, *_) = server.texts(draft, 4, 32)
-    trace, known = draft.traces[0], sure.confidences
-    values = next(e.values for e in known if e.key == trace.key)
-    assert text.certain is not None
-    stop = int(text.certain.runs[0])  # the first token that is not the text's
-    emitted = values[server.counting.first_position :]
-    expected = [*emitted[:stop, 0], *emitted[stop, : 4 - stop]]
-    assert text.certain.confidences[0].tolist() == pytest.approx(expected[:4])
-
-
-def test_confidences_of_other_texts_or_drafts_are_refused_in_a_line(sure: StoredRun) -> None:
-    def says(run: StoredRun) -> str:
-        with pytest.raises(UserError) as error:
-            with_confidences(run)
-        assert "\n" not in str(error.value)
-        return str(error.value)
-
-    def holding(**changed: object) -> StoredRun:
-        run = replace(sure)
-        run.__dict__.update(changed)
-        return run
-
-    known = sure.confidences
-    assert "stored no confidences; run the audition with decode.stop" in says(timed())
-    others = [replace(each, draft="tiny_small") for each in known]
-    assert "are of tiny_small, not of tiny_good" in says(holding(confidences=others))
-    assert "run the audition on the same prompts" in says(holding(confidences=known[1:]))
-    moved = [replace(each, tokens=each.tokens + 1) for each in sure.traces]
-    assert "for 0 of the" in says(holding(traces=moved))
-    shallow = [replace(each, values=each.values[:, :2]) for each in known]
-    assert "was followed for K=2" in says(holding(confidences=shallow))
-
-
 def moderate() -> Plan:
     return planned("rate=60", "tpot_ms=6", "ttft_ms=60")
 
 
 def test_a_goal_is_met_up_to_the_largest_rate_and_the_fleet_follows_from_it() -> None:
     plan = moderate()
-    assert [*by_name(plan)] == [
-        *("fixed 0", "fixed 1", "fixed 2", "fixed 4", "by_load 4", "tiers 4", "oracle 4")
-    ]
+    assert [*by_name(plan)] == ["fixed 0", "fixed 1", "fixed 2", "fixed 4", "by_load 4"]
     for choice in plan.choices:
         assert 0.0 < choice.largest_rate < choice.capacity
         assert choice.cards == ceil(60 / choice.largest_rate - 1e-9)
@@ -240,37 +100,25 @@ def test_a_goal_is_met_up_to_the_largest_rate_and_the_fleet_follows_from_it() ->
         assert beyond
         assert plan.excess(beyond[-1]) > 1.0
         assert choice.points[-1].rate < choice.capacity
-        assert (choice.largest_rate_lo is None) == (choice.policy == "oracle")
+        assert choice.largest_rate_lo is not None
     assert plan.best is not None
-    assert plan.best.policy != "oracle"
     assert all(plan.best.largest_rate >= each.largest_rate for each in plan.servable)
 
 
-def test_a_plan_offers_only_policies_that_the_engine_has() -> None:
+def test_a_plan_recommends_k_by_load_only_where_the_engine_has_it() -> None:
     plan = moderate()
     # llama.cpp has one K
     assert {each.policy for each in plan.servable} == {"fixed"}
     states = {each.policy: whether_served(each) for each in plan.choices}
-    assert states == {
-        "fixed": "",
-        "by_load": "not on this engine",
-        "tiers": "not on this engine",
-        "oracle": "bound",
-    }
+    assert states == {"fixed": "", "by_load": "not on this engine"}
     assert plan.best in plan.servable
     assert all("K by load" not in verdict for verdict in verdicts(plan))
     kinds = ("model", "eagle3", "dspark", "medusa")
     has = {
-        (name, policy): [kind for kind in kinds if spec_of(name).has(policy, kind)]
+        name: [kind for kind in kinds if spec_of(name).has_k_by_load(kind)]
         for name in ("vllm", "sglang", "llamacpp")
-        for policy in ("fixed", "by_load", "tiers", "survival", "threshold", "oracle")
     }
-    assert {key: value for key, value in has.items() if value and key[1] != "fixed"} == {
-        ("vllm", "by_load"): ["model", "eagle3"],
-        ("vllm", "survival"): ["dspark"],
-        ("sglang", "by_load"): ["eagle3"],
-        ("sglang", "tiers"): ["eagle3"],
-    }
+    assert has == {"vllm": ["model", "eagle3"], "sglang": ["eagle3"], "llamacpp": []}
 
 
 def test_k_is_large_for_one_request_and_small_for_four_and_by_load_takes_the_best_of_both() -> None:
@@ -301,7 +149,7 @@ def test_more_requests_than_are_kept_are_drawn_again_and_are_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = compose("plan", ["run=x", "tpot_ms=30", "rate=20", "temperature=[1]", *FEW])
-    run = load(FROZEN / "server")
+    run = timed()
     kept, _ = plan_of(run, config)
     monkeypatch.setattr(planning, "MOST_KEPT", 0)
     assert plan_of(run, config)[0] == kept
@@ -378,73 +226,26 @@ def test_a_goal_that_nothing_meets_names_the_closest_and_by_how_much_it_fails() 
     assert all(plan.excess(closest.points[0]) <= plan.excess(c.points[0]) for c in plan.servable)
 
 
-SEEN = """(([box]) => ({
-    answer: box.querySelector(".numbers").textContent,
-    cards: [...box.querySelectorAll("tbody tr")].map(row => row.cells[2].textContent),
-    lines: [...box.querySelectorAll("svg")].map(svg => svg.querySelectorAll("polyline").length),
-}))(document.querySelectorAll("[data-plan]"))"""
-MOVE = """(() => {{
-    const field = document.querySelector("[data-plan] input[name={name}]");
-    field.value = "{value}";
-    field.dispatchEvent(new Event("input"));
-}})()"""
-
-
-@browser.needs_chromium
-def test_the_reader_moves_rate_and_goal_and_the_answer_follows(tmp_path: Path) -> None:
-    plan = moderate()
-    summary = replace(analyse(load(FROZEN / "server")), plan=plan)
-    file = tmp_path / "report.html"
-    file.write_text(html.report(content_of(summary), ()), encoding="utf-8")
-    with browser.chromium(tmp_path / "profile") as running:
-        page = running.page(file)
-
-        def moved(**values: object) -> Any:
-            for name, value in values.items():
-                page.evaluate(MOVE.format(name=name, value=value))
-            return page.evaluate(SEEN)
-
-        seen = moved()
-        assert seen["cards"] == [str(choice.cards) for choice in plan.choices]
-        assert seen["lines"] == [len(plan.choices)] * 2
-        best = plan.best
-        assert best is not None
-        asked = "At 60 requests/s and p95 TPOT <= 6 ms and TTFT <= 60 ms: "
-        assert seen["answer"].startswith(f"{asked}{named(best)} on {best.cards} card")
-        many = moved(rate=6000)["cards"]
-        assert many == [f"{ceil(6000 / each.largest_rate - 1e-9):,}" for each in plan.choices]
-        nothing = moved(tpot=0.1)
-        assert nothing["answer"].startswith("Nothing meets p95 TPOT <= 0.1 ms")
-        assert {*nothing["cards"]} == {"none"}
-        # One goal alone: the other drawing goes
-        assert moved(tpot="", ttft=60)["answer"].startswith("At 6,000 requests/s and p95 TTFT")
-        assert moved(rate=0)["answer"] == "Give a rate and a goal."
-        assert page.complaints == []
-        assert [url for url in page.requests if not url.startswith("data:")] == [file.as_uri()]
-
-
 @pytest.mark.usefixtures("no_plots")
 def test_the_command_stores_a_plan_that_a_report_renders_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ("rate=20", "tpot_ms=30", "percentile=90", "temperature=1")
-    words = (f"run={FROZEN / 'server'}", *asked, *FEW)
-    made = ran("plan", tmp_path, *words)
+    root = stored_timed(tmp_path)
+    made = ran("plan", tmp_path, f"run={root}", *asked, *FEW)
     summary = made.summary
     assert summary is not None
     plan = summary.plan
     assert plan is not None
     assert "p90 TPOT <= 30 ms" in capsys.readouterr().out
     assert {caveat.code for caveat in summary.caveats} == {
-        "plan_few_beyond",
-        "plan_processor_time",
-        "plan_rate_not_measured",
-        "plan_separate_passes",
+        *("plan_few_beyond", "plan_rate_not_measured")
     }
     report = (made.folder / "report.md").read_text(encoding="utf-8")
-    lines = (made.folder / "plan.csv").read_text(encoding="utf-8").splitlines()
-    assert len(lines) == 1 + sum(len(choice.points) for choice in plan.choices)
-    (made.folder / "report.md").unlink()
+    # All of it is derived from what the folder stores, of which the server run is no part
+    rmtree(root)
+    for name in ("report.md", "summary.json"):
+        (made.folder / name).unlink()
     assert outcome_of("report", f"run={made.folder}").status == 0
     assert (made.folder / "report.md").read_text(encoding="utf-8") == report
     assert load(made.folder).summary == summary
@@ -458,8 +259,8 @@ def curve(texts: Sequence[Text], slots: int, requests: int, *words: str) -> plan
     config = compose("plan", asked)
     shares = dict.fromkeys({text.prompt_set for text in texts}, 0.5)
     costs = Costs([[0.01]] * (slots + 1), 0.002, mixed_start_s=[0.002] * (slots + 1))
-    choice = planning._Choice(None, "fixed", 0, [costs], lambda: Fixed(0))
-    return planning._Curve(planning._Traffic({"d": texts}, shares, config, None), choice, config)
+    choice = planning._Choice(None, "fixed", 0, [costs], [0])
+    return planning._Curve(planning._Traffic(texts, shares, config, None), choice, config)
 
 
 def rejected(prompt_set: str, number: int, tokens: int) -> list[Text]:
@@ -487,7 +288,7 @@ def test_a_percentile_is_of_the_requests_of_all_seeds() -> None:
         return (1.0 - load) * sum((x**n / factorial(n)) * exp(-x) for n, x in enumerate(later))
 
     of_short = curve(rejected("a", 8, 64), 1, 100, "seeds=60", "percentile=99")
-    waited_s = of_short.values(load / service_s)[1] - 0.002
+    waited_s = of_short.at(load / service_s)[0][1] - 0.002
     assert share_within(waited_s / service_s) == pytest.approx(0.99, abs=0.003)
 
 
@@ -500,16 +301,17 @@ def test_a_plan_says_where_too_few_simulated_requests_are_beyond_its_percentile(
         (99.0, 400, {"percentile": 99.0, "beyond": 26, "requests": 1600}),
     ):
         asked = replace(plan, percentile=percentile, seeds=8, requests=requests)
-        made = {each.code: each for each in planning._caveats(server, [server.draft], asked)}
+        made = {each.code: each for each in caveats_of(facts_of(server), asked)}
         few = made.get("plan_few_beyond")
         assert (few and few.values) == values
 
 
 def test_a_group_of_prompts_is_replaced_by_others_of_its_set() -> None:
     texts = [*rejected("a", 4, 40), *rejected("b", 8, 160)]
-    capacity = curve(texts, 8, 400).of_capacity()
+    made = curve(texts, 8, 400).made()
     # Texts of a set are alike, so that other prompts would change nothing
-    assert capacity.without.tolist() == pytest.approx([capacity.value] * planning.GROUPS)
+    without = [*made.capacity_without_prompts]
+    assert without == pytest.approx([made.capacity] * planning.GROUPS)
 
 
 def with_others(processors: float) -> StoredRun:
@@ -520,7 +322,7 @@ def with_others(processors: float) -> StoredRun:
 def said(run: StoredRun) -> dict[str, Caveat]:
     """The caveats of a plan of other costs; which choices hold what does not matter to them."""
     server, plan = Server.of(run, 0.0), planned("rate=20", "tpot_ms=10")
-    return {each.code: each for each in planning._caveats(server, [server.draft], plan)}
+    return {each.code: each for each in caveats_of(facts_of(server), plan)}
 
 
 def test_loads_that_others_disturbed_are_not_compared_and_a_plan_says_so() -> None:
@@ -702,7 +504,7 @@ def test_costs_of_a_context_are_found_where_texts_differ_in_length() -> None:
             for most in [np.full(size, k, dtype=np.intp)]
         ]
         arrivals = sent_at_once(24, concurrency)
-        done = simulate(sent, arrivals, costs.priced(4, 4)[min(k, 1)], Fixed(k), concurrency)
+        done = simulate(sent, arrivals, costs.priced(4, 4)[min(k, 1)], [k], concurrency)
         load = replace(
             timed().loads[0],
             visit=repeat,
@@ -739,7 +541,7 @@ def test_costs_of_rounds_in_which_a_lookup_finds_nothing_are_found_by_iterations
             sent,
             sent_at_once(24, concurrency),
             costs.priced(4, 4)[min(k, 1)],
-            Fixed(k),
+            [k],
             concurrency,
         )
         load = replace(
@@ -798,7 +600,7 @@ def test_a_run_that_does_not_say_what_requests_side_by_side_cost_is_refused(
     refused([], "concurrency=[1,2,4]", replace(run, loads=()))
     refused(
         [],
-        "made by sweep; name a server run, or an audition with latency_from=SERVER_RUN",
+        "made by sweep; name a server run with concurrency=[1,2,4]",
         load(FROZEN / "sweep"),
     )
     refused(["slots=8"], "timed up to 4 requests side by side")
@@ -811,6 +613,9 @@ def test_a_run_that_does_not_say_what_requests_side_by_side_cost_is_refused(
     # Loads that waited for a slot say nothing
     waited = tuple(replace(timing, slots=1) for timing in run.loads if timing.concurrency == 4)
     refused([], "no R(K, B)", replace(run, loads=waited))
+    refused([], "by processor time; run it again with clock=engine", load(FROZEN / "server"))
+    untold = tuple(replace(timing, user_prefill_s=()) for timing in run.loads)
+    refused([], "this llama.cpp does not tell them", replace(run, loads=untold))
 
 
 def test_a_k_that_changes_what_is_generated_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -818,7 +623,7 @@ def test_a_k_that_changes_what_is_generated_is_no_choice(monkeypatch: pytest.Mon
     config = compose("plan", ["run=x", "rate=20", "tpot_ms=30", *FEW])
     monkeypatch.setattr(ServedRun, "failed_gates", gates[1:])
     plan, caveats = plan_of(timed(), config)
-    assert [each.k for each in plan.choices] == [0, 1, 1, 1, 1]
+    assert [each.k for each in plan.choices] == [0, 1, 1]
     assert {check.k for check in plan.checks} == {0, 1}
     assert caveats[0] == Caveat("plan_without_ks", {"ks": "2, 4"})
     monkeypatch.setattr(ServedRun, "failed_gates", gates)
@@ -855,17 +660,17 @@ def test_recorded_times_are_read_as_they_stand(tmp_path: Path) -> None:
 def test_a_dry_run_says_what_the_run_knows_and_simulates_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [f"run={FROZEN / 'server'}", "rate=20", "tpot_ms=30", f"results_root={tmp_path}"]
+    results = tmp_path / "results"
+    run = stored_timed(tmp_path, rates=False)
+    words = [f"run={run}", "rate=20", "tpot_ms=30", f"results_root={results}"]
     outcome = outcome_of("plan", *words, "dry_run=true")
-    assert (outcome.status, outcome.folder, [*tmp_path.iterdir()]) == (0, None, [])
+    assert (outcome.status, outcome.folder, results.exists()) == (0, None, False)
     printed = capsys.readouterr().out
     assert re.search(r"requests side by side, timed\s+1, 4", printed)
-    assert re.search(r"drafts\s+tiny_good", printed)
+    assert re.search(r"draft\s+tiny_good", printed)
     # What was not measured, each with the command that does
     told = " ".join(printed.split())
     assert "missing: waits at a rate" in told
     assert "python -m harness.server engine=llamacpp" in told
-    assert "missing: how sure drafts are" in told
-    assert "decode.stop=threshold" in told
-    with pytest.raises(UserError, match="name a server run, or an audition"):
+    with pytest.raises(UserError, match="name a server run with concurrency"):
         outcome_of("plan", f"run={FROZEN / 'sweep'}", *words[1:], "dry_run=true")

@@ -9,13 +9,11 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from harness.engines.http_server import CardMemory
@@ -23,9 +21,6 @@ from harness.engines.sglang import Sglang
 from harness.serving import sglang
 from harness.serving.drafts import DRAFTS
 from harness.serving.spec import PairToServe
-from harness.simulation.policies import SGLANG_TIERS, Tier, Tiers
-from harness.simulation.requests import Request
-from harness.simulation.server import Slot
 from harness.summary import SamplingFacts
 
 WHEEL = Path(os.environ.get("SGLANG_WHEEL") or Path(__file__).parents[1] / ".sglang")
@@ -35,21 +30,18 @@ pytestmark = pytest.mark.skipif(
 VARIANTS = (sglang.SPEC, sglang.REJECTION_SAMPLING, sglang.BLOCK_VERIFICATION)
 RANGES = ((1, 3, 4), (4, 15, 2), (16, 32, 0))
 HERE = ["--host", "127.0.0.1", "--port", "30000"]
-NO_TEXT = Request(1, np.zeros(1, np.intp), np.zeros(1, np.intp))
 
 
 def asked_of_the_wheel(
     lines: list[list[str]],
     tiers: tuple[Path | None, ...] = (),
     variables: tuple[str, ...] = (),
-    sequences: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     asked = {
         "lines": lines,
         "algorithms": [*sglang.ALGORITHMS.values(), "NGRAM"],
         "variables": variables,
         "tiers": [file and str(file) for file in tiers],
-        "sequences": sequences,
     }
     script = Path(__file__).with_name("sglang_parser.py")
     done = subprocess.run(
@@ -110,35 +102,3 @@ def test_every_line_is_one_that_the_wheel_of_the_release_we_name_parses(tmp_path
     assert of_file == [0, 2, 4]
     assert max(default) == sglang.SPEC.varying["adaptive"].largest_k
     assert told["variables"] == ["SGLANG_SIMULATE_ACC"]
-
-
-def test_tiers_choose_the_k_of_the_wheels_own_controller(tmp_path: Path) -> None:
-    random = np.random.default_rng(5)
-    tiers = (Tier(1, (1, 2, 4), 0.25, -0.25), Tier(3, (0, 2, 6), 0.0, 0.5), Tier(20, (0, 1)))
-    names = ("candidate_steps", "up_hysteresis", "down_hysteresis")
-    file = tmp_path / "tiers.json"
-    file.write_text(
-        json.dumps({t.batch: dict(zip(names, ([*t.ks], t.up, t.down), strict=True)) for t in tiers})
-    )
-    sequences: list[dict[str, Any]] = []
-    for number in range(1000):
-        # Loads that stay for a while, of texts that are accepted more or less often
-        sizes = np.repeat(random.integers(1, 70, 8), random.integers(5, 15))
-        share = random.beta(0.5, 0.5)
-        accepted = [(random.geometric(1.0 - 0.98 * share, size) - 1).tolist() for size in sizes]
-        own = str(file) if number % 2 else None
-        sequences.append({"tiers": own, "k": int(random.integers(1, 8)), "accepted": accepted})
-    made: list[list[int]] = []
-    for each in sequences:
-        policy = Tiers(each["k"], tiers if each["tiers"] else SGLANG_TIERS)
-        made.append([])
-        for accepted in each["accepted"]:
-            slots = [Slot(n, n, NO_TEXT) for n in range(len(accepted))]
-            k = policy.choose(slots)[0]
-            made[-1].append(k)
-            for slot, run in zip(slots, accepted, strict=True):
-                policy.seen(slot, k, min(run, k))
-    assert made == asked_of_the_wheel([], sequences=sequences)["steps"]
-    chosen = [k for ks in made for k in ks]
-    assert {*chosen} == {0, 1, 2, 3, 4, 5, 6, 7}
-    assert sum(ks[at] != ks[at - 1] for ks in made for at in range(1, len(ks))) > 5000

@@ -13,6 +13,7 @@ import pytest
 from runs import FROZEN, analysed, ran, timed_little, without_plots
 from server_answers import turns, vllm_answers, vllm_page
 from stand_in_server import StandIn
+from timed_server import stored_timed
 
 from harness.analysis import analyse
 from harness.analysis.comparison import compare
@@ -45,7 +46,7 @@ MADE = (
     ("report", "runs=[{frozen}/sweep,{frozen}/sweep_small,{frozen}/server]"),
     ("sweep", *SMALL, "temperature=[0.0]", "decode.stop=threshold"),
     ("server", *SMALL, "k=[1,2,4]", "temperature=[0.0,1.0]", "engine=own", "repetitions=2"),
-    ("plan", "run={frozen}/server", "rate=20", "tpot_ms=30", "seeds=2", "requests=100"),
+    ("plan", "run={timed}", "rate=20", "tpot_ms=30", "seeds=2", "requests=100"),
 )
 BUSY = "a run on a busy machine"
 # Columns that no run here fills, a whole table's by its name; and the run that would
@@ -89,10 +90,6 @@ UNFILLED = {
         for name in ("CHOICES", "BRIEF")
         for per in ("per hour", "per 10^6 tokens")
     },
-    "plan.CHECKS TPOT p50": "a plan from a run that is timed by its servers' clock",
-    "plan.CHECKS TPOT p95": "a plan from a run that is timed by its servers' clock",
-    "plan.CHECKS TTFT p50": "a plan from a run that is timed by its servers' clock",
-    "plan.CHECKS TTFT p95": "a plan from a run that is timed by its servers' clock",
     **{
         f"served.{name} requests per second": "a server that is sent requests at a rate"
         for name in ("LOADS", "REQUESTS", "LATENCIES", "BRIEF_LATENCIES")
@@ -122,10 +119,10 @@ def summaries(tmp_path_factory: pytest.TempPathFactory) -> list[Summary]:
     # Stopped before it scored a text, so that it can only assume how many tokens are accepted
     stopped = Path(shutil.copytree(FROZEN / "profile", root / "stopped"))
     (stopped / "traces.parquet").unlink()
-    made = [analyse(load(stopped))]
+    made, timed = [analyse(load(stopped))], stored_timed(root)
     with without_plots(), timed_little():
         for command, *overrides in MADE:
-            asked = [text.format(root=root, frozen=FROZEN) for text in overrides]
+            asked = [text.format(root=root, frozen=FROZEN, timed=timed) for text in overrides]
             made.append(analyse(ran(command, root, *asked)))
         counting = StandIn(vllm_answers(**{"/metrics": turns(vllm_page)}))
         asked = (f"metrics={counting.url}", "draft_ms=4", "target_ms=10")

@@ -119,18 +119,14 @@ class ReplayedRequests:
         traces: Iterable[TextTrace],
         rule: Rule | None,
         counting: Counting | None,
-        *,
-        by_runs: bool = False,
     ) -> None:
         """Take the texts of plain decoding at one temperature, scored by the draft.
 
         Args:
             traces: of the part of each text that rounds emit; those of other K are passed over.
             rule, counting: the engine's; None where they are not known, and nothing is replayed.
-            by_runs: whether the engine decodes each run of neighbouring slots by itself; then
-                iterations are such passes, where the server told how many slots it has.
         """
-        self._counting, self._by_runs = counting, by_runs
+        self._counting = counting
         self._rule: Rule | None = rule
         self._rounds: dict[tuple[_Text, int, int], Array] = {}
         self.replayed = cache(self._replayed)
@@ -166,10 +162,9 @@ class ReplayedRequests:
         by_tokens = rounds * np.divide(emitted, tokens, where=tokens > 0.0, out=0.0 * tokens)
         pairs = zip(load.rounds, by_tokens, strict=True)
         taken = [by_token if each is None or not k else each for each, by_token in pairs]
-        slots = load.slots if self._by_runs else None
         return ReplayedLoad(
-            closed_loop(expected, load.concurrency, slots),
-            closed_loop(share * np.array(taken)[:, None], load.concurrency, slots),
+            closed_loop(expected, load.concurrency),
+            closed_loop(share * np.array(taken)[:, None], load.concurrency),
             float(tokens.sum()) + prefill * len(tokens),
         )
 

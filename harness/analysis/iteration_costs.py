@@ -40,7 +40,6 @@ from scipy.optimize import linprog
 from harness.analysis.server_costs import shares_of_rounds
 from harness.records import LoadTiming
 from harness.serving.drafts import looks_up
-from harness.simulation.policies import Fixed
 from harness.simulation.requests import Counts, Request
 from harness.simulation.server import Costs, Iteration, sent_at_once, simulate
 from harness.stats.jackknife import Array
@@ -328,7 +327,7 @@ def _observed(
         of_server = priced[min(timing.k, 1)]
         arrivals = timing.due_s or sent_at_once(number, timing.concurrency)
         journal: list[Iteration] = []
-        simulate(requests, arrivals, of_server, Fixed(timing.k), timing.concurrency, journal)
+        simulate(requests, arrivals, of_server, [timing.k], timing.concurrency, journal)
         decoded = np.array([request.tokens > 0 for request in requests])
         # Which prompts share an iteration depends on fractions of a millisecond of the client
         single = np.zeros(number, dtype=bool)

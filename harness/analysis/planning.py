@@ -1,91 +1,51 @@
-"""Which K or policy meets a latency goal at a rate of requests, and on how many cards.
+"""The simulations of a plan, from a server run with requests side by side.
 
-From a server run with requests side by side, or an audition that such a run prices
-(`harness.analysis.planned_server`): its texts say what rounds accept (match bits, or
-chances from which flags are drawn), its loads what iterations and prompts cost, R(K, B), by the
-server's own clock (`harness.analysis.iteration_costs`); where that tells too little, by the seconds
-of whole loads (`harness.analysis.batch_schedule`). These drive a simulated server
-(`harness.simulation`) at a grid of rates up to nearly each choice's capacity.
+Its texts say what rounds accept (match bits, or chances from which flags are drawn), its loads what
+iterations and prompts cost, R(K, B), by the server's own clock
+(`harness.analysis.iteration_costs`). These drive a simulated server (`harness.simulation`) at a
+grid of rates up to nearly each choice's capacity, and between the two rates at which a goal is just
+met (`harness.analysis.plan`). The choices are no draft, the draft at each K that was timed under
+load, and K by load: at each number of active requests the K of the most tokens per second.
 
 One seed is one sequence of requests and arrivals, the same for every choice and rate; so choices
-are compared in pairs. A goal is met where the percentile over the requests of all seeds is within
-it: a queue holds up many requests or none, so that the mean over seeds of each one's percentile is
-too low. The largest rate lies on the line between two simulated ones. Beyond its capacity, at which
-a server ends requests while all of its slots are taken, a queue grows without end: no goal is met
-there.
-
-Intervals have two parts, both by the jackknife: parts of the seeds, and groups of the prompts (each
-is replaced by other prompts in the same sequences, and costs are fitted without its times). Where
-costs rest on whole loads (clock=cpu) their error is not in them; `PlanCheck`s show it in any case,
-where loads are simulated at costs that other prompts gave.
-
-A fleet splits its requests between cards at random, so of Poisson arrivals each card sees such at
-its share of the rate: cards = the rate / the largest rate of one card, rounded up. Recorded
-arrivals are stretched to a card's rate, and keep their shape.
+are compared in pairs. A percentile is over the requests of all seeds: a queue holds up many
+requests or none, so that the mean over seeds of each one's percentile is too low. Everything is
+simulated again without parts of the seeds, and with groups of the prompts replaced by other prompts
+in the same sequences, at costs that were fitted without their times. `PlanCheck`s show the error of
+both, where loads are simulated at costs that other prompts gave.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import takewhile
-from math import ceil
 from typing import NamedTuple
 
 import numpy as np
 
-from harness.analysis.adaptive import THRESHOLDS
 from harness.analysis.batch_schedule import MOST_OTHERS, by_load, full_loads
-from harness.analysis.planned_server import PlannedDraft, Server, planned
+from harness.analysis.plan import MOST, WARM_UP, bracket, goals_of, shared_rates
+from harness.analysis.planned_server import Server
 from harness.analysis.setup import Setup
 from harness.config import PlanConfig
-from harness.records import GREEDY, LoadTiming, UserError
+from harness.records import GREEDY, LoadTiming, PlanPolicy, SimulatedChoice, UserError
 from harness.serving.engines import spec_of
-from harness.simulation.policies import (
-    SGLANG_TIERS,
-    ByLoad,
-    Fixed,
-    Oracle,
-    SurvivalBudget,
-    Threshold,
-    Tiers,
-)
 from harness.simulation.requests import Request, Stream, Text, as_recorded, at_random
-from harness.simulation.server import Costs, Policy, Served, sent_at_once, simulate
-from harness.stats.jackknife import (
-    CONFIDENCE,
-    Array,
-    Index,
-    Interval,
-    enough_prompts,
-    half_width,
-    joined,
-    left_out_variance,
-    set_weights,
-)
+from harness.simulation.server import Costs, Served, sent_at_once, simulate
+from harness.stats.jackknife import Array, Index, enough_prompts, set_weights
 from harness.storage import StoredRun
-from harness.summary import Caveat, Percentiles, Plan, PlanCheck, PlanChoice, PlanPoint, PlanPolicy
-from harness.theory.cost import usd_per_million_tokens
+from harness.storage.manifest import PlannedServer
+from harness.summary import Percentiles, PlanCheck
 
-# Simulated rates, and the shares of a capacity that are the least and the largest of them
-RATES, LEAST, MOST = 10, 0.02, 0.97
 # By which more requests come than end, where a capacity is simulated; and of these, a slot's least
 # number, so that all slots are taken while the middle half of them ends
 OVERLOAD, REQUESTS_PER_SLOT = 1.5, 4
 # How often the two rates between which a goal is just met are brought closer
 HALVINGS = 2
-# Of a seed's requests, those that find the server emptier than it will be
-WARM_UP = 0.2
 # Groups of prompts, each left out in turn; and parts of the seeds, at most
 GROUPS, PARTS = 6, 20
-# By how much a text may be longer than those of the loads
-CONTEXT_SLACK = 0.1
 # Positions of drawn requests that are kept from one rate to the next
 MOST_KEPT = 1_000_000
-# Seeds of the oracle, which is no choice and has no interval
-BOUND_SEEDS = 2
-# Simulated requests beyond a percentile, with which largest rates err by 2 % (docs/LOG.md)
-LEAST_BEYOND = 100
 
 
 # ---- what is simulated ---------------------------------------------------------------------------
@@ -101,16 +61,8 @@ class _Choice:
     # Of its server; then by group of the prompts, fitted without their times, where these are
     # known, else it is the first without them too
     costs: Sequence[Costs]
-    make: Callable[[], Policy]
-    # ks, threshold, on_engine: as of `PlanChoice`
-    ks: tuple[int, ...] = ()
-    threshold: float | None = None
-    on_engine: bool = True
-
-    @property
-    def servable(self) -> bool:
-        """Whether the engine can be started with it."""
-        return self.on_engine and self.policy != "oracle"
+    by_active: Sequence[int]  # K by how many requests are active, as `simulate` takes it
+    on_engine: bool = True  # whether the engine can be started with it
 
 
 class _Traffic:
@@ -118,22 +70,15 @@ class _Traffic:
 
     def __init__(
         self,
-        texts_of: Mapping[str, Sequence[Text]],
+        texts: Sequence[Text],
         shares: Mapping[str, float],
         config: PlanConfig,
         recorded: Sequence[float] | None,
     ) -> None:
-        """Prompt sets count by their shares, the texts of a set alike.
-
-        `texts_of`: by draft, the same texts in the same order.
-        """
+        """Prompt sets count by their shares, the texts of a set alike."""
         self.number = config.requests  # of a seed
-        self._texts_of, self._config, self._recorded = texts_of, config, recorded
-        texts = next(iter(texts_of.values()))
-        self._longest = max(
-            (len(t.chances) for each in texts_of.values() for t in each if t.certain is None),
-            default=0,
-        )
+        self._texts, self._config, self._recorded = texts, config, recorded
+        self._longest = max((len(t.chances) for t in texts if t.certain is None), default=0)
         names = [text.prompt_set for text in texts]
         of_set = Counter(names)
         self._weights = np.array([shares[name] / of_set[name] for name in names])
@@ -178,15 +123,14 @@ class _Traffic:
                     rows = np.where(replaced, others, rows)
         return rows, arrivals
 
-    def _requests(self, draft: str | None, seed: int, left_out: int | None = None) -> list[Request]:
-        """The requests of a seed as a draft accepts them; without one as any does."""
-        return [*self._streamed(draft, seed, left_out)]
+    def _requests(self, seed: int, left_out: int | None = None) -> list[Request]:
+        """The requests of a seed."""
+        return [*self._streamed(seed, left_out)]
 
-    def _streamed(self, draft: str | None, seed: int, left_out: int | None = None) -> Stream:
+    def _streamed(self, seed: int, left_out: int | None = None) -> Stream:
         """The same, each drawn when it enters the server."""
-        texts = self._texts_of[draft or next(iter(self._texts_of))]
         rows, _ = self._drawn(seed, left_out)
-        return Stream(texts, rows.tolist(), partial(self._uniforms, seed))
+        return Stream(self._texts, rows.tolist(), partial(self._uniforms, seed))
 
     def served(
         self,
@@ -201,14 +145,14 @@ class _Traffic:
 
         At an infinite rate all are there from the beginning.
         """
-        requests = self.requests(choice.draft, seed, left_out)
+        requests = self.requests(seed, left_out)
         _, arrivals = self._drawn(seed, left_out)
         if evenly:
             arrivals = np.arange(self.number, dtype=np.float64)
         costs, *without = choice.costs
         if left_out is not None and without:
             costs = without[left_out]
-        return simulate(requests, arrivals / rate, costs, choice.make())
+        return simulate(requests, arrivals / rate, costs, choice.by_active)
 
 
 def _drawn(weights: Array, uniforms: Array) -> Index:
@@ -219,70 +163,33 @@ def _drawn(weights: Array, uniforms: Array) -> Index:
 
 def _choices(
     server: Server,
-    drafts: Sequence[PlannedDraft],
     slots: int,
     ks: Sequence[int],
     cache: Sequence[float],
     traffic: _Traffic,
 ) -> Iterator[_Choice]:
-    """Plain decoding and each draft at each K; then what adapts K, with the draft that leads.
+    """No draft, the draft at each K, and K by load.
 
-    Where confidences of that draft are known, what reads these is among them. `cache` has the
-    tokens that a plain server and one with a draft hold, or the same of both.
+    `cache` has the tokens that a plain server and one with a draft hold, or the same of both.
     """
-    # Of all prompts, then without each group; by draft the plain server's and its own
+    # Of all prompts, then without each group; of the plain server, and of one with a draft
     known = [server.costs, *server.costs_without_texts(traffic.texts_of_group)]
-    prices: dict[str, list[list[Costs]]] = {}
-    for draft in drafts:
-        pairs = [draft.costs(each).priced(slots, max(ks)) for each in known]
-        prices[draft.name] = [
-            [replace(each, cache_tokens=tokens) for each in costs]
-            for costs, tokens in zip(zip(*pairs, strict=True), (cache[0], cache[-1]), strict=True)
-        ]
-    plain = _Choice(None, "fixed", 0, prices[drafts[0].name][0], lambda: Fixed(0))
-    yield plain
-    fixed = [
-        _Choice(name, "fixed", k, drafting, lambda k=k: Fixed(k))
-        for name, (_, drafting) in prices.items()
-        for k in ks
-        if k
-    ]
-    yield from fixed
-
-    def emptied(choice: _Choice) -> Served:
-        return traffic.served(choice, np.inf, 0)
-
-    done = {(each.draft, each.k): emptied(each) for each in (plain, *fixed)}
-    best = min(fixed, key=lambda each: done[each.draft, each.k].ended_s.max()).draft
-    emitted = {
-        k: float(each.tokens.sum() / each.rounds.sum())
-        for (draft, k), each in done.items()
-        if draft in (best, None)
-    }
-    drafting, largest = prices[best or ""][1], max(ks)
-    by_load = tuple(
-        max(ks, key=lambda k, row=row: emitted[k] / row[k]) for row in drafting[0].iteration_s[1:]
+    pairs = [each.priced(slots, max(ks)) for each in known]
+    plain_costs, drafting = (
+        [replace(each, cache_tokens=tokens) for each in costs]
+        for costs, tokens in zip(zip(*pairs, strict=True), (cache[0], cache[-1]), strict=True)
     )
-    leading = next(each for each in drafts if each.name == best)
-    spec = spec_of(server.served.engine.name)
-
-    def adapting(policy: PlanPolicy, make: Callable[[], Policy]) -> _Choice:
-        on_engine = spec.has(policy, leading.kind)
-        return _Choice(best, policy, largest, drafting, make, on_engine=on_engine)
-
-    yield replace(adapting("by_load", lambda: ByLoad((0, *by_load))), ks=by_load)
-    tiers = [
-        replace(tier, ks=tuple(takewhile(lambda k: k <= largest, tier.ks))) for tier in SGLANG_TIERS
+    name, emitted = server.draft, dict[int, float]()
+    for k in ks:
+        choice = _Choice(name if k else None, "fixed", k, drafting if k else plain_costs, (k,))
+        served = traffic.served(choice, np.inf, 0)
+        emitted[k] = float(served.tokens.sum() / served.rounds.sum())
+        yield choice
+    by_load = [
+        max(ks, key=lambda k, row=row: emitted[k] / row[k]) for row in drafting[0].iteration_s[1:]
     ]
-    yield adapting("tiers", lambda: Tiers(largest, tiers))
-    if leading.confidences:
-        stopping = [
-            replace(adapting("threshold", lambda t=t: Threshold(largest, t)), threshold=t)
-            for t in THRESHOLDS
-        ]
-        yield min(stopping, key=lambda each: emptied(each).ended_s.max())
-        yield adapting("survival", lambda: SurvivalBudget(largest, drafting[0]))
-    yield adapting("oracle", lambda: Oracle(largest, drafting[0]))
+    on_engine = spec_of(server.served.engine.name).has_k_by_load(server.draft_kind)
+    yield _Choice(name, "by_load", max(ks), drafting, (0, *by_load), on_engine)
 
 
 class _Curve:
@@ -290,30 +197,15 @@ class _Curve:
 
     def __init__(self, traffic: _Traffic, choice: _Choice, config: PlanConfig) -> None:
         self.choice, self._traffic, self._percentile = choice, traffic, config.percentile
-        few = choice.policy == "oracle"
-        self._seeds = range(min(BOUND_SEEDS, config.seeds) if few else config.seeds)
-        self._groups = () if few else range(traffic.groups)
+        self._seeds, self._groups = range(config.seeds), range(traffic.groups)
         self._waits: dict[float, tuple[Array, Array]] = {}
-        self.without = cache(self._without)
-        self.of_capacity = cache(self._of_capacity)
+        self._varied: dict[float, Array] = {}  # rates that prompts are left out at
         self._capacities = self._capacities_of()
         # Requests per second that leave while all slots are taken and others wait
         self.capacity = float(self._capacities.mean())
 
-    @property
-    def rates(self) -> list[float]:
-        """At which it was simulated, ascending."""
-        return sorted(self._waits)
-
-    def values(self, rate: float) -> Array:
-        """[(TPOT, TTFT)] the percentiles at a rate, seconds."""
-        return self._at(rate)[0]
-
-    def without_seeds(self, rate: float) -> Array:
-        """[part, (TPOT, TTFT)] the same without each part of the seeds."""
-        return self._at(rate)[1]
-
-    def _at(self, rate: float) -> tuple[Array, Array]:
+    def at(self, rate: float) -> tuple[Array, Array]:
+        """The waits at a rate, (TPOT, TTFT) in seconds, and without each part of the seeds."""
         if rate not in self._waits:
             done = [self._traffic.served(self.choice, rate, seed) for seed in self._seeds]
             parts = [[done[seed] for seed in kept] for kept in self._parts()]
@@ -326,11 +218,11 @@ class _Curve:
         parts = min(PARTS, len(self._seeds))
         return [[seed for seed in self._seeds if seed % parts != part] for part in range(parts)]
 
-    def _without(self, rate: float) -> Array:
-        """[group, (TPOT, TTFT)] the percentiles without each group of the prompts."""
+    def _leave_out(self, rate: float) -> None:
+        """Simulate a rate without each group of the prompts, too."""
         served = partial(self._traffic.served, self.choice, rate)
         done = [[served(seed, group) for seed in self._seeds] for group in self._groups]
-        return np.array([self._percentiles(each) for each in done])
+        self._varied[rate] = np.array([self._percentiles(each) for each in done])
 
     def _percentiles(self, seeds: Sequence[Served]) -> Array:
         """[(TPOT, TTFT)] over the requests of some seeds."""
@@ -356,103 +248,73 @@ class _Curve:
             rates.append((end - begin) / (ended[end] - ended[begin]))
         return np.array(rates)
 
-    def _of_capacity(self) -> "_Varied":
-        """The capacity, and how it varies."""
-        without = [self._capacities_of(group).mean() for group in self._groups]
-        without_seeds = [self._capacities[kept].mean() for kept in self._parts()]
-        return _Varied(self.capacity, np.array(without_seeds), np.array(without))
-
-    def held(self, goals: Array) -> "_Varied":
-        """The largest rate at which [(TPOT, TTFT)] are within the goals; 0.0 for none.
-
-        On the line between two simulated rates; where seeds or prompts differ in how far they are
-        from the goal there, the rate differs by that much / the line's slope.
-        """
-
-        def excess(values: Array) -> Array:
-            return (values / goals).max(axis=-1)
-
-        def above(rate: float) -> float:
-            return float(excess(self.values(rate)))
-
-        rates = self.rates
-        beyond = [rate for rate in rates if above(rate) > 1.0]
-        if not beyond:
-            most = self.of_capacity()
-            return _Varied(MOST * most.value, MOST * most.without_seeds, MOST * most.without)
-        if beyond[0] == rates[0]:
-            return _Varied(0.0, np.zeros(len(self._parts())), np.zeros(len(self._groups)))
-        low, high = max(rate for rate in rates if rate < beyond[0]), beyond[0]
+    def simulate(self, rates: Sequence[float], goals: Array, asked: float) -> SimulatedChoice:
+        """Some rates up to nearly the capacity, the asked one, and where the goals are just met."""
+        most = MOST * self.capacity
+        for rate in (*rates, asked, most):
+            if rate <= most:
+                self.at(rate)
         for _ in range(HALVINGS):
-            middle = (low + high) / 2.0
-            low, high = (low, middle) if above(middle) > 1.0 else (middle, high)
-        slope = (above(high) - above(low)) / (high - low)
-        rate = low + (1.0 - above(low)) / slope
+            between = bracket(self._values, goals)
+            if between is not None and between[0] is not None:
+                self.at((between[0] + between[1]) / 2.0)
+        low, high = bracket(self._values, goals) or (None, None)
+        for rate in {asked, *((low, high) if low is not None else ())} & {*self._waits}:
+            self._leave_out(rate)
+        return self.made()
 
-        def moved(of: Callable[[float], Array]) -> Array:
-            off = [excess(of(each)) - above(each) for each in (low, high)]
-            return np.maximum(0.0, rate - np.mean(off, axis=0) / slope)
+    @property
+    def _values(self) -> dict[float, Array]:
+        return {rate: values for rate, (values, _) in self._waits.items()}
 
-        without = moved(self.without) if self._groups else np.zeros(0)
-        return _Varied(rate, moved(self.without_seeds), without)
-
-
-@dataclass(frozen=True, eq=False)
-class _Varied:
-    """A number, and how it varies."""
-
-    value: float
-    without_seeds: Array  # [part] without that part of the seeds
-    without: Array  # [group] without that group of the prompts; empty where that is not known
-
-    def interval(self) -> Interval | None:
-        """Over other prompts and arrivals; None where too little is known."""
-        both = (self.without_seeds, self.without)
-        if min(map(len, both)) < 2:
-            return None
-        variance = joined(left_out_variance(each, np.ones(len(each))) for each in both)
-        half = float(half_width(variance, CONFIDENCE))
-        return Interval(max(0.0, self.value - half), self.value + half)
-
-    def over(self, other: "_Varied") -> "_Varied | None":
-        """The ratio of the two, part by part and group by group; None where the other may be 0."""
-        parts = len(self.without_seeds)
-        if min(other.value, *other.without_seeds, *other.without) <= 0.0:
-            return None
-        without = self.without / other.without if len(self.without) else self.without
-        without_seeds = self.without_seeds / other.without_seeds[:parts]
-        return _Varied(self.value / other.value, without_seeds, without)
+    def made(self) -> SimulatedChoice:
+        """What was simulated."""
+        choice, rates, none = self.choice, sorted(self._waits), np.zeros((0, 2))
+        waits = [self._waits[rate] for rate in rates]
+        return SimulatedChoice(
+            draft=choice.draft,
+            policy=choice.policy,
+            k=choice.k,
+            ks=tuple(choice.by_active[1:]),
+            on_engine=choice.on_engine,
+            capacity=self.capacity,
+            capacity_without_seeds=tuple(
+                float(self._capacities[kept].mean()) for kept in self._parts()
+            ),
+            capacity_without_prompts=tuple(
+                float(self._capacities_of(group).mean()) for group in self._groups
+            ),
+            rates=tuple(rates),
+            waits_s=tuple(values.tolist() for values, _ in waits),
+            without_seeds_s=tuple(without.tolist() for _, without in waits),
+            without_prompts_s=tuple(self._varied.get(rate, none).tolist() for rate in rates),
+        )
 
 
 # ---- the plan ------------------------------------------------------------------------------------
 
 
-def plan_of(
+def simulated_plan(
     run: StoredRun,
     config: PlanConfig,
     *,
-    confidences_from: StoredRun | None = None,
     recorded: Sequence[float] | None = None,
-    price_per_hour: float | None = None,
     expect: Callable[[int], None] = lambda _: None,
     tick: Callable[[], None] = lambda: None,
-) -> tuple[Plan, tuple[Caveat, ...]]:
-    """What each choice holds, and what to mind.
+) -> tuple[PlannedServer, tuple[SimulatedChoice, ...]]:
+    """What is known of the server, and what each choice makes users wait for.
 
     Args:
-        run: of a server, with requests side by side; or an audition that one prices.
+        run: of a server, with requests side by side.
         config: the goal, and how much is simulated.
-        confidences_from: an audition of the same texts; None for those of the run.
         recorded: time stamps of requests, ascending; None for random arrivals.
-        price_per_hour: of a card, US dollars.
         expect: called with the number of choices.
         tick: called as each of them is done.
 
     Raises:
         UserError: the run does not tell what is needed.
     """
-    temperature = config.temperature[0] if config.temperature else None
-    server, drafts = planned(run, temperature, confidences_from)
+    server = Server.of(run, config.temperature[0] if config.temperature else None)
     slots, ks = _slots(server, config), server.ks
     if len(ks) == 1:
         raise UserError(
@@ -460,51 +322,46 @@ def plan_of(
             f" {server.temperature:g}; there is nothing to plan until its server is lossless"
         )
     setup = Setup(run)
-    asked = setup.new_tokens or 0
-    texts_of = {each.name: server.texts(each, max(ks), asked) for each in drafts}
-    names = [text.prompt_set for text in texts_of[drafts[0].name]]
-    traffic = _Traffic(texts_of, set_weights(names, setup.request_weights), config, recorded)
-    choices = [*_choices(server, drafts, slots, ks, config.cache_tokens or [np.inf], traffic)]
+    texts = server.texts(max(ks), setup.new_tokens or 0)
+    shares = set_weights([text.prompt_set for text in texts], setup.request_weights)
+    traffic = _Traffic(texts, shares, config, recorded)
+    choices = [*_choices(server, slots, ks, config.cache_tokens or [np.inf], traffic)]
     expect(len(choices))
     curves = [_Curve(traffic, each, config) for each in choices]
-    top = max(curve.capacity for curve in curves if curve.choice.servable)
-    shared = (top * np.array([LEAST, *np.arange(1, RATES) / RATES])).tolist()
-    tpot_s, ttft_s = (None if ms is None else ms / 1e3 for ms in (config.tpot_ms, config.ttft_ms))
-    goals = np.array([np.inf if goal is None else goal for goal in (tpot_s, ttft_s)])
-    held: list[_Varied] = []
+    rates = shared_rates([curve.capacity for curve in curves if curve.choice.on_engine])
+    goals = goals_of(config.tpot_ms, config.ttft_ms)
+    made: list[SimulatedChoice] = []
     for curve in curves:
-        most = MOST * curve.capacity
-        for rate in (*shared, config.rate, most):
-            if rate <= most:
-                curve.values(rate)
-        held.append(curve.held(goals))
+        made.append(curve.simulate(rates, goals, config.rate))
         tick()
-    sizes = [each.tokens for seed in range(config.seeds) for each in traffic.requests(None, seed)]
+    sizes = [each.tokens for seed in range(config.seeds) for each in traffic.requests(seed)]
     tokens = server.counting.first_position + float(np.mean(sizes))
-    plan = Plan(
+    checks = tuple(load_checks(server, ks)) if server.temperature == GREEDY else ()
+    known = replace(
+        facts_of(server), slots=slots, prompts=len(traffic.prompts), tokens=tokens, checks=checks
+    )
+    return known, tuple(made)
+
+
+def facts_of(server: Server) -> PlannedServer:
+    """What a plan keeps of its server, which decodes as many requests as were timed."""
+    loads = server.served.setup.run.loads
+    return PlannedServer(
         run=str(server.folder),
         engine=server.served.engine.name,
-        drafts=tuple(each.name for each in drafts),
-        measured_draft=server.draft.name,
+        draft=server.draft,
         temperature=server.temperature,
-        slots=slots,
-        rate=config.rate,
-        percentile=config.percentile,
-        tpot_s=tpot_s,
-        ttft_s=ttft_s,
-        arrivals="poisson" if recorded is None else "recorded",
-        seeds=config.seeds,
-        requests=config.requests,
-        prompts=len(traffic.prompts),
-        tokens=tokens,
-        choices=tuple(
-            _planned(curve, largest, held[0], config.rate, price_per_hour, tokens)
-            for curve, largest in zip(curves, held, strict=True)
-        ),
-        stops_paying=_stops_paying(curves, shared),
-        checks=tuple(load_checks(server, ks)) if server.temperature == GREEDY else (),
+        slots=server.slots,
+        slots_timed=server.slots,
+        lossy=server.lossy,
+        separate_passes=server.by_runs if server.slots > 1 else False,
+        prompts_priced=server.prompts_priced,
+        disturbed=server.served.disturbed,
+        largest_rate=max((timing.rate for timing in server.arriving if timing.rate), default=None),
+        other_slots=tuple(sorted({t.slots for t in loads if t.rate and t.slots} - {server.slots})),
+        context=max(trace.prompt_tokens + len(trace.tokens) for trace in server.traces),
+        context_timed=server.longest_context,
     )
-    return plan, tuple(_caveats(server, drafts, plan))
 
 
 def _slots(server: Server, config: PlanConfig) -> int:
@@ -524,119 +381,6 @@ def _slots(server: Server, config: PlanConfig) -> int:
     return slots
 
 
-def _planned(
-    curve: _Curve,
-    held: _Varied,
-    plain: _Varied,
-    rate: float,
-    price_per_hour: float | None,
-    tokens: float,
-) -> PlanChoice:
-    """What a choice holds, next to plain decoding."""
-    interval, ratio, capacity = held.interval(), held.over(plain), curve.of_capacity().interval()
-    of_ratio = ratio and ratio.interval()
-    cards = ceil(rate / held.value - 1e-9) if held.value > 0.0 else None
-    usd = None if cards is None or price_per_hour is None else cards * price_per_hour
-    points = tuple(PlanPoint(each, *curve.values(each).tolist()) for each in curve.rates)
-    at_rate = next((_with_intervals(each, curve) for each in points if each.rate == rate), None)
-    return PlanChoice(
-        draft=curve.choice.draft,
-        policy=curve.choice.policy,
-        k=curve.choice.k,
-        ks=curve.choice.ks,
-        threshold=curve.choice.threshold,
-        on_engine=curve.choice.on_engine,
-        capacity=curve.capacity,
-        capacity_lo=capacity and capacity.lo,
-        capacity_hi=capacity and capacity.hi,
-        points=points,
-        at_rate=at_rate,
-        largest_rate=held.value,
-        largest_rate_lo=interval and interval.lo,
-        largest_rate_hi=interval and interval.hi,
-        rate_ratio=ratio and ratio.value,
-        rate_ratio_lo=of_ratio and of_ratio.lo,
-        rate_ratio_hi=of_ratio and of_ratio.hi,
-        cards=cards,
-        usd_per_hour=usd,
-        usd_per_million_tokens=None
-        if usd is None
-        else usd_per_million_tokens(1.0 / (rate * tokens), usd),
-    )
-
-
-def _with_intervals(point: PlanPoint, curve: _Curve) -> PlanPoint:
-    without_seeds, without = curve.without_seeds(point.rate), curve.without(point.rate)
-    tpot, ttft = (
-        _Varied(value, without_seeds[:, at], without[:, at]).interval() if len(without) else None
-        for at, value in enumerate((point.tpot_s, point.ttft_s))
-    )
-    return replace(
-        point,
-        tpot_lo_s=tpot and tpot.lo,
-        tpot_hi_s=tpot and tpot.hi,
-        ttft_lo_s=ttft and ttft.lo,
-        ttft_hi_s=ttft and ttft.hi,
-    )
-
-
-def _stops_paying(curves: Sequence[_Curve], rates: Sequence[float]) -> float | None:
-    """The least of the shared rates at which plain decoding has the shortest TPOT."""
-    plain, *others = curves
-    for rate in rates:
-        waits = [
-            float(curve.values(rate)[0])
-            for curve in (plain, *others)
-            if curve.choice.servable and rate in curve.rates
-        ]
-        if rate in plain.rates and waits[0] <= min(waits):
-            return rate
-    return None
-
-
-def _caveats(server: Server, drafts: Sequence[PlannedDraft], plan: Plan) -> Iterator[Caveat]:
-    engine, measured = server.served.engine, server.draft.name
-    others = [each.name for each in drafts if each.name != measured]
-    if others:
-        yield Caveat("plan_other_drafts", {"drafts": ", ".join(others), "measured": measured})
-    if server.lossy:
-        yield Caveat("plan_without_ks", {"ks": ", ".join(map(str, server.lossy))})
-    if engine.clock == "cpu":
-        yield Caveat("plan_processor_time")
-    if server.by_runs is not False and server.slots > 1:
-        spec = spec_of(engine.name)
-        named = {"engine": spec.title, "flag": spec.unified_flag}
-        yield Caveat("plan_separate_passes", {**named, "simulated": server.by_runs is not None})
-    if not server.prompts_priced:
-        yield Caveat("plan_mean_prompts")
-    if server.served.disturbed is not None:
-        yield Caveat("plan_disturbed", {"others": server.served.disturbed})
-    beyond = (1.0 - plan.percentile / 100.0) * (1.0 - WARM_UP) * plan.seeds * plan.requests
-    if beyond < LEAST_BEYOND - 1e-9:
-        needed = 100 * ceil(plan.requests * LEAST_BEYOND / beyond / 100.0 - 1e-9)
-        values = {"percentile": plan.percentile, "beyond": round(beyond), "requests": needed}
-        yield Caveat("plan_few_beyond", values)
-    yield from _beyond_measured(server, drafts, plan)
-
-
-def _beyond_measured(
-    server: Server, drafts: Sequence[PlannedDraft], plan: Plan
-) -> Iterator[Caveat]:
-    """What is planned and lies outside of what the run's loads were; of slots that is refused."""
-    rates = [timing.rate for timing in server.arriving if timing.rate]
-    planned_rate = max((each.largest_rate for each in plan.servable), default=0.0)
-    if planned_rate > max(rates, default=0.0):
-        yield Caveat("plan_rate_not_measured", {"measured": max(rates, default=None)})
-    slots = {t.slots for t in server.served.setup.run.loads if t.rate and t.slots}
-    for other in sorted(slots - {server.slots}):
-        yield Caveat("plan_other_slots", {"slots": other, "known": server.slots})
-    texts = [trace for each in drafts for trace in each.traces]
-    longest = max(trace.prompt_tokens + len(trace.tokens) for trace in texts)
-    known = server.longest_context
-    if longest > (1.0 + CONTEXT_SLACK) * known:
-        yield Caveat("plan_context_not_measured", {"context": longest, "measured": known})
-
-
 # ---- next to what was measured -------------------------------------------------------------------
 
 
@@ -652,7 +396,7 @@ def load_checks(server: Server, ks: Sequence[int]) -> Iterator[PlanCheck]:
         if timing.temperature == server.temperature and not timing.varying and timing.k in ks
         if timing.slots is None or timing.slots >= (timing.concurrency or 1)
         if timing.concurrency or timing in server.arriving
-        if server.served.engine.clock == "cpu" or (timing.others or 0.0) <= MOST_OTHERS
+        if (timing.others or 0.0) <= MOST_OTHERS
     ]
     costs = {group: server.costs_without(group) for group in {each.group for each in loads}}
     for timings in by_load(loads):
@@ -665,11 +409,10 @@ def load_checks(server: Server, ks: Sequence[int]) -> Iterator[PlanCheck]:
             usual = server.at_usual_pace(timing)
             arrivals = usual.due_s or sent_at_once(len(sent), timing.concurrency)
             priced = speculative if timing.k else plain
-            served = simulate(sent, arrivals, priced, Fixed(timing.k), timing.concurrency)
+            served = simulate(sent, arrivals, priced, [timing.k], timing.concurrency)
             done.append(_Simulated(timing, served, server.pace(timing)))
         if done:
-            # With clock=cpu a load's seconds are not those of a user
-            yield _checked(done, told=server.served.engine.clock == "engine")
+            yield _checked(done)
 
 
 class _Simulated(NamedTuple):
@@ -680,10 +423,10 @@ class _Simulated(NamedTuple):
     pace: float
 
 
-def _checked(loads: Sequence[_Simulated], *, told: bool) -> PlanCheck:
-    """What loads of one kind took; `told` is whether the server's clock says what users waited."""
+def _checked(loads: Sequence[_Simulated]) -> PlanCheck:
+    """What loads of one kind took."""
     first = loads[0].timing
-    told = told and all(t.user_decode_s and None not in t.user_decode_s for t, _, _ in loads)
+    told = all(t.user_decode_s and None not in t.user_decode_s for t, _, _ in loads)
     seconds = np.sum([(t.seconds, pace * each.ended_s.max()) for t, each, pace in loads], axis=0)
     tokens = sum(sum(timing.returned) for timing, _, _ in loads)
     per_second = tokens / seconds if first.concurrency else (None, None)

@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 
 from harness.analysis import analyse
-from harness.analysis.planned_server import Server, planned
-from harness.analysis.planning import plan_of
+from harness.analysis.planned_server import Server
+from harness.analysis.planning import simulated_plan
 from harness.analysis.setup import Setup
 from harness.commands.dry_run import PLAN, card_of
 from harness.commands.progress import progress
@@ -22,51 +22,32 @@ from harness.records import UserError
 from harness.reporting.console import print_table
 from harness.reporting.tables.specification import table
 from harness.storage import RunFolder, StoredRun, check_writable, load
-from harness.summary import Caveat, Plan
 from harness.theory.roofline import is_card
 
 # Of a card's capacity, the rate that a server run is asked to measure
 MEASURED_SHARE = 0.6
 
 
-@dataclass(frozen=True)
-class SimulatedRow:
-    """A line of plan.csv: a choice at a rate on one card."""
-
-    policy: str
-    k: int
-    rate: float
-    percentile: float
-    tpot_ms: float
-    ttft_ms: float
-
-
 def run(config: PlanConfig) -> Outcome:
-    """Simulate every choice, store the plan as a run, and show it."""
+    """Simulate every choice, store what users wait for as a run, and show the plan."""
     check_writable(config.results_root)
     with progress("reading the run"):
         stored = load(config.run)
         recorded = None if config.arrivals is None else recorded_times(config.arrivals)
-        sure = None if config.confidences_from is None else load(config.confidences_from)
     if config.dry_run:
-        _print_known(stored, config, recorded, sure)
+        _print_known(stored, config, recorded)
         return Outcome(None)
-    costs = stored.manifest.engine_costs  # of an audition, whose card is the server run's
-    price, priced = _price(config, stored if costs is None else load(costs.run))
+    price, other_device = _price(config, stored)
     with progress("simulating the choices") as bar:
-        plan, caveats = plan_of(
-            *(stored, config),
-            confidences_from=sure,
-            recorded=recorded,
-            price_per_hour=price,
-            expect=bar.expect,
-            tick=bar,
+        server, simulated = simulated_plan(
+            stored, config, recorded=recorded, expect=bar.expect, tick=bar
         )
-    names = [stored.config["model"]["name"], *(plan.drafts if len(plan.drafts) == 1 else ())]
+    names = [stored.config["model"]["name"], server.draft]
     folder = RunFolder.create(config.results_root, "plan", names, asdict(config))
-    folder.write_table("plan.csv", SimulatedRow, [*_rows(plan)])
-    folder.note(environment=describe_host(), status="complete")
-    summary = replace(analyse(load(folder.path)), plan=plan, caveats=(*priced, *caveats))
+    folder.simulated.append(*simulated)
+    planned = replace(server, price_per_hour_usd=price, other_device=other_device)
+    folder.note(planned=planned, environment=describe_host(), status="complete")
+    summary = analyse(load(folder.path))
     folder.write_summary(summary)
     return shown(summary, folder.path, verbose=config.verbose)
 
@@ -75,7 +56,6 @@ def _print_known(
     stored: StoredRun,
     config: PlanConfig,
     recorded: Sequence[float] | None,
-    confidences_from: StoredRun | None,
 ) -> None:
     """What the run says of its server, and what would be simulated.
 
@@ -83,28 +63,26 @@ def _print_known(
         UserError: it lacks what a plan needs; with the command that measures it.
     """
     temperature = config.temperature[0] if config.temperature else None
-    server, drafts = planned(stored, temperature, confidences_from)
+    server = Server.of(stored, temperature)
     side_by_side = sorted({each.concurrency for each in server.loads})
     arrivals = "Poisson" if recorded is None else f"with the gaps of {len(recorded)} recorded ones"
-    sure = [each.name for each in drafts if each.confidences]
     rows = [
         ("server run", str(server.folder)),
-        ("drafts", ", ".join(each.name for each in drafts)),
+        ("draft", server.draft),
         ("K, without a draft at 0", ", ".join(map(str, server.ks))),
         ("requests side by side, timed", ", ".join(map(str, side_by_side))),
         ("texts, scored", str(len(server.traces))),
-        ("how sure drafts are", f"known of {', '.join(sure)}" if sure else "not known"),
         ("a prompt's prefill", "by its length" if server.prompts_priced else "the mean"),
         (
             "simulated",
             f"{config.seeds} sequences of {config.requests} requests, arrivals {arrivals}",
         ),
-        *_missing(server, config, sure=bool(sure)),
+        *_missing(server, config),
     ]
     print_table(table("Plan (nothing is simulated)", PLAN, rows), Console())
 
 
-def _missing(server: Server, config: PlanConfig, *, sure: bool) -> Iterator[tuple[str, str]]:
+def _missing(server: Server, config: PlanConfig) -> Iterator[tuple[str, str]]:
     """What was not measured, and the command that does; a plan without R(K, B) is refused."""
     setup = server.served.setup
     if not any(each.rate for each in setup.run.loads):
@@ -117,13 +95,6 @@ def _missing(server: Server, config: PlanConfig, *, sure: bool) -> Iterator[tupl
         yield (
             "missing: prompts of two lengths",
             "the server run again, on prompts that differ in length (prompts.files=)",
-        )
-    if not sure:
-        yield (
-            "missing: how sure drafts are",
-            f"for policies that read it: python -m harness.audition model={setup.model}"
-            f" drafts=[{server.draft.name}] decode.stop=threshold on the same prompts, then"
-            " confidences_from=",
         )
 
 
@@ -173,20 +144,12 @@ def _seconds(text: str, where: str) -> float:
     return value
 
 
-def _price(config: PlanConfig, stored: StoredRun) -> tuple[float | None, tuple[Caveat, ...]]:
-    """Of an hour of the card that the run was measured on, and why none is known."""
+def _price(config: PlanConfig, stored: StoredRun) -> tuple[float | None, str | None]:
+    """Of an hour of the card that the run was measured on; and the device where it was another."""
     if config.gpu is None:
-        return Setup(stored).price_per_hour, ()
+        return Setup(stored).price_per_hour, None
     card = card_of(config.gpu)
     machine = stored.manifest.environment
     if is_card(card.name, card.memory_gb, machine.device_name, machine.device_memory_bytes):
-        return card.price_per_hour_usd, ()
-    device = machine.device_name or "another device"
-    return None, (Caveat("other_card", {"card": card.name, "device": device}),)
-
-
-def _rows(plan: Plan) -> Iterator[SimulatedRow]:
-    for choice in plan.choices:
-        for point in choice.points:
-            waits_ms = 1e3 * point.tpot_s, 1e3 * point.ttft_s
-            yield SimulatedRow(choice.policy, choice.k, point.rate, plan.percentile, *waits_ms)
+        return card.price_per_hour_usd, None
+    return None, machine.device_name or "another device"

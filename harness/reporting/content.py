@@ -8,7 +8,6 @@ from typing import Literal
 from harness.records import Decision
 from harness.reporting import formatting as fmt
 from harness.reporting import grid, serving
-from harness.reporting.plan_page import PlanPage, plan_page
 from harness.reporting.sentences import caveats, explanation, plan, run, verdict
 from harness.reporting.tables import answers, brief_tables, tables_of
 from harness.reporting.tables.specification import Table
@@ -61,7 +60,6 @@ class Content:
     verdicts: tuple[str, ...]  # the main one first; empty for a command that decides nothing
     answer: Answer  # the main decision in a word, for its colour
     grid: Table | None  # the answer by temperature and engine; None where nothing is decided
-    plan: PlanPage | None  # what the reader of a plan's page moves; None of other runs
     brief: tuple[Table, ...]  # of the console: the grid in short, then what else a first look needs
     ranked: bool  # whether the second of these is the ranking of an audition
     main: tuple[Table, ...]  # of `tables` those that the answer is read from
@@ -95,7 +93,6 @@ def content_of(summary: Summary) -> Content:
         verdicts=verdict.verdicts(summary),
         answer=_answer(summary),
         grid=answered if answered.rows else None,
-        plan=plan_page(summary.plan) if summary.plan else None,
         brief=brief_tables(summary),
         ranked=bool(answers.drafts_table(summary).rows),
         main=tables_of(summary, main=True),

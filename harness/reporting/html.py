@@ -73,7 +73,6 @@ def report(content: Content, plots: "Sequence[Drawn]") -> str:
     first_line = shown[0] if shown and shown[0].code else None
     return page(
         "report.html.j2",
-        scripts=("page.js", *(("chart.js", "plan.js") if content.plan else ())),
         title=content.title,
         skip_to="the verdict",
         report=content,

@@ -157,10 +157,8 @@ SPEC = EngineSpec(
     },
     schedule_notes=_schedule_notes,
     varying={
-        "schedule": VaryingK(TIERS, frozenset(_DRAWN_KINDS), _EAGLE_DRAFTS, "by_load"),
-        "adaptive": VaryingK(
-            ADAPTIVE, frozenset(_DRAWN_KINDS), _EAGLE_DRAFTS, "tiers", largest_k=7
-        ),
+        "schedule": VaryingK(TIERS, frozenset(_DRAWN_KINDS), _EAGLE_DRAFTS),
+        "adaptive": VaryingK(ADAPTIVE, frozenset(_DRAWN_KINDS), _EAGLE_DRAFTS, largest_k=7),
     },
     in_production="--context-length, --max-running-requests and --mem-fraction-static",
     slots_flag="--max-running-requests",

@@ -12,7 +12,7 @@ from typing import Literal
 from harness.records import Rule, Varying
 from harness.serving.drafts import DRAFTS, DraftKind
 from harness.serving.round_counting import Counting
-from harness.summary import PlanPolicy, SamplingFacts
+from harness.summary import SamplingFacts
 
 # Of every engine that serves DFlash drafters
 BLOCK = (
@@ -76,14 +76,12 @@ class VaryingK:
         flag: that turns it on.
         kinds: of draft, those that it does so with.
         takes: these in words.
-        policy: what decides, as a plan simulates it.
         largest_k: that it may draft; None where that is the largest it is told.
     """
 
     flag: str
     kinds: frozenset[DraftKind]
     takes: str
-    policy: PlanPolicy
     largest_k: int | None = None
 
 
@@ -187,12 +185,10 @@ class EngineSpec:
         """Its name among others."""
         return self.row_name or self.title
 
-    def has(self, policy: PlanPolicy, kind: DraftKind) -> bool:
-        """Whether its servers decide how many tokens a draft of a kind drafts in this way."""
-        if policy == "threshold":
-            return self.stops_early
-        ways = (way for way in self.varying.values() if kind in way.kinds)
-        return policy == "fixed" or any(way.policy == policy for way in ways)
+    def has_k_by_load(self, kind: DraftKind) -> bool:
+        """Whether one server drafts by a schedule of K by load, with drafts of a kind."""
+        schedule = self.varying.get("schedule")
+        return schedule is not None and kind in schedule.kinds
 
 
 def changes(k_by_load: Mapping[int, int]) -> dict[int, int]:

@@ -2,21 +2,19 @@
 
 The flag "this drafted token was accepted" is a Bernoulli draw for each text position, independent
 of the others (`harness.theory.replay`), and each position is judged at most once, by the round that
-reaches it. So one uniform per position decides every K and every policy: flag = uniform < chance.
+reaches it. So one uniform per position decides every K: flag = uniform < chance.
 At temperature 0 chances are 0 or 1, and a text is one request whatever is drawn.
 
 Arrivals are in units of the mean time between two requests, so that one draw serves every rate.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
-
-from harness.theory.adaptive import until_unlikely
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.intp]
@@ -27,7 +25,6 @@ class Rounds(NamedTuple):
 
     after: list[int]  # where the next round begins; n where the text has ended
     drafted: list[int]  # tokens that the round drafts
-    accepted: list[int]  # of these
     alike: list[int]  # how many rounds from here on, one after the other, draft k tokens
 
 
@@ -48,28 +45,8 @@ class _RoundsByK(dict[int, Rounds]):
         alike = [0] * (size + 1)
         for start in np.flatnonzero(drafted == k)[::-1].tolist():
             alike[start] = 1 + alike[ends[start]]
-        made = self[k] = Rounds(ends, drafted.tolist(), accepted.tolist(), alike)
+        made = self[k] = Rounds(ends, drafted.tolist(), alike)
         return made
-
-
-@dataclass(frozen=True, eq=False)
-class Confidences:
-    """The probability that a draft gives to each token that it drafts on a text of n tokens."""
-
-    along: Array  # [n, K] by the start of a round and offset, as long as the tokens are the text's
-    # [n + 1, K] from a position on at which the draft leaves the text; None where `along` has whole
-    # rounds, of a draft whose tokens hang on the start and not on chance
-    away: Array | None = None
-
-    def of_rounds(self, accepted: Counts) -> Array:
-        """[n, K] of the rounds that would accept so many tokens in a row; NaN counts as sure."""
-        made = self.along
-        if self.away is not None:
-            starts, offsets = np.indices(made.shape)
-            left = offsets - accepted[:, None]
-            off_text = self.away[starts + accepted[:, None], np.maximum(left, 0)]
-            made = np.where(left < 0, made, off_text)
-        return np.nan_to_num(made, nan=1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,12 +56,6 @@ class Request:
     prompt_tokens: int
     runs: Counts  # [n] draft tokens in a row that would be accepted from each start
     most: Counts  # [n] tokens that the engine drafts at most from each start
-    # How sure the draft is of what it drafts; None where that is not known
-    drafted: Confidences | None = None
-    _until: dict[float, list[int]] = field(default_factory=dict[float, list[int]], repr=False)
-    _survivals: dict[int, list[list[float]]] = field(
-        default_factory=dict[int, list[list[float]]], repr=False
-    )
 
     @property
     def tokens(self) -> int:
@@ -95,29 +66,6 @@ class Request:
     def rounds(self) -> Mapping[int, Rounds]:
         """By k, where up to k tokens are drafted."""
         return _RoundsByK(self.runs, self.most)
-
-    @cached_property
-    def confidences(self) -> Array:
-        """[n, K] of each token that a round from a start drafts."""
-        assert self.drafted is not None
-        return self.drafted.of_rounds(self.runs)
-
-    def survivals(self, k: int) -> list[list[float]]:
-        """By start, of each token that a round of up to k drafts: its chance of being accepted.
-
-        That is with all before it, were confidences right.
-        """
-        if k not in self._survivals:
-            rows = np.cumprod(self.confidences[:, :k], axis=1).tolist()
-            pairs = zip(rows, self.rounds[k].drafted, strict=True)
-            self._survivals[k] = [row[:size] for row, size in pairs]
-        return self._survivals[k]
-
-    def until_unlikely(self, threshold: float) -> list[int]:
-        """[n] tokens of the K that a round drafts until one is below the threshold, with it."""
-        if threshold not in self._until:
-            self._until[threshold] = until_unlikely(self.confidences, threshold).tolist()
-        return self._until[threshold]
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +80,6 @@ class Text:
     # What is NaN, or beyond the text, is not accepted.
     chances: Array
     most: Counts  # [n] tokens that the engine drafts at most from each start
-    drafted: Confidences | None = None  # as of a request
 
     @cached_property
     def certain(self) -> Request | None:
@@ -155,7 +102,7 @@ class Text:
         """From [n, K] whether a token would be accepted."""
         rejected = np.pad(~flags, ((0, 0), (0, 1)), constant_values=True)
         runs = np.argmax(rejected, axis=1).astype(np.intp)
-        return Request(self.prompt_tokens, runs, self.most, self.drafted)
+        return Request(self.prompt_tokens, runs, self.most)
 
 
 class Stream(Sequence[Request]):

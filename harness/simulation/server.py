@@ -2,19 +2,19 @@
 
 State: a clock, a queue (first in, first out), and numbered slots with the requests in them. An
 iteration begins with what has arrived: as long as a slot is free the first of the queue enters.
-Every active request takes one round, of as many draft tokens as the policy chooses, or emits one
-plain token. Who has emitted all leaves its slot.
+Every active request takes one round, which drafts as many tokens as is set for this number of
+active requests, or emits one plain token. Who has emitted all leaves its slot.
 
 An engine that mixes (llama.cpp, vLLM) puts the prompts that enter into the iteration of those that
 decode: all get longer by them, and the first tokens are there when it ends. Where nobody decodes,
 the prompts are an iteration of their own. Other engines (SGLang) stop decoding for each prompt.
 
-Where a policy reads the number of active requests at most, nothing is decided until one of them
-ends or another enters, so all iterations up to there are one step. That makes it fast.
+K depends on the number of active requests alone, so that nothing changes until one of them ends or
+another enters: all iterations up to there are one step. That makes it fast.
 
 A closed loop of B requests is the special case in which all have arrived at 0 and B are in flight:
 `harness.theory.batching.closed_loop` gives the same seconds where rounds are whole numbers and
-prompts are not mixed in. It stays for expected rounds, which are no whole numbers.
+prompts are not mixed in. It stays for the expected rounds by which whole loads are predicted.
 
 Assumed: a request enters the slot that has been free for longest (llama.cpp, tools/server: the slot
 least recently used); a prompt fits into one iteration; nobody is put out to make room in the
@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
 from operator import attrgetter
-from typing import ClassVar, Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,29 +57,6 @@ class Slot:
 
     def __post_init__(self) -> None:
         self.end = self.request.tokens
-
-
-# What a policy may decide by: how many are active, what earlier rounds accepted, how sure the draft
-# is, what iterations cost; and what no policy of an engine knows, which tokens will be accepted
-Reads = Literal["active", "accepted", "confidences", "costs", "flags"]
-
-
-class Policy:
-    """Decides how many tokens rounds draft.
-
-    Attributes:
-        reads: what it decides by. One that reads the number of active requests at most is asked
-            only when that may have changed; one that reads accepted lengths is told of each round.
-    """
-
-    reads: ClassVar[frozenset[Reads]] = frozenset()
-
-    def choose(self, active: Sequence[Slot]) -> Sequence[int]:
-        """Draft tokens of each active slot's next round at most."""
-        raise NotImplementedError
-
-    def seen(self, slot: Slot, drafted: int, accepted: int) -> None:
-        """Learn what became of a slot's round, whose start is still the slot's position."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +173,7 @@ def simulate(
     requests: Sequence[Request],
     arrived_s: Sequence[float] | Array,
     costs: Costs,
-    policy: Policy,
+    ks: Sequence[int],
     in_flight: int | None = None,
     journal: list[Iteration] | None = None,
 ) -> Served:
@@ -206,13 +183,13 @@ def simulate(
         requests: in the order of arrival; each is asked for when it enters.
         arrived_s: when each does, ascending; all 0 for a closed loop.
         costs: of the server; their table has a row for each of its slots.
-        policy: a fresh one, where it learns.
+        ks: draft tokens of a round at most, by how many requests are active, from 0 on; the last of
+            them for more. One K is `[k]`, and plain decoding `[0]`.
         in_flight: of a closed loop, whose clients send the next request when they have the answer
             of the one before; None where requests come whatever becomes of others.
         journal: gets every iteration.
     """
     number, most = len(requests), in_flight or costs.slots
-    steady, learns = policy.reads <= {"active"}, "accepted" in policy.reads
     mixes = len(costs.mixed_start_s) > 0
     arrivals: list[float] = np.asarray(arrived_s, dtype=np.float64).tolist()
     sent = number if in_flight is None else min(in_flight, number)
@@ -246,7 +223,8 @@ def simulate(
         paths: list[Rounds] = []
         steps, seconds = 1, 0.0
         if decoding:
-            for slot, k in zip(active, policy.choose(active), strict=True):
+            k = ks[min(len(active), len(ks) - 1)]
+            for slot in active:
                 path = slot.request.rounds[k]
                 paths.append(path)
                 drafts.append(path.drafted[slot.position])
@@ -254,7 +232,7 @@ def simulate(
         if entering:
             prompts = [slot.request for slot in entering]
             seconds += costs.start_of(prompts, len(decoding)) + idle * costs.idle_s
-        elif steady:
+        else:
             # Until a text ends, or a round drafts another number of tokens
             pairs = zip(active, paths, strict=True)
             steps = max(1, min([path.alike[slot.position] for slot, path in pairs]))
@@ -274,9 +252,6 @@ def simulate(
                 journal.append(Iteration(steps, [*decoding], drafts, entered, context, idle))
         clock += steps * seconds
         ended = 0
-        if learns:
-            for slot, path, drafted in zip(decoding, paths, drafts, strict=True):
-                policy.seen(slot, drafted, path.accepted[slot.position])
         for slot, path in zip(decoding, paths, strict=True):
             after = path.after
             position = after[slot.position]

@@ -31,24 +31,22 @@ from harness.theory.speedup import RoundTimes
 Array = NDArray[np.float64]
 
 
-def closed_loop(proposals: Array, concurrency: int, slots: int | None = None) -> Array:
+def closed_loop(proposals: Array, concurrency: int) -> Array:
     """Iterations of a closed loop, by how many requests are active and what their rounds draft.
 
     Args:
         proposals: shape (requests, N): rounds of each request that draft n = 0..N - 1 tokens, in
             the order of sending; plain decoding has N = 1, its tokens. A request without rounds
             takes no place.
-        slots: of a server that decodes each run of neighbouring slots by itself; a request takes
-            the slot that has been free for longest. None where all active requests share a pass.
 
     Returns:
-        Shape (concurrency + 1, N): iterations with b active requests, or with `slots` passes of b
-        neighbours; one whose requests draft different numbers of tokens is shared among these.
+        Shape (concurrency + 1, N): iterations with b active requests; one whose requests draft
+        different numbers of tokens is shared among these.
     """
     rounds = proposals.sum(axis=1)
     waiting = [row for row in range(len(rounds) - 1, -1, -1) if rounds[row] > 0.0]
     iterations = np.zeros((concurrency + 1, proposals.shape[1]))
-    free = deque(range(concurrency if slots is None else slots))
+    free = deque(range(concurrency))
     drafts: dict[int, Array] = {}  # of the next round of each active slot
     active: list[tuple[float, int]] = []
     now = 0.0
@@ -58,10 +56,8 @@ def closed_loop(proposals: Array, concurrency: int, slots: int | None = None) ->
             heapq.heappush(active, (now + float(rounds[row]), slot))
             drafts[slot] = proposals[row] / rounds[row]
         end, slot = heapq.heappop(active)
-        taken = sorted(drafts)
-        for part in [slice(None)] if slots is None else neighbours(taken):
-            together = [drafts[number] for number in taken[part]]
-            iterations[len(together)] += (end - now) * (np.add.reduce(together) / len(together))
+        together = [drafts[number] for number in sorted(drafts)]
+        iterations[len(together)] += (end - now) * (np.add.reduce(together) / len(together))
         free.append(slot)
         del drafts[slot]
         now = end

@@ -431,14 +431,6 @@ CAVEATS: Mapping[str, Any] = {
     "plan_without_ks": (
         "K={ks} changed what is generated in the server run, so it is no choice here"
     ),
-    "plan_processor_time": (
-        "the run was timed by processor time (clock=cpu), so these waits are processor seconds,"
-        " less than what a user waits for; for a goal measure with clock=engine on a quiet machine"
-    ),
-    "plan_other_drafts": (
-        "under load only {measured} was timed; rounds of {drafts} are taken to cost as much more or"
-        " less side by side as they do alone"
-    ),
     "plan_separate_passes": _separate_passes,
     "plan_mean_prompts": (
         "what a prompt's length costs is not known, since no prefills of two lengths were timed:"

@@ -1,20 +1,14 @@
 """What a plan says: which choice meets the goal on how many cards, and what each holds."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
 from harness.records import first
 from harness.reporting import formatting as fmt
-from harness.summary import Plan, PlanChoice, PlanPolicy, Summary
+from harness.summary import Plan, PlanChoice, Summary
 
-NAMES: Mapping[PlanPolicy, str] = {
-    "by_load": "K by load",
-    "tiers": "SGLang's tiers",
-    "threshold": "a threshold of",
-    "survival": "vLLM's adaptive verification",
-    "oracle": "oracle",
-}
+BY_LOAD = "K by load"
 PLAIN = "no draft"
 
 
@@ -22,18 +16,12 @@ def named(choice: PlanChoice) -> str:
     """A choice in a few words, as "tiny_good K=2"."""
     if choice.draft is None:
         return PLAIN
-    return f"{choice.draft} {_policy(choice) or f'K={choice.k}'}"
-
-
-def _policy(choice: PlanChoice) -> str | None:
-    """What decides how many tokens are drafted; None where K is fixed."""
-    name = NAMES.get(choice.policy)
-    return name if choice.threshold is None else f"{name} {choice.threshold:g}"
+    return f"{choice.draft} {BY_LOAD if choice.policy == 'by_load' else f'K={choice.k}'}"
 
 
 def whether_served(choice: PlanChoice) -> str:
     """What keeps a choice from being one; empty for those that the engine can be started with."""
-    return "bound" if choice.bound else "" if choice.on_engine else "not on this engine"
+    return "" if choice.on_engine else "not on this engine"
 
 
 def goal(plan: Plan) -> str:
@@ -97,8 +85,8 @@ def _served(choice: PlanChoice) -> str:
     """As "tiny_good at K=2"."""
     if choice.draft is None:
         return PLAIN
-    how = _policy(choice)
-    return f"{choice.draft} {f'with {how}' if how else f'at K={choice.k}'}"
+    how = f"with {BY_LOAD}" if choice.policy == "by_load" else f"at K={choice.k}"
+    return f"{choice.draft} {how}"
 
 
 def _cards(choice: PlanChoice) -> str:

@@ -87,7 +87,7 @@ TABLES: dict[str, tuple[Maker, ...]] = {
         running.positions_table,
         latency.rounds_table,
     ),
-    "plan": (plan.plan_tables,),
+    "plan": (plan.choices_table, plan.waits_tables),
     "report": (comparison.comparison_tables,),
 }
 
@@ -108,6 +108,7 @@ MAIN = frozenset[Maker](
         breakeven.ideal_table,
         running.by_k_table,
         running.positions_table,
+        plan.choices_table,
         comparison.comparison_tables,
     )
 )

@@ -86,11 +86,9 @@ NOTE = (
     "largest rate: requests per second of one card at which the goal is met; rate ratio: to plain"
     " decoding's, on the same requests and arrivals. TPOT and TTFT: p{percentile:g} at"
     " {rate:.3g} requests/s on one card; empty beyond its capacity. Intervals: 95 %, over prompts"
-    " (and costs, fitted on them) and arrivals. Not on this engine: it has no such policy, or not"
-    " for drafts of this kind. The oracle knows what will be accepted and drafts what pays in that"
-    " iteration: what adapting K could gain in tokens per second, which is no bound of a"
-    " percentile. A server that has a draft reads prompts with it at K = 0 too, so that it waits"
-    " longer than one without."
+    " (and costs, fitted on them) and arrivals. Not on this engine: it has no K by load, or not for"
+    " drafts of this kind. A server that has a draft reads prompts with it at K = 0 too, so that it"
+    " waits longer than one without."
 )
 SIMULATED_NOTE = (
     "Simulated: {seeds} sequences of {requests} requests of {prompts} prompts, {tokens:.0f} tokens"
@@ -115,8 +113,8 @@ def brief_table(summary: Summary) -> Table:
     return table("What each choice holds", BRIEF, plan.choices if plan else (), best=_best(plan))
 
 
-def plan_tables(summary: Summary) -> list[Table]:
-    """Everything on the plan; none of other runs."""
+def choices_table(summary: Summary) -> list[Table]:
+    """What each choice holds; none of other runs."""
     plan = summary.plan
     if plan is None:
         return []
@@ -124,8 +122,15 @@ def plan_tables(summary: Summary) -> list[Table]:
         NOTE.format(percentile=plan.percentile, rate=plan.rate),
         SIMULATED_NOTE.format(**{**vars(plan), "arrivals": ARRIVALS[plan.arrivals]}),
     )
+    return [table("What each choice holds", CHOICES, plan.choices, best=_best(plan), notes=notes)]
+
+
+def waits_tables(summary: Summary) -> list[Table]:
+    """What users wait for by rate, and the error of the simulation; none of other runs."""
+    plan = summary.plan
+    if plan is None:
+        return []
     return [
-        table("What each choice holds", CHOICES, plan.choices, best=_best(plan), notes=notes),
         _by_rate(plan, "TPOT", lambda point: point.tpot_s),
         _by_rate(plan, "TTFT", lambda point: point.ttft_s),
         table("Measured and simulated", CHECKS, plan.checks, notes=(CHECKS_NOTE,)),
