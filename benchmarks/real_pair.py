@@ -8,7 +8,8 @@
 Each run is the command as it is typed, in a process of its own. --small takes ngram_simple on
 llama.cpp; and on the harness's loop an audition of ngram, early_exit and a copy in bfloat16, and a
 sweep of ngram at every K. Without checkpoints there is no replay (score=false); the tokenizer is
-then read from the GGUF file. Arguments with = go to every command. Without --prompts these are 20 in benchmarks/prompts.
+then read from the GGUF file. Arguments with = go to every command. Without --prompts these are 20
+in benchmarks/prompts.
 
 Time is from the command to the line that begins with "first answer", and to the process's end.
 Memory is resident, of that process without its servers, every 0.2 s: the most of all, and the most
