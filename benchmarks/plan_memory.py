@@ -20,7 +20,7 @@ from time import process_time
 
 import numpy as np
 
-from harness.analysis.planning import plan_of
+from harness.analysis.planning import simulated_plan
 from harness.cli import compose
 from harness.records import TextTrace
 from harness.storage import RunFolder, load
@@ -45,10 +45,10 @@ def main() -> None:
         assert len(run.traces) > asked.texts
     words = ("run=x", "rate=20", "tpot_ms=30", "temperature=[1]", "seeds=2", "requests=400")
     begin = process_time()
-    plan, _ = plan_of(run, compose("plan", [*words]))
+    server, _ = simulated_plan(run, compose("plan", [*words]))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
-        f"a plan over {plan.prompts:,} prompts, {asked.tokens} tokens each: {memory:.2f} GiB of"
+        f"a plan over {server.prompts:,} prompts, {asked.tokens} tokens each: {memory:.2f} GiB of"
         f" memory at most, {process_time() - begin:.0f} s"
     )
 

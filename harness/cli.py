@@ -67,6 +67,10 @@ OK, CELLS_FAILED, USER_ERROR, SIGNALLED = 0, 1, 2, 128
 FULL_ERROR = "HYDRA_FULL_ERROR"
 HELP = {"--help", "-h"}
 MOST_CHARACTERS = 300
+# Keys that there were, and names of a group as `draft=NAME`: what does their work now
+REMOVED = {
+    "confidences_from": "a plan is for no draft, one K, and K by load, which read no confidences",
+}
 # Of a word that Hydra cannot parse: what to type instead
 QUOTING = (
     "A value with a comma, bracket or quote is quoted for the shell and once more:"
@@ -75,11 +79,6 @@ QUOTING = (
 # transformers imports torchao where it is installed, which warns of kernels for other machines
 NOISY_ON_IMPORT = ("torchao", "torch.utils._pytree")
 
-
-# What is said of a key that left; dotted, sorted
-REMOVED = {
-    "confidences_from": "it left: a plan is for no draft, one K, and K by load, which read none",
-}
 
 # Of this command's jobs, those that ran in other processes included
 _statuses: list[int] = []
@@ -411,7 +410,7 @@ def _misspelt(command: str, cause: BaseException | None) -> UserError | None:
     inside = [name.removeprefix(group + dot) for name in names if name.startswith(group + dot)]
     known = list(dict.fromkeys(name.partition(".")[0] for name in inside))
     elsewhere = [name for name in names if name.endswith(f".{key}")]
-    if elsewhere and not group:
+    if elsewhere and not group and key not in REMOVED:
         return _no_such_key("", key, elsewhere, near=elsewhere)
     return _no_such_key(group + dot, key, known) if known else None
 
@@ -420,7 +419,7 @@ def _no_such_key(
     prefix: str, key: str, known: Sequence[str], near: Sequence[str] | None = None
 ) -> UserError:
     if f"{prefix}{key}" in REMOVED:
-        return UserError(f"{prefix}{key}: {REMOVED[prefix + key]}")
+        return UserError(f"{prefix}{key}: was removed; {REMOVED[f'{prefix}{key}']}")
     near = near or difflib.get_close_matches(key, known, n=3, cutoff=0.5)
     heading = "similar names" if near else "it takes"
     names = ", ".join(f"{prefix}{name}" for name in near or known)

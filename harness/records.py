@@ -745,6 +745,31 @@ class ServingEngine:
         return replace(self, commands=commands)
 
 
+# How many tokens a server drafts: a fixed number, or one by how many requests are active
+PlanPolicy = Literal["fixed", "by_load"]
+
+
+@dataclass(frozen=True)
+class SimulatedChoice:
+    """What users wait for with a choice of a plan: percentiles of (TPOT, TTFT), in seconds."""
+
+    draft: str | None  # None: plain decoding
+    policy: PlanPolicy
+    k: int  # the most that a round drafts
+    ks: tuple[int, ...]  # of `by_load`: K by how many are active, from 1 on; empty of one K
+    on_engine: bool  # whether the engine has the policy, with drafts of this kind
+    # Requests per second that one card serves while all slots are taken; without each part of the
+    # seeds, and with each group of the prompts replaced
+    capacity: float
+    capacity_without_seeds: tuple[float, ...]
+    capacity_without_prompts: tuple[float, ...]
+    rates: tuple[float, ...]  # [rate] requests per second, ascending
+    waits_s: tuple[Sequence[float], ...]  # [rate]
+    without_seeds_s: tuple[Sequence[Sequence[float]], ...]  # [rate][part]
+    # [rate][group]; empty at rates at which no prompts were replaced
+    without_prompts_s: tuple[Sequence[Sequence[float]], ...]
+
+
 # Why a card's clocks are lower than they could be, as its driver says: heat (the hardware's or the
 # software's slowdown), a power brake of the board, another slowdown of it, its power limit
 ThrottleReason = Literal["hw_thermal", "sw_thermal", "power_brake", "hw_slowdown", "power_cap"]

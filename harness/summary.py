@@ -23,6 +23,7 @@ from harness.records import (
     Decision,
     Failure,
     LatencyRow,
+    PlanPolicy,
     ResultRow,
     Rule,
     ServerCommand,
@@ -1569,10 +1570,6 @@ class RunningServer:
     total: CountedInterval | None  # None where no round was counted
     restarts: int  # times that the counters began anew; what was counted meanwhile is left out
     drift: Drift | None  # None for too few intervals
-
-
-# How many tokens a server drafts: a fixed number, or one by how many requests are active
-PlanPolicy = Literal["fixed", "by_load"]
 
 
 @dataclass(frozen=True)

@@ -233,6 +233,20 @@ def test_a_bad_word_ends_a_command_before_anything_is_stored(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("key", cli.REMOVED)
+def test_a_key_that_was_removed_is_refused_with_what_does_its_work(
+    key: str, run: RunDoor, tmp_path: Path, capsys: Captured
+) -> None:
+    said = f"{key}: was removed; {cli.REMOVED[key]}"
+    group = key.rpartition(".")[0]
+    for door in SCHEMAS:
+        names = {name for name, _ in keys_of(SCHEMAS[door])}
+        if key not in names and any(name.startswith(group) for name in names):
+            assert run(fail_with(AssertionError()), f"{key}=1", door=door) == 2, door
+            assert capsys.readouterr() == ("", f"error: {said}\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_path_with_a_space_that_the_shell_took_apart_is_shown_quoted(
     run: RunDoor, capsys: Captured
 ) -> None:

@@ -16,7 +16,7 @@ from runs import EXAMPLES, FROZEN, analysed, outcome_of, ran
 from harness.analysis import analyse
 from harness.analysis.engine_costs import basis_of, costs_of, priced_by
 from harness.analysis.latency import ServedTimes
-from harness.analysis.planning import plan_of
+from harness.analysis.planning import simulated_plan
 from harness.analysis.server_costs import ServerCosts
 from harness.cli import compose
 from harness.records import UserError
@@ -450,4 +450,4 @@ def test_costs_survive_the_manifest(engine: EngineCosts, auditioned: StoredRun) 
 def test_an_audition_that_a_server_prices_is_no_plan_of_that_server(auditioned: StoredRun) -> None:
     asked = compose("plan", ["run=x", "rate=20", "tpot_ms=30"])
     with pytest.raises(UserError, match=r"made by audition; name a server run"):
-        plan_of(auditioned, asked)
+        simulated_plan(auditioned, asked)

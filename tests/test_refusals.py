@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from runs import FROZEN, outcome_of
 
-from harness.cli import REMOVED, compose
 from harness.records import UserError
 
 TYPED = "latency.target_ms=10 latency.draft_ms=2"
@@ -175,11 +174,3 @@ def test_a_command_line_is_refused_in_one_line_that_names_its_key(
     assert "\n" not in line
     assert "secret" not in line
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_key_that_left_is_answered_by_what_does_its_work_now() -> None:
-    assert [*REMOVED] == sorted(REMOVED)
-    for key, says in REMOVED.items():
-        with pytest.raises(UserError) as error:
-            compose("sweep", [f"+{key}=1"])
-        assert str(error.value) == f"{key}: {says}"

@@ -1,6 +1,7 @@
 """The stored server run, had its loads cost what is known: by its servers' own clock."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from shutil import copytree
@@ -9,10 +10,14 @@ import numpy as np
 from runs import FROZEN
 
 from harness.analysis.iteration_costs import IterationCosts, Starts
+from harness.analysis.plan import caveats_of, plan_from
 from harness.analysis.planned_server import Server
+from harness.analysis.planning import simulated_plan
+from harness.config import PlanConfig
 from harness.records import LoadTiming
 from harness.simulation.server import Served, sent_at_once, simulate
 from harness.storage import RunFolder, StoredRun, load
+from harness.summary import Caveat, Plan
 from harness.theory.batching import BatchTimes
 from harness.theory.speedup import RoundTimes
 
@@ -90,3 +95,18 @@ def stored_timed(root: Path, *, rates: bool = True) -> Path:
     writing.loads.append(*(each for each in made.loads if rates or not each.rate))
     writing.note(engine=made.manifest.engine)
     return folder
+
+
+def plan_of(
+    run: StoredRun,
+    config: PlanConfig,
+    *,
+    recorded: Sequence[float] | None = None,
+    price: float | None = None,
+) -> tuple[Plan, tuple[Caveat, ...]]:
+    """What a plan of a server run comes to, and what to mind of it."""
+    server, simulated = simulated_plan(run, config, recorded=recorded)
+    server = replace(server, price_per_hour_usd=price)
+    arrivals = None if recorded is None else "a file with these"
+    plan = plan_from(server, simulated, {**asdict(config), "arrivals": arrivals})
+    return plan, tuple(caveats_of(server, plan))

@@ -22,6 +22,7 @@ def analyse(run: StoredRun) -> Summary:
     from harness.analysis.breakeven import analyse_breakeven
     from harness.analysis.counters import analyse_counters
     from harness.analysis.lossless import analyse_snapshot
+    from harness.analysis.plan import analyse_plan
     from harness.analysis.profile import analyse_profile
     from harness.analysis.server_run import analyse_served
     from harness.analysis.setup import Setup
@@ -35,10 +36,11 @@ def analyse(run: StoredRun) -> Summary:
         "snapshot": analyse_snapshot,
         "server": analyse_served,
         "metrics": analyse_counters,
+        "plan": analyse_plan,
     }
     setup = Setup(run)
     if setup.command not in commands:
-        # What a comparison and a plan rest on is in other folders
+        # What a comparison rests on is in other folders
         facts = setup.facts(())
         return Summary(facts) if run.summary is None else replace(run.summary, run=facts)
     cards, drafts = run.manifest.cards, run.manifest.card_drafts

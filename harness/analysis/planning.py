@@ -1,77 +1,51 @@
-"""Which K meets a latency goal at a rate of requests, and on how many cards.
+"""The simulations of a plan, from a server run with requests side by side.
 
-From a server run with requests side by side (`harness.analysis.planned_server`): its texts say what
-rounds accept (match bits, or chances from which flags are drawn), its loads what iterations and
-prompts cost, R(K, B), by the server's own clock (`harness.analysis.iteration_costs`). These drive a
-simulated server (`harness.simulation`) at a grid of rates up to nearly each choice's capacity. The
-choices are no draft, the draft at each K that was timed under load, and K by load: at each number
-of active requests the K of the most tokens per second.
+Its texts say what rounds accept (match bits, or chances from which flags are drawn), its loads what
+iterations and prompts cost, R(K, B), by the server's own clock
+(`harness.analysis.iteration_costs`). These drive a simulated server (`harness.simulation`) at a
+grid of rates up to nearly each choice's capacity, and between the two rates at which a goal is just
+met (`harness.analysis.plan`). The choices are no draft, the draft at each K that was timed under
+load, and K by load: at each number of active requests the K of the most tokens per second.
 
 One seed is one sequence of requests and arrivals, the same for every choice and rate; so choices
-are compared in pairs. A goal is met where the percentile over the requests of all seeds is within
-it: a queue holds up many requests or none, so that the mean over seeds of each one's percentile is
-too low. The largest rate lies on the line between two simulated ones. Beyond its capacity, at which
-a server ends requests while all of its slots are taken, a queue grows without end: no goal is met
-there.
-
-Intervals have two parts, both by the jackknife: parts of the seeds, and groups of the prompts (each
-is replaced by other prompts in the same sequences, and costs are fitted without its times).
-`PlanCheck`s show the error of both, where loads are simulated at costs that other prompts gave.
-
-A fleet splits its requests between cards at random, so of Poisson arrivals each card sees such at
-its share of the rate: cards = the rate / the largest rate of one card, rounded up. Recorded
-arrivals and bursts are stretched to a card's rate, and keep their shape.
+are compared in pairs. A percentile is over the requests of all seeds: a queue holds up many
+requests or none, so that the mean over seeds of each one's percentile is too low. Everything is
+simulated again without parts of the seeds, and with groups of the prompts replaced by other prompts
+in the same sequences, at costs that were fitted without their times. `PlanCheck`s show the error of
+both, where loads are simulated at costs that other prompts gave.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from math import ceil
 from typing import NamedTuple
 
 import numpy as np
 
 from harness.analysis.batch_schedule import MOST_OTHERS, by_load, full_loads
+from harness.analysis.plan import MOST, WARM_UP, bracket, goals_of, shared_rates
 from harness.analysis.planned_server import Server
 from harness.analysis.setup import Setup
 from harness.config import PlanConfig
-from harness.records import GREEDY, LoadTiming, UserError
+from harness.records import GREEDY, LoadTiming, PlanPolicy, SimulatedChoice, UserError
 from harness.serving.engines import spec_of
 from harness.simulation.requests import Request, Stream, Text, as_recorded, at_random
 from harness.simulation.server import Costs, Served, sent_at_once, simulate
-from harness.stats.jackknife import (
-    CONFIDENCE,
-    Array,
-    Index,
-    Interval,
-    enough_prompts,
-    half_width,
-    joined,
-    left_out_variance,
-    set_weights,
-)
+from harness.stats.jackknife import Array, Index, enough_prompts, set_weights
 from harness.storage import StoredRun
-from harness.summary import Caveat, Percentiles, Plan, PlanCheck, PlanChoice, PlanPoint, PlanPolicy
-from harness.theory.cost import usd_per_million_tokens
+from harness.storage.manifest import PlannedServer
+from harness.summary import Percentiles, PlanCheck
 
-# Simulated rates, and the shares of a capacity that are the least and the largest of them
-RATES, LEAST, MOST = 10, 0.02, 0.97
 # By which more requests come than end, where a capacity is simulated; and of these, a slot's least
 # number, so that all slots are taken while the middle half of them ends
 OVERLOAD, REQUESTS_PER_SLOT = 1.5, 4
 # How often the two rates between which a goal is just met are brought closer
 HALVINGS = 2
-# Of a seed's requests, those that find the server emptier than it will be
-WARM_UP = 0.2
 # Groups of prompts, each left out in turn; and parts of the seeds, at most
 GROUPS, PARTS = 6, 20
-# By how much a text may be longer than those of the loads
-CONTEXT_SLACK = 0.1
 # Positions of drawn requests that are kept from one rate to the next
 MOST_KEPT = 1_000_000
-# Simulated requests beyond a percentile, with which largest rates err by 2 % (docs/LOG.md)
-LEAST_BEYOND = 100
 
 
 # ---- what is simulated ---------------------------------------------------------------------------
@@ -225,26 +199,13 @@ class _Curve:
         self.choice, self._traffic, self._percentile = choice, traffic, config.percentile
         self._seeds, self._groups = range(config.seeds), range(traffic.groups)
         self._waits: dict[float, tuple[Array, Array]] = {}
-        self.without = cache(self._without)
-        self.of_capacity = cache(self._of_capacity)
+        self._varied: dict[float, Array] = {}  # rates that prompts are left out at
         self._capacities = self._capacities_of()
         # Requests per second that leave while all slots are taken and others wait
         self.capacity = float(self._capacities.mean())
 
-    @property
-    def rates(self) -> list[float]:
-        """At which it was simulated, ascending."""
-        return sorted(self._waits)
-
-    def values(self, rate: float) -> Array:
-        """[(TPOT, TTFT)] the percentiles at a rate, seconds."""
-        return self._at(rate)[0]
-
-    def without_seeds(self, rate: float) -> Array:
-        """[part, (TPOT, TTFT)] the same without each part of the seeds."""
-        return self._at(rate)[1]
-
-    def _at(self, rate: float) -> tuple[Array, Array]:
+    def at(self, rate: float) -> tuple[Array, Array]:
+        """The waits at a rate, (TPOT, TTFT) in seconds, and without each part of the seeds."""
         if rate not in self._waits:
             done = [self._traffic.served(self.choice, rate, seed) for seed in self._seeds]
             parts = [[done[seed] for seed in kept] for kept in self._parts()]
@@ -257,11 +218,11 @@ class _Curve:
         parts = min(PARTS, len(self._seeds))
         return [[seed for seed in self._seeds if seed % parts != part] for part in range(parts)]
 
-    def _without(self, rate: float) -> Array:
-        """[group, (TPOT, TTFT)] the percentiles without each group of the prompts."""
+    def _leave_out(self, rate: float) -> None:
+        """Simulate a rate without each group of the prompts, too."""
         served = partial(self._traffic.served, self.choice, rate)
         done = [[served(seed, group) for seed in self._seeds] for group in self._groups]
-        return np.array([self._percentiles(each) for each in done])
+        self._varied[rate] = np.array([self._percentiles(each) for each in done])
 
     def _percentiles(self, seeds: Sequence[Served]) -> Array:
         """[(TPOT, TTFT)] over the requests of some seeds."""
@@ -287,100 +248,73 @@ class _Curve:
             rates.append((end - begin) / (ended[end] - ended[begin]))
         return np.array(rates)
 
-    def _of_capacity(self) -> "_Varied":
-        """The capacity, and how it varies."""
-        without = [self._capacities_of(group).mean() for group in self._groups]
-        without_seeds = [self._capacities[kept].mean() for kept in self._parts()]
-        return _Varied(self.capacity, np.array(without_seeds), np.array(without))
-
-    def held(self, goals: Array) -> "_Varied":
-        """The largest rate at which [(TPOT, TTFT)] are within the goals; 0.0 for none.
-
-        On the line between two simulated rates; where seeds or prompts differ in how far they are
-        from the goal there, the rate differs by that much / the line's slope.
-        """
-
-        def excess(values: Array) -> Array:
-            return (values / goals).max(axis=-1)
-
-        def above(rate: float) -> float:
-            return float(excess(self.values(rate)))
-
-        rates = self.rates
-        beyond = [rate for rate in rates if above(rate) > 1.0]
-        if not beyond:
-            most = self.of_capacity()
-            return _Varied(MOST * most.value, MOST * most.without_seeds, MOST * most.without)
-        if beyond[0] == rates[0]:
-            return _Varied(0.0, np.zeros(len(self._parts())), np.zeros(len(self._groups)))
-        low, high = max(rate for rate in rates if rate < beyond[0]), beyond[0]
+    def simulate(self, rates: Sequence[float], goals: Array, asked: float) -> SimulatedChoice:
+        """Some rates up to nearly the capacity, the asked one, and where the goals are just met."""
+        most = MOST * self.capacity
+        for rate in (*rates, asked, most):
+            if rate <= most:
+                self.at(rate)
         for _ in range(HALVINGS):
-            middle = (low + high) / 2.0
-            low, high = (low, middle) if above(middle) > 1.0 else (middle, high)
-        slope = (above(high) - above(low)) / (high - low)
-        rate = low + (1.0 - above(low)) / slope
+            between = bracket(self._values, goals)
+            if between is not None and between[0] is not None:
+                self.at((between[0] + between[1]) / 2.0)
+        low, high = bracket(self._values, goals) or (None, None)
+        for rate in {asked, *((low, high) if low is not None else ())} & {*self._waits}:
+            self._leave_out(rate)
+        return self.made()
 
-        def moved(of: Callable[[float], Array]) -> Array:
-            off = [excess(of(each)) - above(each) for each in (low, high)]
-            return np.maximum(0.0, rate - np.mean(off, axis=0) / slope)
+    @property
+    def _values(self) -> dict[float, Array]:
+        return {rate: values for rate, (values, _) in self._waits.items()}
 
-        without = moved(self.without) if self._groups else np.zeros(0)
-        return _Varied(rate, moved(self.without_seeds), without)
-
-
-@dataclass(frozen=True, eq=False)
-class _Varied:
-    """A number, and how it varies."""
-
-    value: float
-    without_seeds: Array  # [part] without that part of the seeds
-    without: Array  # [group] without that group of the prompts; empty where that is not known
-
-    def interval(self) -> Interval | None:
-        """Over other prompts and arrivals; None where too little is known."""
-        both = (self.without_seeds, self.without)
-        if min(map(len, both)) < 2:
-            return None
-        variance = joined(left_out_variance(each, np.ones(len(each))) for each in both)
-        half = float(half_width(variance, CONFIDENCE))
-        return Interval(max(0.0, self.value - half), self.value + half)
-
-    def over(self, other: "_Varied") -> "_Varied | None":
-        """The ratio of the two, part by part and group by group; None where the other may be 0."""
-        if min(other.value, *other.without_seeds, *other.without) <= 0.0:
-            return None
-        without = self.without / other.without if len(self.without) else self.without
-        without_seeds = self.without_seeds / other.without_seeds
-        return _Varied(self.value / other.value, without_seeds, without)
+    def made(self) -> SimulatedChoice:
+        """What was simulated."""
+        choice, rates, none = self.choice, sorted(self._waits), np.zeros((0, 2))
+        waits = [self._waits[rate] for rate in rates]
+        return SimulatedChoice(
+            draft=choice.draft,
+            policy=choice.policy,
+            k=choice.k,
+            ks=tuple(choice.by_active[1:]),
+            on_engine=choice.on_engine,
+            capacity=self.capacity,
+            capacity_without_seeds=tuple(
+                float(self._capacities[kept].mean()) for kept in self._parts()
+            ),
+            capacity_without_prompts=tuple(
+                float(self._capacities_of(group).mean()) for group in self._groups
+            ),
+            rates=tuple(rates),
+            waits_s=tuple(values.tolist() for values, _ in waits),
+            without_seeds_s=tuple(without.tolist() for _, without in waits),
+            without_prompts_s=tuple(self._varied.get(rate, none).tolist() for rate in rates),
+        )
 
 
 # ---- the plan ------------------------------------------------------------------------------------
 
 
-def plan_of(
+def simulated_plan(
     run: StoredRun,
     config: PlanConfig,
     *,
     recorded: Sequence[float] | None = None,
-    price_per_hour: float | None = None,
     expect: Callable[[int], None] = lambda _: None,
     tick: Callable[[], None] = lambda: None,
-) -> tuple[Plan, tuple[Caveat, ...]]:
-    """What each choice holds, and what to mind.
+) -> tuple[PlannedServer, tuple[SimulatedChoice, ...]]:
+    """What is known of the server, and what each choice makes users wait for.
 
     Args:
         run: of a server, with requests side by side.
         config: the goal, and how much is simulated.
         recorded: time stamps of requests, ascending; None for random arrivals.
-        price_per_hour: of a card, US dollars.
         expect: called with the number of choices.
         tick: called as each of them is done.
 
     Raises:
         UserError: the run does not tell what is needed.
     """
-    temperature = config.temperature[0] if config.temperature else None
-    server = Server.of(run, temperature)
+    server = Server.of(run, config.temperature[0] if config.temperature else None)
     slots, ks = _slots(server, config), server.ks
     if len(ks) == 1:
         raise UserError(
@@ -394,44 +328,40 @@ def plan_of(
     choices = [*_choices(server, slots, ks, config.cache_tokens or [np.inf], traffic)]
     expect(len(choices))
     curves = [_Curve(traffic, each, config) for each in choices]
-    top = max(curve.capacity for curve in curves if curve.choice.on_engine)
-    shared = (top * np.array([LEAST, *np.arange(1, RATES) / RATES])).tolist()
-    tpot_s, ttft_s = (None if ms is None else ms / 1e3 for ms in (config.tpot_ms, config.ttft_ms))
-    goals = np.array([np.inf if goal is None else goal for goal in (tpot_s, ttft_s)])
-    held: list[_Varied] = []
+    rates = shared_rates([curve.capacity for curve in curves if curve.choice.on_engine])
+    goals = goals_of(config.tpot_ms, config.ttft_ms)
+    made: list[SimulatedChoice] = []
     for curve in curves:
-        most = MOST * curve.capacity
-        for rate in (*shared, config.rate, most):
-            if rate <= most:
-                curve.values(rate)
-        held.append(curve.held(goals))
+        made.append(curve.simulate(rates, goals, config.rate))
         tick()
     sizes = [each.tokens for seed in range(config.seeds) for each in traffic.requests(seed)]
     tokens = server.counting.first_position + float(np.mean(sizes))
-    arrivals = "bursts" if config.together > 1 else "poisson"
-    plan = Plan(
+    checks = tuple(load_checks(server, ks)) if server.temperature == GREEDY else ()
+    known = replace(
+        facts_of(server), slots=slots, prompts=len(traffic.prompts), tokens=tokens, checks=checks
+    )
+    return known, tuple(made)
+
+
+def facts_of(server: Server) -> PlannedServer:
+    """What a plan keeps of its server, which decodes as many requests as were timed."""
+    loads = server.served.setup.run.loads
+    return PlannedServer(
         run=str(server.folder),
         engine=server.served.engine.name,
         draft=server.draft,
         temperature=server.temperature,
-        slots=slots,
-        rate=config.rate,
-        percentile=config.percentile,
-        tpot_s=tpot_s,
-        ttft_s=ttft_s,
-        arrivals=arrivals if recorded is None else "recorded",
-        seeds=config.seeds,
-        requests=config.requests,
-        prompts=len(traffic.prompts),
-        tokens=tokens,
-        choices=tuple(
-            _planned(curve, largest, held[0], config.rate, price_per_hour, tokens)
-            for curve, largest in zip(curves, held, strict=True)
-        ),
-        stops_paying=_stops_paying(curves, shared),
-        checks=tuple(load_checks(server, ks)) if server.temperature == GREEDY else (),
+        slots=server.slots,
+        slots_timed=server.slots,
+        lossy=server.lossy,
+        separate_passes=server.by_runs if server.slots > 1 else False,
+        prompts_priced=server.prompts_priced,
+        disturbed=server.served.disturbed,
+        largest_rate=max((timing.rate for timing in server.arriving if timing.rate), default=None),
+        other_slots=tuple(sorted({t.slots for t in loads if t.rate and t.slots} - {server.slots})),
+        context=max(trace.prompt_tokens + len(trace.tokens) for trace in server.traces),
+        context_timed=server.longest_context,
     )
-    return plan, tuple(_caveats(server, plan))
 
 
 def _slots(server: Server, config: PlanConfig) -> int:
@@ -449,109 +379,6 @@ def _slots(server: Server, config: PlanConfig) -> int:
             f" requests={REQUESTS_PER_SLOT * slots} or more, or fewer slots="
         )
     return slots
-
-
-def _planned(
-    curve: _Curve,
-    held: _Varied,
-    plain: _Varied,
-    rate: float,
-    price_per_hour: float | None,
-    tokens: float,
-) -> PlanChoice:
-    """What a choice holds, next to plain decoding."""
-    interval, ratio, capacity = held.interval(), held.over(plain), curve.of_capacity().interval()
-    of_ratio = ratio and ratio.interval()
-    cards = ceil(rate / held.value - 1e-9) if held.value > 0.0 else None
-    usd = None if cards is None or price_per_hour is None else cards * price_per_hour
-    points = tuple(PlanPoint(each, *curve.values(each).tolist()) for each in curve.rates)
-    at_rate = next((_with_intervals(each, curve) for each in points if each.rate == rate), None)
-    return PlanChoice(
-        draft=curve.choice.draft,
-        policy=curve.choice.policy,
-        k=curve.choice.k,
-        ks=tuple(curve.choice.by_active[1:]),
-        on_engine=curve.choice.on_engine,
-        capacity=curve.capacity,
-        capacity_lo=capacity and capacity.lo,
-        capacity_hi=capacity and capacity.hi,
-        points=points,
-        at_rate=at_rate,
-        largest_rate=held.value,
-        largest_rate_lo=interval and interval.lo,
-        largest_rate_hi=interval and interval.hi,
-        rate_ratio=ratio and ratio.value,
-        rate_ratio_lo=of_ratio and of_ratio.lo,
-        rate_ratio_hi=of_ratio and of_ratio.hi,
-        cards=cards,
-        usd_per_hour=usd,
-        usd_per_million_tokens=None
-        if usd is None
-        else usd_per_million_tokens(1.0 / (rate * tokens), usd),
-    )
-
-
-def _with_intervals(point: PlanPoint, curve: _Curve) -> PlanPoint:
-    without_seeds, without = curve.without_seeds(point.rate), curve.without(point.rate)
-    tpot, ttft = (
-        _Varied(value, without_seeds[:, at], without[:, at]).interval() if len(without) else None
-        for at, value in enumerate((point.tpot_s, point.ttft_s))
-    )
-    return replace(
-        point,
-        tpot_lo_s=tpot and tpot.lo,
-        tpot_hi_s=tpot and tpot.hi,
-        ttft_lo_s=ttft and ttft.lo,
-        ttft_hi_s=ttft and ttft.hi,
-    )
-
-
-def _stops_paying(curves: Sequence[_Curve], rates: Sequence[float]) -> float | None:
-    """The least of the shared rates at which plain decoding has the shortest TPOT."""
-    plain, *others = curves
-    for rate in rates:
-        waits = [
-            float(curve.values(rate)[0])
-            for curve in (plain, *others)
-            if curve.choice.on_engine and rate in curve.rates
-        ]
-        if rate in plain.rates and waits[0] <= min(waits):
-            return rate
-    return None
-
-
-def _caveats(server: Server, plan: Plan) -> Iterator[Caveat]:
-    if server.lossy:
-        yield Caveat("plan_without_ks", {"ks": ", ".join(map(str, server.lossy))})
-    if server.by_runs is not False and server.slots > 1:
-        spec = spec_of(server.served.engine.name)
-        named = {"engine": spec.title, "flag": spec.unified_flag}
-        yield Caveat("plan_separate_passes", {**named, "simulated": server.by_runs is not None})
-    if not server.prompts_priced:
-        yield Caveat("plan_mean_prompts")
-    if server.served.disturbed is not None:
-        yield Caveat("plan_disturbed", {"others": server.served.disturbed})
-    beyond = (1.0 - plan.percentile / 100.0) * (1.0 - WARM_UP) * plan.seeds * plan.requests
-    if beyond < LEAST_BEYOND - 1e-9:
-        needed = 100 * ceil(plan.requests * LEAST_BEYOND / beyond / 100.0 - 1e-9)
-        values = {"percentile": plan.percentile, "beyond": round(beyond), "requests": needed}
-        yield Caveat("plan_few_beyond", values)
-    yield from _beyond_measured(server, plan)
-
-
-def _beyond_measured(server: Server, plan: Plan) -> Iterator[Caveat]:
-    """What is planned and lies outside of what the run's loads were; of slots that is refused."""
-    rates = [timing.rate for timing in server.arriving if timing.rate]
-    planned_rate = max((each.largest_rate for each in plan.servable), default=0.0)
-    if planned_rate > max(rates, default=0.0):
-        yield Caveat("plan_rate_not_measured", {"measured": max(rates, default=None)})
-    slots = {t.slots for t in server.served.setup.run.loads if t.rate and t.slots}
-    for other in sorted(slots - {server.slots}):
-        yield Caveat("plan_other_slots", {"slots": other, "known": server.slots})
-    longest = max(trace.prompt_tokens + len(trace.tokens) for trace in server.traces)
-    known = server.longest_context
-    if longest > (1.0 + CONTEXT_SLACK) * known:
-        yield Caveat("plan_context_not_measured", {"context": longest, "measured": known})
 
 
 # ---- next to what was measured -------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from harness.analysis import analyse
 from harness.analysis.planned_server import Server
-from harness.analysis.planning import plan_of
+from harness.analysis.planning import simulated_plan
 from harness.analysis.setup import Setup
 from harness.commands.dry_run import PLAN, card_of
 from harness.commands.progress import progress
@@ -22,27 +22,14 @@ from harness.records import UserError
 from harness.reporting.console import print_table
 from harness.reporting.tables.specification import table
 from harness.storage import RunFolder, StoredRun, check_writable, load
-from harness.summary import Caveat, Plan
 from harness.theory.roofline import is_card
 
 # Of a card's capacity, the rate that a server run is asked to measure
 MEASURED_SHARE = 0.6
 
 
-@dataclass(frozen=True)
-class SimulatedRow:
-    """A line of plan.csv: a choice at a rate on one card."""
-
-    policy: str
-    k: int
-    rate: float
-    percentile: float
-    tpot_ms: float
-    ttft_ms: float
-
-
 def run(config: PlanConfig) -> Outcome:
-    """Simulate every choice, store the plan as a run, and show it."""
+    """Simulate every choice, store what users wait for as a run, and show the plan."""
     check_writable(config.results_root)
     with progress("reading the run"):
         stored = load(config.run)
@@ -50,20 +37,17 @@ def run(config: PlanConfig) -> Outcome:
     if config.dry_run:
         _print_known(stored, config, recorded)
         return Outcome(None)
-    price, priced = _price(config, stored)
+    price, other_device = _price(config, stored)
     with progress("simulating the choices") as bar:
-        plan, caveats = plan_of(
-            *(stored, config),
-            recorded=recorded,
-            price_per_hour=price,
-            expect=bar.expect,
-            tick=bar,
+        server, simulated = simulated_plan(
+            stored, config, recorded=recorded, expect=bar.expect, tick=bar
         )
-    names = [stored.config["model"]["name"], plan.draft]
+    names = [stored.config["model"]["name"], server.draft]
     folder = RunFolder.create(config.results_root, "plan", names, asdict(config))
-    folder.write_table("plan.csv", SimulatedRow, [*_rows(plan)])
-    folder.note(environment=describe_host(), status="complete")
-    summary = replace(analyse(load(folder.path)), plan=plan, caveats=(*priced, *caveats))
+    folder.simulated.append(*simulated)
+    planned = replace(server, price_per_hour_usd=price, other_device=other_device)
+    folder.note(planned=planned, environment=describe_host(), status="complete")
+    summary = analyse(load(folder.path))
     folder.write_summary(summary)
     return shown(summary, folder.path, verbose=config.verbose)
 
@@ -162,20 +146,12 @@ def _seconds(text: str, where: str) -> float:
     return value
 
 
-def _price(config: PlanConfig, stored: StoredRun) -> tuple[float | None, tuple[Caveat, ...]]:
-    """Of an hour of the card that the run was measured on, and why none is known."""
+def _price(config: PlanConfig, stored: StoredRun) -> tuple[float | None, str | None]:
+    """Of an hour of the card that the run was measured on; and the device where it was another."""
     if config.gpu is None:
-        return Setup(stored).price_per_hour, ()
+        return Setup(stored).price_per_hour, None
     card = card_of(config.gpu)
     machine = stored.manifest.environment
     if is_card(card.name, card.memory_gb, machine.device_name, machine.device_memory_bytes):
-        return card.price_per_hour_usd, ()
-    device = machine.device_name or "another device"
-    return None, (Caveat("other_card", {"card": card.name, "device": device}),)
-
-
-def _rows(plan: Plan) -> Iterator[SimulatedRow]:
-    for choice in plan.choices:
-        for point in choice.points:
-            waits_ms = 1e3 * point.tpot_s, 1e3 * point.ttft_s
-            yield SimulatedRow(choice.policy, choice.k, point.rate, plan.percentile, *waits_ms)
+        return card.price_per_hour_usd, None
+    return None, machine.device_name or "another device"

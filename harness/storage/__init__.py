@@ -30,6 +30,7 @@ from harness.records import (
     ResultRow,
     RoundTiming,
     Scrape,
+    SimulatedChoice,
     StepTiming,
     StructuredAnswer,
     TextTrace,
@@ -69,6 +70,7 @@ CHECKED = ("config.yaml", "summary.json", TRACES, CONFIDENCES, CHECKS, *TABLES)
 UNCHECKED = (
     *("manifest.json", files.CHECKSUMS, "trials.jsonl", "starts.jsonl", "rounds.jsonl"),
     *("own_rounds.jsonl", "loads.jsonl", "probes.jsonl", "scrapes.jsonl", "structured.jsonl"),
+    "simulated.jsonl",
 )
 # What a run measured, of the files with a checksum; the others are derived from it
 MEASURED = (TRACES, CONFIDENCES, CHECKS, "latency_samples.csv", "parts.csv")
@@ -106,6 +108,8 @@ class StoredRun:
     structured: tuple[StructuredAnswer, ...] = ()
     # scrapes.jsonl: what a running server had counted; of a run that asked it nothing
     scrapes: tuple[Scrape, ...] = ()
+    # simulated.jsonl: what users wait for with each choice of a plan; empty of other runs
+    simulated: tuple[SimulatedChoice, ...] = ()
     # checks.jsonl: greedy texts and distributions as the models judged them
     checks: tuple[Check, ...] = ()
     # The files without a checksum, as where checksums.json was deleted
@@ -166,6 +170,7 @@ class RunFolder:
         self.loads = Lines(path / "loads.jsonl", LoadTiming)
         self.structured = Lines(path / "structured.jsonl", StructuredAnswer)
         self.scrapes = Lines(path / "scrapes.jsonl", Scrape)
+        self.simulated = Lines(path / "simulated.jsonl", SimulatedChoice)
         if lock is not None and lock.unlocked is not None:
             self.manifest = manifest.updated(written_without_lock=lock.unlocked)
 
@@ -360,6 +365,7 @@ def load(folder: str | Path) -> StoredRun:
         loads=tuple(run.loads.read()),
         structured=tuple(run.structured.read()),
         scrapes=tuple(run.scrapes.read()),
+        simulated=tuple(run.simulated.read()),
         checks=read_checks(path, CHECKS),
         unverified=tuple(
             name for name in CHECKED if name not in known.files and (path / name).exists()

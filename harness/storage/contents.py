@@ -22,6 +22,7 @@ from harness.records import (
     ResultRow,
     RoundTiming,
     Scrape,
+    SimulatedChoice,
     StepTiming,
     StructuredAnswer,
     Trial,
@@ -35,7 +36,10 @@ if TYPE_CHECKING:
 
 Check = TextCheck | DistributionTest | TextLikelihood
 # What is stored as it is made, a line each
-Line = TypeVar("Line", bound=Trial | RoundTiming | LoadTiming | Scrape | StructuredAnswer)
+Line = TypeVar(
+    "Line",
+    bound=Trial | RoundTiming | LoadTiming | Scrape | SimulatedChoice | StructuredAnswer,
+)
 _KIND_OF_CHECK = {
     TextCheck: "text",
     DistributionTest: "distribution",

@@ -27,7 +27,7 @@ from harness.records import (
 )
 from harness.storage import files
 from harness.storage.contents import plain
-from harness.summary import BytesRead, CardDraftRow, CardRow, Dropped, ServedCosts
+from harness.summary import BytesRead, CardDraftRow, CardRow, Dropped, PlanCheck, ServedCosts
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -333,6 +333,34 @@ class EngineCosts:
 
 
 @dataclass(frozen=True)
+class PlannedServer:
+    """The server that a plan simulates, as its run measured it."""
+
+    run: str  # the folder of the server run
+    engine: str
+    draft: str
+    temperature: float
+    slots: int  # requests that a card decodes side by side
+    slots_timed: int  # up to which costs are known
+    # context, context_timed: tokens of the longest text with its prompt, in the plan and in the
+    # loads that costs are fitted to
+    context: int
+    context_timed: int
+    prompts: int = 0
+    tokens: float = 0.0  # that a request returns, the mean
+    lossy: tuple[int, ...] = ()  # K that change what is generated
+    # Whether neighbouring slots alone share a pass; None where that is not known
+    separate_passes: bool | None = False
+    prompts_priced: bool = True  # whether it is known what a prompt's length costs
+    disturbed: float | None = None  # processors that other work kept busy, where they were many
+    largest_rate: float | None = None  # of its loads; None where it has none at a rate
+    other_slots: tuple[int, ...] = ()  # of its loads at a rate that are not used
+    price_per_hour_usd: float | None = None  # of a card
+    other_device: str | None = None  # that it was measured on, where not the card of the plan
+    checks: tuple[PlanCheck, ...] = ()
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The entries of manifest.json; None where a run has none."""
 
@@ -375,6 +403,8 @@ class Manifest:
     engine: ServingEngine | None = None
     # What prices this run's drafts, where it is another engine's
     engine_costs: EngineCosts | None = None
+    # Of a plan
+    planned: PlannedServer | None = None
     server_threads: int | None = None
     server_memory: tuple[ServerMemory, ...] = ()
     # Of a breakeven run: keys of the configuration that files gave
