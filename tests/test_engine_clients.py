@@ -578,7 +578,7 @@ def test_mtp_layers_of_another_checkpoint_are_given_to_the_server(
     start = adapter_of(config).start
     assert start is not None
     serve = ToServe(config, tmp_path, 100, slots=1, threads=None, pair=None)
-    made = start(serve, None).command(2)
+    made = start(serve).command(2)
     assert made is not None
     command = made.line
     assert ("ORG/OTHER" in command) == other
@@ -593,7 +593,7 @@ def test_revisions_are_given_to_the_server(tmp_path: Path, engine: str, draft: s
     start = adapter_of(config).start
     assert start is not None
     serve = ToServe(config, tmp_path, 100, slots=1, threads=None, pair=None)
-    made = start(serve, None).command(2)
+    made = start(serve).command(2)
     assert made is not None
     command = shlex.split(made.line)
     assert command[command.index("--revision") + 1] == "one"
@@ -691,7 +691,7 @@ def test_a_server_is_told_the_dtype_that_is_replayed(
     assert start is not None
     serve = ToServe(config, tmp_path, 100, slots=1, threads=None, pair=pair)
     for k in (0, 2):
-        command = start(serve, None).command(k)
+        command = start(serve).command(k)
         assert command is not None
         for line in (command.line, command.production):
             words = shlex.split(line or "")
