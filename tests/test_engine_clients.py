@@ -625,7 +625,7 @@ PRODUCTION: dict[str, tuple[Any, set[str], set[str]]] = {
     ),
     "llamacpp": (
         LlamaCpp,
-        {"--cache-type-k", "--spec-draft-model", "--spec-draft-n-max"},
+        {"--spec-draft-model", "--spec-draft-n-max"},
         {"--ctx-size", "--parallel", "--threads", "--spec-draft-threads", "--metrics"},
     ),
 }
