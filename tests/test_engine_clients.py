@@ -1175,7 +1175,10 @@ def test_a_name_that_a_server_may_still_say_is_not_passed_over(stand_in: Start) 
     assert "asked" not in str(error.value), "an address is mistyped more often than late"
 
 
-def test_the_counters_around_a_request_have_its_deadline(stand_in: Start) -> None:
+def test_the_counters_around_a_request_have_its_deadline(
+    stand_in: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.engines.client.LEAST_S", 120.0)
     server = stand_in(vllm_answers(**{"/metrics": lambda _: time.sleep(3)}))
     with pytest.raises(ServerDiedError, match="no answer within 1 s"):
         ask(attached(VllmServer, server.url))
