@@ -469,7 +469,8 @@ class PromptsConf:
             self.sets = [] if self.files or self.hub or self.log else [*SHIPPED_SETS]
         if not self.sets and not self.files and not self.hub and not self.log:
             raise UserError(f"{prompts}.sets=[] and {prompts}.files=[]: give at least one")
-        needs = dict.fromkeys(("hub_subset", "hub_split", "hub_column"), "hub=ORG/NAME")
+        of_hub = ("hub_subset", "hub_split", "hub_column")
+        needs: dict[str, str] = dict.fromkeys(of_hub, "hub=ORG/NAME")
         needs["sample"] = "log=FILE"
         for name, source in needs.items():
             if getattr(self, name) is not None and not getattr(self, source.partition("=")[0]):

@@ -187,8 +187,9 @@ def _names(runs: Sequence[StoredRun]) -> tuple[str, ...]:
 
 def _compare_two(pair: _Pair) -> tuple[list[ComparisonRow], list[ComparisonCaveat]]:
     _check_target(pair)
-    drafts = (setup.draft or None for setup in pair.setups)
-    blank = ComparisonRow(*pair.names, *drafts, None, None, 0)
+    (reference, name), (before, after) = pair.names, pair.setups
+    drafts = (before.draft or None, after.draft or None)
+    blank = ComparisonRow(reference, name, *drafts, prompt_set=None, temperature=None, k=0)
     unlike = [*_unlike(pair)]
     shared = _shared_generations(pair)
     caveats = [*_unfinished(pair), *_devices(pair), *unlike, *_shared_prompts(pair)]

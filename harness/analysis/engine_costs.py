@@ -78,10 +78,6 @@ def costs_of(run: StoredRun, temperatures: Sequence[float], ks: Sequence[int]) -
             f"{key}: {engine.name} does not say how it accepts drafts and counts rounds, so none"
             " can be predicted there"
         )
-    if served.concurrency > 1:
-        raise UserError(
-            f"{key}: its requests were decoded side by side; name a run of one at a time"
-        )
     at = tuple(_settled_costs(served))
     if not at and not served.failed_gates:
         raise UserError(

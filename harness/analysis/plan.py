@@ -8,7 +8,7 @@ Intervals have two parts, both by the jackknife: parts of the seeds, and groups 
 
 A fleet splits its requests between cards at random, so of Poisson arrivals each card sees such at
 its share of the rate: cards = the rate / the largest rate of one card, rounded up. Recorded
-arrivals and bursts are stretched to a card's rate, and keep their shape.
+arrivals are stretched to a card's rate, and keep their shape.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,7 +65,6 @@ def plan_from(
     curves = [Curve(each) for each in simulated]
     held = [curve.held(goals) for curve in curves]
     tpot_s, ttft_s = (None if goal == np.inf else goal for goal in goals.tolist())
-    arrivals = "bursts" if config["together"] > 1 else "poisson"
     return Plan(
         run=server.run,
         engine=server.engine,
@@ -76,7 +75,7 @@ def plan_from(
         percentile=float(config["percentile"]),
         tpot_s=tpot_s,
         ttft_s=ttft_s,
-        arrivals=arrivals if config["arrivals"] is None else "recorded",
+        arrivals="poisson" if config["arrivals"] is None else "recorded",
         seeds=config["seeds"],
         requests=config["requests"],
         prompts=server.prompts,

@@ -276,7 +276,7 @@ def settle_threads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
         for count in counts:
             serve = replace(_to_serve(folder, work, slots=1), threads=count)
             try:
-                with start(serve, None).open(0) as server:
+                with start(serve).open(0) as server:
                     for _ in range(2):  # the second is the one that counts
                         done = server.generate(asked)
                         seconds[count] = done.decode_s or done.request_s
