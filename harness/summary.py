@@ -1336,17 +1336,6 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class AcceptanceLength:
-    """Acceptance of one K at one temperature under one convention."""
-
-    temperature: float
-    k: int
-    convention: str  # whose: "vLLM", "SGLang", ...
-    alias: str  # what it is called there
-    values: tuple[float, ...]  # one number, or one per position
-
-
-@dataclass(frozen=True)
 class ServedK:
     """One K on the whole weighted workload, measured."""
 
@@ -1424,7 +1413,6 @@ class ServedSummary:
         default_factory=dict[Varying, ServerCommand]
     )
     schedules: tuple[Schedule, ...] = ()
-    acceptance_lengths: tuple[AcceptanceLength, ...] = ()
     memory: ServedMemory | None = None  # of servers that the run started, with a draft
     servers: StartedServers | None = None  # None where it attached to servers that ran
 
