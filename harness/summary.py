@@ -558,22 +558,6 @@ class CategoryAlpha:
 
 
 @dataclass(frozen=True)
-class LengthAlpha:
-    """Alpha of one draft where an answer, or its context, has so many tokens."""
-
-    temperature: float
-    draft: str
-    k: int
-    axis: Literal["answer", "context"]  # position in the answer, or with the prompt before it
-    low: int  # the first position of the bucket
-    high: int  # the first beyond it
-    prompts: int
-    alpha: float
-    alpha_lo: float | None
-    alpha_hi: float | None
-
-
-@dataclass(frozen=True)
 class AdaptiveRow:
     """Drafting up to K tokens, and no more after one less likely than the threshold; replayed."""
 
@@ -753,21 +737,6 @@ class RuleOfThumb:
     met: bool | None  # None where it is not known
     value: float | None  # this pair's number under the rule; None where not compared
     values: Values = field(default_factory=dict[str, Value])  # what the measurement says instead
-
-
-@dataclass(frozen=True)
-class RequestSummary:
-    """Whole requests (prefill included) with the best draft, at the prompts' own lengths."""
-
-    draft: str
-    k: int
-    temperature: float
-    prompts: int
-    speedup: float  # ratio of the sums
-    # plain_p95_s, speculative_p95_s: 95th percentile of request latency over the prompts.
-    plain_p95_s: float
-    speculative_p95_s: float
-    slower_share: float  # share of the prompts whose request gets slower
 
 
 @dataclass(frozen=True)
@@ -1608,13 +1577,11 @@ class Summary:
     least_regret: tuple[LeastRegret, ...] = ()
     acceptance_by_position: tuple[AcceptanceByPosition, ...] = ()
     category_alpha: tuple[CategoryAlpha, ...] = ()
-    length_alpha: tuple[LengthAlpha, ...] = ()
     adaptive: tuple[AdaptiveDrafting, ...] = ()
     block_gains: tuple[BlockGain, ...] = ()  # above temperature 0; of a server run as well
     replay_checks: tuple[ReplayCheck, ...] = ()  # a sweep's loop against replay
     explanation: Explanation | None = None
     rules_of_thumb: tuple[RuleOfThumb, ...] = ()
-    request: RequestSummary | None = None
     memory: tuple[DraftMemory, ...] = ()
     ineligible: tuple[Failure, ...] = ()  # drafts that cannot be used with this target, and why
     # generation_s, scoring_s: what an audition's completions and scores took.

@@ -57,12 +57,9 @@ from harness.analysis.pairs import (
 )
 from harness.analysis.predicted import (
     category_alpha,
-    category_k,
     evidence_of,
     gap_of,
-    length_alpha,
     replayed_rows,
-    request_summary,
     synthetic_rows,
 )
 from harness.analysis.prediction_error import Gap, PredictionError, prediction_errors
@@ -110,7 +107,6 @@ from harness.summary import (
     Dropped,
     Explanation,
     Leaderboard,
-    LengthAlpha,
     OutlierCell,
     ReplayCheck,
     RuleOfThumb,
@@ -390,12 +386,6 @@ class PairAnalysis:
             draft: where(self.traces[draft], temperature=at) for draft in ranking.replays.drafts
         }
 
-    def length_alpha(self) -> Iterator[LengthAlpha]:
-        """Alpha by position in the answer and by context, at the K of `category_alpha`."""
-        for ranking in self.own_rankings:
-            k, rule = category_k(ranking.replays), ranking.replays.rule
-            yield from length_alpha(self._texts(ranking), rule, k, self.setup.weights)
-
     def adaptive_drafting(self) -> Iterator[AdaptiveDrafting]:
         """What thresholds would bring to the drafts whose confidences are stored."""
         for ranking in self.own_rankings:
@@ -622,8 +612,6 @@ class PairAnalysis:
             category_alpha=tuple(
                 row for ranking in self.own_rankings for row in category_alpha(ranking.replays)
             ),
-            # Of a fixed K, at which a sweep that stops drafting early never drafts
-            length_alpha=() if setup.adaptive else tuple(self.length_alpha()),
             adaptive=tuple(self.adaptive_drafting()),
             block_gains=tuple(self.block_gains()),
             explanation=explanation,
@@ -631,17 +619,15 @@ class PairAnalysis:
             text_checks=tuple(self.checks),
         )
         if self.own_rankings:
-            summary = self._with_best_draft(summary, self.own_rankings[0])
+            summary = self._with_memory(summary, self.own_rankings[0])
         return self._with_cost(summary)
 
-    def _with_best_draft(self, summary: Summary, ranking: Ranking) -> Summary:
-        """The summary with whole requests of the best draft, and the memory that drafts use."""
-        replays, best = ranking.replays, ranking.best[0]
-        latency = self.latencies[replays.temperature][best.draft]
+    def _with_memory(self, summary: Summary, ranking: Ranking) -> Summary:
+        """The summary with the memory that drafts use."""
+        replays = ranking.replays
         longest = max(t.prompt_tokens + len(t.tokens) for t in self.traces[replays.drafts[0]])
         return replace(
             summary,
-            request=request_summary(replays, best, latency, self.setup.weights),
             memory=draft_memory(self.setup, replays.drafts, longest, lookups=replays.lookups),
         )
 

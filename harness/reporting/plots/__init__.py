@@ -24,7 +24,6 @@ PLOTS = {
         speedup.draw_leaderboard,
         speedup.draw_by_k,
         acceptance.draw_by_category,
-        acceptance.draw_by_length,
         acceptance.draw_by_position,
         latency.draw_verify_cost,
     ),

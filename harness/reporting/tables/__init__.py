@@ -48,9 +48,7 @@ TABLES: dict[str, tuple[Maker, ...]] = {
         latency.rounds_table,
         leaderboard.costs_table,
         leaderboard.category_tables,
-        leaderboard.length_tables,
         leaderboard.position_tables,
-        leaderboard.request_table,
         latency.verify_tables,
     ),
     "server": (

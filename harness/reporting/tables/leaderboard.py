@@ -23,8 +23,6 @@ from harness.summary import (
     CategoryAlpha,
     DraftMemory,
     LeaderboardRow,
-    LengthAlpha,
-    RequestSummary,
     RuleOfThumb,
     StepSummary,
     Summary,
@@ -36,7 +34,6 @@ PLAIN = grid.DECISIONS["does_not_pay"]
 # Of a draft that none of a ranking's engines has, and another engine has
 NOT_THESE = "none of these engines"
 CORRECTED = "corrected"  # of the row that has a verdict's speedup
-Alpha = CategoryAlpha | LengthAlpha
 
 
 class Board(NamedTuple):
@@ -366,32 +363,13 @@ def _seconds(summary: Summary) -> str:
     )
 
 
-REQUEST: tuple[Column[RequestSummary], ...] = (
-    Column("draft", lambda request: request.draft, key=True),
-    Column("K", lambda request: request.k, fmt.count, key=True),
-    Column("temperature", lambda request: request.temperature, fmt.temperature, key=True),
-    Column("prompts", lambda request: request.prompts, fmt.count),
-    Column("request\nspeedup", lambda request: request.speedup, fmt.speedup),
-    Column("p95\nplain", lambda request: request.plain_p95_s, fmt.seconds),
-    Column("p95\nspeculative", lambda request: request.speculative_p95_s, fmt.seconds),
-    Column("slower\nrequests", lambda request: request.slower_share, fmt.percent),
-)
-AXES = {"answer": "position in\nthe answer", "context": "tokens of\ncontext"}
 CATEGORY_NOTE = (
     "alpha with its interval, where a category has prompts enough for one. Speculate on a category"
     " only where alpha is above the break-even alpha."
 )
-LENGTH_NOTE = (
-    "By where in an answer, or after how many tokens in all, the draft token was judged. Rows are"
-    " of different prompts, which is another reason for their alphas to differ."
-)
 POSITION_NOTE = (
     "Column j: share of rounds, among those with at least j text positions left, in which at least"
     " j draft tokens were accepted."
-)
-REQUEST_NOTE = (
-    "Predicted for whole requests at the prompts' own lengths, from replay, round times and both"
-    " prefills; no such request was run. p95: of request latency over the prompts."
 )
 
 
@@ -400,42 +378,24 @@ def category_tables(summary: Summary) -> list[Table]:
     made = []
     for entries in grouped(summary.category_alpha, lambda entry: entry.temperature).values():
         rows = grouped(entries, lambda entry: entry.category)
-        made.append(_alpha_table("category", entries, rows, CATEGORY_NOTE))
+        columns: tuple[Column[tuple[str, Sequence[CategoryAlpha]]], ...] = (
+            Column("category", lambda row: row[0], key=True),
+            Column("prompts", lambda row: row[1][0].prompts, fmt.count, key=True),
+            *columns_by(
+                dict.fromkeys(entry.draft for entry in entries),
+                "{}",
+                lambda row, draft: _alpha_of(row[1], draft),
+                fmt.alpha,
+                definition="alpha",
+            ),
+        )
+        temperature = fmt.temperature(entries[0].temperature)
+        title = f"Alpha by category, temperature {temperature}{at_k(entries)}"
+        made.append(table(title, columns, rows.items(), notes=(CATEGORY_NOTE,)))
     return made
 
 
-def length_tables(summary: Summary) -> list[Table]:
-    """Alpha by position in the answer and by context length, one table per temperature."""
-    made = []
-    groups = grouped(summary.length_alpha, lambda entry: (entry.temperature, entry.axis))
-    for (_, axis), entries in groups.items():
-        buckets = sorted(entries, key=lambda entry: entry.low)
-        rows = grouped(buckets, lambda entry: f"{entry.low:,} to {entry.high - 1:,}")
-        made.append(_alpha_table(AXES[axis], entries, rows, LENGTH_NOTE))
-    return made
-
-
-def _alpha_table(
-    head: str, entries: Sequence[Alpha], rows: Mapping[str, Sequence[Alpha]], note: str
-) -> Table:
-    """At one temperature: a row per name, a column per draft."""
-    columns: tuple[Column[tuple[str, Sequence[Alpha]]], ...] = (
-        Column(head, lambda row: row[0], key=True),
-        Column("prompts", lambda row: row[1][0].prompts, fmt.count, key=True),
-        *columns_by(
-            dict.fromkeys(entry.draft for entry in entries),
-            "{}",
-            lambda row, draft: _alpha_of(row[1], draft),
-            fmt.alpha,
-            definition="alpha",
-        ),
-    )
-    temperature = fmt.temperature(entries[0].temperature)
-    title = f"Alpha by {columns[0].one_line}, temperature {temperature}{at_k(entries)}"
-    return table(title, columns, rows.items(), notes=(note,))
-
-
-def _alpha_of(entries: Sequence[Alpha], draft: str) -> fmt.Bounded | None:
+def _alpha_of(entries: Sequence[CategoryAlpha], draft: str) -> fmt.Bounded | None:
     entry = first(entries, draft=draft)
     return entry and fmt.bounded(entry, "alpha")
 
@@ -461,13 +421,7 @@ def position_tables(summary: Summary) -> list[Table]:
     return made
 
 
-def request_table(summary: Summary) -> Table:
-    """What a user waits for, with and without the best draft."""
-    requests = (summary.request,) if summary.request else ()
-    return table("Whole requests, predicted", REQUEST, requests, notes=(REQUEST_NOTE,))
-
-
-def at_k(entries: Iterable[Alpha]) -> str:
+def at_k(entries: Iterable[CategoryAlpha]) -> str:
     """The K of all entries, with a comma before it; nothing where they differ."""
     ks = {entry.k for entry in entries}
     return f", K={ks.pop()}" if len(ks) == 1 else ""
