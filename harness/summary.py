@@ -190,11 +190,9 @@ ComparisonCaveatCode = Literal[
 Factor = Literal["acceptance", "slow_draft", "expensive_verify", "slow_loop", "launch_bound_engine"]
 RuleOfThumbCode = Literal[
     "step_ratio",  # value is target step / draft step: least, ideal, k, breakeven_alpha
-    "parameter_share",  # value is draft / target: least, most, step_share
-    "same_vocabulary",
     # value is acceptance_rate: k, suggested_k, verdict_k (0: do not speculate; None: undecided)
     "suggested_k",
-    "accepted_over_emitted",  # value is that share: least, k, alpha, breakeven_alpha, speedup
+    "accepted_over_emitted",  # value is that share: least, alpha, breakeven_alpha, speedup
 ]
 
 
@@ -731,12 +729,12 @@ class Explanation:
 
 @dataclass(frozen=True)
 class RuleOfThumb:
-    """A rule in circulation, and this pair's number under it; shown, never obeyed."""
+    """A rule in circulation, and the given numbers under it; shown, never obeyed."""
 
     code: RuleOfThumbCode
     met: bool | None  # None where it is not known
-    value: float | None  # this pair's number under the rule; None where not compared
-    values: Values = field(default_factory=dict[str, Value])  # what the measurement says instead
+    value: float
+    values: Values = field(default_factory=dict[str, Value])  # what the arithmetic says instead
 
 
 @dataclass(frozen=True)
@@ -1581,7 +1579,6 @@ class Summary:
     block_gains: tuple[BlockGain, ...] = ()  # above temperature 0; of a server run as well
     replay_checks: tuple[ReplayCheck, ...] = ()  # a sweep's loop against replay
     explanation: Explanation | None = None
-    rules_of_thumb: tuple[RuleOfThumb, ...] = ()
     memory: tuple[DraftMemory, ...] = ()
     ineligible: tuple[Failure, ...] = ()  # drafts that cannot be used with this target, and why
     # generation_s, scoring_s: what an audition's completions and scores took.
@@ -1606,6 +1603,7 @@ class Summary:
     # Break-even
     ceilings: tuple[CeilingAtK, ...] = ()  # the profile's too
     speedups_by_k: tuple[SpeedupByK, ...] = ()  # at each alpha
+    rules_of_thumb: tuple[RuleOfThumb, ...] = ()
     from_acceptance: tuple[ResultRow, ...] = ()  # those of `results` that a measured one gave
     # By K, of a server that measured itself; the verdict is of these where there are any
     server_speedups: dict[int, float] = field(default_factory=dict[int, float])

@@ -29,7 +29,7 @@ from harness.analysis.caveats import (
 )
 from harness.analysis.cells import completed, latest, measured_positions, measured_rows, timed
 from harness.analysis.engine_costs import priced_by
-from harness.analysis.explanation import case_of, explain, rules_of_thumb
+from harness.analysis.explanation import case_of, explain
 from harness.analysis.latency import (
     LOOKUP_S,
     Latency,
@@ -109,7 +109,6 @@ from harness.summary import (
     Leaderboard,
     OutlierCell,
     ReplayCheck,
-    RuleOfThumb,
     Summary,
     TextCheck,
     Unstable,
@@ -514,30 +513,21 @@ class PairAnalysis:
         in_order = all(one.speedup >= other.speedup for one, other in pairwise(rows))
         return replace(board, rows=tuple(rows)) if in_order else board
 
-    def explained(
-        self, verdict: Answer | None
-    ) -> tuple[Explanation | None, tuple[RuleOfThumb, ...]]:
-        """Why a verdict is what it is, and the rules of thumb next to it.
+    def explained(self, verdict: Answer | None) -> Explanation | None:
+        """Why a verdict is what it is.
 
         Of the draft and K that its number is of; none of a look-up, which has no draft step.
         """
         if verdict is None or self.distrusted or verdict.temperature is None:
-            return None, ()
+            return None
         draft = verdict.named[0] or self.setup.draft
         latency = self.latencies.get(verdict.temperature, {}).get(draft)
         if latency is None or self.looks_up(draft):
-            return None, ()
+            return None
         measured = self.setup.run.manifest.bandwidth
         floors = self.latency_rows if measured is None or measured.plausible else ()
         case = case_of(verdict, draft, self.results, latency, floors, weights=self.setup.weights)
-        if case is None:
-            return None, ()
-        explanation = explain(case, verdict.decision, verdict.temperature)
-        share, compared = self.setup.parameter_share(draft), self.setup.tokenizers_compared
-        rules = rules_of_thumb(
-            explanation, case, verdict, parameter_share=share, same_vocabulary=compared or None
-        )
-        return explanation, tuple(rules)
+        return case and explain(case, verdict.decision, verdict.temperature)
 
     # ---- the summary ----
 
@@ -579,7 +569,6 @@ class PairAnalysis:
         """Everything that the run says."""
         setup = self.setup
         own = self.answered[0].workload if self.answered else None
-        explanation, rules = self.explained(own)
         outliers = outlier_cells(self.trials)
         of_drafts = (pair for by_draft in self.latencies.values() for pair in by_draft.items())
         round_times = [latency.round_summary(draft) for draft, latency in of_drafts]
@@ -614,8 +603,7 @@ class PairAnalysis:
             ),
             adaptive=tuple(self.adaptive_drafting()),
             block_gains=tuple(self.block_gains()),
-            explanation=explanation,
-            rules_of_thumb=rules,
+            explanation=self.explained(own),
             text_checks=tuple(self.checks),
         )
         if self.own_rankings:

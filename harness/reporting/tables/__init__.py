@@ -27,7 +27,6 @@ Maker = Callable[[Summary], Table | Sequence[Table]]
 SWEEP: tuple[Maker, ...] = (
     sweep.sweep_tables,
     answers.emits_table,
-    leaderboard.thumb_table,
     sweep.replay_table,
     sweep.adaptive_tables,
     leaderboard.prompt_set_table,
@@ -44,7 +43,6 @@ TABLES: dict[str, tuple[Maker, ...]] = {
         leaderboard.ineligible_table,
         leaderboard.prompt_set_table,
         sweep.adaptive_tables,
-        leaderboard.thumb_table,
         latency.rounds_table,
         leaderboard.costs_table,
         leaderboard.category_tables,
@@ -76,6 +74,7 @@ TABLES: dict[str, tuple[Maker, ...]] = {
         breakeven.measured_table,
         breakeven.ideal_table,
         breakeven.rules_table,
+        breakeven.thumb_table,
         latency.rounds_table,
         leaderboard.costs_table,
     ),

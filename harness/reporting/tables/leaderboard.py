@@ -11,7 +11,6 @@ from typing import NamedTuple
 from harness.records import Failure, Rule, first, grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
-from harness.reporting.sentences.explanation import rule_of_thumb
 from harness.reporting.tables import stability
 from harness.reporting.tables.specification import Column, Table, Value, columns_by, table
 from harness.reporting.tables.sweep import of_verdicts
@@ -23,7 +22,6 @@ from harness.summary import (
     CategoryAlpha,
     DraftMemory,
     LeaderboardRow,
-    RuleOfThumb,
     StepSummary,
     Summary,
     Unstable,
@@ -138,13 +136,6 @@ INELIGIBLE: tuple[Column[Failure], ...] = (
     Column("draft", lambda failure: failure.where, key=True),
     Column("why", lambda failure: failure.error, flexible=True),
 )
-MET = {True: "yes", False: "no", None: None}
-THUMBS: tuple[Column[RuleOfThumb], ...] = (
-    Column("rule of thumb", lambda row: rule_of_thumb(row).rule, key=True, flexible=True),
-    Column("here", lambda row: rule_of_thumb(row).value),
-    Column("met", lambda row: MET[row.met]),
-    Column("what this run says", lambda row: rule_of_thumb(row).measurement, flexible=True),
-)
 
 SPEEDUP_NOTE = (
     "speedup: predicted from replayed acceptance and this run's round times, at each draft's best K"
@@ -174,10 +165,6 @@ STEP_NOTE = (
 MEMORY_NOTE = (
     "context tokens lost: cached tokens of the target that no longer fit next to the draft;"
     " sequences lost: concurrent ones of a typical length."
-)
-THUMB_NOTE = (
-    "Rules that people use (harness/reporting/metrics.md names them), checked on this run; the"
-    " verdict does not use them."
 )
 
 
@@ -335,11 +322,6 @@ def ineligible_table(summary: Summary) -> Table:
     """The drafts that were asked for and have no rank: not for this target, or broken down."""
     broken = [replace(f, where=f.draft) for f in summary.failures if f.draft is not None]
     return table("Not ranked", INELIGIBLE, (*summary.ineligible, *broken))
-
-
-def thumb_table(summary: Summary) -> Table:
-    """Rules of thumb in circulation, each next to what was measured."""
-    return table("Rules of thumb", THUMBS, summary.rules_of_thumb, notes=(THUMB_NOTE,))
 
 
 def _money(summary: Summary) -> str:
