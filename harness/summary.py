@@ -805,20 +805,6 @@ class Bandwidth:
 
 
 @dataclass(frozen=True)
-class BytesRead:
-    """What one forward must read. Experts are None for a dense model."""
-
-    role: str
-    model: str
-    tokens: int
-    context_tokens: int
-    weights_bytes: float
-    kv_bytes: float
-    experts: int | None = None
-    experts_touched: float | None = None
-
-
-@dataclass(frozen=True)
 class StepBound:
     """What a step's time goes to."""
 
@@ -899,33 +885,6 @@ class StepCurve:
     def largest_k(self) -> int:
         """Whose verify was timed."""
         return len(self.verify_s) - 1
-
-
-@dataclass(frozen=True)
-class BatchGain:
-    """The best K at one context and batch, from measured steps."""
-
-    context_tokens: int
-    batch: int
-    alpha: float | None  # assumed; None where the pair's own texts were replayed
-    c: float
-    k: int  # k, speedup: 0 and 1 where speculation does not pay
-    speedup: float
-    largest_k: int  # largest_k, v: verify of largest_k + 1 positions / target step
-    v: float
-    tokens_per_second: float  # of all sequences together, plain
-    speculative_tokens_per_second: float
-
-
-@dataclass(frozen=True)
-class StoppingBatch:
-    """Where speculation stops paying along the timed batches."""
-
-    context_tokens: int
-    alpha: float | None  # as in BatchGain
-    pays_up_to: int | None  # the largest timed batch at which it pays; None if at none
-    stops_at: int | None  # the next larger timed batch; None if it pays at the largest
-    not_at: tuple[int, ...] = ()  # smaller batches at which it does not pay
 
 
 @dataclass(frozen=True)
@@ -1593,12 +1552,9 @@ class Summary:
     distribution_tests: tuple[DistributionTest, ...] = ()
     # Profile
     bandwidth: Bandwidth | None = None
-    bytes_read: tuple[BytesRead, ...] = ()
     step_bounds: tuple[StepBound, ...] = ()
     rounds: tuple[RoundBreakdown, ...] = ()
     step_curves: tuple[StepCurve, ...] = ()
-    batch_gains: tuple[BatchGain, ...] = ()
-    stopping_batches: tuple[StoppingBatch, ...] = ()
     skipped_cells: tuple[SkippedCell, ...] = ()
     # Break-even
     ceilings: tuple[CeilingAtK, ...] = ()  # the profile's too

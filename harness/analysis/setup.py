@@ -83,11 +83,6 @@ class Setup:
         return tuple(float(value) for value in self.run.config.get("temperature") or ())
 
     @property
-    def alphas(self) -> tuple[float, ...]:
-        """The alphas to tabulate."""
-        return tuple(float(value) for value in self.run.config.get("alpha") or ())
-
-    @property
     def new_tokens(self) -> int | None:
         """The most that a text may have: what its run asked for, where texts are another run's."""
         made_with = self.run.manifest.texts_made_with

@@ -32,7 +32,6 @@ SWEEP: tuple[Maker, ...] = (
     leaderboard.prompt_set_table,
     latency.rounds_table,
     leaderboard.costs_table,
-    latency.verify_tables,
 )
 # By command; a sweep's for every other.
 TABLES: dict[str, tuple[Maker, ...]] = {
@@ -47,7 +46,6 @@ TABLES: dict[str, tuple[Maker, ...]] = {
         leaderboard.costs_table,
         leaderboard.category_tables,
         leaderboard.position_tables,
-        latency.verify_tables,
     ),
     "server": (
         served.served_tables,
@@ -62,13 +60,11 @@ TABLES: dict[str, tuple[Maker, ...]] = {
         latency.rounds_table,
         leaderboard.costs_table,
         latency.bounds_table,
-        latency.reads_table,
-        lambda summary: latency.verify_tables(summary)[:1],
+        latency.verify_table,
         breakeven.ideal_table,
         latency.waterfall_table,
         latency.parts_table,
         latency.curve_table,
-        latency.batch_table,
     ),
     "breakeven": (
         breakeven.measured_table,
