@@ -589,21 +589,6 @@ class AdaptiveDrafting:
 
 
 @dataclass(frozen=True)
-class BlockGain:
-    """What block verification would bring to a pair, next to accepting by the ratio, by replay."""
-
-    draft: str
-    k: int
-    temperature: float
-    kind: str  # of the draft
-    # Of the whole workload; speedups at the round times of the report's own answer
-    ratio_tokens_per_round: float
-    block_tokens_per_round: float
-    ratio_speedup: float
-    block_speedup: float
-
-
-@dataclass(frozen=True)
 class ReplayCheck:
     """One cell's tokens per round as the loop measured and as replay expects them.
 
@@ -1535,7 +1520,6 @@ class Summary:
     acceptance_by_position: tuple[AcceptanceByPosition, ...] = ()
     category_alpha: tuple[CategoryAlpha, ...] = ()
     adaptive: tuple[AdaptiveDrafting, ...] = ()
-    block_gains: tuple[BlockGain, ...] = ()  # above temperature 0; of a server run as well
     replay_checks: tuple[ReplayCheck, ...] = ()  # a sweep's loop against replay
     explanation: Explanation | None = None
     memory: tuple[DraftMemory, ...] = ()

@@ -99,7 +99,7 @@ def content_of(summary: Summary) -> Content:
         next_step=verdict.next_step(summary),
         page=str(Path(summary.run.folder) / "report.html"),
         engine=None if summary.served else run.engine(summary.run),
-        reasons=(*explanation.explanation(summary), *explanation.block_verification(summary)),
+        reasons=explanation.explanation(summary),
         caveats=caveats.caveats(summary),
         cautions=caveats.cautions(summary),
         failures=run.failures(summary),
