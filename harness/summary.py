@@ -500,7 +500,6 @@ class LeaderboardRow:
     alpha_lo: float | None = None
     alpha_hi: float | None = None
     breakeven_alpha: float | None = None  # the iid formula's; None where even alpha = 1 loses
-    draft_step_s: float | None = None  # one draft step (one look-up for an n-gram)
     probability_best: float | None = None  # share of draws in which no other row is faster
     draft_memory_bytes: float | None = None  # weights of the draft; None if unknown
     usd_per_million_tokens: float | None = None  # None without a price
@@ -759,23 +758,6 @@ class CardRow:
     # rented_s, spent_usd: how long a rented machine took for the run, at the card's price.
     rented_s: float | None = None
     spent_usd: float | None = None
-
-
-@dataclass(frozen=True)
-class CardDraftRow:
-    """One draft at its best K on one card; plain decoding where draft is None."""
-
-    card: str
-    draft: str | None
-    k: int
-    rule: Rule
-    temperature: float
-    speedup: float
-    speedup_lo: float | None
-    speedup_hi: float | None
-    seconds_per_token: float
-    draft_step_s: float | None
-    usd_per_million_tokens: float | None
 
 
 @dataclass(frozen=True)
@@ -1530,7 +1512,6 @@ class Summary:
     price_per_hour_usd: float | None = None
     plain_usd_per_million_tokens: float | None = None  # at the headline's temperature
     cards: tuple[CardRow, ...] = ()
-    card_drafts: tuple[CardDraftRow, ...] = ()
     # Snapshot, and a sweep's greedy texts
     text_checks: tuple[TextCheck, ...] = ()
     distribution_tests: tuple[DistributionTest, ...] = ()

@@ -114,7 +114,6 @@ def _row(
         alpha_lo=alphas.lo if alphas else None,
         alpha_hi=alphas.hi if alphas else None,
         breakeven_alpha=latency.rounds.break_even_alpha(name.k),
-        draft_step_s=latency.steps.draft_s if latency.steps else None,
     )
 
 
