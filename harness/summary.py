@@ -343,6 +343,17 @@ class SamplingFacts:
 
 
 @dataclass(frozen=True)
+class MadeWith:
+    """What made a run, where it is known; all else is in the run's manifest.json."""
+
+    command: str | None = None  # as it can be typed again
+    device: str | None = None  # its card or processor
+    versions: dict[str, str] = field(default_factory=dict[str, str])  # by name: python, torch, ...
+    commit: str | None = None  # of the harness
+    uncommitted: bool = False  # whether files differed from it
+
+
+@dataclass(frozen=True)
 class RunFacts:
     """Which run this is: what a report says of it apart from numbers."""
 
@@ -368,8 +379,7 @@ class RunFacts:
     measured_cells: int = 0
     failed_cells: int = 0
     partial_cells: int = 0
-    # Every entry of the manifest under its dotted name, in its order.
-    environment: Mapping[str, Value] = field(default_factory=dict[str, Value])
+    made_with: MadeWith = field(default_factory=MadeWith)
     # not_scored, ranked: drafts of an audition that its ranking lacks, and how many it has; 0 where
     # something else failed as well.
     not_scored: tuple[str, ...] = ()
