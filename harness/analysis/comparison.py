@@ -510,13 +510,13 @@ def _differences(runs: Sequence[StoredRun]) -> tuple[Difference, ...]:
 
 
 def _entries(run: StoredRun) -> Iterator[tuple[str, Value]]:
-    for name, value in (*named_values(run.config), *named_values(run.manifest.entries)):
+    for name, value in (*_named_values(run.config), *_named_values(run.manifest.entries)):
         if name.split(".")[0] not in FREE_KEYS and not name.endswith(PASSED_OVER):
             shown = str(value)[:SHOWN_HASH] if name == "prompts_sha256" else value
             yield name.removeprefix("environment."), shown
 
 
-def named_values(entries: Mapping[str, Any]) -> Iterator[tuple[str, Value]]:
+def _named_values(entries: Mapping[str, Any]) -> Iterator[tuple[str, Value]]:
     """Dotted names and values, without lists of records."""
     for name, value in flattened(entries).items():
         if isinstance(value, list):
