@@ -190,11 +190,9 @@ ComparisonCaveatCode = Literal[
 Factor = Literal["acceptance", "slow_draft", "expensive_verify", "slow_loop", "launch_bound_engine"]
 RuleOfThumbCode = Literal[
     "step_ratio",  # value is target step / draft step: least, ideal, k, breakeven_alpha
-    "parameter_share",  # value is draft / target: least, most, step_share
-    "same_vocabulary",
     # value is acceptance_rate: k, suggested_k, verdict_k (0: do not speculate; None: undecided)
     "suggested_k",
-    "accepted_over_emitted",  # value is that share: least, k, alpha, breakeven_alpha, speedup
+    "accepted_over_emitted",  # value is that share: least, alpha, breakeven_alpha, speedup
 ]
 
 
@@ -345,6 +343,17 @@ class SamplingFacts:
 
 
 @dataclass(frozen=True)
+class MadeWith:
+    """What made a run, where it is known; all else is in the run's manifest.json."""
+
+    command: str | None = None  # as it can be typed again
+    device: str | None = None  # its card or processor
+    versions: dict[str, str] = field(default_factory=dict[str, str])  # by name: python, torch, ...
+    commit: str | None = None  # of the harness
+    uncommitted: bool = False  # whether files differed from it
+
+
+@dataclass(frozen=True)
 class RunFacts:
     """Which run this is: what a report says of it apart from numbers."""
 
@@ -370,8 +379,7 @@ class RunFacts:
     measured_cells: int = 0
     failed_cells: int = 0
     partial_cells: int = 0
-    # Every entry of the manifest under its dotted name, in its order.
-    environment: Mapping[str, Value] = field(default_factory=dict[str, Value])
+    made_with: MadeWith = field(default_factory=MadeWith)
     # not_scored, ranked: drafts of an audition that its ranking lacks, and how many it has; 0 where
     # something else failed as well.
     not_scored: tuple[str, ...] = ()
@@ -502,7 +510,6 @@ class LeaderboardRow:
     alpha_lo: float | None = None
     alpha_hi: float | None = None
     breakeven_alpha: float | None = None  # the iid formula's; None where even alpha = 1 loses
-    draft_step_s: float | None = None  # one draft step (one look-up for an n-gram)
     probability_best: float | None = None  # share of draws in which no other row is faster
     draft_memory_bytes: float | None = None  # weights of the draft; None if unknown
     usd_per_million_tokens: float | None = None  # None without a price
@@ -558,22 +565,6 @@ class CategoryAlpha:
 
 
 @dataclass(frozen=True)
-class LengthAlpha:
-    """Alpha of one draft where an answer, or its context, has so many tokens."""
-
-    temperature: float
-    draft: str
-    k: int
-    axis: Literal["answer", "context"]  # position in the answer, or with the prompt before it
-    low: int  # the first position of the bucket
-    high: int  # the first beyond it
-    prompts: int
-    alpha: float
-    alpha_lo: float | None
-    alpha_hi: float | None
-
-
-@dataclass(frozen=True)
 class AdaptiveRow:
     """Drafting up to K tokens, and no more after one less likely than the threshold; replayed."""
 
@@ -604,21 +595,6 @@ class AdaptiveDrafting:
     # every round before it drafts; a rule that sees what was drafted may beat it.
     best_k_per_round: float
     flag_oracle: float  # of one that knows which draft tokens will be accepted: no rule can beat it
-
-
-@dataclass(frozen=True)
-class BlockGain:
-    """What block verification would bring to a pair, next to accepting by the ratio, by replay."""
-
-    draft: str
-    k: int
-    temperature: float
-    kind: str  # of the draft
-    # Of the whole workload; speedups at the round times of the report's own answer
-    ratio_tokens_per_round: float
-    block_tokens_per_round: float
-    ratio_speedup: float
-    block_speedup: float
 
 
 @dataclass(frozen=True)
@@ -747,27 +723,12 @@ class Explanation:
 
 @dataclass(frozen=True)
 class RuleOfThumb:
-    """A rule in circulation, and this pair's number under it; shown, never obeyed."""
+    """A rule in circulation, and the given numbers under it; shown, never obeyed."""
 
     code: RuleOfThumbCode
     met: bool | None  # None where it is not known
-    value: float | None  # this pair's number under the rule; None where not compared
-    values: Values = field(default_factory=dict[str, Value])  # what the measurement says instead
-
-
-@dataclass(frozen=True)
-class RequestSummary:
-    """Whole requests (prefill included) with the best draft, at the prompts' own lengths."""
-
-    draft: str
-    k: int
-    temperature: float
-    prompts: int
-    speedup: float  # ratio of the sums
-    # plain_p95_s, speculative_p95_s: 95th percentile of request latency over the prompts.
-    plain_p95_s: float
-    speculative_p95_s: float
-    slower_share: float  # share of the prompts whose request gets slower
+    value: float
+    values: Values = field(default_factory=dict[str, Value])  # what the arithmetic says instead
 
 
 @dataclass(frozen=True)
@@ -810,23 +771,6 @@ class CardRow:
 
 
 @dataclass(frozen=True)
-class CardDraftRow:
-    """One draft at its best K on one card; plain decoding where draft is None."""
-
-    card: str
-    draft: str | None
-    k: int
-    rule: Rule
-    temperature: float
-    speedup: float
-    speedup_lo: float | None
-    speedup_hi: float | None
-    seconds_per_token: float
-    draft_step_s: float | None
-    usd_per_million_tokens: float | None
-
-
-@dataclass(frozen=True)
 class Bandwidth:
     """Memory bandwidth that floors are computed with, 10^9 bytes per second."""
 
@@ -835,20 +779,6 @@ class Bandwidth:
     # target_gb_s, draft_gb_s: at each model's own working set, where measured.
     target_gb_s: float | None = None
     draft_gb_s: float | None = None
-
-
-@dataclass(frozen=True)
-class BytesRead:
-    """What one forward must read. Experts are None for a dense model."""
-
-    role: str
-    model: str
-    tokens: int
-    context_tokens: int
-    weights_bytes: float
-    kv_bytes: float
-    experts: int | None = None
-    experts_touched: float | None = None
 
 
 @dataclass(frozen=True)
@@ -932,33 +862,6 @@ class StepCurve:
     def largest_k(self) -> int:
         """Whose verify was timed."""
         return len(self.verify_s) - 1
-
-
-@dataclass(frozen=True)
-class BatchGain:
-    """The best K at one context and batch, from measured steps."""
-
-    context_tokens: int
-    batch: int
-    alpha: float | None  # assumed; None where the pair's own texts were replayed
-    c: float
-    k: int  # k, speedup: 0 and 1 where speculation does not pay
-    speedup: float
-    largest_k: int  # largest_k, v: verify of largest_k + 1 positions / target step
-    v: float
-    tokens_per_second: float  # of all sequences together, plain
-    speculative_tokens_per_second: float
-
-
-@dataclass(frozen=True)
-class StoppingBatch:
-    """Where speculation stops paying along the timed batches."""
-
-    context_tokens: int
-    alpha: float | None  # as in BatchGain
-    pays_up_to: int | None  # the largest timed batch at which it pays; None if at none
-    stops_at: int | None  # the next larger timed batch; None if it pays at the largest
-    not_at: tuple[int, ...] = ()  # smaller batches at which it does not pay
 
 
 @dataclass(frozen=True)
@@ -1336,17 +1239,6 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class AcceptanceLength:
-    """Acceptance of one K at one temperature under one convention."""
-
-    temperature: float
-    k: int
-    convention: str  # whose: "vLLM", "SGLang", ...
-    alias: str  # what it is called there
-    values: tuple[float, ...]  # one number, or one per position
-
-
-@dataclass(frozen=True)
 class ServedK:
     """One K on the whole weighted workload, measured."""
 
@@ -1424,7 +1316,6 @@ class ServedSummary:
         default_factory=dict[Varying, ServerCommand]
     )
     schedules: tuple[Schedule, ...] = ()
-    acceptance_lengths: tuple[AcceptanceLength, ...] = ()
     memory: ServedMemory | None = None  # of servers that the run started, with a draft
     servers: StartedServers | None = None  # None where it attached to servers that ran
 
@@ -1620,13 +1511,9 @@ class Summary:
     least_regret: tuple[LeastRegret, ...] = ()
     acceptance_by_position: tuple[AcceptanceByPosition, ...] = ()
     category_alpha: tuple[CategoryAlpha, ...] = ()
-    length_alpha: tuple[LengthAlpha, ...] = ()
     adaptive: tuple[AdaptiveDrafting, ...] = ()
-    block_gains: tuple[BlockGain, ...] = ()  # above temperature 0; of a server run as well
     replay_checks: tuple[ReplayCheck, ...] = ()  # a sweep's loop against replay
     explanation: Explanation | None = None
-    rules_of_thumb: tuple[RuleOfThumb, ...] = ()
-    request: RequestSummary | None = None
     memory: tuple[DraftMemory, ...] = ()
     ineligible: tuple[Failure, ...] = ()  # drafts that cannot be used with this target, and why
     # generation_s, scoring_s: what an audition's completions and scores took.
@@ -1635,22 +1522,19 @@ class Summary:
     price_per_hour_usd: float | None = None
     plain_usd_per_million_tokens: float | None = None  # at the headline's temperature
     cards: tuple[CardRow, ...] = ()
-    card_drafts: tuple[CardDraftRow, ...] = ()
     # Snapshot, and a sweep's greedy texts
     text_checks: tuple[TextCheck, ...] = ()
     distribution_tests: tuple[DistributionTest, ...] = ()
     # Profile
     bandwidth: Bandwidth | None = None
-    bytes_read: tuple[BytesRead, ...] = ()
     step_bounds: tuple[StepBound, ...] = ()
     rounds: tuple[RoundBreakdown, ...] = ()
     step_curves: tuple[StepCurve, ...] = ()
-    batch_gains: tuple[BatchGain, ...] = ()
-    stopping_batches: tuple[StoppingBatch, ...] = ()
     skipped_cells: tuple[SkippedCell, ...] = ()
     # Break-even
     ceilings: tuple[CeilingAtK, ...] = ()  # the profile's too
     speedups_by_k: tuple[SpeedupByK, ...] = ()  # at each alpha
+    rules_of_thumb: tuple[RuleOfThumb, ...] = ()
     from_acceptance: tuple[ResultRow, ...] = ()  # those of `results` that a measured one gave
     # By K, of a server that measured itself; the verdict is of these where there are any
     server_speedups: dict[int, float] = field(default_factory=dict[int, float])

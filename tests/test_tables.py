@@ -2,7 +2,6 @@
 
 import importlib
 import pkgutil
-import shutil
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -51,8 +50,6 @@ MADE = (
 BUSY = "a run on a busy machine"
 # Columns that no run here fills, a whole table's by its name; and the run that would
 UNFILLED = {
-    "latency.READS experts touched": "a profile of a mixture of experts",
-    "latency.READS of experts": "a profile of a mixture of experts",
     "leaderboard.RANKS cost per 10^6 tokens": "an audition on a card with a price",
     "leaderboard.INELIGIBLE": "an audition with a draft of another tokenizer",
     **dict.fromkeys(
@@ -69,7 +66,6 @@ UNFILLED = {
     "sweep.TEXTS target margin": "a snapshot whose texts differ",
     "sweep.TEXTS speculative margin": "a snapshot whose texts differ",
     "cards.CARDS": "auditions on several cards",
-    "cards.DRAFTS": "auditions on several cards",
     "cards.COSTS": "no run: what a dry run prints",
     "comparison.COLUMNS status": "a comparison with a cell that did not complete",
     "comparison.ENGINES lossless": "a comparison with a run whose speculation changes texts",
@@ -104,7 +100,7 @@ UNWRITTEN = {
     "an audition on a card with a price": {
         "price_per_hour_usd", "plain_usd_per_million_tokens",
     },
-    "auditions on several cards": {"cards", "card_drafts"},
+    "auditions on several cards": {"cards"},
     "an audition with a draft of another tokenizer": {"ineligible"},
     "a run of which a part fails": {"failures"},
     BUSY: {"outlier_cells", "unstable"},
@@ -116,10 +112,7 @@ def summaries(tmp_path_factory: pytest.TempPathFactory) -> list[Summary]:
     root = tmp_path_factory.mktemp("made")
     (root / "plain.json").write_text(PLAIN)
     (root / "drafting.json").write_text(DRAFTING)
-    # Stopped before it scored a text, so that it can only assume how many tokens are accepted
-    stopped = Path(shutil.copytree(FROZEN / "profile", root / "stopped"))
-    (stopped / "traces.parquet").unlink()
-    made, timed = [analyse(load(stopped))], stored_timed(root)
+    made, timed = list[Summary](), stored_timed(root)
     with without_plots(), timed_little():
         for command, *overrides in MADE:
             asked = [text.format(root=root, frozen=FROZEN, timed=timed) for text in overrides]
@@ -249,17 +242,16 @@ def test_a_cell_that_did_not_complete_is_named_with_its_error() -> None:
     assert "K=2 is failed: out of memory" in notes
 
 
-def test_rules_that_rank_alike_share_a_leaderboard() -> None:
-    boards = leaderboard.boards(analysed("audition"))
-    assert [board.name for board in boards] == [
+def test_drafts_are_ranked_by_the_rule_of_the_loop_and_of_the_engine_that_was_named() -> None:
+    made = analysed("audition")
+    own = [
         "on the harness's loop at temperature 0, accepted by any rule",
         "on the harness's loop at temperature 1, accepted as on transformers",
-        "on the harness's loop at temperature 1, if accepted as on vLLM, SGLang, TensorRT-LLM,"
-        " llama.cpp",
-        "on the harness's loop at temperature 1, if accepted as on vLLM with block verification,"
-        " SGLang with block verification",
-        "on the harness's loop at temperature 1, if accepted as on mlx-lm",
     ]
+    mlx = "on the harness's loop at temperature 1, if accepted as on mlx-lm"
+    for engine, names in ((None, own), ("transformers", own), ("mlx", [*own, mlx])):
+        boards = leaderboard.boards(replace(made, run=replace(made.run, serve_on=engine)))
+        assert [board.name for board in boards] == names
     for temperature in (0, 1):
         title = f"Predicted on the harness's loop at temperature {temperature}"
         assert leaderboard.PLAIN in texts(analysed("audition"), title, "draft")
@@ -299,7 +291,7 @@ def test_the_plots_name_their_series_and_lines() -> None:
     for name in ("speedup_vs_k.svg", "breakeven_vs_measured.svg", "acceptance_by_position.svg"):
         assert all(label in drawn[name] for label in ("easy", "hard", "temperature 1"))
     assert all(f"K={k}" in drawn["acceptance_vs_temperature.svg"] for k in (1, 2, 4))
-    assert "tiny_good step" in drawn["verify_cost.svg"]
+    assert "tiny_good step" in drawn_of("profile")["verify_cost.svg"]
     board = drawn_of("audition")["leaderboard.svg"]
     assert all(name in board for name in ("tiny_good, K=2", "ngram", leaderboard.PLAIN))
 
@@ -315,7 +307,6 @@ def test_a_snapshot_has_no_picture_of_speed_and_no_caution_about_timing() -> Non
 @pytest.mark.parametrize(
     ("missing", "left_out"),
     [
-        ("latency", {"verify_cost.svg"}),
         ("acceptance_by_position", {"acceptance_by_position.svg"}),
         ("results", {"speedup_vs_k.svg", "breakeven_vs_measured.svg",
                      "acceptance_vs_temperature.svg"}),

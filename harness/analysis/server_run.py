@@ -19,7 +19,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from harness.analysis.acceptance_lengths import acceptance_lengths
 from harness.analysis.answers import Answered, Question, answered
 from harness.analysis.batch_schedule import (
     MOST_OTHERS,
@@ -51,7 +50,6 @@ from harness.stats.two_phase import look_shares
 from harness.summary import (
     AcceptanceByPosition,
     Answer,
-    BlockGain,
     Caveat,
     Doubt,
     LoadCell,
@@ -99,7 +97,6 @@ def analyse_served(setup: Setup) -> Summary:
         unstable=unstable,
         acceptance_by_position=tuple(run.positions()),
         text_checks=tuple(run.checks),
-        block_gains=tuple(run.block_gains()),
         served=run.summary(),
     )
 
@@ -399,30 +396,6 @@ class ServedRun(ServedPredictions):
         values: Values = {"k": worst.k, "text_z": worst.text_z, "plain_z": worst.plain_z}
         return "server_not_lossless", values
 
-    def block_gains(self) -> Iterator[BlockGain]:
-        """What block verification would bring to the server above temperature 0."""
-        for answer in self.workloads:
-            temperature, (_, k) = answer.temperature or GREEDY, answer.named
-            costs = self.costs_by_temperature.get(temperature)
-            texts = self.texts(self.settled, 0, temperature)
-            if temperature == GREEDY or costs is None or not k or not costs.times.covers(k):
-                continue
-            # What is looked up is accepted alike
-            if self.counting is None or not texts.trials or texts.traces[0].chosen:
-                continue
-            sets = [trial.prompt_set for trial in texts.trials]
-            factors = token_weights(sets, texts.tokens, self.setup.weights)
-            by_rule = [self.replayed(texts, k, rule=rule) for rule in ("ratio", "block")]
-            plain_s = float(factors @ costs.plain_s(texts.tokens))
-            yield BlockGain(
-                self.setup.draft,
-                k,
-                temperature,
-                self.setup.kind_of(self.setup.draft),
-                *(counts.scaled(factors).tokens_per_round for counts in by_rule),
-                *(plain_s / float(factors @ costs.speculative_s(counts)) for counts in by_rule),
-            )
-
     # ---- the record ------------------------------------------------------------------------------
 
     @cached_property
@@ -445,8 +418,7 @@ class ServedRun(ServedPredictions):
 
     def summary(self) -> ServedSummary:
         """What the server is, and what a prediction of it is worth."""
-        engine, first = self.engine, self.engine.first_position
-        lengths = () if first is None else acceptance_lengths(self.settled, first)
+        engine = self.engine
         # Where some K changes what is generated, no K is given for any load
         changed = {gate.temperature for gate in self.failed_gates}
         schedules = [each for each in self.loads.schedules if each.temperature not in changed]
@@ -470,7 +442,6 @@ class ServedRun(ServedPredictions):
             schedules=() if self.disturbed is not None else tuple(schedules),
             memory=self._memory(),
             servers=self._servers(),
-            acceptance_lengths=tuple(lengths),
         )
 
     def _servers(self) -> StartedServers | None:

@@ -5,7 +5,7 @@ and nowhere else.
 """
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, cast
@@ -18,7 +18,7 @@ from harness.serving.engines import with_lines
 from harness.storage import StoredRun
 from harness.storage.contents import flattened
 from harness.storage.manifest import SERVER, EngineCosts, Environment, ModelEntry
-from harness.summary import ModelFacts, RunFacts, SamplingFacts, Status, Value
+from harness.summary import MadeWith, ModelFacts, RunFacts, SamplingFacts, Status
 from harness.theory.architecture import COUNTED, NUMBERS, Architecture
 from harness.theory.memory import ModelBytes
 from harness.theory.roofline import Card, is_card
@@ -26,6 +26,14 @@ from harness.theory.roofline import Card, is_card
 Entry = Mapping[str, Any]
 # Per weight and cached number, where a manifest does not say it
 SERVED_BYTES = 2
+# What a report names the versions of, by its manifest's `environment`
+VERSIONS = (
+    ("python", "python"),
+    ("torch", "packages.torch"),
+    ("transformers", "packages.transformers"),
+    ("driver", "driver"),
+    ("CUDA", "cuda"),
+)
 # Per cached number by llama.cpp's type; of q8_0 a block of 32 has a scale of two bytes
 KV_BYTES: Mapping[str, float] = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}
 
@@ -81,11 +89,6 @@ class Setup:
     def temperatures(self) -> tuple[float, ...]:
         """As listed."""
         return tuple(float(value) for value in self.run.config.get("temperature") or ())
-
-    @property
-    def alphas(self) -> tuple[float, ...]:
-        """The alphas to tabulate."""
-        return tuple(float(value) for value in self.run.config.get("alpha") or ())
 
     @property
     def new_tokens(self) -> int | None:
@@ -187,11 +190,6 @@ class Setup:
         return self.command == "audition" or self.run.config.get("mode") == "replay"
 
     @property
-    def tokenizers_compared(self) -> bool:
-        """Whether models with tokenizers of their own were loaded."""
-        return not self.dummy and not self.run.manifest.scores_from
-
-    @property
     def embedded(self) -> bool:
         """Whether the target is one of the models that ship with the package."""
         return str(self.conf("model").get("id") or "").startswith("embedded:")
@@ -267,15 +265,10 @@ class Setup:
         loaded = entry.bytes_per_parameter or SERVED_BYTES
         return kept.kv_per_token * (KV_BYTES[kv_type] / loaded if kv_type else 1.0)
 
-    def parameter_share(self, draft: str) -> float | None:
-        """The draft's parameters / the target's; None if unknown."""
-        parameters, of_target = self.described_draft(draft).parameters, self.target.parameters
-        return parameters / of_target if parameters is not None and of_target else None
-
     def facts(self, results: Sequence[ResultRow]) -> RunFacts:
         """Which run this is, with what became of the rows that stand for generations."""
         ran = where(results, source="replayed" if self.replay_only else "measured")
-        stored, typed = self.run.manifest.status, self.command_line()
+        stored = self.run.manifest.status
         known, decode = ("complete", "running", "failed"), self.conf("decode")
         return RunFacts(
             command=self.command,
@@ -305,10 +298,22 @@ class Setup:
             measured_cells=len(ran),
             failed_cells=sum(row.status == "failed" for row in ran),
             partial_cells=sum(row.status == "partial" for row in ran),
-            environment={
-                **dict(named_values(self.run.manifest.entries)),
-                **({} if typed is None else {"environment.command": typed}),
-            },
+            made_with=self._made_with,
+        )
+
+    @property
+    def _made_with(self) -> MadeWith:
+        """What its manifest says."""
+        machine = self.environment
+        known = flattened(machine.entries)
+        versions = {label: known[name] for label, name in VERSIONS if known.get(name)}
+        commit = known.get("git.commit")
+        return MadeWith(
+            command=self.command_line(),
+            device=machine.device_name,
+            versions={label: str(version) for label, version in versions.items()},
+            commit=None if commit is None else str(commit),
+            uncommitted=known.get("git.dirty") is True,
         )
 
     @property
@@ -392,14 +397,3 @@ def architecture(entry: ModelEntry) -> Architecture | None:
     if any(sizes[name] is None for name in wanted):
         return None
     return Architecture(**{name: size for name, size in sizes.items() if size is not None})
-
-
-def named_values(entries: Entry) -> Iterator[tuple[str, Value]]:
-    """Dotted names and values; a list of records is shown elsewhere."""
-    for name, value in flattened(entries).items():
-        if isinstance(value, list):
-            items = cast("list[Any]", value)
-            if not any(isinstance(item, dict | list) for item in items):
-                yield name, ", ".join(map(str, items))
-        elif not isinstance(value, dict):
-            yield name, value

@@ -27,7 +27,7 @@ from harness.records import (
 )
 from harness.storage import files
 from harness.storage.contents import plain
-from harness.summary import BytesRead, CardDraftRow, CardRow, Dropped, PlanCheck, ServedCosts
+from harness.summary import CardRow, Dropped, PlanCheck, ServedCosts
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -391,7 +391,6 @@ class Manifest:
     # What a server run asks for so that it ends within its budget; None where that is everything
     asked_less: AskedLess | None = None
     bandwidth: MemoryBandwidth | None = None
-    bytes_read: tuple[BytesRead, ...] | None = None
     # skipped_cells, timed_forwards: of a profile's curves; both are there once they were timed
     skipped_cells: tuple[SkippedCell, ...] | None = None
     timed_forwards: int | None = None
@@ -407,10 +406,9 @@ class Manifest:
     inputs: Entries = field(default_factory=dict[str, Any])
     # Imported files, with how many requests each holds
     records: Mapping[str, int] = field(default_factory=dict[str, int])
-    # combined, cards, card_drafts: of a run that ranks others by card
+    # combined, cards: of a run that ranks others by card
     combined: tuple[str, ...] = ()
     cards: tuple[CardRow, ...] = ()
-    card_drafts: tuple[CardDraftRow, ...] = ()
     cloud: CloudRental | None = None
     not_measured: tuple[NotMeasured, ...] = ()
     # One for each card and each time that the run was begun or resumed
