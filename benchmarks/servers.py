@@ -571,7 +571,6 @@ def _speedups(runs: Sequence[Run]) -> Iterator[str]:
         ("measured", lambda _, cell: f"{cell.speedup:.3f}x"),
         ("predicted", lambda _, cell: f"{cell.predicted:.3f}x"),
         ("error", lambda _, cell: fmt.signed_percent(cell.error)),
-        ("from two K", lambda _, cell: fmt.signed_percent(cell.two_k_error)),
     )
     if any(cell.own_error is not None for _, cell in rows):  # of runs with own_loop=true
         own = ("our own loop's", lambda _, cell: fmt.signed_percent(cell.own_error))
@@ -592,7 +591,6 @@ def _speedups(runs: Sequence[Run]) -> Iterator[str]:
 
 ERRORS: tuple[tuple[str, Callable[[ServedCell], float | None]], ...] = (
     ("from its own rounds", lambda cell: cell.error),
-    ("from the smallest and the largest K alone", lambda cell: cell.two_k_error),
     ("from our own loop's rounds", lambda cell: cell.own_error),
 )
 

@@ -1111,8 +1111,6 @@ class ServedCell:
     # predicted: from those and this engine's round times, which have not seen the cell.
     predicted: float | None = None
     own_predicted: float | None = None  # from our own loop's round times; None where not known
-    # From round times measured at the smallest and the largest K alone; None at these two.
-    predicted_from_two_k: float | None = None
     visits: Visits | None = None  # None where it has all that were asked for
 
     @property
@@ -1124,11 +1122,6 @@ class ServedCell:
     def own_error(self) -> float | None:
         """The same, had our own loop's round times been taken for the server's."""
         return _error(self.own_predicted, self.speedup)
-
-    @property
-    def two_k_error(self) -> float | None:
-        """The same with round times of two K."""
-        return _error(self.predicted_from_two_k, self.speedup)
 
 
 def _error(predicted: float | None, measured: float | None) -> float | None:

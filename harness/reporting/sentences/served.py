@@ -300,12 +300,6 @@ def _predictions(cells: Sequence[ServedCell]) -> Iterator[str]:
             f"Predicted against measured speedup: {_errors(errors)} over {len(errors)} cells, each"
             f" predicted from other requests than its own{beside}."
         )
-    two = [cell.two_k_error for cell in cells if cell.two_k_error is not None]
-    if two:
-        yield (
-            "Had the smallest and the largest K alone been measured, the others would be predicted"
-            f" with {_errors(two)}."
-        )
 
 
 def _load_predictions(cells: Sequence[LoadCell]) -> Iterator[str]:

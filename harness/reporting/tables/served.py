@@ -33,7 +33,6 @@ CELLS: tuple[Column[ServedCell], ...] = (
     Column("measured\nspeedup", lambda cell: cell.speedup, fmt.speedup),
     Column("predicted\nspeedup", lambda cell: cell.predicted, fmt.speedup),
     Column("prediction\nerror", lambda cell: cell.error, fmt.signed_percent),
-    Column("error\nfrom two K", lambda cell: cell.two_k_error, fmt.signed_percent),
     Column("predicted by\nthe harness's loop", lambda cell: cell.own_predicted, fmt.speedup),
     Column("its\nerror", lambda cell: cell.own_error, fmt.signed_percent),
     Column("tokens/round\nmeasured", lambda cell: cell.tokens_per_round, fmt.decimal),
@@ -243,10 +242,6 @@ SOURCES = {
     ),
     "other_sets": "from the requests of the other prompt sets",
 }
-TWO_K_NOTE = (
-    "error from two K: the prediction error, had only the smallest and the largest K been measured"
-    " and the K between them been put on a line."
-)
 SAMPLES_NOTE = (
     "tokens/round replayed: of plain decoding's texts; measured: of the texts of that K, which are"
     ' other samples above temperature 0. "Is the server lossless?" compares each text with its own'
@@ -338,7 +333,6 @@ def served_tables(summary: Summary) -> list[Table]:
     notes = (
         CELL_NOTE.format(source=source) if predicted else "",
         SAMPLES_NOTE if any(cell.temperature for cell in served.cells) and predicted else "",
-        TWO_K_NOTE if any(cell.two_k_error is not None for cell in served.cells) else "",
         OWN_NOTE if any(cell.own_error is not None for cell in served.cells) else "",
         CLOCKS[served.clock],
     )
