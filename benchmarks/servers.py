@@ -464,8 +464,7 @@ def written(runs: Sequence[Run]) -> str:
         "",
         "Written by `python benchmarks/servers.py`, whose first lines say how each table is made."
         f" Machine: {_machine(runs)}{_busy(runs)}. Times are processor seconds of the server's"
-        " process where a table says cpu. Throughput under load: `python"
-        " benchmarks/concurrency.py`.",
+        " process where a table says cpu.",
         "",
         "Predicted is: by what rounds cost on the same engine, in requests of the other prompt set."
         " A sweep or an audition predicts for the harness's loop, whose rounds cost otherwise."
@@ -639,7 +638,6 @@ def _loads(runs: Sequence[Run]) -> Iterator[str]:
         ("requests", lambda _, cell: str(cell.concurrency)),
         ("K", lambda _, cell: str(cell.k)),
         ("measured", lambda _, cell: fmt.speedup(cell.throughput_ratio)),
-        ("predicted", lambda _, cell: fmt.speedup(cell.predicted_ratio)),
         ("spread", lambda _, cell: fmt.percent(cell.spread)),
     )
     yield from _table("Throughput under load, against plain decoding", columns, rows)
