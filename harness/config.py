@@ -763,7 +763,7 @@ class ProfileConfig(PairConfig):
     batches: Any = _sizes("sequences side by side in a timed step; auto: a few that fit")
     alpha: list[float] = key(
         [0.6, 0.8],
-        "acceptances of the predictions by batch and card",
+        "acceptances of the predictions by card, in a dry run",
         example="[0.6,0.8]",
         least=0,
         most=1,

@@ -266,9 +266,6 @@ class Trial:
     # A server's request for one token, which was taken off this request to give decode_s; None
     # where the clock tells decoding apart, and in older runs
     one_token_s: float | None = None
-    # Accepted tokens by a server's own count, with those beyond the text's end; None where that is
-    # `accepted`, and in runs of an earlier version
-    counted_accepted: int | None = None
     # Of a server's request, from sending it to its whole answer on the client's clock, whatever the
     # run's; None of other runs, and of older ones
     user_s: float | None = None

@@ -189,11 +189,9 @@ ComparisonCaveatCode = Literal[
 Factor = Literal["acceptance", "slow_draft", "expensive_verify", "slow_loop", "launch_bound_engine"]
 RuleOfThumbCode = Literal[
     "step_ratio",  # value is target step / draft step: least, ideal, k, breakeven_alpha
-    "parameter_share",  # value is draft / target: least, most, step_share
-    "same_vocabulary",
     # value is acceptance_rate: k, suggested_k, verdict_k (0: do not speculate; None: undecided)
     "suggested_k",
-    "accepted_over_emitted",  # value is that share: least, k, alpha, breakeven_alpha, speedup
+    "accepted_over_emitted",  # value is that share: least, alpha, breakeven_alpha, speedup
 ]
 
 
@@ -557,22 +555,6 @@ class CategoryAlpha:
 
 
 @dataclass(frozen=True)
-class LengthAlpha:
-    """Alpha of one draft where an answer, or its context, has so many tokens."""
-
-    temperature: float
-    draft: str
-    k: int
-    axis: Literal["answer", "context"]  # position in the answer, or with the prompt before it
-    low: int  # the first position of the bucket
-    high: int  # the first beyond it
-    prompts: int
-    alpha: float
-    alpha_lo: float | None
-    alpha_hi: float | None
-
-
-@dataclass(frozen=True)
 class AdaptiveRow:
     """Drafting up to K tokens, and no more after one less likely than the threshold; replayed."""
 
@@ -746,27 +728,12 @@ class Explanation:
 
 @dataclass(frozen=True)
 class RuleOfThumb:
-    """A rule in circulation, and this pair's number under it; shown, never obeyed."""
+    """A rule in circulation, and the given numbers under it; shown, never obeyed."""
 
     code: RuleOfThumbCode
     met: bool | None  # None where it is not known
-    value: float | None  # this pair's number under the rule; None where not compared
-    values: Values = field(default_factory=dict[str, Value])  # what the measurement says instead
-
-
-@dataclass(frozen=True)
-class RequestSummary:
-    """Whole requests (prefill included) with the best draft, at the prompts' own lengths."""
-
-    draft: str
-    k: int
-    temperature: float
-    prompts: int
-    speedup: float  # ratio of the sums
-    # plain_p95_s, speculative_p95_s: 95th percentile of request latency over the prompts.
-    plain_p95_s: float
-    speculative_p95_s: float
-    slower_share: float  # share of the prompts whose request gets slower
+    value: float
+    values: Values = field(default_factory=dict[str, Value])  # what the arithmetic says instead
 
 
 @dataclass(frozen=True)
@@ -834,20 +801,6 @@ class Bandwidth:
     # target_gb_s, draft_gb_s: at each model's own working set, where measured.
     target_gb_s: float | None = None
     draft_gb_s: float | None = None
-
-
-@dataclass(frozen=True)
-class BytesRead:
-    """What one forward must read. Experts are None for a dense model."""
-
-    role: str
-    model: str
-    tokens: int
-    context_tokens: int
-    weights_bytes: float
-    kv_bytes: float
-    experts: int | None = None
-    experts_touched: float | None = None
 
 
 @dataclass(frozen=True)
@@ -931,33 +884,6 @@ class StepCurve:
     def largest_k(self) -> int:
         """Whose verify was timed."""
         return len(self.verify_s) - 1
-
-
-@dataclass(frozen=True)
-class BatchGain:
-    """The best K at one context and batch, from measured steps."""
-
-    context_tokens: int
-    batch: int
-    alpha: float | None  # assumed; None where the pair's own texts were replayed
-    c: float
-    k: int  # k, speedup: 0 and 1 where speculation does not pay
-    speedup: float
-    largest_k: int  # largest_k, v: verify of largest_k + 1 positions / target step
-    v: float
-    tokens_per_second: float  # of all sequences together, plain
-    speculative_tokens_per_second: float
-
-
-@dataclass(frozen=True)
-class StoppingBatch:
-    """Where speculation stops paying along the timed batches."""
-
-    context_tokens: int
-    alpha: float | None  # as in BatchGain
-    pays_up_to: int | None  # the largest timed batch at which it pays; None if at none
-    stops_at: int | None  # the next larger timed batch; None if it pays at the largest
-    not_at: tuple[int, ...] = ()  # smaller batches at which it does not pay
 
 
 @dataclass(frozen=True)
@@ -1308,17 +1234,6 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class AcceptanceLength:
-    """Acceptance of one K at one temperature under one convention."""
-
-    temperature: float
-    k: int
-    convention: str  # whose: "vLLM", "SGLang", ...
-    alias: str  # what it is called there
-    values: tuple[float, ...]  # one number, or one per position
-
-
-@dataclass(frozen=True)
 class ServedK:
     """One K on the whole weighted workload, measured."""
 
@@ -1396,7 +1311,6 @@ class ServedSummary:
         default_factory=dict[Varying, ServerCommand]
     )
     schedules: tuple[Schedule, ...] = ()
-    acceptance_lengths: tuple[AcceptanceLength, ...] = ()
     memory: ServedMemory | None = None  # of servers that the run started, with a draft
     servers: StartedServers | None = None  # None where it attached to servers that ran
 
@@ -1592,13 +1506,10 @@ class Summary:
     least_regret: tuple[LeastRegret, ...] = ()
     acceptance_by_position: tuple[AcceptanceByPosition, ...] = ()
     category_alpha: tuple[CategoryAlpha, ...] = ()
-    length_alpha: tuple[LengthAlpha, ...] = ()
     adaptive: tuple[AdaptiveDrafting, ...] = ()
     block_gains: tuple[BlockGain, ...] = ()  # above temperature 0; of a server run as well
     replay_checks: tuple[ReplayCheck, ...] = ()  # a sweep's loop against replay
     explanation: Explanation | None = None
-    rules_of_thumb: tuple[RuleOfThumb, ...] = ()
-    request: RequestSummary | None = None
     memory: tuple[DraftMemory, ...] = ()
     ineligible: tuple[Failure, ...] = ()  # drafts that cannot be used with this target, and why
     # generation_s, scoring_s: what an audition's completions and scores took.
@@ -1613,16 +1524,14 @@ class Summary:
     distribution_tests: tuple[DistributionTest, ...] = ()
     # Profile
     bandwidth: Bandwidth | None = None
-    bytes_read: tuple[BytesRead, ...] = ()
     step_bounds: tuple[StepBound, ...] = ()
     rounds: tuple[RoundBreakdown, ...] = ()
     step_curves: tuple[StepCurve, ...] = ()
-    batch_gains: tuple[BatchGain, ...] = ()
-    stopping_batches: tuple[StoppingBatch, ...] = ()
     skipped_cells: tuple[SkippedCell, ...] = ()
     # Break-even
     ceilings: tuple[CeilingAtK, ...] = ()  # the profile's too
     speedups_by_k: tuple[SpeedupByK, ...] = ()  # at each alpha
+    rules_of_thumb: tuple[RuleOfThumb, ...] = ()
     from_acceptance: tuple[ResultRow, ...] = ()  # those of `results` that a measured one gave
     # By K, of a server that measured itself; the verdict is of these where there are any
     server_speedups: dict[int, float] = field(default_factory=dict[int, float])

@@ -6,7 +6,7 @@ import pytest
 from runs import FROZEN
 
 from harness.analysis import analyse
-from harness.analysis.explanation import Case, CellOfK, explain, rules_of_thumb, suggested_k
+from harness.analysis.explanation import Case, CellOfK, explain
 from harness.analysis.explanation import case_of as case_of_verdict
 from harness.analysis.latency import typed_latency
 from harness.records import Decision, ResultRow
@@ -15,10 +15,9 @@ from harness.summary import Answer, Explanation
 from harness.theory.speedup import RoundTimes, StepTimes
 
 
-def cell(tokens_per_round, alpha, acceptance_rate=0.5):
+def cell(tokens_per_round, alpha):
     accepted = 100.0 * alpha
-    drafted = accepted / acceptance_rate
-    return CellOfK(tokens_per_round * 100.0, 100.0, drafted, accepted, 100.0 - accepted)
+    return CellOfK(tokens_per_round * 100.0, 100.0, accepted, 100.0 - accepted)
 
 
 def case_of(k, alpha, tokens, c, v=1.0, floors=None):
@@ -114,13 +113,6 @@ def test_what_alone_would_turn_a_loss_is_named_first(case, factors) -> None:
     assert not explanation.launch_bound
 
 
-@pytest.mark.parametrize(
-    ("rate", "k"), [(0.2, 2), (0.399, 2), (0.4, 4), (0.74, 4), (0.75, 8), (0.84, 8), (0.85, 16)]
-)
-def test_the_rule_of_thumb_for_k_has_its_documented_bounds(rate: float, k: int) -> None:
-    assert suggested_k(rate) == k
-
-
 def test_the_k_of_a_verdict_is_explained_though_another_looks_better() -> None:
     """Of other K few prompts are measured, so that one of them may look faster."""
     row = ResultRow(
@@ -135,43 +127,6 @@ def test_the_k_of_a_verdict_is_explained_though_another_looks_better() -> None:
     assert case is not None
     assert latency.rounds.speedup(100 / 52, 1) > latency.rounds.speedup(2.0, 2)
     assert case.k == 2
-
-
-@pytest.mark.parametrize(
-    ("decision", "verdict_k", "met"),
-    [("does_not_pay", 0, False), ("speculate", 2, True), ("undecided", 4, None)],
-)
-def test_rules_of_thumb_are_held_against_the_measurement(
-    decision: Decision, verdict_k: int, met: bool | None
-) -> None:
-    times = StepTimes(1 / 1.35, 1.0)
-    rounds = RoundTimes.from_steps(times, 4)
-    case = Case("small", 4, {4: cell(2.368, 0.6, 0.342)}, rounds, times)
-    named = {"draft": "small", "k": 4}
-    answer = Answer(
-        decision, "small", verdict_k, 0.0, "all", 1.23, None, None, "too_few_prompts", named
-    )
-    rules = rules_of_thumb(
-        explained(case),
-        case,
-        answer,
-        parameter_share=0.15,
-        same_vocabulary=None,
-    )
-    by_code = {rule.code: rule for rule in rules}
-    assert {code: rule.met for code, rule in by_code.items()} == {
-        "step_ratio": False,
-        "parameter_share": True,
-        "same_vocabulary": None,
-        "suggested_k": met,
-        "accepted_over_emitted": True,
-    }
-    assert by_code["suggested_k"].values["suggested_k"] == 2
-    assert by_code["accepted_over_emitted"].value == pytest.approx(1.368 / 2.368)
-    # One draft and K has one speedup: the verdict's
-    own = explained(case).speedup
-    shown = by_code["accepted_over_emitted"].values["speedup"]
-    assert shown == (1.23 if answer.named[1] == 4 else own)
 
 
 def test_floors_by_a_bandwidth_that_other_work_disturbed_explain_nothing() -> None:

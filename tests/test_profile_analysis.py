@@ -1,24 +1,15 @@
-"""What a profile says: the waterfall of a round, and where speculation stops paying by batch."""
+"""What a profile says: the waterfall of a round, and what it makes of its steps."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import workloads
 
 from harness.analysis.caveats import launch_bound
 from harness.analysis.latency import latency_rows, merged, reference, step_times
-from harness.analysis.profile import (
-    assumed_gains,
-    replayed_gains,
-    round_breakdowns,
-    step_curves,
-    stopping_batches,
-)
-from harness.analysis.replayed import replayed
+from harness.analysis.profile import round_breakdowns, step_curves
 from harness.records import LatencyRow, PartTiming, StepTiming
 from harness.summary import StepBound
-from harness.theory.acceptance import expected_tokens_per_round
 from harness.theory.speedup import RoundTimes, StepTimes
 
 
@@ -47,52 +38,20 @@ def test_timings_of_one_forward_are_merged_with_all_their_samples():
     assert latency_rows([one, replace(other, beside="small")])[0].samples == 2
 
 
-def batched(paying, losing):
-    """c .1 everywhere; a verify of n positions costs one step, and at batch `losing` n steps."""
-    rows = []
-    for batch in (paying, losing):
-        steps = {("target", "step", 1): 10.0, ("draft", "step", 1): 1.0}
-        verify = {
-            ("target", "verify", n): 10.0 * (1 if batch == paying else n) for n in range(1, 6)
-        }
-        rows += [
-            LatencyRow(role, role, kind, tokens, 100, batch, ms, ms, ms, 5)
-            for (role, kind, tokens), ms in {**steps, **verify}.items()
-        ]
-    return rows
-
-
-def test_speculation_stops_paying_at_the_batch_whose_verify_costs_its_positions():
-    one, many = assumed_gains(batched(1, 16), [0.8])
-    assert (one.k, one.speedup) == (4, pytest.approx(expected_tokens_per_round(0.8, 4) / 1.4))
-    assert (many.k, many.speedup, many.v) == (0, 1.0, 5.0)
-    assert (one.tokens_per_second, many.tokens_per_second) == pytest.approx((100, 1600))
-    assert [curve.batch for curve in step_curves(batched(1, 16))] == [1, 16]
-
-
-def test_texts_are_replayed_at_every_batch_each_with_its_own_rounds():
-    rng = np.random.default_rng(0)
-    traces = [
-        workloads.trace("draft", "easy", f"{n}", (rng.random(20 + n) < 0.9).astype(float))
-        for n in range(40)
+def test_a_curve_is_as_long_as_its_verifies_and_has_both_steps():
+    rows = [
+        LatencyRow(role, role, kind, tokens, 100, batch, ms, ms, ms, 5)
+        for batch in (1, 16)
+        for role, kind, tokens, ms in (
+            ("target", "step", 1, 10.0),
+            ("draft", "step", 1, 1.0),
+            *(("target", "verify", n, 10.0 * n) for n in range(1, 6)),
+        )
     ]
-    one, many = replayed_gains(batched(1, 16), traces, None)
-    tokens_per_round = {k: r.tokens_per_round for k, r in replayed(traces, "ratio", (2, 4)).items()}
-    assert (one.alpha, one.k) == (None, 4)
-    assert one.speedup == pytest.approx(tokens_per_round[4] / 1.4)
-    assert (many.k, many.speedup) == (0, 1.0)
-    # A batch of 16 is not full to its end
-    assert one.tokens_per_second == pytest.approx(100)
-    assert 0.8 * 1600 < many.tokens_per_second < 1600
-
-
-@pytest.mark.parametrize(
-    ("paying", "losing", "alpha", "stop"),
-    [(1, 16, 0.8, (1, 16, ())), (16, 1, 0.8, (16, None, (1,))), (16, 1, 0.0, (None, 1, ()))],
-)
-def test_the_largest_batch_that_pays_is_named_with_those_that_do_not(paying, losing, alpha, stop):
-    (found,) = stopping_batches(assumed_gains(batched(paying, losing), [alpha]))
-    assert (found.pays_up_to, found.stops_at, found.not_at) == stop
+    one, many = step_curves(rows)
+    assert (one.batch, many.batch) == (1, 16)
+    assert (one.c, one.largest_k) == (pytest.approx(0.1), 4)
+    assert one.verify_s == pytest.approx([0.01, 0.02, 0.03, 0.04, 0.05])
 
 
 def timed(round_ms=10.0, rounds=8):

@@ -13,9 +13,7 @@ from harness.records import RULES, UserError
 from harness.theory.acceptance import positions_at_k
 from harness.theory.acceptance_rules import accept_probabilities
 from harness.theory.replay import (
-    at_positions,
     by_start,
-    endings,
     replay,
     rounds_variance,
 )
@@ -357,24 +355,6 @@ def test_replay_over_the_targets_texts_equals_the_speculative_process(rule, k, e
     replayed = replay(by_start(chances, k), [len(text) - 1 for text in texts], [k])[k]
     for name in COUNTS:
         assert weights @ getattr(replayed, name) == pytest.approx(counts[name], abs=1e-12), name
-
-
-@pytest.mark.parametrize("k", [1, 2, 5])
-def test_judged_tokens_by_position_add_up_to_those_of_the_replay(k):
-    generator = np.random.default_rng(k)
-    chances, lengths = generator.random((3, 6, 5)), [6, 4, 1]
-    for proposed in (None, generator.integers(0, 4, (3, 6))):
-        replayed = replay(chances, lengths, [k], proposed=proposed)[k]
-        ends = endings(chances, lengths, k, proposed=proposed)
-        judged, rejected = at_positions(ends.judged), at_positions(ends.rejected)
-        assert judged.sum(axis=1) == pytest.approx(replayed.judged)
-        assert rejected.sum(axis=1) == pytest.approx(replayed.rejected)
-        assert all((judged[row, length:] == 0).all() for row, length in enumerate(lengths))
-    flags = np.tile([1.0, 0.0, 1.0, 1.0, 1.0, 1.0], (1, 1))
-    ends = endings(by_start(flags, 2), [6], 2)
-    # Rounds: 0-1 accepted and rejected, 2-3 accepted with a bonus at 4, 5 is cut
-    assert at_positions(ends.judged).tolist() == [[1, 1, 1, 1, 0, 1]]
-    assert at_positions(ends.judged - ends.rejected).tolist() == [[1, 0, 1, 1, 0, 1]]
 
 
 def test_chaining_the_vocabulary_sums_through_a_product_would_be_biased():

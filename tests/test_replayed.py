@@ -1,21 +1,18 @@
 """Replayed candidates: from texts to seconds, rankings, rows and requests."""
 
-from collections import defaultdict
 from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import pytest
-from workloads import DRAFTS, KS, SETS, Steps, population, trace
+from workloads import DRAFTS, KS, Steps, population, trace
 
 from harness.analysis.latency import Visits, latency_of, typed_latency, visits_of
 from harness.analysis.leaderboard import rank
 from harness.analysis.predicted import (
     category_alpha,
     evidence_of,
-    length_alpha,
     replayed_rows,
-    request_summary,
     speedups,
     synthetic_rows,
 )
@@ -236,21 +233,15 @@ def test_prefills_lie_between_the_lengths_that_were_timed_and_nowhere_else(repla
     assert known.prefill_s("target", np.array([25.0, 51.0])) is None
     assert known.prefill_s("target", np.array([19.0])) is None
     assert EXACT["good"].prefill_s("target", np.array([25.0])) is None
-    name = Candidate("good", 4)
-    requests = request_summary(replays, name, known)
-    assert requests is not None
+    rows = replayed_rows(replays, {**EXACT, "good": known}, model="target")
+    row = next(r for r in rows if (r.draft, r.k, r.prompt_set) == ("good", 4, "easy"))
+    easy = np.array(replays.prompt_sets) == "easy"
     lengths = np.array([each[0] for each in replays.prompt_tokens])  # one text each
     prefill = np.interp(lengths, [20, 30, 50], [2.0, 4.0, 10.0])
-    counts = replays.candidates[name]
+    counts = replays.candidates[Candidate("good", 4)]
     before = prefill + counts.new_tokens
     after = 1.5 * prefill + counts.rounds * known.rounds.at(4)
-    assert requests.speedup == pytest.approx(before.sum() / after.sum())  # two sets of 12 prompts
-    easy = np.array(replays.prompt_sets) == "easy"
-    alone = request_summary(replays, name, known, {"easy": 1.0, "hard": 0.0})
-    assert alone is not None
-    assert alone.speedup == pytest.approx(before[easy].sum() / after[easy].sum())
-    short = replace(known, timings=tuple(PREFILLS[:2]))
-    assert request_summary(replays, name, short) is None
+    assert row.request_speedup == pytest.approx(before[easy].sum() / after[easy].sum())
 
 
 def test_synthetic_acceptance_predicts_each_measured_cell():
@@ -377,43 +368,6 @@ def looped(replays, name, rng=None):
         )
         for (prompt_set, prompt), tokens, rounds in rows
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("weights", [None, {"easy": 3.0, "hard": 1.0}, {"easy": 1.0, "hard": 0.0}])
-def test_alpha_by_length_is_that_of_the_draft_tokens_judged_there(weights):
-    rng = np.random.default_rng(3)
-    texts = [
-        trace(
-            "draft", ("easy", "hard")[n % 2], f"p{n}", (rng.random(5 + 7 * n) < 0.6).astype(float)
-        )
-        for n in range(8)
-    ]
-    tokens = {name: sum(len(t.tokens) for t in texts if t.prompt_set == name) for name in SETS}
-    sums = defaultdict(lambda: np.zeros(2))
-    for text in texts:
-        share = weights[text.prompt_set] / tokens[text.prompt_set] if weights else 1.0
-        start, length = 0, len(text.tokens)
-        while start < length:
-            at = start
-            for at in range(start, min(start + 3, length)):
-                flag = text.draft_is_argmax[at]
-                for axis, place in (("answer", at), ("context", at + text.prompt_tokens)):
-                    sums[axis, place.bit_length()] += share * np.array([flag, 1.0])
-                if not flag:
-                    break
-            else:
-                at += 1  # a bonus, or the end
-            start = at + 1
-    rows = [*length_alpha({"draft": texts}, "ratio", 3, weights)]
-    found = {(row.axis, (row.high - 1).bit_length()): row.alpha for row in rows}
-    expected = defaultdict(lambda: np.zeros(2))
-    for (axis, bits), counts in sums.items():  # one bucket below 16
-        expected[axis, max(bits, 4)] += counts
-    assert found == {
-        key: pytest.approx(kept / judged, abs=1e-9)
-        for key, (kept, judged) in expected.items()
-        if judged
-    }
 
 
 def test_a_loop_is_held_against_its_replay(replays):

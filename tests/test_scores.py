@@ -270,8 +270,6 @@ def test_a_draft_of_a_table_is_served_as_what_it_is_said_to_be(
     assert command.startswith(next_step)
     assert bool(command) == bool(next_step)
     assert Caveat("verify_assumed_equal_step", {"key": "latency.verify_ms"}) in made.caveats
-    (rule,) = [each for each in made.rules_of_thumb if each.code == "same_vocabulary"]
-    assert rule.met is None
 
 
 def test_a_plan_says_what_is_read_and_an_interrupted_run_is_continued(

@@ -383,22 +383,17 @@ def test_an_explanation_names_what_would_change_the_verdict(
     [
         ("step_ratio", 5.7, {"least": 5.0, "ideal": 10.0, "k": 4, "breakeven_alpha": None},
          ("draft at least 5x as fast, ideally 10x", "5.7x", "break-even alpha at K=4 is none")),
-        ("parameter_share", 0.15, {"least": 0.05, "most": 0.2, "step_share": 0.18},
-         ("draft of 5% to 20% of the target's parameters", "15%",
-          "its step is 18% of the target's")),
-        ("same_vocabulary", None, {},
-         ("same vocabulary", "not checked", "tokenizers were not compared")),
         ("suggested_k", 0.51, {"k": 4, "suggested_k": 4, "verdict_k": 0},
          ("K by acceptance_rate: 2 low, 4 default, 8 above 75 %, 16 above 85 %",
           "51% at K=4, so K=4", "the verdict is do not speculate")),
         ("accepted_over_emitted", 0.66,
-         {"least": 0.4, "k": 4, "alpha": 0.77, "breakeven_alpha": 0.51, "speedup": 1.51},
+         {"least": 0.4, "alpha": 0.77, "breakeven_alpha": 0.51, "speedup": 1.51},
          ("at least 40 % accepted / emitted", "66%",
           "alpha 0.77 against a break-even of 0.51; speedup 1.51x")),
     ],
 )  # fmt: skip
-def test_a_rule_of_thumb_is_shown_next_to_the_measurement(
-    code: Any, value: float | None, values: dict[str, Any], words: tuple[str, str, str]
+def test_a_rule_of_thumb_is_shown_next_to_the_arithmetic(
+    code: Any, value: float, values: dict[str, Any], words: tuple[str, str, str]
 ) -> None:
     assert explanation.rule_of_thumb(RuleOfThumb(code, None, value, values)) == words
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from runs import FROZEN
 
+from harness.analysis import analyse
+from harness.analysis.breakeven import suggested_k
 from harness.commands import breakeven
 from harness.commands.breakeven import read_benchmark
 from harness.config import BreakevenConfig
@@ -240,3 +242,44 @@ def test_near_1_numbers_without_an_interval_decide_nothing(
 ) -> None:
     settings = {"acceptance_rate": {4: 0.55}, "k": [4], "draft_ms": 2.0, "target_ms": target_ms}
     assert judged(tmp_path, **settings)["verdict"]["decision"] == decision
+
+
+@pytest.mark.parametrize(
+    ("rate", "k"), [(0.2, 2), (0.399, 2), (0.4, 4), (0.74, 4), (0.75, 8), (0.84, 8), (0.85, 16)]
+)
+def test_the_rule_of_thumb_for_k_has_its_documented_bounds(rate: float, k: int) -> None:
+    assert suggested_k(rate) == k
+
+
+@pytest.mark.parametrize(
+    ("given", "met"),
+    [
+        ({"draft_ms": 10.0}, {"step_ratio": False}),  # no acceptance, no verdict
+        (
+            {"draft_ms": 10.0, "acceptance_rate": 0.342},
+            {"step_ratio": False, "suggested_k": False, "accepted_over_emitted": True},
+        ),
+        (
+            {"draft_ms": 2.0, "acceptance_rate": 0.5},
+            {"step_ratio": True, "suggested_k": True, "accepted_over_emitted": True},
+        ),
+        # Within the margin of 1: undecided, so that no K can be the rule's
+        (
+            {"draft_ms": 6.84, "acceptance_rate": 0.342},
+            {"step_ratio": False, "suggested_k": None, "accepted_over_emitted": True},
+        ),
+    ],
+)
+def test_rules_of_thumb_are_held_against_the_arithmetic(
+    given: dict[str, Any], met: dict[str, bool | None], tmp_path: Path
+) -> None:
+    config = BreakevenConfig(target_ms=20.0, k=[4], results_root=str(tmp_path), **given)
+    folder = breakeven.run(config).folder
+    assert folder is not None
+    made = analyse(load(folder))
+    assert {rule.code: rule.met for rule in made.rules_of_thumb} == met
+    for rule in made.rules_of_thumb:
+        if rule.code == "accepted_over_emitted":  # accepted of 1 + accepted
+            accepted = 4 * given["acceptance_rate"]
+            assert rule.value == pytest.approx(accepted / (1 + accepted))
+            assert rule.values["speedup"] == made.answers[0].speedup

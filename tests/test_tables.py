@@ -2,7 +2,6 @@
 
 import importlib
 import pkgutil
-import shutil
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -51,8 +50,6 @@ MADE = (
 BUSY = "a run on a busy machine"
 # Columns that no run here fills, a whole table's by its name; and the run that would
 UNFILLED = {
-    "latency.READS experts touched": "a profile of a mixture of experts",
-    "latency.READS of experts": "a profile of a mixture of experts",
     "leaderboard.RANKS cost per 10^6 tokens": "an audition on a card with a price",
     "leaderboard.INELIGIBLE": "an audition with a draft of another tokenizer",
     **dict.fromkeys(
@@ -116,10 +113,7 @@ def summaries(tmp_path_factory: pytest.TempPathFactory) -> list[Summary]:
     root = tmp_path_factory.mktemp("made")
     (root / "plain.json").write_text(PLAIN)
     (root / "drafting.json").write_text(DRAFTING)
-    # Stopped before it scored a text, so that it can only assume how many tokens are accepted
-    stopped = Path(shutil.copytree(FROZEN / "profile", root / "stopped"))
-    (stopped / "traces.parquet").unlink()
-    made, timed = [analyse(load(stopped))], stored_timed(root)
+    made, timed = list[Summary](), stored_timed(root)
     with without_plots(), timed_little():
         for command, *overrides in MADE:
             asked = [text.format(root=root, frozen=FROZEN, timed=timed) for text in overrides]
@@ -299,7 +293,7 @@ def test_the_plots_name_their_series_and_lines() -> None:
     for name in ("speedup_vs_k.svg", "breakeven_vs_measured.svg", "acceptance_by_position.svg"):
         assert all(label in drawn[name] for label in ("easy", "hard", "temperature 1"))
     assert all(f"K={k}" in drawn["acceptance_vs_temperature.svg"] for k in (1, 2, 4))
-    assert "tiny_good step" in drawn["verify_cost.svg"]
+    assert "tiny_good step" in drawn_of("profile")["verify_cost.svg"]
     board = drawn_of("audition")["leaderboard.svg"]
     assert all(name in board for name in ("tiny_good, K=2", "ngram", leaderboard.PLAIN))
 
@@ -315,7 +309,6 @@ def test_a_snapshot_has_no_picture_of_speed_and_no_caution_about_timing() -> Non
 @pytest.mark.parametrize(
     ("missing", "left_out"),
     [
-        ("latency", {"verify_cost.svg"}),
         ("acceptance_by_position", {"acceptance_by_position.svg"}),
         ("results", {"speedup_vs_k.svg", "breakeven_vs_measured.svg",
                      "acceptance_vs_temperature.svg"}),

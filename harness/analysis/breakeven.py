@@ -16,6 +16,11 @@ that round's deviation / sqrt(n), for requests of like length. Fewer than MIN_PR
 an interval by this bound that has 1 in it, decide nothing. It is the error of the acceptance alone:
 a speedup that a server measured has that of its clock as well, so it is given no interval.
 
+The rules of thumb are a Rust engine's documentation (draft five, better ten times as fast; K = 2 at
+low acceptance, 4 by default, 8 above 75 %, 16 above 85 %; a warning under 40 %). That warning
+counts accepted / emitted, a third rate besides acceptance_rate and alpha
+(harness/reporting/metrics.md). They are shown, never obeyed.
+
 Numbers that files gave are in the manifest's entry `inputs`, a `MeasuredInputs`; they go before the
 configuration's.
 """
@@ -37,11 +42,15 @@ from harness.config import BreakevenConfig
 from harness.records import Decision, LatencyRow, ResultRow, UserError
 from harness.stats.jackknife import CONFIDENCE, MIN_PROMPTS, Interval
 from harness.storage import StoredRun
-from harness.summary import Answer, Caveat, SpeedupByK, Summary
+from harness.summary import Answer, Caveat, RuleOfThumb, SpeedupByK, Summary
 from harness.theory import acceptance as theory
 from harness.theory.speedup import RoundTimes, StepTimes
 
 UNDECIDED_MARGIN = 0.05
+LEAST_STEP_RATIO, IDEAL_STEP_RATIO = 5.0, 10.0
+WARNING = 0.40
+# acceptance_rate from which on a K is suggested; below WARNING it is 2
+SUGGESTED_K = ((0.85, 16), (0.75, 8), (WARNING, 4))
 
 
 @dataclass(frozen=True)
@@ -143,9 +152,10 @@ def analyse_breakeven(setup: Setup) -> Summary:
     steps, rounds = latency.summary(""), latency.round_summary("")
     if inputs.rounds_measured:
         rounds = replace(rounds, source="rounds")
+    answers = answers_of(measured, positions, inputs.measured.requests, inputs.measured.served)
     return Summary(
         run=setup.facts(rows),
-        answers=answers_of(measured, positions, inputs.measured.requests, inputs.measured.served),
+        answers=answers,
         caveats=tuple(_caveats(inputs, measured)),
         results=rows,
         latency=tuple(_typed_rows(inputs.times)),
@@ -153,6 +163,7 @@ def analyse_breakeven(setup: Setup) -> Summary:
         round_times=(rounds,),
         ceilings=ceilings(inputs.rounds, inputs.ks),
         speedups_by_k=tuple(_by_alpha(iid, inputs.alphas)),
+        rules_of_thumb=tuple(rules_of_thumb(inputs, measured, *answers)),
         from_acceptance=tuple(measured),
         server_speedups=dict(inputs.measured.served),
     )
@@ -312,6 +323,66 @@ def _interval(
     student = float(stdtrit(requests - 1, 1.0 - (1.0 - CONFIDENCE) / (2.0 * candidates)))
     width = student * math.sqrt(variance / requests) / (row.tokens_per_round or 1.0)
     return Interval(speedup * (1.0 - min(1.0, width)), speedup * (1.0 + width))
+
+
+def suggested_k(acceptance_rate: float) -> int:
+    """The K that the rule names for this acceptance_rate."""
+    return next((k for bound, k in SUGGESTED_K if acceptance_rate >= bound), 2)
+
+
+def rules_of_thumb(
+    inputs: Inputs, measured: Sequence[ResultRow], answer: Answer | None = None
+) -> Iterator[RuleOfThumb]:
+    """Every rule that there are numbers for, at the K that the verdict's speedup is of.
+
+    Without an acceptance, and so without a verdict, the draft's speed alone, at the K that needs
+    the least alpha.
+    """
+    needed = {k: inputs.rounds.break_even_alpha(k) for k in inputs.ks}
+    by_alpha = [k for k in needed if needed[k] is not None] or list(needed)
+    if not by_alpha:
+        return
+    k = min(by_alpha, key=lambda each: needed[each] or 0.0)
+    row = None
+    if answer is not None:
+        k = int(answer.reason_values["k"] or 0)
+        row = next(each for each in reversed(measured) if each.k == k)
+    if inputs.times.draft_s and inputs.times.target_s:
+        ratio = inputs.times.target_s / inputs.times.draft_s
+        yield RuleOfThumb(
+            "step_ratio",
+            ratio >= LEAST_STEP_RATIO,
+            ratio,
+            {
+                "least": LEAST_STEP_RATIO,
+                "ideal": IDEAL_STEP_RATIO,
+                "k": k,
+                "breakeven_alpha": needed[k],
+            },
+        )
+    if row is None or answer is None or row.acceptance_rate is None:
+        return
+    # 0: not to speculate; None: undecided
+    verdict_k = {"speculate": answer.k, "does_not_pay": 0}.get(answer.decision)
+    suggested = suggested_k(row.acceptance_rate)
+    yield RuleOfThumb(
+        "suggested_k",
+        None if verdict_k is None else suggested == verdict_k,
+        row.acceptance_rate,
+        {"k": k, "suggested_k": suggested, "verdict_k": verdict_k},
+    )
+    share = theory.accepted_over_emitted(row.tokens_per_round or 1.0)
+    yield RuleOfThumb(
+        "accepted_over_emitted",
+        share >= WARNING,
+        share,
+        {
+            "least": WARNING,
+            "alpha": row.alpha,
+            "breakeven_alpha": needed[k],
+            "speedup": answer.speedup,
+        },
+    )
 
 
 def _caveats(inputs: Inputs, measured: Sequence[ResultRow]) -> Iterator[Caveat]:

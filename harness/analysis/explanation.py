@@ -8,14 +8,9 @@ steps are not the models' own time at all: a step that is bound by launches make
 the engine. Each factor is set to what it would have to be, or could be, with the others left as
 they were measured. A break-even alpha is compared with alpha alone, never with an acceptance_rate
 at K > 1.
-
-The rules of thumb are a Rust engine's documentation (draft five, better ten times as fast; 5 to
-20 % of the parameters; same vocabulary; K = 2 at low acceptance, 4 by default, 8 above 75 %, 16
-above 85 %; a warning under 40 %). That warning counts accepted / emitted, a third rate besides
-acceptance_rate and alpha (harness/reporting/metrics.md). They are shown, never obeyed.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,19 +19,13 @@ from harness.analysis.cells import ratio
 from harness.analysis.latency import Latency
 from harness.records import Decision, LatencyRow, ResultRow, grouped
 from harness.stats.jackknife import token_weights
-from harness.summary import Answer, Explanation, Factor, RuleOfThumb
-from harness.theory.acceptance import accepted_over_emitted
+from harness.summary import Answer, Explanation, Factor
 from harness.theory.roofline import LAUNCH_BOUND_MBU
 from harness.theory.speedup import RoundTimes, StepTimes
 
 # The rule of thumb of the engines' own documents: a draft five times as fast as its target
 SLOW_DRAFT = 0.2
-LEAST_STEP_RATIO, IDEAL_STEP_RATIO = 5.0, 10.0
-PARAMETER_SHARE = (0.05, 0.20)
-WARNING = 0.40
-# acceptance_rate from which on a K is suggested; below WARNING it is 2
-SUGGESTED_K = ((0.85, 16), (0.75, 8), (WARNING, 4))
-COUNTS = ("new_tokens", "rounds", "drafted", "accepted", "rejected")
+COUNTS = ("new_tokens", "rounds", "accepted", "rejected")
 
 
 @dataclass(frozen=True)
@@ -45,7 +34,6 @@ class CellOfK:
 
     tokens: float
     rounds: float
-    drafted: float
     accepted: float
     rejected: float
 
@@ -206,66 +194,3 @@ def _with_factors(explanation: Explanation) -> Explanation:
         ("acceptance", explanation.breakeven_alpha is not None),
     )
     return replace(explanation, factors=tuple(name for name, holds in candidates if holds))
-
-
-def suggested_k(acceptance_rate: float) -> int:
-    """The K that the rule names for this acceptance_rate."""
-    return next((k for bound, k in SUGGESTED_K if acceptance_rate >= bound), 2)
-
-
-def rules_of_thumb(
-    explanation: Explanation,
-    case: Case,
-    verdict: Answer,
-    *,
-    parameter_share: float | None,
-    same_vocabulary: bool | None,
-) -> Iterator[RuleOfThumb]:
-    """Every rule that there are numbers for.
-
-    The speedup next to them is the verdict's. `same_vocabulary` is None where tokenizers were not
-    compared (dummy weights, scores made elsewhere).
-    """
-    k, cell = case.k, case.cells[case.k]
-    # 0: not to speculate; None: undecided
-    verdict_k = {"speculate": verdict.k, "does_not_pay": 0}.get(verdict.decision)
-    is_named = verdict.speedup is not None and verdict.named == (case.draft, k)
-    step_ratio, needed = 1.0 / explanation.c, explanation.breakeven_alpha
-    yield RuleOfThumb(
-        "step_ratio",
-        step_ratio >= LEAST_STEP_RATIO,
-        step_ratio,
-        {"least": LEAST_STEP_RATIO, "ideal": IDEAL_STEP_RATIO, "k": k, "breakeven_alpha": needed},
-    )
-    if parameter_share is not None:
-        least, most = PARAMETER_SHARE
-        yield RuleOfThumb(
-            "parameter_share",
-            least <= parameter_share <= most,
-            parameter_share,
-            {"least": least, "most": most, "step_share": explanation.c},
-        )
-    yield RuleOfThumb("same_vocabulary", same_vocabulary, None)
-    acceptance_rate = ratio(cell.accepted, cell.drafted)
-    if acceptance_rate is not None:
-        suggested = suggested_k(acceptance_rate)
-        yield RuleOfThumb(
-            "suggested_k",
-            None if verdict_k is None else suggested == verdict_k,
-            acceptance_rate,
-            {"k": k, "suggested_k": suggested, "verdict_k": verdict_k},
-        )
-    if cell.tokens_per_round >= 1:
-        share = accepted_over_emitted(cell.tokens_per_round)
-        yield RuleOfThumb(
-            "accepted_over_emitted",
-            share >= WARNING,
-            share,
-            {
-                "least": WARNING,
-                "k": k,
-                "alpha": explanation.alpha,
-                "breakeven_alpha": needed,
-                "speedup": verdict.speedup if is_named else explanation.speedup,
-            },
-        )

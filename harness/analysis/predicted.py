@@ -1,10 +1,9 @@
 """Predicted seconds: replayed rounds times what a round costs, and every number that follows.
 
 prediction = tokens per round x R(0) / R(K). Rows of results.csv, workload speedups with their
-intervals, whole requests, alpha by category and by length. Counts are expectations, so they are
-not whole. Rates are ratios of sums over prompts; percentiles are over prompts, a prompt's
-repetitions taken together. What is said of the whole workload weighs the prompt sets
-(`prompts.weights`).
+intervals, alpha by category. Counts are expectations, so they are not whole. Rates are ratios of
+sums over prompts; percentiles are over prompts, a prompt's repetitions taken together. What is said
+of the whole workload weighs the prompt sets (`prompts.weights`).
 
 Every candidate is judged against the plain token that was timed with its own draft; where these
 differ, its seconds are scaled to the first draft's, so that a machine whose speed changed between
@@ -14,7 +13,6 @@ plain token of the others (`RoundTimes.other_plain_s`), its seconds as they were
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
@@ -23,30 +21,25 @@ from harness.analysis.cells import (
     expected_tokens_per_round,
     new_tokens,
     paired_sums,
-    prompts_of,
     ratio,
     with_counts,
     with_times,
 )
 from harness.analysis.latency import Latency
 from harness.analysis.prediction_error import Gap
-from harness.analysis.replayed import Replays, in_chunks, padded_traces
+from harness.analysis.replayed import Replays
 from harness.analysis.server_costs import ServerCosts
 from harness.analysis.verdict import Candidate, CostError, Evidence, Timed
-from harness.records import Cell, ResultRow, Rule, TextTrace, Trial, UserError
+from harness.records import Cell, ResultRow, Trial, UserError
 from harness.stats.crossfit import VisitCosts
-from harness.stats.jackknife import Array, Interval, Variance, share_interval, token_weights
-from harness.summary import CategoryAlpha, LengthAlpha, RequestSummary
-from harness.theory.replay import Replayed, at_positions, endings
+from harness.stats.jackknife import Array, Interval, Variance, share_interval
+from harness.summary import CategoryAlpha
+from harness.theory.replay import Replayed
 
 # By draft, at the temperature of what is predicted
 Latencies = Mapping[str, Latency]
-PERCENTILE = 95
 # The K at which categories are compared, or the nearest there is
 CATEGORY_K = 4
-# Upper end of the first bucket of lengths, which double in size: a long context has as many
-FIRST = 16
-LENGTHS: tuple[Literal["answer", "context"], ...] = ("answer", "context")
 
 
 def alpha_of(counts: Replayed) -> float | None:
@@ -348,42 +341,6 @@ def _prefill_seconds(replays: Replays, latency: Latency, draft: str | None = Non
     return summed.astype(np.float64)
 
 
-def request_summary(
-    replays: Replays, name: Candidate, latency: Latency, weights: Weights = None
-) -> RequestSummary | None:
-    """Whole requests with one candidate, prefills included: what a user waits for.
-
-    Speculation adds the draft's prefill and saves decoding, so it gains less on a request than on
-    its decoding, and may lose where the prompt is long and the answer short. None where a prefill
-    was not timed, or not at the prompts' lengths.
-    """
-    counts, plain_s = replays.candidates[name], latency.rounds.baseline_s
-    plain = _prefill_seconds(replays, latency)
-    both = _prefill_seconds(replays, latency, name.draft)
-    if plain is None or both is None:
-        return None
-    before = plain + counts.new_tokens * plain_s
-    texts = _texts(replays)
-    after = both + plain_s * latency.rounds_cost(counts, texts)
-    # Every prompt as one token
-    weight = token_weights(replays.prompt_sets, np.ones(len(texts)), weights)
-
-    def p95(seconds: Array) -> float:
-        method = "inverted_cdf"  # the one that takes weights
-        return float(np.percentile(seconds / texts, PERCENTILE, weights=weight, method=method))
-
-    return RequestSummary(
-        draft=name.draft,
-        k=name.k,
-        temperature=replays.temperature,
-        prompts=len(replays.names),
-        speedup=float(weight @ before / (weight @ after)),
-        plain_p95_s=p95(before),
-        speculative_p95_s=p95(after),
-        slower_share=float(weight @ (after > before)),
-    )
-
-
 # ---- alpha by category ---------------------------------------------------------------------------
 
 
@@ -418,73 +375,3 @@ def category_alpha(replays: Replays) -> tuple[CategoryAlpha, ...]:
                 )
             )
     return tuple(rows)
-
-
-# ---- alpha by length -----------------------------------------------------------------------------
-
-
-def length_alpha(
-    by_draft: Mapping[str, Sequence[TextTrace]], rule: Rule, k: int, weights: Weights = None
-) -> Iterator[LengthAlpha]:
-    """Alpha of every draft in every bucket that it was judged in, at one K.
-
-    By position in the answer and by length of the context: a draft token at position p of an
-    answer was judged with the prompt and p tokens before it.
-
-    The traces of all drafts are of one temperature, and scored for K up to `k`. Without `weights`
-    every token counts alike.
-    """
-    for draft, traces in by_draft.items():
-        judged, accepted = _judged(traces, rule, k)
-        if weights is not None:
-            tokens = np.array([len(trace.tokens) for trace in traces], dtype=np.float64)
-            sets = [trace.prompt_set for trace in traces]
-            factors = token_weights(sets, tokens, weights)[:, None] * tokens.sum()
-            judged, accepted = judged * factors, accepted * factors
-        prompts, rows = prompts_of(traces)
-        positions = np.arange(judged.shape[1])
-        before = np.array([trace.prompt_tokens for trace in traces])
-        for axis in LENGTHS:
-            place = np.broadcast_to(positions, judged.shape)
-            place = place if axis == "answer" else place + before[:, None]
-            bucket = length_bucket(place)
-            for number in range(int(bucket.max()) + 1):
-                inside = bucket == number
-                of_text = (np.where(inside, each, 0.0).sum(axis=1) for each in (accepted, judged))
-                kept, tried = (
-                    np.bincount(rows, each, len(prompts)).astype(np.float64) for each in of_text
-                )
-                there, total = tried > 0.0, float(tried.sum())
-                if not total:
-                    continue
-                bounds = share_interval(kept[there], tried[there])
-                yield LengthAlpha(
-                    temperature=traces[0].temperature,
-                    draft=draft,
-                    k=k,
-                    axis=axis,
-                    low=FIRST << (number - 1) if number else 0,
-                    high=FIRST << number,
-                    prompts=int(there.sum()),
-                    alpha=float(kept.sum()) / total,
-                    alpha_lo=bounds.lo if bounds else None,
-                    alpha_hi=bounds.hi if bounds else None,
-                )
-
-
-def length_bucket(place: Array) -> Array:
-    """0 below FIRST, then one for each doubling."""
-    return np.where(place < FIRST, 0, np.floor(np.log2(np.maximum(place, FIRST) / FIRST)) + 1)
-
-
-def _judged(traces: Sequence[TextTrace], rule: Rule, k: int) -> tuple[Array, Array]:
-    """Draft tokens judged and accepted, (texts, positions), padded with 0."""
-    both = np.zeros((2, len(traces), max(len(trace.tokens) for trace in traces)))
-    first = 0
-    for part in in_chunks(traces, k):
-        texts = padded_traces(part, rule, k)
-        ends = endings(texts.chances, texts.lengths, k, proposed=texts.proposed)
-        counts = at_positions(ends.judged), at_positions(ends.judged - ends.rejected)
-        both[:, first : first + len(part), : texts.chances.shape[1]] = counts
-        first += len(part)
-    return both[0], both[1]

@@ -12,13 +12,6 @@ Rounds were timed in parts, and plain decoding next to them, within moments. Tim
 the quarter of them with the smallest sum: whatever else runs on a machine only ever adds, and
 unlike medians means of the same rounds add up. They are then scaled to the plain token of R, so
 that parts and R(K) are of one speed of the machine.
-
-Batches. Sequences decoded together share the reading of the weights, which is what speculation
-gains from: the more of them, the more a drafted position costs. R(K, B) is K draft steps and a
-verify of that batch, and what this loop's rounds take besides their forwards, once for all of them.
-The pair's own texts are replayed, and their rounds decoded so many side by side, one that ends
-followed by the next (`harness.theory.batching`). Where acceptance is not the pair's (random
-weights) all sequences advance by the iid formula's tokens per round at an assumed alpha.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,8 +22,7 @@ from numpy.typing import NDArray
 
 from harness.analysis.caveats import caveats, failures, launch_bound, of_the_timings
 from harness.analysis.cells import measured_rows
-from harness.analysis.latency import Latency, latency_of_draft, latency_table, reference
-from harness.analysis.replayed import replayed
+from harness.analysis.latency import latency_of_draft, latency_table, reference
 from harness.analysis.setup import Setup
 from harness.analysis.unstable import unstable_steps
 from harness.records import (
@@ -39,32 +31,26 @@ from harness.records import (
     LatencyRow,
     PartTiming,
     ResultRow,
-    TextTrace,
     Trial,
     grouped,
 )
 from harness.storage.manifest import MemoryBandwidth
 from harness.summary import (
     Bandwidth,
-    BatchGain,
     CeilingAtK,
     RoundBreakdown,
     RoundPart,
     StepCurve,
-    StoppingBatch,
     Summary,
     WaterfallStep,
 )
-from harness.theory.batching import BatchTimes, closed_loop
 from harness.theory.roofline import shortest_context, step_bounds
-from harness.theory.speedup import RoundTimes, StepTimes
+from harness.theory.speedup import RoundTimes
 
 # Parts in the order of a round; recorded as one graph, verify and accept cannot be timed apart.
 ORDER = ("draft", "verify", "accept", VERIFY_AND_ACCEPT, "host", "rewind")
 NOT_FORWARDS = ("accept", "rewind", "host")
 FASTEST = 4
-# Requests for each that is decoded side by side: fewer are mostly the end, with fewer active
-REQUESTS_PER_SEQUENCE = 4
 
 
 def analyse_profile(setup: Setup) -> Summary:
@@ -74,11 +60,6 @@ def analyse_profile(setup: Setup) -> Summary:
     latency = latency_table(setup)
     bounds = step_bounds(latency)
     latency_of_pair = latency_of_draft(run, setup.draft, GREEDY)
-    gains = tuple(
-        replayed_gains(latency, run.traces, latency_of_pair)
-        if run.traces
-        else assumed_gains(latency, setup.alphas)
-    )
     timed_rounds = latency_of_pair.rounds if latency_of_pair and latency_of_pair.visits else None
     base = Summary(
         run=setup.facts(measured),
@@ -86,12 +67,9 @@ def analyse_profile(setup: Setup) -> Summary:
         results=tuple(measured),
         latency=latency,
         bandwidth=_bandwidth(run.manifest.bandwidth),
-        bytes_read=run.manifest.bytes_read or (),
         step_bounds=tuple(bounds),
         rounds=tuple(round_breakdowns(run.parts, timed_rounds)),
         step_curves=tuple(step_curves(latency)),
-        batch_gains=gains,
-        stopping_batches=tuple(stopping_batches(gains)),
         skipped_cells=run.manifest.skipped_cells or (),
     )
     if latency_of_pair is None:
@@ -271,91 +249,3 @@ def step_curves(rows: Sequence[LatencyRow]) -> Iterator[StepCurve]:
                 target_mbu=target.mbu,
                 draft_mbu=draft.mbu,
             )
-
-
-def assumed_gains(rows: Sequence[LatencyRow], alphas: Sequence[float]) -> Iterator[BatchGain]:
-    """The best K at every timed context and batch, for each alpha."""
-    for curve in step_curves(rows):
-        rounds = RoundTimes.from_steps(_steps(curve), curve.largest_k)
-        for alpha in alphas:
-            k, gain = rounds.best_k(alpha, range(1, curve.largest_k + 1))
-            yield _gain(curve, alpha, k, gain, curve.batch / curve.target_step_s)
-
-
-def replayed_gains(
-    rows: Sequence[LatencyRow], traces: Sequence[TextTrace], latency: Latency | None
-) -> Iterator[BatchGain]:
-    """The best K at every timed context and batch, for the rounds of the pair's own texts.
-
-    Traces are of greedy texts, scored by the draft. `latency` has the rounds that were timed, one
-    sequence at a time; None adds nothing to steps.
-    """
-    curves = grouped(step_curves(rows), lambda curve: curve.context_tokens)
-    for timed in curves.values():
-        largest = min(curve.largest_k for curve in timed)
-        counts = replayed(traces, "greedy_draft", range(1, largest + 1))
-        tokens = counts[1].new_tokens
-        times = BatchTimes({curve.batch: _with_host_work(curve, latency) for curve in timed})
-        for curve in timed:
-            requests = np.resize(
-                np.arange(len(tokens)), max(len(tokens), REQUESTS_PER_SEQUENCE * curve.batch)
-            )
-            plain_s = times.seconds(closed_loop(tokens[requests, None], curve.batch))
-            speedups = {
-                k: plain_s / times.seconds(closed_loop(each.proposals[requests], curve.batch))
-                for k, each in counts.items()
-            }
-            best = max(speedups, key=speedups.__getitem__)
-            k, gain = (best, speedups[best]) if speedups[best] > 1.0 else (0, 1.0)
-            yield _gain(curve, None, k, gain, float(tokens[requests].sum()) / plain_s)
-
-
-def _steps(curve: StepCurve) -> StepTimes:
-    return StepTimes(curve.draft_step_s, curve.target_step_s, curve.verify_s)
-
-
-def _with_host_work(curve: StepCurve, latency: Latency | None) -> RoundTimes:
-    """R of a batch: its steps, and what rounds of one sequence take besides theirs."""
-    steps = _steps(curve)
-
-    def beside(k: int) -> float:
-        if latency is None or latency.steps is None or latency.visits is None:
-            return 0.0
-        if not latency.rounds.covers(k) or not latency.steps.covers(k):
-            return beside(k - 1)
-        explained = latency.steps.round_s(k) if k else latency.steps.target_s
-        return max(0.0, latency.rounds.at(k) - explained)
-
-    return RoundTimes(
-        steps.target_s + beside(0),
-        tuple((k, steps.round_s(k) + beside(k)) for k in range(1, curve.largest_k + 1)),
-    )
-
-
-def _gain(curve: StepCurve, alpha: float | None, k: int, speedup: float, plain: float) -> BatchGain:
-    return BatchGain(
-        context_tokens=curve.context_tokens,
-        batch=curve.batch,
-        alpha=alpha,
-        c=curve.c,
-        k=k,
-        speedup=speedup,
-        largest_k=curve.largest_k,
-        v=_steps(curve).v(curve.largest_k),
-        tokens_per_second=plain,
-        speculative_tokens_per_second=plain * speedup,
-    )
-
-
-def stopping_batches(gains: Iterable[BatchGain]) -> Iterator[StoppingBatch]:
-    """For each context and acceptance with several batches: up to which speculation pays."""
-    lines = grouped(gains, lambda gain: (gain.context_tokens, gain.alpha))
-    for (context, alpha), line in lines.items():
-        if len(line) < 2:
-            continue
-        line.sort(key=lambda gain: gain.batch)
-        paying = [gain.batch for gain in line if gain.k > 0]
-        up_to = paying[-1] if paying else 0
-        above = next((gain.batch for gain in line if gain.batch > up_to), None)
-        below = tuple(gain.batch for gain in line if gain.k == 0 and gain.batch < up_to)
-        yield StoppingBatch(context, alpha, up_to or None, above, below)

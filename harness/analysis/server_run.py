@@ -19,7 +19,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from harness.analysis.acceptance_lengths import acceptance_lengths
 from harness.analysis.answers import Answered, Question, answered
 from harness.analysis.batch_schedule import (
     MOST_OTHERS,
@@ -442,8 +441,7 @@ class ServedRun(ServedPredictions):
 
     def summary(self) -> ServedSummary:
         """What the server is, and what a prediction of it is worth."""
-        engine, first = self.engine, self.engine.first_position
-        lengths = () if first is None else acceptance_lengths(self.settled, first)
+        engine = self.engine
         # Where some K changes what is generated, no K is given for any load
         changed = {gate.temperature for gate in self.failed_gates}
         schedules = [each for each in self.loads.schedules if each.temperature not in changed]
@@ -467,7 +465,6 @@ class ServedRun(ServedPredictions):
             schedules=() if self.disturbed is not None else tuple(schedules),
             memory=self._memory(),
             servers=self._servers(),
-            acceptance_lengths=tuple(lengths),
         )
 
     def _servers(self) -> StartedServers | None:

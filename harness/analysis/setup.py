@@ -83,11 +83,6 @@ class Setup:
         return tuple(float(value) for value in self.run.config.get("temperature") or ())
 
     @property
-    def alphas(self) -> tuple[float, ...]:
-        """The alphas to tabulate."""
-        return tuple(float(value) for value in self.run.config.get("alpha") or ())
-
-    @property
     def new_tokens(self) -> int | None:
         """The most that a text may have: what its run asked for, where texts are another run's."""
         made_with = self.run.manifest.texts_made_with
@@ -187,11 +182,6 @@ class Setup:
         return self.command == "audition" or self.run.config.get("mode") == "replay"
 
     @property
-    def tokenizers_compared(self) -> bool:
-        """Whether models with tokenizers of their own were loaded."""
-        return not self.dummy and not self.run.manifest.scores_from
-
-    @property
     def embedded(self) -> bool:
         """Whether the target is one of the models that ship with the package."""
         return str(self.conf("model").get("id") or "").startswith("embedded:")
@@ -266,11 +256,6 @@ class Setup:
         entry = self.target if name is None else self.described_draft(name)
         loaded = entry.bytes_per_parameter or SERVED_BYTES
         return kept.kv_per_token * (KV_BYTES[kv_type] / loaded if kv_type else 1.0)
-
-    def parameter_share(self, draft: str) -> float | None:
-        """The draft's parameters / the target's; None if unknown."""
-        parameters, of_target = self.described_draft(draft).parameters, self.target.parameters
-        return parameters / of_target if parameters is not None and of_target else None
 
     def facts(self, results: Sequence[ResultRow]) -> RunFacts:
         """Which run this is, with what became of the rows that stand for generations."""

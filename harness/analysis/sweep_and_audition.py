@@ -29,7 +29,7 @@ from harness.analysis.caveats import (
 )
 from harness.analysis.cells import completed, latest, measured_positions, measured_rows, timed
 from harness.analysis.engine_costs import priced_by
-from harness.analysis.explanation import case_of, explain, rules_of_thumb
+from harness.analysis.explanation import case_of, explain
 from harness.analysis.latency import (
     LOOKUP_S,
     Latency,
@@ -57,12 +57,9 @@ from harness.analysis.pairs import (
 )
 from harness.analysis.predicted import (
     category_alpha,
-    category_k,
     evidence_of,
     gap_of,
-    length_alpha,
     replayed_rows,
-    request_summary,
     synthetic_rows,
 )
 from harness.analysis.prediction_error import Gap, PredictionError, prediction_errors
@@ -110,10 +107,8 @@ from harness.summary import (
     Dropped,
     Explanation,
     Leaderboard,
-    LengthAlpha,
     OutlierCell,
     ReplayCheck,
-    RuleOfThumb,
     Summary,
     TextCheck,
     Unstable,
@@ -390,12 +385,6 @@ class PairAnalysis:
             draft: where(self.traces[draft], temperature=at) for draft in ranking.replays.drafts
         }
 
-    def length_alpha(self) -> Iterator[LengthAlpha]:
-        """Alpha by position in the answer and by context, at the K of `category_alpha`."""
-        for ranking in self.own_rankings:
-            k, rule = category_k(ranking.replays), ranking.replays.rule
-            yield from length_alpha(self._texts(ranking), rule, k, self.setup.weights)
-
     def adaptive_drafting(self) -> Iterator[AdaptiveDrafting]:
         """What thresholds would bring to the drafts whose confidences are stored."""
         for ranking in self.own_rankings:
@@ -524,30 +513,21 @@ class PairAnalysis:
         in_order = all(one.speedup >= other.speedup for one, other in pairwise(rows))
         return replace(board, rows=tuple(rows)) if in_order else board
 
-    def explained(
-        self, verdict: Answer | None
-    ) -> tuple[Explanation | None, tuple[RuleOfThumb, ...]]:
-        """Why a verdict is what it is, and the rules of thumb next to it.
+    def explained(self, verdict: Answer | None) -> Explanation | None:
+        """Why a verdict is what it is.
 
         Of the draft and K that its number is of; none of a look-up, which has no draft step.
         """
         if verdict is None or self.distrusted or verdict.temperature is None:
-            return None, ()
+            return None
         draft = verdict.named[0] or self.setup.draft
         latency = self.latencies.get(verdict.temperature, {}).get(draft)
         if latency is None or self.looks_up(draft):
-            return None, ()
+            return None
         measured = self.setup.run.manifest.bandwidth
         floors = self.latency_rows if measured is None or measured.plausible else ()
         case = case_of(verdict, draft, self.results, latency, floors, weights=self.setup.weights)
-        if case is None:
-            return None, ()
-        explanation = explain(case, verdict.decision, verdict.temperature)
-        share, compared = self.setup.parameter_share(draft), self.setup.tokenizers_compared
-        rules = rules_of_thumb(
-            explanation, case, verdict, parameter_share=share, same_vocabulary=compared or None
-        )
-        return explanation, tuple(rules)
+        return case and explain(case, verdict.decision, verdict.temperature)
 
     # ---- the summary ----
 
@@ -589,7 +569,6 @@ class PairAnalysis:
         """Everything that the run says."""
         setup = self.setup
         own = self.answered[0].workload if self.answered else None
-        explanation, rules = self.explained(own)
         outliers = outlier_cells(self.trials)
         of_drafts = (pair for by_draft in self.latencies.values() for pair in by_draft.items())
         round_times = [latency.round_summary(draft) for draft, latency in of_drafts]
@@ -622,26 +601,21 @@ class PairAnalysis:
             category_alpha=tuple(
                 row for ranking in self.own_rankings for row in category_alpha(ranking.replays)
             ),
-            # Of a fixed K, at which a sweep that stops drafting early never drafts
-            length_alpha=() if setup.adaptive else tuple(self.length_alpha()),
             adaptive=tuple(self.adaptive_drafting()),
             block_gains=tuple(self.block_gains()),
-            explanation=explanation,
-            rules_of_thumb=rules,
+            explanation=self.explained(own),
             text_checks=tuple(self.checks),
         )
         if self.own_rankings:
-            summary = self._with_best_draft(summary, self.own_rankings[0])
+            summary = self._with_memory(summary, self.own_rankings[0])
         return self._with_cost(summary)
 
-    def _with_best_draft(self, summary: Summary, ranking: Ranking) -> Summary:
-        """The summary with whole requests of the best draft, and the memory that drafts use."""
-        replays, best = ranking.replays, ranking.best[0]
-        latency = self.latencies[replays.temperature][best.draft]
+    def _with_memory(self, summary: Summary, ranking: Ranking) -> Summary:
+        """The summary with the memory that drafts use."""
+        replays = ranking.replays
         longest = max(t.prompt_tokens + len(t.tokens) for t in self.traces[replays.drafts[0]])
         return replace(
             summary,
-            request=request_summary(replays, best, latency, self.setup.weights),
             memory=draft_memory(self.setup, replays.drafts, longest, lookups=replays.lookups),
         )
 

@@ -4,13 +4,13 @@ Single steps, curves over contexts and batches, the parts of a round, and plain 
 model.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import product
 
-from harness.analysis.latency import merged, reading_models
+from harness.analysis.latency import merged
 from harness.analysis.unstable import unstable_steps
 from harness.commands.checks import check_run
-from harness.commands.completions import score_pair, with_turns
+from harness.commands.completions import with_turns
 from harness.commands.dry_run import print_profile_plan
 from harness.commands.other_runs import synthetic_rates
 from harness.commands.pair import Pair, beyond, open_pair, request, run_requests
@@ -42,10 +42,7 @@ from harness.records import (
     UserError,
 )
 from harness.storage import RunFolder, load
-from harness.summary import BytesRead
 from harness.theory.acceptance import conditional
-from harness.theory.architecture import experts_touched
-from harness.theory.roofline import ReadingModel
 
 AUTO_CONTEXTS = (128, 512, 2048)
 AUTO_BATCHES = (1, 4, 16)
@@ -75,10 +72,6 @@ def run(config: ProfileConfig) -> Outcome:
         run_requests(
             *(folder, requests, lambda entry: (models[entry.cell], None), "decoding", visits.up_to)
         )
-        if not synthetic and "dummy" not in (pair.target.weights, pair.draft.weights):
-            # Whose rounds are replayed at every batch
-            texts = [e for e in requests if e.model == pair.target.name and e.repetition == 0]
-            score_pair(folder, pair, texts, config)
     return concluded(folder, verbose=config.verbose)
 
 
@@ -108,13 +101,6 @@ def _measure(
     """
     timings = measure_steps(folder, pair, config)
     visits.up_to(0.25)
-    if folder.manifest.bytes_read is None:
-        context = next(t.context_tokens for t in timings if t.kind == "step")
-        confs = {"target": config.model, "draft": config.draft}
-        quantized = [role for role, conf in confs.items() if conf.quantization is not None]
-        reading = reading_models(folder.manifest, quantized)
-        reads = _bytes_read(pair, reading, context, max(config.k) + 1)
-        folder.note(bytes_read=reads)
     # An interrupted run may have noted its curves in the manifest but not stored them
     expected = folder.manifest.timed_forwards
     if folder.manifest.skipped_cells is None or expected not in (None, len(timings)):
@@ -127,29 +113,6 @@ def _measure(
         parts = NotMeasured("round_parts")
         with enough_memory("the parts of a round"), unless_broken(folder, parts):
             folder.write_parts(_time_parts(pair, config))
-
-
-def _bytes_read(
-    pair: Pair, reading: Mapping[str, ReadingModel], context: int, positions: int
-) -> list[BytesRead]:
-    """What a step, and the target's widest verify, must read."""
-    return [
-        BytesRead(
-            role=role,
-            model=pair.opened[role][0].name,
-            tokens=tokens,
-            context_tokens=context,
-            weights_bytes=shape.weight_bytes_read(tokens, reader.bytes_per_parameter),
-            kv_bytes=shape.kv_bytes_read(context, reader.bytes_per_parameter),
-            experts=shape.experts or None,
-            experts_touched=experts_touched(shape.experts, shape.experts_per_token, tokens)
-            if shape.experts
-            else None,
-        )
-        for role, reader in reading.items()
-        for shape in (reader.shape,)
-        for tokens in ((1, positions) if role == "target" else (1,))
-    ]
 
 
 def _time_curves(pair: Pair, config: ProfileConfig) -> tuple[list[StepTiming], list[SkippedCell]]:

@@ -109,7 +109,6 @@ class ServedRequest:
             decode_s=max(0.0, self.decode_s(clock)) if emitted else 0.0,
             one_token_s=self.one_token_s(clock),
             first_token_s=0.0 if facts.first_position else None,
-            counted_accepted=done.accepted,
             user_s=done.request_s,
             user_decode_s=max(0.0, self.decode_s("engine")),
             **counts,

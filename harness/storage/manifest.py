@@ -27,7 +27,7 @@ from harness.records import (
 )
 from harness.storage import files
 from harness.storage.contents import plain
-from harness.summary import BytesRead, CardDraftRow, CardRow, Dropped, PlanCheck, ServedCosts
+from harness.summary import CardDraftRow, CardRow, Dropped, PlanCheck, ServedCosts
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -391,7 +391,6 @@ class Manifest:
     # What a server run asks for so that it ends within its budget; None where that is everything
     asked_less: AskedLess | None = None
     bandwidth: MemoryBandwidth | None = None
-    bytes_read: tuple[BytesRead, ...] | None = None
     # skipped_cells, timed_forwards: of a profile's curves; both are there once they were timed
     skipped_cells: tuple[SkippedCell, ...] | None = None
     timed_forwards: int | None = None

@@ -214,40 +214,6 @@ def replay(
     return results
 
 
-class Endings(NamedTuple):
-    """Expected counts by where rounds start and how far they get, (texts, starts, K) each."""
-
-    judged: Array  # rounds from a start that judge the draft token at an offset
-    rejected: Array  # those of them that reject it, and end
-
-
-def endings(
-    accept_prob: ArrayLike,
-    lengths: Sequence[int] | NDArray[np.integer],
-    k: int,
-    *,
-    proposed: ArrayLike | None = None,
-) -> Endings:
-    """Where the rounds of one K judge and reject draft tokens; arguments as of `replay`."""
-    chances = np.asarray(accept_prob, dtype=np.float64)[:, :, :k]
-    left = _positions_left(np.asarray(lengths, dtype=np.intp), chances)
-    drafts = np.full_like(left, k) if proposed is None else np.clip(proposed, 0, k)
-    exists = _drafted_in_text(left, drafts, k)
-    reach = _reached(chances, exists)
-    kept = _renewal(reach, left, k)[:, :, None] * reach
-    judged = np.where(exists, kept[:, :, :k], 0.0)
-    return Endings(judged, rejected=judged - np.where(exists, kept[:, :, 1:], 0.0))
-
-
-def at_positions(values: Array) -> Array:
-    """Sums at text positions, (texts, positions), of values by start and offset."""
-    texts, starts, offsets = values.shape
-    sums = np.zeros((texts, starts))
-    for offset in range(min(offsets, starts)):
-        sums[:, offset:] += values[:, : starts - offset, offset]
-    return sums
-
-
 class PaddedTexts(NamedTuple):
     """Texts of several lengths side by side, as `replay` takes them."""
 

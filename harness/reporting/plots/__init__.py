@@ -17,16 +17,13 @@ _DEFAULT = (
     speedup.draw_alpha,
     acceptance.draw_by_position,
     acceptance.draw_by_temperature,
-    latency.draw_verify_cost,
 )
 PLOTS = {
     "audition": (
         speedup.draw_leaderboard,
         speedup.draw_by_k,
         acceptance.draw_by_category,
-        acceptance.draw_by_length,
         acceptance.draw_by_position,
-        latency.draw_verify_cost,
     ),
     "breakeven": (speedup.draw_ceilings, *_DEFAULT),
     "profile": (
@@ -34,7 +31,6 @@ PLOTS = {
         latency.draw_waterfall,
         latency.draw_verify_cost,
         latency.draw_verify_curves,
-        latency.draw_batch_gains,
     ),
     "report": (speedup.draw_engines, speedup.draw_ratios),
     "plan": (load.draw_plan,),
@@ -48,10 +44,8 @@ NAMES = (
     "verify_cost.svg",
     "leaderboard.svg",
     "acceptance_by_category.svg",
-    "acceptance_by_context.svg",
     "waterfall.svg",
     "verify_curves.svg",
-    "speedup_by_batch.svg",
     "ceilings.svg",
     "load.svg",
     "speedup_by_engine.svg",

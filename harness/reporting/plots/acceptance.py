@@ -16,8 +16,6 @@ CATEGORY_CAPTION = (
     "alpha of every draft on every category of prompts, written in the cell and shaded by it"
 )
 CATEGORY_UNDER = "alpha, the probability that a draft token is accepted: darker is higher"
-LENGTH_UNDER = "buckets have different prompts: a long context is another prompt, too"
-LENGTH_CAPTION = "alpha against the tokens before the draft token, prompt and answer, by draft"
 # One hue from light to dark, so that it reads in grey as well.
 SHADES = LinearSegmentedColormap.from_list("alpha", ["#f4f8fb", "#9cc3de", "#0a5a94"])
 DARK = 0.8
@@ -59,25 +57,6 @@ def draw_by_position(summary: Summary, across: int) -> style.Plot | None:
     under = "of the rounds with at least j text positions left"
     under = under if measured else f"by replay, {under}"
     return style.plot("acceptance_by_position.svg", POSITION_CAPTION, figure, under)
-
-
-def draw_by_length(summary: Summary, across: int) -> style.Plot | None:
-    """A panel per temperature, a line per draft over the context; None with a single bucket."""
-    entries = [entry for entry in summary.length_alpha if entry.axis == "context"]
-    ends = sorted({entry.high for entry in entries})
-    if len(ends) < 2:
-        return None
-    panels = grouped(entries, lambda entry: entry.temperature)
-    figure, axes = style.panels(len(panels), across, y="alpha")
-    for panel, temperature in zip(axes, sorted(panels), strict=True):
-        for draft, line in grouped(panels[temperature], lambda entry: entry.draft).items():
-            places = [ends.index(entry.high) for entry in line]
-            alphas = [entry.alpha for entry in line]
-            panel.plot(places, alphas, label=draft, **style.look(summary.drafts.index(draft)))
-        panel.set_xticks(range(len(ends)), [f"{end:,}" for end in ends])
-        panel.set_xlabel("tokens of context, below")
-        panel.set_title(f"temperature {fmt.temperature(temperature)}, K={entries[0].k}")
-    return style.plot("acceptance_by_context.svg", LENGTH_CAPTION, figure, LENGTH_UNDER)
 
 
 def draw_by_temperature(summary: Summary, across: int) -> style.Plot | None:

@@ -1,4 +1,4 @@
-"""What forwards cost, what batches gain, and the waterfall from ideal to timed rounds."""
+"""What forwards cost, and the waterfall from ideal to timed rounds."""
 
 from itertools import pairwise
 
@@ -18,8 +18,6 @@ COST_UNDER = (
 )
 CURVES_CAPTION = "v(n) = target forward over n positions / target step, by context and batch"
 CURVES_UNDER = "dashed: v = 1, a verify that costs one step, as most calculators assume"
-GAIN_CAPTION = "Predicted speedup at the best K by batch size, from the timed steps"
-GAIN_UNDER = "at a point: its best K; on the dashed line: do not speculate"
 POSITIONS = "n (positions in one target forward)"
 POINT_INCHES = 0.48  # what the number at a point needs
 NARROW_POINTS = 6  # numbers next to each other on a phone
@@ -56,9 +54,7 @@ def draw_verify_cost(summary: Summary, across: int) -> style.Plot | None:
             panel.axhline(row.median_ms, color=colour, lw=1.0, linestyle=style.DASHED, label=label)
         style.ticks(panel, ns if len(ns) <= 12 else ns[:: -(-len(ns) // 12)], POSITIONS)
         batch = f", batch {step.batch}" if step.batch > 1 else ""
-        of = "" if step.model == summary.run.model else f"{step.model} "
-        after = f"{of}after {step.context_tokens} tokens of context{batch}"
-        panel.set_title("step times as typed" if step.samples == 0 else after)
+        panel.set_title(f"after {step.context_tokens} tokens of context{batch}")
     return style.plot("verify_cost.svg", COST_CAPTION, figure, COST_UNDER)
 
 
@@ -99,30 +95,6 @@ def _unstable(summary: Summary, curve: StepCurve, n: int) -> bool:
         stability.of_step(summary, "target", kind, *timed, tokens) is not None
         for kind, tokens in (("verify", n), ("step", 1))
     )
-
-
-def draw_batch_gains(summary: Summary, across: int) -> style.Plot | None:
-    """A panel per context, a line per acceptance; None where one batch alone was timed."""
-    contexts = {stop.context_tokens for stop in summary.stopping_batches}
-    gains = [gain for gain in summary.batch_gains if gain.context_tokens in contexts]
-    if not gains:
-        return None
-    panels = grouped(gains, lambda gain: gain.context_tokens)
-    alphas = list(dict.fromkeys(gain.alpha for gain in gains))
-    figure, axes = style.panels(len(panels), across, y="predicted speedup")
-    axes[0].set_ylim(0.0, 1.15 * max(gain.speedup for gain in gains))
-    for panel, (context, timed) in zip(axes, panels.items(), strict=True):
-        for alpha, line in grouped(timed, lambda gain: gain.alpha).items():
-            look = style.look(alphas.index(alpha))
-            batches = [gain.batch for gain in line]
-            label = "replayed texts" if alpha is None else f"alpha {alpha:g}"
-            panel.plot(batches, [gain.speedup for gain in line], label=label, **look)
-            for gain in line:
-                style.note_at(panel, f"K={gain.k}", (gain.batch, gain.speedup), color=look["color"])
-        panel.axhline(1.0, color=style.GREY, linewidth=1.0, linestyle=style.DASHED)
-        style.ticks(panel, sorted({gain.batch for gain in timed}), "batch (sequences)", log=True)
-        panel.set_title(f"{context} tokens of context")
-    return style.plot("speedup_by_batch.svg", GAIN_CAPTION, figure, GAIN_UNDER)
 
 
 WATERFALL_CAPTION = (

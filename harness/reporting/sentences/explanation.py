@@ -1,4 +1,4 @@
-"""Why the verdict is what it is, and what would change it; and rules of thumb."""
+"""Why the verdict is what it is, and what would change it; and rules of thumb of a break-even."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -145,34 +145,23 @@ def _obstacles(entry: Explanation) -> Iterator[str]:
 
 
 class RuleText(NamedTuple):
-    """A rule of thumb, this pair's number under it, and what the measurement says instead."""
+    """A rule of thumb, the given number under it, and what the arithmetic says instead."""
 
     rule: str
     value: str
-    measurement: str
+    result: str
 
 
 def rule_of_thumb(entry: RuleOfThumb) -> RuleText:
     """The words of one rule."""
     values: Any = entry.values
-    value: Any = entry.value
+    value = entry.value
     if entry.code == "step_ratio":
         return RuleText(
             f"draft at least {values['least']:g}x as fast, ideally {values['ideal']:g}x",
             f"{value:.1f}x",
             f"break-even alpha at K={values['k']} is {_or_none(values['breakeven_alpha'])}",
         )
-    if entry.code == "parameter_share":
-        return RuleText(
-            f"draft of {values['least']:.0%} to {values['most']:.0%} of the target's parameters",
-            f"{value:.0%}",
-            f"its step is {values['step_share']:.0%} of the target's",
-        )
-    if entry.code == "same_vocabulary":
-        if entry.met is None:
-            return RuleText("same vocabulary", "not checked", "tokenizers were not compared")
-        met = "yes" if entry.met else "no"
-        return RuleText("same vocabulary", met, "checked on encodings, not on sizes")
     if entry.code == "suggested_k":
         k = values["verdict_k"]
         return RuleText(

@@ -6,8 +6,9 @@ much at every K above 1.
 
 from harness.records import ResultRow
 from harness.reporting import formatting as fmt
+from harness.reporting.sentences.explanation import rule_of_thumb
 from harness.reporting.tables.specification import Column, Table, columns_by, table
-from harness.summary import CeilingAtK, SpeedupByK, Summary
+from harness.summary import CeilingAtK, RuleOfThumb, SpeedupByK, Summary
 
 
 def _needed(row: CeilingAtK | ResultRow) -> float | str:
@@ -39,6 +40,14 @@ def _measured_columns(summary: Summary) -> tuple[Column[ResultRow], ...]:
     )
 
 
+MET = {True: "yes", False: "no", None: None}
+THUMBS: tuple[Column[RuleOfThumb], ...] = (
+    Column("rule of thumb", lambda row: rule_of_thumb(row).rule, key=True, flexible=True),
+    Column("here", lambda row: rule_of_thumb(row).value),
+    Column("met", lambda row: MET[row.met]),
+    Column("what the arithmetic says", lambda row: rule_of_thumb(row).result, flexible=True),
+)
+
 IDEAL_NOTE = "ideal: every draft token accepted (alpha = 1)."
 BETWEEN_NOTE = "{}: rounds were not timed; their times lie on lines between those that were."
 MEASURED_NOTE = (
@@ -46,6 +55,10 @@ MEASURED_NOTE = (
     " rule (1 + K a) / (K c + v). Compare alpha, not acceptance_rate, with the break-even alpha."
 )
 SERVER_NOTE = "measured speedup: by the server's own times, which the verdict is of."
+THUMB_NOTE = (
+    "Rules that people use (harness/reporting/metrics.md names them); the verdict does not use"
+    " them."
+)
 RULES_NOTES = (
     "geometric: (1 - alpha^(K+1)) / (1 - alpha) / (K c + v), the iid model.",
     "best K 0: do not speculate.",
@@ -82,3 +95,8 @@ def rules_table(summary: Summary) -> Table:
         *columns_by(ks, "K={}", lambda row, k: row.speedups.get(k), fmt.speedup, "speedup"),
     )
     return table("Speedup by alpha and K", columns, rows, notes=RULES_NOTES)
+
+
+def thumb_table(summary: Summary) -> Table:
+    """Rules of thumb in circulation, each next to what the numbers come to."""
+    return table("Rules of thumb", THUMBS, summary.rules_of_thumb, notes=(THUMB_NOTE,))

@@ -1,4 +1,4 @@
-"""What rounds and steps cost: R(K), each model alone, v(n), bounds, rounds in parts, batches.
+"""What rounds and steps cost: R(K), each model alone, v(n), bounds, rounds in parts.
 
 v(n) is a target forward over n positions / a target step of the same context and batch.
 """
@@ -12,13 +12,10 @@ from harness.reporting import grid
 from harness.reporting.tables import stability
 from harness.reporting.tables.specification import Column, Table, columns_by, table
 from harness.summary import (
-    BatchGain,
-    BytesRead,
     RoundBreakdown,
     RoundSummary,
     StepBound,
     StepCurve,
-    StoppingBatch,
     Summary,
     Unstable,
     WaterfallStep,
@@ -99,15 +96,6 @@ BOUNDS: tuple[Column[StepBound], ...] = (
     Column("n positions\n/ one", lambda bound: bound.positions_ratio, fmt.decimal),
     Column("bound by", lambda bound: "launches (overhead)" if bound.launch_bound else bound.bound),
 )
-READS: tuple[Column[BytesRead], ...] = (
-    Column("forward of", lambda read: f"{read.role} {read.model}", key=True),
-    Column("positions", lambda read: read.tokens, fmt.count, key=True),
-    Column("con-\ntext", lambda read: read.context_tokens, fmt.count, key=True),
-    Column("weights", lambda read: read.weights_bytes, fmt.memory),
-    Column("cache", lambda read: read.kv_bytes, fmt.memory),
-    Column("experts\ntouched", lambda read: read.experts_touched, lambda e: fmt.decimal(e, 1)),
-    Column("of\nexperts", lambda read: read.experts, fmt.count),
-)
 
 ALONE_NOTES = (
     "p50 and p90 are over generations, not over tokens.",
@@ -151,10 +139,6 @@ BOUND_NOTES = (
 IN_CACHE_NOTE = (
     "MBU above 1: the model is read from a cache that is faster than the memory copy that measured"
     " the bandwidth."
-)
-READ_NOTE = (
-    "What one forward must read: the weights in use, and every cached key and value. Experts:"
-    " expected number per layer under uniform routing."
 )
 
 
@@ -200,17 +184,12 @@ def _visits(summary: Summary, times: RoundSummary, k: int) -> LatencyRow | None:
 
 
 def verify_curves(summary: Summary) -> list[list[Forward]]:
-    """The target's forwards over n positions, n ascending: one list per timed context and batch.
-
-    Of a target that ran eagerly for some drafts, they are under the name that it has there.
-    """
-    verifies = grouped(
-        where(summary.latency, role="target", kind="verify"), lambda row: (row.model, *_where(row))
-    )
+    """The target's forwards over n positions, n ascending: one list per timed context and batch."""
+    verifies = grouped(where(summary.latency, role="target", kind="verify"), _where)
     return [
         [Forward(row, step) for row in sorted(timed, key=lambda row: row.tokens)]
         for step in where(summary.latency, role="target", kind="step")
-        if (timed := verifies.get((step.model, *_where(step))))
+        if (timed := verifies.get(_where(step)))
     ]
 
 
@@ -218,20 +197,19 @@ def _where(timed: LatencyRow | StepCurve | Unstable) -> tuple[int | None, int | 
     return timed.context_tokens, timed.batch
 
 
-def verify_tables(summary: Summary) -> list[Table]:
-    """The verify curve, one table per context and batch."""
+def verify_table(summary: Summary) -> Table:
+    """The verify curve of the first context and batch; the others' are in `curve_table`."""
     unstable: Column[Forward] = stability.column(
         lambda forward: stability.of_forward(summary, forward.row)
     )
-    made = []
-    for curve in verify_curves(summary):
-        step = curve[0].step
-        batch = f", batch {step.batch}" if step.batch > 1 else ""
-        of = "the target" if step.model in ("", None, summary.run.model) else step.model
-        title = f"What verifying costs {of}, after {step.context_tokens} tokens of context"
-        notes = (VERIFY_NOTE, _doubt(curve), stability.note(summary, "verify"))
-        made.append(table(title + batch, (*VERIFY, unstable), curve, notes=notes))
-    return made
+    curve = next(iter(verify_curves(summary)), None)
+    if curve is None:
+        return table("", VERIFY, ())
+    step = curve[0].step
+    batch = f", batch {step.batch}" if step.batch > 1 else ""
+    title = f"What verifying costs the target, after {step.context_tokens} tokens of context{batch}"
+    notes = (VERIFY_NOTE, _doubt(curve), stability.note(summary, "verify"))
+    return table(title, (*VERIFY, unstable), curve, notes=notes)
 
 
 def _doubt(curve: Sequence[Forward]) -> str:
@@ -255,11 +233,6 @@ def bounds_table(summary: Summary) -> Table:
     )
     title = "What the steps wait for"
     return table(title, (*BOUNDS, unstable), summary.step_bounds, notes=notes)
-
-
-def reads_table(summary: Summary) -> Table:
-    """What a forward of each model must read."""
-    return table("Bytes read by a forward", READS, summary.bytes_read, notes=(READ_NOTE,))
 
 
 def _floor_note(summary: Summary) -> str:
@@ -369,29 +342,8 @@ def _part(entry: RoundBreakdown, name: str) -> float | None:
     return part and part.seconds
 
 
-GAINS: tuple[Column[BatchGain], ...] = (
-    Column("context", lambda gain: gain.context_tokens, fmt.count, key=True),
-    Column("alpha", lambda gain: gain.alpha, lambda alpha: f"{alpha:g}", key=True),
-    Column("batch", lambda gain: gain.batch, fmt.count, key=True),
-    Column("c", lambda gain: gain.c, fmt.decimal),
-    Column("v", lambda gain: gain.v, fmt.decimal),
-    Column("best\nK", lambda gain: gain.k, fmt.count),
-    Column("speedup", lambda gain: gain.speedup, fmt.speedup),
-    Column("tok/s,\nplain", lambda gain: gain.tokens_per_second, fmt.rate),
-    Column("tok/s,\nbest K", lambda gain: gain.speculative_tokens_per_second, fmt.rate),
-)
 CURVE_NOTE = (
     "v(n): a target forward over n positions / a target step of the same context and batch."
-)
-REPLAYED_GAIN_NOTE = (
-    "predicted: the replayed rounds of this pair's texts, as many side by side as the batch (after"
-    " one that ends comes the next), at the timed steps of that batch and this loop's host work. No"
-    " such batch was run: the harness's loop decodes one sequence. best K 0: do not speculate."
-)
-ASSUMED_GAIN_NOTE = (
-    "predicted from the timed steps: tokens per round (iid) / (K c + v) at the best K; K 0: do not"
-    " speculate. All sequences are taken to advance alike; a batch whose sequences wait for one"
-    " another does worse."
 )
 
 
@@ -422,34 +374,5 @@ def curve_table(summary: Summary) -> Table:
     return table(title, columns, curves, notes=notes)
 
 
-def batch_table(summary: Summary) -> Table:
-    """The best K and its predicted speedup by batch, where several were timed."""
-    contexts = {stop.context_tokens for stop in summary.stopping_batches}
-    gains = sorted(
-        (gain for gain in summary.batch_gains if gain.context_tokens in contexts),
-        key=lambda gain: (gain.context_tokens, gain.alpha or 0.0, gain.batch),
-    )
-    largest = max((gain.largest_k for gain in gains), default=0)
-    v_note = f"v: of a verify of {largest + 1} positions, K = {largest}."
-    is_replayed = any(gain.alpha is None for gain in gains)
-    columns = tuple(column for column in GAINS if not (is_replayed and column.title == "alpha"))
-    note = REPLAYED_GAIN_NOTE if is_replayed else ASSUMED_GAIN_NOTE
-    stops = map(_stop_sentence, summary.stopping_batches)
-    return table("Predicted speedup by batch", columns, gains, notes=(note, v_note, *stops))
-
-
 def _v(curve: StepCurve, n: int) -> float | None:
     return curve.verify_s[n - 1] / curve.target_step_s if n <= len(curve.verify_s) else None
-
-
-def _stop_sentence(stop: StoppingBatch) -> str:
-    alpha = "" if stop.alpha is None else f", alpha {stop.alpha:g}"
-    context = f"{stop.context_tokens} tokens of context{alpha}: speculation"
-    if stop.pays_up_to is None:
-        return f"{context} is predicted to pay at no batch whose steps were timed."
-    but = f" (not at batch {', '.join(map(str, stop.not_at))})" if stop.not_at else ""
-    if stop.stops_at is not None:
-        after = f"after {stop.pays_up_to}{but}"
-        return f"{context} is predicted to stop paying at batch {stop.stops_at}, {after}."
-    largest = "the largest whose steps were timed"
-    return f"{context} is predicted to pay up to batch {stop.pays_up_to}, {largest}{but}."

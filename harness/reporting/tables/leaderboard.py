@@ -11,7 +11,6 @@ from typing import NamedTuple
 from harness.records import Failure, Rule, first, grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
-from harness.reporting.sentences.explanation import rule_of_thumb
 from harness.reporting.tables import stability
 from harness.reporting.tables.specification import Column, Table, Value, columns_by, table
 from harness.reporting.tables.sweep import of_verdicts
@@ -23,9 +22,6 @@ from harness.summary import (
     CategoryAlpha,
     DraftMemory,
     LeaderboardRow,
-    LengthAlpha,
-    RequestSummary,
-    RuleOfThumb,
     StepSummary,
     Summary,
     Unstable,
@@ -36,7 +32,6 @@ PLAIN = grid.DECISIONS["does_not_pay"]
 # Of a draft that none of a ranking's engines has, and another engine has
 NOT_THESE = "none of these engines"
 CORRECTED = "corrected"  # of the row that has a verdict's speedup
-Alpha = CategoryAlpha | LengthAlpha
 
 
 class Board(NamedTuple):
@@ -141,13 +136,6 @@ INELIGIBLE: tuple[Column[Failure], ...] = (
     Column("draft", lambda failure: failure.where, key=True),
     Column("why", lambda failure: failure.error, flexible=True),
 )
-MET = {True: "yes", False: "no", None: None}
-THUMBS: tuple[Column[RuleOfThumb], ...] = (
-    Column("rule of thumb", lambda row: rule_of_thumb(row).rule, key=True, flexible=True),
-    Column("here", lambda row: rule_of_thumb(row).value),
-    Column("met", lambda row: MET[row.met]),
-    Column("what this run says", lambda row: rule_of_thumb(row).measurement, flexible=True),
-)
 
 SPEEDUP_NOTE = (
     "speedup: predicted from replayed acceptance and this run's round times, at each draft's best K"
@@ -177,10 +165,6 @@ STEP_NOTE = (
 MEMORY_NOTE = (
     "context tokens lost: cached tokens of the target that no longer fit next to the draft;"
     " sequences lost: concurrent ones of a typical length."
-)
-THUMB_NOTE = (
-    "Rules that people use (harness/reporting/metrics.md names them), checked on this run; the"
-    " verdict does not use them."
 )
 
 
@@ -340,11 +324,6 @@ def ineligible_table(summary: Summary) -> Table:
     return table("Not ranked", INELIGIBLE, (*summary.ineligible, *broken))
 
 
-def thumb_table(summary: Summary) -> Table:
-    """Rules of thumb in circulation, each next to what was measured."""
-    return table("Rules of thumb", THUMBS, summary.rules_of_thumb, notes=(THUMB_NOTE,))
-
-
 def _money(summary: Summary) -> str:
     """What a token costs on the card, where its price is known."""
     if summary.price_per_hour_usd is None or summary.plain_usd_per_million_tokens is None:
@@ -366,32 +345,13 @@ def _seconds(summary: Summary) -> str:
     )
 
 
-REQUEST: tuple[Column[RequestSummary], ...] = (
-    Column("draft", lambda request: request.draft, key=True),
-    Column("K", lambda request: request.k, fmt.count, key=True),
-    Column("temperature", lambda request: request.temperature, fmt.temperature, key=True),
-    Column("prompts", lambda request: request.prompts, fmt.count),
-    Column("request\nspeedup", lambda request: request.speedup, fmt.speedup),
-    Column("p95\nplain", lambda request: request.plain_p95_s, fmt.seconds),
-    Column("p95\nspeculative", lambda request: request.speculative_p95_s, fmt.seconds),
-    Column("slower\nrequests", lambda request: request.slower_share, fmt.percent),
-)
-AXES = {"answer": "position in\nthe answer", "context": "tokens of\ncontext"}
 CATEGORY_NOTE = (
     "alpha with its interval, where a category has prompts enough for one. Speculate on a category"
     " only where alpha is above the break-even alpha."
 )
-LENGTH_NOTE = (
-    "By where in an answer, or after how many tokens in all, the draft token was judged. Rows are"
-    " of different prompts, which is another reason for their alphas to differ."
-)
 POSITION_NOTE = (
     "Column j: share of rounds, among those with at least j text positions left, in which at least"
     " j draft tokens were accepted."
-)
-REQUEST_NOTE = (
-    "Predicted for whole requests at the prompts' own lengths, from replay, round times and both"
-    " prefills; no such request was run. p95: of request latency over the prompts."
 )
 
 
@@ -400,42 +360,24 @@ def category_tables(summary: Summary) -> list[Table]:
     made = []
     for entries in grouped(summary.category_alpha, lambda entry: entry.temperature).values():
         rows = grouped(entries, lambda entry: entry.category)
-        made.append(_alpha_table("category", entries, rows, CATEGORY_NOTE))
+        columns: tuple[Column[tuple[str, Sequence[CategoryAlpha]]], ...] = (
+            Column("category", lambda row: row[0], key=True),
+            Column("prompts", lambda row: row[1][0].prompts, fmt.count, key=True),
+            *columns_by(
+                dict.fromkeys(entry.draft for entry in entries),
+                "{}",
+                lambda row, draft: _alpha_of(row[1], draft),
+                fmt.alpha,
+                definition="alpha",
+            ),
+        )
+        temperature = fmt.temperature(entries[0].temperature)
+        title = f"Alpha by category, temperature {temperature}{at_k(entries)}"
+        made.append(table(title, columns, rows.items(), notes=(CATEGORY_NOTE,)))
     return made
 
 
-def length_tables(summary: Summary) -> list[Table]:
-    """Alpha by position in the answer and by context length, one table per temperature."""
-    made = []
-    groups = grouped(summary.length_alpha, lambda entry: (entry.temperature, entry.axis))
-    for (_, axis), entries in groups.items():
-        buckets = sorted(entries, key=lambda entry: entry.low)
-        rows = grouped(buckets, lambda entry: f"{entry.low:,} to {entry.high - 1:,}")
-        made.append(_alpha_table(AXES[axis], entries, rows, LENGTH_NOTE))
-    return made
-
-
-def _alpha_table(
-    head: str, entries: Sequence[Alpha], rows: Mapping[str, Sequence[Alpha]], note: str
-) -> Table:
-    """At one temperature: a row per name, a column per draft."""
-    columns: tuple[Column[tuple[str, Sequence[Alpha]]], ...] = (
-        Column(head, lambda row: row[0], key=True),
-        Column("prompts", lambda row: row[1][0].prompts, fmt.count, key=True),
-        *columns_by(
-            dict.fromkeys(entry.draft for entry in entries),
-            "{}",
-            lambda row, draft: _alpha_of(row[1], draft),
-            fmt.alpha,
-            definition="alpha",
-        ),
-    )
-    temperature = fmt.temperature(entries[0].temperature)
-    title = f"Alpha by {columns[0].one_line}, temperature {temperature}{at_k(entries)}"
-    return table(title, columns, rows.items(), notes=(note,))
-
-
-def _alpha_of(entries: Sequence[Alpha], draft: str) -> fmt.Bounded | None:
+def _alpha_of(entries: Sequence[CategoryAlpha], draft: str) -> fmt.Bounded | None:
     entry = first(entries, draft=draft)
     return entry and fmt.bounded(entry, "alpha")
 
@@ -461,13 +403,7 @@ def position_tables(summary: Summary) -> list[Table]:
     return made
 
 
-def request_table(summary: Summary) -> Table:
-    """What a user waits for, with and without the best draft."""
-    requests = (summary.request,) if summary.request else ()
-    return table("Whole requests, predicted", REQUEST, requests, notes=(REQUEST_NOTE,))
-
-
-def at_k(entries: Iterable[Alpha]) -> str:
+def at_k(entries: Iterable[CategoryAlpha]) -> str:
     """The K of all entries, with a comma before it; nothing where they differ."""
     ks = {entry.k for entry in entries}
     return f", K={ks.pop()}" if len(ks) == 1 else ""

@@ -1,15 +1,14 @@
-"""A server that was measured: cells with their predictions, the gate, costs, load, conventions."""
+"""A server that was measured: cells with their predictions, the gate, costs, load."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
-from harness.records import grouped, where
+from harness.records import where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
-from harness.reporting.tables.specification import Column, Table, columns_by, table
+from harness.reporting.tables.specification import Column, Table, table
 from harness.serving.engines import spec_of
 from harness.summary import (
-    AcceptanceLength,
     LoadCell,
     Percentiles,
     ScheduleEntry,
@@ -216,14 +215,6 @@ SCHEDULE: tuple[Column[Scheduled], ...] = (
 )
 
 
-class Convention(NamedTuple):
-    """One convention's numbers at one temperature, by K."""
-
-    convention: str
-    alias: str
-    values: dict[int, tuple[float, ...]]
-
-
 WAITS = "What a user waits for"
 CELL_NOTE = (
     "Predicted: tokens per round by replay of the plain server's texts, and what a request's start"
@@ -292,10 +283,6 @@ VARIED_NOTE = (
     " is predicted of them, since replay is of one K. fastest one K: of the servers with one K, by"
     " the measured ratio; 0 is plain decoding."
 )
-CONVENTION_NOTE = (
-    "This run's requests, counted as each project counts: a number from elsewhere compares with the"
-    " row of the tool that printed it. No other engine ran."
-)
 
 
 def brief_tables(summary: Summary) -> list[Table]:
@@ -349,7 +336,6 @@ def served_tables(summary: Summary) -> list[Table]:
         *_loads(f"{name} under load", LOADS, served.load, served, (LOAD_NOTE,)),
         *_loads(f"{name} whose K changes", VARIED, _varied(served), served, varied_notes),
         table(f"{WAITS} on {name} under load{waited}", LATENCIES, loaded, notes=waits_notes),
-        *_conventions(served.acceptance_lengths),
     ]
 
 
@@ -375,31 +361,3 @@ def _loads(
             f"{title}, requests at random{grid.waited_by(served)}", columns, arriving, notes=notes
         ),
     ]
-
-
-def _conventions(entries: Sequence[AcceptanceLength]) -> list[Table]:
-    """A table per temperature, a column per K."""
-    made: list[Table] = []
-    for temperature, group in grouped(entries, lambda entry: entry.temperature).items():
-        rows = [
-            Convention(convention, alias, {entry.k: entry.values for entry in values})
-            for (convention, alias), values in grouped(
-                group, lambda entry: (entry.convention, entry.alias)
-            ).items()
-        ]
-        columns: tuple[Column[Convention], ...] = (
-            Column("convention", lambda row: row.convention, key=True, flexible=True),
-            Column("alias", lambda row: row.alias, flexible=True),
-            *columns_by(
-                sorted({entry.k for entry in group}),
-                "K={}",
-                lambda row, k: " ".join(map(fmt.decimal, row.values.get(k, ()))),
-                definition="acceptance lengths elsewhere",
-            ),
-        )
-        title = (
-            "This run's acceptance as other projects count it, temperature"
-            f" {fmt.temperature(temperature)}"
-        )
-        made.append(table(title, columns, rows, notes=(CONVENTION_NOTE,)))
-    return made

@@ -131,6 +131,10 @@ OUTLIER_NOTE = (
     "trimmed speedup: without the slowest and fastest tenth of the generations, where a few of them"
     " decide the speedup."
 )
+LENGTH_NOTE = (
+    "The mean acceptance length that vLLM and llama.cpp print, 1 + accepted / rounds, is"
+    " tokens/round or a little more: they count drafts that were accepted beyond the end of a text."
+)
 NO_ROOT_NOTE = "Break-even alpha none: even alpha = 1 loses at that K."
 EXPECTED_NOTE = "tokens/round expected: computed from the acceptance that was set, not measured."
 REPLAY_NOTE = (
@@ -202,6 +206,7 @@ def _cells_table(title: str, cells: list[Cell], summary: Summary) -> Table:
             NO_ROOT_NOTE if any(cell.breakeven == fmt.NO_ROOT for cell in ordered) else "",
             BEST_NOTE.format(of_verdict=of_verdicts(summary)) if speculated else "",
             PROMPTS_NOTE if any(cell.prompts for cell in ordered) else "",
+            LENGTH_NOTE if summary.served and any(c.row.tokens_per_round for c in ordered) else "",
             OUTLIER_NOTE if any(cell.outlier for cell in ordered) else "",
             stability.note(summary, "cell"),
             EXPECTED_NOTE if run.synthetic else "",
