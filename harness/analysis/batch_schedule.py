@@ -8,7 +8,7 @@ and K. Requests beyond a server's slots wait for one, so such loads say nothing 
 
 Predicted: tokens per round / R(K, B), over the same of plain decoding, 1 / R(0, B).
 
-    R(K, B)          = B x seconds of the loads / their rounds
+    R(K, B)          = B x seconds of a load / its rounds, over its visits as above
     tokens per round = that replay expects of the plain server's texts, the same for every K
 
 R(K, B) is what an iteration of B requests takes in the mean. Prefills are in it, and so are the
@@ -47,8 +47,8 @@ from harness.serving.round_counting import Counting
 from harness.summary import LoadCell, Schedule, ScheduleEntry, Visits
 from harness.theory.replay import replay_texts
 
-# The quantile of a load's visits that is taken as its time
-UNDISTURBED = 0.25
+# Of a load's visits the quantile that is taken as its time
+SETTLE = partial(quantile, share=0.25)
 # Processors that others may keep busy while loads are compared by a clock that waits
 MOST_OTHERS = 0.1
 # A lead that counts where the spread of visits is not known
@@ -81,15 +81,9 @@ class ClosedLoad:
     visits: tuple[Visit, ...]
     tokens: float  # returned, the mean over the visits
     seconds: float  # for so many tokens, over the visits that plain decoding shares
-    rounds: "LoadRounds | None"  # the mean over the visits; None where a text was not scored
-
-    @property
-    def expected_s(self) -> float | None:
-        """Seconds of the rounds that replay expects, each R(K, B) / B."""
-        if self.rounds is None:
-            return None
-        iteration_s = self.key.concurrency * self.seconds / self.rounds.taken
-        return self.rounds.expected * iteration_s / self.key.concurrency
+    # Seconds per token of the plain server's texts at the rounds that replay expects of them, each
+    # R(K, B) / B; None where a text was not scored
+    expected_token_s: float | None
 
     @property
     def requests(self) -> int:
@@ -194,6 +188,10 @@ class ReplayedRequests:
             self._rounds[(*asked[row], k)] = rounds
 
 
+# A load with what it took, as it was stored
+_Entry = tuple[LoadTiming, Visit]
+
+
 def closed_loads(
     timings: Iterable[LoadTiming], requests: ReplayedRequests
 ) -> dict[LoadKey, ClosedLoad]:
@@ -213,27 +211,43 @@ def closed_loads(
     }
     loads: dict[LoadKey, ClosedLoad] = {}
     for key, entries in sorted(stored.items()):
-        visits, plain = (
-            [visit for _, visit in stored.get(each, ())] for each in (key, replace(key, k=0))
-        )
-        token_s = paired_seconds(visits, plain, partial(quantile, share=UNDISTURBED))
+        plain_entries = stored.get(replace(key, k=0), [])
+        visits, plain = ([visit for _, visit in each] for each in (entries, plain_entries))
+        token_s = paired_seconds(visits, plain, SETTLE)
         if token_s is not None:
-            made = tuple(timing for timing, _ in entries)
-            full = key.budgets == most[key.group, key.concurrency]
-            tokens = float(np.mean([sum(each.returned) for each in made]))
-            rounds = _mean([requests.replayed(each) for each in made])
+            tokens = float(np.mean([sum(timing.returned) for timing, _ in entries]))
             loads[key] = ClosedLoad(
-                key, full, made, tuple(visits), tokens, token_s * tokens, rounds
+                key,
+                key.budgets == most[key.group, key.concurrency],
+                tuple(timing for timing, _ in entries),
+                tuple(visits),
+                tokens,
+                token_s * tokens,
+                _expected_token_s(entries, plain_entries, requests),
             )
     return loads
 
 
-def _mean(parts: Sequence[LoadRounds | None]) -> LoadRounds | None:
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
+def _expected_token_s(
+    entries: Sequence[_Entry], plain_entries: Sequence[_Entry], requests: ReplayedRequests
+) -> float | None:
+    """See `ClosedLoad`."""
+    rounds = [each for timing, _ in entries if (each := requests.replayed(timing)) is not None]
+    if len(rounds) < len(entries):
         return None
-    means = np.mean([(part.expected, part.taken, part.tokens) for part in known], axis=0)
-    return LoadRounds(*means.tolist())
+    per_round = (_per_round(each, requests) for each in (entries, plain_entries))
+    round_s = paired_seconds(*per_round, SETTLE)
+    share = sum(each.expected for each in rounds) / sum(each.tokens for each in rounds)
+    return None if round_s is None else round_s * share
+
+
+def _per_round(entries: Iterable[_Entry], requests: ReplayedRequests) -> list[Visit]:
+    """The visits whose rounds are known, with R(K, B) / B in place of seconds per token."""
+    return [
+        visit._replace(seconds=timing.seconds / rounds.taken)
+        for timing, visit in entries
+        if (rounds := requests.replayed(timing)) is not None
+    ]
 
 
 # ---- throughput by concurrency, and what to serve ------------------------------------------------
@@ -392,13 +406,8 @@ def throughputs(loads: Mapping[LoadKey, ClosedLoad]) -> list[Throughput]:
         if not load.full or plain is None:
             continue
         tokens, predicted = plain.tokens, None
-        if (
-            load.expected_s is not None
-            and plain.expected_s is not None
-            and plain.rounds is not None
-        ):
-            scale = tokens / plain.rounds.tokens  # both predictions are of the replayed texts
-            predicted = (scale * load.expected_s, scale * plain.expected_s)
+        if load.expected_token_s is not None and plain.expected_token_s is not None:
+            predicted = (tokens * load.expected_token_s, tokens * plain.expected_token_s)
         rows.append(
             Throughput(
                 load.key.concurrency,
