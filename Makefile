@@ -44,8 +44,8 @@ test: export PYTHONDONTWRITEBYTECODE =
 test: $(STAMP) ## every test, and a sample of those that take long
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
 
-golden: $(STAMP) ## write tests/golden and the example reports anew after a wanted change; read the difference
-	$(BIN)/python -m pytest tests/test_reports.py -q --renew-golden
+golden: $(STAMP) ## write tests/golden, tests/numbers and the example reports anew; read the difference
+	$(BIN)/python -m pytest tests/test_reports.py tests/test_numbers.py -q --renew-golden
 	@for run in results/examples/embedded_*; do $(BIN)/python -m harness.report "run=$$run" || exit 1; done
 
 # Triton alone brings what compiles for a card; with a CUDA build of torch it is there already

@@ -6,9 +6,10 @@
     python benchmarks/real_pair.py --small SMOLLM2.gguf --target-checkpoint DIR
 
 Each run is the command as it is typed, in a process of its own. --small takes ngram_simple on
-llama.cpp, and ngram and early_exit on the harness's loop: an audition, and a sweep of each. Without
-checkpoints there is no replay (score=false); the tokenizer is then read from the GGUF file.
-Arguments with = go to every command. Without --prompts these are 20 in benchmarks/prompts.
+llama.cpp; and on the harness's loop an audition of ngram, early_exit and a copy in bfloat16, and a
+sweep of ngram at every K. Without checkpoints there is no replay (score=false); the tokenizer is
+then read from the GGUF file. Arguments with = go to every command. Without --prompts these are 20
+in benchmarks/prompts.
 
 Time is from the command to the line that begins with "first answer", and to the process's end.
 Memory is resident, of that process without its servers, every 0.2 s: the most of all, and the most
@@ -47,6 +48,7 @@ PROMPTS = ROOT / "benchmarks" / "prompts" / "real_pair.jsonl"
 FIRST = re.compile(r"^(\d+:\d\d:\d\d )?first answer")
 INTERVAL_S, BUSY = 0.2, 0.1
 EXIT_LAYERS = 8
+SHORT = "new_tokens=64"
 
 
 @dataclass
@@ -253,14 +255,14 @@ def commands(asked: argparse.Namespace, made: Path) -> Iterator[tuple[str, str, 
         )
         return
     name = Path(asked.target).stem
-    own = [f"model={target}", f"model.name={name}", *prompts, "temperature=[0]"]
+    own = [f"model={target}", f"model.name={name}", *prompts, "temperature=[0]", SHORT]
     exits = f"early_exit@layers:{EXIT_LAYERS}"
-    lookup = [*served, "draft=ngram_simple", "k=[2,4,8]", "temperature=[0]", "own_loop=false"]
+    lookup = [*served, "draft=ngram_simple", "k=[2,4,8]", "temperature=[0]", SHORT]
     yield f"{name} with ngram_simple on llama.cpp", "server", lookup
-    yield f"{name}, audition on the harness's loop", "audition", [*own, f"drafts=[ngram,{exits}]"]
-    for draft in (["draft=ngram"], ["draft=early_exit", f"draft.layers={EXIT_LAYERS}"]):
-        words = [*own, *draft, "k=[1,4]", "until=all"]
-        yield f"{name} with {draft[0][6:]} on the harness's loop", "sweep", words
+    drafts = f"drafts=[ngram,{exits},bf16]"
+    yield f"{name}, audition on the harness's loop", "audition", [*own, drafts]
+    words = [*own, "draft=ngram", "k=[1,2,4]", "until=all"]
+    yield f"{name} with ngram on the harness's loop", "sweep", words
 
 
 def main() -> None:

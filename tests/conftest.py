@@ -83,8 +83,10 @@ def few_samples() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds --renew-golden, which writes tests/golden anew instead of comparing with it."""
-    parser.addoption("--renew-golden", action="store_true", help="write tests/golden anew")
+    """Adds --renew-golden, which writes the golden files anew instead of comparing with them."""
+    parser.addoption(
+        "--renew-golden", action="store_true", help="write tests/golden and tests/numbers anew"
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

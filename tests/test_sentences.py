@@ -84,7 +84,7 @@ REASONS: dict[str, tuple[Answer, str]] = {
         " out",
     ),
     "no_complete_prompt": (
-        refusal("no_complete_prompt", prompt_set=None), "no prompt is complete in every cell",
+        refusal("no_complete_prompt", prompt_set=None), "no prompt was measured at every K",
     ),
     "greedy_texts_differ": (
         refusal("greedy_texts_differ", texts=8, differing=2, **FIRST),

@@ -280,6 +280,6 @@ def _beyond_measured(server: PlannedServer, plan: Plan) -> Iterator[Caveat]:
         yield Caveat("plan_rate_not_measured", {"measured": server.largest_rate})
     for other in server.other_slots:
         yield Caveat("plan_other_slots", {"slots": other, "known": server.slots_timed})
-    if server.context > (1.0 + CONTEXT_SLACK) * server.context_timed:
-        values = {"context": server.context, "measured": server.context_timed}
-        yield Caveat("plan_context_not_measured", values)
+    longest, known = server.context, server.context_timed
+    if longest > (1.0 + CONTEXT_SLACK) * known:
+        yield Caveat("plan_context_not_measured", {"context": longest, "measured": known})

@@ -302,12 +302,14 @@ def is_synthetic(config: ServerConfig, adapter: Adapter) -> bool:
 def times_rejecting(folder: RunFolder, work: Workload, adapter: Adapter) -> bool:
     """Whether a run that measures every K also times servers that reject every draft.
 
-    Not where it asks for less than everything and the requests of other prompt sets price a set's
-    rounds: one rejecting request of a real model can take a minute.
+    Not where the requests of other prompt sets price a set's rounds and time is short: one
+    rejecting request of a real model can take a minute. Nor where each is sent once, since a
+    disturbed one would price a K on its own.
     """
     asked = folder.manifest.asked_less
     sets = {entry.prompt.prompt_set for entry in work.prompts}
-    short = asked is not None and not asked.everything and len(sets) > 1
+    once = work.config.repetitions == 1 or (asked is not None and not asked.everything)
+    short = once and len(sets) > 1
     return is_synthetic(work.config, adapter) and not short
 
 

@@ -22,6 +22,7 @@ from harness.records import (
     ResultRow,
     RoundTiming,
     Scrape,
+    SimulatedChoice,
     StepTiming,
     Trial,
     UserError,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 Check = TextCheck | DistributionTest | TextLikelihood
 # What is stored as it is made, a line each
-Line = TypeVar("Line", bound=Trial | RoundTiming | LoadTiming | Scrape)
+Line = TypeVar("Line", bound=Trial | RoundTiming | LoadTiming | Scrape | SimulatedChoice)
 _KIND_OF_CHECK = {
     TextCheck: "text",
     DistributionTest: "distribution",

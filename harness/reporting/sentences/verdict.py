@@ -305,9 +305,9 @@ VERDICT_REASONS: Mapping[str, Callable[[Answer, Quoted], str]] = {
         values,
     ),
     "no_complete_prompt": lambda _, values: (
-        "no prompt is complete in every cell"
+        "no prompt was measured at every K"
         if values["prompt_set"] is None
-        else f"prompt set {values['prompt_set']!r} has no prompt complete in every cell"
+        else f"prompt set {values['prompt_set']!r} has no prompt that was measured at every K"
     ),
     "greedy_texts_differ": lambda _, values: (
         f"{values['differing']} of {values['texts']} greedy texts are not plain decoding's (first:"
