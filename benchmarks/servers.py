@@ -66,7 +66,7 @@ from harness.cli import compose, draft_conf
 from harness.commands import audition, server
 from harness.commands.drafted import PROMPTS_OF_EVERY_K
 from harness.models import embedded
-from harness.records import GREEDY, Trial, grouped, where
+from harness.records import GREEDY, MachineLoad, Trial, grouped, where
 from harness.reporting import formatting as fmt
 from harness.serving.engines import spec_of
 from harness.storage import StoredRun, load
@@ -135,11 +135,13 @@ class Run:
 
     Attributes:
         timed: whether its speedups count: it was visited more than once, on a clock to trust.
+        busy: what else ran on the machine; None where that is not known.
     """
 
     summary: Summary
     served: ServedSummary
     timed: bool
+    busy: MachineLoad | None
 
     @property
     def pair(self) -> str:
@@ -155,7 +157,7 @@ class Run:
     @property
     def command(self) -> str:
         """As it can be typed again, wherever its folder was."""
-        command = str(self.summary.run.environment.get("environment.command") or "")
+        command = self.summary.run.made_with.command or ""
         if "harness.server" not in command.split():  # it was run from another program
             by_test = "test_servers_vllm" in command
             return "make test-servers" if by_test else "python benchmarks/servers.py"
@@ -450,11 +452,12 @@ def _missed_by(run: Run) -> Iterator[str]:
 
 
 def _read(folder: Path, timed: bool) -> Run:
-    summary = analyse(load(folder))
+    run = load(folder)
+    summary = analyse(run)
     if summary.served is None:
         sys.exit(f"error: {folder}: not a run of python -m harness.server")
     visited = any(times.visits > 1 for times in summary.round_times)
-    return Run(summary, summary.served, timed and visited)
+    return Run(summary, summary.served, timed and visited, run.manifest.other_load)
 
 
 def written(runs: Sequence[Run]) -> str:
@@ -498,18 +501,13 @@ def added(page: str, runs: Sequence[Run]) -> str:
 
 
 def _machine(runs: Sequence[Run]) -> str:
-    device = runs[0].summary.run.environment.get("environment.device_name")
+    device = runs[0].summary.run.made_with.device
     return f"{device or platform.processor() or platform.machine()}"
 
 
 def _busy(runs: Sequence[Run]) -> str:
     """How busy other work kept the machine at most."""
-    described = [run.summary.run.environment for run in runs]
-    loads = [
-        (load, entry.get("other_load.processors"))
-        for entry in described
-        if isinstance(load := entry.get("other_load.load"), float)
-    ]
+    loads = [(run.busy.load, run.busy.processors) for run in runs if run.busy is not None]
     if not loads:
         return ""
     load, processors = max(loads)

@@ -342,6 +342,17 @@ class SamplingFacts:
 
 
 @dataclass(frozen=True)
+class MadeWith:
+    """What made a run, where it is known; all else is in the run's manifest.json."""
+
+    command: str | None = None  # as it can be typed again
+    device: str | None = None  # its card or processor
+    versions: dict[str, str] = field(default_factory=dict[str, str])  # by name: python, torch, ...
+    commit: str | None = None  # of the harness
+    uncommitted: bool = False  # whether files differed from it
+
+
+@dataclass(frozen=True)
 class RunFacts:
     """Which run this is: what a report says of it apart from numbers."""
 
@@ -367,8 +378,7 @@ class RunFacts:
     measured_cells: int = 0
     failed_cells: int = 0
     partial_cells: int = 0
-    # Every entry of the manifest under its dotted name, in its order.
-    environment: Mapping[str, Value] = field(default_factory=dict[str, Value])
+    made_with: MadeWith = field(default_factory=MadeWith)
     # not_scored, ranked: drafts of an audition that its ranking lacks, and how many it has; 0 where
     # something else failed as well.
     not_scored: tuple[str, ...] = ()
@@ -499,7 +509,6 @@ class LeaderboardRow:
     alpha_lo: float | None = None
     alpha_hi: float | None = None
     breakeven_alpha: float | None = None  # the iid formula's; None where even alpha = 1 loses
-    draft_step_s: float | None = None  # one draft step (one look-up for an n-gram)
     probability_best: float | None = None  # share of draws in which no other row is faster
     draft_memory_bytes: float | None = None  # weights of the draft; None if unknown
     usd_per_million_tokens: float | None = None  # None without a price
@@ -585,21 +594,6 @@ class AdaptiveDrafting:
     # every round before it drafts; a rule that sees what was drafted may beat it.
     best_k_per_round: float
     flag_oracle: float  # of one that knows which draft tokens will be accepted: no rule can beat it
-
-
-@dataclass(frozen=True)
-class BlockGain:
-    """What block verification would bring to a pair, next to accepting by the ratio, by replay."""
-
-    draft: str
-    k: int
-    temperature: float
-    kind: str  # of the draft
-    # Of the whole workload; speedups at the round times of the report's own answer
-    ratio_tokens_per_round: float
-    block_tokens_per_round: float
-    ratio_speedup: float
-    block_speedup: float
 
 
 @dataclass(frozen=True)
@@ -773,23 +767,6 @@ class CardRow:
     # rented_s, spent_usd: how long a rented machine took for the run, at the card's price.
     rented_s: float | None = None
     spent_usd: float | None = None
-
-
-@dataclass(frozen=True)
-class CardDraftRow:
-    """One draft at its best K on one card; plain decoding where draft is None."""
-
-    card: str
-    draft: str | None
-    k: int
-    rule: Rule
-    temperature: float
-    speedup: float
-    speedup_lo: float | None
-    speedup_hi: float | None
-    seconds_per_token: float
-    draft_step_s: float | None
-    usd_per_million_tokens: float | None
 
 
 @dataclass(frozen=True)
@@ -1507,7 +1484,6 @@ class Summary:
     acceptance_by_position: tuple[AcceptanceByPosition, ...] = ()
     category_alpha: tuple[CategoryAlpha, ...] = ()
     adaptive: tuple[AdaptiveDrafting, ...] = ()
-    block_gains: tuple[BlockGain, ...] = ()  # above temperature 0; of a server run as well
     replay_checks: tuple[ReplayCheck, ...] = ()  # a sweep's loop against replay
     explanation: Explanation | None = None
     memory: tuple[DraftMemory, ...] = ()
@@ -1518,7 +1494,6 @@ class Summary:
     price_per_hour_usd: float | None = None
     plain_usd_per_million_tokens: float | None = None  # at the headline's temperature
     cards: tuple[CardRow, ...] = ()
-    card_drafts: tuple[CardDraftRow, ...] = ()
     # Snapshot, and a sweep's greedy texts
     text_checks: tuple[TextCheck, ...] = ()
     distribution_tests: tuple[DistributionTest, ...] = ()

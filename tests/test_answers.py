@@ -627,6 +627,7 @@ def test_a_draft_that_no_engine_has_is_marked_and_never_the_best() -> None:
     assert names[0] == "early_exit (harness's loop only)"
     assert {"tiny_good (corrected)", "ngram"} < {*names}
     assert [row.cells[1].text for row in every.rows if row.best] == ["tiny_good (corrected)"]
+    by_title = {entry.title: entry for entry in content_of(asked(made, "mlx")).tables}
     mlx = by_title["Predicted on the harness's loop at temperature 1, if accepted as on mlx-lm"]
     assert "tiny_eagle3 (none of these engines)" in [cell.text for cell in mlx.column("draft")]
 

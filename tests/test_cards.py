@@ -107,10 +107,6 @@ def test_cards_are_placed_by_what_a_token_costs(l4: Entry, a10g: Entry) -> None:
         assert row.usd_per_million_tokens == pytest.approx(cost)
     board = l4[1].leaderboards[0].rows
     assert None in {row.draft for row in board}, "plain decoding is ranked as well"
-    on_l4 = [row for row in ranking.drafts if (row.card, row.temperature) == ("l4", first)]
-    assert [row.draft for row in on_l4] == [row.draft for row in board]
-    costs = [row.usd_per_million_tokens for row in board]
-    assert [row.usd_per_million_tokens for row in on_l4] == pytest.approx(costs)
     assert ranking.cards[0].usd_per_million_tokens == pytest.approx(l4[1].usd_per_million_tokens)
 
 
@@ -202,9 +198,6 @@ def test_cards_are_combined_into_one_run(
     again = analyse(combined)
     assert {(row.card, row.price_per_hour_usd) for row in again.cards} == {
         *(("l4", 0.7992), ("a10g", 1.1016))
-    }
-    assert {row.draft for row in again.card_drafts if row.card == "a10g"} == {
-        *("tiny_good", "ngram", None)
     }
     report = (combined.folder / "report.md").read_text()
     assert "## Which card" in report

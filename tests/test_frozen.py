@@ -11,7 +11,6 @@ from runs import FROZEN, analysed
 
 from harness.analysis import analyse
 from harness.records import OWN_LOOP, RULES, first, where
-from harness.reporting.content import content_of
 from harness.storage import StoredRun, load
 from harness.summary import from_json, to_json
 
@@ -48,35 +47,6 @@ def test_every_rule_and_temperature_has_a_leaderboard_and_an_answer(kind: str) -
     assert len({(boards[rule, 0.0].draft, boards[rule, 0.0].k) for rule, _ in boards}) == 1
     assert boards["exact_match", 1.0].speedup < boards["ratio", 1.0].speedup
     assert {answer.rule for answer in analysed(kind).answers} == {*RULES}
-
-
-@pytest.mark.parametrize("kind", ["sweep", "sweep_replay", "audition", "server"])
-def test_a_report_says_once_what_block_verification_would_bring(kind: str) -> None:
-    summary = analysed(kind)
-    (gain,) = summary.block_gains
-    at = {board.rule: board for board in summary.leaderboards if board.temperature == 1.0}
-    assert gain.temperature == 1.0
-    assert 1.0 <= gain.block_tokens_per_round / gain.ratio_tokens_per_round < 1.05
-    assert gain.block_speedup >= gain.ratio_speedup
-    rows = [row for row in (at["ratio"].rows if at else ()) if row.draft == gain.draft]
-    for row in rows:
-        if row.k == gain.k:
-            assert gain.ratio_tokens_per_round == pytest.approx(row.tokens_per_round)
-            verdict = first(summary.answers, temperature=1.0, prompt_set="all", timed=True)
-            assert verdict is not None
-            if row.speedup == verdict.speedup:  # less the optimism of choosing
-                assert row.speedup < gain.ratio_speedup < 1.01 * row.speedup
-            else:
-                assert gain.ratio_speedup == pytest.approx(row.speedup)
-    (line,) = (each for each in content_of(summary).reasons if "Block verification" in each)
-    assert f"{gain.draft} at K={gain.k}, temperature 1" in line
-    gains = gain.block_tokens_per_round > 1.0005 * gain.ratio_tokens_per_round
-    assert ("no more tokens" in line) == (not gains)
-    assert "0.0%" not in line
-    assert (
-        not gains
-        or "can accept so with an EAGLE head, an EAGLE-3 head, MTP layers, a DFlash" in line
-    )
 
 
 def test_a_server_has_one_break_even_alpha_for_each_k_and_none_where_no_acceptance_pays() -> None:

@@ -25,7 +25,7 @@ from harness.reporting.content import content_of
 from harness.reporting.tables import tables_of
 from harness.reporting.tables.specification import Column, table
 from harness.storage import load
-from harness.summary import ModelFacts, Summary
+from harness.summary import MadeWith, ModelFacts, Summary
 
 HERE = Path(__file__).parent
 # The report of every command, `report` itself (a comparison) last
@@ -42,7 +42,12 @@ def summary_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Summ
         runs = f"runs=[{FROZEN / 'sweep'},{FROZEN / 'sweep_small'}]"
         made = ran("report", tmp_path_factory.mktemp("results"), runs).summary
         assert made is not None
-        return replace(made, run=replace(made.run, folder="results/compared", environment={}))
+        return replace(
+            made,
+            run=replace(
+                made.run, folder="results/compared", created_utc=None, made_with=MadeWith()
+            ),
+        )
 
     return summary
 

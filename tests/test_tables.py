@@ -66,7 +66,6 @@ UNFILLED = {
     "sweep.TEXTS target margin": "a snapshot whose texts differ",
     "sweep.TEXTS speculative margin": "a snapshot whose texts differ",
     "cards.CARDS": "auditions on several cards",
-    "cards.DRAFTS": "auditions on several cards",
     "cards.COSTS": "no run: what a dry run prints",
     "comparison.COLUMNS status": "a comparison with a cell that did not complete",
     "comparison.ENGINES lossless": "a comparison with a run whose speculation changes texts",
@@ -101,7 +100,7 @@ UNWRITTEN = {
     "an audition on a card with a price": {
         "price_per_hour_usd", "plain_usd_per_million_tokens",
     },
-    "auditions on several cards": {"cards", "card_drafts"},
+    "auditions on several cards": {"cards"},
     "an audition with a draft of another tokenizer": {"ineligible"},
     "a run of which a part fails": {"failures"},
     BUSY: {"outlier_cells", "unstable"},
@@ -243,17 +242,16 @@ def test_a_cell_that_did_not_complete_is_named_with_its_error() -> None:
     assert "K=2 is failed: out of memory" in notes
 
 
-def test_rules_that_rank_alike_share_a_leaderboard() -> None:
-    boards = leaderboard.boards(analysed("audition"))
-    assert [board.name for board in boards] == [
+def test_drafts_are_ranked_by_the_rule_of_the_loop_and_of_the_engine_that_was_named() -> None:
+    made = analysed("audition")
+    own = [
         "on the harness's loop at temperature 0, accepted by any rule",
         "on the harness's loop at temperature 1, accepted as on transformers",
-        "on the harness's loop at temperature 1, if accepted as on vLLM, SGLang, TensorRT-LLM,"
-        " llama.cpp",
-        "on the harness's loop at temperature 1, if accepted as on vLLM with block verification,"
-        " SGLang with block verification",
-        "on the harness's loop at temperature 1, if accepted as on mlx-lm",
     ]
+    mlx = "on the harness's loop at temperature 1, if accepted as on mlx-lm"
+    for engine, names in ((None, own), ("transformers", own), ("mlx", [*own, mlx])):
+        boards = leaderboard.boards(replace(made, run=replace(made.run, serve_on=engine)))
+        assert [board.name for board in boards] == names
     for temperature in (0, 1):
         title = f"Predicted on the harness's loop at temperature {temperature}"
         assert leaderboard.PLAIN in texts(analysed("audition"), title, "draft")

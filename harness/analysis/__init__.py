@@ -43,5 +43,4 @@ def analyse(run: StoredRun) -> Summary:
         # What a comparison rests on is in other folders
         facts = setup.facts(())
         return Summary(facts) if run.summary is None else replace(run.summary, run=facts)
-    cards, drafts = run.manifest.cards, run.manifest.card_drafts
-    return replace(commands[setup.command](setup), cards=cards, card_drafts=drafts)
+    return replace(commands[setup.command](setup), cards=run.manifest.cards)

@@ -8,19 +8,16 @@ or is undecided.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from harness.analysis.setup import Setup
 from harness.records import UserError
 from harness.storage import StoredRun
-from harness.summary import CardDraftRow, CardRow, Summary
+from harness.summary import CardRow, Summary
 from harness.theory.cost import money, usd_per_million_tokens
 
 # What must be alike for two auditions to be compared.
 ALIKE = ("k", "temperature", "new_tokens", "repetitions", "seed", "decode", "backend")
 ALIKE_MODEL = ("id", "revision", "dtype", "weights", "quantization")
-
-Row = TypeVar("Row", CardRow, CardDraftRow)
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,6 @@ class RankedCards:
 
     best: int  # index of the run on the best card at the first temperature
     cards: tuple[CardRow, ...]  # by temperature, the best first
-    drafts: tuple[CardDraftRow, ...]  # every draft on every card, likewise
 
 
 def rank_cards(runs: Sequence[StoredRun], summaries: Sequence[Summary]) -> RankedCards:
@@ -37,17 +33,15 @@ def rank_cards(runs: Sequence[StoredRun], summaries: Sequence[Summary]) -> Ranke
     _check(runs, summaries)
     names = _names(runs)
     cards: list[CardRow] = []
-    drafts: list[CardDraftRow] = []
     for name, run, summary in zip(names, runs, summaries, strict=True):
         cards += _card_rows(name, run, summary)
-        drafts += _draft_rows(name, summary)
     ranked = _by_price(cards)
     first = [row for row in ranked if row.temperature == ranked[0].temperature]
     placed = [
         replace(row, place=1 + sum(other.temperature == row.temperature for other in ranked[:at]))
         for at, row in enumerate(ranked)
     ]
-    return RankedCards(names.index(first[0].card), tuple(placed), tuple(_by_price(drafts)))
+    return RankedCards(names.index(first[0].card), tuple(placed))
 
 
 def _check(runs: Sequence[StoredRun], summaries: Sequence[Summary]) -> None:
@@ -137,39 +131,18 @@ def _card_rows(name: str, run: StoredRun, summary: Summary) -> Iterator[CardRow]
         )
 
 
-def _draft_rows(name: str, summary: Summary) -> Iterator[CardDraftRow]:
-    """The card's leaderboard in seconds and money, "do not speculate" among its rows."""
-    price = summary.price_per_hour_usd
-    for board in summary.leaderboards:
-        for row in board.rows if board.rule == summary.run.sampling.rule else ():
-            seconds = _plain_s(summary, board.temperature) / row.speedup
-            yield CardDraftRow(
-                card=name,
-                draft=row.draft,
-                k=row.k,
-                rule=board.rule,
-                temperature=board.temperature,
-                speedup=row.speedup,
-                speedup_lo=row.speedup_lo,
-                speedup_hi=row.speedup_hi,
-                seconds_per_token=seconds,
-                draft_step_s=row.draft_step_s,
-                usd_per_million_tokens=_price(seconds, price),
-            )
-
-
 def _plain_s(summary: Summary, temperature: float | None) -> float:
     """The plain token at a temperature, seconds: the first draft's, to which others are scaled."""
     times = min(summary.round_times, key=lambda each: each.temperature not in (None, temperature))
     return times.plain_s if times.other_plain_s is None else times.other_plain_s
 
 
-def _by_price(rows: Sequence[Row]) -> list[Row]:
+def _by_price(rows: Sequence[CardRow]) -> list[CardRow]:
     """By temperature, the cheapest first; the fastest, where any card has no price."""
     priced = all(row.usd_per_million_tokens is not None for row in rows)
     temperatures = list(dict.fromkeys(row.temperature for row in rows))
 
-    def order(row: Row) -> tuple[int, float, float]:
+    def order(row: CardRow) -> tuple[int, float, float]:
         price = (row.usd_per_million_tokens or 0.0) if priced else 0.0
         return temperatures.index(row.temperature), price, row.seconds_per_token
 

@@ -28,7 +28,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -49,11 +49,12 @@ from harness.analysis.cells import (
 )
 from harness.analysis.lossless import distrust, text_checks
 from harness.analysis.server_texts import ServedTexts
-from harness.analysis.setup import Setup, named_values
+from harness.analysis.setup import Setup
 from harness.records import GREEDY, Trial, UserError, grouped
 from harness.serving.engines import OWN
 from harness.stats.jackknife import Estimate, exponential, holm, log_speedup, workload_ratio
 from harness.storage import StoredRun
+from harness.storage.contents import flattened
 from harness.storage.manifest import SERVER
 from harness.storage.resume import FREE_KEYS
 from harness.summary import (
@@ -509,10 +510,21 @@ def _differences(runs: Sequence[StoredRun]) -> tuple[Difference, ...]:
 
 
 def _entries(run: StoredRun) -> Iterator[tuple[str, Value]]:
-    for name, value in (*named_values(run.config), *named_values(run.manifest.entries)):
+    for name, value in (*_named_values(run.config), *_named_values(run.manifest.entries)):
         if name.split(".")[0] not in FREE_KEYS and not name.endswith(PASSED_OVER):
             shown = str(value)[:SHOWN_HASH] if name == "prompts_sha256" else value
             yield name.removeprefix("environment."), shown
+
+
+def _named_values(entries: Mapping[str, Any]) -> Iterator[tuple[str, Value]]:
+    """Dotted names and values, without lists of records."""
+    for name, value in flattened(entries).items():
+        if isinstance(value, list):
+            items = cast("list[Any]", value)
+            if not any(isinstance(item, dict | list) for item in items):
+                yield name, ", ".join(map(str, items))
+        elif not isinstance(value, dict):
+            yield name, value
 
 
 # ---- what each engine gained ----

@@ -19,11 +19,10 @@ from harness.analysis.replayed import Replays
 from harness.analysis.setup import Setup
 from harness.analysis.verdict import Candidate, Evidence
 from harness.records import Rule, grouped
-from harness.serving.drafts import DraftKind
 from harness.serving.engines import with_lines
 from harness.stats.crossfit import Workload
 from harness.stats.jackknife import Variance, enough_prompts, set_weights, share_interval
-from harness.summary import AdaptiveRow, Answer, BlockGain, DraftMemory, Leaderboard, LeaderboardRow
+from harness.summary import AdaptiveRow, Answer, DraftMemory, Leaderboard, LeaderboardRow
 from harness.theory.cost import usd_per_million_tokens
 from harness.theory.memory import ModelBytes, memory_view
 
@@ -115,18 +114,7 @@ def _row(
         alpha_lo=alphas.lo if alphas else None,
         alpha_hi=alphas.hi if alphas else None,
         breakeven_alpha=latency.rounds.break_even_alpha(name.k),
-        draft_step_s=latency.steps.draft_s if latency.steps else None,
     )
-
-
-def block_gain(
-    name: Candidate, by_ratio: Ranking, by_block: Ranking, kind: DraftKind, weights: Weights
-) -> BlockGain:
-    """What block verification would bring to a candidate that accepts by the ratio."""
-    both = by_ratio, by_block
-    tokens = [each.replays.weighted(name, weights).tokens_per_round for each in both]
-    speedups = [each.evidence.speedups(weights)[name] for each in both]
-    return BlockGain(name.draft, name.k, by_ratio.replays.temperature, kind, *tokens, *speedups)
 
 
 def with_costs(board: Leaderboard, setup: Setup, plain_s: float) -> Leaderboard:

@@ -50,7 +50,6 @@ from harness.stats.two_phase import look_shares
 from harness.summary import (
     AcceptanceByPosition,
     Answer,
-    BlockGain,
     Caveat,
     Doubt,
     LoadCell,
@@ -95,7 +94,6 @@ def analyse_served(setup: Setup) -> Summary:
         unstable=unstable,
         acceptance_by_position=tuple(run.positions()),
         text_checks=tuple(run.checks),
-        block_gains=tuple(run.block_gains()),
         served=run.summary(),
     )
 
@@ -394,30 +392,6 @@ class ServedRun(ServedPredictions):
         worst = max(failed, key=lambda gate: abs(gate.text_z or 0))
         values: Values = {"k": worst.k, "text_z": worst.text_z, "plain_z": worst.plain_z}
         return "server_not_lossless", values
-
-    def block_gains(self) -> Iterator[BlockGain]:
-        """What block verification would bring to the server above temperature 0."""
-        for answer in self.workloads:
-            temperature, (_, k) = answer.temperature or GREEDY, answer.named
-            costs = self.costs_by_temperature.get(temperature)
-            texts = self.texts(self.settled, 0, temperature)
-            if temperature == GREEDY or costs is None or not k or not costs.times.covers(k):
-                continue
-            # What is looked up is accepted alike
-            if self.counting is None or not texts.trials or texts.traces[0].chosen:
-                continue
-            sets = [trial.prompt_set for trial in texts.trials]
-            factors = token_weights(sets, texts.tokens, self.setup.weights)
-            by_rule = [self.replayed(texts, k, rule=rule) for rule in ("ratio", "block")]
-            plain_s = float(factors @ costs.plain_s(texts.tokens))
-            yield BlockGain(
-                self.setup.draft,
-                k,
-                temperature,
-                self.setup.kind_of(self.setup.draft),
-                *(counts.scaled(factors).tokens_per_round for counts in by_rule),
-                *(plain_s / float(factors @ costs.speculative_s(counts)) for counts in by_rule),
-            )
 
     # ---- the record ------------------------------------------------------------------------------
 

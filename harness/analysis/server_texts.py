@@ -225,14 +225,12 @@ class ServedTexts:
 
     # ---- replay ----------------------------------------------------------------------------------
 
-    def replayed(
-        self, texts: Texts, k: int, counting: Counting | None = None, rule: Rule | None = None
-    ) -> Replayed:
+    def replayed(self, texts: Texts, k: int, counting: Counting | None = None) -> Replayed:
         """Expected counts at K, one entry per text.
 
-        As the engine counts and accepts, unless `counting` and `rule` say otherwise.
+        As the engine accepts, and counts unless `counting` says otherwise.
         """
-        rule = rule or self.engine.rule
+        rule = self.engine.rule
         assert rule is not None
         return replay_texts(*self._as_served(texts, k, rule, counting))
 

@@ -5,7 +5,7 @@ and nowhere else.
 """
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, cast
@@ -18,7 +18,7 @@ from harness.serving.engines import with_lines
 from harness.storage import StoredRun
 from harness.storage.contents import flattened
 from harness.storage.manifest import SERVER, EngineCosts, Environment, ModelEntry
-from harness.summary import ModelFacts, RunFacts, SamplingFacts, Status, Value
+from harness.summary import MadeWith, ModelFacts, RunFacts, SamplingFacts, Status
 from harness.theory.architecture import COUNTED, NUMBERS, Architecture
 from harness.theory.memory import ModelBytes
 from harness.theory.roofline import Card, is_card
@@ -26,6 +26,14 @@ from harness.theory.roofline import Card, is_card
 Entry = Mapping[str, Any]
 # Per weight and cached number, where a manifest does not say it
 SERVED_BYTES = 2
+# What a report names the versions of, by its manifest's `environment`
+VERSIONS = (
+    ("python", "python"),
+    ("torch", "packages.torch"),
+    ("transformers", "packages.transformers"),
+    ("driver", "driver"),
+    ("CUDA", "cuda"),
+)
 # Per cached number by llama.cpp's type; of q8_0 a block of 32 has a scale of two bytes
 KV_BYTES: Mapping[str, float] = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}
 
@@ -260,7 +268,7 @@ class Setup:
     def facts(self, results: Sequence[ResultRow]) -> RunFacts:
         """Which run this is, with what became of the rows that stand for generations."""
         ran = where(results, source="replayed" if self.replay_only else "measured")
-        stored, typed = self.run.manifest.status, self.command_line()
+        stored = self.run.manifest.status
         known, decode = ("complete", "running", "failed"), self.conf("decode")
         return RunFacts(
             command=self.command,
@@ -290,10 +298,22 @@ class Setup:
             measured_cells=len(ran),
             failed_cells=sum(row.status == "failed" for row in ran),
             partial_cells=sum(row.status == "partial" for row in ran),
-            environment={
-                **dict(named_values(self.run.manifest.entries)),
-                **({} if typed is None else {"environment.command": typed}),
-            },
+            made_with=self._made_with,
+        )
+
+    @property
+    def _made_with(self) -> MadeWith:
+        """What its manifest says."""
+        machine = self.environment
+        known = flattened(machine.entries)
+        versions = {label: known[name] for label, name in VERSIONS if known.get(name)}
+        commit = known.get("git.commit")
+        return MadeWith(
+            command=self.command_line(),
+            device=machine.device_name,
+            versions={label: str(version) for label, version in versions.items()},
+            commit=None if commit is None else str(commit),
+            uncommitted=known.get("git.dirty") is True,
         )
 
     @property
@@ -377,14 +397,3 @@ def architecture(entry: ModelEntry) -> Architecture | None:
     if any(sizes[name] is None for name in wanted):
         return None
     return Architecture(**{name: size for name, size in sizes.items() if size is not None})
-
-
-def named_values(entries: Entry) -> Iterator[tuple[str, Value]]:
-    """Dotted names and values; a list of records is shown elsewhere."""
-    for name, value in flattened(entries).items():
-        if isinstance(value, list):
-            items = cast("list[Any]", value)
-            if not any(isinstance(item, dict | list) for item in items):
-                yield name, ", ".join(map(str, items))
-        elif not isinstance(value, dict):
-            yield name, value

@@ -41,7 +41,6 @@ from harness.analysis.latency import (
 )
 from harness.analysis.leaderboard import (
     Ranking,
-    block_gain,
     draft_memory,
     rank,
     with_costs,
@@ -76,7 +75,6 @@ from harness.analysis.unstable import impossible, outlier_cells, unstable_cells
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials, least_regret
 from harness.config import AUTO_DRAFTS, split_draft
 from harness.records import (
-    GREEDY,
     Cell,
     DraftConfidence,
     Failure,
@@ -101,7 +99,6 @@ from harness.summary import (
     AcceptanceByPosition,
     AdaptiveDrafting,
     Answer,
-    BlockGain,
     Caveat,
     Doubt,
     Dropped,
@@ -403,22 +400,6 @@ class PairAnalysis:
                     made = replace(made, fixed=with_speedup(made.fixed, answer))
                 yield made
 
-    def block_gains(self) -> Iterator[BlockGain]:
-        """What block verification would bring above temperature 0, where its answer drafts."""
-        if self.setup.synthetic or self.setup.adaptive or self.distrusted:
-            return
-        for entry in self.answered:
-            temperature = entry.question.evidence.temperature
-            by_ratio, by_block = (self.ranking(rule, temperature) for rule in ("ratio", "block"))
-            if temperature == GREEDY or by_ratio is None or by_block is None:
-                continue
-            draft, k = entry.workload.named
-            name = Candidate(draft or "", k)
-            name = name if name in by_ratio.replays.candidates else by_ratio.best[0]
-            if not self.looks_up(name.draft):  # what is looked up is accepted alike
-                kind = self.setup.kind_of(name.draft)
-                yield block_gain(name, by_ratio, by_block, kind, self.setup.weights)
-
     # ---- answers ----
 
     @cached_property
@@ -602,7 +583,6 @@ class PairAnalysis:
                 row for ranking in self.own_rankings for row in category_alpha(ranking.replays)
             ),
             adaptive=tuple(self.adaptive_drafting()),
-            block_gains=tuple(self.block_gains()),
             explanation=self.explained(own),
             text_checks=tuple(self.checks),
         )

@@ -277,7 +277,6 @@ def combine(config: AuditionConfig, failures: Sequence[Failure] = ()) -> Outcome
             **{key: getattr(best.manifest, key) for key in OF_BEST_CARD},
             combined=[run.folder.name for run in runs],
             cards=ranked.cards,
-            card_drafts=ranked.drafts,
             audition=audition,
         )
         for timing in best.rounds:

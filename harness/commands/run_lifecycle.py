@@ -225,9 +225,7 @@ def concluded(folder: RunFolder, *, verbose: Verbose) -> Outcome:
         with running(folder), progress("analysing the run"):
             summary = analyse(load(folder.path))
             status = "failed" if summary.failures else "complete"
-            environment = {**summary.run.environment, "status": status}
-            facts = replace(summary.run, status=status, environment=environment)
-            summary = replace(summary, run=facts)
+            summary = replace(summary, run=replace(summary.run, status=status))
             write_analysis(folder, summary)
     except UserError:
         raise

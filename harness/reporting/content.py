@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal
 
 from harness.records import Decision
-from harness.reporting import formatting as fmt
 from harness.reporting import grid, serving
 from harness.reporting.sentences import caveats, explanation, plan, run, verdict
 from harness.reporting.tables import answers, brief_tables, tables_of
@@ -14,27 +13,6 @@ from harness.reporting.tables.specification import Table
 from harness.serving.engines import spec_of
 from harness.summary import Summary
 
-# The lines of "How it was measured", each with the manifest's entry: the end of its dotted name.
-MEASURED_WITH = (
-    ("command line", "command"),
-    ("when", "created_utc"),
-    ("device", "device_name"),
-    ("kind of device", "device"),
-    ("driver", "driver"),
-    ("CUDA", "cuda"),
-    ("threads", "threads"),
-    ("seed", "seed"),
-    ("prompts, sha256", "prompts_sha256"),
-    ("target dtype", "target.dtype"),
-    ("target revision", "target.commit"),
-    ("draft dtype", "draft.dtype"),
-    ("draft revision", "draft.commit"),
-    ("harness commit", "git.commit"),
-    ("uncommitted changes", "git.dirty"),
-    ("python", "python"),
-    ("torch", "packages.torch"),
-    ("transformers", "packages.transformers"),
-)
 # That time nothing: they compute with numbers that were given, or of stored runs
 COMPUTING_COMMANDS = frozenset({"breakeven", "plan", "report"})
 Answer = Literal["yes", "no", "open", "none"]
@@ -78,13 +56,11 @@ class Content:
     # (name, value) pairs on how it was measured, or computed; and which of the two
     measured: Pairs
     origin: Literal["measured", "computed"]
-    environment: Pairs  # every other entry of the manifest, dotted name and value
 
 
 def content_of(summary: Summary) -> Content:
     """Gather a run's report; whatever its summary lacks is left out."""
     decides = summary.run.command in grid.DECIDING_COMMANDS
-    measured, environment = measured_with(summary)
     answered = answers.grid_table(summary)
     return Content(
         title=run.title(summary.run),
@@ -99,7 +75,7 @@ def content_of(summary: Summary) -> Content:
         next_step=verdict.next_step(summary),
         page=str(Path(summary.run.folder) / "report.html"),
         engine=None if summary.served else run.engine(summary.run),
-        reasons=(*explanation.explanation(summary), *explanation.block_verification(summary)),
+        reasons=explanation.explanation(summary),
         caveats=caveats.caveats(summary),
         cautions=caveats.cautions(summary),
         failures=run.failures(summary),
@@ -107,29 +83,27 @@ def content_of(summary: Summary) -> Content:
         others="other loads" if summary.served else "other servers",
         tables=tables_of(summary),
         acceptance=run.acceptance_paragraph(summary.generated) if decides else None,
-        measured=measured,
+        measured=measured_with(summary),
         origin="computed" if summary.run.command in COMPUTING_COMMANDS else "measured",
-        environment=environment,
     )
 
 
-def measured_with(summary: Summary) -> tuple[Pairs, Pairs]:
-    """What a reader asks first, and the rest of the manifest."""
-    entries = dict(summary.run.environment)
-    entries.setdefault("seed", summary.run.seed)
-    shown: dict[str, str] = {}
-    for label, name in MEASURED_WITH:
-        key = next((key for key in entries if f".{key}".endswith(f".{name}")), None)
-        if key is not None and (value := entries.pop(key)) not in (None, ""):
-            shown[label] = fmt.text(value)
+def measured_with(summary: Summary) -> Pairs:
+    """What a reader asks of how it was made; all else is in manifest.json."""
+    facts, made = summary.run, summary.run.made_with
+    versions = dict(made.versions)
     if summary.served is not None:
-        shown["server"] = f"{spec_of(summary.served.engine).title} {summary.served.version}"
-    if summary.run.command in ("sweep", "server") and summary.text_checks:
-        every = ", every visit" if summary.served else ""
-        shown[f"greedy texts against plain decoding{every}"] = run.greedy_counts(
-            summary.text_checks
-        )
-    return tuple(shown.items()), tuple((key, fmt.text(value)) for key, value in entries.items())
+        versions[spec_of(summary.served.engine).title] = summary.served.version
+    dirty = " with uncommitted changes" if made.uncommitted else ""
+    known = {
+        "command line": made.command,
+        "date": facts.created_utc,
+        "device": made.device,
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "seed": facts.seed,
+        "git commit": made.commit and f"{made.commit}{dirty}",
+    }
+    return tuple((name, str(value)) for name, value in known.items() if value not in (None, ""))
 
 
 def _answer(summary: Summary) -> Answer:

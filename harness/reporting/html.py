@@ -26,8 +26,8 @@ from harness.reporting.tables.specification import Cell, Column, Table
 if TYPE_CHECKING:  # matplotlib takes a second
     from harness.reporting.plots import Drawn
 
-# What stands under the title: labels of content.MEASURED_WITH, and how much of each
-_FACTS = (("device", 100), ("when", len("2026-01-31T12:00")), ("harness commit", 10))
+# What stands under the title: labels of `content.measured_with`, and how much of each
+_FACTS = (("device", 100), ("date", len("2026-01-31T12:00")), ("git commit", 10))
 _WIDE = 600.0  # from this width on (in the drawing's own units) a plot takes the page's width
 _VIEW_BOX = re.compile(r'viewBox="0 0 ([\d.]+) ([\d.]+)"')
 _NAMING = ("quantity", "part")  # columns whose cells name what the rest of the row is about
@@ -166,10 +166,10 @@ def _facts(content: Content) -> list[str]:
     """Where, when and with what: the line under the title."""
     known = dict(content.measured)
     texts = {label: known[label][:length] for label, length in _FACTS if label in known}
-    if "when" in texts:
-        texts["when"] = f"{texts['when'].replace('T', ' ')} UTC"
-    if "harness commit" in texts:
-        texts["harness commit"] = f"harness commit {texts['harness commit']}"
+    if "date" in texts:
+        texts["date"] = f"{texts['date'].replace('T', ' ')} UTC"
+    if "git commit" in texts:
+        texts["git commit"] = f"harness commit {texts['git commit']}"
     return list(texts.values())
 
 

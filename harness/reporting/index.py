@@ -14,7 +14,6 @@ from urllib.parse import quote
 from harness.records import where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
-from harness.reporting.content import measured_with
 from harness.reporting.html import glossary, page
 from harness.reporting.sentences import run, verdict
 from harness.reporting.sentences.comparison import gains_of_engines
@@ -110,7 +109,6 @@ def unreadable(folder: str, error: str) -> Line:
 def line_of(folder: str, summary: Summary) -> Line:
     """What the page says of a run in a folder of this name."""
     facts, decision = summary.run, summary.headline
-    known = dict(measured_with(summary)[0])
     trouble = run.status(facts)
     draft = facts.draft or (decision.draft if decision else None)
     return Line(
@@ -124,8 +122,8 @@ def line_of(folder: str, summary: Summary) -> Line:
         speedup=fmt.bounded(decision) if decision else (None, None, None),
         model=facts.model or "",
         draft=draft or "",
-        device=known.get("device", ""),
-        commit=known.get("harness commit", "")[:_COMMIT],
+        device=facts.made_with.device or "",
+        commit=(facts.made_with.commit or "")[:_COMMIT],
     )
 
 

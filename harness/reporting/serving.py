@@ -335,7 +335,7 @@ def model_keys(summary: Summary) -> str:
 
 def other_keys(summary: Summary, but: Sequence[str] = ()) -> str:
     """What else the run was given of its texts and its machine, `but` some, quoted for a shell."""
-    words = shlex.split(str(summary.run.environment.get("environment.command") or ""))
+    words = shlex.split(summary.run.made_with.command or "")
     named = {word: word.partition("=")[0] for word in words if "=" in word}
     return "".join(
         f" {shlex.quote(word)}"

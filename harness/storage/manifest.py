@@ -27,7 +27,7 @@ from harness.records import (
 )
 from harness.storage import files
 from harness.storage.contents import plain
-from harness.summary import CardDraftRow, CardRow, Dropped, PlanCheck, ServedCosts
+from harness.summary import CardRow, Dropped, PlanCheck, ServedCosts
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -406,10 +406,9 @@ class Manifest:
     inputs: Entries = field(default_factory=dict[str, Any])
     # Imported files, with how many requests each holds
     records: Mapping[str, int] = field(default_factory=dict[str, int])
-    # combined, cards, card_drafts: of a run that ranks others by card
+    # combined, cards: of a run that ranks others by card
     combined: tuple[str, ...] = ()
     cards: tuple[CardRow, ...] = ()
-    card_drafts: tuple[CardDraftRow, ...] = ()
     cloud: CloudRental | None = None
     not_measured: tuple[NotMeasured, ...] = ()
     # One for each card and each time that the run was begun or resumed

@@ -6,9 +6,7 @@ from typing import Any, NamedTuple
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.sentences import as_sentence, served
-from harness.serving.drafts import DRAFTS
-from harness.serving.engines import OWN, spec_of, with_lines
-from harness.summary import BlockGain, Explanation, RuleOfThumb, Summary
+from harness.summary import Explanation, RuleOfThumb, Summary
 
 _FACTORS = {
     "acceptance": "acceptance",
@@ -17,7 +15,6 @@ _FACTORS = {
     "slow_loop": "slow loop",
     "launch_bound_engine": "launch-bound engine",
 }
-LEAST_MORE = 0.0005  # of tokens per round, what prints as 0.0 % more
 _UNSERVED = {None: "undecided", 0: "do not speculate"}
 
 
@@ -35,40 +32,6 @@ def explanation(summary: Summary) -> tuple[str, ...]:
         temperature = fmt.temperature(entry.temperature)
         first = f"{grid.at_place(own)}, temperature {temperature}: {first}"
     return tuple(as_sentence(clause) for clause in (first, *others))
-
-
-def block_verification(summary: Summary) -> tuple[str, ...]:
-    """What accepting a round's tokens together would bring, by temperature."""
-    timed = OWN if summary.served is None else spec_of(summary.served.engine)
-    return tuple(_block_gain(gain, timed.title) for gain in summary.block_gains)
-
-
-def _block_gain(gain: BlockGain, timed: str) -> str:
-    has = [spec for spec in with_lines().values() if spec.rule == "block"]
-    titles = " and ".join(dict.fromkeys(spec.title for spec in has if gain.kind in spec.lines))
-    engines = f"{titles} can accept so."
-    if not titles:
-        kinds = dict.fromkeys(kind for spec in has for kind in spec.lines)
-        *phrases, last = (DRAFTS[kind].phrase for kind in kinds)
-        titles = " and ".join(dict.fromkeys(spec.title for spec in has))
-        engines = f"{titles} can accept so with {', '.join(phrases)} or {last} alone."
-    more = gain.block_tokens_per_round / gain.ratio_tokens_per_round - 1.0
-    if more < LEAST_MORE:
-        return (
-            "Block verification (decode.rule=block) would emit no more tokens per round of"
-            f" {gain.draft} at K={gain.k}, temperature {fmt.temperature(gain.temperature)}, than"
-            f" the usual rule (ratio) does: {fmt.decimal(gain.ratio_tokens_per_round)}."
-        )
-    ratio, block = fmt.speedup(gain.ratio_speedup), fmt.speedup(gain.block_speedup)
-    predicted = f"{block} instead of {ratio}" if block != ratio else f"{block} either way"
-    return (
-        "Block verification (decode.rule=block) would emit"
-        f" {fmt.decimal(gain.block_tokens_per_round)} tokens per round of {gain.draft} at"
-        f" K={gain.k}, temperature {fmt.temperature(gain.temperature)}, {more:.1%} more"
-        f" than the ratio's {fmt.decimal(gain.ratio_tokens_per_round)}: predicted"
-        f" {predicted} at the round times of {timed}."
-        f" {engines}"
-    )
 
 
 def _because(entry: Explanation) -> Iterator[str]:

@@ -486,7 +486,7 @@ def next_step(summary: Summary) -> NextStep | None:
         if pair is None:
             return None
         rule = "" if answer.temperature == GREEDY else f" decode.rule={answer.rule}"
-        typed = str(summary.run.environment.get("environment.command"))
+        typed = str(summary.run.made_with.command)
         known = not any(f" {key}=" in typed for key in ("resume", "traces_from", "scores_from"))
         text = f"measure it on {OWN.title}"
         text = text if known else f"{text}, with the other keys of this run's texts"

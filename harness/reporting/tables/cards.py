@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from harness.records import grouped
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
-from harness.reporting.tables.leaderboard import PLAIN
 from harness.reporting.tables.specification import Column, Table, table
-from harness.summary import CardDraftRow, CardRow, Summary
+from harness.summary import CardRow, Summary
 from harness.theory.cost import ALPHA, LOAD_BYTES_PER_S, SECONDS_PER_LAYER, START_S, Estimate
 from harness.theory.planning import PlannedCard, PlanRequest
 
@@ -35,15 +34,6 @@ CARDS: tuple[Column[CardRow], ...] = (
     Column("spent", lambda row: row.spent_usd, fmt.dollars),
     Column("device", lambda row: row.device),
 )
-DRAFTS: tuple[Column[CardDraftRow], ...] = (
-    Column("card", lambda row: row.card, key=True),
-    Column("draft", lambda row: row.draft or PLAIN, key=True),
-    Column("best\nK", lambda row: row.k, fmt.count),
-    Column("speedup\n[lo, hi]", fmt.bounded, fmt.speedup),
-    Column("ms/\ntoken", lambda row: row.seconds_per_token, fmt.in_ms),
-    Column("USD per\n10^6 tokens", lambda row: row.usd_per_million_tokens, fmt.dollars),
-    Column("draft\nstep, ms", lambda row: row.draft_step_s, fmt.in_ms),
-)
 PLACE_NOTE = (
     "place: by USD per 10^6 tokens, of one sequence at a time; by ms/token where a card has no"
     " price. A server that batches pays less for a token, and gains less from speculation."
@@ -65,23 +55,21 @@ MODELLED_NOTES = (
 
 
 def card_tables(summary: Summary) -> list[Table]:
-    """The cards, best first, and every draft on every card, temperature by temperature."""
+    """The cards, best first, temperature by temperature."""
     notes = [PLACE_NOTE, *(SERVE_NOTE.format(card=row.card) for row in summary.cards[:1])]
     if any(row.rented_s is not None for row in summary.cards):
         notes.append(SPENT_NOTE)
     ranked = grouped(summary.cards, lambda row: row.temperature)
-    drafts = grouped(summary.card_drafts, lambda row: row.temperature)
     return [
-        *(
-            table(_at("Which card", t), CARDS, rows, best=lambda row: row.place == 1, notes=notes)
-            for t, rows in ranked.items()
-        ),
-        *(table(_at("Every draft on every card", t), DRAFTS, rows) for t, rows in drafts.items()),
+        table(
+            f"Which card, temperature {fmt.temperature(temperature)}",
+            CARDS,
+            rows,
+            best=lambda row: row.place == 1,
+            notes=notes,
+        )
+        for temperature, rows in ranked.items()
     ]
-
-
-def _at(title: str, temperature: float | None) -> str:
-    return f"{title}, temperature {fmt.temperature(temperature)}"
 
 
 def cards_table(

@@ -15,7 +15,7 @@ from harness.reporting.tables import stability
 from harness.reporting.tables.specification import Column, Table, Value, columns_by, table
 from harness.reporting.tables.sweep import of_verdicts
 from harness.serving.drafts import DRAFTS, looks_up
-from harness.serving.engines import with_lines
+from harness.serving.engines import spec_of, with_lines
 from harness.summary import (
     AcceptanceByPosition,
     Answer,
@@ -169,8 +169,15 @@ MEMORY_NOTE = (
 
 
 def boards(summary: Summary) -> list[Board]:
-    """The leaderboards rule by rule; those with the same rows as one."""
+    """The leaderboards under a rule that the page's answers are under, by temperature.
+
+    These are the rule of what was timed, and of the engine that `engine=` names. Rules with the
+    same rows share one.
+    """
     ranked = [board for board in summary.leaderboards if board.rows]
+    asked: set[Rule | None] = {summary.run.sampling.rule}
+    if summary.run.serve_on is not None:
+        asked.add(spec_of(summary.run.serve_on).rule)
     rules = list(dict.fromkeys(board.rule for board in ranked))
     by_rule = sorted(ranked, key=lambda board: rules.index(board.rule))
     alike = grouped(by_rule, lambda board: (board.temperature, board.rows))
@@ -186,6 +193,7 @@ def boards(summary: Summary) -> list[Board]:
             marks=marks_of(summary, group[0].rows, temperature, [each.rule for each in group]),
         )
         for (temperature, _), group in alike.items()
+        if asked & {board.rule for board in group}
     ]
 
 
@@ -202,7 +210,7 @@ def marks_of(
 
 
 def leaderboard_tables(summary: Summary) -> list[Table]:
-    """One table per rule and temperature, the verdict's rule first."""
+    """One table per leaderboard, the verdict's rule first."""
     made = []
     for board in boards(summary):
         title = f"Predicted {board.name}"

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from harness.records import ResultRow, grouped
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
+from harness.reporting.sentences.run import greedy_counts
 from harness.reporting.tables import stability
 from harness.reporting.tables.specification import Column, Table, table
 from harness.serving.drafts import looks_up
@@ -207,12 +208,20 @@ def _cells_table(title: str, cells: list[Cell], summary: Summary) -> Table:
             BEST_NOTE.format(of_verdict=of_verdicts(summary)) if speculated else "",
             PROMPTS_NOTE if any(cell.prompts for cell in ordered) else "",
             LENGTH_NOTE if summary.served and any(c.row.tokens_per_round for c in ordered) else "",
+            _greedy_texts(summary),
             OUTLIER_NOTE if any(cell.outlier for cell in ordered) else "",
             stability.note(summary, "cell"),
             EXPECTED_NOTE if run.synthetic else "",
             REPLAYED_NOTE if run.replay_only else "",
         ),
     )
+
+
+def _greedy_texts(summary: Summary) -> str:
+    """How a sweep's texts at temperature 0 compare; a server's gate has a table of its own."""
+    if summary.run.command != "sweep" or not summary.text_checks:
+        return ""
+    return f"Greedy texts against plain decoding's: {greedy_counts(summary.text_checks)}."
 
 
 def _where(row: ResultRow) -> tuple[object, ...]:
