@@ -229,7 +229,6 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
         {"engine": "vllm", "version": "0.32.0", "url": "host:8000"},
         "The target is on a server: vllm 0.32.0 at host:8000 completed the prompts",
     ),
-    "round_fit": ({"file": "a.log", "residual": 0.031, "k": 4}, "misses one by 3.1% (K=4)"),
     "server_gap": ({"k": 2, "measured": 1.2, "predicted": 1.5}, "1.20x at K=2"),
     "busy_card": ({"processes": 2}, "2 other processes used the card"),
     "throttled_card": (
