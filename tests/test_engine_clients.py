@@ -578,7 +578,7 @@ def test_mtp_layers_of_another_checkpoint_are_given_to_the_server(
     start = adapter_of(config).start
     assert start is not None
     serve = ToServe(config, tmp_path, 100, slots=1, threads=None, pair=None)
-    made = start(serve, None).command(2)
+    made = start(serve).command(2)
     assert made is not None
     command = made.line
     assert ("ORG/OTHER" in command) == other
@@ -593,7 +593,7 @@ def test_revisions_are_given_to_the_server(tmp_path: Path, engine: str, draft: s
     start = adapter_of(config).start
     assert start is not None
     serve = ToServe(config, tmp_path, 100, slots=1, threads=None, pair=None)
-    made = start(serve, None).command(2)
+    made = start(serve).command(2)
     assert made is not None
     command = shlex.split(made.line)
     assert command[command.index("--revision") + 1] == "one"
@@ -625,7 +625,7 @@ PRODUCTION: dict[str, tuple[Any, set[str], set[str]]] = {
     ),
     "llamacpp": (
         LlamaCpp,
-        {"--cache-type-k", "--spec-draft-model", "--spec-draft-n-max"},
+        {"--spec-draft-model", "--spec-draft-n-max"},
         {"--ctx-size", "--parallel", "--threads", "--spec-draft-threads", "--metrics"},
     ),
 }
@@ -691,7 +691,7 @@ def test_a_server_is_told_the_dtype_that_is_replayed(
     assert start is not None
     serve = ToServe(config, tmp_path, 100, slots=1, threads=None, pair=pair)
     for k in (0, 2):
-        command = start(serve, None).command(k)
+        command = start(serve).command(k)
         assert command is not None
         for line in (command.line, command.production):
             words = shlex.split(line or "")
@@ -1175,7 +1175,10 @@ def test_a_name_that_a_server_may_still_say_is_not_passed_over(stand_in: Start) 
     assert "asked" not in str(error.value), "an address is mistyped more often than late"
 
 
-def test_the_counters_around_a_request_have_its_deadline(stand_in: Start) -> None:
+def test_the_counters_around_a_request_have_its_deadline(
+    stand_in: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.engines.client.LEAST_S", 120.0)
     server = stand_in(vllm_answers(**{"/metrics": lambda _: time.sleep(3)}))
     with pytest.raises(ServerDiedError, match="no answer within 1 s"):
         ask(attached(VllmServer, server.url))

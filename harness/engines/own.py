@@ -118,7 +118,7 @@ def adapter(spec: EngineSpec) -> Adapter:
     return Adapter(spec, start=_started)
 
 
-def _started(serve: ToServe, _: int | None) -> OwnLoop:
+def _started(serve: ToServe) -> OwnLoop:
     pair = serve.pair
     assert pair is not None  # refused with score=false
     return OwnLoop(
