@@ -85,6 +85,7 @@ def tamper(folder: Path) -> None:
     for index, key in enumerate(sorted(machine)):
         if isinstance(machine[key], str):
             machine[key] = PAYLOADS[index % len(PAYLOADS)]
+    machine["python"] = PAYLOADS[0]  # which every page names
     for index, model in enumerate(manifest["models"].values()):
         model["architecture"] = PAYLOADS[index]
         model["engine_reason"] = PAYLOADS[index + 1]
