@@ -235,8 +235,8 @@ def _expected_token_s(
     rounds = [each for timing, _ in entries if (each := requests.replayed(timing)) is not None]
     if len(rounds) < len(entries):
         return None
-    per_round = (_per_round(each, requests) for each in (entries, plain_entries))
-    round_s = paired_seconds(*per_round, SETTLE)
+    visits, plain = _per_round(entries, requests), _per_round(plain_entries, requests)
+    round_s = paired_seconds(visits, plain, SETTLE)
     share = sum(each.expected for each in rounds) / sum(each.tokens for each in rounds)
     return None if round_s is None else round_s * share
 
