@@ -467,8 +467,7 @@ def written(runs: Sequence[Run]) -> str:
         "",
         "Written by `python benchmarks/servers.py`, whose first lines say how each table is made."
         f" Machine: {_machine(runs)}{_busy(runs)}. Times are processor seconds of the server's"
-        " process where a table says cpu. Throughput under load: `python"
-        " benchmarks/concurrency.py`.",
+        " process where a table says cpu.",
         "",
         "Predicted is: by what rounds cost on the same engine, in requests of the other prompt set."
         " A sweep or an audition predicts for the harness's loop, whose rounds cost otherwise."
@@ -569,7 +568,6 @@ def _speedups(runs: Sequence[Run]) -> Iterator[str]:
         ("measured", lambda _, cell: f"{cell.speedup:.3f}x"),
         ("predicted", lambda _, cell: f"{cell.predicted:.3f}x"),
         ("error", lambda _, cell: fmt.signed_percent(cell.error)),
-        ("from two K", lambda _, cell: fmt.signed_percent(cell.two_k_error)),
     )
     if any(cell.own_error is not None for _, cell in rows):  # of runs with own_loop=true
         own = ("our own loop's", lambda _, cell: fmt.signed_percent(cell.own_error))
@@ -590,7 +588,6 @@ def _speedups(runs: Sequence[Run]) -> Iterator[str]:
 
 ERRORS: tuple[tuple[str, Callable[[ServedCell], float | None]], ...] = (
     ("from its own rounds", lambda cell: cell.error),
-    ("from the smallest and the largest K alone", lambda cell: cell.two_k_error),
     ("from our own loop's rounds", lambda cell: cell.own_error),
 )
 
@@ -639,7 +636,6 @@ def _loads(runs: Sequence[Run]) -> Iterator[str]:
         ("requests", lambda _, cell: str(cell.concurrency)),
         ("K", lambda _, cell: str(cell.k)),
         ("measured", lambda _, cell: fmt.speedup(cell.throughput_ratio)),
-        ("predicted", lambda _, cell: fmt.speedup(cell.predicted_ratio)),
         ("spread", lambda _, cell: fmt.percent(cell.spread)),
     )
     yield from _table("Throughput under load, against plain decoding", columns, rows)

@@ -465,7 +465,7 @@ class LoadTiming:
     k: int
     temperature: float
     # Name of the requests that are sent together: their prompt set's, or a half of it where there
-    # is one set alone. What rounds cost in one group predicts the others.
+    # is one set alone. What iterations cost in one group predicts the others.
     group: str
     # Requests in flight, each followed by the next as it ends; None where they arrive at random
     concurrency: int | None

@@ -144,7 +144,6 @@ CaveatCode = Literal[
     "server_every_k",  # reason: as `storage.manifest.WhyAll`, why until=decided measured all
     "rate_beyond_capacity",  # rate: the least at which more arrives than servers of the ks serve
     "loads_disturbed",  # others: processors that other work kept busy; most: that it may
-    "load_predictions_off",  # median, largest: absolute errors of prompt sets under load; cells
     "server_queues",  # engine, concurrency: the smallest such; slots: that its servers have
     "plan_without_ks",  # ks ("4, 8"): left out, since they change what is generated
     "plan_separate_passes",  # flag: without which neighbouring slots alone share a pass
@@ -1014,8 +1013,6 @@ class ServedCell:
     # predicted: from those and this engine's round times, which have not seen the cell.
     predicted: float | None = None
     own_predicted: float | None = None  # from our own loop's round times; None where not known
-    # From round times measured at the smallest and the largest K alone; None at these two.
-    predicted_from_two_k: float | None = None
     visits: Visits | None = None  # None where it has all that were asked for
 
     @property
@@ -1027,11 +1024,6 @@ class ServedCell:
     def own_error(self) -> float | None:
         """The same, had our own loop's round times been taken for the server's."""
         return _error(self.own_predicted, self.speedup)
-
-    @property
-    def two_k_error(self) -> float | None:
-        """The same with round times of two K."""
-        return _error(self.predicted_from_two_k, self.speedup)
 
 
 def _error(predicted: float | None, measured: float | None) -> float | None:
@@ -1169,20 +1161,6 @@ class ServedCosts:
 
 
 @dataclass(frozen=True)
-class GroupRatio:
-    """Throughput of one group of a load's requests: a prompt set, or a half of a single one."""
-
-    group: str
-    throughput_ratio: float  # to plain decoding under the same load
-    predicted_ratio: float | None  # from what the other groups' loads took
-
-    @property
-    def error(self) -> float | None:
-        """Of the prediction: predicted / measured - 1."""
-        return _error(self.predicted_ratio, self.throughput_ratio)
-
-
-@dataclass(frozen=True)
 class LoadCell:
     """A server under one load at one K: requests side by side, or arriving at a rate."""
 
@@ -1193,23 +1171,17 @@ class LoadCell:
     requests: int
     tokens_per_second: float  # of all requests together
     ms_per_token: float  # of one user: request seconds / tokens, the median
-    # throughput_ratio: to plain decoding under the same load; spread: of repetitions, relative.
+    # throughput_ratio: to plain decoding under the same load; predicted_ratio: the same at the
+    # rounds that replay expects; spread: of repetitions, relative.
     throughput_ratio: float | None = None
     predicted_ratio: float | None = None
     spread: float | None = None
-    groups: tuple[GroupRatio, ...] = ()  # the parts of that ratio; empty under arrivals
     visits: Visits | None = None  # None where it has all that were asked for
     # Requests that the servers decode side by side, where these are fewer: the others wait, and
     # what is measured is a queue. None where there is room, or servers do not tell.
     slots: int | None = None
     varying: Varying = ""  # how K changed while the server served; `k` is the largest then
     tokens_per_round: float | None = None  # of a server whose K changed, where it told every round
-
-
-def load_errors(cells: Sequence[LoadCell]) -> list[float]:
-    """Of the predictions under load, of each part of a closed loop with room for its requests."""
-    parts = [part for cell in cells if cell.k and cell.slots is None for part in cell.groups]
-    return [part.error for part in parts if part.error is not None]
 
 
 @dataclass(frozen=True)
@@ -1219,12 +1191,12 @@ class ScheduleEntry:
     low: int
     high: int | None  # None: and above
     concurrency: int  # at which it was measured, the highest of them
-    k: int  # the fastest, by prediction where there is one; 0 for plain decoding
-    # Further K whose distance to it is within the spread of repetitions and the run's error of
-    # prediction together; empty: it leads.
+    k: int  # the fastest, by `predicted_ratio` where it is known; 0 for plain decoding
+    # Further K whose distance to it is within the spread of repetitions; empty: it leads
     tied: tuple[int, ...]
-    predicted_ratio: float | None  # throughput / plain decoding's
-    measured_ratio: float  # of the cell that confirms it
+    # Throughput / plain decoding's, at the rounds that replay expects, and measured
+    predicted_ratio: float | None
+    measured_ratio: float
     # What K chosen so by all visits but one lack, in that one, to the fastest K of all visits; None
     # where there are fewer than two visits.
     loss: float | None

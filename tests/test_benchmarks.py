@@ -297,19 +297,6 @@ def test_the_benchmark_of_servers_holds_one_k_against_all_of_other_and_of_the_sa
     )
 
 
-@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
-def test_the_benchmark_of_concurrency_runs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    concurrency, sizes = script("concurrency"), "--limit 3 --visits 2 --new-tokens 12 --users 1 2"
-    monkeypatch.setattr(concurrency, "KS", (2,))
-    monkeypatch.setattr(sys, "argv", ["concurrency.py", "--drafts", "tiny_good", *sizes.split()])
-    concurrency.main()
-    ratio, loss = capsys.readouterr().out.splitlines()[-2:]
-    assert re.fullmatch(r"throughput ratio: median error .* over 4 cells", ratio)
-    assert re.fullmatch(r"schedule: largest loss .* over 2 entries", loss)
-
-
 def test_the_cost_of_replay_stands_next_to_the_loops(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

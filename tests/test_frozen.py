@@ -75,9 +75,11 @@ def test_what_rounds_of_a_server_emit_and_accept_is_of_the_weighted_workload() -
         accepted[name] = made.acceptance_by_position[0].shares[0]
         for row in where(made.alone, source="measured", k=2, temperature=0.0, prompt_set=name):
             assert emitted[name] == pytest.approx(row.tokens_per_round)
-        for cell in made.served.load:  # under load as well
-            for part in where(cell.groups, group=name):
-                assert cell.throughput_ratio == pytest.approx(part.throughput_ratio)
+        under_load = [row for row in made.results if row.concurrency > 1]
+        for row in where(under_load, prompt_set=name):
+            at = {"temperature": row.temperature, "concurrency": row.concurrency, "k": row.k}
+            (cell,) = where(made.served.load, **at)
+            assert cell.throughput_ratio == pytest.approx(row.speedup)
     assert emitted["hard"] < emitted["both"] < emitted["easy"]
     assert accepted["hard"] < accepted["both"] < accepted["easy"]
 

@@ -44,6 +44,15 @@ REMOVED: dict[str, str] = {
         ),
         "no decision hung on it: docs/decisions/0026-what-left-the-pages.md",
     ),
+    "served/cells/*/predicted_from_two_k": "no K is chosen from a line between two",
+    **dict.fromkeys(
+        (
+            "served/load/*/groups/*",
+            "results/*source=replayed*concurrency=[!1]*",
+            "caveats/code=load_predictions_off*",
+        ),
+        "loads are no longer predicted from others: docs/decisions/0027-k-by-load.md",
+    ),
 }
 
 # What is not compared, and why

@@ -263,10 +263,6 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
          "batch": 1, "draft": None},
         "2 impossible timings (first: target verify of 3 positions after 38 tokens): marked",
     ),
-    "load_predictions_off": (
-        {"median": 0.119, "largest": 0.456, "cells": 24},
-        "miss by 11.9 % in the median and up to 45.6 %: go by the measured",
-    ),
     "outlier_generations": (
         {"cells": 1, "prompt_set": "easy", "temperature": 0.0, "k": 2, "speedup": 0.35,
          "trimmed_speedup": 1.31, "generations": 1},

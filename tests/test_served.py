@@ -461,7 +461,6 @@ def test_a_prediction_stands_next_to_each_measurement_with_its_error(summary: Su
         assert cell.predicted is not None
         assert cell.speedup is not None
         assert cell.error == pytest.approx(cell.predicted / cell.speedup - 1)
-        assert (cell.two_k_error is None) == (cell.k in (1, 4))
     report = markdown.report(content_of(summary), (), Path("run"))
     assert "## Predicted and measured on the harness's loop" in report
     assert "## Is the server lossless?" in report

@@ -1,4 +1,4 @@
-"""The simulated server against theory and the closed loop."""
+"""The simulated server against theory and closed loops."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.simulation.requests import Request, Text, as_recorded, at_random
-from harness.simulation.server import Costs, Served, simulate
-from harness.theory.batching import BatchTimes, closed_loop
+from harness.simulation.server import Costs, Iteration, Served, simulate
 from harness.theory.replay import by_start, replay
-from harness.theory.speedup import RoundTimes
 
 K = 3
 
@@ -37,10 +35,6 @@ def plain(size: int) -> Request:
 def flat(slots: int, seconds: float = 1.0, k: int = K) -> Costs:
     """Every iteration costs the same."""
     return Costs([[seconds] * (k + 1)] * (slots + 1))
-
-
-def table(times: BatchTimes, slots: int) -> Costs:
-    return Costs([[times.at(n, b) for n in range(K + 1)] for b in range(slots + 1)])
 
 
 TEXTS = st.lists(st.lists(st.booleans(), max_size=12), min_size=1, max_size=12)
@@ -73,23 +67,32 @@ def test_one_slot_with_texts_of_several_lengths_waits_as_an_m_g_1_queue() -> Non
     assert waits(services, load, 150_000) == pytest.approx(expected, rel=0.01)
 
 
-@given(TEXTS, st.integers(1, 4), st.integers(0, K))
-def test_a_closed_loop_is_the_special_case_in_which_all_have_arrived(
-    flags: list[list[bool]], in_flight: int, k: int
+def closed_loop(sizes: Sequence[int], in_flight: int) -> list[float]:
+    """[active] iterations of plain texts."""
+    journal: list[Iteration] = []
+    requests = [plain(size) for size in sizes]
+    simulate(requests, np.zeros(len(sizes)), flat(in_flight), [0], in_flight, journal)
+    iterations = [0.0] * (in_flight + 1)
+    for each in journal:
+        iterations[len(each.active)] += each.number if each.active else 0
+    return iterations
+
+
+def test_a_request_that_ends_is_followed_by_the_next() -> None:
+    # 3 and 1 rounds begin; the third request, of 2, begins where the second ends
+    assert closed_loop([3, 1, 2], 2) == [0, 0, 3]
+    assert closed_loop([3, 1, 2], 1) == [0, 6]
+    # All at once: one iteration of three, one of two, one of one
+    assert closed_loop([3, 1, 2], 4) == [0, 1, 1, 1, 0]
+
+
+@given(st.lists(st.integers(0, 27), min_size=1, max_size=9), st.integers(1, 5))
+def test_iterations_of_a_closed_loop_hold_every_round_once(
+    sizes: list[int], in_flight: int
 ) -> None:
-    times = BatchTimes(
-        {
-            1: RoundTimes(1.0, ((1, 1.3), (3, 1.9))),
-            4: RoundTimes(1.6, ((1, 2.4), (3, 4.4))),
-        }
-    )
-    requests = [request_of(each) for each in flags]
-    costs = table(times, in_flight)
-    served = simulate(requests, np.zeros(len(flags)), costs, [k], in_flight)
-    proposals = np.zeros((len(flags), k + 1))
-    proposals[:, k] = served.rounds
-    expected = times.seconds(closed_loop(proposals, in_flight))
-    assert served.ended_s.max() == pytest.approx(expected)
+    iterations = np.array(closed_loop(sizes, in_flight))
+    assert np.arange(in_flight + 1) @ iterations == sum(sizes)
+    assert max(*sizes, sum(sizes) / in_flight) <= iterations.sum() <= sum(sizes)
 
 
 @pytest.mark.parametrize("k", range(K + 1))

@@ -1,4 +1,4 @@
-"""Which K to serve at which load: throughput by concurrency, measured and predicted.
+"""Which K to serve at which load: throughput by concurrency.
 
 Measured: a load is a group of requests sent together (`harness.measurement.load`), timed as a
 whole; its time per returned token is the lower quartile of its visits, for what else runs on a
@@ -6,19 +6,23 @@ machine only adds. The throughput ratio of a K is the plain server's seconds per
 over the visits that both have: sampled texts of the same requests differ in length between visits
 and K. Requests beyond a server's slots wait for one, so such loads say nothing of a batch.
 
-Predicted: replay gives the rounds of every request, `harness.theory.batching` the iterations that a
-closed loop makes of them and how many requests each has, and the loads of the *other* groups what
-such an iteration costs, R(K, B), fitted by least squares with a start for each request, from the
-rounds that these loads returned where a server tells them. So no
-prediction has seen the requests that it is held against. What a token costs besides its round is
-not fitted: rounds and tokens of one group tell the two apart too badly.
+Predicted: tokens per round / R(K, B), over the same of plain decoding, 1 / R(0, B).
 
-The schedule names, for each measured concurrency, the K with the largest predicted throughput; of
-those that tie with it, the one that was measured fastest. Its
-lead over the runner-up counts where it is larger than the spread of the visits' ratios between
-these two and this run's own error of prediction together; else it is a tie. A load between two
-measured ones gets the K of the larger. What such a choice loses is found visit by visit: the K is
-chosen by the other visits, and held in this one against the K that is fastest over all of them.
+    R(K, B)          = B x seconds of a load / its rounds, over its visits as above
+    tokens per round = that replay expects of the plain server's texts, the same for every K
+
+R(K, B) is what an iteration of B requests takes in the mean. Prefills are in it, and so are the
+slots that stay empty at the end of a load, when no request is left to take them: at every K, plain
+decoding included. Rounds are those that the server returned; where it does not tell them, the
+tokens that it returned / the tokens per round that replay expects. At temperature 0 all loads have
+the same texts, and predicted and measured ratios are equal. Sampled texts are others in every load:
+the predicted ratio leaves out how well those of a K happened to be drafted.
+
+The schedule names, for each measured concurrency, the K with the largest predicted throughput, and
+which K tie with it: those behind by less than the spread of the visits' ratios between the two. A
+load between two measured ones gets the K of the larger. What such a choice loses is found visit by
+visit: the K is chosen by the other visits, and held in this one against the K that is fastest over
+all of them.
 """
 
 import math
@@ -33,23 +37,18 @@ from harness.analysis.cells import Weights, lacking_visits
 from harness.analysis.replayed import as_served
 from harness.analysis.request_times import (
     Visit,
-    least_squares,
     paired_seconds,
     quantile,
     shared_visits,
     with_enough_visits,
 )
-from harness.analysis.server_costs import fit_rounds
 from harness.records import LoadTiming, ResultRow, Rule, TextTrace, grouped, set_of, where
-from harness.serving.drafts import looks_up
 from harness.serving.round_counting import Counting
-from harness.stats.jackknife import Array
-from harness.summary import GroupRatio, LoadCell, Schedule, ScheduleEntry, Visits
-from harness.theory.batching import BatchTimes, closed_loop
+from harness.summary import LoadCell, Schedule, ScheduleEntry, Visits
 from harness.theory.replay import replay_texts
 
-# The quantile of a load's visits that is taken as its time
-UNDISTURBED = 0.25
+# Of a load's visits the quantile that is taken as its time
+SETTLE = partial(quantile, share=0.25)
 # Processors that others may keep busy while loads are compared by a clock that waits
 MOST_OTHERS = 0.1
 # A lead that counts where the spread of visits is not known
@@ -82,9 +81,9 @@ class ClosedLoad:
     visits: tuple[Visit, ...]
     tokens: float  # returned, the mean over the visits
     seconds: float  # for so many tokens, over the visits that plain decoding shares
-    # What replay says of its rounds, the mean over the visits, whose orders differ; None where a
-    # text was not scored
-    replayed: "ReplayedLoad | None"
+    # Seconds per token of the plain server's texts at the rounds that replay expects of them, each
+    # R(K, B) / B; None where a text was not scored
+    expected_token_s: float | None
 
     @property
     def requests(self) -> int:
@@ -99,15 +98,12 @@ class _Text(NamedTuple):
     repetition: int
 
 
-@dataclass(frozen=True, eq=False)
-class ReplayedLoad:
-    """What replay says of the rounds of a load."""
+@dataclass(frozen=True)
+class LoadRounds:
+    """The rounds of a load; of plain decoding its tokens."""
 
-    iterations: Array  # [b, n] that it expects of the plain server's texts (`closed_loop`)
-    # [b, n] the same at the number of rounds that each request took, where the server tells, else
-    # at the number of tokens that it returned. At temperature 0 both are alike; sampled texts are
-    # others in every load.
-    returned: Array
+    expected: float  # by replay of the plain server's texts
+    taken: float  # as it returned them; where the server does not tell, by its returned tokens
     tokens: float  # of the plain server's texts, the prefill's among them
 
 
@@ -128,7 +124,7 @@ class ReplayedRequests:
         """
         self._counting = counting
         self._rule: Rule | None = rule
-        self._rounds: dict[tuple[_Text, int, int], Array] = {}
+        self._rounds: dict[tuple[_Text, int, int], float] = {}
         self.replayed = cache(self._replayed)
         self._traces = {
             _Text(f"{trace.prompt_set}/{trace.prompt}", trace.repetition): trace
@@ -136,8 +132,8 @@ class ReplayedRequests:
             if rule is not None and trace.k == 0
         }
 
-    def _replayed(self, load: LoadTiming) -> ReplayedLoad | None:
-        """Of a load; None where a text was not scored, or requests arrive."""
+    def _replayed(self, load: LoadTiming) -> LoadRounds | None:
+        """Of a load; None where a text was not scored, requests arrive, or prefills made it all."""
         counting, k = self._counting, load.k
         if counting is None or load.concurrency is None:
             return None
@@ -151,22 +147,16 @@ class ReplayedRequests:
         asked = list(zip(texts, load.budgets, strict=True))
         missing = [each for each in dict.fromkeys(asked) if (*each, k) not in self._rounds]
         self._replay(missing, k, counting)
-        expected = np.stack([self._rounds[(*each, k)] for each in asked])
-        tokens = np.array([self._tokens(*each, counting) for each in asked], dtype=np.float64)
-        emitted = np.array(load.returned, dtype=np.float64) - prefill
-        rounds = expected.sum(axis=1)
-        share = np.divide(
-            expected, rounds[:, None], where=rounds[:, None] > 0.0, out=0.0 * expected
-        )
-        share[rounds == 0.0] = np.eye(k + 1)[k]
-        by_tokens = rounds * np.divide(emitted, tokens, where=tokens > 0.0, out=0.0 * tokens)
-        pairs = zip(load.rounds, by_tokens, strict=True)
-        taken = [by_token if each is None or not k else each for each, by_token in pairs]
-        return ReplayedLoad(
-            closed_loop(expected, load.concurrency),
-            closed_loop(share * np.array(taken)[:, None], load.concurrency),
-            float(tokens.sum()) + prefill * len(tokens),
-        )
+        expected = sum(self._rounds[(*each, k)] for each in asked)
+        tokens = sum(self._tokens(*each, counting) for each in asked)
+        told = [each for each in load.rounds if each is not None]
+        if k and len(told) == len(texts):
+            taken = float(sum(told))
+        else:
+            emitted = sum(max(0, size - prefill) for size in load.returned)
+            taken = emitted * expected / max(tokens, 1)
+        known = expected > 0.0 and taken > 0.0
+        return LoadRounds(expected, taken, tokens + prefill * len(texts)) if known else None
 
     def _text(self, name: str, visit: int) -> "_Text":
         """The plain server's text of that visit; greedy ones are stored once."""
@@ -179,10 +169,10 @@ class ReplayedRequests:
         return 0 if trace is None else min(len(trace.tokens), budget - counting.first_position)
 
     def _replay(self, asked: Sequence[tuple["_Text", int]], k: int, counting: Counting) -> None:
-        """Note the rounds of requests by what they draft, [k + 1]."""
+        """Note the rounds of requests."""
         sizes = [self._tokens(text, budget, counting) for text, budget in asked]
         for (text, budget), size in zip(asked, sizes, strict=True):
-            self._rounds[text, budget, k] = np.eye(k + 1)[0] * (0 if k else size)
+            self._rounds[text, budget, k] = 0.0 if k else float(size)
         rows = [row for row, size in enumerate(sizes) if size]
         if k == 0 or not rows:
             return
@@ -194,8 +184,12 @@ class ReplayedRequests:
             self._rule,
             k,
         )
-        for row, proposals in zip(rows, replay_texts(*served).proposals, strict=True):
-            self._rounds[(*asked[row], k)] = proposals
+        for row, rounds in zip(rows, replay_texts(*served).rounds.tolist(), strict=True):
+            self._rounds[(*asked[row], k)] = rounds
+
+
+# A load with what it took, as it was stored
+_Entry = tuple[LoadTiming, Visit]
 
 
 def closed_loads(
@@ -217,96 +211,43 @@ def closed_loads(
     }
     loads: dict[LoadKey, ClosedLoad] = {}
     for key, entries in sorted(stored.items()):
-        visits, plain = (
-            [visit for _, visit in stored.get(each, ())] for each in (key, replace(key, k=0))
-        )
-        token_s = paired_seconds(visits, plain, partial(quantile, share=UNDISTURBED))
+        plain_entries = stored.get(replace(key, k=0), [])
+        visits, plain = ([visit for _, visit in each] for each in (entries, plain_entries))
+        token_s = paired_seconds(visits, plain, SETTLE)
         if token_s is not None:
-            made = tuple(timing for timing, _ in entries)
-            full = key.budgets == most[key.group, key.concurrency]
-            tokens = float(np.mean([sum(each.returned) for each in made]))
-            replayed = _mean([requests.replayed(each) for each in made])
+            tokens = float(np.mean([sum(timing.returned) for timing, _ in entries]))
             loads[key] = ClosedLoad(
-                key, full, made, tuple(visits), tokens, token_s * tokens, replayed
+                key,
+                key.budgets == most[key.group, key.concurrency],
+                tuple(timing for timing, _ in entries),
+                tuple(visits),
+                tokens,
+                token_s * tokens,
+                _expected_token_s(entries, plain_entries, requests),
             )
     return loads
 
 
-def _mean(parts: Sequence[ReplayedLoad | None]) -> ReplayedLoad | None:
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
+def _expected_token_s(
+    entries: Sequence[_Entry], plain_entries: Sequence[_Entry], requests: ReplayedRequests
+) -> float | None:
+    """See `ClosedLoad`."""
+    rounds = [each for timing, _ in entries if (each := requests.replayed(timing)) is not None]
+    if len(rounds) < len(entries):
         return None
-    return ReplayedLoad(
-        np.mean([part.iterations for part in known], axis=0),
-        np.mean([part.returned for part in known], axis=0),
-        float(np.mean([part.tokens for part in known])),
-    )
+    visits, plain = _per_round(entries, requests), _per_round(plain_entries, requests)
+    round_s = paired_seconds(visits, plain, SETTLE)
+    share = sum(each.expected for each in rounds) / sum(each.tokens for each in rounds)
+    return None if round_s is None else round_s * share
 
 
-# ---- what a load costs ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class LoadCosts:
-    """What closed loops cost on a server."""
-
-    # plain_start_s, start_s: of a request besides its rounds, its prefill among it, plain and
-    # speculative
-    plain_start_s: float
-    start_s: float
-    times: BatchTimes  # R(n, B)
-
-    def seconds(self, load: ClosedLoad) -> float:
-        """Predicted of a load, from its replayed rounds."""
-        assert load.replayed is not None
-        start_s, times = self.plain_start_s, self.times.plain
-        if load.key.k:
-            start_s, times = self.start_s, self.times
-        return load.requests * start_s + times.seconds(load.replayed.iterations)
-
-
-def fit_load_costs(loads: Sequence[ClosedLoad]) -> LoadCosts | None:
-    """Fit costs by least squares, errors relative to a load's time, none below 0.
-
-    As with requests one at a time (`harness.analysis.server_costs`), a look-up's rounds that find
-    nothing have a time of their own, where there are any.
-
-    Full and shorter budgets, all K and concurrencies count alike; loads whose rounds are not known
-    are passed over. None where plain or speculative ones are missing, and where they were so
-    disturbed that a token or a round would cost nothing.
-    """
-    loads = [load for load in loads if load.replayed is not None]
-    batches = sorted({load.key.concurrency for load in loads})
-    plain = [load for load in loads if load.key.k == 0]
-    speculative = [load for load in loads if load.key.k]
-    if not loads or any(
-        {load.key.concurrency for load in of} != {*batches} for of in (plain, speculative)
-    ):
-        return None
-    counts = [[load.requests, *_by_batch(load, batches)[:, 0]] for load in plain]
-    plain_start_s, *plain_s = least_squares(np.array(counts), _seconds(plain))
-    rounds = [(load.key.k, _by_batch(load, batches)[None]) for load in speculative]
-    starts = np.array([load.requests for load in speculative])
-    empty = sum(made[0, :, 0] for _, made in rounds)
-    looked_up = looks_up(speculative[0].timings[0].draft) and bool(np.all(empty))
-    fitted = fit_rounds(plain_s, rounds, starts, _seconds(speculative), looked_up=looked_up)
-    if fitted is None:
-        return None
-    times = dict(zip(batches, fitted[1], strict=True))
-    return LoadCosts(plain_start_s, fitted[0], BatchTimes(times))
-
-
-def _seconds(loads: Sequence[ClosedLoad]) -> Array:
-    return np.array([load.seconds for load in loads])
-
-
-def _by_batch(load: ClosedLoad, batches: Sequence[int]) -> Array:
-    """[batches, n] iterations, those of other numbers of requests shared between the nearest."""
-    assert load.replayed is not None
-    iterations = load.replayed.returned
-    active = np.arange(len(iterations))
-    share = np.stack([np.interp(active, batches, unit) for unit in np.eye(len(batches))])
-    return share @ iterations
+def _per_round(entries: Iterable[_Entry], requests: ReplayedRequests) -> list[Visit]:
+    """The visits whose rounds are known, with R(K, B) / B in place of seconds per token."""
+    return [
+        visit._replace(seconds=timing.seconds / rounds.taken)
+        for timing, visit in entries
+        if (rounds := requests.replayed(timing)) is not None
+    ]
 
 
 # ---- throughput by concurrency, and what to serve ------------------------------------------------
@@ -360,7 +301,7 @@ def analyse_loads(
             schedules.append(schedule(temperature, side_by_side, without, ends=largest_waits))
         for row in over_groups(compared, set_of):  # the halves of a set together
             if row.concurrency > 1:  # the requests that were sent one at a time have that row
-                rows += _result_rows(row, loads, engine, asked)
+                rows.append(_result_row(row, loads, engine, asked))
     varying = varying_cells(timings, counting, asked, weights)
     return LoadResults(tuple(cells), tuple(schedules), tuple(rows), tuple(varying))
 
@@ -418,7 +359,7 @@ class Throughput:
     k: int
     tokens: float  # that the plain server returned
     seconds: tuple[float, float]  # of its load and the plain server's for so many tokens, measured
-    # Of both, from the costs that the other groups gave; None where not known
+    # Of both, at the rounds that replay expects of the texts; None where these are not known
     predicted_s: tuple[float, float] | None
     by_visit: Mapping[int, tuple[float, float]]  # of both, measured in each visit that timed both
 
@@ -429,7 +370,7 @@ class Throughput:
 
     @property
     def predicted(self) -> float | None:
-        """The same by prediction."""
+        """The same at the expected rounds."""
         return None if self.predicted_s is None else self.predicted_s[1] / self.predicted_s[0]
 
     @property
@@ -459,21 +400,14 @@ class Throughput:
 
 def throughputs(loads: Mapping[LoadKey, ClosedLoad]) -> list[Throughput]:
     """Every group's closed loops with full budgets, plain ones among them, against plain ones."""
-    groups = sorted({key.group for key in loads})
-    costs = {
-        name: fit_load_costs([load for load in loads.values() if load.key.group != name])
-        for name in groups
-    }
     rows: list[Throughput] = []
     for load in loads.values():
         plain = loads.get(LoadKey(load.key.concurrency, load.key.group, 0, load.key.budgets))
         if not load.full or plain is None:
             continue
-        known, tokens = costs[load.key.group], plain.tokens
-        predicted = None
-        if known is not None and load.replayed is not None and plain.replayed is not None:
-            scale = tokens / plain.replayed.tokens  # both predictions are of the replayed texts
-            predicted = (scale * known.seconds(load), scale * known.seconds(plain))
+        tokens, predicted = plain.tokens, None
+        if load.expected_token_s is not None and plain.expected_token_s is not None:
+            predicted = (tokens * load.expected_token_s, tokens * plain.expected_token_s)
         rows.append(
             Throughput(
                 load.key.concurrency,
@@ -570,7 +504,6 @@ def load_cells(
     `asked` is the number of visits that the run asked for, if known.
     """
     totals = {(row.concurrency, row.k): row for row in over_groups(compared, weights=weights)}
-    parts = grouped(compared, lambda row: (row.concurrency, row.k))
     # A ratio to plain decoding is of neither where either server lets requests wait
     slots = {
         concurrency: min(each.slots for each in made if each.slots is not None)
@@ -591,9 +524,6 @@ def load_cells(
             tokens_per_second=float(tokens.sum()) / sum(each.seconds for each in made),
             ms_per_token=1e3 * float(np.median(user_s / tokens)),
             slots=slots.get(at[0]),
-            groups=tuple(
-                GroupRatio(row.group, row.measured, row.predicted) for row in parts.get(at, ())
-            ),
         )
         total = totals.get(at)
         if total is not None:
@@ -640,8 +570,8 @@ def schedule(
 ) -> Schedule:
     """The K of the largest predicted throughput at each measured concurrency.
 
-    Among those that tie with it, the one that was measured fastest; where nothing was predicted,
-    the fastest of all. A K that lacks many visits which another has is not named.
+    Where nothing was predicted, the fastest measured. A K that lacks many visits which another has
+    is not named.
 
     Args:
         totals: the throughputs of all groups.
@@ -650,14 +580,14 @@ def schedule(
             that nothing is known above it.
     """
     by_batch = grouped(totals, lambda row: row.concurrency)
-    error = _prediction_error(totals)
     entries: list[ScheduleEntry] = []
     for at, (concurrency, every) in enumerate(sorted(by_batch.items())):
         rows = _eligible(every)
-        best, equal = _chosen(rows, error)
+        best = max(rows, key=_ratio)
+        ranked = sorted(rows, key=_ratio, reverse=True)
         ks = {row.k for row in rows}
         chosen_without = {
-            visit: _chosen(_eligible(of_batch), _prediction_error(others))[0].k
+            visit: max(_eligible(of_batch), key=_ratio).k
             for visit, others in without.items()
             if (of_batch := [r for r in others if r.concurrency == concurrency and r.k in ks])
         }
@@ -667,7 +597,7 @@ def schedule(
                 high=None if at + 1 == len(by_batch) and not ends else concurrency,
                 concurrency=concurrency,
                 k=best.k,
-                tied=tuple(row.k for row in equal if row is not best),
+                tied=tuple(r.k for r in ranked if r is not best and not _leads(best, r)),
                 predicted_ratio=best.predicted,
                 measured_ratio=best.measured,
                 loss=_loss(rows, chosen_without),
@@ -680,13 +610,6 @@ def _eligible(rows: Sequence[Throughput]) -> list[Throughput]:
     """Plain decoding, and the K that enough visits timed."""
     enough = with_enough_visits({row.k: len(row.by_visit) for row in rows if row.k})
     return [row for row in rows if not row.k or row.k in enough]
-
-
-def _chosen(rows: Sequence[Throughput], error: float) -> tuple[Throughput, list[Throughput]]:
-    """The K to serve at a concurrency, and all that tie for it."""
-    ranked = sorted(rows, key=_ratio, reverse=True)
-    equal = [row for row in ranked if not _leads(ranked[0], row, error)]
-    return max(equal, key=lambda row: row.measured), equal
 
 
 def _loss(rows: Sequence[Throughput], chosen: Mapping[int, int]) -> float | None:
@@ -708,14 +631,8 @@ def _ratio(row: Throughput) -> float:
     return row.measured if row.predicted is None else row.predicted
 
 
-def _prediction_error(totals: Iterable[Throughput]) -> float:
-    """Of throughput ratios, relative, the root mean square; 0.0 where nothing was predicted."""
-    logs = [np.log(row.predicted / row.measured) for row in totals if row.k and row.predicted]
-    return float(np.sqrt(np.mean(np.square(logs)))) if logs else 0.0
-
-
-def _leads(best: Throughput, other: Throughput, error: float) -> bool:
-    """Whether a lead is larger than the spread of visits between the two and a prediction's error.
+def _leads(best: Throughput, other: Throughput) -> bool:
+    """Whether a lead is larger than the spread of visits between the two.
 
     One visit's spread, not the mean's: a server in use is one visit.
     """
@@ -725,16 +642,16 @@ def _leads(best: Throughput, other: Throughput, error: float) -> bool:
         if visit in best.by_visit
     )
     lead = float(np.log(_ratio(best) / _ratio(other)))
-    return lead > math.hypot(LEAD if uncertain is None else uncertain, error)
+    return lead > (LEAD if uncertain is None else uncertain)
 
 
 # ---- rows of results.csv -------------------------------------------------------------------------
 
 
-def _result_rows(
+def _result_row(
     row: Throughput, loads: Mapping[LoadKey, ClosedLoad], engine: str, asked: int | None
-) -> Iterator[ResultRow]:
-    """What was measured of a prompt set under a load and, where it was predicted, that."""
+) -> ResultRow:
+    """What was measured of a prompt set under a load."""
     parts = [
         load
         for load in loads.values()
@@ -747,7 +664,7 @@ def _result_rows(
     user_ms = np.concatenate([1e3 * np.array(v.user_s) / np.array(v.returned) for v in visits])
     rounds = [_rounds(part) for part in parts]
     lacking = row.visits_lacking(asked)
-    measured = ResultRow(
+    return ResultRow(
         model=first.model,
         draft=first.draft if row.k else None,
         prompt_set=row.group,
@@ -767,18 +684,6 @@ def _result_rows(
         engine=engine,
         concurrency=row.concurrency,
     )
-    yield measured
-    if row.predicted is not None and row.predicted_s is not None:
-        yield replace(
-            measured,
-            source="replayed",
-            rounds=None,
-            ms_per_token=1e3 * row.concurrency * row.predicted_s[0] / row.tokens,
-            ms_per_token_p50=None,
-            ms_per_token_p90=None,
-            tokens_per_second=row.tokens / row.predicted_s[0],
-            speedup=row.predicted,
-        )
 
 
 def _rounds(load: ClosedLoad) -> float | None:

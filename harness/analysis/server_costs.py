@@ -166,63 +166,43 @@ def fit_costs(timed: TimedRequests) -> ServerCosts | None:
     if plain is None or not speculative or len({*(tokens := plain.rounds[:, 0])}) < 2:
         return None
     plain_start_s, token_s = fit_line(tokens, plain.seconds, net=timed.net)
-    seconds = np.concatenate([each.seconds for each in speculative.values()])
-    rounds = [(k, each.rounds[:, None]) for k, each in speculative.items()]
-    starts, net, looked_up = np.ones_like(seconds), timed.net, timed.looked_up
-    fitted = fit_rounds([token_s], rounds, starts, seconds, net=net, looked_up=looked_up)
-    return None if fitted is None else ServerCosts(plain_start_s, fitted[0], fitted[1][0])
+    fitted = _fit_rounds(token_s, speculative, net=timed.net, looked_up=timed.looked_up)
+    return None if fitted is None else ServerCosts(plain_start_s, *fitted)
 
 
-def fit_rounds(
-    plain_s: Sequence[float],
-    rounds: Sequence[tuple[int, Array]],
-    starts: Array,
-    seconds: Array,
-    *,
-    net: bool = False,
-    looked_up: bool = False,
-) -> tuple[float, list[RoundTimes]] | None:
-    """Fit what a start and rounds cost, in n entries of one request or of several together.
+def _fit_rounds(
+    plain_s: float, requests: Mapping[int, Requests], *, net: bool, looked_up: bool
+) -> tuple[float, RoundTimes] | None:
+    """Fit what a start and rounds cost.
 
     Args:
-        plain_s: [batch] of a plain token, by how many requests are decoded side by side.
-        rounds: K of some entries, and [entry, batch, K + 1] their rounds that draft 0..K tokens.
-        starts: [n] requests of each entry, in the order of `rounds`.
-        seconds: [n] that each took.
+        plain_s: of a plain token.
+        requests: by K, ascending.
         net: whether another request was taken off each: then a start may be below 0, but with the
             cheapest round is not.
         looked_up: whether a round that drafts nothing has a time of its own, and is no plain token.
 
     Returns:
-        Of a start, and by batch; None where a token or a round would cost nothing.
+        None where a token or a round would cost nothing.
     """
-    ks = sorted({k for k, _ in rounds} | ({0} if looked_up else set[int]()))
+    ks = sorted({*requests} | ({0} if looked_up else set[int]()))
+    seconds = np.concatenate([each.seconds for each in requests.values()])
     # Which line a draft shorter than every K lies on depends on the times (`RoundTimes`), so these
     # are fitted twice; by the first ones it lies on that from the plain token.
-    table = np.outer(plain_s, [1.0 + k**2 for k in ks])
-    start_s, times = 0.0, _times_of(plain_s, ks, table)
+    start_s, times = 0.0, RoundTimes(plain_s, tuple((k, plain_s * (1.0 + k**2)) for k in ks))
     for _ in range(2):
-        # [n, batch, 1 + ks] plain steps and rounds of each K
-        by_k = (
-            [made[:, at] @ shares_of_rounds(each, k) for at, each in enumerate(times)]
-            for k, made in rounds
+        # [n, 1 + ks] plain steps and rounds of each K
+        counts = np.concatenate(
+            [each.rounds @ shares_of_rounds(times, k) for k, each in requests.items()]
         )
-        counts = np.concatenate([np.stack(each, axis=1) for each in by_k])
-        columns = np.column_stack([starts, counts[..., 1:].reshape(len(counts), -1)])
-        least_s = -min(each_s for _, each_s in times[0].round_s) if net else 0.0
-        known_s = counts[..., 0] @ np.array(plain_s) + least_s * starts
-        start_s, *rounds_s = least_squares(columns, seconds, known_s)
+        columns = np.column_stack([np.ones_like(seconds), counts[:, 1:]])
+        least_s = -min(each_s for _, each_s in times.round_s) if net else 0.0
+        start_s, *rounds_s = least_squares(columns, seconds, counts[:, 0] * plain_s + least_s)
         start_s += least_s
-        if min(*plain_s, *rounds_s) <= 0.0:
+        if min(plain_s, *rounds_s) <= 0.0:
             return None
-        times = _times_of(plain_s, ks, np.reshape(rounds_s, table.shape))
+        times = RoundTimes(plain_s, tuple(zip(ks, rounds_s, strict=True)))
     return start_s, times
-
-
-def _times_of(plain_s: Sequence[float], ks: Sequence[int], rounds_s: Array) -> list[RoundTimes]:
-    """R by batch, from the [batch, K] seconds of a round."""
-    rows = zip(plain_s, rounds_s.tolist(), strict=True)
-    return [RoundTimes(token_s, tuple(zip(ks, row, strict=True))) for token_s, row in rows]
 
 
 def shares_of_rounds(times: RoundTimes, k: int) -> Array:

@@ -82,9 +82,7 @@ class ServedPredictions(ServedTexts):
 
     # ---- costs -----------------------------------------------------------------------------------
 
-    def costs(
-        self, temperature: float, prompt_set: str | None, ks: Sequence[int] | None = None
-    ) -> ServerCosts | None:
+    def costs(self, temperature: float, prompt_set: str | None) -> ServerCosts | None:
         """What decoding costs, by requests that are not of this prompt set.
 
         None where nothing else was timed: no other set, and no synthetic acceptance; and where its
@@ -92,9 +90,8 @@ class ServedPredictions(ServedTexts):
 
         Args:
             prompt_set: that is predicted; None takes the requests of all sets.
-            ks: whose rounds are known; None for all that were measured.
         """
-        asked = (temperature, prompt_set, self.priced_ks if ks is None else tuple(ks))
+        asked = (temperature, prompt_set)
         if not self.replay_holds(temperature):
             return None
         if asked not in self._costs:
@@ -124,11 +121,11 @@ class ServedPredictions(ServedTexts):
 
         Empty where they rest on too few prompts to do without some.
         """
-        timed = self._timed_requests(temperature, None, self.priced_ks)
+        timed = self._timed_requests(temperature, None)
         return [] if timed is None else left_out_costs(timed, max(self.priced_ks))
 
     @cached_property
-    def _costs(self) -> dict[tuple[float, str | None, tuple[int, ...]], ServerCosts | None]:
+    def _costs(self) -> dict[tuple[float, str | None], ServerCosts | None]:
         """Those that were fitted so far."""
         return {}
 
@@ -138,26 +135,22 @@ class ServedPredictions(ServedTexts):
         made = {temperature: self.costs(temperature, None) for temperature in self.temperatures}
         return {temperature: costs for temperature, costs in made.items() if costs is not None}
 
-    def _timed_requests(
-        self, temperature: float, prompt_set: str | None, ks: Sequence[int]
-    ) -> TimedRequests | None:
-        rejected = self._rejected_requests(temperature, ks)
-        requests = self._requests(temperature, prompt_set, ks)
+    def _timed_requests(self, temperature: float, prompt_set: str | None) -> TimedRequests | None:
+        rejected = self._rejected_requests(temperature)
+        requests = self._requests(temperature, prompt_set)
         if rejected is None or requests is None:
             return rejected or requests
         return rejected + requests
 
-    def _rejected_requests(self, temperature: float, ks: Sequence[int]) -> TimedRequests | None:
+    def _rejected_requests(self, temperature: float) -> TimedRequests | None:
         """Those of servers that were told to reject every draft; None where there are none."""
         timings = self._rounds_near(temperature)
         if self.counting is None or not timings:
             return None
-        timings = [timing for timing in timings if timing.k in (0, *ks)]
+        timings = [timing for timing in timings if timing.k in (0, *self.priced_ks)]
         return timed_rounds(timings, self.counting, self.settle)
 
-    def _requests(
-        self, temperature: float, prompt_set: str | None, ks: Sequence[int]
-    ) -> TimedRequests | None:
+    def _requests(self, temperature: float, prompt_set: str | None) -> TimedRequests | None:
         """Those of the other prompt sets, whole and of shorter budgets; None where none is."""
         if self.counting is None or self.engine.rule is None:
             return None
@@ -165,7 +158,7 @@ class ServedPredictions(ServedTexts):
         # Before any K is measured, plain texts are there of one visit, and probes of all
         trials = self.settled if self.ks or not self._settled_probes else []
         requests = [*trials, *self._settled_starts, *self._settled_probes]
-        texts = {k: self.texts(requests, k, temperature).of(names) for k in (0, *ks)}
+        texts = {k: self.texts(requests, k, temperature).of(names) for k in (0, *self.priced_ks)}
         by_k = {
             k: Requests(
                 each.seconds,
@@ -348,7 +341,7 @@ class ServedPredictions(ServedTexts):
             return None
         counts = self.replayed(texts, row.k)
         seconds = costs.speculative_s(counts)
-        timed = self._timed_requests(row.temperature, unseen, self.priced_ks)
+        timed = self._timed_requests(row.temperature, unseen)
         # No prediction: what a round costs here, by the requests of this cell too
         every = self.costs_by_temperature.get(row.temperature, costs)
         made = replace(
@@ -382,7 +375,6 @@ class ServedPredictions(ServedTexts):
                 replayed_tokens_per_round=made and made.tokens_per_round,
                 predicted=made and made.speedup,
                 own_predicted=self._own_prediction(known),
-                predicted_from_two_k=self._from_two_k(row) if row and made else None,
                 visits=row and self.visits_lacking(cell),
             )
 
@@ -399,18 +391,6 @@ class ServedPredictions(ServedTexts):
             return None
         seconds = seconds_of_rounds(self.replayed(texts, row.k, OWN.counting), times)
         return float(texts.tokens.sum() * times.plain_s / seconds.sum())
-
-    def _from_two_k(self, row: ResultRow) -> float | None:
-        """The prediction, had only the smallest and the largest K been measured."""
-        if row.temperature is None or self.chosen_k(row.temperature) is not None:
-            return None
-        if len(self.ks) < 3 or row.k in (self.ks[0], self.ks[-1]):
-            return None
-        costs = self.costs(row.temperature, row.prompt_set, (self.ks[0], self.ks[-1]))
-        texts = self.plain_texts(row)
-        if costs is None or not costs.times.covers(row.k):
-            return None
-        return costs.speedup(texts.tokens, self.replayed(texts, row.k))
 
     # ---- every K on the whole workload -----------------------------------------------------------
 

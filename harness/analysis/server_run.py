@@ -63,13 +63,10 @@ from harness.summary import (
     UserLatency,
     Values,
     Visits,
-    load_errors,
 )
 
 # What gains more at another K by less than this share is not worth a sentence
 LEAST_GAIN = 0.01
-# From this median error on, a prediction under load is worth a caveat
-LARGE_ERROR = 0.1
 
 
 def analyse_served(setup: Setup) -> Summary:
@@ -541,10 +538,6 @@ class ServedRun(ServedPredictions):
             ks = {row.k: None for row in behind if row.rate == rates[0]}
             values = {"rate": rates[0], "ks": ", ".join(map(str, sorted(ks)))}
             yield Caveat("rate_beyond_capacity", values)
-        errors = np.abs(load_errors(self.loads.cells))
-        if errors.size and np.median(errors) > LARGE_ERROR:
-            of = {"median": float(np.median(errors)), "largest": float(errors.max())}
-            yield Caveat("load_predictions_off", {**of, "cells": errors.size})
         lacking = [cell for cell in self.loads.cells if cell.visits is not None]
         by_visits = grouped(lacking, lambda cell: (cell.temperature, cell.visits))
         for (temperature, visits), cells in by_visits.items():

@@ -468,7 +468,7 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, measured: ServedSumm
     ties = [
         f"At concurrency {entry.concurrency} the lead of K={entry.k} over"
         f" {fmt.with_ratios(entry.tied, measured.ratios(schedule.temperature, entry.concurrency))}"
-        " is within the spread of visits and the error of prediction."
+        " is within the spread of visits."
         for entry in schedule.entries
         if entry.tied
     ]

@@ -12,9 +12,7 @@ the prompts are an iteration of their own. Other engines (SGLang) stop decoding 
 K depends on the number of active requests alone, so that nothing changes until one of them ends or
 another enters: all iterations up to there are one step. That makes it fast.
 
-A closed loop of B requests is the special case in which all have arrived at 0 and B are in flight:
-`harness.theory.batching.closed_loop` gives the same seconds where rounds are whole numbers and
-prompts are not mixed in. It stays for the expected rounds by which whole loads are predicted.
+A closed loop of B requests is the special case in which all have arrived at 0 and B are in flight.
 
 Assumed: a request enters the slot that has been free for longest (llama.cpp, tools/server: the slot
 least recently used); a prompt fits into one iteration; nobody is put out to make room in the

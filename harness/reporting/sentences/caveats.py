@@ -423,10 +423,6 @@ CAVEATS: Mapping[str, Any] = {
         " than {most:g}: loads are not compared and no K is named for them; measure them on a quiet"
         " machine"
     ),
-    "load_predictions_off": lambda values: (
-        f"predictions under load miss by {fmt.percent(values['median'])} in the median and up to"
-        f" {fmt.percent(values['largest'])}: go by the measured throughput ratios"
-    ),
     "server_queues": served.queues,
     "plan_without_ks": (
         "K={ks} changed what is generated in the server run, so it is no choice here"

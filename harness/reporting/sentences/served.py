@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from harness.records import first, grouped, set_of, where
+from harness.records import first, grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.sentences import Quoted
@@ -22,7 +22,6 @@ from harness.summary import (
     StartedServers,
     Summary,
     UserLatency,
-    load_errors,
 )
 
 # Of the target's memory, the share that a draft takes from which it is worth a sentence
@@ -161,10 +160,9 @@ def reasons(summary: Summary) -> tuple[str, ...]:
     # The memory of toy models decides nothing
     toys = any(entry.code == "embedded_models" for entry in summary.caveats)
     memory = () if toys or served.memory is None else _memory(served.memory)
-    loads = _load_predictions(served.load)
     started = () if served.servers is None else _servers(served.servers)
     gates = _gates(served, len(summary.text_checks))
-    found = (*_predictions(served.cells), *loads, *gates, *memory)
+    found = (*_predictions(served.cells), *gates, *memory)
     return (*of_answer, *started, *found)
 
 
@@ -300,21 +298,6 @@ def _predictions(cells: Sequence[ServedCell]) -> Iterator[str]:
             f"Predicted against measured speedup: {_errors(errors)} over {len(errors)} cells, each"
             f" predicted from other requests than its own{beside}."
         )
-    two = [cell.two_k_error for cell in cells if cell.two_k_error is not None]
-    if two:
-        yield (
-            "Had the smallest and the largest K alone been measured, the others would be predicted"
-            f" with {_errors(two)}."
-        )
-
-
-def _load_predictions(cells: Sequence[LoadCell]) -> Iterator[str]:
-    errors = load_errors(cells)
-    if errors:
-        halves = any(set_of(part.group) != part.group for cell in cells for part in cell.groups)
-        which = "half of the prompt set has its throughput predicted from the other half's"
-        which = which if halves else "prompt set's throughput was predicted from the others'"
-        yield f"Under load each {which}: {_errors(errors)} over {len(errors)} cells."
 
 
 def _servers(started: StartedServers) -> Iterator[str]:

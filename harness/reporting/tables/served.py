@@ -32,7 +32,6 @@ CELLS: tuple[Column[ServedCell], ...] = (
     Column("measured\nspeedup", lambda cell: cell.speedup, fmt.speedup),
     Column("predicted\nspeedup", lambda cell: cell.predicted, fmt.speedup),
     Column("prediction\nerror", lambda cell: cell.error, fmt.signed_percent),
-    Column("error\nfrom two K", lambda cell: cell.two_k_error, fmt.signed_percent),
     Column("predicted by\nthe harness's loop", lambda cell: cell.own_predicted, fmt.speedup),
     Column("its\nerror", lambda cell: cell.own_error, fmt.signed_percent),
     Column("tokens/round\nmeasured", lambda cell: cell.tokens_per_round, fmt.decimal),
@@ -77,17 +76,10 @@ LOADS: tuple[Column[LoadCell], ...] = (
     Column(USERS_TOKEN, lambda cell: cell.ms_per_token, fmt.milliseconds),
     Column("throughput\nratio", lambda cell: cell.throughput_ratio, fmt.speedup),
     Column("predicted\nratio", lambda cell: cell.predicted_ratio, fmt.speedup),
-    Column("error\nby set", lambda cell: _errors_by_set(cell), flexible=True),
     Column("spread", lambda cell: cell.spread, fmt.percent),
     Column("slots", lambda cell: cell.slots, fmt.count),
     VISITS,
 )
-
-
-def _errors_by_set(cell: LoadCell) -> str | None:
-    """As "easy +15.0 %, hard -11.0 %"; None of plain decoding, which is predicted exactly."""
-    known = [(part.group, part.error) for part in cell.groups if cell.k and part.error is not None]
-    return ", ".join(f"{group} {fmt.signed_percent(error)}" for group, error in known) or None
 
 
 PERCENTILES: tuple[Percentile, ...] = ("p50", "p95", "p99")
@@ -234,10 +226,6 @@ SOURCES = {
     ),
     "other_sets": "from the requests of the other prompt sets",
 }
-TWO_K_NOTE = (
-    "error from two K: the prediction error, had only the smallest and the largest K been measured"
-    " and the K between them been put on a line."
-)
 SAMPLES_NOTE = (
     "tokens/round replayed: of plain decoding's texts; measured: of the texts of that K, which are"
     ' other samples above temperature 0. "Is the server lossless?" compares each text with its own'
@@ -277,17 +265,17 @@ LATENCY_CLOCKS = {
 }
 LOAD_NOTE = (
     "throughput ratio: tokens per second of whole requests, prefills included, / plain decoding's"
-    " under the same load. spread: of that ratio over visits, one standard deviation. error by set:"
-    " predicted / measured - 1 of each prompt set, predicted from the times of the others; in the"
-    " predicted ratio of all, these may cancel. Requests that arrive at a rate find an empty"
-    " server at first; at a rate beyond the tok/s of requests side by side they wait ever longer."
+    " under the same load. predicted ratio: the same at the rounds that replay expects. spread: of"
+    " the throughput ratio over visits, one standard deviation. Requests that arrive at a rate find"
+    " an empty server at first; at a rate beyond the tok/s of requests side by side they wait ever"
+    " longer."
 )
 LOAD_CLOCK = "All times are the client's."
 SCHEDULE_NOTE = (
-    "K: that of the largest predicted throughput ratio; where others tie with it, the one of them"
-    " that measured fastest. tie with: K whose distance is within the spread of visits and the"
-    " error of prediction together, so that another run may rank them otherwise. A load between two"
-    " measured ones gets the K of the larger. lost to the fastest: with K chosen by all other"
+    "K: that of the largest predicted ratio, tokens per round by replay / R(K, B) over plain"
+    " decoding's, with R(K, B) what an iteration took under that load. tie with: K whose distance"
+    " is within the spread of visits, so that another run may rank them otherwise. A load between"
+    " two measured ones gets the K of the larger. lost to the fastest: with K chosen by all other"
     " visits, the share of throughput that a visit loses to the K that is fastest over all visits."
 )
 VARIED_NOTE = (
@@ -325,7 +313,6 @@ def served_tables(summary: Summary) -> list[Table]:
     notes = (
         CELL_NOTE.format(source=source) if predicted else "",
         SAMPLES_NOTE if any(cell.temperature for cell in served.cells) and predicted else "",
-        TWO_K_NOTE if any(cell.two_k_error is not None for cell in served.cells) else "",
         OWN_NOTE if any(cell.own_error is not None for cell in served.cells) else "",
         CLOCKS[served.clock],
     )
