@@ -1,4 +1,4 @@
-"""Which commands there are, each with what it answers: `python -m harness`."""
+"""The commands: `harness sweep key=value ...` runs one, `harness` lists them all."""
 
 import sys
 from importlib import import_module
@@ -9,19 +9,22 @@ from harness.config import SCHEMAS
 
 
 def main() -> None:
-    """List the commands, or print the version; status 2 for any other word."""
+    """Run a command, list them all, or print the version; status 2 for any other word."""
     words = sys.argv[1:]
+    if words and words[0] in SCHEMAS:
+        command = import_module(f"harness.{words[0]}")
+        sys.argv = [str(command.__file__), *words[1:]]
+        command.main()
     if "--version" in words:
         print(f"{PACKAGE} {version(PACKAGE)}")
         return
     if not {*words} <= {"-h", "--help"}:
-        known = ", ".join(f"harness.{name}" for name in SCHEMAS)
-        print(f"error: {words[0]}: run one of python -m {known}", file=sys.stderr)
+        print(f"error: {words[0]}: no command; there are {', '.join(SCHEMAS)}", file=sys.stderr)
         sys.exit(2)
     for name in SCHEMAS:
         answers, _, _ = (import_module(f"harness.{name}").__doc__ or "").partition("\n")
-        print(f"python -m {f'harness.{name}':<18} {answers}")
-    print("Each takes key=value, and --help lists its keys.")
+        print(f"harness {name:<10} {answers}")
+    print("Each takes key=value, and --help lists its keys. It is also python -m harness.NAME.")
 
 
 if __name__ == "__main__":

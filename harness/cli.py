@@ -297,6 +297,11 @@ def as_hydra_takes(command: str, words: Sequence[str]) -> list[str]:
     names = {
         name: bool(entry.metadata.get("auto")) for name, entry in keys_of(schema) if is_list(entry)
     }
+    known = {part for name, _ in keys_of(schema) for part in (name, name.partition(".")[0])}
+    for word in words:
+        key = word.lstrip("-").partition("=")[0].replace("-", "_")
+        if word.startswith("--") and key in known:
+            raise UserError(f"{word[:MOST_CHARACTERS]}: keys have no dashes; write {key}=VALUE")
     several = bool({"-m", "--multirun"} & {*words})
     parser = OverridesParser.create()
     full: list[str] = []

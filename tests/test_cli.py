@@ -267,15 +267,26 @@ def test_the_package_lists_its_commands_and_every_command_tells_its_version(
     monkeypatch.setattr(sys, "argv", ["harness"])
     package.main()
     listed = capsys.readouterr().out
-    assert all(f"python -m harness.{name} " in listed for name in SCHEMAS)
+    assert all(f"harness {name} " in listed for name in SCHEMAS)
     monkeypatch.setattr(sys, "argv", ["harness", "--version"])
     package.main()
     assert run(fail_with(AssertionError()), "--version") == 0
     assert capsys.readouterr().out == f"{PACKAGE} {version(PACKAGE)}\n" * 2
-    monkeypatch.setattr(sys, "argv", ["harness", "sweep"])
+    monkeypatch.setattr(sys, "argv", ["harness", "swep"])
     with pytest.raises(SystemExit, match="2"):
         package.main()
-    assert "harness.sweep" in capsys.readouterr().err
+    assert "swep: no command; there are" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["--model", "--new-tokens=4"])
+def test_the_package_runs_a_command_and_a_key_with_dashes_is_written_without(
+    word: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["harness", "sweep", word, "qwen3_4b"])
+    with pytest.raises(SystemExit, match="2"):
+        package.main()
+    key = word.strip("-").partition("=")[0].replace("-", "_")
+    assert capsys.readouterr().err == f"error: {word}: keys have no dashes; write {key}=VALUE\n"
 
 
 # ---- many jobs ----------------------------------------------------------------------------------
