@@ -40,6 +40,7 @@ import urllib3
 from harness.cli import compose
 from harness.commands import progress, server
 from harness.config import ModelConf
+from harness.engines.client import LEAST_S
 from harness.engines.gguf_file import write_gguf
 from harness.engines.llamacpp import LlamaCpp
 from harness.measurement.load import REQUESTS_PER_SLOT
@@ -57,8 +58,9 @@ EXACT = (
     "--flash-attn,off]",
     "servers=3",
 )
-# A request has 3.6 s, and all pauses between its repetitions together as long
-QUICK = 0.03
+# A request has 6 s, and all pauses between its repetitions together 1.2 s
+QUICK = 0.01
+HANGS_S = 1.2 * LEAST_S * QUICK
 TRIALS = 2 * 2 * VISITS * PROMPTS
 # Per visit, temperature, K and concurrency: two halves of the prompts, with two budgets
 LOADS = VISITS * 2 * 2 * 2 * 2 * 2
@@ -189,8 +191,8 @@ def acts(elsewhere: str) -> dict[str, Callable[[Handler], bool]]:
         "closed in the middle": lambda h: h.bytes(HEAD + b'{"tokens": [1, 2'),
         "401": lambda h: echo(h, 401),
         "redirect": lambda h: h.whole(307, b"", ("Location", f"{elsewhere}/completion?{KEY}")),
-        "hang": lambda _: bool(time.sleep(3 * 120 * QUICK)) or True,
-        "hang in the middle": lambda h: h.bytes(HEAD) and not time.sleep(3 * 120 * QUICK),
+        "hang": lambda _: bool(time.sleep(HANGS_S)) or True,
+        "hang in the middle": lambda h: h.bytes(HEAD) and not time.sleep(HANGS_S),
         "trickle": lambda h: h.bytes(HEAD + b" " * 400, 0.05),
         "trickle in the head": lambda h: h.bytes(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 400, 0.05),
     }

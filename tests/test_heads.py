@@ -34,7 +34,6 @@ from transformers import LlamaConfig
 
 from harness import prompts as prompt_sets
 from harness.analysis import analyse
-from harness.analysis.cards import rank_cards
 from harness.cli import compose, draft_conf
 from harness.commands.pair import open_drafted
 from harness.config import DraftConf, ModelConf
@@ -580,10 +579,6 @@ def test_a_head_that_ran_eagerly_is_compared_with_what_the_others_are_in_any_ord
                 assert row.usd_per_million_tokens == pytest.approx(price)
             names = [row.draft for row in board.rows]
             assert names.index("tiny_good") < names.index("tiny_eagle3")
-        ranked = rank_cards([run], [summary]).drafts
-        assert {row.draft for row in ranked} >= set(drafts)
-        for row in ranked:
-            assert row.seconds_per_token == pytest.approx(0.010 / row.speedup)
         pages.append({(row.draft, row.prompt_set, row.k): row.ms_per_token for row in rows})
     assert pages[0] == pytest.approx(pages[1])
 

@@ -92,7 +92,7 @@ REFUSED = {
         ("audition", "drafts=[ngram,ngram]", "'ngram' is listed twice"),
         ("audition", "drafts=[5]", "drafts: no draft named '5'"),
         ("audition", "combine=[a,a]", "combine: a is given twice"),
-        ("audition", "drafts=[remote@http://127.0.0.1:9]", "drafts: remote is on a server"),
+        ("audition", "drafts=[remote@http://127.0.0.1:9]", "drafts: remote: a server's address"),
     ],
     "latency of an audition": [
         (

@@ -65,6 +65,7 @@ UNFILLED = {
     "sweep.TEXTS first difference": "a snapshot whose texts differ",
     "sweep.TEXTS target margin": "a snapshot whose texts differ",
     "sweep.TEXTS speculative margin": "a snapshot whose texts differ",
+    "served.SCHEDULE tie with": "a server under load whose K are about as fast",
     "cards.CARDS": "auditions on several cards",
     "cards.COSTS": "no run: what a dry run prints",
     "comparison.COLUMNS status": "a comparison with a cell that did not complete",
@@ -293,7 +294,7 @@ def test_the_plots_name_their_series_and_lines() -> None:
     assert all(f"K={k}" in drawn["acceptance_vs_temperature.svg"] for k in (1, 2, 4))
     assert "tiny_good step" in drawn_of("profile")["verify_cost.svg"]
     board = drawn_of("audition")["leaderboard.svg"]
-    assert all(name in board for name in ("tiny_good, K=2", "ngram", leaderboard.PLAIN))
+    assert all(name in board for name in ("tiny_small, K=2", "ngram", leaderboard.PLAIN))
 
 
 def test_a_snapshot_has_no_picture_of_speed_and_no_caution_about_timing() -> None:
