@@ -35,7 +35,7 @@ from harness.commands.drafted import (
 )
 from harness.commands.pair import request, run_requests
 from harness.commands.run_lifecycle import resumable
-from harness.commands.run_time import RunTime, say_again
+from harness.commands.run_time import CELL_S, RunTime, say_again
 from harness.commands.snapshot import check_texts
 from harness.config import SweepConfig
 from harness.measurement.round_times import LEAST_VISITS, RoundVisits
@@ -47,9 +47,7 @@ from harness.storage.manifest import ChosenK, Ended, Looks
 
 # Measured generations between two visits that time rounds, so that both are from the same minutes
 REQUESTS_PER_VISIT = 20
-# Seconds of decoding, the plain ones included, for which a cell is measured, unless it is precise
-# before; with a budget all cells together take this share of it, if that is more
-CELL_S = 1.5
+# With a budget all cells together take this share of it, if that is more than CELL_S of each
 CELLS_SHARE = 0.25
 # Repetitions of a look at most: of generations of a few milliseconds all else takes longer
 MOST_REPETITIONS = 16
