@@ -117,7 +117,7 @@ def test_a_replayed_sweep_measures_no_generation(
     assert analyse(run).headline is not None
 
 
-@pytest.mark.usefixtures("no_plots")
+@pytest.mark.usefixtures("few_samples")
 def test_resuming_runs_what_is_missing_and_nothing_else(
     swept: StoredRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
