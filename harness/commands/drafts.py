@@ -33,7 +33,7 @@ from harness.commands.other_runs import check_draft_of
 from harness.commands.pair import check_clock, load_draft, opening, reserve, with_head
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import resumable
-from harness.commands.run_time import RunTime, say_again
+from harness.commands.run_time import RunTime, say_left
 from harness.commands.timing import timed_steps, visits_of_draft
 from harness.config import AuditionConfig, ModelConf, check_ks
 from harness.measurement import step_times
@@ -91,7 +91,7 @@ def score_drafts(
     begin = time.perf_counter()
     texts = completions(folder, target, config)
     generation_s = time.perf_counter() - begin
-    say_again(expected, generation_s)
+    say_left(expected, generation_s)
     if watch.left_s <= 0.0:
         with resumable(folder):
             raise UserError(

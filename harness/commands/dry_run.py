@@ -16,8 +16,15 @@ from harness import prompts as prompt_sets
 from harness.analysis.looks import most_started, searched_next
 from harness.commands.checks import GRAPHS_KEEP_NO_STATES
 from harness.commands.drafted import PROMPTS_OF_EVERY_K, Config
-from harness.commands.eligible_drafts import SERVED_BYTES, Pairing, draft_size, pairings, sizes_of
-from harness.commands.run_time import run_time
+from harness.commands.eligible_drafts import SERVED_BYTES, Pairing, pairings, sizes_of
+from harness.commands.run_time import (
+    BATCH,
+    audition_work,
+    model_sizes,
+    name_of,
+    run_time,
+    sweep_work,
+)
 from harness.commands.server_requests import load_slots
 from harness.config import (
     AUTO_DRAFTS,
@@ -45,9 +52,8 @@ from harness.theory.memory import MemoryFit, usable_bytes
 from harness.theory.planning import PlanRequest, plan_cards
 from harness.theory.roofline import Card
 
-REPLAY_BATCH = 32
 # Cards whose costs stand above the table of drafts
-FEW_CARDS = 3
+FEW_CARDS = 2
 BACKENDS = {
     "auto": "auto: CUDA graphs on CUDA where the model allows, else eager",
     "eager": "eager",
@@ -86,22 +92,13 @@ def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
     texts = _turns(prompts) * len(config.temperature) * config.repetitions
     generations, at_most = texts * len(ks), ""
     looks: Rows = {}
-    work = pair_forwards(ks, texts, config.new_tokens)
     if config.until == "decided":
         from harness.commands.looks import described  # imports torch
 
         at_most = "at most "
         looks["measured"] = described(len(prompts), len(ks) - 1)
-        # Which K is measured is known after replay: the largest stands for it
-        others, chosen = [k for k in ks[:-1] if k], ks[-1]
-        few = _of_few(prompts, texts)
-        generations = 2 * texts + few * len(others)
-        work = text_forwards(texts, config.new_tokens, REPLAY_BATCH)
-        work += pair_forwards([0, chosen], texts, config.new_tokens)
-        work += pair_forwards(others, few, config.new_tokens) if others else []
-    elif config.mode == "replay":
-        work = text_forwards(texts, config.new_tokens, REPLAY_BATCH)
-        work += [] if config.latency_from else timing_forwards(max(ks), "draft")
+        others = [k for k in ks[:-1] if k]
+        generations = 2 * texts + _of_few(prompts, texts) * len(others)
     rows: Rows = {
         "K": ", ".join("0 (baseline)" if k == 0 else str(k) for k in ks),
         "temperature": _listed(config.temperature),
@@ -114,6 +111,7 @@ def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
     if config.latency_from is not None:
         rows["round times"] = f"from {config.latency_from}"
     rows |= _own_loop_here(config, [config.draft], prompts)
+    work = sweep_work(config, prompts).all
     _print_plan(config, [config.draft], rows, _costs(config, [config.draft], prompts, work))
 
 
@@ -178,7 +176,7 @@ def _own_loop_here(
     config: SweepConfig | AuditionConfig, drafts: Sequence[ModelConf], prompts: Sequence[Prompt]
 ) -> Rows:
     time = run_time(config, drafts, prompts)
-    return {} if time is None else {"time and memory": time}
+    return {} if time is None else {"on this machine": time}
 
 
 def _time_here(config: ServerConfig, prompts: Sequence[Prompt]) -> Rows:
@@ -302,7 +300,7 @@ def print_snapshot_plan(config: SnapshotConfig, prompts: Sequence[Prompt]) -> No
 def print_audition_plan(
     config: AuditionConfig, drafts: Sequence[ModelConf], prompts: Sequence[Prompt]
 ) -> None:
-    """What an audition would generate and score; scoring is one prefill a text, and not priced."""
+    """What an audition would generate and score."""
     texts = sum(
         _turns(prompts) * (config.repetitions if temperature else 1)
         for temperature in config.temperature
@@ -329,20 +327,17 @@ def print_audition_plan(
         "prefills that score them": f"{at_most}{prefills}",
         **looks,
         "cells, replayed": f"{cells} (K = {_listed(ks)})",
+        **_own_loop_here(config, drafts, prompts),
     }
     paired: list[Table | str] = []
-    if AUTO_DRAFTS not in (config.drafts or ()):
-        rows |= _own_loop_here(config, drafts, prompts)
-    else:
+    if AUTO_DRAFTS in (config.drafts or ()):
         found = pairings(config.model, config.gpu, [conf.name for conf in drafts])
         paired.append(table(f"Drafts for {config.model.name}", PAIRING, found))
     if config.texts_from is not None:  # its server's time and cost are not known here
         rows["texts of the target"] = f"{texts}, from {urlsplit(config.texts_from).netloc}"
         _print_plan(config, drafts, rows, *paired)
         return
-    work = text_forwards(texts, config.new_tokens, config.batch)
-    for conf in drafts:
-        work += timing_forwards(max(config.k), conf.name)
+    work = audition_work(config, drafts, prompts).all
     most = FEW_CARDS if paired and not config.verbose else None
     _print_plan(config, drafts, rows, _costs(config, drafts, prompts, work, most), *paired)
 
@@ -501,16 +496,11 @@ def _costs(
     """
     if isinstance(config, ServerConfig) and (config.model.gguf or config.draft.gguf):
         return "estimated cost: unknown; the sizes in a GGUF file are not read here"
-    batch = config.batch if isinstance(config, AuditionConfig) else REPLAY_BATCH
-    if waiting := _answers(prompts):
-        work = [*work, *text_forwards(waiting, config.new_tokens, batch)]
-    models = {"target": config.model}
-    if isinstance(config, AuditionConfig):
-        models |= {conf.name: conf for conf in drafts if not conf.spec.looks_up}
-    elif not config.draft.spec.looks_up:
-        models["draft"] = config.draft
-    sizes = {name: draft_size(conf, config.model) for name, conf in models.items()}
-    unknown = " and ".join(models[name].name for name, size in sizes.items() if size is None)
+    if isinstance(config, ServerConfig | ProfileConfig) and (waiting := _answers(prompts)):
+        work = [*work, *text_forwards(waiting, config.new_tokens, BATCH)]
+    sizes = model_sizes(config, drafts)
+    confs = {"target": config.model} | {name_of(config, conf): conf for conf in drafts}
+    unknown = " and ".join(confs[name].name for name, size in sizes.items() if size is None)
     if unknown:
         return (
             f"estimated cost: unknown; the sizes of {unknown} are not in its config"

@@ -35,7 +35,7 @@ from harness.commands.drafted import (
 )
 from harness.commands.pair import request, run_requests
 from harness.commands.run_lifecycle import resumable
-from harness.commands.run_time import CELL_S, RunTime, say_again
+from harness.commands.run_time import CELL_S, RunTime, say_left
 from harness.commands.snapshot import check_texts
 from harness.config import SweepConfig
 from harness.measurement.round_times import LEAST_VISITS, RoundVisits
@@ -122,7 +122,7 @@ def measure_in_looks(
     # Where a text meets logits that are not finite, so do its measured pairs, which say so
     begun = monotonic()
     completions(folder, pair, config, skip_broken=True)
-    say_again(expected, monotonic() - begun)
+    say_left(expected, monotonic() - begun)
     score_pair(folder, pair, text_requests(pair.target, pair.prompts, config), config)
     visits.reach(LEAST_VISITS)
     looks = folder.manifest.looks

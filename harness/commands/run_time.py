@@ -1,15 +1,14 @@
-"""About how long a run of the harness's own loop takes on this machine, before anything is loaded.
+"""The forwards of a run of the harness's own loop, and about how long they take on this machine.
 
-A forward takes `step_s`, and `position_s` more for every position after its first: a step reads
-each weight once, and a further position multiplies with each of them. Both follow from a model's
-size and from how fast this machine copies memory and multiplies, timed for about a second. It is
-an upper estimate: texts that end early, looks that decide and drafts that are dropped or need fewer
-visits make a run shorter.
+A sweep or an audition is a list of forwards (`harness.theory.cost`), which a dry run prices on
+cards. This machine is one more card: how fast it copies memory and multiplies is timed for about a
+second, before anything is loaded. It is an upper estimate: texts that end early, looks that decide
+and drafts that are dropped or need fewer visits make a run shorter.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import psutil
@@ -18,17 +17,21 @@ from harness import prompts as prompt_sets
 from harness.commands.drafted import PROMPTS_OF_EVERY_K
 from harness.commands.eligible_drafts import draft_size
 from harness.commands.progress import say
-from harness.config import AuditionConfig, ModelConf, SweepConfig
+from harness.config import AuditionConfig, ModelConf, PairConfig, SweepConfig
 from harness.records import Prompt
 from harness.reporting import formatting as fmt
-from harness.theory.acceptance import expected_tokens_per_round
-from harness.theory.cost import ALPHA, ModelSize
+from harness.theory.cost import (
+    Forwards,
+    ModelSize,
+    forwards_s,
+    pair_forwards,
+    text_forwards,
+    timing_forwards,
+)
+from harness.theory.roofline import Card
 
 # Rows and columns of the matrices by which multiplying is timed
 MULTIPLIED = 1024
-# What calling the kernels of one layer takes on a processor, however small it is: the embedded
-# target's 8 layers take 3.7 ms a token on one core of an Intel Xeon
-LAYER_S = 0.45e-3
 # Below so many bytes of weights nothing is timed: calling the kernels takes the time
 SMALL_BYTES = 100e6
 # Seconds of decoding, the plain ones included, for which a cell of a sweep in looks is measured,
@@ -39,17 +42,12 @@ WORTH_SAYING_S = 5.0
 # Texts of the target that are decoded side by side
 BATCH = 32
 
-
-@dataclass(frozen=True)
-class Machine:
-    """How fast this machine's processors are: a second's bytes read and operations multiplied."""
-
-    bytes_s: float
-    operations_s: float
+# Seconds of some forwards
+Price = Callable[[Sequence[Forwards]], float]
 
 
-def this_machine(threads: int | str) -> Machine:
-    """Timed now, for about a second, with as many threads as the run has."""
+def this_machine(threads: int | str) -> Card:
+    """Its processors with as many threads as the run has, timed now for about a second."""
     import torch
 
     from harness.measurement.environment import copy_bandwidth
@@ -65,31 +63,148 @@ def this_machine(threads: int | str) -> Machine:
             torch.mm(matrix, matrix)
             seconds.append(perf_counter() - begun)
         bandwidth = copy_bandwidth(torch.device("cpu"))
-        return Machine(1e9 * bandwidth.gb_s, 2 * MULTIPLIED**3 / min(seconds))
     finally:
         torch.set_num_threads(before)
+    memory = psutil.virtual_memory().total
+    return Card("cpu", bandwidth.gb_s, 2e-12 * MULTIPLIED**3 / min(seconds), memory / 1e9)
 
 
 @dataclass(frozen=True)
-class ForwardTime:
-    """Seconds of a forward of one position, and of each further position."""
+class Work:
+    """The forwards of a run.
 
-    step_s: float
-    position_s: float
+    Attributes:
+        texts: that generate the target's texts.
+        rest: scores, measured generations, and what is timed.
+    """
 
-    @classmethod
-    def of(cls, size: ModelSize | None, machine: Machine) -> "ForwardTime":
-        """Of a model; of what drafts without one, nothing."""
-        if size is None:
-            return cls(0.0, 0.0)
-        parameters = size.shape.parameters
-        calls_s = size.shape.layers * LAYER_S
-        read_s = parameters * size.bytes_per_parameter / machine.bytes_s
-        return cls(calls_s + read_s, 2.0 * parameters / machine.operations_s)
+    texts: Sequence[Forwards]
+    rest: Sequence[Forwards]
 
-    def __call__(self, positions: float) -> float:
-        """Seconds of one forward over so many new positions, of all its sequences together."""
-        return self.step_s + max(0.0, positions - 1) * self.position_s
+    @property
+    def all(self) -> list[Forwards]:
+        """Of both."""
+        return [*self.texts, *self.rest]
+
+
+def model_sizes(
+    config: PairConfig | AuditionConfig, drafts: Sequence[ModelConf]
+) -> dict[str, ModelSize | None]:
+    """By the name that forwards have: the target, and drafts with weights; None: not known."""
+    named = {"target": config.model}
+    named |= {name_of(config, conf): conf for conf in drafts if not conf.spec.looks_up}
+    return {name: draft_size(conf, config.model) for name, conf in named.items()}
+
+
+def name_of(config: PairConfig | AuditionConfig, draft: ModelConf) -> str:
+    """What its forwards are called."""
+    return draft.name if isinstance(config, AuditionConfig) else "draft"
+
+
+def sweep_work(
+    config: SweepConfig, prompts: Sequence[Prompt], price: Price = lambda _: 0.0
+) -> Work:
+    """The forwards of a sweep; of one in looks the largest K stands for the one that is chosen.
+
+    Args:
+        price: seconds of forwards where the run takes place, by which slow rounds are timed less.
+    """
+    parts, ks = _Parts(config, prompts), config.speculative_ks
+    every = parts.measured_texts
+    texts, rest = parts.generated(BATCH), parts.scores(config.draft)
+    if config.mode == "replay":
+        pairs: list[Forwards] = []
+    elif config.until == "decided":
+        pairs = [
+            *parts.measured([0, *ks[-1:]], every),
+            *parts.measured(ks[:-1], every * parts.few_share),
+        ]
+    else:
+        texts, pairs = [], parts.measured([0, *ks], every)  # the plain ones are the texts
+    timed: list[Forwards] = []
+    if config.latency_from is None:
+        timed = parts.timed(config.draft, ks, price, among_many=False)
+    return Work(texts, [*rest, *pairs, *timed])
+
+
+def audition_work(
+    config: AuditionConfig,
+    drafts: Sequence[ModelConf],
+    prompts: Sequence[Prompt],
+    price: Price = lambda _: 0.0,
+) -> Work:
+    """The forwards of an audition in which no draft is dropped; `price` as in `sweep_work`."""
+    from harness.measurement.round_times import timed_ks
+
+    parts, rest = _Parts(config, prompts), list[Forwards]()
+    for conf in drafts:
+        rest += parts.scores(conf)
+        if config.latency_from is None and config.latency.target_ms is None:
+            rest += parts.timed(conf, timed_ks(config.k), price, among_many=True)
+    return Work(parts.generated(config.batch), rest)
+
+
+class _Parts:
+    """The forwards of each part of a run."""
+
+    def __init__(self, config: SweepConfig | AuditionConfig, prompts: Sequence[Prompt]) -> None:
+        self._config = config
+        lengths = prompt_sets.estimated_tokens(prompts, config)
+        self._prompts, self._length = len(lengths), sum(lengths) // len(lengths)
+        # Greedy texts are all alike: once is enough
+        once = sum(config.repetitions if value else 1 for value in config.temperature)
+        self.texts = len(lengths) * once
+        self.measured_texts = len(lengths) * len(config.temperature) * config.repetitions
+        in_sets = Counter(prompt.prompt_set for prompt in prompts).values()
+        few = sum(min(count, PROMPTS_OF_EVERY_K) for count in in_sets)
+        self.few_share = few / len(prompts)
+        self._waiting = sum(len(prompt_sets.missing_answers(prompt)) for prompt in prompts)
+
+    def generated(self, batch: int) -> list[Forwards]:
+        """The target's texts, and its answers to earlier turns, in batches."""
+        texts = self.texts + self._waiting
+        prefills = Forwards("target", texts, self._length)
+        return [prefills, *text_forwards(texts, self._config.new_tokens, batch)]
+
+    def scores(self, draft: ModelConf) -> list[Forwards]:
+        """A prefill of each text; of a head the target's too, and one for each token it chains."""
+        if draft.spec.looks_up:
+            return []
+        whole = self._length + self._config.new_tokens
+        passes = max(self._config.k) if draft.spec.chained else 1
+        made = [Forwards(name_of(self._config, draft), self.texts * passes, whole)]
+        return [*made, Forwards("target", self.texts, whole)] if draft.spec.reads_states else made
+
+    def measured(self, ks: Sequence[int], generations: float) -> list[Forwards]:
+        """So many generations at each K, 0 among them for plain decoding, with their prompts."""
+        drafting = sum(k > 0 for k in ks)
+        return [
+            Forwards("target", generations * len(ks), self._length),
+            Forwards("draft", generations * drafting, self._length),
+            *pair_forwards(ks, generations, self._config.new_tokens),
+        ]
+
+    def timed(
+        self, draft: ModelConf, ks: Sequence[int], price: Price, *, among_many: bool
+    ) -> list[Forwards]:
+        """Single steps; and rounds, in visits that time plain decoding twice and each K once."""
+        from harness.measurement.round_times import MOST_TOKENS, rounds_timed, visits_for
+
+        config, name = self._config, name_of(self._config, draft)
+        visits = visits_for(self._prompts * config.repetitions, among_many=among_many)
+        visits *= len(config.temperature)
+        context = self._length + max(0, config.new_tokens - MOST_TOKENS) // 2
+        work = timing_forwards(max(ks, default=0), name)
+        for k in (0, 0, *ks):
+            a_round = [Forwards("target", 1, k + 1), Forwards(name, k)]
+            rounds = rounds_timed(k, config.new_tokens, price(a_round))
+            prompts = [Forwards("target", 1, context), Forwards(name, min(k, 1), context)]
+            of_rounds = [replace(each, count=rounds * each.count) for each in a_round]
+            work += [replace(each, count=visits * each.count) for each in prompts + of_rounds]
+        return work
+
+
+# ---- on this machine -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -98,94 +213,19 @@ class RunTime:
 
     Attributes:
         texts_s: the target's texts.
-        drafts_s: scores, round times and measured pairs, of all drafts.
+        rest_s: all else.
     """
 
     texts_s: float
-    drafts_s: float
+    rest_s: float
     needed_bytes: float
-
-    @property
-    def total_s(self) -> float:
-        """Of all parts."""
-        return self.texts_s + self.drafts_s
 
     def __str__(self) -> str:
         free = fmt.memory(psutil.virtual_memory().available)
         return (
-            f"at most about {fmt.duration(self.total_s)} on this machine, in"
+            f"at most about {fmt.duration(self.texts_s + self.rest_s)}, in"
             f" {fmt.memory(self.needed_bytes)} of {free}"
         )
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What the parts of a run are counted from.
-
-    Attributes:
-        lengths: positions of each prompt, turn by turn.
-        few: of these, the prompts that every K is measured on.
-        texts: of the target, for each prompt.
-        pairs: of plain decoding and a K, for each prompt.
-    """
-
-    lengths: Sequence[int]
-    few: int
-    new_tokens: int
-    ks: Sequence[int]
-    texts: int
-    pairs: int
-
-    @property
-    def context(self) -> float:
-        return sum(self.lengths) / len(self.lengths)
-
-    def texts_s(self, target: ForwardTime) -> float:
-        """Decoded plainly, in batches."""
-        batch = min(BATCH, len(self.lengths) * self.texts)
-        tokens = self.texts * len(self.lengths) * self.new_tokens
-        return self.texts * sum(map(target, self.lengths)) + tokens / batch * target(batch)
-
-    def generation_s(self, target: ForwardTime, draft: ForwardTime, k: int) -> float:
-        """One text at one K, its prompt included."""
-        prompt_s = target(self.context) + (draft(self.context) if k else 0.0)
-        rounds = self.new_tokens / (expected_tokens_per_round(ALPHA, k) if k else 1.0)
-        return prompt_s + rounds * _round_s(target, draft, k)
-
-    def pairs_s(self, target: ForwardTime, draft: ForwardTime, *, in_looks: bool) -> float:
-        """Every prompt at the K that costs most and plainly; with looks, few at the other K."""
-        plain_s = self.generation_s(target, draft, 0)
-        each = sorted((self.generation_s(target, draft, k) for k in self.ks), reverse=True)
-        most = each[:1] if in_looks else each
-        whole_s = len(self.lengths) * (plain_s + sum(most))
-        return self.pairs * (whole_s + self.few * sum(each[len(most) :]))
-
-    def scores_s(self, draft: ForwardTime) -> float:
-        return self.texts * sum(draft(length + self.new_tokens) for length in self.lengths)
-
-    def visits_s(
-        self, target: ForwardTime, draft: ForwardTime, ks: Sequence[int], visits: int
-    ) -> float:
-        """Of round times: in each, plain decoding twice and every K once."""
-        from harness.measurement.round_times import (
-            LEAST_ROUNDS,
-            LEAST_SLICE,
-            MOST_TOKENS,
-            TIMING_S,
-        )
-
-        context = self.context + max(0, self.new_tokens - MOST_TOKENS) / 2
-        seconds = 0.0
-        for k in (0, 0, *ks):
-            each = _round_s(target, draft, k)
-            rounds = LEAST_ROUNDS if k else min(MOST_TOKENS, max(LEAST_ROUNDS, self.new_tokens))
-            seconds += target(context) + (draft(context) if k else 0.0)
-            seconds += min(rounds * each, max(TIMING_S, LEAST_SLICE * each))
-        return visits * seconds
-
-
-def _round_s(target: ForwardTime, draft: ForwardTime, k: int) -> float:
-    return target(k + 1) + k * draft(1)
 
 
 def run_time(
@@ -193,58 +233,48 @@ def run_time(
 ) -> RunTime | None:
     """What a run of the loop takes on this machine's processors at most.
 
-    None where sizes are not known, or a card computes; what another run or a server gives is not
-    known either.
+    None where sizes are not known, a card computes, or texts or times are made elsewhere.
     """
     elsewhere = config.latency_from is not None or (
         isinstance(config, AuditionConfig)
         and (config.texts_from or config.traces_from or config.scores_from)
     )
-    target = draft_size(config.model, config.model)
-    if target is None or elsewhere or config.gpu is not None:
+    found = model_sizes(config, drafts)
+    sizes = {name: size for name, size in found.items() if size is not None}
+    if len(sizes) < len(found) or elsewhere or config.gpu is not None:
         return None
     import torch
 
-    from harness.measurement.round_times import timed_ks, visits_for
-
     if torch.cuda.is_available():
         return None
-    sizes = [None if d.spec.looks_up else draft_size(d, config.model) for d in drafts]
-    if any(size is None and not d.spec.looks_up for size, d in zip(sizes, drafts, strict=True)):
-        return None
-    small = target.weight_bytes < SMALL_BYTES
-    machine = Machine(float("inf"), float("inf")) if small else this_machine(config.threads)
-    of_target = ForwardTime.of(target, machine)
-    in_sets = Counter(prompt.prompt_set for prompt in prompts).values()
-    temperatures = len(config.temperature) * config.repetitions
-    plan = _Plan(
-        lengths=prompt_sets.estimated_tokens(prompts, config),
-        few=sum(min(count, PROMPTS_OF_EVERY_K) for count in in_sets),
-        new_tokens=config.new_tokens,
-        ks=config.speculative_ks,
-        texts=temperatures,
-        pairs=temperatures,
-    )
-    audition = isinstance(config, AuditionConfig)
-    visits = visits_for(len(plan.lengths) * config.repetitions, among_many=audition)
-    drafts_s = 0.0
-    for size in sizes:
-        draft = ForwardTime.of(size, machine)
-        ks = timed_ks(plan.ks) if audition else plan.ks
-        drafts_s += plan.scores_s(draft) + len(config.temperature) * plan.visits_s(
-            of_target, draft, ks, visits
-        )
-        if isinstance(config, SweepConfig) and config.mode != "replay":
-            in_looks = config.until == "decided"
-            drafts_s += plan.pairs_s(of_target, draft, in_looks=in_looks)
-            # Cells that are not precise are measured again
-            cells = len(in_sets) * len(config.temperature) * len(plan.ks)
-            drafts_s += cells * CELL_S if in_looks else 0.0
-    texts_s = plan.texts_s(of_target)
-    if isinstance(config, SweepConfig) and config.until == "all" and config.mode != "replay":
-        texts_s = 0.0  # the measured plain ones are these
-    of_drafts = [0.0, *(_bytes(size, plan) for size in sizes if size is not None)]
-    return RunTime(texts_s, drafts_s, _bytes(target, plan) + max(of_drafts))
+    # Kernels of a small model take no time but that of calling them
+    small = sizes["target"].weight_bytes < SMALL_BYTES
+    machine = Card("cpu", 1e9, 1e9, 1.0) if small else this_machine(config.threads)
+    lengths = prompt_sets.estimated_tokens(prompts, config)
+    context = sum(lengths) // len(lengths) + config.new_tokens // 2
+
+    def price(work: Sequence[Forwards]) -> float:
+        return forwards_s(work, sizes, machine, context)[1]
+
+    if isinstance(config, AuditionConfig):
+        work, again_s = audition_work(config, drafts, prompts, price), 0.0
+    else:
+        work = sweep_work(config, prompts, price)
+        in_looks = config.until == "decided" and config.mode != "replay"
+        sets = len({prompt.prompt_set for prompt in prompts})
+        cells = sets * len(config.temperature) * len(config.speculative_ks)
+        again_s = CELL_S * cells if in_looks else 0.0  # cells that are not precise
+    needed = _needed_bytes(sizes, max(lengths) + config.new_tokens)
+    return RunTime(price(work.texts), price(work.rest) + again_s, needed)
+
+
+def _needed_bytes(sizes: Mapping[str, ModelSize], positions: int) -> float:
+    """Weights, and the caches of a batch of the longest text; one draft is loaded at a time."""
+    each = {
+        name: size.weight_bytes + BATCH * positions * size.memory.kv_per_token
+        for name, size in sizes.items()
+    }
+    return each.pop("target") + max(each.values(), default=0.0)
 
 
 def said_beforehand(
@@ -253,18 +283,12 @@ def said_beforehand(
     """What a run takes, written to standard error; None where nothing is known, or of a resume."""
     expected = None if config.resume else run_time(config, drafts, prompts)
     if expected is not None:
-        say(f"plan: {expected}")
+        say(f"plan: {expected} on this machine")
     return expected
 
 
-def say_again(expected: RunTime | None, texts_s: float) -> None:
-    """How long the drafts will take, as much longer or shorter as the texts took than expected."""
+def say_left(expected: RunTime | None, texts_s: float) -> None:
+    """How long the rest will take, as much longer or shorter as the texts took than expected."""
     if expected is not None and expected.texts_s and texts_s >= WORTH_SAYING_S:
-        left_s = expected.drafts_s * texts_s / expected.texts_s
+        left_s = expected.rest_s * texts_s / expected.texts_s
         say(f"the texts took {fmt.duration(texts_s)}: at most about {fmt.duration(left_s)} left")
-
-
-def _bytes(size: ModelSize, plan: _Plan) -> float:
-    """Weights, and the caches of a batch of the longest text."""
-    positions = max(plan.lengths) + plan.new_tokens
-    return size.weight_bytes + BATCH * positions * size.memory.kv_per_token

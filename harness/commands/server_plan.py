@@ -93,8 +93,8 @@ def machine_pace(config: ServerConfig) -> Pace | None:
     machine, operations = this_machine(config.threads), 2 * need.weight_bytes / need.dtype.itemsize
     return Pace(
         read_bytes / READ_FROM_DISK,
-        operations / machine.operations_s,
-        read_bytes / machine.bytes_s,
+        operations / (1e12 * machine.bf16_tflops),
+        read_bytes / (1e9 * machine.bandwidth_gb_s),
     )
 
 

@@ -90,18 +90,6 @@ class TimedLoop:
         self._random(visit).shuffle(timed)
         return timed
 
-    def least(self, request: Request, round_s: float = 0.0) -> int:
-        """How many rounds a timing takes at least; tokens, of plain decoding.
-
-        `round_s` is about what one takes, where that is known.
-        """
-        rounds = LEAST_ROUNDS
-        if not request.k:
-            rounds = max(LEAST_ROUNDS, min(self.new_tokens, MOST_TOKENS))
-        if round_s * rounds <= TIMING_S:
-            return rounds
-        return max(LEAST_SLICE, math.ceil(TIMING_S / round_s))
-
     def generation(self, request: Request, visit: int, number: int, rounds: int) -> Request:
         """The number-th generation of a timing; all that a visit times has the same prompts."""
         # So the timed text lies around the middle of a long text of the run
@@ -120,6 +108,19 @@ class TimedLoop:
     def _random(self, *key: int) -> random.Random:
         seed = next(iter(self.requests.values()))[0].seed
         return random.Random(f"{seed} {self.draft_name} {key}")
+
+
+def rounds_timed(k: int, new_tokens: int, round_s: float = 0.0) -> int:
+    """How many rounds a timing takes at least; tokens, of plain decoding.
+
+    Args:
+        new_tokens: the budget of the run's own generations.
+        round_s: about what a round takes, where that is known.
+    """
+    rounds = LEAST_ROUNDS if k else max(LEAST_ROUNDS, min(new_tokens, MOST_TOKENS))
+    if round_s * rounds <= TIMING_S:
+        return rounds
+    return max(LEAST_SLICE, math.ceil(TIMING_S / round_s))
 
 
 def made_prompt(
@@ -307,7 +308,7 @@ class RoundVisits:
     def _timed(self, request: Request, visit: int) -> RoundTiming | str:
         """A timing: a generation, and further ones where it ends before it has enough rounds."""
         rounds, new_tokens, seconds, number = 0, 0, 0.0, 0
-        least = self._loop.least(request, self._round_s(request))
+        least = rounds_timed(request.k, self._loop.new_tokens, self._round_s(request))
         contexts: list[int] = []
         while rounds < least:
             entry = self._loop.generation(request, visit, number, least - rounds)

@@ -94,15 +94,15 @@ class Estimate:
 
 
 def pair_forwards(
-    ks: Sequence[int], generations: int, new_tokens: int, alpha: float = ALPHA
+    ks: Sequence[int], generations: float, new_tokens: int, alpha: float = ALPHA
 ) -> list[Forwards]:
-    """The forwards of a measured sweep: every K in turn, and the timing of single steps.
+    """The forwards of measured generations, every K in turn, without their prompts.
 
     `ks` has 0 for plain decoding; at each K there are so many generations, each of `new_tokens`.
     `alpha` is the probability that a draft token is accepted, given that all before it were.
     """
     tokens = generations * new_tokens
-    work = timing_forwards(max(ks), "draft")
+    work: list[Forwards] = []
     for k in ks:
         if k == 0:
             work.append(Forwards("target", tokens))
@@ -125,21 +125,11 @@ def timing_forwards(max_k: int, draft: str) -> list[Forwards]:
     return [Forwards(draft, TIMINGS), Forwards("target", TIMINGS), *verifies]
 
 
-def estimate(
+def forwards_s(
     work: Sequence[Forwards], models: Mapping[str, ModelSize], card: Card, context_tokens: int
-) -> Estimate:
-    """What the forwards take and cost on a card with a price.
-
-    Args:
-        models: by name, `target` among them; a drafter without a model (an n-gram) costs nothing.
-        context_tokens: of a typical step.
-    """
-    drafts = [model for name, model in models.items() if name != "target"]
-    # An audition loads one draft after the other.
-    heaviest = sorted(drafts, key=lambda model: model.weight_bytes)[-1:]
-    together = tuple(model.memory for model in (models["target"], *heaviest))
-    start = START_S + sum(model.weight_bytes for model in models.values()) / LOAD_BYTES_PER_S
-    low = high = start
+) -> tuple[float, float]:
+    """Seconds of the forwards, all at their floors, and launched layer by layer; see `estimate`."""
+    low = high = 0.0
     for entry in work:
         model = models.get(entry.model)
         if model is None:
@@ -154,6 +144,24 @@ def estimate(
         )
         low += entry.count * floor
         high += entry.count * max(floor, model.shape.layers * SECONDS_PER_LAYER)
+    return low, high
+
+
+def estimate(
+    work: Sequence[Forwards], models: Mapping[str, ModelSize], card: Card, context_tokens: int
+) -> Estimate:
+    """What the forwards take and cost on a card with a price.
+
+    Args:
+        models: by name, `target` among them; a drafter without a model (an n-gram) costs nothing.
+        context_tokens: of a typical step.
+    """
+    drafts = [model for name, model in models.items() if name != "target"]
+    # An audition loads one draft after the other.
+    heaviest = sorted(drafts, key=lambda model: model.weight_bytes)[-1:]
+    together = tuple(model.memory for model in (models["target"], *heaviest))
+    start = START_S + sum(model.weight_bytes for model in models.values()) / LOAD_BYTES_PER_S
+    low, high = (start + seconds for seconds in forwards_s(work, models, card, context_tokens))
     price = card.price_per_hour_usd or 0.0
     return Estimate(
         card=card.name,
