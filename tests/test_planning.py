@@ -31,7 +31,7 @@ from harness.simulation.requests import Request, Text
 from harness.simulation.server import Costs, sent_at_once, simulate
 from harness.storage import StoredRun, load
 from harness.summary import Caveat, Plan, PlanChoice, RunFacts, ServedGate, Summary
-from harness.theory.batching import BatchTimes
+from harness.theory.speedup import BatchTimes
 
 FEW = ("seeds=2", "requests=100")
 

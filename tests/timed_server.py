@@ -18,8 +18,7 @@ from harness.records import LoadTiming
 from harness.simulation.server import Served, sent_at_once, simulate
 from harness.storage import RunFolder, StoredRun, load
 from harness.summary import Caveat, Plan
-from harness.theory.batching import BatchTimes
-from harness.theory.speedup import RoundTimes
+from harness.theory.speedup import BatchTimes, RoundTimes
 
 KS = (0, 1, 2, 4)
 RATE = 10.0

@@ -41,10 +41,9 @@ from harness.analysis.server_costs import shares_of_rounds
 from harness.records import LoadTiming
 from harness.serving.drafts import looks_up
 from harness.simulation.requests import Counts, Request
-from harness.simulation.server import Costs, Iteration, sent_at_once, simulate
+from harness.simulation.server import Costs, Iteration, neighbours, sent_at_once, simulate
 from harness.stats.jackknife import Array
-from harness.theory.batching import BatchTimes, neighbours
-from harness.theory.speedup import RoundTimes
+from harness.theory.speedup import BatchTimes, RoundTimes
 
 # Of simulation and fit
 ALTERNATIONS = 3

@@ -31,7 +31,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.simulation.requests import Request, Rounds
-from harness.theory.batching import neighbours
 
 Array = NDArray[np.float64]
 
@@ -41,6 +40,12 @@ JUST_AFTER_S = 1e-6
 SPREAD = 7
 # Longer than a client takes for its next request
 IDLE_S = 0.02
+
+
+def neighbours(slots: Sequence[int]) -> list[slice]:
+    """Where the runs of neighbouring numbers are among ascending ones."""
+    ends = [at for at in range(1, len(slots)) if slots[at] > slots[at - 1] + 1]
+    return [slice(first, end) for first, end in zip([0, *ends], [*ends, len(slots)], strict=True)]
 
 
 @dataclass(eq=False, slots=True)

@@ -24,8 +24,10 @@ Sampling" (2023).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from harness.records import UserError
 from harness.theory.acceptance import alpha_from_tokens_per_round, expected_tokens_per_round
@@ -178,3 +180,27 @@ class RoundTimes:
             return cls(times.target_s, tuple((n, times.round_s(n)) for n in ns))
         rounds = [(n, times.draft_s + times.v(n) * times.target_s) for n in ns]
         return cls(times.target_s, ((0, times.draft_s + times.target_s), *rounds))
+
+
+@dataclass(frozen=True)
+class BatchTimes:
+    """What iterations of a server with continuous batching cost: R(n, B), seconds.
+
+    It decodes all active requests in one iteration: each takes one round (plainly: emits one
+    token), and a request that ends makes place for the next. What one accepts does not depend on
+    who is decoded next to it; what a batch changes is R.
+    """
+
+    # R of each timed number of requests, ascending. In between it lies on a line, and outside it is
+    # that of the nearest.
+    by_batch: Mapping[int, RoundTimes]
+
+    @property
+    def plain(self) -> "BatchTimes":
+        """Of a server that drafts nothing: without its look-ups that find nothing."""
+        return BatchTimes({b: RoundTimes(each.plain_s, ()) for b, each in self.by_batch.items()})
+
+    def at(self, n: int, batch: int) -> float:
+        """Seconds of an iteration whose rounds draft n tokens, 0 as in `RoundTimes.at`."""
+        known = sorted(self.by_batch)
+        return float(np.interp(batch, known, [self.by_batch[b].at(n) for b in known]))
