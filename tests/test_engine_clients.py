@@ -1116,9 +1116,10 @@ def test_counters_and_times_around_a_repeated_request_are_those_of_its_last_answ
             1,
         ),
         (
+            # Its head may end the wait, or the limit of all
             Written(raw=b"HTTP/1.1 200 OK\r\nX-Slow: " + b"x" * 999, pause_s=0.05),
             ServerDiedError,
-            "no whole answer within 1 s",
+            "no (whole )?answer within 1 s",
             1,
         ),
         (lambda _: time.sleep(3), ServerDiedError, "no answer within 1 s", 1),
