@@ -4,9 +4,11 @@ import json
 import os
 import re
 import shlex
+import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib.util import find_spec
@@ -38,6 +40,7 @@ from harness.commands import server as command
 from harness.commands.checks import without_too_long
 from harness.commands.run_lifecycle import load_prompts
 from harness.config import ModelConf, ReportConfig
+from harness.engines import turns
 from harness.engines.llamacpp import LlamaCpp, LlamaCppServer
 from harness.engines.protocol import Asked, ServerDiedError
 from harness.models.load import load_vocabulary
@@ -155,6 +158,32 @@ def test_prompts_are_asked_in_another_order_in_each_visit(served: StoredRun) -> 
     assert sorted(orders[0]) == sorted(orders[1])
     assert orders[0] != orders[1]
     assert orders[0] != sorted(orders[0])
+
+
+@needs_llamacpp
+@pytest.mark.skipif(sys.platform != "linux", reason="servers are paused on Linux alone")
+def test_long_requests_take_turns_and_give_the_same_texts(
+    served: StoredRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together: list[int] = []
+
+    def counted(asks: Sequence[tuple[turns.Turn, Callable[[], Any]]]) -> list[Future[Any]]:
+        together.append(len(asks))
+        return in_turns(asks)
+
+    in_turns = turns.in_turns
+    monkeypatch.setattr(turns, "LEAST_S", 0.0)
+    monkeypatch.setattr(turns, "SLICE_S", 0.005)
+    monkeypatch.setattr(turns, "in_turns", counted)
+    outcome = command.run(asked(tmp_path, "repetitions=1", "temperature=[0]"))
+    assert outcome.status == 0
+    run = stored(outcome)
+    # A request of every K for each prompt, and one for a part of its budget
+    assert Counter(together) == {3: 2 * 6}
+    texts = {trial.cell: (trial.tokens, trial.rounds) for trial in run.trials}
+    before = {trial.cell: (trial.tokens, trial.rounds) for trial in served.trials}
+    assert texts.items() <= before.items()
+    assert all((trial.decode_s or 0.0) > 0 for trial in run.trials)
 
 
 @needs_llamacpp

@@ -14,10 +14,12 @@ the rest. Only before anything is measured is an error the end of the run.
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from itertools import product
+from functools import partial
+from itertools import product, zip_longest
 from time import monotonic
 
 import numpy as np
@@ -63,6 +65,7 @@ from harness.commands.server_start import (
     stay,
     times_rejecting,
 )
+from harness.engines import turns
 from harness.engines.adapters import Adapter
 from harness.engines.protocol import (
     RefusedError,
@@ -91,6 +94,7 @@ from harness.storage import RunFolder, load
 from harness.storage.manifest import Ended, ServedKs, WhyAll
 
 _log = logging.getLogger(__name__)
+Line = Trial | RoundTiming | None  # what is stored of an answer
 PLAIN = Role(0)
 # Requests of a server without an answer, one after the other, after which it is asked no more; and
 # visits under load
@@ -332,10 +336,15 @@ def _missing(role: Role, what: Measurement, error: str = "") -> NotMeasured:
 
 @dataclass
 class _Answering:
-    """Servers that answer, until their stack is closed."""
+    """Servers that answer, until their stack is closed.
+
+    Attributes:
+        request_s: about as long as the plain one decodes for a whole budget.
+    """
 
     stack: ExitStack
     servers: dict[Role, Server] = field(default_factory=dict[Role, Server])
+    request_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -507,8 +516,8 @@ def _measure_visits(visits: _Visits, tasks: Iterable[Task]) -> bool:
             _open(visits, servers, group, [*of_group, *later])
             if PLAIN in visits.failures.dead:
                 return False
-            asked = {role: servers.servers[role] for role in group if role in servers.servers}
-            if not _visit(visits, asked, [task for task in of_group if task.role in asked], later):
+            asked = [task for task in of_group if task.role in servers.servers]
+            if not _visit(visits, servers, asked, later):
                 return False
     return True
 
@@ -558,14 +567,16 @@ def _open(visits: _Visits, kept: _Answering, roles: Sequence[Role], left: Sequen
             with resumable(folder):
                 try:
                     for temperature in work.config.temperature:
-                        _warm_up(servers[role], work, temperature)
+                        token_s = _warm_up(servers[role], work, temperature)
+                        if role == PLAIN:
+                            kept.request_s = token_s * work.config.new_tokens
                 except (ServerDiedError, RequestFailedError) as error:
                     visits.failures.of_server(role, error, left)
             tick()
 
 
 def _visit(
-    visits: _Visits, servers: Mapping[Role, Server], tasks: Sequence[Task], later: Sequence[Task]
+    visits: _Visits, answering: _Answering, tasks: Sequence[Task], later: Sequence[Task]
 ) -> bool:
     """Send every request, store each answer; a server that dies is asked no more.
 
@@ -582,6 +593,7 @@ def _visit(
     begun, last = monotonic(), None
     sizes = [len(task.request.tokens) + task.request.budget for task in tasks]
     with progress("asking the servers", len(tasks), sizes=sizes) as tick, undisturbed():
+        answers = _Answers(work, answering, tasks)
         for number, task in enumerate(tasks):
             if PLAIN in dead:
                 return False
@@ -591,7 +603,7 @@ def _visit(
             visits.budget.say_again(tasks, number, begun)
             if task.role not in dead:
                 try:
-                    line = _ask(work, servers[task.role], task)
+                    line = answers.of(task, dead)
                 except ServerDiedError as error:
                     failures.of_server(task.role, error, [*tasks[number:], *later])
                 except (RequestFailedError, RefusedError) as error:
@@ -611,25 +623,71 @@ def _visit(
                         getattr(folder, task.file).append(line)
             tick()
     if PLAIN not in dead:
-        judge_greedy_texts(folder, work, servers)
+        judge_greedy_texts(folder, work, answering.servers)
     return PLAIN not in dead
 
 
-def _warm_up(server: Server, work: Workload, temperature: float) -> None:
-    """Send a request of median length for a few tokens, so that the first timed one is no start."""
+def _warm_up(server: Server, work: Workload, temperature: float) -> float:
+    """Send a request of median length for a few tokens, so that the first timed one is no start.
+
+    Returns:
+        Seconds of a token by its own clock; 0 where it does not tell.
+    """
     asked = work.request(_median(work), temperature, server.k, 0).asked
     asked = asked._replace(budget=min(WARM_TOKENS, work.config.new_tokens))
-    if server.generate(asked).decode_s is None:
+    done = server.generate(asked)
+    if done.decode_s is None:
         # Its prefills are timed by requests for one token, and it may keep those that it has seen
         for entry in work.prompts:
             with suppress(RefusedError):  # of one that is too long, a failure of its own
                 server.generate(asked._replace(prompt=entry.tokens, budget=1))
+    return (done.decode_s or 0.0) / max(1, done.returned - 1)
 
 
-def _ask(work: Workload, server: Server, task: Task) -> Trial | RoundTiming | None:
+class _Answers:
+    """Answers to tasks, in their order: each is asked for alone, or in turns with its like.
+
+    What is compared with each other takes turns, a request for each server, where requests last for
+    some slices (`harness.engines.turns`) and all of their servers can be paused.
+    """
+
+    def __init__(self, work: Workload, answering: _Answering, tasks: Sequence[Task]) -> None:
+        self._work, self._servers = work, answering.servers
+        self._futures: dict[int, Future[Line]] = {}
+        self._together: dict[int, Sequence[Task]] = {}
+        if answering.request_s < turns.LEAST_S or work.clock != "engine":
+            return
+        for compared in grouped(tasks, lambda task: task.compared).values():
+            by_role = grouped(compared, lambda task: task.role).values()
+            for each in zip_longest(*by_role):
+                together = [task for task in each if task is not None]
+                self._together |= {id(task): together for task in together}
+
+    def of(self, task: Task, dead: Collection[Role]) -> Line:
+        """What there is to store of its answer; raises as `Server.generate` does."""
+        if id(task) not in self._futures and id(task) in self._together:
+            self._ask_in_turns([each for each in self._together[id(task)] if each.role not in dead])
+        future = self._futures.pop(id(task), None)
+        return self._ask(task) if future is None else future.result()
+
+    def _ask_in_turns(self, tasks: Sequence[Task]) -> None:
+        given = [self._servers[task.role].turn(len(tasks)) for task in tasks]
+        turned = [turn for turn in given if turn is not None]
+        if len(turned) < len(tasks) or len(tasks) == 1:
+            return
+        asks = [
+            (turn, partial(self._ask, task, turn)) for task, turn in zip(tasks, turned, strict=True)
+        ]
+        self._futures |= zip(map(id, tasks), turns.in_turns(asks), strict=True)
+
+    def _ask(self, task: Task, turn: turns.Turn | None = None) -> Line:
+        return _ask(self._work, self._servers[task.role], task, turn)
+
+
+def _ask(work: Workload, server: Server, task: Task, turn: turns.Turn | None = None) -> Line:
     """Send one request; what there is to store of it, None where it had no round."""
     clock, facts = work.clock, server.facts
-    served = ask(server, task.request, task.visit, clock)
+    served = ask(server, task.request, task.visit, clock, turn)
     if task.file != "rounds":
         return served.trial(facts, clock)
     if served.completion.returned <= facts.first_position:

@@ -59,6 +59,8 @@ POLL_S = 0.05
 RETRIES, BACKOFF_S, PAUSES_S = 5, 0.25, 120.0
 BUSY = (429, 502, 503, 504)
 REDIRECTS = (301, 302, 303, 307, 308)
+# How a line of a stream begins (server-sent events), and OpenAI's last one
+EVENT, LAST_EVENT = b"data: ", b"data: [DONE]"
 # Answers are of some kilobytes; a page of counters may have a megabyte
 MOST_BYTES = 64 * 2**20
 ON_THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
@@ -122,6 +124,39 @@ class HttpClient:
         except (ValueError, RecursionError) as error:
             start = self._shown(text)[:40]
             raise RequestFailedError(f"{self.where}: its answer is garbled ({start!r})") from error
+
+    def streamed(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        timeout_s: float,
+        arrived: Callable[[Mapping[str, Any]], None],
+    ) -> list[Mapping[str, Any]]:
+        """The events of a stream that answers a JSON body, each JSON decoded as it arrives.
+
+        Raises as `get` does.
+        """
+        events, rest = list[Mapping[str, Any]](), b""
+
+        def read(piece: bytes) -> None:
+            nonlocal rest
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                if line.startswith(EVENT) and line != LAST_EVENT:
+                    event = self._masked(json.loads(line.removeprefix(EVENT)))
+                    if not isinstance(event, dict):
+                        raise ValueError("no object")
+                    events.append(cast("Mapping[str, Any]", event))
+                    arrived(events[-1])
+
+        try:
+            text = self._text("POST", path, json.dumps(body).encode(), timeout_s, read)
+        except (ValueError, RecursionError) as error:
+            raise RequestFailedError(f"{self.where}: its answer is garbled ({error})") from error
+        if not events:
+            start = self._shown(text)[:40]
+            raise RequestFailedError(f"{self.where}: its answer is garbled ({start!r})")
+        return events
 
     def deadline_s(self, prompt_tokens: int, budget: int) -> float:
         """Seconds until the answer to a request must be whole."""
@@ -205,7 +240,15 @@ class HttpClient:
 
     # ---- one request -----------------------------------------------------------------------------
 
-    def _text(self, method: str, path: str, body: bytes | None, timeout_s: float) -> str:
+    def _text(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        timeout_s: float,
+        arrived: Callable[[bytes], None] | None = None,
+    ) -> str:
+        """The answer; `arrived` is given its pieces as they come, where it is a success."""
         headers = dict(self._headers)
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -226,7 +269,14 @@ class HttpClient:
                 raise self._without_answer(error, begin, timeout_s) from error
             response = cast("_Response", response)
             try:
-                data = response.read(MOST_BYTES)
+                if arrived is None or response.status != 200:
+                    data = response.read(MOST_BYTES)
+                else:
+                    response.connected.settimeout(timeout_s)  # its server may be paused for long
+                    data = b""
+                    while piece := response.read1(MOST_BYTES - len(data)):
+                        data += piece
+                        arrived(piece)
             except HTTPError as error:
                 raise self._broken_off(error, begin, timeout_s) from error
             finally:
@@ -332,9 +382,10 @@ class HttpClient:
 
 
 class _Response(urllib3.HTTPResponse):
-    """An answer, and what ends it at its deadline."""
+    """An answer, the socket that it comes from, and what ends it at its deadline."""
 
     cut_off: Timer
+    connected: socket.socket
 
 
 def _limited(idle_s: float) -> dict[str, type[HTTPConnectionPool]]:
@@ -355,7 +406,7 @@ def _limited(idle_s: float) -> dict[str, type[HTTPConnectionPool]]:
         except BaseException:  # raised again; nothing is left to be cut off
             cut_off.cancel()
             raise
-        response.cut_off = cut_off
+        response.cut_off, response.connected = cut_off, sock
         return response
 
     class Plain(HTTPConnection):

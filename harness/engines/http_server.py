@@ -25,6 +25,7 @@ from harness.engines.protocol import (
     Server,
     ServerDiedError,
 )
+from harness.engines.turns import Turn
 from harness.records import Rule, ServerCommand, UserError, Varying
 from harness.serving.drafts import DraftKind
 from harness.serving.spec import EngineSpec
@@ -64,6 +65,7 @@ class Answer:
     request_s: float
     cpu_s: float | None
     readings: CpuReadings | None = None
+    turn: Turn | None = None
 
 
 @dataclass(frozen=True)
@@ -306,11 +308,13 @@ class HttpServer(Server):
 
     Attributes:
         decoded_field: of the answer of /detokenize, the one with the text.
+        streams: whether `complete` knows an answer's first token as it arrives.
         url: where it listens.
         named: what names the model in a request; nothing where a server has one model.
     """
 
     decoded_field: ClassVar[str]
+    streams: ClassVar[bool] = False
 
     def __init__(self, title: str, k: int, running: Running) -> None:
         self.k, self.url, self._title = k, running.client.url, title
@@ -323,6 +327,8 @@ class HttpServer(Server):
         with self._lock:
             self._in_flight += 1
             queued = max(1.0, self._in_flight / SIDE_BY_SIDE)
+        if asked.turn is not None:
+            queued = asked.turn.servers
         deadline_s = queued * self._client.deadline_s(len(asked.prompt), asked.budget)
         try:
             with self._named_in_errors():
@@ -345,17 +351,37 @@ class HttpServer(Server):
     def complete(self, asked: Asked, deadline_s: float) -> Completion:
         """Ask once for a completion, within so many seconds."""
 
+    def turn(self, servers: int) -> Turn | None:
+        """See `protocol.Server`: of a server that was started here, is asked alone and streams."""
+        process = self._process
+        if not self.streams or process is None or not self._alone or not process.pausable:
+            return None
+        return Turn(process.pid, servers)
+
     def ask(
-        self, path: str, body: Mapping[str, Any], deadline_s: float, *, decode_cpu: bool = False
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        deadline_s: float,
+        *,
+        decode_cpu: bool = False,
+        turn: Turn | None = None,
     ) -> Answer:
-        """The answer to a request, timed; `decode_cpu` as in `Asked`."""
+        """The answer to a request, timed; `decode_cpu` and `turn` as in `Asked`."""
         readings = CpuReadings(self.cpu_s) if decode_cpu and self._alone else None
         cpu, begin = self._request_cpu_s(), perf_counter()
         with nullcontext() if readings is None else readings:
-            answer = self._client.post(path, body, deadline_s)
+            if turn is None:
+                answer = self._client.post(path, body, deadline_s)
+            else:
+                answer = self.streamed(path, body, deadline_s, turn)
         request_s, after = perf_counter() - begin, self._request_cpu_s()
         cpu_s = None if cpu is None or after is None else after - cpu
-        return Answer(answer, request_s, cpu_s, readings)
+        return Answer(answer, request_s, cpu_s, readings, turn)
+
+    def streamed(self, path: str, body: Mapping[str, Any], deadline_s: float, turn: Turn) -> Any:
+        """The answer to a request as a stream, made whole; `turn` is told of its tokens."""
+        raise NotImplementedError
 
     def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
         """Refuse a server whose model reads token ids as another text; see `protocol.Server`."""
@@ -395,15 +421,21 @@ class HttpServer(Server):
 
     def completion(self, answer: Answer, record: ServedRecord) -> Completion:
         """A request's result; counts are passed over where it decodes plainly."""
+        request_s, prefill_s, decode_s = answer.request_s, record.prefill_s, record.decode_s
+        if answer.turn is not None and prefill_s is not None and decode_s is not None:
+            whole_s = prefill_s + decode_s
+            prefill_s -= answer.turn.prefill_paused_s
+            decode_s = answer.turn.running_s(decode_s)
+            request_s -= whole_s - prefill_s - decode_s
         return Completion(
             tokens=record.tokens or (),
             stop_reason=record.stop_reason or "budget",
-            request_s=answer.request_s,
+            request_s=request_s,
             rounds=record.rounds if self.k else None,
             drafted=record.drafted if self.k else None,
             accepted=record.accepted if self.k else None,
-            prefill_s=record.prefill_s,
-            decode_s=record.decode_s,
+            prefill_s=prefill_s,
+            decode_s=decode_s,
             cpu_s=answer.cpu_s,
             decode_cpu_s=answer.readings
             and answer.readings.decode_s(record.prefill_s, record.decode_s),

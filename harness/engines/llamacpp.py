@@ -60,6 +60,7 @@ from harness.engines.protocol import (
     seconds,
     token_ids,
 )
+from harness.engines.turns import Turn
 from harness.records import NotInstalledError, Rule, UserError
 from harness.serving.drafts import DRAFTS, DraftKind, looks_up
 from harness.serving.llamacpp import COUNTING, SPEC, SPEC_TYPES, drafting_flags
@@ -165,6 +166,7 @@ class LlamaCppServer(HttpServer):
     """One running server of llama.cpp."""
 
     decoded_field = "content"
+    streams = True
 
     def __init__(
         self,
@@ -188,10 +190,22 @@ class LlamaCppServer(HttpServer):
         """Ask once for a completion; see `HttpServer`."""
         drafts = self._drafts(deadline_s)
         body = request_body(asked)
-        answer = self.ask(INTERFACE.path, body, deadline_s, decode_cpu=asked.decode_cpu)
+        answer = self.ask(
+            INTERFACE.path, body, deadline_s, decode_cpu=asked.decode_cpu, turn=asked.turn
+        )
         drafts_now = self._drafts(deadline_s)
         drafted = None if drafts is None or drafts_now is None else drafts_now - drafts
         return self._completion(answer, asked, drafts=drafted)
+
+    def streamed(self, path: str, body: Mapping[str, Any], deadline_s: float, turn: Turn) -> Any:
+        """See `HttpServer`: the last event is the answer, without the tokens of those before."""
+        turn.sent()
+        stream = {**body, "stream": True}
+        events = self._client.streamed(
+            path, stream, deadline_s, lambda event: turn.arrived(len(event["tokens"]))
+        )
+        turn.answered()
+        return {**events[-1], "tokens": [token for event in events for token in event["tokens"]]}
 
     def _drafts(self, deadline_s: float) -> int | None:
         """Rounds that drafted, since the server started; None where they are not one request's."""

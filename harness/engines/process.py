@@ -19,6 +19,8 @@ LOOPBACK = "127.0.0.1"
 STOP_S = 20.0
 # What servers put before a line: which process wrote it, how grave it is, when and where
 LOG_PREFIX = re.compile(r"(\(\w+ pid=\d+\) )?((ERROR|CRITICAL) \S+ \S+ \[[^\]]*\] |\[[^\]]*\] )?")
+# What a process that computes on a card has mapped: CUDA, HIP, Vulkan, SYCL, OpenCL
+CARD_LIBRARIES = ("libcuda.so", "libamdhip64", "libvulkan.so", "libze_loader", "libOpenCL.so")
 SHOWN_LINES, SHOWN_CHARACTERS = 3, 200
 REFUSED = "  Value error, "  # pydantic's, before its reason
 
@@ -74,6 +76,17 @@ class ServerProcess:
     def alive(self) -> bool:
         """Whether it runs."""
         return self._supervisor.poll() is None
+
+    @property
+    def pausable(self) -> bool:
+        """Whether all that it computes stops while its processes are stopped: not on a card."""
+        if sys.platform != "linux":
+            return False
+        try:
+            mapped = [each.path for each in psutil.Process(self.pid).memory_maps()]
+        except psutil.Error:
+            return False
+        return not any(name in path for path in mapped for name in CARD_LIBRARIES)
 
     def cpu_s(self) -> float | None:
         """Processor time so far, seconds; None where the system has no clock for it.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
 from harness.decoding.sampling import SamplingParameters
+from harness.engines.turns import Turn
 from harness.records import Round, Rule, ServerCommand, StopReason, UserError
 from harness.serving.spec import EngineSpec
 
@@ -113,6 +114,7 @@ class Asked(NamedTuple):
             returned ids; none where a request is timed, which they slow down.
         cached: whether the server may use what its cache holds of the prompt.
         decode_cpu: whether the processor time of decoding is wanted apart from the prefill's.
+        turn: of a server that takes turns with others (`Server.turn`).
     """
 
     prompt: Sequence[int]
@@ -122,6 +124,7 @@ class Asked(NamedTuple):
     logprobs: int = 0
     cached: bool = False
     decode_cpu: bool = False
+    turn: Turn | None = None
 
 
 @dataclass(frozen=True)
@@ -228,6 +231,10 @@ class Server(ABC):
 
     k: int
     facts: EngineFacts
+
+    def turn(self, servers: int) -> Turn | None:  # noqa: ARG002
+        """A turn next to others, `servers` in all; None where this one cannot be paused."""
+        return None
 
     @abstractmethod
     def generate(self, asked: Asked) -> Completion:

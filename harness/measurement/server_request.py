@@ -31,6 +31,7 @@ from torch import Tensor
 from harness.decoding.sampling import penalised_along, sampler_for
 from harness.engines.cpu_clock import LONG_PREFILL_S
 from harness.engines.protocol import Completion, EngineFacts, Server
+from harness.engines.turns import Turn
 from harness.measurement.generations import Request, round_counts
 from harness.measurement.target_texts import GeneratedText
 from harness.models.cached import CachedModel
@@ -162,18 +163,24 @@ def check_drafts(server: Server, completion: Completion) -> None:
         )
 
 
-def ask(server: Server, request: Request, number: int, clock: ServerClock) -> ServedRequest:
+def ask(
+    server: Server, request: Request, number: int, clock: ServerClock, turn: Turn | None = None
+) -> ServedRequest:
     """Send a request, and where the clock has no prefill apart, one for the prefill alone.
+
+    Args:
+        number: of the visit.
+        turn: where the server takes turns with others.
 
     Raises:
         UserError: a prefill is too long to be taken off.
     """
-    asked = request.asked._replace(decode_cpu=clock == "cpu")
+    asked = request.asked._replace(decode_cpu=clock == "cpu", turn=turn)
     completion = server.generate(asked)
     check_drafts(server, completion)
     if _timed_apart(completion, clock) is not None:
         return ServedRequest(number, request, completion, completion)
-    one_token = server.generate(asked._replace(budget=1))
+    one_token = server.generate(asked._replace(budget=1, turn=None))
     untimed = completion.decode_s is None
     if clock == "cpu" and untimed and (one_token.cpu_s or 0.0) > LONG_PREFILL_S:
         raise UserError(
