@@ -24,8 +24,6 @@ T = TypeVar("T")
 SLICE_S = 0.5
 # A request is long enough for turns if it takes some slices
 LEAST_S = 4 * SLICE_S
-# A whole answer arrives within this of its last token, unless its server was paused between them
-LATE_S = SLICE_S / 4
 
 
 class Turn:
@@ -71,7 +69,7 @@ class Turn:
         A pause between the last token and the end of the answer is not in them.
         """
         late_s = self._ended - self._began - seconds
-        return seconds - self._paused_s + (late_s if late_s > LATE_S else 0.0)
+        return seconds - self._paused_s + (late_s if late_s > SLICE_S / 4 else 0.0)
 
     # ---- who gives the turns ---------------------------------------------------------------------
 
