@@ -21,11 +21,11 @@ from markupsafe import escape
 from rich.console import Console
 from runs import FROZEN, analysed
 
-from harness import reporting
+from harness import formatting, reporting
 from harness.analysis import analyse
 from harness.cli import compose
 from harness.records import GREEDY, Trial, first
-from harness.reporting import formatting, grid, html, markdown
+from harness.reporting import grid, html, markdown
 from harness.reporting.console import MOST_LINES
 from harness.reporting.content import content_of
 from harness.reporting.sentences.verdict import next_step
@@ -191,9 +191,9 @@ RUNS: Mapping[str, tuple[str, Change]] = {
 }
 any_run = pytest.mark.parametrize("name", RUNS)
 CAVEATS = (
-    Caveat("thinking_mode"),
-    Caveat("chat_template_unused"),
-    Caveat("generation_settings", {"settings": "top_k=20, " * 20, "overrides": "decode.top_k=20"}),
+    Caveat("embedded_models"),
+    Caveat("other_budget", {"ignored": "new_tokens=64", "made_with": "new_tokens=32"}),
+    Caveat("server_defaults", {"settings": "top_k=20, " * 20, "overrides": "decode.top_k=20"}),
     Caveat("few_prompts", {"prompts": 2, "needed": 8, "in_cell": True}),
 )
 
@@ -526,7 +526,7 @@ def test_a_set_that_brought_nothing_leaves_the_workload_undecided() -> None:
 def test_a_k_beyond_the_times_is_left_out_and_named() -> None:
     latency = {"target_ms": 1.0, "draft_ms": 0.1, "verify_ms": [1.0, 1.1, 1.2]}
     made = analyse(changed(load(FROZEN / "audition"), k=[1, 2, 4], latency=latency))
-    assert Caveat("k_not_timed", {"ks": "4"}) in made.caveats
+    assert Caveat("k_left_out", {"ks": "4", "why": "not_timed"}) in made.caveats
     assert {row.k for row in made.results} == {0, 1, 2}
 
 
@@ -831,7 +831,7 @@ def test_drafts_that_were_timed_on_a_machine_of_changing_speed_are_named_and_not
     (said,) = (each for each in made.caveats if each.code == "plain_tokens_unlike")
     assert str(said.values["times"]).partition("(")[2].startswith("tiny_good), ")
     assert "tiny_small" in str(said.values["times"])
-    assert any("chances to be best" in caution for caution in content_of(made).cautions)
+    assert any("ranks do not compare" in caution for caution in content_of(made).cautions)
 
 
 def test_a_ranking_that_is_cut_ends_with_a_whole_row_and_counts_rows() -> None:

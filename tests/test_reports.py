@@ -16,10 +16,10 @@ import pytest
 from rich.console import Console
 from runs import EXAMPLES, FROZEN, analysed, ran
 
-from harness import reporting
+from harness import formatting, reporting
 from harness.analysis import analyse
 from harness.records import Failure
-from harness.reporting import formatting, markdown
+from harness.reporting import markdown
 from harness.reporting.console import MOST_LINES, fold
 from harness.reporting.content import content_of
 from harness.reporting.tables import tables_of

@@ -1135,7 +1135,7 @@ def test_what_cannot_be_predicted_is_measured_and_said(
     assert made.served.not_predicted == why
     assert {row.source for row in made.results} == {"measured"}
     assert made.answers
-    assert any(sentence in text for text in content_of(made).caveats)
+    assert any(sentence in text for text in content_of(made).reasons)
 
 
 def without_synthetic(run: StoredRun) -> StoredRun:
@@ -1213,7 +1213,7 @@ def test_processor_time_is_offered_where_one_thread_computes(
     by_engine = replace(engine, name="llamacpp", started=True, clock="engine")
     notes = {"other_load": MachineLoad(1.2, 2), "server_threads": threads, "engine": by_engine}
     run = replace(stored, manifest=stored.manifest.updated(**notes))
-    (said,) = [each for each in analyse(run).caveats if each.code == "busy_servers"]
+    (said,) = [each for each in analyse(run).caveats if each.code == "busy_machine"]
     assert said.values["processor_time"] is offered
 
 
@@ -1418,7 +1418,7 @@ def test_loads_are_listed_as_ratios_of_throughput(stored: StoredRun, summary: Su
     [
         (lambda run: on_vllm(run, 2.0), []),  # another engine may take longer
         (lambda run: replace(on_vllm(run, 2.0), manifest=run.manifest), ["machine_changed"]),
-        (lambda run: on_vllm(drifting(run, (2,))), ["not_lossless"]),
+        (lambda run: on_vllm(drifting(run, (2,))), ["speedups_not_compared"]),
     ],
 )
 def test_what_differs_between_engines_is_no_fault(
@@ -1427,7 +1427,7 @@ def test_what_differs_between_engines_is_no_fault(
     comparison = compare([stored, other(stored)])
     assert list(dict.fromkeys(entry.code for entry in comparison.caveats)) == codes
     lossy = {(row.temperature, row.k) for row in comparison.engines if not row.lossless}
-    assert lossy == ({(1.0, 2)} if "not_lossless" in codes else set())
+    assert lossy == ({(1.0, 2)} if "speedups_not_compared" in codes else set())
     fastest = [replace(r, speedup=2.0 if r.lossless else 345.0) for r in comparison.engines]
     assert "345.00x" not in " ".join(verdicts(replace(comparison, engines=tuple(fastest))))
     assert comparison.rows

@@ -14,10 +14,10 @@ from server_answers import turns, vllm_answers, vllm_page
 from stand_in_server import StandIn
 from timed_server import stored_timed
 
+from harness import formatting as fmt
 from harness.analysis import analyse
 from harness.analysis.comparison import compare
 from harness.records import MachineLoad, ResultRow
-from harness.reporting import formatting as fmt
 from harness.reporting import plots, tables
 from harness.reporting.plots import style
 from harness.reporting.tables import brief_tables, leaderboard, tables_of

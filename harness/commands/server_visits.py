@@ -25,6 +25,7 @@ from time import monotonic
 import numpy as np
 import psutil
 
+from harness import formatting as fmt
 from harness.analysis import analyse
 from harness.analysis.looks import best_started, served_decided, to_start
 from harness.commands.drafted import EncodedPrompt
@@ -86,7 +87,6 @@ from harness.records import (
     grouped,
     in_one_line,
 )
-from harness.reporting import formatting as fmt
 from harness.reporting import render
 from harness.reporting.sentences.verdict import verdicts
 from harness.stats.two_phase import LOOKS

@@ -9,8 +9,8 @@ sweep and an audition it is our own loop's at the first temperature, or that of 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from harness import formatting as fmt
 from harness.records import RULES, Decision, Rule, Source, first, grouped, where
-from harness.reporting import formatting as fmt
 from harness.serving.drafts import UNKNOWN, kind_of
 from harness.serving.engines import OWN, drafts_alike, spec_of, with_lines
 from harness.summary import Answer, RoundTokens, ServedSummary, Summary, UserLatency

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import quote
 
+from harness import formatting as fmt
 from harness.records import where
-from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.html import glossary, page
 from harness.reporting.sentences import run, verdict

@@ -11,9 +11,9 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from harness import formatting as fmt
 from harness.config import CONF_DIR, OWN_DRAFT
 from harness.records import GREEDY, first, grouped, where
-from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
 from harness.serving.drafts import DRAFTS, DraftKind, kind_of

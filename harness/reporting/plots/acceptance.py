@@ -3,8 +3,8 @@
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 
+from harness import formatting as fmt
 from harness.records import grouped
-from harness.reporting import formatting as fmt
 from harness.reporting.plots import style
 from harness.reporting.tables.leaderboard import at_k
 from harness.summary import AcceptanceByPosition, Summary

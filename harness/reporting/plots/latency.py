@@ -2,8 +2,8 @@
 
 from itertools import pairwise
 
+from harness import formatting as fmt
 from harness.records import grouped, where
-from harness.reporting import formatting as fmt
 from harness.reporting.plots import style
 from harness.reporting.tables import stability
 from harness.reporting.tables.latency import Forward, fastest_round, named_waterfall, verify_curves

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from harness.reporting import formatting as fmt
+from harness import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.sentences import as_sentence, served
 from harness.summary import Explanation, RuleOfThumb, Summary

@@ -2,10 +2,8 @@
 
 from collections.abc import Iterable
 
+from harness import formatting as fmt
 from harness.records import GREEDY_RESULTS, ResultRow, grouped
-from harness.reporting import formatting as fmt
-from harness.reporting.sentences import as_sentence
-from harness.reporting.sentences.caveats import CAVEATS
 from harness.serving.drafts import DRAFTS
 from harness.summary import RunFacts, Summary, TextCheck
 
@@ -20,6 +18,11 @@ TITLES = {
     "plan": "Plan: which K meets a latency goal, and on how many cards",
     "report": "Runs compared: did anything change?",
 }
+DUMMY = "DUMMY WEIGHTS: LATENCIES ARE REAL, ACCEPTANCES ARE NOT."
+SYNTHETIC = (
+    "Acceptance is synthetic (decode.acceptance): speedups and the verdict hold at that acceptance"
+    " only, and the texts are not the target's."
+)
 ENGINES = {
     "cuda_graphs": "CUDA graphs",
     "lean": "eager forward of the harness",
@@ -38,9 +41,8 @@ def title(run: RunFacts) -> str:
 def banner(run: RunFacts) -> str | None:
     """What must be read before any number; None where weights and acceptance are real."""
     if not run.dummies:
-        return as_sentence(CAVEATS["synthetic_acceptance"]) if run.synthetic else None
-    warning = f"{CAVEATS['dummy_weights']}.".upper()
-    warning = f"{warning} The weights of {' and '.join(run.dummies)} are random:"
+        return SYNTHETIC if run.synthetic else None
+    warning = f"{DUMMY} The weights of {' and '.join(run.dummies)} are random:"
     if run.synthetic:
         return f"{warning} acceptance was set (decode.acceptance), and speedups are as good as it."
     return (

@@ -4,17 +4,16 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from harness import formatting as fmt
+from harness.analysis.caveats.texts import differences
 from harness.records import first, grouped, where
-from harness.reporting import formatting as fmt
 from harness.reporting import grid
-from harness.reporting.sentences import Quoted
-from harness.serving.engines import OWN, spec_of
+from harness.serving.engines import OWN
 from harness.serving.spec import changes
 from harness.summary import (
     Answer,
     LoadCell,
     OtherK,
-    ServedCell,
     ServedGate,
     ServedK,
     ServedMemory,
@@ -49,11 +48,6 @@ NOT_PREDICTED = {
         "the requests that were timed do not tell what rounds cost: their texts are too alike in"
         " length, or other work disturbed them"
     ),
-}
-# Why no K was chosen by replay
-EVERY_K = {
-    "server_failed": "a server that was to tell what its rounds cost failed",
-    "no_costs": "the few requests that were to tell what rounds cost do not tell it",
 }
 
 
@@ -162,7 +156,7 @@ def reasons(summary: Summary) -> tuple[str, ...]:
     memory = () if toys or served.memory is None else _memory(served.memory)
     started = () if served.servers is None else _servers(served.servers)
     gates = _gates(served, len(summary.text_checks))
-    found = (*_predictions(served.cells), *gates, *memory)
+    found = (*_predictions(served), *gates, *memory)
     return (*of_answer, *started, *found)
 
 
@@ -289,8 +283,11 @@ def _waits(rows: Sequence[UserLatency], served: ServedSummary) -> Iterator[str]:
             yield f"At K={row.k} a user waits {', '.join(parts)}, in the median{few}{clock}."
 
 
-def _predictions(cells: Sequence[ServedCell]) -> Iterator[str]:
+def _predictions(served: ServedSummary) -> Iterator[str]:
+    cells = served.cells
     errors = [cell.error for cell in cells if cell.error is not None]
+    if served.not_predicted is not None:
+        yield f"No prediction: {NOT_PREDICTED[served.not_predicted]}."
     if errors:
         own = [cell.own_error for cell in cells if cell.own_error is not None]
         beside = f"; from the round times of {OWN.title} {_errors(own)}" if own else ""
@@ -367,16 +364,6 @@ def _gates(served: ServedSummary, checks: int) -> Iterator[str]:
         )
 
 
-def differences(tied: int, differing: int, noise: float | None) -> str:
-    """How many texts tie, within what, and how many really differ; after the number of equal ones.
-
-    noise: of the engine that is judged by it, nats.
-    """
-    within = "rounding" if noise is None else f"the engine's noise of {noise:.2g} nats"
-    ties = f"{fmt.number_of(tied, 'tie', 'ties')}{f' (within {within})' if tied else ''}"
-    return f", {ties}, {fmt.number_of(differing, 'real difference', 'real differences')}"
-
-
 def _not_all_lossless(gates: Sequence[ServedGate]) -> str:
     """Which K are not, of those that were tested at one temperature."""
     results = (
@@ -438,115 +425,3 @@ def _memory(memory: ServedMemory) -> Iterator[str]:
         f"; each further token of context takes {fmt.memory(per_token)} of it" if per_token else ""
     )
     yield f"On this server at K={memory.k} the draft takes {'; and '.join(parts)}{more}."
-
-
-def scores(values: Quoted) -> str:
-    """How far texts are off, as "texts z = -85.1, against plain decoding's z = -60.2"."""
-    names = (("texts", values.get("text_z")), ("against plain decoding's", values.get("plain_z")))
-    return ", ".join(f"{name} z = {z:.1f}" for name, z in names if z is not None)
-
-
-def not_lossless(values: Quoted) -> str:
-    """A caveat: which K, and how far off."""
-    return (
-        f"the server is NOT LOSSLESS {_at(values)} ({scores(values)}): what it returns is not what"
-        f" the target would{_nats(values)}; nothing is predicted there"
-    )
-
-
-def unlike_target(values: Quoted) -> str:
-    """A caveat: the plain server's texts are not those of the target that scored them."""
-    return (
-        f"at temperature {values['temperature']:g} the plain server's own texts are not the"
-        f" target's that is loaded here ({scores(values)}{_nats(values)}): other weights"
-        " (quantised, another revision) or other sampling settings; the gate and replay mean little"
-    )
-
-
-def rounds_of_engine(values: Quoted) -> str:
-    """Whose rounds price a run in which nothing was timed, and how each draft's are known."""
-    title = spec_of(str(values["engine"])).title
-    device = f" on {values['device']}" if values["device"] else ""
-    text = (
-        f"nothing was timed here: round times are those of {title} {values['version']}"
-        f"{device}, measured with draft {values['draft']} in {values['run']}"
-    )
-    if values["same_shape"]:
-        text += f"; {values['same_shape']}: of the same shape, so of the same round times"
-    if values["composed"]:
-        text += (
-            f"; {values['composed']}: not measured there, so its draft steps follow from its size,"
-            " and intervals hold how far that may be off"
-        )
-    return text
-
-
-def other_dtype(values: Quoted) -> str:
-    """A caveat: the draft was scored in other numbers than the server's."""
-    return (
-        f"on {spec_of(str(values['engine'])).title} a draft is served in its target's dtype,"
-        f" {values['served']}, and here it scored texts in {values['scored']}:"
-        f" draft.dtype={values['served']} scores what is served"
-    )
-
-
-def rounds_unlike_replay(values: Quoted) -> str:
-    """A caveat: the rounds are not replay's, what that may be, and what it costs."""
-    rounds, expected, z = (values.get(name) for name in ("rounds", "expected_rounds", "rounds_z"))
-    if rounds is None or expected is None:
-        return f"{_at(values)}, the rounds are not those of replay"
-    by = f"{values.get('equal')} of {values.get('texts')} texts exactly"
-    by = by if z is None else f"z = {z:.1f}"
-    counts = f"{fmt.count(rounds)} where replay expects {fmt.count(expected)}, {by}"
-    other = values.get("other_rule")
-    if other is not None:
-        key = "leave decode.rule out" if other == "greedy_draft" else f"give decode.rule={other}"
-        return (
-            f"{_at(values)}, its rounds are not those of decode.rule={values['rule']} ({counts});"
-            f" they are those of {other}: {key}, or every prediction is of another server"
-        )
-    return (
-        f"{_at(values)}, its rounds are not those of replay ({counts}): the draft that is served is"
-        " not quite the one that scored the texts here (fewer bits, another revision, other"
-        f" kernels), or its acceptance rule is another. Texts are not affected; predictions at this"
-        f" temperature err by about {fmt.percent(abs(rounds / expected - 1.0))}"
-    )
-
-
-def visits_lacking(values: Quoted) -> str:
-    """A caveat: which K were timed in fewer visits than asked for, and what follows."""
-    consequence = (
-        "no answer names it while another K has so many more"
-        if values["left_out"]
-        else "an answer that names it rests on these"
-    )
-    load = "under load " if values["load"] else ""
-    which = f"{load}K={values['ks']} at temperature {values['temperature']:g}"
-    if not values["timed"]:
-        return f"{which} was timed in no visit next to plain decoding; resume= measures it"
-    return (
-        f"{which} was timed in {values['timed']} of {values['asked']} visits: it is compared with"
-        f" plain decoding over these alone, and {consequence}; resume= measures the others"
-    )
-
-
-def queues(values: Quoted) -> str:
-    """A caveat: more requests in flight than the servers decode side by side."""
-    flag = spec_of(str(values["engine"])).slots_flag
-    more = "" if flag is None else f"; more slots: {flag} {values['concurrency']}"
-    return (
-        f"the servers decode {values['slots']} requests side by side, so of"
-        f" {values['concurrency']} or more in flight the others wait: what was timed there is a"
-        f" queue, and no K is given for that load{more}"
-    )
-
-
-def _at(values: Quoted) -> str:
-    return f"at temperature {values['temperature']:g}, K={values['k']}"
-
-
-def _nats(values: Quoted) -> str:
-    nats, expected = values.get("nats"), values.get("expected_nats")
-    if nats is None or expected is None:
-        return ""
-    return f"; {nats:.2f} nats per token, {expected:.2f} is right"

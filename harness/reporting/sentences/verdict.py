@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePath
 
+from harness import formatting as fmt
+from harness.analysis.caveats import Quoted
+from harness.analysis.caveats.servers import scores
 from harness.records import GREEDY, first
-from harness.reporting import formatting as fmt
 from harness.reporting import grid, serving
-from harness.reporting.sentences import Quoted, comparison, plan, running, served
+from harness.reporting.sentences import comparison, plan, running, served
 from harness.serving.drafts import kind_of
 from harness.serving.engines import OWN, spec_of
 from harness.summary import Answer, CheckResult, RoundTokens, ServedSummary, Summary, VerdictReason
@@ -321,7 +323,7 @@ VERDICT_REASONS: Mapping[str, Callable[[Answer, Quoted], str]] = {
     ),
     "server_not_lossless": lambda _, values: (
         f"the server's texts at K={values['k']} are not those of lossless sampling"
-        f" ({served.scores(values)}), so its speed does not count"
+        f" ({scores(values)}), so its speed does not count"
     ),
     "impossible_speedup": _impossible_speedup,
     "given_numbers": _given_numbers,

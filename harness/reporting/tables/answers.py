@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import NamedTuple
 
+from harness import formatting as fmt
 from harness.records import RULES, ResultRow, first, where
-from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.tables.leaderboard import (
     DROPPED,

@@ -6,8 +6,8 @@ v(n) is a target forward over n positions / a target step of the same context an
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from harness import formatting as fmt
 from harness.records import VERIFY_AND_ACCEPT, LatencyRow, ResultRow, first, grouped, where
-from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.tables import stability
 from harness.reporting.tables.specification import Column, Table, columns_by, table

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from harness.reporting import formatting as fmt
+from harness import formatting as fmt
 from harness.reporting.sentences.plan import named, whether_served
 from harness.reporting.tables.specification import Column, Table, columns_by, table
 from harness.summary import Percentiles, Plan, PlanCheck, PlanChoice, PlanPoint, Summary

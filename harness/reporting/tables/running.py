@@ -3,8 +3,8 @@
 from itertools import count
 from typing import NamedTuple
 
+from harness import formatting as fmt
 from harness.records import ResultRow
-from harness.reporting import formatting as fmt
 from harness.reporting.tables.specification import Column, Table, table
 from harness.summary import Summary
 from harness.theory.acceptance import conditional

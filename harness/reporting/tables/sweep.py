@@ -7,8 +7,8 @@ and the title says so; where both were made, `replay_table` shows them next to e
 
 from typing import NamedTuple
 
+from harness import formatting as fmt
 from harness.records import ResultRow, grouped
-from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.sentences.run import greedy_counts
 from harness.reporting.tables import stability
