@@ -20,9 +20,9 @@ from harness import reporting
 from harness.records import Failure
 from harness.reporting import definitions, html
 from harness.reporting.content import Content, content_of
+from harness.reporting.pages import tables_of
 from harness.reporting.plots import Drawn
 from harness.reporting.serving import Snippet
-from harness.reporting.tables import tables_of
 from harness.reporting.tables.specification import Column
 from harness.summary import MadeWith, ModelFacts
 from tests import browser

@@ -134,14 +134,14 @@ def untimed(engine: str, **changes: Any) -> Answer:
 def test_a_refusal_says_what_to_do_first_and_then_why(name: str) -> None:
     entry, reason = REASONS[name]
     start = {"does_not_pay": "do not speculate", "undecided": "undecided"}[entry.decision]
-    assert verdict.verdicts(sweep_of(entry)) == (f"{HERE}: {start}; {reason}.",)
+    assert verdict.of_answers(sweep_of(entry)) == (f"{HERE}: {start}; {reason}.",)
 
 
 def test_a_headline_says_where_it_was_measured_and_what_carries_over() -> None:
     gain = f"{HERE}: serve small at K=3, 1.42x [1.36, 1.48]"
-    assert verdict.verdicts(sweep_of(SERVE)) == (f"{gain}, measured on held-out prompts.",)
+    assert verdict.of_answers(sweep_of(SERVE)) == (f"{gain}, measured on held-out prompts.",)
     replayed = replace(SERVE, rule="exact_match", source="replayed")
-    assert verdict.verdicts(sweep_of(replayed)) == (
+    assert verdict.of_answers(sweep_of(replayed)) == (
         f"{gain}, predicted on held-out prompts by replay where draft and target sample and must"
         " agree.",
     )
@@ -154,14 +154,14 @@ def test_a_headline_says_where_it_was_measured_and_what_carries_over() -> None:
         "plain tokens there (the harness: 2.10, interpolated)"
     )
     others = sweep_of(SERVE, untimed("vllm"), untimed("sglang"))
-    assert verdict.verdicts(others) == (
+    assert verdict.of_answers(others) == (
         f"{gain}, measured on held-out prompts. On vLLM, SGLang: not measured; {emits}",
     )
     loss = replace(REASONS["held_out_loss"][0], temperature=0.0)
-    _, other = verdict.verdicts(sweep_of(SERVE, loss))
+    _, other = verdict.of_answers(sweep_of(SERVE, loss))
     assert other.startswith("Temperature 0, the harness's loop: no draft; small with K=3 loses")
     asked = replace(others, run=replace(RUN, serve_on="vllm"))
-    assert verdict.verdicts(asked) == (
+    assert verdict.of_answers(asked) == (
         f"On vLLM with its defaults, temperature 1: not measured; small with {emits} On the"
         " harness's loop on this machine, one request at a time: serve small at K=3, 1.42x [1.36,"
         " 1.48], measured on held-out prompts.",
@@ -170,7 +170,7 @@ def test_a_headline_says_where_it_was_measured_and_what_carries_over() -> None:
 
 def test_given_times_are_not_called_the_harnesss() -> None:
     given = replace(SERVE, engine=None, source="replayed", temperature=0.0)
-    (sentence,) = verdict.verdicts(sweep_of(given))
+    (sentence,) = verdict.of_answers(sweep_of(given))
     assert sentence.startswith("At the given times, one request at a time, temperature 0: serve")
     assert "measured" not in sentence
 
@@ -266,10 +266,6 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
             "speedup": 0.887,
         },
         "No rounds of small were timed: with half as long steps it has 0.89x at most",
-    ),
-    "not_by_replay": (
-        {"temperature": 0.7, "k": 4, "measured": 2.5, "replayed": 3.0, "differs": True},
-        "alone, which decides less: its rounds emit 2.50 tokens, and 3.00 by replay",
     ),
     "counters_mixed": (
         {"ks": "1, 3", "mean": 1.5, "share": None, "k": 3},
@@ -457,5 +453,5 @@ def test_the_engine_is_named_model_by_model_where_they_differ() -> None:
 
 def test_synthetic_acceptance_is_said_with_every_verdict() -> None:
     made = sweep_of(SERVE, synthetic=True)
-    assert verdict.verdicts(made)[0].endswith(" It holds at the synthetic acceptance only.")
+    assert verdict.of_answers(made)[0].endswith(" It holds at the synthetic acceptance only.")
     assert str(run.banner(made.run)).startswith("Acceptance is synthetic (decode.acceptance)")

@@ -685,23 +685,6 @@ class MeasuredSweep(PairAnalysis):
         pairs = pairs_of(self.trials, temperature, k)
         return check_of_pairs(pairs, ranking.replays, Candidate(self.setup.draft, k))
 
-    def all_caveats(self, outliers: Sequence[OutlierCell]) -> Iterator[Caveat]:
-        """With the verdicts of a run in looks that do not rest on replay."""
-        yield from super().all_caveats(outliers)
-        looks = self.setup.run.manifest.looks
-        for evidence in self.evidence if looks else ():
-            k = looks.k_at(evidence.temperature) if looks else None
-            if k is None or evidence.pairs is not None:
-                continue
-            check = self._check_of_pairs(evidence.temperature, k)
-            yield from timing.NOT_BY_REPLAY.of(
-                evidence.temperature,
-                k,
-                check and check.measured_tokens_per_round,
-                check and check.replayed_tokens_per_round,
-                differs=check is not None and not replay_holds(check),
-            )
-
     def summary(self) -> Summary:
         """With replayed next to measured tokens per round, cell by cell."""
         return replace(super().summary(), replay_checks=tuple(self._replay_checks()))

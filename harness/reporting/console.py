@@ -22,7 +22,7 @@ from harness.reporting.grid import MARK
 from harness.reporting.serving import Snippet
 from harness.reporting.tables.specification import Row, Table
 
-MOST_LINES = 28  # a command's answer takes 30 lines: two are left for `fail_below` and `run:`
+MOST_LINES = 24
 MOST_CODE = 4
 MOST_FAILURES = 5
 FAILURE_ROWS = 2  # of each of them
@@ -256,8 +256,6 @@ def _show_all(content: Content, tables: Sequence[Table], out: Console) -> None:
         _line(out, f"In report.md: {others}.")
     for table in tables:
         print_table(table, out)
-    everything = len(tables) == len(content.tables)
-    _paragraph(out, [content.acceptance] if content.acceptance and everything else [])
     if tables:
         _paragraph(out, content.verdicts, "bold")
 

@@ -13,10 +13,9 @@ from harness import formatting as fmt
 from harness.records import RULES, Decision, Rule, Source, first, grouped, where
 from harness.serving.drafts import UNKNOWN, kind_of
 from harness.serving.engines import OWN, drafts_alike, spec_of, with_lines
-from harness.summary import Answer, RoundTokens, ServedSummary, Summary, UserLatency
+from harness.summary import Answer, RoundTokens, ServedSummary, Summary
 
-# Those whose reports say what to serve
-DECIDING_COMMANDS = frozenset({"sweep", "audition", "server"})
+MOST_SETS = 4  # prompt sets that get a column of the grid
 DECISIONS: Mapping[Decision, str] = {
     "speculate": "speculate",
     "does_not_pay": "do not speculate",
@@ -187,12 +186,6 @@ def marked(summary: Summary) -> Marked | None:
         return None
     at = where(rows(summary), temperature=answer.temperature)
     return Marked(next(row for row in at if answer.engine in row.servers), answer)
-
-
-def latencies(served: ServedSummary, answer: Answer) -> tuple[UserLatency, ...]:
-    """What users wait for outside of a load: with plain decoding, and at an answer's K."""
-    rows = where(served.latencies, load=False, temperature=answer.temperature)
-    return tuple(row for row in rows if row.k in (0, answer.named[1]))
 
 
 def words(answer: Answer) -> str:

@@ -372,29 +372,7 @@ PRICED_FROM_STEPS = CaveatRecord(
 )
 
 
-def _not_by_replay(
-    temperature: float, k: int, measured: float | None, replayed: float | None, *, differs: bool
-) -> Iterator[Values]:
-    """Of a sweep in looks: why replay is no part of a verdict; tokens per round, or None.
-
-    differs: whether these differ too much, or else there is too little of either.
-    """
-    values: Values = {"temperature": temperature, "k": k, "measured": measured}
-    yield {**values, "replayed": replayed, "differs": differs}
-
-
-def _say_not_by_replay(values: Quoted) -> str:
-    why = "too few prompts were both replayed and measured"
-    if values["differs"]:
-        why = "its rounds emit {measured:.2f} tokens, and {replayed:.2f} by replay".format(**values)
-    return (
-        "at temperature {temperature:g} the verdict rests on the measured generations of K={k}"
-        " alone, which decides less: "
-    ).format(**values) + why
-
-
-NOT_BY_REPLAY = CaveatRecord("not_by_replay", "note", _not_by_replay, _say_not_by_replay)
 RECORDS = (
     *(BUSY_MACHINE, THROTTLED_CARD, PLAIN_TOKENS_UNLIKE, OUTLIER_GENERATIONS, PREDICTIONS_OFF),
-    *(PRICED_FROM_STEPS, LATENCY_FROM, NOT_BY_REPLAY, LAUNCH_BOUND),
+    *(PRICED_FROM_STEPS, LATENCY_FROM, LAUNCH_BOUND),
 )

@@ -20,7 +20,6 @@ from harness.summary import (
     ServedSummary,
     StartedServers,
     Summary,
-    UserLatency,
 )
 
 # Of the target's memory, the share that a draft takes from which it is worth a sentence
@@ -142,82 +141,23 @@ def _closest(cells: Sequence[LoadCell], unpaid: Sequence[int], k: int) -> str:
 
 
 def reasons(summary: Summary) -> tuple[str, ...]:
-    """What stands by the headline's number, then what the server was found to be.
-
-    Why it is not another one, what users wait for, how well the server was predicted, whether it is
-    lossless, and what the draft takes.
-    """
+    """Why the headline has no other K, how well the server was predicted, is it lossless."""
     served, shown = summary.served, grid.marked(summary)
     if served is None:
         return ()
-    of_answer = () if shown is None else _of_answer(summary, served, shown.answer)
+    why_not = () if shown is None else _why_no_other(served, shown.answer)
     # The memory of toy models decides nothing
     toys = any(entry.code == "embedded_models" for entry in summary.caveats)
     memory = () if toys or served.memory is None else _memory(served.memory)
     started = () if served.servers is None else _servers(served.servers)
     gates = _gates(served, len(summary.text_checks))
-    found = (*_predictions(served), *gates, *memory)
-    return (*of_answer, *started, *found)
+    return (*why_not, *started, *_predictions(served), *gates, *memory)
 
 
-def _of_answer(summary: Summary, served: ServedSummary, answer: Answer) -> Iterator[str]:
-    """Of the headline's answer: its number and that under load, why no other K, and waits."""
-    yield from _other_numbers(served, answer)
-    yield from _plain_tokens(summary, served, answer.temperature)
+def _why_no_other(served: ServedSummary, answer: Answer) -> Iterator[str]:
     others = [entry for entry in served.other_ks if entry.served_k == answer.k]
     for k, entries in grouped(others, lambda entry: entry.k).items():
         yield _why_not(k, entries, served, answer)
-    yield from _waits(grid.latencies(served, answer), served)
-
-
-def _other_numbers(served: ServedSummary, answer: Answer) -> Iterator[str]:
-    """Why the table of loads has another ratio for one request at a time."""
-    cell = {"temperature": answer.temperature, "k": answer.named[1]}
-    alone, loaded = first(served.by_k, **cell), first(served.load, **cell, concurrency=1)
-    if alone is None or loaded is None or None in (answer.speedup, alone.whole_request_speedup):
-        return
-    yield (
-        f"K={alone.k} has three speedups over plain decoding, one request at a time. The"
-        f" headline's {fmt.speedup(answer.speedup)} counts decoding alone, and is the one that"
-        " compares with other reports. Prefills included, the same requests give"
-        f" {fmt.speedup(alone.whole_request_speedup)}. In the table of loads it is"
-        f" {fmt.speedup(loaded.throughput_ratio)}: prefills included, requests of half to all of"
-        " the tokens, on servers started for several requests; compare it within that table only."
-    )
-
-
-def _plain_tokens(
-    summary: Summary, served: ServedSummary, temperature: float | None
-) -> Iterator[str]:
-    """Why a plain token has another time in each table."""
-    costs = first(served.costs, temperature=temperature)
-    rows = where(summary.generated, temperature=temperature, k=0, source="measured")
-    cells = [row.ms_per_token for row in rows if row.ms_per_token is not None]
-    if costs is None or not cells:
-        return
-    low, high = (fmt.milliseconds(value) for value in (min(cells), max(cells)))
-    whole = f"{low} ms" if low == high else f"{low} to {high} ms, by prompt set,"
-    timed = "processor time" if served.clock == "cpu" else "the server's clock"
-    yield (
-        f"The time of a plain token at temperature {fmt.temperature(temperature)} depends on what"
-        f" it includes: {fmt.in_ms(costs.plain_s)} ms is R(0), the cost of one more token of a"
-        f" request; {whole} is all of decoding divided by its tokens, the start of a request"
-        f" included; both by {timed}{_waited_per_token(served, temperature)}."
-    )
-
-
-def _waited_per_token(served: ServedSummary, temperature: float | None) -> str:
-    """TPOT of plain decoding, alone and on the servers of loads."""
-    names = {False: "one request at a time", True: "on servers started for several requests"}
-    parts: list[str] = []
-    for load, name in names.items():
-        rows = where(served.latencies, temperature=temperature, k=0, load=load)
-        row = first(row for row in rows if row.concurrency in (None, 1) and row.rate is None)
-        if row is not None and row.per_token is not None:
-            parts.append(f"{fmt.seconds(row.per_token.p50)} {name}")
-    return (
-        f"; TPOT, what a user waits for a token, is in the median {_listed(parts)}" if parts else ""
-    )
 
 
 def _why_not(k: int, entries: Sequence[OtherK], served: ServedSummary, answer: Answer) -> str:
@@ -262,58 +202,29 @@ def _apart(entry: OtherK) -> str:
     return f"{fmt.with_bounds(ratio, entry.ratio_lo, entry.ratio_hi)} times as much{unsure}"
 
 
-def _waits(rows: Sequence[UserLatency], served: ServedSummary) -> Iterator[str]:
-    """Medians of a request at the answer's K, next to plain decoding's of the same requests."""
-    for row in rows:
-        if row.paired is None:
-            continue
-        medians = {
-            "for its first token": row.paired.first_token,
-            "for each token after it": row.paired.per_token,
-            "for the whole answer": row.paired.request,
-        }
-        parts = [
-            f"{fmt.seconds(of[1])} (plain: {fmt.seconds(of[0])}) {name}"
-            for name, of in medians.items()
-            if of is not None
-        ]
-        few = "" if row.visits is None else " of the requests that both finished"
-        if parts:
-            clock = ", by the clock, whatever else ran" if served.clock == "cpu" else ""
-            yield f"At K={row.k} a user waits {', '.join(parts)}, in the median{few}{clock}."
-
-
 def _predictions(served: ServedSummary) -> Iterator[str]:
     cells = served.cells
     errors = [cell.error for cell in cells if cell.error is not None]
     if served.not_predicted is not None:
         yield f"No prediction: {NOT_PREDICTED[served.not_predicted]}."
     if errors:
-        own = [cell.own_error for cell in cells if cell.own_error is not None]
-        beside = f"; from the round times of {OWN.title} {_errors(own)}" if own else ""
         yield (
             f"Predicted against measured speedup: {_errors(errors)} over {len(errors)} cells, each"
-            f" predicted from other requests than its own{beside}."
+            " predicted from other requests than its own."
         )
 
 
 def _servers(started: StartedServers) -> Iterator[str]:
-    """How many were started, and which K were not measured on all prompts."""
+    """Which K were not measured on all prompts, or not at all."""
     if not started.number:
         return
-    ks = _listed([f"K={k}" for k in started.ks])
-    if started.rejecting:
-        which = "each" if started.rejecting == started.ks else f"{len(started.rejecting)} of them"
-        ks += f", {which} once more to reject every draft"
-    measured = _listed([f"K={k}" for k in started.measured])
-    others = _listed([f"K={k}" for k in started.ks if k not in started.measured])
-    part = f"; {measured} on all prompts, what is said of {others} is predicted" if others else ""
-    yield f"Speculating servers started: {started.number} ({ks}){part}."
+    if others := _listed([f"K={k}" for k in started.ks if k not in started.measured]):
+        measured = _listed([f"K={k}" for k in started.measured])
+        yield f"Measured on all prompts: {measured}; what is said of {others} is predicted."
     if left := _listed([f"K={k}" for k in started.asked if k not in started.ks]):
         yield (
             f"No server was started at {left}: the search for the fastest K takes speedups to rise"
-            " with K up to it and to fall from there, and nothing is predicted of a K without a"
-            " server (until=all measures every K)."
+            " with K up to it and to fall from there (until=all measures every K)."
         )
 
 
