@@ -71,13 +71,8 @@ UNFILLED = {
     "cards.COSTS": "no run: what a dry run prints",
     "comparison.COLUMNS status": "a comparison with a cell that did not complete",
     "comparison.ENGINES lossless": "a comparison with a run whose speculation changes texts",
-    "served.LATENCIES visits": "a server that ended before the last visit",
-    "served.BRIEF_LATENCIES visits": "a server that ended before the last visit",
-    "served.VISITS": "a server that ended before the last visit",
     "served.LOADS visits": "a server that ended before the last visit",
     "served.LOADS slots": "a server that decodes fewer requests at a time than are sent",
-    "served.LOADS ms/token of a user": "loads by the server's own clock, or at a rate",
-    "served.BRIEF_LATENCIES request p99": "a server, and more requests",
     "served.VARIED": "a server whose K changes",
     "served.GATES ties": "a server whose texts differ",
     "served.GATES real differences": "a server whose texts differ",
@@ -87,12 +82,8 @@ UNFILLED = {
         for per in ("per hour", "per 10^6 tokens")
     },
     **{
-        f"served.{name} requests per second": "a server that is sent requests at a rate"
-        for name in ("LOADS", "REQUESTS", "LATENCIES", "BRIEF_LATENCIES")
-    },
-    **{
-        f"served.{name}": "a server that is sent requests at a rate"
-        for name in ("LATENCIES queue", "LATENCIES within goals", "BRIEF_LATENCIES within goals")
+        f"served.LOADS {name}": "a server that is sent requests at a rate"
+        for name in ("requests per second", "queue", "within goals")
     },
 }
 # Parts of a summary that no run here has, likewise

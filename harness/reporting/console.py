@@ -22,7 +22,7 @@ from harness.reporting.grid import MARK
 from harness.reporting.serving import Snippet
 from harness.reporting.tables.specification import Row, Table
 
-MOST_LINES = 24
+MOST_LINES = 24  # with the command and its log above it still one screen
 MOST_CODE = 4
 MOST_FAILURES = 5
 FAILURE_ROWS = 2  # of each of them

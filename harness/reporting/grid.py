@@ -229,11 +229,6 @@ def timed_by(served: ServedSummary | None) -> str:
     return ", by processor time" if served is not None and served.clock == "cpu" else ""
 
 
-def waited_by(served: ServedSummary) -> str:
-    """What titles say of the clock of what users wait for, where its times have another."""
-    return ", by the clock" if served.clock == "cpu" else ""
-
-
 def own_cost(emitted: RoundTokens) -> str:
     """What a round costs on the harness's loop, in brackets; "" where that is not known.
 

@@ -41,7 +41,9 @@ class Page:
     more: tuple[Maker, ...] = ()  # how it was measured, or further
     brief: tuple[Maker, ...] = ()  # the console's, after the grid
     plots: tuple[str, ...] = ()  # the first one stands by the verdict
-    grid: Maker | None = None  # what to serve, by temperature and engine; on the console
+    grid: Callable[[Summary], Table] | None = (
+        None  # what to serve, by temperature and engine; on the console
+    )
     serves: bool = False  # whether there are lines to paste into a server
     computes: bool = False  # whether nothing was timed: numbers were given, or of stored runs
     kind: Kind | None = None

@@ -496,8 +496,9 @@ def after_answers(summary: Summary) -> NextStep | None:
         if summary.run.own_prompts or any(each.measure for each in serving.snippets_of(summary)):
             return None
         return NextStep("run your own requests with this draft and without it, and compare")
-    same = NextStep("the same sweep with mode=measure measures what is predicted")
-    return _measured_there(summary, answer) or same
+    if answer.run is not None or serving.served_target(summary) is not None:
+        return _measured_there(summary, answer)
+    return NextStep("the same sweep with mode=measure measures what is predicted")
 
 
 def after_an_audition(summary: Summary) -> NextStep | None:

@@ -1,7 +1,7 @@
 """A server that was measured: cells with their predictions, the gate, costs, load."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 from harness import formatting as fmt
 from harness.records import where
@@ -12,16 +12,12 @@ from harness.summary import (
     LoadCell,
     Percentiles,
     ScheduleEntry,
-    ServedCell,
     ServedGate,
     ServedSummary,
     Summary,
     UserLatency,
 )
 
-VISITS: Column[ServedCell | LoadCell | UserLatency] = Column(  # of those that lack some
-    "visits", lambda row: row.visits and f"{row.visits.timed} of {row.visits.asked}"
-)
 Percentile = Literal["p50", "p95", "p99"]
 LOSSLESS = {True: "yes", False: "NO", None: None}
 GATES: tuple[Column[ServedGate], ...] = (
@@ -37,22 +33,6 @@ GATES: tuple[Column[ServedGate], ...] = (
     Column("z of\ntexts", lambda gate: gate.text_z, fmt.deviations),
     Column("z against\nplain", lambda gate: gate.plain_z, fmt.deviations),
 )
-USERS_TOKEN = "ms/token\nof a user"
-LOADS: tuple[Column[LoadCell], ...] = (
-    Column("temperature", lambda cell: cell.temperature, fmt.temperature, key=True),
-    Column("concur-\nrency", lambda cell: cell.concurrency, fmt.count, key=True),
-    Column("requests\nper second", lambda cell: cell.rate, fmt.rate, key=True),
-    Column("K", lambda cell: cell.k, fmt.count, key=True),
-    Column("tok/s", lambda cell: cell.tokens_per_second, fmt.rate),
-    Column(USERS_TOKEN, lambda cell: cell.ms_per_token, fmt.milliseconds),
-    Column("throughput\nratio", lambda cell: cell.throughput_ratio, fmt.speedup),
-    Column("spread", lambda cell: cell.spread, fmt.percent),
-    Column("slots", lambda cell: cell.slots, fmt.count),
-    VISITS,
-)
-
-
-PERCENTILES: tuple[Percentile, ...] = ("p50", "p95", "p99")
 
 
 class Quantity(NamedTuple):
@@ -61,7 +41,6 @@ class Quantity(NamedTuple):
     title: str
     of: Callable[[UserLatency], Percentiles | None]
     definition: str
-    brief: tuple[Percentile, ...]  # those that fit a terminal
 
     def percentile(self, row: UserLatency, name: Percentile) -> float | None:
         """Of a row, in seconds; None where it is not known."""
@@ -69,43 +48,65 @@ class Quantity(NamedTuple):
 
 
 QUANTITIES = (
-    Quantity("TTFT", lambda row: row.first_token, "time to first token", PERCENTILES[:2]),
-    Quantity("TPOT", lambda row: row.per_token, "time per output token", PERCENTILES[:2]),
-    Quantity("request", lambda row: row.request, "request latency", PERCENTILES),
+    Quantity("TTFT", lambda row: row.first_token, "time to first token"),
+    Quantity("TPOT", lambda row: row.per_token, "time per output token"),
+    Quantity("request", lambda row: row.request, "request latency"),
 )
 
 
-def _percentile(quantity: Quantity, name: Percentile) -> Column[UserLatency]:
+class Loaded(NamedTuple):
+    """One K under a load, or one request at a time: what it gives, and what its users wait."""
 
-    title, term = f"{quantity.title}\n{name}", quantity.definition
-    return Column(title, lambda row: quantity.percentile(row, name), fmt.seconds, definition=term)
+    cell: LoadCell | None  # None one by one
+    waits: UserLatency | None
+
+    @property
+    def of(self) -> LoadCell | UserLatency:
+        """What says under which load, and at which K."""
+        known = self.cell or self.waits
+        assert known is not None
+        return known
+
+    @property
+    def concurrency(self) -> int | None:
+        """Of a load; requests are sent one by one otherwise, but for records of elsewhere."""
+        alone = self.cell is None and self.of.concurrency == 1
+        return None if alone else self.of.concurrency
+
+    @property
+    def visits(self) -> str | None:
+        """Those that it has, where it lacks some."""
+        visits = self.of.visits
+        return visits and f"{visits.timed} of {visits.asked}"
 
 
-def _side_by_side(row: UserLatency) -> int | None:
-    """Of a load; requests are sent one by one otherwise, but for records of elsewhere."""
-    return row.concurrency if row.load or row.concurrency != 1 else None
+def _percentile(quantity: Quantity, name: Percentile) -> Column[Loaded]:
+    return Column(
+        f"{quantity.title}\n{name}",
+        lambda row: row.waits and quantity.percentile(row.waits, name),
+        fmt.seconds,
+        definition=quantity.definition,
+    )
 
 
-REQUESTS: tuple[Column[UserLatency], ...] = (
-    Column("concur-\nrency", _side_by_side, fmt.count, key=True),
-    Column("requests\nper second", lambda row: row.rate, fmt.rate, key=True),
-    Column("K", lambda row: row.k, fmt.count, key=True),
-    Column("requests", lambda row: row.requests, fmt.count),
-)
-LATENCIES: tuple[Column[UserLatency], ...] = (
-    Column("T", lambda row: row.temperature, fmt.temperature, key=True),
-    *REQUESTS,
-    *(_percentile(quantity, name) for quantity in QUANTITIES for name in PERCENTILES[:2]),
-    Column("within\ngoals", lambda row: row.within_goals, fmt.percent, definition="within goals"),
-    Column("queue", lambda row: "grows" if row.queue_grows else None, definition="queue grows"),
-    VISITS,
-)
-# Those that fit a terminal
-BRIEF_LATENCIES: tuple[Column[UserLatency], ...] = (
-    *REQUESTS,
-    *(_percentile(quantity, name) for quantity in QUANTITIES for name in quantity.brief),
-    Column("within\ngoals", lambda row: row.within_goals, fmt.percent, definition="within goals"),
-    VISITS,
+LOADS: tuple[Column[Loaded], ...] = (
+    Column("T", lambda row: row.of.temperature, fmt.temperature, key=True),
+    Column("concur-\nrency", lambda row: row.concurrency, fmt.count, key=True),
+    Column("requests\nper second", lambda row: row.of.rate, fmt.rate, key=True),
+    Column("K", lambda row: row.of.k, fmt.count, key=True),
+    Column("tok/s", lambda row: row.cell and row.cell.tokens_per_second, fmt.rate),
+    Column("throughput\nratio", lambda row: row.cell and row.cell.throughput_ratio, fmt.speedup),
+    Column("spread", lambda row: row.cell and row.cell.spread, fmt.percent),
+    Column("requests", lambda row: row.waits and row.waits.requests, fmt.count),
+    *(_percentile(quantity, name) for quantity in QUANTITIES for name in ("p50", "p95")),
+    Column("within\ngoals", lambda row: row.waits and row.waits.within_goals, fmt.percent),
+    Column(
+        "queue",
+        lambda row: "grows" if row.waits and row.waits.queue_grows else None,
+        definition="queue grows",
+    ),
+    Column("slots", lambda row: row.cell and row.cell.slots, fmt.count),
+    Column("visits", lambda row: row.visits),
 )
 
 
@@ -126,9 +127,6 @@ class Varied(NamedTuple):
         return {"schedule": "schedule", "adaptive": "the engine"}.get(self.cell.varying, "")
 
 
-Loaded = TypeVar("Loaded", LoadCell, Varied)
-
-
 def _varied(served: ServedSummary) -> list[Varied]:
     rows: list[Varied] = []
     for cell in served.varying:
@@ -145,13 +143,12 @@ VARIED: tuple[Column[Varied], ...] = (
     Column("requests\nper second", lambda row: row.rate, fmt.rate, key=True),
     Column("K by", lambda row: row.decided, key=True),
     Column("tok/s", lambda row: row.cell.tokens_per_second, fmt.rate),
-    Column(USERS_TOKEN, lambda row: row.cell.ms_per_token, fmt.milliseconds),
     Column("throughput\nratio", lambda row: row.cell.throughput_ratio, fmt.speedup),
     Column("fastest\none K", lambda row: row.fixed and row.fixed.k, fmt.count),
     Column("its\nratio", lambda row: row.fixed and row.fixed.throughput_ratio, fmt.speedup),
     Column("tokens/round\nmeasured", lambda row: row.cell.tokens_per_round, fmt.decimal),
     Column("spread", lambda row: row.cell.spread, fmt.percent),
-    Column("visits", lambda row: VISITS.value(row.cell)),
+    Column("visits", lambda row: Loaded(row.cell, None).visits),
 )
 
 
@@ -196,14 +193,14 @@ LATENCY_NOTE = (
     " p95 needs 20 requests."
 )
 LATENCY_CLOCKS = {
-    "client": "By the client's clock; TPOT by the server's own, where it tells.",
-    "engine": "By the speedups' clock: this run did not store what the client saw.",
+    "client": "Waits are by the client's clock; TPOT by the server's own, where it tells.",
+    "engine": "Waits are by the speedups' clock: this run did not store what the client saw.",
 }
 LOAD_NOTE = (
     "throughput ratio: tokens per second of whole requests, prefills included, / plain decoding's"
     " under the same load. spread: over visits, one standard deviation."
 )
-LOAD_CLOCK = "All times are the client's."
+CPU_NOTE = "tok/s and ratios are by processor time, at a rate of requests by the clock."
 SCHEDULE_NOTE = (
     "K: by tokens per round of replay / R(K, B), what an iteration took under that load. tie with:"
     " within the spread of visits. lost to the fastest: throughput that a visit loses with the K"
@@ -228,25 +225,30 @@ def schedule_table(summary: Summary) -> Table:
 
 
 def waits_table(summary: Summary) -> Table:
-    """What users wait for: under load where loads were timed, else one request at a time."""
+    """What users wait for one request at a time, where no loads were timed."""
     served = summary.served
-    rows = served.latencies if served else ()
-    loaded = where(rows, load=True)
-    under = " under load" if loaded else ""
-    notes = (LATENCY_NOTE, *dict.fromkeys(LATENCY_CLOCKS[row.clock] for row in rows))
-    title = f"{WAITS}{_on(served)}{under}{grid.waited_by(served) if served else ''}"
-    return table(title, LATENCIES, loaded or rows, notes=notes)
+    rows = served.latencies if served and not served.load else ()
+    return table(f"{WAITS}{_on(served)}", LOADS, _alone(rows), notes=_of_waits(rows))
 
 
 def brief_waits_table(summary: Summary) -> Table:
     """Of the headline's temperature: plain decoding, and the K of the answer."""
     served, shown = summary.served, grid.marked(summary)
-    if served is None or shown is None:
-        return table("", BRIEF_LATENCIES, ())
-    at = where(served.latencies, load=False, temperature=shown.answer.temperature)
-    rows = [row for row in at if row.k in (0, shown.answer.named[1])]
-    temperature = f" at temperature {fmt.temperature(shown.answer.temperature)}"
-    return table(f"{WAITS}{temperature}{grid.waited_by(served)}", BRIEF_LATENCIES, rows)
+    rows: Sequence[UserLatency] = ()
+    temperature = None if shown is None else shown.answer.temperature
+    if served is not None and shown is not None:
+        at = where(served.latencies, temperature=temperature)
+        rows = [row for row in at if row.k in (0, shown.answer.named[1])]
+    title = f"{WAITS} at temperature {fmt.temperature(temperature)}"
+    return table(title, LOADS[1:], _alone(rows))
+
+
+def _alone(rows: Sequence[UserLatency]) -> list[Loaded]:
+    return [Loaded(None, row) for row in where(rows, load=False)]
+
+
+def _of_waits(rows: Sequence[UserLatency]) -> list[str]:
+    return [LATENCY_NOTE, *dict.fromkeys(LATENCY_CLOCKS[row.clock] for row in rows)]
 
 
 def gates_table(summary: Summary) -> Table:
@@ -256,42 +258,29 @@ def gates_table(summary: Summary) -> Table:
 
 
 def load_tables(summary: Summary) -> list[Table]:
-    """Loads by K, and those of servers whose K changes; none of other runs."""
+    """Loads by K with what users wait, and those of servers whose K changes."""
     served = summary.served
     if served is None:
         return []
-    name = spec_of(served.engine).title
+    name, waits = spec_of(served.engine).title, where(served.latencies, load=True)
+    by_load = {(row.temperature, row.concurrency, row.rate, row.k): row for row in waits}
+    rows = [
+        Loaded(cell, by_load.get((cell.temperature, cell.concurrency, cell.rate, cell.k)))
+        for cell in served.load
+    ]
+    clock = CPU_NOTE if served.clock == "cpu" else ""
     lines = (f"Started with: {each.line}" for each in served.varying_commands.values())
-    varied_notes = (VARIED_NOTE, *lines)
+    notes = (LOAD_NOTE, clock, *(_of_waits(waits) if waits else ()))
     return [
-        *_loads(f"{name} under load", LOADS, served.load, served, (LOAD_NOTE,)),
-        *_loads(f"{name} whose K changes", VARIED, _varied(served), served, varied_notes),
+        table(f"{name} under load", LOADS, rows, notes=notes),
+        table(
+            f"{name} whose K changes",
+            VARIED,
+            _varied(served),
+            notes=(VARIED_NOTE, clock, *lines),
+        ),
     ]
 
 
 def _on(served: ServedSummary | None) -> str:
     return f" on {spec_of(served.engine).title}" if served else ""
-
-
-def _loads(
-    title: str,
-    columns: Sequence[Column[Loaded]],
-    rows: Sequence[Loaded],
-    served: ServedSummary,
-    notes: Sequence[str],
-) -> list[Table]:
-    """Loads, in a table for each clock.
-
-    By processor time nothing is told of a user, nor of requests that arrive at random.
-    """
-    if served.clock != "cpu":
-        return [table(title, columns, rows, notes=(*notes, LOAD_CLOCK))]
-    closed = [row for row in rows if row.rate is None]
-    arriving = [row for row in rows if row.rate is not None]
-    of_server = [column for column in columns if column.title != USERS_TOKEN]
-    return [
-        table(f"{title}{grid.timed_by(served)}", of_server, closed, notes=notes),
-        table(
-            f"{title}, requests at random{grid.waited_by(served)}", columns, arriving, notes=notes
-        ),
-    ]
