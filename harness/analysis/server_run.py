@@ -477,20 +477,21 @@ class ServedRun(ServedPredictions):
         yield from servers.DRAFT_SERVED_IN_OTHER_DTYPE.of(self.engine, scored)
         yield from servers.SERVER_ASKED_LESS.of(self.setup)
         lacking = [
-            (temperature, k, visits)
+            servers.FewerVisits(temperature, k, visits, k in self._answered_ks(temperature))
             for temperature in self.temperatures
             for k in self.ks_at(temperature)
             if (visits := self._lacking(temperature, k)) is not None
         ]
-        named = {(at, k) for at in self.temperatures for k in self._answered_ks(at)}
-        yield from servers.SERVER_VISITS_LACKING.of(lacking, named=named, load=False)
+        yield from servers.SERVER_VISITS_LACKING.of(lacking, load=False)
         yield from servers.LOADS_DISTURBED.of(self.disturbed)
         yield from servers.SERVER_QUEUES.of(self.engine, self.loads.cells)
         yield from servers.RATE_BEYOND_CAPACITY.of(self.latencies)
-        cells = [cell for cell in self.loads.cells if cell.visits is not None]
-        lacking = [(cell.temperature, cell.k, cell.visits) for cell in cells if cell.visits]
-        named = {(cell.temperature, cell.k) for cell in cells if self._may_be_named(cell)}
-        yield from servers.SERVER_VISITS_LACKING.of(lacking, named=named, load=True)
+        lacking = [
+            servers.FewerVisits(cell.temperature, cell.k, cell.visits, self._may_be_named(cell))
+            for cell in self.loads.cells
+            if cell.visits is not None
+        ]
+        yield from servers.SERVER_VISITS_LACKING.of(lacking, load=True)
         yield from PREDICTIONS_OFF.of(self.prediction_errors)
 
     @cached_property

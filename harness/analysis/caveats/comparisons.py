@@ -1,7 +1,6 @@
 """Caveats on runs that are compared: what differs besides what is compared."""
 
 from collections.abc import Iterator, Mapping
-from typing import Literal
 
 from harness import formatting as fmt
 from harness.analysis.caveats.record import CaveatRecord, Quoted
@@ -63,8 +62,8 @@ MACHINE_CHANGED = CaveatRecord(
     " against their own baseline, but a slower machine may change them as well",
 )
 
-WhyNot = Literal["greedy_texts_differ", "greedy_texts_unjudged", "not_lossless", "other_acceptance"]
-_NOT_COMPARED: Mapping[WhyNot, str] = {
+# By the reason that a run has no verdict, or what differs between the runs
+_NOT_COMPARED: Mapping[str, str] = {
     "greedy_texts_differ": "{run}'s greedy texts are not plain decoding's",
     "greedy_texts_unjudged": (
         "{run}'s greedy texts are not plain decoding's (rerun with resume= to check for a tie)"
@@ -76,7 +75,7 @@ _NOT_COMPARED: Mapping[WhyNot, str] = {
 }
 
 
-def _speedups_not_compared(run: str, why: WhyNot, **values: Value) -> Iterator[Values]:
+def _speedups_not_compared(run: str, why: str, **values: Value) -> Iterator[Values]:
     """Why speedups are of other texts, or of other acceptances.
 
     values: temperature and k of a cell that is not lossless; reference_run, reference_kind and kind

@@ -1,7 +1,8 @@
 """Caveats on a server run: is the server lossless, and what was left out or disturbed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from typing import NamedTuple
 
 from harness import formatting as fmt
 from harness.analysis.caveats.record import CaveatRecord, Quoted
@@ -169,22 +170,27 @@ SERVER_ASKED_LESS = CaveatRecord(
 )
 
 
-def _server_visits_lacking(
-    lacking: Sequence[tuple[float, int, Visits]], *, named: set[tuple[float, int]], load: bool
-) -> Iterator[Values]:
-    """The K that were timed in fewer visits than were asked for, by temperature and visits.
+class FewerVisits(NamedTuple):
+    """A K that was timed in fewer visits than were asked for."""
 
-    left_out: whether no answer names any of these K, for others have more (`named`: temperature
-    and K that one may name); load: whether of requests side by side.
+    temperature: float
+    k: int
+    visits: Visits
+    named: bool  # whether an answer may name it, or else another K has so many more
+
+
+def _server_visits_lacking(lacking: Iterable[FewerVisits], *, load: bool) -> Iterator[Values]:
+    """These K, by temperature and visits.
+
+    left_out: whether no answer names any of them; load: whether of requests side by side.
     """
-    groups = grouped(lacking, lambda entry: (entry[0], entry[2]))
+    groups = grouped(lacking, lambda entry: (entry.temperature, entry.visits))
     for (temperature, visits), entries in groups.items():
-        ks = sorted({k for _, k, _ in entries})
         yield {
             "temperature": temperature,
-            "ks": ", ".join(map(str, ks)),
+            "ks": ", ".join(map(str, sorted({entry.k for entry in entries}))),
             **asdict(visits),
-            "left_out": not any((temperature, k) in named for k in ks),
+            "left_out": not any(entry.named for entry in entries),
             "load": load,
         }
 
