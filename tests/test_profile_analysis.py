@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.analysis.caveats.timing import LAUNCH_BOUND
+from harness.analysis.caveats.timing import launch_bound
 from harness.analysis.latency import latency_rows, merged, reference, step_times
 from harness.analysis.profile import round_breakdowns, step_curves
 from harness.records import LatencyRow, PartTiming, StepTiming
@@ -114,6 +114,6 @@ def test_a_launch_bound_step_is_a_caveat_with_its_model():
         bound="overhead", launch_bound=True,
     )  # fmt: skip
     near = replace(bound, role="draft", launch_bound=False)
-    (caveat,) = LAUNCH_BOUND.of([bound, near], StepTimes(0.022, 0.06))
+    (caveat,) = launch_bound.of([bound, near], StepTimes(0.022, 0.06))
     assert caveat.values["roles"] == "target"
     assert caveat.values["c"] == pytest.approx(0.022 / 0.06)

@@ -35,7 +35,7 @@ from pydantic import TypeAdapter, ValidationError
 from scipy.special import stdtrit
 
 from harness.analysis.caveats import given
-from harness.analysis.caveats.prompts import K_LEFT_OUT
+from harness.analysis.caveats.prompts import k_left_out
 from harness.analysis.latency import Latency
 from harness.analysis.profile import ceilings
 from harness.analysis.server_measurements import MeasuredInputs
@@ -389,9 +389,9 @@ def rules_of_thumb(
 
 def _caveats(inputs: Inputs) -> Iterator[Caveat]:
     if not inputs.rounds_measured:
-        yield from given.VERIFY_ASSUMED_EQUAL_STEP.of("verify_ms", inputs.times.verify_s)
+        yield from given.verify_assumed_equal_step.of("verify_ms", inputs.times.verify_s)
     listed = len(inputs.acceptance_by_position)
     if listed:
-        yield from K_LEFT_OUT.of([k for k in inputs.ks if k > listed], "positions")
-        yield from given.POSITIONS_OF_LONGER_DRAFTS.of(inputs.ks, listed)
+        yield from k_left_out.of([k for k in inputs.ks if k > listed], "positions")
+        yield from given.positions_of_longer_drafts.of(inputs.ks, listed)
     yield from inputs.measured.caveats

@@ -34,11 +34,11 @@ import numpy as np
 
 from harness.analysis import analyse
 from harness.analysis.caveats.comparisons import (
-    DIFFERENT_DEVICES,
-    INCOMPLETE_RUN,
-    MACHINE_CHANGED,
-    OTHER_PROMPTS,
-    SPEEDUPS_NOT_COMPARED,
+    different_devices,
+    incomplete_run,
+    machine_changed,
+    other_prompts,
+    speedups_not_compared,
 )
 from harness.analysis.cells import (
     Count,
@@ -201,7 +201,7 @@ def _compare_two(pair: _Pair) -> tuple[list[ComparisonRow], list[Caveat]]:
     for name, setup, served in zip(pair.names, pair.setups, pair.served, strict=True):
         for temperature, k in sorted(not_lossless(setup, served)) if served else ():
             place: Values = {"temperature": temperature, "k": k}
-            caveats += SPEEDUPS_NOT_COMPARED.of(name, "not_lossless", **place)
+            caveats += speedups_not_compared.of(name, "not_lossless", **place)
             cells.add((temperature, k))
     return [
         _times_only(row) if unlike or (row.temperature, row.k) in cells else row for row in rows
@@ -393,7 +393,7 @@ def deciding(
 
 def _unfinished(pair: _Pair) -> Iterator[Caveat]:
     for name, run in zip(pair.names, pair.runs, strict=True):
-        yield from INCOMPLETE_RUN.of(run, name)
+        yield from incomplete_run.of(run, name)
 
 
 def _devices(pair: _Pair) -> Iterator[Caveat]:
@@ -402,7 +402,7 @@ def _devices(pair: _Pair) -> Iterator[Caveat]:
         name = environment.device_name or environment.cpu
         kind = environment.device or "an unknown device"
         devices.append(f"{kind} ({name})" if name else "an unknown device")
-    yield from DIFFERENT_DEVICES.of(pair.names, (devices[0], devices[1]))
+    yield from different_devices.of(pair.names, (devices[0], devices[1]))
 
 
 def _unlike(pair: _Pair) -> Iterator[Caveat]:
@@ -411,7 +411,7 @@ def _unlike(pair: _Pair) -> Iterator[Caveat]:
         checks = text_checks(setup.run.trials, setup.run.checks)
         doubt = None if setup.synthetic else distrust(checks)
         if doubt:
-            yield from SPEEDUPS_NOT_COMPARED.of(name, doubt[0])
+            yield from speedups_not_compared.of(name, doubt[0])
             return
     kinds = [
         "synthetic"
@@ -421,7 +421,7 @@ def _unlike(pair: _Pair) -> Iterator[Caveat]:
     ]
     if kinds[0] != kinds[1]:
         values = {"reference_run": pair.names[0], "reference_kind": kinds[0], "kind": kinds[1]}
-        yield from SPEEDUPS_NOT_COMPARED.of(pair.names[1], "other_acceptance", **values)
+        yield from speedups_not_compared.of(pair.names[1], "other_acceptance", **values)
 
 
 def _shared_prompts(pair: _Pair) -> Iterator[Caveat]:
@@ -438,7 +438,7 @@ def _shared_prompts(pair: _Pair) -> Iterator[Caveat]:
         )
     before, after = (len({(t.prompt_set, t.prompt) for t in run.trials}) for run in pair.runs)
     hashes = {run.manifest.prompts_sha256 for run in pair.runs}
-    yield from OTHER_PROMPTS.of(
+    yield from other_prompts.of(
         pair.names, same, (before, after), len(names) - same, equal_hashes=len(hashes) == 1
     )
 
@@ -460,7 +460,7 @@ def _changed_machine(shared: Shared, pair: _Pair) -> Iterator[Caveat]:
         change = abs(math.log(after.value / before.value))
         if p_value is not None and p_value < SIGNIFICANT and change > LEAST_CHANGE:
             ms = 1e3 * before.value, 1e3 * after.value
-            yield from MACHINE_CHANGED.of(pair.names, temperature, ms)
+            yield from machine_changed.of(pair.names, temperature, ms)
 
 
 def _differences(runs: Sequence[StoredRun]) -> tuple[Difference, ...]:

@@ -25,7 +25,7 @@ from harness.analysis.breakeven import (
     stored_inputs,
 )
 from harness.analysis.caveats import given
-from harness.analysis.caveats.prompts import K_LEFT_OUT
+from harness.analysis.caveats.prompts import k_left_out
 from harness.analysis.latency import Latency
 from harness.analysis.setup import Setup
 from harness.records import MOST_K, Scrape
@@ -125,15 +125,15 @@ def _k_of(scrapes: Sequence[Scrape], total: Counted | None) -> int:
 def _counting(server: RunningServer) -> Iterator[Caveat]:
     """What the counters leave open."""
     if server.total is not None:
-        yield from given.COUNTERS_MIXED.of(server.total, server.ks, server.k)
+        yield from given.counters_mixed.of(server.total, server.ks, server.k)
         if server.total.accepted_at or not server.total.accepted:
-            yield from given.POSITIONS_OF_LONGER_DRAFTS.of(range(1, server.k), server.k)
+            yield from given.positions_of_longer_drafts.of(range(1, server.k), server.k)
 
 
 def _times(
     ks: Sequence[int], covered: Sequence[int], priced_by: StepTimes | None
 ) -> Iterator[Caveat]:
     """What the times of rounds leave open; `priced_by` is None where a run timed rounds."""
-    yield from K_LEFT_OUT.of([k for k in ks if k not in covered], "latency_from")
+    yield from k_left_out.of([k for k in ks if k not in covered], "latency_from")
     if priced_by is not None:
-        yield from given.VERIFY_ASSUMED_EQUAL_STEP.of("verify_ms", priced_by.verify_s)
+        yield from given.verify_assumed_equal_step.of("verify_ms", priced_by.verify_s)

@@ -18,7 +18,7 @@ from dataclasses import replace
 from scipy.special import bdtrc
 
 from harness.analysis.caveats import of_setup
-from harness.analysis.caveats.texts import ROUTING_TIES
+from harness.analysis.caveats.texts import routing_ties
 from harness.analysis.cells import latest, measured_positions, measured_rows
 from harness.analysis.failures import failures, fault, place
 from harness.analysis.setup import Setup
@@ -42,7 +42,7 @@ def analyse_snapshot(setup: Setup) -> Summary:
     return Summary(
         run=setup.facts(rows),
         failures=failures(setup, checks=checks, tests=tests),
-        caveats=(*of_setup(setup), *ROUTING_TIES.of(checks)),
+        caveats=(*of_setup(setup), *routing_ties.of(checks)),
         results=tuple(rows),
         acceptance_by_position=tuple(measured_positions(setup.draft, run.trials, setup.weights)),
         text_checks=tuple(checks),

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from harness.analysis.caveats import plans
-from harness.analysis.caveats.models import OTHER_CARD
-from harness.analysis.caveats.prompts import K_LEFT_OUT
-from harness.analysis.caveats.servers import LOADS_DISTURBED
+from harness.analysis.caveats.models import other_card
+from harness.analysis.caveats.prompts import k_left_out
+from harness.analysis.caveats.servers import loads_disturbed
 from harness.analysis.setup import Setup
 from harness.records import SimulatedChoice
 from harness.stats.jackknife import (
@@ -50,8 +50,8 @@ def analyse_plan(setup: Setup) -> Summary:
         return summary
     plan = plan_from(server, run.simulated, run.config)
     elsewhere = setup.gpu.name if setup.gpu and server.other_device else None
-    other_card = OTHER_CARD.of(elsewhere, server.other_device)
-    return replace(summary, plan=plan, caveats=(*other_card, *caveats_of(server, plan)))
+    said = [*other_card.of(elsewhere, server.other_device), *caveats_of(server, plan)]
+    return replace(summary, plan=plan, caveats=tuple(said))
 
 
 def plan_from(
@@ -247,8 +247,8 @@ def _stops_paying(curves: Sequence[Curve]) -> float | None:
 
 def caveats_of(server: PlannedServer, plan: Plan) -> Iterator[Caveat]:
     """What to mind of a plan by what its server run measured."""
-    yield from K_LEFT_OUT.of(server.lossy, "not_lossless")
-    yield from plans.PLAN_SEPARATE_PASSES.of(server)
-    yield from LOADS_DISTURBED.of(server.disturbed)
-    yield from plans.PLAN_FEW_BEYOND.of(plan, 1.0 - WARM_UP)
-    yield from plans.PLAN_NOT_MEASURED.of(server, plan)
+    yield from k_left_out.of(server.lossy, "not_lossless")
+    yield from plans.plan_separate_passes.of(server)
+    yield from loads_disturbed.of(server.disturbed)
+    yield from plans.plan_few_beyond.of(plan, 1.0 - WARM_UP)
+    yield from plans.plan_not_measured.of(server, plan)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.caveats import of_setup
-from harness.analysis.caveats.timing import LAUNCH_BOUND, PRICED_FROM_STEPS
+from harness.analysis.caveats.timing import launch_bound, priced_from_steps
 from harness.analysis.cells import measured_rows
 from harness.analysis.failures import failures
 from harness.analysis.latency import latency_of_draft, latency_table
@@ -85,8 +85,8 @@ def analyse_profile(setup: Setup) -> Summary:
         results=(*measured, *(_ceiling_row(setup, k, rounds) for k in ks)),
         caveats=(
             *of_setup(setup, measured),
-            *LAUNCH_BOUND.of(shortest_context(bounds), latency_of_pair.steps),
-            *PRICED_FROM_STEPS.of([latency_of_pair.round_summary(setup.draft)]),
+            *launch_bound.of(shortest_context(bounds), latency_of_pair.steps),
+            *priced_from_steps.of([latency_of_pair.round_summary(setup.draft)]),
         ),
         unstable=unstable,
         steps=() if steps is None else (steps,),

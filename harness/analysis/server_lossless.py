@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from harness.analysis.caveats.servers import SERVER_NOT_LOSSLESS, SERVER_ROUNDS_UNLIKE_REPLAY
+from harness.analysis.caveats.servers import server_not_lossless, server_rounds_unlike_replay
 from harness.analysis.cells import completed
 from harness.analysis.lossless import by_text, voiding
 from harness.analysis.server_texts import ServedTexts, Texts
@@ -61,11 +61,11 @@ def _beside_plain(gate: ServedGate, plain: ServedGate | None) -> ServedGate:
 
 def gate_caveats(made: Sequence[ServedGate], rule: Rule | None) -> Iterator[Caveat]:
     """What to mind, by the gates of an engine with this rule; the most serious first."""
-    yield from SERVER_NOT_LOSSLESS.of(made)
+    yield from server_not_lossless.of(made)
     # The rounds of texts that are not the target's are not to be expected
     failed = {gate.temperature for gate in made if gate.lossless is False}
     unlike = [gate for gate in made if gate.temperature not in failed and _rounds_differ(gate)]
-    yield from SERVER_ROUNDS_UNLIKE_REPLAY.of(unlike, rule)
+    yield from server_rounds_unlike_replay.of(unlike, rule)
 
 
 def _gate(run: ServedTexts, temperature: float, k: int) -> ServedGate:

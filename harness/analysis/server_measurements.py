@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from harness.analysis.caveats.given import BENCHMARK_REQUESTS
-from harness.analysis.caveats.prompts import K_LEFT_OUT
-from harness.analysis.caveats.timing import PRICED_FROM_STEPS
+from harness.analysis.caveats.given import benchmark_requests
+from harness.analysis.caveats.prompts import k_left_out
+from harness.analysis.caveats.timing import priced_from_steps
 from harness.analysis.latency import Latency
 from harness.records import UserError
 from harness.summary import Caveat
@@ -60,10 +60,10 @@ def from_run(run: str, latency: Latency, ks: Sequence[int]) -> MeasuredInputs:
         target_ms=1e3 * steps.target_s,
         verify_ms=tuple(1e3 * value for value in steps.verify_s) or None,
         k=covered,
-        caveats=tuple(K_LEFT_OUT.of([k for k in ks if k not in covered], "latency_from")),
+        caveats=tuple(k_left_out.of([k for k in ks if k not in covered], "latency_from")),
     )
     if latency.visits is None:
-        from_steps = PRICED_FROM_STEPS.of([latency.round_summary("")])
+        from_steps = priced_from_steps.of([latency.round_summary("")])
         return replace(inputs, caveats=(*from_steps, *inputs.caveats))
     round_ms = {k: 1e3 * rounds.at(k) for k in covered}
     return replace(inputs, plain_ms=1e3 * rounds.plain_s, round_ms=round_ms)
@@ -109,4 +109,4 @@ def with_acceptance(
 
 def _load(benchmark: ServerBenchmark) -> Iterator[Caveat]:
     """What stands between a benchmark under load and one request at a time."""
-    return BENCHMARK_REQUESTS.of(benchmark.file, benchmark.concurrency, benchmark.failed)
+    return benchmark_requests.of(benchmark.file, benchmark.concurrency, benchmark.failed)

@@ -27,8 +27,8 @@ from harness.analysis.batch_schedule import (
     kept_busy_by_others,
 )
 from harness.analysis.caveats import of_setup, servers, texts
-from harness.analysis.caveats.prompts import K_AT_EDGE
-from harness.analysis.caveats.timing import PREDICTIONS_OFF
+from harness.analysis.caveats.prompts import k_at_edge
+from harness.analysis.caveats.timing import predictions_off
 from harness.analysis.cells import Weights, completed, ratio
 from harness.analysis.failures import failures
 from harness.analysis.lossless import by_text, distrust
@@ -79,11 +79,11 @@ def analyse_served(setup: Setup) -> Summary:
         failures=failures(setup, run.trials),
         caveats=(
             *run.caveats(),
-            *texts.GREEDY_TEXTS_DIFFER.of(by_text(run.checks)),
-            *texts.ROUTING_TIES.of(by_text(run.checks)),
+            *texts.greedy_texts_differ.of(by_text(run.checks)),
+            *texts.routing_ties.of(by_text(run.checks)),
             *of_setup(setup, results),
             # Of this server: another loop's best K says nothing of it
-            *K_AT_EDGE.of(setup, [each for each in answers if each.engine == run.engine.name]),
+            *k_at_edge.of(setup, [each for each in answers if each.engine == run.engine.name]),
         ),
         results=tuple(results),
         latency=(*run.prefill_rows(), *run.round_rows()),
@@ -474,25 +474,25 @@ class ServedRun(ServedPredictions):
         """What to mind of this server, the most serious first."""
         yield from gate_caveats(self.gates, self.engine.rule)
         scored = self.setup.described_draft(self.setup.draft).dtype
-        yield from servers.DRAFT_SERVED_IN_OTHER_DTYPE.of(self.engine, scored)
-        yield from servers.SERVER_ASKED_LESS.of(self.setup)
+        yield from servers.draft_served_in_other_dtype.of(self.engine, scored)
+        yield from servers.server_asked_less.of(self.setup)
         lacking = [
             servers.FewerVisits(temperature, k, visits, k in self._answered_ks(temperature))
             for temperature in self.temperatures
             for k in self.ks_at(temperature)
             if (visits := self._lacking(temperature, k)) is not None
         ]
-        yield from servers.SERVER_VISITS_LACKING.of(lacking, load=False)
-        yield from servers.LOADS_DISTURBED.of(self.disturbed)
-        yield from servers.SERVER_QUEUES.of(self.engine, self.loads.cells)
-        yield from servers.RATE_BEYOND_CAPACITY.of(self.latencies)
+        yield from servers.server_visits_lacking.of(lacking, load=False)
+        yield from servers.loads_disturbed.of(self.disturbed)
+        yield from servers.server_queues.of(self.engine, self.loads.cells)
+        yield from servers.rate_beyond_capacity.of(self.latencies)
         lacking = [
             servers.FewerVisits(cell.temperature, cell.k, cell.visits, self._may_be_named(cell))
             for cell in self.loads.cells
             if cell.visits is not None
         ]
-        yield from servers.SERVER_VISITS_LACKING.of(lacking, load=True)
-        yield from PREDICTIONS_OFF.of(self.prediction_errors)
+        yield from servers.server_visits_lacking.of(lacking, load=True)
+        yield from predictions_off.of(self.prediction_errors)
 
     @cached_property
     def disturbed(self) -> float | None:

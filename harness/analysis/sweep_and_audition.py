@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from harness.analysis.adaptive import ScoredTexts, adaptive_drafting, replayed_adaptively
 from harness.analysis.answers import Answered, Question, answered, carried_over, with_rounds
 from harness.analysis.caveats import of_setup, timing
-from harness.analysis.caveats.prompts import K_AT_EDGE, K_LEFT_OUT
-from harness.analysis.caveats.texts import GREEDY_TEXTS_DIFFER, ROUTING_TIES
+from harness.analysis.caveats.prompts import k_at_edge, k_left_out
+from harness.analysis.caveats.texts import greedy_texts_differ, routing_ties
 from harness.analysis.cells import completed, latest, measured_positions, measured_rows, timed
 from harness.analysis.engine_costs import priced_by
 from harness.analysis.explanation import case_of, explain
@@ -513,10 +513,10 @@ class PairAnalysis:
 
     def all_caveats(self, outliers: Sequence[OutlierCell]) -> Iterator[Caveat]:
         """What to mind: of the texts, the run, the timings, and the K that are left out."""
-        yield from GREEDY_TEXTS_DIFFER.of(self.checks)
-        yield from ROUTING_TIES.of(self.checks)
+        yield from greedy_texts_differ.of(self.checks)
+        yield from routing_ties.of(self.checks)
         if self.setup.priced_by is not None:
-            yield from timing.LATENCY_FROM.of(self.setup, self.setup.priced_by, self.latencies)
+            yield from timing.latency_from.of(self.setup, self.setup.priced_by, self.latencies)
         yield from self.run_caveats()
         # Predictions rest on the times of the first draft
         times = {
@@ -524,16 +524,16 @@ class PairAnalysis:
             for at, each in self.latencies.items()
             for draft, latency in [(n, each[n]) for n in each if n not in self.untimed][:1]
         }
-        yield from timing.OUTLIER_GENERATIONS.of(outliers)
-        yield from timing.PRICED_FROM_STEPS.of([*times.values()], [*self.not_timed()])
-        yield from timing.PLAIN_TOKENS_UNLIKE.of(self.latencies)
-        yield from timing.PREDICTIONS_OFF.of(self.prediction_errors)
+        yield from timing.outlier_generations.of(outliers)
+        yield from timing.priced_from_steps.of([*times.values()], [*self.not_timed()])
+        yield from timing.plain_tokens_unlike.of(self.latencies)
+        yield from timing.predictions_off.of(self.prediction_errors)
         rounds = [each.rounds for by_draft in self.latencies.values() for each in by_draft.values()]
         beyond = [k for k in self.setup.ks if not all(each.covers(k) for each in rounds)]
         if beyond:
-            yield from K_LEFT_OUT.of(beyond, "not_timed")
+            yield from k_left_out.of(beyond, "not_timed")
         else:
-            yield from K_AT_EDGE.of(self.setup, self.answers)
+            yield from k_at_edge.of(self.setup, self.answers)
 
     def positions(self) -> Iterator[AcceptanceByPosition]:
         """Acceptance by position: measured, and replayed of each draft at its best K."""

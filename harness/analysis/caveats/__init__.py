@@ -1,10 +1,10 @@
 """What a reader must know before acting on a run: every caveat, one record each.
 
-A record has a code, a severity, when it holds (a function of the evidence) and what it says (made
-from the values), in the module of its subject. The analysis asks a record `of` the evidence and
-stores the codes with their values in summary.json; a report has the record `say` them. To add one
-is to write a record and to name it in the module's `RECORDS`: there are at most `MOST`, so that a
-new one replaces another.
+A record has a code, a severity, when it holds (a function of the evidence, whose name is the code)
+and what it says (made from the values), in the module of its subject. The analysis asks a record
+`of` the evidence and stores codes with values in summary.json; a report has the record `say` them.
+To add one is to write a function under `caveat`: there are at most `MOST`, so that a new one
+replaces another.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,8 @@ MOST = 45
 RECORDS: Mapping[str, CaveatRecord[Any]] = {
     record.code: record
     for module in (models, prompts, timing, texts, servers, given, plans, comparisons)
-    for record in module.RECORDS
+    for record in vars(module).values()
+    if isinstance(record, CaveatRecord)
 }
 
 
@@ -45,32 +46,32 @@ def of_setup(
     `prompts_of_all`, of the whole workload, is looked at in place of the rows' numbers.
     """
     machine, speed = setup.environment, setup.command != "snapshot"
-    yield from prompts.PROMPTS_LEFT_OUT.of(setup)
-    yield from prompts.SAMPLED_LOG.of(setup)
+    yield from prompts.prompts_left_out.of(setup)
+    yield from prompts.sampled_log.of(setup)
     if speed:
-        yield from models.EMBEDDED_MODELS.of(setup)
+        yield from models.embedded_models.of(setup)
         yield from _beyond_a_drafts_limit(setup)
-    yield from prompts.FEW_PROMPTS.of(setup, results, prompts_of_all)
-    yield from models.SERVER_DEFAULTS.of(setup)
-    yield from prompts.OTHER_BUDGET.of(setup)
-    yield from texts.TEXTS_FROM.of(setup)
+    yield from prompts.few_prompts.of(setup, results, prompts_of_all)
+    yield from models.server_defaults.of(setup)
+    yield from prompts.other_budget.of(setup)
+    yield from texts.texts_from.of(setup)
     if setup.typed_latency:
         verify = setup.conf("latency").get("verify_ms")
-        yield from given.VERIFY_ASSUMED_EQUAL_STEP.of("latency.verify_ms", verify)
+        yield from given.verify_assumed_equal_step.of("latency.verify_ms", verify)
     if setup.priced_by is None:
-        yield from timing.LATENCY_FROM.of(setup, None, {})
+        yield from timing.latency_from.of(setup, None, {})
     auto = speed and setup.conf("device").get("name") == "auto"
     own_times = timing.timed_here(setup)
-    yield from models.OTHER_CARD.of(
+    yield from models.other_card.of(
         setup.gpu.name if own_times and setup.gpu and not setup.ran_on_gpu else None,
         machine.device_name,
         machine.unused_card if auto else None,
     )
     if own_times:
-        yield from models.ENGINE_FALLBACK.of(setup)
-        yield from timing.BUSY_MACHINE.of(setup)
-        yield from timing.THROTTLED_CARD.of(setup)
-        yield from models.SPREAD_OVER_CARDS.of(setup)
+        yield from models.engine_fallback.of(setup)
+        yield from timing.busy_machine.of(setup)
+        yield from timing.throttled_card.of(setup)
+        yield from models.spread_over_cards.of(setup)
 
 
 def _beyond_a_drafts_limit(setup: Setup) -> Iterator[Caveat]:
@@ -78,4 +79,4 @@ def _beyond_a_drafts_limit(setup: Setup) -> Iterator[Caveat]:
     for entry in setup.described.values():
         most = entry.drafts_at_most
         beyond = [k for k in setup.ks if most is not None and k > most]
-        yield from prompts.K_LEFT_OUT.of(beyond, "draft_limit", entry.name, most)
+        yield from prompts.k_left_out.of(beyond, "draft_limit", entry.name, most)

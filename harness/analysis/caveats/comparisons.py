@@ -3,30 +3,33 @@
 from collections.abc import Iterator, Mapping
 
 from harness import formatting as fmt
-from harness.analysis.caveats.record import CaveatRecord, Quoted
+from harness.analysis.caveats.record import Quoted, caveat
 from harness.storage import StoredRun
 from harness.summary import Value, Values
 
 Names = tuple[str, str]  # the reference's first
 
 
-def _incomplete_run(run: StoredRun, name: str) -> Iterator[Values]:
-    if run.manifest.status != "complete":
-        yield {"run": name, "failed": run.manifest.status == "failed"}
-
-
-INCOMPLETE_RUN = CaveatRecord(
-    "incomplete_run",
+@caveat(
     "caution",
-    _incomplete_run,
     lambda values: (
         f"{'FAILED' if values['failed'] else 'UNFINISHED'} RUN: {values['run']}; what it stored is"
         " compared"
     ),
 )
+def incomplete_run(run: StoredRun, name: str) -> Iterator[Values]:
+    """That a run failed, or has not ended."""
+    if run.manifest.status != "complete":
+        yield {"run": name, "failed": run.manifest.status == "failed"}
 
 
-def _different_devices(names: Names, devices: tuple[str, str]) -> Iterator[Values]:
+@caveat(
+    "caution",
+    "DIFFERENT DEVICES: {reference_run} ran on {reference_device}, {run} on {device}; times per"
+    " token say how the devices differ. Speedups are each against their own baseline",
+)
+def different_devices(names: Names, devices: tuple[str, str]) -> Iterator[Values]:
+    """Which device each ran on."""
     if devices[0] != devices[1]:
         yield {
             "reference_run": names[0],
@@ -36,31 +39,19 @@ def _different_devices(names: Names, devices: tuple[str, str]) -> Iterator[Value
         }
 
 
-DIFFERENT_DEVICES = CaveatRecord(
-    "different_devices",
+@caveat(
     "caution",
-    _different_devices,
-    "DIFFERENT DEVICES: {reference_run} ran on {reference_device}, {run} on {device}; times per"
-    " token say how the devices differ. Speedups are each against their own baseline",
+    "THE MACHINE CHANGED: a plain token at temperature {temperature:g} took {reference_ms:.3g} ms"
+    " in {reference_run} and {ms:.3g} ms in {run}, which chance does not explain; speedups are each"
+    " against their own baseline, but a slower machine may change them as well",
 )
-
-
-def _machine_changed(
+def machine_changed(
     names: Names, temperature: float | None, ms: tuple[float, float]
 ) -> Iterator[Values]:
     """That a plain token on the shared prompts took significantly longer in one of the runs."""
     values: Values = {"temperature": temperature, "reference_run": names[0], "run": names[1]}
     yield {**values, "reference_ms": ms[0], "ms": ms[1]}
 
-
-MACHINE_CHANGED = CaveatRecord(
-    "machine_changed",
-    "caution",
-    _machine_changed,
-    "THE MACHINE CHANGED: a plain token at temperature {temperature:g} took {reference_ms:.3g} ms"
-    " in {reference_run} and {ms:.3g} ms in {run}, which chance does not explain; speedups are each"
-    " against their own baseline, but a slower machine may change them as well",
-)
 
 # By the reason that a run has no verdict, or what differs between the runs
 _NOT_COMPARED: Mapping[str, str] = {
@@ -75,43 +66,20 @@ _NOT_COMPARED: Mapping[str, str] = {
 }
 
 
-def _speedups_not_compared(run: str, why: str, **values: Value) -> Iterator[Values]:
+@caveat(
+    "caution",
+    lambda values: (
+        f"NO SPEEDUPS COMPARED{' there' if values['why'] == 'not_lossless' else ''}:"
+        f" {_NOT_COMPARED[values['why']].format(**values)}"
+    ),
+)
+def speedups_not_compared(run: str, why: str, **values: Value) -> Iterator[Values]:
     """Why speedups are of other texts, or of other acceptances.
 
     values: temperature and k of a cell that is not lossless; reference_run, reference_kind and kind
     of acceptances.
     """
     yield {"run": run, "why": why, **values}
-
-
-SPEEDUPS_NOT_COMPARED = CaveatRecord(
-    "speedups_not_compared",
-    "caution",
-    _speedups_not_compared,
-    lambda values: (
-        f"NO SPEEDUPS COMPARED{' there' if values['why'] == 'not_lossless' else ''}:"
-        f" {_NOT_COMPARED[values['why']].format(**values)}"
-    ),
-)
-
-
-def _other_prompts(
-    names: Names, same: int, totals: tuple[int, int], lengths: int, *, equal_hashes: bool
-) -> Iterator[Values]:
-    """Where the runs' prompts differ: `same` have the same name and length, of so many in each.
-
-    lengths: how many have the same name and another length; equal_hashes: whether the words of
-    all are known to be the same.
-    """
-    if totals != (same, same) or not equal_hashes:
-        yield {
-            "prompts": same,
-            "reference_run": names[0],
-            "reference_total": totals[0],
-            "run": names[1],
-            "total": totals[1],
-            "other_lengths": lengths,
-        }
 
 
 def _say_other_prompts(values: Quoted) -> str:
@@ -131,7 +99,21 @@ def _say_other_prompts(values: Quoted) -> str:
     ).format(**{**values, "shared": shared}) + edited
 
 
-OTHER_PROMPTS = CaveatRecord("other_prompts", "note", _other_prompts, _say_other_prompts)
-RECORDS = (
-    *(INCOMPLETE_RUN, DIFFERENT_DEVICES, MACHINE_CHANGED, SPEEDUPS_NOT_COMPARED, OTHER_PROMPTS),
-)
+@caveat("note", _say_other_prompts)
+def other_prompts(
+    names: Names, same: int, totals: tuple[int, int], lengths: int, *, equal_hashes: bool
+) -> Iterator[Values]:
+    """Where the runs' prompts differ: `same` have the same name and length, of so many in each.
+
+    lengths: how many have the same name and another length; equal_hashes: whether the words of
+    all are known to be the same.
+    """
+    if totals != (same, same) or not equal_hashes:
+        yield {
+            "prompts": same,
+            "reference_run": names[0],
+            "reference_total": totals[0],
+            "run": names[1],
+            "total": totals[1],
+            "other_lengths": lengths,
+        }

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from harness import formatting as fmt
-from harness.analysis.caveats.record import CaveatRecord, Quoted
+from harness.analysis.caveats.record import Quoted, caveat
 from harness.summary import Counted, Values
 
 # Below this share of K tokens a round, the shares of the later positions say little; and above this
@@ -14,53 +14,28 @@ FULL, PLAIN = 0.95, 0.05
 MODEL_ERROR, HEAD_ERROR = 0.02, 0.041
 
 
-def _verify_assumed_equal_step(key: str, verify: object) -> Iterator[Values]:
+@caveat(
+    "note",
+    "a verify over K + 1 positions is taken to cost one target step (v = 1); give {key}=[...] to"
+    " use measured times",
+)
+def verify_assumed_equal_step(key: str, verify: object) -> Iterator[Values]:
     """That no times of a verify are given; key: by which they are."""
     if not verify:
         yield {"key": key}
 
 
-VERIFY_ASSUMED_EQUAL_STEP = CaveatRecord(
-    "verify_assumed_equal_step",
+@caveat(
     "note",
-    _verify_assumed_equal_step,
-    "a verify over K + 1 positions is taken to cost one target step (v = 1); give {key}=[...] to"
-    " use measured times",
-)
-
-
-def _positions_of_longer_drafts(ks: Sequence[int], longest: int) -> Iterator[Values]:
-    """The K whose acceptance is estimated from rounds that draft `longest` tokens."""
-    shorter = [k for k in ks if k < longest]
-    if shorter:
-        yield {"ks": ", ".join(map(str, shorter)), "k": longest}
-
-
-POSITIONS_OF_LONGER_DRAFTS = CaveatRecord(
-    "positions_of_longer_drafts",
-    "note",
-    _positions_of_longer_drafts,
     "acceptance by position is of rounds of K={k}, which start in other places than shorter ones:"
     f" for K = {{ks}} it is estimated (at most {MODEL_ERROR:.0%} off replay with a draft model,"
     f" {HEAD_ERROR:.0%} with a head)",
 )
-
-
-def _counters_mixed(total: Counted, ks: Sequence[int], k: int) -> Iterator[Values]:
-    """That not every step was a round of K tokens.
-
-    ks: several, as the server told; mean: tokens that a round drafted, where these are fewer;
-    share: of the tokens, from steps that drafted nothing. None where it does not apply.
-    """
-    mean = share = None
-    if total.drafted is not None and total.drafted < FULL * k * total.rounds:
-        mean = total.drafted / total.rounds
-    if total.drafted is not None and total.requests is not None:
-        plain = 1.0 - (total.requests + total.rounds + total.accepted) / max(1, total.tokens)
-        share = plain if plain > PLAIN else None
-    several = ", ".join(map(str, ks)) if len(ks) > 1 else None
-    if several is not None or mean is not None or share is not None:
-        yield {"ks": several, "mean": mean, "share": share, "k": k}
+def positions_of_longer_drafts(ks: Sequence[int], longest: int) -> Iterator[Values]:
+    """The K whose acceptance is estimated from rounds that draft `longest` tokens."""
+    shorter = [k for k in ks if k < longest]
+    if shorter:
+        yield {"ks": ", ".join(map(str, shorter)), "k": longest}
 
 
 def _say_counters_mixed(values: Quoted) -> str:
@@ -79,13 +54,22 @@ def _say_counters_mixed(values: Quoted) -> str:
     return "; ".join(filter(None, parts))
 
 
-COUNTERS_MIXED = CaveatRecord("counters_mixed", "note", _counters_mixed, _say_counters_mixed)
+@caveat("note", _say_counters_mixed)
+def counters_mixed(total: Counted, ks: Sequence[int], k: int) -> Iterator[Values]:
+    """That not every step was a round of K tokens.
 
-
-def _benchmark_requests(file: str, concurrency: int | None, failed: int) -> Iterator[Values]:
-    """Requests of a benchmark that ran at the same time (None: without a limit), or failed."""
-    if concurrency != 1 or failed:
-        yield {"file": file, "max_concurrency": concurrency, "failed": failed}
+    ks: several, as the server told; mean: tokens that a round drafted, where these are fewer;
+    share: of the tokens, from steps that drafted nothing. None where it does not apply.
+    """
+    mean = share = None
+    if total.drafted is not None and total.drafted < FULL * k * total.rounds:
+        mean = total.drafted / total.rounds
+    if total.drafted is not None and total.requests is not None:
+        plain = 1.0 - (total.requests + total.rounds + total.accepted) / max(1, total.tokens)
+        share = plain if plain > PLAIN else None
+    several = ", ".join(map(str, ks)) if len(ks) > 1 else None
+    if several is not None or mean is not None or share is not None:
+        yield {"ks": several, "mean": mean, "share": share, "k": k}
 
 
 def _say_benchmark_requests(values: Quoted) -> str:
@@ -100,9 +84,8 @@ def _say_benchmark_requests(values: Quoted) -> str:
     return f"{values['file']}: {'; '.join(filter(None, parts))}"
 
 
-BENCHMARK_REQUESTS = CaveatRecord(
-    "benchmark_requests", "note", _benchmark_requests, _say_benchmark_requests
-)
-RECORDS = (
-    *(VERIFY_ASSUMED_EQUAL_STEP, POSITIONS_OF_LONGER_DRAFTS, COUNTERS_MIXED, BENCHMARK_REQUESTS),
-)
+@caveat("note", _say_benchmark_requests)
+def benchmark_requests(file: str, concurrency: int | None, failed: int) -> Iterator[Values]:
+    """Requests of a benchmark that ran at the same time (None: without a limit), or failed."""
+    if concurrency != 1 or failed:
+        yield {"file": file, "max_concurrency": concurrency, "failed": failed}

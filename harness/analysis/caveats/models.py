@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from harness import formatting as fmt
-from harness.analysis.caveats.record import CaveatRecord, Quoted
+from harness.analysis.caveats.record import Quoted, caveat
 from harness.analysis.setup import Setup
 from harness.summary import Values
 
@@ -15,21 +15,27 @@ _OFFERED = ("top_k", "top_p", "min_p", "repetition_penalty", "stop_strings")
 _NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
-def _embedded_models(setup: Setup) -> Iterator[Values]:
+@caveat(
+    "note",
+    "the embedded models are toys that show how the harness works; nothing here says anything"
+    " about a model you would serve",
+)
+def embedded_models(setup: Setup) -> Iterator[Values]:
+    """That the target ships with the package."""
     if setup.embedded:
         yield {}
 
 
-EMBEDDED_MODELS = CaveatRecord(
-    "embedded_models",
-    "note",
-    _embedded_models,
-    "the embedded models are toys that show how the harness works; nothing here says anything"
-    " about a model you would serve",
-)
+def _say_server_defaults(values: Quoted) -> str:
+    with_them = f"; to measure with them: {values['overrides']}" if values["overrides"] else ""
+    return (
+        f"a server applies {values['settings']} unless a request says otherwise, and this run did"
+        f" not{with_them}"
+    )
 
 
-def _server_defaults(setup: Setup) -> Iterator[Values]:
+@caveat("note", _say_server_defaults)
+def server_defaults(setup: Setup) -> Iterator[Values]:
     """What a server applies by itself, and this run did not.
 
     settings: as "the chat template, top_k=20"; overrides: the keys that apply them, or "".
@@ -61,18 +67,21 @@ def _server_defaults(setup: Setup) -> Iterator[Values]:
         yield {"settings": ", ".join(settings), "overrides": " ".join(overrides)}
 
 
-def _say_server_defaults(values: Quoted) -> str:
-    with_them = f"; to measure with them: {values['overrides']}" if values["overrides"] else ""
+def _say_engine_fallback(values: Quoted) -> str:
+    role, name = values["role"], values["name"]
+    cause = f"{role if role == name else f'{role} {name}'}: {values['reason']}"
+    if values["compiled"] is False:
+        return f"{cause}; its steps launch more kernels than compiled ones, which takes longer"
+    if not values["plain_too"]:
+        return f"{cause}; it ran eagerly, so its times are largely those of this loop's Python"
     return (
-        f"a server applies {values['settings']} unless a request says otherwise, and this run did"
-        f" not{with_them}"
+        f"{cause}; its rounds ran eagerly and are compared with plain tokens as CUDA graphs: in an"
+        " engine its rounds would be faster"
     )
 
 
-SERVER_DEFAULTS = CaveatRecord("server_defaults", "note", _server_defaults, _say_server_defaults)
-
-
-def _engine_fallback(setup: Setup) -> Iterator[Values]:
+@caveat("note", _say_engine_fallback)
+def engine_fallback(setup: Setup) -> Iterator[Values]:
     """The models that did not run on the requested engine, or only on part of it.
 
     compiled: False where only compiling failed, None: ran eagerly; plain_too: whether the target
@@ -95,32 +104,6 @@ def _engine_fallback(setup: Setup) -> Iterator[Values]:
         }
 
 
-def _say_engine_fallback(values: Quoted) -> str:
-    role, name = values["role"], values["name"]
-    cause = f"{role if role == name else f'{role} {name}'}: {values['reason']}"
-    if values["compiled"] is False:
-        return f"{cause}; its steps launch more kernels than compiled ones, which takes longer"
-    if not values["plain_too"]:
-        return f"{cause}; it ran eagerly, so its times are largely those of this loop's Python"
-    return (
-        f"{cause}; its rounds ran eagerly and are compared with plain tokens as CUDA graphs: in an"
-        " engine its rounds would be faster"
-    )
-
-
-ENGINE_FALLBACK = CaveatRecord("engine_fallback", "note", _engine_fallback, _say_engine_fallback)
-
-
-def _other_card(
-    named: str | None, device: str | None, unused: str | None = None
-) -> Iterator[Values]:
-    """That another device ran than the named card; and why `device=auto` left a card unused."""
-    if named is not None:
-        yield {"card": named, "device": device or "another device"}
-    if unused is not None:
-        yield {"unused": unused}
-
-
 def _say_other_card(values: Quoted) -> str:
     if values.get("unused"):
         return f"device=auto took the CPU: {values['unused']}"
@@ -131,15 +114,15 @@ def _say_other_card(values: Quoted) -> str:
     )
 
 
-OTHER_CARD = CaveatRecord("other_card", "caution", _other_card, _say_other_card)
-
-
-def _spread_over_cards(setup: Setup) -> Iterator[Values]:
-    """Models whose layers transformers put on several devices."""
-    for role, entry in setup.described.items():
-        cards = [device for device in entry.devices if device.startswith("cuda")]
-        if len(entry.devices) > 1:
-            yield {"role": role, "cards": len(cards), "offloaded": len(cards) < len(entry.devices)}
+@caveat("caution", _say_other_card)
+def other_card(
+    named: str | None, device: str | None, unused: str | None = None
+) -> Iterator[Values]:
+    """That another device ran than the named card; and why `device=auto` left a card unused."""
+    if named is not None:
+        yield {"card": named, "device": device or "another device"}
+    if unused is not None:
+        yield {"unused": unused}
 
 
 def _say_spread_over_cards(values: Quoted) -> str:
@@ -154,7 +137,10 @@ def _say_spread_over_cards(values: Quoted) -> str:
     )
 
 
-SPREAD_OVER_CARDS = CaveatRecord(
-    "spread_over_cards", "note", _spread_over_cards, _say_spread_over_cards
-)
-RECORDS = (EMBEDDED_MODELS, SERVER_DEFAULTS, ENGINE_FALLBACK, OTHER_CARD, SPREAD_OVER_CARDS)
+@caveat("note", _say_spread_over_cards)
+def spread_over_cards(setup: Setup) -> Iterator[Values]:
+    """Models whose layers transformers put on several devices."""
+    for role, entry in setup.described.items():
+        cards = [device for device in entry.devices if device.startswith("cuda")]
+        if len(entry.devices) > 1:
+            yield {"role": role, "cards": len(cards), "offloaded": len(cards) < len(entry.devices)}

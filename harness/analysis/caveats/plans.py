@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from math import ceil
 
-from harness.analysis.caveats.record import CaveatRecord, Quoted
+from harness.analysis.caveats.record import Quoted, caveat
 from harness.serving.engines import spec_of
 from harness.storage.manifest import PlannedServer
 from harness.summary import Plan, Values
@@ -12,17 +12,6 @@ from harness.summary import Plan, Values
 CONTEXT_SLACK = 0.1
 # Simulated requests beyond a percentile, with which largest rates err by 2 % (docs/LOG.md)
 LEAST_BEYOND = 100
-
-
-def _plan_separate_passes(server: PlannedServer) -> Iterator[Values]:
-    """That neighbouring slots alone share a pass without this flag.
-
-    simulated: whether that is so; else it is not known how the servers were started.
-    """
-    if server.separate_passes is not False:
-        spec = spec_of(server.engine)
-        known = server.separate_passes is not None
-        yield {"engine": spec.title, "flag": spec.unified_flag, "simulated": known}
 
 
 def _say_plan_separate_passes(values: Quoted) -> str:
@@ -39,33 +28,16 @@ def _say_plan_separate_passes(values: Quoted) -> str:
     )
 
 
-PLAN_SEPARATE_PASSES = CaveatRecord(
-    "plan_separate_passes", "note", _plan_separate_passes, _say_plan_separate_passes
-)
+@caveat("note", _say_plan_separate_passes)
+def plan_separate_passes(server: PlannedServer) -> Iterator[Values]:
+    """That neighbouring slots alone share a pass without this flag.
 
-
-def _plan_not_measured(server: PlannedServer, plan: Plan) -> Iterator[Values]:
-    """What is planned and was not measured; each None, or False, where it was.
-
-    rate: a larger one than any that was measured (largest_rate; None: none was). slots: of loads at
-    a rate, other than this plan's; slots_timed: up to which costs are known. context: of the
-    longest text; context_timed: of the loads' longest. mean_prompts: whether what a prompt's length
-    costs is not known.
+    simulated: whether that is so; else it is not known how the servers were started.
     """
-    planned_rate = max((each.largest_rate for each in plan.servable), default=0.0)
-    beyond = planned_rate > (server.largest_rate or 0.0)
-    slots = ", ".join(map(str, server.other_slots)) or None
-    longer = server.context > (1.0 + CONTEXT_SLACK) * server.context_timed
-    if beyond or slots or longer or not server.prompts_priced:
-        yield {
-            "rate": planned_rate if beyond else None,
-            "largest_rate": server.largest_rate,
-            "slots": slots,
-            "slots_timed": server.slots_timed,
-            "context": server.context if longer else None,
-            "context_timed": server.context_timed,
-            "mean_prompts": not server.prompts_priced,
-        }
+    if server.separate_passes is not False:
+        spec = spec_of(server.engine)
+        known = server.separate_passes is not None
+        yield {"engine": spec.title, "flag": spec.unified_flag, "simulated": known}
 
 
 def _say_plan_not_measured(values: Quoted) -> str:
@@ -93,24 +65,39 @@ def _say_plan_not_measured(values: Quoted) -> str:
     return f"planned and not measured: {'; '.join(parts)}"
 
 
-PLAN_NOT_MEASURED = CaveatRecord(
-    "plan_not_measured", "note", _plan_not_measured, _say_plan_not_measured
+@caveat("note", _say_plan_not_measured)
+def plan_not_measured(server: PlannedServer, plan: Plan) -> Iterator[Values]:
+    """What is planned and was not measured; each None, or False, where it was.
+
+    rate: a larger one than any that was measured (largest_rate; None: none was). slots: of loads at
+    a rate, other than this plan's; slots_timed: up to which costs are known. context: of the
+    longest text; context_timed: of the loads' longest. mean_prompts: whether what a prompt's length
+    costs is not known.
+    """
+    planned_rate = max((each.largest_rate for each in plan.servable), default=0.0)
+    beyond = planned_rate > (server.largest_rate or 0.0)
+    slots = ", ".join(map(str, server.other_slots)) or None
+    longer = server.context > (1.0 + CONTEXT_SLACK) * server.context_timed
+    if beyond or slots or longer or not server.prompts_priced:
+        yield {
+            "rate": planned_rate if beyond else None,
+            "largest_rate": server.largest_rate,
+            "slots": slots,
+            "slots_timed": server.slots_timed,
+            "context": server.context if longer else None,
+            "context_timed": server.context_timed,
+            "mean_prompts": not server.prompts_priced,
+        }
+
+
+@caveat(
+    "note",
+    "only {beyond} simulated requests are beyond p{percentile:g}: near a card's capacity TTFT"
+    " comes out too low, and the largest rate too high; give requests={requests}",
 )
-
-
-def _plan_few_beyond(plan: Plan, counted_share: float) -> Iterator[Values]:
+def plan_few_beyond(plan: Plan, counted_share: float) -> Iterator[Values]:
     """That few simulated requests wait longer than the percentile; requests: that are enough."""
     beyond = (1.0 - plan.percentile / 100.0) * counted_share * plan.seeds * plan.requests
     if beyond < LEAST_BEYOND - 1e-9:
         needed = 100 * ceil(plan.requests * LEAST_BEYOND / beyond / 100.0 - 1e-9)
         yield {"percentile": plan.percentile, "beyond": round(beyond), "requests": needed}
-
-
-PLAN_FEW_BEYOND = CaveatRecord(
-    "plan_few_beyond",
-    "note",
-    _plan_few_beyond,
-    "only {beyond} simulated requests are beyond p{percentile:g}: near a card's capacity TTFT"
-    " comes out too low, and the largest rate too high; give requests={requests}",
-)
-RECORDS = (PLAN_SEPARATE_PASSES, PLAN_NOT_MEASURED, PLAN_FEW_BEYOND)

@@ -5,14 +5,20 @@ from dataclasses import asdict
 from typing import Literal
 
 from harness import formatting as fmt
-from harness.analysis.caveats.record import CaveatRecord, Quoted
+from harness.analysis.caveats.record import Quoted, caveat
 from harness.analysis.setup import Setup
 from harness.records import ResultRow, grouped
 from harness.stats.jackknife import MIN_PROMPTS
 from harness.summary import Answer, Values
 
 
-def _prompts_left_out(setup: Setup) -> Iterator[Values]:
+def _say_prompts_left_out(values: Quoted) -> str:
+    all_of_them = ": prompts.limit=null takes all of them" if values["limited"] else ""
+    return "{used} of {available} prompts were used ({sets})".format(**values) + all_of_them
+
+
+@caveat("note", _say_prompts_left_out)
+def prompts_left_out(setup: Setup) -> Iterator[Values]:
     """That a limit leaves some of the user's own out; sets: "mine 8 of 30, other 8 of 12"."""
     conf, prompts = setup.conf("prompts"), setup.run.manifest.prompts
     counts = {
@@ -24,23 +30,6 @@ def _prompts_left_out(setup: Setup) -> Iterator[Values]:
         sets = ", ".join(f"{name} {used} of {there}" for name, (used, there) in counts.items())
         limited = conf.get("limit") is not None
         yield {"used": used, "available": available, "sets": sets, "limited": limited}
-
-
-def _say_prompts_left_out(values: Quoted) -> str:
-    all_of_them = ": prompts.limit=null takes all of them" if values["limited"] else ""
-    return "{used} of {available} prompts were used ({sets})".format(**values) + all_of_them
-
-
-PROMPTS_LEFT_OUT = CaveatRecord(
-    "prompts_left_out", "note", _prompts_left_out, _say_prompts_left_out
-)
-
-
-def _sampled_log(setup: Setup) -> Iterator[Values]:
-    """That a sample stands for a log; strata: of the sample."""
-    log = setup.run.manifest.prompts_log
-    if log is not None:
-        yield {**asdict(log), "strata": len(setup.run.manifest.prompts_available)}
 
 
 def log_covered(values: Quoted) -> str:
@@ -55,10 +44,25 @@ def log_covered(values: Quoted) -> str:
     ).format(**{**values, "unusable": unusable})
 
 
-SAMPLED_LOG = CaveatRecord("sampled_log", "note", _sampled_log, log_covered)
+@caveat("note", log_covered)
+def sampled_log(setup: Setup) -> Iterator[Values]:
+    """That a sample stands for a log; strata: of the sample."""
+    log = setup.run.manifest.prompts_log
+    if log is not None:
+        yield {**asdict(log), "strata": len(setup.run.manifest.prompts_available)}
 
 
-def _few_prompts(
+def _say_few_prompts(values: Quoted) -> str:
+    in_cell = values["in_cell"]
+    return (
+        f"{fmt.number_of(values['prompts'], 'prompt', 'prompts')}{' in a cell' if in_cell else ''}:"
+        f" below {values['needed']} there is no interval"
+        f"{' of its own; a verdict pools the prompt sets' if in_cell else ''}"
+    )
+
+
+@caveat("note", _say_few_prompts)
+def few_prompts(
     setup: Setup, results: Sequence[ResultRow], prompts: int | None
 ) -> Iterator[Values]:
     """That there is no interval; in_cell: whether of one prompt set (a sweep) or of all."""
@@ -73,19 +77,15 @@ def _few_prompts(
         yield {"prompts": fewest, "needed": MIN_PROMPTS, "in_cell": prompts is None}
 
 
-def _say_few_prompts(values: Quoted) -> str:
-    in_cell = values["in_cell"]
+def _say_k_at_edge(values: Quoted) -> str:
     return (
-        f"{fmt.number_of(values['prompts'], 'prompt', 'prompts')}{' in a cell' if in_cell else ''}:"
-        f" below {values['needed']} there is no interval"
-        f"{' of its own; a verdict pools the prompt sets' if in_cell else ''}"
-    )
+        "the best K at temperature {temperature:g}, {k}, is the largest that was asked for, so a"
+        " larger one may be faster ({} measures it)"
+    ).format(values["command"] or "k=[{ks}]".format(**values), **values)
 
 
-FEW_PROMPTS = CaveatRecord("few_prompts", "note", _few_prompts, _say_few_prompts)
-
-
-def _k_at_edge(setup: Setup, answers: Sequence[Answer]) -> Iterator[Values]:
+@caveat("note", _say_k_at_edge)
+def k_at_edge(setup: Setup, answers: Sequence[Answer]) -> Iterator[Values]:
     """That the best K is the largest of several: a larger one may be faster.
 
     Of answers for the whole workload on what was timed; a head that drafts no more has no larger.
@@ -104,15 +104,6 @@ def _k_at_edge(setup: Setup, answers: Sequence[Answer]) -> Iterator[Values]:
             return  # the same command for every temperature
 
 
-def _say_k_at_edge(values: Quoted) -> str:
-    return (
-        "the best K at temperature {temperature:g}, {k}, is the largest that was asked for, so a"
-        " larger one may be faster ({} measures it)"
-    ).format(values["command"] or "k=[{ks}]".format(**values), **values)
-
-
-K_AT_EDGE = CaveatRecord("k_at_edge", "note", _k_at_edge, _say_k_at_edge)
-
 WhyLeftOut = Literal["not_timed", "latency_from", "positions", "not_lossless", "draft_limit"]
 _LEFT_OUT: dict[WhyLeftOut, str] = {
     "not_timed": "is beyond the times of some draft, so nothing is predicted there",
@@ -123,7 +114,8 @@ _LEFT_OUT: dict[WhyLeftOut, str] = {
 }
 
 
-def _k_left_out(
+@caveat("note", lambda values: f"K = {values['ks']} " + _LEFT_OUT[values["why"]].format(**values))
+def k_left_out(
     ks: Iterable[int], why: WhyLeftOut, draft: str | None = None, tokens: int | None = None
 ) -> Iterator[Values]:
     """K that have no numbers of their own; draft, tokens: of one that drafts no more."""
@@ -133,15 +125,8 @@ def _k_left_out(
         yield values if draft is None else {**values, "draft": draft, "tokens": tokens}
 
 
-K_LEFT_OUT = CaveatRecord(
-    "k_left_out",
-    "note",
-    _k_left_out,
-    lambda values: f"K = {values['ks']} " + _LEFT_OUT[values["why"]].format(**values),
-)
-
-
-def _other_budget(setup: Setup) -> Iterator[Values]:
+@caveat("note", "{ignored} had no effect: the texts of traces_from were generated with {made_with}")
+def other_budget(setup: Setup) -> Iterator[Values]:
     """What the command asks for, but the texts of another run were not generated with.
 
     As ignored "new_tokens=64 and repetitions=2", made_with "new_tokens=32 repetitions=1".
@@ -154,12 +139,3 @@ def _other_budget(setup: Setup) -> Iterator[Values]:
     if differing:
         ignored = " and ".join(f"{key}={config.get(key)}" for key in differing)
         yield {"ignored": ignored, "made_with": " ".join(f"{k}={made_with[k]}" for k in differing)}
-
-
-OTHER_BUDGET = CaveatRecord(
-    "other_budget",
-    "note",
-    _other_budget,
-    "{ignored} had no effect: the texts of traces_from were generated with {made_with}",
-)
-RECORDS = (*(PROMPTS_LEFT_OUT, SAMPLED_LOG, FEW_PROMPTS, K_AT_EDGE, K_LEFT_OUT, OTHER_BUDGET),)

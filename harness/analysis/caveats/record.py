@@ -31,3 +31,10 @@ class CaveatRecord(Generic[Evidence]):
         """What a reader reads."""
         words = self.sentence
         return words.format(**values) if isinstance(words, str) else words(values)
+
+
+def caveat(
+    severity: Severity, sentence: str | Callable[[Quoted], str]
+) -> Callable[[Callable[Evidence, Iterable[Values]]], CaveatRecord[Evidence]]:
+    """Makes a record of the function that says when it holds; its name is the code."""
+    return lambda when: CaveatRecord(when.__name__, severity, when, sentence)

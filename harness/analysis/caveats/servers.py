@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import NamedTuple
 
 from harness import formatting as fmt
-from harness.analysis.caveats.record import CaveatRecord, Quoted
+from harness.analysis.caveats.record import Quoted, caveat
 from harness.analysis.setup import Setup
 from harness.records import GREEDY, Rule, ServingEngine, grouped
 from harness.serving.engines import spec_of
@@ -14,7 +14,31 @@ from harness.summary import LoadCell, ServedGate, UserLatency, Values, Visits
 # ---- texts and rounds ----------------------------------------------------------------------------
 
 
-def _server_not_lossless(gates: Sequence[ServedGate]) -> Iterator[Values]:
+def _say_server_not_lossless(values: Quoted) -> str:
+    at = f"at temperature {values['temperature']:g}"
+    if values["repeats"]:
+        return (
+            f"{at}, K={values['k']}, all visits of the server returned the same"
+            f" {values['texts']} texts, which the target would not: it ignores the temperature or"
+            " the seeds of requests; texts and rounds here are not those of sampling"
+        )
+    nats, expected = values["nats"], values["expected_nats"]
+    known = nats is not None and expected is not None
+    off = f"; {nats:.2f} nats per token, {expected:.2f} is right" if known else ""
+    if not values["k"]:
+        return (
+            f"{at} the plain server's own texts are not the target's that is loaded here"
+            f" ({scores(values)}{off}): other weights (quantised, another revision) or other"
+            " sampling settings; the gate and replay mean little"
+        )
+    return (
+        f"the server is NOT LOSSLESS {at}, K={values['k']} ({scores(values)}): what it returns is"
+        f" not what the target would{off}; nothing is predicted there"
+    )
+
+
+@caveat("caution", _say_server_not_lossless)
+def server_not_lossless(gates: Sequence[ServedGate]) -> Iterator[Values]:
     """Sampled texts that are not the target's; of K = 0 the plain server's own.
 
     repeats: all visits returned the same texts. text_z, plain_z: how far they are from the
@@ -42,58 +66,6 @@ def scores(values: Quoted) -> str:
     return ", ".join(f"{name} z = {z:.1f}" for name, z in names if z is not None)
 
 
-def _say_server_not_lossless(values: Quoted) -> str:
-    at = f"at temperature {values['temperature']:g}"
-    if values["repeats"]:
-        return (
-            f"{at}, K={values['k']}, all visits of the server returned the same"
-            f" {values['texts']} texts, which the target would not: it ignores the temperature or"
-            " the seeds of requests; texts and rounds here are not those of sampling"
-        )
-    nats, expected = values["nats"], values["expected_nats"]
-    known = nats is not None and expected is not None
-    off = f"; {nats:.2f} nats per token, {expected:.2f} is right" if known else ""
-    if not values["k"]:
-        return (
-            f"{at} the plain server's own texts are not the target's that is loaded here"
-            f" ({scores(values)}{off}): other weights (quantised, another revision) or other"
-            " sampling settings; the gate and replay mean little"
-        )
-    return (
-        f"the server is NOT LOSSLESS {at}, K={values['k']} ({scores(values)}): what it returns is"
-        f" not what the target would{off}; nothing is predicted there"
-    )
-
-
-SERVER_NOT_LOSSLESS = CaveatRecord(
-    "server_not_lossless", "caution", _server_not_lossless, _say_server_not_lossless
-)
-
-
-def _server_rounds_unlike_replay(
-    unlike: Sequence[ServedGate], rule: Rule | None
-) -> Iterator[Values]:
-    """The gate, of those whose rounds are not replay's, where they differ most.
-
-    rounds_z, or equal and texts where rounds are certain (else None); rule: the engine's,
-    other_rule: whose replay the rounds fit, or None.
-    """
-    if not unlike:
-        return
-    worst = max(unlike, key=lambda gate: abs((gate.rounds or 0) - (gate.expected_rounds or 0)))
-    yield {
-        "temperature": worst.temperature,
-        "k": worst.k,
-        "rounds": worst.rounds,
-        "expected_rounds": worst.expected_rounds,
-        "rounds_z": worst.rounds_z,
-        "equal": worst.equal_rounds,
-        "texts": worst.replayed_texts,
-        "rule": rule,
-        "other_rule": worst.other_rule,
-    }
-
-
 def _say_server_rounds_unlike_replay(values: Quoted) -> str:
     at = f"at temperature {values['temperature']:g}, K={values['k']}"
     rounds, expected, z = (values.get(name) for name in ("rounds", "expected_rounds", "rounds_z"))
@@ -117,36 +89,55 @@ def _say_server_rounds_unlike_replay(values: Quoted) -> str:
     )
 
 
-SERVER_ROUNDS_UNLIKE_REPLAY = CaveatRecord(
-    "server_rounds_unlike_replay",
-    "caution",
-    _server_rounds_unlike_replay,
-    _say_server_rounds_unlike_replay,
-)
+@caveat("caution", _say_server_rounds_unlike_replay)
+def server_rounds_unlike_replay(
+    unlike: Sequence[ServedGate], rule: Rule | None
+) -> Iterator[Values]:
+    """The gate, of those whose rounds are not replay's, where they differ most.
+
+    rounds_z, or equal and texts where rounds are certain (else None); rule: the engine's,
+    other_rule: whose replay the rounds fit, or None.
+    """
+    if not unlike:
+        return
+    worst = max(unlike, key=lambda gate: abs((gate.rounds or 0) - (gate.expected_rounds or 0)))
+    yield {
+        "temperature": worst.temperature,
+        "k": worst.k,
+        "rounds": worst.rounds,
+        "expected_rounds": worst.expected_rounds,
+        "rounds_z": worst.rounds_z,
+        "equal": worst.equal_rounds,
+        "texts": worst.replayed_texts,
+        "rule": rule,
+        "other_rule": worst.other_rule,
+    }
 
 
-def _draft_served_in_other_dtype(engine: ServingEngine, scored: str | None) -> Iterator[Values]:
-    """The draft's dtype on the server, and where its texts were scored."""
-    if engine.dtype is not None and scored not in (None, engine.dtype):
-        yield {"engine": engine.name, "served": engine.dtype, "scored": scored}
-
-
-DRAFT_SERVED_IN_OTHER_DTYPE = CaveatRecord(
-    "draft_served_in_other_dtype",
+@caveat(
     "note",
-    _draft_served_in_other_dtype,
     lambda values: (
         f"on {spec_of(str(values['engine'])).title} a draft is served in its target's dtype,"
         f" {values['served']}, and here it scored texts in {values['scored']}:"
         f" draft.dtype={values['served']} scores what is served"
     ),
 )
+def draft_served_in_other_dtype(engine: ServingEngine, scored: str | None) -> Iterator[Values]:
+    """The draft's dtype on the server, and where its texts were scored."""
+    if engine.dtype is not None and scored not in (None, engine.dtype):
+        yield {"engine": engine.name, "served": engine.dtype, "scored": scored}
 
 
 # ---- what was left out ---------------------------------------------------------------------------
 
 
-def _server_asked_less(setup: Setup) -> Iterator[Values]:
+@caveat(
+    "note",
+    "to end within budget_s={budget_s:g} this run asked for less than was configured: {prompts}"
+    " prompts, at most {new_tokens} tokens a text, visits: {repetitions}, temperature"
+    " {temperatures}, K = {ks}; budget_s=null asks for everything",
+)
+def server_asked_less(setup: Setup) -> Iterator[Values]:
     """What a run within budget_s asked for, where that is less than was configured."""
     less = setup.run.manifest.asked_less
     if less is not None and not less.everything:
@@ -160,16 +151,6 @@ def _server_asked_less(setup: Setup) -> Iterator[Values]:
         }
 
 
-SERVER_ASKED_LESS = CaveatRecord(
-    "server_asked_less",
-    "note",
-    _server_asked_less,
-    "to end within budget_s={budget_s:g} this run asked for less than was configured: {prompts}"
-    " prompts, at most {new_tokens} tokens a text, visits: {repetitions}, temperature"
-    " {temperatures}, K = {ks}; budget_s=null asks for everything",
-)
-
-
 class FewerVisits(NamedTuple):
     """A K that was timed in fewer visits than were asked for."""
 
@@ -177,22 +158,6 @@ class FewerVisits(NamedTuple):
     k: int
     visits: Visits
     named: bool  # whether an answer may name it, or else another K has so many more
-
-
-def _server_visits_lacking(lacking: Iterable[FewerVisits], *, load: bool) -> Iterator[Values]:
-    """These K, by temperature and visits.
-
-    left_out: whether no answer names any of them; load: whether of requests side by side.
-    """
-    groups = grouped(lacking, lambda entry: (entry.temperature, entry.visits))
-    for (temperature, visits), entries in groups.items():
-        yield {
-            "temperature": temperature,
-            "ks": ", ".join(map(str, sorted({entry.k for entry in entries}))),
-            **asdict(visits),
-            "left_out": not any(entry.named for entry in entries),
-            "load": load,
-        }
 
 
 def _say_server_visits_lacking(values: Quoted) -> str:
@@ -211,15 +176,33 @@ def _say_server_visits_lacking(values: Quoted) -> str:
     )
 
 
-SERVER_VISITS_LACKING = CaveatRecord(
-    "server_visits_lacking", "note", _server_visits_lacking, _say_server_visits_lacking
-)
+@caveat("note", _say_server_visits_lacking)
+def server_visits_lacking(lacking: Iterable[FewerVisits], *, load: bool) -> Iterator[Values]:
+    """These K, by temperature and visits.
+
+    left_out: whether no answer names any of them; load: whether of requests side by side.
+    """
+    groups = grouped(lacking, lambda entry: (entry.temperature, entry.visits))
+    for (temperature, visits), entries in groups.items():
+        yield {
+            "temperature": temperature,
+            "ks": ", ".join(map(str, sorted({entry.k for entry in entries}))),
+            **asdict(visits),
+            "left_out": not any(entry.named for entry in entries),
+            "load": load,
+        }
 
 
 # ---- loads ---------------------------------------------------------------------------------------
 
 
-def _rate_beyond_capacity(waits: Sequence[UserLatency]) -> Iterator[Values]:
+@caveat(
+    "caution",
+    "at {rate:g} requests per second more arrives than the server serves (K = {ks}): its queue"
+    " grows for as long as they come, so waits there are those of this many requests; give a lower"
+    " rate=",
+)
+def rate_beyond_capacity(waits: Sequence[UserLatency]) -> Iterator[Values]:
     """The least rate at which more arrives than servers of these K serve."""
     behind = [row for row in waits if row.queue_grows]
     if behind:
@@ -228,37 +211,15 @@ def _rate_beyond_capacity(waits: Sequence[UserLatency]) -> Iterator[Values]:
         yield {"rate": rate, "ks": ", ".join(map(str, ks))}
 
 
-RATE_BEYOND_CAPACITY = CaveatRecord(
-    "rate_beyond_capacity",
+@caveat(
     "caution",
-    _rate_beyond_capacity,
-    "at {rate:g} requests per second more arrives than the server serves (K = {ks}): its queue"
-    " grows for as long as they come, so waits there are those of this many requests; give a lower"
-    " rate=",
-)
-
-
-def _loads_disturbed(others: float | None) -> Iterator[Values]:
-    """Processors that other work kept busy during loads, where these are too many; else None."""
-    if others is not None:
-        yield {"others": others}
-
-
-LOADS_DISTURBED = CaveatRecord(
-    "loads_disturbed",
-    "caution",
-    _loads_disturbed,
     "other work kept {others:.2f} processors busy while requests were sent side by side: no K is"
     " named for loads; measure them on a quiet machine",
 )
-
-
-def _server_queues(engine: ServingEngine, cells: Sequence[LoadCell]) -> Iterator[Values]:
-    """The smallest concurrency above the slots that the servers have."""
-    queues = [cell for cell in cells if cell.slots is not None]
-    if queues:
-        first = min(queues, key=lambda cell: cell.concurrency or 0)
-        yield {"engine": engine.name, "concurrency": first.concurrency, "slots": first.slots}
+def loads_disturbed(others: float | None) -> Iterator[Values]:
+    """Processors that other work kept busy during loads, where these are too many; else None."""
+    if others is not None:
+        yield {"others": others}
 
 
 def _say_server_queues(values: Quoted) -> str:
@@ -271,9 +232,10 @@ def _say_server_queues(values: Quoted) -> str:
     )
 
 
-SERVER_QUEUES = CaveatRecord("server_queues", "caution", _server_queues, _say_server_queues)
-RECORDS = (
-    *(SERVER_NOT_LOSSLESS, SERVER_ROUNDS_UNLIKE_REPLAY, DRAFT_SERVED_IN_OTHER_DTYPE),
-    *(SERVER_ASKED_LESS, SERVER_VISITS_LACKING),
-    *(RATE_BEYOND_CAPACITY, LOADS_DISTURBED, SERVER_QUEUES),
-)
+@caveat("caution", _say_server_queues)
+def server_queues(engine: ServingEngine, cells: Sequence[LoadCell]) -> Iterator[Values]:
+    """The smallest concurrency above the slots that the servers have."""
+    queues = [cell for cell in cells if cell.slots is not None]
+    if queues:
+        first = min(queues, key=lambda cell: cell.concurrency or 0)
+        yield {"engine": engine.name, "concurrency": first.concurrency, "slots": first.slots}

@@ -5,28 +5,34 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from harness import formatting as fmt
-from harness.analysis.caveats.record import CaveatRecord, Quoted
+from harness.analysis.caveats.record import Quoted, caveat
 from harness.analysis.failures import place
 from harness.analysis.setup import Setup
 from harness.summary import TextCheck, Values
 
 
-def _texts_from(setup: Setup) -> Iterator[Values]:
+@caveat(
+    "note",
+    "the target is on a server: {engine} {version} at {url} completed the prompts, and nothing was"
+    " timed there",
+)
+def texts_from(setup: Setup) -> Iterator[Values]:
     """The server that completed the prompts: engine, version, url."""
     if completed_by := setup.run.manifest.texts_from:
         yield asdict(completed_by)
 
 
-TEXTS_FROM = CaveatRecord(
-    "texts_from",
-    "note",
-    _texts_from,
-    "the target is on a server: {engine} {version} at {url} completed the prompts, and nothing was"
-    " timed there",
-)
+def _say_greedy_texts_differ(values: Quoted) -> str:
+    not_judged = ", {not_judged} not judged" if values["not_judged"] else ""
+    apart = differences(values["tie"], values["different"], values["noise"])
+    return (
+        f"{{equal}} of {{texts}} greedy texts equal plain decoding's{apart}{not_judged}; the"
+        " first difference is in {prompt_set}/{prompt} K={k} at position {position}"
+    ).format(**values)
 
 
-def _greedy_texts_differ(checks: Sequence[TextCheck]) -> Iterator[Values]:
+@caveat("caution", _say_greedy_texts_differ)
+def greedy_texts_differ(checks: Sequence[TextCheck]) -> Iterator[Values]:
     """The counts of greedy texts, where not every one is plain decoding's, and the first of them.
 
     noise: of an engine that is judged by it, nats.
@@ -57,28 +63,6 @@ def differences(tied: int, differing: int, noise: float | None) -> str:
     return f", {ties}, {fmt.number_of(differing, 'real difference', 'real differences')}"
 
 
-def _say_greedy_texts_differ(values: Quoted) -> str:
-    not_judged = ", {not_judged} not judged" if values["not_judged"] else ""
-    apart = differences(values["tie"], values["different"], values["noise"])
-    return (
-        f"{{equal}} of {{texts}} greedy texts equal plain decoding's{apart}{not_judged}; the"
-        " first difference is in {prompt_set}/{prompt} K={k} at position {position}"
-    ).format(**values)
-
-
-GREEDY_TEXTS_DIFFER = CaveatRecord(
-    "greedy_texts_differ", "caution", _greedy_texts_differ, _say_greedy_texts_differ
-)
-
-
-def _routing_ties(checks: Sequence[TextCheck]) -> Iterator[Values]:
-    """Texts of a mixture that its routers' near ties change (tie), or hide what else does."""
-    tie = sum(check.result == "TIE" and check.routing is not None for check in checks)
-    unjudged = sum(check.result == "UNJUDGED" for check in checks)
-    if tie or unjudged:
-        yield {"tie": tie, "unjudged": unjudged}
-
-
 def _say_routing_ties(values: Quoted) -> str:
     parts = [
         f"{fmt.number_of(values['tie'], 'text differs', 'texts differ')} by that alone"
@@ -95,5 +79,10 @@ def _say_routing_ties(values: Quoted) -> str:
     )
 
 
-ROUTING_TIES = CaveatRecord("routing_ties", "note", _routing_ties, _say_routing_ties)
-RECORDS = (TEXTS_FROM, GREEDY_TEXTS_DIFFER, ROUTING_TIES)
+@caveat("note", _say_routing_ties)
+def routing_ties(checks: Sequence[TextCheck]) -> Iterator[Values]:
+    """Texts of a mixture that its routers' near ties change (tie), or hide what else does."""
+    tie = sum(check.result == "TIE" and check.routing is not None for check in checks)
+    unjudged = sum(check.result == "UNJUDGED" for check in checks)
+    if tie or unjudged:
+        yield {"tie": tie, "unjudged": unjudged}

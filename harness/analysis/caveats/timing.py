@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import get_args
 
 from harness import formatting as fmt
-from harness.analysis.caveats.record import CaveatRecord, Quoted
+from harness.analysis.caveats.record import Quoted, caveat
 from harness.analysis.latency import Latency
 from harness.analysis.prediction_error import PredictionError
 from harness.analysis.setup import Setup
@@ -41,7 +41,24 @@ def timed_here(setup: Setup) -> bool:
 # ---- other work, and heat ------------------------------------------------------------------------
 
 
-def _busy_machine(setup: Setup) -> Iterator[Values]:
+def _say_busy_machine(values: Quoted) -> str:
+    if values.get("processes"):
+        others = fmt.number_of(values["processes"], "other process", "other processes")
+        return f"{others} used the card while this run was timed: time it on a card of its own"
+    busy = f"other work kept {values['load']:.1f} of {values['processors']} processors busy"
+    clock, tells = values.get("clock"), values.get("processor_time", True)
+    if clock == "cpu":
+        waiting = "" if tells else ", and threads that wait for each other count (threads=1)"
+        return (
+            f"{busy}; processor time (clock=cpu) leaves waiting out, but shared caches still slow"
+            f" what is timed{waiting}"
+        )
+    again = ", or with clock=cpu" if clock == "engine" and tells else ""
+    return f"{busy}: time it on a quiet machine{again}"
+
+
+@caveat("caution", _say_busy_machine)
+def busy_machine(setup: Setup) -> Iterator[Values]:
     """Other work on the processors, and of other processes on the card, while times were taken.
 
     load: processors that it kept busy, on average, of so many. clock: "wall"; "engine" of servers
@@ -73,26 +90,28 @@ def _processor_time_tells(setup: Setup, engine: ServingEngine) -> bool:
     return setup.run.manifest.server_threads == 1 and (engine.clock == "cpu" or not untimed)
 
 
-def _say_busy_machine(values: Quoted) -> str:
-    if values.get("processes"):
-        others = fmt.number_of(values["processes"], "other process", "other processes")
-        return f"{others} used the card while this run was timed: time it on a card of its own"
-    busy = f"other work kept {values['load']:.1f} of {values['processors']} processors busy"
-    clock, tells = values.get("clock"), values.get("processor_time", True)
-    if clock == "cpu":
-        waiting = "" if tells else ", and threads that wait for each other count (threads=1)"
-        return (
-            f"{busy}; processor time (clock=cpu) leaves waiting out, but shared caches still slow"
-            f" what is timed{waiting}"
-        )
-    again = ", or with clock=cpu" if clock == "engine" and tells else ""
-    return f"{busy}: time it on a quiet machine{again}"
+def _say_throttled_card(values: Quoted) -> str:
+    clock, limit, heat = (values[name] for name in ("sm_mhz", "power_limit_w", "temperature_c"))
+    default, device = values["default_power_limit_w"], values["device"]
+    slowed_by, remedy = _THROTTLED[str(values["reason"])]
+    highest = "" if values["max_sm_mhz"] is None else f" of {values['max_sm_mhz']:.0f}"
+    parts = [
+        "" if clock is None else f"its SM clock was {clock:.0f} MHz{highest}",
+        "" if heat is None else f"up to {heat:.0f} degrees C",
+        "" if limit is None else f"power limit {limit:.0f} W",
+        "" if default is None or limit == default else f"{default:.0f} W by default",
+    ]
+    facts = ", ".join(filter(None, parts))
+    return (
+        f"the card{'' if device is None else f' {device}'} was slowed by {slowed_by} in"
+        f" {values['throttled']} of"
+        f" {values['samples']} readings while it was measured{f' ({facts})' if facts else ''}: its"
+        f" times are those of a throttled card; {remedy}, and time again"
+    )
 
 
-BUSY_MACHINE = CaveatRecord("busy_machine", "caution", _busy_machine, _say_busy_machine)
-
-
-def _throttled_card(setup: Setup) -> Iterator[Values]:
+@caveat("caution", _say_throttled_card)
+def throttled_card(setup: Setup) -> Iterator[Values]:
     """What lowered the card's clocks while it was measured: heat, a brake, or its power limit.
 
     Of several reasons the one of most samples is named; `hw_slowdown` is set along with those that
@@ -151,33 +170,23 @@ _THROTTLED = {
 }
 
 
-def _say_throttled_card(values: Quoted) -> str:
-    clock, limit, heat = (values[name] for name in ("sm_mhz", "power_limit_w", "temperature_c"))
-    default, device = values["default_power_limit_w"], values["device"]
-    slowed_by, remedy = _THROTTLED[str(values["reason"])]
-    highest = "" if values["max_sm_mhz"] is None else f" of {values['max_sm_mhz']:.0f}"
-    parts = [
-        "" if clock is None else f"its SM clock was {clock:.0f} MHz{highest}",
-        "" if heat is None else f"up to {heat:.0f} degrees C",
-        "" if limit is None else f"power limit {limit:.0f} W",
-        "" if default is None or limit == default else f"{default:.0f} W by default",
-    ]
-    facts = ", ".join(filter(None, parts))
-    return (
-        f"the card{'' if device is None else f' {device}'} was slowed by {slowed_by} in"
-        f" {values['throttled']} of"
-        f" {values['samples']} readings while it was measured{f' ({facts})' if facts else ''}: its"
-        f" times are those of a throttled card; {remedy}, and time again"
-    )
-
-
-THROTTLED_CARD = CaveatRecord("throttled_card", "caution", _throttled_card, _say_throttled_card)
-
-
 # ---- times that do not fit -----------------------------------------------------------------------
 
 
-def _plain_tokens_unlike(latencies: Mapping[float, Mapping[str, Latency]]) -> Iterator[Values]:
+def _say_plain_tokens_unlike(values: Quoted) -> str:
+    step_s = values["step_s"]
+    step = "" if step_s is None else f" and its bare step {fmt.in_ms(step_s)} ms"
+    several = values["drafts"] > 1
+    doubt = "speedups and ranks do not compare" if several else "predictions may be off"
+    return (
+        f"at temperature {values['temperature']:g} the target's plain token took {values['times']}"
+        f"{step}, the same work: the machine was not equally fast, so {doubt}; time it again on a"
+        " quiet machine"
+    )
+
+
+@caveat("caution", _say_plain_tokens_unlike)
+def plain_tokens_unlike(latencies: Mapping[float, Mapping[str, Latency]]) -> Iterator[Values]:
     """Where the target's plain token differs by far more than timing scatters, the worst case.
 
     It is the same work next to whichever draft, and nearly that of a bare step: of all drafts at a
@@ -207,43 +216,27 @@ def _plain_tokens_unlike(latencies: Mapping[float, Mapping[str, Latency]]) -> It
         yield found[max(found)]
 
 
-def _say_plain_tokens_unlike(values: Quoted) -> str:
-    step_s = values["step_s"]
-    step = "" if step_s is None else f" and its bare step {fmt.in_ms(step_s)} ms"
-    several = values["drafts"] > 1
-    doubt = "speedups and ranks do not compare" if several else "predictions may be off"
-    return (
-        f"at temperature {values['temperature']:g} the target's plain token took {values['times']}"
-        f"{step}, the same work: the machine was not equally fast, so {doubt}; time it again on a"
-        " quiet machine"
-    )
-
-
-PLAIN_TOKENS_UNLIKE = CaveatRecord(
-    "plain_tokens_unlike", "caution", _plain_tokens_unlike, _say_plain_tokens_unlike
-)
-
-
-def _outlier_generations(outliers: Sequence[OutlierCell]) -> Iterator[Values]:
-    """How many cells a few generations decide, and the one that differs most."""
-    if outliers:
-        worst = max(outliers, key=lambda cell: abs(math.log(cell.speedup / cell.trimmed_speedup)))
-        yield {"cells": len(outliers), **asdict(worst)}
-
-
-OUTLIER_GENERATIONS = CaveatRecord(
-    "outlier_generations",
+@caveat(
     "caution",
-    _outlier_generations,
     lambda values: (
         f"in {fmt.number_of(values['cells'], 'cell', 'cells')} a few generations decide the"
         " speedup ({prompt_set}, temperature {temperature:g}, K={k}: {speedup:.2f}x,"
         " {trimmed_speedup:.2f}x without them); repetitions= or a quieter machine settles it"
     ).format(**values),
 )
+def outlier_generations(outliers: Sequence[OutlierCell]) -> Iterator[Values]:
+    """How many cells a few generations decide, and the one that differs most."""
+    if outliers:
+        worst = max(outliers, key=lambda cell: abs(math.log(cell.speedup / cell.trimmed_speedup)))
+        yield {"cells": len(outliers), **asdict(worst)}
 
 
-def _predictions_off(errors: Mapping[float, PredictionError]) -> Iterator[Values]:
+@caveat(
+    "caution",
+    "measured speedups outside their predictions' intervals: {outside} of {cells} at temperature"
+    " {temperature:g} ({prompt_set}, K={k}: {gap:+.1%}); these are widened by {error:.1%} for it",
+)
+def predictions_off(errors: Mapping[float, PredictionError]) -> Iterator[Values]:
     """Where more measured cells lie outside their predictions' intervals than by chance.
 
     outside, cells: how many of how many; error: that predictions have besides (standard deviation
@@ -263,35 +256,42 @@ def _predictions_off(errors: Mapping[float, PredictionError]) -> Iterator[Values
             }
 
 
-PREDICTIONS_OFF = CaveatRecord(
-    "predictions_off",
-    "caution",
-    _predictions_off,
-    "measured speedups outside their predictions' intervals: {outside} of {cells} at temperature"
-    " {temperature:g} ({prompt_set}, K={k}: {gap:+.1%}); these are widened by {error:.1%} for it",
+@caveat(
+    "note",
+    "steps of {roles} are launch-bound: overhead, not reading weights, takes most of them, so"
+    " c = {c:.2f} says more about this engine than about the models",
 )
-
-
-def _launch_bound(bounds: Sequence[StepBound], times: StepTimes | None) -> Iterator[Values]:
+def launch_bound(bounds: Sequence[StepBound], times: StepTimes | None) -> Iterator[Values]:
     """Whose steps wait for launches, and c = draft step / target step."""
     roles = [bound.role for bound in bounds if bound.launch_bound]
     if roles and times is not None:
         yield {"roles": " and ".join(roles), "c": times.c}
 
 
-LAUNCH_BOUND = CaveatRecord(
-    "launch_bound",
-    "note",
-    _launch_bound,
-    "steps of {roles} are launch-bound: overhead, not reading weights, takes most of them, so"
-    " c = {c:.2f} says more about this engine than about the models",
-)
-
-
 # ---- whose times these are -----------------------------------------------------------------------
 
 
-def _latency_from(
+def _say_latency_from(values: Quoted) -> str:
+    if "engine" not in values:
+        return f"step times are those of {values['run']}, not of this run's machine"
+    title = spec_of(str(values["engine"])).title
+    device = f" on {values['device']}" if values["device"] else ""
+    text = (
+        f"nothing was timed here: round times are those of {title} {values['version']}"
+        f"{device}, measured with draft {values['draft']} in {values['run']}"
+    )
+    if values["same_shape"]:
+        text += f"; {values['same_shape']}: of the same shape, so of the same round times"
+    if values["composed"]:
+        text += (
+            f"; {values['composed']}: not measured there, so its draft steps follow from its size,"
+            " and intervals hold how far that may be off"
+        )
+    return text
+
+
+@caveat("note", _say_latency_from)
+def latency_from(
     setup: Setup, costs: EngineCosts | None, latencies: Mapping[float, Mapping[str, Latency]]
 ) -> Iterator[Values]:
     """Whose rounds price a run in which nothing was timed, and how each draft's are known.
@@ -320,41 +320,6 @@ def _latency_from(
     }
 
 
-def _say_latency_from(values: Quoted) -> str:
-    if "engine" not in values:
-        return f"step times are those of {values['run']}, not of this run's machine"
-    title = spec_of(str(values["engine"])).title
-    device = f" on {values['device']}" if values["device"] else ""
-    text = (
-        f"nothing was timed here: round times are those of {title} {values['version']}"
-        f"{device}, measured with draft {values['draft']} in {values['run']}"
-    )
-    if values["same_shape"]:
-        text += f"; {values['same_shape']}: of the same shape, so of the same round times"
-    if values["composed"]:
-        text += (
-            f"; {values['composed']}: not measured there, so its draft steps follow from its size,"
-            " and intervals hold how far that may be off"
-        )
-    return text
-
-
-LATENCY_FROM = CaveatRecord("latency_from", "note", _latency_from, _say_latency_from)
-
-
-def _priced_from_steps(
-    rounds: Sequence[RoundSummary], untimed: Sequence[Values] = ()
-) -> Iterator[Values]:
-    """That predictions follow from single steps, for want of timed rounds.
-
-    Of a draft whose rounds were not timed since it loses whatever they cost: its name, its best K,
-    tokens_per_round, step (/ the target's), and the speedup that it has at most.
-    """
-    yield from untimed
-    if any(each.source == "steps" for each in rounds):
-        yield {}
-
-
 def _say_priced_from_steps(values: Quoted) -> str:
     if "draft" not in values:
         return (
@@ -367,12 +332,15 @@ def _say_priced_from_steps(values: Quoted) -> str:
     ).format(**values)
 
 
-PRICED_FROM_STEPS = CaveatRecord(
-    "priced_from_steps", "caution", _priced_from_steps, _say_priced_from_steps
-)
+@caveat("caution", _say_priced_from_steps)
+def priced_from_steps(
+    rounds: Sequence[RoundSummary], untimed: Sequence[Values] = ()
+) -> Iterator[Values]:
+    """That predictions follow from single steps, for want of timed rounds.
 
-
-RECORDS = (
-    *(BUSY_MACHINE, THROTTLED_CARD, PLAIN_TOKENS_UNLIKE, OUTLIER_GENERATIONS, PREDICTIONS_OFF),
-    *(PRICED_FROM_STEPS, LATENCY_FROM, LAUNCH_BOUND),
-)
+    Of a draft whose rounds were not timed since it loses whatever they cost: its name, its best K,
+    tokens_per_round, step (/ the target's), and the speedup that it has at most.
+    """
+    yield from untimed
+    if any(each.source == "steps" for each in rounds):
+        yield {}
