@@ -84,7 +84,7 @@ def content_of(summary: Summary) -> Content:
         failures=run.failures(summary),
         snippets=snippets,
         others="other loads" if summary.served else "other servers",
-        others_note=OTHERS_NOTE if snippets and snippets[0].measure else "",
+        others_note=OTHERS_NOTE if any("(engine=" in each.title for each in snippets[1:]) else "",
         tables=tables_of(summary),
         measured=measured_with(summary),
         origin="computed" if page.computes else "measured",

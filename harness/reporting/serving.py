@@ -136,7 +136,7 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
         engine = with_lines().get(first_line or "") or next(iter(with_lines().values()))
         made = [_without_draft(engine, _pair(summary, own), _titled(engine))]
     made[0] = replace(made[0], notes=(*made[0].notes, *_toys(summary)))
-    if made[0].measure:
+    if own.speculates and made[0].measure:
         made[1:] = [_named_engine(line) for line in made[1:]]
     if not own.speculates:
         return tuple(line for line in made if line.code)
