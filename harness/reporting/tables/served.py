@@ -216,9 +216,11 @@ VARIED_NOTE = (
 def schedule_table(summary: Summary) -> Table:
     """K by load, and the ratio that was measured there."""
     served = summary.served
+    if served is None:
+        return table("K by load", SCHEDULE, ())
     rows = [
         Scheduled(each.temperature, entry, served.ratios(each.temperature, entry.concurrency))
-        for each in (served.schedules if served else ())
+        for each in served.schedules
         for entry in each.entries
     ]
     return table(f"K by load{_on(served)}", SCHEDULE, rows, notes=(SCHEDULE_NOTE,))
