@@ -61,13 +61,13 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from harness import formatting as fmt
 from harness.analysis import analyse
 from harness.cli import compose, draft_conf
 from harness.commands import audition, server
 from harness.commands.drafted import PROMPTS_OF_EVERY_K
 from harness.models import embedded
 from harness.records import GREEDY, MachineLoad, Trial, grouped, where
-from harness.reporting import formatting as fmt
 from harness.serving.engines import spec_of
 from harness.storage import StoredRun, load
 from harness.storage.manifest import ChosenK, ServedKs

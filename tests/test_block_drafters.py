@@ -581,8 +581,8 @@ def test_a_sweep_measures_medusa_heads_and_replays_them_exactly(
     words = ["draft=medusa", f"draft.id={for_tiny['medusa']}", f"results_root={tmp_path}"]
     run = ran("sweep", *WORDS, *words, "until=all")
     assert_replay_is_exact(run)
-    fewer = [entry.values for entry in analyse(run).caveats if entry.code == "fewer_drafts"]
-    assert fewer == [{"draft": "medusa", "tokens": 3, "k": 4}]
+    fewer = [entry.values for entry in analyse(run).caveats if entry.code == "k_left_out"]
+    assert fewer == [{"ks": "4", "why": "draft_limit", "draft": "medusa", "tokens": 3}]
     assert {timing.k for timing in run.rounds} == {0, 3, 4}
 
 

@@ -118,7 +118,7 @@ def test_a_sweep_drafts_adaptively_next_to_what_replay_expects_of_it(
         assert check.replayed_drafted_per_round == pytest.approx(check.measured_drafted_per_round)
     assert {row.k for row in summary.results if row.source == "replayed"} == {0, 4}
     assert [(entry.draft, entry.temperature) for entry in summary.adaptive] == [(draft, 0.0)]
-    assert "Adaptive drafting by threshold" in (run.folder / "report.md").read_text()
+    assert "Adaptive drafting (decode.stop=threshold)" in (run.folder / "report.md").read_text()
 
 
 # N-grams

@@ -278,5 +278,5 @@ def test_every_output_of_a_run_with_dummies_begins_with_a_warning(
         assert "Not a recommendation (dummy weights): " in text
     stored = load_run(folder)
     assert stored.summary is not None
-    assert stored.summary.caveats[0].code == "dummy_weights"
+    assert stored.summary.run.dummies == ("big", "small")
     assert [trial.new_tokens for trial in stored.trials] == [4] * 4

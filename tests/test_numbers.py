@@ -71,6 +71,20 @@ REMOVED: dict[str, str] = {
         ),
         "loads are no longer predicted from others: docs/decisions/0027-k-by-load.md",
     ),
+    **dict.fromkeys(
+        (
+            *(
+                f"caveats/code={code}*"
+                for code in (
+                    *("scattered_steps", "unstable_timings", "launch_bound", "rounds_of_engine"),
+                    *("counters_of_longer_drafts", "counters_under_load"),
+                    "plan_rate_not_measured",
+                )
+            ),
+            "comparison/caveats/code=other_weights*",
+        ),
+        "merged with another caveat, or said where its numbers stand",
+    ),
 }
 
 # What is not compared, and why

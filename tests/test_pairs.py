@@ -184,12 +184,7 @@ def test_a_loop_that_does_not_do_as_replay_expects_is_judged_by_its_generations_
     def fewer_rounds(trial: Trial) -> Trial:
         return replace(trial, rounds=max(1, trial.rounds // 2)) if trial.rounds else trial
 
-    assert not where(analyse(run).caveats, code="not_by_replay")
-    broken = with_trials(run, fewer_rounds)
-    summary = analyse(broken)
-    caveats = where(summary.caveats, code="not_by_replay")
-    assert [caveat.values["temperature"] for caveat in caveats] == [0.0, 1.0]
-    assert caveats[0].values["differs"]
+    summary = analyse(with_trials(run, fewer_rounds))
     for answer in where(summary.answers, engine="own"):
         assert answer.pairs is None
         assert answer.named[1] == k_at(run, answer.temperature)

@@ -239,7 +239,7 @@ def test_the_command_stores_a_plan_that_a_report_renders_again(
     assert plan is not None
     assert "p90 TPOT <= 30 ms" in capsys.readouterr().out
     assert {caveat.code for caveat in summary.caveats} == {
-        *("plan_few_beyond", "plan_rate_not_measured")
+        *("plan_few_beyond", "plan_not_measured")
     }
     report = (made.folder / "report.md").read_text(encoding="utf-8")
     # All of it is derived from what the folder stores, of which the server run is no part
@@ -332,11 +332,11 @@ def test_loads_that_others_disturbed_are_not_compared_and_a_plan_says_so() -> No
         assert summary.served is not None
         assert (len(summary.served.schedules) == 0) == (run is disturbed)
         assert [each.code for each in summary.caveats].count("loads_disturbed") == number
-        assert ("plan_disturbed" in said(run)) == (run is disturbed)
+        assert ("loads_disturbed" in said(run)) == (run is disturbed)
     assert not [*load_checks(Server.of(disturbed, 0.0), KS)]
     facts = RunFacts("plan", "", "complete", None, "tiny", "tiny_good")
     plan = planned("rate=20", "tpot_ms=10")
-    of_busy = Summary(facts, plan=plan, caveats=(said(disturbed)["plan_disturbed"],))
+    of_busy = Summary(facts, plan=plan, caveats=(said(disturbed)["loads_disturbed"],))
     banner = content_of(of_busy).banner
     assert banner is not None
     assert "its own report names no K under load either" in banner
@@ -441,25 +441,26 @@ def test_loads_at_a_rate_of_servers_with_more_slots_are_not_compared() -> None:
 
     rates = [{check.rate for check in load_checks(Server.of(on(n), 0.0), KS)} for n in (4, 8)]
     assert rates == [{None, RATE}, {None}]
-    assert said(on(8))["plan_other_slots"].values == {"slots": 8, "known": 4}
-    assert said(on(8))["plan_rate_not_measured"].values == {"measured": None}
-    assert "plan_other_slots" not in said(on(4))
+    of_more = said(on(8))["plan_not_measured"].values
+    assert (of_more["slots"], of_more["slots_timed"], of_more["largest_rate"]) == ("8", 4, None)
+    assert said(on(4))["plan_not_measured"].values["slots"] is None
 
 
 def test_a_plan_beyond_what_was_measured_says_so() -> None:
     run = timed()
-    assert said(run)["plan_rate_not_measured"].values == {"measured": RATE}
+    beyond = said(run)["plan_not_measured"].values
+    assert beyond["rate"] is not None
+    assert beyond["largest_rate"] == RATE
+    assert (beyond["slots"], beyond["context"], beyond["mean_prompts"]) == (None, None, False)
     closed = tuple(each for each in run.loads if each.rate is None)
-    none = said(replace(run, loads=closed))["plan_rate_not_measured"]
-    assert none.values == {"measured": None}
+    none = said(replace(run, loads=closed))["plan_not_measured"].values
+    assert none["largest_rate"] is None
     measured = tuple(replace(each, rate=1000.0) if each.rate else each for each in run.loads)
-    assert "plan_rate_not_measured" not in said(replace(run, loads=measured))
-    assert "plan_other_slots" not in said(run)
-    assert "plan_context_not_measured" not in said(run)
+    assert "plan_not_measured" not in said(replace(run, loads=measured))
     least = min(sum(each.budgets) for each in closed)
     few = tuple(each for each in closed if sum(each.budgets) < 3 * least)
-    context = said(replace(run, loads=few))["plan_context_not_measured"].values
-    assert int(str(context["context"])) > int(str(context["measured"]))
+    context = said(replace(run, loads=few))["plan_not_measured"].values
+    assert int(str(context["context"])) > int(str(context["context_timed"]))
 
 
 def test_percentiles_have_in_them_what_prefills_take_more_or_less_than_they_cost() -> None:
@@ -625,7 +626,7 @@ def test_a_k_that_changes_what_is_generated_is_no_choice(monkeypatch: pytest.Mon
     plan, caveats = plan_of(timed(), config)
     assert [each.k for each in plan.choices] == [0, 1, 1]
     assert {check.k for check in plan.checks} == {0, 1}
-    assert caveats[0] == Caveat("plan_without_ks", {"ks": "2, 4"})
+    assert caveats[0] == Caveat("k_left_out", {"ks": "2, 4", "why": "not_lossless"})
     monkeypatch.setattr(ServedRun, "failed_gates", gates)
     refused([], "every K changes what is generated at temperature 0")
 

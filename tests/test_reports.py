@@ -16,13 +16,13 @@ import pytest
 from rich.console import Console
 from runs import EXAMPLES, FROZEN, analysed, ran
 
-from harness import reporting
+from harness import formatting, reporting
 from harness.analysis import analyse
 from harness.records import Failure
-from harness.reporting import formatting, markdown
+from harness.reporting import markdown
 from harness.reporting.console import MOST_LINES, fold
 from harness.reporting.content import content_of
-from harness.reporting.tables import tables_of
+from harness.reporting.pages import page_of, tables_of
 from harness.reporting.tables.specification import Column, table
 from harness.storage import load
 from harness.summary import MadeWith, ModelFacts, Summary
@@ -112,6 +112,17 @@ def test_the_readme_shows_what_the_console_prints_first(pytestconfig: pytest.Con
     assert shown == answer
 
 
+@pytest.mark.parametrize(
+    "name", [*RUNS, *(folder.name for folder in sorted(EXAMPLES.iterdir()) if folder.is_dir())]
+)
+def test_a_page_keeps_to_its_limits(name: str, summary_of: Callable[[str], Summary]) -> None:
+    """Of words as a code host counts them, the bars of tables included."""
+    made = summary_of(name) if name in RUNS else analyse(load(EXAMPLES / name))
+    content, page = content_of(made), page_of(made)
+    assert len(markdown.report(content, (), HERE).split()) <= page.words
+    assert len(content.tables) + (content.grid is not None) <= page.tables
+
+
 @any_run
 def test_every_picture_of_a_report_is_a_file_next_to_it(
     name: str, rendered: Callable[[str], Path]
@@ -187,7 +198,7 @@ def test_a_server_run_says_what_is_counted_and_which_k_each_load_favours(
     assert "among K > 0 the fastest there is K=1 (0.67x at 1, 0.85x at 4)" in content.verdicts[0]
     # Its further lines are of the same server
     page = (rendered("server") / "report.md").read_text(encoding="utf-8")
-    assert "## Lines for other loads" in page
+    assert "## Lines for other loads" not in page, "no K pays under load"
     assert "## Lines for other servers" in (rendered("sweep") / "report.md").read_text("utf-8")
 
 

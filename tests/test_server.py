@@ -977,10 +977,6 @@ def test_a_headline_says_of_which_load_it_is_and_why_the_table_of_loads_differs(
     assert ratios[0] is not None
     assert ratios[1] is not None
     assert ratios[0] > ratios[1] > 1.0
-    (why,) = (text for text in shown.reasons if " has three speedups over plain" in text)
-    assert [float(number) for number in re.findall(r"([\d.]+)x", why)] == [
-        pytest.approx(ratio, abs=0.006) for ratio in ratios
-    ]
     alone = {row.k: row for row in served.latencies if not row.load}
     loads = {(row.concurrency, row.k): row for row in served.latencies if row.load}
     assert set(loads) == {(1, 0), (1, 4), (2, 0), (2, 4)}

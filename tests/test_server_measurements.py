@@ -195,7 +195,7 @@ def test_a_run_that_timed_rounds_gives_them_and_not_what_its_steps_add_up_to(
     assert summary["verdict"]["speedup"] == pytest.approx(3.4 * 10 / 24)
     ideal = {entry["k"]: entry["ideal_speedup"] for entry in summary["ceilings"]}
     assert ideal == pytest.approx({1: 2 * 10 / 16, 2: 3 * 10 / 20, 3: 4 * 10 / 24})
-    assert "atency_from times no verify for k = 8" in summary["report"]
+    assert "K = 8 is left out: latency_from= times no rounds there" in summary["report"]
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,8 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 from scipy.special import stdtrit
 
+from harness.analysis.caveats import given
+from harness.analysis.caveats.prompts import k_left_out
 from harness.analysis.latency import Latency
 from harness.analysis.profile import ceilings
 from harness.analysis.server_measurements import MeasuredInputs
@@ -156,7 +158,7 @@ def analyse_breakeven(setup: Setup) -> Summary:
     return Summary(
         run=setup.facts(rows),
         answers=answers,
-        caveats=tuple(_caveats(inputs, measured)),
+        caveats=tuple(_caveats(inputs)),
         results=rows,
         latency=tuple(_typed_rows(inputs.times)),
         steps=() if steps is None else (steps,),
@@ -385,20 +387,11 @@ def rules_of_thumb(
     )
 
 
-def _caveats(inputs: Inputs, measured: Sequence[ResultRow]) -> Iterator[Caveat]:
-    if not inputs.times.verify_s and not inputs.rounds_measured:
-        yield Caveat("verify_assumed_equal_step", {"key": "verify_ms"})
+def _caveats(inputs: Inputs) -> Iterator[Caveat]:
+    if not inputs.rounds_measured:
+        yield from given.verify_assumed_equal_step.of("verify_ms", inputs.times.verify_s)
     listed = len(inputs.acceptance_by_position)
-    beyond = [k for k in inputs.ks if k > listed]
-    if listed and beyond:
-        yield Caveat("positions_too_short", {"ks": ", ".join(map(str, beyond))})
-    shorter = [k for k in inputs.ks if k < listed]
-    if shorter:
-        values = {"ks": ", ".join(map(str, shorter)), "k": listed}
-        yield Caveat("positions_of_longer_drafts", values)
+    if listed:
+        yield from k_left_out.of([k for k in inputs.ks if k > listed], "positions")
+        yield from given.positions_of_longer_drafts.of(inputs.ks, listed)
     yield from inputs.measured.caveats
-    for row in measured:
-        served, predicted = inputs.measured.served.get(row.k), row.speedup or 0.0
-        if served is not None and abs(served - predicted) > UNDECIDED_MARGIN * predicted:
-            values = {"k": row.k, "measured": served, "predicted": predicted}
-            yield Caveat("server_gap", values)

@@ -17,8 +17,10 @@ from dataclasses import replace
 
 from scipy.special import bdtrc
 
-from harness.analysis.caveats import caveats, failures, fault, place, routing_ties
+from harness.analysis.caveats import of_setup
+from harness.analysis.caveats.texts import routing_ties
 from harness.analysis.cells import latest, measured_positions, measured_rows
+from harness.analysis.failures import failures, fault, place
 from harness.analysis.setup import Setup
 from harness.records import GREEDY, Trial, first_difference, grouped, where
 from harness.storage.contents import Check
@@ -40,7 +42,7 @@ def analyse_snapshot(setup: Setup) -> Summary:
     return Summary(
         run=setup.facts(rows),
         failures=failures(setup, checks=checks, tests=tests),
-        caveats=(*caveats(setup), *routing_ties(checks)),
+        caveats=(*of_setup(setup), *routing_ties.of(checks)),
         results=tuple(rows),
         acceptance_by_position=tuple(measured_positions(setup.draft, run.trials, setup.weights)),
         text_checks=tuple(checks),

@@ -20,9 +20,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.caveats import caveats, failures, launch_bound, of_the_timings
+from harness.analysis.caveats import of_setup
+from harness.analysis.caveats.timing import launch_bound, priced_from_steps
 from harness.analysis.cells import measured_rows
-from harness.analysis.latency import latency_of_draft, latency_table, reference
+from harness.analysis.failures import failures
+from harness.analysis.latency import latency_of_draft, latency_table
 from harness.analysis.setup import Setup
 from harness.analysis.unstable import unstable_steps
 from harness.records import (
@@ -73,7 +75,7 @@ def analyse_profile(setup: Setup) -> Summary:
         skipped_cells=run.manifest.skipped_cells or (),
     )
     if latency_of_pair is None:
-        return replace(base, caveats=caveats(setup, measured))
+        return replace(base, caveats=(*of_setup(setup, measured),))
     rounds, steps = latency_of_pair.rounds, latency_of_pair.summary(setup.draft)
     # Of every context and batch
     unstable = unstable_steps(run.timings, timed_rounds and timed_rounds.plain_s)
@@ -82,9 +84,9 @@ def analyse_profile(setup: Setup) -> Summary:
         base,
         results=(*measured, *(_ceiling_row(setup, k, rounds) for k in ks)),
         caveats=(
-            *caveats(setup, measured, reference(run.timings)),
-            *launch_bound(shortest_context(bounds), latency_of_pair.steps),
-            *of_the_timings(unstable, (), {GREEDY: latency_of_pair.round_summary(setup.draft)}),
+            *of_setup(setup, measured),
+            *launch_bound.of(shortest_context(bounds), latency_of_pair.steps),
+            *priced_from_steps.of([latency_of_pair.round_summary(setup.draft)]),
         ),
         unstable=unstable,
         steps=() if steps is None else (steps,),

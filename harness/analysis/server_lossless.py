@@ -18,6 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from harness.analysis.caveats.servers import server_not_lossless, server_rounds_unlike_replay
 from harness.analysis.cells import completed
 from harness.analysis.lossless import by_text, voiding
 from harness.analysis.server_texts import ServedTexts, Texts
@@ -60,45 +61,11 @@ def _beside_plain(gate: ServedGate, plain: ServedGate | None) -> ServedGate:
 
 def gate_caveats(made: Sequence[ServedGate], rule: Rule | None) -> Iterator[Caveat]:
     """What to mind, by the gates of an engine with this rule; the most serious first."""
-    failed = {gate.temperature for gate in made if gate.lossless is False}
-    repeating: set[float] = set()
-    for gate in made:
-        if gate.lossless is False and gate.temperature not in {GREEDY, *repeating}:
-            repeating |= {gate.temperature} if gate.repeats else set()
-            yield Caveat(
-                "server_texts_repeat"
-                if gate.repeats
-                else "server_not_lossless"
-                if gate.k
-                else "server_texts_unlike_target",
-                {
-                    "temperature": gate.temperature,
-                    "k": gate.k,
-                    "texts": gate.texts,
-                    "text_z": gate.text_z,
-                    "plain_z": gate.plain_z,
-                    "nats": gate.nats_per_token,
-                    "expected_nats": gate.expected_nats_per_token,
-                },
-            )
+    yield from server_not_lossless.of(made)
     # The rounds of texts that are not the target's are not to be expected
+    failed = {gate.temperature for gate in made if gate.lossless is False}
     unlike = [gate for gate in made if gate.temperature not in failed and _rounds_differ(gate)]
-    if unlike:
-        worst = max(unlike, key=lambda gate: abs((gate.rounds or 0) - (gate.expected_rounds or 0)))
-        yield Caveat(
-            "server_rounds_unlike_replay",
-            {
-                "temperature": worst.temperature,
-                "k": worst.k,
-                "rounds": worst.rounds,
-                "expected_rounds": worst.expected_rounds,
-                "rounds_z": worst.rounds_z,
-                "equal": worst.equal_rounds,
-                "texts": worst.replayed_texts,
-                "rule": rule,
-                "other_rule": worst.other_rule,
-            },
-        )
+    yield from server_rounds_unlike_replay.of(unlike, rule)
 
 
 def _gate(run: ServedTexts, temperature: float, k: int) -> ServedGate:

@@ -3,9 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from harness.analysis.caveats.given import benchmark_requests
+from harness.analysis.caveats.prompts import k_left_out
+from harness.analysis.caveats.timing import priced_from_steps
 from harness.analysis.latency import Latency
 from harness.records import UserError
-from harness.summary import Caveat, Values
+from harness.summary import Caveat
 
 
 @dataclass(frozen=True)
@@ -52,16 +55,16 @@ def from_run(run: str, latency: Latency, ks: Sequence[int]) -> MeasuredInputs:
     covered = tuple(k for k in ks if rounds.covers(k))
     if not covered or steps is None:
         raise UserError(f"latency_from={run}: times no rounds for k={list(ks)}")
-    left_out = ", ".join(str(k) for k in ks if k not in covered)
     inputs = MeasuredInputs(
         draft_ms=1e3 * steps.draft_s,
         target_ms=1e3 * steps.target_s,
         verify_ms=tuple(1e3 * value for value in steps.verify_s) or None,
         k=covered,
-        caveats=(Caveat("latency_from_too_short", {"ks": left_out}),) if left_out else (),
+        caveats=tuple(k_left_out.of([k for k in ks if k not in covered], "latency_from")),
     )
     if latency.visits is None:
-        return replace(inputs, caveats=(Caveat("priced_from_steps"), *inputs.caveats))
+        from_steps = priced_from_steps.of([latency.round_summary("")])
+        return replace(inputs, caveats=(*from_steps, *inputs.caveats))
     round_ms = {k: 1e3 * rounds.at(k) for k in covered}
     return replace(inputs, plain_ms=1e3 * rounds.plain_s, round_ms=round_ms)
 
@@ -106,9 +109,4 @@ def with_acceptance(
 
 def _load(benchmark: ServerBenchmark) -> Iterator[Caveat]:
     """What stands between a benchmark under load and one request at a time."""
-    if benchmark.concurrency != 1:
-        asked = benchmark.concurrency
-        yield Caveat("server_concurrency", {"file": benchmark.file, "max_concurrency": asked})
-    if benchmark.failed:
-        values: Values = {"file": benchmark.file, "requests": benchmark.failed}
-        yield Caveat("server_failed_requests", values)
+    return benchmark_requests.of(benchmark.file, benchmark.concurrency, benchmark.failed)

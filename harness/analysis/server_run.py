@@ -13,7 +13,7 @@ above 0 no prediction: replay is of lossless sampling.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -26,14 +26,11 @@ from harness.analysis.batch_schedule import (
     analyse_loads,
     kept_busy_by_others,
 )
-from harness.analysis.caveats import (
-    caveats,
-    failures,
-    greedy_texts_differ,
-    k_at_edge,
-    of_the_timings,
-)
+from harness.analysis.caveats import of_setup, servers, texts
+from harness.analysis.caveats.prompts import k_at_edge
+from harness.analysis.caveats.timing import predictions_off
 from harness.analysis.cells import Weights, completed, ratio
+from harness.analysis.failures import failures
 from harness.analysis.lossless import by_text, distrust
 from harness.analysis.predicted import evidence_of
 from harness.analysis.request_times import Visit, paired_seconds, with_enough_visits
@@ -43,7 +40,7 @@ from harness.analysis.setup import Setup
 from harness.analysis.unstable import impossible, unstable_cells
 from harness.analysis.user_latency import Goals, one_by_one, under_load
 from harness.analysis.verdict import Candidate, CostError, Evidence, evidence_from_trials
-from harness.records import GREEDY, Cell, ResultRow, ServingEngine, Trial, grouped, where
+from harness.records import GREEDY, Cell, ResultRow, ServingEngine, Trial, where
 from harness.serving.engines import OWN, spec_of
 from harness.stats.jackknife import CONFIDENCE, speedup_interval, token_weights
 from harness.stats.two_phase import look_shares
@@ -72,7 +69,7 @@ LEAST_GAIN = 0.01
 def analyse_served(setup: Setup) -> Summary:
     """Everything a server run says, as far as what it stored allows."""
     if setup.engine is None:  # no server answered
-        return Summary(setup.facts(()), failures=failures(setup), caveats=caveats(setup))
+        return Summary(setup.facts(()), failures=failures(setup), caveats=(*of_setup(setup),))
     run = ServedRun(setup)
     results, unstable = run.results, run.unstable
     answers = tuple(each for entry in run.answered for each in (entry.workload, *entry.sets))
@@ -82,11 +79,11 @@ def analyse_served(setup: Setup) -> Summary:
         failures=failures(setup, run.trials),
         caveats=(
             *run.caveats(),
-            *greedy_texts_differ(by_text(run.checks)),
-            *caveats(setup, results),
-            *of_the_timings(unstable, (), {}),
+            *texts.greedy_texts_differ.of(by_text(run.checks)),
+            *texts.routing_ties.of(by_text(run.checks)),
+            *of_setup(setup, results),
             # Of this server: another loop's best K says nothing of it
-            *k_at_edge(setup, [each for each in answers if each.engine == run.engine.name]),
+            *k_at_edge.of(setup, [each for each in answers if each.engine == run.engine.name]),
         ),
         results=tuple(results),
         latency=(*run.prefill_rows(), *run.round_rows()),
@@ -476,41 +473,26 @@ class ServedRun(ServedPredictions):
     def caveats(self) -> Iterator[Caveat]:
         """What to mind of this server, the most serious first."""
         yield from gate_caveats(self.gates, self.engine.rule)
-        served, scored = self.engine.dtype, self.setup.described_draft(self.setup.draft).dtype
-        if served is not None and scored not in (None, served):
-            values: Values = {"engine": self.engine.name, "served": served, "scored": scored}
-            yield Caveat("draft_served_in_other_dtype", values)
-        less, config = self.setup.run.manifest.asked_less, self.setup.run.config
-        if less is not None and not less.everything:
-            values = {
-                "prompts": less.prompts,
-                "new_tokens": less.new_tokens,
-                "repetitions": less.repetitions,
-                "temperatures": ", ".join(f"{value:g}" for value in less.temperature),
-                "ks": ", ".join(map(str, less.k)),
-                "budget_s": config.get("budget_s"),
-            }
-            yield Caveat("server_asked_less", values)
-        chosen = self.setup.run.manifest.served_ks
-        if chosen is not None and chosen.why_all is not None:
-            yield Caveat("server_every_k", {"reason": chosen.why_all})
-        yield from self._visits_lacking()
-        yield from self._load_caveats()
-        for error in self.prediction_errors.values():
-            yield from error.caveats()
-        if self.not_predicted is not None:
-            yield Caveat("server_not_predicted", {"reason": self.not_predicted})
-
-    def _visits_lacking(self) -> Iterator[Caveat]:
-        """The K that were timed in fewer visits than the run asked for, by how many these are."""
-        for temperature in self.temperatures:
-            answered_ks = self._answered_ks(temperature)
-            lacking = [(k, self._lacking(temperature, k)) for k in self.ks_at(temperature)]
-            by_visits = grouped((pair for pair in lacking if pair[1]), lambda pair: pair[1])
-            for visits, pairs in by_visits.items():
-                ks = [k for k, _ in pairs]
-                left_out = not {*ks} & {*answered_ks}
-                yield _visits_lacking(visits, temperature, ks, left_out=left_out, load=False)
+        scored = self.setup.described_draft(self.setup.draft).dtype
+        yield from servers.draft_served_in_other_dtype.of(self.engine, scored)
+        yield from servers.server_asked_less.of(self.setup)
+        lacking = [
+            servers.FewerVisits(temperature, k, visits, k in self._answered_ks(temperature))
+            for temperature in self.temperatures
+            for k in self.ks_at(temperature)
+            if (visits := self._lacking(temperature, k)) is not None
+        ]
+        yield from servers.server_visits_lacking.of(lacking, load=False)
+        yield from servers.loads_disturbed.of(self.disturbed)
+        yield from servers.server_queues.of(self.engine, self.loads.cells)
+        yield from servers.rate_beyond_capacity.of(self.latencies)
+        lacking = [
+            servers.FewerVisits(cell.temperature, cell.k, cell.visits, self._may_be_named(cell))
+            for cell in self.loads.cells
+            if cell.visits is not None
+        ]
+        yield from servers.server_visits_lacking.of(lacking, load=True)
+        yield from predictions_off.of(self.prediction_errors)
 
     @cached_property
     def disturbed(self) -> float | None:
@@ -522,28 +504,6 @@ class ServedRun(ServedPredictions):
         if self.engine.clock == "cpu" or others is None or others <= MOST_OTHERS:
             return None
         return others
-
-    def _load_caveats(self) -> Iterator[Caveat]:
-        """Loads that others disturbed, or that are queues, and K that lack visits under them."""
-        if self.disturbed is not None:
-            yield Caveat("loads_disturbed", {"others": self.disturbed, "most": MOST_OTHERS})
-        queues = [cell for cell in self.loads.cells if cell.slots is not None]
-        if queues:
-            first = min(queues, key=lambda cell: cell.concurrency or 0)
-            values: Values = {"concurrency": first.concurrency, "slots": first.slots}
-            yield Caveat("server_queues", {"engine": self.engine.name, **values})
-        behind = [row for row in self.latencies if row.queue_grows]
-        if behind:
-            rates = sorted({row.rate or 0.0 for row in behind})
-            ks = {row.k: None for row in behind if row.rate == rates[0]}
-            values = {"rate": rates[0], "ks": ", ".join(map(str, sorted(ks)))}
-            yield Caveat("rate_beyond_capacity", values)
-        lacking = [cell for cell in self.loads.cells if cell.visits is not None]
-        by_visits = grouped(lacking, lambda cell: (cell.temperature, cell.visits))
-        for (temperature, visits), cells in by_visits.items():
-            ks = sorted({cell.k for cell in cells})
-            left_out = not any(self._may_be_named(cell) for cell in cells)
-            yield _visits_lacking(visits, temperature, ks, left_out=left_out, load=True)
 
     def _may_be_named(self, cell: LoadCell) -> bool:
         """Whether a schedule may name the K of a cell."""
@@ -564,12 +524,3 @@ def _cache_types(engine: ServingEngine, flags: Sequence[str]) -> tuple[str | Non
     given = dict(pairwise(word for flag in flags for word in flag.split("=", 1)))
     of_target, of_draft = (given.get(name, "f16") for name in names)
     return of_target, of_draft
-
-
-def _visits_lacking(
-    visits: Visits | None, temperature: float, ks: Sequence[int], *, left_out: bool, load: bool
-) -> Caveat:
-    """That some K were timed in these visits only."""
-    assert visits is not None
-    values: Values = {"temperature": temperature, "ks": ", ".join(map(str, ks)), **asdict(visits)}
-    return Caveat("server_visits_lacking", {**values, "left_out": left_out, "load": load})

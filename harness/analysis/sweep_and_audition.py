@@ -18,18 +18,13 @@ from numpy.typing import NDArray
 
 from harness.analysis.adaptive import ScoredTexts, adaptive_drafting, replayed_adaptively
 from harness.analysis.answers import Answered, Question, answered, carried_over, with_rounds
-from harness.analysis.caveats import (
-    caveats,
-    failures,
-    greedy_texts_differ,
-    k_at_edge,
-    of_the_engine,
-    of_the_timings,
-    unlike_plain_tokens,
-)
+from harness.analysis.caveats import of_setup, timing
+from harness.analysis.caveats.prompts import k_at_edge, k_left_out
+from harness.analysis.caveats.texts import greedy_texts_differ, routing_ties
 from harness.analysis.cells import completed, latest, measured_positions, measured_rows, timed
 from harness.analysis.engine_costs import priced_by
 from harness.analysis.explanation import case_of, explain
+from harness.analysis.failures import failures
 from harness.analysis.latency import (
     LOOKUP_S,
     Latency,
@@ -160,7 +155,11 @@ class PairAnalysis:
 
     def run_caveats(self) -> Sequence[Caveat]:
         """Those of the configuration, the machine and the rows."""
-        return caveats(self.setup, self.results, self.setup.run.timings)
+        return (*of_setup(self.setup, self.results),)
+
+    def not_timed(self) -> Iterator[Values]:
+        """Drafts whose rounds were not timed, since they lose whatever these cost."""
+        return iter(())
 
     # ---- what a round costs ----
 
@@ -514,10 +513,10 @@ class PairAnalysis:
 
     def all_caveats(self, outliers: Sequence[OutlierCell]) -> Iterator[Caveat]:
         """What to mind: of the texts, the run, the timings, and the K that are left out."""
-        yield from greedy_texts_differ(self.checks)
-        priced = self.setup.priced_by
-        if priced is not None:
-            yield of_the_engine(priced, self.latencies)
+        yield from greedy_texts_differ.of(self.checks)
+        yield from routing_ties.of(self.checks)
+        if self.setup.priced_by is not None:
+            yield from timing.latency_from.of(self.setup, self.setup.priced_by, self.latencies)
         yield from self.run_caveats()
         # Predictions rest on the times of the first draft
         times = {
@@ -525,16 +524,16 @@ class PairAnalysis:
             for at, each in self.latencies.items()
             for draft, latency in [(n, each[n]) for n in each if n not in self.untimed][:1]
         }
-        yield from of_the_timings(self.unstable, outliers, times)
-        yield from unlike_plain_tokens(self.latencies)
-        for error in self.prediction_errors.values():
-            yield from error.caveats()
+        yield from timing.outlier_generations.of(outliers)
+        yield from timing.priced_from_steps.of([*times.values()], [*self.not_timed()])
+        yield from timing.plain_tokens_unlike.of(self.latencies)
+        yield from timing.predictions_off.of(self.prediction_errors)
         rounds = [each.rounds for by_draft in self.latencies.values() for each in by_draft.values()]
         beyond = [k for k in self.setup.ks if not all(each.covers(k) for each in rounds)]
         if beyond:
-            yield Caveat("k_not_timed", {"ks": ", ".join(map(str, beyond))})
+            yield from k_left_out.of(beyond, "not_timed")
         else:
-            yield from k_at_edge(self.setup, self.answers)
+            yield from k_at_edge.of(self.setup, self.answers)
 
     def positions(self) -> Iterator[AcceptanceByPosition]:
         """Acceptance by position: measured, and replayed of each draft at its best K."""
@@ -686,24 +685,6 @@ class MeasuredSweep(PairAnalysis):
         pairs = pairs_of(self.trials, temperature, k)
         return check_of_pairs(pairs, ranking.replays, Candidate(self.setup.draft, k))
 
-    def all_caveats(self, outliers: Sequence[OutlierCell]) -> Iterator[Caveat]:
-        """With the verdicts of a run in looks that do not rest on replay."""
-        yield from super().all_caveats(outliers)
-        looks = self.setup.run.manifest.looks
-        for evidence in self.evidence if looks else ():
-            k = looks.k_at(evidence.temperature) if looks else None
-            if k is None or evidence.pairs is not None:
-                continue
-            check = self._check_of_pairs(evidence.temperature, k)
-            values: Values = {
-                "temperature": evidence.temperature,
-                "k": k,
-                "measured": check and check.measured_tokens_per_round,
-                "replayed": check and check.replayed_tokens_per_round,
-                "differs": check is not None and not replay_holds(check),
-            }
-            yield Caveat("not_by_replay", values)
-
     def summary(self) -> Summary:
         """With replayed next to measured tokens per round, cell by cell."""
         return replace(super().summary(), replay_checks=tuple(self._replay_checks()))
@@ -780,13 +761,10 @@ class Audition(PairAnalysis):
         first = next(iter(self.first_latencies), None)
         scored = () if first is None else self.traces[first]
         prompts = len({(trace.prompt_set, trace.conversation) for trace in scored})
-        return (
-            *self._not_timed(),
-            *caveats(self.setup, self.results, prompts=prompts or None),
-        )
+        return (*of_setup(self.setup, self.results, prompts_of_all=prompts or None),)
 
-    def _not_timed(self) -> Iterator[Caveat]:
-        """Why no rounds of a draft were timed: what it can gain at most, at its best K."""
+    def not_timed(self) -> Iterator[Values]:
+        """With what each can gain at most, at its best K."""
         for draft in self.untimed:
             at, latency = next(((at, e[draft]) for at, e in self.latencies.items() if draft in e))
             replays = self._replays_of([draft], self.setup.rule, at)
@@ -796,7 +774,7 @@ class Audition(PairAnalysis):
             gains = evidence_of(replays, {draft: least}).speedups(self.setup.weights)
             best = max(gains, key=gains.__getitem__)
             tokens = replays.weighted(best, self.setup.weights).tokens_per_round
-            values: Values = {
+            yield {
                 "draft": draft,
                 "temperature": at,
                 "k": best.k,
@@ -804,7 +782,6 @@ class Audition(PairAnalysis):
                 "step": latency.steps.draft_s / latency.steps.target_s,
                 "speedup": gains[best],
             }
-            yield Caveat("rounds_not_timed", values)
 
     def summary(self) -> Summary:
         """With the drafts that the ranking lacks, and what making the texts took."""

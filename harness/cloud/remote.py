@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from harness import formatting as fmt
 from harness.cli import compose, work
 from harness.cloud.jobs import SMOKE, Job, plan_jobs
 from harness.commands.run_lifecycle import Outcome
@@ -34,7 +35,6 @@ from harness.config import CONF_DIR
 from harness.measurement.environment import device_name
 from harness.models.device import resolve_device
 from harness.records import Failure, UserError, in_one_line
-from harness.reporting import formatting as fmt
 from harness.storage import RunFolder, load
 from harness.storage.manifest import CloudRental
 from harness.theory.cost import money

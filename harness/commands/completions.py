@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import TypeVar
 
+from harness import formatting as fmt
 from harness.commands.drafted import BATCH, Config, Drafted, EncodedPrompt, Scoring, Target
 from harness.commands.pair import completion, reserve
 from harness.commands.progress import Bar, progress
@@ -18,7 +19,6 @@ from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.models.load import Vocabulary
 from harness.models.tokenizer import encode
 from harness.records import BrokenLogitsError, NotMeasured, TextKey, Trial
-from harness.reporting import formatting as fmt
 from harness.storage import RunFolder
 
 Opened = TypeVar("Opened", bound=Target)

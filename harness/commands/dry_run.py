@@ -12,7 +12,9 @@ from urllib.parse import urlsplit
 from omegaconf import OmegaConf
 from rich.console import Console
 
+from harness import formatting as fmt
 from harness import prompts as prompt_sets
+from harness.analysis.caveats.prompts import log_covered
 from harness.analysis.looks import most_started, searched_next
 from harness.commands.checks import GRAPHS_KEEP_NO_STATES
 from harness.commands.drafted import PROMPTS_OF_EVERY_K, Config
@@ -39,9 +41,7 @@ from harness.config import (
 )
 from harness.measurement.load import requests_of_load
 from harness.records import Prompt, TextTrace, grouped
-from harness.reporting import formatting as fmt
 from harness.reporting.console import print_brief, print_table
-from harness.reporting.sentences import caveats
 from harness.reporting.tables.cards import cards_table, cost_table
 from harness.reporting.tables.specification import Column, Table, table
 from harness.serving.engines import OWN
@@ -420,7 +420,7 @@ def _prompt_rows(config: Config, prompts: Sequence[Prompt]) -> Rows:
     sample = prompt_sets.log_sample(config.prompts)
     if sample is not None:
         rows: Rows = {
-            "requests of the log": caveats.log_covered(
+            "requests of the log": log_covered(
                 {**asdict(sample.facts), "strata": len(sample.sizes)}
             ),
             **{

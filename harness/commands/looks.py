@@ -23,6 +23,7 @@ from time import monotonic
 
 import numpy as np
 
+from harness import formatting as fmt
 from harness.analysis.latency import PRECISE, timed_precisely
 from harness.analysis.looks import choice, decided
 from harness.commands.completions import completions, score_pair, text_requests
@@ -40,7 +41,6 @@ from harness.commands.snapshot import check_texts
 from harness.config import SweepConfig
 from harness.measurement.round_times import LEAST_VISITS, RoundVisits
 from harness.records import Cell, Trial, UserError, grouped
-from harness.reporting import formatting as fmt
 from harness.stats.two_phase import LOOKS
 from harness.storage import RunFolder, load
 from harness.storage.manifest import ChosenK, Ended, Looks

@@ -13,13 +13,13 @@ from time import perf_counter
 
 import psutil
 
+from harness import formatting as fmt
 from harness import prompts as prompt_sets
 from harness.commands.drafted import PROMPTS_OF_EVERY_K
 from harness.commands.eligible_drafts import draft_size
 from harness.commands.progress import say
 from harness.config import AuditionConfig, ModelConf, PairConfig, SweepConfig
 from harness.records import Prompt
-from harness.reporting import formatting as fmt
 from harness.theory.cost import (
     Forwards,
     ModelSize,
