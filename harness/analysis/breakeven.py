@@ -36,10 +36,9 @@ from scipy.special import stdtrit
 
 from harness.analysis.caveats import given
 from harness.analysis.caveats.prompts import k_left_out
-from harness.analysis.latency import Latency
-from harness.analysis.profile import ceilings
+from harness.analysis.latency import Latency, ceilings
 from harness.analysis.server_measurements import MeasuredInputs
-from harness.analysis.setup import Setup
+from harness.analysis.setup import Setup, run_facts
 from harness.config import BreakevenConfig
 from harness.records import Decision, LatencyRow, ResultRow, UserError
 from harness.stats.jackknife import CONFIDENCE, MIN_PROMPTS, Interval
@@ -156,7 +155,7 @@ def analyse_breakeven(setup: Setup) -> Summary:
         rounds = replace(rounds, source="rounds")
     answers = answers_of(measured, positions, inputs.measured.requests, inputs.measured.served)
     return Summary(
-        run=setup.facts(rows),
+        run=run_facts(setup, rows),
         answers=answers,
         caveats=tuple(_caveats(inputs)),
         results=rows,
