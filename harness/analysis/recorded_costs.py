@@ -40,7 +40,7 @@ def costs_of(run: StoredRun, temperatures: Sequence[float], ks: Sequence[int]) -
             " can be predicted there"
         )
     server = timed_server(texts)
-    at = tuple(_settled_costs(server))
+    at = tuple(_costs_at(server))
     if not at and not failed_gates(server.gates):
         raise UserError(
             f"{key}: it has too few requests to tell what a round costs there, and how well that"
@@ -91,7 +91,7 @@ def _not_timed(
             )
 
 
-def _settled_costs(server: TimedServer) -> Iterator[CostsAt]:
+def _costs_at(server: TimedServer) -> Iterator[CostsAt]:
     """By temperature, where how well they are known can be told."""
     errors = served_rows(server).errors
     for temperature, costs in server.costs_by_temperature.items():

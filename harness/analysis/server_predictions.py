@@ -61,10 +61,10 @@ NO_REPLAY: tuple[NotPredicted, ...] = ("no_counting", "no_weights", "no_texts")
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """Some requests of a temperature, and the costs that follow; None where they do not tell."""
+    """Some requests of a temperature, and the costs that follow."""
 
-    requests: TimedRequests | None
-    costs: ServerCosts | None
+    requests: TimedRequests
+    costs: ServerCosts
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +74,7 @@ class TimedServer:
     Attributes:
         ks: above 0, whose rounds were timed, if on a few prompts; ascending.
         fits: by temperature and prompt set, of requests that are not of this set; of all, if None.
+            Only those that tell costs.
         without: by temperature, the costs by requests of all sets, without each part of their
             prompts; empty where they rest on too few prompts to do without some.
     """
@@ -96,7 +97,7 @@ class TimedServer:
         rounds are not replay's, since the server is not lossless.
         """
         fit = self.fits.get((temperature, prompt_set))
-        return None if fit is None else fit.costs
+        return fit and fit.costs
 
     @property
     def costs_by_temperature(self) -> dict[float, ServerCosts]:
@@ -163,12 +164,12 @@ def timed_server(texts: ServedTexts) -> TimedServer:
     fits: dict[tuple[float, str | None], Fit] = {}
     without: dict[float, Sequence[ServerCosts]] = {}
     for temperature in texts.temperatures:
-        for name in (*texts.sets_at(temperature), None):
-            if replay_holds(made, temperature):
-                timed = _timed_requests(texts, ks, temperature, name)
-                fit = Fit(timed, None if timed is None else fit_costs(timed))
-                fits[temperature, name] = fit
-                if name is None and timed is not None and fit.costs is not None:
+        for name in (*texts.sets_at(temperature), None) if replay_holds(made, temperature) else ():
+            timed = _timed_requests(texts, ks, temperature, name)
+            costs = timed and fit_costs(timed)
+            if timed is not None and costs is not None:
+                fits[temperature, name] = Fit(timed, costs)
+                if name is None:
                     without[temperature] = left_out_costs(timed, max(ks))
     return TimedServer(texts, made, ks, fits, without)
 
@@ -204,9 +205,10 @@ def _requests(
     known = {k: texts.texts(asked, k, temperature).of(names) for k in (0, *ks)}
     by_k = {
         k: Requests(
-            each.seconds,
+            np.array([trial.decode_s for trial in each.trials], dtype=np.float64),
             texts.replayed(each, k).proposals if k else each.tokens[:, None],
-            each.prompts,
+            # Turns of one conversation are one prompt
+            tuple((trial.prompt_set, trial.conversation) for trial in each.trials),
         )
         for k, each in known.items()
         if each.trials
@@ -395,7 +397,7 @@ def _predicted_cell(server: TimedServer, row: ResultRow) -> _Prediction | None:
     measured = row.k in (0, *server.texts.ks_at(temperature))
     fit = server.fits.get((temperature, row.prompt_set if measured else None))
     texts = plain_texts(server.texts, row)
-    if fit is None or fit.costs is None or not texts.trials:
+    if fit is None or not texts.trials:
         return None
     costs, plain_s = fit.costs, fit.costs.plain_s(texts.tokens)
     made = ResultRow(
@@ -429,7 +431,7 @@ def _predicted_cell(server: TimedServer, row: ResultRow) -> _Prediction | None:
         np.bincount(rows, each).astype(np.float64) for each in (plain_s, seconds, texts.tokens)
     )
     sums = np.stack([before, tokens, after, tokens], axis=1)
-    error = fit.requests and speedup_variance(fit.requests, texts.tokens, counts)
+    error = speedup_variance(fit.requests, texts.tokens, counts)
     return _Prediction(made, dict(zip(names, sums, strict=True)), error)
 
 

@@ -43,16 +43,6 @@ class Texts:
         return Texts(tuple(pair for pair in self.pairs if pair[0].prompt_set in names))
 
     @property
-    def prompts(self) -> tuple[tuple[str, str], ...]:
-        """[n] what they answer, by prompt set; turns of one conversation are one prompt."""
-        return tuple((trial.prompt_set, trial.conversation) for trial in self.trials)
-
-    @property
-    def seconds(self) -> Array:
-        """[n] of decoding."""
-        return np.array([trial.decode_s for trial in self.trials], dtype=np.float64)
-
-    @property
     def tokens(self) -> Array:
         """[n] that rounds emitted."""
         return np.array([trial.new_tokens for trial in self.trials], dtype=np.float64)

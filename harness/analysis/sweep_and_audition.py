@@ -71,6 +71,7 @@ from harness.summary import (
     Answer,
     Caveat,
     Doubt,
+    DraftMemory,
     Explanation,
     Leaderboard,
     OutlierCell,
@@ -145,11 +146,6 @@ def _unstable_steps(drafts: ScoredDrafts) -> Iterator[Unstable]:
 # ---- generations of a sweep ----------------------------------------------------------------------
 
 
-def _of_the_pair(drafts: ScoredDrafts, temperature: float) -> Latency | None:
-    """What the draft of a sweep costs; None at a temperature at which it was not timed."""
-    return drafts.latencies.get(temperature, {}).get(drafts.setup.draft)
-
-
 def _generated(drafts: ScoredDrafts, trials: Sequence[Trial]) -> list[ResultRow]:
     """With what the acceptance that was set, if any, predicts of the same cells."""
     setup = drafts.setup
@@ -164,8 +160,8 @@ def _generated(drafts: ScoredDrafts, trials: Sequence[Trial]) -> list[ResultRow]
 
 def _evidence_at(drafts: ScoredDrafts, trials: Sequence[Trial], temperature: float) -> Evidence:
     """From replay and the pairs of the chosen K; without one, or a replay, from generations."""
-    setup, latency = drafts.setup, _of_the_pair(drafts, temperature)
-    draft, looks = setup.draft, setup.run.manifest.looks
+    setup, draft, looks = drafts.setup, drafts.setup.draft, drafts.setup.run.manifest.looks
+    latency = drafts.latencies.get(temperature, {}).get(draft)
     times = latency.rounds if latency else None
     k = looks.k_at(temperature) if looks else None
     if looks is None or k is None:
@@ -532,20 +528,18 @@ def analyse_pair(setup: Setup) -> Summary:
         adaptive=tuple(_adaptive(run, made)),
         replay_checks=tuple(_replay_checks(run)),
         explanation=_explained(run, results, latencies, made[0].workload if made else None),
+        memory=tuple(_memory(drafts)),
         text_checks=tuple(run.checks),
     )
-    summary = _with_cost(_with_memory(summary, drafts), run)
+    summary = _with_cost(summary, run)
     return _with_audition(summary, run) if setup.command == "audition" else summary
 
 
-def _with_memory(summary: Summary, drafts: ScoredDrafts) -> Summary:
-    """The summary with the memory that drafts use."""
-    for predicted in drafts.by_own_rule[:1]:
-        replays = predicted.replays
+def _memory(drafts: ScoredDrafts) -> Iterator[DraftMemory]:
+    """What drafts use."""
+    for replays in (each.replays for each in drafts.by_own_rule[:1]):
         longest = max(t.prompt_tokens + len(t.tokens) for t in drafts.traces[replays.drafts[0]])
-        memory = draft_memory(drafts.setup, replays.drafts, longest, lookups=replays.lookups)
-        return replace(summary, memory=memory)
-    return summary
+        yield from draft_memory(drafts.setup, replays.drafts, longest, lookups=replays.lookups)
 
 
 def _with_cost(summary: Summary, run: PairRun) -> Summary:
