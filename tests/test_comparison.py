@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from runs import FROZEN, analysed
 
-from harness.analysis import analyse, comparison
+from harness.analysis import comparison
 from harness.analysis.comparison import compare, deciding, engine_rows
 from harness.analysis.setup import Setup
 from harness.commands import report
@@ -34,8 +34,11 @@ Change = Callable[[Trial], Trial]
 @pytest.fixture(autouse=True)
 def reference_analysed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nearly every test compares with SWEEP, of which the analysis is the same each time."""
+    analyse = comparison.analyse_pair
     monkeypatch.setattr(
-        comparison, "analyse", lambda run: analysed("sweep") if run is SWEEP else analyse(run)
+        comparison,
+        "analyse_pair",
+        lambda setup: analysed("sweep") if setup.run is SWEEP else analyse(setup),
     )
 
 

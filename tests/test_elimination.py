@@ -16,8 +16,9 @@ from harness.analysis import analyse
 from harness.analysis.latency import Latency
 from harness.analysis.looks import _questions, _winner
 from harness.analysis.replayed import Replays
+from harness.analysis.scored_drafts import scored_drafts
 from harness.analysis.setup import Setup
-from harness.analysis.sweep_and_audition import Audition
+from harness.analysis.sweep_and_audition import leaderboard, pair_run
 from harness.analysis.verdict import ONE_SIDED, Candidate, decide
 from harness.cli import compose
 from harness.commands import drafts, looks
@@ -118,9 +119,14 @@ def test_the_numbers_of_a_dropped_draft_are_those_of_an_audition_of_its_prompts(
         for draft in ("tiny_good", "tiny_unrelated")
     }
     notes = replace(eliminated.manifest, audition=AuditionNotes())
-    alone = Audition(Setup(replace(eliminated, manifest=notes)), traces).own_rankings[0]
-    expected = next(r for r in alone.leaderboard.rows if r.draft == "tiny_unrelated")
-    board = Audition(setup).own_rankings[0].leaderboard
+    (alone, board) = (
+        leaderboard(drafts, drafts.by_own_rule[0], {})
+        for drafts in (
+            scored_drafts(Setup(replace(eliminated, manifest=notes)), traces),
+            scored_drafts(setup),
+        )
+    )
+    expected = next(r for r in alone.rows if r.draft == "tiny_unrelated")
     shown = next(row for row in board.rows if row.draft == "tiny_unrelated")
     for name in ("k", "speedup", "speedup_lo", "speedup_hi", "tokens_per_round", "alpha"):
         assert getattr(shown, name) == pytest.approx(getattr(expected, name)), name
@@ -129,8 +135,7 @@ def test_the_numbers_of_a_dropped_draft_are_those_of_an_audition_of_its_prompts(
 def test_the_verdict_is_among_the_drafts_that_stay_at_the_error_of_the_last_look(
     eliminated: StoredRun,
 ) -> None:
-    audition = Audition(Setup(eliminated))
-    (evidence,) = audition.evidence
+    (evidence,) = pair_run(Setup(eliminated)).evidence
     dropped = eliminated.manifest.audition.dropped
     assert not {name.draft for name in evidence.candidates} & {*dropped}
     assert len(evidence.names) == 32
@@ -212,7 +217,7 @@ def test_with_until_all_nobody_is_dropped(dropping: dict[str, int], tmp_path: Pa
     run = ran("audition", tmp_path, *SMALL, *words)
     assert not run.manifest.audition.dropped
     assert len(run.traces) == 16
-    assert Audition(Setup(run)).evidence[0].looks == ()
+    assert pair_run(Setup(run)).evidence[0].looks == ()
 
 
 @pytest.mark.usefixtures("dropping")

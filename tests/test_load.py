@@ -16,12 +16,12 @@ from served_pair import Served
 from stubs import REQUEST
 
 from harness.analysis.batch_schedule import (
-    ReplayedRequests,
     Throughput,
     analyse_loads,
     closed_loads,
     load_cells,
     over_groups,
+    replayed_loads,
     schedule,
     throughputs,
     without_visits,
@@ -335,7 +335,7 @@ def loads(noise=0.0, visits=3, ks=(1, 2, 4), counting=COUNTING):
             chances = (rng.random(rng.integers(20, 39)) < chance).astype(float)
             traces.append(workloads.trace("draft", prompt_set, f"{n}", chances))
     lengths = [1 + len(trace.tokens) for trace in traces]
-    replays = ReplayedRequests(traces, "greedy_draft", counting)
+    replays = replayed_loads(traces, "greedy_draft", counting)
     groups = groups_of(requests_of([(t.prompt_set, t.prompt) for t in traces]), 4)
     servers = {k: StandIn(k, lengths) for k in (0, *ks)}
     made = [
@@ -352,7 +352,7 @@ def loads(noise=0.0, visits=3, ks=(1, 2, 4), counting=COUNTING):
 
 
 def replayed_by(replays, timing):
-    replayed = replays.replayed(timing)
+    replayed = replays(timing)
     assert replayed is not None
     return replayed
 
@@ -496,7 +496,7 @@ def test_loads_come_back_from_their_file_and_say_rows_of_results(tmp_path):
 
 def test_without_scored_texts_loads_are_compared_but_not_predicted():
     timings, _ = loads()
-    totals = over_groups(throughputs(closed_loads(timings, ReplayedRequests([], None, None))))
+    totals = over_groups(throughputs(closed_loads(timings)))
     assert {row.predicted for row in totals} == {None}
     chosen = schedule(0.0, totals, {})
     assert {entry.loss for entry in chosen.entries} == {None}, "one visit has none to be held in"
@@ -511,7 +511,7 @@ def test_what_a_choice_loses_is_found_in_visits_that_did_not_choose():
         key = (timing.visit, timing.concurrency, timing.k)
         pace.setdefault(key, rng.lognormal(0.0, 0.15))
         alike.append(replace(timing, seconds=1e-3 * pace[key] * sum(timing.returned)))
-    nothing_replayed = ReplayedRequests([], None, None)
+    nothing_replayed = replayed_loads([], None, None)
     totals = over_groups(throughputs(closed_loads(alike, nothing_replayed)))
     chosen = schedule(0.0, totals, without_visits(alike, nothing_replayed))
     for entry in chosen.entries:
@@ -956,9 +956,9 @@ def test_llamacpp_decodes_side_by_side_what_it_decodes_alone(tmp_path):
         facts = plain.facts
     decoded = [text.decoded(facts) for text in texts]
     traces = score_texts(decoded, pair.target_model, pair.draft_model, draft_name=pair.draft.name)
-    replays = ReplayedRequests(traces, facts.rule, facts.spec.counting)
+    replays = replayed_loads(traces, facts.rule, facts.spec.counting)
     for timing in timings:
-        replayed = replays.replayed(timing)
+        replayed = replays(timing)
         assert replayed is not None
         assert timing.seconds > 0
         known = [rounds for rounds in timing.rounds if rounds is not None]

@@ -20,7 +20,6 @@ from harness.analysis.iteration_costs import fit_iterations, with_rounds
 from harness.analysis.plan import caveats_of
 from harness.analysis.planned_server import Server
 from harness.analysis.planning import facts_of, load_checks
-from harness.analysis.server_run import ServedRun
 from harness.cli import compose
 from harness.commands.plan import recorded_times
 from harness.records import LoadTiming, UserError
@@ -622,12 +621,12 @@ def test_a_run_that_does_not_say_what_requests_side_by_side_cost_is_refused(
 def test_a_k_that_changes_what_is_generated_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     gates = tuple(ServedGate(0.0, k, texts=8, lossless=False) for k in KS[1:])
     config = compose("plan", ["run=x", "rate=20", "tpot_ms=30", *FEW])
-    monkeypatch.setattr(ServedRun, "failed_gates", gates[1:])
+    monkeypatch.setattr("harness.analysis.planned_server.gates", lambda _: gates[1:])
     plan, caveats = plan_of(timed(), config)
     assert [each.k for each in plan.choices] == [0, 1, 1]
     assert {check.k for check in plan.checks} == {0, 1}
     assert caveats[0] == Caveat("k_left_out", {"ks": "2, 4", "why": "not_lossless"})
-    monkeypatch.setattr(ServedRun, "failed_gates", gates)
+    monkeypatch.setattr("harness.analysis.planned_server.gates", lambda _: gates)
     refused([], "every K changes what is generated at temperature 0")
 
 

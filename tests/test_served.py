@@ -1,7 +1,7 @@
 """A server run: costs found again, the gate, rows, predictions and what the report says of them."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -30,11 +30,12 @@ from harness.analysis.server_costs import (
     speedup_variance,
     timed_rounds,
 )
-from harness.analysis.server_run import ServedRun
-from harness.analysis.server_texts import ServedTexts
+from harness.analysis.server_predictions import plain_texts, served_rows, timed_server
+from harness.analysis.server_run import other_ks, served_run, served_summary
+from harness.analysis.server_texts import served_texts
 from harness.analysis.setup import Setup
 from harness.analysis.user_latency import one_by_one
-from harness.records import MachineLoad, RoundTiming, Rule, ServerClock, Trial
+from harness.records import MachineLoad, ResultRow, RoundTiming, Rule, ServerClock, Trial
 from harness.reporting import html, markdown, serving
 from harness.reporting.content import content_of
 from harness.reporting.html import column_definition
@@ -567,7 +568,7 @@ def test_a_prompt_set_or_temperature_that_gains_more_at_another_k_is_named(
     assert hot.ratio_lo is not None
     assert hot.ratio_hi is not None
     assert 1.0 < hot.ratio_lo <= hot.speedup / hot.served_speedup <= hot.ratio_hi
-    questions = [entry.question for entry in ServedRun(Setup(run)).answered]
+    questions = [entry.question for entry in served_run(Setup(run)).answered]
     (evidence,) = (q.evidence for q in questions if q.evidence.temperature == 1)
     timed = {name.k: seconds for name, seconds in evidence.candidates.items()}
     of_both = (each for k in (2, 1) for each in (timed[k].seconds, timed[k].tokens))
@@ -591,10 +592,10 @@ def test_a_prompt_set_or_temperature_that_gains_more_at_another_k_is_named(
     )
     assert len(why) == 2
     # A temperature that agrees is not named, nor one at which speculation changes the texts
-    alike = ServedRun(Setup(paced(stored, hot={0: 1.0, 1: 0.9, 2: 0.6, 4: 0.65})))
-    assert [entry.prompt_set for entry in alike.other_ks()] == ["easy"]
-    lossy = ServedRun(Setup(paced(drifting(stored, (2,)), hot={0: 1.0, 1: 0.7, 2: 0.8, 4: 0.9})))
-    assert [entry.prompt_set for entry in lossy.other_ks()] == ["easy"]
+    alike = served_run(Setup(paced(stored, hot={0: 1.0, 1: 0.9, 2: 0.6, 4: 0.65})))
+    assert [entry.prompt_set for entry in other_ks(alike)] == ["easy"]
+    lossy = served_run(Setup(paced(drifting(stored, (2,)), hot={0: 1.0, 1: 0.7, 2: 0.8, 4: 0.9})))
+    assert [entry.prompt_set for entry in other_ks(lossy)] == ["easy"]
 
 
 def test_a_text_has_the_trace_of_its_own_first_token(stored: StoredRun) -> None:
@@ -608,7 +609,7 @@ def test_a_text_has_the_trace_of_its_own_first_token(stored: StoredRun) -> None:
     traces = [replace(trace, repetition=number) for number in (0, 1)]
     run = with_engine(first_position=1)(replace(stored, trials=(one, other)))
     run.__dict__["traces"] = traces
-    texts = ServedTexts(Setup(run))
+    texts = served_texts(Setup(run))
     assert [texts.trace_of(each) for each in (one, other)] == traces
     assert texts.trace_of(replace(other, tokens=(9, *tokens))) is None
 
@@ -659,8 +660,8 @@ def test_a_request_for_one_token_that_costs_more_than_a_prefill_biases_no_predic
         )
         short = timed_at(replace(timed, trials=tuple(parts)), varied, CPU_COSTS, 1.84e-3).trials
         timed = replace(with_engine(synthetic=False)(timed), rounds=(), starts=short)
-    run = ServedRun(Setup(timed))
-    costs = run.costs_by_temperature[0.0]
+    server = timed_server(served_texts(Setup(timed)))
+    costs, run = server.costs_by_temperature[0.0], served_rows(server)
     assert (costs.plain_start_s, costs.start_s) == pytest.approx(
         (CPU_COSTS.plain_start_s, CPU_COSTS.start_s), abs=1e-6 if not varied else 0.25e-3
     )
@@ -721,9 +722,13 @@ def visited(
     return made
 
 
+def measured(run: StoredRun) -> Sequence[ResultRow]:
+    return served_rows(timed_server(served_texts(Setup(run)))).measured
+
+
 def speedups(run: StoredRun) -> dict[tuple[str | None, int], float]:
     """What is measured, by prompt set and K."""
-    found = {(row.prompt_set, row.k): row.speedup for row in ServedRun(Setup(run)).measured}
+    found = {(row.prompt_set, row.k): row.speedup for row in measured(run)}
     assert found
     assert None not in found.values()
     return {key: speedup or 0.0 for key, speedup in found.items()}
@@ -751,7 +756,7 @@ def test_a_server_that_died_early_has_the_speedup_of_the_visits_that_it_shares(
                 errors.append(float(np.log(speedup / truth[prompt_set, k])))
             else:
                 assert speedup == pytest.approx(truth[prompt_set, k], rel=0.01)
-        statuses = {row.status for row in ServedRun(Setup(run)).measured if row.k == 4}
+        statuses = {row.status for row in measured(run) if row.k == 4}
         assert statuses == {"partial" if later is None else "complete"}
     # The low end of two visits against that of forty is 27 % too slow
     assert abs(np.mean(errors)) < 0.12
@@ -852,15 +857,16 @@ def test_a_predictions_interval_has_the_error_of_the_costs(
     stored: StoredRun, monkeypatch: pytest.MonkeyPatch, varied: float
 ) -> None:
     monkeypatch.setattr(jackknife, "MIN_PROMPTS", 4)
-    run = ServedRun(Setup(timed_at(stored, varied)))
+    server = timed_server(served_texts(Setup(timed_at(stored, varied))))
     # Greedy texts take the rounds that replay expects, sampled ones vary
-    rows = [r for r in run.results if r.source == "replayed" and r.k and r.temperature == 0]
+    made = [row for row in served_rows(server).predicted if row is not None]
+    rows = [row for row in made if row.k and row.temperature == 0]
     assert len(rows) == 6
     for row in rows:
-        costs, texts = run.costs(0.0, row.prompt_set), run.plain_texts(row)
+        costs, texts = server.costs(0.0, row.prompt_set), plain_texts(server.texts, row)
         assert costs is not None
         plain_s = costs.plain_s(texts.tokens)
-        seconds = costs.speculative_s(run.replayed(texts, row.k))
+        seconds = costs.speculative_s(server.texts.replayed(texts, row.k))
         _, of_text = np.unique([t.prompt for t in texts.trials], return_inverse=True)
         before_s, tokens, after_s = (
             np.bincount(of_text, each).astype(np.float64)
@@ -1025,9 +1031,8 @@ def test_every_k_that_was_tested_is_in_the_sentence_and_none_that_changes_texts_
         (changing(run, 2), 0.0, r"16 of 24 greedy texts, .* equal .*; not lossless: K=2\."),
     )
     for changed, temperature, sentence in cases:
-        served = ServedRun(Setup(changed))
-        served.__dict__["loads"] = loads
-        made = replace(analyse(changed), served=served.summary())
+        served = replace(served_run(Setup(changed)), loads=loads)
+        made = replace(analyse(changed), served=served_summary(served))
         assert made.served is not None
         text = " ".join(content_of(made).reasons)
         assert re.search(sentence, text), text
@@ -1061,7 +1066,7 @@ def with_engine(**changes: Any) -> Change:
 
 def with_rounds(run: StoredRun, rule: Rule, more: int = 0) -> StoredRun:
     """The run, had its servers taken an acceptance rule's expected rounds at temperature 1."""
-    served = ServedRun(Setup(run))
+    served = served_texts(Setup(run))
     rounds: dict[str, int] = {}
     for k in served.ks:
         texts = served.texts(run.trials, k, 1.0)

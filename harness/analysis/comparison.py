@@ -32,7 +32,6 @@ from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
-from harness.analysis import analyse
 from harness.analysis.caveats.comparisons import (
     different_devices,
     incomplete_run,
@@ -55,8 +54,10 @@ from harness.analysis.cells import (
     timed,
 )
 from harness.analysis.lossless import distrust, text_checks
-from harness.analysis.server_texts import ServedTexts
+from harness.analysis.server_run import analyse_served
+from harness.analysis.server_texts import served_texts
 from harness.analysis.setup import Setup
+from harness.analysis.sweep_and_audition import analyse_pair
 from harness.records import GREEDY, Trial, UserError, grouped
 from harness.serving.engines import OWN
 from harness.stats.jackknife import Estimate, exponential, holm, log_speedup, workload_ratio
@@ -74,7 +75,6 @@ from harness.summary import (
     EngineRow,
     RunCompared,
     ServedSummary,
-    Summary,
     Value,
     Values,
 )
@@ -104,17 +104,15 @@ def compare(runs: Sequence[StoredRun], fail_below: float | None = None) -> Compa
     `fail_below` is the least ratio of speedups that passes.
     """
     names = _names(runs)
-    reference = analyse(runs[0])
     setups = [Setup(run) for run in runs]
-    served = [
-        None if setup.engine is None else (reference if place == 0 else analyse(setup.run)).served
-        for place, setup in enumerate(setups)
-    ]
+    reference = (analyse_served if setups[0].command == SERVER else analyse_pair)(setups[0])
+    others = (analyse_served(s).served if s.command == SERVER else None for s in setups[1:])
+    served = [reference.served, *others]
     rows: list[ComparisonRow] = []
     caveats: list[Caveat] = []
     compared: list[ComparedRun] = []
     for name, setup, of_server in zip(names[1:], setups[1:], served[1:], strict=True):
-        pair = _Pair((names[0], name), (setups[0], setup), (served[0], of_server), reference)
+        pair = _Pair((names[0], name), (setups[0], setup), (served[0], of_server))
         pair_rows, pair_caveats = _compare_two(pair)
         if not pair_rows:
             raise UserError(f"runs: {names[0]} and {name} have no cell in common")
@@ -153,7 +151,6 @@ class _Pair(NamedTuple):
     names: tuple[str, str]
     setups: tuple[Setup, Setup]
     served: tuple[ServedSummary | None, ServedSummary | None]
-    reference: Summary
 
     @property
     def one_engine(self) -> bool:
@@ -509,7 +506,7 @@ def engine_of(setup: Setup) -> tuple[str, str | None]:
 def timed_trials(setup: Setup) -> list[Trial]:
     """Each generation once; those of a server at the time that its visits settle."""
     if setup.engine is not None:
-        return ServedTexts(setup).settled
+        return [*served_texts(setup).settled]
     return latest(timed(setup.run.trials))
 
 

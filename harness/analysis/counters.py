@@ -27,7 +27,7 @@ from harness.analysis.breakeven import (
 from harness.analysis.caveats import given
 from harness.analysis.caveats.prompts import k_left_out
 from harness.analysis.latency import Latency
-from harness.analysis.setup import Setup
+from harness.analysis.setup import Setup, run_facts
 from harness.records import MOST_K, Scrape
 from harness.summary import Caveat, Counted, RunningServer, Summary
 from harness.theory.speedup import StepTimes
@@ -38,7 +38,7 @@ def analyse_counters(setup: Setup) -> Summary:
     run = setup.run
     server = running_server(run.manifest.engine.name if run.manifest.engine else "", run.scrapes)
     inputs = stored_inputs(run)
-    summary = Summary(run=setup.facts(()), running=server, caveats=tuple(_counting(server)))
+    summary = Summary(run=run_facts(setup, ()), running=server, caveats=tuple(_counting(server)))
     if server.total is None or not server.k:
         return summary
     total, k = server.total, server.k

@@ -22,7 +22,8 @@ from harness.analysis.caveats import plans
 from harness.analysis.caveats.models import other_card
 from harness.analysis.caveats.prompts import k_left_out
 from harness.analysis.caveats.servers import loads_disturbed
-from harness.analysis.setup import Setup
+from harness.analysis.device import card_of
+from harness.analysis.setup import Setup, run_facts
 from harness.records import SimulatedChoice
 from harness.stats.jackknife import (
     CONFIDENCE,
@@ -45,11 +46,12 @@ WARM_UP = 0.2
 def analyse_plan(setup: Setup) -> Summary:
     """The plan that a run simulated, and what to mind; neither where it simulated nothing."""
     run = setup.run
-    summary, server = Summary(run=setup.facts(())), run.manifest.planned
+    summary, server = Summary(run=run_facts(setup, ())), run.manifest.planned
     if server is None or not run.simulated:
         return summary
     plan = plan_from(server, run.simulated, run.config)
-    elsewhere = setup.gpu.name if setup.gpu and server.other_device else None
+    card = card_of(setup)
+    elsewhere = card.name if card and server.other_device else None
     said = [*other_card.of(elsewhere, server.other_device), *caveats_of(server, plan)]
     return replace(summary, plan=plan, caveats=tuple(said))
 

@@ -13,7 +13,7 @@ rule, takes other rounds, and the texts stay the target's: then predictions are 
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -47,6 +47,20 @@ def gates(run: ServedTexts) -> tuple[ServedGate, ...]:
         made += [_gate(run, temperature, k) for k in ks]
     plain = {gate.temperature: gate for gate in made if gate.k == 0}
     return tuple(_beside_plain(g, plain.get(g.temperature)) if g.k else g for g in made)
+
+
+def failed_gates(made: Iterable[ServedGate]) -> tuple[ServedGate, ...]:
+    """Those of a K that changes what is generated."""
+    return tuple(gate for gate in made if gate.k and gate.lossless is False)
+
+
+def replay_holds(made: Iterable[ServedGate], temperature: float) -> bool:
+    """Whether replay tells the rounds at a temperature, for the server is lossless there.
+
+    Greedy texts that differ from plain decoding's are left out one by one.
+    """
+    failed = {gate.temperature for gate in failed_gates(made)}
+    return temperature == GREEDY or temperature not in failed
 
 
 def _beside_plain(gate: ServedGate, plain: ServedGate | None) -> ServedGate:

@@ -23,15 +23,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from harness.analysis.breakeven import inputs_of
-from harness.analysis.latency import Latency, latency_of_draft
-from harness.analysis.server_measurements import (
+from harness.analysis.breakeven import (
     MeasuredInputs,
     ServerBenchmark,
     from_run,
+    inputs_of,
     with_acceptance,
     with_baseline,
 )
+from harness.analysis.latency import Latency, latency_of_draft
 from harness.commands.run_lifecycle import Outcome, concluded
 from harness.config import BreakevenConfig
 from harness.measurement.environment import describe_host

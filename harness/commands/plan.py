@@ -9,6 +9,7 @@ import numpy as np
 from rich.console import Console
 
 from harness.analysis import analyse
+from harness.analysis.device import price_per_hour
 from harness.analysis.planned_server import Server
 from harness.analysis.planning import simulated_plan
 from harness.analysis.setup import Setup
@@ -147,7 +148,7 @@ def _seconds(text: str, where: str) -> float:
 def _price(config: PlanConfig, stored: StoredRun) -> tuple[float | None, str | None]:
     """Of an hour of the card that the run was measured on; and the device where it was another."""
     if config.gpu is None:
-        return Setup(stored).price_per_hour, None
+        return price_per_hour(Setup(stored)), None
     card = card_of(config.gpu)
     machine = stored.manifest.environment
     if is_card(card.name, card.memory_gb, machine.device_name, machine.device_memory_bytes):

@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # every command's --help imports this module, and must not wa
     import numpy as np
     from numpy.typing import NDArray
 
+    from harness.records import ServingEngine
+
 # A shorter budget is this part of the whole, and no fewer tokens
 SHORTER, SHORTEST = 4, 4
 
@@ -54,6 +56,13 @@ class Counting:
 
         left = np.arange(budget - self.first_position, 0, -1)
         return np.minimum(k, left - 1) if self.shortens_last_draft else np.full(len(left), k)
+
+
+def counting_of(engine: "ServingEngine | None") -> Counting | None:
+    """How a measured engine counts; None where there is none, or it counts no rounds."""
+    if engine is None or engine.first_position is None or engine.shortens_last_draft is None:
+        return None
+    return Counting(engine.first_position, engine.shortens_last_draft)
 
 
 def shorter_budget(budget: int) -> int:

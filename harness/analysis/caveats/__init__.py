@@ -21,6 +21,7 @@ from harness.analysis.caveats import (
     timing,
 )
 from harness.analysis.caveats.record import CaveatRecord, Quoted
+from harness.analysis.device import card_of, ran_on
 from harness.analysis.setup import Setup
 from harness.records import ResultRow
 from harness.summary import Caveat
@@ -61,9 +62,9 @@ def of_setup(
     if setup.priced_by is None:
         yield from timing.latency_from.of(setup, None, {})
     auto = speed and setup.conf("device").get("name") == "auto"
-    own_times = timing.timed_here(setup)
+    own_times, card = timing.timed_here(setup), card_of(setup)
     yield from models.other_card.of(
-        setup.gpu.name if own_times and setup.gpu and not setup.ran_on_gpu else None,
+        card.name if own_times and card and not ran_on(setup, card) else None,
         machine.device_name,
         machine.unused_card if auto else None,
     )

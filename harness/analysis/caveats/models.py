@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from harness import formatting as fmt
 from harness.analysis.caveats.record import Quoted, caveat
-from harness.analysis.setup import Setup
+from harness.analysis.setup import Setup, timed_apart
 from harness.summary import Values
 
 # Settings that mean nothing at temperature 0, where the likeliest token is taken
@@ -22,7 +22,7 @@ _NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetit
 )
 def embedded_models(setup: Setup) -> Iterator[Values]:
     """That the target ships with the package."""
-    if setup.embedded:
+    if str(setup.conf("model").get("id") or "").startswith("embedded:"):
         yield {}
 
 
@@ -100,7 +100,7 @@ def engine_fallback(setup: Setup) -> Iterator[Values]:
             "name": reasons[role].name or role,
             "reason": reasons[role].engine_reason,
             "compiled": compiled,
-            "plain_too": role in setup.timed_apart,
+            "plain_too": role in timed_apart(setup),
         }
 
 
