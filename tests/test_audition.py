@@ -116,7 +116,7 @@ def test_leaderboards_rank_every_draft_and_not_speculating_under_every_rule(
 def test_what_was_stored_is_enough_to_rank_again_without_a_model(
     auditioned: StoredRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.commands.pair.open_target", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("harness.commands.audition.open_target", lambda *_: pytest.fail("loaded"))
     source = f"traces_from={auditioned.folder}"
     again = stored(run(tmp_path, source))
     pd.testing.assert_frame_equal(again.results, auditioned.results)

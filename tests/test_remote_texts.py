@@ -139,7 +139,7 @@ def test_texts_of_a_server_are_scored_as_those_of_a_target_that_is_loaded(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("harness.commands.pair.open_target", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("harness.commands.audition.open_target", lambda *_: pytest.fail("loaded"))
     target = stand_in(kind(models))
     drafts = "drafts=[tiny_good,tiny_small,ngram]"
     done = run(tmp_path, f"texts_from={target.url}", *LATENCIES, drafts)

@@ -1,9 +1,8 @@
 """Many drafts, one target: score and time what is missing, rank, store, render, show.
 
 Traces and step times may come from another run (`harness.commands.other_runs`): they are copied
-into this run's folder, so that it says everything by itself. No torch here: with both from
-elsewhere no model is loaded. The completions may come from a server that has the target
-(`harness.commands.remote_texts`).
+into this run's folder, so that it says everything by itself; with both from elsewhere no model is
+loaded. The completions may come from a server of the target (`harness.commands.remote_texts`).
 """
 
 from collections import Counter
@@ -15,6 +14,8 @@ from harness.analysis import analyse
 from harness.analysis.cards import rank_cards
 from harness.analysis.setup import Setup
 from harness.commands.checks import check_run
+from harness.commands.completions import with_turns
+from harness.commands.drafts import score_drafts
 from harness.commands.dry_run import print_audition_plan, print_scores_plan
 from harness.commands.other_runs import (
     StoredTexts,
@@ -25,7 +26,9 @@ from harness.commands.other_runs import (
     stored_times,
     stored_traces,
 )
+from harness.commands.pair import open_target
 from harness.commands.progress import progress
+from harness.commands.remote_texts import audition_texts, check_texts_from
 from harness.commands.run_lifecycle import (
     Outcome,
     begin,
@@ -87,8 +90,6 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
     if not stored_elsewhere:  # else they are of that run's drafts, and checked with them
         needed.append(lambda: stored_times(config, names, lookups=lookups))
     if config.texts_from is not None:
-        from harness.commands.remote_texts import check_texts_from
-
         needed.append(lambda: check_texts_from(config, prompts))
     fit = check_run(config, prompts, drafts, *needed)
     texts = stored_texts(config, names) if config.latency.measure else None
@@ -98,8 +99,6 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
         return Outcome(None)
     folder = _resumed(config)
     if config.texts_from is not None:
-        from harness.commands.remote_texts import audition_texts
-
         folder = audition_texts(config, drafts, prompts, folder)
     elif elsewhere is None:
         folder = _measured(config, drafts, prompts, texts, folder)
@@ -130,11 +129,7 @@ def _measured(
     texts: StoredTexts | None,
     folder: RunFolder | None,
 ) -> RunFolder:
-    """Generate, score and time what the folder lacks; torch is imported only here."""
-    from harness.commands.completions import with_turns
-    from harness.commands.drafts import score_drafts
-    from harness.commands.pair import open_target
-
+    """Generate, score and time what the folder lacks."""
     names = [conf.name for conf in drafts]
     lookups = [conf.name for conf in drafts if conf.spec.looks_up]
     times = stored_times(config, names, lookups=lookups)

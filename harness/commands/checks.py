@@ -12,8 +12,11 @@ reason is named, and the others are ranked, unless none is left.
 import logging
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
+from harness import prompts as prompt_sets
+from harness.commands.drafted import Config, EncodedPrompt
 from harness.commands.progress import fetching
 from harness.config import (
     AuditionConfig,
@@ -23,14 +26,11 @@ from harness.config import (
     ServerConfig,
     check_replayed,
 )
+from harness.models.load import Vocabulary, check_tokenizers, load_vocabulary, source_of
+from harness.models.tokenizer import check_thinking, encode
 from harness.records import Prompt, UserError
 from harness.storage import check_writable
 
-if TYPE_CHECKING:  # an audition of stored scores imports no torch
-    from harness.commands.drafted import EncodedPrompt
-    from harness.models.load import Vocabulary
-
-Config = PairConfig | AuditionConfig
 GRAPHS_KEEP_NO_STATES = "a head reads hidden states, which recorded graphs do not keep"
 SERVERS_RETURN_NO_STATES = "a head reads the target's hidden states, which servers do not return"
 T = TypeVar("T")
@@ -101,8 +101,6 @@ def _check_models(
     config: Config, prompts: Sequence[Prompt], drafts: Sequence[ModelConf], problems: list[str]
 ) -> list[ModelConf]:
     """Note what ends the run; the drafts that are fit."""
-    from harness.commands.pair import check_lengths, encoded_conversations
-
     audition = isinstance(config, AuditionConfig)
     target = _noted(problems, _vocabulary, config, config.model)
     encoded: Sequence[EncodedPrompt] = ()
@@ -134,8 +132,6 @@ def without_too_long(config: ServerConfig, prompts: Sequence[Prompt]) -> tuple[P
 
     All of them where none can be, or a tokenizer cannot be read, which is refused afterwards.
     """
-    from harness.commands.pair import encoded_conversations, too_long
-
     read = [config.model]
     if config.score and config.draft.spec.weights == "own" and not config.draft.spec.reads_states:
         read.append(config.draft)
@@ -154,8 +150,6 @@ def without_too_long(config: ServerConfig, prompts: Sequence[Prompt]) -> tuple[P
 
 
 def _check_source(config: Config, draft: ModelConf) -> None:
-    from harness.models.load import source_of
-
     own = draft.spec.has_own_checkpoint(draft.id, config.model.id)
     if own and draft.weights != "dummy":
         source_of(draft)
@@ -164,16 +158,13 @@ def _check_source(config: Config, draft: ModelConf) -> None:
 def _check_draft(
     config: Config,
     draft: ModelConf,
-    target: "Vocabulary | None",
-    prompts: "Sequence[EncodedPrompt]",
+    target: Vocabulary | None,
+    prompts: Sequence[EncodedPrompt],
 ) -> None:
     """Refuse a draft that no server's texts can be scored with, or that is not the target's kin.
 
     That is a model with another tokenizer, or too few positions.
     """
-    from harness.commands.pair import check_lengths
-    from harness.models.load import check_tokenizers
-
     if isinstance(config, AuditionConfig) and config.texts_from and draft.spec.reads_states:
         raise UserError(f"{draft.shown}: {SERVERS_RETURN_NO_STATES}")
     elsewhere = isinstance(config, ServerConfig) and config.url is not None and not config.score
@@ -195,10 +186,8 @@ def _check_draft(
         )
 
 
-def _vocabulary(config: Config, conf: ModelConf) -> "Vocabulary | None":
+def _vocabulary(config: Config, conf: ModelConf) -> Vocabulary | None:
     """A model's tokenizer; None of random weights, or where a dry run would have to fetch it."""
-    from harness.models.load import load_vocabulary, source_of
-
     if conf.weights == "dummy":
         return None
     source = source_of(conf)
@@ -210,3 +199,62 @@ def _vocabulary(config: Config, conf: ModelConf) -> "Vocabulary | None":
         if here or not config.dry_run:
             raise
         return None
+
+
+# ---- lengths -------------------------------------------------------------------------------------
+
+
+def encoded_conversations(
+    tokenizer: Any, prompts: Sequence[Prompt], config: Config
+) -> tuple[EncodedPrompt, ...]:
+    """Whole conversations, with room for the answers that are still to be generated."""
+    check_thinking(tokenizer, prompts, config.prompts)
+    conversations: list[EncodedPrompt] = []
+    for prompt in prompts:
+        # With empty text for answers still to be generated
+        answered = replace(prompt, answers=tuple(answer or "" for answer in prompt.answers))
+        pending = len(prompt_sets.missing_answers(prompt)) * config.new_tokens
+        tokens = encode(tokenizer, answered, config.prompts)
+        conversations.append(EncodedPrompt(prompt, tokens, pending))
+    return tuple(conversations)
+
+
+def check_lengths(
+    prompts: Sequence[EncodedPrompt], config: Config, models: Sequence[Vocabulary]
+) -> None:
+    """Refuse generations, and contexts of curves, that are longer than a model can read."""
+    for entry in prompts:
+        if reason := too_long(entry, config, models):
+            turns = ", set prompts.max_turns" if len(entry.prompt.turns) > 1 else ""
+            raise UserError(
+                f"new_tokens={config.new_tokens}: {reason}; lower new_tokens{turns} or leave the"
+                " prompt out"
+            )
+    contexts: Any = getattr(config, "contexts", "auto")  # of a profile's curves
+    for context in contexts if contexts != "auto" else ():
+        for model in models:
+            if reason := beyond(model, context, max(config.k)):
+                raise UserError(f"contexts: {reason}; give fewer")
+
+
+def too_long(entry: EncodedPrompt, config: Config, models: Sequence[Vocabulary]) -> str | None:
+    """Why a generation from a prompt is longer than a model can read; None where it is not."""
+    max_k = max(config.k)
+    needed = entry.length + config.new_tokens + max_k
+    for model in models:
+        limit = model.context_tokens
+        if limit is not None and needed > limit:
+            return (
+                f"prompt {entry.prompt.prompt_set}/{entry.prompt.id} has {entry.length} tokens,"
+                f" with K={max_k} together {needed}, beyond the {limit} of {model.shown}"
+            )
+    return None
+
+
+def beyond(model: Vocabulary, context: int, k: int) -> str | None:
+    """Why a context with a round's K + 1 tokens is beyond a model's positions; None if it fits."""
+    limit = model.context_tokens
+    if limit is None or context + k + 1 <= limit:
+        return None
+    tokens = f"{context} tokens with K + 1 = {k + 1} more"
+    return f"{tokens} are beyond the {limit:,} positions of {model.shown}"

@@ -15,15 +15,23 @@ from rich.console import Console
 from harness import prompts as prompt_sets
 from harness.analysis.looks import most_started, searched_next
 from harness.commands.checks import GRAPHS_KEEP_NO_STATES
-from harness.commands.drafted import PROMPTS_OF_EVERY_K, Config
+from harness.commands.drafted import BATCH, PROMPTS_OF_EVERY_K, Config, EncodedPrompt
 from harness.commands.eligible_drafts import SERVED_BYTES, Pairing, pairings, sizes_of
+from harness.commands.looks import described, prompts_at
 from harness.commands.run_time import (
-    BATCH,
     audition_work,
     model_sizes,
     name_of,
     run_time,
     sweep_work,
+)
+from harness.commands.server_plan import (
+    SAFE_SHARE,
+    everything,
+    expected,
+    fitted,
+    left_out,
+    machine_pace,
 )
 from harness.commands.server_requests import load_slots
 from harness.config import (
@@ -93,8 +101,6 @@ def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
     generations, at_most = texts * len(ks), ""
     looks: Rows = {}
     if config.until == "decided":
-        from harness.commands.looks import described  # imports torch
-
         at_most = "at most "
         looks["measured"] = described(len(prompts), len(ks) - 1)
         others = [k for k in ks[:-1] if k]
@@ -181,16 +187,6 @@ def _own_loop_here(
 
 def _time_here(config: ServerConfig, prompts: Sequence[Prompt]) -> Rows:
     """About how long the run takes on this machine's processors, and in what memory."""
-    from harness.commands.drafted import EncodedPrompt
-    from harness.commands.server_plan import (
-        SAFE_SHARE,
-        everything,
-        expected,
-        fitted,
-        left_out,
-        machine_pace,
-    )
-
     pace = machine_pace(config)
     if pace is None:
         return {}
@@ -313,8 +309,6 @@ def print_audition_plan(
     prefills = texts * sum(passes)
     looks, at_most = {}, ""
     if config.until == "decided" and len(drafts) > 1:
-        from harness.commands.looks import prompts_at  # imports torch
-
         at_most = "at most "
         looks["early elimination"] = (
             f"looks of {prompts_at(len(prompts), 1)} prompts, draft by draft"

@@ -25,7 +25,7 @@ import numpy as np
 
 from harness.analysis.latency import PRECISE, timed_precisely
 from harness.analysis.looks import choice, decided
-from harness.commands.completions import completions, score_pair, text_requests
+from harness.commands.completions import check_texts, completions, score_pair, text_requests
 from harness.commands.drafted import (
     PROMPTS_OF_EVERY_K,
     Conversation,
@@ -36,7 +36,6 @@ from harness.commands.drafted import (
 from harness.commands.pair import request, run_requests
 from harness.commands.run_lifecycle import resumable
 from harness.commands.run_time import CELL_S, RunTime, say_left
-from harness.commands.snapshot import check_texts
 from harness.config import SweepConfig
 from harness.measurement.round_times import LEAST_VISITS, RoundVisits
 from harness.records import Cell, Trial, UserError, grouped

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from harness import prompts as prompt_sets
-from harness.commands.checks import GRAPHS_KEEP_NO_STATES
+from harness.commands.checks import GRAPHS_KEEP_NO_STATES, check_lengths, encoded_conversations
 from harness.commands.drafted import (
     Config,
     Drafted,
@@ -40,7 +40,7 @@ from harness.models.heads.files import memory_need
 from harness.models.load import LoadedModel, Vocabulary
 from harness.models.memory import MemoryNeed, check_fits
 from harness.models.probe import cached_model, wants_graphs
-from harness.models.tokenizer import check_thinking, encode, stop_rule
+from harness.models.tokenizer import encode, stop_rule
 from harness.records import Cell, Prompt, TextKey, Trial, UserError
 from harness.storage import RunFolder
 from harness.theory.acceptance import conditional
@@ -254,21 +254,6 @@ def _first_turns(
     return first, positions
 
 
-def encoded_conversations(
-    tokenizer: Any, prompts: Sequence[Prompt], config: Config
-) -> tuple[EncodedPrompt, ...]:
-    """Whole conversations, with room for the answers that are still to be generated."""
-    check_thinking(tokenizer, prompts, config.prompts)
-    conversations: list[EncodedPrompt] = []
-    for prompt in prompts:
-        # With empty text for answers still to be generated
-        answered = replace(prompt, answers=tuple(answer or "" for answer in prompt.answers))
-        pending = len(prompt_sets.missing_answers(prompt)) * config.new_tokens
-        tokens = encode(tokenizer, answered, config.prompts)
-        conversations.append(EncodedPrompt(prompt, tokens, pending))
-    return tuple(conversations)
-
-
 def reserve(
     prompts: Sequence[EncodedPrompt],
     config: Config,
@@ -280,47 +265,6 @@ def reserve(
     for _, model in opened:
         model.reserve(positions)
     return positions
-
-
-def check_lengths(
-    prompts: Sequence[EncodedPrompt], config: Config, models: Sequence[Vocabulary]
-) -> None:
-    """Refuse generations, and contexts of curves, that are longer than a model can read."""
-    for entry in prompts:
-        if reason := too_long(entry, config, models):
-            turns = ", set prompts.max_turns" if len(entry.prompt.turns) > 1 else ""
-            raise UserError(
-                f"new_tokens={config.new_tokens}: {reason}; lower new_tokens{turns} or leave the"
-                " prompt out"
-            )
-    contexts: Any = getattr(config, "contexts", "auto")  # of a profile's curves
-    for context in contexts if contexts != "auto" else ():
-        for model in models:
-            if reason := beyond(model, context, max(config.k)):
-                raise UserError(f"contexts: {reason}; give fewer")
-
-
-def too_long(entry: EncodedPrompt, config: Config, models: Sequence[Vocabulary]) -> str | None:
-    """Why a generation from a prompt is longer than a model can read; None where it is not."""
-    max_k = max(config.k)
-    needed = entry.length + config.new_tokens + max_k
-    for model in models:
-        limit = model.context_tokens
-        if limit is not None and needed > limit:
-            return (
-                f"prompt {entry.prompt.prompt_set}/{entry.prompt.id} has {entry.length} tokens,"
-                f" with K={max_k} together {needed}, beyond the {limit} of {model.shown}"
-            )
-    return None
-
-
-def beyond(model: Vocabulary, context: int, k: int) -> str | None:
-    """Why a context with a round's K + 1 tokens is beyond a model's positions; None if it fits."""
-    limit = model.context_tokens
-    if limit is None or context + k + 1 <= limit:
-        return None
-    tokens = f"{context} tokens with K + 1 = {k + 1} more"
-    return f"{tokens} are beyond the {limit:,} positions of {model.shown}"
 
 
 # ---- planning ------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ from itertools import product
 
 from harness.analysis.latency import merged
 from harness.analysis.unstable import unstable_steps
-from harness.commands.checks import check_run
+from harness.commands.checks import beyond, check_run
 from harness.commands.completions import with_turns
 from harness.commands.dry_run import print_profile_plan
 from harness.commands.other_runs import synthetic_rates
-from harness.commands.pair import Pair, beyond, open_pair, request, run_requests
+from harness.commands.pair import Pair, open_pair, request, run_requests
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import (
     Outcome,

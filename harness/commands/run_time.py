@@ -12,12 +12,15 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 
 import psutil
+import torch
 
 from harness import prompts as prompt_sets
-from harness.commands.drafted import PROMPTS_OF_EVERY_K
+from harness.commands.drafted import BATCH, PROMPTS_OF_EVERY_K
 from harness.commands.eligible_drafts import draft_size
 from harness.commands.progress import say
 from harness.config import AuditionConfig, ModelConf, PairConfig, SweepConfig
+from harness.measurement.environment import copy_bandwidth
+from harness.measurement.round_times import MOST_TOKENS, rounds_timed, timed_ks, visits_for
 from harness.records import Prompt
 from harness.reporting import formatting as fmt
 from harness.theory.cost import (
@@ -39,8 +42,6 @@ SMALL_BYTES = 100e6
 CELL_S = 1.5
 # Texts that took less say little of how long the rest takes
 WORTH_SAYING_S = 5.0
-# Texts of the target that are decoded side by side
-BATCH = 32
 
 # Seconds of some forwards
 Price = Callable[[Sequence[Forwards]], float]
@@ -48,10 +49,6 @@ Price = Callable[[Sequence[Forwards]], float]
 
 def this_machine(threads: int | str) -> Card:
     """Its processors with as many threads as the run has, timed now for about a second."""
-    import torch
-
-    from harness.measurement.environment import copy_bandwidth
-
     before = torch.get_num_threads()
     if threads != "auto":
         torch.set_num_threads(int(threads))
@@ -134,8 +131,6 @@ def audition_work(
     price: Price = lambda _: 0.0,
 ) -> Work:
     """The forwards of an audition in which no draft is dropped; `price` as in `sweep_work`."""
-    from harness.measurement.round_times import timed_ks
-
     parts, rest = _Parts(config, prompts), list[Forwards]()
     for conf in drafts:
         rest += parts.scores(conf)
@@ -188,8 +183,6 @@ class _Parts:
         self, draft: ModelConf, ks: Sequence[int], price: Price, *, among_many: bool
     ) -> list[Forwards]:
         """Single steps; and rounds, in visits that time plain decoding twice and each K once."""
-        from harness.measurement.round_times import MOST_TOKENS, rounds_timed, visits_for
-
         config, name = self._config, name_of(self._config, draft)
         visits = visits_for(self._prompts * config.repetitions, among_many=among_many)
         visits *= len(config.temperature)
@@ -243,8 +236,6 @@ def run_time(
     sizes = {name: size for name, size in found.items() if size is not None}
     if len(sizes) < len(found) or elsewhere or config.gpu is not None:
         return None
-    import torch
-
     if torch.cuda.is_available():
         return None
     # Kernels of a small model take no time but that of calling them

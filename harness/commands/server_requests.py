@@ -23,6 +23,7 @@ from typing import Literal, cast
 import numpy as np
 import torch
 
+from harness.commands.checks import check_lengths, encoded_conversations
 from harness.commands.completions import with_turns
 from harness.commands.drafted import (
     PROMPTS_OF_EVERY_K,
@@ -31,14 +32,7 @@ from harness.commands.drafted import (
     described,
     in_random_order,
 )
-from harness.commands.pair import (
-    check_lengths,
-    completion,
-    encoded_conversations,
-    hash_of,
-    open_drafted,
-    sampling_of,
-)
+from harness.commands.pair import completion, hash_of, open_drafted, sampling_of
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Described
 from harness.config import ServerConfig

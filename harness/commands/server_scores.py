@@ -11,13 +11,13 @@ from typing import Any
 
 from harness.analysis.cells import latest
 from harness.analysis.lossless import greedy_pairs
+from harness.commands.completions import check_texts
 from harness.commands.drafted import Drafted, Scoring
 from harness.commands.pair import open_draft
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import note_models, unless_broken
 from harness.commands.server_requests import Workload
 from harness.commands.server_start import check_target, stored_facts
-from harness.commands.snapshot import check_texts
 from harness.measurement.draft_scores import lookup_traces, score_texts
 from harness.measurement.server_request import largest_gap, likelihood_test
 from harness.measurement.target_texts import GeneratedText

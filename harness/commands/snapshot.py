@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from harness.analysis.lossless import greedy_pairs
 from harness.commands.checks import check_run
-from harness.commands.completions import with_turns
+from harness.commands.completions import check_texts, with_turns
 from harness.commands.drafted import Drafted
 from harness.commands.dry_run import print_snapshot_plan
 from harness.commands.pair import open_drafted, plan, request, run_requests
@@ -20,13 +19,13 @@ from harness.commands.run_lifecycle import (
     resumed,
     unless_broken,
 )
-from harness.config import ServerConfig, SnapshotConfig, SweepConfig
-from harness.measurement.lossless import compare_texts, distribution_tests
+from harness.config import SnapshotConfig
+from harness.measurement.lossless import distribution_tests
 from harness.records import GREEDY, NotMeasured, Trial, UserError
 from harness.reporting.console import MarkedText, Piece, show_tokens
 from harness.stats.jackknife import holm
 from harness.storage import RunFolder
-from harness.summary import CheckResult, DistributionTest, TextCheck, TextLikelihood
+from harness.summary import CheckResult, DistributionTest
 
 # A distribution differs where its p-value, by Holm's method over all tests, is below this.
 SIGNIFICANCE = 1e-3
@@ -56,44 +55,6 @@ def run(config: SnapshotConfig) -> Outcome:
     if config.show == "tokens":
         show_tokens(_marked(trials, pair))
     return outcome
-
-
-def check_texts(
-    folder: RunFolder,
-    trials: Sequence[Trial],
-    pair: Drafted,
-    config: SweepConfig | SnapshotConfig | ServerConfig,
-    tests: Sequence[DistributionTest | TextLikelihood] = (),
-    judged: Sequence[TextCheck] = (),
-    noise: float | None = None,
-) -> list[TextCheck]:
-    """Compare every speculative greedy text with the plain one of its prompt: checks.jsonl.
-
-    Where they differ, only the models can tell whether that is a tie within rounding
-    (`harness.measurement.lossless`), but for those that an engine has `judged`. `tests` of
-    distributions are stored after them. `noise` is as of `compare_texts`.
-    """
-    prompts = {(e.prompt.prompt_set, e.prompt.id): e.tokens for e in pair.prompts}
-    known = {check.id: check for check in judged}
-    checks: list[TextCheck] = []
-    for by_tokens, trial, plain in greedy_pairs(trials):
-        if by_tokens.id in known or by_tokens.result == "PASS":
-            checks.append(known.get(by_tokens.id, by_tokens))
-            continue
-        comparison = compare_texts(
-            pair.target_model,
-            prompts[trial.prompt_set, trial.prompt],
-            plain.tokens or (),
-            trial.tokens or (),
-            trial.k,
-            pair.target.network.dtype,
-            config.decode.repetition_penalty,
-            pair.target.network,
-            noise,
-        )
-        checks.append(replace(by_tokens, **comparison._asdict()))
-    folder.write_checks([*checks, *tests])
-    return checks
 
 
 def _tests(folder: RunFolder, pair: Drafted, config: SnapshotConfig) -> list[DistributionTest]:

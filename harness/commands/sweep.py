@@ -13,7 +13,13 @@ are those of another engine, and nothing is timed here.
 from collections.abc import Mapping
 
 from harness.commands.checks import check_run
-from harness.commands.completions import completions, score_pair, text_requests, with_turns
+from harness.commands.completions import (
+    check_texts,
+    completions,
+    score_pair,
+    text_requests,
+    with_turns,
+)
 from harness.commands.drafted import Drafted
 from harness.commands.dry_run import print_sweep_plan
 from harness.commands.looks import Stopwatch, measure_in_looks
@@ -34,7 +40,6 @@ from harness.commands.run_lifecycle import (
     resumed,
 )
 from harness.commands.run_time import said_beforehand
-from harness.commands.snapshot import check_texts
 from harness.commands.timing import measure_steps, visits_of_pair
 from harness.config import SweepConfig
 from harness.measurement.round_times import RoundVisits
