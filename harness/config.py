@@ -212,7 +212,7 @@ class ModelConf:
         None, "positions of a block, drafts of a P-EAGLE head; null: trained", least=2
     )
     head_of: str | None = key(None, "of a head: the id of the target that it was made for")
-    gguf: str | None = key(None, "its GGUF file, for llama.cpp; null: converted where small")
+    gguf: str | None = key(None, "its GGUF file, for llama.cpp; null: that of an embedded model")
     # Any, as prompts.weights; `harness.theory.architecture` reads it
     architecture: Any = key(None, "its sizes: family, layers, ...; for floors and dummy weights")
 

@@ -13,7 +13,6 @@ from harness.analysis.replayed import as_served
 from harness.config import DraftConf, ModelConf, PromptsConf
 from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
-from harness.engines.gguf_file import write_gguf
 from harness.engines.llamacpp import LlamaCpp
 from harness.engines.own import OwnLoop
 from harness.engines.protocol import Engine, EngineFacts
@@ -22,7 +21,8 @@ from harness.measurement.clock import Clock
 from harness.measurement.draft_scores import score_texts
 from harness.measurement.generations import Request
 from harness.measurement.server_request import ReturnedText
-from harness.models.load import EMBEDDED, LoadedModel, load, open_pair
+from harness.models.embedded import EMBEDDED, gguf_of
+from harness.models.load import LoadedModel, load, open_pair
 from harness.models.tokenizer import encode
 from harness.theory.replay import Replayed, replay_texts
 
@@ -70,15 +70,9 @@ class Served:
         return OwnLoop(self.target_model, drafter, self.loaded.eos, "greedy_draft", now)
 
     def llamacpp(self) -> LlamaCpp:
-        target, draft = self.folder / "target.gguf", self.folder / "draft.gguf"
-        if not target.exists():
-            write_gguf(self.loaded, target)
-            write_gguf(self.draft, draft)
+        files = (gguf_of(EMBEDDED / loaded.name) for loaded in (self.loaded, self.draft))
         context = max(len(request.tokens) for request in self.requests) + BUDGET
-        return LlamaCpp(
-            *(target, draft, self.folder, context, 1),
-            more_flags=EXACT,
-        )
+        return LlamaCpp(*files, self.folder, context, 1, more_flags=EXACT)
 
     def vllm(self) -> Vllm:
         context = max(len(request.tokens) for request in self.requests) + BUDGET

@@ -19,8 +19,8 @@ from typing import Any, Literal
 
 from omegaconf import OmegaConf
 
-import harness.models
 from harness.config import CONF_DIR, OWN_DRAFT, DraftsEntry, GpuConf, ModelConf, checked
+from harness.models.embedded import folder_of
 from harness.models.memory import shape_of
 from harness.records import UserError
 from harness.theory.architecture import architecture_of
@@ -219,9 +219,7 @@ def sizes_of(conf: ModelConf) -> ModelSize | None:
 
 
 def _stored_config(conf: ModelConf) -> dict[str, Any] | None:
-    kind, _, name = conf.id.partition(":")
-    embedded = Path(str(harness.models.__file__)).parent / "embedded"
-    folder = embedded / name if kind == "embedded" else Path(conf.id)
+    folder = folder_of(conf.id) or Path(conf.id)
     try:
         stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

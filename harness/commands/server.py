@@ -22,13 +22,11 @@ from harness.commands.run_lifecycle import (
     resumed,
 )
 from harness.commands.server_requests import Workload, check_turns, open_workload
-from harness.commands.server_scores import judge, release, score
+from harness.commands.server_scores import judge, score
 from harness.commands.server_start import (
     is_synthetic,
-    needs_files,
     states_of_servers,
     try_addresses,
-    write_files,
 )
 from harness.commands.server_visits import INTERRUPTED, answer_so_far, measure
 from harness.commands.timing import time_own_loop
@@ -99,8 +97,6 @@ def run(config: ServerConfig) -> Outcome:
     try:
         with measuring(folder, work.measured_on):
             work = work.with_turns(folder)
-            if needs_files(work, adapter):
-                _write_files(folder, work, adapter)
             work = measure(folder, work, adapter)
             score(folder, work)
             judge(folder, work)
@@ -109,14 +105,6 @@ def run(config: ServerConfig) -> Outcome:
         answer_so_far(folder, INTERRUPTED)
         raise
     return concluded(folder, verbose=config.verbose)
-
-
-def _write_files(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
-    with work.weights() as pair:
-        note_models(folder, pair.describe().models)
-        write_files(folder, work, adapter, pair)
-    del pair
-    release()
 
 
 def _time_own_loop(folder: RunFolder, work: Workload, stored: Sequence[RoundTiming]) -> None:

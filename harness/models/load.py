@@ -39,6 +39,7 @@ from harness.models.checkpoint import (
     without_warm_up,
 )
 from harness.models.device import check_dtype, computes_at_speed, resolve_device
+from harness.models.embedded import EMBEDDED, folder_of
 from harness.models.memory import (
     MemoryNeed,
     check_fits,
@@ -52,7 +53,6 @@ from harness.models.tokenizer import has_thinking_mode, tokenizer_difference
 from harness.records import UserError
 from harness.theory.architecture import Architecture, architecture_of
 
-EMBEDDED = Path(__file__).parent / "embedded"
 # What a checkpoint's generation_config may hold that changes which tokens a server emits
 GENERATION_SETTINGS = (
     *("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "top_h"),
@@ -370,14 +370,14 @@ PLACEHOLDERS = frozenset(("ORG/TARGET", "ORG/DRAFT", "ORG/NAME", "ORG/NAME_OR_FO
 
 def source_of(conf: ModelConf) -> str:
     """A model's hub id or folder."""
-    if not conf.id.startswith("embedded:"):
+    folder = folder_of(conf.id)
+    if folder is None:
         if conf.id in PLACEHOLDERS:
             raise UserError(f"{conf.where}: stands for a model of yours; give its hub id or folder")
         # A hub id is a name, or an owner and a name
         if re.match(r"[./~]|[^/]+/[^/]+/", conf.id) and not Path(conf.id).exists():
             raise UserError(f"{conf.where}: no such folder; give one that is there, or a hub id")
         return conf.id
-    folder = EMBEDDED / conf.id.removeprefix("embedded:")
     if not folder.is_dir():
         shipped = sorted(path.parent.name for path in EMBEDDED.glob("*/config.json"))
         raise UserError(f"{conf.where}: no such embedded model; there are {shipped}")
