@@ -29,7 +29,7 @@ from harness.analysis.adaptive import (
 from harness.analysis.latency import Latency
 from harness.cli import compose
 from harness.commands.drafted import Drafted, Scoring
-from harness.commands.pair import open_drafted, request
+from harness.commands.pair import open_pair, request
 from harness.config import SweepConfig
 from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
@@ -204,7 +204,7 @@ def gaps_of(trials: Sequence[Trial], scored: ScoredTexts, threshold: float) -> A
 def pair(request: pytest.FixtureRequest) -> Opened:
     words = [f"draft={request.param}", "decode.stop=threshold", "new_tokens=12", "threads=1"]
     config = compose("sweep", [*words, "k=[4]", "temperature=[0,1]", "prompts.limit=6"])
-    return Opened(open_drafted(config, prompts.load(config.prompts)), config)
+    return Opened(open_pair(config, prompts.load(config.prompts)), config)
 
 
 def test_greedy_rounds_and_drafted_tokens_of_an_embedded_pair_are_those_replayed(

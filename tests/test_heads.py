@@ -35,7 +35,7 @@ from transformers import LlamaConfig
 from harness import prompts as prompt_sets
 from harness.analysis import analyse
 from harness.cli import compose, draft_conf
-from harness.commands.pair import open_drafted
+from harness.commands.pair import open_pair
 from harness.config import DraftConf, ModelConf
 from harness.decoding.heads import HeadDrafter
 from harness.decoding.sampling import SamplingParameters
@@ -432,7 +432,7 @@ def test_a_heads_memory_is_known_before_its_weights_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = compose("sweep", [*WORDS, "draft=tiny_eagle3", f"results_root={tmp_path}"])
-    opened = open_drafted(config, prompt_sets.load(config.prompts))
+    opened = open_pair(config, prompt_sets.load(config.prompts))
     described, target = opened.describe().models["draft"], opened.target.memory_need
     assert target is not None
     need = memory_need(config.draft, target)
@@ -442,7 +442,7 @@ def test_a_heads_memory_is_known_before_its_weights_are_read(
     assert need.kv_bytes_per_token == described.kv_bytes_per_token == 2 * 2 * 32 * 4
     monkeypatch.setattr(memory, "free_bytes", lambda _: target.weight_bytes)
     with pytest.raises(UserError, match=r"model=tiny and draft=tiny_eagle3: .*for draft=tiny_eag"):
-        open_drafted(config, prompt_sets.load(config.prompts))
+        open_pair(config, prompt_sets.load(config.prompts))
 
 
 @pytest.fixture

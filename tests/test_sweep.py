@@ -14,7 +14,7 @@ from harness import prompts as prompt_sets
 from harness.analysis import analyse
 from harness.cli import compose
 from harness.commands import sweep
-from harness.commands.pair import open_pair, plan
+from harness.commands.pair import grid_requests, open_pair
 from harness.commands.run_lifecycle import Outcome
 from harness.config import SweepConfig
 from harness.measurement.generations import run_trial
@@ -157,7 +157,7 @@ def test_every_k_leads_equally_often_at_every_temperature(tmp_path: Path) -> Non
     for grid, temperatures in (("[4]", "[0,1]"), ("[1,2,4]", "[0,1]"), ("[1,2,4,8]", "[0,1,2]")):
         settings = config(tmp_path, f"k={grid}", f"temperature={temperatures}", "prompts.limit=20")
         pair = open_pair(settings, prompt_sets.load(settings.prompts))
-        requests = plan(pair, settings, settings.k, settings.temperature)
+        requests = grid_requests(pair, settings, settings.k, settings.temperature)
         groups = list(zip(*[iter(requests)] * (len(settings.k) + 1), strict=True))
         for temperature in settings.temperature:
             leaders = [g[0].k for g in groups if g[0].sampling.temperature == temperature]
@@ -228,7 +228,7 @@ def test_greedy_text_is_identical_on_every_shipped_prompt(
     grid = ["temperature=[0]", f"k={ks}", "new_tokens=16", f"draft={draft}", "prompts.limit=null"]
     settings = config(tmp_path, *grid)
     pair = open_pair(settings, prompt_sets.load(settings.prompts))
-    requests = plan(pair, settings, settings.k, [0.0])
+    requests = grid_requests(pair, settings, settings.k, [0.0])
     trials = [run_trial(request, pair.target_model, pair.draft_model) for request in requests]
     plain = {trial.key: trial.tokens for trial in trials if trial.k == 0}
     drafted = [trial for trial in trials if trial.k]

@@ -17,15 +17,12 @@ from harness.config import (
     AuditionConfig,
     DecodeConf,
     ModelConf,
-    PairConfig,
     ServerConfig,
     SweepConfig,
     is_folder,
-    rates_for,
 )
 from harness.records import (
     GREEDY,
-    Cell,
     Prompt,
     RoundTiming,
     ServingEngine,
@@ -41,8 +38,6 @@ from harness.storage.manifest import SERVER, EngineCosts, ModelEntry
 from harness.theory.acceptance_rules import ACCEPTANCE_RULES
 from harness.theory.roofline import is_card
 from harness.theory.speedup import StepTimes
-
-Rates = tuple[float, ...]
 
 # What of decode.* decides the texts, and the values that leave them as they are
 SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty", "stop_strings")
@@ -450,20 +445,3 @@ def _check_typed(config: AuditionConfig, draft: str, target_ms: float, *, lookup
         )
     verify = tuple(value / 1e3 for value in config.latency.verify_ms or ())
     StepTimes(float(draft_ms) / 1e3, target_ms / 1e3, verify).v(min(filter(None, config.k)))
-
-
-# ---- synthetic acceptance ------------------------------------------------------------------------
-
-
-def synthetic_rates(
-    config: PairConfig, prompts: Sequence[Prompt], temperatures: Sequence[float]
-) -> dict[Cell, Rates]:
-    """Unconditional rates for every (prompt set, temperature, K > 0); empty where none are set."""
-    if config.decode.acceptance is None:
-        return {}
-    return {
-        Cell(name, float(temperature), k): rates_for(config.decode.acceptance, k)
-        for name in dict.fromkeys(prompt.prompt_set for prompt in prompts)
-        for temperature in temperatures
-        for k in config.speculative_ks
-    }

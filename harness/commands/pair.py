@@ -7,12 +7,10 @@ prompt, and which goes first rotates, so that a machine that drifts hits all of 
 
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from typing import Any
-
-import torch
 
 from harness import prompts as prompt_sets
 from harness.commands.checks import GRAPHS_KEEP_NO_STATES, check_lengths, encoded_conversations
@@ -25,9 +23,8 @@ from harness.commands.drafted import (
     Pair,
     Target,
 )
-from harness.commands.other_runs import Rates
 from harness.commands.progress import Bar, fetching, progress
-from harness.config import AuditionConfig, DecodeConf, ModelConf, PairConfig
+from harness.config import AuditionConfig, DecodeConf, ModelConf, PairConfig, rates_for
 from harness.decoding.protocols import recorder_of
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import environment
@@ -41,7 +38,7 @@ from harness.models.load import LoadedModel, Vocabulary
 from harness.models.memory import MemoryNeed, check_fits
 from harness.models.probe import cached_model, wants_graphs
 from harness.models.tokenizer import encode, stop_rule
-from harness.records import Cell, Prompt, TextKey, Trial, UserError
+from harness.records import Prompt, TextKey, Trial, UserError
 from harness.storage import RunFolder
 from harness.theory.acceptance import conditional
 
@@ -54,23 +51,100 @@ Models = Callable[[Request], tuple[CachedModel, Draft | None]]
 # ---- opening -------------------------------------------------------------------------------------
 
 
-def open_drafted(config: PairConfig, prompts: Sequence[Prompt]) -> Drafted:
-    """As `open_pair`, where the draft may also be a head, or one without a model."""
-    draft = config.draft
-    if draft.spec.reads_states:
-        target = _open_target(config, prompts, draft, GRAPHS_KEEP_NO_STATES)
-        return with_head(target, draft)
-    if not draft.spec.looks_up:
-        return open_pair(config, prompts)
-    return LookupPair(**vars(_open_target(config, prompts)), draft_name=draft.name, kind=draft.kind)
+def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Drafted:
+    """The target and its draft, loaded and checked as far as that can be before measuring."""
+    because = GRAPHS_KEEP_NO_STATES if config.draft.spec.reads_states else _read_back(config)
+    return with_draft(_open_target(config, prompts, because), config.draft, config)
 
 
-def with_head(target: Target, conf: ModelConf) -> HeadPair:
+def open_target(
+    config: AuditionConfig, prompts: Sequence[Prompt], drafts: Sequence[ModelConf] = ()
+) -> Target:
+    """The target alone, with the same checks, the longest text's included.
+
+    It runs as recorded graphs, where it can, unless all of `drafts` are heads.
+    """
+    only_heads = bool(drafts) and all(conf.spec.reads_states for conf in drafts)
+    opened = _open_target(config, prompts, GRAPHS_KEEP_NO_STATES if only_heads else None)
+    opened.check_lengths()
+    return opened
+
+
+def _open_target(config: Config, prompts: Sequence[Prompt], eager_because: str | None) -> Target:
+    """The target with its first turns, a cache for the longest text, and the threads settled."""
+    device = resolve_device(config.device.name)
+    environment.settle_threads(config.threads, (), ())  # those asked for check the models, too
+    check_clock(config, config.model, device)
+    check_memory(config, prompts)
+    target = load_model(config.model, device)
+    backend = "eager" if eager_because else config.backend
+    with opening(backend, device.type, f"model {target.name}"):
+        model = cached_model(
+            target.network, target.vocab_size, target.shown, config.backend, eager_because
+        )
+    whole = encoded_conversations(target.tokenizer, prompts, config)
+    positions = reserve(whole, config, [(target, model)])
+    first = tuple(
+        EncodedPrompt(turn, encode(target.tokenizer, turn, config.prompts))
+        for turn in (prompt.up_to(1, ()) for prompt in prompts)
+    )
+    context = max((entry.tokens for entry in first), key=len)
+    with progress("choosing the number of threads") as bar:
+        environment.settle_threads(config.threads, [model], context, expect=bar.expect, tick=bar)
+    return Target(target, model, tuple(prompts), first, positions)
+
+
+def with_draft(target: Target, conf: ModelConf, config: Config) -> Drafted:
+    """The target with one draft, loaded and checked.
+
+    Raises:
+        NotEligible: another tokenizer.
+        UserError: a draft that cannot be loaded, rewound or read, or is for another target.
+    """
+    if conf.spec.looks_up:
+        return LookupPair(**vars(target), draft_name=conf.name, kind=conf.kind)
+    if conf.spec.reads_states:
+        return _with_head(target, conf, config)
+    draft, model = open_draft(conf, target.target, config)
+    check_lengths(target.prompts, config, [draft])
+    model.reserve(target.positions)
+    return Pair(**vars(target), draft_name=draft.name, draft=draft, draft_model=model)
+
+
+def open_draft(
+    conf: ModelConf, target: Vocabulary, config: Config
+) -> tuple[LoadedModel, CachedModel]:
+    """A draft model; of its logits none that the target lacks, where that one is loaded too.
+
+    Raises:
+        NotEligible: another tokenizer than the target's.
+        UserError: it cannot be loaded or rewound, or runs out of memory.
+    """
+    device = resolve_device(config.device.name)
+    check_clock(config, conf, device)
+    draft = load_draft(conf, device, target)
+    models.check_tokenizers(target, draft)
+    width = draft.vocab_size
+    if isinstance(target, LoadedModel):  # tokens that the target lacks are padding
+        width = min(width, target.vocab_size)
+    because = _read_back(config) if isinstance(config, PairConfig) else None
+    with opening("eager" if because else config.backend, device.type, f"draft {draft.name}"):
+        model = cached_model(draft.network, width, draft.shown, config.backend, because)
+    return draft, model
+
+
+def _read_back(config: PairConfig) -> str | None:
+    """Why adaptive drafting runs eagerly; None for a fixed K."""
+    return None if config.decode.stop == "none" else STEPS_READ_BACK
+
+
+def _with_head(target: Target, conf: ModelConf, config: Config) -> HeadPair:
     """Load a head, and let the target keep the states that it reads.
 
     A target that runs as recorded graphs for other drafts is opened once more, eagerly, for this
     one. It has another name, under which its times are stored apart.
     """
+    check_clock(config, conf, target.target_model.device)
     with fetching(f"loading {conf.name}", _hub_id(conf)):
         head = conf.spec.load(conf, target.target)
     if recorder_of(target.target_model) is not None:
@@ -88,85 +162,6 @@ def with_head(target: Target, conf: ModelConf) -> HeadPair:
     target.target_model.keep_states(head.network.layers)
     model = head.network.with_cache(target.target_model.vocab_size)
     return HeadPair(**vars(target), draft_name=head.name, head=head, head_model=model)
-
-
-def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Pair:
-    """Load what the configuration names and check all that can be checked before measuring."""
-    device = resolve_device(config.device.name)
-    made_of_target = config.draft.spec.weights == "target_layers"
-    confs = [config.model] if made_of_target else [config.model, config.draft]
-    environment.settle_threads(config.threads, (), ())  # those asked for check the models, too
-    check_clock(config, confs, device)
-    _check_memory(confs, prompts, config, device)
-    target = load_model(config.model, device)
-    draft = load_draft(config.draft, device, target)
-    because = STEPS_READ_BACK if config.decode.stop != "none" else None
-    backend = config.backend if because is None else "eager"
-    with opening(backend, device.type, f"model {target.name}", f"draft {draft.name}"):
-        target_model, draft_model = models.open_pair(target, draft, config.backend, because)
-    opened = ((target, target_model), (draft, draft_model))
-    first, positions = _first_turns(config, prompts, opened)
-    return Pair(
-        target, target_model, tuple(prompts), first, positions, draft.name, draft, draft_model
-    )
-
-
-def open_draft(
-    config: PairConfig, target: Vocabulary, threads: int | None
-) -> tuple[LoadedModel, CachedModel]:
-    """Load a draft alone, to score texts that a target elsewhere returned, by so many threads."""
-    device = resolve_device(config.device.name)
-    draft = load_draft(config.draft, device, target)
-    models.check_tokenizers(target, draft)
-    with opening(config.backend, device.type, f"draft {draft.name}"):
-        model = cached_model(draft.network, draft.vocab_size, draft.shown, config.backend)
-    if threads is not None:
-        torch.set_num_threads(threads)
-    return draft, model
-
-
-def check_weights(config: PairConfig, prompts: Sequence[Prompt], *, target: bool) -> None:
-    """Refuse models that will not fit the memory once they are loaded; `target`: that one too."""
-    draft = config.draft
-    own = draft.spec.weights != "target_layers" and not draft.spec.looks_up
-    confs = [*([config.model] if target else []), *([draft] if own else [])]
-    _check_memory(confs, prompts, config, resolve_device(config.device.name))
-
-
-def open_target(
-    config: AuditionConfig, prompts: Sequence[Prompt], drafts: Sequence[ModelConf] = ()
-) -> Target:
-    """Load the target alone, with the same checks, the longest text's included.
-
-    It runs as recorded graphs, where it can, unless all of `drafts` are heads.
-    """
-    only_heads = bool(drafts) and all(conf.spec.reads_states for conf in drafts)
-    because = GRAPHS_KEEP_NO_STATES if only_heads else None
-    opened = _open_target(config, prompts, eager_because=because)
-    opened.check_lengths()
-    return opened
-
-
-def _open_target(
-    config: Config,
-    prompts: Sequence[Prompt],
-    head: ModelConf | None = None,
-    eager_because: str | None = None,
-) -> Target:
-    """The target, if there is memory for the head next to it; see `cached_model`."""
-    device = resolve_device(config.device.name)
-    confs = [config.model] if head is None else [config.model, head]
-    environment.settle_threads(config.threads, (), ())  # those asked for check the models, too
-    check_clock(config, confs, device)
-    _check_memory(confs, prompts, config, device)
-    target = load_model(config.model, device)
-    shown = "eager" if eager_because else config.backend
-    with opening(shown, device.type, f"model {target.name}"):
-        model = cached_model(
-            target.network, target.vocab_size, target.shown, config.backend, eager_because
-        )
-    first, positions = _first_turns(config, prompts, ((target, model),))
-    return Target(target, model, tuple(prompts), first, positions)
 
 
 def load_model(conf: ModelConf, device: Any) -> LoadedModel:
@@ -203,24 +198,26 @@ def opening(backend: str, device: str, *names: str) -> AbstractContextManager[Ba
     return progress(f"checking that {models} can be rewound")
 
 
-def check_clock(config: Config, confs: Iterable[ModelConf], device: Any) -> None:
+def check_clock(config: Config, conf: ModelConf, device: Any) -> None:
     """Refuse the processor's time of what a card computes."""
-    if config.loop_clock == "wall":
-        return
-    for conf in confs:
-        where = resolve_device(conf.device) if conf.device else device
-        if where.type != "cpu" or conf.device_map is not None:
-            raise UserError(
-                f"clock=cpu: {conf.name} is not on the processor, whose time says nothing of a"
-                " card's; leave clock out, or take device=cpu"
-            )
+    where = resolve_device(conf.device) if conf.device else device
+    if config.loop_clock == "cpu" and (where.type != "cpu" or conf.device_map is not None):
+        raise UserError(
+            f"clock=cpu: {conf.name} is not on the processor, whose time says nothing of a card's;"
+            " leave clock out, or take device=cpu"
+        )
 
 
-def _check_memory(
-    confs: Sequence[ModelConf], prompts: Sequence[Prompt], config: Config, device: Any
-) -> None:
-    """Refuse models that, with the caches of the longest generation, exceed the memory."""
-    needs: list[MemoryNeed] = []
+def check_memory(config: Config, prompts: Sequence[Prompt], *, target: bool = True) -> None:
+    """Refuse models that, with the caches of the longest generation, exceed the memory.
+
+    They are a pair's, or an audition's target; without `target` the draft alone.
+    """
+    confs = [config.model] if target else []
+    draft = config.draft if isinstance(config, PairConfig) else None
+    if draft is not None and draft.spec.weights != "target_layers" and not draft.spec.looks_up:
+        confs.append(draft)
+    device, needs = resolve_device(config.device.name), list[MemoryNeed]()
     for conf in confs:
         with fetching(f"reading the sizes of {conf.name}", _hub_id(conf)):
             if conf.spec.reads_states:
@@ -230,28 +227,7 @@ def _check_memory(
                 found = [models.memory_need(conf, device)]
             needs += [need for need in found if need is not None]
     positions = max(prompt_sets.estimated_tokens(prompts, config))
-    positions += config.new_tokens + max(config.k)
-    check_fits(needs, positions)
-
-
-def _first_turns(
-    config: Config, prompts: Sequence[Prompt], opened: Sequence[tuple[LoadedModel, CachedModel]]
-) -> tuple[tuple[EncodedPrompt, ...], int]:
-    """Every conversation's first turn, encoded, and the positions that the longest text needs.
-
-    Caches are reserved for these, and the threads are settled.
-    """
-    tokenizer = opened[0][0].tokenizer
-    positions = reserve(encoded_conversations(tokenizer, prompts, config), config, opened)
-    first = tuple(
-        EncodedPrompt(turn, encode(tokenizer, turn, config.prompts))
-        for turn in (prompt.up_to(1, ()) for prompt in prompts)
-    )
-    context = max((entry.tokens for entry in first), key=len)
-    with progress("choosing the number of threads") as bar:
-        timed = [model for _, model in opened]
-        environment.settle_threads(config.threads, timed, context, expect=bar.expect, tick=bar)
-    return first, positions
+    check_fits(needs, positions + config.new_tokens + max(config.k))
 
 
 def reserve(
@@ -270,14 +246,10 @@ def reserve(
 # ---- planning ------------------------------------------------------------------------------------
 
 
-def plan(
-    pair: Drafted,
-    config: PairConfig,
-    ks: Sequence[int],
-    temperatures: Sequence[float],
-    synthetic: Mapping[Cell, Rates] | None = None,
+def grid_requests(
+    pair: Drafted, config: PairConfig, ks: Sequence[int], temperatures: Sequence[float]
 ) -> list[Request]:
-    """Every generation of a grid, in the order it is run; `synthetic` is synthetic acceptance."""
+    """Every generation of a grid, in the order it is run."""
     grid = [0, *(k for k in ks if k > 0)]
     requests: list[Request] = []
     for repetition in range(config.repetitions):
@@ -286,7 +258,7 @@ def plan(
                 # Of each temperature, so that every K leads equally often in each of its cells
                 start = (index + number + repetition) % len(grid)
                 requests += [
-                    request(pair, config, entry, k, temperature, repetition, synthetic=synthetic)
+                    request(pair, config, entry, k, temperature, repetition)
                     for k in grid[start:] + grid[:start]
                 ]
     return requests
@@ -325,12 +297,12 @@ def request(
     repetition: int,
     *,
     decoder: LoadedModel | None = None,
-    synthetic: Mapping[Cell, Rates] | None = None,
 ) -> Request:
     """One timed generation; `decoder` is the model that decodes where that is not the target."""
     model = decoder or pair.target
     plain = completion(model, config, entry, temperature, repetition)
-    rates = (synthetic or {}).get(Cell(plain.prompt_set, float(temperature), k))
+    acceptance = config.decode.acceptance
+    rates = rates_for(acceptance, k) if k and acceptance is not None else None
     stop_below = config.decode.stop_threshold if k and config.decode.stop == "threshold" else None
     strings = config.decode.stop_strings
     # Settings that came later are added where they are set, so that a generation without them keeps

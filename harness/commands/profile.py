@@ -11,9 +11,9 @@ from harness.analysis.latency import merged
 from harness.analysis.unstable import unstable_steps
 from harness.commands.checks import beyond, check_run
 from harness.commands.completions import with_turns
+from harness.commands.drafted import Pair
 from harness.commands.dry_run import print_profile_plan
-from harness.commands.other_runs import synthetic_rates
-from harness.commands.pair import Pair, open_pair, request, run_requests
+from harness.commands.pair import open_pair, request, run_requests
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import (
     Outcome,
@@ -61,11 +61,11 @@ def run(config: ProfileConfig) -> Outcome:
         return Outcome(None)
     folder = resumed(config, "profile")
     pair = open_pair(config, prompts)
+    assert isinstance(pair, Pair)  # other kinds are refused
     folder = begin(config, "profile", folder, pair.describe())
     with measuring(folder, pair.target_model.device):
         pair = with_turns(folder, pair, config)
-        synthetic = synthetic_rates(config, prompts, [GREEDY])
-        visits = visits_of_pair(folder, pair, config, [GREEDY], synthetic)
+        visits = visits_of_pair(folder, pair, config, [GREEDY])
         visits.begin()
         _measure(folder, pair, config, visits)
         requests, models = _plan(pair, config)

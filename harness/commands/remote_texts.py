@@ -7,7 +7,6 @@ that it lacks.
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 from urllib.parse import urlsplit
 
 from harness import prompts as prompt_sets
@@ -16,14 +15,12 @@ from harness.commands.completions import stored_text, text_requests, trial_of
 from harness.commands.drafted import EncodedPrompt, described
 from harness.commands.drafts import (
     DraftResult,
-    NotEligible,
-    checked_draft,
     described_draft,
     each_draft,
 )
 from harness.commands.looks import Stopwatch
 from harness.commands.other_runs import check_draft_of, check_target_of, stored_times
-from harness.commands.pair import sampling_of
+from harness.commands.pair import open_draft, reserve, sampling_of
 from harness.commands.progress import fetching, progress
 from harness.commands.run_lifecycle import begin, measuring, resumable
 from harness.config import AuditionConfig, ModelConf
@@ -33,7 +30,8 @@ from harness.measurement.generations import Request
 from harness.measurement.remote_scores import TextServer, refuse_sampling
 from harness.measurement.target_texts import GeneratedText
 from harness.models.device import resolve_device
-from harness.models.load import Vocabulary, load_vocabulary
+from harness.models.load import NotEligible, Vocabulary, load_vocabulary
+from harness.models.probe import check_length
 from harness.models.tokenizer import check_thinking, encode
 from harness.records import Prompt, TextKey, Trial, UserError
 from harness.storage import RunFolder
@@ -105,7 +103,7 @@ def audition_texts(
         def measure(conf: ModelConf, unscored: Sequence[GeneratedText]) -> DraftResult | None:
             if not unscored:
                 return None
-            result = _scored(conf, unscored, target, turns, config, device)
+            result = _scored(conf, unscored, target, turns, config)
             entry = result.described
             check_draft_of(times.engine, conf.name, conf.kind, entry, config.temperature)
             return result
@@ -148,7 +146,6 @@ def _scored(
     target: Vocabulary,
     turns: Sequence[EncodedPrompt],
     config: AuditionConfig,
-    device: Any,
 ) -> DraftResult:
     """One draft's scores: looked up, or by its weights here."""
     name, described, start = conf.name, None, time.perf_counter()
@@ -157,7 +154,8 @@ def _scored(
     elif conf.spec.reads_states:
         raise NotEligible(SERVERS_RETURN_NO_STATES)
     else:
-        draft, model = checked_draft(conf, target, device, turns, config)
+        draft, model = open_draft(conf, target, config)
+        check_length(model, reserve(turns, config, [(draft, model)]), draft.shown)
         start = time.perf_counter()
         with progress(f"{name} scores", len(texts)) as tick:
             how = {"draft_name": name, "draft_shown": draft.shown, "batch": config.batch}

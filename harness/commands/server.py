@@ -11,7 +11,7 @@ from harness.commands.checks import check_run, without_too_long
 from harness.commands.dry_run import print_server_plan
 from harness.commands.eligible_drafts import mtp_layers
 from harness.commands.other_runs import stored_own_rounds
-from harness.commands.pair import check_weights
+from harness.commands.pair import check_memory
 from harness.commands.run_lifecycle import (
     Outcome,
     begin,
@@ -92,7 +92,7 @@ def run(config: ServerConfig) -> Outcome:
     work = open_workload(config, prompts)
     if config.score and work.pair is None:  # what will not fit is said before anything is measured
         sampled = any(value != GREEDY for value in config.temperature)
-        check_weights(config, prompts, target=sampled or config.url is not None)
+        check_memory(config, prompts, target=sampled or config.url is not None)
     folder = begin(config, SERVER, folder, work.describe(folder and folder.manifest))
     try:
         with measuring(folder, work.measured_on):

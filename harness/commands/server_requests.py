@@ -32,7 +32,7 @@ from harness.commands.drafted import (
     described,
     in_random_order,
 )
-from harness.commands.pair import completion, hash_of, open_drafted, sampling_of
+from harness.commands.pair import completion, hash_of, open_pair, sampling_of
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Described
 from harness.config import ServerConfig
@@ -82,7 +82,7 @@ class Workload:
         if self.pair is not None:
             yield self.pair
             return
-        yield replace(open_drafted(self.config, self.conversations), prompts=self.prompts)
+        yield replace(open_pair(self.config, self.conversations), prompts=self.prompts)
 
     def asking(self, less: AskedLess) -> "Workload":
         """The same for less: fewer or shorter requests."""
@@ -182,7 +182,7 @@ def check_turns(config: ServerConfig, prompts: Sequence[Prompt]) -> None:
 def open_workload(config: ServerConfig, prompts: Sequence[Prompt]) -> Workload:
     """Read the target's tokenizer, or load the pair that the harness's loop is to serve."""
     if config.engine == OWN.name:
-        pair = open_drafted(config, prompts)
+        pair = open_pair(config, prompts)
         return Workload(config, pair.conversations, pair.prompts, pair.target, pair)
     with progress(f"loading the tokenizer of {config.model.name}"):
         vocabulary = load_vocabulary(config.model)

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from harness.analysis.cells import latest
 from harness.analysis.lossless import greedy_pairs
 from harness.commands.completions import check_texts
@@ -145,7 +147,9 @@ def _scored(
     alone = draft.spec.weights == "own" and not draft.spec.reads_states
     # Whose model a server has that runs elsewhere, only the target tells
     if work.pair is None and greedy and alone and work.config.url is None:
-        loaded, model = open_draft(work.config, work.vocabulary, folder.manifest.server_threads)
+        if folder.manifest.server_threads is not None:
+            torch.set_num_threads(folder.manifest.server_threads)
+        loaded, model = open_draft(draft, work.vocabulary, work.config)
         note_models(folder, {"draft": ModelEntry.of({**loaded.describe(), **model.describe()})})
         with progress("scoring the returned texts", count) as tick:
             made = score_texts(

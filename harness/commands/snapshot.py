@@ -8,7 +8,7 @@ from harness.commands.checks import check_run
 from harness.commands.completions import check_texts, with_turns
 from harness.commands.drafted import Drafted
 from harness.commands.dry_run import print_snapshot_plan
-from harness.commands.pair import open_drafted, plan, request, run_requests
+from harness.commands.pair import grid_requests, open_pair, request, run_requests
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import (
     Outcome,
@@ -41,13 +41,13 @@ def run(config: SnapshotConfig) -> Outcome:
         print_snapshot_plan(config, prompts)
         return Outcome(None)
     folder = resumed(config, "snapshot")
-    pair = open_drafted(config, prompts)
+    pair = open_pair(config, prompts)
     folder = begin(config, "snapshot", folder, pair.describe())
     with measuring(folder, pair.target_model.device):
         pair = with_turns(folder, pair, config)
         trials: list[Trial] = []
         if GREEDY in config.temperature:
-            requests = plan(pair, config, config.k, [GREEDY])
+            requests = grid_requests(pair, config, config.k, [GREEDY])
             models = (pair.target_model, pair.drafting)
             trials = run_requests(folder, requests, lambda _: models, "generating")
         check_texts(folder, trials, pair, config, _tests(folder, pair, config))

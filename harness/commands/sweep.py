@@ -10,8 +10,6 @@ texts are generated, in batches, and no speculative generation is run. With `lat
 are those of another engine, and nothing is timed here.
 """
 
-from collections.abc import Mapping
-
 from harness.commands.checks import check_run
 from harness.commands.completions import (
     check_texts,
@@ -23,14 +21,8 @@ from harness.commands.completions import (
 from harness.commands.drafted import Drafted
 from harness.commands.dry_run import print_sweep_plan
 from harness.commands.looks import Stopwatch, measure_in_looks
-from harness.commands.other_runs import (
-    Rates,
-    check_draft_of,
-    check_target_of,
-    costs_of_sweep,
-    synthetic_rates,
-)
-from harness.commands.pair import open_drafted, plan, run_requests
+from harness.commands.other_runs import check_draft_of, check_target_of, costs_of_sweep
+from harness.commands.pair import grid_requests, open_pair, run_requests
 from harness.commands.run_lifecycle import (
     Outcome,
     begin,
@@ -41,9 +33,8 @@ from harness.commands.run_lifecycle import (
 )
 from harness.commands.run_time import said_beforehand
 from harness.commands.timing import measure_steps, visits_of_pair
-from harness.config import SweepConfig
+from harness.config import SweepConfig, rates_for
 from harness.measurement.round_times import RoundVisits
-from harness.records import Cell
 from harness.storage import RunFolder
 from harness.storage.manifest import EngineCosts, SyntheticAcceptance
 
@@ -56,9 +47,8 @@ def run(config: SweepConfig) -> Outcome:
         print_sweep_plan(config, prompts)
         return Outcome(None)
     folder = resumed(config, "sweep")
-    synthetic = synthetic_rates(config, prompts, config.temperature)
     costs = costs_of_sweep(config)
-    pair = open_drafted(config, prompts)
+    pair = open_pair(config, prompts)
     described = pair.describe()
     check_target_of(costs, config.model, described.models["target"])
     entry = described.models.get("draft")
@@ -67,11 +57,13 @@ def run(config: SweepConfig) -> Outcome:
     if costs is not None:
         _replay_elsewhere(folder, pair, config, costs)
         return concluded(folder, verbose=config.verbose)
-    if synthetic:
+    if (acceptance := config.decode.acceptance) is not None:
         folder.note(
             synthetic_acceptance=[
-                SyntheticAcceptance(cell.prompt_set, cell.temperature, cell.k, rates)
-                for cell, rates in synthetic.items()
+                SyntheticAcceptance(name, float(temperature), k, rates_for(acceptance, k))
+                for name in dict.fromkeys(prompt.prompt_set for prompt in prompts)
+                for temperature in config.temperature
+                for k in config.speculative_ks
             ]
         )
     said = said_beforehand(config, [config.draft], prompts)
@@ -80,31 +72,26 @@ def run(config: SweepConfig) -> Outcome:
         if config.mode == "replay" or 0.0 not in config.temperature:  # no greedy texts to compare
             pair.check_lengths()
         in_looks, watch = config.until == "decided", Stopwatch(folder, config.budget_s)
-        visits = visits_of_pair(
-            folder, pair, config, config.temperature, synthetic, repeated=in_looks
-        )
+        visits = visits_of_pair(folder, pair, config, config.temperature, repeated=in_looks)
         visits.begin()
         measure_steps(folder, pair, config)
         if in_looks:
             measure_in_looks(folder, pair, config, visits, watch, said)
         else:
-            _measure_all(folder, pair, config, visits, synthetic)
+            _measure_all(folder, pair, config, visits)
     return concluded(folder, verbose=config.verbose)
 
 
 def _measure_all(
-    folder: RunFolder,
-    pair: Drafted,
-    config: SweepConfig,
-    visits: RoundVisits,
-    synthetic: Mapping[Cell, Rates],
+    folder: RunFolder, pair: Drafted, config: SweepConfig, visits: RoundVisits
 ) -> None:
     """Every cell, or with mode=replay the texts alone, and their scores."""
+    synthetic = config.decode.acceptance is not None
     if config.mode == "replay":
         visits.up_to(0.5)
         completions(folder, pair, config)
     else:
-        requests = plan(pair, config, config.k, config.temperature, synthetic)
+        requests = grid_requests(pair, config, config.k, config.temperature)
         models = (pair.target_model, pair.drafting)
         trials = run_requests(folder, requests, lambda _: models, "generating", visits.up_to)
         if not synthetic:  # else the texts are not the target's

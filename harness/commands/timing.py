@@ -6,7 +6,7 @@ measured on the same run by copying memory (or, where that cannot be, the named 
 what they measure.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
@@ -16,7 +16,6 @@ import torch
 from harness.analysis.latency import can_pay, timed_precisely, visits_of
 from harness.analysis.unstable import unstable_steps
 from harness.commands.drafted import Drafted, EncodedPrompt, Target
-from harness.commands.other_runs import Rates
 from harness.commands.pair import completion, request
 from harness.commands.progress import progress
 from harness.config import (
@@ -35,7 +34,7 @@ from harness.measurement.round_times import RoundVisits, TimedLoop, timed_ks, vi
 from harness.measurement.step_times import time_forwards
 from harness.models.load import LoadedModel
 from harness.models.memory import is_out_of_memory
-from harness.records import GREEDY, Cell, CopyBandwidth, RoundTiming, StepTiming, UserError, grouped
+from harness.records import GREEDY, CopyBandwidth, RoundTiming, StepTiming, UserError, grouped
 from harness.storage import RunFolder
 from harness.storage.contents import Lines
 from harness.storage.manifest import MemoryBandwidth
@@ -169,12 +168,11 @@ def visits_of_pair(
     pair: Drafted,
     config: PairConfig,
     temperatures: Sequence[float],
-    synthetic: Mapping[Cell, Rates] | None = None,
     store: Lines[RoundTiming] | None = None,
     *,
     repeated: bool = False,
 ) -> RoundVisits:
-    """The visits of a run of one pair, at every K of its list; `synthetic` as of its generations.
+    """The visits of a run of one pair, at every K of its list.
 
     Where drafting stops early a round proposes any number of tokens up to K. So it is timed at some
     numbers, with the draft steps read back and a threshold that none is below. Times are kept in
@@ -187,7 +185,7 @@ def visits_of_pair(
         ks = sorted({*ks, pair.most})
 
     def asked(entry: EncodedPrompt, k: int, temperature: float) -> Request:
-        made = request(pair, config, entry, k, temperature, 0, synthetic=synthetic)
+        made = request(pair, config, entry, k, temperature, 0)
         return replace(made, stop_below=made.stop_below and NEVER)
 
     cells = [(k, temperature) for k in (0, *ks) for temperature in temperatures]

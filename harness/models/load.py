@@ -1,6 +1,6 @@
 """Load a model and its tokenizer by hub id, local folder or `embedded:<name>`, or make a dummy.
 
-`open_pair` makes of two loaded models a target and a draft with caches, of one logit width.
+`check_tokenizers` says whether two of them make a target and a draft.
 """
 
 import copy
@@ -29,7 +29,7 @@ from transformers.utils.import_utils import is_accelerate_available
 from harness import PACKAGE
 from harness.config import ModelConf, ModelKeys
 from harness.models import dummy
-from harness.models.cached import CachedModel, output_weight
+from harness.models.cached import output_weight
 from harness.models.checkpoint import (
     check_complete,
     check_has_tokenizer,
@@ -48,7 +48,6 @@ from harness.models.memory import (
     model_sizes,
     shape_of,
 )
-from harness.models.probe import cached_model
 from harness.models.tokenizer import has_thinking_mode, tokenizer_difference
 from harness.records import UserError
 from harness.theory.architecture import Architecture, architecture_of
@@ -242,36 +241,25 @@ def load_vocabulary(conf: ModelConf, *, fetch: bool = True) -> Vocabulary:
     return Vocabulary(conf.keys, conf.name, tokenizer, eos, context_tokens(config))
 
 
-def open_pair(
-    target: LoadedModel,
-    draft: LoadedModel,
-    backend: str = "eager",
-    eager_because: str | None = None,
-) -> tuple[CachedModel, CachedModel]:
-    """Check the tokenizers, then wrap both with the logit width that they share.
-
-    Embeddings padded to different widths are fine: no tokenizer id lies in the padding, and both
-    distributions are cut to the narrower one. `backend` and `eager_because`: see `cached_model`.
-    """
-    check_tokenizers(target, draft)
-    shared = min(target.vocab_size, draft.vocab_size)
-    highest = max(target.tokenizer.get_vocab().values(), default=0)
-    if highest >= shared:
-        raise UserError(
-            f"{draft.shown}: the tokenizer has an id {highest}, beyond the {shared} rows of "
-            "the narrower embedding; choose a draft of the target's own family"
-        )
-    return (
-        cached_model(target.network, shared, target.shown, backend, eager_because),
-        cached_model(draft.network, shared, draft.shown, backend, eager_because),
-    )
+class NotEligible(UserError):
+    """A draft that cannot be used with this target; the text says why."""
 
 
 def check_tokenizers(target: Vocabulary, draft: Vocabulary) -> None:
-    """Refuse a draft model with another tokenizer than the target's."""
+    """Refuse a draft model with another tokenizer than the target's, or with fewer tokens.
+
+    Embeddings padded to different widths are fine: no tokenizer id lies in the padding.
+
+    Raises:
+        NotEligible: the two differ, and where.
+    """
     difference = tokenizer_difference(target.tokenizer, draft.tokenizer)
+    if not difference and isinstance(draft, LoadedModel):
+        highest = max(draft.tokenizer.get_vocab().values(), default=0)
+        if highest >= draft.vocab_size:
+            difference = f"an id {highest}, beyond the {draft.vocab_size} rows of its embedding"
     if difference:
-        raise UserError(
+        raise NotEligible(
             f"{draft.shown}: another tokenizer than {target.shown} ({difference}); "
             "choose a draft of the target's own family"
         )
