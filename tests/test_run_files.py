@@ -172,14 +172,6 @@ def test_only_the_same_run_of_this_version_is_resumed_or_read(
     assert "newer version" in refusal(lambda: load(folder.path))
 
 
-def test_a_key_that_came_later_hinders_no_resume_where_it_changes_nothing(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path, "audition", [], CONFIG).path
-    later = {**CONFIG["model"], "kind": "model", "tokenizer_family": "tiny", "layers": None}
-    assert RunFolder.resume(folder, "audition", {**CONFIG, "model": later}).path == folder
-    head = {**CONFIG, "model": {**later, "kind": "eagle3"}}
-    assert "model.kind=eagle3" in refusal(lambda: RunFolder.resume(folder, "audition", head))
-
-
 # ---- damage -------------------------------------------------------------------------------------
 
 

@@ -36,8 +36,6 @@ FREE_KEYS = frozenset(
         *("timeout_factor", "budget_s"),
     }
 )
-# Keys that came later, with the value of runs without them
-LATER_KEYS = {"kind": "model", "until": "all", "clock": "wall", "limit_files": True}
 # Of models, what no number depends on
 DESCRIBING_KEYS = frozenset({"tokenizer_family", "head_of"})
 # What of a model's entry in the manifest must stay as it was
@@ -57,18 +55,14 @@ def free_keys(door: str) -> frozenset[str]:
 def differences(
     stored: Mapping[str, Any], given: Mapping[str, Any], free: Container[str]
 ) -> list[str]:
-    """Dotted keys at which two configurations differ, with both values, the free keys aside.
-
-    A key that the stored run's version did not have yet differs where it is in use.
-    """
+    """Dotted keys at which two configurations differ, with both values, the free keys aside."""
     left, right = flattened(stored), flattened(given)
     return [
         f"{key}={right.get(key)} (the run: {left.get(key)})"
         for key in sorted(left.keys() | right.keys())
         if key.split(".")[0] not in free
         and key.split(".")[-1] not in DESCRIBING_KEYS
-        and not (key not in left and right[key] == LATER_KEYS.get(key.split(".")[-1]))
-        and (left[key] != right.get(key) if key in left else bool(right[key]))
+        and left.get(key) != right.get(key)
     ]
 
 
