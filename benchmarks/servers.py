@@ -64,7 +64,7 @@ from safetensors.torch import load_file, save_file
 from harness.analysis import analyse
 from harness.cli import compose, draft_conf
 from harness.commands import audition, server
-from harness.commands.drafted import PROMPTS_OF_EVERY_K
+from harness.commands.pair import PROMPTS_OF_EVERY_K
 from harness.models import embedded
 from harness.records import GREEDY, MachineLoad, Trial, grouped, where
 from harness.reporting import formatting as fmt

@@ -28,8 +28,9 @@ from harness.analysis.adaptive import (
 )
 from harness.analysis.latency import Latency
 from harness.cli import compose
-from harness.commands.drafted import Drafted, Scoring
-from harness.commands.pair import open_pair, request
+from harness.commands.opening import open_pair
+from harness.commands.pair import Pair, Scoring
+from harness.commands.requests import request
 from harness.config import SweepConfig
 from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
@@ -161,7 +162,7 @@ def test_of_tokens_that_are_drawn_rounds_and_drafted_tokens_are_the_loops_on_ave
 
 
 class Opened(NamedTuple):
-    pair: Drafted
+    pair: Pair
     config: SweepConfig
 
     def loop(

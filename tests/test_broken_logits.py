@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 
 from harness import prompts as prompt_sets
 from harness.cli import compose
-from harness.commands.pair import grid_requests, open_pair
+from harness.commands.opening import open_pair
+from harness.commands.requests import grid_requests
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.generations import run_trial
 from harness.models.cached import CachedModel

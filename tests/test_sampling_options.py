@@ -12,7 +12,8 @@ from transformers import GenerationConfig
 from harness import prompts as prompt_sets
 from harness.analysis import analyse
 from harness.cli import compose
-from harness.commands.pair import grid_requests, open_pair
+from harness.commands.opening import open_pair
+from harness.commands.requests import grid_requests
 from harness.decoding.sampling import (
     SamplingParameters,
     penalised,

@@ -10,7 +10,8 @@ import pytest
 
 from harness import prompts as prompt_sets
 from harness.cli import compose
-from harness.commands.pair import grid_requests, open_pair
+from harness.commands.opening import open_pair
+from harness.commands.requests import grid_requests
 from harness.decoding.verification import rates_on
 from harness.measurement.generations import Request, run_trial
 from harness.records import Cell

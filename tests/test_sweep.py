@@ -14,7 +14,8 @@ from harness import prompts as prompt_sets
 from harness.analysis import analyse
 from harness.cli import compose
 from harness.commands import sweep
-from harness.commands.pair import grid_requests, open_pair
+from harness.commands.opening import open_pair
+from harness.commands.requests import grid_requests
 from harness.commands.run_lifecycle import Outcome
 from harness.config import SweepConfig
 from harness.measurement.generations import run_trial
@@ -111,7 +112,7 @@ def test_latency_csv_has_a_row_of_plain_tokens_and_of_each_k_by_temperature(
 def test_a_replayed_sweep_measures_no_generation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.commands.pair.run_trial", lambda *_: pytest.fail("it ran one"))
+    monkeypatch.setattr("harness.commands.requests.run_trial", lambda *_: pytest.fail("it ran one"))
     run = stored(sweep.run(config(tmp_path, "mode=replay", "prompts.limit=4")))
     assert set(run.results.source) == {"replayed"}
     assert analyse(run).headline is not None

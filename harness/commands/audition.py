@@ -15,8 +15,9 @@ from harness.analysis.cards import rank_cards
 from harness.analysis.setup import Setup
 from harness.commands.checks import check_run
 from harness.commands.completions import with_turns
-from harness.commands.drafts import score_drafts
+from harness.commands.draft_scoring import score_drafts
 from harness.commands.dry_run import print_audition_plan, print_scores_plan
+from harness.commands.opening import open_target
 from harness.commands.other_runs import (
     StoredTexts,
     StoredTimes,
@@ -26,7 +27,6 @@ from harness.commands.other_runs import (
     stored_times,
     stored_traces,
 )
-from harness.commands.pair import open_target
 from harness.commands.progress import progress
 from harness.commands.remote_texts import audition_texts, check_texts_from
 from harness.commands.run_lifecycle import (

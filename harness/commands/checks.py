@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from harness import prompts as prompt_sets
-from harness.commands.drafted import Config, EncodedPrompt
+from harness.commands.pair import Config, EncodedPrompt
 from harness.commands.progress import fetching
 from harness.config import (
     AuditionConfig,

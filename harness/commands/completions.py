@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from harness.analysis.lossless import greedy_pairs
-from harness.commands.drafted import BATCH, Config, Drafted, EncodedPrompt, Scoring, Target
-from harness.commands.pair import completion, reserve
+from harness.commands.opening import reserve
+from harness.commands.pair import BATCH, Config, EncodedPrompt, Pair, Scoring, Target
 from harness.commands.progress import Bar, progress
+from harness.commands.requests import completion
 from harness.commands.run_lifecycle import unless_broken
 from harness.config import (
     AuditionConfig,
@@ -133,7 +134,7 @@ def completions(
 
 
 def score_pair(
-    folder: RunFolder, pair: Drafted, requests: Sequence[Request], config: PairConfig
+    folder: RunFolder, pair: Pair, requests: Sequence[Request], config: PairConfig
 ) -> None:
     """Score the texts that the target decoded plainly to requests, and store the traces.
 
@@ -163,7 +164,7 @@ def score_pair(
 def check_texts(
     folder: RunFolder,
     trials: Sequence[Trial],
-    pair: Drafted,
+    pair: Pair,
     config: SweepConfig | SnapshotConfig | ServerConfig,
     tests: Sequence[DistributionTest | TextLikelihood] = (),
     judged: Sequence[TextCheck] = (),

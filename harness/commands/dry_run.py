@@ -15,9 +15,9 @@ from rich.console import Console
 from harness import prompts as prompt_sets
 from harness.analysis.looks import most_started, searched_next
 from harness.commands.checks import GRAPHS_KEEP_NO_STATES
-from harness.commands.drafted import BATCH, PROMPTS_OF_EVERY_K, Config, EncodedPrompt
 from harness.commands.eligible_drafts import SERVED_BYTES, Pairing, pairings, sizes_of
 from harness.commands.looks import described, prompts_at
+from harness.commands.pair import BATCH, PROMPTS_OF_EVERY_K, Config, EncodedPrompt
 from harness.commands.run_time import (
     audition_work,
     model_sizes,

@@ -26,14 +26,14 @@ import numpy as np
 from harness.analysis.latency import PRECISE, timed_precisely
 from harness.analysis.looks import choice, decided
 from harness.commands.completions import check_texts, completions, score_pair, text_requests
-from harness.commands.drafted import (
+from harness.commands.pair import (
     PROMPTS_OF_EVERY_K,
     Conversation,
-    Drafted,
     EncodedPrompt,
+    Pair,
     in_random_order,
 )
-from harness.commands.pair import request, run_requests
+from harness.commands.requests import request, run_requests
 from harness.commands.run_lifecycle import resumable
 from harness.commands.run_time import CELL_S, RunTime, say_left
 from harness.config import SweepConfig
@@ -103,7 +103,7 @@ class Stopwatch:
 
 def measure_in_looks(
     folder: RunFolder,
-    pair: Drafted,
+    pair: Pair,
     config: SweepConfig,
     visits: RoundVisits,
     watch: Stopwatch,
@@ -227,7 +227,7 @@ class _Measured:
     """Runs the generations of looks that the folder lacks."""
 
     folder: RunFolder
-    pair: Drafted
+    pair: Pair
     config: SweepConfig
     visits: RoundVisits
     watch: Stopwatch

@@ -11,10 +11,11 @@ from harness.analysis.latency import merged
 from harness.analysis.unstable import unstable_steps
 from harness.commands.checks import beyond, check_run
 from harness.commands.completions import with_turns
-from harness.commands.drafted import Pair
 from harness.commands.dry_run import print_profile_plan
-from harness.commands.pair import open_pair, request, run_requests
+from harness.commands.opening import open_pair
+from harness.commands.pair import ModelPair
 from harness.commands.progress import progress
+from harness.commands.requests import request, run_requests
 from harness.commands.run_lifecycle import (
     Outcome,
     begin,
@@ -61,7 +62,7 @@ def run(config: ProfileConfig) -> Outcome:
         return Outcome(None)
     folder = resumed(config, "profile")
     pair = open_pair(config, prompts)
-    assert isinstance(pair, Pair)  # other kinds are refused
+    assert isinstance(pair, ModelPair)  # other kinds are refused
     folder = begin(config, "profile", folder, pair.describe())
     with measuring(folder, pair.target_model.device):
         pair = with_turns(folder, pair, config)
@@ -75,7 +76,7 @@ def run(config: ProfileConfig) -> Outcome:
     return concluded(folder, verbose=config.verbose)
 
 
-def _plan(pair: Pair, config: ProfileConfig) -> tuple[list[Request], dict[str, CachedModel]]:
+def _plan(pair: ModelPair, config: ProfileConfig) -> tuple[list[Request], dict[str, CachedModel]]:
     """Plain decoding with each model on every prompt in turn, and who decodes what."""
     requests: list[Request] = []
     models: dict[str, CachedModel] = {}
@@ -91,7 +92,7 @@ def _plan(pair: Pair, config: ProfileConfig) -> tuple[list[Request], dict[str, C
 
 def _measure(
     folder: RunFolder,
-    pair: Pair,
+    pair: ModelPair,
     config: ProfileConfig,
     visits: RoundVisits,
 ) -> None:
@@ -115,7 +116,9 @@ def _measure(
             folder.write_parts(_time_parts(pair, config))
 
 
-def _time_curves(pair: Pair, config: ProfileConfig) -> tuple[list[StepTiming], list[SkippedCell]]:
+def _time_curves(
+    pair: ModelPair, config: ProfileConfig
+) -> tuple[list[StepTiming], list[SkippedCell]]:
     contexts = AUTO_CONTEXTS if config.contexts == "auto" else config.contexts
     batches = AUTO_BATCHES if config.batches == "auto" else config.batches
     cells = sorted(product(contexts, batches), key=lambda cell: cell[::-1])  # cheapest first
@@ -137,7 +140,7 @@ def _time_curves(pair: Pair, config: ProfileConfig) -> tuple[list[StepTiming], l
         )
 
 
-def _refusal(pair: Pair, config: ProfileConfig) -> Callable[[int, int], str | None]:
+def _refusal(pair: ModelPair, config: ProfileConfig) -> Callable[[int, int], str | None]:
     """Says why a cell must not be tried, or None."""
     needs = [one for one in (pair.target.memory_need, pair.draft.memory_need) if one is not None]
 
@@ -157,7 +160,7 @@ def _refusal(pair: Pair, config: ProfileConfig) -> Callable[[int, int], str | No
     return refused
 
 
-def _time_parts(pair: Pair, config: ProfileConfig) -> list[PartTiming]:
+def _time_parts(pair: ModelPair, config: ProfileConfig) -> list[PartTiming]:
     """Whole rounds and their parts, greedy, on prompts spread over the run's own."""
     ks = sorted(config.speculative_ks)
     count = min(round_parts.MOST_VISITS, len(pair.prompts))

@@ -12,16 +12,17 @@ from urllib.parse import urlsplit
 from harness import prompts as prompt_sets
 from harness.commands.checks import SERVERS_RETURN_NO_STATES
 from harness.commands.completions import stored_text, text_requests, trial_of
-from harness.commands.drafted import EncodedPrompt, described
-from harness.commands.drafts import (
+from harness.commands.draft_scoring import (
     DraftResult,
     described_draft,
     each_draft,
 )
 from harness.commands.looks import Stopwatch
+from harness.commands.opening import open_draft, reserve
 from harness.commands.other_runs import check_draft_of, check_target_of, stored_times
-from harness.commands.pair import open_draft, reserve, sampling_of
+from harness.commands.pair import EncodedPrompt, described
 from harness.commands.progress import fetching, progress
+from harness.commands.requests import sampling_of
 from harness.commands.run_lifecycle import begin, measuring, resumable
 from harness.config import AuditionConfig, ModelConf
 from harness.engines.adapters import api_key

@@ -15,8 +15,8 @@ import psutil
 import torch
 
 from harness import prompts as prompt_sets
-from harness.commands.drafted import BATCH, PROMPTS_OF_EVERY_K
 from harness.commands.eligible_drafts import draft_size
+from harness.commands.pair import BATCH, PROMPTS_OF_EVERY_K
 from harness.commands.progress import say
 from harness.config import AuditionConfig, ModelConf, PairConfig, SweepConfig
 from harness.measurement.environment import copy_bandwidth

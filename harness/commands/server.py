@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from harness.commands.checks import check_run, without_too_long
 from harness.commands.dry_run import print_server_plan
 from harness.commands.eligible_drafts import mtp_layers
+from harness.commands.opening import check_memory
 from harness.commands.other_runs import stored_own_rounds
-from harness.commands.pair import check_memory
 from harness.commands.run_lifecycle import (
     Outcome,
     begin,

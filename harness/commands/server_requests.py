@@ -25,15 +25,16 @@ import torch
 
 from harness.commands.checks import check_lengths, encoded_conversations
 from harness.commands.completions import with_turns
-from harness.commands.drafted import (
+from harness.commands.opening import open_pair
+from harness.commands.pair import (
     PROMPTS_OF_EVERY_K,
-    Drafted,
     EncodedPrompt,
+    Pair,
     described,
     in_random_order,
 )
-from harness.commands.pair import completion, hash_of, open_pair, sampling_of
 from harness.commands.progress import progress
+from harness.commands.requests import completion, hash_of, sampling_of
 from harness.commands.run_lifecycle import Described
 from harness.config import ServerConfig
 from harness.engines.protocol import Completion
@@ -56,7 +57,7 @@ class Workload:
     """What the servers are asked for.
 
     Attributes:
-        conversations, prompts: as of `harness.commands.pair.Target`.
+        conversations, prompts: as of `harness.commands.opening.Target`.
         pair: the target with what drafts for it, where the harness's loop serves them.
         of_each_set: prompts of each set by which the K to measure is chosen.
     """
@@ -65,7 +66,7 @@ class Workload:
     conversations: tuple[Prompt, ...]
     prompts: tuple[EncodedPrompt, ...]
     vocabulary: Vocabulary
-    pair: Drafted | None
+    pair: Pair | None
     of_each_set: int = PROMPTS_OF_EVERY_K
 
     @property
@@ -74,7 +75,7 @@ class Workload:
         return torch.device("cpu") if self.pair is None else self.pair.target_model.device
 
     @contextmanager
-    def weights(self) -> Iterator[Drafted]:
+    def weights(self) -> Iterator[Pair]:
         """The pair, in memory while the block runs; not with score=false.
 
         Whoever holds it longer holds its memory.

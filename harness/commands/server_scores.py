@@ -14,8 +14,8 @@ import torch
 from harness.analysis.cells import latest
 from harness.analysis.lossless import greedy_pairs
 from harness.commands.completions import check_texts
-from harness.commands.drafted import Drafted, Scoring
-from harness.commands.pair import open_draft
+from harness.commands.opening import open_draft
+from harness.commands.pair import Pair, Scoring
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import note_models, unless_broken
 from harness.commands.server_requests import Workload
@@ -73,7 +73,7 @@ def _judged_by_engine(folder: RunFolder) -> list[TextCheck]:
     return [check for check in checks if check.k in by_engine]
 
 
-def _judge(folder: RunFolder, work: Workload, pair: Drafted) -> None:
+def _judge(folder: RunFolder, work: Workload, pair: Pair) -> None:
     stored = latest(list(folder.trials.read()))
     trials = [trial for trial in stored if trial.status == "ok" and trial.tokens]
     note_models(folder, pair.describe().models)
@@ -89,7 +89,7 @@ def _judge(folder: RunFolder, work: Workload, pair: Drafted) -> None:
         _score(folder, work)
 
 
-def _likelihoods(trials: Sequence[Trial], work: Workload, pair: Drafted) -> list[TextLikelihood]:
+def _likelihoods(trials: Sequence[Trial], work: Workload, pair: Pair) -> list[TextLikelihood]:
     sampled = [trial for trial in trials if trial.temperature != GREEDY]
     cells = grouped(sampled, lambda trial: (trial.temperature, trial.k))
     with progress("testing the returned texts", len(cells)) as tick:

@@ -20,9 +20,9 @@ import torch
 
 from harness.analysis.cells import latest
 from harness.analysis.looks import most_started
-from harness.commands.drafted import Drafted, evenly_spaced
-from harness.commands.pair import sampling_of
+from harness.commands.pair import Pair, evenly_spaced
 from harness.commands.progress import progress
+from harness.commands.requests import sampling_of
 from harness.commands.server_requests import Role, Workload, load_slots, varying_roles
 from harness.config import ModelConf, ServerConfig
 from harness.decoding.protocols import Drafter
@@ -178,7 +178,7 @@ def check_vocabulary(server: Server, tokenizer: Any, prompts: Sequence[Prompt]) 
     return ids
 
 
-def check_target(folder: RunFolder, work: Workload, pair: Drafted) -> None:
+def check_target(folder: RunFolder, work: Workload, pair: Pair) -> None:
     """Refuse servers whose greedy texts are another model's than the target that is loaded."""
     if work.config.engine == OWN.name:
         return

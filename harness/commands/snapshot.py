@@ -6,10 +6,11 @@ from typing import Any, cast
 
 from harness.commands.checks import check_run
 from harness.commands.completions import check_texts, with_turns
-from harness.commands.drafted import Drafted
 from harness.commands.dry_run import print_snapshot_plan
-from harness.commands.pair import grid_requests, open_pair, request, run_requests
+from harness.commands.opening import open_pair
+from harness.commands.pair import Pair
 from harness.commands.progress import progress
+from harness.commands.requests import grid_requests, request, run_requests
 from harness.commands.run_lifecycle import (
     Outcome,
     begin,
@@ -57,7 +58,7 @@ def run(config: SnapshotConfig) -> Outcome:
     return outcome
 
 
-def _tests(folder: RunFolder, pair: Drafted, config: SnapshotConfig) -> list[DistributionTest]:
+def _tests(folder: RunFolder, pair: Pair, config: SnapshotConfig) -> list[DistributionTest]:
     """One test per temperature, K and offset, with Holm's result over all of them.
 
     A cell that meets logits that are not finite is noted in the manifest.
@@ -75,7 +76,7 @@ def _tests(folder: RunFolder, pair: Drafted, config: SnapshotConfig) -> list[Dis
 
 
 def _cell_tests(
-    pair: Drafted, config: SnapshotConfig, k: int, temperature: float
+    pair: Pair, config: SnapshotConfig, k: int, temperature: float
 ) -> list[DistributionTest]:
     """One test per offset, after the prompt that tests most."""
     asked = request(pair, config, pair.prompts[0], k, temperature, 0)
@@ -104,7 +105,7 @@ def _with_results(tests: Sequence[DistributionTest]) -> list[DistributionTest]:
     return [replace(test, result=result(test, p or 0.0)) for test, p in pairs]
 
 
-def _marked(trials: Sequence[Trial], pair: Drafted) -> list[MarkedText]:
+def _marked(trials: Sequence[Trial], pair: Pair) -> list[MarkedText]:
     """The speculative texts in pieces, each token with whether the draft proposed it."""
     decode = pair.target.tokenizer.decode
     return [

@@ -18,11 +18,12 @@ from harness.commands.completions import (
     text_requests,
     with_turns,
 )
-from harness.commands.drafted import Drafted
 from harness.commands.dry_run import print_sweep_plan
 from harness.commands.looks import Stopwatch, measure_in_looks
+from harness.commands.opening import open_pair
 from harness.commands.other_runs import check_draft_of, check_target_of, costs_of_sweep
-from harness.commands.pair import grid_requests, open_pair, run_requests
+from harness.commands.pair import Pair
+from harness.commands.requests import grid_requests, run_requests
 from harness.commands.run_lifecycle import (
     Outcome,
     begin,
@@ -82,9 +83,7 @@ def run(config: SweepConfig) -> Outcome:
     return concluded(folder, verbose=config.verbose)
 
 
-def _measure_all(
-    folder: RunFolder, pair: Drafted, config: SweepConfig, visits: RoundVisits
-) -> None:
+def _measure_all(folder: RunFolder, pair: Pair, config: SweepConfig, visits: RoundVisits) -> None:
     """Every cell, or with mode=replay the texts alone, and their scores."""
     synthetic = config.decode.acceptance is not None
     if config.mode == "replay":
@@ -104,7 +103,7 @@ def _measure_all(
 
 
 def _replay_elsewhere(
-    folder: RunFolder, pair: Drafted, config: SweepConfig, costs: EngineCosts
+    folder: RunFolder, pair: Pair, config: SweepConfig, costs: EngineCosts
 ) -> None:
     """Generate and score what is replayed at another engine's costs; nothing is timed."""
     folder.note(engine_costs=costs)

@@ -15,9 +15,9 @@ import torch
 
 from harness.analysis.latency import can_pay, timed_precisely, visits_of
 from harness.analysis.unstable import unstable_steps
-from harness.commands.drafted import Drafted, EncodedPrompt, Target
-from harness.commands.pair import completion, request
+from harness.commands.pair import EncodedPrompt, Pair, Target
 from harness.commands.progress import progress
+from harness.commands.requests import completion, request
 from harness.config import (
     AuditionConfig,
     ModelConf,
@@ -45,7 +45,7 @@ IN_CACHE = 4
 
 
 def measure_steps(
-    folder: RunFolder, pair: Drafted, config: ProfileConfig | SweepConfig
+    folder: RunFolder, pair: Pair, config: ProfileConfig | SweepConfig
 ) -> list[StepTiming]:
     """Time single steps, unless the folder has them, and the bandwidth that floors are of."""
     if folder.manifest.bandwidth is None:
@@ -64,7 +64,7 @@ def measure_steps(
 
 def timed_steps(
     folder: RunFolder,
-    pair: Drafted,
+    pair: Pair,
     config: PairConfig | AuditionConfig,
     *,
     paired_with: str | None,
@@ -111,7 +111,7 @@ def enough_memory(doing: str) -> Iterator[None]:
         ) from error
 
 
-def _bandwidth(pair: Drafted, config: ProfileConfig | SweepConfig) -> MemoryBandwidth:
+def _bandwidth(pair: Pair, config: ProfileConfig | SweepConfig) -> MemoryBandwidth:
     """Measured on the target's device, else the named card's data sheet."""
     device = pair.target_model.device
     copied = _copied(device)
@@ -165,7 +165,7 @@ NEVER = 1e-300
 
 def visits_of_pair(
     folder: RunFolder,
-    pair: Drafted,
+    pair: Pair,
     config: PairConfig,
     temperatures: Sequence[float],
     store: Lines[RoundTiming] | None = None,
@@ -202,7 +202,7 @@ def visits_of_pair(
     )
 
 
-def time_own_loop(folder: RunFolder, pair: Drafted, config: ServerConfig) -> None:
+def time_own_loop(folder: RunFolder, pair: Pair, config: ServerConfig) -> None:
     """Time rounds of our own loop, which a server's stand next to."""
     decode = replace(config.decode, rule=config.decode.rule or "ratio")
     config = replace(config, decode=decode)

@@ -27,10 +27,10 @@ import torch
 
 from harness.analysis.looks import cannot_pay, slower_than
 from harness.commands.completions import completions
-from harness.commands.drafted import Drafted, Pair, Scoring, Target
 from harness.commands.looks import Stopwatch, in_random_order, prompts_at
+from harness.commands.opening import with_draft
 from harness.commands.other_runs import check_draft_of
-from harness.commands.pair import with_draft
+from harness.commands.pair import ModelPair, Pair, Scoring, Target
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import resumable
 from harness.commands.run_time import RunTime, say_left
@@ -217,7 +217,7 @@ def _measured(
     begun = time.monotonic()
     check_ks(config.k, conf)
     pair = with_draft(target, conf, config)
-    if isinstance(pair, Pair):
+    if isinstance(pair, ModelPair):
         check_length(pair.draft_model, pair.positions, pair.draft.shown)
     try:
         costs, entry = folder.manifest.engine_costs, described_draft(conf, pair.draft_entry)
@@ -239,7 +239,7 @@ def _measured(
             return cannot_pay(so_far(), [*before, *traces], conf.name, surely=surely)
 
         waits = bool(visits.most and not visits.complete and texts)
-        waits = waits and config.until == "decided" and isinstance(pair, Pair)
+        waits = waits and config.until == "decided" and isinstance(pair, ModelPair)
         for look, names in enumerate(looks, start=1):
             part = [text for text in texts if _name(text) in names]
             part = [text for text in part if text.request.key not in scored]
@@ -299,7 +299,7 @@ def _looks(
 
 
 def _scored(
-    pair: Drafted, conf: ModelConf, texts: Sequence[GeneratedText], config: AuditionConfig
+    pair: Pair, conf: ModelConf, texts: Sequence[GeneratedText], config: AuditionConfig
 ) -> list[TextTrace]:
     if not texts:
         return []
