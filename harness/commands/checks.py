@@ -38,45 +38,50 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
+class Problems:
+    """What keeps a run from being made, a line each."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def of(self, check: Callable[..., T], *arguments: object) -> T | None:
+        """The result of a check; None where it refuses the run, which is noted."""
+        try:
+            return check(*arguments)
+        except UserError as error:
+            self.lines += error.lines
+            return None
+
+
 def check_run(
     config: Config,
     prompts: Sequence[Prompt],
     drafts: Sequence[ModelConf],
-    *of_command: Callable[[], object],
+    of_command: Problems | None = None,
 ) -> Sequence[ModelConf]:
     """The drafts that nothing here shows to be unfit; a run that cannot be made here is refused.
 
     Args:
-        of_command: what else the command needs; each raises a UserError where it is not there.
+        of_command: problems with what else the command needs.
 
     Raises:
         UserError: all that is wrong, a line each.
     """
-    problems: list[str] = []
+    problems = Problems()
     if config.resume is None:
-        _noted(problems, check_writable, config.results_root)
+        problems.of(check_writable, config.results_root)
     # A server whose texts are not scored here may draft as no loop here does
     if isinstance(config, PairConfig) and getattr(config, "score", True):
-        _noted(problems, _check_kind, config)
-    for check in of_command:
-        _noted(problems, check)
+        problems.of(_check_kind, config)
+    problems.lines += of_command.lines if of_command else []
     audition = isinstance(config, AuditionConfig)
     stored = audition and (
         config.scores_from or (config.traces_from is not None and not config.latency.measure)
     )
     fit = drafts if stored else _check_models(config, prompts, drafts, problems)
-    if problems:
-        raise UserError(*problems)
+    if problems.lines:
+        raise UserError(*problems.lines)
     return fit
-
-
-def _noted(problems: list[str], check: Callable[..., T], *arguments: object) -> T | None:
-    """What a check returns; None where it refuses the run, for which it is noted."""
-    try:
-        return check(*arguments)
-    except UserError as error:
-        problems += error.lines
-        return None
 
 
 def _check_kind(config: PairConfig) -> None:
@@ -98,29 +103,27 @@ def _check_kind(config: PairConfig) -> None:
 
 
 def _check_models(
-    config: Config, prompts: Sequence[Prompt], drafts: Sequence[ModelConf], problems: list[str]
+    config: Config, prompts: Sequence[Prompt], drafts: Sequence[ModelConf], problems: Problems
 ) -> list[ModelConf]:
     """Note what ends the run; the drafts that are fit."""
     audition = isinstance(config, AuditionConfig)
-    target = _noted(problems, _vocabulary, config, config.model)
+    target = problems.of(_vocabulary, config, config.model)
     encoded: Sequence[EncodedPrompt] = ()
     if target is not None:
-        made = _noted(problems, encoded_conversations, target.tokenizer, prompts, config)
-        encoded = made or ()
-        _noted(problems, check_lengths, encoded, config, [target])
+        encoded = problems.of(encoded_conversations, target.tokenizer, prompts, config) or ()
+        problems.of(check_lengths, encoded, config, [target])
     unfit: list[str] = []
     fit: list[ModelConf] = []
     for conf in drafts:
-        missing: list[str] = []
-        found: list[str] = []
-        _noted(missing, _check_source, config, conf)
-        if not missing:
-            _noted(found, _check_draft, config, conf, target, encoded)
-        problems += missing
-        unfit += found[:1]
-        fit += [] if found else [conf]
+        missing, of_draft = Problems(), Problems()
+        missing.of(_check_source, config, conf)
+        if not missing.lines:
+            of_draft.of(_check_draft, config, conf, target, encoded)
+        problems.lines += missing.lines
+        unfit += of_draft.lines[:1]
+        fit += [] if of_draft.lines else [conf]
     if not audition or (unfit and len(unfit) == len(drafts)):
-        problems += unfit
+        problems.lines += unfit
         return fit
     for line in unfit:
         _log.warning("%s; the other drafts are ranked without it", line)

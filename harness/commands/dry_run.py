@@ -16,7 +16,7 @@ from harness import prompts as prompt_sets
 from harness.analysis.looks import most_started, searched_next
 from harness.commands.checks import GRAPHS_KEEP_NO_STATES
 from harness.commands.eligible_drafts import SERVED_BYTES, Pairing, pairings, sizes_of
-from harness.commands.looks import described, prompts_at
+from harness.commands.looks import prompts_at
 from harness.commands.pair import BATCH, PROMPTS_OF_EVERY_K, Config, EncodedPrompt
 from harness.commands.run_time import (
     audition_work,
@@ -54,6 +54,7 @@ from harness.reporting.tables.cards import cards_table, cost_table
 from harness.reporting.tables.specification import Column, Table, table
 from harness.serving.engines import OWN
 from harness.serving.round_counting import shorter_budget
+from harness.stats.two_phase import LOOKS
 from harness.theory.architecture import architecture_of
 from harness.theory.cost import Forwards, estimate, pair_forwards, text_forwards, timing_forwards
 from harness.theory.memory import MemoryFit, usable_bytes
@@ -67,7 +68,7 @@ BACKENDS = {
     "eager": "eager",
     "cuda_graphs": "CUDA graphs",
 }
-PLAN: tuple[Column[tuple[str, str]], ...] = (
+ROWS: tuple[Column[tuple[str, str]], ...] = (
     Column("what", lambda row: row[0], key=True),
     Column("how much", lambda row: row[1], flexible=True),
 )
@@ -93,7 +94,7 @@ Rows = dict[str, object]
 # ---- plans ---------------------------------------------------------------------------------------
 
 
-def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
+def print_sweep(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
     """Cells, generations and the most tokens they can emit."""
     ks = [0, *config.speculative_ks]
     counts = Counter(prompt.prompt_set for prompt in prompts)
@@ -102,9 +103,14 @@ def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
     looks: Rows = {}
     if config.until == "decided":
         at_most = "at most "
-        looks["measured"] = described(len(prompts), len(ks) - 1)
-        others = [k for k in ks[:-1] if k]
-        generations = 2 * texts + _of_few(prompts, texts) * len(others)
+        others = f"; the other K on {PROMPTS_OF_EVERY_K} prompts of each set" if ks[2:] else ""
+        looks["measured"] = (
+            f"{fmt.number_of(len(prompts), 'prompt', 'prompts')} plainly, in batches, and replayed;"
+            " then the K that is best by replay next to plain decoding, in at most"
+            f" {fmt.number_of(min(LOOKS, len(prompts)), 'look', 'looks')} of"
+            f" {prompts_at(len(prompts), 1)}{others}"
+        )
+        generations = 2 * texts + _of_few(prompts, texts) * len(ks[1:-1])
     rows: Rows = {
         "K": ", ".join("0 (baseline)" if k == 0 else str(k) for k in ks),
         "temperature": _listed(config.temperature),
@@ -118,10 +124,10 @@ def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
         rows["round times"] = f"from {config.latency_from}"
     rows |= _own_loop_here(config, [config.draft], prompts)
     work = sweep_work(config, prompts).all
-    _print_plan(config, [config.draft], rows, _costs(config, [config.draft], prompts, work))
+    _print_run(config, [config.draft], rows, _costs(config, [config.draft], prompts, work))
 
 
-def print_server_plan(
+def print_server(
     config: ServerConfig, prompts: Sequence[Prompt], states: Mapping[str, str], *, synthetic: bool
 ) -> None:
     """Servers, and the requests that each kind of them gets.
@@ -171,11 +177,11 @@ def print_server_plan(
     if config.gpu is None:
         rows |= _time_here(config, prompts)
     if config.url is not None or config.gpu is None:
-        _print_plan(config, [config.draft], rows)
+        _print_run(config, [config.draft], rows)
         return
     rows["not in the estimate"] = "the start of each server, requests at random, the scores"
     work = _served_forwards(config, prompts, synthetic=synthetic)
-    _print_plan(config, [config.draft], rows, _costs(config, [config.draft], prompts, work))
+    _print_run(config, [config.draft], rows, _costs(config, [config.draft], prompts, work))
 
 
 def _own_loop_here(
@@ -246,7 +252,7 @@ def _load_rows(config: ServerConfig, by_set: Sequence[int], servers: int) -> Row
     return rows
 
 
-def print_profile_plan(config: ProfileConfig, prompts: Sequence[Prompt]) -> None:
+def print_profile(config: ProfileConfig, prompts: Sequence[Prompt]) -> None:
     """What a profile would generate, plainly with each model, and time; then modelled cards."""
     models = 1 if config.model == config.draft else 2
     texts = _turns(prompts) * config.repetitions
@@ -275,10 +281,10 @@ def print_profile_plan(config: ProfileConfig, prompts: Sequence[Prompt]) -> None
             "(model=qwen3_4b) or give model.architecture={family: qwen3, ...}"
         )
         parts = (costs, unknown)
-    _print_plan(config, [config.draft], rows, *parts)
+    _print_run(config, [config.draft], rows, *parts)
 
 
-def print_snapshot_plan(config: SnapshotConfig, prompts: Sequence[Prompt]) -> None:
+def print_snapshot(config: SnapshotConfig, prompts: Sequence[Prompt]) -> None:
     """What a snapshot would generate and draw: texts at temperature 0 only, draws above."""
     ks = config.speculative_ks
     compared = _turns(prompts) * config.repetitions if 0 in config.temperature else 0
@@ -290,10 +296,10 @@ def print_snapshot_plan(config: SnapshotConfig, prompts: Sequence[Prompt]) -> No
         "tokens, at most": f"{compared * (1 + len(ks)) * config.new_tokens:,}",
         "draws from one prefix": f"{draws:,} (temperatures above 0)",
     }
-    _print_plan(config, [config.draft], rows)
+    _print_run(config, [config.draft], rows)
 
 
-def print_audition_plan(
+def print_audition(
     config: AuditionConfig, drafts: Sequence[ModelConf], prompts: Sequence[Prompt]
 ) -> None:
     """What an audition would generate and score."""
@@ -329,14 +335,14 @@ def print_audition_plan(
         paired.append(table(f"Drafts for {config.model.name}", PAIRING, found))
     if config.texts_from is not None:  # its server's time and cost are not known here
         rows["texts of the target"] = f"{texts}, from {urlsplit(config.texts_from).netloc}"
-        _print_plan(config, drafts, rows, *paired)
+        _print_run(config, drafts, rows, *paired)
         return
     work = audition_work(config, drafts, prompts).all
     most = FEW_CARDS if paired and not config.verbose else None
-    _print_plan(config, drafts, rows, _costs(config, drafts, prompts, work, most), *paired)
+    _print_run(config, drafts, rows, _costs(config, drafts, prompts, work, most), *paired)
 
 
-def print_scores_plan(config: AuditionConfig, traces: Sequence[TextTrace]) -> None:
+def print_scores(config: AuditionConfig, traces: Sequence[TextTrace]) -> None:
     """What an audition of scores made elsewhere would read; no model is loaded."""
     by_draft = grouped(traces, lambda trace: trace.draft)
     ks = config.speculative_ks
@@ -359,9 +365,7 @@ def _scores_line(traces: Sequence[TextTrace]) -> str:
     return f"{len(traces)} texts of {tokens:,} tokens, {by}"
 
 
-def _print_plan(
-    config: Config, drafts: Sequence[ModelConf], rows: Rows, *more: Table | str
-) -> None:
+def _print_run(config: Config, drafts: Sequence[ModelConf], rows: Rows, *more: Table | str) -> None:
     backend, heads = BACKENDS[config.backend], [d.name for d in drafts if d.spec.reads_states]
     if heads and config.backend != "eager":
         backend += f"; eager for {', '.join(heads)}: {GRAPHS_KEEP_NO_STATES}"
@@ -387,7 +391,7 @@ def _too_large(config: Config) -> Rows:
 
 def _table(rows: Rows) -> Table:
     listed = [(name, str(value)) for name, value in rows.items()]
-    return table("Plan (nothing is run)", PLAN, listed)
+    return table("Plan (nothing is run)", ROWS, listed)
 
 
 def _listed(values: Iterable[float]) -> str:

@@ -39,7 +39,6 @@ from harness.commands.run_time import CELL_S, RunTime, say_left
 from harness.config import SweepConfig
 from harness.measurement.round_times import LEAST_VISITS, RoundVisits
 from harness.records import Cell, Trial, UserError, grouped
-from harness.reporting import formatting as fmt
 from harness.stats.two_phase import LOOKS
 from harness.storage import RunFolder, load
 from harness.storage.manifest import ChosenK, Ended, Looks
@@ -55,17 +54,6 @@ MOST_REPETITIONS = 16
 def prompts_at(prompts: int, look: int) -> int:
     """How many of so many prompts are measured when a look is made, 1 to LOOKS."""
     return math.ceil(prompts * look / LOOKS)
-
-
-def described(prompts: int, ks: int) -> str:
-    """What a run of so many prompts and K measures, in words."""
-    others = f"; the other K on {PROMPTS_OF_EVERY_K} prompts of each set" if ks > 1 else ""
-    texts = fmt.number_of(prompts, "prompt", "prompts")
-    looks = fmt.number_of(min(LOOKS, prompts), "look", "looks")
-    return (
-        f"{texts} plainly, in batches, and replayed; then the K that is best by replay next to"
-        f" plain decoding, in at most {looks} of {prompts_at(prompts, 1)}{others}"
-    )
 
 
 @dataclass(frozen=True)

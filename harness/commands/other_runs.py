@@ -251,9 +251,8 @@ class StoredTimes:
 def stored_times(
     config: AuditionConfig,
     drafts: Sequence[str],
-    source: StoredRun | None = None,
-    *,
     lookups: Container[str],
+    source: StoredRun | None = None,
 ) -> StoredTimes:
     """Times of the drafts and the target from `latency_from`, or from `source`.
 

@@ -12,7 +12,7 @@ from harness.analysis import analyse
 from harness.analysis.planned_server import Server
 from harness.analysis.planning import simulated_plan
 from harness.analysis.setup import Setup
-from harness.commands.dry_run import PLAN, card_of
+from harness.commands.dry_run import ROWS, card_of
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Outcome, shown
 from harness.config import PlanConfig
@@ -79,7 +79,7 @@ def _print_known(
         ),
         *_missing(server, config),
     ]
-    print_table(table("Plan (nothing is simulated)", PLAN, rows), Console())
+    print_table(table("Plan (nothing is simulated)", ROWS, rows), Console())
 
 
 def _missing(server: Server, config: PlanConfig) -> Iterator[tuple[str, str]]:

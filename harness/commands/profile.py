@@ -11,7 +11,7 @@ from harness.analysis.latency import merged
 from harness.analysis.unstable import unstable_steps
 from harness.commands.checks import beyond, check_run
 from harness.commands.completions import with_turns
-from harness.commands.dry_run import print_profile_plan
+from harness.commands.dry_run import print_profile
 from harness.commands.opening import open_pair
 from harness.commands.pair import ModelPair
 from harness.commands.progress import progress
@@ -58,7 +58,7 @@ def run(config: ProfileConfig) -> Outcome:
     prompts = load_prompts(config)
     check_run(config, prompts, [config.draft])
     if config.dry_run:
-        print_profile_plan(config, prompts)
+        print_profile(config, prompts)
         return Outcome(None)
     folder = resumed(config, "profile")
     pair = open_pair(config, prompts)
@@ -69,14 +69,16 @@ def run(config: ProfileConfig) -> Outcome:
         visits = visits_of_pair(folder, pair, config, [GREEDY])
         visits.begin()
         _measure(folder, pair, config, visits)
-        requests, models = _plan(pair, config)
+        requests, models = _plain_requests(pair, config)
         run_requests(
             *(folder, requests, lambda entry: (models[entry.cell], None), "decoding", visits.up_to)
         )
     return concluded(folder, verbose=config.verbose)
 
 
-def _plan(pair: ModelPair, config: ProfileConfig) -> tuple[list[Request], dict[str, CachedModel]]:
+def _plain_requests(
+    pair: ModelPair, config: ProfileConfig
+) -> tuple[list[Request], dict[str, CachedModel]]:
     """Plain decoding with each model on every prompt in turn, and who decodes what."""
     requests: list[Request] = []
     models: dict[str, CachedModel] = {}

@@ -19,7 +19,7 @@ from harness.commands.draft_scoring import (
 )
 from harness.commands.looks import Stopwatch
 from harness.commands.opening import open_draft, reserve
-from harness.commands.other_runs import check_draft_of, check_target_of, stored_times
+from harness.commands.other_runs import StoredTimes, check_draft_of, check_target_of
 from harness.commands.pair import EncodedPrompt, described
 from harness.commands.progress import fetching, progress
 from harness.commands.requests import sampling_of
@@ -63,16 +63,14 @@ def audition_texts(
     config: AuditionConfig,
     drafts: Sequence[ModelConf],
     prompts: Sequence[Prompt],
+    times: StoredTimes,
     folder: RunFolder | None,
 ) -> RunFolder:
     """Collect the completions that the folder lacks, and let every draft score them.
 
     Raises:
-        UserError: no times to price rounds by, a server or a tokenizer that cannot be used, or no
-            draft left to rank.
+        UserError: a server or a tokenizer that cannot be used, or no draft left to rank.
     """
-    lookups = [conf.name for conf in drafts if conf.spec.looks_up]
-    times = stored_times(config, [conf.name for conf in drafts], lookups=lookups)
     check_target_of(times.engine, config.model, ModelEntry())
     with fetching(f"reading the tokenizer of {config.model.name}", config.model.id):
         target = load_vocabulary(config.model)

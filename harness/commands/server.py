@@ -7,8 +7,8 @@ texts in `server_scores`. Where only a tokenizer is here (score=false) there is 
 
 from collections.abc import Sequence
 
-from harness.commands.checks import check_run, without_too_long
-from harness.commands.dry_run import print_server_plan
+from harness.commands.checks import Problems, check_run, without_too_long
+from harness.commands.dry_run import print_server
 from harness.commands.eligible_drafts import mtp_layers
 from harness.commands.opening import check_memory
 from harness.commands.other_runs import stored_own_rounds
@@ -79,14 +79,16 @@ def run(config: ServerConfig) -> Outcome:
 
     check_mtp(config, adapter)
     check_turns(config, prompts)
-    needed = [startable] if here else []
-    check_run(config, prompts, [config.draft], *needed, lambda: stored_own_rounds(config))
+    problems = Problems()
+    if here:
+        problems.of(startable)
+    own_rounds = problems.of(stored_own_rounds, config) or []
+    check_run(config, prompts, [config.draft], problems)
     if config.dry_run:
         states = states_of_servers(config, adapter)
-        print_server_plan(config, prompts, states, synthetic=is_synthetic(config, adapter))
+        print_server(config, prompts, states, synthetic=is_synthetic(config, adapter))
         return Outcome(None)
     folder = resumed(config, SERVER)
-    own_rounds = stored_own_rounds(config)
     if config.url is not None:  # before weights are loaded and a folder is made
         try_addresses(config, adapter, prompts)
     work = open_workload(config, prompts)

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from harness.commands.checks import check_run
 from harness.commands.completions import check_texts, with_turns
-from harness.commands.dry_run import print_snapshot_plan
+from harness.commands.dry_run import print_snapshot
 from harness.commands.opening import open_pair
 from harness.commands.pair import Pair
 from harness.commands.progress import progress
@@ -39,7 +39,7 @@ def run(config: SnapshotConfig) -> Outcome:
     prompts = load_prompts(config)
     check_run(config, prompts, [config.draft])
     if config.dry_run:
-        print_snapshot_plan(config, prompts)
+        print_snapshot(config, prompts)
         return Outcome(None)
     folder = resumed(config, "snapshot")
     pair = open_pair(config, prompts)

@@ -10,7 +10,7 @@ texts are generated, in batches, and no speculative generation is run. With `lat
 are those of another engine, and nothing is timed here.
 """
 
-from harness.commands.checks import check_run
+from harness.commands.checks import Problems, check_run
 from harness.commands.completions import (
     check_texts,
     completions,
@@ -18,7 +18,7 @@ from harness.commands.completions import (
     text_requests,
     with_turns,
 )
-from harness.commands.dry_run import print_sweep_plan
+from harness.commands.dry_run import print_sweep
 from harness.commands.looks import Stopwatch, measure_in_looks
 from harness.commands.opening import open_pair
 from harness.commands.other_runs import check_draft_of, check_target_of, costs_of_sweep
@@ -43,12 +43,13 @@ from harness.storage.manifest import EngineCosts, SyntheticAcceptance
 def run(config: SweepConfig) -> Outcome:
     """Measure the grid; status 1 where a generation failed or speculation changed a greedy text."""
     prompts = load_prompts(config)
-    check_run(config, prompts, [config.draft], lambda: costs_of_sweep(config))
+    problems = Problems()
+    costs = problems.of(costs_of_sweep, config)
+    check_run(config, prompts, [config.draft], problems)
     if config.dry_run:
-        print_sweep_plan(config, prompts)
+        print_sweep(config, prompts)
         return Outcome(None)
     folder = resumed(config, "sweep")
-    costs = costs_of_sweep(config)
     pair = open_pair(config, prompts)
     described = pair.describe()
     check_target_of(costs, config.model, described.models["target"])
