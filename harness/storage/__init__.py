@@ -65,11 +65,6 @@ RESULT_COLUMNS = TABLES["results.csv"].columns
 TRACES, CHECKS, CONFIDENCES = "traces.parquet", "checks.jsonl", "confidences.parquet"
 # What a reader of a run needs of it, with a checksum
 CHECKED = ("config.yaml", "summary.json", TRACES, CONFIDENCES, CHECKS, *TABLES)
-# And besides: people edit the first, and lines have checksums of their own
-UNCHECKED = (
-    *("manifest.json", files.CHECKSUMS, "trials.jsonl", "starts.jsonl", "rounds.jsonl"),
-    *("own_rounds.jsonl", "loads.jsonl", "probes.jsonl", "scrapes.jsonl", "simulated.jsonl"),
-)
 # What a run measured, of the files with a checksum; the others are derived from it
 MEASURED = (TRACES, CONFIDENCES, CHECKS, "latency_samples.csv", "parts.csv")
 ENDED = ("complete", "failed")
@@ -367,19 +362,6 @@ def load(folder: str | Path) -> StoredRun:
         lost_trials=max(0, (known.trials or 0) - len(trials)) if complete else 0,
         lost_files=tuple(lost) if complete else (),
     )
-
-
-def content_digest(folder: str | Path) -> str:
-    """The SHA-256 of all that `load` and a run's traces and confidences are read from.
-
-    Of two readings with one digest, an analysis says the same.
-
-    Raises:
-        UserError: one of the files is a link or cannot be read.
-    """
-    read = ((name, files.read(Path(folder) / name)) for name in (*CHECKED, *UNCHECKED))
-    digests = {name: None if content is None else files.digest(content) for name, content in read}
-    return files.digest(json.dumps(digests).encode())
 
 
 def refuse_lost(run: StoredRun) -> None:
