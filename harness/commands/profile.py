@@ -27,7 +27,6 @@ from harness.commands.run_lifecycle import (
 )
 from harness.commands.timing import enough_memory, measure_steps, visits_of_pair
 from harness.config import ProfileConfig, rates_for
-from harness.decoding.protocols import recorder_of
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import round_parts, step_times
 from harness.measurement.generations import Request
@@ -125,10 +124,8 @@ def _time_curves(
     batches = AUTO_BATCHES if config.batches == "auto" else config.batches
     cells = sorted(product(contexts, batches), key=lambda cell: cell[::-1])  # cheapest first
     auto = config.contexts == "auto" and config.batches == "auto"
-    records = any(recorder_of(timed.model) is not None for timed in pair.timed)
-    most_s = AUTO_SECONDS + (AUTO_RECORDING_SECONDS if records else 0.0)
     visits = step_times.CURVE_VISITS * len(cells)
-    with progress(step_times.TIMING_CURVES, visits, most_s=most_s if auto else None) as tick:
+    with progress(step_times.TIMING_CURVES, visits) as tick:
         return step_times.time_curves(
             pair.timed,
             max(config.k),

@@ -46,14 +46,12 @@ class Bar:
         display: "_Display",
         label: str,
         total: int | None,
-        most_s: float | None = None,
         sizes: Sequence[float] | None = None,
     ) -> None:
         """Begin with nothing counted; arguments as in `progress`."""
         self.label, self.total, self.done, self.due = label, total, 0, float("inf")
         self._display = display
-        self._began = self._counted = time.monotonic()
-        self._until = None if most_s is None else self._began + most_s
+        self._counted = time.monotonic()
         self._sizes = sizes
         # Of what is counted: seconds of one of size 1
         self._paces: list[float] = []
@@ -102,10 +100,7 @@ class Bar:
         variance = sum((each - pace) ** 2 for each in paces) / (count - 1) / count
         if variance > (MOST_ERROR * pace) ** 2:
             return ""
-        seconds = pace * others + max(0.0, pace * size - since)
-        if self._until is not None:
-            seconds = min(seconds, max(0.0, self._until - time.monotonic()))
-        return f"about {_clock(seconds)} left"
+        return f"about {_clock(pace * others + max(0.0, pace * size - since))} left"
 
     def _size(self, index: int) -> float:
         return self._sizes[index] if self._sizes and index < len(self._sizes) else 1.0
@@ -233,16 +228,15 @@ def progress(
     label: str,
     total: int | None = None,
     *,
-    most_s: float | None = None,
     soon: bool = False,
     sizes: Sequence[float] | None = None,
 ) -> Iterator[Bar]:
     """Show what is being done while the block runs; yields what counts to `total`.
 
-    Blocks may be nested. `most_s`: after so many seconds nothing further is begun. `soon` is that
-    of `Bar.say`. `sizes`: of what is counted, in its order; by default all are alike.
+    Blocks may be nested. `soon` is that of `Bar.say`. `sizes`: of what is counted, in its order; by
+    default all are alike.
     """
-    bar = Bar(_DISPLAY, label, total, most_s, sizes)
+    bar = Bar(_DISPLAY, label, total, sizes)
     if soon:
         bar.say(label, soon=True)
     _DISPLAY.push(bar)
