@@ -1,4 +1,4 @@
-"""What all commands share: compose the configuration, do the work, turn errors into exit statuses.
+"""The command line of all commands: compose the configuration, run, turn errors into statuses.
 
 The contract: a command that made a run prints `run: <folder>` as its last line. What the user can
 fix is one line on standard error, `error: ...`, and status 2, a full or read-only disk included.
@@ -82,7 +82,7 @@ _statuses: list[int] = []
 
 @dataclass(frozen=True)
 class JobStatus:
-    """What a job returns to Hydra; whoever unpickles it, the process that waits, notes it."""
+    """The result of a job for Hydra; the process that waits notes it when it unpickles it."""
 
     status: int
 
@@ -186,7 +186,7 @@ def _report_interruption(stop: KeyboardInterrupt) -> int:
 
 
 def _print_help(command: str, overrides: Sequence[str]) -> None:
-    """What Hydra prints, without the lists of all groups that it would make first."""
+    """Print Hydra's help, without the lists of all groups that it would make first."""
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
         config = hydra.compose(command, [*overrides], return_hydra_config=True)
         print(Template(config.hydra.help.template).substitute())
@@ -403,7 +403,7 @@ def _refuse_added_keys(config: DictConfig, prefix: str) -> None:
 
 
 def _misspelt(command: str, cause: BaseException | None) -> UserError | None:
-    """What to say of a key that a command does not have; None where that is not the cause."""
+    """The error for a key that a command does not have; None where that is not the cause."""
     if not isinstance(cause, ConfigAttributeError | ConfigKeyError) or not cause.full_key:
         return None
     group, dot, key = cause.full_key.rpartition(".")
@@ -426,7 +426,7 @@ def _no_such_key(
 
 
 def _no_such_entry(error: Exception) -> UserError | None:
-    """What to say of a name that a group of conf/ does not have; None where that is not the cause.
+    """The error for a name that a group of conf/ does not have; None where that is not the cause.
 
     A short list of names is given whole where none is similar.
     """

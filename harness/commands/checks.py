@@ -1,4 +1,4 @@
-"""What can be known of a run before any weights are read, all of it said at once.
+"""Checks of a run before any weights are read; all that is wrong is said at once.
 
 A command asks before it loads a model, and a dry run asks the same, so that it refuses what cannot
 run. A model's small files tell its tokenizer and how many positions it was made for. Of a model of
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class Problems:
-    """What keeps a run from being made, a line each."""
+    """Reasons why a run cannot be made, a line each."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -49,7 +49,7 @@ from harness.summary import Dropped
 
 @dataclass(frozen=True)
 class DraftResult:
-    """What one draft gave.
+    """The results of one draft.
 
     Attributes:
         described: the manifest's entry; None for a drafter without a model here.

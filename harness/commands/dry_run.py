@@ -1,4 +1,4 @@
-"""What would be run, how long it would take and what it would cost, without running it.
+"""Dry runs: the work of a command, its time and its cost, without running it.
 
 With `dry_run=true` no model is loaded: sizes come from a model's configuration, times and prices
 from the cards' data sheets (`harness.theory.cost`).
@@ -253,7 +253,7 @@ def _load_rows(config: ServerConfig, by_set: Sequence[int], servers: int) -> Row
 
 
 def print_profile(config: ProfileConfig, prompts: Sequence[Prompt]) -> None:
-    """What a profile would generate, plainly with each model, and time; then modelled cards."""
+    """The generations and timings of a profile, then modelled cards."""
     models = 1 if config.model == config.draft else 2
     texts = _turns(prompts) * config.repetitions
     rows: Rows = {
@@ -285,7 +285,7 @@ def print_profile(config: ProfileConfig, prompts: Sequence[Prompt]) -> None:
 
 
 def print_snapshot(config: SnapshotConfig, prompts: Sequence[Prompt]) -> None:
-    """What a snapshot would generate and draw: texts at temperature 0 only, draws above."""
+    """The texts of a snapshot, at temperature 0 only, and its draws above."""
     ks = config.speculative_ks
     compared = _turns(prompts) * config.repetitions if 0 in config.temperature else 0
     draws = sum(value > 0 for value in config.temperature) * len(ks) * config.draws
@@ -302,7 +302,7 @@ def print_snapshot(config: SnapshotConfig, prompts: Sequence[Prompt]) -> None:
 def print_audition(
     config: AuditionConfig, drafts: Sequence[ModelConf], prompts: Sequence[Prompt]
 ) -> None:
-    """What an audition would generate and score."""
+    """The texts and scores of an audition."""
     texts = sum(
         _turns(prompts) * (config.repetitions if temperature else 1)
         for temperature in config.temperature
@@ -343,7 +343,7 @@ def print_audition(
 
 
 def print_scores(config: AuditionConfig, traces: Sequence[TextTrace]) -> None:
-    """What an audition of scores made elsewhere would read; no model is loaded."""
+    """The tables of an audition of scores made elsewhere; no model is loaded."""
     by_draft = grouped(traces, lambda trace: trace.draft)
     ks = config.speculative_ks
     temperatures = sorted({trace.temperature for trace in traces})
@@ -412,7 +412,7 @@ def _print(parts: Sequence[Table | str], config: Config) -> None:
 
 
 def _prompt_rows(config: Config, prompts: Sequence[Prompt]) -> Rows:
-    """How many prompts each set has, and would have without a limit; what later turns add."""
+    """Rows of each prompt set: its prompts, those without a limit, and later turns."""
     used = Counter(prompt.prompt_set for prompt in prompts)
     available = prompt_sets.available(config.prompts)
     sample = prompt_sets.log_sample(config.prompts)
@@ -455,19 +455,19 @@ def _searched(config: ServerConfig) -> tuple[tuple[int, ...], int]:
 
 
 def _of_few(prompts: Sequence[Prompt], generations: int) -> int:
-    """Of so many generations on all prompts, about those of the prompts that other K are run on."""
+    """About how many of `generations` on all prompts are of those that every K is run on."""
     counts = Counter(prompt.prompt_set for prompt in prompts).values()
     few = sum(min(count, PROMPTS_OF_EVERY_K) for count in counts)
     return round(generations * few / len(prompts))
 
 
 def _turns(prompts: Sequence[Prompt]) -> int:
-    """How many turns the conversations have together; each is a generation."""
+    """The number of turns of all conversations; each is a generation."""
     return sum(len(prompt.answered) for prompt in prompts)
 
 
 def _answers(prompts: Sequence[Prompt]) -> int:
-    """How many answers to earlier turns the target has to give beforehand."""
+    """The number of answers to earlier turns that the target generates beforehand."""
     return sum(len(prompt_sets.missing_answers(prompt)) for prompt in prompts)
 
 
@@ -488,7 +488,7 @@ def _costs(
     work: Sequence[Forwards],
     most: int | None = None,
 ) -> Table | str:
-    """What the work, and the answers to earlier turns, would take and cost on the cheapest cards.
+    """Time and cost of the work, and of answers to earlier turns, on the cheapest cards.
 
     These are at most so many, or all; those that hold the models come first.
     """
@@ -531,7 +531,7 @@ def card_of(card: GpuConf) -> Card:
 
 
 def _cards_request(config: ProfileConfig) -> PlanRequest | None:
-    """What cards are modelled for; None where a config does not say its model's sizes."""
+    """The request that cards are modelled for; None where a model's sizes are not known."""
     sizes = [(key, getattr(config, key).architecture) for key in ("model", "draft")]
     ks = config.speculative_ks
     if not ks or not all(isinstance(size, dict) for _, size in sizes):

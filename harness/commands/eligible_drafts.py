@@ -193,7 +193,7 @@ def draft_size(draft: ModelConf, target: ModelConf) -> ModelSize | None:
 
 
 def mtp_layers(target: ModelConf) -> int:
-    """How many MTP layers the config.json next to a target's weights names; 0 where none is."""
+    """The number of MTP layers that the config.json next to a target's weights names, or 0."""
     stored = _stored_config(target) or {}
     text = stored.get("text_config") or stored
     return max((int(text.get(name) or 0) for name in MTP_LAYERS), default=0)

@@ -52,13 +52,13 @@ MOST_REPETITIONS = 16
 
 
 def prompts_at(prompts: int, look: int) -> int:
-    """How many of so many prompts are measured when a look is made, 1 to LOOKS."""
+    """The number of prompts that are measured when look 1 to LOOKS is made."""
     return math.ceil(prompts * look / LOOKS)
 
 
 @dataclass(frozen=True)
 class Group:
-    """What is measured together: a prompt at a temperature, plainly and with some K."""
+    """Generations measured together: a prompt at a temperature, plainly and with some K."""
 
     entry: EncodedPrompt
     temperature: float
@@ -85,7 +85,7 @@ class Stopwatch:
 
     @property
     def left_s(self) -> float:
-        """Of the budget; infinite without one."""
+        """Seconds left of the budget; infinite without one."""
         return math.inf if self.budget_s is None else self.budget_s - self.spent_s
 
 
@@ -174,7 +174,7 @@ def _too_little(watch: Stopwatch, needed_s: float) -> UserError:
 def look_groups(
     order: Sequence[Conversation], config: SweepConfig, looks: Looks, look: int
 ) -> list[Group]:
-    """What a look measures, in its order; nothing where there are fewer prompts than looks."""
+    """The groups of a look, in their order; none where there are fewer prompts than looks."""
     begin, end = (prompts_at(len(order), number) for number in (look - 1, look))
     closed = {each.temperature for each in looks.chosen if (each.looks or LOOKS) < look}
     return [

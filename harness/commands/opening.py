@@ -168,7 +168,7 @@ def load_draft(conf: ModelConf, device: Any, target: Vocabulary) -> LoadedModel:
 
 
 def _hub_id(conf: ModelConf) -> str | None:
-    """What the hub may be asked for; None for a model that is on this machine."""
+    """The id that the hub is asked for; None for a model that is on this machine."""
     return None if conf.weights == "dummy" or conf.id.startswith("embedded:") else conf.id
 
 

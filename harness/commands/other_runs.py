@@ -1,4 +1,4 @@
-"""What a run takes from another one: texts with their scores, times, an engine's costs, acceptance.
+"""Data that a run takes from another one: texts with their scores, times, an engine's costs.
 
 All of it is checked to be of the same model, prompts and sampling parameters, to be whole, and to
 come from a run whose speculation left the greedy texts alone. No torch here.
@@ -304,7 +304,7 @@ def stored_times(
 
 
 def engine_costs(config: AuditionConfig | SweepConfig, source: StoredRun) -> EngineCosts:
-    """What decoding costs on the engine that a server run measured, checked against what is asked.
+    """Decoding costs on the engine that a server run measured, checked against the configuration.
 
     Raises:
         UserError: rounds of these K or temperatures are not known there, drafts are sampled there

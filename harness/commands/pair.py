@@ -142,7 +142,7 @@ class Target:
         return None
 
     def describe(self) -> Described:
-        """What a run with it notes of itself."""
+        """Manifest entries of a run with these models."""
         entries = {
             "target": {**self.target.describe(), **self.target_model.describe()},
             "draft": self.draft_entry,
@@ -167,7 +167,7 @@ class Target:
 def described(
     device: Any, models: Mapping[str, Mapping[str, Any]], prompts: Sequence[Prompt]
 ) -> Described:
-    """What a run notes of its machine, models by role and prompts."""
+    """Manifest entries of a run: its machine, models by role and prompts."""
     sets = [prompt.prompt_set for prompt in prompts]
     return Described(
         Environment.of(environment.describe(device)),
@@ -179,7 +179,7 @@ def described(
 
 @dataclass(frozen=True)
 class Scoring:
-    """How texts are scored.
+    """Settings by which texts are scored.
 
     Attributes:
         largest_k: the largest K that is replayed of a look-up or a head.
@@ -201,11 +201,11 @@ class Pair(Target, ABC):
     @property
     @abstractmethod
     def drafting(self) -> Draft:
-        """What the loop drafts with: a model, or what makes the drafter of a request."""
+        """The draft as the loop takes it: a model, or a function from a request to a drafter."""
 
     @property
     def timed_drafting(self) -> Draft:
-        """What rounds are timed with."""
+        """The draft as rounds are timed with it."""
         return self.drafting
 
     @property
@@ -225,7 +225,7 @@ class Pair(Target, ABC):
         """Texts of the target, in the order in which they are answered, as the draft sees them."""
 
     def confidences(self, texts: Sequence[GeneratedText], config: Config) -> list[DraftConfidence]:
-        """How sure the draft is of what it drafts off the texts; empty where nobody asks."""
+        """Confidences of what is drafted off the texts; empty without adaptive drafting."""
         models = [timed.model for timed in self.timed if timed.role == "draft"]
         if config.decode.stop == "none" or not models:
             return []
@@ -261,7 +261,7 @@ class ModelPair(Pair):
 
     @property
     def drafting(self) -> CachedModel:
-        """What the loop drafts with."""
+        """The draft as the loop takes it."""
         return self.draft_model
 
     def score(self, texts: Sequence[GeneratedText], how: Scoring) -> list[TextTrace]:
@@ -291,27 +291,27 @@ class LookupPair(Pair):
 
     @cached_property
     def drafter(self) -> LookupDrafter:
-        """What looks the tokens up; it begins anew with each generation."""
+        """The look-up drafter, which begins anew with each generation."""
         return DRAFTS[self.kind].load(self.target.eos)
 
     @property
     def drafting(self) -> Draft:
-        """What the loop drafts with."""
+        """The draft as the loop takes it."""
         return lambda _: self.drafter
 
     @property
     def timed_drafting(self) -> Draft:
-        """What rounds are timed with: it proposes as many tokens as it is asked for."""
+        """The look-up as rounds are timed with it: it proposes as many tokens as are asked for."""
         return lambda _: FullLookup(self.drafter)
 
     def time_proposals(
         self, max_k: int, context: Sequence[int], clock: LoopClock
     ) -> list[StepTiming]:
-        """What one proposal of max_k tokens takes."""
+        """The time of one proposal of max_k tokens."""
         return [time_lookups(self.drafter, self.draft_name, max_k, context, clock)]
 
     def score(self, texts: Sequence[GeneratedText], how: Scoring) -> list[TextTrace]:
-        """What is proposed along the texts: it is chosen, not sampled."""
+        """Proposals along the texts, which are chosen and not sampled."""
         traces = lookup_traces(
             texts, self.kind, num_draft_tokens=how.largest_k, draft_name=self.draft_name
         )
@@ -341,7 +341,7 @@ class HeadPair(Pair):
 
     @property
     def drafting(self) -> Draft:
-        """What the loop drafts with."""
+        """The draft as the loop takes it."""
 
         def drafter(request: Request) -> HeadDrafter:
             head, target, stop_below = self.head_model, self.target_model, request.stop_below or 0.0

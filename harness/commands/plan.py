@@ -57,7 +57,7 @@ def _print_known(
     config: PlanConfig,
     recorded: Sequence[float] | None,
 ) -> None:
-    """What the run says of its server, and what would be simulated.
+    """Print the server as its run measured it, and the sequences that would be simulated.
 
     Raises:
         UserError: it lacks what a plan needs; with the command that measures it.
@@ -83,7 +83,7 @@ def _print_known(
 
 
 def _missing(server: Server, config: PlanConfig) -> Iterator[tuple[str, str]]:
-    """What was not measured, and the command that does; a plan without R(K, B) is refused."""
+    """Missing measurements, each with the command that makes it; without R(K, B) it is refused."""
     setup = server.served.setup
     if not any(each.rate for each in setup.run.loads):
         tokens = float(np.mean([len(trace.tokens) for trace in server.traces]))
@@ -145,7 +145,7 @@ def _seconds(text: str, where: str) -> float:
 
 
 def _price(config: PlanConfig, stored: StoredRun) -> tuple[float | None, str | None]:
-    """Of an hour of the card that the run was measured on; and the device where it was another."""
+    """The hourly price of the card, and the run's device where that was another card."""
     if config.gpu is None:
         return Setup(stored).price_per_hour, None
     card = card_of(config.gpu)

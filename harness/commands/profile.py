@@ -1,4 +1,4 @@
-"""How fast is each model here, and what could speculation gain at most?
+"""Profiles: how fast each model is here, and the most that speculation could gain.
 
 Single steps, curves over contexts and batches, the parts of a round, and plain decoding with each
 model.

@@ -1,4 +1,4 @@
-"""What is being done and how long it will take, on standard error.
+"""Progress and remaining time, on standard error.
 
 On a terminal every block that is under way has a bar, all of them in one display. Elsewhere, where
 standard error is a file or a pipe, a line says the same after two seconds and then at least every
@@ -34,7 +34,7 @@ MOST_ERROR = 0.5
 
 
 class Bar:
-    """What is under way: called, it counts; it can say what is being done.
+    """The progress of one block: a call counts one, `say` changes its label.
 
     Attributes:
         total: how many there are to count; None: unknown.
@@ -74,7 +74,7 @@ class Bar:
 
     @property
     def counts(self) -> str:
-        """How many of how many; empty where the total is unknown."""
+        """Done and total, as 3/8; empty where the total is unknown."""
         return f"{self.done}/{self.total}" if self.total else ""
 
     @property
@@ -264,7 +264,7 @@ def fetching(doing: str, source: str | None) -> Iterator[Bar]:
 
 
 def _waiting() -> str:
-    """What has been waited for longer than an answer usually takes; empty where nothing is."""
+    """The request that has waited longer than an answer usually takes; empty where none has."""
     late = waits(LATE_S)
     if not late:
         return ""

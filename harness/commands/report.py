@@ -112,7 +112,7 @@ def _rendered(name: str, config: ReportConfig) -> Outcome:
 
 
 def _analysed(stored: StoredRun) -> Summary:
-    """What a run comes to, refused where its own raw files do not hold what it rests on."""
+    """The summary of a run; a run that has lost measurements is refused."""
     refuse_lost(stored)
     summary = analyse(stored)
     if len(stored.results) and not summary.results:
@@ -150,7 +150,7 @@ def _compared(config: ReportConfig) -> Outcome:
 
 
 def _below(summary: Summary, folder: Path, fail_below: float | None) -> bool:
-    """Whether the headline's speedup is below what was asked for; says which one was judged."""
+    """True where the headline's speedup is below `fail_below`; prints which one was judged."""
     if fail_below is None:
         return False
     answer, asked = summary.headline, summary.run.serve_on

@@ -126,7 +126,7 @@ def hash_of(identity: Any) -> str:
 
 
 def sampling_of(decode: DecodeConf, temperature: float) -> SamplingParameters:
-    """How a run draws its tokens at one temperature."""
+    """The sampling parameters of a run at one temperature."""
     penalty = decode.repetition_penalty
     return SamplingParameters(
         float(temperature),

@@ -80,7 +80,7 @@ class Work:
 
     @property
     def all(self) -> list[Forwards]:
-        """Of both."""
+        """Forwards of the texts and of all else."""
         return [*self.texts, *self.rest]
 
 
@@ -94,7 +94,7 @@ def model_sizes(
 
 
 def name_of(config: PairConfig | AuditionConfig, draft: ModelConf) -> str:
-    """What its forwards are called."""
+    """The name of a draft's forwards."""
     return draft.name if isinstance(config, AuditionConfig) else "draft"
 
 
@@ -224,7 +224,7 @@ class RunTime:
 def run_time(
     config: SweepConfig | AuditionConfig, drafts: Sequence[ModelConf], prompts: Sequence[Prompt]
 ) -> RunTime | None:
-    """What a run of the loop takes on this machine's processors at most.
+    """The most time that a run of the loop takes on this machine's processors.
 
     None where sizes are not known, a card computes, or texts or times are made elsewhere.
     """
@@ -271,7 +271,7 @@ def _needed_bytes(sizes: Mapping[str, ModelSize], positions: int) -> float:
 def said_beforehand(
     config: SweepConfig | AuditionConfig, drafts: Sequence[ModelConf], prompts: Sequence[Prompt]
 ) -> RunTime | None:
-    """What a run takes, written to standard error; None where nothing is known, or of a resume."""
+    """The expected time of a run, written to standard error; None where not known, or resumed."""
     expected = None if config.resume else run_time(config, drafts, prompts)
     if expected is not None:
         say(f"plan: {expected} on this machine")
@@ -279,7 +279,7 @@ def said_beforehand(
 
 
 def say_left(expected: RunTime | None, texts_s: float) -> None:
-    """How long the rest will take, as much longer or shorter as the texts took than expected."""
+    """Say the time of the rest, scaled by how long the texts took next to what was expected."""
     if expected is not None and expected.texts_s and texts_s >= WORTH_SAYING_S:
         left_s = expected.rest_s * texts_s / expected.texts_s
         say(f"the texts took {fmt.duration(texts_s)}: at most about {fmt.duration(left_s)} left")

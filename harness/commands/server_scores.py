@@ -1,4 +1,4 @@
-"""What the pair's own weights say of texts that servers returned, in memory only meanwhile.
+"""Scores and checks of texts that servers returned, by the pair's weights, loaded only meanwhile.
 
 Texts are scored for replay (traces.parquet) and held against the target (checks.jsonl). At
 temperature 0 replay needs the draft's likeliest tokens alone, so the target is not loaded for it.
@@ -57,7 +57,7 @@ def release() -> None:
 
 
 def _judged_by_target(folder: RunFolder) -> bool:
-    """Whether there are sampled texts, or greedy ones that differ and no engine has judged."""
+    """True where texts are sampled, or greedy ones differ and no engine has judged them."""
     stored = latest(list(folder.trials.read()))
     trials = [trial for trial in stored if trial.status == "ok" and trial.tokens]
     by_engine = {check.k for check in _judged_by_engine(folder)}

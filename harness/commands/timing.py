@@ -1,4 +1,4 @@
-"""What a command times of a pair, and where that is stored: steps, and rounds of the running loop.
+"""Timing of a pair and where it is stored: single steps, and rounds of the running loop.
 
 A floor of a step is the time that reading its bytes takes at the device's bandwidth, which is
 measured on the same run by copying memory (or, where that cannot be, the named card's data sheet).

@@ -66,7 +66,7 @@ HASHED_NUMBERS = 256
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What prompts and texts of a model need; its weights may be on a server alone.
+    """The tokenizer of a model, with what prompts need; its weights may be on a server alone.
 
     Attributes:
         eos: every id that ends a text.
@@ -108,7 +108,7 @@ class LoadedModel(Vocabulary):
 
     @property
     def memory_need(self) -> MemoryNeed | None:
-        """What memory it takes; None for an architecture that the theory does not count."""
+        """Its memory; None for an architecture that the theory does not count."""
         shape, network = shape_of(self.network.config), self.network
         if shape is None:
             return None
@@ -149,7 +149,7 @@ class LoadedModel(Vocabulary):
 
 
 def stored_parts(tensor: Tensor) -> list[Tensor]:
-    """What holds a parameter's numbers: itself, or the codes and scales of a quantized one."""
+    """The tensors that hold a parameter: itself, or the codes and scales of a quantized one."""
     if not is_traceable_wrapper_subclass(tensor):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
@@ -266,7 +266,7 @@ def check_tokenizers(target: Vocabulary, draft: Vocabulary) -> None:
 
 
 def memory_need(conf: ModelConf, device: torch.device) -> MemoryNeed | None:
-    """What memory a model will take, from its config before its weights are read.
+    """The memory of a model, from its config before its weights are read.
 
     None where that is not known: an unfamiliar architecture, or weights that are quantized.
     """

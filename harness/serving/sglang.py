@@ -93,7 +93,7 @@ def speculative_flags(
 
 
 def tiers(k_by_load: Mapping[int, int]) -> str:
-    """What the file of K by the least load has in it."""
+    """The content of the file of K by the least load."""
     return json.dumps({str(low): {"candidate_steps": [k]} for low, k in changes(k_by_load).items()})
 
 

@@ -1,4 +1,4 @@
-"""What arrives at a server: requests, each with what its rounds would accept, and when they come.
+"""Arrivals at a server: requests, each with what its rounds would accept, and their times.
 
 The flag "this drafted token was accepted" is a Bernoulli draw for each text position, independent
 of the others (`harness.theory.replay`), and each position is judged at most once, by the round that

@@ -145,7 +145,7 @@ class TwoPhase:
 
     @property
     def speedup(self) -> float:
-        """Of the named candidate."""
+        """The speedup of the named candidate."""
         return math.exp(self.score)
 
     @property
@@ -155,11 +155,11 @@ class TwoPhase:
 
     @property
     def variance(self) -> Variance:
-        """Of the named candidate's logarithm."""
+        """The variance of the logarithm of the named candidate's speedup."""
         return Variance(*(np.asarray(each[self.named]) for each in self.variances))
 
     def interval(self, level: float) -> Interval:
-        """Of the named candidate's speedup, whichever was chosen; the level is of all looks."""
+        """The interval of the named candidate's speedup; its level is of all looks."""
         error = nominal_error((1.0 - level) / 2.0, self.looks)
         value, deviation = self.scores[self.named], math.sqrt(float(self.variance.value))
         degrees = float(self.variance.degrees)
@@ -210,7 +210,7 @@ class TwoPhase:
         return min(1.0, float(pays + loses + matters_little))
 
     def on_these_prompts(self) -> Interval:
-        """Of the named candidate's speedup on the prompts of the run: the error of timing alone."""
+        """The interval on the prompts of the run: the error of timing alone."""
         value, half = self.scores[self.named], float(half_width(self.timing, CONFIDENCE))
         return Interval(_speedup(value - half), _speedup(value + half))
 
@@ -360,7 +360,7 @@ def _optimism(scores: Array, covariance: Array, seed: int) -> float:
 
 
 def _root(covariance: Array) -> Array:
-    """What independent standard normal numbers are multiplied by to have this covariance."""
+    """The factor by which independent standard normal numbers get this covariance."""
     values, vectors = np.linalg.eigh(covariance)
     return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
 
@@ -369,7 +369,7 @@ def _root(covariance: Array) -> Array:
 
 
 def largest_quantile(covariance: Array, degrees: float, error: float, seed: int) -> float:
-    """What the largest of several Student's t of this covariance exceeds with the chance `error`.
+    """The quantile that the largest of several Student's t exceeds with the chance `error`.
 
     The chance that any of m exceeds q is m times the chance that a given one does, times the mean,
     given that one drawn at random does, of 1 / how many do. So rare errors take no more draws.

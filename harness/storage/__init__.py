@@ -126,7 +126,7 @@ class StoredRun:
 
     @cached_property
     def confidences(self) -> list[DraftConfidence]:
-        """How sure drafts are off the texts; empty where adaptive drafting is not replayed."""
+        """Confidences of drafts off the texts; empty where adaptive drafting is not replayed."""
         return load_confidences(self.folder)
 
     @cached_property

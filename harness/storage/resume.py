@@ -1,4 +1,4 @@
-"""What a resume checks: that a stored run goes on with what it began with.
+"""Checks of a resume: a stored run goes on with what it began with.
 
 - `check_command`: the command and its configuration, before any model is loaded. Keys that say
   where a run is put, how much is done and how it is shown may differ.

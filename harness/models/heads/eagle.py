@@ -72,7 +72,7 @@ class EagleNetwork(LayerNetwork):
         self.output = output
 
     def project(self, tokens: Tensor, features: Tensor, angles: Angles) -> Projected:
-        """What the layer makes of tokens [B, n] and features [B, n, hidden] before it attends."""
+        """Queries, keys, values and residuals from tokens [B, n] and features [B, n, hidden]."""
         assert self.embed_tokens is not None
         row = self.fc(torch.cat([self.embed_tokens(tokens), features], dim=-1))
         return self.attended_by(row, row, angles)

@@ -209,7 +209,7 @@ def load_pard(conf: ModelConf, target: LoadedModel) -> LoadedHead:
 
 @torch.inference_mode()
 def runs_from_every_start(network: PardNetwork) -> bool:
-    """Whether the logits of `passes` are those of the model, fed a text and masks."""
+    """True where the logits of `passes` are those of the model, fed a text and masks."""
     causal: Any = network.network
     config = causal.config.get_text_config()
     layers = getattr(config, "layer_types", None)

@@ -172,7 +172,7 @@ def load_peagle(conf: ModelConf, target: LoadedModel) -> LoadedHead:
 
 
 def _speculative_tokens(config: Mapping[str, Any]) -> int | None:
-    """How many tokens a round drafts, as a config.json of speculators says it."""
+    """The number of tokens that a round drafts, from a config.json of speculators."""
     methods = (config.get("speculators_config") or {}).get("proposal_methods") or ()
     stated = (each.get("speculative_tokens") for each in methods)
     return next((int(value) for value in stated if value is not None), None)
