@@ -854,13 +854,14 @@ class SweepConfig(PairConfig):
             )
 
 
-def _checked_until(config: "SweepConfig | AuditionConfig") -> str:
+def _checked_until(config: "SweepConfig | AuditionConfig | ServerConfig") -> str:
     """The value of `until`, also where it was left out, checked against the other keys."""
     reason = config.not_in_looks
     until = config.until or ("all" if reason else "decided")
     if until == "decided" and reason:
         raise UserError(f"until=decided: not with {reason}; leave until out")
-    if until == "all" and config.budget_s is not None:
+    # A server's budget is of all that it asks, whatever that is
+    if until == "all" and config.budget_s is not None and not isinstance(config, ServerConfig):
         why = f", as it is with {reason}" if reason else ""
         raise UserError(f"budget_s: not with until=all{why}; leave it out")
     return until
@@ -960,7 +961,7 @@ class ServerConfig(PairConfig):
         return ENGINES[self.engine].rule
 
     @property
-    def not_decided(self) -> str | None:
+    def not_in_looks(self) -> str | None:
         """Why every K is measured: what keeps replay from choosing one; None where it can."""
         engine = ENGINES[self.engine]
         if self.url is not None:
@@ -1034,10 +1035,7 @@ class ServerConfig(PairConfig):
             raise UserError(f"k=[{ADAPTIVE}]: give K to compare with, as k=[4,{ADAPTIVE}]")
         self._check_varying()
         super().check(_)
-        if self.until is None:
-            self.until = "all" if self.not_decided else "decided"
-        if self.until == "decided" and self.not_decided:
-            raise UserError(f"until=decided: not with {self.not_decided}; leave until out")
+        self.until = _checked_until(self)
         for url in self.url or ():
             check_address("url", url)
         if self.decode.stop_strings:

@@ -222,8 +222,24 @@ class ChosenK:
     looks: int | None = None
 
 
+class _ByTemperature:
+    """The K that were chosen, and the looks that are made at each temperature."""
+
+    chosen: tuple[ChosenK, ...]
+    made: int
+
+    def k_at(self, temperature: float) -> int | None:
+        """The K that was chosen at a temperature."""
+        return next((each.k for each in self.chosen if each.temperature == temperature), None)
+
+    def made_at(self, temperature: float) -> int:
+        """The number of looks that are made at a temperature."""
+        made = (each.looks for each in self.chosen if each.temperature == temperature)
+        return next(made, None) or self.made
+
+
 @dataclass(frozen=True)
-class Looks:
+class Looks(_ByTemperature):
     """The looks of a sweep with until=decided, as far as they are made."""
 
     # Of every temperature; chosen once, by the texts that were replayed
@@ -238,15 +254,6 @@ class Looks:
     # gone beyond budget_s.
     ended: Ended | None = None
 
-    def k_at(self, temperature: float) -> int | None:
-        """The K that was chosen at a temperature."""
-        return _k_at(self.chosen, temperature)
-
-    def made_at(self, temperature: float) -> int:
-        """The number of looks that are made at a temperature."""
-        made = (each.looks for each in self.chosen if each.temperature == temperature)
-        return next(made, None) or self.made
-
 
 # Why a server run with until=decided measures every K: a server that prices rounds failed, or its
 # requests do not tell what rounds cost
@@ -254,7 +261,7 @@ WhyAll = Literal["server_failed", "no_costs"]
 
 
 @dataclass(frozen=True)
-class ServedKs:
+class ServedKs(_ByTemperature):
     """Which K a server run with until=decided measures."""
 
     # Those whose servers priced rounds on a few prompts, in the order of their start
@@ -265,15 +272,6 @@ class ServedKs:
     why_all: WhyAll | None = None  # why every K is
     made: int = 0  # how many looks are made, each after a further part of the requests; 0 at first
     ended: Ended | None = None  # why no further look is made; None while one is
-
-    def k_at(self, temperature: float) -> int | None:
-        """The K that was chosen at a temperature."""
-        return _k_at(self.chosen, temperature)
-
-    def made_at(self, temperature: float) -> int:
-        """The number of looks that are made at a temperature."""
-        made = (each.looks for each in self.chosen if each.temperature == temperature)
-        return next(made, None) or self.made
 
 
 @dataclass(frozen=True)
@@ -292,10 +290,6 @@ class AskedLess:
         """A configuration with what is asked for instead."""
         asked = {"new_tokens": self.new_tokens, "repetitions": self.repetitions}
         return {**config, **asked, "temperature": [*self.temperature], "k": [*self.k]}
-
-
-def _k_at(chosen: tuple[ChosenK, ...], temperature: float) -> int | None:
-    return next((each.k for each in chosen if each.temperature == temperature), None)
 
 
 @dataclass(frozen=True)
