@@ -87,27 +87,21 @@ def request(
     acceptance = config.decode.acceptance
     rates = rates_for(acceptance, k) if k and acceptance is not None else None
     stop_below = config.decode.stop_threshold if k and config.decode.stop == "threshold" else None
-    strings = config.decode.stop_strings
-    # Settings that came later are added where they are set, so that a generation without them keeps
-    # the key it always had; `warping` and `imposed` are part of the key too, so they keep the name
-    clock = None if plain.clock == "wall" else plain.clock
-    optional = {"imposed": rates, "stop_below": stop_below, "stop_strings": strings, "clock": clock}
     identity = {
         "model": _identity(config.model if model is pair.target else config.draft),
         "draft": _identity(config.draft) if k else None,
         "prompt": [plain.prompt_set, plain.prompt, list(plain.tokens)],
         "k": k,
-        "warping": {
-            name: value
-            for name, value in asdict(plain.sampling).items()
-            if name in ("temperature", "top_k", "top_p") or value is not None
-        },
+        "sampling": asdict(plain.sampling),
         "rule": config.decode.rule if k else None,
+        "acceptance": rates,
+        "stop_below": stop_below,
+        "stop_strings": config.decode.stop_strings,
         "new_tokens": config.new_tokens,
         "repetition": repetition,
         "seed": config.seed,
         "backend": config.backend,
-        **{name: value for name, value in optional.items() if value or value == 0.0},
+        "clock": plain.clock,
     }
     return replace(
         plain,
@@ -138,10 +132,8 @@ def sampling_of(decode: DecodeConf, temperature: float) -> SamplingParameters:
 
 
 def _identity(conf: ModelConf) -> dict[str, object]:
-    keys = ("id", "revision", "dtype", "weights", "quantization", "attention")
-    identity: dict[str, object] = {key: getattr(conf, key) for key in keys}
-    later = {"layers": conf.layers, "block": conf.block}
-    return identity | {key: value for key, value in later.items() if value is not None}
+    keys = ("id", "revision", "dtype", "weights", "quantization", "attention", "layers", "block")
+    return {key: getattr(conf, key) for key in keys}
 
 
 # ---- running -------------------------------------------------------------------------------------

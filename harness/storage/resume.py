@@ -106,8 +106,8 @@ def check_loaded(
 ) -> None:
     """Refuse prompts, a device or models that are not those the run began with.
 
-    Of the run's models, those that are not among `models` are passed over, and of each what an
-    earlier version did not note.
+    Of the run's models, those that are not among `models` are passed over, and of each what it has
+    not noted, as of a model that is on a server.
     """
     before = {role: stored.models[role] for role in models}
     changed = [
