@@ -146,7 +146,9 @@ def test_the_verdict_is_among_the_drafts_that_stay_at_the_error_of_the_last_look
 def test_a_resumed_audition_loads_no_draft_again(
     eliminated: StoredRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draft_scoring, "_measured", lambda *_, **__: pytest.fail("measured again"))
+    monkeypatch.setattr(
+        draft_scoring, "_measure_draft", lambda *_, **__: pytest.fail("measured again")
+    )
     before = eliminated.manifest.audition.dropped
     again = ran("audition", f"resume={eliminated.folder}")
     assert again.manifest.audition.dropped == before

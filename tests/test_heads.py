@@ -47,7 +47,7 @@ from harness.models.cached import CachedModel, SnapshotModel
 from harness.models.heads.decoder_layer import LayerHead
 from harness.models.heads.dflash import load_dflash
 from harness.models.heads.eagle3 import Eagle3Network, load_eagle3
-from harness.models.heads.files import memory_need
+from harness.models.heads.files import head_memory_need
 from harness.models.heads.medusa import load_medusa
 from harness.models.lean.model import LeanModel
 from harness.models.lean.pieces import compiled_pieces
@@ -435,7 +435,7 @@ def test_a_heads_memory_is_known_before_its_weights_are_read(
     opened = open_pair(config, prompt_sets.load(config.prompts))
     described, target = opened.describe().models["draft"], opened.target.memory_need
     assert target is not None
-    need = memory_need(config.draft, target)
+    need = head_memory_need(config.draft, target)
     assert need is not None
     assert need.weight_bytes == described.weights_bytes
     assert need.weight_bytes > 0

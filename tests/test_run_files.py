@@ -150,9 +150,14 @@ def test_traces_with_a_column_of_an_earlier_version_are_read_and_added_to(
     folder: RunFolder,
 ) -> None:
     file, (one, *others) = folder.path / "traces.parquet", load_traces(folder.path)
-    older, buffer = parquet.read_table(io.BytesIO(stored_traces.content([one]))), io.BytesIO()
+    older, buffer = (
+        parquet.read_table(io.BytesIO(stored_traces.content_of_traces([one]))),
+        io.BytesIO(),
+    )
     parquet.write_table(older.add_column(2, "draft_token", [[7] * len(older)]), buffer)
-    back = stored_traces.read(stored_traces.content(others, buffer.getvalue()), file)
+    back = stored_traces.read_traces(
+        stored_traces.content_of_traces(others, buffer.getvalue()), file
+    )
     assert [trace.key for trace in back] == [trace.key for trace in (one, *others)]
     assert (back[0].draft_logprob == one.draft_logprob).all()
 

@@ -103,7 +103,7 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
     elif config.texts_from is not None:
         folder = audition_texts(config, drafts, prompts, times or StoredTimes(), folder)
     else:
-        folder = _measured(config, drafts, prompts, texts, times or StoredTimes(), folder)
+        folder = _measure_here(config, drafts, prompts, texts, times or StoredTimes(), folder)
     return concluded(folder, verbose=config.verbose)
 
 
@@ -122,7 +122,7 @@ def _resumed(config: AuditionConfig) -> RunFolder | None:
     return folder
 
 
-def _measured(
+def _measure_here(
     config: AuditionConfig,
     drafts: Sequence[ModelConf],
     prompts: Sequence[Prompt],

@@ -106,7 +106,7 @@ def score_drafts(
         if timed and not waiting and not missing:
             return None
         share_s = watch.left_s / (len(drafts) - drafts.index(conf))
-        return _measured(folder, target, texts, conf, config, timed=timed, share_s=share_s)
+        return _measure_draft(folder, target, texts, conf, config, timed=timed, share_s=share_s)
 
     each_draft(folder, texts, drafts, measure, generation_s, watch=watch, debug=config.debug)
     # The target again: how its texts are batched is known only now
@@ -193,7 +193,7 @@ def _store(folder: RunFolder, name: str, result: DraftResult) -> None:
     folder.add_traces(result.traces)
 
 
-def _measured(
+def _measure_draft(
     folder: RunFolder,
     target: Target,
     texts: Sequence[GeneratedText],
@@ -248,7 +248,7 @@ def _measured(
             if not waits:
                 visits.reach(math.ceil(visits.most * (look - 0.5) / len(looks)))
             begin = time.perf_counter()
-            traces += _scored(pair, conf, part, config)
+            traces += _traces_of_draft(pair, conf, part, config)
             scoring_s += time.perf_counter() - begin
             if look == 1 and not timed:
                 # Interleaved; the target's are timed with every draft again
@@ -298,7 +298,7 @@ def _looks(
     ]
 
 
-def _scored(
+def _traces_of_draft(
     pair: Pair, conf: ModelConf, texts: Sequence[GeneratedText], config: AuditionConfig
 ) -> list[TextTrace]:
     if not texts:

@@ -98,7 +98,7 @@ def print_sweep(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
     """Cells, generations and the most tokens they can emit."""
     ks = [0, *config.speculative_ks]
     counts = Counter(prompt.prompt_set for prompt in prompts)
-    texts = _turns(prompts) * len(config.temperature) * config.repetitions
+    texts = _turn_count(prompts) * len(config.temperature) * config.repetitions
     generations, at_most = texts * len(ks), ""
     looks: Rows = {}
     if config.until == "decided":
@@ -255,7 +255,7 @@ def _load_rows(config: ServerConfig, by_set: Sequence[int], servers: int) -> Row
 def print_profile(config: ProfileConfig, prompts: Sequence[Prompt]) -> None:
     """The generations and timings of a profile, then modelled cards."""
     models = 1 if config.model == config.draft else 2
-    texts = _turns(prompts) * config.repetitions
+    texts = _turn_count(prompts) * config.repetitions
     rows: Rows = {
         **_prompt_rows(config, prompts),
         "generations, plain": f"{texts * models} (each model alone)",
@@ -287,7 +287,7 @@ def print_profile(config: ProfileConfig, prompts: Sequence[Prompt]) -> None:
 def print_snapshot(config: SnapshotConfig, prompts: Sequence[Prompt]) -> None:
     """The texts of a snapshot, at temperature 0 only, and its draws above."""
     ks = config.speculative_ks
-    compared = _turns(prompts) * config.repetitions if 0 in config.temperature else 0
+    compared = _turn_count(prompts) * config.repetitions if 0 in config.temperature else 0
     draws = sum(value > 0 for value in config.temperature) * len(ks) * config.draws
     rows: Rows = {
         "K": _listed(ks),
@@ -304,7 +304,7 @@ def print_audition(
 ) -> None:
     """The texts and scores of an audition."""
     texts = sum(
-        _turns(prompts) * (config.repetitions if temperature else 1)
+        _turn_count(prompts) * (config.repetitions if temperature else 1)
         for temperature in config.temperature
     )
     ks = config.speculative_ks
@@ -436,10 +436,12 @@ def _prompt_rows(config: Config, prompts: Sequence[Prompt]) -> Rows:
             )
             for name, count in used.items()
         }
-    if _turns(prompts) != len(prompts):
+    if _turn_count(prompts) != len(prompts):
         budget = config.new_tokens
-        rows["turns"] = f"{_turns(prompts)}, one generation for each"
-        rows["earlier answers"] = f"{_answers(prompts)} by the target, {budget} tokens at most"
+        rows["turns"] = f"{_turn_count(prompts)}, one generation for each"
+        rows["earlier answers"] = (
+            f"{_missing_answers(prompts)} by the target, {budget} tokens at most"
+        )
     return rows
 
 
@@ -461,12 +463,12 @@ def _of_few(prompts: Sequence[Prompt], generations: int) -> int:
     return round(generations * few / len(prompts))
 
 
-def _turns(prompts: Sequence[Prompt]) -> int:
+def _turn_count(prompts: Sequence[Prompt]) -> int:
     """The number of turns of all conversations; each is a generation."""
     return sum(len(prompt.answered) for prompt in prompts)
 
 
-def _answers(prompts: Sequence[Prompt]) -> int:
+def _missing_answers(prompts: Sequence[Prompt]) -> int:
     """The number of answers to earlier turns that the target generates beforehand."""
     return sum(len(prompt_sets.missing_answers(prompt)) for prompt in prompts)
 
@@ -494,7 +496,7 @@ def _costs(
     """
     if isinstance(config, ServerConfig) and (config.model.gguf or config.draft.gguf):
         return "estimated cost: unknown; the sizes in a GGUF file are not read here"
-    if isinstance(config, ServerConfig | ProfileConfig) and (waiting := _answers(prompts)):
+    if isinstance(config, ServerConfig | ProfileConfig) and (waiting := _missing_answers(prompts)):
         work = [*work, *text_forwards(waiting, config.new_tokens, BATCH)]
     sizes = model_sizes(config, drafts)
     confs = {"target": config.model} | {name_of(config, conf): conf for conf in drafts}

@@ -23,7 +23,7 @@ from harness.measurement import environment
 from harness.models import load as models
 from harness.models.cached import CachedModel
 from harness.models.device import resolve_device
-from harness.models.heads.files import memory_need
+from harness.models.heads.files import head_memory_need
 from harness.models.load import LoadedModel, Vocabulary
 from harness.models.memory import MemoryNeed, check_fits
 from harness.models.probe import cached_model, wants_graphs
@@ -204,7 +204,7 @@ def check_memory(config: Config, prompts: Sequence[Prompt], *, target: bool = Tr
         with fetching(f"reading the sizes of {conf.name}", _hub_id(conf)):
             if conf.spec.reads_states:
                 # Where its config.json does not say its sizes, they are known when it is read
-                found = [memory_need(conf, target) for target in needs]
+                found = [head_memory_need(conf, target) for target in needs]
             else:
                 found = [models.memory_need(conf, device)]
             needs += [need for need in found if need is not None]

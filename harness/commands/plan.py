@@ -77,12 +77,12 @@ def _print_known(
             "simulated",
             f"{config.seeds} sequences of {config.requests} requests, arrivals {arrivals}",
         ),
-        *_missing(server, config),
+        *_not_measured(server, config),
     ]
     print_table(table("Plan (nothing is simulated)", ROWS, rows), Console())
 
 
-def _missing(server: Server, config: PlanConfig) -> Iterator[tuple[str, str]]:
+def _not_measured(server: Server, config: PlanConfig) -> Iterator[tuple[str, str]]:
     """Missing measurements, each with the command that makes it; without R(K, B) it is refused."""
     setup = server.served.setup
     if not any(each.rate for each in setup.run.loads):

@@ -198,7 +198,7 @@ class _Display:
                 cells.append(ProgressBar(bar.total, bar.done, width=30))
             cells += [Text(text) for text in (bar.counts, bar.left) if text]
             table.add_row(*cells)
-        table.add_row(Text(f"{_clock(time.monotonic() - self._began)}{_waiting()}"))
+        table.add_row(Text(f"{_clock(time.monotonic() - self._began)}{_late_request()}"))
         return table
 
     def _write(self) -> None:
@@ -211,7 +211,7 @@ class _Display:
                 bar.due = float("inf")
             with suppress(OSError, ValueError):  # nobody reads it any more
                 shown = "; ".join(map(str, bars))
-                sys.stderr.write(f"{_clock(now - self._began)} {shown}{_waiting()}\n")
+                sys.stderr.write(f"{_clock(now - self._began)} {shown}{_late_request()}\n")
                 sys.stderr.flush()
 
 
@@ -263,7 +263,7 @@ def fetching(doing: str, source: str | None) -> Iterator[Bar]:
         yield bar
 
 
-def _waiting() -> str:
+def _late_request() -> str:
     """The request that has waited longer than an answer usually takes; empty where none has."""
     late = waits(LATE_S)
     if not late:

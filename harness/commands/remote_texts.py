@@ -74,7 +74,7 @@ def audition_texts(
     check_target_of(times.engine, config.model, ModelEntry())
     with fetching(f"reading the tokenizer of {config.model.name}", config.model.id):
         target = load_vocabulary(config.model)
-    turns = tuple(_turns(config, prompts, target))
+    turns = tuple(_encoded_turns(config, prompts, target))
     requests = text_requests(target, turns, config)
     stored = {trial.key: trial for trial in folder.trials.read()} if folder else {}
     waiting = [request for request in requests if request.key not in stored]
@@ -102,7 +102,7 @@ def audition_texts(
         def measure(conf: ModelConf, unscored: Sequence[GeneratedText]) -> DraftResult | None:
             if not unscored:
                 return None
-            result = _scored(conf, unscored, target, turns, config)
+            result = _draft_result(conf, unscored, target, turns, config)
             entry = result.described
             check_draft_of(times.engine, conf.name, conf.kind, entry, config.temperature)
             return result
@@ -111,7 +111,7 @@ def audition_texts(
     return folder
 
 
-def _turns(
+def _encoded_turns(
     config: AuditionConfig, prompts: Sequence[Prompt], target: Vocabulary
 ) -> Iterator[EncodedPrompt]:
     """Every turn of every conversation, after the answers to earlier ones."""
@@ -139,7 +139,7 @@ def _complete(
     return trials
 
 
-def _scored(
+def _draft_result(
     conf: ModelConf,
     texts: Sequence[GeneratedText],
     target: Vocabulary,

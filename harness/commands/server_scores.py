@@ -125,12 +125,12 @@ def _score(folder: RunFolder, work: Workload) -> None:
     by_k = grouped(lacking, lambda trial: trial.k)
     of_k = {k: [work.returned(t).decoded(facts) for t in texts] for k, texts in by_k.items()}
     how = Scoring(max(work.ks), facts.draft_sampling)
-    for k, texts in _scored(folder, work, of_k, how).items():
+    for k, texts in _traces_of(folder, work, of_k, how).items():
         scored += [replace(trace, k=k) for trace in texts]
     folder.write_traces(scored)
 
 
-def _scored(
+def _traces_of(
     folder: RunFolder, work: Workload, of_k: dict[int, list[GeneratedText]], how: Scoring
 ) -> dict[int, list[TextTrace]]:
     """Traces of texts, by K, by as few weights as they need."""

@@ -290,9 +290,9 @@ class RunFolder:
         self._files.write(CONFIDENCES, content_of_confidences([*kept, *confidences]))
 
     def _write_traces(self, traces: Sequence[TextTrace], before: bytes | None) -> None:
-        from harness.storage.traces import content  # imports numpy and pandas
+        from harness.storage.traces import content_of_traces  # imports numpy and pandas
 
-        self._files.write(TRACES, content(traces, before))
+        self._files.write(TRACES, content_of_traces(traces, before))
 
     def note(self, **changes: Any) -> None:
         """Change entries of manifest.json; with a status that ends the run, count its trials.
@@ -381,10 +381,10 @@ def refuse_lost(run: StoredRun) -> None:
 
 def load_traces(folder: str | Path) -> list[TextTrace]:
     """`StoredRun.traces` of a folder."""
-    from harness.storage.traces import read  # imports numpy and pandas
+    from harness.storage.traces import read_traces  # imports numpy and pandas
 
     content = files.read_verified(Path(folder), TRACES)
-    return [] if content is None else read(content, Path(folder) / TRACES)
+    return [] if content is None else read_traces(content, Path(folder) / TRACES)
 
 
 def load_confidences(folder: str | Path) -> list[DraftConfidence]:

@@ -51,7 +51,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 from harness.config import ModelConf
 from harness.models.checkpoint import explained
 from harness.models.heads.base import BlockHead, HeadNetwork, LoadedHead, in_target_ids
-from harness.models.heads.files import HeadFiles, config_of, found_in, is_of
+from harness.models.heads.files import HeadFiles, found_in, head_config, is_of
 from harness.models.load import LoadedModel
 from harness.records import UserError
 
@@ -355,7 +355,7 @@ def load_dflash(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     """
     files = HeadFiles(conf, target, *DFLASH)
     with explained(conf):
-        block = _block(config_of(conf), files)
+        block = _block(head_config(conf), files)
         block = block.cut(conf)
         network = filled(DFlashNetwork, block, files.tensors(), files)
         facts = {"architecture": "DFlash", "layout": block.layout, "block": block.block}

@@ -47,7 +47,7 @@ from harness.models.heads.dflash import (
     filled,
     of_speculators,
 )
-from harness.models.heads.files import HeadFiles, config_of, found_in
+from harness.models.heads.files import HeadFiles, found_in, head_config
 from harness.models.load import LoadedModel
 from harness.records import UserError
 
@@ -178,7 +178,7 @@ def load_dspark(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     """
     files = HeadFiles(conf, target, *DSPARK)
     with explained(conf):
-        config = config_of(conf)
+        config = head_config(conf)
         nested = [config.get(name) or {} for name in NESTED]
         settings = {**config, **nested[0], **nested[1]}
         block = _block(config, nested, settings, files).cut(conf)

@@ -35,7 +35,7 @@ from harness.models.heads.decoder_layer import (
     Projected,
     shape_of_layer,
 )
-from harness.models.heads.files import HeadFiles, config_of, found_in, unknown_layout
+from harness.models.heads.files import HeadFiles, found_in, head_config, unknown_layout
 from harness.models.load import LoadedModel
 from harness.records import UserError
 from harness.theory.architecture import HeadArchitecture
@@ -94,7 +94,7 @@ def load_eagle(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     """
     files = HeadFiles(conf, target, *EAGLE)
     with explained(conf):
-        config = _config(config_of(conf), files.where)
+        config = _config(head_config(conf), files.where)
         tensors = {
             name.replace("layers.0.", "midlayer.", 1): tensor
             for name, tensor in files.tensors().items()

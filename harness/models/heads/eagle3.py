@@ -34,7 +34,7 @@ from harness.models.heads.decoder_layer import (
     Projected,
     shape_of_layer,
 )
-from harness.models.heads.files import HeadFiles, config_of, found_in, unknown_layout
+from harness.models.heads.files import HeadFiles, found_in, head_config, unknown_layout
 from harness.models.load import LoadedModel
 from harness.records import UserError
 from harness.theory.architecture import HeadArchitecture
@@ -162,7 +162,7 @@ def load_eagle3(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     """
     files = HeadFiles(conf, target, *EAGLE3)
     with explained(conf):
-        layout = _layout(config_of(conf), files.where)
+        layout = _layout(head_config(conf), files.where)
         network = filled(Eagle3Network, layout, by_specforge(files.tensors()), files)
         facts = {
             "architecture": "EAGLE-3",

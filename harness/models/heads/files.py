@@ -204,7 +204,7 @@ class HeadFiles:
         return LoadedHead.of(conf, target, network.eval(), facts, context_tokens)
 
 
-def config_of(conf: ModelConf) -> dict[str, Any]:
+def head_config(conf: ModelConf) -> dict[str, Any]:
     """The config.json of the head that `conf` names.
 
     Raises:
@@ -253,7 +253,7 @@ def is_of(config: Mapping[str, Any], kind: str) -> bool:
     return any(kind in str(name).lower() for name in names)
 
 
-def memory_need(conf: ModelConf, target: MemoryNeed) -> MemoryNeed | None:
+def head_memory_need(conf: ModelConf, target: MemoryNeed) -> MemoryNeed | None:
     """The memory of a head, from its config before its weights are read.
 
     That of an embedding of its own is not known before; None where its config says no sizes.
@@ -262,5 +262,5 @@ def memory_need(conf: ModelConf, target: MemoryNeed) -> MemoryNeed | None:
     if not spec.shape:
         return None
     with explained(conf):
-        shape = spec.read_shape(config_of(conf), conf.where)
+        shape = spec.read_shape(head_config(conf), conf.where)
     return MemoryNeed.of(shape, target.dtype, target.device, conf.keys, conf.name)
