@@ -32,7 +32,6 @@ from string import Template
 from typing import Any, NoReturn
 
 import hydra
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -499,25 +498,18 @@ def draft_confs(config: AuditionConfig) -> list[DraftConf]:
 
 def _group_draft(name: str) -> DraftsEntry:
     """The configuration of one name of the draft group, whatever the target is."""
-    try:
-        overrides = [f"draft={name}"]
-        register("sweep")
-        if GlobalHydra.instance().is_initialized():
-            config = hydra.compose(config_name="sweep", overrides=overrides)
-        else:
-            config = _composed("sweep", overrides)
-    except (HydraException, ValueError) as error:  # the latter of a number
-        known = sorted(path.stem for path in (CONF_DIR / "draft").glob("*.yaml"))
+    from harness.commands.eligible_drafts import draft_files, shipped_draft
+
+    file = draft_files().get(name)
+    if file is None:
         raise UserError(
-            f"drafts: no draft named {name!r}; there are {', '.join(known)}; "
+            f"drafts: no draft named {name!r}; there are {', '.join(draft_files())}; "
             "or give name@folder-or-hub-id"
-        ) from error
-    if name != OWN_DRAFT and OmegaConf.is_missing(config.draft, "id"):
+        )
+    conf = shipped_draft(file)
+    if conf is None:
         raise UserError(f"drafts=[{name}]: whose? give drafts=[{name}@folder-or-hub-id]")
-    _refuse_missing_keys(config)
-    conf = OmegaConf.to_object(config.draft)
-    assert isinstance(conf, DraftConf)
-    return DraftsEntry(**vars(conf))
+    return conf
 
 
 def compose(command: str, overrides: Sequence[str] = ()) -> Any:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from omegaconf import OmegaConf
 
-from harness.config import CONF_DIR, OWN_DRAFT, DraftsEntry, GpuConf, ModelConf, checked
+from harness.config import CONF_DIR, DraftsEntry, GpuConf, ModelConf, checked
 from harness.models.embedded import folder_of
 from harness.models.memory import shape_of
 from harness.records import UserError
@@ -96,21 +96,27 @@ def pairings(
     )
 
 
+def draft_files() -> dict[str, Path]:
+    """The files of conf/draft by name."""
+    return {file.stem: file for file in sorted((CONF_DIR / "draft").glob("*.yaml"))}
+
+
 def shipped_drafts() -> list[DraftsEntry]:
-    """The drafts of conf/draft, without the entry that stands for any other model."""
-    confs: list[DraftsEntry] = []
-    for file in sorted((CONF_DIR / "draft").glob("*.yaml")):
-        if file.stem == OWN_DRAFT:
-            continue
-        stored = OmegaConf.load(file)
-        if OmegaConf.is_missing(stored, "id"):  # for any head
-            continue
-        if "defaults" in stored:  # the same as a model, as the draft
-            stored = OmegaConf.load(CONF_DIR / "model" / file.name)
-        conf = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(DraftsEntry), stored))
-        assert isinstance(conf, DraftsEntry)
-        confs.append(checked(conf))
-    return confs
+    """The drafts of conf/draft, without the entries that stand for any other model or head."""
+    confs = map(shipped_draft, draft_files().values())
+    return [conf for conf in confs if conf is not None]
+
+
+def shipped_draft(file: Path) -> DraftsEntry | None:
+    """The draft of a file of conf/draft; None where the user says which model or head it is."""
+    stored = OmegaConf.load(file)
+    if "defaults" in stored:  # the same as a model, as the draft
+        stored = OmegaConf.load(CONF_DIR / "model" / file.name)
+    if OmegaConf.is_missing(stored, "id"):
+        return None
+    conf = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(DraftsEntry), stored))
+    assert isinstance(conf, DraftsEntry)
+    return checked(conf)
 
 
 def _pairing(target: ModelConf, draft: DraftsEntry, card: GpuConf | None) -> Pairing:
