@@ -17,7 +17,7 @@ from harness.analysis.looks import most_started, searched_next
 from harness.commands.checks import GRAPHS_KEEP_NO_STATES
 from harness.commands.eligible_drafts import SERVED_BYTES, Pairing, pairings, sizes_of
 from harness.commands.looks import prompts_at
-from harness.commands.pair import BATCH, PROMPTS_OF_EVERY_K, Config, EncodedPrompt
+from harness.commands.pair import BATCH, PROMPTS_OF_EVERY_K, Config, EncodedPrompt, few_share
 from harness.commands.run_time import (
     audition_work,
     model_sizes,
@@ -110,7 +110,7 @@ def print_sweep(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
             f" {fmt.number_of(min(LOOKS, len(prompts)), 'look', 'looks')} of"
             f" {prompts_at(len(prompts), 1)}{others}"
         )
-        generations = 2 * texts + _of_few(prompts, texts) * len(ks[1:-1])
+        generations = 2 * texts + round(few_share(prompts) * texts) * len(ks[1:-1])
     rows: Rows = {
         "K": ", ".join("0 (baseline)" if k == 0 else str(k) for k in ks),
         "temperature": _listed(config.temperature),
@@ -147,7 +147,7 @@ def print_server(
         requests = sum(by_set) * (len(config.temperature) + 2 * each)
         first, further = _searched(config)
         # Plain decoding with the first two, then with every further one
-        few = 2 * (3 + 2 * further) * _of_few(prompts, sum(by_set) * each)
+        few = 2 * (3 + 2 * further) * round(few_share(prompts) * sum(by_set) * each)
         rounds = f"at most {few} more requests, on few prompts, half for a part of the budget"
         servers = (
             f"plain, {', '.join(f'K = {k}' for k in first)} and at most {further} more; replay"
@@ -219,7 +219,7 @@ def _served_forwards(
     requests, whole = sum(by_set) * visits, config.new_tokens
     both = whole + shorter_budget(whole)
     if config.until == "decided":  # which K is not known yet: the largest stands for it
-        few, (first, further) = _of_few(prompts, requests), _searched(config)
+        few, (first, further) = round(few_share(prompts) * requests), _searched(config)
         work = pair_forwards([0, max(ks)], requests, whole)
         work += pair_forwards([0, *first], few, both)  # which are known
         work += further * pair_forwards([0, max(ks)], few, both)
@@ -454,13 +454,6 @@ def _searched(config: ServerConfig) -> tuple[tuple[int, ...], int]:
     ks = sorted(config.speculative_ks)
     first = searched_next(ks, {})
     return first, most_started(len(ks), len(config.temperature)) - len(first)
-
-
-def _of_few(prompts: Sequence[Prompt], generations: int) -> int:
-    """About how many of `generations` on all prompts are of those that every K is run on."""
-    counts = Counter(prompt.prompt_set for prompt in prompts).values()
-    few = sum(min(count, PROMPTS_OF_EVERY_K) for count in counts)
-    return round(generations * few / len(prompts))
 
 
 def _turn_count(prompts: Sequence[Prompt]) -> int:

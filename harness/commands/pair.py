@@ -6,6 +6,7 @@ its rounds are timed with, and how it scores the target's texts.
 
 import random
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -83,6 +84,12 @@ class Conversation:
     prompt_set: str
     turns: tuple[EncodedPrompt, ...]
     rank: int
+
+
+def few_share(prompts: Sequence[Prompt]) -> float:
+    """The share of the prompts that K are measured on which replay does not choose."""
+    in_sets = Counter(prompt.prompt_set for prompt in prompts).values()
+    return sum(min(count, PROMPTS_OF_EVERY_K) for count in in_sets) / len(prompts)
 
 
 def evenly_spaced(items: Sequence[T], count: int) -> Sequence[T]:

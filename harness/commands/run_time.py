@@ -6,7 +6,6 @@ second, before anything is loaded. It is an upper estimate: texts that end early
 and drafts that are dropped or need fewer visits make a run shorter.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -16,7 +15,7 @@ import torch
 
 from harness import prompts as prompt_sets
 from harness.commands.eligible_drafts import draft_size
-from harness.commands.pair import BATCH, PROMPTS_OF_EVERY_K
+from harness.commands.pair import BATCH, few_share
 from harness.commands.progress import say
 from harness.config import AuditionConfig, ModelConf, PairConfig, SweepConfig
 from harness.measurement.environment import copy_bandwidth
@@ -114,7 +113,7 @@ def sweep_work(
     elif config.until == "decided":
         pairs = [
             *parts.measured([0, *ks[-1:]], every),
-            *parts.measured(ks[:-1], every * parts.few_share),
+            *parts.measured(ks[:-1], every * few_share(prompts)),
         ]
     else:
         texts, pairs = [], parts.measured([0, *ks], every)  # the plain ones are the texts
@@ -150,9 +149,6 @@ class _Parts:
         once = sum(config.repetitions if value else 1 for value in config.temperature)
         self.texts = len(lengths) * once
         self.measured_texts = len(lengths) * len(config.temperature) * config.repetitions
-        in_sets = Counter(prompt.prompt_set for prompt in prompts).values()
-        few = sum(min(count, PROMPTS_OF_EVERY_K) for count in in_sets)
-        self.few_share = few / len(prompts)
         self._waiting = sum(len(prompt_sets.missing_answers(prompt)) for prompt in prompts)
 
     def generated(self, batch: int) -> list[Forwards]:
