@@ -669,7 +669,7 @@ class ServingEngine:
     varying: dict[Varying, ServerCommand] = field(default_factory=dict[Varying, ServerCommand])
 
     def started_with(self, memory: Sequence[ServerMemory]) -> "ServingEngine":
-        """With the flags of each command that its server was started with last.
+        """The engine with the flags of each command that its server was started with last.
 
         The engine is noted when the first servers answer, and a share of a card is known only when
         a server starts.

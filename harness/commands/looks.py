@@ -151,7 +151,7 @@ def measure_in_looks(
 
 
 def _closed(looks: Looks, temperatures: Set[float], look: int) -> Looks:
-    """With the temperatures that need no more pairs measured no more after this look."""
+    """The looks, with the temperatures that need no more pairs closed after this one."""
     chosen = (
         replace(each, looks=each.looks or look) if each.temperature in temperatures else each
         for each in looks.chosen

@@ -140,7 +140,7 @@ def _time_curves(
 
 
 def _refusal(pair: ModelPair, config: ProfileConfig) -> Callable[[int, int], str | None]:
-    """Says why a cell must not be tried, or None."""
+    """The reason why a cell must not be tried, or None."""
     needs = [one for one in (pair.target.memory_need, pair.draft.memory_need) if one is not None]
 
     def refused(context: int, batch: int) -> str | None:

@@ -86,7 +86,7 @@ class Work:
 def model_sizes(
     config: PairConfig | AuditionConfig, drafts: Sequence[ModelConf]
 ) -> dict[str, ModelSize | None]:
-    """By the name that forwards have: the target, and drafts with weights; None: not known."""
+    """Sizes of the target and drafts with weights, by the name of forwards; None: not known."""
     named = {"target": config.model}
     named |= {name_of(config, conf): conf for conf in drafts if not conf.spec.looks_up}
     return {name: draft_size(conf, config.model) for name, conf in named.items()}

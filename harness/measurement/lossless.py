@@ -195,7 +195,7 @@ def _forward_ways(
 
 
 def _spread(logits: Tensor) -> float:
-    """From the lowest to the highest of logits [ways, vocab] that are finite in every way."""
+    """The range of the logits [ways, vocab] that are finite in every way."""
     finite = logits[:, logits.isfinite().all(0)]
     return float(finite.max() - finite.min())
 

@@ -68,7 +68,7 @@ class TextServer:
 
     @property
     def version(self) -> str:
-        """As it reports it; "unknown" where it does not."""
+        """The version that it reports; "unknown" where it reports none."""
         return self._kind.version_of(self._client)
 
     def complete(self, request: Request, decode: Callable[[Sequence[int]], str]) -> GeneratedText:

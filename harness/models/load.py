@@ -118,7 +118,7 @@ class LoadedModel(Vocabulary):
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """That hold its weights, in the order of its layers; what is offloaded is on "meta"."""
+        """The devices of its weights, in the order of its layers; of offloaded ones "meta"."""
         return tuple(dict.fromkeys(tensor.device for tensor in self.network.parameters()))
 
     def describe(self) -> dict[str, Any]:

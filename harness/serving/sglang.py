@@ -113,7 +113,7 @@ def _ngram(pair: PairToServe) -> str:
 
 
 def _platform_notes(pair: PairToServe) -> Sequence[str]:
-    """By which rule it accepts on other platforms than CUDA."""
+    """The rule by which it accepts on other platforms than CUDA."""
     if pair.temperature == 0 or pair.rule != SPEC.rule:
         return ()
     drawn = ALGORITHMS[pair.kind] == "EAGLE"

@@ -172,7 +172,7 @@ class EngineSpec:
 
     @property
     def rule(self) -> Rule | None:
-        """By which it accepts by default; None where that cannot be known."""
+        """The rule by which it accepts by default; None where that cannot be known."""
         return self.rules[0] if self.rules else None
 
     @property

@@ -43,7 +43,7 @@ IDLE_S = 0.02
 
 
 def neighbours(slots: Sequence[int]) -> list[slice]:
-    """Where the runs of neighbouring numbers are among ascending ones."""
+    """Slices of the runs of neighbouring numbers among ascending ones."""
     ends = [at for at in range(1, len(slots)) if slots[at] > slots[at - 1] + 1]
     return [slice(first, end) for first, end in zip([0, *ends], [*ends, len(slots)], strict=True)]
 

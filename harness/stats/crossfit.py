@@ -377,7 +377,7 @@ class _Splits:
 
     @cached_property
     def factors(self) -> _Factors:
-        """By all visits; 1 for candidates without visits."""
+        """The factors by all visits; 1 for candidates without visits."""
         ones = np.ones((len(self.workload.seconds), len(self.inside)))
         factors = _Factors(ones, ones, np.ones(len(ones))).copy()
         for inside, group in zip(self.visits_inside, self.visits, strict=True):

@@ -223,7 +223,7 @@ def half_width(variance: Variance, level: float) -> Array:
 
 
 def chance_above_zero(value: float, variance: Variance) -> float:
-    """That what was estimated is above 0: of Student's distribution around the estimate."""
+    """The chance that the estimated value is above 0, by Student's distribution around it."""
     deviation = math.sqrt(float(variance.value))
     if deviation == 0.0:
         return float(value > 0.0)

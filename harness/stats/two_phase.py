@@ -183,7 +183,7 @@ class TwoPhase:
         return _speedup(float((self.scores + upper).max()))
 
     def chance_to_decide(self, level: float, near: float) -> float:
-        """That the last look decides, if what is true is what is seen now (conditional power).
+        """The chance that the last look decides if the present estimate is true (conditional power).
 
         Pairs that are still to be measured lower the price's error alone, for all prompts are
         replayed. So the last look differs from this one by a normal number of what they lower.
@@ -269,7 +269,7 @@ def two_phase(
 
 
 def _rounds_errors(workload: Workload) -> tuple[Array, Variance]:
-    """By prompt, the jackknife's errors of each candidate's log speedup, [candidate, prompt].
+    """The jackknife's errors of each candidate's log speedup by prompt, [candidate, prompt].
 
     They are independent, and their squares sum to the variance, which has its own degrees.
     """
@@ -311,7 +311,7 @@ class _Price:
 
     @property
     def variance(self) -> Variance:
-        """By blocks of time where the machine drifts, by prompts elsewhere."""
+        """The variance by blocks of time where the machine drifts, by prompts elsewhere."""
         blocks, prompts = self.by_blocks, self.by_prompts
         if blocks.value <= prompts.value or prompts.value == 0.0:
             return prompts if prompts.value > 0.0 else blocks
@@ -345,7 +345,7 @@ def _without_groups(values: Array, group: Index) -> tuple[Array, Array]:
 
 
 def _optimism(scores: Array, covariance: Array, seed: int) -> float:
-    """By how much the best of such scores, [candidate], is too high on average.
+    """The mean excess of the best of such scores, [candidate].
 
     Scores spread by their errors too. So they are drawn around scores that spread that much less
     (James and Stein, "Estimation with quadratic loss", 1961).

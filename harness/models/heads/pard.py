@@ -156,7 +156,7 @@ class PardHead(MaskHead):
         return of_width(logits, self.vocab_size)
 
     def _read(self, features: Tensor) -> None:
-        """It reads no states."""
+        """Nothing: it reads no states."""
 
     def _clear(self) -> None:
         super()._clear()
