@@ -183,7 +183,7 @@ class TwoPhase:
         return _speedup(float((self.scores + upper).max()))
 
     def chance_to_decide(self, level: float, near: float) -> float:
-        """The chance that the last look decides if the present estimate is true (conditional power).
+        """The conditional power: the chance that the last look decides if the estimate is true.
 
         Pairs that are still to be measured lower the price's error alone, for all prompts are
         replayed. So the last look differs from this one by a normal number of what they lower.
