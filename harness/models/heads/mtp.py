@@ -283,7 +283,7 @@ def _tensors(source: str, conf: ModelConf, layers: int) -> tuple[dict[str, Tenso
 
 
 def _part_of(name: str, layers: int) -> re.Match[str] | None:
-    """The name of a tensor within an MTP layer of a target with so many layers, or None."""
+    """The match of a tensor's name in an MTP layer of a target with so many layers, or None."""
     match = NAME.fullmatch(name)
     if match is None or (match["layer"] is not None and int(match["layer"]) < layers):
         return None
