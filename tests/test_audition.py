@@ -21,7 +21,7 @@ from harness import prompts as prompt_sets
 from harness.analysis import analyse
 from harness.analysis.setup import Setup, architecture
 from harness.cli import compose, draft_conf
-from harness.commands import audition, drafts, sweep
+from harness.commands import audition, draft_scoring, sweep
 from harness.commands.opening import open_target
 from harness.commands.pair import Target
 from harness.commands.run_lifecycle import Outcome
@@ -280,7 +280,7 @@ def test_an_audition_that_was_interrupted_goes_on_with_the_drafts_it_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    measured = drafts._measured
+    measured = draft_scoring._measure_draft
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         name = args[3].name
@@ -289,7 +289,7 @@ def test_an_audition_that_was_interrupted_goes_on_with_the_drafts_it_lacks(
             raise KeyboardInterrupt
         return measured(*args, **kwargs)
 
-    monkeypatch.setattr(drafts, "_measured", interrupted)
+    monkeypatch.setattr(draft_scoring, "_measure_draft", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, *FEW, drafts=["tiny_good", "tiny_small"])
     (folder,) = tmp_path.iterdir()
@@ -465,7 +465,7 @@ def test_graphs_are_timed_at_every_context_near_the_end_of_a_cache(
     assert target.target_model.engine == "cuda_graphs"
     folder = RunFolder.create(tmp_path, "audition", [], {})
     for draft in ("tiny_good", "ngram"):
-        drafts._measured(folder, target, [], draft_conf(draft), asked, timed=False)
+        draft_scoring._measure_draft(folder, target, [], draft_conf(draft), asked, timed=False)
         timings = [each for each in folder.timings() if draft in (each.model, each.beside)]
         assert {each.context_tokens for each in timings if each.kind != "prefill"} == {context}
         rounds = [line for line in folder.rounds.read() if line.draft == draft]

@@ -590,6 +590,39 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 
 
 @needs_llamacpp
+def test_the_file_of_a_draft_scores_texts_itself_and_its_checkpoint_is_not_loaded(
+    served: StoredRun,
+    running: Mapping[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = Path(running["long"]).parent
+    files = ["model=hf", f"model.id={EMBEDDED / 'tiny'}", f"model.gguf={folder}/target.gguf"]
+    files += ["draft=hf", f"draft.id={EMBEDDED / 'tiny_good'}", f"draft.gguf={folder}/draft.gguf"]
+    words = ["temperature=[0]", "repetitions=1", "prompts.limit=2"]
+    monkeypatch.setattr("harness.commands.server_scores.open_draft", pytest.fail)
+    outcome = command.run(asked(tmp_path, *files, *words))
+    assert outcome.status == 0
+    run = stored(outcome)
+    speculating = run.results[run.results.k > 0]
+    measured, replayed = (
+        speculating[speculating.source == source].set_index(["prompt_set", "k"])
+        for source in ("measured", "replayed")
+    )
+    for name in ("rounds", "drafted", "accepted"):
+        assert measured[name].to_dict() == replayed[name].to_dict()
+    known = {trace.key: trace for trace in served.traces if trace.temperature == 0.0}
+    assert len(run.traces) == 4
+    for trace in run.traces:
+        scored = known[trace.key]
+        assert trace.tokens.tolist() == scored.tokens.tolist()
+        assert trace.draft_is_argmax.tolist() == scored.draft_is_argmax.tolist()
+        assert trace.draft_logprob.tolist() == scored.draft_logprob.tolist()
+        assert trace.target_logprob.tolist() == scored.target_logprob.tolist()
+    assert (run.folder / "logs" / "draft" / "llamacpp_k0.log").is_file()
+
+
+@needs_llamacpp
 def test_servers_that_the_user_runs_are_measured_without_weights(
     served: StoredRun, running: Mapping[str, str], tmp_path: Path
 ) -> None:

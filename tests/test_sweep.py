@@ -123,7 +123,7 @@ def test_resuming_runs_what_is_missing_and_nothing_else(
     swept: StoredRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     same = ["prompts.limit=8", f"resume={swept.folder}"]
-    for module in ("commands.pair", "measurement.round_times"):
+    for module in ("commands.requests", "measurement.round_times"):
         monkeypatch.setattr(f"harness.{module}.run_trial", lambda *_: pytest.fail("it ran one"))
     assert sweep.run(config(swept.folder.parent, *same)).status == 0
     assert load(swept.folder).trials == swept.trials

@@ -149,7 +149,9 @@ def expected(
 def _judging_s(asked: AskedLess, config: ServerConfig, lengths: Sequence[int], pace: Pace) -> float:
     """A token costs each model's forward what a prompt's token costs it on the server.
 
-    Of greedy texts the draft reads the plain one; of sampled ones both models read every text.
+    Of greedy texts the draft reads the plain one, and is asked for a token at each of its positions
+    where it is a file of the user's (`Adapter.start_draft`); of sampled ones both models read every
+    text.
     """
     if not config.score:
         return 0.0
@@ -157,7 +159,10 @@ def _judging_s(asked: AskedLess, config: ServerConfig, lengths: Sequence[int], p
     sampled = len(asked.temperature) - greedy
     ks = 2 if config.until == "decided" else 1 + len(asked.k)
     reads = DRAFT_SHARE * greedy + (1.0 + DRAFT_SHARE) * sampled * ks * asked.repetitions
-    return reads * pace.prompt_token_s * sum(length + asked.new_tokens for length in lengths)
+    read_s = reads * pace.prompt_token_s * sum(length + asked.new_tokens for length in lengths)
+    if config.draft.gguf is None or not greedy or config.url is not None:
+        return read_s
+    return read_s + DRAFT_SHARE * pace.token_s * len(lengths) * asked.new_tokens
 
 
 def fitted(

@@ -2,6 +2,8 @@
 
 Texts are scored for replay (traces.parquet) and held against the target (checks.jsonl). At
 temperature 0 replay needs the draft's likeliest tokens alone, so the target is not loaded for it.
+Of a draft that is a file of the user's they are asked of the engine itself, which needs no weights
+here (`measurement.draft_scores.asked_traces`).
 """
 
 import gc
@@ -19,12 +21,21 @@ from harness.commands.pair import Pair, Scoring
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import note_models, unless_broken
 from harness.commands.server_requests import Workload
-from harness.commands.server_start import check_target, stored_facts
-from harness.measurement.draft_scores import lookup_traces, score_texts
+from harness.commands.server_start import check_target, draft_engine, stored_facts
+from harness.engines.protocol import RefusedError, RequestFailedError, ServerDiedError
+from harness.measurement.draft_scores import asked_traces, lookup_traces, score_texts
 from harness.measurement.server_request import largest_gap, likelihood_test
 from harness.measurement.target_texts import GeneratedText
 from harness.models.device import release_memory
-from harness.records import GREEDY, NotMeasured, TextTrace, Trial, grouped, where
+from harness.records import (
+    GREEDY,
+    NotMeasured,
+    TextTrace,
+    Trial,
+    grouped,
+    in_one_line,
+    where,
+)
 from harness.serving.engines import OWN
 from harness.storage import RunFolder
 from harness.storage.manifest import ModelEntry
@@ -34,8 +45,12 @@ from harness.summary import TextCheck, TextLikelihood
 def score(folder: RunFolder, work: Workload) -> None:
     """Score what is stored, while the run goes on or at its end; nothing with score=false."""
     if work.config.score and stored_facts(folder).spec.counting is not None:
-        with unless_broken(folder, NotMeasured("returned_texts")):
-            _score(folder, work)
+        lost = NotMeasured("returned_texts")
+        try:
+            with unless_broken(folder, lost):
+                _score(folder, work)
+        except (ServerDiedError, RequestFailedError, RefusedError) as error:  # the draft's server
+            folder.note_not_measured(replace(lost, error=in_one_line(error)))
         release()
 
 
@@ -146,7 +161,13 @@ def _traces_of(
         }
     alone = draft.spec.weights == "own" and not draft.spec.reads_states
     # Whose model a server has that runs elsewhere, only the target tells
-    if work.pair is None and greedy and alone and work.config.url is None:
+    by_draft = work.pair is None and greedy and alone and work.config.url is None
+    engine = draft_engine(folder, work) if by_draft else None
+    if engine is not None:
+        with engine.open(0) as server, progress("scoring the returned texts", count) as tick:
+            made = asked_traces(of_k[first], server, draft_name=draft.name, tick=tick)
+        traces = {first: made}
+    elif by_draft:
         if folder.manifest.server_threads is not None:
             torch.set_num_threads(folder.manifest.server_threads)
         loaded, model = open_draft(draft, work.vocabulary, work.config)

@@ -27,9 +27,22 @@ from harness.commands.server_requests import Role, Workload, load_slots, varying
 from harness.config import ModelConf, ServerConfig
 from harness.decoding.protocols import Drafter
 from harness.decoding.sampling import SamplingParameters
-from harness.engines.adapters import Adapter, OpenedPair, ToServe, attached, kind_of
+from harness.engines.adapters import (
+    Adapter,
+    OpenedPair,
+    ToServe,
+    adapter_of,
+    attached,
+    kind_of,
+)
 from harness.engines.http_server import CardMemory, StartedEngine
-from harness.engines.protocol import Asked, EngineFacts, Server, ServerDiedError
+from harness.engines.protocol import (
+    Asked,
+    EngineFacts,
+    Server,
+    ServerDiedError,
+    StartableEngine,
+)
 from harness.measurement.clock import Clock
 from harness.measurement.environment import fewest_threads
 from harness.measurement.generations import drafter_of
@@ -224,6 +237,11 @@ def _to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
         pair=opened,
         scored_in=_scored_in(work),
     )
+
+
+def draft_engine(folder: RunFolder, work: Workload) -> StartableEngine | None:
+    """The engine of the draft alone; see `Adapter.start_draft`."""
+    return adapter_of(work.config).start_draft(_to_serve(folder, work, slots=1))
 
 
 def _scored_in(work: Workload) -> str | None:

@@ -107,12 +107,16 @@ class Adapter:
             that runs; None where the engine has no servers.
         start: from what is to be served, the engine that starts servers; None where they are not
             started here.
+        start_draft: the engine that starts the draft alone, decoding plainly with the kernels that
+            draft on a speculating server; None where the draft is no file of the user's, and where
+            an engine has none.
         check: what starting needs, before there is a run; raises UserError.
     """
 
     spec: EngineSpec
     attach: Callable[[ServerConfig, Any], Callable[[Running, int], HttpServer]] | None = None
     start: Callable[[ToServe], StartableEngine] | None = None
+    start_draft: Callable[[ToServe], StartableEngine | None] = lambda _: None
     check: Callable[[ServerConfig], object] = lambda _: None
 
 

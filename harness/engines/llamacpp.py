@@ -347,6 +347,7 @@ def adapter(spec: EngineSpec) -> Adapter:
             LlamaCppServer, rule=rule_of(config), kind=kind_of(config)
         ),
         start=_started,
+        start_draft=_started_draft,
         check=_check,
     )
 
@@ -359,6 +360,16 @@ def _started(serve: ToServe) -> LlamaCpp:
         None if looks_up(serve.kind) or own else _file_of(config.draft),
         **started_with(serve),
     )
+
+
+def _started_draft(serve: ToServe) -> LlamaCpp | None:
+    """The user's own file of a draft model, which another build of it may be quantised unlike."""
+    if serve.kind != "model" or serve.config.draft.gguf is None:
+        return None
+    logs = serve.logs / "draft"
+    logs.mkdir(parents=True, exist_ok=True)
+    given = {**started_with(serve), "logs": logs, "varying": "", "schedule": ()}
+    return LlamaCpp(_file_of(serve.config.draft), None, **given)
 
 
 def _check(config: ServerConfig) -> None:

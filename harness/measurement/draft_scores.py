@@ -31,6 +31,7 @@ from harness.decoding.sampling import (
     seen_along,
     seen_tokens,
 )
+from harness.engines.protocol import Asked, Server
 from harness.measurement.target_texts import (
     GeneratedText,
     batch_refusal,
@@ -155,6 +156,44 @@ def lookup_traces(
         drafter = DRAFTS[kind].load(text.request.eos)
         looked_up = lookups(drafter, text.request.tokens, text.tokens, num_draft_tokens)
         traces.append(_lookup_trace(text, looked_up, draft_name))
+    return traces
+
+
+def asked_traces(
+    texts: Sequence[GeneratedText],
+    draft: Server,
+    *,
+    draft_name: str,
+    tick: Callable[[], None] = lambda: None,
+) -> list[TextTrace]:
+    """Score greedy texts by asking a plain server of the draft for its token after every prefix.
+
+    Its kernels compute in the weights' own bits, token by token behind a cached prefix, as they do
+    when they draft. So they decide near ties as the speculating server's do; a checkpoint in other
+    bits does not (in 5 of 15 texts of a 0.5B draft in 4 bits).
+
+    Args:
+        texts: of temperature 0.
+        draft: decodes plainly.
+
+    Raises:
+        ServerDiedError, RequestFailedError, RefusedError: it does not answer.
+    """
+    traces: list[TextTrace] = []
+    for text in texts:
+        prompt, tokens = text.request.tokens, text.tokens
+        asked = Asked(prompt[:-1], SamplingParameters(0.0), 0, budget=1, cached=True)
+        if len(prompt) > 1:  # its last token is decoded by itself, as a draft's first one is
+            draft.generate(asked)
+        best = [
+            draft.generate(asked._replace(prompt=(*prompt, *tokens[:end]))).tokens[0]
+            for end in range(len(tokens))
+        ]
+        match, one = np.equal(best, tokens).astype(np.float64), np.ones(len(tokens))
+        with np.errstate(divide="ignore"):
+            scores = Scores(np.zeros(len(tokens)), np.log(match), match, one, one)
+        traces.append(trace_of(text, draft_name, scores))
+        tick()
     return traces
 
 
