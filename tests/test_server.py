@@ -591,14 +591,11 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 
 @needs_llamacpp
 def test_the_file_of_a_draft_scores_texts_itself_and_its_checkpoint_is_not_loaded(
-    served: StoredRun,
-    running: Mapping[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    served: StoredRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = Path(running["long"]).parent
-    files = ["model=hf", f"model.id={EMBEDDED / 'tiny'}", f"model.gguf={folder}/target.gguf"]
-    files += ["draft=hf", f"draft.id={EMBEDDED / 'tiny_good'}", f"draft.gguf={folder}/draft.gguf"]
+    tiny, good = EMBEDDED / "tiny", EMBEDDED / DRAFT
+    files = ["model=hf", f"model.id={tiny}", f"model.gguf={gguf_of(tiny)}"]
+    files += ["draft=hf", f"draft.id={good}", f"draft.gguf={gguf_of(good)}"]
     words = ["temperature=[0]", "repetitions=1", "prompts.limit=2"]
     monkeypatch.setattr("harness.commands.server_scores.open_draft", pytest.fail)
     outcome = command.run(asked(tmp_path, *files, *words))
