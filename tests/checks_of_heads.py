@@ -28,6 +28,7 @@ from torch import Tensor
 from harness.analysis import analyse
 from harness.analysis.adaptive import ScoredTexts, replayed_adaptively
 from harness.analysis.replayed import replayed
+from harness.cli import compose
 from harness.config import ModelKeys
 from harness.decoding.heads import HeadDrafter, HeadModel
 from harness.decoding.sampling import SamplingParameters, penalised, sampler_for
@@ -43,6 +44,7 @@ from harness.records import Rule
 from harness.stats.jackknife import Array
 from harness.theory.acceptance_rules import accept_probabilities
 from harness.theory.replay import Replayed, replay
+from tools.gguf_file import write_block_gguf
 
 LAYERS, VOCABULARY = 7, 16
 SAMPLED = SamplingParameters(1.0)
@@ -292,10 +294,13 @@ def enumerate_all(
     assert np.array(list(texts.values())) @ expected == pytest.approx(rounds, abs=1e-12)
 
 
-def assert_llamacpp_drafts_as_replayed(root: Path, *draft: str) -> int:
+def assert_llamacpp_drafts_as_replayed(tiny: LoadedModel, root: Path, *draft: str) -> int:
     """Run a server with a converted draft, K = 4; returns how many of its tokens are accepted."""
+    conf = compose("server", draft).draft
+    file = write_block_gguf(conf.spec.load(conf, tiny), tiny, root / "draft.gguf")
+    words = (*draft, f"draft.gguf={file}")
     run = ran(
-        *("server", root, "engine=llamacpp", *draft, "k=[4]", "temperature=0", "repetitions=1"),
+        *("server", root, "engine=llamacpp", *words, "k=[4]", "temperature=0", "repetitions=1"),
         *("prompts.limit=2", "new_tokens=24", "threads=1", "own_loop=false"),
         EXACT_FLAGS,
     )

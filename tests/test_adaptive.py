@@ -28,8 +28,9 @@ from harness.analysis.adaptive import (
 )
 from harness.analysis.latency import Latency
 from harness.cli import compose
-from harness.commands.drafted import Drafted, Scoring
-from harness.commands.pair import open_drafted, request
+from harness.commands.opening import open_pair
+from harness.commands.pair import Pair, Scoring
+from harness.commands.requests import request
 from harness.config import SweepConfig
 from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
@@ -159,7 +160,7 @@ def test_of_tokens_that_are_drawn_rounds_and_drafted_tokens_are_the_loops_on_ave
 
 
 class Opened(NamedTuple):
-    pair: Drafted
+    pair: Pair
     config: SweepConfig
 
     def loop(
@@ -202,7 +203,7 @@ def gaps_of(trials: Sequence[Trial], scored: ScoredTexts, threshold: float) -> A
 def pair(request: pytest.FixtureRequest) -> Opened:
     words = [f"draft={request.param}", "decode.stop=threshold", "new_tokens=12", "threads=1"]
     config = compose("sweep", [*words, "k=[4]", "temperature=[0,1]", "prompts.limit=6"])
-    return Opened(open_drafted(config, prompts.load(config.prompts)), config)
+    return Opened(open_pair(config, prompts.load(config.prompts)), config)
 
 
 def test_greedy_rounds_and_drafted_tokens_of_an_embedded_pair_are_those_replayed(

@@ -618,4 +618,4 @@ def test_llamacpp_drafts_with_a_converted_dflash_drafter_as_replayed(tmp_path: P
     tiny = load(ModelConf(name="tiny", id="embedded:tiny"), CPU)
     folder = dflash_folder(tiny, tmp_path / "drafter", "z-lab", 5)
     words = ("draft=dflash", f"draft.id={folder}", "draft.block=5")
-    assert assert_llamacpp_drafts_as_replayed(tmp_path, *words) > 0
+    assert assert_llamacpp_drafts_as_replayed(tiny, tmp_path, *words) > 0

@@ -231,25 +231,6 @@ def test_a_bad_word_ends_a_command_before_anything_is_stored(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("key", cli.REMOVED)
-def test_a_key_that_was_removed_is_refused_with_what_does_its_work(
-    key: str, run: RunDoor, tmp_path: Path, capsys: Captured
-) -> None:
-    said, word = f"{key}: was removed; {cli.REMOVED[key]}", key if "=" in key else f"{key}=1"
-    for door, schema in SCHEMAS.items():
-        known = dict(keys_of(schema))
-        group = key.partition("=")[0] if "=" in key else key.rpartition(".")[0]
-        if group and not any(name.startswith(f"{group}.") for name in known):
-            continue
-        if not any(f".{name}".endswith(f".{key}") for name in known):
-            assert run(fail_with(AssertionError()), word, door=door) == 2, door
-            assert capsys.readouterr() == ("", f"error: {said}\n")
-    if key.startswith("draft="):
-        with pytest.raises(UserError, match=said):
-            cli.draft_conf(key.removeprefix("draft="))
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_path_with_a_space_that_the_shell_took_apart_is_shown_quoted(
     run: RunDoor, capsys: Captured
 ) -> None:

@@ -26,7 +26,7 @@ from harness.config import DraftConf, ModelKeys
 from harness.models.cached import cache_argument
 from harness.models.heads.decoder_layer import LayerHead
 from harness.models.heads.eagle import EagleNetwork, load_eagle
-from harness.models.heads.files import memory_need
+from harness.models.heads.files import head_memory_need
 from harness.models.load import EMBEDDED, LoadedModel
 from harness.models.memory import MemoryNeed
 from harness.records import UserError
@@ -230,7 +230,7 @@ def test_memory_is_known_before_the_weights_are_read(target: LoadedModel, tmp_pa
     loaded = MemoryNeed(
         ModelKeys("model"), "target", target.network.device, torch.float32, 0.0, 0.0
     )
-    need, network = memory_need(conf, loaded), read(folder, target)
+    need, network = head_memory_need(conf, loaded), read(folder, target)
     assert need is not None
     own = sum(weight.numel() for weight in network.weights) * 4
     assert own <= need.weight_bytes <= 1.5 * own

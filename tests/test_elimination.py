@@ -21,7 +21,7 @@ from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import leaderboard, pair_run
 from harness.analysis.verdict import ONE_SIDED, Candidate, decide
 from harness.cli import compose
-from harness.commands import drafts, looks
+from harness.commands import draft_scoring, looks
 from harness.records import StepTiming, UserError
 from harness.reporting.tables.leaderboard import dropped_notes
 from harness.stats.crossfit import VisitCosts, Workload
@@ -81,7 +81,7 @@ def test_no_rounds_are_timed_of_a_draft_that_loses_whatever_they_cost(
     others: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It accepts so little that its steps alone lose; also where it is the only draft."""
-    timed_steps = drafts.timed_steps
+    timed_steps = draft_scoring.timed_steps
 
     def steady(*args: Any, **named: Any) -> list[StepTiming]:
         """As on a machine where a draft step takes half of the target's."""
@@ -91,7 +91,7 @@ def test_no_rounds_are_timed_of_a_draft_that_loses_whatever_they_cost(
             for timing in timed_steps(*args, **named)
         ]
 
-    monkeypatch.setattr(drafts, "timed_steps", steady)
+    monkeypatch.setattr(draft_scoring, "timed_steps", steady)
     asked = (*SMALL, f"drafts=[tiny_unrelated{others}]", "prompts.limit=32")
     run = ran("audition", tmp_path, *asked)
     assert run.manifest.audition.untimed == ("tiny_unrelated",)
@@ -150,7 +150,9 @@ def test_the_verdict_is_among_the_drafts_that_stay_at_the_error_of_the_last_look
 def test_a_resumed_audition_loads_no_draft_again(
     eliminated: StoredRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drafts, "_measured", lambda *_, **__: pytest.fail("measured again"))
+    monkeypatch.setattr(
+        draft_scoring, "_measure_draft", lambda *_, **__: pytest.fail("measured again")
+    )
     before = eliminated.manifest.audition.dropped
     again = ran("audition", f"resume={eliminated.folder}")
     assert again.manifest.audition.dropped == before
@@ -181,7 +183,7 @@ def dropping(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
     def slower_than(_: Any, __: Any, draft: str, look: int) -> tuple[str | None, ...]:
         return (None,) if at.get(draft) == look else ()
 
-    monkeypatch.setattr(drafts, "slower_than", slower_than)
+    monkeypatch.setattr(draft_scoring, "slower_than", slower_than)
     for rendering in ("render", "show"):
         monkeypatch.setattr(reporting, rendering, lambda *_, **__: None)
     return at  # type: ignore[return-value]

@@ -35,7 +35,7 @@ from transformers import LlamaConfig
 from harness import prompts as prompt_sets
 from harness.analysis import analyse
 from harness.cli import compose, draft_conf
-from harness.commands.pair import open_drafted
+from harness.commands.opening import open_pair
 from harness.config import DraftConf, ModelConf
 from harness.decoding.heads import HeadDrafter
 from harness.decoding.sampling import SamplingParameters
@@ -47,7 +47,7 @@ from harness.models.cached import CachedModel, SnapshotModel
 from harness.models.heads.decoder_layer import LayerHead
 from harness.models.heads.dflash import load_dflash
 from harness.models.heads.eagle3 import Eagle3Network, load_eagle3
-from harness.models.heads.files import memory_need
+from harness.models.heads.files import head_memory_need
 from harness.models.heads.medusa import load_medusa
 from harness.models.lean.model import LeanModel
 from harness.models.lean.pieces import compiled_pieces
@@ -432,17 +432,17 @@ def test_a_heads_memory_is_known_before_its_weights_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = compose("sweep", [*WORDS, "draft=tiny_eagle3", f"results_root={tmp_path}"])
-    opened = open_drafted(config, prompt_sets.load(config.prompts))
+    opened = open_pair(config, prompt_sets.load(config.prompts))
     described, target = opened.describe().models["draft"], opened.target.memory_need
     assert target is not None
-    need = memory_need(config.draft, target)
+    need = head_memory_need(config.draft, target)
     assert need is not None
     assert need.weight_bytes == described.weights_bytes
     assert need.weight_bytes > 0
     assert need.kv_bytes_per_token == described.kv_bytes_per_token == 2 * 2 * 32 * 4
     monkeypatch.setattr(memory, "free_bytes", lambda _: target.weight_bytes)
     with pytest.raises(UserError, match=r"model=tiny and draft=tiny_eagle3: .*for draft=tiny_eag"):
-        open_drafted(config, prompt_sets.load(config.prompts))
+        open_pair(config, prompt_sets.load(config.prompts))
 
 
 @pytest.fixture

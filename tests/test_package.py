@@ -54,7 +54,10 @@ def test_the_wheel_holds_code_conf_prompts_models_and_nothing_else(wheel: Path) 
     assert {top for top in tops if not top.endswith(".dist-info")} == {"harness"}
     assert "harness/reporting/metrics.md" in names
     assert {"harness/py.typed", "harness/sweep.py", "harness/prompt_sets/easy.jsonl"} <= names
-    assert {f"harness/models/embedded/{name}/model.safetensors" for name in EMBEDDED} <= names
+    files = ("model.safetensors", "{0}.gguf")
+    assert {
+        f"harness/models/embedded/{name}/{file.format(name)}" for name in EMBEDDED for file in files
+    } <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 

@@ -163,11 +163,6 @@ def test_the_time_left_is_that_of_the_mean_tick_and_grows_with_one_that_takes_lo
         last()
     now += 61
     assert str(last) == "generating 2/3", "nobody knows how long the last one takes"
-    bounded = shown.Bar(shown._Display(), "timing", 100, most_s=45)
-    for _ in range(2):
-        now += 10
-        bounded()
-    assert bounded.left == "about 0:00:25 left"
 
 
 @pytest.mark.usefixtures("fast")

@@ -12,7 +12,8 @@ from transformers import GenerationConfig
 from harness import prompts as prompt_sets
 from harness.analysis import analyse
 from harness.cli import compose
-from harness.commands.pair import open_pair, plan
+from harness.commands.opening import open_pair
+from harness.commands.requests import grid_requests
 from harness.decoding.sampling import (
     SamplingParameters,
     penalised,
@@ -141,7 +142,7 @@ def test_the_generations_of_an_older_run_keep_their_keys() -> None:
     stored = run.config
     words = [f"{key}={stored[key]}" for key in ("k", "temperature", "new_tokens", "seed")]
     config = compose("sweep", [*words, f"prompts.limit={stored['prompts']['limit']}", "threads=1"])
-    requests = plan(
+    requests = grid_requests(
         open_pair(config, prompt_sets.load(config.prompts)), config, config.k, config.temperature
     )
     assert {request.cell for request in requests} == {trial.cell for trial in run.trials}

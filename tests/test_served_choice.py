@@ -18,7 +18,7 @@ from harness.analysis.verdict import Candidate, Evidence, Timed, decide
 from harness.cli import compose
 from harness.commands import server as command
 from harness.commands import server_visits
-from harness.commands.drafted import EncodedPrompt
+from harness.commands.pair import EncodedPrompt
 from harness.commands.server_plan import SAFE_SHARE, Pace, everything, expected, fitted
 from harness.engines.own import OwnLoop
 from harness.records import Prompt, UserError

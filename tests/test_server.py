@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 import pytest
 from runs import EXACT_FLAGS, outcome_of, ran, stored
-from served_pair import Served
+from served_pair import DRAFT, Served
 from server_answers import (
     PLAIN_META,
     TIMES,
@@ -43,7 +43,8 @@ from harness.config import ModelConf, ReportConfig
 from harness.engines import turns
 from harness.engines.llamacpp import LlamaCpp, LlamaCppServer
 from harness.engines.protocol import Asked, ServerDiedError
-from harness.models.load import EMBEDDED, load_vocabulary
+from harness.models.embedded import EMBEDDED, gguf_of
+from harness.models.load import load_vocabulary
 from harness.records import Trial, UserError
 from harness.reporting.content import content_of
 from harness.storage import StoredRun
@@ -119,7 +120,7 @@ def test_a_head_and_a_look_up_of_llamacpp_draft_as_replayed(draft: str, tmp_path
 
 @needs_llamacpp
 def test_a_look_up_of_llamacpp_that_is_not_replayed_is_measured_without_the_weights(
-    served: StoredRun, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     words = (
         "model=tiny",
@@ -129,9 +130,8 @@ def test_a_look_up_of_llamacpp_that_is_not_replayed_is_measured_without_the_weig
         "repetitions=1",
         "prompts.limit=2",
     )
-    file = f"model.gguf={served.folder / 'gguf' / 'model.gguf'}"
     run = ran("server", tmp_path, *words, "engine=llamacpp", "threads=1", "own_loop=false",
-              EXACT_FLAGS, "score=false", file)  # fmt: skip
+              EXACT_FLAGS, "score=false")  # fmt: skip
     summary = analyse(run)
     assert summary.served is not None
     assert summary.served.not_predicted == "no_weights"
@@ -584,21 +584,18 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 
         long = pair.folder / "long.txt"
         long.write_text("What is the capital of France? " * 80)  # more than a server takes
-        other = replace(pair.llamacpp(), target=pair.folder / "draft.gguf", draft=None)
+        other = replace(pair.llamacpp(), target=gguf_of(EMBEDDED / DRAFT), draft=None)
         draft: Any = stack.enter_context(other.open(0))
         yield {"plain": opened(0), "k4": opened(4), "long": str(long), "draft": draft.url}
 
 
 @needs_llamacpp
 def test_the_file_of_a_draft_scores_texts_itself_and_its_checkpoint_is_not_loaded(
-    served: StoredRun,
-    running: Mapping[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    served: StoredRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = Path(running["long"]).parent
-    files = ["model=hf", f"model.id={EMBEDDED / 'tiny'}", f"model.gguf={folder}/target.gguf"]
-    files += ["draft=hf", f"draft.id={EMBEDDED / 'tiny_good'}", f"draft.gguf={folder}/draft.gguf"]
+    tiny, good = EMBEDDED / "tiny", EMBEDDED / DRAFT
+    files = ["model=hf", f"model.id={tiny}", f"model.gguf={gguf_of(tiny)}"]
+    files += ["draft=hf", f"draft.id={good}", f"draft.gguf={gguf_of(good)}"]
     words = ["temperature=[0]", "repetitions=1", "prompts.limit=2"]
     monkeypatch.setattr("harness.commands.server_scores.open_draft", pytest.fail)
     outcome = command.run(asked(tmp_path, *files, *words))
@@ -653,7 +650,10 @@ def test_servers_that_the_user_runs_are_measured_without_weights(
         (["url=[{plain},{k4}]", "k=[2]"], r"k=2: its server drafts another number of tokens, \d+"),
         (["url=[{plain},{k4}]", "k=[8]"], r"k=8: its server drafts another number of tokens, \d+"),
         (["url=[{plain},{k4}]", "decode.repetition_penalty=1.2"], "decode.repetition_penalty: not"),
-        (["url=[{draft},{k4}]"], r"another model than that of k=4: it serves \S+draft\.gguf, the"),
+        (
+            ["url=[{draft},{k4}]"],
+            r"another model than that of k=4: it serves \S+tiny_good\.gguf",
+        ),
     ],
 )
 def test_what_a_running_server_cannot_do_is_one_line(
@@ -820,7 +820,7 @@ def test_a_server_that_does_not_draft_or_does_not_tell_is_refused_before_there_i
         ),
         (["model.gguf=a.gguf"], r"model\.gguf: of which model\? give model=ORG/NAME_OR_FOLDER"),
         (["draft.gguf=a.gguf"], r"draft\.gguf: of which model\? give draft=ORG/NAME_OR_FOLDER"),
-        (["score=false"], r"model\.gguf: not given, and score=false leaves no weights to convert"),
+        (["model.dtype=bfloat16"], r"model\.gguf: not given; llama\.cpp's convert_hf_to_gguf\.py"),
         (["prompts.sets=[]", "prompts.hub=null"], "give at least one"),
         (["url=[http://h:1,http://h:2]", "clock=cpu"], "clock=cpu: not with url=, since the proc"),
         (["clock=cpu", "threads=2"], "clock=cpu: not with threads=2, since threads that wait"),

@@ -10,7 +10,8 @@ import pytest
 
 from harness import prompts as prompt_sets
 from harness.cli import compose
-from harness.commands.pair import open_pair, plan
+from harness.commands.opening import open_pair
+from harness.commands.requests import grid_requests
 from harness.decoding.verification import rates_on
 from harness.measurement.generations import Request, run_trial
 from harness.records import Cell
@@ -35,8 +36,8 @@ def soak(generations: int, root: Path, warm_up: int = WARM_UP) -> tuple[list[int
         for k in config.k
     }
     requests = [
-        *plan(pair, config, config.k, config.temperature),
-        *plan(pair, config, config.k, config.temperature, synthetic),
+        *grid_requests(pair, config, config.k, config.temperature),
+        *grid_requests(pair, config, config.k, config.temperature, synthetic),
     ]
     folder = RunFolder.create(root, "sweep", ["tiny"], {})
     process = psutil.Process()

@@ -14,7 +14,8 @@ from harness import prompts as prompt_sets
 from harness.analysis import analyse
 from harness.cli import compose
 from harness.commands import sweep
-from harness.commands.pair import open_pair, plan
+from harness.commands.opening import open_pair
+from harness.commands.requests import grid_requests
 from harness.commands.run_lifecycle import Outcome
 from harness.config import SweepConfig
 from harness.measurement.generations import run_trial
@@ -111,7 +112,7 @@ def test_latency_csv_has_a_row_of_plain_tokens_and_of_each_k_by_temperature(
 def test_a_replayed_sweep_measures_no_generation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.commands.pair.run_trial", lambda *_: pytest.fail("it ran one"))
+    monkeypatch.setattr("harness.commands.requests.run_trial", lambda *_: pytest.fail("it ran one"))
     run = stored(sweep.run(config(tmp_path, "mode=replay", "prompts.limit=4")))
     assert set(run.results.source) == {"replayed"}
     assert analyse(run).headline is not None
@@ -122,7 +123,7 @@ def test_resuming_runs_what_is_missing_and_nothing_else(
     swept: StoredRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     same = ["prompts.limit=8", f"resume={swept.folder}"]
-    for module in ("commands.pair", "measurement.round_times"):
+    for module in ("commands.requests", "measurement.round_times"):
         monkeypatch.setattr(f"harness.{module}.run_trial", lambda *_: pytest.fail("it ran one"))
     assert sweep.run(config(swept.folder.parent, *same)).status == 0
     assert load(swept.folder).trials == swept.trials
@@ -157,7 +158,7 @@ def test_every_k_leads_equally_often_at_every_temperature(tmp_path: Path) -> Non
     for grid, temperatures in (("[4]", "[0,1]"), ("[1,2,4]", "[0,1]"), ("[1,2,4,8]", "[0,1,2]")):
         settings = config(tmp_path, f"k={grid}", f"temperature={temperatures}", "prompts.limit=20")
         pair = open_pair(settings, prompt_sets.load(settings.prompts))
-        requests = plan(pair, settings, settings.k, settings.temperature)
+        requests = grid_requests(pair, settings, settings.k, settings.temperature)
         groups = list(zip(*[iter(requests)] * (len(settings.k) + 1), strict=True))
         for temperature in settings.temperature:
             leaders = [g[0].k for g in groups if g[0].sampling.temperature == temperature]
@@ -228,7 +229,7 @@ def test_greedy_text_is_identical_on_every_shipped_prompt(
     grid = ["temperature=[0]", f"k={ks}", "new_tokens=16", f"draft={draft}", "prompts.limit=null"]
     settings = config(tmp_path, *grid)
     pair = open_pair(settings, prompt_sets.load(settings.prompts))
-    requests = plan(pair, settings, settings.k, [0.0])
+    requests = grid_requests(pair, settings, settings.k, [0.0])
     trials = [run_trial(request, pair.target_model, pair.draft_model) for request in requests]
     plain = {trial.key: trial.tokens for trial in trials if trial.k == 0}
     drafted = [trial for trial in trials if trial.k]

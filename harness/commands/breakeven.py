@@ -105,7 +105,7 @@ def _only_one(config: BreakevenConfig, keys: Sequence[str]) -> None:
 
 
 def latency_of_run(folder: str) -> Latency:
-    """What rounds and steps of a run with one draft took, greedy where it timed greedy rounds."""
+    """Round and step times of a run with one draft, greedy where it timed greedy rounds."""
     run = load(folder)
     drafts = sorted({timing.model for timing in run.timings if timing.role == "draft"})
     if not drafts or not any(timing.role == "target" for timing in run.timings):

@@ -28,7 +28,7 @@ import psutil
 from harness import formatting as fmt
 from harness.analysis import analyse
 from harness.analysis.looks import best_started, served_decided, to_start
-from harness.commands.drafted import EncodedPrompt
+from harness.commands.pair import EncodedPrompt
 from harness.commands.progress import progress, say
 from harness.commands.run_lifecycle import resumable, write_analysis
 from harness.commands.server_greedy_texts import judge_greedy_texts, judge_the_rest

@@ -1,4 +1,4 @@
-"""How an engine counts rounds and drafted tokens, so that replay can count alike.
+"""Counting of rounds and drafted tokens by an engine, so that replay can count alike.
 
 At temperature 0 engines should return the same text, and at one K take the same rounds through the
 middle of it. They count differently at its two ends:
