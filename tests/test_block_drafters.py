@@ -387,7 +387,7 @@ def test_draws_are_the_targets_where_fewer_tokens_are_drafted_than_k(
         num_draft_tokens=k,
         sampling=SAMPLED,
         rule="ratio",
-        draws=400,
+        draws=200,
         seed=1,
     )
     assert [test.offset for test in tests] == [*range(1, k + 2)]
