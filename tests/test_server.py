@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import groupby
@@ -38,11 +38,13 @@ from harness.cli import compose
 from harness.commands import report, server_greedy_texts, server_start, server_visits
 from harness.commands import server as command
 from harness.commands.checks import without_too_long
-from harness.commands.run_lifecycle import load_prompts
+from harness.commands.run_lifecycle import create, load_prompts
+from harness.commands.server_requests import open_workload
 from harness.config import ModelConf, ReportConfig
 from harness.engines import turns
-from harness.engines.llamacpp import LlamaCpp, LlamaCppServer
-from harness.engines.protocol import Asked, ServerDiedError
+from harness.engines.adapters import adapter_of
+from harness.engines.llamacpp import LlamaCppServer
+from harness.engines.protocol import Asked, Completion, ServerDiedError
 from harness.models.load import load_vocabulary
 from harness.records import Trial, UserError
 from harness.reporting.content import content_of
@@ -224,32 +226,41 @@ def test_an_engine_that_is_not_installed_is_named_before_anything_is_loaded(
     assert not (tmp_path / "results").exists()
 
 
-@needs_llamacpp
+class Hanging:
+    """An engine of servers that hang with some numbers of threads, and else take half a second."""
+
+    def __init__(self, threads: int | None, hangs_with: set[int]) -> None:
+        self.hangs = threads in hangs_with
+
+    def open(self, k: int) -> Any:
+        assert k == 0
+        return nullcontext(self)
+
+    def generate(self, asked: Asked) -> Completion:
+        if self.hangs:
+            raise ServerDiedError("no answer within 120 s")
+        return Completion(tuple(range(asked.budget)), "budget", 0.5)
+
+
 def test_a_number_of_threads_that_hangs_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More threads than processors that are free may take minutes for a token."""
     monkeypatch.setattr(psutil, "cpu_count", lambda **_: 2)
     monkeypatch.setattr(server_start, "fewest_threads", lambda seconds: max(seconds))
-    opened = LlamaCpp.open
+    config = asked(tmp_path, "threads=auto", "k=[1]", "prompts.limit=1")
+    work = open_workload(config, load_prompts(config))
 
-    def open_unless_two(engine: LlamaCpp, *arguments: Any) -> Any:
-        if engine.threads == 2:
-            raise ServerDiedError("no answer within 120 s")
-        return opened(engine, *arguments)
+    def settled(*hangs_with: int) -> int | None:
+        folder = create(config, "server")
+        starts: Any = lambda serve: Hanging(serve.threads, {*hangs_with})  # noqa: E731
+        server_start.settle_threads(folder, work, replace(adapter_of(config), start=starts))
+        return folder.manifest.server_threads
 
-    monkeypatch.setattr(LlamaCpp, "open", open_unless_two)
-    words = ["threads=auto", "k=[1]", "temperature=[0]", "repetitions=1", "prompts.limit=1"]
-    words += ["new_tokens=8"]
-    run = stored(command.run(asked(tmp_path, *words)))
-    assert run.manifest.server_threads == 1
-    monkeypatch.setattr(LlamaCpp, "open", lambda *_: _raise_hanging())
+    assert settled() == 2
+    assert settled(2) == 1
     with pytest.raises(UserError, match="no answer within 120 s"):
-        command.run(asked(tmp_path, *words))
-
-
-def _raise_hanging() -> None:
-    raise ServerDiedError("no answer within 120 s")
+        settled(1, 2)
 
 
 def test_a_plan_estimates_time_and_cost_by_all_of_its_requests(
