@@ -75,7 +75,7 @@ def test_a_draft_that_loses_is_dropped_and_ranked_last_by_what_it_has(
     assert f"dropped after {loser.prompts} of 32 prompts, significantly slower than" in report
 
 
-@pytest.mark.parametrize("others", ["", ",tiny_good"])
+@pytest.mark.parametrize("others", [",tiny_good", pytest.param("", marks=pytest.mark.exhaustive)])
 def test_no_rounds_are_timed_of_a_draft_that_loses_whatever_they_cost(
     others: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
