@@ -43,7 +43,7 @@ def runs(root: Path) -> list[StoredRun]:
     ]
     words = [
         *("engine=toy", f"url=[{','.join(server.url for server in servers)}]", f"k=[{K}]"),
-        *("temperature=[0.0]", "repetitions=2", "new_tokens=16", "own_loop=false"),
+        *("temperature=[0.0]", "repetitions=2", "new_tokens=24", "own_loop=false"),
     ]
     with without_plots():  # the report of one is drawn below
         made = [ran("server", root, *words, f"prompts.limit={number}") for number in (5, 2)]
