@@ -66,6 +66,32 @@ OK, CELLS_FAILED, USER_ERROR, SIGNALLED = 0, 1, 2, 128
 FULL_ERROR = "HYDRA_FULL_ERROR"
 HELP = {"--help", "-h"}
 MOST_CHARACTERS = 300
+# Keys that there were, and names of a group as `draft=NAME`: what does their work now
+REMOVED = {
+    "confidences_from": "a plan is for no draft, one K, and K by load, which read no confidences",
+    "decode.acceptance_from": "decode.acceptance= takes a run's acceptance by position",
+    "draft=ngram_cache": "of llama.cpp's look-ups ngram_simple and ngram_mod are measured",
+    "draft=ngram_map_k": "of llama.cpp's look-ups ngram_simple and ngram_mod are measured",
+    "draft=ngram_map_k4v": "of llama.cpp's look-ups ngram_simple and ngram_mod are measured",
+    "draft=suffix": "draft=ngram looks tokens up",
+    "flash_attention": 'flags=["--flash-attn","off"] turns it off in llama.cpp',
+    "interval_s": "the counters of a server are scraped twice, a minute apart",
+    "kv_type": 'flags=["--cache-type-k","f32","--cache-type-v","f32"] sets it in llama.cpp',
+    "kv_unified": 'flags=["--no-kv-unified"] gives each slot of llama.cpp a cache of its own',
+    "linear": "the iid model takes an alpha, and acceptance_rate= a measured rate",
+    "log": "python -m harness.server url=[PLAIN,SPECULATIVE] measures what a server's rounds cost",
+    "lookup": "one kind of draft is measured at a time, draft=ngram_simple say",
+    "losses": "nothing takes its place; report run= says which draft and K pay",
+    "port": "servers listen on free ports; url= names servers that run",
+    "prompts.answer_tokens": "answers to earlier turns have new_tokens= at most",
+    "prompts.reasoning_end": "nothing takes its place; answers of a server are not checked",
+    "prompts.sample_seed": "a log has one sample of each size, prompts.sample=",
+    "prompts.schema": "nothing takes its place; answers of a server are not checked",
+    "prompts.tools": "write each prompt's tools into its entry, as docs/prompts.md has it",
+    "together": "arrivals=FILE takes the bursts of a log",
+    "training_log": "nothing takes its place; audition the head, which measures what is accepted",
+    "watch": "the counters of a server are scraped twice; call report metrics= again later",
+}
 # Of a word that Hydra cannot parse: what to type instead
 QUOTING = (
     "A value with a comma, bracket or quote is quoted for the shell and once more:"
@@ -410,7 +436,7 @@ def _misspelt(command: str, cause: BaseException | None) -> UserError | None:
     inside = [name.removeprefix(group + dot) for name in names if name.startswith(group + dot)]
     known = list(dict.fromkeys(name.partition(".")[0] for name in inside))
     elsewhere = [name for name in names if name.endswith(f".{key}")]
-    if elsewhere and not group:
+    if elsewhere and not group and key not in REMOVED:
         return _no_such_key("", key, elsewhere, near=elsewhere)
     return _no_such_key(group + dot, key, known) if known else None
 
@@ -418,10 +444,16 @@ def _misspelt(command: str, cause: BaseException | None) -> UserError | None:
 def _no_such_key(
     prefix: str, key: str, known: Sequence[str], near: Sequence[str] | None = None
 ) -> UserError:
+    if f"{prefix}{key}" in REMOVED:
+        return _removed(f"{prefix}{key}")
     near = near or difflib.get_close_matches(key, known, n=3, cutoff=0.5)
     heading = "similar names" if near else "it takes"
     names = ", ".join(f"{prefix}{name}" for name in near or known)
     return UserError(f"{prefix}{key}: there is no such key; {heading}: {names}")
+
+
+def _removed(key: str) -> UserError:
+    return UserError(f"{key}: was removed; {REMOVED[key]}")
 
 
 def _no_such_entry(error: Exception) -> UserError | None:
@@ -432,6 +464,8 @@ def _no_such_entry(error: Exception) -> UserError | None:
     if not isinstance(error, MissingConfigException) or not error.options:
         return None
     group, _, name = str(error.missing_cfg_file).partition("/")
+    if f"{group}={name}" in REMOVED:
+        return _removed(f"{group}={name}")
     near = difflib.get_close_matches(name, error.options, n=3, cutoff=0.5)
     named = f"similar names: {', '.join(near)}" if near else f"it takes {', '.join(error.options)}"
     if group in ("model", "draft"):
@@ -498,10 +532,24 @@ def draft_confs(config: AuditionConfig) -> list[DraftConf]:
 
 def _group_draft(name: str) -> DraftsEntry:
     """The configuration of one name of the draft group, whatever the target is."""
+<<<<<<< ours
     from harness.commands.eligible_drafts import draft_files, shipped_draft
 
     file = draft_files().get(name)
     if file is None:
+=======
+    if f"draft={name}" in REMOVED:
+        raise _removed(f"draft={name}")
+    try:
+        overrides = [f"draft={name}"]
+        register("sweep")
+        if GlobalHydra.instance().is_initialized():
+            config = hydra.compose(config_name="sweep", overrides=overrides)
+        else:
+            config = _composed("sweep", overrides)
+    except (HydraException, ValueError) as error:  # the latter of a number
+        known = sorted(path.stem for path in (CONF_DIR / "draft").glob("*.yaml"))
+>>>>>>> theirs
         raise UserError(
             f"drafts: no draft named {name!r}; there are {', '.join(draft_files())}; "
             "or give name@folder-or-hub-id"

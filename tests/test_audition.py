@@ -461,7 +461,7 @@ def test_graphs_are_timed_at_every_context_near_the_end_of_a_cache(
     graphs = ["backend=cuda_graphs", "k=[8]", "prompts.limit=1", "prompts.sets=[easy]"]
     prompt = len(target_of(config(tmp_path)).prompts[0].tokens)
     context = whole_pieces(1) - left
-    asked = config(tmp_path, *graphs, f"new_tokens={2 * (context - prompt)}")
+    asked = config(tmp_path, *graphs, "temperature=[0]", f"new_tokens={2 * (context - prompt)}")
     target = target_of(asked)
     assert target.target_model.engine == "cuda_graphs"
     folder = RunFolder.create(tmp_path, "audition", [], {})

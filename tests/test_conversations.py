@@ -141,12 +141,13 @@ def test_a_resumed_run_asks_for_no_answer_again(
 @pytest.mark.usefixtures("unrendered")
 def test_an_audition_scores_every_draft_on_the_same_conversations(tmp_path: Path) -> None:
     drafts = "drafts=[tiny_good,ngram]"
-    run = ran("audition", *words(tmp_path, drafts))
+    asked = words(tmp_path, drafts, "temperature=[0]")
+    run = ran("audition", *asked)
     assert (run.results[run.results.source == "replayed"].prompts == 4).all()
     assert len(answers_of(run)) == 3
     # The same texts elsewhere continue the same answers
     more = [f"traces_from={run.folder}", "latency.measure=true"]
-    other = ran("audition", *words(tmp_path, drafts, *more))
+    other = ran("audition", *asked, *more)
     assert answers_of(other) == answers_of(run)
     assert other.trials == run.trials
 

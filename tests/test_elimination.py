@@ -76,7 +76,7 @@ def test_a_draft_that_loses_is_dropped_and_ranked_last_by_what_it_has(
     assert f"dropped after {loser.prompts} of 32 prompts, significantly slower than" in report
 
 
-@pytest.mark.parametrize("others", ["", ",tiny_good"])
+@pytest.mark.parametrize("others", [",tiny_good", pytest.param("", marks=pytest.mark.exhaustive)])
 def test_no_rounds_are_timed_of_a_draft_that_loses_whatever_they_cost(
     others: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,8 +291,8 @@ def lost(alphas: dict[str, float], seed: int) -> list[tuple[str | None] | None]:
 
 
 def test_a_tie_is_seldom_dropped_and_a_clear_loser_early() -> None:
-    ties = [any(lost({"one": 0.8, "other": 0.8}, seed)) for seed in range(120)]
-    assert sum(ties) <= 4  # 1 % is spent by the third look
+    ties = [any(lost({"one": 0.8, "other": 0.8}, seed)) for seed in range(60)]
+    assert sum(ties) <= 3  # 1 % is spent by the third look
     losers = [lost({"one": 0.85, "other": 0.6}, seed) for seed in range(20)]
     assert all(found[-1] == ("one",) for found in losers)
     assert sum(found[1] is not None for found in losers) >= 15

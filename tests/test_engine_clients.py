@@ -1187,7 +1187,7 @@ def test_the_counters_around_a_request_have_its_deadline(
 
 @pytest.mark.parametrize(
     ("answered_s", "connect_s"),
-    [(0.6, 0.2), pytest.param(25.0, 20.0, marks=pytest.mark.slow)],
+    [(0.6, 0.2), pytest.param(25.0, 20.0, marks=pytest.mark.exhaustive)],
     ids=["scaled", "25 s"],
 )
 def test_an_answer_may_take_longer_than_a_connection(

@@ -3,10 +3,11 @@
 import json
 import shlex
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,6 +35,22 @@ SERVED = FROZEN / "server"
 # As that run has them, but for its K of the draft itself
 ASKED = ["k=[1,2,4]", "prompts.limit=5", "new_tokens=32", "seed=3", "threads=1"]
 DRAFTS = "drafts=[tiny_good,tiny_unrelated,tiny_small]"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fitted_once() -> Iterator[None]:
+    """The costs of one stored run are found once for all commands that ask for the same."""
+    known: dict[Any, EngineCosts] = {}
+
+    def costs(run: StoredRun, temperatures: Sequence[float], ks: Sequence[int]) -> EngineCosts:
+        key = run.folder, tuple(temperatures), tuple(ks)
+        if key not in known:
+            known[key] = costs_of(run, temperatures, ks)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harness.commands.other_runs.costs_of", costs)
+        yield
 
 
 @pytest.fixture(scope="module")

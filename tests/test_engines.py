@@ -98,7 +98,6 @@ def without(field: str) -> dict[str, Any]:
         (0, ANSWER, "it drafts, and was given as the server that decodes plainly"),
         (2, {**ANSWER, "truncated": True}, "its context is too small for prompt and 6 tokens"),
         (2, 400, "the server refuses, status 400: request exceeds the context size"),
-        (2, None, "not reachable"),
     ],
 )
 def test_an_answer_that_is_not_what_was_asked_for_is_one_line(
@@ -363,7 +362,7 @@ def test_replay_of_returned_texts_gives_the_engines_rounds_and_drafted_tokens(
     engine: Engine = served.own() if name == "own" else served.llamacpp()
     sampling = SamplingParameters(temperature)
     ends = set()
-    for k in KS:
+    for k in KS[1::2]:
         texts, facts = completed(engine, k, served.requests, sampling)
         expected = served.replayed(texts, facts, k)
         done = [text.completion for text in texts]

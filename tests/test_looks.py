@@ -235,9 +235,9 @@ def test_a_sweep_generates_every_text_in_batches_and_measures_one_k_until_it_is_
     ("module", "name", "calls"),
     [
         (requests, "run_trial", 9),
-        (requests, "run_trial", 40),
+        pytest.param(requests, "run_trial", 40, marks=pytest.mark.exhaustive),
         (target_texts, "stop_reason", 3),
-        (looks, "score_pair", 0),
+        pytest.param(looks, "score_pair", 0, marks=pytest.mark.exhaustive),
         (looks, "choice", 1),
         (looks, "decided", 1),
     ],

@@ -74,10 +74,13 @@ def test_the_wheel_holds_code_conf_prompts_models_and_nothing_else(wheel: Path) 
 def test_an_installed_command_runs_from_another_folder(
     command: str, words: tuple[str, ...], file: str, installed: Path, tmp_path: Path
 ) -> None:
-    where = "import harness.config as c; print(c.__file__); print(c.CONF_DIR)"
-    printed = python("-c", where, cwd=tmp_path, site=installed).split()
-    assert printed == [str(installed / "harness/config.py"), str(installed / "harness/conf")]
-    out = python("-m", f"harness.{command}", *words, cwd=tmp_path, site=installed)
+    run = "import runpy, sys; runpy.run_module(sys.argv.pop(1), run_name='__main__')"
+    where = f"import harness.config as c; print(c.__file__); print(c.CONF_DIR); {run}"
+    out = python("-c", where, f"harness.{command}", *words, cwd=tmp_path, site=installed)
+    assert out.split()[:2] == [
+        str(installed / "harness/config.py"),
+        str(installed / "harness/conf"),
+    ]
     assert (tmp_path / out.splitlines()[-1].removeprefix("run: ") / file).is_file()
 
 

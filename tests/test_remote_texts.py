@@ -1,6 +1,5 @@
 """Auditions whose target is on a server: completions and log-probabilities from there.
 
-pytestmark = pytest.mark.usefixtures("few_samples")
 The servers answer as vLLM's, SGLang's and llama.cpp's do, from the embedded models; llama.cpp's
 itself is asked at the end.
 """
@@ -34,6 +33,7 @@ from harness.reporting.serving import snippets_of
 from harness.serving.engines import spec_of
 from harness.storage import StoredRun, load
 
+pytestmark = pytest.mark.usefixtures("few_samples")
 BUDGET = 10
 LATENCIES = ["latency.target_ms=10", "latency.draft_ms=2"]
 SMALL = [f"new_tokens={BUDGET}", "prompts.limit=2", "k=[1,4]", "temperature=[0,1]", "threads=1"]

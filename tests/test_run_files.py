@@ -44,6 +44,8 @@ from harness.records import (
     StepTiming,
     UserError,
 )
+from harness.reporting import plots
+from harness.reporting.plots import latency
 from harness.storage import RESULT_COLUMNS, RunFolder, load, load_traces, lock
 from harness.storage import traces as stored_traces
 from harness.summary import DistributionTest, RunFacts, Summary, TextCheck
@@ -204,14 +206,14 @@ def read_as_other_values(file: Path, flips: int, read: Callable[[], Any]) -> tup
 
 def test_a_flipped_bit_in_the_trials_is_never_read_as_other_values(folder: RunFolder) -> None:
     file = folder.path / "trials.jsonl"
-    other, refused = read_as_other_values(file, 300, folder.trials.read)
+    other, refused = read_as_other_values(file, 100, folder.trials.read)
     assert other == 0
-    assert refused >= 297  # the name of the first line's checksum is no value
+    assert refused >= 98  # the name of the first line's checksum is no value
 
 
 def test_a_flipped_bit_in_the_traces_is_never_read_as_other_values(folder: RunFolder) -> None:
     file = folder.path / "traces.parquet"
-    assert read_as_other_values(file, 400, lambda: len(load_traces(folder.path))) == (0, 400)
+    assert read_as_other_values(file, 200, lambda: len(load_traces(folder.path))) == (0, 200)
 
 
 @pytest.mark.parametrize("name", [*TABLES, "config.yaml", "summary.json", "checksums.json"])
@@ -221,9 +223,9 @@ def test_a_flipped_bit_in_any_other_file_is_named(folder: RunFolder, name: str) 
         tables = [table.to_csv() for table in (stored.results, stored.latency_samples)]
         return repr([stored.config, stored.summary, *tables, stored.latency.to_csv()])
 
-    other, refused = read_as_other_values(folder.path / name, 25, read)
+    other, refused = read_as_other_values(folder.path / name, 12, read)
     assert other == 0
-    assert refused >= 24  # white space of checksums.json itself is no content
+    assert refused >= 11  # white space of checksums.json itself is no content
 
 
 def test_a_file_that_was_edited_on_purpose_can_be_read_after_all(folder: RunFolder) -> None:
@@ -470,8 +472,6 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Break:
     ("number", "call"),
     [
         (errno.ENOSPC, "write"),
-        (errno.ENOSPC, "fsync"),
-        (errno.ENOSPC, "open"),
         (errno.EROFS, "open"),
         (errno.EDQUOT, "fsync"),
     ],
@@ -566,6 +566,7 @@ def holder(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     process.stdout.close()
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_a_second_process_is_refused_with_the_first_ones_id_until_it_ends(
     holder: tuple[subprocess.Popen[str], Path],
 ) -> None:
@@ -587,6 +588,7 @@ def test_a_second_process_is_refused_with_the_first_ones_id_until_it_ends(
     assert not (path / "run.lock").exists()
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_a_report_on_a_run_being_written_writes_only_the_report(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -773,6 +775,8 @@ def test_a_run_from_elsewhere_reads_and_writes_nothing_outside_itself(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change, refused = HOSTILE[case]
+    # One plot is as good as four here
+    monkeypatch.setitem(plots.PLOTS, "profile", (latency.draw_verify_cost,))
     monkeypatch.setenv("HARNESS_TEST_TOKEN", SECRET)
     outside, run = tmp_path / "outside", tmp_path / "results" / "run"
     outside.mkdir()

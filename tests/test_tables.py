@@ -20,6 +20,7 @@ from harness.analysis.comparison import compare
 from harness.records import MachineLoad, ResultRow
 from harness.reporting import plots, tables
 from harness.reporting.pages import PAGES, brief_tables, tables_of
+from harness.reporting.plots import load as load_plots
 from harness.reporting.plots import style
 from harness.reporting.tables import leaderboard
 from harness.reporting.tables.specification import Cell, Column, Table, table
@@ -369,7 +370,14 @@ def test_a_server_under_load_has_a_picture_of_throughput_and_waits_by_load_and_k
     assert served is not None
     loads = {cell.concurrency for cell in served.load}
     assert loads == {1, 4}
-    drawn = drawn_of("server")["load.svg"]
+
+    def load_of(**changes: Any) -> str | None:
+        changed = replace(made, served=replace(served, **changes))
+        with style.styled():
+            plot = load_plots.draw_load(changed, style.WIDE)
+        return None if plot is None else words(plot.svg)
+
+    drawn = load_of() or ""
     panels = [
         f"{what}, temperature {at}" for what in ("throughput", "TTFT", "TPOT") for at in (0, 1)
     ]
@@ -377,10 +385,6 @@ def test_a_server_under_load_has_a_picture_of_throughput_and_waits_by_load_and_k
         text in drawn for text in (*panels, "requests side by side", "plain decoding", "K=4")
     )
     assert "p50 as a line, p99 dashed" in " ".join(drawn.split(" | "))
-
-    def load_of(**changes: Any) -> str | None:
-        changed = replace(made, served=replace(served, **changes))
-        return next((words(p.svg) for p in plots.drawn(changed) if p.name == "load.svg"), None)
 
     fewer = tuple(
         replace(

@@ -23,7 +23,6 @@ from time import monotonic
 
 import numpy as np
 
-from harness import formatting as fmt
 from harness.analysis.latency import PRECISE, timed_precisely
 from harness.analysis.looks import choice, decided
 from harness.commands.completions import check_texts, completions, score_pair, text_requests
