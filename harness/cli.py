@@ -532,24 +532,12 @@ def draft_confs(config: AuditionConfig) -> list[DraftConf]:
 
 def _group_draft(name: str) -> DraftsEntry:
     """The configuration of one name of the draft group, whatever the target is."""
-<<<<<<< ours
     from harness.commands.eligible_drafts import draft_files, shipped_draft
 
-    file = draft_files().get(name)
-    if file is None:
-=======
     if f"draft={name}" in REMOVED:
         raise _removed(f"draft={name}")
-    try:
-        overrides = [f"draft={name}"]
-        register("sweep")
-        if GlobalHydra.instance().is_initialized():
-            config = hydra.compose(config_name="sweep", overrides=overrides)
-        else:
-            config = _composed("sweep", overrides)
-    except (HydraException, ValueError) as error:  # the latter of a number
-        known = sorted(path.stem for path in (CONF_DIR / "draft").glob("*.yaml"))
->>>>>>> theirs
+    file = draft_files().get(name)
+    if file is None:
         raise UserError(
             f"drafts: no draft named {name!r}; there are {', '.join(draft_files())}; "
             "or give name@folder-or-hub-id"
