@@ -123,6 +123,7 @@ def main() -> None:
         [f"prompts.limit={asked.prompts}", f"new_tokens={asked.new_tokens}", "threads=1"],
     )
     pair = open_pair(config, prompt_sets.load(config.prompts))
+    assert isinstance(pair, ModelPair)
     contestants = {"ours": ours(pair, config), "transformers": peer(pair, asked.new_tokens)}
     table = Table(title="seconds per token, whole requests: transformers / ours")
     for column in ("K", "temperature", "ours ms/tok", "transformers ms/tok", "ratio", "same text"):

@@ -81,9 +81,9 @@ class Served:
         return OwnLoop(self.target_model, drafter, self.loaded.eos, "greedy_draft", now)
 
     def llamacpp(self) -> LlamaCpp:
-        files = (gguf_of(EMBEDDED / loaded.name) for loaded in (self.loaded, self.draft))
+        target, draft = (gguf_of(EMBEDDED / loaded.name) for loaded in (self.loaded, self.draft))
         context = max(len(request.tokens) for request in self.requests) + BUDGET
-        return LlamaCpp(*files, self.folder, context, 1, more_flags=EXACT)
+        return LlamaCpp(target, draft, self.folder, context, 1, more_flags=EXACT)
 
     def vllm(self) -> Vllm:
         context = max(len(request.tokens) for request in self.requests) + BUDGET

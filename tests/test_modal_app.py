@@ -200,7 +200,8 @@ def test_help_works_without_a_token_and_names_the_parameters(tmp_path: Path) -> 
     for entrypoint in (modal_app.temperature_demo, modal_app.sweep, modal_app.audition):
         several = entrypoint is modal_app.audition
         names = ("gpus", "drafts") if several else ("gpu", "draft")
-        parameters = {*inspect.signature(entrypoint.info.raw_f).parameters}
+        function: Any = entrypoint.info.raw_f
+        parameters = {*inspect.signature(function).parameters}
         assert {"model", *names, "overrides", "resume"} <= parameters
         assert "engine" not in parameters
 

@@ -206,7 +206,9 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("code", CAVEATS)
 def test_a_caveat_is_a_sentence_of_its_values(code: Any) -> None:
-    (sentence,) = caveats.caveats(Summary(RUN, caveats=(Caveat(code, CAVEATS[code]),)))
+    values, text = CAVEATS[code]
+    (sentence,) = caveats.caveats(Summary(RUN, caveats=(Caveat(code, values),)))
+    assert text in sentence
     assert sentence[0].isupper() or sentence[0].isdigit()
     assert sentence.endswith((".", ")"))
 

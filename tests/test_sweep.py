@@ -16,6 +16,7 @@ from harness.analysis import analyse
 from harness.cli import compose
 from harness.commands import sweep
 from harness.commands.opening import open_pair
+from harness.commands.pair import ModelPair
 from harness.commands.requests import grid_requests
 from harness.commands.run_lifecycle import Outcome
 from harness.config import SweepConfig
@@ -231,6 +232,7 @@ def test_greedy_text_is_identical_on_every_shipped_prompt(
     grid += [f"prompts.limit={limit}"]
     settings = config(tmp_path, *grid)
     pair = open_pair(settings, prompt_sets.load(settings.prompts))
+    assert isinstance(pair, ModelPair)
     requests = grid_requests(pair, settings, settings.k, [0.0])
     trials = [run_trial(request, pair.target_model, pair.draft_model) for request in requests]
     plain = {trial.key: trial.tokens for trial in trials if trial.k == 0}

@@ -255,7 +255,9 @@ def _tensors(loaded: LoadedModel) -> Iterator[tuple[str, Tensor]]:
         projection = name.split(".")[-2]
         if config.model_type == "llama" and projection in heads:
             rows = _interleaved(rows, heads[projection])
-        yield names.get_name(name, try_suffixes=(".weight", ".bias")), rows
+        known = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert known is not None  # of the types of model that are written here
+        yield known, rows
     if config.rope_parameters["rope_type"] == "llama3":
         rotary: Any = loaded.network.base_model.rotary_emb
         yield ROPE_FACTORS, _llama3_factors(config, rotary)
