@@ -83,7 +83,7 @@ REMOVED: dict[str, str] = {
             ),
             "comparison/caveats/code=other_weights*",
         ),
-        "merged with another caveat, or said where its numbers stand",
+        "merged, or said elsewhere: docs/decisions/0029-pages-and-caveats-are-records.md",
     ),
 }
 
