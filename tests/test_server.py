@@ -447,14 +447,14 @@ class Killed:
         self._k, self._left, self._ask = k, after, server_visits._ask
         monkeypatch.setattr(server_visits, "_ask", self)
 
-    def __call__(self, work: Any, server: Any, task: Any) -> Any:
+    def __call__(self, work: Any, server: Any, task: Any, turn: Any) -> Any:
         if server.k == self._k and not task.role.rejects:
             self._left -= 1
             if self._left == 0:
                 process = psutil.Process(server.process_id)
                 process.kill()
                 psutil.wait_procs([process], 5)
-        return self._ask(work, server, task)
+        return self._ask(work, server, task, turn)
 
 
 @needs_llamacpp
@@ -499,9 +499,9 @@ def test_texts_that_differ_are_judged_by_the_plain_servers_log_probabilities(
     ask, timing, judging = server_visits._ask, list[Any](), list[bool]()
     generate = LlamaCppServer.generate
 
-    def changed(work: Any, server: Any, task: Any) -> Any:
+    def changed(work: Any, server: Any, task: Any, turn: Any) -> Any:
         timing.append(task)
-        line: Any = ask(work, server, task)
+        line: Any = ask(work, server, task, turn)
         timing.clear()
         if task.file == "trials" and (server.k == 4 or (server.k, line.prompt) == (1, "easy-01")):
             token = max(set(line.tokens) - {line.tokens[7]})
