@@ -183,12 +183,12 @@ class Stops:
         self._left, self._ask, self._file, self._k = 3, server_visits._ask, file, k
         monkeypatch.setattr(server_visits, "_ask", self)
 
-    def __call__(self, work: Any, server: Any, task: Any) -> Any:
+    def __call__(self, work: Any, server: Any, task: Any, turn: Any) -> Any:
         if task.file == self._file and (task.role.k == self._k if self._k else task.role.k):
             self._left -= 1
             if not self._left:
                 raise KeyboardInterrupt
-        return self._ask(work, server, task)
+        return self._ask(work, server, task, turn)
 
 
 def test_a_resumed_run_measures_the_k_that_was_chosen(
