@@ -70,7 +70,7 @@ def keeping(target: LoadedModel, head: Head, forward: type[CachedModel] = LeanMo
     return model
 
 
-def asked(sampling: SamplingParameters, budget: int = 20) -> list[Request]:
+def asked(sampling: SamplingParameters, budget: int = 30) -> list[Request]:
     """A text after each of the prompts."""
     one = replace(REQUEST, sampling=sampling, budget=budget, seed=5, eos=frozenset({15}))
     return [replace(one, prompt=str(index), tokens=tokens) for index, tokens in enumerate(PROMPTS)]

@@ -281,8 +281,8 @@ def test_the_benchmark_of_servers_says_what_predictions_miss(
 def test_the_benchmark_of_servers_holds_one_k_against_all_of_other_and_of_the_same_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    servers, own = script("servers"), ("engine=own", "clock=engine")
-    monkeypatch.setattr(servers, "DECIDED", (*servers.DECIDED, "new_tokens=12", *own))
+    servers = script("servers")
+    monkeypatch.setattr(servers, "DECIDED", (*servers.DECIDED, "new_tokens=12"))
     sizes = "--runs 1 --limit 4 --visits 1"
     words = ["--decided", *sizes.split(), "--results", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["servers.py", *words])

@@ -112,7 +112,7 @@ def test_help_is_hydras_and_lists_no_group_that_it_does_not_show(
         assert run(fail_with(AssertionError()), *words) == 0
         return capsys.readouterr().out
 
-    by_hydra = shown("--help", "seed=4", "--config-dir", str(tmp_path))
+    by_hydra = shown("--help", "--config-dir", str(tmp_path), "seed=4")
     monkeypatch.setattr("hydra._internal.hydra.Hydra.format_config_groups", pytest.fail)
     assert shown("-h", "seed=4") == by_hydra
 

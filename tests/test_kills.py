@@ -15,7 +15,7 @@ from harness.storage import RESULT_COLUMNS, StoredRun, load, load_traces
 KILLER = Path(__file__).with_name("killer.py")
 STATUS = {"SIGKILL": -9, "SIGTERM": 143, "SIGINT": 130, "SIGHUP": 129}
 EVERY = "KILL,TERM,INT,HUP"
-SMALL = ("k=[2]", "temperature=[1]", "prompts.limit=1", "new_tokens=8", "threads=1")
+SMALL = ("k=[2]", "temperature=[1]", "prompts.limit=2", "new_tokens=8", "threads=1")
 GRID = ("temperature=[0,1]", "prompts.limit=4", "new_tokens=12", "threads=1")
 # What is timed, and what follows from it; the rest must be as in a run that was left alone.
 TIMED = ("ms", "second", "speedup", "peak", "breakeven")

@@ -615,7 +615,7 @@ def test_a_run_that_does_not_say_what_requests_side_by_side_cost_is_refused(
 
 def test_a_k_that_changes_what_is_generated_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     gates = tuple(ServedGate(0.0, k, texts=8, lossless=False) for k in KS[1:])
-    config = compose("plan", ["run=x", "rate=20", "tpot_ms=30", "seeds=1", "requests=40"])
+    config = compose("plan", ["run=x", "rate=20", "tpot_ms=30", *FEW])
     monkeypatch.setattr("harness.analysis.planned_server.gates", lambda _: gates[1:])
     plan, caveats = plan_of(timed(), config)
     assert [each.k for each in plan.choices] == [0, 1, 1]

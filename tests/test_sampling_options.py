@@ -6,14 +6,12 @@ from typing import Any
 import pytest
 import torch
 from random_models import qwen3, save
-from runs import FROZEN, ran
+from runs import ran
 from transformers import GenerationConfig
 
 from harness import prompts as prompt_sets
 from harness.analysis import analyse
 from harness.cli import compose
-from harness.commands.opening import open_pair
-from harness.commands.requests import grid_requests
 from harness.decoding.sampling import (
     SamplingParameters,
     penalised,
@@ -24,7 +22,6 @@ from harness.decoding.sampling import (
 from harness.models.load import load
 from harness.models.tokenizer import StopStrings, stop_rule
 from harness.reporting.content import content_of
-from harness.storage import load as load_run
 
 pytestmark = pytest.mark.usefixtures("few_samples")
 CPU = torch.device("cpu")
@@ -130,18 +127,6 @@ def test_a_stop_string_across_many_tokens_is_found_where_it_is_completed() -> No
         assert kept == expected - cut
     assert rule(ids[: expected - 1], ()) is None
     assert stop_rule(tokenizer, []) is None
-
-
-def test_the_generations_of_an_older_run_keep_their_keys() -> None:
-    """Otherwise it could not be resumed."""
-    run = load_run(FROZEN / "sweep")
-    stored = run.config
-    words = [f"{key}={stored[key]}" for key in ("k", "temperature", "new_tokens", "seed")]
-    config = compose("sweep", [*words, f"prompts.limit={stored['prompts']['limit']}", "threads=1"])
-    requests = grid_requests(
-        open_pair(config, prompt_sets.load(config.prompts)), config, config.k, config.temperature
-    )
-    assert {request.cell for request in requests} == {trial.cell for trial in run.trials}
 
 
 def test_what_generation_config_asks_for_and_the_run_did_not_do_is_a_caveat(tmp_path: Path) -> None:

@@ -253,8 +253,6 @@ def test_where_a_server_that_prices_rounds_fails_every_k_is_measured_and_that_is
     assert all(done[k] == 2 * FEW * VISITS for k in (1, 2, 6))
     assert run.rounds, "as where all are asked for"
     assert run.summary is not None
-    report = (run.folder / "report.md").read_text()
-    assert "Every K was measured, as with until=all: a server that was to tell" in report
 
 
 def test_where_few_requests_tell_no_costs_every_k_is_measured(
@@ -266,7 +264,6 @@ def test_where_few_requests_tell_no_costs_every_k_is_measured(
     measured = run.results[run.results.source == "measured"]
     assert {*measured.k} == {0, 1, 2, 3, 6}
     assert {*measured.status} == {"complete"}
-    assert "do not tell it" in (run.folder / "report.md").read_text()
 
 
 @pytest.mark.parametrize(

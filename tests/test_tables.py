@@ -19,6 +19,7 @@ from harness.analysis import analyse
 from harness.analysis.comparison import compare
 from harness.records import MachineLoad, ResultRow
 from harness.reporting import plots, tables
+from harness.reporting.content import content_of
 from harness.reporting.pages import PAGES, brief_tables, tables_of
 from harness.reporting.plots import load as load_plots
 from harness.reporting.plots import style
@@ -61,6 +62,7 @@ UNFILLED = {
         ),
         "an audition of more than eight prompts of a set, with a draft that loses",
     ),
+    "leaderboard.SETS": "a run of more prompt sets than the grid has columns for",
     "sweep.CELLS prompts": "a sweep in looks of more than eight prompts of a set",
     "sweep.CELLS trimmed speedup": BUSY,
     "sweep.CELLS timing": BUSY,
@@ -145,6 +147,7 @@ def specified() -> dict[str, list[Column[Any]]]:
 
 def test_every_column_has_a_value_in_some_real_run(summaries: list[Summary]) -> None:
     made = [entry for one in summaries for entry in (*tables_of(one), *brief_tables(one))]
+    made += [grid for one in summaries if (grid := content_of(one).grid) is not None]
     filled = {id(column) for entry in made for column in entry.columns}
     unfilled = set[str]()
     for name, columns in specified().items():
