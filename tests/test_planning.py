@@ -32,7 +32,7 @@ from harness.storage import StoredRun, load
 from harness.summary import Caveat, Plan, PlanChoice, RunFacts, ServedGate, Summary
 from harness.theory.speedup import BatchTimes
 
-FEW = ("seeds=2", "requests=60")
+FEW = ("seeds=2", "requests=100")
 
 
 @cache
