@@ -100,6 +100,7 @@ bench: $(STAMP) ## the benchmarks, against peers on the same work
 embedded: $(STAMP) ## train the embedded models again
 	$(BIN)/python -m tools.train_embedded.train
 	$(BIN)/python -m tools.train_embedded.eagle3
+	$(BIN)/python -m tools.gguf_file
 
 clean: ## remove .venv and caches; runs stay
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage build dist

@@ -15,8 +15,8 @@ from collections import Counter
 from pathlib import Path
 
 from harness.analysis.answers import answered
-from harness.analysis.setup import Setup
-from harness.analysis.sweep_and_audition import MeasuredSweep, PairAnalysis
+from harness.analysis.setup import Setup, shares_of_sets
+from harness.analysis.sweep_and_audition import pair_run, questions
 from harness.cli import compose, work
 from harness.storage import StoredRun, load
 
@@ -63,8 +63,7 @@ def make(folder: Path) -> None:
 def decisions(run: StoredRun, seeds: int) -> dict[str, Counter[str]]:
     """How often each decision of the run came out as what, over the seeds."""
     setup = Setup(run)
-    pair = (PairAnalysis if setup.replay_only else MeasuredSweep)(setup)
-    asked, shares = pair.questions, pair.setup.shares
+    asked, shares = questions(pair_run(setup)), shares_of_sets(setup)
     counts: dict[str, Counter[str]] = {}
     for seed in range(seeds):
         for entry in answered(asked, lambda _: None, weights=shares, seed=seed):

@@ -50,7 +50,6 @@ from transformers import GenerationConfig
 
 from harness.analysis.cells import expected_tokens_per_round
 from harness.cli import compose
-from harness.commands.other_runs import Rates
 from harness.config import rates_for
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.clock import Clock
@@ -373,7 +372,7 @@ def generation(
     target: Opened,
     draft: Opened,
     k: int,
-    rates: Rates,
+    rates: tuple[float, ...],
     asked: argparse.Namespace,
     seed: int,
     temperature: float | None = None,
@@ -402,7 +401,7 @@ def synthetic_sweep(
     target: Opened, draft: Opened, times: dict[str, Any], asked: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """Baseline and every (set, K) in turn, in rotating order, at the post's acceptances."""
-    cells: list[tuple[str, int, Rates]] = [("", 0, ())]
+    cells: list[tuple[str, int, tuple[float, ...]]] = [("", 0, ())]
     for k, pair in POST.items():
         for name, rate in zip(("easy", "hard"), pair, strict=True):
             cells.append((name, k, rates_for(alpha_from_acceptance_rate(rate, k), k)))

@@ -48,7 +48,7 @@ from harness.analysis import analyse
 from harness.analysis.cells import completed, latest, new_tokens, per_prompt
 from harness.analysis.latency import latency_of_draft
 from harness.analysis.setup import Setup
-from harness.analysis.sweep_and_audition import MeasuredSweep
+from harness.analysis.sweep_and_audition import errors_of, pair_run
 from harness.cli import compose
 from harness.commands import sweep
 from harness.models import embedded
@@ -92,7 +92,7 @@ def cells(run: StoredRun) -> pd.DataFrame:
     draft = str(run.config["draft"]["name"])
     times = {t: latency_of_draft(run, draft, t) for t in {cell[1] for cell in measured.index}}
     checks = {(c.prompt_set, c.temperature, c.k): c for c in analyse(run).replay_checks}
-    errors = MeasuredSweep(Setup(run)).prediction_errors.values()
+    errors = errors_of(pair_run(Setup(run))).values()
     gaps = {cell: gap.value for error in errors for cell, gap in error.gaps.items()}
     table: list[dict[str, object]] = []
     for cell, row in cast(Iterable[tuple[Any, Any]], measured.iterrows()):

@@ -37,10 +37,10 @@ import psutil
 from servers import PAGE, REAL, section, with_section
 from transformers import AutoConfig, AutoTokenizer
 
+from harness import formatting as fmt
 from harness.analysis import analyse
 from harness.measurement.environment import cpu_name
 from harness.records import GREEDY, where
-from harness.reporting import formatting as fmt
 from harness.storage import StoredRun, load
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -45,7 +45,8 @@ from harness.measurement.draft_scores import lookup_traces, score_texts
 from harness.measurement.generations import Draft, Request, run_trial
 from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.models.cached import CachedModel
-from harness.models.load import LoadedModel, load, open_pair
+from harness.models.load import LoadedModel, load
+from harness.models.probe import cached_model
 from harness.models.tokenizer import encode
 from harness.records import TextTrace, Trial
 from harness.stats.jackknife import holm
@@ -77,11 +78,11 @@ class Family:
 
 def family(limit: int | None, new_tokens: int) -> Family:
     target = _load("tiny")
+    model = cached_model(target.network, target.vocab_size, target.shown)
     drafts: dict[str, Draft] = {"ngram": lambda request: NgramDrafter(request.eos)}
-    model = None
     for name in MODEL_DRAFTS:
-        model, drafts[name] = open_pair(target, _load(name))
-    assert model is not None
+        draft = _load(name)
+        drafts[name] = cached_model(draft.network, draft.vocab_size, draft.shown)
     conf = PromptsConf(sets=list(SHIPPED_SETS), limit=limit)
     prompts = [
         Request(

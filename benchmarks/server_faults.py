@@ -26,7 +26,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -39,13 +39,10 @@ import urllib3
 
 from harness.cli import compose
 from harness.commands import progress, server
-from harness.config import ModelConf
 from harness.engines.client import LEAST_S
-from harness.engines.gguf_file import write_gguf
 from harness.engines.llamacpp import LlamaCpp
 from harness.measurement.load import REQUESTS_PER_SLOT
-from harness.models.device import resolve_device
-from harness.models.load import load as load_model
+from harness.models.embedded import EMBEDDED, gguf_of
 from harness.records import UserError
 from harness.storage import StoredRun, load
 
@@ -424,20 +421,11 @@ def victim(k: int, *, load: bool) -> psutil.Process | None:
     return None
 
 
-@contextmanager
-def models(folder: Path) -> Iterator[tuple[Path, Path]]:
-    files = {"tiny": folder / "target.gguf", "tiny_good": folder / "draft.gguf"}
-    for name, file in files.items():
-        conf = ModelConf(name=name, id=f"embedded:{name}")
-        write_gguf(load_model(conf, resolve_device("cpu")), file)
-    yield files["tiny"], files["tiny_good"]
-
-
 def results(only: Sequence[str], silence_s: float) -> Iterator[Result]:
     """Of each fault whose name holds one of the words."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        target, draft = stack.enter_context(models(folder))
+        target, draft = (gguf_of(EMBEDDED / name) for name in ("tiny", "tiny_good"))
         # A request's limit is some seconds here, and so is what is said while it is waited for
         for name, value in (("EVERY_S", 0.5), ("SOON_S", 0.1), ("LATE_S", 0.3)):
             stack.enter_context(patch.object(progress, name, value))

@@ -61,17 +61,20 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from harness import formatting as fmt
 from harness.analysis import analyse
 from harness.cli import compose, draft_conf
 from harness.commands import audition, server
-from harness.commands.drafted import PROMPTS_OF_EVERY_K
+from harness.commands.pair import PROMPTS_OF_EVERY_K
+from harness.config import ModelConf
 from harness.models import embedded
+from harness.models.load import load as load_model
 from harness.records import GREEDY, MachineLoad, Trial, grouped, where
-from harness.reporting import formatting as fmt
 from harness.serving.engines import spec_of
 from harness.storage import StoredRun, load
 from harness.storage.manifest import ChosenK, ServedKs
 from harness.summary import Answer, ServedCell, ServedGate, ServedSummary, Summary
+from tools.gguf_file import write_gguf
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "validation.md"
@@ -235,7 +238,7 @@ def main() -> None:
     print(page)
 
 
-def widened(folder: Path, width: int = WIDE) -> list[str]:
+def widened(folder: Path, width: int = WIDE, engine: str = "llamacpp") -> list[str]:
     """The shipped target with the same texts and slower tokens, and the keys that take it.
 
     Zeros widen its feed-forward layers: with WIDE a token takes about 2.5 ms of processor time, so
@@ -257,7 +260,11 @@ def widened(folder: Path, width: int = WIDE) -> list[str]:
         elif name.endswith("down_proj.weight"):
             weights[name] = torch.nn.functional.pad(weight, (0, more))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return ["model=hf", f"model.id={folder.resolve()}", "model.name=tiny_wide", WIDE_WEIGHTS]
+    words = ["model=hf", f"model.id={folder.resolve()}", "model.name=tiny_wide", WIDE_WEIGHTS]
+    if engine == "llamacpp":
+        loaded = load_model(ModelConf(name="tiny_wide", id=str(folder)), torch.device("cpu"))
+        words.append(f"model.gguf={write_gguf(loaded, folder / 'tiny_wide.gguf')}")
+    return words
 
 
 def section(page: str, title: str) -> str:

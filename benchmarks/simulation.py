@@ -95,7 +95,7 @@ def main() -> None:
 
 def measured(folder: Path, engine: str, repeats: int) -> list[Path]:
     """The runs, of which those that are there already are not measured again."""
-    target = [*MEASURED, *ENGINES[engine], *widened(folder / "tiny_wide", WIDTH)]
+    target = [*MEASURED, *ENGINES[engine], *widened(folder / "tiny_wide", WIDTH, engine)]
     (small,) = _runs(folder / "capacity", [*target, f"prompts.limit={FEW}"], 1)
     rates = [f"{share * capacity(small):.3g}" for share in SHARES]
     return _runs(folder / "repeats", [*target, f"rate=[{','.join(rates)}]"], repeats)

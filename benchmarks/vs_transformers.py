@@ -25,13 +25,15 @@ from transformers.utils import logging as hf_logging
 
 from harness import prompts as prompt_sets
 from harness.cli import compose
-from harness.commands.pair import EncodedPrompt, Pair, open_pair, request
+from harness.commands.opening import open_pair
+from harness.commands.pair import EncodedPrompt, ModelPair
+from harness.commands.requests import request
 from harness.measurement.generations import run_trial
 
 Contestant = Callable[[EncodedPrompt, int, float], tuple[float, list[int]]]
 
 
-def ours(pair: Pair, config) -> Contestant:
+def ours(pair: ModelPair, config) -> Contestant:
     def run(entry: EncodedPrompt, k: int, temperature: float) -> tuple[float, list[int]]:
         start = time.perf_counter()
         trial = run_trial(
@@ -42,7 +44,7 @@ def ours(pair: Pair, config) -> Contestant:
     return run
 
 
-def peer(pair: Pair, new_tokens: int, *, double_warp: bool = False) -> Contestant:
+def peer(pair: ModelPair, new_tokens: int, *, double_warp: bool = False) -> Contestant:
     target, draft = cast(Any, pair.target.network), pair.draft.network
     eos = sorted(pair.target.eos)
 
@@ -78,7 +80,11 @@ def peer(pair: Pair, new_tokens: int, *, double_warp: bool = False) -> Contestan
 
 
 def cell(
-    contestants: dict[str, Contestant], pair: Pair, k: int, temperature: float, repetitions: int
+    contestants: dict[str, Contestant],
+    pair: ModelPair,
+    k: int,
+    temperature: float,
+    repetitions: int,
 ) -> tuple[dict[str, float], bool]:
     """Seconds per token of each contestant (median over repetitions), and whether texts agree."""
     names = list(contestants)
@@ -117,6 +123,7 @@ def main() -> None:
         [f"prompts.limit={asked.prompts}", f"new_tokens={asked.new_tokens}", "threads=1"],
     )
     pair = open_pair(config, prompt_sets.load(config.prompts))
+    assert isinstance(pair, ModelPair)
     contestants = {"ours": ours(pair, config), "transformers": peer(pair, asked.new_tokens)}
     table = Table(title="seconds per token, whole requests: transformers / ours")
     for column in ("K", "temperature", "ours ms/tok", "transformers ms/tok", "ratio", "same text"):

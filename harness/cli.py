@@ -1,4 +1,4 @@
-"""What all commands share: compose the configuration, do the work, turn errors into exit statuses.
+"""The command line of all commands: compose the configuration, run, turn errors into statuses.
 
 The contract: a command that made a run prints `run: <folder>` as its last line. What the user can
 fix is one line on standard error, `error: ...`, and status 2, a full or read-only disk included.
@@ -32,7 +32,6 @@ from string import Template
 from typing import Any, NoReturn
 
 import hydra
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -108,7 +107,7 @@ _statuses: list[int] = []
 
 @dataclass(frozen=True)
 class JobStatus:
-    """What a job returns to Hydra; whoever unpickles it, the process that waits, notes it."""
+    """The result of a job for Hydra; the process that waits notes it when it unpickles it."""
 
     status: int
 
@@ -212,7 +211,7 @@ def _report_interruption(stop: KeyboardInterrupt) -> int:
 
 
 def _print_help(command: str, overrides: Sequence[str]) -> None:
-    """What Hydra prints, without the lists of all groups that it would make first."""
+    """Print Hydra's help, without the lists of all groups that it would make first."""
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
         config = hydra.compose(command, [*overrides], return_hydra_config=True)
         print(Template(config.hydra.help.template).substitute())
@@ -429,7 +428,7 @@ def _refuse_added_keys(config: DictConfig, prefix: str) -> None:
 
 
 def _misspelt(command: str, cause: BaseException | None) -> UserError | None:
-    """What to say of a key that a command does not have; None where that is not the cause."""
+    """The error for a key that a command does not have; None where that is not the cause."""
     if not isinstance(cause, ConfigAttributeError | ConfigKeyError) or not cause.full_key:
         return None
     group, dot, key = cause.full_key.rpartition(".")
@@ -458,7 +457,7 @@ def _removed(key: str) -> UserError:
 
 
 def _no_such_entry(error: Exception) -> UserError | None:
-    """What to say of a name that a group of conf/ does not have; None where that is not the cause.
+    """The error for a name that a group of conf/ does not have; None where that is not the cause.
 
     A short list of names is given whole where none is similar.
     """
@@ -533,27 +532,20 @@ def draft_confs(config: AuditionConfig) -> list[DraftConf]:
 
 def _group_draft(name: str) -> DraftsEntry:
     """The configuration of one name of the draft group, whatever the target is."""
+    from harness.commands.eligible_drafts import draft_files, shipped_draft
+
     if f"draft={name}" in REMOVED:
         raise _removed(f"draft={name}")
-    try:
-        overrides = [f"draft={name}"]
-        register("sweep")
-        if GlobalHydra.instance().is_initialized():
-            config = hydra.compose(config_name="sweep", overrides=overrides)
-        else:
-            config = _composed("sweep", overrides)
-    except (HydraException, ValueError) as error:  # the latter of a number
-        known = sorted(path.stem for path in (CONF_DIR / "draft").glob("*.yaml"))
+    file = draft_files().get(name)
+    if file is None:
         raise UserError(
-            f"drafts: no draft named {name!r}; there are {', '.join(known)}; "
+            f"drafts: no draft named {name!r}; there are {', '.join(draft_files())}; "
             "or give name@folder-or-hub-id"
-        ) from error
-    if name != OWN_DRAFT and OmegaConf.is_missing(config.draft, "id"):
+        )
+    conf = shipped_draft(file)
+    if conf is None:
         raise UserError(f"drafts=[{name}]: whose? give drafts=[{name}@folder-or-hub-id]")
-    _refuse_missing_keys(config)
-    conf = OmegaConf.to_object(config.draft)
-    assert isinstance(conf, DraftConf)
-    return DraftsEntry(**vars(conf))
+    return conf
 
 
 def compose(command: str, overrides: Sequence[str] = ()) -> Any:

@@ -1,4 +1,4 @@
-"""What a user may configure: one schema per command, registered with Hydra, and what is refused.
+"""The configuration of each command: a schema, registered with Hydra, and the checks of its values.
 
 Values come from the YAML files under conf/ and from the command line; Hydra merges them into the
 dataclasses below, so a misspelt key or a word where a number belongs fails while composing. What a
@@ -143,7 +143,7 @@ def _sizes(meaning: str) -> Any:
 
 @dataclass(frozen=True)
 class ModelKeys:
-    """How errors name a model and its keys, in what can be typed.
+    """Names of a model and its keys in errors, as they can be typed.
 
     Attributes:
         group: of keys, model or draft.
@@ -168,7 +168,7 @@ class ModelKeys:
 
 
 def is_folder(model_id: str) -> bool:
-    """Whether a model's id is a folder of some machine, here or elsewhere, and no hub id."""
+    """True where a model's id is a folder, here or on another machine, and no hub id."""
     return model_id.startswith((".", "/", "~")) or Path(model_id).exists()
 
 
@@ -212,18 +212,18 @@ class ModelConf:
         None, "positions of a block, drafts of a P-EAGLE head; null: trained", least=2
     )
     head_of: str | None = key(None, "of a head: the id of the target that it was made for")
-    gguf: str | None = key(None, "its GGUF file, for llama.cpp; null: converted where small")
+    gguf: str | None = key(None, "its GGUF file, for llama.cpp; null: that of an embedded model")
     # Any, as prompts.weights; `harness.theory.architecture` reads it
     architecture: Any = key(None, "its sizes: family, layers, ...; for floors and dummy weights")
 
     @property
     def spec(self) -> DraftSpec:
-        """What is known of its kind."""
+        """The record of its kind."""
         return DRAFTS[self.kind]
 
     @property
     def keys(self) -> ModelKeys:
-        """What errors call it and its keys."""
+        """Names of it and its keys in errors."""
         return ModelKeys("model")
 
     @property
@@ -266,7 +266,7 @@ class DraftConf(ModelConf):
 
     @property
     def keys(self) -> ModelKeys:
-        """Those of the group."""
+        """Names in the group draft=."""
         return ModelKeys("draft")
 
 
@@ -276,7 +276,7 @@ class DraftsEntry(DraftConf):
 
     @property
     def keys(self) -> ModelKeys:
-        """What `drafts` takes."""
+        """Names in `drafts`."""
         return ModelKeys("draft", self.name)
 
 
@@ -491,7 +491,7 @@ class DeviceConf:
 
 @dataclass
 class DecodeConf:
-    """How tokens are drawn, in draft and target alike, and drafts accepted."""
+    """Sampling, of draft and target alike, and the acceptance of drafts."""
 
     top_k: int | None = key(None, "keep the top_k likeliest tokens; null: all", least=1)
     top_p: float | None = key(
@@ -590,7 +590,7 @@ def rates_for(acceptance: Any, k: int, key: str = "decode.acceptance") -> tuple[
 
 @dataclass
 class PlanConf:
-    """What a server would hold, for planning on cards that are not at hand."""
+    """The load of a server, for planning on cards that are not at hand."""
 
     context_tokens: int = key(1024, "positions of each sequence, prompt and answer", least=1)
     batch: int = key(1, "sequences side by side", least=1)
@@ -613,7 +613,7 @@ class LatencyConf:
 
 @dataclass
 class CommandConfig:
-    """What every command takes."""
+    """Keys of every command."""
 
     results_root: str = key("results", "folder of the run folders")
     seed: int = key(0, "of all random numbers", least=0, most=2**63 - 1)
@@ -626,13 +626,13 @@ class CommandConfig:
     debug: bool = key(False, "show the traceback of an error")
 
     def doing(self, command: str) -> str:
-        """What the command does, for the first line of its progress."""
+        """The first line of the command's progress."""
         return command
 
 
 @dataclass
 class ModelsConfig(CommandConfig):
-    """What every command takes that runs models."""
+    """Keys of every command that runs models."""
 
     model: ModelConf = field(default_factory=ModelConf)
     prompts: PromptsConf = field(default_factory=PromptsConf)
@@ -675,17 +675,17 @@ class ModelsConfig(CommandConfig):
 
     @property
     def takes_gguf(self) -> bool:
-        """Whether the models may be GGUF files."""
+        """True where the models may be GGUF files."""
         return False
 
     @property
     def prompts_of_a_set(self) -> int:
-        """What prompts.limit=auto is, of sets not from files: the fewest that carry an interval."""
+        """The value of prompts.limit=auto, of sets not from files: the fewest with an interval."""
         return 8
 
     @property
     def loop_clock(self) -> LoopClock:
-        """What our own loop is timed by."""
+        """The clock of the harness's own loop."""
         return "wall"
 
     def check(self, _: str) -> None:
@@ -729,7 +729,7 @@ class ModelsConfig(CommandConfig):
 
 @dataclass
 class PairConfig(ModelsConfig):
-    """What every command takes that runs a target with one draft."""
+    """Keys of every command that runs a target with one draft."""
 
     draft: DraftConf = field(default_factory=DraftConf)
 
@@ -817,7 +817,7 @@ class SweepConfig(PairConfig):
 
     @property
     def loop_clock(self) -> LoopClock:
-        """What the command line says."""
+        """The clock that the command line names."""
         return self.clock  # type: ignore[return-value]  # validated
 
     @property
@@ -854,13 +854,14 @@ class SweepConfig(PairConfig):
             )
 
 
-def _checked_until(config: "SweepConfig | AuditionConfig") -> str:
-    """What `until` is where it was left out, checked against the other keys."""
+def _checked_until(config: "SweepConfig | AuditionConfig | ServerConfig") -> str:
+    """The value of `until`, also where it was left out, checked against the other keys."""
     reason = config.not_in_looks
     until = config.until or ("all" if reason else "decided")
     if until == "decided" and reason:
         raise UserError(f"until=decided: not with {reason}; leave until out")
-    if until == "all" and config.budget_s is not None:
+    # A server's budget is of all that it asks, whatever that is
+    if until == "all" and config.budget_s is not None and not isinstance(config, ServerConfig):
         why = f", as it is with {reason}" if reason else ""
         raise UserError(f"budget_s: not with until=all{why}; leave it out")
     return until
@@ -960,7 +961,7 @@ class ServerConfig(PairConfig):
         return ENGINES[self.engine].rule
 
     @property
-    def not_decided(self) -> str | None:
+    def not_in_looks(self) -> str | None:
         """Why every K is measured: what keeps replay from choosing one; None where it can."""
         engine = ENGINES[self.engine]
         if self.url is not None:
@@ -991,7 +992,7 @@ class ServerConfig(PairConfig):
 
     @property
     def varying(self) -> tuple[Varying, ...]:
-        """How the K of servers changes that are measured besides those of one K."""
+        """The kinds of servers with a changing K that are measured besides those of one K."""
         asked: dict[Varying, bool] = {
             "schedule": self.schedule is not None,
             "adaptive": self.adaptive,
@@ -1034,10 +1035,7 @@ class ServerConfig(PairConfig):
             raise UserError(f"k=[{ADAPTIVE}]: give K to compare with, as k=[4,{ADAPTIVE}]")
         self._check_varying()
         super().check(_)
-        if self.until is None:
-            self.until = "all" if self.not_decided else "decided"
-        if self.until == "decided" and self.not_decided:
-            raise UserError(f"until=decided: not with {self.not_decided}; leave until out")
+        self.until = _checked_until(self)
         for url in self.url or ():
             check_address("url", url)
         if self.decode.stop_strings:
@@ -1142,7 +1140,7 @@ class AuditionConfig(ModelsConfig):
 
     @property
     def loop_clock(self) -> LoopClock:
-        """What the command line says."""
+        """The clock that the command line names."""
         return self.clock  # type: ignore[return-value]  # validated
 
     def _check_adaptive(self) -> None:
@@ -1332,7 +1330,7 @@ class ReportConfig(CommandConfig):
     )
 
     def doing(self, command: str) -> str:
-        """What is read."""
+        """The command and what it reads."""
         read = self.run or self.index or self.metrics or ", ".join(self.runs or self.records)
         return f"{command} of {read}"
 
@@ -1468,6 +1466,6 @@ def group_of(entry: Field[Any]) -> type[Any] | None:
 
 
 def is_list(entry: Field[Any]) -> bool:
-    """Whether a key holds a list."""
+    """True where a key holds a list."""
     kinds = (entry.type, *get_args(entry.type))
     return entry.metadata.get("form") is list or any(get_origin(kind) is list for kind in kinds)

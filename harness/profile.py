@@ -1,4 +1,4 @@
-"""How fast is each model here, and what could speculation gain at best?
+"""Profiles: how fast each model is here, and the most that speculation could gain.
 
     python -m harness.profile model=qwen3_4b draft=qwen3_0_6b
 

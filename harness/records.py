@@ -124,7 +124,7 @@ class BrokenLogitsError(UserError):
 
 
 class Round(NamedTuple):
-    """What one turn of a decoding loop emitted."""
+    """The tokens of one turn of a decoding loop."""
 
     # The emitted token ids, in order; never empty, never past end-of-text or the budget
     tokens: tuple[int, ...]
@@ -208,7 +208,7 @@ class TextKey:
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """What results are grouped by; k = 0 is plain decoding, which has no draft."""
+    """A cell, which results are grouped by; k = 0 is plain decoding, which has no draft."""
 
     prompt_set: str
     temperature: float
@@ -346,7 +346,7 @@ class TextTrace:
 
 @dataclass(frozen=True, eq=False)
 class DraftConfidence:
-    """How sure a draft is of what it drafts where it leaves one of the target's texts."""
+    """Confidences of a draft in what it drafts where it leaves one of the target's texts."""
 
     # draft, prompt_set, prompt, repetition, temperature: whose, on which text
     draft: str
@@ -416,7 +416,7 @@ class RoundTiming:
 
     @property
     def disturbed(self) -> bool:
-        """Whether other work took so much of the machine that the visit may be off."""
+        """True where other work took so much of the machine that the visit may be off."""
         return (self.other_share or 0.0) > BUSY
 
 
@@ -435,7 +435,7 @@ Varying = Literal["", "schedule", "adaptive"]
 
 @dataclass(frozen=True)
 class Scrape:
-    """What a running server has counted since it was started: a line of scrapes.jsonl."""
+    """The counters of a running server since it was started: a line of scrapes.jsonl."""
 
     at_s: float  # seconds since the first scrape
     tokens: int  # of answers
@@ -522,7 +522,7 @@ class LatencyRow:
 
 @dataclass(frozen=True)
 class CopyBandwidth:
-    """How fast a device copies memory, measured."""
+    """The measured bandwidth of copying a device's memory."""
 
     gb_s: float  # bytes read and written, 10^9 per second; the median of `samples` copies
     buffer_bytes: int  # of one buffer, source or copy
@@ -608,7 +608,7 @@ Verbose = bool | Literal["tables"]
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """What starts a server, as it was measured and in production."""
+    """The command that starts a server, as it was measured and in production."""
 
     k: int  # tokens that it drafts per round; 0 decodes plainly
     slots: int  # requests that it has room for side by side
@@ -623,7 +623,7 @@ class ServerCommand:
 
 @dataclass(frozen=True)
 class ServerMemory:
-    """What a server was started with on a card: an entry of the manifest's `server_memory`."""
+    """The memory settings of a server on a card: an entry of the manifest's `server_memory`."""
 
     # k, slots: as of `ServerCommand`
     k: int
@@ -669,7 +669,7 @@ class ServingEngine:
     varying: dict[Varying, ServerCommand] = field(default_factory=dict[Varying, ServerCommand])
 
     def started_with(self, memory: Sequence[ServerMemory]) -> "ServingEngine":
-        """With the flags of each command that its server was started with last.
+        """The engine with the flags of each command that its server was started with last.
 
         The engine is noted when the first servers answer, and a share of a card is known only when
         a server starts.
@@ -690,7 +690,7 @@ PlanPolicy = Literal["fixed", "by_load"]
 
 @dataclass(frozen=True)
 class SimulatedChoice:
-    """What users wait for with a choice of a plan: percentiles of (TPOT, TTFT), in seconds."""
+    """Waits of users with a choice of a plan: percentiles of (TPOT, TTFT), in seconds."""
 
     draft: str | None  # None: plain decoding
     policy: PlanPolicy
@@ -744,7 +744,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class CardReadings:
-    """What a card did while a run measured: an entry of the manifest's `card_readings`."""
+    """Readings of a card while a run measured: an entry of the manifest's `card_readings`."""
 
     samples: int  # moments at which it was read
     # Of them, those at which it was not idle; what follows is of these, or of all where it always

@@ -6,8 +6,8 @@ in seconds, except in `ResultRow` and `LatencyRow`, which are rows of csv files 
 
 Reading order: `Summary` at the end of this module, then the records of the command in question.
 
-Behind each code stand the values that it carries; `harness.reporting.sentences` has a sentence for
-each code.
+Behind each code stand the values that it carries. `harness.reporting.sentences` has a sentence for
+each reason of a verdict, `harness.analysis.caveats` the record of each caveat.
 """
 
 import json
@@ -61,131 +61,6 @@ VerdictReason = Literal[
     "nothing_accepted",  # does_not_pay
 ]
 Doubt = tuple[VerdictReason, Values]  # why a verdict cannot be given, with the values to quote
-CaveatCode = Literal[
-    "dummy_weights",
-    "synthetic_acceptance",
-    "embedded_models",
-    "prompts_left_out",  # used, available, sets ("mine 8 of 30, other 8 of 12"), limited: of own
-    # requests, sampled, unusable, mean_bytes, sampled_bytes: of a log; strata: of its sample
-    "sampled_log",
-    # draft, k: the largest that was asked for; temperature, ks: to try next ("10,15,20"), command:
-    # that tries them (None: unknown)
-    "k_at_edge",
-    "few_prompts",  # prompts, needed, in_cell: whether of one prompt set (a sweep) or of all
-    "unused_card",  # card: why device=auto took the CPU
-    "thinking_mode",
-    "thinking_mode_off",  # of a model that has one
-    "chat_template_unused",
-    "generation_settings",  # settings ("top_k=20, min_p=0.1"), overrides ("decode.top_k=20", or "")
-    # role, name, reason; compiled: False if only compiling failed, None: ran eagerly; plain_too:
-    # whether the target ran eagerly for this draft alone
-    "engine_fallback",
-    "other_dtype",  # role, stored, dtype: that dtype=auto took instead, as the faster one
-    "fewer_drafts",  # draft, tokens: that it drafts a round at most; k: the largest asked for
-    "other_card",  # card, device: another card ran than gpu= names, so no cost is given
-    "gpu_not_timed",  # card, device: of an audition, likewise
-    "scattered_steps",  # roles ("draft and target"), spread: p90 / median above it
-    # temperature; times ("6.3 (a), 1.6 (b)", ms) of a plain token, drafts: how many;
-    # step_s: of the bare step, or None
-    "plain_tokens_unlike",
-    "busy_machine",  # load: processors that other work kept busy, on average; processors: of them
-    # The same while servers that the run started were timed by their own clock, or by processor
-    # time, as our own loop may be; processor_time: of servers, whether it can be trusted then
-    "busy_servers",
-    "busy_cpu_clock",
-    "busy_card",  # processes: of others, that used the card
-    # reason: a `ThrottleReason`; throttled, samples: readings with it, and in all; sm_mhz: the
-    # median (of a power cap while it held), max_sm_mhz, temperature_c: the highest, power_limit_w,
-    # default_power_limit_w, device: the card; None where the card, or an older run, has none
-    "throttled_card",
-    # role, cards: that its layers are spread over; offloaded: whether some are on no card
-    "spread_over_cards",
-    "unstable_timings",  # timings: how many entries `Summary.unstable` has; the first one's fields
-    # cells: how many `Summary.outlier_cells` has; prompt_set, temperature, k, speedup,
-    # trimmed_speedup, generations: of the one that differs most
-    "outlier_generations",
-    # outside, cells: measured speedups outside their predictions' intervals, of how many; error:
-    # that predictions have besides (standard deviation of the logarithm); prompt_set, temperature,
-    # k, gap: predicted / measured - 1 of the cell that differs most
-    "predictions_off",
-    "priced_from_steps",  # a run of a version that timed no rounds
-    # draft: that loses whatever its rounds cost; temperature, k: its best; tokens_per_round; step:
-    # its step / the target's; speedup: that it has at most
-    "rounds_not_timed",
-    "rounds_at_other_temperature",  # temperature, timed_at: whose rounds were timed
-    # Of a sweep in looks: temperature, k; measured, replayed: tokens per round, or None; differs:
-    # whether these differ too much, or else there is too little of either
-    "not_by_replay",
-    "k_not_timed",  # ks: without a prediction, since they are beyond what was timed of some draft
-    "texts_from",  # engine, version, url: of the server that completed the prompts
-    "typed_latency",
-    "latency_from",  # run: the folder whose step times these are
-    # engine, version, run, device (None: elsewhere), draft: that was measured there; same_shape,
-    # composed: names of the drafts whose R follows from that one's
-    "rounds_of_engine",
-    "other_budget",  # ignored ("new_tokens=64 and repetitions=2"), made_with ("new_tokens=32 ...")
-    # texts, equal, tie, different, not_judged; noise, of an engine; prompt_set, prompt, k, position
-    "greedy_texts_differ",
-    "routing_ties",  # of a mixture: tie, unjudged: texts that differ so, and that cannot be judged
-    # temperature, k, text_z, plain_z, nats, expected_nats: per token, of the server's texts
-    "server_not_lossless",
-    "server_texts_unlike_target",  # the same, of the plain server
-    "server_texts_repeat",  # temperature, k, texts
-    # temperature, k, rounds, expected_rounds; rounds_z, or equal and texts where rounds are certain
-    # (else None); rule: the engine's, other_rule: whose replay the rounds fit, or None
-    "server_rounds_unlike_replay",
-    "server_not_predicted",  # reason: a `NotPredicted`
-    # engine, served, scored: dtypes of the draft, on the server and where its texts were scored
-    "draft_served_in_other_dtype",
-    # temperature, ks ("4, 8"), timed, asked: visits next to plain decoding; left_out: whether no
-    # answer names these K, for others have more; load: whether of requests side by side
-    "server_visits_lacking",
-    "server_asked_less",  # new_tokens, repetitions, prompts, temperatures, ks, budget_s
-    "server_every_k",  # reason: as `storage.manifest.WhyAll`, why until=decided measured all
-    "rate_beyond_capacity",  # rate: the least at which more arrives than servers of the ks serve
-    "loads_disturbed",  # others: processors that other work kept busy; most: that it may
-    "server_queues",  # engine, concurrency: the smallest such; slots: that its servers have
-    "plan_without_ks",  # ks ("4, 8"): left out, since they change what is generated
-    "plan_separate_passes",  # flag: without which neighbouring slots alone share a pass
-    "plan_mean_prompts",  # of a plan from a run that does not tell what a prompt's length costs
-    "plan_disturbed",  # others: processors that other work kept busy while loads were timed
-    # percentile; beyond: simulated requests that wait longer; requests: of a seed that are enough
-    "plan_few_beyond",
-    "plan_rate_not_measured",  # measured: the largest rate that was; None where none was
-    "plan_other_slots",  # slots: of the servers of loads at a rate; known: that costs are known for
-    "plan_context_not_measured",  # context: of the longest text; measured: of the loads' longest
-    "launch_bound",  # role, step_s, floor_s, mbu, positions, positions_ratio, overhead_share, c
-    "verify_assumed_equal_step",  # key: by which times of a verify are given
-    "positions_of_longer_drafts",  # ks ("2, 4"), k: that acceptance_by_position is of
-    "positions_too_short",  # ks ("4, 8"): without a row from acceptance_by_position
-    "latency_from_too_short",  # ks: left out, since latency_from times no verify for them
-    "counters_of_several_k",  # ks ("1, 3"): that a running server drafted, as it told
-    "counters_fewer_drafted",  # mean: tokens that a round drafted; k: the most
-    "counters_without_positions",  # k
-    # ks ("1, 2, 3"), k: whose counts they are estimated from; model, head, counted: the largest
-    # errors on the shipped prompt sets, estimated of either kind of draft, and as counted
-    "counters_of_longer_drafts",
-    "counters_plain_steps",  # share: of the tokens, from steps that drafted nothing
-    "counters_under_load",
-    "server_gap",  # k, measured, predicted: speedups
-    "server_concurrency",  # file, max_concurrency (None: no limit)
-    "server_failed_requests",  # file, requests
-]
-ComparisonCaveatCode = Literal[
-    "failed_run",
-    "unfinished_run",
-    "different_devices",
-    # reference_ms, ms: of a plain token (K = 0) on the shared prompts; temperature; and both names
-    "machine_changed",
-    "distrusted",
-    "other_acceptance",
-    "other_lengths",
-    "some_prompts",
-    "timed_on_part",  # least, most: prompts that both timed at one K, of prompts that both have
-    "other_hash",
-    "other_weights",  # weights, reference_weights ("easy 3, hard 1", or None for equal ones)
-    "not_lossless",
-]
 Factor = Literal["acceptance", "slow_draft", "expensive_verify", "slow_loop", "launch_bound_engine"]
 RuleOfThumbCode = Literal[
     "step_ratio",  # value is target step / draft step: least, ideal, k, breakeven_alpha
@@ -306,9 +181,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Caveat:
-    """What a reader must know before acting: a code, and the values its sentence quotes."""
+    """What a reader must know before acting: a code, and the values its sentence quotes.
 
-    code: CaveatCode
+    `harness.analysis.caveats` has the record of each code.
+    """
+
+    code: str
     values: Values = field(default_factory=dict[str, Value])
 
 
@@ -937,14 +815,6 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class ComparisonCaveat:
-    """What a reader of a comparison must know: a code, and the values its sentence quotes."""
-
-    code: ComparisonCaveatCode
-    values: Values = field(default_factory=dict[str, Value])
-
-
-@dataclass(frozen=True)
 class EngineRow:
     """What one engine gained at one K, measured on prompts of every set of its run."""
 
@@ -982,7 +852,7 @@ class Comparison:
     reference: str  # name of the first run
     runs: tuple[ComparedRun, ...]
     rows: tuple[ComparisonRow, ...]
-    caveats: tuple[ComparisonCaveat, ...]  # most important first
+    caveats: tuple[Caveat, ...]  # most important first
     differences: tuple[Difference, ...]
     engines: tuple[EngineRow, ...] = ()  # where one of the runs is a server's
     every: tuple[RunCompared, ...] = ()  # the reference first

@@ -28,6 +28,7 @@ from torch import Tensor
 from harness.analysis import analyse
 from harness.analysis.adaptive import ScoredTexts, replayed_adaptively
 from harness.analysis.replayed import replayed
+from harness.cli import compose
 from harness.config import ModelKeys
 from harness.decoding.heads import HeadDrafter, HeadModel
 from harness.decoding.sampling import SamplingParameters, penalised, sampler_for
@@ -43,6 +44,7 @@ from harness.records import Rule
 from harness.stats.jackknife import Array
 from harness.theory.acceptance_rules import accept_probabilities
 from harness.theory.replay import Replayed, replay
+from tools.gguf_file import write_block_gguf
 
 LAYERS, VOCABULARY = 7, 16
 SAMPLED = SamplingParameters(1.0)
@@ -82,20 +84,24 @@ def assert_replay_counts_the_loops_rounds(
 ) -> Mapping[int, Replayed]:
     """At temperature 0 texts are the target's, and every count of every text and K replay's.
 
+    Args:
+        rules: the first at every K, the others at the largest alone.
+
     Returns:
         What replay expects, by K, under the last rule.
     """
-    requests = asked(GREEDY)
+    requests, every_k = asked(GREEDY), ks
     texts = generate_texts(model, requests, name="model=target")
     traces = score_with_head(texts, model, head, num_draft_tokens=max(ks), draft_name="head")
     by_k: Mapping[int, Replayed] = {}
     for rule in rules:
-        by_k = replayed(traces, rule, ks)
+        by_k = replayed(traces, rule, every_k)
         for k, (row, request) in itertools.product(ks, enumerate(requests)):
             drafting = replace(request, k=k, rule=rule).generation(CPU)
             rounds = decoded(model, HeadDrafter(head, model, GREEDY, rule), drafting)
             assert text_of(rounds) == list(texts[row].tokens)
             assert_counts(by_k[k], row, rounds)
+        ks = (max(ks),)
     assert by_k[max(ks)].accepted.sum() > 0
     return by_k
 
@@ -292,10 +298,13 @@ def enumerate_all(
     assert np.array(list(texts.values())) @ expected == pytest.approx(rounds, abs=1e-12)
 
 
-def assert_llamacpp_drafts_as_replayed(root: Path, *draft: str) -> int:
+def assert_llamacpp_drafts_as_replayed(tiny: LoadedModel, root: Path, *draft: str) -> int:
     """Run a server with a converted draft, K = 4; returns how many of its tokens are accepted."""
+    conf = compose("server", draft).draft
+    file = write_block_gguf(conf.spec.load(conf, tiny), tiny, root / "draft.gguf")
+    words = (*draft, f"draft.gguf={file}")
     run = ran(
-        *("server", root, "engine=llamacpp", *draft, "k=[4]", "temperature=0", "repetitions=1"),
+        *("server", root, "engine=llamacpp", *words, "k=[4]", "temperature=0", "repetitions=1"),
         *("prompts.limit=2", "new_tokens=24", "threads=1", "own_loop=false"),
         EXACT_FLAGS,
     )

@@ -29,7 +29,7 @@ def main() -> None:
     # A background job of a shell starts with SIGINT ignored, and so would the attempts
     signal.signal(signal.SIGINT, signal.default_int_handler)
     import_module(f"harness.commands.{command}")
-    import_module("harness.commands.drafts")
+    import_module("harness.commands.draft_scoring")
     attempt = Attempts(command, root, overrides)
     begin = time.monotonic()
     calm = attempt.run(None, None, "calm")

@@ -13,7 +13,6 @@ from harness.analysis.replayed import as_served
 from harness.config import DraftConf, ModelConf, PromptsConf
 from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
-from harness.engines.gguf_file import write_gguf
 from harness.engines.llamacpp import LlamaCpp
 from harness.engines.own import OwnLoop
 from harness.engines.protocol import Engine, EngineFacts
@@ -22,7 +21,10 @@ from harness.measurement.clock import Clock
 from harness.measurement.draft_scores import score_texts
 from harness.measurement.generations import Request
 from harness.measurement.server_request import ReturnedText
-from harness.models.load import EMBEDDED, LoadedModel, load, open_pair
+from harness.models.cached import CachedModel
+from harness.models.embedded import EMBEDDED, gguf_of
+from harness.models.load import LoadedModel, load
+from harness.models.probe import cached_model
 from harness.models.tokenizer import encode
 from harness.theory.replay import Replayed, replay_texts
 
@@ -33,6 +35,15 @@ DRAFT = "tiny_good"
 
 def embedded(name: str, conf: type[ModelConf] = ModelConf) -> LoadedModel:
     return load(conf(name=name, id=f"embedded:{name}"), CPU)
+
+
+def opened(target: LoadedModel, draft: LoadedModel) -> tuple[CachedModel, CachedModel]:
+    """Both with caches, the draft's logits no wider than the target's."""
+    width = min(target.vocab_size, draft.vocab_size)
+    return (
+        cached_model(target.network, target.vocab_size, target.shown),
+        cached_model(draft.network, width, draft.shown),
+    )
 
 
 def shipped_requests(loaded: LoadedModel, limit: int, **changes: Any) -> list[Request]:
@@ -56,7 +67,7 @@ class Served:
 
     def __init__(self, folder: Path, draft: str = DRAFT, prompts: int = 5) -> None:
         self.loaded, self.draft = embedded("tiny"), embedded(draft, DraftConf)
-        self.target_model, self.draft_model = open_pair(self.loaded, self.draft)
+        self.target_model, self.draft_model = opened(self.loaded, self.draft)
         self.folder = folder
         shipped = shipped_requests(self.loaded, prompts, budget=BUDGET)
         self.requests = [replace(each, seed=n) for n, each in enumerate(shipped, 1)]
@@ -70,15 +81,9 @@ class Served:
         return OwnLoop(self.target_model, drafter, self.loaded.eos, "greedy_draft", now)
 
     def llamacpp(self) -> LlamaCpp:
-        target, draft = self.folder / "target.gguf", self.folder / "draft.gguf"
-        if not target.exists():
-            write_gguf(self.loaded, target)
-            write_gguf(self.draft, draft)
+        target, draft = (gguf_of(EMBEDDED / loaded.name) for loaded in (self.loaded, self.draft))
         context = max(len(request.tokens) for request in self.requests) + BUDGET
-        return LlamaCpp(
-            *(target, draft, self.folder, context, 1),
-            more_flags=EXACT,
-        )
+        return LlamaCpp(target, draft, self.folder, context, 1, more_flags=EXACT)
 
     def vllm(self) -> Vllm:
         context = max(len(request.tokens) for request in self.requests) + BUDGET

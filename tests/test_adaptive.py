@@ -28,8 +28,9 @@ from harness.analysis.adaptive import (
 )
 from harness.analysis.latency import Latency
 from harness.cli import compose
-from harness.commands.drafted import Drafted, Scoring
-from harness.commands.pair import open_drafted, request
+from harness.commands.opening import open_pair
+from harness.commands.pair import Pair, Scoring
+from harness.commands.requests import request
 from harness.config import SweepConfig
 from harness.decoding.model_drafter import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
@@ -37,9 +38,7 @@ from harness.measurement.confidences import draft_confidences
 from harness.measurement.generations import Request, round_counts, run_trial
 from harness.measurement.target_texts import GeneratedText
 from harness.records import DraftConfidence, Round, Rule, TextTrace, Trial, UserError
-from harness.reporting.tables.sweep import adaptive_tables
 from harness.stats.jackknife import Array
-from harness.summary import RunFacts, Summary
 from harness.theory.adaptive import (
     best_k_per_round,
     drafted_by_accepted,
@@ -143,12 +142,12 @@ def test_of_tokens_that_are_chosen_every_count_is_the_loops(
 @pytest.mark.parametrize("rule", ["ratio", "exact_match"])
 @pytest.mark.parametrize(
     "threshold",
-    [0.1, 0.5, 0.9, *(pytest.param(t, marks=pytest.mark.exhaustive) for t in (0.3, 0.7))],
+    [0.5, *(pytest.param(t, marks=pytest.mark.exhaustive) for t in (0.1, 0.3, 0.7, 0.9))],
 )
 def test_of_tokens_that_are_drawn_rounds_and_drafted_tokens_are_the_loops_on_average(
     threshold: float, rule: Rule
 ) -> None:
-    requests = [request_of(number, 1.0, rule, 12) for number in range(300)]
+    requests = [request_of(number, 1.0, rule, 12) for number in range(200)]
     rounds = [loop(request, threshold) for request in requests]
     expected = replayed(requests, rounds, threshold)
     for name in ("rounds", "drafted"):
@@ -161,7 +160,7 @@ def test_of_tokens_that_are_drawn_rounds_and_drafted_tokens_are_the_loops_on_ave
 
 
 class Opened(NamedTuple):
-    pair: Drafted
+    pair: Pair
     config: SweepConfig
 
     def loop(
@@ -204,33 +203,37 @@ def gaps_of(trials: Sequence[Trial], scored: ScoredTexts, threshold: float) -> A
 def pair(request: pytest.FixtureRequest) -> Opened:
     words = [f"draft={request.param}", "decode.stop=threshold", "new_tokens=12", "threads=1"]
     config = compose("sweep", [*words, "k=[4]", "temperature=[0,1]", "prompts.limit=6"])
-    return Opened(open_drafted(config, prompts.load(config.prompts)), config)
+    return Opened(open_pair(config, prompts.load(config.prompts)), config)
 
 
 def test_greedy_rounds_and_drafted_tokens_of_an_embedded_pair_are_those_replayed(
     pair: Opened,
 ) -> None:
-    trials, texts = zip(*(pair.loop(threshold, 0.0, [0]) for threshold in FIVE), strict=True)
+    thresholds = FIVE[::2]
+    trials, texts = zip(*(pair.loop(threshold, 0.0, [0]) for threshold in thresholds), strict=True)
     for others in texts[1:]:
         assert [text.tokens for text in others] == [text.tokens for text in texts[0]]
     scored = pair.scored(texts[0])
-    for threshold, of_loop in zip(FIVE, trials, strict=True):
+    for threshold, of_loop in zip(thresholds, trials, strict=True):
         assert np.abs(gaps_of(of_loop, scored, threshold)).max() < 1e-9
 
 
-@pytest.mark.parametrize("generations", [12, pytest.param(480, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    ("generations", "thresholds"),
+    [(12, FIVE[1::2]), pytest.param(480, FIVE, marks=pytest.mark.exhaustive)],
+)
 def test_sampled_rounds_and_drafted_tokens_of_an_embedded_pair_are_those_replayed_on_average(
-    pair: Opened, generations: int
+    pair: Opened, generations: int, thresholds: tuple[float, ...]
 ) -> None:
     repetitions = generations // 12
     gaps = []
-    for place, threshold in enumerate(FIVE):
+    for place, threshold in enumerate(thresholds):
         these = range(place * repetitions, (place + 1) * repetitions)
         trials, texts = pair.loop(threshold, 1.0, these)
         gaps.append(gaps_of(trials, pair.scored(texts), threshold))
     for each in (*gaps, np.concatenate(gaps, axis=1)):
         errors = each.sum(axis=1) / np.sqrt(np.square(each).sum(axis=1))
-        assert np.abs(errors).max() < 3
+        assert np.abs(errors).max() < 4  # of some dozens of such errors
 
 
 CHANCES = st.lists(st.sampled_from([0.0, 0.2, 0.7, 1.0]), min_size=1, max_size=5)
@@ -350,16 +353,13 @@ def test_a_rule_that_sees_a_drawn_tokens_probability_beats_the_best_k_per_round(
     found = adaptive_drafting(two_token_texts(2), [1, 2, 4], LATENCY)
     assert (found.best.k, found.best.threshold) == (4, 0.5)
     assert found.best_k_per_round < found.best.speedup < found.flag_oracle
-    facts = RunFacts("audition", "results/run", "complete", None, "target", "draft")
-    (_, bounds), *_ = [t.notes for t in adaptive_tables(Summary(facts, adaptive=(found,)))]
-    assert bounds.startswith("No rule beats the flag oracle, which knows what draft tokens will be")
 
 
 def test_an_audition_shows_the_best_threshold_between_the_best_k_and_the_oracles(
     tmp_path: Path,
 ) -> None:
-    words = ["drafts=[tiny_good,tiny_eagle3,ngram]", "k=[1,2,4]", "prompts.limit=3"]
-    words += ["new_tokens=16"]
+    words = ["drafts=[tiny_good,tiny_eagle3,ngram]", "k=[1,2,4]", "prompts.limit=2"]
+    words += ["new_tokens=12"]
     times = ["latency.target_ms=10", "latency.draft_ms=2", "threads=1", "temperature=[0,1]"]
     words = [f"results_root={tmp_path}", "decode.stop=threshold", *words, *times]
     run = ran("audition", *words)

@@ -19,10 +19,12 @@ from transformers import MixtralConfig
 
 from harness import prompts as prompt_sets
 from harness.analysis import analyse
-from harness.analysis.setup import Setup, architecture
+from harness.analysis.device import architecture
+from harness.analysis.setup import Setup
 from harness.cli import compose, draft_conf
-from harness.commands import audition, drafts, sweep
-from harness.commands.pair import Target, open_target
+from harness.commands import audition, draft_scoring, sweep
+from harness.commands.opening import open_target
+from harness.commands.pair import Target
 from harness.commands.run_lifecycle import Outcome
 from harness.config import EMBEDDED_DRAFTS, AuditionConfig, ModelConf
 from harness.measurement import round_parts
@@ -116,7 +118,7 @@ def test_leaderboards_rank_every_draft_and_not_speculating_under_every_rule(
 def test_what_was_stored_is_enough_to_rank_again_without_a_model(
     auditioned: StoredRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.commands.pair.open_target", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("harness.commands.audition.open_target", lambda *_: pytest.fail("loaded"))
     source = f"traces_from={auditioned.folder}"
     again = stored(run(tmp_path, source))
     pd.testing.assert_frame_equal(again.results, auditioned.results)
@@ -279,7 +281,7 @@ def test_an_audition_that_was_interrupted_goes_on_with_the_drafts_it_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    measured = drafts._measured
+    measured = draft_scoring._measure_draft
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         name = args[3].name
@@ -288,7 +290,7 @@ def test_an_audition_that_was_interrupted_goes_on_with_the_drafts_it_lacks(
             raise KeyboardInterrupt
         return measured(*args, **kwargs)
 
-    monkeypatch.setattr(drafts, "_measured", interrupted)
+    monkeypatch.setattr(draft_scoring, "_measure_draft", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, *FEW, drafts=["tiny_good", "tiny_small"])
     (folder,) = tmp_path.iterdir()
@@ -418,7 +420,7 @@ def test_a_results_folder_that_cannot_be_written_is_noticed_before_a_model_is_lo
     def read_only(**_: object) -> str:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr("harness.commands.pair.load_model", loaded)
+    monkeypatch.setattr("harness.commands.opening.load_model", loaded)
     file = tmp_path / "file"
     file.touch()
     for root in (file, tmp_path / "new" / "results"):
@@ -459,12 +461,12 @@ def test_graphs_are_timed_at_every_context_near_the_end_of_a_cache(
     graphs = ["backend=cuda_graphs", "k=[8]", "prompts.limit=1", "prompts.sets=[easy]"]
     prompt = len(target_of(config(tmp_path)).prompts[0].tokens)
     context = whole_pieces(1) - left
-    asked = config(tmp_path, *graphs, f"new_tokens={2 * (context - prompt)}")
+    asked = config(tmp_path, *graphs, "temperature=[0]", f"new_tokens={2 * (context - prompt)}")
     target = target_of(asked)
     assert target.target_model.engine == "cuda_graphs"
     folder = RunFolder.create(tmp_path, "audition", [], {})
     for draft in ("tiny_good", "ngram"):
-        drafts._measured(folder, target, [], draft_conf(draft), asked, timed=False)
+        draft_scoring._measure_draft(folder, target, [], draft_conf(draft), asked, timed=False)
         timings = [each for each in folder.timings() if draft in (each.model, each.beside)]
         assert {each.context_tokens for each in timings if each.kind != "prefill"} == {context}
         rounds = [line for line in folder.rounds.read() if line.draft == draft]

@@ -129,9 +129,9 @@ def test_a_fallback_of_auto_or_an_unused_card_is_a_caveat() -> None:
     on_card = ran_on(lean, GRAPHS, device="cuda")
     assert "engine_fallback" in {caveat.code for caveat in on_card.caveats}
     on_cpu = ran_on(lean, GRAPHS, device="cpu", unused_card="there is a card (X), but")
-    codes = {caveat.code for caveat in on_cpu.caveats}
-    assert "unused_card" in codes
-    assert "engine_fallback" not in codes
+    said = {caveat.code: caveat.values for caveat in on_cpu.caveats}
+    assert said["other_card"] == {"unused": "there is a card (X), but"}
+    assert "engine_fallback" not in said
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import re
 import sys
 from collections.abc import Callable
 from importlib import util
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -14,6 +13,7 @@ import torch
 from random_models import qwen3
 from transformers import AutoModelForCausalLM
 
+from harness.cloud.remote import SMOKE_STEPS
 from harness.models.lean.model import LeanModel
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -46,8 +46,10 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 def test_the_gpu_benchmark_runs_on_toy_shapes_and_keeps_what_it_has(
     bench: Bench, tmp_path: Path
 ) -> None:
-    sizes = "--context 24 --new-tokens 8 --prompts 1 --samples 2"
-    bench("gpu", f"--device cpu --shape tiny --targets qwen3_4b {sizes} --out", tmp_path)
+    sizes = "--context 8 --new-tokens 6 --prompts 1 --samples 2"
+    # As a smoke run types it
+    _, _, _, *step = (w.format(model="qwen3_4b", folder=tmp_path) for w in SMOKE_STEPS[-1])
+    bench("gpu", f"--device cpu --shape tiny {sizes}", *step)
     stored = json.loads((tmp_path / "gpu.json").read_text())
     (pair,) = stored["pairs"]
     assert pair["engine"]["engine"] == "lean"
@@ -143,14 +145,14 @@ def test_texts_are_those_of_transformers_assisted_generation(bench: Bench, tmp_p
 def test_prediction_holds_predictions_against_measurements_cell_by_cell(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keys = "k=[1,2] temperature=[0] prompts.limit=2 new_tokens=8 threads=1"
+    keys = "k=[2] temperature=[0] prompts.limit=2 new_tokens=8 threads=1"
     bench("prediction", f"--runs 2 {keys}")
     out = capsys.readouterr().out
     assert "run 1" in out
     assert "run 2" in out
     cells = [line.split("│") for line in out.splitlines() if line.startswith("│")]
-    assert [tuple(word.strip() for word in cell[1:4]) for cell in cells[:4]] == [
-        (name, "0", k) for name in ("easy", "hard") for k in ("1", "2")
+    assert [tuple(word.strip() for word in cell[1:4]) for cell in cells] == [
+        (name, "0", "2") for name in ("easy", "hard") * 2
     ]
     # Greedy text is the same at every K: then the two errors are one
     assert all(cell[6] == cell[7] for cell in cells)
@@ -225,6 +227,7 @@ def test_published_lengths_and_throughputs_are_compared_by_k(
     assert said.strip() in page
 
 
+@pytest.mark.usefixtures("few_samples")
 def test_the_benchmark_of_servers_writes_its_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +258,7 @@ def test_the_benchmark_of_servers_writes_its_page(
     assert "| code | 3 | 3.39 |" in text
 
 
+@pytest.mark.usefixtures("few_samples")
 @pytest.mark.parametrize("option", ["--clocks", "--kinds"])
 def test_the_benchmark_of_servers_says_what_predictions_miss(
     option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -273,7 +277,7 @@ def test_the_benchmark_of_servers_says_what_predictions_miss(
     assert re.search(r"prediction error median .* over \d+ cells", said[-1])
 
 
-@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
+@pytest.mark.usefixtures("few_samples")
 def test_the_benchmark_of_servers_holds_one_k_against_all_of_other_and_of_the_same_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

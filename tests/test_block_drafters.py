@@ -27,7 +27,7 @@ from checks_of_heads import (
     number_of,
     random_target,
 )
-from runs import assert_replay_is_exact, assert_texts_are_unchanged, ran
+from runs import assert_replay_is_exact, ran
 from safetensors.torch import load_file, save_file
 from served_pair import shipped_requests
 from stubs import CPU, GREEDY
@@ -387,7 +387,7 @@ def test_draws_are_the_targets_where_fewer_tokens_are_drafted_than_k(
         num_draft_tokens=k,
         sampling=SAMPLED,
         rule="ratio",
-        draws=400,
+        draws=200,
         seed=1,
     )
     assert [test.offset for test in tests] == [*range(1, k + 2)]
@@ -581,30 +581,9 @@ def test_a_sweep_measures_medusa_heads_and_replays_them_exactly(
     words = ["draft=medusa", f"draft.id={for_tiny['medusa']}", f"results_root={tmp_path}"]
     run = ran("sweep", *WORDS, *words, "until=all")
     assert_replay_is_exact(run)
-    fewer = [entry.values for entry in analyse(run).caveats if entry.code == "fewer_drafts"]
-    assert fewer == [{"draft": "medusa", "tokens": 3, "k": 4}]
+    fewer = [entry.values for entry in analyse(run).caveats if entry.code == "k_left_out"]
+    assert fewer == [{"ks": "4", "why": "draft_limit", "draft": "medusa", "tokens": 3}]
     assert {timing.k for timing in run.rounds} == {0, 3, 4}
-
-
-@pytest.mark.usefixtures("few_samples")
-def test_an_audition_ranks_block_drafters_with_others(
-    for_tiny: dict[str, Path], tmp_path: Path
-) -> None:
-    named = ",".join(f"{kind}@{folder}" for kind, folder in for_tiny.items())
-    run = ran("audition", *WORDS, f"drafts=[{named},ngram]", tmp_path)
-    timed = {(timing.draft, timing.k) for timing in run.rounds if timing.k}
-    ks = {"medusa": (1, 3, 4), "dflash": (1, 4), "ngram": (1, 4)}
-    assert timed == {(draft, k) for draft, each in ks.items() for k in each}
-    kinds = {entry.name: entry.kind for entry in run.manifest.models.values()}
-    assert (kinds["medusa"], kinds["dflash"]) == ("medusa", "dflash")
-
-
-@pytest.mark.usefixtures("few_samples")
-def test_a_snapshot_finds_the_texts_of_a_dflash_drafter_unchanged(
-    for_tiny: dict[str, Path], tmp_path: Path
-) -> None:
-    words = ["draft=dflash", f"draft.id={for_tiny['dflash']}", f"results_root={tmp_path}"]
-    assert_texts_are_unchanged(ran("snapshot", *WORDS, *words, "prompts.limit=1"))
 
 
 def test_an_entry_of_drafts_may_be_any_block_drafter() -> None:
@@ -618,4 +597,4 @@ def test_llamacpp_drafts_with_a_converted_dflash_drafter_as_replayed(tmp_path: P
     tiny = load(ModelConf(name="tiny", id="embedded:tiny"), CPU)
     folder = dflash_folder(tiny, tmp_path / "drafter", "z-lab", 5)
     words = ("draft=dflash", f"draft.id={folder}", "draft.block=5")
-    assert assert_llamacpp_drafts_as_replayed(tmp_path, *words) > 0
+    assert assert_llamacpp_drafts_as_replayed(tiny, tmp_path, *words) > 0

@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 
 from harness import prompts as prompt_sets
 from harness.cli import compose
-from harness.commands.pair import open_pair, plan
+from harness.commands.opening import open_pair
+from harness.commands.requests import grid_requests
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.generations import run_trial
 from harness.models.cached import CachedModel
@@ -163,7 +164,7 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pair = open_pair(settings, prompt_sets.load(settings.prompts))
     plain = [
         run_trial(entry, pair.target_model, None)
-        for entry in plan(pair, settings, [1], [0.0])
+        for entry in grid_requests(pair, settings, [1], [0.0])
         if entry.k == 0
     ]
     # Not those of a prompt, nor of the probe, which would refuse the model at once

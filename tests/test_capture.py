@@ -63,8 +63,6 @@ def static(network: PreTrainedModel) -> StaticModel:
 RATES = (0.9, 0.8)
 SAMPLED = [
     (dense, SamplingParameters(0.0), "ratio", None),
-    (dense, SamplingParameters(0.0), "ratio", RATES),
-    (dense, SamplingParameters(1.0), "exact_match", None),
     (dense, SamplingParameters(1.0), "greedy_draft", None),
     (mixture, SamplingParameters(1.0), "ratio", RATES),
     (mixture, SamplingParameters(0.8, top_k=20, top_p=0.9), "ratio", None),

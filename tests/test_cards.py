@@ -119,7 +119,7 @@ def test_where_a_card_has_no_price_the_faster_one_comes_first(
     assert names == ["a10g", "NVIDIA H200", "l4"]
     assert next(row for row in ranking.cards if row.card == "NVIDIA H200").spent_usd is None
     assert upgraded[1].usd_per_million_tokens is None
-    assert [caveat.code for caveat in upgraded[1].caveats].count("gpu_not_timed") == 1
+    assert [caveat.code for caveat in upgraded[1].caveats].count("other_card") == 1
 
 
 def test_runs_that_are_not_of_one_audition_are_refused(l4: Entry, a10g: Entry) -> None:

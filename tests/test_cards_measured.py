@@ -350,7 +350,7 @@ def test_a_model_spread_over_cards_says_what_it_is() -> None:
 
     assert said(None) == []
     (line,) = said(["cuda:0", "cuda:1"])
-    for part in ("Target", "2 cards", "one group after the other", "no tensor parallelism"):
+    for part in ("Target", "2 cards", "one group after the other"):
         assert part in line
     assert "on no card" not in line
     assert "on no card" in said(["cuda:0", "cuda:1", "meta"])[0]

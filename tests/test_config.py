@@ -222,7 +222,7 @@ def test_an_auditions_draft_is_that_of_the_group_wherever_drafts_names_it() -> N
         ngram, mine = draft_confs(compose("audition", [*keys, drafts]))
         assert ngram.id == "ngram"
         assert (mine.name, mine.id, mine.dtype) == ("folder", "some/folder", "float16")
-    with pytest.raises(UserError, match=r"draft\.id: no value and no default"):
+    with pytest.raises(UserError, match=r"drafts=\[hf\]: whose\? give drafts=\[hf@"):
         draft_confs(compose("audition", ["drafts=hf"]))
 
 

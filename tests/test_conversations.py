@@ -141,12 +141,13 @@ def test_a_resumed_run_asks_for_no_answer_again(
 @pytest.mark.usefixtures("unrendered")
 def test_an_audition_scores_every_draft_on_the_same_conversations(tmp_path: Path) -> None:
     drafts = "drafts=[tiny_good,ngram]"
-    run = ran("audition", *words(tmp_path, drafts))
+    asked = words(tmp_path, drafts, "temperature=[0]")
+    run = ran("audition", *asked)
     assert (run.results[run.results.source == "replayed"].prompts == 4).all()
     assert len(answers_of(run)) == 3
     # The same texts elsewhere continue the same answers
     more = [f"traces_from={run.folder}", "latency.measure=true"]
-    other = ran("audition", *words(tmp_path, drafts, *more))
+    other = ran("audition", *asked, *more)
     assert answers_of(other) == answers_of(run)
     assert other.trials == run.trials
 
@@ -280,7 +281,7 @@ def test_a_thinking_mode_that_changes_nothing_is_refused(tmp_path: Path) -> None
 def test_both_thinking_modes_run_side_by_side(tmp_path: Path) -> None:
     settings = words(tmp_path, *with_template(tmp_path), "prompts.enable_thinking=[false,true]")
     run = ran("sweep", *settings, "prompts.weights={talks:1,talks+thinking:2}")
-    assert "thinking_mode" in {caveat.code for caveat in analyse(run).caveats}
+    assert "server_defaults" not in {caveat.code for caveat in analyse(run).caveats}
     lengths = {(t.prompt_set, t.prompt): t.prompt_tokens or 0 for t in run.trials}
     assert {name for name, _ in lengths} == {"talks", "talks+thinking"}
     assert lengths["talks+thinking", "a"] > lengths["talks", "a"]
@@ -293,8 +294,9 @@ def test_both_thinking_modes_run_side_by_side(tmp_path: Path) -> None:
 def test_a_report_says_that_thinking_mode_is_off_for_a_model_that_has_one(
     tmp_path: Path, swept: StoredRun
 ) -> None:
-    codes = {"thinking_mode", "thinking_mode_off"}
-    assert not codes & {caveat.code for caveat in analyse(swept).caveats}, "it has no template"
+    said = [each for each in analyse(swept).caveats if each.code == "server_defaults"]
+    assert not said, "it has no template"
     run = ran("sweep", *words(tmp_path, *with_template(tmp_path), "temperature=0"))
-    shown = {caveat.code for caveat in analyse(run).caveats}
-    assert codes & shown == {"thinking_mode_off"}
+    (said,) = [each for each in analyse(run).caveats if each.code == "server_defaults"]
+    assert said.values["settings"] == "thinking mode"
+    assert said.values["overrides"] == "prompts.enable_thinking=true"

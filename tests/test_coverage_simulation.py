@@ -7,7 +7,7 @@ what the benchmark must reach, less three standard errors of the smaller simulat
 import pytest
 from simulated_reports import GAIN, NULL, WORLDS, reports
 
-REPORTS = 12
+REPORTS = 8
 
 
 def slack(share, simulations):

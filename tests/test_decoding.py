@@ -163,8 +163,8 @@ def p_value(counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], fl
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("k", [3, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_sampled_text_has_the_target_distribution(rule: Rule, k: int) -> None:
-    """Of four tokens, so of several rounds, over 1,500 repetitions, vocabulary 2."""
-    draws, sampling, prompt = 1500, SamplingParameters(0.9), (1, 0)
+    """Of four tokens, so of several rounds, over 800 repetitions, vocabulary 2."""
+    draws, sampling, prompt = 800, SamplingParameters(0.9), (1, 0)
     target, draft = TableModel(2), TableModel(2, strangeness=3.0)
     options = {"budget": 4, "k": k, "sampling": sampling, "rule": rule}
     counts = Counter(
@@ -245,7 +245,7 @@ def test_temperature_scales_logits_and_zero_has_no_distribution() -> None:
 
 # A repetition penalty, on a pair of Markov chains small enough to list every text
 
-PENALTY, LENGTH, DRAWS, START = 2.5, 3, 1500, (0,)
+PENALTY, LENGTH, DRAWS, START = 2.5, 3, 800, (0,)
 
 
 class Chain(TableModel):

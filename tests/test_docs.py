@@ -26,15 +26,14 @@ TEST = re.compile(r"`(test_\w+)?::(test_\w+)`")
 IN_MODAL = """
 import json, sys
 from contextlib import nullcontext
-import functools
+sys.path.append(sys.argv[1])
 import modal.cli.run
+from compositions import composed
 from harness import cli
 from click.testing import CliRunner
 from modal.cli.entry_point import entrypoint_cli
 modal.cli.run.run_app = lambda *_, **__: nullcontext()
-# What several lines ask for alike is composed once
-composed = functools.cache(cli._composed)
-cli._composed = lambda command, words: composed(command, tuple(words))
+cli._composed = composed
 def typed(words):
     sys.argv = ["modal", *words]
     result = CliRunner().invoke(entrypoint_cli, words)
@@ -68,7 +67,7 @@ def test_every_modal_line_of_the_documents_gets_as_far_as_the_missing_account(
     assert {"smoke", "profile", "sweep", "snapshot", "audition", "server"} <= entrypoints
     env = {name: value for name, value in os.environ.items() if not name.startswith("MODAL_")}
     ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", IN_MODAL],
+        [sys.executable, "-W", "ignore", "-c", IN_MODAL, str(Path(__file__).parent)],
         cwd=ROOT,
         env={**env, "MODAL_CONFIG_PATH": str(tmp_path / "no-such.toml"), "HOME": str(tmp_path)},
         input=json.dumps([shlex.split(line)[1:] for line in lines]),
@@ -150,6 +149,7 @@ def test_the_first_screen_has_commands_for_an_own_target_draft_and_prompts(
     assert "one request at a time" in front
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_an_audition_of_a_stored_run_works_as_it_is_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,11 +36,11 @@ from transformers import Qwen3Config
 from harness.config import DraftConf, ModelConf
 from harness.decoding.heads import HeadDrafter
 from harness.decoding.sampling import SamplingParameters
-from harness.engines.gguf_file import write_block_gguf
 from harness.models.heads.dflash import DFlashNetwork
 from harness.models.heads.dspark import DSparkHead, DSparkNetwork, MarkovHead
 from harness.models.load import LoadedModel, load
 from harness.records import UserError
+from tools.gguf_file import write_block_gguf
 
 RANK, BLOCK = 6, 4
 LAYER: dict[str, Any] = {
@@ -293,7 +293,7 @@ def test_llamacpp_drafts_with_a_converted_dspark_drafter_as_replayed(
     tiny = load(ModelConf(name="tiny", id="embedded:tiny"), CPU)
     folder = of_bigrams(tiny, tmp_path / "drafter", drafts=4, first=first)
     words = ("draft=dspark", f"draft.id={folder}", f"draft.block={4 + first}")
-    assert assert_llamacpp_drafts_as_replayed(tmp_path, *words) > 8
+    assert assert_llamacpp_drafts_as_replayed(tiny, tmp_path, *words) > 8
 
 
 def test_a_markov_head_that_llamacpp_does_not_compute_is_refused(

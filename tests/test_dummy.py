@@ -15,7 +15,7 @@ from harness.config import CONF_DIR, DraftConf, ModelConf, ModelKeys, like_targe
 from harness.models import device, dummy, memory
 from harness.models.device import check_dtype
 from harness.models.dummy import StandInTokenizer, build, config_of
-from harness.models.load import load, memory_need, open_pair
+from harness.models.load import check_tokenizers, load, memory_need
 from harness.models.memory import check_fits
 from harness.records import UserError
 from harness.storage import load as load_run
@@ -153,8 +153,8 @@ def test_tokens_of_a_mixture_are_routed_apart_as_uniform_routing_would() -> None
 def test_two_dummies_pair_whatever_their_widths_and_never_end_a_text() -> None:
     target = load(conf("big"), CPU)
     draft = load(conf("small", vocab=640, layers=1), CPU)
-    models = open_pair(target, draft)
-    assert [model.vocab_size for model in models] == [512, 512]
+    check_tokenizers(target, draft)
+    assert (target.vocab_size, draft.vocab_size) == (512, 640)
     assert target.eos == draft.eos == frozenset()
     assert target.context_tokens == 40_960
     assert target.network.dtype == torch.float32
@@ -278,5 +278,5 @@ def test_every_output_of_a_run_with_dummies_begins_with_a_warning(
         assert "Not a recommendation (dummy weights): " in text
     stored = load_run(folder)
     assert stored.summary is not None
-    assert stored.summary.caveats[0].code == "dummy_weights"
+    assert stored.summary.run.dummies == ("big", "small")
     assert [trial.new_tokens for trial in stored.trials] == [4] * 4

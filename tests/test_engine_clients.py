@@ -686,7 +686,7 @@ def test_a_server_is_told_the_dtype_that_is_replayed(
     pair: Any = None
     if loaded:
         target = load(config.model, torch.device("cpu"))
-        pair = OpenedPair(target, None, *[None] * 4)  # type: ignore[arg-type]
+        pair = OpenedPair(target, *[None] * 3)  # type: ignore[arg-type]
     start = adapter_of(config).start
     assert start is not None
     serve = ToServe(config, tmp_path, 100, slots=1, threads=None, pair=pair)
@@ -1187,7 +1187,7 @@ def test_the_counters_around_a_request_have_its_deadline(
 
 @pytest.mark.parametrize(
     ("answered_s", "connect_s"),
-    [(0.6, 0.2), pytest.param(25.0, 20.0, marks=pytest.mark.slow)],
+    [(0.6, 0.2), pytest.param(25.0, 20.0, marks=pytest.mark.exhaustive)],
     ids=["scaled", "25 s"],
 )
 def test_an_answer_may_take_longer_than_a_connection(
@@ -1308,7 +1308,7 @@ def gguf_files(folder: Path) -> tuple[Path, Path]:
     ("kind", "keys", "line"),
     [
         ("mtp", [], "draft=mtp: give model.gguf, a conversion that has the MTP layers"),
-        ("dflash", ["model.gguf={target}"], "draft.gguf: not given, and score=false"),
+        ("dflash", ["model.gguf={target}"], "draft.gguf: not given; llama.cpp's convert_hf"),
         ("dflash", ["score=true", "k=[1,4]"], "give one K, and draft.block=K+1"),
         ("dflash", ["score=true", "k=[4]", "draft.block=4"], "give one K, and draft.block=K+1"),
         ("dspark", ["score=true", "k=[4]", "draft.block=3"], "and draft.block=K or K+1"),

@@ -3,10 +3,11 @@
 import json
 import shlex
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ import yaml
 from runs import EXAMPLES, FROZEN, analysed, outcome_of, ran
 
 from harness.analysis import analyse
-from harness.analysis.engine_costs import basis_of, costs_of, priced_by
+from harness.analysis.engine_costs import basis_of, priced_by
 from harness.analysis.latency import ServedTimes
 from harness.analysis.planning import simulated_plan
+from harness.analysis.recorded_costs import costs_of
 from harness.analysis.server_costs import ServerCosts
 from harness.cli import compose
 from harness.records import UserError
@@ -33,6 +35,22 @@ SERVED = FROZEN / "server"
 # As that run has them, but for its K of the draft itself
 ASKED = ["k=[1,2,4]", "prompts.limit=5", "new_tokens=32", "seed=3", "threads=1"]
 DRAFTS = "drafts=[tiny_good,tiny_unrelated,tiny_small]"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fitted_once() -> Iterator[None]:
+    """The costs of one stored run are found once for all commands that ask for the same."""
+    known: dict[Any, EngineCosts] = {}
+
+    def costs(run: StoredRun, temperatures: Sequence[float], ks: Sequence[int]) -> EngineCosts:
+        key = run.folder, tuple(temperatures), tuple(ks)
+        if key not in known:
+            known[key] = costs_of(run, temperatures, ks)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harness.commands.other_runs.costs_of", costs)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -152,12 +170,11 @@ def test_a_report_says_that_it_is_predicted_and_from_which_run(auditioned: Store
 
 def test_a_caveat_says_whose_rounds_these_are(auditioned: StoredRun) -> None:
     texts = {entry.code: caveat(entry) for entry in analyse(auditioned).caveats}
-    text = texts["rounds_of_engine"]
-    assert "nothing was timed here: round times are those of llama.cpp xllamacpp" in text
+    text = texts["latency_from"]
+    assert "Nothing was timed here: round times are those of llama.cpp xllamacpp" in text
     assert f"measured with draft tiny_good in {SERVED}" in text
     assert "tiny_unrelated: of the same shape" in text
     assert "tiny_small: not measured there" in text
-    assert "latency_from" not in texts
 
 
 def test_a_sweep_is_replayed_at_a_servers_costs(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from harness.analysis.server_lossless import text_z
 from harness.config import DraftConf, ModelConf
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.cpu_clock import CpuReadings
-from harness.engines.gguf_file import write_gguf
 from harness.engines.http_server import AttachedEngine
 from harness.engines.llamacpp import LlamaCpp, LlamaCppServer, request_body, rounds_at_eos
 from harness.engines.own import OwnLoop, OwnServer
@@ -42,6 +41,7 @@ from harness.models.cached import CachedModel
 from harness.models.load import load
 from harness.records import UserError
 from harness.serving.round_counting import Counting
+from tools.gguf_file import write_gguf
 
 # How long a test waits for a process, however busy the machine is
 PATIENCE_S = 60.0
@@ -98,7 +98,6 @@ def without(field: str) -> dict[str, Any]:
         (0, ANSWER, "it drafts, and was given as the server that decodes plainly"),
         (2, {**ANSWER, "truncated": True}, "its context is too small for prompt and 6 tokens"),
         (2, 400, "the server refuses, status 400: request exceeds the context size"),
-        (2, None, "not reachable"),
     ],
 )
 def test_an_answer_that_is_not_what_was_asked_for_is_one_line(
@@ -363,7 +362,7 @@ def test_replay_of_returned_texts_gives_the_engines_rounds_and_drafted_tokens(
     engine: Engine = served.own() if name == "own" else served.llamacpp()
     sampling = SamplingParameters(temperature)
     ends = set()
-    for k in KS:
+    for k in KS[1::2]:
         texts, facts = completed(engine, k, served.requests, sampling)
         expected = served.replayed(texts, facts, k)
         done = [text.completion for text in texts]
@@ -644,7 +643,6 @@ def test_requests_side_by_side_share_a_cache_unless_it_is_turned_off(tmp_path: P
 
 
 def test_a_family_that_is_not_converted_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("gguf")
     folder = save(small(GemmaConfig, vocab_size=1024), tmp_path / "model")
     loaded = load(DraftConf(name="random", id=str(folder)), CPU)
     with pytest.raises(UserError, match=r"draft=random: gemma is not converted .*draft\.gguf=FILE"):

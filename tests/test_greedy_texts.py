@@ -151,7 +151,7 @@ def test_nothing_of_such_a_run_is_used_elsewhere(
         outcome_of("report", *compared, "fail_below=0.5")
     comparison = analyse(stored(outcome_of("report", *compared))).comparison
     assert comparison is not None
-    assert "distrusted" in {caveat.code for caveat in comparison.caveats}
+    assert "speedups_not_compared" in {caveat.code for caveat in comparison.caveats}
     assert {row.speedup_ratio for row in comparison.rows} == {None}
 
     draft = models[3].removeprefix("draft.id=")

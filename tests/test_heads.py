@@ -25,7 +25,7 @@ from checks_of_heads import (
     number_of,
     random_target,
 )
-from runs import assert_replay_is_exact, assert_texts_are_unchanged, ran
+from runs import assert_replay_is_exact, ran
 from stubs import CPU, GREEDY, FunctionModel, decoded, text_of
 from test_traces import assert_same
 from test_verification import random_distribution
@@ -35,7 +35,7 @@ from transformers import LlamaConfig
 from harness import prompts as prompt_sets
 from harness.analysis import analyse
 from harness.cli import compose, draft_conf
-from harness.commands.pair import open_drafted
+from harness.commands.opening import open_pair
 from harness.config import DraftConf, ModelConf
 from harness.decoding.heads import HeadDrafter
 from harness.decoding.sampling import SamplingParameters
@@ -47,7 +47,7 @@ from harness.models.cached import CachedModel, SnapshotModel
 from harness.models.heads.decoder_layer import LayerHead
 from harness.models.heads.dflash import load_dflash
 from harness.models.heads.eagle3 import Eagle3Network, load_eagle3
-from harness.models.heads.files import memory_need
+from harness.models.heads.files import head_memory_need
 from harness.models.heads.medusa import load_medusa
 from harness.models.lean.model import LeanModel
 from harness.models.lean.pieces import compiled_pieces
@@ -222,7 +222,7 @@ def test_a_text_of_an_earlier_process_is_scored_by_one_prefill_of_the_target(
         np.testing.assert_allclose(one.draft_logprob, other.draft_logprob, atol=1e-5)
 
 
-@pytest.mark.parametrize("generations", [100, pytest.param(5000, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("generations", [48, pytest.param(5000, marks=pytest.mark.exhaustive)])
 def test_rounds_at_temperature_1_are_those_that_replay_expects(
     target: LoadedModel, head: LayerHead, generations: int
 ) -> None:
@@ -412,37 +412,21 @@ def test_a_sweep_measures_the_shipped_head_and_replays_it_exactly(tmp_path: Path
     assert_replay_is_exact(run)
 
 
-@pytest.mark.usefixtures("few_samples")
-def test_an_audition_ranks_the_shipped_head_with_others(tmp_path: Path) -> None:
-    run = ran("audition", *WORDS, "drafts=[tiny_eagle3,ngram]", tmp_path)
-    assert {trace.draft: (trace.depth, trace.chosen) for trace in run.traces} == {
-        "tiny_eagle3": (2, False),
-        "ngram": (2, True),
-    }
-    assert {timing.draft for timing in run.rounds} == {"tiny_eagle3", "ngram"}
-
-
-@pytest.mark.usefixtures("few_samples")
-def test_a_snapshot_finds_the_texts_of_the_shipped_head_unchanged(tmp_path: Path) -> None:
-    words = [*WORDS, "draft=tiny_eagle3", f"results_root={tmp_path}"]
-    assert_texts_are_unchanged(ran("snapshot", *words))
-
-
 def test_a_heads_memory_is_known_before_its_weights_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = compose("sweep", [*WORDS, "draft=tiny_eagle3", f"results_root={tmp_path}"])
-    opened = open_drafted(config, prompt_sets.load(config.prompts))
+    opened = open_pair(config, prompt_sets.load(config.prompts))
     described, target = opened.describe().models["draft"], opened.target.memory_need
     assert target is not None
-    need = memory_need(config.draft, target)
+    need = head_memory_need(config.draft, target)
     assert need is not None
     assert need.weight_bytes == described.weights_bytes
     assert need.weight_bytes > 0
     assert need.kv_bytes_per_token == described.kv_bytes_per_token == 2 * 2 * 32 * 4
     monkeypatch.setattr(memory, "free_bytes", lambda _: target.weight_bytes)
     with pytest.raises(UserError, match=r"model=tiny and draft=tiny_eagle3: .*for draft=tiny_eag"):
-        open_drafted(config, prompt_sets.load(config.prompts))
+        open_pair(config, prompt_sets.load(config.prompts))
 
 
 @pytest.fixture
@@ -467,7 +451,7 @@ def fallbacks(summary: Summary) -> dict[str, Any]:
     """What is said of models that ran eagerly, by their roles."""
     said = [entry for entry in summary.caveats if entry.code == "engine_fallback"]
     page = " ".join(caveats(summary))
-    assert page.count("ran eagerly, likely launch-bound") == len(said)
+    assert page.count("ran eagerly") == len(said)
     return {str(entry.values["role"]): entry.values for entry in said}
 
 

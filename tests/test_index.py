@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from html import unescape
 from pathlib import Path
@@ -19,7 +18,7 @@ from harness.commands import report
 from harness.config import ReportConfig
 from harness.records import SCHEMA_VERSION, UserError
 from harness.reporting.index import line_of
-from harness.storage import RunFolder, content_digest, files, load
+from harness.storage import RunFolder, load
 from tests import browser
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -156,46 +155,29 @@ def test_names_in_the_index_stay_text(tmp_path: Path) -> None:
     assert "a%20%22quoted%22%20%3Cb%3Efolder%20%231%3F/report.html" in page
 
 
-def test_a_run_is_analysed_again_only_where_it_or_the_harness_changed(
+def test_a_run_that_ended_is_shown_by_its_summary_and_another_is_analysed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = ("sweep", "breakeven", "profile", "snapshot")
-    folders = [copied(name, tmp_path / name) for name in names]
+    folders = [copied(name, tmp_path / name) for name in ("sweep", "breakeven", "snapshot")]
     done: list[str] = []
+    monkeypatch.setattr(report, "analyse", lambda run: done.append(run.folder.name) or analyse(run))
 
-    def counted(name: str, work: Callable[[Any], Any]) -> None:
-        monkeypatch.setattr(report, name, lambda run: done.append(name) or work(run))
-
-    counted("load", load)
-    counted("analyse", analyse)
-
-    def work() -> tuple[int, int]:
+    def analysed_again() -> set[str]:
         done.clear()
         assert indexed(tmp_path) == page
-        return done.count("load"), done.count("analyse")
+        return {*done}
 
     page = indexed(tmp_path)
-    assert (done.count("load"), done.count("analyse")) == (4, 4)
-    assert work() == (0, 0)
-    manifest = folders[0] / "manifest.json"
-    manifest.write_text(manifest.read_text(encoding="utf-8") + "\n", encoding="utf-8")
-    assert work() == (1, 1), "of the run whose content changed"
+    assert {*done} == {"sweep", "breakeven", "snapshot"}
+    assert analysed_again() == set()
     (folders[1] / "report.html").unlink()
-    assert work() == (1, 1), "of the run that has no report"
+    assert analysed_again() == {"breakeven"}
     assert (folders[1] / "report.html").is_file()
-    with monkeypatch.context() as patch:
-        patch.setattr(report, "_source_digest", lambda: "another version's")
-        assert work() == (4, 4)
-    assert work() == (4, 4), "again, by this version"
-    for damage in ("{", '{"source": 1}', ""):
-        (tmp_path / "index.json").write_text(damage, encoding="utf-8")
-        assert work() == (4, 4), "what it holds is not needed"
-    (tmp_path / "index.json").unlink()
-    (tmp_path / "index.json").symlink_to(folders[0] / "manifest.json")
-    assert work() == (4, 4)
-    assert not (tmp_path / "index.json").is_symlink()
-    shutil.rmtree(folders[3])
-    assert "snapshot" not in indexed(tmp_path) + (tmp_path / "index.json").read_text("utf-8")
+    (folders[0] / "summary.json").unlink()
+    assert analysed_again() == {"sweep"}
+    assert (folders[0] / "summary.json").is_file()
+    shutil.rmtree(folders[2])
+    assert "snapshot" not in indexed(tmp_path)
 
 
 def test_a_run_that_is_damaged_after_it_was_indexed_is_not_shown_as_it_was(tmp_path: Path) -> None:
@@ -208,27 +190,6 @@ def test_a_run_that_is_damaged_after_it_was_indexed_is_not_shown_as_it_was(tmp_p
     os.utime(trials, ns=(times.st_atime_ns, times.st_mtime_ns))
     (row,) = rows(indexed(tmp_path))
     assert row["status"] == "unreadable"
-
-
-@pytest.mark.parametrize("name", sorted(path.name for path in FROZEN.iterdir()))
-def test_the_digest_of_a_run_is_of_every_file_that_a_reader_opens(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = set[str]()
-
-    def noted(file: Path, limit: int = files.DATA_BYTES) -> bytes | None:
-        opened.add(file.name)
-        return original(file, limit)
-
-    original = files.read
-    monkeypatch.setattr(files, "read", noted)
-    stored = load(FROZEN / name)
-    assert stored.traces is not None
-    assert stored.confidences is not None
-    analyse(stored)
-    read, _ = set(opened), opened.clear()
-    content_digest(FROZEN / name)
-    assert {"trials.jsonl", "manifest.json", "config.yaml", "traces.parquet"} <= read <= opened
 
 
 @browser.needs_chromium

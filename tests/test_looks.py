@@ -2,7 +2,6 @@
 
 import math
 import re
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from runs import FROZEN, outcome_of, ran, stored
+from runs import outcome_of, ran, stored
 
 from harness import reporting
 from harness.analysis import analyse
 from harness.cli import compose
-from harness.commands import looks, pair
-from harness.commands.drafted import EncodedPrompt
+from harness.commands import looks, opening, requests
 from harness.commands.looks import (
     PROMPTS_OF_EVERY_K,
     imprecise_cells,
@@ -27,6 +25,7 @@ from harness.commands.looks import (
     look_groups,
     prompts_at,
 )
+from harness.commands.pair import EncodedPrompt
 from harness.config import SweepConfig
 from harness.measurement import generations, target_texts
 from harness.records import Cell, Prompt, Trial, UserError, grouped
@@ -235,10 +234,10 @@ def test_a_sweep_generates_every_text_in_batches_and_measures_one_k_until_it_is_
 @pytest.mark.parametrize(
     ("module", "name", "calls"),
     [
-        (pair, "run_trial", 9),
-        (pair, "run_trial", 40),
+        (requests, "run_trial", 9),
+        pytest.param(requests, "run_trial", 40, marks=pytest.mark.exhaustive),
         (target_texts, "stop_reason", 3),
-        (looks, "score_pair", 0),
+        pytest.param(looks, "score_pair", 0, marks=pytest.mark.exhaustive),
         (looks, "choice", 1),
         (looks, "decided", 1),
     ],
@@ -400,21 +399,13 @@ def test_keys_that_do_not_go_together_are_refused(words: tuple[str, ...], says: 
     assert str(refused.value).startswith(says)
 
 
-def test_a_run_of_an_earlier_version_is_resumed_as_it_was_measured(tmp_path: Path) -> None:
-    folder = shutil.copytree(FROZEN / "sweep", tmp_path / "run")
-    config = compose("sweep", [f"resume={folder}"])
-    assert (config.until, config.clock, config.prompts.limit) == ("all", "wall", 8)
-    with pytest.raises(UserError, match="differs in until=decided"):
-        outcome_of("sweep", f"resume={folder}", "until=decided")
-
-
 @pytest.mark.parametrize("command", ["sweep", "audition"])
 def test_the_processors_time_is_refused_of_a_card(command: str) -> None:
     config = compose(command, ["clock=cpu"])
-    pair.check_clock(config, [config.model], torch.device("cpu"))
+    opening.check_clock(config, config.model, torch.device("cpu"))
     with pytest.raises(UserError, match="clock=cpu: tiny is not on the processor"):
-        pair.check_clock(config, [config.model], torch.device("cuda"))
-    pair.check_clock(compose(command), [config.model], torch.device("cuda"))
+        opening.check_clock(config, config.model, torch.device("cuda"))
+    opening.check_clock(compose(command), config.model, torch.device("cuda"))
 
 
 def test_generations_and_rounds_are_timed_by_the_processors_time(

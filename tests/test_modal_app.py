@@ -192,17 +192,18 @@ def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Card:
     return card
 
 
-@pytest.mark.parametrize("entrypoint", ["temperature_demo", "audition", "server"])
-def test_help_works_without_a_token_and_names_the_parameters(
-    entrypoint: str, tmp_path: Path
-) -> None:
-    ended = modal(tmp_path, entrypoint, "--help")
+def test_help_works_without_a_token_and_names_the_parameters(tmp_path: Path) -> None:
+    ended = modal(tmp_path, "server", "--help")
     assert ended.returncode == 0
-    several = entrypoint == "audition"
-    gpu, drafts = ("--gpus", "--drafts") if several else ("--gpu ", "--draft ")
-    for word in ("--model", drafts, gpu, "--overrides", "--resume"):
+    for word in ("--model", "--draft ", "--gpu ", "--overrides", "--resume", "--engine"):
         assert word in ended.stdout
-    assert ("--engine" in ended.stdout) == (entrypoint == "server")
+    for entrypoint in (modal_app.temperature_demo, modal_app.sweep, modal_app.audition):
+        several = entrypoint is modal_app.audition
+        names = ("gpus", "drafts") if several else ("gpu", "draft")
+        function: Any = entrypoint.info.raw_f
+        parameters = {*inspect.signature(function).parameters}
+        assert {"model", *names, "overrides", "resume"} <= parameters
+        assert "engine" not in parameters
 
 
 def test_without_a_token_one_line_says_what_to_run(tmp_path: Path) -> None:
@@ -225,95 +226,62 @@ def mounted(image: Any) -> dict[str, Path]:
 
 # What a container does, in a process that finds no other harness than the mounted one
 IN_CONTAINER = """
-import json, sys
+import sys
 from pathlib import Path
 here = Path.cwd()
 others = [entry for entry in sys.path if not (Path(entry) / "harness").is_dir()]
 sys.path[:] = [str(here), *others]
 import harness, modal_app
 assert Path(harness.__file__).is_relative_to(here)
+import benchmarks.gpu
 from harness.commands import looks, timing
 from harness.measurement import round_parts, round_times, step_times
 from harness.records import CopyBandwidth
-from harness.reporting import plots
 from harness.cloud.jobs import plan_jobs
-from harness.cloud.remote import run_command
 step_times.REPETITIONS, round_parts.MOST_VISITS, round_times.MOST_VISITS = 3, 4, 2
 round_times.LEAST_ROUNDS, round_times.MOST_TOKENS = 4, 8
 step_times.WARMUP, step_times.MOST_REPEATS = 1, 0
 looks.LEAST_VISITS, looks.REQUESTS_PER_VISIT, looks.CELL_S = 1, 10_000, 0.0
 timing.copy_bandwidth = lambda *_: CopyBandwidth(10.0, 1, 1)
-small = ("model=tiny", "new_tokens=6", "prompts.limit=1", "k=[1,2]", "threads=1", "temperature=[0]")
-done = {}
-def noted(command, work):
-    try:
-        done[command] = work()
-    except Exception as error:
-        done[command] = f"{type(error).__name__}: {error}"
-def rented(command, *words):
-    words = [*(word for word in small if command != "profile" or "temperature" not in word), *words]
-    (job,), _ = plan_jobs(command, words, ["L4"])
-    delivery = modal_app.on_gpu.local(job, str(here / "volume"))
-    assert delivery.status == 0, delivery.error
-    return str(delivery.unpack(here / "results"))
-def local(command, *words):
-    return str(run_command(command, [*words, f"results_root={here / 'results'}"]).folder)
-noted("sweep", lambda: rented("sweep", "draft=tiny_good"))
-plots.draw = lambda *_: ()  # once is enough, and it takes most of the time
-noted("profile", lambda: rented("profile", "draft=tiny_good", "contexts=[16]", "batches=[1]"))
-noted("snapshot", lambda: rented("snapshot", "draft=tiny_good"))
-noted("audition", lambda: rented("audition", "drafts=[tiny_good,ngram]"))
-noted("server", lambda: rented("server", "engine=own", "draft=tiny_good", "repetitions=1"))
-noted("breakeven", lambda: local("breakeven", "draft_ms=22.09", "target_ms=29.92", "k=[1]"))
-Path(done["sweep"], "report.html").unlink(missing_ok=True)
-noted("report", lambda: local("report", f"run={done['sweep']}"))
-Path("done.json").write_text(json.dumps(done))
+(job,), _ = plan_jobs("sweep", sys.argv[1:], ["L4"])
+delivery = modal_app.on_gpu.local(job, str(here / "volume"))
+assert delivery.status == 0, delivery.error
+print(delivery.unpack(here / "results"))
 """
 
 
-@pytest.fixture(scope="module")
-def container(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Each command's run folder, or error, from exactly the files that the image mounts."""
-    root = tmp_path_factory.mktemp("container")
+def test_a_command_runs_to_a_report_from_exactly_the_files_that_the_image_mounts(
+    tmp_path: Path,
+) -> None:
     files = mounted(modal_app.image)
     assert not any("__pycache__" in name for name in files)
+    # Whatever another command reads is there as well
+    sources = {path.resolve() for path in files.values()}
+    for path in (*(ROOT / "harness").rglob("*"), *(ROOT / "conf").rglob("*")):
+        assert path.is_dir() or "__pycache__" in path.parts or path in sources
     for target, source in files.items():
-        place = root / Path(target).relative_to("/root")
+        place = tmp_path / Path(target).relative_to("/root")
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(source.read_bytes())
-    (root / "modal_app.py").write_bytes((ROOT / "modal_app.py").read_bytes())  # Modal's own doing
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    (tmp_path / "modal_app.py").write_bytes((ROOT / "modal_app.py").read_bytes())  # Modal's doing
     ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", IN_CONTAINER],
-        cwd=root,
-        env=env,
+        [sys.executable, "-W", "ignore", "-c", IN_CONTAINER, *SWEEP],
+        cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         capture_output=True,
         text=True,
         timeout=280,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    return json.loads((root / "done.json").read_text())
-
-
-@pytest.mark.parametrize(
-    "command", ["sweep", "profile", "snapshot", "audition", "server", "breakeven", "report"]
-)
-def test_every_command_runs_to_a_report_from_exactly_the_files_that_the_image_mounts(
-    command: str, container: dict[str, str]
-) -> None:
-    folder = Path(container[command])
-    assert folder.is_dir(), container[command]
-    page = (folder / "report.html").read_text()
-    assert '<dt id="m-' in page
+    folder = Path(ended.stdout.splitlines()[-1])
+    assert '<dt id="m-' in (folder / "report.html").read_text()
     stored = load(folder)
-    assert stored.manifest.status == "complete"
-    if command not in ("breakeven", "report"):
-        assert stored.door == command
-        assert folder.name.endswith("_l4")
-        assert stored.manifest.cloud is not None
-        assert stored.manifest.cloud.asked_gpu == "L4"
-        assert stored.manifest.cloud.upgraded
+    assert (stored.manifest.status, stored.door) == ("complete", "sweep")
+    assert folder.name.endswith("_l4")
+    assert stored.manifest.cloud is not None
+    assert stored.manifest.cloud.asked_gpu == "L4"
+    assert stored.manifest.cloud.upgraded
 
 
 @pytest.mark.parametrize(
@@ -773,24 +741,25 @@ def test_a_smoke_run_stops_at_the_first_step_that_fails_and_brings_back_what_was
     assert any("FAIL: nvidia-smi ended with status 127" in line for line in lines)
 
 
-@pytest.mark.slow
+# Stands for the benchmark, whose own test runs it with the words of this step
+PASSES = "import sys; open(sys.argv[-1] + '/gpu.json', 'w').write(sys.argv[-3]); print('passed')"
+
+
 @pytest.mark.usefixtures("cloud")
 def test_a_smoke_run_that_passes_brings_back_the_benchmarks_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     commands_on_path(tmp_path, monkeypatch, "nvidia-smi", "gcc")
-    sizes = ("--context", "24", "--new-tokens", "8", "--prompts", "1", "--samples", "2")
-    benchmark = (*remote.SMOKE_STEPS[-1], "--device", "cpu", "--shape", "tiny", *sizes)
-    assert "benchmarks.gpu" in benchmark
+    python, *module, targets, model, out, folder = remote.SMOKE_STEPS[-1]
+    assert module == ["-m", "benchmarks.gpu"]
+    benchmark = (python, "-c", PASSES, targets, model, out, folder)
     no_card = ("nvidia-smi",), ("gcc", "--version"), benchmark
     monkeypatch.setattr(remote, "SMOKE_STEPS", no_card)
     status, lines, folder = smoked(tmp_path, capsys)
     assert (status, lines[-2]) == (0, "smoke run: PASS")
     assert folder.name.endswith("_smoke_a10g")
-    gpu = json.loads((folder / "gpu.json").read_text())
-    assert [pair["model"] for pair in gpu["pairs"]] == ["qwen3_4b"]
-    assert gpu["smoke"]
-    assert "smoke run passed in" in (folder / "output.txt").read_text()
+    assert (folder / "gpu.json").read_text() == "qwen3_4b"
+    assert (folder / "output.txt").read_text().splitlines()[-1] == "passed"
 
 
 def test_a_card_that_was_upgraded_is_named(tmp_path: Path) -> None:

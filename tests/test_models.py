@@ -29,10 +29,10 @@ from harness.models.device import resolve_device
 from harness.models.lean.model import LeanModel
 from harness.models.load import (
     LoadedModel,
+    check_tokenizers,
     load,
     load_vocabulary,
     memory_need,
-    open_pair,
 )
 from harness.models.memory import model_sizes
 from harness.models.probe import cache_error, cached_model, rewind_error
@@ -365,7 +365,7 @@ def test_a_draft_with_another_tokenizer_is_refused_by_name(
     draft = LoadedModel(ModelKeys("draft"), "other", other, frozenset(), 256, qwen3())
     line = f"draft=other: another tokenizer than model=tiny .*{difference}"
     with pytest.raises(UserError, match=line):
-        open_pair(tiny, draft)
+        check_tokenizers(tiny, draft)
 
 
 def test_a_begin_of_text_id_that_is_put_before_no_text_makes_no_other_tokenizer() -> None:

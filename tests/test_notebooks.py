@@ -30,18 +30,15 @@ def test_outputs_are_stripped(path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the kernel's own machinery
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebooks_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other in one kernel, which forgets every name in between."""
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-    book = nbformat.read(path, as_version=4)
-    client = NotebookClient(book, timeout=120, resources={"metadata": {"path": str(FOLDER)}})
+    books = [nbformat.read(path, as_version=4) for path in NOTEBOOKS]
+    cells = [[cell for cell in book.cells if cell.cell_type == "code"] for book in books]
+    forget = nbformat.v4.new_code_cell("%reset -f")
+    every = nbformat.v4.new_notebook(cells=[each for of in cells for each in (forget, *of)])
+    client = NotebookClient(every, timeout=120, resources={"metadata": {"path": str(FOLDER)}})
     client.execute()
-    kinds = {
-        kind
-        for cell in book.cells
-        if cell.cell_type == "code"
-        for output in cell.outputs
-        for kind in output.get("data", {})
-    }
-    assert "image/png" in kinds
-    assert "text/html" in kinds
+    for of_book in cells:
+        outputs = [output for cell in of_book for output in cell.outputs]
+        assert {"image/png", "text/html"} <= {each for o in outputs for each in o.get("data", {})}

@@ -71,6 +71,20 @@ REMOVED: dict[str, str] = {
         ),
         "loads are no longer predicted from others: docs/decisions/0027-k-by-load.md",
     ),
+    **dict.fromkeys(
+        (
+            *(
+                f"caveats/code={code}*"
+                for code in (
+                    *("scattered_steps", "unstable_timings", "launch_bound", "rounds_of_engine"),
+                    *("counters_of_longer_drafts", "counters_under_load"),
+                    "plan_rate_not_measured",
+                )
+            ),
+            "comparison/caveats/code=other_weights*",
+        ),
+        "merged, or said elsewhere: docs/decisions/0029-pages-and-caveats-are-records.md",
+    ),
 }
 
 # What is not compared, and why

@@ -54,7 +54,10 @@ def test_the_wheel_holds_code_conf_prompts_models_and_nothing_else(wheel: Path) 
     assert {top for top in tops if not top.endswith(".dist-info")} == {"harness"}
     assert "harness/reporting/metrics.md" in names
     assert {"harness/py.typed", "harness/sweep.py", "harness/prompt_sets/easy.jsonl"} <= names
-    assert {f"harness/models/embedded/{name}/model.safetensors" for name in EMBEDDED} <= names
+    files = ("model.safetensors", "{0}.gguf")
+    assert {
+        f"harness/models/embedded/{name}/{file.format(name)}" for name in EMBEDDED for file in files
+    } <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
@@ -71,10 +74,13 @@ def test_the_wheel_holds_code_conf_prompts_models_and_nothing_else(wheel: Path) 
 def test_an_installed_command_runs_from_another_folder(
     command: str, words: tuple[str, ...], file: str, installed: Path, tmp_path: Path
 ) -> None:
-    where = "import harness.config as c; print(c.__file__); print(c.CONF_DIR)"
-    printed = python("-c", where, cwd=tmp_path, site=installed).split()
-    assert printed == [str(installed / "harness/config.py"), str(installed / "harness/conf")]
-    out = python("-m", f"harness.{command}", *words, cwd=tmp_path, site=installed)
+    run = "import runpy, sys; runpy.run_module(sys.argv.pop(1), run_name='__main__')"
+    where = f"import harness.config as c; print(c.__file__); print(c.CONF_DIR); {run}"
+    out = python("-c", where, f"harness.{command}", *words, cwd=tmp_path, site=installed)
+    assert out.split()[:2] == [
+        str(installed / "harness/config.py"),
+        str(installed / "harness/conf"),
+    ]
     assert (tmp_path / out.splitlines()[-1].removeprefix("run: ") / file).is_file()
 
 

@@ -73,7 +73,7 @@ def test_scores_are_the_loops(
     assert_scores_are_the_loops(keeping(target, head), head, sampling, 7)
 
 
-@pytest.mark.parametrize("generations", [100, pytest.param(5000, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("generations", [48, pytest.param(5000, marks=pytest.mark.exhaustive)])
 def test_rounds_at_temperature_1_are_those_that_replay_expects(
     target: LoadedModel, head: PardHead, generations: int
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 from runs import FROZEN, analysed
 
 from harness.analysis import analyse
+from harness.analysis.caveats.timing import predictions_off
 from harness.analysis.prediction_error import Gap, PredictionError, prediction_errors
 from harness.records import Cell
 from harness.reporting.sentences.caveats import caveat
@@ -28,7 +29,7 @@ def error_of(values: list[float], error: float) -> PredictionError:
 def test_gaps_that_their_own_errors_explain_add_little_and_say_nothing() -> None:
     found = error_of((0.02 * np.random.default_rng(1).standard_normal(8)).tolist(), 0.02)
     assert found.variance.value**0.5 < 0.02
-    assert found.caveats() == ()
+    assert [*predictions_off.of({0.0: found})] == []
     assert prediction_errors({Cell("easy", 0.0, 4): None}) == {}
 
 
@@ -42,7 +43,8 @@ def test_what_gaps_exceed_their_own_errors_by_is_added_to_every_prediction() -> 
         widths.append(float(half_width(joined([own, found.variance]), 0.95)))
         held.append(abs(other) < widths[-1])
     assert 0.9 < np.mean(held) < 0.98
-    (said,) = error_of([0.12, 0.1, -0.09, -0.11, 0.05, 0.08, 0.12, 0.1], 0.02).caveats()
+    off = error_of([0.12, 0.1, -0.09, -0.11, 0.05, 0.08, 0.12, 0.1], 0.02)
+    (said,) = predictions_off.of({0.0: off})
     assert (said.values["outside"], said.values["cells"], said.values["k"]) == (8, 8, 1)
     assert "outside their predictions' intervals: 8 of 8 at temperature 0" in caveat(said)
 

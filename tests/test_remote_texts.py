@@ -1,6 +1,5 @@
 """Auditions whose target is on a server: completions and log-probabilities from there.
 
-pytestmark = pytest.mark.usefixtures("few_samples")
 The servers answer as vLLM's, SGLang's and llama.cpp's do, from the embedded models; llama.cpp's
 itself is asked at the end.
 """
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from runs import ran
-from served_pair import Served, embedded
+from served_pair import Served, embedded, opened
 from server_answers import META, SPECULATIVE
 from stand_in_server import StandIn
 
@@ -27,13 +26,14 @@ from harness.engines.protocol import Asked
 from harness.measurement.draft_scores import score_texts
 from harness.measurement.remote_scores import TextServer
 from harness.measurement.target_texts import GeneratedText
-from harness.models.load import LoadedModel, open_pair
+from harness.models.load import LoadedModel
 from harness.models.probe import uncached_logits
 from harness.records import TextTrace, UserError
 from harness.reporting.serving import snippets_of
 from harness.serving.engines import spec_of
 from harness.storage import StoredRun, load
 
+pytestmark = pytest.mark.usefixtures("few_samples")
 BUDGET = 10
 LATENCIES = ["latency.target_ms=10", "latency.draft_ms=2"]
 SMALL = [f"new_tokens={BUDGET}", "prompts.limit=2", "k=[1,4]", "temperature=[0,1]", "threads=1"]
@@ -139,7 +139,7 @@ def test_texts_of_a_server_are_scored_as_those_of_a_target_that_is_loaded(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("harness.commands.pair.open_target", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("harness.commands.audition.open_target", lambda *_: pytest.fail("loaded"))
     target = stand_in(kind(models))
     drafts = "drafts=[tiny_good,tiny_small,ngram]"
     done = run(tmp_path, f"texts_from={target.url}", *LATENCIES, drafts)
@@ -158,7 +158,7 @@ def test_texts_of_a_server_are_scored_as_those_of_a_target_that_is_loaded(
     assert len(texts) == 2 * 2 * 2
     for name in ("tiny_good", "tiny_small"):
         traces = of_draft(done, name)
-        loaded = open_pair(models.pair.loaded, embedded(name, DraftConf))
+        loaded = opened(models.pair.loaded, embedded(name, DraftConf))
         for expected in score_texts(texts, *loaded, draft_name=name):
             trace = traces[expected.key]
             assert trace.tokens.tolist() == expected.tokens.tolist()

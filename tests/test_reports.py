@@ -16,13 +16,13 @@ import pytest
 from rich.console import Console
 from runs import EXAMPLES, FROZEN, analysed, ran
 
-from harness import reporting
+from harness import formatting, reporting
 from harness.analysis import analyse
 from harness.records import Failure
-from harness.reporting import formatting, markdown
+from harness.reporting import markdown
 from harness.reporting.console import MOST_LINES, fold
 from harness.reporting.content import content_of
-from harness.reporting.tables import tables_of
+from harness.reporting.pages import page_of, tables_of
 from harness.reporting.tables.specification import Column, table
 from harness.storage import load
 from harness.summary import MadeWith, ModelFacts, Summary
@@ -112,6 +112,17 @@ def test_the_readme_shows_what_the_console_prints_first(pytestconfig: pytest.Con
     assert shown == answer
 
 
+@pytest.mark.parametrize(
+    "name", [*RUNS, *(folder.name for folder in sorted(EXAMPLES.iterdir()) if folder.is_dir())]
+)
+def test_a_page_keeps_to_its_limits(name: str, summary_of: Callable[[str], Summary]) -> None:
+    """Of words as a code host counts them, the bars of tables included."""
+    made = summary_of(name) if name in RUNS else analyse(load(EXAMPLES / name))
+    content, page = content_of(made), page_of(made)
+    assert len(markdown.report(content, (), HERE).split()) <= page.words
+    assert len(content.tables) + (content.grid is not None) <= page.tables
+
+
 @any_run
 def test_every_picture_of_a_report_is_a_file_next_to_it(
     name: str, rendered: Callable[[str], Path]
@@ -174,51 +185,6 @@ def test_the_console_has_the_answer_and_the_path_in_few_lines(
     assert sum(max(1, -(-len(line) // 80)) for line in lines) <= MOST_LINES
     assert content.verdicts[0] in " ".join(" ".join(lines).split())
     assert lines[-1] == f"report: {content.page}"
-
-
-def test_a_server_run_says_what_is_counted_and_which_k_each_load_favours(
-    rendered: Callable[[str], Path],
-) -> None:
-    content = content_of(analysed("server"))
-    counted = "30 of 30 greedy texts, one for each prompt and K, equal plain decoding's in every"
-    assert any(text.startswith(f"{counted} visit (90 checks)") for text in content.reasons)
-    # K=2 loses least one by one, and another K on servers with room for several requests
-    assert "K=2 loses least" in content.verdicts[0]
-    assert "among K > 0 the fastest there is K=1 (0.67x at 1, 0.85x at 4)" in content.verdicts[0]
-    # Its further lines are of the same server
-    page = (rendered("server") / "report.md").read_text(encoding="utf-8")
-    assert "## Lines for other loads" in page
-    assert "## Lines for other servers" in (rendered("sweep") / "report.md").read_text("utf-8")
-
-
-def test_a_snapshot_names_where_at_which_k_and_temperature_it_passed() -> None:
-    (said,) = content_of(analysed("snapshot")).verdicts
-    assert "(on the harness's loop, K=4, temperature 0; 16 checks: 16 PASS" in said
-
-
-def test_a_report_of_typed_numbers_claims_no_measurement(rendered: Callable[[str], Path]) -> None:
-    page = (rendered("breakeven") / "report.md").read_text(encoding="utf-8")
-    assert "measured acceptance_rate" not in page
-    assert "## How it was computed" in page
-    assert "## How it was measured" in (rendered("sweep") / "report.md").read_text("utf-8")
-
-
-def test_profile_and_break_even_answer_in_one_sentence() -> None:
-    ceilings = analysed("profile").ceilings
-    easiest = min(ceilings, key=lambda entry: entry.breakeven_alpha or 1.0)
-    most = max(ceilings, key=lambda entry: entry.ideal_speedup)
-    assert content_of(analysed("profile")).verdicts == (
-        "With the round times of the harness's loop on this machine speculation needs an alpha"
-        f" above {easiest.breakeven_alpha:.2f} (K={easiest.k}); at most {most.ideal_speedup:.2f}x"
-        f" is possible (K={most.k}, every draft token accepted).",
-    )
-    *_, possible = content_of(analysed("breakeven")).verdicts
-    assert possible.startswith("With these step times speculation needs an alpha above 0.78 (K=1)")
-    lost = tuple(replace(entry, breakeven_alpha=None) for entry in analysed("profile").ceilings)
-    (never,) = content_of(replace(analysed("profile"), ceilings=lost)).verdicts
-    assert "speculation cannot pay" in never
-    assert content_of(analysed("breakeven")).next_step is not None
-    assert content_of(replace(analysed("breakeven"), ceilings=lost)).next_step is None
 
 
 def test_what_failed_with_one_error_is_one_line_with_a_count() -> None:

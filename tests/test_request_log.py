@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from runs import analysed, ran
 
-from harness.analysis.setup import Setup
+from harness.analysis.setup import Setup, request_weights
 from harness.commands.plan import recorded_times
 from harness.config import PromptsConf
 from harness.prompts import available, load, log_sample
@@ -200,10 +200,10 @@ def test_strata_count_by_the_tokens_of_their_requests(log: str, tmp_path: Path) 
     assert weights == pytest.approx(
         {name: value / sum(expected.values()) for name, value in expected.items()}
     )
-    requests = Setup(run).request_weights
+    requests = request_weights(Setup(run))
     assert requests == {name: count / 900 for name, count in sizes.items()}
     again = ran("audition", f"traces_from={run.folder}", "latency.target_ms=5",
                 "latency.draft_ms=1", "drafts=[tiny_good]", f"results_root={tmp_path}")  # fmt: skip
-    assert Setup(again).request_weights == requests
+    assert request_weights(Setup(again)) == requests
     summary = analysed(str(run.folder))
     assert "sampled_log" in {each.code for each in summary.caveats}

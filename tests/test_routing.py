@@ -10,7 +10,7 @@ from random_models import small
 from stubs import REQUEST
 from transformers import GraniteMoeConfig, Qwen3Config, Qwen3MoeConfig
 
-from harness.analysis.caveats import greedy_texts_differ, routing_ties
+from harness.analysis.caveats.texts import greedy_texts_differ, routing_ties
 from harness.analysis.lossless import distrust
 from harness.measurement.generations import run_trial
 from harness.measurement.lossless import compare_texts
@@ -136,9 +136,9 @@ def test_texts_that_routing_ties_change_are_ties_and_said_to_be(
     unjudged = compare(*each, network=deep)
     assert unjudged.result == "UNJUDGED"
     checks = [TextCheck("easy", "p", 0, 4, **one._asdict()) for one in (tie, unjudged)]
-    values = {entry.code: entry.values for entry in greedy_texts_differ(checks)}
-    assert values["routing_ties"] == {"tie": 1, "unjudged": 1}
-    assert values["greedy_texts_differ"]["not_judged"] == 1
+    (ties,), (counts,) = routing_ties.of(checks), greedy_texts_differ.of(checks)
+    assert ties.values == {"tie": 1, "unjudged": 1}
+    assert counts.values["not_judged"] == 1
     assert verdict.snapshot_result([check.result for check in checks]) == "UNJUDGED"
     # Neither is a fault, so the pair keeps its verdict
     assert distrust(checks) is None
@@ -153,7 +153,7 @@ def test_a_mixture_whose_routers_are_not_found_is_not_judged(deep: Any) -> None:
     assert routers(unknown) == []
     judged = compare_texts(target, *each, num_draft_tokens=4, dtype=deep.dtype, network=unknown)
     assert (judged.result, judged.routing) == ("UNJUDGED", None)
-    (caveat,) = routing_ties([TextCheck("easy", "p", 0, 4, **judged._asdict())])
+    (caveat,) = routing_ties.of([TextCheck("easy", "p", 0, 4, **judged._asdict())])
     assert caveat.values == {"tie": 0, "unjudged": 1}
 
 

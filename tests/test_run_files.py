@@ -44,6 +44,7 @@ from harness.records import (
     StepTiming,
     UserError,
 )
+from harness.reporting.pages import PAGES
 from harness.storage import RESULT_COLUMNS, RunFolder, load, load_traces, lock
 from harness.storage import traces as stored_traces
 from harness.summary import DistributionTest, RunFacts, Summary, TextCheck
@@ -150,9 +151,14 @@ def test_traces_with_a_column_of_an_earlier_version_are_read_and_added_to(
     folder: RunFolder,
 ) -> None:
     file, (one, *others) = folder.path / "traces.parquet", load_traces(folder.path)
-    older, buffer = parquet.read_table(io.BytesIO(stored_traces.content([one]))), io.BytesIO()
+    older, buffer = (
+        parquet.read_table(io.BytesIO(stored_traces.content_of_traces([one]))),
+        io.BytesIO(),
+    )
     parquet.write_table(older.add_column(2, "draft_token", [[7] * len(older)]), buffer)
-    back = stored_traces.read(stored_traces.content(others, buffer.getvalue()), file)
+    back = stored_traces.read_traces(
+        stored_traces.content_of_traces(others, buffer.getvalue()), file
+    )
     assert [trace.key for trace in back] == [trace.key for trace in (one, *others)]
     assert (back[0].draft_logprob == one.draft_logprob).all()
 
@@ -170,14 +176,6 @@ def test_only_the_same_run_of_this_version_is_resumed_or_read(
         assert said in refusal(act)
     folder.note(schema_version=SCHEMA_VERSION + 1)
     assert "newer version" in refusal(lambda: load(folder.path))
-
-
-def test_a_key_that_came_later_hinders_no_resume_where_it_changes_nothing(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path, "audition", [], CONFIG).path
-    later = {**CONFIG["model"], "kind": "model", "tokenizer_family": "tiny", "layers": None}
-    assert RunFolder.resume(folder, "audition", {**CONFIG, "model": later}).path == folder
-    head = {**CONFIG, "model": {**later, "kind": "eagle3"}}
-    assert "model.kind=eagle3" in refusal(lambda: RunFolder.resume(folder, "audition", head))
 
 
 # ---- damage -------------------------------------------------------------------------------------
@@ -207,14 +205,14 @@ def read_as_other_values(file: Path, flips: int, read: Callable[[], Any]) -> tup
 
 def test_a_flipped_bit_in_the_trials_is_never_read_as_other_values(folder: RunFolder) -> None:
     file = folder.path / "trials.jsonl"
-    other, refused = read_as_other_values(file, 300, folder.trials.read)
+    other, refused = read_as_other_values(file, 100, folder.trials.read)
     assert other == 0
-    assert refused >= 297  # the name of the first line's checksum is no value
+    assert refused >= 98  # the name of the first line's checksum is no value
 
 
 def test_a_flipped_bit_in_the_traces_is_never_read_as_other_values(folder: RunFolder) -> None:
     file = folder.path / "traces.parquet"
-    assert read_as_other_values(file, 400, lambda: len(load_traces(folder.path))) == (0, 400)
+    assert read_as_other_values(file, 200, lambda: len(load_traces(folder.path))) == (0, 200)
 
 
 @pytest.mark.parametrize("name", [*TABLES, "config.yaml", "summary.json", "checksums.json"])
@@ -224,9 +222,9 @@ def test_a_flipped_bit_in_any_other_file_is_named(folder: RunFolder, name: str) 
         tables = [table.to_csv() for table in (stored.results, stored.latency_samples)]
         return repr([stored.config, stored.summary, *tables, stored.latency.to_csv()])
 
-    other, refused = read_as_other_values(folder.path / name, 25, read)
+    other, refused = read_as_other_values(folder.path / name, 12, read)
     assert other == 0
-    assert refused >= 24  # white space of checksums.json itself is no content
+    assert refused >= 11  # white space of checksums.json itself is no content
 
 
 def test_a_file_that_was_edited_on_purpose_can_be_read_after_all(folder: RunFolder) -> None:
@@ -473,8 +471,6 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Break:
     ("number", "call"),
     [
         (errno.ENOSPC, "write"),
-        (errno.ENOSPC, "fsync"),
-        (errno.ENOSPC, "open"),
         (errno.EROFS, "open"),
         (errno.EDQUOT, "fsync"),
     ],
@@ -569,6 +565,7 @@ def holder(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     process.stdout.close()
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_a_second_process_is_refused_with_the_first_ones_id_until_it_ends(
     holder: tuple[subprocess.Popen[str], Path],
 ) -> None:
@@ -590,6 +587,7 @@ def test_a_second_process_is_refused_with_the_first_ones_id_until_it_ends(
     assert not (path / "run.lock").exists()
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_a_report_on_a_run_being_written_writes_only_the_report(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -776,11 +774,13 @@ def test_a_run_from_elsewhere_reads_and_writes_nothing_outside_itself(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change, refused = HOSTILE[case]
+    # One plot is as good as all here
+    monkeypatch.setitem(PAGES, "profile", replace(PAGES["profile"], plots=("ceilings.svg",)))
     monkeypatch.setenv("HARNESS_TEST_TOKEN", SECRET)
     outside, run = tmp_path / "outside", tmp_path / "results" / "run"
     outside.mkdir()
     (outside / "private.txt").write_text(SECRET)
-    (outside / "verify_cost.svg").write_text(SECRET)
+    (outside / "ceilings.svg").write_text(SECRET)
     shutil.copytree(EXAMPLES / "embedded_profile", run)  # analysed fast
     (run / "checksums.json").unlink(missing_ok=True)
     change(run, outside)
@@ -794,7 +794,7 @@ def test_a_run_from_elsewhere_reads_and_writes_nothing_outside_itself(
     assert refused is None or refused in str(said)
     assert SECRET not in str(said)
     assert "\n" not in str(said)
-    assert _line(run, None).line.error == "" or refused is not None
+    assert _line(run).error == "" or refused is not None
     assert {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()} == before
     for file in run.rglob("*"):
         if file.is_file() and not file.is_symlink() and file.stat().st_size < 2**30:

@@ -16,7 +16,7 @@ from harness.analysis.replayed import replayed
 from harness.records import RULES, TextTrace, UserError
 from harness.reporting.content import content_of
 from harness.storage import load_traces, traces
-from harness.storage.imported_scores import read_table, read_tables
+from harness.storage.imported_scores import read_scores, read_tables
 from harness.summary import Caveat
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "scores.md"
@@ -44,7 +44,7 @@ def stored(*drafts: str, temperature: float | None = None) -> list[TextTrace]:
 
 def table_of(texts: list[TextTrace], file: Path) -> pd.DataFrame:
     """The rows that a run writes of these."""
-    file.write_bytes(traces.content(texts))
+    file.write_bytes(traces.content_of_traces(texts))
     return pd.read_parquet(file)
 
 
@@ -64,7 +64,7 @@ def test_the_traces_of_a_run_are_such_a_table(
 ) -> None:
     texts = stored(draft, temperature=temperature)
     table_of(texts, tmp_path / "traces.parquet")
-    assert_replayed_alike(read_table(tmp_path / "traces.parquet"), texts)
+    assert_replayed_alike(read_scores(tmp_path / "traces.parquet"), texts)
 
 
 @pytest.mark.parametrize("suffix", WRITERS)
@@ -74,7 +74,7 @@ def test_few_columns_are_enough(suffix: str, temperature: float, tmp_path: Path)
     columns = [*NEEDED, "position", *(SAMPLED if temperature else [])]
     frame = table_of(texts, tmp_path / "traces.parquet")[columns]
     WRITERS[suffix](frame, tmp_path / f"scores{suffix}")
-    made = read_table(tmp_path / f"scores{suffix}")
+    made = read_scores(tmp_path / f"scores{suffix}")
     assert_replayed_alike(made, texts)
     assert {trace.stop_reason for trace in made} == {"budget"}
 
@@ -85,7 +85,7 @@ def test_rows_by_start_may_come_in_any_order_and_end_with_the_text(tmp_path: Pat
     frame = frame[frame["token"].notna()][[*NEEDED, "start", "offset", "proposed", "chosen"]]
     shuffled = frame.sample(frac=1.0, random_state=1)
     shuffled.to_parquet(tmp_path / "scores.parquet")
-    by_prompt = {trace.prompt: trace for trace in read_table(tmp_path / "scores.parquet")}
+    by_prompt = {trace.prompt: trace for trace in read_scores(tmp_path / "scores.parquet")}
     made = [by_prompt[trace.prompt] for trace in texts]
     assert all(trace.depth == 4 and trace.chosen for trace in made)
     assert_replayed_alike(made, texts)
@@ -98,7 +98,7 @@ def test_names_that_look_like_numbers_stay_names(suffix: str, tmp_path: Path) ->
     names = dict(zip(frame["prompt"].unique(), ("001", "1"), strict=True))
     frame = frame.assign(prompt=frame["prompt"].map(names).astype(str), draft="07", prompt_set="1")
     WRITERS[suffix](frame, tmp_path / f"scores{suffix}")
-    made = read_table(tmp_path / f"scores{suffix}")
+    made = read_scores(tmp_path / f"scores{suffix}")
     assert [(each.draft, each.prompt_set, each.prompt, each.category) for each in made] == [
         ("07", "1", "001", None),
         ("07", "1", "1", None),
@@ -111,7 +111,7 @@ def test_of_position_start_and_offset_two_are_enough(left_out: str, tmp_path: Pa
     texts = stored("ngram", temperature=0.0)[:2]
     frame = table_of(texts, tmp_path / "traces.parquet").drop(columns=left_out)
     frame.to_parquet(tmp_path / "scores.parquet")
-    assert_replayed_alike(read_table(tmp_path / "scores.parquet"), texts)
+    assert_replayed_alike(read_scores(tmp_path / "scores.parquet"), texts)
 
 
 def with_value(frame: pd.DataFrame, column: str, value: Any) -> pd.DataFrame:
@@ -186,19 +186,19 @@ def test_a_table_that_would_be_misread_is_refused(
     file = tmp_path / "scores.parquet"
     change(frame[[*NEEDED, "position"]]).to_parquet(file)
     with pytest.raises(UserError, match=says) as caught:
-        read_table(file)
+        read_scores(file)
     assert str(file) in str(caught.value)
 
 
 def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"scores\.txt: no such file; give one of \.parquet"):
-        read_table(tmp_path / "scores.txt")
+        read_scores(tmp_path / "scores.txt")
     (tmp_path / "scores.txt").write_text("no table")
     with pytest.raises(UserError, match=r"scores\.txt: not a table; give one of \.parquet"):
-        read_table(tmp_path / "scores.txt")
+        read_scores(tmp_path / "scores.txt")
     (tmp_path / "scores.parquet").write_bytes(b"no table")
     with pytest.raises(UserError, match=r"scores\.parquet: cannot be read as a table"):
-        read_table(tmp_path / "scores.parquet")
+        read_scores(tmp_path / "scores.parquet")
 
 
 def test_drafts_that_scored_other_prompts_are_refused(tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ def test_scores_by_the_documented_callback_are_those_of_the_run(tmp_path: Path) 
         ]
         rows += namespace["score_rows"]("h1_step_5", trace.prompt, tokens, drafted)
     pd.DataFrame(rows).to_parquet(tmp_path / "scores.parquet")
-    for read in read_table(tmp_path / "scores.parquet"):
+    for read in read_scores(tmp_path / "scores.parquet"):
         trace = next(t for t in texts if t.prompt == read.prompt)
         assert read.tokens.tolist() == trace.tokens.tolist()
         assert (read.draft_is_argmax == trace.draft_is_argmax).all()

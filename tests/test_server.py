@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import groupby
@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 import pytest
 from runs import EXACT_FLAGS, outcome_of, ran, stored
-from served_pair import Served
+from served_pair import DRAFT, Served
 from server_answers import (
     PLAIN_META,
     TIMES,
@@ -34,16 +34,19 @@ from stand_in_server import StandIn
 
 from harness.analysis import analyse
 from harness.analysis.server_lossless import text_z
-from harness.cli import compose, draft_conf
+from harness.cli import compose
 from harness.commands import report, server_greedy_texts, server_start, server_visits
 from harness.commands import server as command
 from harness.commands.checks import without_too_long
-from harness.commands.run_lifecycle import load_prompts
+from harness.commands.run_lifecycle import create, load_prompts
+from harness.commands.server_requests import open_workload
 from harness.config import ModelConf, ReportConfig
 from harness.engines import turns
-from harness.engines.llamacpp import LlamaCpp, LlamaCppServer
-from harness.engines.protocol import Asked, ServerDiedError
-from harness.models.load import EMBEDDED, load_vocabulary
+from harness.engines.adapters import adapter_of
+from harness.engines.llamacpp import LlamaCppServer
+from harness.engines.protocol import Asked, Completion, ServerDiedError
+from harness.models.embedded import EMBEDDED, gguf_of
+from harness.models.load import load_vocabulary
 from harness.records import Trial, UserError
 from harness.reporting.content import content_of
 from harness.storage import StoredRun
@@ -101,45 +104,42 @@ def test_every_request_is_a_trial_that_counts_what_rounds_emitted(served: Stored
 
 
 @needs_llamacpp
-@pytest.mark.parametrize("draft", ["tiny_eagle3", "ngram_simple", "ngram_simple_1"])
-def test_a_head_and_a_look_up_of_llamacpp_draft_as_replayed(draft: str, tmp_path: Path) -> None:
-    ks = [k for k in (1, 2, 4) if k >= draft_conf(draft).spec.least_k]
-    words = (f"draft={draft}", f"k={ks}", "temperature=0", "repetitions=1", "prompts.limit=4")
+@pytest.mark.parametrize(
+    ("draft", "k"), [("tiny_eagle3", 4), ("ngram_simple", 4), ("ngram_simple_1", 2)]
+)
+def test_a_head_and_a_look_up_of_llamacpp_draft_as_replayed(
+    draft: str, k: int, tmp_path: Path
+) -> None:
+    words = (f"draft={draft}", f"k=[{k}]", "temperature=0", "repetitions=1", "prompts.limit=2")
     run = ran("server", tmp_path, *words, "engine=llamacpp", "threads=1", "own_loop=false",
-              EXACT_FLAGS)  # fmt: skip
+              "new_tokens=48", EXACT_FLAGS)  # fmt: skip
     served = analyse(run).served
     assert served is not None
-    gates = {gate.k: gate for gate in served.gates}
-    assert gates.keys() == {*ks}
-    for gate in gates.values():
-        assert gate.texts == 8
-        assert gate.equal_rounds == gate.equal_drafted == gate.equal_texts == gate.texts
-        assert gate.lossless
+    (gate,) = served.gates
+    assert (gate.k, gate.texts) == (k, 4)
+    assert gate.equal_rounds == gate.equal_drafted == gate.equal_texts == gate.texts
+    assert gate.lossless
 
 
 @needs_llamacpp
 def test_a_look_up_of_llamacpp_that_is_not_replayed_is_measured_without_the_weights(
-    served: StoredRun, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     words = (
         "model=tiny",
         "draft=ngram_mod",
-        "k=[1,4]",
+        "k=[4]",
         "temperature=0",
         "repetitions=1",
         "prompts.limit=2",
     )
-    file = f"model.gguf={served.folder / 'gguf' / 'model.gguf'}"
     run = ran("server", tmp_path, *words, "engine=llamacpp", "threads=1", "own_loop=false",
-              EXACT_FLAGS, "score=false", file)  # fmt: skip
+              EXACT_FLAGS, "score=false")  # fmt: skip
     summary = analyse(run)
     assert summary.served is not None
     assert summary.served.not_predicted == "no_weights"
-    assert {(gate.k, gate.equal_texts, gate.texts) for gate in summary.served.gates} == {
-        (1, 4, 4),
-        (4, 4, 4),
-    }
-    assert {cell.k for cell in summary.served.cells if cell.speedup} == {1, 4}
+    assert [(gate.k, gate.equal_texts, gate.texts) for gate in summary.served.gates] == [(4, 4, 4)]
+    assert {cell.k for cell in summary.served.cells if cell.speedup} == {4}
     assert sum(trial.drafted or 0 for trial in run.trials) > 0
     assert run.manifest.engine is not None
     lines = [each.line for each in run.manifest.engine.commands if each.k == 4]
@@ -217,7 +217,7 @@ def test_an_engine_that_is_not_installed_is_named_before_anything_is_loaded(
     words = [f"engine={engine}", "threads=auto"]
     missing = f"engine={engine}: no {engine} on PATH"
     # A plan may be of another machine, whether that is named or not
-    for card in ([], ["gpu=h100"]):
+    for card in ([], ["gpu=h100"])[: 1 + (engine == "vllm")]:
         command.run(asked(tmp_path / "results", "dry_run=true", *card, *words))
         assert f"not on this machine {missing}" in " ".join(capsys.readouterr().out.split())
     monkeypatch.setattr("harness.commands.server.open_workload", pytest.fail)
@@ -226,32 +226,41 @@ def test_an_engine_that_is_not_installed_is_named_before_anything_is_loaded(
     assert not (tmp_path / "results").exists()
 
 
-@needs_llamacpp
+class Hanging:
+    """An engine of servers that hang with some numbers of threads, and else take half a second."""
+
+    def __init__(self, threads: int | None, hangs_with: set[int]) -> None:
+        self.hangs = threads in hangs_with
+
+    def open(self, k: int) -> Any:
+        assert k == 0
+        return nullcontext(self)
+
+    def generate(self, asked: Asked) -> Completion:
+        if self.hangs:
+            raise ServerDiedError("no answer within 120 s")
+        return Completion(tuple(range(asked.budget)), "budget", 0.5)
+
+
 def test_a_number_of_threads_that_hangs_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More threads than processors that are free may take minutes for a token."""
     monkeypatch.setattr(psutil, "cpu_count", lambda **_: 2)
     monkeypatch.setattr(server_start, "fewest_threads", lambda seconds: max(seconds))
-    opened = LlamaCpp.open
+    config = asked(tmp_path, "threads=auto", "k=[1]", "prompts.limit=1")
+    work = open_workload(config, load_prompts(config))
 
-    def open_unless_two(engine: LlamaCpp, *arguments: Any) -> Any:
-        if engine.threads == 2:
-            raise ServerDiedError("no answer within 120 s")
-        return opened(engine, *arguments)
+    def settled(*hangs_with: int) -> int | None:
+        folder = create(config, "server")
+        starts: Any = lambda serve: Hanging(serve.threads, {*hangs_with})  # noqa: E731
+        server_start.settle_threads(folder, work, replace(adapter_of(config), start=starts))
+        return folder.manifest.server_threads
 
-    monkeypatch.setattr(LlamaCpp, "open", open_unless_two)
-    words = ["threads=auto", "k=[1]", "temperature=[0]", "repetitions=1", "prompts.limit=1"]
-    words += ["new_tokens=8"]
-    run = stored(command.run(asked(tmp_path, *words)))
-    assert run.manifest.server_threads == 1
-    monkeypatch.setattr(LlamaCpp, "open", lambda *_: _raise_hanging())
+    assert settled() == 2
+    assert settled(2) == 1
     with pytest.raises(UserError, match="no answer within 120 s"):
-        command.run(asked(tmp_path, *words))
-
-
-def _raise_hanging() -> None:
-    raise ServerDiedError("no answer within 120 s")
+        settled(1, 2)
 
 
 def test_a_plan_estimates_time_and_cost_by_all_of_its_requests(
@@ -411,7 +420,8 @@ def test_rounds_of_our_own_loop_are_kept_apart(served: StoredRun, tmp_path: Path
     assert {(each.k, each.temperature) for each in served.own_rounds} == {
         (k, t) for k in (0, *KS) for t in TEMPERATURES
     }
-    other = stored(command.run(asked(tmp_path, "k=[1]", f"latency_from={served.folder}")))
+    few = ("k=[1]", "repetitions=1", "prompts.limit=1")
+    other = stored(command.run(asked(tmp_path, *few, f"latency_from={served.folder}")))
     assert other.own_rounds == served.own_rounds
     with pytest.raises(UserError, match=r"latency_from=.*no round times .* at temperature=0\.5"):
         command.run(asked(tmp_path, "temperature=[0.5]", f"latency_from={served.folder}"))
@@ -452,15 +462,15 @@ def test_a_server_that_dies_costs_its_own_cells_and_resume_asks_them_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        Killed(4, 15, patched)
-        outcome = command.run(asked(tmp_path))
+        Killed(4, 11, patched)
+        outcome = command.run(asked(tmp_path, "prompts.limit=2"))
     run = stored(outcome)
     assert outcome.status == 1
     ok, failed = (
         [trial for trial in run.trials if trial.status == status] for status in ("ok", "failed")
     )
-    assert cells(ok)[0, 0.0, 1] == cells(ok)[1, 1.0, 1] == 6
-    assert sum(trial.k == 4 for trial in ok) == 14
+    assert cells(ok)[0, 0.0, 1] == cells(ok)[1, 1.0, 1] == 4
+    assert sum(trial.k == 4 for trial in ok) == 10
     assert {trial.k for trial in failed} == {4}
     assert "llama.cpp at k=4" in str(failed[0].error)
     cells_of_4 = run.results[run.results.k == 4]
@@ -470,7 +480,7 @@ def test_a_server_that_dies_costs_its_own_cells_and_resume_asks_them_again(
     again = ran("server", f"resume={run.folder}")
     done: Mapping[Any, Trial] = {trial.cell: trial for trial in again.trials}
     assert all(trial.status == "ok" for trial in done.values())
-    assert len(done) == 6 * 3 * 2 * VISITS
+    assert len(done) == 4 * 3 * 2 * VISITS
     assert set(again.results.status) == {"complete"}
     # What K=4 lacked has a plain request of the same visit next to it, for it is compared with that
     sent = [(trial.k, trial.key) for trial in again.trials[len(run.trials) :]]
@@ -481,7 +491,7 @@ def test_a_server_that_dies_costs_its_own_cells_and_resume_asks_them_again(
 
 # One at a time, the plain server is started once more
 @needs_llamacpp
-@pytest.mark.parametrize("servers", ["auto", "1"])
+@pytest.mark.parametrize("servers", ["1", pytest.param("auto", marks=pytest.mark.exhaustive)])
 def test_texts_that_differ_are_judged_by_the_plain_servers_log_probabilities(
     servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -538,7 +548,8 @@ def test_texts_that_differ_are_judged_by_the_plain_servers_log_probabilities(
 # The rounds of a visit, which follow its six requests to each server, are of no trial
 @needs_llamacpp
 @pytest.mark.parametrize(
-    ("after", "visits"), [(4, 1), (8, 2), pytest.param(8, 1, marks=pytest.mark.exhaustive)]
+    ("after", "visits"),
+    [(8, 2), *(pytest.param(after, 1, marks=pytest.mark.exhaustive) for after in (4, 8))],
 )
 def test_without_the_server_that_decodes_plainly_the_visits_end_and_can_be_resumed(
     tmp_path: Path,
@@ -584,21 +595,18 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 
         long = pair.folder / "long.txt"
         long.write_text("What is the capital of France? " * 80)  # more than a server takes
-        other = replace(pair.llamacpp(), target=pair.folder / "draft.gguf", draft=None)
+        other = replace(pair.llamacpp(), target=gguf_of(EMBEDDED / DRAFT), draft=None)
         draft: Any = stack.enter_context(other.open(0))
         yield {"plain": opened(0), "k4": opened(4), "long": str(long), "draft": draft.url}
 
 
 @needs_llamacpp
 def test_the_file_of_a_draft_scores_texts_itself_and_its_checkpoint_is_not_loaded(
-    served: StoredRun,
-    running: Mapping[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    served: StoredRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = Path(running["long"]).parent
-    files = ["model=hf", f"model.id={EMBEDDED / 'tiny'}", f"model.gguf={folder}/target.gguf"]
-    files += ["draft=hf", f"draft.id={EMBEDDED / 'tiny_good'}", f"draft.gguf={folder}/draft.gguf"]
+    tiny, good = EMBEDDED / "tiny", EMBEDDED / DRAFT
+    files = ["model=hf", f"model.id={tiny}", f"model.gguf={gguf_of(tiny)}"]
+    files += ["draft=hf", f"draft.id={good}", f"draft.gguf={gguf_of(good)}"]
     words = ["temperature=[0]", "repetitions=1", "prompts.limit=2"]
     monkeypatch.setattr("harness.commands.server_scores.open_draft", pytest.fail)
     outcome = command.run(asked(tmp_path, *files, *words))
@@ -653,7 +661,10 @@ def test_servers_that_the_user_runs_are_measured_without_weights(
         (["url=[{plain},{k4}]", "k=[2]"], r"k=2: its server drafts another number of tokens, \d+"),
         (["url=[{plain},{k4}]", "k=[8]"], r"k=8: its server drafts another number of tokens, \d+"),
         (["url=[{plain},{k4}]", "decode.repetition_penalty=1.2"], "decode.repetition_penalty: not"),
-        (["url=[{draft},{k4}]"], r"another model than that of k=4: it serves \S+draft\.gguf, the"),
+        (
+            ["url=[{draft},{k4}]"],
+            r"another model than that of k=4: it serves \S+tiny_good\.gguf",
+        ),
     ],
 )
 def test_what_a_running_server_cannot_do_is_one_line(
@@ -820,7 +831,7 @@ def test_a_server_that_does_not_draft_or_does_not_tell_is_refused_before_there_i
         ),
         (["model.gguf=a.gguf"], r"model\.gguf: of which model\? give model=ORG/NAME_OR_FOLDER"),
         (["draft.gguf=a.gguf"], r"draft\.gguf: of which model\? give draft=ORG/NAME_OR_FOLDER"),
-        (["score=false"], r"model\.gguf: not given, and score=false leaves no weights to convert"),
+        (["model.dtype=bfloat16"], r"model\.gguf: not given; llama\.cpp's convert_hf_to_gguf\.py"),
         (["prompts.sets=[]", "prompts.hub=null"], "give at least one"),
         (["url=[http://h:1,http://h:2]", "clock=cpu"], "clock=cpu: not with url=, since the proc"),
         (["clock=cpu", "threads=2"], "clock=cpu: not with threads=2, since threads that wait"),
@@ -977,10 +988,6 @@ def test_a_headline_says_of_which_load_it_is_and_why_the_table_of_loads_differs(
     assert ratios[0] is not None
     assert ratios[1] is not None
     assert ratios[0] > ratios[1] > 1.0
-    (why,) = (text for text in shown.reasons if " has three speedups over plain" in text)
-    assert [float(number) for number in re.findall(r"([\d.]+)x", why)] == [
-        pytest.approx(ratio, abs=0.006) for ratio in ratios
-    ]
     alone = {row.k: row for row in served.latencies if not row.load}
     loads = {(row.concurrency, row.k): row for row in served.latencies if row.load}
     assert set(loads) == {(1, 0), (1, 4), (2, 0), (2, 4)}
@@ -1050,10 +1057,9 @@ def test_a_server_that_fails_in_a_later_group_costs_its_cells_and_resume_asks_fo
 def test_our_own_loop_through_the_same_door_decodes_what_a_snapshot_does(
     tmp_path: Path, draft: str
 ) -> None:
-    words = ["k=[4]", "temperature=[0]", "repetitions=1", f"draft={draft}"]
+    words = ["k=[4]", "temperature=[0]", "repetitions=1", "prompts.limit=1", f"draft={draft}"]
     run = stored(command.run(asked(tmp_path, "engine=own", *words)))
-    grid = [word for word in GRID if not word.startswith(("k=", "temp", "rep"))]
-    settings = [f"results_root={tmp_path}", *grid, *words, "threads=1"]
+    settings = [f"results_root={tmp_path}", "new_tokens=24", *words, "threads=1"]
     shot = ran("snapshot", *settings)
     counted = ("tokens", "new_tokens", "rounds", "drafted", "accepted", "rejected", "room")
 
@@ -1069,5 +1075,5 @@ def test_our_own_loop_through_the_same_door_decodes_what_a_snapshot_does(
     served = analyse(run).served
     assert served is not None
     (gate,) = served.gates
-    assert gate.texts == 6
+    assert gate.texts == 2
     assert gate.equal_texts == gate.equal_rounds == gate.equal_drafted == gate.texts

@@ -31,6 +31,7 @@ def results(*names: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_plots")
 @pytest.mark.parametrize(
     "fault", [*SAMPLE, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in MORE)]
 )

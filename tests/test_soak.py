@@ -10,10 +10,11 @@ import pytest
 
 from harness import prompts as prompt_sets
 from harness.cli import compose
-from harness.commands.pair import open_pair, plan
+from harness.commands.opening import open_pair
+from harness.commands.pair import ModelPair
+from harness.commands.requests import grid_requests
 from harness.decoding.verification import rates_on
 from harness.measurement.generations import Request, run_trial
-from harness.records import Cell
 from harness.storage import RunFolder
 
 WARM_UP = 100
@@ -28,16 +29,8 @@ def soak(generations: int, root: Path, warm_up: int = WARM_UP) -> tuple[list[int
     grid = ["k=[1,2,4]", "temperature=[0,1]", "prompts.limit=4", "new_tokens=4", "threads=1"]
     config = compose("sweep", grid)
     pair = open_pair(config, prompt_sets.load(config.prompts))
-    synthetic = {
-        Cell(name, temperature, k): (0.8,) * k
-        for name in ("easy", "hard")
-        for temperature in (0.0, 1.0)
-        for k in config.k
-    }
-    requests = [
-        *plan(pair, config, config.k, config.temperature),
-        *plan(pair, config, config.k, config.temperature, synthetic),
-    ]
+    assert isinstance(pair, ModelPair)
+    requests = grid_requests(pair, config, config.k, config.temperature)
     folder = RunFolder.create(root, "sweep", ["tiny"], {})
     process = psutil.Process()
 

@@ -1,12 +1,13 @@
 """The main job, end to end on the embedded pair: contract, verdict, resume, failures."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import Door
 from random_models import fill_hub_cache, qwen3, save
 from runs import stored, timed_little
 
@@ -14,7 +15,9 @@ from harness import prompts as prompt_sets
 from harness.analysis import analyse
 from harness.cli import compose
 from harness.commands import sweep
-from harness.commands.pair import open_pair, plan
+from harness.commands.opening import open_pair
+from harness.commands.pair import ModelPair
+from harness.commands.requests import grid_requests
 from harness.commands.run_lifecycle import Outcome
 from harness.config import SweepConfig
 from harness.measurement.generations import run_trial
@@ -111,7 +114,7 @@ def test_latency_csv_has_a_row_of_plain_tokens_and_of_each_k_by_temperature(
 def test_a_replayed_sweep_measures_no_generation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.commands.pair.run_trial", lambda *_: pytest.fail("it ran one"))
+    monkeypatch.setattr("harness.commands.requests.run_trial", lambda *_: pytest.fail("it ran one"))
     run = stored(sweep.run(config(tmp_path, "mode=replay", "prompts.limit=4")))
     assert set(run.results.source) == {"replayed"}
     assert analyse(run).headline is not None
@@ -122,7 +125,7 @@ def test_resuming_runs_what_is_missing_and_nothing_else(
     swept: StoredRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     same = ["prompts.limit=8", f"resume={swept.folder}"]
-    for module in ("commands.pair", "measurement.round_times"):
+    for module in ("commands.requests", "measurement.round_times"):
         monkeypatch.setattr(f"harness.{module}.run_trial", lambda *_: pytest.fail("it ran one"))
     assert sweep.run(config(swept.folder.parent, *same)).status == 0
     assert load(swept.folder).trials == swept.trials
@@ -157,7 +160,7 @@ def test_every_k_leads_equally_often_at_every_temperature(tmp_path: Path) -> Non
     for grid, temperatures in (("[4]", "[0,1]"), ("[1,2,4]", "[0,1]"), ("[1,2,4,8]", "[0,1,2]")):
         settings = config(tmp_path, f"k={grid}", f"temperature={temperatures}", "prompts.limit=20")
         pair = open_pair(settings, prompt_sets.load(settings.prompts))
-        requests = plan(pair, settings, settings.k, settings.temperature)
+        requests = grid_requests(pair, settings, settings.k, settings.temperature)
         groups = list(zip(*[iter(requests)] * (len(settings.k) + 1), strict=True))
         for temperature in settings.temperature:
             leaders = [g[0].k for g in groups if g[0].sampling.temperature == temperature]
@@ -214,25 +217,27 @@ def test_nothing_is_stored_where_nothing_can_be_or_is_to_be_run(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("draft", "ks"),
+    ("draft", "ks", "limit"),
     [
-        ("tiny_good", "[4,16]"),
-        pytest.param("tiny_small", "[4]", marks=pytest.mark.exhaustive),
-        pytest.param("tiny_good", "[1,2,4,8,16]", marks=pytest.mark.exhaustive),
+        ("tiny_good", "[4,16]", 6),
+        pytest.param("tiny_small", "[4]", "null", marks=pytest.mark.exhaustive),
+        pytest.param("tiny_good", "[1,2,4,8,16]", "null", marks=pytest.mark.exhaustive),
     ],
 )
 def test_greedy_text_is_identical_on_every_shipped_prompt(
-    tmp_path: Path, draft: str, ks: str
+    tmp_path: Path, draft: str, ks: str, limit: int | str
 ) -> None:
-    """With rejections and full acceptances aplenty."""
-    grid = ["temperature=[0]", f"k={ks}", "new_tokens=16", f"draft={draft}", "prompts.limit=null"]
+    """With rejections and full acceptances aplenty; some prompts of each set in make test."""
+    grid = ["temperature=[0]", f"k={ks}", "new_tokens=16", f"draft={draft}"]
+    grid += [f"prompts.limit={limit}"]
     settings = config(tmp_path, *grid)
     pair = open_pair(settings, prompt_sets.load(settings.prompts))
-    requests = plan(pair, settings, settings.k, [0.0])
+    assert isinstance(pair, ModelPair)
+    requests = grid_requests(pair, settings, settings.k, [0.0])
     trials = [run_trial(request, pair.target_model, pair.draft_model) for request in requests]
     plain = {trial.key: trial.tokens for trial in trials if trial.k == 0}
     drafted = [trial for trial in trials if trial.k]
-    assert len(plain) >= 48
+    assert len(plain) == (12 if limit == 6 else 64)
     assert [t.key for t in drafted if t.tokens != plain[t.key]] == []
     rounds, rejected, bonus = (
         sum(getattr(trial, name) for trial in drafted) for name in ("rounds", "rejected", "bonus")
@@ -241,8 +246,19 @@ def test_greedy_text_is_identical_on_every_shipped_prompt(
     assert rejected / rounds >= 0.3
 
 
+# A command that times each thing a few times alone, and draws nothing
+LITTLE = """
+import sys
+sys.path.append(sys.argv.pop(1))
+from harness.cli import run_app
+from runs import timed_little, without_plots
+with timed_little(), without_plots():
+    run_app("sweep")
+"""
+
+
 @pytest.mark.slow
-def test_the_headline_command_runs_from_a_filled_hub_cache(tmp_path: Path, door: Door) -> None:
+def test_the_headline_command_runs_from_a_filled_hub_cache(tmp_path: Path) -> None:
     """The command of the README, without a network, on few short texts."""
     home = tmp_path / "hf"
     for name in ("Qwen/Qwen3-4B", "Qwen/Qwen3-0.6B"):
@@ -250,7 +266,16 @@ def test_the_headline_command_runs_from_a_filled_hub_cache(tmp_path: Path, door:
     offline = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
     pair = ("model=qwen3_4b", "draft=qwen3_0_6b")
     few = ("new_tokens=8", "prompts.limit=1", "k=[4]", "temperature=[0]")
-    done = door("sweep", *pair, *few, env=offline)
+    done = subprocess.run(
+        [sys.executable, "-c", LITTLE, str(Path(__file__).parent), *pair, *few],
+        cwd=tmp_path,
+        env={**os.environ, **offline},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     last = done.stdout.strip().splitlines()[-1]
     assert last.startswith("run: results/")

@@ -14,15 +14,18 @@ from server_answers import turns, vllm_answers, vllm_page
 from stand_in_server import StandIn
 from timed_server import stored_timed
 
+from harness import formatting as fmt
 from harness.analysis import analyse
 from harness.analysis.comparison import compare
 from harness.records import MachineLoad, ResultRow
-from harness.reporting import formatting as fmt
 from harness.reporting import plots, tables
+from harness.reporting.content import content_of
+from harness.reporting.pages import PAGES, brief_tables, tables_of
+from harness.reporting.plots import load as load_plots
 from harness.reporting.plots import style
-from harness.reporting.tables import brief_tables, leaderboard, tables_of
+from harness.reporting.tables import leaderboard
 from harness.reporting.tables.specification import Cell, Column, Table, table
-from harness.reporting.tables.sweep import sweep_tables
+from harness.reporting.tables.sweep import cells_table
 from harness.storage import load
 from harness.summary import Summary
 
@@ -59,6 +62,7 @@ UNFILLED = {
         ),
         "an audition of more than eight prompts of a set, with a draft that loses",
     ),
+    "leaderboard.SETS": "a run of more prompt sets than the grid has columns for",
     "sweep.CELLS prompts": "a sweep in looks of more than eight prompts of a set",
     "sweep.CELLS trimmed speedup": BUSY,
     "sweep.CELLS timing": BUSY,
@@ -70,15 +74,8 @@ UNFILLED = {
     "cards.COSTS": "no run: what a dry run prints",
     "comparison.COLUMNS status": "a comparison with a cell that did not complete",
     "comparison.ENGINES lossless": "a comparison with a run whose speculation changes texts",
-    "served.CELLS visits": "a server that ended before the last visit",
-    "served.BRIEF_CELLS visits": "a server that ended before the last visit",
-    "served.LATENCIES visits": "a server that ended before the last visit",
-    "served.BRIEF_LATENCIES visits": "a server that ended before the last visit",
-    "served.VISITS": "a server that ended before the last visit",
     "served.LOADS visits": "a server that ended before the last visit",
     "served.LOADS slots": "a server that decodes fewer requests at a time than are sent",
-    "served.LOADS ms/token of a user": "loads by the server's own clock, or at a rate",
-    "served.BRIEF_LATENCIES request p99": "a server, and more requests",
     "served.VARIED": "a server whose K changes",
     "served.GATES ties": "a server whose texts differ",
     "served.GATES real differences": "a server whose texts differ",
@@ -88,12 +85,8 @@ UNFILLED = {
         for per in ("per hour", "per 10^6 tokens")
     },
     **{
-        f"served.{name} requests per second": "a server that is sent requests at a rate"
-        for name in ("LOADS", "REQUESTS", "LATENCIES", "BRIEF_LATENCIES")
-    },
-    **{
-        f"served.{name}": "a server that is sent requests at a rate"
-        for name in ("LATENCIES queue", "LATENCIES within goals", "BRIEF_LATENCIES within goals")
+        f"served.LOADS {name}": "a server that is sent requests at a rate"
+        for name in ("requests per second", "queue", "within goals")
     },
 }
 # Parts of a summary that no run here has, likewise
@@ -154,6 +147,7 @@ def specified() -> dict[str, list[Column[Any]]]:
 
 def test_every_column_has_a_value_in_some_real_run(summaries: list[Summary]) -> None:
     made = [entry for one in summaries for entry in (*tables_of(one), *brief_tables(one))]
+    made += [grid for one in summaries if (grid := content_of(one).grid) is not None]
     filled = {id(column) for entry in made for column in entry.columns}
     unfilled = set[str]()
     for name, columns in specified().items():
@@ -172,13 +166,13 @@ def test_every_part_of_a_summary_is_written_by_some_real_run(summaries: list[Sum
 
 
 def test_every_plot_is_drawn_of_some_real_run(summaries: list[Summary]) -> None:
-    drawn: dict[Any, str] = {}
+    drawn: dict[str, str] = {}
     with style.styled():
         for one in summaries:
-            for make in plots.PLOTS.get(one.run.command, plots._DEFAULT):
-                if make not in drawn and (plot := make(one, style.WIDE)) is not None:
-                    drawn[make] = plot.name
-    assert set(drawn.values()) == set(plots.NAMES)
+            for name in PAGES[one.run.command].plots:
+                if name not in drawn and (plot := plots.MAKERS[name](one, style.WIDE)) is not None:
+                    drawn[name] = plot.name
+    assert drawn == {name: name for name in plots.MAKERS}
 
 
 # A table's specification
@@ -206,30 +200,26 @@ def test_a_column_without_any_value_is_left_out() -> None:
 # What the tables of a run say
 
 
-def test_a_sweep_has_a_table_per_temperature_and_prompt_set() -> None:
-    titles = [entry.title for entry in tables_of(analysed("sweep"))]
-    assert titles[:4] == [
-        f"Temperature {temperature}, {prompt_set} prompts, on the harness's loop"
-        for temperature in (0, 1)
-        for prompt_set in ("easy", "hard")
-    ]
-    assert by_title(analysed("sweep_replay"), "Temperature 0, easy").title.endswith("(predicted)")
-
-
-def test_the_best_row_is_the_fastest_and_the_baseline_where_every_k_is_slower() -> None:
+def test_a_sweep_has_one_table_of_cells_by_temperature_and_prompt_set() -> None:
     made = analysed("sweep")
-    assert texts(made, "Temperature 0, easy", "K") == ["0", "1", "2", "best 4"]
-    slow = tuple(replace(row, speedup=0.9) if row.k else row for row in made.results)
-    slower = replace(made, results=slow)
-    assert texts(slower, "Temperature 0, easy", "K") == ["best 0", "1", "2", "4"]
+    cells = tables_of(made)[0]
+    assert cells.title == "Cells on the harness's loop"
+    names = [cells.column(title) for title in ("T", "prompt set", "K")]
+    assert [tuple(cell.text for cell in row) for row in zip(*names, strict=True)] == [
+        (temperature, prompt_set, k)
+        for temperature in "01"
+        for prompt_set in ("easy", "hard")
+        for k in "0124"
+    ]
+    assert tables_of(analysed("sweep_replay"))[0].title.endswith("(predicted)")
 
 
 def test_break_even_is_none_where_even_alpha_1_loses_and_unknown_without_a_prediction() -> None:
     made = analysed("sweep")
     lost = replace(made, results=tuple(replace(r, breakeven_alpha=None) for r in made.results))
-    assert texts(lost, "Temperature 0, easy", "break-even alpha") == ["-", "none", "none", "none"]
+    assert texts(lost, "Cells", "break-even alpha")[:4] == ["-", "none", "none", "none"]
     measured = tuple(row for row in lost.results if row.source == "measured")
-    unknown = by_title(replace(made, results=measured), "Temperature 0, easy")
+    unknown = by_title(replace(made, results=measured), "Cells")
     assert not {"break-even alpha", "predicted speedup"} & {c.one_line for c in unknown.columns}
 
 
@@ -240,7 +230,7 @@ def test_a_cell_that_did_not_complete_is_named_with_its_error() -> None:
         for row in made.results
     )
     notes = [note for entry in tables_of(replace(made, results=rows)) for note in entry.notes]
-    assert "K=2 is failed: out of memory" in notes
+    assert "easy, temperature 0, K=2 is failed: out of memory" in notes
 
 
 def test_drafts_are_ranked_by_the_rule_of_the_loop_and_of_the_engine_that_was_named() -> None:
@@ -289,10 +279,8 @@ def drawn_of(name: str) -> dict[str, str]:
 def test_the_plots_name_their_series_and_lines() -> None:
     drawn = drawn_of("sweep")
     assert "no speculation" in drawn["speedup_vs_k.svg"]
-    for name in ("speedup_vs_k.svg", "breakeven_vs_measured.svg", "acceptance_by_position.svg"):
+    for name in ("speedup_vs_k.svg", "acceptance_by_position.svg"):
         assert all(label in drawn[name] for label in ("easy", "hard", "temperature 1"))
-    assert all(f"K={k}" in drawn["acceptance_vs_temperature.svg"] for k in (1, 2, 4))
-    assert "tiny_good step" in drawn_of("profile")["verify_cost.svg"]
     board = drawn_of("audition")["leaderboard.svg"]
     assert all(name in board for name in ("tiny_small, K=2", "ngram", leaderboard.PLAIN))
 
@@ -309,10 +297,9 @@ def test_a_snapshot_has_no_picture_of_speed_and_no_caution_about_timing() -> Non
     ("missing", "left_out"),
     [
         ("acceptance_by_position", {"acceptance_by_position.svg"}),
-        ("results", {"speedup_vs_k.svg", "breakeven_vs_measured.svg",
-                     "acceptance_vs_temperature.svg"}),
+        ("results", {"speedup_vs_k.svg"}),
     ],
-)  # fmt: skip
+)
 def test_a_plot_without_its_data_is_not_drawn(missing: str, left_out: set[str]) -> None:
     without = {plot.name for plot in plots.drawn(replace(analysed("sweep"), **{missing: ()}))}
     assert drawn_of("sweep").keys() - without == left_out
@@ -351,39 +338,33 @@ def of_few_prompts(made: Summary) -> Summary:
 
 
 def test_points_of_few_prompts_are_hollow_and_the_picture_says_what_that_means() -> None:
-    names = ("speedup_vs_k.svg", "breakeven_vs_measured.svg")
     few = {plot.name: plot.svg for plot in plots.drawn(of_few_prompts(analysed("sweep")))}
-    for name in names:
-        assert "few prompts" not in drawn_of("sweep")[name]
-        assert "hollow" in words(few[name]).lower()
-        # A key in the legend, and a point for each prompt set and temperature
-        assert few[name].count("fill: #ffffff; stroke: #") == 1 + 4
+    svg = few["speedup_vs_k.svg"]
+    assert "few prompts" not in drawn_of("sweep")["speedup_vs_k.svg"]
+    assert "hollow" in words(svg).lower()
+    # A key in the legend, and a point for each prompt set and temperature
+    assert svg.count("fill: #ffffff; stroke: #") == 1 + 4
 
 
-def test_a_k_that_few_prompts_measured_is_neither_the_best_nor_compared_with_all_of_them() -> None:
+def test_a_k_that_few_prompts_measured_is_not_compared_with_the_prediction_of_all_of_them() -> None:
     """A sweep in looks measures most K on some prompts: K=4 there is no faster than K=2 on all."""
     made = analysed("sweep")
-    for before, after in zip(sweep_tables(made), sweep_tables(of_few_prompts(made)), strict=True):
-        assert "prompts" not in [column.one_line for column in before.columns]
-        by_k = dict(zip((row.cells[0].text for row in after.rows), after.rows, strict=True))
-        prompts = dict(zip(by_k, after.column("prompts"), strict=True))
-        errors = dict(zip(by_k, after.column("prediction error"), strict=True))
-        best = next(k for k in by_k if k.endswith("4"))
-        assert prompts[best].text == "2 of 8"
-        assert errors[best].text == fmt.EMPTY
-        assert {cell.text for k, cell in errors.items() if k != best} != {fmt.EMPTY}
-        assert not by_k[best].best
-        assert any("few prompts" in note for note in after.notes)
+    before, after = cells_table(made), cells_table(of_few_prompts(made))
+    assert "prompts" not in [column.one_line for column in before.columns]
+    columns = (after.column(title) for title in ("K", "prompts", "prediction error"))
+    for k, prompts, error in zip(*columns, strict=True):
+        assert prompts.text == ("2 of 8" if k.text == "4" else fmt.EMPTY)
+        assert (error.text == fmt.EMPTY) == (k.text in "04")
+    assert any(note.startswith("prompts: ") for note in after.notes)
 
 
 def test_a_sweep_that_measured_a_part_of_its_prompts_says_so_at_every_k_of_its_verdict() -> None:
     """What replay has of all prompts is no prediction of the few that were measured."""
     made = analysed("sweep")
     part = [replace(row, prompts=2) if row.source == "measured" else row for row in made.results]
-    for shown in sweep_tables(replace(made, results=tuple(part))):
-        assert {cell.text for cell in shown.column("prompts")} == {"2 of 8"}
-        assert "prediction error" not in [column.one_line for column in shown.columns]
-        assert any(row.best for row in shown.rows), "a verdict's K is no row of few prompts"
+    shown = cells_table(replace(made, results=tuple(part)))
+    assert {cell.text for cell in shown.column("prompts")} == {"2 of 8"}
+    assert "prediction error" not in [column.one_line for column in shown.columns]
 
 
 def test_a_server_under_load_has_a_picture_of_throughput_and_waits_by_load_and_k() -> None:
@@ -392,7 +373,14 @@ def test_a_server_under_load_has_a_picture_of_throughput_and_waits_by_load_and_k
     assert served is not None
     loads = {cell.concurrency for cell in served.load}
     assert loads == {1, 4}
-    drawn = drawn_of("server")["load.svg"]
+
+    def load_of(**changes: Any) -> str | None:
+        changed = replace(made, served=replace(served, **changes))
+        with style.styled():
+            plot = load_plots.draw_load(changed, style.WIDE)
+        return None if plot is None else words(plot.svg)
+
+    drawn = load_of() or ""
     panels = [
         f"{what}, temperature {at}" for what in ("throughput", "TTFT", "TPOT") for at in (0, 1)
     ]
@@ -400,10 +388,6 @@ def test_a_server_under_load_has_a_picture_of_throughput_and_waits_by_load_and_k
         text in drawn for text in (*panels, "requests side by side", "plain decoding", "K=4")
     )
     assert "p50 as a line, p99 dashed" in " ".join(drawn.split(" | "))
-
-    def load_of(**changes: Any) -> str | None:
-        changed = replace(made, served=replace(served, **changes))
-        return next((words(p.svg) for p in plots.drawn(changed) if p.name == "load.svg"), None)
 
     fewer = tuple(
         replace(

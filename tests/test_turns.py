@@ -113,8 +113,10 @@ def test_texts_in_turns_are_those_of_requests_alone_and_their_times_exclude_each
             (each.rounds, each.drafted, each.accepted) for each in alone
         ]
         assert all((each.decode_s or 0.0) > 0 and (each.prefill_s or 0.0) > 0 for each in answers)
-        # Whatever the machine does, one of them runs at a time
-        assert sum((each.prefill_s or 0.0) + (each.decode_s or 0.0) for each in answers) < elapsed_s
+        # One of them runs at a time. With their pauses they would add up to almost three times as
+        # much; slices as short as these are not exact where the machine is busy
+        seconds = [(each.prefill_s or 0.0) + (each.decode_s or 0.0) for each in answers]
+        assert sum(seconds) < 1.5 * elapsed_s
         assert all(
             turn.tokens == len(each.tokens) for turn, each in zip(given, answers, strict=True)
         )

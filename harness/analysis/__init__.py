@@ -1,9 +1,10 @@
 """From a stored run to its `Summary`: pure, without a model, a clock or a file.
 
 `analyse` is the one way there, for every command, and for complete, interrupted and resumed runs
-alike; what a run lacks is left empty. `setup` reads configuration and manifest; `cells`,
-`replayed`, `latency` and `lossless` turn what was measured into rows and counts; `verdict`,
-`leaderboard` and `explanation` decide on it; `caveats` says what to mind.
+alike; what a run lacks is left empty. Evidence: `setup` reads configuration and manifest, `cells`,
+`replayed`, `latency` and `lossless` turn what was measured into counts, `scored_drafts` and
+`server_texts` are what a pair and a server stored. Decision: `predicted` and `server_predictions`
+join rounds and costs, `verdict` and `answers` decide. A module for each command makes its page.
 """
 
 from dataclasses import replace
@@ -21,11 +22,11 @@ def analyse(run: StoredRun) -> Summary:
     # numpy, scipy and pandas are imported where they are used, so that --help does not wait
     from harness.analysis.breakeven import analyse_breakeven
     from harness.analysis.counters import analyse_counters
-    from harness.analysis.lossless import analyse_snapshot
     from harness.analysis.plan import analyse_plan
     from harness.analysis.profile import analyse_profile
     from harness.analysis.server_run import analyse_served
-    from harness.analysis.setup import Setup
+    from harness.analysis.setup import Setup, run_facts
+    from harness.analysis.snapshot import analyse_snapshot
     from harness.analysis.sweep_and_audition import analyse_pair
 
     commands = {
@@ -41,6 +42,6 @@ def analyse(run: StoredRun) -> Summary:
     setup = Setup(run)
     if setup.command not in commands:
         # What a comparison rests on is in other folders
-        facts = setup.facts(())
+        facts = run_facts(setup, ())
         return Summary(facts) if run.summary is None else replace(run.summary, run=facts)
     return replace(commands[setup.command](setup), cards=run.manifest.cards)

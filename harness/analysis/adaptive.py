@@ -13,7 +13,6 @@ import numpy as np
 
 from harness.analysis.cells import Weights, prompts_of
 from harness.analysis.latency import Latency
-from harness.analysis.predicted import visit_costs
 from harness.analysis.replayed import in_chunks, padded_traces
 from harness.records import DraftConfidence, Rule, TextKey, TextTrace
 from harness.stats.crossfit import VisitCosts, Workload, cross_fit, deals_for
@@ -152,7 +151,7 @@ def _rows(
     ]
     tokens, visits = made[0].new_tokens, ()
     if latency.visits is not None and len(latency.visits.plain_s) > 1:
-        costs = np.stack([visit_costs(counts, latency) for counts in made])
+        costs = np.stack([latency.visit_costs(counts) for counts in made])
         visits = (VisitCosts(np.arange(len(made)), costs),)
     workload = Workload(
         baseline_s=tokens,

@@ -18,9 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from harness.analysis.cells import Weights
-from harness.analysis.leaderboard import Ranking
-from harness.analysis.predicted import Latencies
-from harness.analysis.replayed import Replays
+from harness.analysis.predicted import Predicted
 from harness.analysis.verdict import ONE_SIDED, Candidate, Evidence, decide, in_turn
 from harness.records import Rule, Source
 from harness.serving.engines import OWN
@@ -103,14 +101,14 @@ def answered(
 # ---- engines whose rounds were not timed ---------------------------------------------------------
 
 
-def with_rounds(answer: Answer, ranking: Ranking, shares: Weights) -> Answer:
+def with_rounds(answer: Answer, predicted: Predicted, shares: Weights) -> Answer:
     """An answer of our own loop, with what a round of its draft emits and costs at every K."""
-    part = _part(answer.prompt_set, ranking, shares)
-    return replace(answer, rounds=() if part is None else part.rounds(answer.named[0]))
+    part = _only(answer.prompt_set, predicted, shares)
+    return replace(answer, rounds=() if part is None else _rounds(*part, answer.named[0]))
 
 
 def carried_over(
-    answer: Answer, engine: str, ranking: Ranking, has: Collection[str], shares: Weights
+    answer: Answer, engine: str, predicted: Predicted, has: Collection[str], shares: Weights
 ) -> Answer:
     """What carries over to an engine whose rounds were not timed.
 
@@ -119,7 +117,7 @@ def carried_over(
 
     Args:
         answer: our own loop's, on the same workload or prompt set.
-        ranking: under the rule by which the engine accepts, at our own loop's round times.
+        predicted: under the rule by which the engine accepts, at our own loop's round times.
         has: the drafts that are the same on the engine.
         shares: of all prompt sets in the workload.
     """
@@ -128,17 +126,18 @@ def carried_over(
         decision="not_measured",
         engine=engine,
         timed=False,
-        rule=ranking.replays.rule,
+        rule=predicted.replays.rule,
     )
-    part = _part(answer.prompt_set, ranking, shares)
-    gains = {} if part is None else {n: gain for n, gain in part.gains.items() if n.draft in has}
+    part = _only(answer.prompt_set, predicted, shares)
+    every = {} if part is None else part[0].evidence.speedups(part[1])
+    gains = {name: gain for name, gain in every.items() if name.draft in has}
     if part is None or not gains:
         return unknown
     draft, k = answer.named
     named = Candidate(draft or "", k)
     if named not in gains:
         named = max(gains, key=gains.__getitem__)
-    rounds = part.rounds(named.draft)
+    rounds = _rounds(*part, named.draft)
     made = replace(unknown, rounds=rounds, reason_values={"draft": named.draft, "k": named.k})
     highest = [entry.tokens_per_round_hi for entry in rounds]
     if all(bound is not None and bound <= LEAST_COST + ZERO for bound in highest):
@@ -146,42 +145,38 @@ def carried_over(
     return replace(made, draft=named.draft, k=named.k)
 
 
-@dataclass(frozen=True)
-class _Part:
-    """What a ranking says of the workload, or of one prompt set."""
-
-    replays: Replays
-    gains: Mapping[Candidate, float]  # speedups on our own loop
-    latencies: Latencies
-    shares: Weights
-
-    def rounds(self, draft: str | None) -> tuple[RoundTokens, ...]:
-        """What a round of a draft emits at every K, and what it costs on our own loop."""
-        return tuple(self._round(name) for name in self.gains if name.draft == draft)
-
-    def _round(self, name: Candidate) -> RoundTokens:
-        counts, sets = self.replays.candidates[name], self.replays.prompt_sets
-        per_token = workload_ratio(counts.rounds, counts.new_tokens, sets, self.shares)
-        latency = self.latencies[name.draft]
-        tokens, interval = 1.0 / per_token.value, exponential((-per_token.log()).interval())
-        return RoundTokens(
-            k=name.k,
-            tokens_per_round=tokens,
-            tokens_per_round_lo=interval and max(LEAST_COST, interval.lo),
-            tokens_per_round_hi=interval and interval.hi,
-            own_cost=tokens / self.gains[name],
-            interpolated=name.k not in dict(latency.rounds.round_s),
-            given=latency.source == "typed",
-        )
-
-
-def _part(prompt_set: str, ranking: Ranking, shares: Weights) -> _Part | None:
-    """That of one prompt set, or of all; None where a set that counts has no text."""
-    replays, evidence = ranking.replays, ranking.evidence
-    if prompt_set != "all":
-        if prompt_set not in replays.prompt_sets:
-            return None
-        replays, evidence, shares = replays.only([prompt_set]), evidence.only([prompt_set]), None
-    elif {name for name, share in (shares or {}).items() if share > 0} - {*replays.prompt_sets}:
+def _only(
+    prompt_set: str, predicted: Predicted, shares: Weights
+) -> tuple[Predicted, Weights] | None:
+    """Of one prompt set, or of all, with its weights; None where a set that counts has no text."""
+    replays = predicted.replays
+    if prompt_set == "all":
+        counted = {name for name, share in (shares or {}).items() if share > 0}
+        return None if counted - {*replays.prompt_sets} else (predicted, shares)
+    if prompt_set not in replays.prompt_sets:
         return None
-    return _Part(replays, evidence.speedups(shares), ranking.latencies, shares)
+    evidence = predicted.evidence.only([prompt_set])
+    return replace(predicted, replays=replays.only([prompt_set]), evidence=evidence), None
+
+
+def _rounds(predicted: Predicted, shares: Weights, draft: str | None) -> tuple[RoundTokens, ...]:
+    """What a round of a draft emits at every K, and what it costs on our own loop."""
+    replays, made = predicted.replays, list[RoundTokens]()
+    for name, gain in predicted.evidence.speedups(shares).items():
+        if name.draft != draft:
+            continue
+        counts, latency = replays.candidates[name], predicted.latencies[name.draft]
+        per_token = workload_ratio(counts.rounds, counts.new_tokens, replays.prompt_sets, shares)
+        tokens, interval = 1.0 / per_token.value, exponential((-per_token.log()).interval())
+        made.append(
+            RoundTokens(
+                k=name.k,
+                tokens_per_round=tokens,
+                tokens_per_round_lo=interval and max(LEAST_COST, interval.lo),
+                tokens_per_round_hi=interval and interval.hi,
+                own_cost=tokens / gain,
+                interpolated=name.k not in dict(latency.rounds.round_s),
+                given=latency.source == "typed",
+            )
+        )
+    return tuple(made)

@@ -29,7 +29,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -42,7 +41,16 @@ from harness.analysis.request_times import (
     shared_visits,
     with_enough_visits,
 )
-from harness.records import LoadTiming, ResultRow, Rule, TextTrace, grouped, set_of, where
+from harness.records import (
+    LoadTiming,
+    ResultRow,
+    Rule,
+    ServerClock,
+    TextTrace,
+    grouped,
+    set_of,
+    where,
+)
 from harness.serving.round_counting import Counting
 from harness.summary import LoadCell, Schedule, ScheduleEntry, Visits
 from harness.theory.replay import replay_texts
@@ -91,13 +99,6 @@ class ClosedLoad:
         return len(self.timings[0].texts)
 
 
-class _Text(NamedTuple):
-    """One text of a prompt, "prompt set/prompt"."""
-
-    prompt: str
-    repetition: int
-
-
 @dataclass(frozen=True)
 class LoadRounds:
     """The rounds of a load; of plain decoding its tokens."""
@@ -107,85 +108,63 @@ class LoadRounds:
     tokens: float  # of the plain server's texts, the prefill's among them
 
 
-class ReplayedRequests:
-    """The rounds that replay expects of a load's requests."""
+# Of a load; None where a text was not scored, requests arrive, or prefills made it all
+RoundsOf = Callable[[LoadTiming], LoadRounds | None]
+# Text "prompt set/prompt", and its repetition
+_Text = tuple[str, int]
 
-    def __init__(
-        self,
-        traces: Iterable[TextTrace],
-        rule: Rule | None,
-        counting: Counting | None,
-    ) -> None:
-        """Take the texts of plain decoding at one temperature, scored by the draft.
 
-        Args:
-            traces: of the part of each text that rounds emit; those of other K are passed over.
-            rule, counting: the engine's; None where they are not known, and nothing is replayed.
-        """
-        self._counting = counting
-        self._rule: Rule | None = rule
-        self._rounds: dict[tuple[_Text, int, int], float] = {}
-        self.replayed = cache(self._replayed)
-        self._traces = {
-            _Text(f"{trace.prompt_set}/{trace.prompt}", trace.repetition): trace
-            for trace in traces
-            if rule is not None and trace.k == 0
-        }
+def replayed_loads(
+    traces: Iterable[TextTrace], rule: Rule | None, counting: Counting | None
+) -> RoundsOf:
+    """The rounds that replay expects of loads at one temperature.
 
-    def _replayed(self, load: LoadTiming) -> LoadRounds | None:
-        """Of a load; None where a text was not scored, requests arrive, or prefills made it all."""
-        counting, k = self._counting, load.k
-        if counting is None or load.concurrency is None:
-            return None
-        prefill = counting.first_position
-        texts = [self._text(name, load.visit) for name in load.texts]
-        if any(
-            size > prefill and text not in self._traces
-            for text, size in zip(texts, load.returned, strict=True)
-        ):
+    Args:
+        traces: of the part of each text that rounds emit; those of other K than 0 are passed over.
+        rule, counting: the engine's; None where they are not known, and nothing is replayed.
+    """
+    if rule is None or counting is None:
+        return lambda _: None
+    prefill = counting.first_position
+    by_text = {(f"{t.prompt_set}/{t.prompt}", t.repetition): t for t in traces if t.k == 0}
+
+    def emitted(text: _Text, budget: int) -> int:
+        """Tokens that rounds emit of a text under a budget; none where all are the prefill's."""
+        trace = by_text.get(text)
+        return 0 if trace is None else min(len(trace.tokens), budget - prefill)
+
+    @cache
+    def rounds(text: _Text, budget: int, k: int) -> float:
+        size = emitted(text, budget)
+        if not k or not size:
+            return float(size)
+        proposed = counting.proposed(k, budget)
+        served = as_served([by_text[text]], [size], [proposed], rule, k)
+        return float(replay_texts(*served).rounds[0])
+
+    @cache
+    def of_load(load: LoadTiming) -> LoadRounds | None:
+        # The plain server's text of that visit; greedy ones are stored once
+        visits = ((name, load.visit) for name in load.texts)
+        texts = [text if text in by_text else (text[0], 0) for text in visits]
+        scored = zip(texts, load.returned, strict=True)
+        known = all(size <= prefill or text in by_text for text, size in scored)
+        if load.concurrency is None or not known:
             return None
         asked = list(zip(texts, load.budgets, strict=True))
-        missing = [each for each in dict.fromkeys(asked) if (*each, k) not in self._rounds]
-        self._replay(missing, k, counting)
-        expected = sum(self._rounds[(*each, k)] for each in asked)
-        tokens = sum(self._tokens(*each, counting) for each in asked)
+        expected = sum(rounds(*each, load.k) for each in asked)
+        tokens = sum(emitted(*each) for each in asked)
         told = [each for each in load.rounds if each is not None]
-        if k and len(told) == len(texts):
+        if load.k and len(told) == len(texts):
             taken = float(sum(told))
         else:
-            emitted = sum(max(0, size - prefill) for size in load.returned)
-            taken = emitted * expected / max(tokens, 1)
-        known = expected > 0.0 and taken > 0.0
-        return LoadRounds(expected, taken, tokens + prefill * len(texts)) if known else None
+            returned = sum(max(0, size - prefill) for size in load.returned)
+            taken = returned * expected / max(tokens, 1)
+        if expected <= 0.0 or taken <= 0.0:
+            return None
+        return LoadRounds(expected, taken, tokens + prefill * len(texts))
 
-    def _text(self, name: str, visit: int) -> "_Text":
-        """The plain server's text of that visit; greedy ones are stored once."""
-        text = _Text(name, visit)
-        return text if text in self._traces else _Text(name, 0)
-
-    def _tokens(self, text: "_Text", budget: int, counting: Counting) -> int:
-        """That rounds emit of a text under a budget."""
-        trace = self._traces.get(text)  # none where all came from the prefill
-        return 0 if trace is None else min(len(trace.tokens), budget - counting.first_position)
-
-    def _replay(self, asked: Sequence[tuple["_Text", int]], k: int, counting: Counting) -> None:
-        """Note the rounds of requests."""
-        sizes = [self._tokens(text, budget, counting) for text, budget in asked]
-        for (text, budget), size in zip(asked, sizes, strict=True):
-            self._rounds[text, budget, k] = 0.0 if k else float(size)
-        rows = [row for row, size in enumerate(sizes) if size]
-        if k == 0 or not rows:
-            return
-        assert self._rule is not None
-        served = as_served(
-            [self._traces[asked[row][0]] for row in rows],
-            [sizes[row] for row in rows],
-            [counting.proposed(k, asked[row][1]) for row in rows],
-            self._rule,
-            k,
-        )
-        for row, rounds in zip(rows, replay_texts(*served).rounds.tolist(), strict=True):
-            self._rounds[(*asked[row], k)] = rounds
+    return of_load
 
 
 # A load with what it took, as it was stored
@@ -193,7 +172,7 @@ _Entry = tuple[LoadTiming, Visit]
 
 
 def closed_loads(
-    timings: Iterable[LoadTiming], requests: ReplayedRequests
+    timings: Iterable[LoadTiming], rounds_of: RoundsOf = lambda _: None
 ) -> dict[LoadKey, ClosedLoad]:
     """The closed loops of one temperature, from timings in the order in which they were stored.
 
@@ -223,30 +202,30 @@ def closed_loads(
                 tuple(visits),
                 tokens,
                 token_s * tokens,
-                _expected_token_s(entries, plain_entries, requests),
+                _expected_token_s(entries, plain_entries, rounds_of),
             )
     return loads
 
 
 def _expected_token_s(
-    entries: Sequence[_Entry], plain_entries: Sequence[_Entry], requests: ReplayedRequests
+    entries: Sequence[_Entry], plain_entries: Sequence[_Entry], rounds_of: RoundsOf
 ) -> float | None:
     """See `ClosedLoad`."""
-    rounds = [each for timing, _ in entries if (each := requests.replayed(timing)) is not None]
+    rounds = [each for timing, _ in entries if (each := rounds_of(timing)) is not None]
     if len(rounds) < len(entries):
         return None
-    visits, plain = _per_round(entries, requests), _per_round(plain_entries, requests)
+    visits, plain = _per_round(entries, rounds_of), _per_round(plain_entries, rounds_of)
     round_s = paired_seconds(visits, plain, SETTLE)
     share = sum(each.expected for each in rounds) / sum(each.tokens for each in rounds)
     return None if round_s is None else round_s * share
 
 
-def _per_round(entries: Iterable[_Entry], requests: ReplayedRequests) -> list[Visit]:
+def _per_round(entries: Iterable[_Entry], rounds_of: RoundsOf) -> list[Visit]:
     """The visits whose rounds are known, with R(K, B) / B in place of seconds per token."""
     return [
         visit._replace(seconds=timing.seconds / rounds.taken)
         for timing, visit in entries
-        if (rounds := requests.replayed(timing)) is not None
+        if (rounds := rounds_of(timing)) is not None
     ]
 
 
@@ -288,8 +267,8 @@ def analyse_loads(
     for temperature in dict.fromkeys(timing.temperature for timing in of_one_k):
         made = [timing for timing in of_one_k if timing.temperature == temperature]
         texts = [trace for trace in traces if trace.temperature == temperature]
-        requests = ReplayedRequests(texts, rule, counting)
-        loads = closed_loads(made, requests)
+        rounds_of = replayed_loads(texts, rule, counting)
+        loads = closed_loads(made, rounds_of)
         compared = throughputs(loads)
         totals = over_groups(compared, weights=weights)
         cells += load_cells(made, compared, asked, weights)
@@ -297,7 +276,7 @@ def analyse_loads(
         side_by_side = [row for row in totals if row.concurrency not in waiting]
         if side_by_side:
             largest_waits = max(row.concurrency for row in totals) in waiting
-            without = without_visits(made, requests, weights)
+            without = without_visits(made, rounds_of, weights)
             schedules.append(schedule(temperature, side_by_side, without, ends=largest_waits))
         for row in over_groups(compared, set_of):  # the halves of a set together
             if row.concurrency > 1:  # the requests that were sent one at a time have that row
@@ -306,13 +285,17 @@ def analyse_loads(
     return LoadResults(tuple(cells), tuple(schedules), tuple(rows), tuple(varying))
 
 
-def kept_busy_by_others(timings: Sequence[LoadTiming]) -> float | None:
-    """Processors that others used while these were timed, the mean; None where not known."""
+def disturbed(timings: Sequence[LoadTiming], clock: ServerClock) -> float | None:
+    """Processors that others used while these were timed, where these are too many to compare them.
+
+    The mean. Processor time counts none of theirs.
+    """
     known = [(each.others, each.seconds) for each in timings if each.others is not None]
-    if not known:
+    if not known or clock == "cpu":
         return None
     others, seconds = zip(*known, strict=True)
-    return float(np.average(others, weights=seconds))
+    mean = float(np.average(others, weights=seconds))
+    return mean if mean > MOST_OTHERS else None
 
 
 def varying_cells(
@@ -333,7 +316,7 @@ def varying_cells(
             if timing.temperature == temperature
             and (timing.varying == varying or not (timing.k or timing.varying))
         ]
-        compared = throughputs(closed_loads(made, ReplayedRequests((), None, None)))
+        compared = throughputs(closed_loads(made))
         for cell in load_cells(made, compared, asked, weights):
             if cell.k:
                 at = {"concurrency": cell.concurrency, "rate": cell.rate, "varying": varying}
@@ -479,7 +462,7 @@ def spread(pairs: Iterable[tuple[float, float]]) -> float | None:
 
 
 def without_visits(
-    timings: Sequence[LoadTiming], requests: ReplayedRequests, weights: Weights = None
+    timings: Sequence[LoadTiming], rounds_of: RoundsOf, weights: Weights = None
 ) -> dict[int, list[Throughput]]:
     """By visit, the throughputs of all groups that the other visits alone measure and predict.
 
@@ -487,7 +470,7 @@ def without_visits(
     """
     visits = {timing.visit for timing in timings}
     return {
-        visit: over_groups(throughputs(closed_loads(kept, requests)), weights=weights)
+        visit: over_groups(throughputs(closed_loads(kept, rounds_of)), weights=weights)
         for visit in sorted(visits)
         if (kept := [timing for timing in timings if timing.visit != visit])
     }

@@ -34,10 +34,11 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 from scipy.special import stdtrit
 
-from harness.analysis.latency import Latency
-from harness.analysis.profile import ceilings
-from harness.analysis.server_measurements import MeasuredInputs
-from harness.analysis.setup import Setup
+from harness.analysis.caveats import given
+from harness.analysis.caveats.prompts import k_left_out
+from harness.analysis.caveats.timing import priced_from_steps
+from harness.analysis.latency import Latency, ceilings
+from harness.analysis.setup import Setup, run_facts
 from harness.config import BreakevenConfig
 from harness.records import Decision, LatencyRow, ResultRow, UserError
 from harness.stats.jackknife import CONFIDENCE, MIN_PROMPTS, Interval
@@ -54,6 +55,41 @@ SUGGESTED_K = ((0.85, 16), (0.75, 8), (WARNING, 4))
 
 
 @dataclass(frozen=True)
+class ServerBenchmark:
+    """What a server's benchmark says."""
+
+    file: str  # where it was read
+    k: int | None  # None where the server did not speculate
+    positions: tuple[float, ...]  # acceptance by position, K shares; empty where the file has none
+    acceptance_rate: float | None  # accepted / drafted
+    seconds_per_token: float | None  # None where the file has none
+    concurrency: int | None  # most requests at once; None where the client did not limit them
+    failed: int
+    requests: int | None = None  # that were completed; None where the file has no count
+
+
+@dataclass(frozen=True)
+class MeasuredInputs:
+    """What files of elsewhere say, under the keys of break-even's configuration that they fill."""
+
+    # draft_ms, target_ms, verify_ms, k, acceptance_rate, acceptance_by_position: None where no
+    # file has it.
+    draft_ms: float | None = None
+    target_ms: float | None = None
+    verify_ms: tuple[float, ...] | None = None
+    # plain_ms, round_ms: R(0), and R(K) by K, of a run that timed rounds.
+    plain_ms: float | None = None
+    round_ms: dict[int, float] | None = None
+    k: tuple[int, ...] | None = None
+    acceptance_rate: dict[int, float] | None = None
+    acceptance_by_position: tuple[float, ...] | None = None
+    # K to the speedup that the server itself measured.
+    served: dict[int, float] = field(default_factory=dict[int, float])
+    requests: int | None = None  # behind the acceptance; of a baseline too, the fewer
+    caveats: tuple[Caveat, ...] = ()
+
+
+@dataclass(frozen=True)
 class Inputs:
     """What a break-even is computed from."""
 
@@ -66,6 +102,72 @@ class Inputs:
     acceptance_rate: Mapping[int, float] = field(default_factory=dict[int, float])
     acceptance_by_position: tuple[float, ...] = ()  # empty where none was given
     measured: MeasuredInputs = field(default_factory=MeasuredInputs)  # what files say besides
+
+
+def from_run(run: str, latency: Latency, ks: Sequence[int]) -> MeasuredInputs:
+    """A run's round times, and the steps that explain them; K that were not timed are left out.
+
+    A run of a version that timed no rounds gives its steps alone.
+    """
+    steps, rounds = latency.steps, latency.rounds
+    covered = tuple(k for k in ks if rounds.covers(k))
+    if not covered or steps is None:
+        raise UserError(f"latency_from={run}: times no rounds for k={list(ks)}")
+    inputs = MeasuredInputs(
+        draft_ms=1e3 * steps.draft_s,
+        target_ms=1e3 * steps.target_s,
+        verify_ms=tuple(1e3 * value for value in steps.verify_s) or None,
+        k=covered,
+        caveats=tuple(k_left_out.of([k for k in ks if k not in covered], "latency_from")),
+    )
+    if latency.visits is None:
+        from_steps = priced_from_steps.of([latency.round_summary("")])
+        return replace(inputs, caveats=(*from_steps, *inputs.caveats))
+    round_ms = {k: 1e3 * rounds.at(k) for k in covered}
+    return replace(inputs, plain_ms=1e3 * rounds.plain_s, round_ms=round_ms)
+
+
+def with_baseline(inputs: MeasuredInputs, baseline: ServerBenchmark) -> MeasuredInputs:
+    """The target's time per token from a benchmark of the server without speculation."""
+    if baseline.k is not None:
+        raise UserError(
+            f"baseline_from={baseline.file}: that server speculated; give one that did not"
+        )
+    assert baseline.seconds_per_token is not None  # a file with neither is refused when read
+    caveats = (*inputs.caveats, *_of_requests(baseline))
+    return replace(inputs, target_ms=1e3 * baseline.seconds_per_token, caveats=caveats)
+
+
+def with_acceptance(
+    inputs: MeasuredInputs,
+    speculative: ServerBenchmark,
+    ks: Sequence[int],
+    baseline: ServerBenchmark | None = None,
+) -> MeasuredInputs:
+    """The acceptance of a benchmark, and the server's own speedup where its baseline is known."""
+    k, rate = speculative.k, speculative.acceptance_rate
+    if k is None or rate is None:
+        raise UserError(
+            f"acceptance_from={speculative.file}: no spec_decode_acceptance_rate or other"
+            " spec_decode_* field: that server did not speculate"
+        )
+    plain_s = baseline.seconds_per_token if baseline else None
+    counts = (each.requests for each in (speculative, baseline) if each is not None)
+    served_s = speculative.seconds_per_token
+    return replace(
+        inputs,
+        k=tuple(sorted({*(inputs.k or ks), k})),
+        acceptance_rate=None if speculative.positions else {k: rate},
+        acceptance_by_position=speculative.positions or None,
+        served={k: plain_s / served_s} if plain_s and served_s else {},
+        requests=min((count for count in counts if count is not None), default=None),
+        caveats=(*inputs.caveats, *_of_requests(speculative)),
+    )
+
+
+def _of_requests(of: ServerBenchmark) -> Iterator[Caveat]:
+    """What stands between a benchmark under load and one request at a time."""
+    return given.benchmark_requests.of(of.file, of.concurrency, of.failed)
 
 
 def inputs_of(config: BreakevenConfig, measured: MeasuredInputs) -> Inputs:
@@ -154,9 +256,9 @@ def analyse_breakeven(setup: Setup) -> Summary:
         rounds = replace(rounds, source="rounds")
     answers = answers_of(measured, positions, inputs.measured.requests, inputs.measured.served)
     return Summary(
-        run=setup.facts(rows),
+        run=run_facts(setup, rows),
         answers=answers,
-        caveats=tuple(_caveats(inputs, measured)),
+        caveats=tuple(_caveats(inputs)),
         results=rows,
         latency=tuple(_typed_rows(inputs.times)),
         steps=() if steps is None else (steps,),
@@ -385,20 +487,11 @@ def rules_of_thumb(
     )
 
 
-def _caveats(inputs: Inputs, measured: Sequence[ResultRow]) -> Iterator[Caveat]:
-    if not inputs.times.verify_s and not inputs.rounds_measured:
-        yield Caveat("verify_assumed_equal_step", {"key": "verify_ms"})
+def _caveats(inputs: Inputs) -> Iterator[Caveat]:
+    if not inputs.rounds_measured:
+        yield from given.verify_assumed_equal_step.of("verify_ms", inputs.times.verify_s)
     listed = len(inputs.acceptance_by_position)
-    beyond = [k for k in inputs.ks if k > listed]
-    if listed and beyond:
-        yield Caveat("positions_too_short", {"ks": ", ".join(map(str, beyond))})
-    shorter = [k for k in inputs.ks if k < listed]
-    if shorter:
-        values = {"ks": ", ".join(map(str, shorter)), "k": listed}
-        yield Caveat("positions_of_longer_drafts", values)
+    if listed:
+        yield from k_left_out.of([k for k in inputs.ks if k > listed], "positions")
+        yield from given.positions_of_longer_drafts.of(inputs.ks, listed)
     yield from inputs.measured.caveats
-    for row in measured:
-        served, predicted = inputs.measured.served.get(row.k), row.speedup or 0.0
-        if served is not None and abs(served - predicted) > UNDECIDED_MARGIN * predicted:
-            values = {"k": row.k, "measured": served, "predicted": predicted}
-            yield Caveat("server_gap", values)

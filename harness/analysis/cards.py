@@ -9,6 +9,7 @@ or is undecided.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from harness.analysis.device import card_of, ran_on
 from harness.analysis.setup import Setup
 from harness.records import UserError
 from harness.storage import StoredRun
@@ -86,9 +87,10 @@ def _names(runs: Sequence[StoredRun]) -> list[str]:
     for run in runs:
         setup = Setup(run)
         device = _device(setup)
-        names.append(setup.gpu.name if setup.gpu and setup.ran_on_gpu else device)
+        card = card_of(setup)
+        names.append(card.name if card and ran_on(setup, card) else device)
         if names.count(names[-1]) > 1:
-            asked = setup.gpu.name if setup.gpu else "no gpu="
+            asked = card.name if card else "no gpu="
             names[-1] = f"{names[-1]} (asked for {asked})"
         if names.count(names[-1]) > 1:
             raise UserError(

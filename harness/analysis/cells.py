@@ -97,7 +97,9 @@ def prompts_of(texts: Iterable[Trial | TextTrace]) -> tuple[list[PromptId], list
     return prompts, [place[name] for name in of_text]
 
 
-def paired_sums(trials: Sequence[Trial], baseline: Sequence[Trial]) -> dict[PromptId, Array]:
+def paired_sums(
+    trials: Sequence[Trial], baseline: Sequence[Trial], seconds: Count = decode_s
+) -> dict[PromptId, Array]:
     """[4] of each prompt: plain seconds and tokens, then a cell's, over what finished in both.
 
     Without those of which no time is known.
@@ -108,7 +110,7 @@ def paired_sums(trials: Sequence[Trial], baseline: Sequence[Trial]) -> dict[Prom
     )
     shared = done.keys() & plain.keys()
     after, before = (
-        per_prompt([each[key] for key in shared], [decode_s, new_tokens]) for each in (done, plain)
+        per_prompt([each[key] for key in shared], [seconds, new_tokens]) for each in (done, plain)
     )
     return {name: np.concatenate([before[name], after[name]]) for name in after}
 
@@ -269,16 +271,12 @@ def _total(counts: Sequence[int | None]) -> float | None:
 
 
 def _with_speedup(row: ResultRow, done: Sequence[Trial], baseline: Sequence[Trial]) -> ResultRow:
-    shared = {trial.key for trial in done} & {trial.key for trial in baseline}
-    if not shared or any(trial.decode_s is None for trial in (*done, *baseline)):
+    sums = [*paired_sums(done, baseline).values()]
+    if not sums or any(trial.decode_s is None for trial in (*done, *baseline)):
         return row
-
-    def sums(trials: Sequence[Trial], count: Count) -> Array:
-        kept = [trial for trial in trials if trial.key in shared]
-        return np.concatenate(list(per_prompt(kept, [count]).values()))
-
-    plain_s, plain_tokens = sums(baseline, decode_s), sums(baseline, new_tokens)
-    seconds, tokens = sums(done, decode_s), sums(done, new_tokens)
+    plain_s, plain_tokens, seconds, tokens = np.array(sums).T
+    of_requests = paired_sums(done, baseline, request_s).values()
+    plain_request_s, _, whole_s, _ = np.array([*of_requests]).T
     interval = speedup_interval(plain_s, plain_tokens, seconds, tokens)
 
     def speedup(before_s: Array, after_s: Array) -> float | None:
@@ -290,7 +288,7 @@ def _with_speedup(row: ResultRow, done: Sequence[Trial], baseline: Sequence[Tria
         speedup=speedup(plain_s, seconds),
         speedup_lo=interval.lo if interval else None,
         speedup_hi=interval.hi if interval else None,
-        request_speedup=speedup(sums(baseline, request_s), sums(done, request_s)),
+        request_speedup=speedup(plain_request_s, whole_s),
     )
 
 

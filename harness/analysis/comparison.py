@@ -32,7 +32,13 @@ from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
-from harness.analysis import analyse
+from harness.analysis.caveats.comparisons import (
+    different_devices,
+    incomplete_run,
+    machine_changed,
+    other_prompts,
+    speedups_not_compared,
+)
 from harness.analysis.cells import (
     Count,
     Weights,
@@ -48,8 +54,10 @@ from harness.analysis.cells import (
     timed,
 )
 from harness.analysis.lossless import distrust, text_checks
-from harness.analysis.server_texts import ServedTexts
+from harness.analysis.server_run import analyse_served
+from harness.analysis.server_texts import served_texts
 from harness.analysis.setup import Setup
+from harness.analysis.sweep_and_audition import analyse_pair
 from harness.records import GREEDY, Trial, UserError, grouped
 from harness.serving.engines import OWN
 from harness.stats.jackknife import Estimate, exponential, holm, log_speedup, workload_ratio
@@ -59,15 +67,14 @@ from harness.storage.manifest import SERVER
 from harness.storage.resume import FREE_KEYS
 from harness.summary import (
     Answer,
+    Caveat,
     ComparedRun,
     Comparison,
-    ComparisonCaveat,
     ComparisonRow,
     Difference,
     EngineRow,
     RunCompared,
     ServedSummary,
-    Summary,
     Value,
     Values,
 )
@@ -97,17 +104,15 @@ def compare(runs: Sequence[StoredRun], fail_below: float | None = None) -> Compa
     `fail_below` is the least ratio of speedups that passes.
     """
     names = _names(runs)
-    reference = analyse(runs[0])
     setups = [Setup(run) for run in runs]
-    served = [
-        None if setup.engine is None else (reference if place == 0 else analyse(setup.run)).served
-        for place, setup in enumerate(setups)
-    ]
+    reference = (analyse_served if setups[0].command == SERVER else analyse_pair)(setups[0])
+    others = (analyse_served(s).served if s.command == SERVER else None for s in setups[1:])
+    served = [reference.served, *others]
     rows: list[ComparisonRow] = []
-    caveats: list[ComparisonCaveat] = []
+    caveats: list[Caveat] = []
     compared: list[ComparedRun] = []
     for name, setup, of_server in zip(names[1:], setups[1:], served[1:], strict=True):
-        pair = _Pair((names[0], name), (setups[0], setup), (served[0], of_server), reference)
+        pair = _Pair((names[0], name), (setups[0], setup), (served[0], of_server))
         pair_rows, pair_caveats = _compare_two(pair)
         if not pair_rows:
             raise UserError(f"runs: {names[0]} and {name} have no cell in common")
@@ -146,7 +151,6 @@ class _Pair(NamedTuple):
     names: tuple[str, str]
     setups: tuple[Setup, Setup]
     served: tuple[ServedSummary | None, ServedSummary | None]
-    reference: Summary
 
     @property
     def one_engine(self) -> bool:
@@ -156,12 +160,6 @@ class _Pair(NamedTuple):
     @property
     def runs(self) -> tuple[StoredRun, StoredRun]:
         return self.setups[0].run, self.setups[1].run
-
-    def values(self, **values: Sequence[Value]) -> dict[str, Value]:
-        """Both names and, for each value, the reference's under its name behind `reference_`."""
-        both: dict[str, Sequence[Value]] = {"run": self.names, **values}
-        reference = {f"reference_{key}": value for key, (value, _) in both.items()}
-        return reference | {key: value for key, (_, value) in both.items()}
 
 
 def _names(runs: Sequence[StoredRun]) -> tuple[str, ...]:
@@ -186,7 +184,7 @@ def _names(runs: Sequence[StoredRun]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _compare_two(pair: _Pair) -> tuple[list[ComparisonRow], list[ComparisonCaveat]]:
+def _compare_two(pair: _Pair) -> tuple[list[ComparisonRow], list[Caveat]]:
     _check_target(pair)
     (reference, name), (before, after) = pair.names, pair.setups
     drafts = (before.draft or None, after.draft or None)
@@ -194,28 +192,17 @@ def _compare_two(pair: _Pair) -> tuple[list[ComparisonRow], list[ComparisonCavea
     unlike = [*_unlike(pair)]
     shared = _shared_generations(pair)
     caveats = [*_unfinished(pair), *_devices(pair), *unlike, *_shared_prompts(pair)]
-    caveats += [*_changed_machine(shared, pair), *_other_weights(pair)]
+    caveats += _changed_machine(shared, pair)
     rows = _measured_rows(pair, shared, blank)
-    caveats += _timed_on_part(pair, rows)
     cells: set[tuple[float | None, int]] = set()  # at which a server changes what is generated
     for name, setup, served in zip(pair.names, pair.setups, pair.served, strict=True):
         for temperature, k in sorted(not_lossless(setup, served)) if served else ():
-            values: Values = {"run": name, "temperature": temperature, "k": k}
-            caveats.append(ComparisonCaveat("not_lossless", values))
+            place: Values = {"temperature": temperature, "k": k}
+            caveats += speedups_not_compared.of(name, "not_lossless", **place)
             cells.add((temperature, k))
     return [
         _times_only(row) if unlike or (row.temperature, row.k) in cells else row for row in rows
     ], caveats
-
-
-def _other_weights(pair: _Pair) -> Iterator[ComparisonCaveat]:
-    """Whose weights of prompt sets hold for both, where the runs' own differ."""
-    if (pair.setups[0].weights or {}) != (pair.setups[1].weights or {}):
-        shares = [
-            ", ".join(f"{name} {share:g}" for name, share in (setup.weights or {}).items()) or None
-            for setup in pair.setups
-        ]
-        yield ComparisonCaveat("other_weights", pair.values(weights=shares))
 
 
 def _check_target(pair: _Pair) -> None:
@@ -401,40 +388,40 @@ def deciding(
 # ---- what a reader must know ----
 
 
-def _unfinished(pair: _Pair) -> Iterator[ComparisonCaveat]:
+def _unfinished(pair: _Pair) -> Iterator[Caveat]:
     for name, run in zip(pair.names, pair.runs, strict=True):
-        if run.manifest.status != "complete":
-            code = "failed_run" if run.manifest.status == "failed" else "unfinished_run"
-            yield ComparisonCaveat(code, {"run": name})
+        yield from incomplete_run.of(run, name)
 
 
-def _devices(pair: _Pair) -> Iterator[ComparisonCaveat]:
+def _devices(pair: _Pair) -> Iterator[Caveat]:
     devices: list[str] = []
     for environment in (setup.environment for setup in pair.setups):
         name = environment.device_name or environment.cpu
         kind = environment.device or "an unknown device"
         devices.append(f"{kind} ({name})" if name else "an unknown device")
-    if devices[0] != devices[1]:
-        yield ComparisonCaveat("different_devices", pair.values(device=devices))
+    yield from different_devices.of(pair.names, (devices[0], devices[1]))
 
 
-def _unlike(pair: _Pair) -> Iterator[ComparisonCaveat]:
+def _unlike(pair: _Pair) -> Iterator[Caveat]:
     """Why acceptance, and with it speedups, cannot be compared; none where they can."""
     for name, setup in zip(pair.names, pair.setups, strict=True):
         checks = text_checks(setup.run.trials, setup.run.checks)
         doubt = None if setup.synthetic else distrust(checks)
         if doubt:
-            yield ComparisonCaveat("distrusted", {"run": name, "reason": doubt[0]})
+            yield from speedups_not_compared.of(name, doubt[0])
             return
     kinds = [
-        "synthetic" if setup.synthetic else "dummy" if setup.dummy else "measured"
+        "synthetic"
+        if setup.synthetic
+        else f"measured on {'dummy' if setup.dummy else 'real'} weights"
         for setup in pair.setups
     ]
     if kinds[0] != kinds[1]:
-        yield ComparisonCaveat("other_acceptance", pair.values(kind=kinds))
+        values = {"reference_run": pair.names[0], "reference_kind": kinds[0], "kind": kinds[1]}
+        yield from speedups_not_compared.of(pair.names[1], "other_acceptance", **values)
 
 
-def _shared_prompts(pair: _Pair) -> Iterator[ComparisonCaveat]:
+def _shared_prompts(pair: _Pair) -> Iterator[Caveat]:
     """Where not every prompt is shared. A name with two lengths is two prompts."""
     lengths = [
         {(trial.prompt_set, trial.prompt): trial.prompt_tokens for trial in completed(run.trials)}
@@ -446,37 +433,14 @@ def _shared_prompts(pair: _Pair) -> Iterator[ComparisonCaveat]:
         raise UserError(
             f"runs: {' and '.join(pair.names)} have no prompt in common; nothing to pair"
         )
-    if same < len(names):
-        yield ComparisonCaveat("other_lengths", {"prompts": len(names) - same})
-    totals = [len({(t.prompt_set, t.prompt) for t in run.trials}) for run in pair.runs]
-    hashes = [run.manifest.prompts_sha256 for run in pair.runs]
-    if totals != [same, same]:
-        yield ComparisonCaveat("some_prompts", {"prompts": same, **pair.values(total=totals)})
-    elif hashes[0] != hashes[1]:
-        yield ComparisonCaveat("other_hash")
+    before, after = (len({(t.prompt_set, t.prompt) for t in run.trials}) for run in pair.runs)
+    hashes = {run.manifest.prompts_sha256 for run in pair.runs}
+    yield from other_prompts.of(
+        pair.names, same, (before, after), len(names) - same, equal_hashes=len(hashes) == 1
+    )
 
 
-def _timed_on_part(pair: _Pair, rows: Sequence[ComparisonRow]) -> Iterator[ComparisonCaveat]:
-    """Where a sweep that ended with its verdicts timed fewer prompts than both runs decoded.
-
-    Its own report counts the rounds of all of them, by replay.
-    """
-    if all(run.manifest.looks is None for run in pair.runs):
-        return
-    texts = [
-        {(t.prompt_set, t.conversation, t.prompt, t.prompt_tokens) for t in completed(run.trials)}
-        for run in pair.runs
-    ]
-    both = len({text[:2] for text in texts[0] & texts[1]})
-    whole = ALL_SETS if any(row.prompt_set == ALL_SETS for row in rows) else None
-    shown = [row for row in rows if row.k and whole in (None, row.prompt_set)]
-    timed_in_both = [row.prompts for row in shown if row.prompts is not None]
-    if timed_in_both and min(timed_in_both) < both:
-        values: Values = {"least": min(timed_in_both), "most": max(timed_in_both), "prompts": both}
-        yield ComparisonCaveat("timed_on_part", values)
-
-
-def _changed_machine(shared: Shared, pair: _Pair) -> Iterator[ComparisonCaveat]:
+def _changed_machine(shared: Shared, pair: _Pair) -> Iterator[Caveat]:
     """Where plain decoding took significantly longer in one of the runs, on the same engine.
 
     By temperature, paired by the prompts that both runs decoded plainly.
@@ -492,8 +456,8 @@ def _changed_machine(shared: Shared, pair: _Pair) -> Iterator[ComparisonCaveat]:
     for (temperature, (before, after)), p_value in zip(plain.items(), p_values, strict=True):
         change = abs(math.log(after.value / before.value))
         if p_value is not None and p_value < SIGNIFICANT and change > LEAST_CHANGE:
-            values = pair.values(ms=[1e3 * before.value, 1e3 * after.value])
-            yield ComparisonCaveat("machine_changed", {"temperature": temperature, **values})
+            ms = 1e3 * before.value, 1e3 * after.value
+            yield from machine_changed.of(pair.names, temperature, ms)
 
 
 def _differences(runs: Sequence[StoredRun]) -> tuple[Difference, ...]:
@@ -542,7 +506,7 @@ def engine_of(setup: Setup) -> tuple[str, str | None]:
 def timed_trials(setup: Setup) -> list[Trial]:
     """Each generation once; those of a server at the time that its visits settle."""
     if setup.engine is not None:
-        return ServedTexts(setup).settled
+        return [*served_texts(setup).settled]
     return latest(timed(setup.run.trials))
 
 

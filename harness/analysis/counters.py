@@ -24,19 +24,13 @@ from harness.analysis.breakeven import (
     round_times,
     stored_inputs,
 )
+from harness.analysis.caveats import given
+from harness.analysis.caveats.prompts import k_left_out
 from harness.analysis.latency import Latency
-from harness.analysis.setup import Setup
+from harness.analysis.setup import Setup, run_facts
 from harness.records import MOST_K, Scrape
 from harness.summary import Caveat, Counted, RunningServer, Summary
 from harness.theory.speedup import StepTimes
-
-# Below this share of K tokens a round, the shares of the later positions say little; and above this
-# share of all tokens, those of steps that drafted nothing are said
-FULL, PLAIN = 0.95, 0.05
-# The most that tokens per round of a smaller K were off replay's, on the shipped prompt sets
-# (benchmarks/counters.py): the estimate's with a draft model and with a head, and without any
-# estimate what rounds of the larger K count
-MODEL_ERROR, HEAD_ERROR, COUNTED_ERROR = 0.02, 0.041, 0.083
 
 
 def analyse_counters(setup: Setup) -> Summary:
@@ -44,7 +38,7 @@ def analyse_counters(setup: Setup) -> Summary:
     run = setup.run
     server = running_server(run.manifest.engine.name if run.manifest.engine else "", run.scrapes)
     inputs = stored_inputs(run)
-    summary = Summary(run=setup.facts(()), running=server, caveats=tuple(_counting(server)))
+    summary = Summary(run=run_facts(setup, ()), running=server, caveats=tuple(_counting(server)))
     if server.total is None or not server.k:
         return summary
     total, k = server.total, server.k
@@ -130,32 +124,16 @@ def _k_of(scrapes: Sequence[Scrape], total: Counted | None) -> int:
 
 def _counting(server: RunningServer) -> Iterator[Caveat]:
     """What the counters leave open."""
-    total, k = server.total, server.k
-    if total is None:
-        return
-    if len(server.ks) > 1:
-        yield Caveat("counters_of_several_k", {"ks": ", ".join(map(str, server.ks))})
-    if total.drafted is not None and total.drafted < FULL * k * total.rounds:
-        yield Caveat("counters_fewer_drafted", {"mean": total.drafted / total.rounds, "k": k})
-    if total.drafted is not None and total.requests is not None:
-        plain = 1.0 - (total.requests + total.rounds + total.accepted) / max(1, total.tokens)
-        if plain > PLAIN:
-            yield Caveat("counters_plain_steps", {"share": plain})
-    if not total.accepted_at and total.accepted:
-        yield Caveat("counters_without_positions", {"k": k})
-    elif k > 1:
-        shorter = ", ".join(map(str, range(1, k)))
-        errors = {"model": MODEL_ERROR, "head": HEAD_ERROR, "counted": COUNTED_ERROR}
-        yield Caveat("counters_of_longer_drafts", {"ks": shorter, "k": k, **errors})
+    if server.total is not None:
+        yield from given.counters_mixed.of(server.total, server.ks, server.k)
+        if server.total.accepted_at or not server.total.accepted:
+            yield from given.positions_of_longer_drafts.of(range(1, server.k), server.k)
 
 
 def _times(
     ks: Sequence[int], covered: Sequence[int], priced_by: StepTimes | None
 ) -> Iterator[Caveat]:
     """What the times of rounds leave open; `priced_by` is None where a run timed rounds."""
-    if len(covered) < len(ks):
-        left_out = ", ".join(str(k) for k in ks if k not in covered)
-        yield Caveat("latency_from_too_short", {"ks": left_out})
-    if priced_by is not None and not priced_by.verify_s:
-        yield Caveat("verify_assumed_equal_step", {"key": "verify_ms"})
-    yield Caveat("counters_under_load")
+    yield from k_left_out.of([k for k in ks if k not in covered], "latency_from")
+    if priced_by is not None:
+        yield from given.verify_assumed_equal_step.of("verify_ms", priced_by.verify_s)

@@ -27,20 +27,17 @@ Where even the smaller of the two shares is more than R(n) leaves room for, or s
 draft and verify do not separate, and the draft is refused.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from harness.analysis.device import architecture
 from harness.analysis.latency import Latency, ServedTimes
 from harness.analysis.server_costs import ServerCosts
-from harness.analysis.server_run import ServedRun
-from harness.analysis.setup import Setup, architecture
 from harness.records import GREEDY, UserError
 from harness.serving.drafts import DRAFTS
 from harness.serving.engines import ENGINES, OWN, drafts_alike, spec_of
 from harness.stats.jackknife import Array
-from harness.storage import StoredRun
 from harness.storage.manifest import CostsAt, EngineCosts, ModelEntry
 from harness.summary import Basis
 from harness.theory.architecture import COUNTED, NUMBERS, NUMBERS_OF_EXPERTS
@@ -56,131 +53,6 @@ SHAPE = (
 TIMING = 0.2
 
 
-# ---- from a server run ---------------------------------------------------------------------------
-
-
-def costs_of(run: StoredRun, temperatures: Sequence[float], ks: Sequence[int]) -> EngineCosts:
-    """What decoding costs on the engine of a server run.
-
-    To price rounds of `ks` at `temperatures`, where rounds that sample stand for each other.
-
-    Raises:
-        UserError: it timed too little, does not say how its engine accepts or counts, or that
-            engine is not lossless there.
-    """
-    setup, key = Setup(run), f"latency_from={run.folder}"
-    served = ServedRun(setup)
-    if setup.engine is None or not served.trials:
-        raise UserError(f"{key}: no request of that run was answered; name another one")
-    engine = setup.engine
-    if engine.rule is None or served.counting is None:
-        raise UserError(
-            f"{key}: {engine.name} does not say how it accepts drafts and counts rounds, so none"
-            " can be predicted there"
-        )
-    at = tuple(_settled_costs(served))
-    if not at and not served.failed_gates:
-        raise UserError(
-            f"{key}: it has too few requests to tell what a round costs there, and how well that"
-            " is known; name a run with more prompts"
-        )
-    draft, conf = setup.described_draft(setup.draft).entries, setup.conf("draft")
-    identity = {"id": conf.get("id"), "kind": conf.get("kind") or "model"}
-    target_id = setup.conf("model").get("id")
-    costs = EngineCosts(
-        run=str(run.folder),
-        engine=replace(engine, commands=()),
-        device=setup.environment.device_name if engine.started else None,
-        visits=len({trial.repetition for trial in served.trials}),
-        target=ModelEntry.of({"name": setup.model, **setup.target.entries, "id": target_id}),
-        draft=ModelEntry.of({"name": setup.draft, **draft, **identity}),
-        bytes_factor=_bytes_factor(setup),
-        at=at,
-    )
-    problems = [*_not_timed(costs, served, temperatures, ks)]
-    if problems:
-        raise UserError(*dict.fromkeys(problems))
-    return costs
-
-
-def _not_timed(
-    costs: EngineCosts, served: ServedRun, temperatures: Sequence[float], ks: Sequence[int]
-) -> Iterator[str]:
-    """What a run does not know of what is asked, all of it, a line each."""
-    key, most = f"latency_from={costs.run}", max(ks, default=0)
-    for temperature in temperatures:
-        unlike = _changes_texts(served, temperature)
-        if unlike is not None:
-            yield (
-                f"{key}: at temperature={unlike:g} that server's texts are not plain decoding's;"
-                " leave the temperature out, or name another run"
-            )
-            continue
-        try:
-            timed = _nearest(costs, temperature)
-        except UserError as error:
-            yield from error.lines
-            continue
-        known = sorted(k for k in timed.costs.round_s if k)
-        if most > max(known):
-            yield (
-                f"{key}: rounds of K = {', '.join(map(str, known))} were timed there, not of"
-                f" K = {most}; give k=[{','.join(map(str, known))}]"
-            )
-
-
-def _settled_costs(served: ServedRun) -> Iterator[CostsAt]:
-    """By temperature, where how well they are known can be told."""
-    for temperature, costs in served.costs_by_temperature.items():
-        without = served.left_out_costs(temperature)
-        if without:
-            stored = [served.recorded(temperature, each) for each in (costs, *without)]
-            at, shown = CostsAt(stored[0], tuple(stored[1:])), served.prediction_errors
-            if temperature in shown:
-                error = shown[temperature].variance
-                at = replace(at, error=float(error.value), error_degrees=float(error.degrees))
-            yield at
-
-
-def _changes_texts(served: ServedRun, temperature: float) -> float | None:
-    """The nearest temperature that was measured, where the server changes texts at it."""
-    alike = [each for each in served.temperatures if (each > GREEDY) == (temperature > GREEDY)]
-    nearest = min(alike, key=lambda each: abs(each - temperature), default=GREEDY)
-    if nearest == GREEDY:
-        changes = any(check.result == "FAIL" for check in served.checks)
-    else:
-        changes = not served.replay_holds(nearest)
-    return nearest if changes else None
-
-
-def _bytes_factor(setup: Setup) -> float:
-    """See `EngineCosts`."""
-    assert setup.engine is not None
-    served = {each.k: each.weights_bytes or 0 for each in setup.engine.commands}
-    of_target = served.get(0, 0)
-    of_draft = max(served.values(), default=0) - of_target
-    loaded = setup.target.weights_bytes or 0
-    loaded_draft = setup.described_draft(setup.draft).weights_bytes or 0
-    if 0 in (of_target, loaded, loaded_draft) or of_draft <= 0:
-        return 1.0
-    return (of_draft / of_target) / (loaded_draft / loaded)
-
-
-def _nearest(costs: EngineCosts, temperature: float) -> CostsAt:
-    """At the nearest temperature; greedy decoding draws no token, so it stands for itself."""
-    alike = [at for at in costs.at if (at.costs.temperature > GREEDY) == (temperature > GREEDY)]
-    if not alike:
-        known = ",".join(f"{at.costs.temperature:g}" for at in costs.at)
-        raise UserError(
-            f"latency_from={costs.run}: no round times for temperature={temperature:g}; give"
-            f" temperature=[{known}], which it has"
-        )
-    return min(alike, key=lambda at: abs(at.costs.temperature - temperature))
-
-
-# ---- for a draft ---------------------------------------------------------------------------------
-
-
 def priced_by(
     costs: EngineCosts, name: str, kind: str, entry: ModelEntry, temperature: float
 ) -> Latency:
@@ -192,7 +64,7 @@ def priced_by(
     Raises:
         UserError: a draft whose rounds there do not follow from what was measured.
     """
-    timed = _nearest(costs, temperature)
+    timed = nearest(costs, temperature)
     every = [ServerCosts.of(each) for each in (timed.costs, *timed.without)]
     basis, ends = basis_of(costs, name, kind, entry, temperature), None
     if basis == "composed":
@@ -237,6 +109,18 @@ def basis_of(
         f"{key}: rounds of draft {measured.name!r} ({DRAFTS[str(measured.kind)].noun}) were"
         f" timed there, and those of draft {name!r} ({DRAFTS[kind].noun}) do not follow from them"
     )
+
+
+def nearest(costs: EngineCosts, temperature: float) -> CostsAt:
+    """At the nearest temperature; greedy decoding draws no token, so it stands for itself."""
+    alike = [at for at in costs.at if (at.costs.temperature > GREEDY) == (temperature > GREEDY)]
+    if not alike:
+        known = ",".join(f"{at.costs.temperature:g}" for at in costs.at)
+        raise UserError(
+            f"latency_from={costs.run}: no round times for temperature={temperature:g}; give"
+            f" temperature=[{known}], which it has"
+        )
+    return min(alike, key=lambda at: abs(at.costs.temperature - temperature))
 
 
 def check_target(costs: EngineCosts, entry: ModelEntry) -> None:

@@ -17,22 +17,23 @@ Requests of a server. Where R is another engine's (`harness.analysis.engine_cost
 a start besides its rounds, and how well R is known follows from leaving out parts of the requests.
 """
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
+from harness.analysis.device import architecture
 from harness.analysis.server_costs import ServerCosts
-from harness.analysis.setup import Setup, architecture
+from harness.analysis.setup import Setup
 from harness.analysis.unstable import unstable_steps
 from harness.records import GREEDY, LatencyRow, RoundTiming, StepTiming, UserError, grouped, where
 from harness.stats.crossfit import TRIMMED
 from harness.stats.jackknife import Array
 from harness.storage import StoredRun
 from harness.storage.manifest import Manifest, ModelEntry
-from harness.summary import Basis, RoundSummary, StepSummary, Unstable
+from harness.summary import Basis, CeilingAtK, RoundSummary, StepSummary, Unstable
 from harness.theory.architecture import COUNTED
 from harness.theory.replay import Replayed
 from harness.theory.roofline import ReadingModel, with_floors
@@ -209,6 +210,11 @@ class Latency:
         ]
         return np.stack(lines, axis=1)  # type: ignore[arg-type]
 
+    def visit_costs(self, counts: Replayed) -> Array:
+        """[visit] what all of a candidate's rounds cost there, relative to all visits."""
+        rounds = counts.proposals.sum(axis=0)
+        return self.by_visit(counts.k) @ rounds / (rounds @ self.relative(counts.k))
+
     def unstable(self) -> tuple[Unstable, ...]:
         """The target's forwards whose times cannot be right."""
         return unstable_steps(self.timings, self.rounds.plain_s if self.visits else None)
@@ -276,6 +282,19 @@ def without_rounds(latency: Latency) -> Latency:
     least = least_rounds(latency.steps, latency.rounds.largest)
     rounds = tuple((n, max(s, least.at(n))) for n, s in latency.rounds.round_s)
     return replace(latency, rounds=replace(latency.rounds, round_s=rounds))
+
+
+def ceilings(rounds: RoundTimes, ks: Iterable[int]) -> tuple[CeilingAtK, ...]:
+    """What each K could give at best, and needs at least."""
+    return tuple(
+        CeilingAtK(
+            k=k,
+            ideal_speedup=rounds.speedup(k + 1.0, k),
+            ideal_seconds_per_token=rounds.at(k) / (k + 1),
+            breakeven_alpha=rounds.break_even_alpha(k),
+        )
+        for k in ks
+    )
 
 
 # ---- from samples to medians ---------------------------------------------------------------------

@@ -7,66 +7,45 @@ and K has that number in a summary (`with_speedup`).
 The acceptance rule belongs to the engine that will serve, so there is one leaderboard per rule.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 
 from harness.analysis.cells import Weights
-from harness.analysis.predicted import Latencies, Speedup, alpha_of, evidence_of, speedups
+from harness.analysis.device import price_per_hour
+from harness.analysis.predicted import Latencies, Predicted, Speedup, alpha_of, speedups
 from harness.analysis.replayed import Replays
 from harness.analysis.setup import Setup
-from harness.analysis.verdict import Candidate, Evidence
+from harness.analysis.verdict import Candidate
 from harness.records import Rule, grouped
 from harness.serving.engines import with_lines
 from harness.stats.crossfit import Workload
 from harness.stats.jackknife import Variance, enough_prompts, set_weights, share_interval
-from harness.summary import AdaptiveRow, Answer, DraftMemory, Leaderboard, LeaderboardRow
+from harness.summary import AdaptiveRow, Answer, Leaderboard, LeaderboardRow
 from harness.theory.cost import usd_per_million_tokens
-from harness.theory.memory import ModelBytes, memory_view
 
-Predicted = TypeVar("Predicted", LeaderboardRow, AdaptiveRow)
+Row = TypeVar("Row", LeaderboardRow, AdaptiveRow)
 
 # Of the speedups, for the chance that a draft is the fastest
 DRAWS = 4000
 
 
-@dataclass(frozen=True, eq=False)
-class Ranking:
-    """A leaderboard with the replays that it ranks, and what they predict."""
-
-    replays: Replays
-    evidence: Evidence
-    latencies: Latencies
-    leaderboard: Leaderboard
-
-    @property
-    def best(self) -> tuple[Candidate, ...]:
-        """Each draft at its best K, fastest first; none that was dropped."""
-        rows = (row for row in self.leaderboard.rows if row.dropped is None)
-        return tuple(Candidate(row.draft, row.k) for row in rows if row.draft is not None)
-
-
 def rank(
-    replays: Replays,
-    latencies: Latencies,
-    weights: Weights = None,
-    *,
-    seed: int = 0,
-    error: Variance | None = None,
-) -> Ranking:
+    predicted: Predicted, weights: Weights = None, *, seed: int = 0, error: Variance | None = None
+) -> Leaderboard:
     """The leaderboard of one rule and temperature, "do not speculate" among its rows.
 
     `error` is that of predictions besides prompts and visits (`PredictionError`).
     """
-    evidence = evidence_of(replays, latencies)
+    replays, evidence = predicted.replays, predicted.evidence
     gains = speedups(evidence, weights, error)
     by_draft = grouped(replays.candidates, lambda name: name.draft).values()
     best = [max(names, key=lambda name: (gains[name].value, -name.k)) for names in by_draft]
     shares = set_weights(replays.prompt_sets, weights)
     counted = replays.only([name for name, share in shares.items() if share > 0.0])
-    rows = [_row(name, counted, latencies, gains[name], weights) for name in best]
+    rows = [_row(name, counted, predicted.latencies, gains[name], weights) for name in best]
     rows.append(LeaderboardRow(rank=0, draft=None, k=0, speedup=1.0))
     columns = [list(replays.candidates).index(name) for name in best]
     chances = _chances_best(replace(evidence.workload(weights), error=error), columns, seed)
@@ -74,8 +53,13 @@ def rank(
     # On a tie plain decoding comes first.
     rows.sort(key=lambda row: (-row.speedup, row.draft is not None))
     ranked = tuple(replace(row, rank=place) for place, row in enumerate(rows, start=1))
-    board = Leaderboard(replays.rule, replays.temperature, _engines(replays.rule), ranked)
-    return Ranking(replays, evidence, latencies, board)
+    return Leaderboard(replays.rule, replays.temperature, _engines(replays.rule), ranked)
+
+
+def best_of_drafts(board: Leaderboard) -> tuple[Candidate, ...]:
+    """Each draft at its best K, fastest first; none that was dropped."""
+    rows = (row for row in board.rows if row.dropped is None)
+    return tuple(Candidate(row.draft, row.k) for row in rows if row.draft is not None)
 
 
 def _engines(rule: Rule) -> tuple[str, ...]:
@@ -119,7 +103,7 @@ def _row(
 
 def with_costs(board: Leaderboard, setup: Setup, plain_s: float) -> Leaderboard:
     """The leaderboard with what each draft takes of memory, and a token's price where known."""
-    price = setup.price_per_hour
+    price = price_per_hour(setup)
 
     def costed(row: LeaderboardRow) -> LeaderboardRow:
         weights = 0 if row.draft is None else setup.described_draft(row.draft).weights_bytes
@@ -129,7 +113,7 @@ def with_costs(board: Leaderboard, setup: Setup, plain_s: float) -> Leaderboard:
     return replace(board, rows=tuple(costed(row) for row in board.rows))
 
 
-def with_speedup(row: Predicted, answer: Answer) -> Predicted:
+def with_speedup(row: Row, answer: Answer) -> Row:
     """A row with the speedup of an answer for its draft and K, less the optimism of choosing them.
 
     So one draft and K has one predicted speedup in a report.
@@ -143,18 +127,3 @@ def with_speedup(row: Predicted, answer: Answer) -> Predicted:
         return changed
     price = changed.usd_per_million_tokens * row.speedup / answer.speedup
     return replace(changed, usd_per_million_tokens=price)
-
-
-def draft_memory(
-    setup: Setup, names: Sequence[str], context_tokens: int, *, lookups: Collection[str] = ()
-) -> tuple[DraftMemory, ...]:
-    """What each draft leaves of the device's memory, where the sizes are known."""
-    target, available = setup.model_bytes(), setup.memory_bytes
-    if target is None or available is None:
-        return ()
-    kept = {
-        draft: ModelBytes() if draft in lookups else setup.model_bytes(draft) for draft in names
-    }
-    known = {draft: each for draft, each in kept.items() if each is not None}
-    device = setup.gpu.name if setup.gpu else setup.environment.device_name
-    return memory_view(target, known, available, context_tokens=context_tokens, device=device)

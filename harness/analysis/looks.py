@@ -31,11 +31,14 @@ from harness.analysis.cells import Weights
 from harness.analysis.latency import Latency, least_rounds
 from harness.analysis.predicted import Latencies, evidence_of
 from harness.analysis.replayed import Replays
-from harness.analysis.server_run import ServedRun
+from harness.analysis.scored_drafts import scored_drafts
+from harness.analysis.server_predictions import predicted_speedups, timed_server
+from harness.analysis.server_run import served_run
+from harness.analysis.server_texts import served_texts
 from harness.analysis.setup import Setup
-from harness.analysis.sweep_and_audition import Audition, MeasuredSweep
+from harness.analysis.sweep_and_audition import answered_questions, pair_run
 from harness.analysis.verdict import ONE_SIDED, needs_pairs, settled
-from harness.records import GREEDY, TextTrace, grouped
+from harness.records import GREEDY, TextTrace, grouped, where
 from harness.stats.jackknife import MIN_PROMPTS, enough_prompts, half_width
 from harness.stats.two_phase import look_shares, nominal_error
 from harness.storage import StoredRun
@@ -55,11 +58,11 @@ def choice(run: StoredRun, temperature: float) -> int | None:
     prompts that were decoded plainly count, and none of the measured pairs.
     None where nothing was replayed or no round was timed at this temperature.
     """
-    sweep = MeasuredSweep(Setup(run))
-    ranking = sweep.ranking(sweep.setup.rule, temperature)
-    if ranking is None:
+    setup = Setup(run)
+    predicted = scored_drafts(setup).predicted(setup.rule, temperature)
+    if predicted is None:
         return None
-    speedups = ranking.evidence.speedups(sweep.setup.weights)
+    speedups = predicted.evidence.speedups(setup.weights)
     return max(speedups, key=speedups.__getitem__).k
 
 
@@ -77,10 +80,9 @@ def decided(run: StoredRun, look: int) -> Set[float]:
     if looks is None:
         return frozenset()
     made = replace(run.manifest, looks=replace(looks, made=look))
-    sweep = MeasuredSweep(Setup(replace(run, manifest=made)))
     return {
         entry.question.evidence.temperature
-        for entry in sweep.answered
+        for entry in answered_questions(pair_run(Setup(replace(run, manifest=made))))
         if not any(
             needs_pairs(answer)
             and not (entry.question.evidence.pairs is not None and answer.reason in FIXED)
@@ -101,7 +103,7 @@ def served_decided(run: StoredRun, look: int) -> Set[float]:
     if chosen is None:
         return frozenset()
     made = replace(run.manifest, served_ks=replace(chosen, made=look))
-    served = ServedRun(Setup(replace(run, manifest=made)))
+    served = served_run(Setup(replace(run, manifest=made)))
     return {
         answer.temperature
         for answer in served.workloads
@@ -140,15 +142,15 @@ def to_start(run: StoredRun, ks: Sequence[int], started: Sequence[int]) -> tuple
     """
     if not started:
         return searched_next(ks, {})
-    served, lacking = ServedRun(Setup(run)), dict[int, None]()
-    for temperature in served.setup.temperatures:
-        speedups = served.predicted_speedups(temperature)
+    server, lacking = timed_server(served_texts(Setup(run))), dict[int, None]()
+    for temperature in server.setup.temperatures:
+        speedups = predicted_speedups(server, temperature)
         if not speedups.keys() >= {*started}:
             return ()
         lacking |= dict.fromkeys(searched_next(ks, {k: speedups[k] for k in started}))
     # More requests may tell that two K which nearly tie are the other way round. Both are then near
     # the fastest, and no new search begins.
-    left = most_started(len(ks), len(served.setup.temperatures)) - len(started)
+    left = most_started(len(ks), len(server.setup.temperatures)) - len(started)
     return tuple(lacking)[:left]
 
 
@@ -178,10 +180,10 @@ def best_started(run: StoredRun, started: Sequence[int]) -> tuple[ChosenK, ...]:
     `run` as of `to_start`. Empty where requests do not tell what rounds cost, or no text was
     replayed.
     """
-    served = ServedRun(Setup(run))
+    server = timed_server(served_texts(Setup(run)))
     chosen: list[ChosenK] = []
-    for temperature in served.setup.temperatures:
-        speedups = served.predicted_speedups(temperature)
+    for temperature in server.setup.temperatures:
+        speedups = predicted_speedups(server, temperature)
         if not speedups.keys() >= {*started}:
             return ()
         chosen.append(ChosenK(temperature, max(started, key=speedups.__getitem__)))
@@ -202,13 +204,14 @@ def cannot_pay(run: StoredRun, traces: Sequence[TextTrace], draft: str, *, surel
         surely: whether the upper bound of the workload's speedup must lose, too.
     """
     setup = Setup(run)
-    audition = Audition(setup, {draft: [trace for trace in traces if trace.draft == draft]})
+    drafts = scored_drafts(setup, {draft: where(traces, draft=draft)})
     level = 1.0 - 2.0 * ONE_SIDED / len(setup.temperatures)
     for temperature in setup.temperatures:
-        replays = audition.replays(setup.rule, temperature)
-        steps = audition.latencies[temperature][draft].steps if replays else None
-        if replays is None or steps is None or setup.adaptive:
+        predicted = drafts.predicted(setup.rule, temperature)
+        steps = predicted and predicted.latencies[draft].steps
+        if predicted is None or steps is None or setup.adaptive:
             return False
+        replays = predicted.replays
         least = Latency(least_rounds(steps, max(replays.ks)))
         evidence = evidence_of(replays, {draft: least})
         sets = (evidence.only([name]).speedups(None) for name in {*replays.prompt_sets})
@@ -237,19 +240,19 @@ def slower_than(
         look: at which it is, 1 to 3, of four.
     """
     setup, by_draft = Setup(run), grouped(traces, lambda trace: trace.draft)
-    everyone = Audition(setup, by_draft)
-    others = Audition(setup, {name: by_draft[name] for name in by_draft if name != draft})
+    everyone = scored_drafts(setup, by_draft)
+    others = scored_drafts(setup, {name: by_draft[name] for name in by_draft if name != draft})
     error = nominal_error(ONE_SIDED / len(setup.temperatures), look_shares(look))
     found: dict[str | None, None] = {}
     for temperature in setup.temperatures:
         # At temperature 0 all acceptance rules coincide
         for rule in everyone.rules if temperature > GREEDY else everyone.rules[:1]:
-            before = others.replays(rule, temperature)
-            both = everyone.replays(rule, temperature) if before else None
+            before = others.predicted(rule, temperature)
+            both = everyone.predicted(rule, temperature) if before else None
             if both is None or before is None:  # the first draft has nothing to lose to
                 return ()
-            latencies = everyone.latencies[temperature]
-            for part, rest, weights in _questions(both, before, setup.weights):
+            latencies = both.latencies
+            for part, rest, weights in _questions(both.replays, before.replays, setup.weights):
                 winner = _winner(part, rest, latencies, weights, draft, 1.0 - 2.0 * error)
                 if winner is None:
                     return ()

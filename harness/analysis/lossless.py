@@ -17,35 +17,17 @@ from dataclasses import replace
 
 from scipy.special import bdtrc
 
-from harness.analysis.caveats import caveats, failures, fault, place, routing_ties
-from harness.analysis.cells import latest, measured_positions, measured_rows
-from harness.analysis.setup import Setup
+from harness.analysis.cells import latest
+from harness.analysis.failures import fault, place
 from harness.records import GREEDY, Trial, first_difference, grouped, where
 from harness.storage.contents import Check
-from harness.summary import CheckResult, DistributionTest, Summary, TextCheck, Value, VerdictReason
+from harness.summary import CheckResult, TextCheck, Value, VerdictReason
 
 TextId = tuple[str, str, int, int]
 WORST: tuple[CheckResult, ...] = ("PASS", "TIE", "UNTESTED", "UNJUDGED", "OPEN", "FAIL")
 # Of texts judged by an engine's noise, what is FAIL though the server is lossless, at most; and the
 # probability of so many FAIL below which a K is void
 NOISE_FAILS, LEAST_CHANCE = 0.02, 0.01
-
-
-def analyse_snapshot(setup: Setup) -> Summary:
-    """The comparisons and tests of a snapshot, and what was decoded."""
-    run = setup.run
-    checks = text_checks(run.trials, run.checks)
-    tests = tuple(check for check in run.checks if isinstance(check, DistributionTest))
-    rows = measured_rows(run.trials, model=setup.model, draft=setup.draft, times={})
-    return Summary(
-        run=setup.facts(rows),
-        failures=failures(setup, checks=checks, tests=tests),
-        caveats=(*caveats(setup), *routing_ties(checks)),
-        results=tuple(rows),
-        acceptance_by_position=tuple(measured_positions(setup.draft, run.trials, setup.weights)),
-        text_checks=tuple(checks),
-        distribution_tests=tests,
-    )
 
 
 def with_plain(trials: Iterable[Trial]) -> Iterator[tuple[Trial, Trial]]:

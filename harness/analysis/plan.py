@@ -18,9 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.setup import Setup
+from harness.analysis.caveats import plans
+from harness.analysis.caveats.models import other_card
+from harness.analysis.caveats.prompts import k_left_out
+from harness.analysis.caveats.servers import loads_disturbed
+from harness.analysis.device import card_of
+from harness.analysis.setup import Setup, run_facts
 from harness.records import SimulatedChoice
-from harness.serving.engines import spec_of
 from harness.stats.jackknife import (
     CONFIDENCE,
     Array,
@@ -37,20 +41,18 @@ from harness.theory.cost import usd_per_million_tokens
 RATES, LEAST, MOST = 10, 0.02, 0.97
 # Of a seed's requests, those that find the server emptier than it will be
 WARM_UP = 0.2
-# By how much a text may be longer than those of the loads
-CONTEXT_SLACK = 0.1
-# Simulated requests beyond a percentile, with which largest rates err by 2 % (docs/LOG.md)
-LEAST_BEYOND = 100
 
 
 def analyse_plan(setup: Setup) -> Summary:
     """The plan that a run simulated, and what to mind; neither where it simulated nothing."""
     run = setup.run
-    summary, server = Summary(run=setup.facts(())), run.manifest.planned
+    summary, server = Summary(run=run_facts(setup, ())), run.manifest.planned
     if server is None or not run.simulated:
         return summary
     plan = plan_from(server, run.simulated, run.config)
-    said = [*_card(server, run.config), *caveats_of(server, plan)]
+    card = card_of(setup)
+    elsewhere = card.name if card and server.other_device else None
+    said = [*other_card.of(elsewhere, server.other_device), *caveats_of(server, plan)]
     return replace(summary, plan=plan, caveats=tuple(said))
 
 
@@ -245,40 +247,10 @@ def _stops_paying(curves: Sequence[Curve]) -> float | None:
     return None
 
 
-def _card(server: PlannedServer, config: Mapping[str, Any]) -> Iterator[Caveat]:
-    if server.other_device is not None:
-        values = {"card": config["gpu"]["name"], "device": server.other_device}
-        yield Caveat("other_card", values)
-
-
 def caveats_of(server: PlannedServer, plan: Plan) -> Iterator[Caveat]:
     """What to mind of a plan by what its server run measured."""
-    if server.lossy:
-        yield Caveat("plan_without_ks", {"ks": ", ".join(map(str, server.lossy))})
-    if server.separate_passes is not False:
-        spec = spec_of(server.engine)
-        named = {"engine": spec.title, "flag": spec.unified_flag}
-        known = server.separate_passes is not None
-        yield Caveat("plan_separate_passes", {**named, "simulated": known})
-    if not server.prompts_priced:
-        yield Caveat("plan_mean_prompts")
-    if server.disturbed is not None:
-        yield Caveat("plan_disturbed", {"others": server.disturbed})
-    beyond = (1.0 - plan.percentile / 100.0) * (1.0 - WARM_UP) * plan.seeds * plan.requests
-    if beyond < LEAST_BEYOND - 1e-9:
-        needed = 100 * ceil(plan.requests * LEAST_BEYOND / beyond / 100.0 - 1e-9)
-        values = {"percentile": plan.percentile, "beyond": round(beyond), "requests": needed}
-        yield Caveat("plan_few_beyond", values)
-    yield from _beyond_measured(server, plan)
-
-
-def _beyond_measured(server: PlannedServer, plan: Plan) -> Iterator[Caveat]:
-    """What is planned and lies outside of what the run's loads were; of slots that is refused."""
-    planned_rate = max((each.largest_rate for each in plan.servable), default=0.0)
-    if planned_rate > (server.largest_rate or 0.0):
-        yield Caveat("plan_rate_not_measured", {"measured": server.largest_rate})
-    for other in server.other_slots:
-        yield Caveat("plan_other_slots", {"slots": other, "known": server.slots_timed})
-    longest, known = server.context, server.context_timed
-    if longest > (1.0 + CONTEXT_SLACK) * known:
-        yield Caveat("plan_context_not_measured", {"context": longest, "measured": known})
+    yield from k_left_out.of(server.lossy, "not_lossless")
+    yield from plans.plan_separate_passes.of(server)
+    yield from loads_disturbed.of(server.disturbed)
+    yield from plans.plan_few_beyond.of(plan, 1.0 - WARM_UP)
+    yield from plans.plan_not_measured.of(server, plan)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,6 @@ from harness.analysis.batch_schedule import (
     MOST_OTHERS,
     ClosedLoad,
     LoadKey,
-    ReplayedRequests,
     closed_loads,
 )
 from harness.analysis.iteration_costs import (
@@ -23,14 +22,14 @@ from harness.analysis.iteration_costs import (
     with_rounds,
 )
 from harness.analysis.replayed import accept_chances, proposed_at
-from harness.analysis.server_run import ServedRun
+from harness.analysis.server_lossless import failed_gates, gates
+from harness.analysis.server_texts import ServedTexts, served_texts
 from harness.analysis.setup import Setup
-from harness.records import LoadTiming, Rule, ServingEngine, TextTrace, UserError, grouped
+from harness.records import LoadTiming, Rule, ServingEngine, TextTrace, UserError, grouped, where
 from harness.serving.drafts import DraftKind
 from harness.serving.engines import spec_of
 from harness.serving.round_counting import Counting
 from harness.simulation.requests import Request, Text
-from harness.stats.jackknife import Array
 from harness.storage import StoredRun
 from harness.storage.manifest import SERVER
 
@@ -43,7 +42,7 @@ class Server:
     requests.
     """
 
-    served: ServedRun
+    served: ServedTexts
     temperature: float
     counting: Counting
     rule: Rule
@@ -89,7 +88,7 @@ class Server:
             )
         if run.manifest.engine is None or not run.trials:
             raise UserError(f"{key}: it measured nothing; resume={run.folder} continues it")
-        served = ServedRun(Setup(run))
+        served = served_texts(Setup(run))
         known = served.temperatures
         if temperature is not None and temperature not in known:
             listed = ", ".join(f"{value:g}" for value in known)
@@ -109,49 +108,31 @@ class Server:
             if t.temperature == chosen and not t.varying
             if t.slots is None or t.slots >= (t.concurrency or 1)
         ]
-        loads = closed_loads(timings, ReplayedRequests((), None, None))
+        loads = closed_loads(timings)
         return cls(served, chosen, counting, rule, traces, loads)
 
     @property
     def costs(self) -> IterationCosts:
-        """Of all its loads."""
+        """Of all its loads, by the server's own clock."""
         assert self.fitted is not None
         return self.fitted
 
     @cached_property
     def fitted(self) -> IterationCosts | None:
-        """The same, by the server's own clock; None where these do not tell."""
-        return self._by_iteration([*self.loads.values()])
+        """The same; None where these do not tell."""
+        return _fitted(self, [*self.loads.values()])
 
     def costs_without(self, group: str) -> IterationCosts | None:
         """Of the loads of the other groups; None where these do not tell."""
-        return self._by_iteration([each for each in self.loads.values() if each.key.group != group])
+        return _fitted(self, [each for each in self.loads.values() if each.key.group != group])
 
     def costs_without_texts(self, groups: Sequence[Collection[str]]) -> list[IterationCosts]:
         """Of all its loads, without the times of each group of texts.
 
         Empty where one of these is not known.
         """
-        fits = fit_without_texts(self._sent([*self.loads.values()]), self.costs, groups)
+        fits = fit_without_texts(_sent(self, [*self.loads.values()]), self.costs, groups)
         return [each for each in fits if each is not None] if None not in fits else []
-
-    def _by_iteration(self, loads: Sequence[ClosedLoad]) -> IterationCosts | None:
-        if self.served.engine.clock != "engine":
-            return None
-        return fit_iterations(
-            self._sent(loads),
-            max((load.key.concurrency for load in loads), default=0),
-            mixes=spec_of(self.served.engine.name).mixes_prompts,
-            by_runs=bool(self.by_runs),
-        )
-
-    def _sent(self, loads: Sequence[ClosedLoad]) -> list[SentLoad]:
-        """What these loads and those at a rate took, each with its requests where known."""
-        groups = {load.key.group for load in loads}
-        arriving = [each for each in self.arriving if each.group in groups]
-        timings = quiet_ones([*(timing for load in loads for timing in load.timings), *arriving])
-        sent = [(self.at_usual_pace(timing), self.returned(timing)) for timing in timings]
-        return [(timing, requests) for timing, requests in sent if requests is not None]
 
     @cached_property
     def by_name(self) -> dict[str, TextTrace]:
@@ -168,16 +149,11 @@ class Server:
         """Requests side by side of the largest closed loop."""
         return max(self.costs.times.by_batch)
 
-    @property
-    def by_runs(self) -> bool | None:
-        """Whether neighbouring slots alone share a pass; None where that is not known."""
-        return _by_runs(self.served)
-
     @cached_property
     def lossy(self) -> tuple[int, ...]:
         """The K that change what is generated."""
-        gates = (g for g in self.served.failed_gates if g.temperature == self.temperature)
-        return tuple(sorted(gate.k for gate in gates))
+        failed = where(failed_gates(gates(self.served)), temperature=self.temperature)
+        return tuple(sorted(gate.k for gate in failed))
 
     @property
     def prompts_priced(self) -> bool:
@@ -200,20 +176,15 @@ class Server:
             if each.slots in (None, most)
         ]
 
-    @cached_property
-    def _references(self) -> Array:
-        """[load, (before, after)] what a token took alone, logarithms; empty where not known."""
-        loads = self.served.setup.run.loads
-        of_these = [each for each in loads if each.temperature == self.temperature]
-        return np.log([load.alone_s for load in of_these if load.alone_s])
-
     def pace(self, timing: LoadTiming) -> float:
         """How many times as long as usually the machine took during a load; 1.0 if not known.
 
-        The best linear estimate from the two references: what is common to both, over all loads,
-        lasts as long as a load does, and the rest is chance.
+        The best linear estimate from two references, what a token took alone before the load and
+        after it: what is common to both, over all loads, lasts as long as a load does, and the rest
+        is chance.
         """
-        known = self._references
+        loads = where(self.served.setup.run.loads, temperature=self.temperature)
+        known = np.log([load.alone_s for load in loads if load.alone_s])
         if not timing.alone_s or len(known) < 2:
             return 1.0
         (var_before, common), (_, var_after) = np.cov(known.T)
@@ -221,27 +192,6 @@ class Server:
         lasting = 2.0 * common / (variance + common) if common > 0.0 else 0.0
         off = float(np.mean(np.log(timing.alone_s)) - np.median(known.mean(axis=1)))
         return float(np.exp(lasting * off))
-
-    def at_usual_pace(self, timing: LoadTiming) -> LoadTiming:
-        """The load as it would have been: all of its times divided by its pace, arrivals too."""
-        pace = self.pace(timing)
-        names = ("user_s", "user_decode_s", "user_prefill_s", "due_s", "sent_s")
-        usual = {
-            name: tuple(None if each is None else each / pace for each in getattr(timing, name))
-            for name in names
-        }
-        return replace(timing, seconds=timing.seconds / pace, **usual)
-
-    @cached_property
-    def longest_context(self) -> int:
-        """Tokens of prompt and text of the longest request of the loads."""
-        timings = [timing for load in self.loads.values() for timing in load.timings]
-        return max(
-            self.by_name[name].prompt_tokens + returned - self.counting.first_position
-            for timing in timings
-            for name, returned in zip(timing.texts, timing.returned, strict=True)
-            if name in self.by_name
-        )
 
     @property
     def ks(self) -> list[int]:
@@ -267,42 +217,6 @@ class Server:
         chances = accept_chances(trace, self.rule, k)[:size]
         return Text(trace.prompt_set, trace.prompt, trace.prompt_tokens, chances, most)
 
-    @cached_property
-    def returned(self) -> Callable[[LoadTiming], list[Request] | None]:
-        """`_as_returned`, once for each load."""
-        return cache(self._as_returned)
-
-    def _as_returned(self, timing: LoadTiming) -> list[Request] | None:
-        """A load's requests as the server decoded them; None where that is not known.
-
-        By replay where it has the rounds that the server told, else by these alone.
-        """
-        made: list[Request] = []
-        rounds = timing.rounds if timing.k else (None,) * len(timing.texts)
-        asked = zip(timing.texts, timing.budgets, timing.returned, rounds, strict=True)
-        for name, budget, returned, told in asked:
-            size, trace = returned - self.counting.first_position, self.by_name.get(name)
-            if trace is None:
-                return None
-            most = self.counting.proposed(timing.k, budget)[:size]
-            if not timing.k or not size:
-                made.append(with_rounds(trace.prompt_tokens, size, size, most))
-                continue
-            drafted = proposed_at(trace, timing.k)
-            if drafted is not None and len(drafted):
-                # A sampled text is another one, of which a look-up finds about as much
-                most = np.minimum(most, np.resize(drafted, size))
-            replayed = None
-            if size <= len(trace.tokens):
-                replayed = self.text(trace, timing.k, budget, size).certain
-            if replayed is not None and told in (None, rounds_of(replayed, timing.k)):
-                made.append(replayed)
-            elif told is not None:  # perhaps with rounds that emitted nothing
-                made.append(with_rounds(trace.prompt_tokens, size, min(told, size), most))
-            else:
-                return None
-        return made
-
     def texts(self, k: int, asked: int) -> list[Text]:
         """What rounds emit of the texts, with the budgets that these had.
 
@@ -315,6 +229,74 @@ class Server:
             budget = whole if trace.stop_reason == "budget" else asked
             made.append(self.text(trace, k, budget, size))
         return made
+
+    @cached_property
+    def returned(self) -> Callable[[LoadTiming], list[Request] | None]:
+        """A load's requests as the server decoded them, made once for each load."""
+        return cache(partial(_as_returned, self))
+
+
+def at_usual_pace(timing: LoadTiming, pace: float) -> LoadTiming:
+    """The load as it would have been: all of its times divided by its pace, arrivals too."""
+    names = ("user_s", "user_decode_s", "user_prefill_s", "due_s", "sent_s")
+    usual = {
+        name: tuple(None if each is None else each / pace for each in getattr(timing, name))
+        for name in names
+    }
+    return replace(timing, seconds=timing.seconds / pace, **usual)
+
+
+def _fitted(server: Server, loads: Sequence[ClosedLoad]) -> IterationCosts | None:
+    engine = server.served.engine
+    if engine.clock != "engine":
+        return None
+    return fit_iterations(
+        _sent(server, loads),
+        max((load.key.concurrency for load in loads), default=0),
+        mixes=spec_of(engine.name).mixes_prompts,
+        by_runs=bool(passes_by_runs(engine)),
+    )
+
+
+def _sent(server: Server, loads: Sequence[ClosedLoad]) -> list[SentLoad]:
+    """What these loads and those at a rate took, each with its requests where known."""
+    groups = {load.key.group for load in loads}
+    arriving = [each for each in server.arriving if each.group in groups]
+    timings = _quiet([*(timing for load in loads for timing in load.timings), *arriving])
+    sent = [(at_usual_pace(each, server.pace(each)), server.returned(each)) for each in timings]
+    return [(timing, requests) for timing, requests in sent if requests is not None]
+
+
+def _as_returned(server: Server, timing: LoadTiming) -> list[Request] | None:
+    """A load's requests as the server decoded them; None where that is not known.
+
+    By replay where it has the rounds that the server told, else by these alone.
+    """
+    made: list[Request] = []
+    rounds = timing.rounds if timing.k else (None,) * len(timing.texts)
+    asked = zip(timing.texts, timing.budgets, timing.returned, rounds, strict=True)
+    for name, budget, returned, told in asked:
+        size, trace = returned - server.counting.first_position, server.by_name.get(name)
+        if trace is None:
+            return None
+        most = server.counting.proposed(timing.k, budget)[:size]
+        if not timing.k or not size:
+            made.append(with_rounds(trace.prompt_tokens, size, size, most))
+            continue
+        drafted = proposed_at(trace, timing.k)
+        if drafted is not None and len(drafted):
+            # A sampled text is another one, of which a look-up finds about as much
+            most = np.minimum(most, np.resize(drafted, size))
+        replayed = None
+        if size <= len(trace.tokens):
+            replayed = server.text(trace, timing.k, budget, size).certain
+        if replayed is not None and told in (None, rounds_of(replayed, timing.k)):
+            made.append(replayed)
+        elif told is not None:  # perhaps with rounds that emitted nothing
+            made.append(with_rounds(trace.prompt_tokens, size, min(told, size), most))
+        else:
+            return None
+    return made
 
 
 def _tells_times(loads: Mapping[LoadKey, ClosedLoad]) -> bool:
@@ -330,8 +312,8 @@ def _why_untold(engine: ServingEngine) -> str:
     return f"this {spec_of(engine.name).title} does not tell them"
 
 
-def _by_runs(served: ServedRun) -> bool | None:
-    engine = served.engine
+def passes_by_runs(engine: ServingEngine) -> bool | None:
+    """Whether neighbouring slots alone share a pass; None where that is not known."""
     flag = spec_of(engine.name).unified_flag
     if flag is None:
         return False
@@ -339,14 +321,11 @@ def _by_runs(served: ServedRun) -> bool | None:
     return not any(flag in line.split() for line in lines) if lines else None
 
 
-def quiet_ones(timings: Sequence[LoadTiming]) -> list[LoadTiming]:
+def _quiet(timings: Sequence[LoadTiming]) -> list[LoadTiming]:
     """Those that others did not disturb; of loads of which each was disturbed, all."""
-
-    def load_of(t: LoadTiming) -> tuple[int | None, float | None, int, str, int]:
-        return (t.concurrency, t.rate, t.k, t.group, sum(t.budgets))
-
-    kept: list[LoadTiming] = []
-    for alike in grouped(timings, load_of).values():
-        quiet = [each for each in alike if (each.others or 0.0) <= MOST_OTHERS]
-        kept += quiet or alike
-    return kept
+    alike = grouped(timings, lambda t: (t.concurrency, t.rate, t.k, t.group, sum(t.budgets)))
+    return [
+        timing
+        for group in alike.values()
+        for timing in [t for t in group if (t.others or 0.0) <= MOST_OTHERS] or group
+    ]

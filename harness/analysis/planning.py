@@ -23,10 +23,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.analysis.batch_schedule import MOST_OTHERS, by_load, full_loads
+from harness.analysis.batch_schedule import MOST_OTHERS, by_load, disturbed, full_loads
 from harness.analysis.plan import MOST, WARM_UP, bracket, goals_of, shared_rates
-from harness.analysis.planned_server import Server
-from harness.analysis.setup import Setup
+from harness.analysis.planned_server import Server, at_usual_pace, passes_by_runs
+from harness.analysis.setup import Setup, request_weights
 from harness.config import PlanConfig
 from harness.records import GREEDY, LoadTiming, PlanPolicy, SimulatedChoice, UserError
 from harness.serving.engines import spec_of
@@ -323,7 +323,7 @@ def simulated_plan(
         )
     setup = Setup(run)
     texts = server.texts(max(ks), setup.new_tokens or 0)
-    shares = set_weights([text.prompt_set for text in texts], setup.request_weights)
+    shares = set_weights([text.prompt_set for text in texts], request_weights(setup))
     traffic = _Traffic(texts, shares, config, recorded)
     choices = [*_choices(server, slots, ks, config.cache_tokens or [np.inf], traffic)]
     expect(len(choices))
@@ -346,6 +346,7 @@ def simulated_plan(
 def facts_of(server: Server) -> PlannedServer:
     """What a plan keeps of its server, which decodes as many requests as were timed."""
     loads = server.served.setup.run.loads
+    of_loops = [timing for load in server.loads.values() for timing in load.timings]
     return PlannedServer(
         run=str(server.folder),
         engine=server.served.engine.name,
@@ -354,13 +355,19 @@ def facts_of(server: Server) -> PlannedServer:
         slots=server.slots,
         slots_timed=server.slots,
         lossy=server.lossy,
-        separate_passes=server.by_runs if server.slots > 1 else False,
+        separate_passes=passes_by_runs(server.served.engine) if server.slots > 1 else False,
         prompts_priced=server.prompts_priced,
-        disturbed=server.served.disturbed,
+        disturbed=disturbed(loads, server.served.engine.clock),
         largest_rate=max((timing.rate for timing in server.arriving if timing.rate), default=None),
         other_slots=tuple(sorted({t.slots for t in loads if t.rate and t.slots} - {server.slots})),
         context=max(trace.prompt_tokens + len(trace.tokens) for trace in server.traces),
-        context_timed=server.longest_context,
+        # Tokens of prompt and text of the longest request of the loops
+        context_timed=max(
+            server.by_name[name].prompt_tokens + returned - server.counting.first_position
+            for timing in of_loops
+            for name, returned in zip(timing.texts, timing.returned, strict=True)
+            if name in server.by_name
+        ),
     )
 
 
@@ -406,7 +413,7 @@ def load_checks(server: Server, ks: Sequence[int]) -> Iterator[PlanCheck]:
             if known is None or sent is None or (timing.rate and not timing.due_s):
                 continue
             plain, speculative = known.priced(server.slots, max(ks))
-            usual = server.at_usual_pace(timing)
+            usual = at_usual_pace(timing, server.pace(timing))
             arrivals = usual.due_s or sent_at_once(len(sent), timing.concurrency)
             priced = speculative if timing.k else plain
             served = simulate(sent, arrivals, priced, [timing.k], timing.concurrency)

@@ -81,12 +81,26 @@ def evidence_of(replays: Replays, latencies: Latencies) -> Evidence:
             for latency in [latencies[name.draft]]
         },
         visit_costs={
-            name: visit_costs(counts, latencies[name.draft])
+            name: latencies[name.draft].visit_costs(counts)
             for name, counts in replays.candidates.items()
             if latencies[name.draft].visits is not None
         },
         cost_errors=tuple(_cost_errors(replays, latencies)),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Predicted:
+    """Replayed drafts at their costs, under one rule and at one temperature."""
+
+    replays: Replays
+    latencies: Latencies
+    evidence: Evidence
+
+
+def predict(replays: Replays, latencies: Latencies) -> Predicted:
+    """What replay and costs say together."""
+    return Predicted(replays, latencies, evidence_of(replays, latencies))
 
 
 def _cost_errors(replays: Replays, latencies: Latencies) -> Iterator[CostError]:
@@ -124,12 +138,6 @@ def _cost_errors(replays: Replays, latencies: Latencies) -> Iterator[CostError]:
         }
         if between:
             yield CostError(between)
-
-
-def visit_costs(counts: Replayed, latency: Latency) -> Array:
-    """[visit] what all of a candidate's rounds cost there, relative to all visits."""
-    rounds = counts.proposals.sum(axis=0)
-    return latency.by_visit(counts.k) @ rounds / (rounds @ latency.relative(counts.k))
 
 
 # ---- speedups with their intervals ---------------------------------------------------------------
@@ -179,7 +187,7 @@ def gap_of(
     counts = replays.candidates[Candidate(draft, cell.k)]
     costs, texts = counts.proposals @ latency.relative(cell.k), counts.new_tokens
     sums = np.stack([texts, texts, costs, texts], axis=1)
-    by_visit, error = visit_costs(counts, latency), None
+    by_visit, error = latency.visit_costs(counts), None
     if len(by_visit) > 1:
         of_visits = VisitCosts(np.zeros(1, dtype=np.intp), by_visit[None]).variance
         error = Variance(of_visits.value[0], of_visits.degrees[0])
@@ -190,12 +198,13 @@ def gap_of(
 
 
 def replayed_rows(
-    replays: Replays, latencies: Latencies, *, model: str, error: Variance | None = None
+    predicted: Predicted, *, model: str, error: Variance | None = None
 ) -> list[ResultRow]:
     """One row per prompt set and candidate, and one of plain decoding per prompt set.
 
     The baseline rows use the first draft's plain token; `error` is as in `speedups`.
     """
+    replays, latencies = predicted.replays, predicted.latencies
     rows: list[ResultRow] = []
     for prompt_set in sorted(set(replays.prompt_sets)):
         part = replays.only([prompt_set])

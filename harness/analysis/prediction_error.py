@@ -11,7 +11,7 @@ predictions claim). It is added to the variance of every prediction at that temp
 that were not measured too: rounds are timed for each temperature apart.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,6 @@ from harness.stats.jackknife import (
     joined,
     log_speedup,
 )
-from harness.summary import Caveat
 
 # A caveat says that gaps exceed their intervals where chance would have it so this rarely
 RARE = 0.025
@@ -85,22 +84,21 @@ class PredictionError:
         squares = [gap.value**2 - float(gap.variance.value) for gap in self.gaps.values()]
         return Variance(np.array(max(0.0, np.mean(squares))), np.array(float(len(squares))))
 
-    def caveats(self) -> Sequence[Caveat]:
-        """Where more measured cells lie outside their predictions' intervals than by chance."""
-        far = [gap.exceeds for gap in self.gaps.values()]
-        if not far or bdtrc(sum(far) - 1, len(far), 1.0 - CONFIDENCE) > RARE:
-            return ()
-        worst, gap = max(self.gaps.items(), key=lambda item: abs(item[1].value))
-        values = {
-            "outside": sum(far),
-            "cells": len(far),
-            "error": float(np.sqrt(self.variance.value)),
-            "prompt_set": worst.prompt_set,
-            "temperature": worst.temperature,
-            "k": worst.k,
-            "gap": float(np.expm1(gap.value)),
-        }
-        return (Caveat("predictions_off", values),)
+    @property
+    def outside(self) -> int:
+        """How many measured cells lie outside of their predictions' intervals."""
+        return sum(gap.exceeds for gap in self.gaps.values())
+
+    @property
+    def off(self) -> bool:
+        """Whether these are more than by chance."""
+        outside, cells = self.outside, len(self.gaps)
+        return outside > 0 and bool(bdtrc(outside - 1, cells, 1.0 - CONFIDENCE) <= RARE)
+
+    @property
+    def worst(self) -> tuple[Cell, Gap]:
+        """The cell that differs most."""
+        return max(self.gaps.items(), key=lambda item: abs(item[1].value))
 
 
 def prediction_errors(gaps: Mapping[Cell, Gap | None]) -> dict[float, PredictionError]:

@@ -14,16 +14,18 @@ unlike medians means of the same rounds add up. They are then scaled to the plai
 that parts and R(K) are of one speed of the machine.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.caveats import caveats, failures, launch_bound, of_the_timings
+from harness.analysis.caveats import of_setup
+from harness.analysis.caveats.timing import launch_bound, priced_from_steps
 from harness.analysis.cells import measured_rows
-from harness.analysis.latency import latency_of_draft, latency_table, reference
-from harness.analysis.setup import Setup
+from harness.analysis.failures import failures
+from harness.analysis.latency import ceilings, latency_of_draft, latency_table
+from harness.analysis.setup import Setup, run_facts
 from harness.analysis.unstable import unstable_steps
 from harness.records import (
     GREEDY,
@@ -37,7 +39,6 @@ from harness.records import (
 from harness.storage.manifest import MemoryBandwidth
 from harness.summary import (
     Bandwidth,
-    CeilingAtK,
     RoundBreakdown,
     RoundPart,
     StepCurve,
@@ -62,7 +63,7 @@ def analyse_profile(setup: Setup) -> Summary:
     latency_of_pair = latency_of_draft(run, setup.draft, GREEDY)
     timed_rounds = latency_of_pair.rounds if latency_of_pair and latency_of_pair.visits else None
     base = Summary(
-        run=setup.facts(measured),
+        run=run_facts(setup, measured),
         failures=failures(setup),
         results=tuple(measured),
         latency=latency,
@@ -73,7 +74,7 @@ def analyse_profile(setup: Setup) -> Summary:
         skipped_cells=run.manifest.skipped_cells or (),
     )
     if latency_of_pair is None:
-        return replace(base, caveats=caveats(setup, measured))
+        return replace(base, caveats=(*of_setup(setup, measured),))
     rounds, steps = latency_of_pair.rounds, latency_of_pair.summary(setup.draft)
     # Of every context and batch
     unstable = unstable_steps(run.timings, timed_rounds and timed_rounds.plain_s)
@@ -82,9 +83,9 @@ def analyse_profile(setup: Setup) -> Summary:
         base,
         results=(*measured, *(_ceiling_row(setup, k, rounds) for k in ks)),
         caveats=(
-            *caveats(setup, measured, reference(run.timings)),
-            *launch_bound(shortest_context(bounds), latency_of_pair.steps),
-            *of_the_timings(unstable, (), {GREEDY: latency_of_pair.round_summary(setup.draft)}),
+            *of_setup(setup, measured),
+            *launch_bound.of(shortest_context(bounds), latency_of_pair.steps),
+            *priced_from_steps.of([latency_of_pair.round_summary(setup.draft)]),
         ),
         unstable=unstable,
         steps=() if steps is None else (steps,),
@@ -123,19 +124,6 @@ def _ceiling_row(setup: Setup, k: int, rounds: RoundTimes) -> ResultRow:
         tokens_per_second=(k + 1) / rounds.at(k),
         speedup=rounds.speedup(k + 1.0, k),
         breakeven_alpha=rounds.break_even_alpha(k),
-    )
-
-
-def ceilings(rounds: RoundTimes, ks: Iterable[int]) -> tuple[CeilingAtK, ...]:
-    """What each K could give at best, and needs at least."""
-    return tuple(
-        CeilingAtK(
-            k=k,
-            ideal_speedup=rounds.speedup(k + 1.0, k),
-            ideal_seconds_per_token=rounds.at(k) / (k + 1),
-            breakeven_alpha=rounds.break_even_alpha(k),
-        )
-        for k in ks
     )
 
 

@@ -13,11 +13,12 @@ rule, takes other rounds, and the texts stay the target's: then predictions are 
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from harness.analysis.caveats.servers import server_not_lossless, server_rounds_unlike_replay
 from harness.analysis.cells import completed
 from harness.analysis.lossless import by_text, voiding
 from harness.analysis.server_texts import ServedTexts, Texts
@@ -48,6 +49,20 @@ def gates(run: ServedTexts) -> tuple[ServedGate, ...]:
     return tuple(_beside_plain(g, plain.get(g.temperature)) if g.k else g for g in made)
 
 
+def failed_gates(made: Iterable[ServedGate]) -> tuple[ServedGate, ...]:
+    """Those of a K that changes what is generated."""
+    return tuple(gate for gate in made if gate.k and gate.lossless is False)
+
+
+def replay_holds(made: Iterable[ServedGate], temperature: float) -> bool:
+    """Whether replay tells the rounds at a temperature, for the server is lossless there.
+
+    Greedy texts that differ from plain decoding's are left out one by one.
+    """
+    failed = {gate.temperature for gate in failed_gates(made)}
+    return temperature == GREEDY or temperature not in failed
+
+
 def _beside_plain(gate: ServedGate, plain: ServedGate | None) -> ServedGate:
     """A gate of some K, given the plain server's: faults of both are not due to speculation."""
     if plain is None or plain.lossless is not False:
@@ -60,45 +75,11 @@ def _beside_plain(gate: ServedGate, plain: ServedGate | None) -> ServedGate:
 
 def gate_caveats(made: Sequence[ServedGate], rule: Rule | None) -> Iterator[Caveat]:
     """What to mind, by the gates of an engine with this rule; the most serious first."""
-    failed = {gate.temperature for gate in made if gate.lossless is False}
-    repeating: set[float] = set()
-    for gate in made:
-        if gate.lossless is False and gate.temperature not in {GREEDY, *repeating}:
-            repeating |= {gate.temperature} if gate.repeats else set()
-            yield Caveat(
-                "server_texts_repeat"
-                if gate.repeats
-                else "server_not_lossless"
-                if gate.k
-                else "server_texts_unlike_target",
-                {
-                    "temperature": gate.temperature,
-                    "k": gate.k,
-                    "texts": gate.texts,
-                    "text_z": gate.text_z,
-                    "plain_z": gate.plain_z,
-                    "nats": gate.nats_per_token,
-                    "expected_nats": gate.expected_nats_per_token,
-                },
-            )
+    yield from server_not_lossless.of(made)
     # The rounds of texts that are not the target's are not to be expected
+    failed = {gate.temperature for gate in made if gate.lossless is False}
     unlike = [gate for gate in made if gate.temperature not in failed and _rounds_differ(gate)]
-    if unlike:
-        worst = max(unlike, key=lambda gate: abs((gate.rounds or 0) - (gate.expected_rounds or 0)))
-        yield Caveat(
-            "server_rounds_unlike_replay",
-            {
-                "temperature": worst.temperature,
-                "k": worst.k,
-                "rounds": worst.rounds,
-                "expected_rounds": worst.expected_rounds,
-                "rounds_z": worst.rounds_z,
-                "equal": worst.equal_rounds,
-                "texts": worst.replayed_texts,
-                "rule": rule,
-                "other_rule": worst.other_rule,
-            },
-        )
+    yield from server_rounds_unlike_replay.of(unlike, rule)
 
 
 def _gate(run: ServedTexts, temperature: float, k: int) -> ServedGate:

@@ -1,8 +1,7 @@
 """What a server run stored: its requests, and their texts as the pair sees them, with replay."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +12,13 @@ from harness.analysis.replayed import as_served
 from harness.analysis.request_times import Settle, settled, settling
 from harness.analysis.setup import Setup
 from harness.records import Cell, Rule, ServingEngine, TextTrace, Trial, grouped, where
-from harness.serving.round_counting import Counting, shorter_budget
+from harness.serving.round_counting import Counting, counting_of, shorter_budget
 from harness.stats.jackknife import Array
 from harness.summary import TextCheck, Visits
 from harness.theory.replay import Replayed, replay_texts, rounds_variance
+
+# Prompt set, prompt and temperature
+Asked = tuple[str, str, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,75 +43,40 @@ class Texts:
         return Texts(tuple(pair for pair in self.pairs if pair[0].prompt_set in names))
 
     @property
-    def prompts(self) -> tuple[tuple[str, str], ...]:
-        """[n] what they answer, by prompt set; turns of one conversation are one prompt."""
-        return tuple((trial.prompt_set, trial.conversation) for trial in self.trials)
-
-    @property
-    def seconds(self) -> Array:
-        """[n] of decoding."""
-        return np.array([trial.decode_s for trial in self.trials], dtype=np.float64)
-
-    @property
     def tokens(self) -> Array:
         """[n] that rounds emitted."""
         return np.array([trial.new_tokens for trial in self.trials], dtype=np.float64)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ServedTexts:
-    """The requests of a server run; each part is derived once."""
+    """The requests of a server run.
+
+    Attributes:
+        counting: how the engine's counters count; None where it has none.
+        checks: greedy texts compared with plain decoding's.
+        trials: each generation once; those whose text is not the target's have failed.
+        settle: a request's time over its visits.
+        settled: one trial per greedy text, its seconds settled over visits; all others.
+        starts, probes: the same of requests for a part of their budget, and on a few prompts.
+    """
 
     setup: Setup
+    engine: ServingEngine
+    counting: Counting | None
+    checks: Sequence[TextCheck]
+    trials: Sequence[Trial]
+    settle: Settle
+    settled: Sequence[Trial]
+    starts: Sequence[Trial]
+    probes: Sequence[Trial]
+    _traces: dict[Asked, list[TextTrace]]
+    # The tokens of each text that come from its prefill, which its trace has not
+    _prefilled: dict[tuple[object, ...], tuple[int, ...]]
+    # Of each cell, the visits that both it and plain decoding finished
+    _visits: dict[Cell, int]
 
-    # ---- what was stored -------------------------------------------------------------------------
-
-    @property
-    def engine(self) -> ServingEngine:
-        """What served."""
-        assert self.setup.engine is not None, "a server run notes its engine before any request"
-        return self.setup.engine
-
-    @property
-    def counting(self) -> Counting | None:
-        """How its counters count; None where it has none."""
-        first, shortens = self.engine.first_position, self.engine.shortens_last_draft
-        return None if first is None or shortens is None else Counting(first, shortens)
-
-    @cached_property
-    def checks(self) -> list[TextCheck]:
-        """Greedy texts compared with plain decoding's."""
-        return text_checks(self.setup.run.trials, self.setup.run.checks)
-
-    @cached_property
-    def _stored(self) -> list[Trial]:
-        """As they were stored; those whose text is not the target's have failed."""
-        return without_faulty(self.setup.run.trials, self.checks)
-
-    @cached_property
-    def trials(self) -> list[Trial]:
-        """Each generation once."""
-        return latest(self._stored)
-
-    @cached_property
-    def settle(self) -> Settle:
-        """A request's time over its visits."""
-        return settling(self._stored)
-
-    @cached_property
-    def settled(self) -> list[Trial]:
-        """One trial per greedy text, its seconds settled over visits; all others."""
-        return settled(self._stored, self.settle)
-
-    @cached_property
-    def _settled_starts(self) -> list[Trial]:
-        """The same of requests for a part of their budget."""
-        return settled(self.setup.run.starts, self.settle)
-
-    @cached_property
-    def _settled_probes(self) -> list[Trial]:
-        """The same of requests on a few prompts."""
-        return settled(self.setup.run.probes, self.settle)
+    # ---- which K, temperatures, sets and visits --------------------------------------------------
 
     @property
     def visits_asked(self) -> int | None:
@@ -127,37 +94,10 @@ class ServedTexts:
         asked, timed = self.visits_asked, self._visits.get(cell, 0)
         return Visits(timed, asked) if asked is not None and timed < asked else None
 
-    @cached_property
-    def _visits(self) -> dict[Cell, int]:
-        """Of each cell, the visits that both it and plain decoding finished.
-
-        Fewest of a prompt, of those that both ever finished: the others are failures of their own.
-        """
-        finished: dict[tuple[Cell, str], set[int]] = {}
-        for t in self.trials:
-            if t.status == "ok":
-                finished.setdefault((t.cell_key, t.prompt), set()).add(t.repetition)
-        prompts = grouped(self.trials, lambda t: (t.prompt_set, t.temperature))
-        plain = {cell: replace(cell, k=0) for cell in {t.cell_key for t in self.trials}}
-        shared: dict[Cell, int] = {}
-        for cell in plain:
-            both = (
-                len(finished.get((cell, name), set()) & finished.get((plain[cell], name), set()))
-                for name in {t.prompt for t in prompts[cell.prompt_set, cell.temperature]}
-            )
-            shared[cell] = min(filter(None, both), default=0)
-        return shared
-
     @property
     def ks(self) -> tuple[int, ...]:
         """The K above 0 that were measured, ascending."""
         return tuple(sorted({trial.k for trial in completed(self.trials) if trial.k}))
-
-    @property
-    def priced_ks(self) -> tuple[int, ...]:
-        """The K above 0 whose rounds were timed, if on a few prompts; ascending."""
-        probed = {trial.k for trial in completed(self._settled_probes) if trial.k}
-        return tuple(sorted({*self.ks, *probed}))
 
     def chosen_k(self, temperature: float) -> int | None:
         """The K that replay chose to be measured; None where every K is."""
@@ -175,31 +115,17 @@ class ServedTexts:
         seen = {trial.temperature for trial in (*self.trials, *self.setup.run.probes)}
         return [value for value in self.setup.temperatures if value in seen]
 
-    @cached_property
-    def plain_trials(self) -> list[Trial]:
-        """Plain decoding's: of prompts that were asked for few tokens of every K alone, those."""
-        plain = where(self.settled, k=0)
-        asked = {(t.prompt_set, t.prompt, t.temperature) for t in completed(plain)}
-        few = where(completed(self._settled_probes), k=0)
-        return [
-            *plain,
-            *(t for t in few if (t.prompt_set, t.prompt, t.temperature) not in asked),
-        ]
+    def sets_at(self, temperature: float) -> list[str]:
+        """The prompt sets of a temperature, by name."""
+        asked = (*self.trials, *self.setup.run.probes)
+        return sorted({t.prompt_set for t in asked if t.temperature == temperature})
 
-    @cached_property
-    def _traces(self) -> dict[tuple[str, str, float], list[TextTrace]]:
-        """By prompt and temperature."""
-        return grouped(self.setup.run.traces, lambda t: (t.prompt_set, t.prompt, t.temperature))
+    # ---- texts and replay ------------------------------------------------------------------------
 
-    @cached_property
-    def _prefilled(self) -> dict[tuple[object, ...], tuple[int, ...]]:
-        """The tokens of each text that come from its prefill, which its trace has not."""
-        first = 0 if self.counting is None else self.counting.first_position
-        return {
-            (t.prompt_set, t.prompt, t.temperature, t.repetition, t.k): t.tokens[:first]
-            for t in self.setup.run.trials
-            if t.tokens
-        }
+    @property
+    def scored(self) -> bool:
+        """Whether the pair scored any text."""
+        return bool(self._traces)
 
     def trace_of(self, trial: Trial) -> TextTrace | None:
         """What the pair says of what a request's rounds emitted; None where it was not scored.
@@ -223,8 +149,6 @@ class ServedTexts:
         pairs = ((trial, self.trace_of(trial)) for trial in cell)
         return Texts(tuple((trial, trace) for trial, trace in pairs if trace is not None))
 
-    # ---- replay ----------------------------------------------------------------------------------
-
     def replayed(self, texts: Texts, k: int, counting: Counting | None = None) -> Replayed:
         """Expected counts at K, one entry per text.
 
@@ -242,26 +166,66 @@ class ServedTexts:
     def _as_served(
         self, texts: Texts, k: int, rule: Rule, counting: Counting | None = None
     ) -> tuple[list[Array], list[NDArray[np.intp]], int]:
-        """What `replay_texts` takes."""
+        """The arguments of `replay_texts`."""
         counting = counting or self.counting
         assert counting is not None
         lengths = [trial.new_tokens or 0 for trial in texts.trials]
-        limits = [counting.proposed(k, self._budget(trial)) for trial in texts.trials]
+        started = {trial.cell for trial in self.setup.run.starts}
+
+        def budget(trial: Trial) -> int:
+            if trial.stop_reason == "budget":
+                return len(trial.tokens or ())
+            whole = int(self.setup.run.config["new_tokens"])
+            return shorter_budget(whole) if trial.cell in started else whole
+
+        limits = [counting.proposed(k, budget(trial)) for trial in texts.trials]
         return as_served(texts.traces, lengths, limits, rule, k)
 
-    def _budget(self, trial: Trial) -> int:
-        """Tokens that a request was allowed."""
-        if trial.stop_reason == "budget":
-            return len(trial.tokens or ())
-        budget = int(self.setup.run.config["new_tokens"])
-        return shorter_budget(budget) if trial.cell in self._started else budget
 
-    @cached_property
-    def _started(self) -> frozenset[str]:
-        """The requests that had a part of their budget."""
-        return frozenset(trial.cell for trial in self.setup.run.starts)
+def served_texts(setup: Setup) -> ServedTexts:
+    """The requests of a run whose engine is noted, as it is before any request."""
+    run, engine = setup.run, setup.engine
+    assert engine is not None
+    counting, checks = counting_of(engine), text_checks(run.trials, run.checks)
+    stored = without_faulty(run.trials, checks)
+    trials, settle = latest(stored), settling(stored)
+    first = 0 if counting is None else counting.first_position
+    return ServedTexts(
+        setup=setup,
+        engine=engine,
+        counting=counting,
+        checks=checks,
+        trials=trials,
+        settle=settle,
+        settled=settled(stored, settle),
+        starts=settled(run.starts, settle),
+        probes=settled(run.probes, settle),
+        _traces=grouped(run.traces, lambda t: (t.prompt_set, t.prompt, t.temperature)),
+        _prefilled={
+            (t.prompt_set, t.prompt, t.temperature, t.repetition, t.k): t.tokens[:first]
+            for t in run.trials
+            if t.tokens
+        },
+        _visits=_shared_visits(trials),
+    )
 
-    def sets_at(self, temperature: float) -> list[str]:
-        """The prompt sets of a temperature, by name."""
-        asked = (*self.trials, *self.setup.run.probes)
-        return sorted({t.prompt_set for t in asked if t.temperature == temperature})
+
+def _shared_visits(trials: Sequence[Trial]) -> dict[Cell, int]:
+    """Of each cell, the visits that both it and plain decoding finished.
+
+    Fewest of a prompt, of those that both ever finished: the others are failures of their own.
+    """
+    finished: dict[tuple[Cell, str], set[int]] = {}
+    for t in trials:
+        if t.status == "ok":
+            finished.setdefault((t.cell_key, t.prompt), set()).add(t.repetition)
+    prompts = grouped(trials, lambda t: (t.prompt_set, t.temperature))
+    shared: dict[Cell, int] = {}
+    for cell in {t.cell_key for t in trials}:
+        plain = replace(cell, k=0)
+        both = (
+            len(finished.get((cell, name), set()) & finished.get((plain, name), set()))
+            for name in {t.prompt for t in prompts[cell.prompt_set, cell.temperature]}
+        )
+        shared[cell] = min(filter(None, both), default=0)
+    return shared

@@ -11,13 +11,14 @@ Where a K lacks visits, its percentiles are of other visits than plain decoding'
 compared by their medians over the requests that both finished.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from harness.analysis.batch_schedule import by_load, full_loads
+from harness.analysis.cells import Weights
 from harness.records import LoadTiming, ServingEngine, Trial, grouped, set_of
 from harness.stats.jackknife import token_weights
 from harness.summary import PairedWaits, Percentiles, UserLatency
@@ -32,14 +33,14 @@ class Goals:
     per_token_s: float | None = None
     first_token_s: float | None = None
 
-    def met(self, waited: "Sequence[_Waited]", weights: Mapping[str, float] | None) -> float | None:
+    def met(self, waited: "Sequence[_Waited]", weights: Weights) -> float | None:
         """The share of requests within the goals; None without one, or where waits are not told."""
         counted = _counted(waited, weights)
-        pairs = (
-            (self.per_token_s, [each.per_token_s for each in counted]),
-            (self.first_token_s, [each.first_token_s for each in counted]),
-        )
-        asked = [(goal, values) for goal, values in pairs if goal is not None]
+        asked = [
+            (goal, [getattr(each, name) for each in counted])
+            for name in ("per_token_s", "first_token_s")
+            if (goal := getattr(self, name)) is not None
+        ]
         if not asked or not counted or any(None in values for _, values in asked):
             return None
         within = [np.array(values, dtype=np.float64) <= goal for goal, values in asked]
@@ -62,7 +63,7 @@ class _Waited:
 
 
 def one_by_one(
-    trials: Sequence[Trial], engine: ServingEngine, weights: Mapping[str, float] | None
+    trials: Sequence[Trial], engine: ServingEngine, weights: Weights
 ) -> Iterator[UserLatency]:
     """By temperature and K, of requests that were sent outside of a load.
 
@@ -78,37 +79,27 @@ def one_by_one(
     for (temperature, k), made in sorted(cells.items()):
         waited = [_of_trial(trial, engine) for trial in made]
         row = UserLatency(temperature, k, 1, None, load=False, clock=clock)
+        waits = _waits(waited, weights)
         if k:
             plain = {trial.key: trial for trial in cells.get((temperature, 0), ())}
             both = [(plain[trial.key], trial) for trial in made if trial.key in plain]
             pairs = [(_of_trial(one, engine), _of_trial(other, engine)) for one, other in both]
-            row = replace(row, paired=_paired(row, pairs, weights))
-        yield from _with_percentiles(row, waited, weights)
+            row = replace(row, paired=_paired(pairs, weights))
+        if waits:
+            yield replace(row, **waits)
 
 
-def _paired(
-    row: UserLatency, pairs: Sequence[tuple[_Waited, _Waited]], weights: Mapping[str, float] | None
-) -> PairedWaits | None:
-    """Medians over pairs of one prompt and visit, plain and at the row's K; None without any."""
-    known = [
-        made
-        for waited in zip(*pairs, strict=True)
-        for made in _with_percentiles(row, waited, weights)
-    ]
+def _paired(pairs: Sequence[tuple[_Waited, _Waited]], weights: Weights) -> PairedWaits | None:
+    """Medians over pairs of one prompt and visit, plain and at some K; None without any."""
+    known = [waits for side in zip(*pairs, strict=True) if (waits := _waits(side, weights))]
     if not known:
         return None
-    plain, at_k = known
 
-    def medians(one: Percentiles | None, other: Percentiles | None) -> tuple[float, float] | None:
-        if one is None or other is None or one.p50 is None or other.p50 is None:
-            return None
-        return one.p50, other.p50
+    def medians(name: str) -> tuple[float, float] | None:
+        one, other = (waits[name] and waits[name].p50 for waits in known)
+        return None if one is None or other is None else (one, other)
 
-    return PairedWaits(
-        medians(plain.first_token, at_k.first_token),
-        medians(plain.per_token, at_k.per_token),
-        medians(plain.request, at_k.request),
-    )
+    return PairedWaits(*map(medians, ("first_token", "per_token", "request")))
 
 
 def _of_trial(trial: Trial, engine: ServingEngine) -> _Waited:
@@ -123,7 +114,7 @@ def _of_trial(trial: Trial, engine: ServingEngine) -> _Waited:
 def under_load(
     timings: Sequence[LoadTiming],
     engine: ServingEngine,
-    weights: Mapping[str, float] | None,
+    weights: Weights,
     goals: Goals = NO_GOALS,
 ) -> Iterator[UserLatency]:
     """By temperature, load and K, closed loops first; arguments as of `one_by_one`.
@@ -143,7 +134,9 @@ def under_load(
                 within_goals=goals.met(waited, weights),
                 behind=float(np.median(behind)) if behind else None,
             )
-        yield from _with_percentiles(row, waited, weights)
+        waits = _waits(waited, weights)
+        if waits:
+            yield replace(row, **waits)
 
 
 def _behind(timing: LoadTiming) -> float | None:
@@ -187,29 +180,27 @@ def _waited(
     return _Waited(prompt_set, first_s, per_token_s, request_s)
 
 
-def _counted(waited: Sequence[_Waited], weights: Mapping[str, float] | None) -> list[_Waited]:
+def _counted(waited: Sequence[_Waited], weights: Weights) -> list[_Waited]:
     """Those of prompt sets that count."""
     return [each for each in waited if weights is None or weights.get(each.prompt_set, 1.0) > 0]
 
 
-def _with_percentiles(
-    row: UserLatency, waited: Sequence[_Waited], weights: Mapping[str, float] | None
-) -> Iterator[UserLatency]:
-    """The row with its numbers; none where no prompt set of it counts."""
+def _waits(waited: Sequence[_Waited], weights: Weights) -> dict[str, Any]:
+    """The numbers of a row; empty where no prompt set of it counts."""
     counted = _counted(waited, weights)
-    if counted:
-        names = [each.prompt_set for each in counted]
-        yield replace(
-            row,
-            requests=len(counted),
-            first_token=_percentiles(names, [w.first_token_s for w in counted], weights),
-            per_token=_percentiles(names, [w.per_token_s for w in counted], weights),
-            request=_percentiles(names, [w.request_s for w in counted], weights),
-        )
+    if not counted:
+        return {}
+    names = [each.prompt_set for each in counted]
+    return {
+        "requests": len(counted),
+        "first_token": _percentiles(names, [w.first_token_s for w in counted], weights),
+        "per_token": _percentiles(names, [w.per_token_s for w in counted], weights),
+        "request": _percentiles(names, [w.request_s for w in counted], weights),
+    }
 
 
 def _percentiles(
-    prompt_sets: Sequence[str], times: Sequence[float | None], weights: Mapping[str, float] | None
+    prompt_sets: Sequence[str], times: Sequence[float | None], weights: Weights
 ) -> Percentiles | None:
     """Of the times that are known, each of a prompt set; None of none."""
     known = [pair for pair in zip(prompt_sets, times, strict=True) if pair[1] is not None]

@@ -368,22 +368,15 @@ def decide(
     if unseen or not evidence.names or not evidence.candidates:
         return undecided
     workload, level = evidence.workload(weights), 1.0 - 2.0 * error
-    fit: TwoPhase | CrossFit | None = evidence.two_phase(weights, seed)
     of_bounds = level
-    if evidence.pairs is None:
-        if evidence.looks:
-            of_bounds = 1.0 - 2.0 * nominal_error(error, evidence.looks)
-        only = None if evidence.named is None else [*evidence.candidates].index(evidence.named)
-        fit = cross_fit(workload, seed, deals=deals or deals_for(workload), named=only)
-        if fit and not deals and abs(math.log(fit.interval(of_bounds).lo)) < CLOSE:
-            more = CLOSE_DEALS * deals_for(workload)
-            fit = cross_fit(workload, seed, deals=more, named=only) or fit
+    if evidence.looks and evidence.pairs is None:
+        of_bounds = 1.0 - 2.0 * nominal_error(error, evidence.looks)
+    fit = _fit(evidence, workload, weights, of_bounds, seed=seed, deals=deals)
     best, looks_like = evidence.best_looking(workload)
     named: Values = {"draft": best.draft, "k": best.k}
     verdict = replace(undecided, draft=best.draft, k=best.k)
     if fit is None:
-        few = _too_few(workload, evidence.pairs)
-        values = {**named, **few}
+        values = {**named, **_too_few(workload, evidence.pairs)}
         return replace(verdict, speedup=looks_like, reason="too_few_prompts", reason_values=values)
     interval = fit.interval(of_bounds)
     verdict = replace(
@@ -404,6 +397,26 @@ def decide(
     else:
         reason, values = _why_undecided(fit, workload, of_bounds)
     return replace(verdict, reason=reason, reason_values={**named, "level": level, **values})
+
+
+def _fit(
+    evidence: Evidence,
+    workload: Workload,
+    weights: Weights,
+    level: float,
+    *,
+    seed: int,
+    deals: int | None,
+) -> TwoPhase | CrossFit | None:
+    """By measured pairs where there are any, else by folds; `level` is that of the bounds."""
+    if evidence.pairs is not None:
+        return evidence.two_phase(weights, seed)
+    only = None if evidence.named is None else [*evidence.candidates].index(evidence.named)
+    fit = cross_fit(workload, seed, deals=deals or deals_for(workload), named=only)
+    if fit and not deals and abs(math.log(fit.interval(level).lo)) < CLOSE:
+        more = CLOSE_DEALS * deals_for(workload)
+        fit = cross_fit(workload, seed, deals=more, named=only) or fit
+    return fit
 
 
 def _measured_part(

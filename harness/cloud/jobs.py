@@ -1,4 +1,4 @@
-"""What is to be done on rented machines: one job per card, checked before anything is rented.
+"""Jobs on rented machines: one per card, checked before anything is rented.
 
 How the jobs run there, and how the cards of an audition share its texts, is in
 `harness.cloud.remote`.
@@ -79,7 +79,7 @@ class Job:
 
     @property
     def price_per_hour_usd(self) -> float:
-        """What an hour of all its cards costs."""
+        """The price of an hour of all its cards."""
         return _count(self.gpu) * self.card.price_per_hour_usd
 
     def home(self, root: str | Path) -> Path:
@@ -156,7 +156,7 @@ def _data_sheet(name: str) -> GpuConf:
 
 
 def _count(gpu: str) -> int:
-    """How many cards a name such as "H100:2" asks for."""
+    """The number of cards that a name such as "H100:2" asks for."""
     return int(gpu.partition(":")[2] or 1)
 
 

@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from harness import formatting as fmt
 from harness.cli import compose, work
 from harness.cloud.jobs import SMOKE, Job, plan_jobs
 from harness.commands.run_lifecycle import Outcome
@@ -34,7 +35,6 @@ from harness.config import CONF_DIR
 from harness.measurement.environment import device_name
 from harness.models.device import resolve_device
 from harness.records import Failure, UserError, in_one_line
-from harness.reporting import formatting as fmt
 from harness.storage import RunFolder, load
 from harness.storage.manifest import CloudRental
 from harness.theory.cost import money
@@ -62,7 +62,7 @@ SMOKE_STEPS = (
 
 @dataclass(frozen=True)
 class Delivery:
-    """What came back of a job.
+    """The results of a job that came back.
 
     Attributes:
         status: as a command exits: 0 complete, 1 cells failed, 2 the user's error.
@@ -86,7 +86,7 @@ class Delivery:
 
     @property
     def failure(self) -> Failure | None:
-        """What went wrong; None where nothing did."""
+        """The reason of a failure; None where there is none."""
         if self.error is None and self.archive is not None:
             return None
         return Failure(f"{self.job.name} on {self.job.gpu}", self.error or "nothing came back")
@@ -109,7 +109,7 @@ class Delivery:
             ) from error
 
     def lines(self, folder: Path | None) -> list[str]:
-        """What to print of it: which card it was, how long it took and what it cost.
+        """The lines to print: its card, how long it took and what it cost.
 
         Args:
             folder: where its run lies now; None where nothing came back.

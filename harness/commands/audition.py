@@ -1,21 +1,23 @@
 """Many drafts, one target: score and time what is missing, rank, store, render, show.
 
 Traces and step times may come from another run (`harness.commands.other_runs`): they are copied
-into this run's folder, so that it says everything by itself. No torch here: with both from
-elsewhere no model is loaded. The completions may come from a server that has the target
-(`harness.commands.remote_texts`).
+into this run's folder, so that it says everything by itself; with both from elsewhere no model is
+loaded. The completions may come from a server of the target (`harness.commands.remote_texts`).
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.analysis import analyse
 from harness.analysis.cards import rank_cards
 from harness.analysis.setup import Setup
-from harness.commands.checks import check_run
-from harness.commands.dry_run import print_audition_plan, print_scores_plan
+from harness.commands.checks import Problems, check_run
+from harness.commands.completions import with_turns
+from harness.commands.draft_scoring import score_drafts
+from harness.commands.dry_run import print_audition, print_scores
+from harness.commands.opening import open_target
 from harness.commands.other_runs import (
     StoredTexts,
     StoredTimes,
@@ -26,6 +28,7 @@ from harness.commands.other_runs import (
     stored_traces,
 )
 from harness.commands.progress import progress
+from harness.commands.remote_texts import audition_texts, check_texts_from
 from harness.commands.run_lifecycle import (
     Outcome,
     begin,
@@ -75,7 +78,7 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
         check_run(config, (), ())
         traces = _scored_elsewhere(config, names)
         if config.dry_run:
-            print_scores_plan(config, traces)
+            print_scores(config, traces)
             return Outcome(None)
         return concluded(_from_tables(config, drafts, traces), verbose=config.verbose)
     if not names:
@@ -83,28 +86,24 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
     prompts = load_prompts(config)
     lookups = [conf.name for conf in drafts if conf.spec.looks_up]
     stored_elsewhere = config.traces_from is not None and not config.latency.measure
-    needed: list[Callable[[], object]] = []
+    problems, times = Problems(), None
     if not stored_elsewhere:  # else they are of that run's drafts, and checked with them
-        needed.append(lambda: stored_times(config, names, lookups=lookups))
+        times = problems.of(stored_times, config, names, lookups)
     if config.texts_from is not None:
-        from harness.commands.remote_texts import check_texts_from
-
-        needed.append(lambda: check_texts_from(config, prompts))
-    fit = check_run(config, prompts, drafts, *needed)
+        problems.of(check_texts_from, config, prompts)
+    fit = check_run(config, prompts, drafts, problems)
     texts = stored_texts(config, names) if config.latency.measure else None
     elsewhere = _stored_elsewhere(config, names) if stored_elsewhere else None
     if config.dry_run:
-        print_audition_plan(config, fit, prompts)
+        print_audition(config, fit, prompts)
         return Outcome(None)
     folder = _resumed(config)
-    if config.texts_from is not None:
-        from harness.commands.remote_texts import audition_texts
-
-        folder = audition_texts(config, drafts, prompts, folder)
-    elif elsewhere is None:
-        folder = _measured(config, drafts, prompts, texts, folder)
-    else:
+    if elsewhere is not None:
         folder = _from_elsewhere(config, elsewhere, folder)
+    elif config.texts_from is not None:
+        folder = audition_texts(config, drafts, prompts, times or StoredTimes(), folder)
+    else:
+        folder = _measure_here(config, drafts, prompts, texts, times or StoredTimes(), folder)
     return concluded(folder, verbose=config.verbose)
 
 
@@ -123,21 +122,15 @@ def _resumed(config: AuditionConfig) -> RunFolder | None:
     return folder
 
 
-def _measured(
+def _measure_here(
     config: AuditionConfig,
     drafts: Sequence[ModelConf],
     prompts: Sequence[Prompt],
     texts: StoredTexts | None,
+    times: StoredTimes,
     folder: RunFolder | None,
 ) -> RunFolder:
-    """Generate, score and time what the folder lacks; torch is imported only here."""
-    from harness.commands.completions import with_turns
-    from harness.commands.drafts import score_drafts
-    from harness.commands.pair import open_target
-
-    names = [conf.name for conf in drafts]
-    lookups = [conf.name for conf in drafts if conf.spec.looks_up]
-    times = stored_times(config, names, lookups=lookups)
+    """Generate, score and time what the folder lacks."""
     target = open_target(config, prompts, drafts)
     described = target.describe()
     check_target_of(times.engine, config.model, described.models["target"])
@@ -164,7 +157,7 @@ class _Elsewhere:
 def _stored_elsewhere(config: AuditionConfig, drafts: Sequence[str]) -> _Elsewhere:
     traces, source = stored_traces(config, drafts)
     lookups = {trace.draft for trace in traces if trace.chosen}
-    times = stored_times(config, drafts, source, lookups=lookups)
+    times = stored_times(config, drafts, lookups, source)
     setup = Setup(source)
     check_target_of(times.engine, config.model, setup.target)
     for name in drafts:
@@ -215,7 +208,7 @@ def _from_tables(
     """
     names = list(dict.fromkeys(trace.draft for trace in traces))
     lookups = {trace.draft for trace in traces if trace.chosen}
-    times = stored_times(config, names, lookups=lookups)
+    times = stored_times(config, names, lookups)
     config = replace(config, temperature=sorted({trace.temperature for trace in traces}))
     models = {conf.name: {name: getattr(conf, name) for name in OF_DRAFT} for conf in drafts}
     check_target_of(times.engine, config.model, ModelEntry())

@@ -23,15 +23,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from harness.analysis.breakeven import inputs_of
-from harness.analysis.latency import Latency, latency_of_draft
-from harness.analysis.server_measurements import (
+from harness.analysis.breakeven import (
     MeasuredInputs,
     ServerBenchmark,
     from_run,
+    inputs_of,
     with_acceptance,
     with_baseline,
 )
+from harness.analysis.latency import Latency, latency_of_draft
 from harness.commands.run_lifecycle import Outcome, concluded
 from harness.config import BreakevenConfig
 from harness.measurement.environment import describe_host
@@ -105,7 +105,7 @@ def _only_one(config: BreakevenConfig, keys: Sequence[str]) -> None:
 
 
 def latency_of_run(folder: str) -> Latency:
-    """What rounds and steps of a run with one draft took, greedy where it timed greedy rounds."""
+    """Round and step times of a run with one draft, greedy where it timed greedy rounds."""
     run = load(folder)
     drafts = sorted({timing.model for timing in run.timings if timing.role == "draft"})
     if not drafts or not any(timing.role == "target" for timing in run.timings):

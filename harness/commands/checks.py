@@ -1,4 +1,4 @@
-"""What can be known of a run before any weights are read, all of it said at once.
+"""Checks of a run before any weights are read; all that is wrong is said at once.
 
 A command asks before it loads a model, and a dry run asks the same, so that it refuses what cannot
 run. A model's small files tell its tokenizer and how many positions it was made for. Of a model of
@@ -12,8 +12,11 @@ reason is named, and the others are ranked, unless none is left.
 import logging
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
+from harness import prompts as prompt_sets
+from harness.commands.pair import Config, EncodedPrompt
 from harness.commands.progress import fetching
 from harness.config import (
     AuditionConfig,
@@ -23,14 +26,11 @@ from harness.config import (
     ServerConfig,
     check_replayed,
 )
+from harness.models.load import Vocabulary, check_tokenizers, load_vocabulary, source_of
+from harness.models.tokenizer import check_thinking, encode
 from harness.records import Prompt, UserError
 from harness.storage import check_writable
 
-if TYPE_CHECKING:  # an audition of stored scores imports no torch
-    from harness.commands.drafted import EncodedPrompt
-    from harness.models.load import Vocabulary
-
-Config = PairConfig | AuditionConfig
 GRAPHS_KEEP_NO_STATES = "a head reads hidden states, which recorded graphs do not keep"
 SERVERS_RETURN_NO_STATES = "a head reads the target's hidden states, which servers do not return"
 T = TypeVar("T")
@@ -38,45 +38,50 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
+class Problems:
+    """Reasons why a run cannot be made, a line each."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def of(self, check: Callable[..., T], *arguments: object) -> T | None:
+        """The result of a check; None where it refuses the run, which is noted."""
+        try:
+            return check(*arguments)
+        except UserError as error:
+            self.lines += error.lines
+            return None
+
+
 def check_run(
     config: Config,
     prompts: Sequence[Prompt],
     drafts: Sequence[ModelConf],
-    *of_command: Callable[[], object],
+    of_command: Problems | None = None,
 ) -> Sequence[ModelConf]:
     """The drafts that nothing here shows to be unfit; a run that cannot be made here is refused.
 
     Args:
-        of_command: what else the command needs; each raises a UserError where it is not there.
+        of_command: problems with what else the command needs.
 
     Raises:
         UserError: all that is wrong, a line each.
     """
-    problems: list[str] = []
+    problems = Problems()
     if config.resume is None:
-        _noted(problems, check_writable, config.results_root)
+        problems.of(check_writable, config.results_root)
     # A server whose texts are not scored here may draft as no loop here does
     if isinstance(config, PairConfig) and getattr(config, "score", True):
-        _noted(problems, _check_kind, config)
-    for check in of_command:
-        _noted(problems, check)
+        problems.of(_check_kind, config)
+    problems.lines += of_command.lines if of_command else []
     audition = isinstance(config, AuditionConfig)
     stored = audition and (
         config.scores_from or (config.traces_from is not None and not config.latency.measure)
     )
     fit = drafts if stored else _check_models(config, prompts, drafts, problems)
-    if problems:
-        raise UserError(*problems)
+    if problems.lines:
+        raise UserError(*problems.lines)
     return fit
-
-
-def _noted(problems: list[str], check: Callable[..., T], *arguments: object) -> T | None:
-    """What a check returns; None where it refuses the run, for which it is noted."""
-    try:
-        return check(*arguments)
-    except UserError as error:
-        problems += error.lines
-        return None
 
 
 def _check_kind(config: PairConfig) -> None:
@@ -98,31 +103,27 @@ def _check_kind(config: PairConfig) -> None:
 
 
 def _check_models(
-    config: Config, prompts: Sequence[Prompt], drafts: Sequence[ModelConf], problems: list[str]
+    config: Config, prompts: Sequence[Prompt], drafts: Sequence[ModelConf], problems: Problems
 ) -> list[ModelConf]:
     """Note what ends the run; the drafts that are fit."""
-    from harness.commands.pair import check_lengths, encoded_conversations
-
     audition = isinstance(config, AuditionConfig)
-    target = _noted(problems, _vocabulary, config, config.model)
+    target = problems.of(_vocabulary, config, config.model)
     encoded: Sequence[EncodedPrompt] = ()
     if target is not None:
-        made = _noted(problems, encoded_conversations, target.tokenizer, prompts, config)
-        encoded = made or ()
-        _noted(problems, check_lengths, encoded, config, [target])
+        encoded = problems.of(encoded_conversations, target.tokenizer, prompts, config) or ()
+        problems.of(check_lengths, encoded, config, [target])
     unfit: list[str] = []
     fit: list[ModelConf] = []
     for conf in drafts:
-        missing: list[str] = []
-        found: list[str] = []
-        _noted(missing, _check_source, config, conf)
-        if not missing:
-            _noted(found, _check_draft, config, conf, target, encoded)
-        problems += missing
-        unfit += found[:1]
-        fit += [] if found else [conf]
+        missing, of_draft = Problems(), Problems()
+        missing.of(_check_source, config, conf)
+        if not missing.lines:
+            of_draft.of(_check_draft, config, conf, target, encoded)
+        problems.lines += missing.lines
+        unfit += of_draft.lines[:1]
+        fit += [] if of_draft.lines else [conf]
     if not audition or (unfit and len(unfit) == len(drafts)):
-        problems += unfit
+        problems.lines += unfit
         return fit
     for line in unfit:
         _log.warning("%s; the other drafts are ranked without it", line)
@@ -134,8 +135,6 @@ def without_too_long(config: ServerConfig, prompts: Sequence[Prompt]) -> tuple[P
 
     All of them where none can be, or a tokenizer cannot be read, which is refused afterwards.
     """
-    from harness.commands.pair import encoded_conversations, too_long
-
     read = [config.model]
     if config.score and config.draft.spec.weights == "own" and not config.draft.spec.reads_states:
         read.append(config.draft)
@@ -154,8 +153,6 @@ def without_too_long(config: ServerConfig, prompts: Sequence[Prompt]) -> tuple[P
 
 
 def _check_source(config: Config, draft: ModelConf) -> None:
-    from harness.models.load import source_of
-
     own = draft.spec.has_own_checkpoint(draft.id, config.model.id)
     if own and draft.weights != "dummy":
         source_of(draft)
@@ -164,16 +161,13 @@ def _check_source(config: Config, draft: ModelConf) -> None:
 def _check_draft(
     config: Config,
     draft: ModelConf,
-    target: "Vocabulary | None",
-    prompts: "Sequence[EncodedPrompt]",
+    target: Vocabulary | None,
+    prompts: Sequence[EncodedPrompt],
 ) -> None:
     """Refuse a draft that no server's texts can be scored with, or that is not the target's kin.
 
     That is a model with another tokenizer, or too few positions.
     """
-    from harness.commands.pair import check_lengths
-    from harness.models.load import check_tokenizers
-
     if isinstance(config, AuditionConfig) and config.texts_from and draft.spec.reads_states:
         raise UserError(f"{draft.shown}: {SERVERS_RETURN_NO_STATES}")
     elsewhere = isinstance(config, ServerConfig) and config.url is not None and not config.score
@@ -195,10 +189,8 @@ def _check_draft(
         )
 
 
-def _vocabulary(config: Config, conf: ModelConf) -> "Vocabulary | None":
+def _vocabulary(config: Config, conf: ModelConf) -> Vocabulary | None:
     """A model's tokenizer; None of random weights, or where a dry run would have to fetch it."""
-    from harness.models.load import load_vocabulary, source_of
-
     if conf.weights == "dummy":
         return None
     source = source_of(conf)
@@ -210,3 +202,62 @@ def _vocabulary(config: Config, conf: ModelConf) -> "Vocabulary | None":
         if here or not config.dry_run:
             raise
         return None
+
+
+# ---- lengths -------------------------------------------------------------------------------------
+
+
+def encoded_conversations(
+    tokenizer: Any, prompts: Sequence[Prompt], config: Config
+) -> tuple[EncodedPrompt, ...]:
+    """Whole conversations, with room for the answers that are still to be generated."""
+    check_thinking(tokenizer, prompts, config.prompts)
+    conversations: list[EncodedPrompt] = []
+    for prompt in prompts:
+        # With empty text for answers still to be generated
+        answered = replace(prompt, answers=tuple(answer or "" for answer in prompt.answers))
+        pending = len(prompt_sets.missing_answers(prompt)) * config.new_tokens
+        tokens = encode(tokenizer, answered, config.prompts)
+        conversations.append(EncodedPrompt(prompt, tokens, pending))
+    return tuple(conversations)
+
+
+def check_lengths(
+    prompts: Sequence[EncodedPrompt], config: Config, models: Sequence[Vocabulary]
+) -> None:
+    """Refuse generations, and contexts of curves, that are longer than a model can read."""
+    for entry in prompts:
+        if reason := too_long(entry, config, models):
+            turns = ", set prompts.max_turns" if len(entry.prompt.turns) > 1 else ""
+            raise UserError(
+                f"new_tokens={config.new_tokens}: {reason}; lower new_tokens{turns} or leave the"
+                " prompt out"
+            )
+    contexts: Any = getattr(config, "contexts", "auto")  # of a profile's curves
+    for context in contexts if contexts != "auto" else ():
+        for model in models:
+            if reason := beyond(model, context, max(config.k)):
+                raise UserError(f"contexts: {reason}; give fewer")
+
+
+def too_long(entry: EncodedPrompt, config: Config, models: Sequence[Vocabulary]) -> str | None:
+    """Why a generation from a prompt is longer than a model can read; None where it is not."""
+    max_k = max(config.k)
+    needed = entry.length + config.new_tokens + max_k
+    for model in models:
+        limit = model.context_tokens
+        if limit is not None and needed > limit:
+            return (
+                f"prompt {entry.prompt.prompt_set}/{entry.prompt.id} has {entry.length} tokens,"
+                f" with K={max_k} together {needed}, beyond the {limit} of {model.shown}"
+            )
+    return None
+
+
+def beyond(model: Vocabulary, context: int, k: int) -> str | None:
+    """Why a context with a round's K + 1 tokens is beyond a model's positions; None if it fits."""
+    limit = model.context_tokens
+    if limit is None or context + k + 1 <= limit:
+        return None
+    tokens = f"{context} tokens with K + 1 = {k + 1} more"
+    return f"{tokens} are beyond the {limit:,} positions of {model.shown}"

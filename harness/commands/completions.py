@@ -1,4 +1,4 @@
-"""The target's completions: generated where the folder lacks them, each stored as it is made.
+"""The target's completions: generated where the folder lacks them, scored, and compared.
 
 Also the target's answers to the earlier turns of a conversation, which later turns continue.
 """
@@ -8,18 +8,28 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import TypeVar
 
-from harness.commands.drafted import BATCH, Config, Drafted, EncodedPrompt, Scoring, Target
-from harness.commands.pair import completion, reserve
+from harness import formatting as fmt
+from harness.analysis.lossless import greedy_pairs
+from harness.commands.opening import reserve
+from harness.commands.pair import BATCH, Config, EncodedPrompt, Pair, Scoring, Target
 from harness.commands.progress import Bar, progress
+from harness.commands.requests import completion
 from harness.commands.run_lifecycle import unless_broken
-from harness.config import AuditionConfig, PairConfig, SweepConfig
+from harness.config import (
+    AuditionConfig,
+    PairConfig,
+    ServerConfig,
+    SnapshotConfig,
+    SweepConfig,
+)
 from harness.measurement.generations import Request
+from harness.measurement.lossless import compare_texts
 from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.models.load import Vocabulary
 from harness.models.tokenizer import encode
 from harness.records import BrokenLogitsError, NotMeasured, TextKey, Trial
-from harness.reporting import formatting as fmt
 from harness.storage import RunFolder
+from harness.summary import DistributionTest, TextCheck, TextLikelihood
 
 Opened = TypeVar("Opened", bound=Target)
 
@@ -124,7 +134,7 @@ def completions(
 
 
 def score_pair(
-    folder: RunFolder, pair: Drafted, requests: Sequence[Request], config: PairConfig
+    folder: RunFolder, pair: Pair, requests: Sequence[Request], config: PairConfig
 ) -> None:
     """Score the texts that the target decoded plainly to requests, and store the traces.
 
@@ -149,6 +159,44 @@ def score_pair(
         if sure := pair.confidences(texts, config):
             folder.add_confidences(sure)
         folder.write_traces(traces)
+
+
+def check_texts(
+    folder: RunFolder,
+    trials: Sequence[Trial],
+    pair: Pair,
+    config: SweepConfig | SnapshotConfig | ServerConfig,
+    tests: Sequence[DistributionTest | TextLikelihood] = (),
+    judged: Sequence[TextCheck] = (),
+    noise: float | None = None,
+) -> list[TextCheck]:
+    """Compare every speculative greedy text with the plain one of its prompt: checks.jsonl.
+
+    Where they differ, only the models can tell whether that is a tie within rounding
+    (`harness.measurement.lossless`), but for those that an engine has `judged`. `tests` of
+    distributions are stored after them. `noise` is as of `compare_texts`.
+    """
+    prompts = {(e.prompt.prompt_set, e.prompt.id): e.tokens for e in pair.prompts}
+    known = {check.id: check for check in judged}
+    checks: list[TextCheck] = []
+    for by_tokens, trial, plain in greedy_pairs(trials):
+        if by_tokens.id in known or by_tokens.result == "PASS":
+            checks.append(known.get(by_tokens.id, by_tokens))
+            continue
+        comparison = compare_texts(
+            pair.target_model,
+            prompts[trial.prompt_set, trial.prompt],
+            plain.tokens or (),
+            trial.tokens or (),
+            trial.k,
+            pair.target.network.dtype,
+            config.decode.repetition_penalty,
+            pair.target.network,
+            noise,
+        )
+        checks.append(replace(by_tokens, **comparison._asdict()))
+    folder.write_checks([*checks, *tests])
+    return checks
 
 
 def text_requests(

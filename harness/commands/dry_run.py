@@ -1,4 +1,4 @@
-"""What would be run, how long it would take and what it would cost, without running it.
+"""Dry runs: the work of a command, its time and its cost, without running it.
 
 With `dry_run=true` no model is loaded: sizes come from a model's configuration, times and prices
 from the cards' data sheets (`harness.theory.cost`).
@@ -12,18 +12,28 @@ from urllib.parse import urlsplit
 from omegaconf import OmegaConf
 from rich.console import Console
 
+from harness import formatting as fmt
 from harness import prompts as prompt_sets
+from harness.analysis.caveats.prompts import log_covered
 from harness.analysis.looks import most_started, searched_next
 from harness.commands.checks import GRAPHS_KEEP_NO_STATES
-from harness.commands.drafted import PROMPTS_OF_EVERY_K, Config
 from harness.commands.eligible_drafts import SERVED_BYTES, Pairing, pairings, sizes_of
+from harness.commands.looks import prompts_at
+from harness.commands.pair import BATCH, PROMPTS_OF_EVERY_K, Config, EncodedPrompt, few_share
 from harness.commands.run_time import (
-    BATCH,
     audition_work,
     model_sizes,
     name_of,
     run_time,
     sweep_work,
+)
+from harness.commands.server_plan import (
+    SAFE_SHARE,
+    everything,
+    expected,
+    fitted,
+    left_out,
+    machine_pace,
 )
 from harness.commands.server_requests import load_slots
 from harness.config import (
@@ -39,13 +49,12 @@ from harness.config import (
 )
 from harness.measurement.load import requests_of_load
 from harness.records import Prompt, TextTrace, grouped
-from harness.reporting import formatting as fmt
 from harness.reporting.console import print_brief, print_table
-from harness.reporting.sentences import caveats
 from harness.reporting.tables.cards import cards_table, cost_table
 from harness.reporting.tables.specification import Column, Table, table
 from harness.serving.engines import OWN
 from harness.serving.round_counting import shorter_budget
+from harness.stats.two_phase import LOOKS
 from harness.theory.architecture import architecture_of
 from harness.theory.cost import Forwards, estimate, pair_forwards, text_forwards, timing_forwards
 from harness.theory.memory import MemoryFit, usable_bytes
@@ -59,7 +68,7 @@ BACKENDS = {
     "eager": "eager",
     "cuda_graphs": "CUDA graphs",
 }
-PLAN: tuple[Column[tuple[str, str]], ...] = (
+ROWS: tuple[Column[tuple[str, str]], ...] = (
     Column("what", lambda row: row[0], key=True),
     Column("how much", lambda row: row[1], flexible=True),
 )
@@ -85,20 +94,23 @@ Rows = dict[str, object]
 # ---- plans ---------------------------------------------------------------------------------------
 
 
-def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
+def print_sweep(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
     """Cells, generations and the most tokens they can emit."""
     ks = [0, *config.speculative_ks]
     counts = Counter(prompt.prompt_set for prompt in prompts)
-    texts = _turns(prompts) * len(config.temperature) * config.repetitions
+    texts = _turn_count(prompts) * len(config.temperature) * config.repetitions
     generations, at_most = texts * len(ks), ""
     looks: Rows = {}
     if config.until == "decided":
-        from harness.commands.looks import described  # imports torch
-
         at_most = "at most "
-        looks["measured"] = described(len(prompts), len(ks) - 1)
-        others = [k for k in ks[:-1] if k]
-        generations = 2 * texts + _of_few(prompts, texts) * len(others)
+        others = f"; the other K on {PROMPTS_OF_EVERY_K} prompts of each set" if ks[2:] else ""
+        looks["measured"] = (
+            f"{fmt.number_of(len(prompts), 'prompt', 'prompts')} plainly, in batches, and replayed;"
+            " then the K that is best by replay next to plain decoding, in at most"
+            f" {fmt.number_of(min(LOOKS, len(prompts)), 'look', 'looks')} of"
+            f" {prompts_at(len(prompts), 1)}{others}"
+        )
+        generations = 2 * texts + round(few_share(prompts) * texts) * len(ks[1:-1])
     rows: Rows = {
         "K": ", ".join("0 (baseline)" if k == 0 else str(k) for k in ks),
         "temperature": _listed(config.temperature),
@@ -112,10 +124,10 @@ def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
         rows["round times"] = f"from {config.latency_from}"
     rows |= _own_loop_here(config, [config.draft], prompts)
     work = sweep_work(config, prompts).all
-    _print_plan(config, [config.draft], rows, _costs(config, [config.draft], prompts, work))
+    _print_run(config, [config.draft], rows, _costs(config, [config.draft], prompts, work))
 
 
-def print_server_plan(
+def print_server(
     config: ServerConfig, prompts: Sequence[Prompt], states: Mapping[str, str], *, synthetic: bool
 ) -> None:
     """Servers, and the requests that each kind of them gets.
@@ -135,7 +147,7 @@ def print_server_plan(
         requests = sum(by_set) * (len(config.temperature) + 2 * each)
         first, further = _searched(config)
         # Plain decoding with the first two, then with every further one
-        few = 2 * (3 + 2 * further) * _of_few(prompts, sum(by_set) * each)
+        few = 2 * (3 + 2 * further) * round(few_share(prompts) * sum(by_set) * each)
         rounds = f"at most {few} more requests, on few prompts, half for a part of the budget"
         servers = (
             f"plain, {', '.join(f'K = {k}' for k in first)} and at most {further} more; replay"
@@ -165,11 +177,11 @@ def print_server_plan(
     if config.gpu is None:
         rows |= _time_here(config, prompts)
     if config.url is not None or config.gpu is None:
-        _print_plan(config, [config.draft], rows)
+        _print_run(config, [config.draft], rows)
         return
     rows["not in the estimate"] = "the start of each server, requests at random, the scores"
     work = _served_forwards(config, prompts, synthetic=synthetic)
-    _print_plan(config, [config.draft], rows, _costs(config, [config.draft], prompts, work))
+    _print_run(config, [config.draft], rows, _costs(config, [config.draft], prompts, work))
 
 
 def _own_loop_here(
@@ -181,16 +193,6 @@ def _own_loop_here(
 
 def _time_here(config: ServerConfig, prompts: Sequence[Prompt]) -> Rows:
     """About how long the run takes on this machine's processors, and in what memory."""
-    from harness.commands.drafted import EncodedPrompt
-    from harness.commands.server_plan import (
-        SAFE_SHARE,
-        everything,
-        expected,
-        fitted,
-        left_out,
-        machine_pace,
-    )
-
     pace = machine_pace(config)
     if pace is None:
         return {}
@@ -217,7 +219,7 @@ def _served_forwards(
     requests, whole = sum(by_set) * visits, config.new_tokens
     both = whole + shorter_budget(whole)
     if config.until == "decided":  # which K is not known yet: the largest stands for it
-        few, (first, further) = _of_few(prompts, requests), _searched(config)
+        few, (first, further) = round(few_share(prompts) * requests), _searched(config)
         work = pair_forwards([0, max(ks)], requests, whole)
         work += pair_forwards([0, *first], few, both)  # which are known
         work += further * pair_forwards([0, max(ks)], few, both)
@@ -250,10 +252,10 @@ def _load_rows(config: ServerConfig, by_set: Sequence[int], servers: int) -> Row
     return rows
 
 
-def print_profile_plan(config: ProfileConfig, prompts: Sequence[Prompt]) -> None:
-    """What a profile would generate, plainly with each model, and time; then modelled cards."""
+def print_profile(config: ProfileConfig, prompts: Sequence[Prompt]) -> None:
+    """The generations and timings of a profile, then modelled cards."""
     models = 1 if config.model == config.draft else 2
-    texts = _turns(prompts) * config.repetitions
+    texts = _turn_count(prompts) * config.repetitions
     rows: Rows = {
         **_prompt_rows(config, prompts),
         "generations, plain": f"{texts * models} (each model alone)",
@@ -279,13 +281,13 @@ def print_profile_plan(config: ProfileConfig, prompts: Sequence[Prompt]) -> None
             "(model=qwen3_4b) or give model.architecture={family: qwen3, ...}"
         )
         parts = (costs, unknown)
-    _print_plan(config, [config.draft], rows, *parts)
+    _print_run(config, [config.draft], rows, *parts)
 
 
-def print_snapshot_plan(config: SnapshotConfig, prompts: Sequence[Prompt]) -> None:
-    """What a snapshot would generate and draw: texts at temperature 0 only, draws above."""
+def print_snapshot(config: SnapshotConfig, prompts: Sequence[Prompt]) -> None:
+    """The texts of a snapshot, at temperature 0 only, and its draws above."""
     ks = config.speculative_ks
-    compared = _turns(prompts) * config.repetitions if 0 in config.temperature else 0
+    compared = _turn_count(prompts) * config.repetitions if 0 in config.temperature else 0
     draws = sum(value > 0 for value in config.temperature) * len(ks) * config.draws
     rows: Rows = {
         "K": _listed(ks),
@@ -294,15 +296,15 @@ def print_snapshot_plan(config: SnapshotConfig, prompts: Sequence[Prompt]) -> No
         "tokens, at most": f"{compared * (1 + len(ks)) * config.new_tokens:,}",
         "draws from one prefix": f"{draws:,} (temperatures above 0)",
     }
-    _print_plan(config, [config.draft], rows)
+    _print_run(config, [config.draft], rows)
 
 
-def print_audition_plan(
+def print_audition(
     config: AuditionConfig, drafts: Sequence[ModelConf], prompts: Sequence[Prompt]
 ) -> None:
-    """What an audition would generate and score."""
+    """The texts and scores of an audition."""
     texts = sum(
-        _turns(prompts) * (config.repetitions if temperature else 1)
+        _turn_count(prompts) * (config.repetitions if temperature else 1)
         for temperature in config.temperature
     )
     ks = config.speculative_ks
@@ -313,8 +315,6 @@ def print_audition_plan(
     prefills = texts * sum(passes)
     looks, at_most = {}, ""
     if config.until == "decided" and len(drafts) > 1:
-        from harness.commands.looks import prompts_at  # imports torch
-
         at_most = "at most "
         looks["early elimination"] = (
             f"looks of {prompts_at(len(prompts), 1)} prompts, draft by draft"
@@ -335,15 +335,15 @@ def print_audition_plan(
         paired.append(table(f"Drafts for {config.model.name}", PAIRING, found))
     if config.texts_from is not None:  # its server's time and cost are not known here
         rows["texts of the target"] = f"{texts}, from {urlsplit(config.texts_from).netloc}"
-        _print_plan(config, drafts, rows, *paired)
+        _print_run(config, drafts, rows, *paired)
         return
     work = audition_work(config, drafts, prompts).all
     most = FEW_CARDS if paired and not config.verbose else None
-    _print_plan(config, drafts, rows, _costs(config, drafts, prompts, work, most), *paired)
+    _print_run(config, drafts, rows, _costs(config, drafts, prompts, work, most), *paired)
 
 
-def print_scores_plan(config: AuditionConfig, traces: Sequence[TextTrace]) -> None:
-    """What an audition of scores made elsewhere would read; no model is loaded."""
+def print_scores(config: AuditionConfig, traces: Sequence[TextTrace]) -> None:
+    """The tables of an audition of scores made elsewhere; no model is loaded."""
     by_draft = grouped(traces, lambda trace: trace.draft)
     ks = config.speculative_ks
     temperatures = sorted({trace.temperature for trace in traces})
@@ -365,9 +365,7 @@ def _scores_line(traces: Sequence[TextTrace]) -> str:
     return f"{len(traces)} texts of {tokens:,} tokens, {by}"
 
 
-def _print_plan(
-    config: Config, drafts: Sequence[ModelConf], rows: Rows, *more: Table | str
-) -> None:
+def _print_run(config: Config, drafts: Sequence[ModelConf], rows: Rows, *more: Table | str) -> None:
     backend, heads = BACKENDS[config.backend], [d.name for d in drafts if d.spec.reads_states]
     if heads and config.backend != "eager":
         backend += f"; eager for {', '.join(heads)}: {GRAPHS_KEEP_NO_STATES}"
@@ -393,7 +391,7 @@ def _too_large(config: Config) -> Rows:
 
 def _table(rows: Rows) -> Table:
     listed = [(name, str(value)) for name, value in rows.items()]
-    return table("Plan (nothing is run)", PLAN, listed)
+    return table("Plan (nothing is run)", ROWS, listed)
 
 
 def _listed(values: Iterable[float]) -> str:
@@ -414,13 +412,13 @@ def _print(parts: Sequence[Table | str], config: Config) -> None:
 
 
 def _prompt_rows(config: Config, prompts: Sequence[Prompt]) -> Rows:
-    """How many prompts each set has, and would have without a limit; what later turns add."""
+    """Rows of each prompt set: its prompts, those without a limit, and later turns."""
     used = Counter(prompt.prompt_set for prompt in prompts)
     available = prompt_sets.available(config.prompts)
     sample = prompt_sets.log_sample(config.prompts)
     if sample is not None:
         rows: Rows = {
-            "requests of the log": caveats.log_covered(
+            "requests of the log": log_covered(
                 {**asdict(sample.facts), "strata": len(sample.sizes)}
             ),
             **{
@@ -438,10 +436,12 @@ def _prompt_rows(config: Config, prompts: Sequence[Prompt]) -> Rows:
             )
             for name, count in used.items()
         }
-    if _turns(prompts) != len(prompts):
+    if _turn_count(prompts) != len(prompts):
         budget = config.new_tokens
-        rows["turns"] = f"{_turns(prompts)}, one generation for each"
-        rows["earlier answers"] = f"{_answers(prompts)} by the target, {budget} tokens at most"
+        rows["turns"] = f"{_turn_count(prompts)}, one generation for each"
+        rows["earlier answers"] = (
+            f"{_missing_answers(prompts)} by the target, {budget} tokens at most"
+        )
     return rows
 
 
@@ -456,20 +456,13 @@ def _searched(config: ServerConfig) -> tuple[tuple[int, ...], int]:
     return first, most_started(len(ks), len(config.temperature)) - len(first)
 
 
-def _of_few(prompts: Sequence[Prompt], generations: int) -> int:
-    """Of so many generations on all prompts, about those of the prompts that other K are run on."""
-    counts = Counter(prompt.prompt_set for prompt in prompts).values()
-    few = sum(min(count, PROMPTS_OF_EVERY_K) for count in counts)
-    return round(generations * few / len(prompts))
-
-
-def _turns(prompts: Sequence[Prompt]) -> int:
-    """How many turns the conversations have together; each is a generation."""
+def _turn_count(prompts: Sequence[Prompt]) -> int:
+    """The number of turns of all conversations; each is a generation."""
     return sum(len(prompt.answered) for prompt in prompts)
 
 
-def _answers(prompts: Sequence[Prompt]) -> int:
-    """How many answers to earlier turns the target has to give beforehand."""
+def _missing_answers(prompts: Sequence[Prompt]) -> int:
+    """The number of answers to earlier turns that the target generates beforehand."""
     return sum(len(prompt_sets.missing_answers(prompt)) for prompt in prompts)
 
 
@@ -490,13 +483,13 @@ def _costs(
     work: Sequence[Forwards],
     most: int | None = None,
 ) -> Table | str:
-    """What the work, and the answers to earlier turns, would take and cost on the cheapest cards.
+    """Time and cost of the work, and of answers to earlier turns, on the cheapest cards.
 
     These are at most so many, or all; those that hold the models come first.
     """
     if isinstance(config, ServerConfig) and (config.model.gguf or config.draft.gguf):
         return "estimated cost: unknown; the sizes in a GGUF file are not read here"
-    if isinstance(config, ServerConfig | ProfileConfig) and (waiting := _answers(prompts)):
+    if isinstance(config, ServerConfig | ProfileConfig) and (waiting := _missing_answers(prompts)):
         work = [*work, *text_forwards(waiting, config.new_tokens, BATCH)]
     sizes = model_sizes(config, drafts)
     confs = {"target": config.model} | {name_of(config, conf): conf for conf in drafts}
@@ -533,7 +526,7 @@ def card_of(card: GpuConf) -> Card:
 
 
 def _cards_request(config: ProfileConfig) -> PlanRequest | None:
-    """What cards are modelled for; None where a config does not say its model's sizes."""
+    """The request that cards are modelled for; None where a model's sizes are not known."""
     sizes = [(key, getattr(config, key).architecture) for key in ("model", "draft")]
     ks = config.speculative_ks
     if not ks or not all(isinstance(size, dict) for _, size in sizes):

@@ -19,8 +19,8 @@ from typing import Any, Literal
 
 from omegaconf import OmegaConf
 
-import harness.models
-from harness.config import CONF_DIR, OWN_DRAFT, DraftsEntry, GpuConf, ModelConf, checked
+from harness.config import CONF_DIR, DraftsEntry, GpuConf, ModelConf, checked
+from harness.models.embedded import folder_of
 from harness.models.memory import shape_of
 from harness.records import UserError
 from harness.theory.architecture import architecture_of
@@ -96,21 +96,27 @@ def pairings(
     )
 
 
+def draft_files() -> dict[str, Path]:
+    """The files of conf/draft by name."""
+    return {file.stem: file for file in sorted((CONF_DIR / "draft").glob("*.yaml"))}
+
+
 def shipped_drafts() -> list[DraftsEntry]:
-    """The drafts of conf/draft, without the entry that stands for any other model."""
-    confs: list[DraftsEntry] = []
-    for file in sorted((CONF_DIR / "draft").glob("*.yaml")):
-        if file.stem == OWN_DRAFT:
-            continue
-        stored = OmegaConf.load(file)
-        if OmegaConf.is_missing(stored, "id"):  # for any head
-            continue
-        if "defaults" in stored:  # the same as a model, as the draft
-            stored = OmegaConf.load(CONF_DIR / "model" / file.name)
-        conf = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(DraftsEntry), stored))
-        assert isinstance(conf, DraftsEntry)
-        confs.append(checked(conf))
-    return confs
+    """The drafts of conf/draft, without the entries that stand for any other model or head."""
+    confs = map(shipped_draft, draft_files().values())
+    return [conf for conf in confs if conf is not None]
+
+
+def shipped_draft(file: Path) -> DraftsEntry | None:
+    """The draft of a file of conf/draft; None where the user says which model or head it is."""
+    stored = OmegaConf.load(file)
+    if "defaults" in stored:  # the same as a model, as the draft
+        stored = OmegaConf.load(CONF_DIR / "model" / file.name)
+    if OmegaConf.is_missing(stored, "id"):
+        return None
+    conf = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(DraftsEntry), stored))
+    assert isinstance(conf, DraftsEntry)
+    return checked(conf)
 
 
 def _pairing(target: ModelConf, draft: DraftsEntry, card: GpuConf | None) -> Pairing:
@@ -193,7 +199,7 @@ def draft_size(draft: ModelConf, target: ModelConf) -> ModelSize | None:
 
 
 def mtp_layers(target: ModelConf) -> int:
-    """How many MTP layers the config.json next to a target's weights names; 0 where none is."""
+    """The number of MTP layers that the config.json next to a target's weights names, or 0."""
     stored = _stored_config(target) or {}
     text = stored.get("text_config") or stored
     return max((int(text.get(name) or 0) for name in MTP_LAYERS), default=0)
@@ -219,9 +225,7 @@ def sizes_of(conf: ModelConf) -> ModelSize | None:
 
 
 def _stored_config(conf: ModelConf) -> dict[str, Any] | None:
-    kind, _, name = conf.id.partition(":")
-    embedded = Path(str(harness.models.__file__)).parent / "embedded"
-    folder = embedded / name if kind == "embedded" else Path(conf.id)
+    folder = folder_of(conf.id) or Path(conf.id)
     try:
         stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What `--help` says of a command's keys: each with its value and its meaning.
+"""The text of `--help`: a command's keys, each with its value and its meaning.
 
 Both come from the schemas of `harness.config` and from what Hydra composed.
 """

@@ -25,22 +25,20 @@ import numpy as np
 
 from harness.analysis.latency import PRECISE, timed_precisely
 from harness.analysis.looks import choice, decided
-from harness.commands.completions import completions, score_pair, text_requests
-from harness.commands.drafted import (
+from harness.commands.completions import check_texts, completions, score_pair, text_requests
+from harness.commands.pair import (
     PROMPTS_OF_EVERY_K,
     Conversation,
-    Drafted,
     EncodedPrompt,
+    Pair,
     in_random_order,
 )
-from harness.commands.pair import request, run_requests
+from harness.commands.requests import request, run_requests
 from harness.commands.run_lifecycle import resumable
 from harness.commands.run_time import CELL_S, RunTime, say_left
-from harness.commands.snapshot import check_texts
 from harness.config import SweepConfig
 from harness.measurement.round_times import LEAST_VISITS, RoundVisits
 from harness.records import Cell, Trial, UserError, grouped
-from harness.reporting import formatting as fmt
 from harness.stats.two_phase import LOOKS
 from harness.storage import RunFolder, load
 from harness.storage.manifest import ChosenK, Ended, Looks
@@ -54,24 +52,13 @@ MOST_REPETITIONS = 16
 
 
 def prompts_at(prompts: int, look: int) -> int:
-    """How many of so many prompts are measured when a look is made, 1 to LOOKS."""
+    """The number of prompts that are measured when look 1 to LOOKS is made."""
     return math.ceil(prompts * look / LOOKS)
-
-
-def described(prompts: int, ks: int) -> str:
-    """What a run of so many prompts and K measures, in words."""
-    others = f"; the other K on {PROMPTS_OF_EVERY_K} prompts of each set" if ks > 1 else ""
-    texts = fmt.number_of(prompts, "prompt", "prompts")
-    looks = fmt.number_of(min(LOOKS, prompts), "look", "looks")
-    return (
-        f"{texts} plainly, in batches, and replayed; then the K that is best by replay next to"
-        f" plain decoding, in at most {looks} of {prompts_at(prompts, 1)}{others}"
-    )
 
 
 @dataclass(frozen=True)
 class Group:
-    """What is measured together: a prompt at a temperature, plainly and with some K."""
+    """Generations measured together: a prompt at a temperature, plainly and with some K."""
 
     entry: EncodedPrompt
     temperature: float
@@ -98,13 +85,13 @@ class Stopwatch:
 
     @property
     def left_s(self) -> float:
-        """Of the budget; infinite without one."""
+        """Seconds left of the budget; infinite without one."""
         return math.inf if self.budget_s is None else self.budget_s - self.spent_s
 
 
 def measure_in_looks(
     folder: RunFolder,
-    pair: Drafted,
+    pair: Pair,
     config: SweepConfig,
     visits: RoundVisits,
     watch: Stopwatch,
@@ -164,7 +151,7 @@ def measure_in_looks(
 
 
 def _closed(looks: Looks, temperatures: Set[float], look: int) -> Looks:
-    """With the temperatures that need no more pairs measured no more after this look."""
+    """The looks, with the temperatures that need no more pairs closed after this one."""
     chosen = (
         replace(each, looks=each.looks or look) if each.temperature in temperatures else each
         for each in looks.chosen
@@ -187,7 +174,7 @@ def _too_little(watch: Stopwatch, needed_s: float) -> UserError:
 def look_groups(
     order: Sequence[Conversation], config: SweepConfig, looks: Looks, look: int
 ) -> list[Group]:
-    """What a look measures, in its order; nothing where there are fewer prompts than looks."""
+    """The groups of a look, in their order; none where there are fewer prompts than looks."""
     begin, end = (prompts_at(len(order), number) for number in (look - 1, look))
     closed = {each.temperature for each in looks.chosen if (each.looks or LOOKS) < look}
     return [
@@ -228,7 +215,7 @@ class _Measured:
     """Runs the generations of looks that the folder lacks."""
 
     folder: RunFolder
-    pair: Drafted
+    pair: Pair
     config: SweepConfig
     visits: RoundVisits
     watch: Stopwatch

@@ -1,4 +1,4 @@
-"""What a run takes from another one: texts with their scores, times, an engine's costs, acceptance.
+"""Data that a run takes from another one: texts with their scores, times, an engine's costs.
 
 All of it is checked to be of the same model, prompts and sampling parameters, to be whole, and to
 come from a run whose speculation left the greedy texts alone. No torch here.
@@ -9,23 +9,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness import prompts as prompt_sets
-from harness.analysis.engine_costs import check_target, costs_of, priced_by
+from harness.analysis.engine_costs import check_target, priced_by
 from harness.analysis.latency import LOOKUP_S
 from harness.analysis.lossless import distrust, text_checks
+from harness.analysis.recorded_costs import costs_of
 from harness.analysis.setup import Setup
 from harness.config import (
     AuditionConfig,
     DecodeConf,
     ModelConf,
-    PairConfig,
     ServerConfig,
     SweepConfig,
     is_folder,
-    rates_for,
 )
 from harness.records import (
     GREEDY,
-    Cell,
     Prompt,
     RoundTiming,
     ServingEngine,
@@ -41,8 +39,6 @@ from harness.storage.manifest import SERVER, EngineCosts, ModelEntry
 from harness.theory.acceptance_rules import ACCEPTANCE_RULES
 from harness.theory.roofline import is_card
 from harness.theory.speedup import StepTimes
-
-Rates = tuple[float, ...]
 
 # What of decode.* decides the texts, and the values that leave them as they are
 SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty", "stop_strings")
@@ -256,9 +252,8 @@ class StoredTimes:
 def stored_times(
     config: AuditionConfig,
     drafts: Sequence[str],
-    source: StoredRun | None = None,
-    *,
     lookups: Container[str],
+    source: StoredRun | None = None,
 ) -> StoredTimes:
     """Times of the drafts and the target from `latency_from`, or from `source`.
 
@@ -310,7 +305,7 @@ def stored_times(
 
 
 def engine_costs(config: AuditionConfig | SweepConfig, source: StoredRun) -> EngineCosts:
-    """What decoding costs on the engine that a server run measured, checked against what is asked.
+    """Decoding costs on the engine that a server run measured, checked against the configuration.
 
     Raises:
         UserError: rounds of these K or temperatures are not known there, drafts are sampled there
@@ -450,20 +445,3 @@ def _check_typed(config: AuditionConfig, draft: str, target_ms: float, *, lookup
         )
     verify = tuple(value / 1e3 for value in config.latency.verify_ms or ())
     StepTimes(float(draft_ms) / 1e3, target_ms / 1e3, verify).v(min(filter(None, config.k)))
-
-
-# ---- synthetic acceptance ------------------------------------------------------------------------
-
-
-def synthetic_rates(
-    config: PairConfig, prompts: Sequence[Prompt], temperatures: Sequence[float]
-) -> dict[Cell, Rates]:
-    """Unconditional rates for every (prompt set, temperature, K > 0); empty where none are set."""
-    if config.decode.acceptance is None:
-        return {}
-    return {
-        Cell(name, float(temperature), k): rates_for(config.decode.acceptance, k)
-        for name in dict.fromkeys(prompt.prompt_set for prompt in prompts)
-        for temperature in temperatures
-        for k in config.speculative_ks
-    }

@@ -1,486 +1,376 @@
-"""The pair that a run measures: its models are opened, and its generations planned and run.
+"""A target, and what drafts for it: a model, a head or a look-up, ready to be timed and scored.
 
-A generation is known by a hash of all that determines it, so that a resumed run does only what is
-missing. Generations of a grid are interleaved: baseline and every K follow each other within one
-prompt, and which goes first rotates, so that a machine that drifts hits all of them alike.
+Each kind of draft answers for itself what the commands ask of it: what the loop drafts with, what
+its rounds are timed with, and how it scores the target's texts.
 """
 
-import hashlib
-import json
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
-from typing import Any
-
-import torch
+import random
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
 
 from harness import prompts as prompt_sets
-from harness.commands.checks import GRAPHS_KEEP_NO_STATES
-from harness.commands.drafted import (
-    Config,
-    Drafted,
-    EncodedPrompt,
-    HeadPair,
-    LookupPair,
-    Pair,
-    Target,
-)
-from harness.commands.other_runs import Rates
-from harness.commands.progress import Bar, fetching, progress
-from harness.config import AuditionConfig, DecodeConf, ModelConf, PairConfig
-from harness.decoding.protocols import recorder_of
-from harness.decoding.sampling import SamplingParameters
+from harness.analysis.adaptive import THRESHOLDS
+from harness.commands.progress import progress
+from harness.commands.run_lifecycle import Described
+from harness.config import AuditionConfig, PairConfig
+from harness.decoding.heads import HeadDrafter
+from harness.decoding.lookups import LookupDrafter
 from harness.measurement import environment
-from harness.measurement.clock import undisturbed
-from harness.measurement.generations import Draft, Request, run_trial
-from harness.models import load as models
+from harness.measurement.confidences import draft_confidences
+from harness.measurement.draft_scores import DraftSampling, as_target, lookup_traces, score_texts
+from harness.measurement.generations import Draft, Request
+from harness.measurement.head_scores import score_with_head
+from harness.measurement.round_times import FullLookup
+from harness.measurement.step_times import TimedModel, time_lookups
+from harness.measurement.target_texts import GeneratedText
 from harness.models.cached import CachedModel
-from harness.models.device import resolve_device
-from harness.models.heads.files import memory_need
-from harness.models.load import LoadedModel, Vocabulary
-from harness.models.memory import MemoryNeed, check_fits
-from harness.models.probe import cached_model, wants_graphs
-from harness.models.tokenizer import check_thinking, encode, stop_rule
-from harness.records import Cell, Prompt, TextKey, Trial, UserError
-from harness.storage import RunFolder
-from harness.theory.acceptance import conditional
+from harness.models.heads.base import Head, LoadedHead
+from harness.models.load import LoadedModel
+from harness.models.probe import check_length
+from harness.records import (
+    DraftConfidence,
+    LoopClock,
+    Prompt,
+    StepTiming,
+    TextTrace,
+    conversation_of,
+    grouped,
+)
+from harness.serving.drafts import DRAFTS
+from harness.storage.manifest import Environment, ModelEntry
 
-WARMUP_TOKENS = 8
-STEPS_READ_BACK = "adaptive drafting reads every draft step back, which a recorded graph cannot"
+# Texts that are generated or scored at the same time
+BATCH = 32
+# Prompts of each set on which K are measured that replay does not choose
+PROMPTS_OF_EVERY_K = 4
 
-Models = Callable[[Request], tuple[CachedModel, Draft | None]]
-
-
-# ---- opening -------------------------------------------------------------------------------------
-
-
-def open_drafted(config: PairConfig, prompts: Sequence[Prompt]) -> Drafted:
-    """As `open_pair`, where the draft may also be a head, or one without a model."""
-    draft = config.draft
-    if draft.spec.reads_states:
-        target = _open_target(config, prompts, draft, GRAPHS_KEEP_NO_STATES)
-        return with_head(target, draft)
-    if not draft.spec.looks_up:
-        return open_pair(config, prompts)
-    return LookupPair(**vars(_open_target(config, prompts)), draft_name=draft.name, kind=draft.kind)
+Config = PairConfig | AuditionConfig
+T = TypeVar("T")
 
 
-def with_head(target: Target, conf: ModelConf) -> HeadPair:
-    """Load a head, and let the target keep the states that it reads.
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt with its token ids.
 
-    A target that runs as recorded graphs for other drafts is opened once more, eagerly, for this
-    one. It has another name, under which its times are stored apart.
+    Attributes:
+        prompt: the conversation up to the turn to answer.
+        tokens: at least one id.
+        pending: tokens that the target's answers may add, where they are not generated yet.
     """
-    with fetching(f"loading {conf.name}", _hub_id(conf)):
-        head = conf.spec.load(conf, target.target)
-    if recorder_of(target.target_model) is not None:
-        loaded, graphs = target.target, target.target_model
-        with opening("eager", graphs.device.type, f"model {loaded.name}, run eagerly,"):
-            eager = cached_model(
-                loaded.network,
-                graphs.vocab_size,
-                loaded.shown,
-                "cuda_graphs",
-                eager_because=GRAPHS_KEEP_NO_STATES,
-            )
-        named = replace(loaded, name=f"{loaded.name}, eager")
-        target = replace(target, target=named, target_model=eager)
-    target.target_model.keep_states(head.network.layers)
-    model = head.network.with_cache(target.target_model.vocab_size)
-    return HeadPair(**vars(target), draft_name=head.name, head=head, head_model=model)
+
+    prompt: Prompt
+    tokens: tuple[int, ...]
+    pending: int = 0
+
+    @property
+    def turn(self) -> int:
+        """The number of the turn to answer, from 1."""
+        return len(self.prompt.turns)
+
+    @property
+    def length(self) -> int:
+        """Tokens at most, with the answers that are not generated yet."""
+        return len(self.tokens) + self.pending
 
 
-def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Pair:
-    """Load what the configuration names and check all that can be checked before measuring."""
-    device = resolve_device(config.device.name)
-    made_of_target = config.draft.spec.weights == "target_layers"
-    confs = [config.model] if made_of_target else [config.model, config.draft]
-    environment.settle_threads(config.threads, (), ())  # those asked for check the models, too
-    check_clock(config, confs, device)
-    _check_memory(confs, prompts, config, device)
-    target = load_model(config.model, device)
-    draft = load_draft(config.draft, device, target)
-    because = STEPS_READ_BACK if config.decode.stop != "none" else None
-    backend = config.backend if because is None else "eager"
-    with opening(backend, device.type, f"model {target.name}", f"draft {draft.name}"):
-        target_model, draft_model = models.open_pair(target, draft, config.backend, because)
-    opened = ((target, target_model), (draft, draft_model))
-    first, positions = _first_turns(config, prompts, opened)
-    return Pair(
-        target, target_model, tuple(prompts), first, positions, draft.name, draft, draft_model
-    )
+@dataclass(frozen=True)
+class Conversation:
+    """The turns of a conversation, and how many of its set come before it."""
+
+    prompt_set: str
+    turns: tuple[EncodedPrompt, ...]
+    rank: int
 
 
-def open_draft(
-    config: PairConfig, target: Vocabulary, threads: int | None
-) -> tuple[LoadedModel, CachedModel]:
-    """Load a draft alone, to score texts that a target elsewhere returned, by so many threads."""
-    device = resolve_device(config.device.name)
-    draft = load_draft(config.draft, device, target)
-    models.check_tokenizers(target, draft)
-    with opening(config.backend, device.type, f"draft {draft.name}"):
-        model = cached_model(draft.network, draft.vocab_size, draft.shown, config.backend)
-    if threads is not None:
-        torch.set_num_threads(threads)
-    return draft, model
+def few_share(prompts: Sequence[Prompt]) -> float:
+    """The share of the prompts that K are measured on which replay does not choose."""
+    in_sets = Counter(prompt.prompt_set for prompt in prompts).values()
+    return sum(min(count, PROMPTS_OF_EVERY_K) for count in in_sets) / len(prompts)
 
 
-def check_weights(config: PairConfig, prompts: Sequence[Prompt], *, target: bool) -> None:
-    """Refuse models that will not fit the memory once they are loaded; `target`: that one too."""
-    draft = config.draft
-    own = draft.spec.weights != "target_layers" and not draft.spec.looks_up
-    confs = [*([config.model] if target else []), *([draft] if own else [])]
-    _check_memory(confs, prompts, config, resolve_device(config.device.name))
+def evenly_spaced(items: Sequence[T], count: int) -> Sequence[T]:
+    """So many of a list, from all over it; all of a shorter one."""
+    return items[:: max(1, len(items) // count)][:count]
 
 
-def open_target(
-    config: AuditionConfig, prompts: Sequence[Prompt], drafts: Sequence[ModelConf] = ()
-) -> Target:
-    """Load the target alone, with the same checks, the longest text's included.
+def in_random_order(prompts: Sequence[EncodedPrompt], seed: int) -> list[Conversation]:
+    """The conversations in an order of which every beginning has its share of each prompt set."""
+    of_set = grouped(prompts, lambda entry: entry.prompt.prompt_set)
+    random_order = random.Random(f"{seed} looks")
+    placed: list[tuple[float, int, Conversation]] = []
+    for number, (name, entries) in enumerate(of_set.items()):
+        turns = grouped(entries, lambda entry: conversation_of(entry.prompt.id, entry.turn))
+        shuffled = random_order.sample([*turns.values()], len(turns))
+        placed += [
+            ((rank + 0.5) / len(shuffled), number, Conversation(name, tuple(each), rank))
+            for rank, each in enumerate(shuffled)
+        ]
+    return [conversation for *_, conversation in sorted(placed, key=lambda entry: entry[:2])]
 
-    It runs as recorded graphs, where it can, unless all of `drafts` are heads.
+
+@dataclass(frozen=True)
+class Target:
+    """A target that is ready to generate.
+
+    Attributes:
+        target, target_model: the loaded model, and the same with a cache, as the loop sees it.
+        conversations: in the order of their prompt sets.
+        prompts: their turns, encoded for the target; only the first turns until the answers to
+            them are generated (`harness.commands.completions.with_turns`).
+        positions: that the longest generation needs, the drafts of its last round included.
     """
-    only_heads = bool(drafts) and all(conf.spec.reads_states for conf in drafts)
-    because = GRAPHS_KEEP_NO_STATES if only_heads else None
-    opened = _open_target(config, prompts, eager_because=because)
-    opened.check_lengths()
-    return opened
 
+    target: LoadedModel
+    target_model: CachedModel
+    conversations: tuple[Prompt, ...]
+    prompts: tuple[EncodedPrompt, ...]
+    positions: int
 
-def _open_target(
-    config: Config,
-    prompts: Sequence[Prompt],
-    head: ModelConf | None = None,
-    eager_because: str | None = None,
-) -> Target:
-    """The target, if there is memory for the head next to it; see `cached_model`."""
-    device = resolve_device(config.device.name)
-    confs = [config.model] if head is None else [config.model, head]
-    environment.settle_threads(config.threads, (), ())  # those asked for check the models, too
-    check_clock(config, confs, device)
-    _check_memory(confs, prompts, config, device)
-    target = load_model(config.model, device)
-    shown = "eager" if eager_because else config.backend
-    with opening(shown, device.type, f"model {target.name}"):
-        model = cached_model(
-            target.network, target.vocab_size, target.shown, config.backend, eager_because
+    @property
+    def opened(self) -> Mapping[str, tuple[LoadedModel, CachedModel]]:
+        """The models by role."""
+        return {"target": (self.target, self.target_model)}
+
+    @property
+    def timed(self) -> tuple[TimedModel, ...]:
+        """The models, as the measurement of step times wants them."""
+        return tuple(
+            TimedModel("draft" if role == "draft" else "target", loaded.name, model)
+            for role, (loaded, model) in self.opened.items()
         )
-    first, positions = _first_turns(config, prompts, ((target, model),))
-    return Target(target, model, tuple(prompts), first, positions)
 
-
-def load_model(conf: ModelConf, device: Any) -> LoadedModel:
-    """A model in memory."""
-    dummy = conf.weights == "dummy"
-    doing = f"filling {conf.name} with random weights" if dummy else f"loading {conf.name}"
-    with fetching(doing, _hub_id(conf)) as bar:
-        return models.load(conf, device, expect=bar.expect, tick=bar)
-
-
-def load_draft(conf: ModelConf, device: Any, target: Vocabulary) -> LoadedModel:
-    """A draft in memory: the target's first layers, or a model of its own.
-
-    Raises:
-        UserError: an early exit of a target whose weights are not here, or that cannot be.
-    """
-    if not conf.spec.loader:
-        return load_model(conf, device)
-    if not isinstance(target, LoadedModel):
-        raise UserError(f"{conf.shown}: made of the target, whose weights are not here")
-    return conf.spec.load(conf, target)
-
-
-def _hub_id(conf: ModelConf) -> str | None:
-    """What the hub may be asked for; None for a model that is on this machine."""
-    return None if conf.weights == "dummy" or conf.id.startswith("embedded:") else conf.id
-
-
-def opening(backend: str, device: str, *names: str) -> AbstractContextManager[Bar]:
-    """Show that models are checked, or compiled where they may be, while a block opens them."""
-    models = " and ".join(names)
-    if wants_graphs(backend, device):
-        return progress(f"compiling {models}, the first time takes minutes")
-    return progress(f"checking that {models} can be rewound")
-
-
-def check_clock(config: Config, confs: Iterable[ModelConf], device: Any) -> None:
-    """Refuse the processor's time of what a card computes."""
-    if config.loop_clock == "wall":
-        return
-    for conf in confs:
-        where = resolve_device(conf.device) if conf.device else device
-        if where.type != "cpu" or conf.device_map is not None:
-            raise UserError(
-                f"clock=cpu: {conf.name} is not on the processor, whose time says nothing of a"
-                " card's; leave clock out, or take device=cpu"
-            )
-
-
-def _check_memory(
-    confs: Sequence[ModelConf], prompts: Sequence[Prompt], config: Config, device: Any
-) -> None:
-    """Refuse models that, with the caches of the longest generation, exceed the memory."""
-    needs: list[MemoryNeed] = []
-    for conf in confs:
-        with fetching(f"reading the sizes of {conf.name}", _hub_id(conf)):
-            if conf.spec.reads_states:
-                # Where its config.json does not say its sizes, they are known when it is read
-                found = [memory_need(conf, target) for target in needs]
-            else:
-                found = [models.memory_need(conf, device)]
-            needs += [need for need in found if need is not None]
-    positions = max(prompt_sets.estimated_tokens(prompts, config))
-    positions += config.new_tokens + max(config.k)
-    check_fits(needs, positions)
-
-
-def _first_turns(
-    config: Config, prompts: Sequence[Prompt], opened: Sequence[tuple[LoadedModel, CachedModel]]
-) -> tuple[tuple[EncodedPrompt, ...], int]:
-    """Every conversation's first turn, encoded, and the positions that the longest text needs.
-
-    Caches are reserved for these, and the threads are settled.
-    """
-    tokenizer = opened[0][0].tokenizer
-    positions = reserve(encoded_conversations(tokenizer, prompts, config), config, opened)
-    first = tuple(
-        EncodedPrompt(turn, encode(tokenizer, turn, config.prompts))
-        for turn in (prompt.up_to(1, ()) for prompt in prompts)
-    )
-    context = max((entry.tokens for entry in first), key=len)
-    with progress("choosing the number of threads") as bar:
-        timed = [model for _, model in opened]
-        environment.settle_threads(config.threads, timed, context, expect=bar.expect, tick=bar)
-    return first, positions
-
-
-def encoded_conversations(
-    tokenizer: Any, prompts: Sequence[Prompt], config: Config
-) -> tuple[EncodedPrompt, ...]:
-    """Whole conversations, with room for the answers that are still to be generated."""
-    check_thinking(tokenizer, prompts, config.prompts)
-    conversations: list[EncodedPrompt] = []
-    for prompt in prompts:
-        # With empty text for answers still to be generated
-        answered = replace(prompt, answers=tuple(answer or "" for answer in prompt.answers))
-        pending = len(prompt_sets.missing_answers(prompt)) * config.new_tokens
-        tokens = encode(tokenizer, answered, config.prompts)
-        conversations.append(EncodedPrompt(prompt, tokens, pending))
-    return tuple(conversations)
-
-
-def reserve(
-    prompts: Sequence[EncodedPrompt],
-    config: Config,
-    opened: Sequence[tuple[LoadedModel, CachedModel]],
-) -> int:
-    """Make the caches long enough for the longest generation; returns the positions it needs."""
-    check_lengths(prompts, config, [loaded for loaded, _ in opened])
-    positions = max(entry.length for entry in prompts) + config.new_tokens + max(config.k) + 1
-    for _, model in opened:
-        model.reserve(positions)
-    return positions
-
-
-def check_lengths(
-    prompts: Sequence[EncodedPrompt], config: Config, models: Sequence[Vocabulary]
-) -> None:
-    """Refuse generations, and contexts of curves, that are longer than a model can read."""
-    for entry in prompts:
-        if reason := too_long(entry, config, models):
-            turns = ", set prompts.max_turns" if len(entry.prompt.turns) > 1 else ""
-            raise UserError(
-                f"new_tokens={config.new_tokens}: {reason}; lower new_tokens{turns} or leave the"
-                " prompt out"
-            )
-    contexts: Any = getattr(config, "contexts", "auto")  # of a profile's curves
-    for context in contexts if contexts != "auto" else ():
-        for model in models:
-            if reason := beyond(model, context, max(config.k)):
-                raise UserError(f"contexts: {reason}; give fewer")
-
-
-def too_long(entry: EncodedPrompt, config: Config, models: Sequence[Vocabulary]) -> str | None:
-    """Why a generation from a prompt is longer than a model can read; None where it is not."""
-    max_k = max(config.k)
-    needed = entry.length + config.new_tokens + max_k
-    for model in models:
-        limit = model.context_tokens
-        if limit is not None and needed > limit:
-            return (
-                f"prompt {entry.prompt.prompt_set}/{entry.prompt.id} has {entry.length} tokens,"
-                f" with K={max_k} together {needed}, beyond the {limit} of {model.shown}"
-            )
-    return None
-
-
-def beyond(model: Vocabulary, context: int, k: int) -> str | None:
-    """Why a context with a round's K + 1 tokens is beyond a model's positions; None if it fits."""
-    limit = model.context_tokens
-    if limit is None or context + k + 1 <= limit:
+    @property
+    def draft_entry(self) -> dict[str, Any] | None:
+        """The manifest's entry of the draft; None where there is none, or it has no weights."""
         return None
-    tokens = f"{context} tokens with K + 1 = {k + 1} more"
-    return f"{tokens} are beyond the {limit:,} positions of {model.shown}"
+
+    def describe(self) -> Described:
+        """Manifest entries of a run with these models."""
+        entries = {
+            "target": {**self.target.describe(), **self.target_model.describe()},
+            "draft": self.draft_entry,
+        }
+        models = {role: entry for role, entry in entries.items() if entry is not None}
+        return described(self.target_model.device, models, self.conversations)
+
+    def check_lengths(self) -> None:
+        """Refuse models whose texts, at the run's lengths, are not those of uncached forwards."""
+        for opened, model in self.opened.values():
+            with progress(f"checking the longest text of {opened.name}"):
+                check_length(model, self.positions, opened.shown)
+
+    def typical_context(self, new_tokens: int) -> list[int]:
+        """Token ids of the length a typical step sees: the median prompt plus half the budget."""
+        lengths = sorted(len(entry.tokens) for entry in self.prompts)
+        length = max(1, lengths[len(lengths) // 2] + new_tokens // 2)
+        ids = [token for entry in self.prompts for token in entry.tokens]
+        return [ids[index % len(ids)] for index in range(length)]
 
 
-# ---- planning ------------------------------------------------------------------------------------
-
-
-def plan(
-    pair: Drafted,
-    config: PairConfig,
-    ks: Sequence[int],
-    temperatures: Sequence[float],
-    synthetic: Mapping[Cell, Rates] | None = None,
-) -> list[Request]:
-    """Every generation of a grid, in the order it is run; `synthetic` is synthetic acceptance."""
-    grid = [0, *(k for k in ks if k > 0)]
-    requests: list[Request] = []
-    for repetition in range(config.repetitions):
-        for index, entry in enumerate(pair.prompts):
-            for number, temperature in enumerate(temperatures):
-                # Of each temperature, so that every K leads equally often in each of its cells
-                start = (index + number + repetition) % len(grid)
-                requests += [
-                    request(pair, config, entry, k, temperature, repetition, synthetic=synthetic)
-                    for k in grid[start:] + grid[:start]
-                ]
-    return requests
-
-
-def completion(
-    target: Vocabulary, config: Config, entry: EncodedPrompt, temperature: float, repetition: int
-) -> Request:
-    """A text by one model alone, known by its key."""
-    sampling = sampling_of(config.decode, temperature)
-    key = TextKey(entry.prompt.prompt_set, entry.prompt.id, repetition, sampling.temperature)
-    return Request(
-        cell=str(key),
-        prompt_set=key.prompt_set,
-        prompt=key.prompt,
-        category=entry.prompt.category,
-        tokens=entry.tokens,
-        sampling=sampling,
-        budget=config.new_tokens,
-        repetition=repetition,
-        seed=config.seed,
-        eos=target.eos,
-        model=target.name,
-        stop=stop_rule(target.tokenizer, config.decode.stop_strings),
-        turn=entry.turn,
-        clock=config.loop_clock,
+def described(
+    device: Any, models: Mapping[str, Mapping[str, Any]], prompts: Sequence[Prompt]
+) -> Described:
+    """Manifest entries of a run: its machine, models by role and prompts."""
+    sets = [prompt.prompt_set for prompt in prompts]
+    return Described(
+        Environment.of(environment.describe(device)),
+        {role: ModelEntry.of(entry) for role, entry in models.items()},
+        {name: sets.count(name) for name in dict.fromkeys(sets)},
+        prompt_sets.prompt_set_hash(prompts),
     )
 
 
-def request(
-    pair: Drafted,
-    config: PairConfig,
-    entry: EncodedPrompt,
-    k: int,
-    temperature: float,
-    repetition: int,
-    *,
-    decoder: LoadedModel | None = None,
-    synthetic: Mapping[Cell, Rates] | None = None,
-) -> Request:
-    """One timed generation; `decoder` is the model that decodes where that is not the target."""
-    model = decoder or pair.target
-    plain = completion(model, config, entry, temperature, repetition)
-    rates = (synthetic or {}).get(Cell(plain.prompt_set, float(temperature), k))
-    stop_below = config.decode.stop_threshold if k and config.decode.stop == "threshold" else None
-    strings = config.decode.stop_strings
-    # Settings that came later are added where they are set, so that a generation without them keeps
-    # the key it always had; `warping` and `imposed` are part of the key too, so they keep the name
-    clock = None if plain.clock == "wall" else plain.clock
-    optional = {"imposed": rates, "stop_below": stop_below, "stop_strings": strings, "clock": clock}
-    identity = {
-        "model": _identity(config.model if model is pair.target else config.draft),
-        "draft": _identity(config.draft) if k else None,
-        "prompt": [plain.prompt_set, plain.prompt, list(plain.tokens)],
-        "k": k,
-        "warping": {
-            name: value
-            for name, value in asdict(plain.sampling).items()
-            if name in ("temperature", "top_k", "top_p") or value is not None
-        },
-        "rule": config.decode.rule if k else None,
-        "new_tokens": config.new_tokens,
-        "repetition": repetition,
-        "seed": config.seed,
-        "backend": config.backend,
-        **{name: value for name, value in optional.items() if value or value == 0.0},
-    }
-    return replace(
-        plain,
-        cell=hash_of(identity),
-        k=k,
-        draft=pair.draft_name if k else None,
-        rule=config.decode.rule,
-        synthetic=conditional(rates) if rates else None,
-        stop_below=stop_below,
-    )
+@dataclass(frozen=True)
+class Scoring:
+    """Settings by which texts are scored.
 
-
-def hash_of(identity: Any) -> str:
-    """A generation's key, from all that determines it."""
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def sampling_of(decode: DecodeConf, temperature: float) -> SamplingParameters:
-    """How a run draws its tokens at one temperature."""
-    penalty = decode.repetition_penalty
-    return SamplingParameters(
-        float(temperature),
-        decode.top_k,
-        decode.top_p,
-        decode.min_p,
-        None if penalty == 1.0 else penalty,
-    )
-
-
-def _identity(conf: ModelConf) -> dict[str, object]:
-    keys = ("id", "revision", "dtype", "weights", "quantization", "attention")
-    identity: dict[str, object] = {key: getattr(conf, key) for key in keys}
-    later = {"layers": conf.layers, "block": conf.block}
-    return identity | {key: value for key, value in later.items() if value is not None}
-
-
-# ---- running -------------------------------------------------------------------------------------
-
-
-def run_requests(
-    folder: RunFolder,
-    requests: Sequence[Request],
-    models: Models,
-    label: str,
-    between: Callable[[float], None] = lambda _: None,
-    *,
-    warmed: set[Hashable] | None = None,
-) -> list[Trial]:
-    """Run what the folder lacks, one durable line each; return every stored trial of `requests`.
-
-    `between` is called before each with the share that is done, and after the last: visits that
-    time rounds are spread so. Kinds that are `warmed` need no warming up; others are added.
+    Attributes:
+        largest_k: the largest K that is replayed of a look-up or a head.
+        draft_sampling, batch: see `score_texts`.
     """
-    finished = {trial.cell for trial in folder.trials.read() if trial.status == "ok"}
-    waiting = [entry for entry in requests if entry.cell not in finished]
-    _warm_up(waiting, models, set() if warmed is None else warmed)
-    with progress(label, len(waiting)) as tick, undisturbed():
-        for done, entry in enumerate(waiting, start=1):
-            between(done / (len(waiting) + 1))
-            folder.trials.append(run_trial(entry, *models(entry)))
-            tick()
-        between(1.0)
-    wanted = {entry.cell for entry in requests}
-    return [trial for trial in folder.trials.read() if trial.cell in wanted]
+
+    largest_k: int
+    draft_sampling: DraftSampling = as_target
+    batch: int = BATCH
+    tick: Callable[[], None] = lambda: None
 
 
-def _warm_up(requests: Sequence[Request], models: Models, warmed: set[Hashable]) -> None:
-    """A few unmeasured tokens of each kind: first calls allocate, compile, record, fill caches."""
-    kinds = {(r.model, r.k, r.sampling, r.rule, r.synthetic): r for r in requests}
-    kinds = {kind: entry for kind, entry in kinds.items() if kind not in warmed}
-    warmed |= kinds.keys()
-    with progress("warming up (compiling and recording new work)", len(kinds)) as tick:
-        for entry in kinds.values():
-            run_trial(replace(entry, budget=min(entry.budget, WARMUP_TOKENS)), *models(entry))
-            tick()
+@dataclass(frozen=True)
+class Pair(Target, ABC):
+    """A target with what drafts for it, ready to be timed."""
+
+    draft_name: str
+
+    @property
+    @abstractmethod
+    def drafting(self) -> Draft:
+        """The draft as the loop takes it: a model, or a function from a request to a drafter."""
+
+    @property
+    def timed_drafting(self) -> Draft:
+        """The draft as rounds are timed with it."""
+        return self.drafting
+
+    @property
+    def most(self) -> int | None:
+        """Tokens that it drafts a round at most; None: any number."""
+        return None
+
+    def time_proposals(
+        self, max_k: int, context: Sequence[int], clock: LoopClock
+    ) -> list[StepTiming]:
+        """The times of a draft that has no steps."""
+        del max_k, context, clock
+        return []
+
+    @abstractmethod
+    def score(self, texts: Sequence[GeneratedText], how: Scoring) -> list[TextTrace]:
+        """Texts of the target, in the order in which they are answered, as the draft sees them."""
+
+    def confidences(self, texts: Sequence[GeneratedText], config: Config) -> list[DraftConfidence]:
+        """Confidences of what is drafted off the texts; empty without adaptive drafting."""
+        models = [timed.model for timed in self.timed if timed.role == "draft"]
+        if config.decode.stop == "none" or not models:
+            return []
+        with progress(f"{self.draft_name} drafts off the texts", len(texts)) as tick:
+            return draft_confidences(
+                texts,
+                self.target_model,
+                models[0],
+                draft_name=self.draft_name,
+                rule=config.decode.rule,  # type: ignore[arg-type]  # validated
+                num_draft_tokens=max(config.k),
+                least=min(*THRESHOLDS, config.decode.stop_threshold),
+                tick=tick,
+            )
+
+
+@dataclass(frozen=True)
+class ModelPair(Pair):
+    """A target and a draft model of the same tokenizer."""
+
+    draft: LoadedModel
+    draft_model: CachedModel
+
+    @property
+    def opened(self) -> Mapping[str, tuple[LoadedModel, CachedModel]]:
+        """The models by role."""
+        return {**super().opened, "draft": (self.draft, self.draft_model)}
+
+    @property
+    def draft_entry(self) -> dict[str, Any]:
+        """The manifest's entry of the draft."""
+        return {**self.draft.describe(), **self.draft_model.describe()}
+
+    @property
+    def drafting(self) -> CachedModel:
+        """The draft as the loop takes it."""
+        return self.draft_model
+
+    def score(self, texts: Sequence[GeneratedText], how: Scoring) -> list[TextTrace]:
+        """Texts as the model sees them, which serve every K."""
+        return score_texts(
+            texts,
+            self.target_model,
+            self.draft_model,
+            draft_name=self.draft_name,
+            draft_shown=self.draft.shown,
+            target_shown=self.target.shown,
+            draft_sampling=how.draft_sampling,
+            batch=how.batch,
+            tick=how.tick,
+        )
+
+
+@dataclass(frozen=True)
+class LookupPair(Pair):
+    """A target whose draft looks its tokens up: there is no second model.
+
+    Attributes:
+        kind: of look-up.
+    """
+
+    kind: str
+
+    @cached_property
+    def drafter(self) -> LookupDrafter:
+        """The look-up drafter, which begins anew with each generation."""
+        return DRAFTS[self.kind].load(self.target.eos)
+
+    @property
+    def drafting(self) -> Draft:
+        """The draft as the loop takes it."""
+        return lambda _: self.drafter
+
+    @property
+    def timed_drafting(self) -> Draft:
+        """The look-up as rounds are timed with it: it proposes as many tokens as are asked for."""
+        return lambda _: FullLookup(self.drafter)
+
+    def time_proposals(
+        self, max_k: int, context: Sequence[int], clock: LoopClock
+    ) -> list[StepTiming]:
+        """The time of one proposal of max_k tokens."""
+        return [time_lookups(self.drafter, self.draft_name, max_k, context, clock)]
+
+    def score(self, texts: Sequence[GeneratedText], how: Scoring) -> list[TextTrace]:
+        """Proposals along the texts, which are chosen and not sampled."""
+        traces = lookup_traces(
+            texts, self.kind, num_draft_tokens=how.largest_k, draft_name=self.draft_name
+        )
+        for _ in texts:
+            how.tick()
+        return traces
+
+
+@dataclass(frozen=True)
+class HeadPair(Pair):
+    """A target that keeps its hidden states, and the head that drafts from them."""
+
+    head: LoadedHead
+    head_model: Head
+
+    @property
+    def timed(self) -> tuple[TimedModel, ...]:
+        """The target and the head, as the measurement of step times wants them."""
+        return (*super().timed, TimedModel("draft", self.head.name, self.head_model))
+
+    @property
+    def draft_entry(self) -> dict[str, Any]:
+        """The manifest's entry of the head, which runs eagerly for its target's reason."""
+        reason = self.target_model.engine_reason
+        ran = {"engine_reason": reason} if reason else {}
+        return {**self.head.describe(), **self.head_model.describe(), **ran}
+
+    @property
+    def drafting(self) -> Draft:
+        """The draft as the loop takes it."""
+
+        def drafter(request: Request) -> HeadDrafter:
+            head, target, stop_below = self.head_model, self.target_model, request.stop_below or 0.0
+            return HeadDrafter(head, target, request.sampling, request.rule, stop_below)
+
+        return drafter
+
+    @property
+    def most(self) -> int | None:
+        """Tokens that it drafts a round at most; None: any number."""
+        return self.head_model.drafts
+
+    def score(self, texts: Sequence[GeneratedText], how: Scoring) -> list[TextTrace]:
+        """The head's drafts from every start of each text."""
+        return score_with_head(
+            texts,
+            self.target_model,
+            self.head_model,
+            num_draft_tokens=how.largest_k,
+            draft_name=self.draft_name,
+            draft_shown=self.head.shown,
+            target_shown=self.target.shown,
+            draft_sampling=how.draft_sampling,
+            tick=how.tick,
+        )

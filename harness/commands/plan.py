@@ -9,10 +9,11 @@ import numpy as np
 from rich.console import Console
 
 from harness.analysis import analyse
+from harness.analysis.device import price_per_hour
 from harness.analysis.planned_server import Server
 from harness.analysis.planning import simulated_plan
 from harness.analysis.setup import Setup
-from harness.commands.dry_run import PLAN, card_of
+from harness.commands.dry_run import ROWS, card_of
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Outcome, shown
 from harness.config import PlanConfig
@@ -57,7 +58,7 @@ def _print_known(
     config: PlanConfig,
     recorded: Sequence[float] | None,
 ) -> None:
-    """What the run says of its server, and what would be simulated.
+    """Print the server as its run measured it, and the sequences that would be simulated.
 
     Raises:
         UserError: it lacks what a plan needs; with the command that measures it.
@@ -77,13 +78,13 @@ def _print_known(
             "simulated",
             f"{config.seeds} sequences of {config.requests} requests, arrivals {arrivals}",
         ),
-        *_missing(server, config),
+        *_not_measured(server, config),
     ]
-    print_table(table("Plan (nothing is simulated)", PLAN, rows), Console())
+    print_table(table("Plan (nothing is simulated)", ROWS, rows), Console())
 
 
-def _missing(server: Server, config: PlanConfig) -> Iterator[tuple[str, str]]:
-    """What was not measured, and the command that does; a plan without R(K, B) is refused."""
+def _not_measured(server: Server, config: PlanConfig) -> Iterator[tuple[str, str]]:
+    """Missing measurements, each with the command that makes it; without R(K, B) it is refused."""
     setup = server.served.setup
     if not any(each.rate for each in setup.run.loads):
         tokens = float(np.mean([len(trace.tokens) for trace in server.traces]))
@@ -145,9 +146,9 @@ def _seconds(text: str, where: str) -> float:
 
 
 def _price(config: PlanConfig, stored: StoredRun) -> tuple[float | None, str | None]:
-    """Of an hour of the card that the run was measured on; and the device where it was another."""
+    """The hourly price of the card, and the run's device where that was another card."""
     if config.gpu is None:
-        return Setup(stored).price_per_hour, None
+        return price_per_hour(Setup(stored)), None
     card = card_of(config.gpu)
     machine = stored.manifest.environment
     if is_card(card.name, card.memory_gb, machine.device_name, machine.device_memory_bytes):

@@ -1,4 +1,4 @@
-"""How fast is each model here, and what could speculation gain at most?
+"""Profiles: how fast each model is here, and the most that speculation could gain.
 
 Single steps, curves over contexts and batches, the parts of a round, and plain decoding with each
 model.
@@ -9,12 +9,13 @@ from itertools import product
 
 from harness.analysis.latency import merged
 from harness.analysis.unstable import unstable_steps
-from harness.commands.checks import check_run
+from harness.commands.checks import beyond, check_run
 from harness.commands.completions import with_turns
-from harness.commands.dry_run import print_profile_plan
-from harness.commands.other_runs import synthetic_rates
-from harness.commands.pair import Pair, beyond, open_pair, request, run_requests
+from harness.commands.dry_run import print_profile
+from harness.commands.opening import open_pair
+from harness.commands.pair import ModelPair
 from harness.commands.progress import progress
+from harness.commands.requests import request, run_requests
 from harness.commands.run_lifecycle import (
     Outcome,
     begin,
@@ -26,7 +27,6 @@ from harness.commands.run_lifecycle import (
 )
 from harness.commands.timing import enough_memory, measure_steps, visits_of_pair
 from harness.config import ProfileConfig, rates_for
-from harness.decoding.protocols import recorder_of
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import round_parts, step_times
 from harness.measurement.generations import Request
@@ -57,25 +57,27 @@ def run(config: ProfileConfig) -> Outcome:
     prompts = load_prompts(config)
     check_run(config, prompts, [config.draft])
     if config.dry_run:
-        print_profile_plan(config, prompts)
+        print_profile(config, prompts)
         return Outcome(None)
     folder = resumed(config, "profile")
     pair = open_pair(config, prompts)
+    assert isinstance(pair, ModelPair)  # other kinds are refused
     folder = begin(config, "profile", folder, pair.describe())
     with measuring(folder, pair.target_model.device):
         pair = with_turns(folder, pair, config)
-        synthetic = synthetic_rates(config, prompts, [GREEDY])
-        visits = visits_of_pair(folder, pair, config, [GREEDY], synthetic)
+        visits = visits_of_pair(folder, pair, config, [GREEDY])
         visits.begin()
         _measure(folder, pair, config, visits)
-        requests, models = _plan(pair, config)
+        requests, models = _plain_requests(pair, config)
         run_requests(
             *(folder, requests, lambda entry: (models[entry.cell], None), "decoding", visits.up_to)
         )
     return concluded(folder, verbose=config.verbose)
 
 
-def _plan(pair: Pair, config: ProfileConfig) -> tuple[list[Request], dict[str, CachedModel]]:
+def _plain_requests(
+    pair: ModelPair, config: ProfileConfig
+) -> tuple[list[Request], dict[str, CachedModel]]:
     """Plain decoding with each model on every prompt in turn, and who decodes what."""
     requests: list[Request] = []
     models: dict[str, CachedModel] = {}
@@ -91,7 +93,7 @@ def _plan(pair: Pair, config: ProfileConfig) -> tuple[list[Request], dict[str, C
 
 def _measure(
     folder: RunFolder,
-    pair: Pair,
+    pair: ModelPair,
     config: ProfileConfig,
     visits: RoundVisits,
 ) -> None:
@@ -115,15 +117,15 @@ def _measure(
             folder.write_parts(_time_parts(pair, config))
 
 
-def _time_curves(pair: Pair, config: ProfileConfig) -> tuple[list[StepTiming], list[SkippedCell]]:
+def _time_curves(
+    pair: ModelPair, config: ProfileConfig
+) -> tuple[list[StepTiming], list[SkippedCell]]:
     contexts = AUTO_CONTEXTS if config.contexts == "auto" else config.contexts
     batches = AUTO_BATCHES if config.batches == "auto" else config.batches
     cells = sorted(product(contexts, batches), key=lambda cell: cell[::-1])  # cheapest first
     auto = config.contexts == "auto" and config.batches == "auto"
-    records = any(recorder_of(timed.model) is not None for timed in pair.timed)
-    most_s = AUTO_SECONDS + (AUTO_RECORDING_SECONDS if records else 0.0)
     visits = step_times.CURVE_VISITS * len(cells)
-    with progress(step_times.TIMING_CURVES, visits, most_s=most_s if auto else None) as tick:
+    with progress(step_times.TIMING_CURVES, visits) as tick:
         return step_times.time_curves(
             pair.timed,
             max(config.k),
@@ -137,8 +139,8 @@ def _time_curves(pair: Pair, config: ProfileConfig) -> tuple[list[StepTiming], l
         )
 
 
-def _refusal(pair: Pair, config: ProfileConfig) -> Callable[[int, int], str | None]:
-    """Says why a cell must not be tried, or None."""
+def _refusal(pair: ModelPair, config: ProfileConfig) -> Callable[[int, int], str | None]:
+    """The reason why a cell must not be tried, or None."""
     needs = [one for one in (pair.target.memory_need, pair.draft.memory_need) if one is not None]
 
     def refused(context: int, batch: int) -> str | None:
@@ -157,7 +159,7 @@ def _refusal(pair: Pair, config: ProfileConfig) -> Callable[[int, int], str | No
     return refused
 
 
-def _time_parts(pair: Pair, config: ProfileConfig) -> list[PartTiming]:
+def _time_parts(pair: ModelPair, config: ProfileConfig) -> list[PartTiming]:
     """Whole rounds and their parts, greedy, on prompts spread over the run's own."""
     ks = sorted(config.speculative_ks)
     count = min(round_parts.MOST_VISITS, len(pair.prompts))

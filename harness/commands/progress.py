@@ -1,4 +1,4 @@
-"""What is being done and how long it will take, on standard error.
+"""Progress and remaining time, on standard error.
 
 On a terminal every block that is under way has a bar, all of them in one display. Elsewhere, where
 standard error is a file or a pipe, a line says the same after two seconds and then at least every
@@ -34,7 +34,7 @@ MOST_ERROR = 0.5
 
 
 class Bar:
-    """What is under way: called, it counts; it can say what is being done.
+    """The progress of one block: a call counts one, `say` changes its label.
 
     Attributes:
         total: how many there are to count; None: unknown.
@@ -46,14 +46,12 @@ class Bar:
         display: "_Display",
         label: str,
         total: int | None,
-        most_s: float | None = None,
         sizes: Sequence[float] | None = None,
     ) -> None:
         """Begin with nothing counted; arguments as in `progress`."""
         self.label, self.total, self.done, self.due = label, total, 0, float("inf")
         self._display = display
-        self._began = self._counted = time.monotonic()
-        self._until = None if most_s is None else self._began + most_s
+        self._counted = time.monotonic()
         self._sizes = sizes
         # Of what is counted: seconds of one of size 1
         self._paces: list[float] = []
@@ -76,7 +74,7 @@ class Bar:
 
     @property
     def counts(self) -> str:
-        """How many of how many; empty where the total is unknown."""
+        """Done and total, as 3/8; empty where the total is unknown."""
         return f"{self.done}/{self.total}" if self.total else ""
 
     @property
@@ -102,10 +100,7 @@ class Bar:
         variance = sum((each - pace) ** 2 for each in paces) / (count - 1) / count
         if variance > (MOST_ERROR * pace) ** 2:
             return ""
-        seconds = pace * others + max(0.0, pace * size - since)
-        if self._until is not None:
-            seconds = min(seconds, max(0.0, self._until - time.monotonic()))
-        return f"about {_clock(seconds)} left"
+        return f"about {_clock(pace * others + max(0.0, pace * size - since))} left"
 
     def _size(self, index: int) -> float:
         return self._sizes[index] if self._sizes and index < len(self._sizes) else 1.0
@@ -203,7 +198,7 @@ class _Display:
                 cells.append(ProgressBar(bar.total, bar.done, width=30))
             cells += [Text(text) for text in (bar.counts, bar.left) if text]
             table.add_row(*cells)
-        table.add_row(Text(f"{_clock(time.monotonic() - self._began)}{_waiting()}"))
+        table.add_row(Text(f"{_clock(time.monotonic() - self._began)}{_late_request()}"))
         return table
 
     def _write(self) -> None:
@@ -216,7 +211,7 @@ class _Display:
                 bar.due = float("inf")
             with suppress(OSError, ValueError):  # nobody reads it any more
                 shown = "; ".join(map(str, bars))
-                sys.stderr.write(f"{_clock(now - self._began)} {shown}{_waiting()}\n")
+                sys.stderr.write(f"{_clock(now - self._began)} {shown}{_late_request()}\n")
                 sys.stderr.flush()
 
 
@@ -233,16 +228,15 @@ def progress(
     label: str,
     total: int | None = None,
     *,
-    most_s: float | None = None,
     soon: bool = False,
     sizes: Sequence[float] | None = None,
 ) -> Iterator[Bar]:
     """Show what is being done while the block runs; yields what counts to `total`.
 
-    Blocks may be nested. `most_s`: after so many seconds nothing further is begun. `soon` is that
-    of `Bar.say`. `sizes`: of what is counted, in its order; by default all are alike.
+    Blocks may be nested. `soon` is that of `Bar.say`. `sizes`: of what is counted, in its order; by
+    default all are alike.
     """
-    bar = Bar(_DISPLAY, label, total, most_s, sizes)
+    bar = Bar(_DISPLAY, label, total, sizes)
     if soon:
         bar.say(label, soon=True)
     _DISPLAY.push(bar)
@@ -269,8 +263,8 @@ def fetching(doing: str, source: str | None) -> Iterator[Bar]:
         yield bar
 
 
-def _waiting() -> str:
-    """What has been waited for longer than an answer usually takes; empty where nothing is."""
+def _late_request() -> str:
+    """The request that has waited longer than an answer usually takes; empty where none has."""
     late = waits(LATE_S)
     if not late:
         return ""

@@ -7,24 +7,22 @@ that it lacks.
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 from urllib.parse import urlsplit
 
 from harness import prompts as prompt_sets
 from harness.commands.checks import SERVERS_RETURN_NO_STATES
 from harness.commands.completions import stored_text, text_requests, trial_of
-from harness.commands.drafted import EncodedPrompt, described
-from harness.commands.drafts import (
+from harness.commands.draft_scoring import (
     DraftResult,
-    NotEligible,
-    checked_draft,
     described_draft,
     each_draft,
 )
 from harness.commands.looks import Stopwatch
-from harness.commands.other_runs import check_draft_of, check_target_of, stored_times
-from harness.commands.pair import sampling_of
+from harness.commands.opening import open_draft, reserve
+from harness.commands.other_runs import StoredTimes, check_draft_of, check_target_of
+from harness.commands.pair import EncodedPrompt, described
 from harness.commands.progress import fetching, progress
+from harness.commands.requests import sampling_of
 from harness.commands.run_lifecycle import begin, measuring, resumable
 from harness.config import AuditionConfig, ModelConf
 from harness.engines.adapters import api_key
@@ -33,7 +31,8 @@ from harness.measurement.generations import Request
 from harness.measurement.remote_scores import TextServer, refuse_sampling
 from harness.measurement.target_texts import GeneratedText
 from harness.models.device import resolve_device
-from harness.models.load import Vocabulary, load_vocabulary
+from harness.models.load import NotEligible, Vocabulary, load_vocabulary
+from harness.models.probe import check_length
 from harness.models.tokenizer import check_thinking, encode
 from harness.records import Prompt, TextKey, Trial, UserError
 from harness.storage import RunFolder
@@ -64,20 +63,18 @@ def audition_texts(
     config: AuditionConfig,
     drafts: Sequence[ModelConf],
     prompts: Sequence[Prompt],
+    times: StoredTimes,
     folder: RunFolder | None,
 ) -> RunFolder:
     """Collect the completions that the folder lacks, and let every draft score them.
 
     Raises:
-        UserError: no times to price rounds by, a server or a tokenizer that cannot be used, or no
-            draft left to rank.
+        UserError: a server or a tokenizer that cannot be used, or no draft left to rank.
     """
-    lookups = [conf.name for conf in drafts if conf.spec.looks_up]
-    times = stored_times(config, [conf.name for conf in drafts], lookups=lookups)
     check_target_of(times.engine, config.model, ModelEntry())
     with fetching(f"reading the tokenizer of {config.model.name}", config.model.id):
         target = load_vocabulary(config.model)
-    turns = tuple(_turns(config, prompts, target))
+    turns = tuple(_encoded_turns(config, prompts, target))
     requests = text_requests(target, turns, config)
     stored = {trial.key: trial for trial in folder.trials.read()} if folder else {}
     waiting = [request for request in requests if request.key not in stored]
@@ -105,7 +102,7 @@ def audition_texts(
         def measure(conf: ModelConf, unscored: Sequence[GeneratedText]) -> DraftResult | None:
             if not unscored:
                 return None
-            result = _scored(conf, unscored, target, turns, config, device)
+            result = _draft_result(conf, unscored, target, turns, config)
             entry = result.described
             check_draft_of(times.engine, conf.name, conf.kind, entry, config.temperature)
             return result
@@ -114,7 +111,7 @@ def audition_texts(
     return folder
 
 
-def _turns(
+def _encoded_turns(
     config: AuditionConfig, prompts: Sequence[Prompt], target: Vocabulary
 ) -> Iterator[EncodedPrompt]:
     """Every turn of every conversation, after the answers to earlier ones."""
@@ -142,13 +139,12 @@ def _complete(
     return trials
 
 
-def _scored(
+def _draft_result(
     conf: ModelConf,
     texts: Sequence[GeneratedText],
     target: Vocabulary,
     turns: Sequence[EncodedPrompt],
     config: AuditionConfig,
-    device: Any,
 ) -> DraftResult:
     """One draft's scores: looked up, or by its weights here."""
     name, described, start = conf.name, None, time.perf_counter()
@@ -157,7 +153,8 @@ def _scored(
     elif conf.spec.reads_states:
         raise NotEligible(SERVERS_RETURN_NO_STATES)
     else:
-        draft, model = checked_draft(conf, target, device, turns, config)
+        draft, model = open_draft(conf, target, config)
+        check_length(model, reserve(turns, config, [(draft, model)]), draft.shown)
         start = time.perf_counter()
         with progress(f"{name} scores", len(texts)) as tick:
             how = {"draft_name": name, "draft_shown": draft.shown, "batch": config.batch}

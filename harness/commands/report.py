@@ -5,19 +5,15 @@ Records of requests that were served elsewhere become a run first (`harness.comm
 so do the counters of a server that is running (`harness.commands.metrics`).
 """
 
-import hashlib
-import json
 import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
-from pydantic import TypeAdapter
 from rich.console import Console
 
-import harness
 from harness import reporting
 from harness.analysis import analyse
 from harness.analysis.comparison import compare
@@ -29,7 +25,7 @@ from harness.records import UserError
 from harness.reporting import grid, index
 from harness.reporting.index import Line
 from harness.serving.engines import spec_of
-from harness.storage import RunFolder, StoredRun, content_digest, files, load, refuse_lost
+from harness.storage import RunFolder, StoredRun, load, refuse_lost
 from harness.storage.lock import Busy
 from harness.summary import ComparisonRow, Summary
 
@@ -47,8 +43,6 @@ NOT_JUDGED = {
     "records": "give it with the run of the records",
     "metrics": "it has no effect on metrics",
 }
-# What index.html says of each run, and of which content, so that only other runs are read again
-LINES_FILE = "index.json"
 
 
 def run(config: ReportConfig) -> Outcome:
@@ -108,9 +102,7 @@ def _rendered(name: str, config: ReportConfig) -> Outcome:
         stored = load(name)
         bar.say("analysing the run")
         summary = _analysed(stored)
-        if _to_store(stored, summary):
-            with suppress(Busy):
-                write_analysis(RunFolder.reopen(stored), summary)
+        _store(stored, summary)
         if config.engine is not None:
             summary = replace(summary, run=replace(summary.run, serve_on=config.engine))
     with progress("writing the report"):
@@ -120,7 +112,7 @@ def _rendered(name: str, config: ReportConfig) -> Outcome:
 
 
 def _analysed(stored: StoredRun) -> Summary:
-    """What a run comes to, refused where its own raw files do not hold what it rests on."""
+    """The summary of a run; a run that has lost measurements is refused."""
     refuse_lost(stored)
     summary = analyse(stored)
     if len(stored.results) and not summary.results:
@@ -131,14 +123,15 @@ def _analysed(stored: StoredRun) -> Summary:
     return summary
 
 
-def _to_store(stored: StoredRun, summary: Summary) -> bool:
-    """Whether a run's summary.json is missing or not what its raw files give now.
+def _store(stored: StoredRun, summary: Summary) -> None:
+    """Store the analysis of a run, unless another process is writing it.
 
-    One that another version wrote stays: a comparison is in no other file.
+    A summary.json that another version wrote stays: a comparison is in no other file.
     """
-    if not (stored.folder / "summary.json").exists():
-        return True
-    return stored.summary is not None and stored.summary != summary
+    there = (stored.folder / "summary.json").exists()
+    if not there or (stored.summary is not None and stored.summary != summary):
+        with suppress(Busy):
+            write_analysis(RunFolder.reopen(stored), summary)
 
 
 def _compared(config: ReportConfig) -> Outcome:
@@ -157,7 +150,7 @@ def _compared(config: ReportConfig) -> Outcome:
 
 
 def _below(summary: Summary, folder: Path, fail_below: float | None) -> bool:
-    """Whether the headline's speedup is below what was asked for; says which one was judged."""
+    """True where the headline's speedup is below `fail_below`; prints which one was judged."""
     if fail_below is None:
         return False
     answer, asked = summary.headline, summary.run.serve_on
@@ -181,27 +174,10 @@ def _below(summary: Summary, folder: Path, fail_below: float | None) -> bool:
 # ---- the page over all runs of a folder ----------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _KnownLine:
-    """What the page says of a run, and `content_digest` of what it was said of; "": say it anew."""
-
-    content: str
-    line: Line
-
-
-@dataclass(frozen=True)
-class _KnownLines:
-    """index.json: by folder name, as the harness of this source wrote it."""
-
-    source: str
-    runs: Mapping[str, _KnownLine]
-
-
 def _index(root: str) -> Outcome:
     """Write index.html over the runs of a results folder; a run without a report gets one first.
 
-    A run that cannot be read keeps a row that says so; it stops no other. What is said of a run is
-    kept in index.json, so that a run which has not changed since is not analysed again.
+    A run that cannot be read keeps a row that says so; it stops no other.
     """
     folder = Path(root)
     if not folder.is_dir():
@@ -209,24 +185,17 @@ def _index(root: str) -> Outcome:
     runs = [path for path in folder.iterdir() if any((path / name).is_file() for name in RUN_FILES)]
     if not runs:
         raise UserError(f"index={root}: no run folder in it; runs are put there by results_root=")
-    source = _source_digest()
-    before = _known_lines(folder / LINES_FILE, source)
-    known = {path.name: before[path.name] for path in runs if path.name in before}
+    lines: list[Line] = []
+    with progress("reading runs", len(runs)) as tick:
+        for path in runs:
+            lines.append(_line(path))
+            tick()
+    # When it was made, as digits; of a run that cannot be read as far as its name tells
+    lines.sort(
+        key=lambda line: (re.sub(r"\D", "", line.created or line.folder)[:14], line.folder),
+        reverse=True,
+    )
     try:
-        try:
-            with progress("reading runs", len(runs)) as tick:
-                for path in runs:
-                    known[path.name] = _line(path, known.get(path.name))
-                    tick()
-        finally:  # of an interrupted command too, so that the next one goes on from there
-            text = json.dumps(asdict(_KnownLines(source, known)), indent=1)
-            files.write(folder / LINES_FILE, text.encode())
-        lines = sorted(
-            (entry.line for entry in known.values()),
-            # When it was made, as digits; of a run that cannot be read as far as its name tells
-            key=lambda line: (re.sub(r"\D", "", line.created or line.folder)[:14], line.folder),
-            reverse=True,
-        )
         file = index.render(folder, lines)
     except OSError as error:
         raise UserError(f"index={root}: cannot write there ({error.strerror})") from error
@@ -238,37 +207,18 @@ def _index(root: str) -> Outcome:
     return Outcome(None)
 
 
-def _line(path: Path, known: _KnownLine | None) -> _KnownLine:
-    """What the page says of a run: what is known of it, if the run is still as it was then."""
+def _line(path: Path) -> Line:
+    """A run's row, from its summary.json where it ended with one; else it is analysed."""
     try:
-        content = content_digest(path)
-        report = path / "report.html"
-        if known is not None and known.content == content and report.is_file():
-            return known
         stored = load(path)
-        summary = _analysed(stored)
-        if summary.run.status == "running" or not report.is_file():
+        summary, reported = stored.summary, (path / "report.html").is_file()
+        if summary is None or summary.run.status != stored.manifest.status or not reported:
+            summary = _analysed(stored)
+            _store(stored, summary)
             reporting.render(summary, path)
-        return _KnownLine(content, index.line_of(path.name, summary))
+        return index.line_of(path.name, summary)
     except UserError as error:
         text = str(error)
     except Exception as error:  # one damaged folder must not hide the others; its row says it
         text = f"{path}: damaged ({type(error).__name__}: {error})"
-    return _KnownLine("", index.unreadable(path.name, text))
-
-
-def _known_lines(file: Path, source: str) -> Mapping[str, _KnownLine]:
-    """What index.json holds; nothing where it is not there, damaged, or of another harness."""
-    try:
-        stored = TypeAdapter(_KnownLines).validate_json(files.read(file, files.TEXT_BYTES) or b"")
-    except (ValueError, UserError):
-        return {}
-    return stored.runs if stored.source == source else {}
-
-
-def _source_digest() -> str:
-    """Of the harness's own source, which says what a run comes to: its version, in small steps."""
-    source = hashlib.sha256()
-    for file in sorted(Path(harness.__file__).parent.rglob("*.py")):
-        source.update(file.read_bytes())
-    return source.hexdigest()
+    return index.unreadable(path.name, text)

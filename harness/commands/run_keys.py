@@ -19,7 +19,7 @@ from harness.config import keys_of, split_draft
 from harness.records import UserError
 from harness.storage.contents import read_config
 from harness.storage.manifest import read_manifest
-from harness.storage.resume import FREE_KEYS, LATER_KEYS, free_keys
+from harness.storage.resume import FREE_KEYS, free_keys
 
 # Keys that mean one thing together: where one is typed, none of them is the run's
 TOGETHER = (("draft", "drafts"), ("latency", "latency_from", "gpu"))
@@ -65,10 +65,8 @@ def with_keys_of_run(config: DictConfig, words: Sequence[str]) -> DictConfig:
     for name, _ in keys_of(schema):
         *groups, key = name.split(".")
         group: Any = reduce(lambda part, at: (part or {}).get(at), groups, stored)
-        known_here = group and (key in group or (resumed and key in LATER_KEYS))
-        if known_here and not any(_overlap(name, other) for other in kept):
-            value = group.get(key, LATER_KEYS.get(key))
-            reduce(lambda part, at: part.setdefault(at, {}), groups, taken)[key] = value
+        if group and key in group and not any(_overlap(name, other) for other in kept):
+            reduce(lambda part, at: part.setdefault(at, {}), groups, taken)[key] = group[key]
     if not resumed and taken.get("drafts"):
         dropped = read_manifest(folder).audition.dropped
         taken["drafts"] = [e for e in taken["drafts"] if split_draft(e).name not in dropped]

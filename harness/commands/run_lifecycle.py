@@ -1,4 +1,4 @@
-"""What every command shares: begin or resume a run's folder, note what becomes of it, end it.
+"""The life of a run in every command: begin or resume its folder, note its state, end it.
 
 A command measures what its folder lacks inside `running`, so that the manifest says what ended an
 unfinished run, and hands the rest to `concluded`: analyse, write, render, show. An error in there
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Described:
-    """What a new run notes of itself: entries of its manifest."""
+    """Manifest entries of a new run."""
 
     environment: Environment
     models: Mapping[str, ModelEntry]
@@ -187,7 +187,7 @@ def resumable(folder: RunFolder) -> Iterator[None]:
 
 
 def _others_on(device: "torch.device") -> int | None:
-    """How many other processes use the card now; None where there is none, or it is not known."""
+    """The number of other processes on the card; None without a card, or where it is not known."""
     if device.type != "cuda":
         return None
     from harness.models.device import other_gpu_processes  # imports torch

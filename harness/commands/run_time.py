@@ -6,20 +6,22 @@ second, before anything is loaded. It is an upper estimate: texts that end early
 and drafts that are dropped or need fewer visits make a run shorter.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
 import psutil
+import torch
 
+from harness import formatting as fmt
 from harness import prompts as prompt_sets
-from harness.commands.drafted import PROMPTS_OF_EVERY_K
 from harness.commands.eligible_drafts import draft_size
+from harness.commands.pair import BATCH, few_share
 from harness.commands.progress import say
 from harness.config import AuditionConfig, ModelConf, PairConfig, SweepConfig
+from harness.measurement.environment import copy_bandwidth
+from harness.measurement.round_times import MOST_TOKENS, rounds_timed, timed_ks, visits_for
 from harness.records import Prompt
-from harness.reporting import formatting as fmt
 from harness.theory.cost import (
     Forwards,
     ModelSize,
@@ -39,8 +41,6 @@ SMALL_BYTES = 100e6
 CELL_S = 1.5
 # Texts that took less say little of how long the rest takes
 WORTH_SAYING_S = 5.0
-# Texts of the target that are decoded side by side
-BATCH = 32
 
 # Seconds of some forwards
 Price = Callable[[Sequence[Forwards]], float]
@@ -48,10 +48,6 @@ Price = Callable[[Sequence[Forwards]], float]
 
 def this_machine(threads: int | str) -> Card:
     """Its processors with as many threads as the run has, timed now for about a second."""
-    import torch
-
-    from harness.measurement.environment import copy_bandwidth
-
     before = torch.get_num_threads()
     if threads != "auto":
         torch.set_num_threads(int(threads))
@@ -83,21 +79,21 @@ class Work:
 
     @property
     def all(self) -> list[Forwards]:
-        """Of both."""
+        """Forwards of the texts and of all else."""
         return [*self.texts, *self.rest]
 
 
 def model_sizes(
     config: PairConfig | AuditionConfig, drafts: Sequence[ModelConf]
 ) -> dict[str, ModelSize | None]:
-    """By the name that forwards have: the target, and drafts with weights; None: not known."""
+    """Sizes of the target and drafts with weights, by the name of forwards; None: not known."""
     named = {"target": config.model}
     named |= {name_of(config, conf): conf for conf in drafts if not conf.spec.looks_up}
     return {name: draft_size(conf, config.model) for name, conf in named.items()}
 
 
 def name_of(config: PairConfig | AuditionConfig, draft: ModelConf) -> str:
-    """What its forwards are called."""
+    """The name of a draft's forwards."""
     return draft.name if isinstance(config, AuditionConfig) else "draft"
 
 
@@ -117,7 +113,7 @@ def sweep_work(
     elif config.until == "decided":
         pairs = [
             *parts.measured([0, *ks[-1:]], every),
-            *parts.measured(ks[:-1], every * parts.few_share),
+            *parts.measured(ks[:-1], every * few_share(prompts)),
         ]
     else:
         texts, pairs = [], parts.measured([0, *ks], every)  # the plain ones are the texts
@@ -134,8 +130,6 @@ def audition_work(
     price: Price = lambda _: 0.0,
 ) -> Work:
     """The forwards of an audition in which no draft is dropped; `price` as in `sweep_work`."""
-    from harness.measurement.round_times import timed_ks
-
     parts, rest = _Parts(config, prompts), list[Forwards]()
     for conf in drafts:
         rest += parts.scores(conf)
@@ -155,9 +149,6 @@ class _Parts:
         once = sum(config.repetitions if value else 1 for value in config.temperature)
         self.texts = len(lengths) * once
         self.measured_texts = len(lengths) * len(config.temperature) * config.repetitions
-        in_sets = Counter(prompt.prompt_set for prompt in prompts).values()
-        few = sum(min(count, PROMPTS_OF_EVERY_K) for count in in_sets)
-        self.few_share = few / len(prompts)
         self._waiting = sum(len(prompt_sets.missing_answers(prompt)) for prompt in prompts)
 
     def generated(self, batch: int) -> list[Forwards]:
@@ -188,8 +179,6 @@ class _Parts:
         self, draft: ModelConf, ks: Sequence[int], price: Price, *, among_many: bool
     ) -> list[Forwards]:
         """Single steps; and rounds, in visits that time plain decoding twice and each K once."""
-        from harness.measurement.round_times import MOST_TOKENS, rounds_timed, visits_for
-
         config, name = self._config, name_of(self._config, draft)
         visits = visits_for(self._prompts * config.repetitions, among_many=among_many)
         visits *= len(config.temperature)
@@ -231,7 +220,7 @@ class RunTime:
 def run_time(
     config: SweepConfig | AuditionConfig, drafts: Sequence[ModelConf], prompts: Sequence[Prompt]
 ) -> RunTime | None:
-    """What a run of the loop takes on this machine's processors at most.
+    """The most time that a run of the loop takes on this machine's processors.
 
     None where sizes are not known, a card computes, or texts or times are made elsewhere.
     """
@@ -243,8 +232,6 @@ def run_time(
     sizes = {name: size for name, size in found.items() if size is not None}
     if len(sizes) < len(found) or elsewhere or config.gpu is not None:
         return None
-    import torch
-
     if torch.cuda.is_available():
         return None
     # Kernels of a small model take no time but that of calling them
@@ -280,7 +267,7 @@ def _needed_bytes(sizes: Mapping[str, ModelSize], positions: int) -> float:
 def said_beforehand(
     config: SweepConfig | AuditionConfig, drafts: Sequence[ModelConf], prompts: Sequence[Prompt]
 ) -> RunTime | None:
-    """What a run takes, written to standard error; None where nothing is known, or of a resume."""
+    """The expected time of a run, written to standard error; None where not known, or resumed."""
     expected = None if config.resume else run_time(config, drafts, prompts)
     if expected is not None:
         say(f"plan: {expected} on this machine")
@@ -288,7 +275,7 @@ def said_beforehand(
 
 
 def say_left(expected: RunTime | None, texts_s: float) -> None:
-    """How long the rest will take, as much longer or shorter as the texts took than expected."""
+    """Say the time of the rest, scaled by how long the texts took next to what was expected."""
     if expected is not None and expected.texts_s and texts_s >= WORTH_SAYING_S:
         left_s = expected.rest_s * texts_s / expected.texts_s
         say(f"the texts took {fmt.duration(texts_s)}: at most about {fmt.duration(left_s)} left")

@@ -7,11 +7,11 @@ texts in `server_scores`. Where only a tokenizer is here (score=false) there is 
 
 from collections.abc import Sequence
 
-from harness.commands.checks import check_run, without_too_long
-from harness.commands.dry_run import print_server_plan
+from harness.commands.checks import Problems, check_run, without_too_long
+from harness.commands.dry_run import print_server
 from harness.commands.eligible_drafts import mtp_layers
+from harness.commands.opening import check_memory
 from harness.commands.other_runs import stored_own_rounds
-from harness.commands.pair import check_weights
 from harness.commands.run_lifecycle import (
     Outcome,
     begin,
@@ -22,13 +22,11 @@ from harness.commands.run_lifecycle import (
     resumed,
 )
 from harness.commands.server_requests import Workload, check_turns, open_workload
-from harness.commands.server_scores import judge, release, score
+from harness.commands.server_scores import judge, score
 from harness.commands.server_start import (
     is_synthetic,
-    needs_files,
     states_of_servers,
     try_addresses,
-    write_files,
 )
 from harness.commands.server_visits import INTERRUPTED, answer_so_far, measure
 from harness.commands.timing import time_own_loop
@@ -81,26 +79,26 @@ def run(config: ServerConfig) -> Outcome:
 
     check_mtp(config, adapter)
     check_turns(config, prompts)
-    needed = [startable] if here else []
-    check_run(config, prompts, [config.draft], *needed, lambda: stored_own_rounds(config))
+    problems = Problems()
+    if here:
+        problems.of(startable)
+    own_rounds = problems.of(stored_own_rounds, config) or []
+    check_run(config, prompts, [config.draft], problems)
     if config.dry_run:
         states = states_of_servers(config, adapter)
-        print_server_plan(config, prompts, states, synthetic=is_synthetic(config, adapter))
+        print_server(config, prompts, states, synthetic=is_synthetic(config, adapter))
         return Outcome(None)
     folder = resumed(config, SERVER)
-    own_rounds = stored_own_rounds(config)
     if config.url is not None:  # before weights are loaded and a folder is made
         try_addresses(config, adapter, prompts)
     work = open_workload(config, prompts)
     if config.score and work.pair is None:  # what will not fit is said before anything is measured
         sampled = any(value != GREEDY for value in config.temperature)
-        check_weights(config, prompts, target=sampled or config.url is not None)
+        check_memory(config, prompts, target=sampled or config.url is not None)
     folder = begin(config, SERVER, folder, work.describe(folder and folder.manifest))
     try:
         with measuring(folder, work.measured_on):
             work = work.with_turns(folder)
-            if needs_files(work, adapter):
-                _write_files(folder, work, adapter)
             work = measure(folder, work, adapter)
             score(folder, work)
             judge(folder, work)
@@ -109,14 +107,6 @@ def run(config: ServerConfig) -> Outcome:
         answer_so_far(folder, INTERRUPTED)
         raise
     return concluded(folder, verbose=config.verbose)
-
-
-def _write_files(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
-    with work.weights() as pair:
-        note_models(folder, pair.describe().models)
-        write_files(folder, work, adapter, pair)
-    del pair
-    release()
 
 
 def _time_own_loop(folder: RunFolder, work: Workload, stored: Sequence[RoundTiming]) -> None:

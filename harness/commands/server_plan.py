@@ -14,7 +14,7 @@ from math import ceil
 from pathlib import Path
 
 from harness.analysis.looks import most_started, searched_next
-from harness.commands.drafted import PROMPTS_OF_EVERY_K, EncodedPrompt, in_random_order
+from harness.commands.pair import PROMPTS_OF_EVERY_K, EncodedPrompt, in_random_order
 from harness.commands.run_time import this_machine
 from harness.config import ServerConfig
 from harness.records import UserError

@@ -23,23 +23,18 @@ from typing import Literal, cast
 import numpy as np
 import torch
 
+from harness.commands.checks import check_lengths, encoded_conversations
 from harness.commands.completions import with_turns
-from harness.commands.drafted import (
+from harness.commands.opening import open_pair
+from harness.commands.pair import (
     PROMPTS_OF_EVERY_K,
-    Drafted,
     EncodedPrompt,
+    Pair,
     described,
     in_random_order,
 )
-from harness.commands.pair import (
-    check_lengths,
-    completion,
-    encoded_conversations,
-    hash_of,
-    open_drafted,
-    sampling_of,
-)
 from harness.commands.progress import progress
+from harness.commands.requests import completion, hash_of, sampling_of
 from harness.commands.run_lifecycle import Described
 from harness.config import ServerConfig
 from harness.engines.protocol import Completion
@@ -62,7 +57,7 @@ class Workload:
     """What the servers are asked for.
 
     Attributes:
-        conversations, prompts: as of `harness.commands.pair.Target`.
+        conversations, prompts: as of `harness.commands.opening.Target`.
         pair: the target with what drafts for it, where the harness's loop serves them.
         of_each_set: prompts of each set by which the K to measure is chosen.
     """
@@ -71,7 +66,7 @@ class Workload:
     conversations: tuple[Prompt, ...]
     prompts: tuple[EncodedPrompt, ...]
     vocabulary: Vocabulary
-    pair: Drafted | None
+    pair: Pair | None
     of_each_set: int = PROMPTS_OF_EVERY_K
 
     @property
@@ -80,7 +75,7 @@ class Workload:
         return torch.device("cpu") if self.pair is None else self.pair.target_model.device
 
     @contextmanager
-    def weights(self) -> Iterator[Drafted]:
+    def weights(self) -> Iterator[Pair]:
         """The pair, in memory while the block runs; not with score=false.
 
         Whoever holds it longer holds its memory.
@@ -88,7 +83,7 @@ class Workload:
         if self.pair is not None:
             yield self.pair
             return
-        yield replace(open_drafted(self.config, self.conversations), prompts=self.prompts)
+        yield replace(open_pair(self.config, self.conversations), prompts=self.prompts)
 
     def asking(self, less: AskedLess) -> "Workload":
         """The same for less: fewer or shorter requests."""
@@ -188,7 +183,7 @@ def check_turns(config: ServerConfig, prompts: Sequence[Prompt]) -> None:
 def open_workload(config: ServerConfig, prompts: Sequence[Prompt]) -> Workload:
     """Read the target's tokenizer, or load the pair that the harness's loop is to serve."""
     if config.engine == OWN.name:
-        pair = open_drafted(config, prompts)
+        pair = open_pair(config, prompts)
         return Workload(config, pair.conversations, pair.prompts, pair.target, pair)
     with progress(f"loading the tokenizer of {config.model.name}"):
         vocabulary = load_vocabulary(config.model)

@@ -1,4 +1,4 @@
-"""What the pair's own weights say of texts that servers returned, in memory only meanwhile.
+"""Scores and checks of texts that servers returned, by the pair's weights, loaded only meanwhile.
 
 Texts are scored for replay (traces.parquet) and held against the target (checks.jsonl). At
 temperature 0 replay needs the draft's likeliest tokens alone, so the target is not loaded for it.
@@ -11,15 +11,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from harness.analysis.cells import latest
 from harness.analysis.lossless import greedy_pairs
-from harness.commands.drafted import Drafted, Scoring
-from harness.commands.pair import open_draft
+from harness.commands.completions import check_texts
+from harness.commands.opening import open_draft
+from harness.commands.pair import Pair, Scoring
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import note_models, unless_broken
 from harness.commands.server_requests import Workload
 from harness.commands.server_start import check_target, draft_engine, stored_facts
-from harness.commands.snapshot import check_texts
 from harness.engines.protocol import RefusedError, RequestFailedError, ServerDiedError
 from harness.measurement.draft_scores import asked_traces, lookup_traces, score_texts
 from harness.measurement.server_request import largest_gap, likelihood_test
@@ -70,7 +72,7 @@ def release() -> None:
 
 
 def _judged_by_target(folder: RunFolder) -> bool:
-    """Whether there are sampled texts, or greedy ones that differ and no engine has judged."""
+    """True where texts are sampled, or greedy ones differ and no engine has judged them."""
     stored = latest(list(folder.trials.read()))
     trials = [trial for trial in stored if trial.status == "ok" and trial.tokens]
     by_engine = {check.k for check in _judged_by_engine(folder)}
@@ -86,7 +88,7 @@ def _judged_by_engine(folder: RunFolder) -> list[TextCheck]:
     return [check for check in checks if check.k in by_engine]
 
 
-def _judge(folder: RunFolder, work: Workload, pair: Drafted) -> None:
+def _judge(folder: RunFolder, work: Workload, pair: Pair) -> None:
     stored = latest(list(folder.trials.read()))
     trials = [trial for trial in stored if trial.status == "ok" and trial.tokens]
     note_models(folder, pair.describe().models)
@@ -102,7 +104,7 @@ def _judge(folder: RunFolder, work: Workload, pair: Drafted) -> None:
         _score(folder, work)
 
 
-def _likelihoods(trials: Sequence[Trial], work: Workload, pair: Drafted) -> list[TextLikelihood]:
+def _likelihoods(trials: Sequence[Trial], work: Workload, pair: Pair) -> list[TextLikelihood]:
     sampled = [trial for trial in trials if trial.temperature != GREEDY]
     cells = grouped(sampled, lambda trial: (trial.temperature, trial.k))
     with progress("testing the returned texts", len(cells)) as tick:
@@ -138,12 +140,12 @@ def _score(folder: RunFolder, work: Workload) -> None:
     by_k = grouped(lacking, lambda trial: trial.k)
     of_k = {k: [work.returned(t).decoded(facts) for t in texts] for k, texts in by_k.items()}
     how = Scoring(max(work.ks), facts.draft_sampling)
-    for k, texts in _scored(folder, work, of_k, how).items():
+    for k, texts in _traces_of(folder, work, of_k, how).items():
         scored += [replace(trace, k=k) for trace in texts]
     folder.write_traces(scored)
 
 
-def _scored(
+def _traces_of(
     folder: RunFolder, work: Workload, of_k: dict[int, list[GeneratedText]], how: Scoring
 ) -> dict[int, list[TextTrace]]:
     """Traces of texts, by K, by as few weights as they need."""
@@ -166,7 +168,9 @@ def _scored(
             made = asked_traces(of_k[first], server, draft_name=draft.name, tick=tick)
         traces = {first: made}
     elif by_draft:
-        loaded, model = open_draft(work.config, work.vocabulary, folder.manifest.server_threads)
+        if folder.manifest.server_threads is not None:
+            torch.set_num_threads(folder.manifest.server_threads)
+        loaded, model = open_draft(draft, work.vocabulary, work.config)
         note_models(folder, {"draft": ModelEntry.of({**loaded.describe(), **model.describe()})})
         with progress("scoring the returned texts", count) as tick:
             made = score_texts(

@@ -20,9 +20,9 @@ import torch
 
 from harness.analysis.cells import latest
 from harness.analysis.looks import most_started
-from harness.commands.drafted import Drafted, HeadPair, evenly_spaced
-from harness.commands.pair import sampling_of
+from harness.commands.pair import Pair, evenly_spaced
 from harness.commands.progress import progress
+from harness.commands.requests import sampling_of
 from harness.commands.server_requests import Role, Workload, load_slots, varying_roles
 from harness.config import ModelConf, ServerConfig
 from harness.decoding.protocols import Drafter
@@ -191,7 +191,7 @@ def check_vocabulary(server: Server, tokenizer: Any, prompts: Sequence[Prompt]) 
     return ids
 
 
-def check_target(folder: RunFolder, work: Workload, pair: Drafted) -> None:
+def check_target(folder: RunFolder, work: Workload, pair: Pair) -> None:
     """Refuse servers whose greedy texts are another model's than the target that is loaded."""
     if work.config.engine == OWN.name:
         return
@@ -215,25 +215,9 @@ def check_target(folder: RunFolder, work: Workload, pair: Drafted) -> None:
     )
 
 
-def write_files(folder: RunFolder, work: Workload, adapter: Adapter, pair: Drafted) -> None:
-    """Write the files of an engine that reads some which the user has not got."""
-    assert adapter.start is not None
-    adapter.start(_to_serve(folder, work, slots=1, pair=pair))
-
-
-def needs_files(work: Workload, adapter: Adapter) -> bool:
-    """Whether the engine reads files that are still to be made of the pair's weights."""
-    config = work.config
-    confs = [config.model, *([] if config.draft.spec.looks_up else [config.draft])]
-    missing = any(conf.gguf is None for conf in confs)
-    return adapter.spec.reads_gguf and config.url is None and config.score and missing
-
-
-def _to_serve(
-    folder: RunFolder, work: Workload, *, slots: int, pair: Drafted | None = None
-) -> ToServe:
+def _to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
     """What the engine is asked to serve, with room for so many requests side by side."""
-    pair, opened = pair or work.pair, None
+    pair, opened = work.pair, None
 
     def drafter(sampling: SamplingParameters, k: int) -> Drafter:
         assert pair is not None
@@ -241,10 +225,8 @@ def _to_serve(
         return drafter_of(request, pair.drafting)
 
     if pair is not None:
-        draft, _ = pair.opened.get("draft", (None, None))
         clock = Clock(*(timed.model for timed in pair.timed))
-        head = pair.head if isinstance(pair, HeadPair) else None
-        opened = OpenedPair(pair.target, draft, head, pair.target_model, drafter, clock.now)
+        opened = OpenedPair(pair.target, pair.target_model, drafter, clock.now)
     longest = max(len(entry.tokens) for entry in work.prompts)
     return ToServe(
         config=work.config,

@@ -25,9 +25,10 @@ from time import monotonic
 import numpy as np
 import psutil
 
+from harness import formatting as fmt
 from harness.analysis import analyse
 from harness.analysis.looks import best_started, served_decided, to_start
-from harness.commands.drafted import EncodedPrompt
+from harness.commands.pair import EncodedPrompt
 from harness.commands.progress import progress, say
 from harness.commands.run_lifecycle import resumable, write_analysis
 from harness.commands.server_greedy_texts import judge_greedy_texts, judge_the_rest
@@ -86,9 +87,8 @@ from harness.records import (
     grouped,
     in_one_line,
 )
-from harness.reporting import formatting as fmt
 from harness.reporting import render
-from harness.reporting.sentences.verdict import verdicts
+from harness.reporting.sentences.verdict import of_answers
 from harness.stats.two_phase import LOOKS
 from harness.storage import RunFolder, load
 from harness.storage.manifest import Ended, ServedKs, WhyAll
@@ -256,7 +256,7 @@ def answer_so_far(folder: RunFolder, label: str) -> None:
             render(summary, folder.path)
         known = [answer for answer in summary.answers if answer.prompt_set == "all"]
         if known:
-            say(f"{label}: {' '.join(verdicts(summary)[:1])}")
+            say(f"{label}: {' '.join(of_answers(summary)[:1])}")
     except Exception as error:  # the run goes on, and its end analyses it again
         _log.warning("%s: no answer yet (%s)", label, in_one_line(error))
 

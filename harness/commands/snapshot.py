@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from harness.analysis.lossless import greedy_pairs
 from harness.commands.checks import check_run
-from harness.commands.completions import with_turns
-from harness.commands.drafted import Drafted
-from harness.commands.dry_run import print_snapshot_plan
-from harness.commands.pair import open_drafted, plan, request, run_requests
+from harness.commands.completions import check_texts, with_turns
+from harness.commands.dry_run import print_snapshot
+from harness.commands.opening import open_pair
+from harness.commands.pair import Pair
 from harness.commands.progress import progress
+from harness.commands.requests import grid_requests, request, run_requests
 from harness.commands.run_lifecycle import (
     Outcome,
     begin,
@@ -20,13 +20,13 @@ from harness.commands.run_lifecycle import (
     resumed,
     unless_broken,
 )
-from harness.config import ServerConfig, SnapshotConfig, SweepConfig
-from harness.measurement.lossless import compare_texts, distribution_tests
+from harness.config import SnapshotConfig
+from harness.measurement.lossless import distribution_tests
 from harness.records import GREEDY, NotMeasured, Trial, UserError
 from harness.reporting.console import MarkedText, Piece, show_tokens
 from harness.stats.jackknife import holm
 from harness.storage import RunFolder
-from harness.summary import CheckResult, DistributionTest, TextCheck, TextLikelihood
+from harness.summary import CheckResult, DistributionTest
 
 # A distribution differs where its p-value, by Holm's method over all tests, is below this.
 SIGNIFICANCE = 1e-3
@@ -39,16 +39,16 @@ def run(config: SnapshotConfig) -> Outcome:
     prompts = load_prompts(config)
     check_run(config, prompts, [config.draft])
     if config.dry_run:
-        print_snapshot_plan(config, prompts)
+        print_snapshot(config, prompts)
         return Outcome(None)
     folder = resumed(config, "snapshot")
-    pair = open_drafted(config, prompts)
+    pair = open_pair(config, prompts)
     folder = begin(config, "snapshot", folder, pair.describe())
     with measuring(folder, pair.target_model.device):
         pair = with_turns(folder, pair, config)
         trials: list[Trial] = []
         if GREEDY in config.temperature:
-            requests = plan(pair, config, config.k, [GREEDY])
+            requests = grid_requests(pair, config, config.k, [GREEDY])
             models = (pair.target_model, pair.drafting)
             trials = run_requests(folder, requests, lambda _: models, "generating")
         check_texts(folder, trials, pair, config, _tests(folder, pair, config))
@@ -58,45 +58,7 @@ def run(config: SnapshotConfig) -> Outcome:
     return outcome
 
 
-def check_texts(
-    folder: RunFolder,
-    trials: Sequence[Trial],
-    pair: Drafted,
-    config: SweepConfig | SnapshotConfig | ServerConfig,
-    tests: Sequence[DistributionTest | TextLikelihood] = (),
-    judged: Sequence[TextCheck] = (),
-    noise: float | None = None,
-) -> list[TextCheck]:
-    """Compare every speculative greedy text with the plain one of its prompt: checks.jsonl.
-
-    Where they differ, only the models can tell whether that is a tie within rounding
-    (`harness.measurement.lossless`), but for those that an engine has `judged`. `tests` of
-    distributions are stored after them. `noise` is as of `compare_texts`.
-    """
-    prompts = {(e.prompt.prompt_set, e.prompt.id): e.tokens for e in pair.prompts}
-    known = {check.id: check for check in judged}
-    checks: list[TextCheck] = []
-    for by_tokens, trial, plain in greedy_pairs(trials):
-        if by_tokens.id in known or by_tokens.result == "PASS":
-            checks.append(known.get(by_tokens.id, by_tokens))
-            continue
-        comparison = compare_texts(
-            pair.target_model,
-            prompts[trial.prompt_set, trial.prompt],
-            plain.tokens or (),
-            trial.tokens or (),
-            trial.k,
-            pair.target.network.dtype,
-            config.decode.repetition_penalty,
-            pair.target.network,
-            noise,
-        )
-        checks.append(replace(by_tokens, **comparison._asdict()))
-    folder.write_checks([*checks, *tests])
-    return checks
-
-
-def _tests(folder: RunFolder, pair: Drafted, config: SnapshotConfig) -> list[DistributionTest]:
+def _tests(folder: RunFolder, pair: Pair, config: SnapshotConfig) -> list[DistributionTest]:
     """One test per temperature, K and offset, with Holm's result over all of them.
 
     A cell that meets logits that are not finite is noted in the manifest.
@@ -114,7 +76,7 @@ def _tests(folder: RunFolder, pair: Drafted, config: SnapshotConfig) -> list[Dis
 
 
 def _cell_tests(
-    pair: Drafted, config: SnapshotConfig, k: int, temperature: float
+    pair: Pair, config: SnapshotConfig, k: int, temperature: float
 ) -> list[DistributionTest]:
     """One test per offset, after the prompt that tests most."""
     asked = request(pair, config, pair.prompts[0], k, temperature, 0)
@@ -143,7 +105,7 @@ def _with_results(tests: Sequence[DistributionTest]) -> list[DistributionTest]:
     return [replace(test, result=result(test, p or 0.0)) for test, p in pairs]
 
 
-def _marked(trials: Sequence[Trial], pair: Drafted) -> list[MarkedText]:
+def _marked(trials: Sequence[Trial], pair: Pair) -> list[MarkedText]:
     """The speculative texts in pieces, each token with whether the draft proposed it."""
     decode = pair.target.tokenizer.decode
     return [

@@ -10,21 +10,20 @@ texts are generated, in batches, and no speculative generation is run. With `lat
 are those of another engine, and nothing is timed here.
 """
 
-from collections.abc import Mapping
-
-from harness.commands.checks import check_run
-from harness.commands.completions import completions, score_pair, text_requests, with_turns
-from harness.commands.drafted import Drafted
-from harness.commands.dry_run import print_sweep_plan
-from harness.commands.looks import Stopwatch, measure_in_looks
-from harness.commands.other_runs import (
-    Rates,
-    check_draft_of,
-    check_target_of,
-    costs_of_sweep,
-    synthetic_rates,
+from harness.commands.checks import Problems, check_run
+from harness.commands.completions import (
+    check_texts,
+    completions,
+    score_pair,
+    text_requests,
+    with_turns,
 )
-from harness.commands.pair import open_drafted, plan, run_requests
+from harness.commands.dry_run import print_sweep
+from harness.commands.looks import Stopwatch, measure_in_looks
+from harness.commands.opening import open_pair
+from harness.commands.other_runs import check_draft_of, check_target_of, costs_of_sweep
+from harness.commands.pair import Pair
+from harness.commands.requests import grid_requests, run_requests
 from harness.commands.run_lifecycle import (
     Outcome,
     begin,
@@ -34,11 +33,9 @@ from harness.commands.run_lifecycle import (
     resumed,
 )
 from harness.commands.run_time import said_beforehand
-from harness.commands.snapshot import check_texts
 from harness.commands.timing import measure_steps, visits_of_pair
-from harness.config import SweepConfig
+from harness.config import SweepConfig, rates_for
 from harness.measurement.round_times import RoundVisits
-from harness.records import Cell
 from harness.storage import RunFolder
 from harness.storage.manifest import EngineCosts, SyntheticAcceptance
 
@@ -46,14 +43,14 @@ from harness.storage.manifest import EngineCosts, SyntheticAcceptance
 def run(config: SweepConfig) -> Outcome:
     """Measure the grid; status 1 where a generation failed or speculation changed a greedy text."""
     prompts = load_prompts(config)
-    check_run(config, prompts, [config.draft], lambda: costs_of_sweep(config))
+    problems = Problems()
+    costs = problems.of(costs_of_sweep, config)
+    check_run(config, prompts, [config.draft], problems)
     if config.dry_run:
-        print_sweep_plan(config, prompts)
+        print_sweep(config, prompts)
         return Outcome(None)
     folder = resumed(config, "sweep")
-    synthetic = synthetic_rates(config, prompts, config.temperature)
-    costs = costs_of_sweep(config)
-    pair = open_drafted(config, prompts)
+    pair = open_pair(config, prompts)
     described = pair.describe()
     check_target_of(costs, config.model, described.models["target"])
     entry = described.models.get("draft")
@@ -62,11 +59,13 @@ def run(config: SweepConfig) -> Outcome:
     if costs is not None:
         _replay_elsewhere(folder, pair, config, costs)
         return concluded(folder, verbose=config.verbose)
-    if synthetic:
+    if (acceptance := config.decode.acceptance) is not None:
         folder.note(
             synthetic_acceptance=[
-                SyntheticAcceptance(cell.prompt_set, cell.temperature, cell.k, rates)
-                for cell, rates in synthetic.items()
+                SyntheticAcceptance(name, float(temperature), k, rates_for(acceptance, k))
+                for name in dict.fromkeys(prompt.prompt_set for prompt in prompts)
+                for temperature in config.temperature
+                for k in config.speculative_ks
             ]
         )
     said = said_beforehand(config, [config.draft], prompts)
@@ -75,31 +74,24 @@ def run(config: SweepConfig) -> Outcome:
         if config.mode == "replay" or 0.0 not in config.temperature:  # no greedy texts to compare
             pair.check_lengths()
         in_looks, watch = config.until == "decided", Stopwatch(folder, config.budget_s)
-        visits = visits_of_pair(
-            folder, pair, config, config.temperature, synthetic, repeated=in_looks
-        )
+        visits = visits_of_pair(folder, pair, config, config.temperature, repeated=in_looks)
         visits.begin()
         measure_steps(folder, pair, config)
         if in_looks:
             measure_in_looks(folder, pair, config, visits, watch, said)
         else:
-            _measure_all(folder, pair, config, visits, synthetic)
+            _measure_all(folder, pair, config, visits)
     return concluded(folder, verbose=config.verbose)
 
 
-def _measure_all(
-    folder: RunFolder,
-    pair: Drafted,
-    config: SweepConfig,
-    visits: RoundVisits,
-    synthetic: Mapping[Cell, Rates],
-) -> None:
+def _measure_all(folder: RunFolder, pair: Pair, config: SweepConfig, visits: RoundVisits) -> None:
     """Every cell, or with mode=replay the texts alone, and their scores."""
+    synthetic = config.decode.acceptance is not None
     if config.mode == "replay":
         visits.up_to(0.5)
         completions(folder, pair, config)
     else:
-        requests = plan(pair, config, config.k, config.temperature, synthetic)
+        requests = grid_requests(pair, config, config.k, config.temperature)
         models = (pair.target_model, pair.drafting)
         trials = run_requests(folder, requests, lambda _: models, "generating", visits.up_to)
         if not synthetic:  # else the texts are not the target's
@@ -112,7 +104,7 @@ def _measure_all(
 
 
 def _replay_elsewhere(
-    folder: RunFolder, pair: Drafted, config: SweepConfig, costs: EngineCosts
+    folder: RunFolder, pair: Pair, config: SweepConfig, costs: EngineCosts
 ) -> None:
     """Generate and score what is replayed at another engine's costs; nothing is timed."""
     folder.note(engine_costs=costs)

@@ -1,4 +1,4 @@
-"""What a command times of a pair, and where that is stored: steps, and rounds of the running loop.
+"""Timing of a pair and where it is stored: single steps, and rounds of the running loop.
 
 A floor of a step is the time that reading its bytes takes at the device's bandwidth, which is
 measured on the same run by copying memory (or, where that cannot be, the named card's data sheet).
@@ -6,7 +6,7 @@ measured on the same run by copying memory (or, where that cannot be, the named 
 what they measure.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
@@ -15,10 +15,9 @@ import torch
 
 from harness.analysis.latency import can_pay, timed_precisely, visits_of
 from harness.analysis.unstable import unstable_steps
-from harness.commands.drafted import Drafted, EncodedPrompt, Target
-from harness.commands.other_runs import Rates
-from harness.commands.pair import completion, request
+from harness.commands.pair import EncodedPrompt, Pair, Target
 from harness.commands.progress import progress
+from harness.commands.requests import completion, request
 from harness.config import (
     AuditionConfig,
     ModelConf,
@@ -35,7 +34,7 @@ from harness.measurement.round_times import RoundVisits, TimedLoop, timed_ks, vi
 from harness.measurement.step_times import time_forwards
 from harness.models.load import LoadedModel
 from harness.models.memory import is_out_of_memory
-from harness.records import GREEDY, Cell, CopyBandwidth, RoundTiming, StepTiming, UserError, grouped
+from harness.records import GREEDY, CopyBandwidth, RoundTiming, StepTiming, UserError, grouped
 from harness.storage import RunFolder
 from harness.storage.contents import Lines
 from harness.storage.manifest import MemoryBandwidth
@@ -46,7 +45,7 @@ IN_CACHE = 4
 
 
 def measure_steps(
-    folder: RunFolder, pair: Drafted, config: ProfileConfig | SweepConfig
+    folder: RunFolder, pair: Pair, config: ProfileConfig | SweepConfig
 ) -> list[StepTiming]:
     """Time single steps, unless the folder has them, and the bandwidth that floors are of."""
     if folder.manifest.bandwidth is None:
@@ -65,7 +64,7 @@ def measure_steps(
 
 def timed_steps(
     folder: RunFolder,
-    pair: Drafted,
+    pair: Pair,
     config: PairConfig | AuditionConfig,
     *,
     paired_with: str | None,
@@ -112,7 +111,7 @@ def enough_memory(doing: str) -> Iterator[None]:
         ) from error
 
 
-def _bandwidth(pair: Drafted, config: ProfileConfig | SweepConfig) -> MemoryBandwidth:
+def _bandwidth(pair: Pair, config: ProfileConfig | SweepConfig) -> MemoryBandwidth:
     """Measured on the target's device, else the named card's data sheet."""
     device = pair.target_model.device
     copied = _copied(device)
@@ -166,15 +165,14 @@ NEVER = 1e-300
 
 def visits_of_pair(
     folder: RunFolder,
-    pair: Drafted,
+    pair: Pair,
     config: PairConfig,
     temperatures: Sequence[float],
-    synthetic: Mapping[Cell, Rates] | None = None,
     store: Lines[RoundTiming] | None = None,
     *,
     repeated: bool = False,
 ) -> RoundVisits:
-    """The visits of a run of one pair, at every K of its list; `synthetic` as of its generations.
+    """The visits of a run of one pair, at every K of its list.
 
     Where drafting stops early a round proposes any number of tokens up to K. So it is timed at some
     numbers, with the draft steps read back and a threshold that none is below. Times are kept in
@@ -187,7 +185,7 @@ def visits_of_pair(
         ks = sorted({*ks, pair.most})
 
     def asked(entry: EncodedPrompt, k: int, temperature: float) -> Request:
-        made = request(pair, config, entry, k, temperature, 0, synthetic=synthetic)
+        made = request(pair, config, entry, k, temperature, 0)
         return replace(made, stop_below=made.stop_below and NEVER)
 
     cells = [(k, temperature) for k in (0, *ks) for temperature in temperatures]
@@ -204,7 +202,7 @@ def visits_of_pair(
     )
 
 
-def time_own_loop(folder: RunFolder, pair: Drafted, config: ServerConfig) -> None:
+def time_own_loop(folder: RunFolder, pair: Pair, config: ServerConfig) -> None:
     """Time rounds of our own loop, which a server's stand next to."""
     decode = replace(config.decode, rule=config.decode.rule or "ratio")
     config = replace(config, decode=decode)

@@ -27,7 +27,7 @@ class StateModel(CausalModel, Protocol):
 
     @property
     def states(self) -> Tensor | None:
-        """Those of the tokens of the last prefill or forward, [n, width]."""
+        """The states of the tokens of the last prefill or forward, [n, width]."""
         ...
 
 

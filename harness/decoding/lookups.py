@@ -50,7 +50,7 @@ class LookupDrafter(ABC):
 
     @abstractmethod
     def draft(self, count: int) -> list[int]:
-        """What is proposed after the text, at most `count` tokens; of fewer the beginning."""
+        """The proposal after the text, at most `count` tokens; of fewer the beginning."""
 
     def scored(self, count: int) -> list[int]:
         """The same without what the text's length keeps from being proposed at this count alone."""
@@ -91,7 +91,7 @@ class NgramDrafter(LookupDrafter):
             text.append(token)
 
     def draft(self, count: int) -> list[int]:
-        """What is proposed after the text, at most `count` tokens."""
+        """The proposal after the text, at most `count` tokens."""
         text = self.text
         sizes = range(min(self._ngram, len(text) - 1), 0, -1)
         places = (self._after.get(tuple(text[-size:])) for size in sizes)
@@ -119,7 +119,7 @@ class SimpleNgramDrafter(NgramDrafter):
                 self._after[tuple(self.text[end - self._ngram : end])] = end
 
     def draft(self, count: int) -> list[int]:
-        """What is proposed after the text, at most `count` tokens."""
+        """The proposal after the text, at most `count` tokens."""
         too_short = len(self.text) - 1 <= self._ngram + count + 1
         return [] if too_short else self.scored(count)
 
@@ -143,7 +143,7 @@ def _before_end(draft: list[int], eos: Collection[int]) -> list[int]:
 
 
 class Lookups(NamedTuple):
-    """What a look-up would propose from every start of a text.
+    """The proposals of a look-up from every start of a text.
 
     Attributes:
         matches: [n, K] whether the token proposed at this offset is the text's.
@@ -157,7 +157,7 @@ class Lookups(NamedTuple):
 def lookups(
     drafter: LookupDrafter, prompt: Sequence[int], text: Sequence[int], num_draft_tokens: int
 ) -> Lookups:
-    """What a look-up proposes from prompt + text[:s], for every s, compared with the text.
+    """The proposals of a look-up from prompt + text[:s], for every s, compared with the text.
 
     A smaller K proposes a beginning of the same tokens, so one call, of the largest, serves all.
     """

@@ -144,7 +144,7 @@ def verified(
 
 
 def outcome_of(proposal: Proposal, decision: Decision) -> Tensor:
-    """What a round reads back to the host, [n + 2]; see `verified`."""
+    """The numbers that a round reads back to the host, [n + 2]; see `verified`."""
     tokens = proposal.tokens
     if proposal.checks is not None:
         tokens = unless_broken(tokens, proposal.checks)
@@ -173,7 +173,7 @@ def check_logits(tokens: Sequence[int], accepted: int, position: int) -> None:
 def emitted_round(
     generation: Generation, text: Sequence[int], tokens: Sequence[int], accepted: int
 ) -> Round:
-    """What a verified round emits after `text`, given ends of text and the budget.
+    """The tokens that a verified round emits after `text`, given ends of text and the budget.
 
     Args:
         generation: its budget, eos and stop.
@@ -210,7 +210,7 @@ class Verifier:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What two verifiers with the same work have in common."""
+        """The key that verifiers with the same work share."""
         return (self._probabilities, self._penalty, self._rule, self._synthetic)
 
     def note(self, accepted: Tensor, next_token: Tensor) -> None:
@@ -225,7 +225,7 @@ class Verifier:
         return penalised(logits, seen_along(seen, tokens), self._penalty)
 
     def uniforms(self, position: int, count: int) -> tuple[Tensor, Tensor]:
-        """Those of a round of `count` drafts: accept [count] and resample [count + 1]."""
+        """The uniforms of a round of `count` drafts: accept [count] and resample [count + 1]."""
         first = self._first_uniform(position)
         accept = self._uniforms.accept[first : first + count]
         return accept, self._uniforms.resample[first : first + count + 1]

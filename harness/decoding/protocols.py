@@ -1,4 +1,4 @@
-"""What the loop is given: a model, a drafter, and what to generate.
+"""Protocols of the loop: a model, a drafter, and a request.
 
 `harness.models` satisfies these protocols without importing them. A new kind of draft is a look-up
 or a head (`harness.serving.drafts`), and seldom one more `Drafter`. Proposals are chains, in which
@@ -27,7 +27,7 @@ Recorded = tuple[Tensor | None, ...]
 
 @dataclass(frozen=True)
 class Generation:
-    """What is generated: with the models, all that determines the emitted tokens.
+    """A request: with the models, all that determines the emitted tokens.
 
     Attributes:
         prompt: token ids, at least one.
@@ -57,14 +57,14 @@ class Generation:
         return position * _uniforms_per_position(self.num_draft_tokens, self.rule)
 
     def kept(self, text: Sequence[int], tokens: Sequence[int]) -> int:
-        """How many of `tokens`, which follow `text`, an end of text and the budget leave."""
+        """The number of `tokens` after `text` that an end of text and the budget leave."""
         end = next((n for n, token in enumerate(tokens, 1) if token in self.eos), len(tokens))
         end = min(end, self.budget - len(text))
         stopped = self.stop(text, tokens[:end]) if self.stop is not None else None
         return end if stopped is None else stopped
 
     def ends(self, text: Sequence[int], tokens: Sequence[int]) -> bool:
-        """Whether the generation ends with `tokens`, all of them kept."""
+        """True where the generation ends with `tokens`, all of them kept."""
         if tokens[-1] in self.eos or len(text) + len(tokens) >= self.budget:
             return True
         return self.stop is not None and self.stop(text, tokens) is not None
@@ -111,7 +111,7 @@ class CausalModel(Protocol):
 
 
 class Proposal(NamedTuple):
-    """What a drafter proposes for one round.
+    """The proposal of a drafter for one round.
 
     Attributes:
         tokens: [n] token ids on the target's device, n <= K.
@@ -127,7 +127,7 @@ class Proposal(NamedTuple):
 
 
 class Drafter(Protocol):
-    """What proposes the tokens that the target verifies."""
+    """A drafter: it proposes the tokens that the target verifies."""
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Start a generation: prefill with prompt[:-1]; the last token is pending."""
@@ -146,7 +146,7 @@ class Recorder(Protocol):
     """A model that can record what is done with its logits, and replay it as one launch."""
 
     def knows(self, key: Hashable) -> bool:
-        """Whether work under this key has been recorded."""
+        """True where work under this key has been recorded."""
         ...
 
     def recorded(
@@ -182,7 +182,7 @@ def recorder_of(model: CausalModel) -> Recorder | None:
 def seen_by(
     model: CausalModel, tokens: Sequence[int], sampling: SamplingParameters
 ) -> Tensor | None:
-    """What a repetition penalty applies to after `tokens`, [vocab] bool; None without a penalty."""
+    """The tokens that a penalty applies to after `tokens`, [vocab] bool; None without a penalty."""
     if sampling.repetition_penalty is None:
         return None
     return seen_tokens(tokens, model.vocab_size, model.device)

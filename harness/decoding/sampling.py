@@ -25,7 +25,7 @@ BROKEN = -1
 
 @dataclass(frozen=True)
 class SamplingParameters:
-    """How logits become probabilities.
+    """Sampling parameters: how logits become probabilities.
 
     Attributes:
         temperature: 0 is greedy: no distribution, only the argmax.
@@ -43,7 +43,7 @@ class SamplingParameters:
 
     @property
     def greedy(self) -> bool:
-        """Whether tokens are chosen by argmax."""
+        """True where tokens are chosen by argmax."""
         return self.temperature == 0.0
 
 

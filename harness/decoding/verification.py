@@ -24,7 +24,7 @@ from harness.records import Rule
 
 
 class Decision(NamedTuple):
-    """How one round ends, still on the device.
+    """The end of one round, still on the device.
 
     Attributes:
         accepted: [] how many draft tokens stand.
@@ -226,5 +226,5 @@ def _widened(draft_probs: Tensor, like: Tensor) -> Tensor:
 
 
 def _leading(flags: Tensor) -> Tensor:
-    """How many flags are true before the first that is not."""
+    """The number of flags that are true before the first that is not."""
     return flags.cumprod(0).sum()

@@ -12,8 +12,7 @@
 4. `adapters.py`: how the command `server` starts an engine or attaches to one. The table of engines
    is `harness.serving.engines`: to add one, begin there.
 5. `stored_answers.py`: answers that a server stored elsewhere, by the same parsers.
-6. `gguf_file.py`: small models as GGUF files for llama.cpp. `xllamacpp_server.py`: `llama-server`
-   for those who have the Python wheel and no binary.
+6. `xllamacpp_server.py`: `llama-server` for those who have the Python wheel and no binary.
 
 What an engine cannot tell is None here, never a guess.
 """

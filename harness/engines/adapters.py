@@ -22,7 +22,6 @@ from harness.serving.spec import EngineSpec
 
 if TYPE_CHECKING:
     from harness.models.cached import CachedModel
-    from harness.models.heads.base import LoadedHead
     from harness.models.load import LoadedModel
 
 
@@ -31,15 +30,11 @@ class OpenedPair:
     """A target whose weights are here, with what drafts for it.
 
     Attributes:
-        target, draft: as they were loaded; no draft where it is no model of its own.
-        head: the draft, where it is one; else None.
         drafter: makes the drafter of a request from how it is sampled and its K.
         now: seconds, read after the models' devices have finished.
     """
 
     target: "LoadedModel"
-    draft: "LoadedModel | None"
-    head: "LoadedHead | None"
     target_model: "CachedModel"
     drafter: Callable[[SamplingParameters, int], Drafter]
     now: Callable[[], float]
@@ -50,7 +45,7 @@ class ToServe:
     """What an engine is to serve.
 
     Attributes:
-        folder: the run's; servers' logs and converted models go into folders of it.
+        folder: the run's; servers' logs go into a folder of it.
         context_tokens: of the longest request, prompt and budget.
         slots: requests side by side at most.
         threads: of each server; None leaves them to the engine.

@@ -61,6 +61,7 @@ from harness.engines.protocol import (
     token_ids,
 )
 from harness.engines.turns import Turn
+from harness.models.embedded import folder_of, gguf_of
 from harness.records import NotInstalledError, Rule, UserError
 from harness.serving.drafts import DRAFTS, DraftKind, looks_up
 from harness.serving.llamacpp import COUNTING, SPEC, SPEC_TYPES, drafting_flags
@@ -355,8 +356,8 @@ def _started(serve: ToServe) -> LlamaCpp:
     config = serve.config
     own = config.draft.gguf is None and serve.kind == "mtp"
     return LlamaCpp(
-        _gguf(serve, config.model),
-        None if looks_up(serve.kind) or own else _gguf(serve, config.draft),
+        _file_of(config.model),
+        None if looks_up(serve.kind) or own else _file_of(config.draft),
         **started_with(serve),
     )
 
@@ -368,23 +369,18 @@ def _started_draft(serve: ToServe) -> LlamaCpp | None:
     logs = serve.logs / "draft"
     logs.mkdir(parents=True, exist_ok=True)
     given = {**started_with(serve), "logs": logs, "varying": "", "schedule": ()}
-    return LlamaCpp(_gguf(serve, serve.config.draft), None, **given)
+    return LlamaCpp(_file_of(serve.config.draft), None, **given)
 
 
 def _check(config: ServerConfig) -> None:
-    """Refuse a missing GGUF file, no file where none can be converted, or no llama-server."""
-    from harness.engines.gguf_file import gguf_package
-
+    """Refuse a missing GGUF file, or no llama-server."""
     models: list[ModelConf] = [config.model]
     kind = config.draft.kind
     if not config.draft.spec.looks_up:
         models.append(config.draft)
     if kind == "mtp" and config.draft.gguf is None:
         if config.model.gguf is None:
-            raise UserError(
-                "draft=mtp: give model.gguf, a conversion that has the MTP layers; those made here"
-                " have none"
-            )
+            raise UserError("draft=mtp: give model.gguf, a conversion that has the MTP layers")
         models.remove(config.draft)
     positions = {"dflash": {"K+1": 1}, "dspark": {"K": 0, "K+1": 1}}.get(kind)
     if positions and config.score:
@@ -396,15 +392,7 @@ def _check(config: ServerConfig) -> None:
                 f" draft.block={' or '.join(positions)}"
             )
     for conf in models:
-        if conf.gguf is not None:
-            _check_gguf(Path(conf.gguf), conf.keys.of("gguf", conf.gguf))
-        elif not config.score:
-            raise UserError(
-                f"{conf.keys.of('gguf')}: not given, and score=false leaves no weights to convert"
-            )
-    for conf in models:
-        if conf.gguf is None:
-            gguf_package(conf.keys)
+        _file_of(conf)
     _check_build(kind, f"draft={config.draft.name}")
 
 
@@ -429,30 +417,25 @@ def _check_build(kind: DraftKind, where: str) -> None:
         )
 
 
-def _check_gguf(file: Path, where: str) -> None:
+def _file_of(conf: ModelConf) -> Path:
+    """The user's GGUF file of a model, else the one that ships with it.
+
+    Raises:
+        UserError: there is none, or it is something else.
+    """
+    shipped = folder_of(conf.id)
+    if conf.gguf is not None:
+        where, file = conf.keys.of("gguf", conf.gguf), Path(conf.gguf).resolve()
+    elif shipped is not None and conf.dtype in ("auto", "float32") and conf.weights != "dummy":
+        where, file = conf.where, gguf_of(shipped)
+    else:
+        raise UserError(
+            f"{conf.keys.of('gguf')}: not given; llama.cpp's convert_hf_to_gguf.py makes the file"
+            f" of a checkpoint: {conf.keys.of('gguf', 'FILE')}"
+        )
     if not file.is_file():
         raise UserError(f"{where}: no such file")
     with file.open("rb") as opened:
         if opened.read(4) != b"GGUF":
             raise UserError(f"{where}: not a GGUF file, whose first bytes are GGUF")
-
-
-def _gguf(serve: ToServe, conf: ModelConf) -> Path:
-    """The user's file of a model, else one that is written in the run folder once."""
-    from harness.engines.gguf_file import write_block_gguf, write_eagle3_gguf, write_gguf
-
-    if conf.gguf is not None:
-        return Path(conf.gguf).resolve()
-    folder = serve.folder / "gguf"
-    folder.mkdir(exist_ok=True)
-    file = folder / f"{conf.keys.group}.gguf"
-    if file.exists():
-        return file
-    pair = serve.pair
-    assert pair is not None  # before servers start; refused with score=false
-    if conf is serve.config.draft and pair.head is not None:
-        write = write_eagle3_gguf if serve.kind == "eagle3" else write_block_gguf
-        return write(pair.head, pair.target, file)
-    loaded = pair.target if conf is serve.config.model else pair.draft
-    assert loaded is not None  # a draft of another kind is refused
-    return write_gguf(loaded, file)
+    return file

@@ -41,7 +41,7 @@ FROZEN_BY_PYTHON = 1000
 
 @cache
 def _froze_itself() -> bool:
-    """Whether the process had frozen what it imported before the first block, as tests do."""
+    """True where the process had frozen what it imported before the first block, as tests do."""
     return gc.get_freeze_count() > FROZEN_BY_PYTHON
 
 

@@ -1,4 +1,4 @@
-"""How sure a draft is of what it drafts: what adaptive drafting needs besides a draft's scores.
+"""Confidences of a draft in what it drafts, which adaptive drafting needs besides its scores.
 
 Adaptive drafting (`decode.stop=threshold`) drafts no more after a token that the draft was unsure
 of. Along the target's text its probabilities are those of the scores. Where a drafted token is not
@@ -78,7 +78,7 @@ def draft_confidences(
 
 @dataclass(frozen=True)
 class _Drafting:
-    """How a draft drafts along a text and off it, and how its tokens are judged.
+    """Drafting along a text and off it, and the acceptance of its tokens.
 
     `width` is of the vocabulary that both models have; for the rest see `draft_confidences`.
     """
@@ -192,12 +192,12 @@ class _Drafting:
 
     @cached_property
     def chooses(self) -> bool:
-        """Whether the draft chooses its tokens, and does not draw them."""
+        """True where the draft chooses its tokens, and does not draw them."""
         return self.text.request.sampling.greedy or ACCEPTANCE_RULES[self.rule].draft_chooses
 
     @cached_property
     def distribution(self) -> Callable[[Tensor], Tensor]:
-        """Of logits, what the draft's confidence is of."""
+        """The function from logits to the distribution that the draft's confidence is of."""
         if self.chooses:  # as `ModelDrafter` reads the confidence of a token that it chooses
             return lambda logits: torch.softmax(logits.float(), dim=-1)
         return sampler_for(self.text.request.sampling)

@@ -140,7 +140,7 @@ def score_texts(
 def lookup_traces(
     texts: Sequence[GeneratedText], kind: str, *, num_draft_tokens: int, draft_name: str
 ) -> list[TextTrace]:
-    """What a look-up would propose from every start of each text.
+    """The proposals of a look-up from every start of each text.
 
     Its tokens are chosen, not drawn, so under every rule a proposed token stands exactly where it
     is the text's; the target's fields are NaN.
@@ -227,7 +227,7 @@ def scored_model(model: CachedModel, name: str, sample: Sequence[int]) -> Scored
 
 
 def _padding_error(model: CachedModel, split: SplitNetwork) -> float:
-    """How far logits of rows padded on the right are from those of each row alone."""
+    """The difference of logits of rows padded on the right from those of each row alone."""
     tokens = probe_tokens(model.network, model.vocab_size)
     rows = [tokens, tokens[: len(tokens) // 2]]
     alone = torch.cat([uncached_logits(model.network, row, model.vocab_size) for row in rows])
@@ -292,7 +292,7 @@ class Distribution:
     def __init__(
         self, logits: Tensor, sampling: SamplingParameters, width: int, seen: Tensor | None
     ) -> None:
-        """Of logits [n, width or more]; `seen` [n, width] is for a repetition penalty."""
+        """Distributions of logits [n, width or more]; `seen` [n, width] is for a penalty."""
         seen = None if seen is None else seen.to(logits.device)
         logits = penalised(logits[:, :width], seen, sampling.repetition_penalty)
         peak, self.best = logits.max(-1)

@@ -63,7 +63,7 @@ class PlainText:
 
 @dataclass(frozen=True)
 class Margins:
-    """What the plain server says of one of its texts.
+    """Margins of one of the plain server's texts.
 
     Attributes:
         step, batch: at the difference, of the plain text's token over the other one, nats; None
@@ -77,7 +77,7 @@ class Margins:
     changes: tuple[float, ...]
 
     def is_tie(self, noise: float) -> bool:
-        """Whether noise explains the difference, by the rule; it ends no text early."""
+        """True where noise explains the difference, by the rule; it ends no text early."""
         margins = [margin for margin in (self.step, self.batch) if margin is not None]
         return min(margins, default=math.inf) <= TIE_FACTOR * max(noise, LEAST_NOISE)
 
@@ -129,7 +129,7 @@ def noise_of(measured: Sequence[Margins]) -> tuple[float | None, int]:
 
 
 def _steps(server: Server, text: PlainText, length: int) -> Likeliest:
-    """What is likeliest at each position of the text, generated again.
+    """The likeliest tokens at each position of the text, generated again.
 
     It ends behind the first token that comes out differently, since engines need not repeat a text.
     """
@@ -140,7 +140,7 @@ def _steps(server: Server, text: PlainText, length: int) -> Likeliest:
 
 
 def _after(server: Server, asked: Asked, fed: Sequence[int]) -> Mapping[int, float]:
-    """What is likeliest after some tokens that are read in a batch."""
+    """The likeliest tokens after some tokens that are read in a batch."""
     one = asked._replace(prompt=fed, budget=1, logprobs=LISTED, cached=True)
     return next(iter(server.generate(one).likeliest), {})
 
@@ -151,7 +151,7 @@ def _second(listed: Mapping[int, float], token: int) -> int | None:
 
 
 def _margin(listed: Mapping[int, float], token: int, other: int) -> float | None:
-    """Of one token over another; one that is not listed counts as the least likely listed one."""
+    """The margin of one token over another; an unlisted one counts as the least likely listed."""
     if not listed:
         return None
     least = min(listed.values())

@@ -1,4 +1,4 @@
-"""What machine is this? Recorded with every run, because a latency means nothing without it.
+"""The machine of a run, recorded because a latency means nothing without it.
 
 Only what needs a device imports torch: breakeven and report describe their host without it.
 """
@@ -153,7 +153,7 @@ def _git() -> dict[str, Any] | None:
 
 
 class OtherLoad:
-    """How much of the machine other work takes, from when this is made."""
+    """The share of the machine that other work takes, from when this is made."""
 
     def __init__(self) -> None:
         self._begin = self._seconds()
@@ -169,7 +169,7 @@ class OtherLoad:
 
     @staticmethod
     def _seconds() -> tuple[float, float]:
-        """Of all processors: those that were not idle and not this process, and all."""
+        """Seconds of all processors: those that were not idle and not this process's, and all."""
         times, own = psutil.cpu_times(), psutil.Process().cpu_times()
         # A guest's time is part of the user's, see man 5 proc
         spent = {name: getattr(times, name) for name in times._fields if "guest" not in name}
@@ -187,7 +187,7 @@ class CardWatch:
     """
 
     def __init__(self, device: "torch.device") -> None:
-        """Of a run on a CUDA device; of any other there is nothing to read."""
+        """Begin for a run on a CUDA device; of any other there is nothing to read."""
         self._device = device
         self._states: dict[str, list[CardState]] = {}
         self._cards: dict[str, Any] = {}
@@ -231,13 +231,13 @@ class CardWatch:
             self._states.setdefault(device, []).append(card_state(card))
 
     def readings(self) -> tuple[CardReadings, ...]:
-        """What was read of each card that was busy, or of all; empty where NVML has none."""
+        """Readings of each card that was busy, or of all; empty where NVML has none."""
         each = [_readings(device, states) for device, states in self._states.items()]
         return tuple([one for one in each if one.busy] or each)
 
 
 def _readings(device: str, states: Sequence[CardState]) -> CardReadings:
-    """Of one card, from its states one after the other."""
+    """Readings of one card, from its states one after the other."""
     busy = [state for state in states if not state.idle]
     counted = busy or states
 
@@ -348,7 +348,7 @@ def _step_seconds(
 
 
 def copy_bandwidth(device: "torch.device", buffer_bytes: int | None = None) -> CopyBandwidth:
-    """How fast the device copies memory: the yardstick under every step time of the same run.
+    """The bandwidth of copying memory, which every step time of the same run is held against.
 
     A copy reads as much as it writes, so its traffic is twice the buffer. A data sheet's bandwidth
     is never reached, by a copy no more than by a model; compared with a copy, a step that is bound

@@ -88,7 +88,7 @@ class Request:
 
     @property
     def asked(self) -> Asked:
-        """What a server is asked for."""
+        """The request as a server is asked."""
         return Asked(self.tokens, self.sampling, self.seed, self.budget)
 
     @property
@@ -97,7 +97,7 @@ class Request:
         return f"{self.prompt_set}/{self.prompt}"
 
     def generation(self, device: torch.device) -> Generation:
-        """What the loop needs of it, with its uniforms on the target's device."""
+        """The request as the loop takes it, with its uniforms on the target's device."""
         needed = uniforms_needed(self.budget, self.k, self.rule)
         return Generation(
             prompt=self.tokens,
@@ -207,7 +207,7 @@ def _generate(
 
 
 def drafter_of(request: Request, draft: Draft) -> Drafter:
-    """What drafts for a request, ready to begin."""
+    """The drafter of a request, ready to begin."""
     if callable(draft):
         return draft(request)
     drafter = ModelDrafter(draft, request.sampling, request.rule, request.stop_below or 0.0)

@@ -76,7 +76,7 @@ def _score(
     draft_sampling: DraftSampling,
     chunk: int,
 ) -> tuple[Scores, NDArray[np.int64] | None]:
-    """By start and offset, but for the target's log-probabilities, and how many are proposed."""
+    """Scores by start and offset, the target's log-probabilities aside, and the number proposed."""
     request, count = text.request, len(text.tokens)
     # Start s is row (prompt length) + s - 2; a prompt of one token has no row for start 0
     first_row = max(0, len(request.tokens) - 2)

@@ -67,7 +67,7 @@ class LoadFailedError(UserError):
 
 @dataclass(frozen=True)
 class Load:
-    """How requests come: so many in flight, or so many per second."""
+    """The arrivals of a load: so many requests in flight, or so many per second."""
 
     concurrency: int | None = None
     rate: float | None = None
@@ -78,7 +78,7 @@ class Load:
         return f"requests, {self.concurrency} side by side"
 
     def timings(self, groups: int, servers: int) -> int:
-        """How many a visit has of it: at random once, in a closed loop at two budgets."""
+        """The number of measurements of a visit: one at random, two in a closed loop."""
         return groups * servers * (1 if self.rate else 2)
 
 
@@ -106,7 +106,7 @@ def groups_of(requests: Sequence[Request], largest: int) -> dict[str, list[Reque
 
 
 def _enough(group: Sequence[Request], concurrency: int) -> Sequence[Request]:
-    """Of a group that is long enough for the largest load, what a smaller one needs.
+    """The requests that a smaller load needs, of a group for the largest one.
 
     That is every prompt once at least, and all prompts equally often.
     """
@@ -115,7 +115,7 @@ def _enough(group: Sequence[Request], concurrency: int) -> Sequence[Request]:
 
 
 def requests_of_load(prompts: Sequence[int], largest: int) -> int:
-    """How many requests a load of so many side by side has, where sets have so many prompts."""
+    """The number of requests of a load of so many side by side, where sets have so many prompts."""
     groups = prompts
     if len(prompts) == 1:
         groups = ((prompts[0] + 1) // 2, prompts[0] // 2)
@@ -201,7 +201,7 @@ def warm_up(k: int, server: Server, groups: Mapping[str, Sequence[Request]], slo
 
 
 def _alone_s(servers: Mapping[int, Server], reference: Request, clock: ServerClock) -> float | None:
-    """What the plain server decodes a request in, alone and by its own clock, seconds a token.
+    """Seconds a token of the plain server decoding a request alone, by its own clock.
 
     None where it does not tell, with processor time, without such a server, and where its text is
     one token, which the prefill makes.
@@ -297,7 +297,7 @@ def _of_others(
 def _sent(
     server: Server, requests: Sequence[Request], in_flight: int, due_s: Sequence[float] | None
 ) -> tuple[list[Completion], list[float]]:
-    """What each request returned, so many in flight, and when it was sent, after the begin.
+    """The answer of each request, so many in flight, and when it was sent, after the begin.
 
     An error ends what is not yet sent. With `due_s` each is sent then, whatever became of those
     before it.

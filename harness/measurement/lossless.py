@@ -63,7 +63,7 @@ ALWAYS = 1e-300
 
 
 class TextComparison(NamedTuple):
-    """How a speculative greedy text stands to the plain one; fields as of a `TextCheck`."""
+    """The comparison of a speculative greedy text with the plain one; see `TextCheck`."""
 
     result: Result
     first_difference: int | None = None
@@ -130,7 +130,7 @@ def _is_tie(
     dtype: torch.dtype,
     routing: float = 0.0,
 ) -> tuple[bool, float]:
-    """Whether rounding decides between two tokens, and the largest difference between two ways.
+    """True where rounding decides between two tokens, and the largest difference between two ways.
 
     Args:
         computed: logits [vocab] in two ways or more; of `more` are added where these do not tell.
@@ -159,7 +159,7 @@ def _is_tie(
 
 
 def _gap(computed: Sequence[Tensor], emitted: Sequence[int]) -> float:
-    """How far the logit of the less likely of two tokens is below the best, in one of the ways."""
+    """The margin of the less likely of two tokens below the best logit, in one of the ways."""
     rows = (row.float() for row in computed)
     return min(float(row.max() - row[list(emitted)].min()) for row in rows)
 
@@ -195,7 +195,7 @@ def _forward_ways(
 
 
 def _spread(logits: Tensor) -> float:
-    """From the lowest to the highest of logits [ways, vocab] that are finite in every way."""
+    """The range of the logits [ways, vocab] that are finite in every way."""
     finite = logits[:, logits.isfinite().all(0)]
     return float(finite.max() - finite.min())
 

@@ -1,4 +1,4 @@
-"""What a server knows of its texts: completions with their token ids, and log-probabilities.
+"""Texts of a server: completions with their token ids, and log-probabilities.
 
 An audition needs the target's completions, and these need no weights of it here. They come from
 whatever server has the target: llama.cpp's, SGLang's, or one with `/v1/completions` that returns
@@ -68,7 +68,7 @@ class TextServer:
 
     @property
     def version(self) -> str:
-        """As it reports it; "unknown" where it does not."""
+        """The version that it reports; "unknown" where it reports none."""
         return self._kind.version_of(self._client)
 
     def complete(self, request: Request, decode: Callable[[Sequence[int]], str]) -> GeneratedText:
@@ -150,6 +150,6 @@ class TextServer:
 
 
 def _seed(request: Request) -> int:
-    """Of 31 bits, of the run's seed and the text."""
+    """A seed of 31 bits, of the run's seed and the text."""
     digest = hashlib.sha256(f"{request.seed} {request.key}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1

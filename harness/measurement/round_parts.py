@@ -1,4 +1,4 @@
-"""What a round is made of: its parts timed on their own, next to whole rounds of the real loop.
+"""Parts of a round, timed on their own next to whole rounds of the real loop.
 
 For each prompt the loop generates a few rounds with nothing but a clock around each; then the same
 rounds (same tokens, same caches) are gone through once more part by part, with the clock read, and

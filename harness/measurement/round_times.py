@@ -1,4 +1,4 @@
-"""What a plain token and a round of the running loop cost, R(0) and R(K), timed in visits.
+"""Times of a plain token and a round of the running loop, R(0) and R(K), measured in visits.
 
 A visit times plain decoding and every K, at every temperature, within moments of one another, in an
 order that each visit permutes anew. So its ratios R(K) / R(0) are free of the machine's drift, and
@@ -82,7 +82,7 @@ class TimedLoop:
         return max(entry.budget for entries in self.requests.values() for entry in entries)
 
     def requests_of(self, visit: int) -> list[Request]:
-        """What a visit times, in its order; `generation` gives each its prompts."""
+        """The cells that a visit times, in its order; `generation` gives each its prompts."""
         names = list(self.requests)
         timed = list(self.requests[names[visit % len(names)]])
         # Plain decoding is in every ratio of the visit, so it is timed twice
@@ -111,7 +111,7 @@ class TimedLoop:
 
 
 def rounds_timed(k: int, new_tokens: int, round_s: float = 0.0) -> int:
-    """How many rounds a timing takes at least; tokens, of plain decoding.
+    """The least number of rounds of a timing; tokens, of plain decoding.
 
     Args:
         new_tokens: the budget of the run's own generations.
@@ -143,7 +143,7 @@ def made_prompt(
 
 
 def visits_for(texts: int, *, among_many: bool = False) -> int:
-    """How many visits a run makes that generates so many texts at every K.
+    """The number of visits of a run that generates so many texts at every K.
 
     A run of many texts, most often of many repetitions, makes more: else the error of the round
     times would be what is left of the prediction's.
@@ -176,7 +176,7 @@ class FullLookup:
         self._drafter, self.begin, self.advance = drafter, drafter.begin, drafter.advance
 
     def propose(self, count: int, uniforms: Tensor) -> Proposal:
-        """What is looked up, then the text's last token up to `count`."""
+        """The tokens that are looked up, then the text's last token up to `count`."""
         tokens = self._drafter.draft(count)
         tokens = tokens + [self._drafter.text[-1]] * (count - len(tokens))
         return Proposal(torch.tensor(tokens, device=uniforms.device), None)
@@ -239,7 +239,7 @@ class RoundVisits:
 
     @property
     def complete(self) -> int:
-        """How many are made, but for those to be made again."""
+        """The number of visits that are made, but for those to be made again."""
         return self._whole - min(self._disturbed, self._repeated)
 
     def begin(self) -> None:

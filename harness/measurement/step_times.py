@@ -85,7 +85,7 @@ class Forward:
 def _forwards(
     models: Sequence[TimedModel], max_k: int, verifies_of_draft: Sequence[int] = ()
 ) -> list[Forward]:
-    """What is timed after a context: steps of each model, verifies of the target, up to K + 1."""
+    """Forwards timed after a context: steps of each model, verifies of the target, up to K + 1."""
     forwards: list[Forward] = []
     for timed in models:
         drafts = timed.role == "draft"

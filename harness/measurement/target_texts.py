@@ -124,7 +124,7 @@ def generate_texts(
 
 
 def settle_batches(target: CachedModel, split: SplitNetwork | None) -> str:
-    """How texts of `target` may share a batch; tried once, stored on the model for the manifest.
+    """The way in which texts of `target` share a batch; tried once, stored for the manifest.
 
     A few given tokens are fed in a batch whose rows end at different steps, and the logits are
     compared with those of each text alone, without a cache.

@@ -44,7 +44,7 @@ def output_weight(network: PreTrainedModel) -> Tensor:
 
 
 def takes(network: PreTrainedModel, argument: str) -> bool:
-    """Whether a network's forward names this argument."""
+    """True where a network's forward names this argument."""
     return argument in inspect.signature(network.forward).parameters
 
 
@@ -54,7 +54,7 @@ def cache_argument(network: PreTrainedModel) -> str | None:
 
 
 def makes_state(network: PreTrainedModel) -> bool:
-    """Whether a network makes its cache itself, in a form of its own, and returns it."""
+    """True where a network makes its cache itself, in a form of its own, and returns it."""
     name = cache_argument(network)
     if name == "cache":  # xLSTM's is one of its own from 5.24 on, too
         return Cache not in get_args(inspect.signature(network.forward).parameters[name].annotation)
@@ -112,7 +112,7 @@ class CachedModel:
 
     @property
     def layers(self) -> int:
-        """How many decoder layers the network has."""
+        """The number of decoder layers."""
         return int(self.network.config.get_text_config().num_hidden_layers)
 
     def keep_states(self, layers: Sequence[int]) -> None:
@@ -139,7 +139,7 @@ class CachedModel:
 
     @property
     def cached_tokens(self) -> int:
-        """How many tokens the cache holds."""
+        """The number of tokens in the cache."""
         return self._length
 
     @torch.inference_mode()
@@ -150,7 +150,7 @@ class CachedModel:
             self._run(torch.tensor(tokens), logits_to_keep=1)
 
     def describe(self) -> dict[str, Any]:
-        """How it runs, for the manifest."""
+        """The forward in use and its settings, for the manifest."""
         optional = {"engine_reason": self.engine_reason, "text_batches": dict(self.text_batches)}
         present = {name: value for name, value in optional.items() if value}
         return {"rewinding": self.rewinding, "engine": self.engine, **present}

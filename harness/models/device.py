@@ -92,7 +92,7 @@ def nvidia_driver() -> NvidiaDriver | None:
 
 
 def other_gpu_processes(device: torch.device) -> int | None:
-    """How many other processes compute on a card now; None where the driver does not say."""
+    """The number of other processes on a card now; None where the driver does not say."""
     with card_handle(device) as card:
         running = (
             None if card is None else _answer(pynvml.nvmlDeviceGetComputeRunningProcesses, card)
@@ -153,7 +153,7 @@ def card_state(card: Any) -> CardState:
 
 
 def _answer(ask: Callable[..., Any], *arguments: Any) -> Any:
-    """What NVML answers; None where it does not."""
+    """NVML's answer; None where it has none."""
     try:
         return ask(*arguments)
     except (pynvml.NVMLError, AttributeError):
@@ -220,7 +220,7 @@ SPEED_ROWS, SPEED_WIDTH, SPEED_SAMPLES, AT_SPEED = 8, 1024, 7, 1.5
 
 @cache
 def computes_at_speed(dtype: torch.dtype) -> bool:
-    """Whether this processor multiplies matrices of a dtype about as fast as those of float32.
+    """True where this processor multiplies matrices of a dtype about as fast as float32 ones.
 
     Measured once per process, in some milliseconds: what a processor's flags promise, its build of
     torch need not use.

@@ -1,6 +1,6 @@
 """Load a model and its tokenizer by hub id, local folder or `embedded:<name>`, or make a dummy.
 
-`open_pair` makes of two loaded models a target and a draft with caches, of one logit width.
+`check_tokenizers` says whether two of them make a target and a draft.
 """
 
 import copy
@@ -29,7 +29,7 @@ from transformers.utils.import_utils import is_accelerate_available
 from harness import PACKAGE
 from harness.config import ModelConf, ModelKeys
 from harness.models import dummy
-from harness.models.cached import CachedModel, output_weight
+from harness.models.cached import output_weight
 from harness.models.checkpoint import (
     check_complete,
     check_has_tokenizer,
@@ -39,6 +39,7 @@ from harness.models.checkpoint import (
     without_warm_up,
 )
 from harness.models.device import check_dtype, computes_at_speed, resolve_device
+from harness.models.embedded import EMBEDDED, folder_of
 from harness.models.memory import (
     MemoryNeed,
     check_fits,
@@ -47,12 +48,10 @@ from harness.models.memory import (
     model_sizes,
     shape_of,
 )
-from harness.models.probe import cached_model
 from harness.models.tokenizer import has_thinking_mode, tokenizer_difference
 from harness.records import UserError
 from harness.theory.architecture import Architecture, architecture_of
 
-EMBEDDED = Path(__file__).parent / "embedded"
 # What a checkpoint's generation_config may hold that changes which tokens a server emits
 GENERATION_SETTINGS = (
     *("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "top_h"),
@@ -67,7 +66,7 @@ HASHED_NUMBERS = 256
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What prompts and texts of a model need; its weights may be on a server alone.
+    """The tokenizer of a model, with what prompts need; its weights may be on a server alone.
 
     Attributes:
         eos: every id that ends a text.
@@ -109,7 +108,7 @@ class LoadedModel(Vocabulary):
 
     @property
     def memory_need(self) -> MemoryNeed | None:
-        """What memory it takes; None for an architecture that the theory does not count."""
+        """Its memory; None for an architecture that the theory does not count."""
         shape, network = shape_of(self.network.config), self.network
         if shape is None:
             return None
@@ -119,7 +118,7 @@ class LoadedModel(Vocabulary):
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """That hold its weights, in the order of its layers; what is offloaded is on "meta"."""
+        """The devices of its weights, in the order of its layers; of offloaded ones "meta"."""
         return tuple(dict.fromkeys(tensor.device for tensor in self.network.parameters()))
 
     def describe(self) -> dict[str, Any]:
@@ -150,7 +149,7 @@ class LoadedModel(Vocabulary):
 
 
 def stored_parts(tensor: Tensor) -> list[Tensor]:
-    """What holds a parameter's numbers: itself, or the codes and scales of a quantized one."""
+    """The tensors that hold a parameter: itself, or the codes and scales of a quantized one."""
     if not is_traceable_wrapper_subclass(tensor):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
@@ -242,43 +241,32 @@ def load_vocabulary(conf: ModelConf, *, fetch: bool = True) -> Vocabulary:
     return Vocabulary(conf.keys, conf.name, tokenizer, eos, context_tokens(config))
 
 
-def open_pair(
-    target: LoadedModel,
-    draft: LoadedModel,
-    backend: str = "eager",
-    eager_because: str | None = None,
-) -> tuple[CachedModel, CachedModel]:
-    """Check the tokenizers, then wrap both with the logit width that they share.
-
-    Embeddings padded to different widths are fine: no tokenizer id lies in the padding, and both
-    distributions are cut to the narrower one. `backend` and `eager_because`: see `cached_model`.
-    """
-    check_tokenizers(target, draft)
-    shared = min(target.vocab_size, draft.vocab_size)
-    highest = max(target.tokenizer.get_vocab().values(), default=0)
-    if highest >= shared:
-        raise UserError(
-            f"{draft.shown}: the tokenizer has an id {highest}, beyond the {shared} rows of "
-            "the narrower embedding; choose a draft of the target's own family"
-        )
-    return (
-        cached_model(target.network, shared, target.shown, backend, eager_because),
-        cached_model(draft.network, shared, draft.shown, backend, eager_because),
-    )
+class NotEligible(UserError):
+    """A draft that cannot be used with this target; the text says why."""
 
 
 def check_tokenizers(target: Vocabulary, draft: Vocabulary) -> None:
-    """Refuse a draft model with another tokenizer than the target's."""
+    """Refuse a draft model with another tokenizer than the target's, or with fewer tokens.
+
+    Embeddings padded to different widths are fine: no tokenizer id lies in the padding.
+
+    Raises:
+        NotEligible: the two differ, and where.
+    """
     difference = tokenizer_difference(target.tokenizer, draft.tokenizer)
+    if not difference and isinstance(draft, LoadedModel):
+        highest = max(draft.tokenizer.get_vocab().values(), default=0)
+        if highest >= draft.vocab_size:
+            difference = f"an id {highest}, beyond the {draft.vocab_size} rows of its embedding"
     if difference:
-        raise UserError(
+        raise NotEligible(
             f"{draft.shown}: another tokenizer than {target.shown} ({difference}); "
             "choose a draft of the target's own family"
         )
 
 
 def memory_need(conf: ModelConf, device: torch.device) -> MemoryNeed | None:
-    """What memory a model will take, from its config before its weights are read.
+    """The memory of a model, from its config before its weights are read.
 
     None where that is not known: an unfamiliar architecture, or weights that are quantized.
     """
@@ -370,14 +358,14 @@ PLACEHOLDERS = frozenset(("ORG/TARGET", "ORG/DRAFT", "ORG/NAME", "ORG/NAME_OR_FO
 
 def source_of(conf: ModelConf) -> str:
     """A model's hub id or folder."""
-    if not conf.id.startswith("embedded:"):
+    folder = folder_of(conf.id)
+    if folder is None:
         if conf.id in PLACEHOLDERS:
             raise UserError(f"{conf.where}: stands for a model of yours; give its hub id or folder")
         # A hub id is a name, or an owner and a name
         if re.match(r"[./~]|[^/]+/[^/]+/", conf.id) and not Path(conf.id).exists():
             raise UserError(f"{conf.where}: no such folder; give one that is there, or a hub id")
         return conf.id
-    folder = EMBEDDED / conf.id.removeprefix("embedded:")
     if not folder.is_dir():
         shipped = sorted(path.parent.name for path in EMBEDDED.glob("*/config.json"))
         raise UserError(f"{conf.where}: no such embedded model; there are {shipped}")

@@ -76,13 +76,13 @@ def shape_of(config: Any) -> Architecture | None:
 
 
 def context_tokens(config: Any) -> int | None:
-    """How many positions the model was made for, or None if the config does not say."""
+    """The number of positions that the model was made for; None if the config does not say."""
     return _size(config.get_text_config(), "max_position_embeddings")
 
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """What memory a model takes.
+    """The memory that a model takes.
 
     Attributes:
         cards: that transformers places its layers on by a device_map, of which there may be one;
@@ -114,7 +114,7 @@ class MemoryNeed:
         name: str,
         cards: tuple[torch.device, ...] = (),
     ) -> "MemoryNeed":
-        """Of a model of this shape, whose weights and cache are of one dtype."""
+        """The need of a model of this shape, with weights and cache of one dtype."""
         embedding = shape.vocab * shape.hidden
         tables = embedding if shape.tied else 2 * embedding
         largest = max(embedding, (shape.parameters - tables) / shape.layers)
@@ -131,7 +131,7 @@ class MemoryNeed:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, whichever allocator raised it."""
+    """True where an error says that memory ran out, whichever allocator raised it."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     text = str(error).lower()

@@ -114,7 +114,7 @@ def _probed(
 
 
 def allowed_error(network: PreTrainedModel) -> float:
-    """How far two orders of the same sums may be apart, relative to the largest logit."""
+    """The allowed difference of two orders of the same sums, relative to the largest logit."""
     return TOLERANCE.get(network.dtype, COARSE_TOLERANCE)
 
 
@@ -164,7 +164,7 @@ def graphed_model(
 
 
 def wants_graphs(backend: str, device_type: str) -> bool:
-    """Whether a model is to run as CUDA graphs, if it can."""
+    """True where a model is to run as CUDA graphs, if it can."""
     return backend == "cuda_graphs" or (backend == "auto" and device_type == "cuda")
 
 
@@ -307,7 +307,7 @@ def _probe_logits(model: CachedModel) -> Tensor:
 
 
 def forward_error(model: CachedModel, reference: Tensor | None = None) -> float:
-    """How far a model's logits are from those without a cache, relative to the largest.
+    """The difference of a model's logits from those without a cache, relative to the largest.
 
     `reference` is that of `cache_error`.
     """
@@ -323,7 +323,7 @@ def forward_error(model: CachedModel, reference: Tensor | None = None) -> float:
 
 
 def rewind_error(model: CachedModel, reference: Tensor | None = None) -> float:
-    """How far logits of rounds with rewinds are from those without a cache, relative likewise."""
+    """The difference of logits after rewinds from those without a cache, relative likewise."""
     reference = _probe_logits(model) if reference is None else reference
     tokens = probe_tokens(model.network, model.vocab_size)
     wrong = [tokens[index - 1] for index in range(VERIFIED)]

@@ -89,7 +89,7 @@ def pinned(network: PreTrainedModel, tokens: Sequence[int]) -> Iterator[None]:
 
 @torch.no_grad()
 def tie_spread(network: PreTrainedModel, tokens: Sequence[int], vocab_size: int) -> float | None:
-    """How far logits after a text are apart where routers' inputs are rounded at random.
+    """The spread of the logits after a text where routers' inputs are rounded at random.
 
     The largest difference, in the logits' units, over `DRAWS` uncached forwards and one that is
     not disturbed; 0 for a network that is no mixture in 16 bits, None for one whose routers are
@@ -123,7 +123,7 @@ def tie_spread(network: PreTrainedModel, tokens: Sequence[int], vocab_size: int)
 
 
 def _experts(network: PreTrainedModel) -> int | None:
-    """How many experts a mixture in 16 bits has; None of other networks."""
+    """The number of experts of a mixture in 16 bits; None of other networks."""
     experts = _first(network.config.get_text_config(), EXPERTS)
     return None if experts is None or torch.finfo(network.dtype).bits > 16 else experts
 

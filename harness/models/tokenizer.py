@@ -54,7 +54,7 @@ def encode(tokenizer: Any, prompt: Prompt, conf: PromptsConf) -> tuple[int, ...]
 
 
 def has_thinking_mode(tokenizer: Any) -> bool:
-    """Whether the chat template makes another prompt where it is asked for thinking mode."""
+    """True where the chat template makes another prompt in thinking mode."""
     if not getattr(tokenizer, "chat_template", None):
         return False
     plain = Prompt("", "a first prompt", ("Hello.",))
@@ -127,7 +127,7 @@ class StopStrings:
         self._reach = max(len(string.encode()) for string in strings) + 4
 
     def __call__(self, text: Sequence[int], tokens: Sequence[int]) -> int | None:
-        """How many of `tokens`, which follow `text`, are kept; None where the text goes on."""
+        """The number of `tokens` after `text` that are kept; None where the text goes on."""
         before = list(text[-self._reach :]) if text else []
         if not self._contains([*before, *tokens]):
             return None

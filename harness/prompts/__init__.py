@@ -42,7 +42,7 @@ def load(config: PromptsConf) -> tuple[Prompt, ...]:
 
 
 def available(config: PromptsConf) -> dict[str, int]:
-    """How many prompts each set has, those that `load` leaves out included."""
+    """The number of prompts of each set, those that `load` leaves out included."""
     sample = log_sample(config)
     if sample is not None:
         return dict(sample.sizes)
@@ -50,7 +50,7 @@ def available(config: PromptsConf) -> dict[str, int]:
 
 
 def log_sample(config: PromptsConf) -> LogSample | None:
-    """What stands for prompts.log; None where there is none. It is read once, as prompts are."""
+    """The sample of prompts.log; None where there is none. It is read once, as prompts are."""
     if config.log is None:
         return None
     file = Path(config.log)
@@ -94,7 +94,7 @@ _loaded: dict[tuple[Any, ...], dict[str, _Set]] = {}
 
 
 def _version(file: Path) -> tuple[int, int] | None:
-    """What changes when a file does; None where there is none."""
+    """A value that changes when a file does; None where there is none."""
     try:
         known = file.stat()
     except OSError:

@@ -199,7 +199,7 @@ def _label(value: Any, name: str, where: str) -> str | None:
 
 
 def encodes(text: str) -> bool:
-    """Whether a text can be written as UTF-8, so holds no half of a surrogate pair."""
+    """True where a text can be written as UTF-8, so holds no half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -51,7 +51,7 @@ class LogSample:
 
 
 class _Logged(NamedTuple):
-    """What strata are made of."""
+    """The requests that strata are made of."""
 
     line: int
     category: str

@@ -270,7 +270,7 @@ def stem_of(path: Path) -> str:
 
 
 def hub_label(hub: str) -> str:
-    """What stands for a data set of the hub in names."""
+    """The name of a data set of the hub in names of prompt sets."""
     return hub.rstrip("/").rpartition("/")[2] or "hub"
 
 

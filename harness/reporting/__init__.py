@@ -6,7 +6,7 @@ of a command. Both read the Summary alone: a report can be made again without an
     sentences/  every sentence, by subject          tables/  every table, as column specifications
     plots/      every plot
     grid        which answer is shown where     serving  what to paste into a server
-    content     what a report says, in order        formatting  numbers as text
+    content     what a report says, in order
     console, markdown, html  lay it out             definitions  metrics.md as data
     index       every run of a folder on one page
 """

@@ -25,6 +25,7 @@ from harness.reporting.tables.specification import Row, Table
 MOST_LINES = 28  # a command's answer takes 30 lines: two are left for `fail_below` and `run:`
 MOST_CODE = 4
 MOST_FAILURES = 5
+MOST_NOTES = 5  # lines of them
 FAILURE_ROWS = 2  # of each of them
 MOST_TABLE = 12  # of them, for the tables after the grid, so that a caveat still has its place
 LEAST_ROWS = 2  # of a table that has more
@@ -159,7 +160,7 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
     for number, table in enumerate(tables):
         importance = (6 if content.ranked else 2) + 2 * number  # after the first: the sentences
         yield _table_block(table, out, importance=importance, most=MOST_TABLE)
-    yield _sentences(notes, out, importance=3, most=10)
+    yield _sentences(notes, out, importance=3, most=MOST_NOTES)
     ending = [*_next_step(content, out), Text(f"report: {content.page}")]
     yield _Block(tuple(ending), apart=not notes)
 
@@ -256,8 +257,6 @@ def _show_all(content: Content, tables: Sequence[Table], out: Console) -> None:
         _line(out, f"In report.md: {others}.")
     for table in tables:
         print_table(table, out)
-    everything = len(tables) == len(content.tables)
-    _paragraph(out, [content.acceptance] if content.acceptance and everything else [])
     if tables:
         _paragraph(out, content.verdicts, "bold")
 

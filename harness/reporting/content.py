@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Literal
 
 from harness.records import Decision
-from harness.reporting import grid, serving
+from harness.reporting import serving
+from harness.reporting.pages import brief_tables, page_of, tables_of, title_of
 from harness.reporting.sentences import caveats, explanation, plan, run, verdict
-from harness.reporting.tables import answers, brief_tables, tables_of
+from harness.reporting.tables import answers
 from harness.reporting.tables.specification import Table
 from harness.serving.engines import spec_of
 from harness.summary import Summary
 
-# That time nothing: they compute with numbers that were given, or of stored runs
-COMPUTING_COMMANDS = frozenset({"breakeven", "plan", "report"})
+OTHERS_NOTE = "The command of the first line measures one of these with the keys in brackets."
 Answer = Literal["yes", "no", "open", "none"]
 Pairs = tuple[tuple[str, str], ...]
 _DECISIONS: Mapping[Decision, Answer] = {
@@ -51,8 +51,8 @@ class Content:
     failures: tuple[str, ...]
     snippets: tuple[serving.Snippet, ...]  # to paste into a server; empty where nothing is served
     others: str  # what the snippets after the first are for
+    others_note: str  # how to measure these; "" where they were, or have a command each
     tables: tuple[Table, ...]  # most important first
-    acceptance: str | None  # the paragraph on acceptance_rate and break-even alpha, where needed
     # (name, value) pairs on how it was measured, or computed; and which of the two
     measured: Pairs
     origin: Literal["measured", "computed"]
@@ -60,31 +60,34 @@ class Content:
 
 def content_of(summary: Summary) -> Content:
     """Gather a run's report; whatever its summary lacks is left out."""
-    decides = summary.run.command in grid.DECIDING_COMMANDS
+    page = page_of(summary)
     answered = answers.grid_table(summary)
+    decides = page.grid is not None and bool(answered.rows)
+    brief = brief_tables(summary)
+    snippets = serving.snippets_of(summary) if page.serves else ()
     return Content(
-        title=run.title(summary.run),
+        title=title_of(summary),
         banner=run.banner(summary.run) or plan.banner(summary),
         status=run.status(summary.run),
-        verdicts=verdict.verdicts(summary),
+        verdicts=page.verdicts(summary),
         answer=_answer(summary),
-        grid=answered if answered.rows else None,
-        brief=brief_tables(summary),
-        ranked=bool(answers.drafts_table(summary).rows),
+        grid=answered if decides else None,
+        brief=(page.grid(summary), *brief) if page.grid is not None and decides else brief,
+        ranked=answers.drafts_table in page.brief and bool(brief),
         main=tables_of(summary, main=True),
-        next_step=verdict.next_step(summary),
+        next_step=page.next_step(summary),
         page=str(Path(summary.run.folder) / "report.html"),
         engine=None if summary.served else run.engine(summary.run),
         reasons=explanation.explanation(summary),
         caveats=caveats.caveats(summary),
         cautions=caveats.cautions(summary),
         failures=run.failures(summary),
-        snippets=serving.snippets_of(summary),
+        snippets=snippets,
         others="other loads" if summary.served else "other servers",
+        others_note=OTHERS_NOTE if any("(engine=" in each.title for each in snippets[1:]) else "",
         tables=tables_of(summary),
-        acceptance=run.acceptance_paragraph(summary.generated) if decides else None,
         measured=measured_with(summary),
-        origin="computed" if summary.run.command in COMPUTING_COMMANDS else "measured",
+        origin="computed" if page.computes else "measured",
     )
 
 
@@ -116,6 +119,6 @@ def _answer(summary: Summary) -> Answer:
         outcomes = [run.outcome for run in summary.comparison.runs]
         worst = next((key for key in _OUTCOMES if key in outcomes), None)
         return "none" if worst is None else _OUTCOMES[worst]
-    if summary.run.command != "snapshot" or not checks:
+    if page_of(summary).serves or not checks:
         return "none"
     return _CHECKS.get(verdict.snapshot_result(checks), "open")

@@ -9,14 +9,13 @@ sweep and an audition it is our own loop's at the first temperature, or that of 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from harness import formatting as fmt
 from harness.records import RULES, Decision, Rule, Source, first, grouped, where
-from harness.reporting import formatting as fmt
 from harness.serving.drafts import UNKNOWN, kind_of
 from harness.serving.engines import OWN, drafts_alike, spec_of, with_lines
-from harness.summary import Answer, RoundTokens, ServedSummary, Summary, UserLatency
+from harness.summary import Answer, RoundTokens, ServedSummary, Summary
 
-# Those whose reports say what to serve
-DECIDING_COMMANDS = frozenset({"sweep", "audition", "server"})
+MOST_SETS = 4  # prompt sets that get a column of the grid
 DECISIONS: Mapping[Decision, str] = {
     "speculate": "speculate",
     "does_not_pay": "do not speculate",
@@ -189,12 +188,6 @@ def marked(summary: Summary) -> Marked | None:
     return Marked(next(row for row in at if answer.engine in row.servers), answer)
 
 
-def latencies(served: ServedSummary, answer: Answer) -> tuple[UserLatency, ...]:
-    """What users wait for outside of a load: with plain decoding, and at an answer's K."""
-    rows = where(served.latencies, load=False, temperature=answer.temperature)
-    return tuple(row for row in rows if row.k in (0, answer.named[1]))
-
-
 def words(answer: Answer) -> str:
     """What to serve, in a cell: "small, K=4", "no draft", "undecided" or "not measured"."""
     if answer.speculates:
@@ -234,11 +227,6 @@ def timed_place(summary: Summary) -> str:
 def timed_by(served: ServedSummary | None) -> str:
     """What titles say of the clock of a server's times, where that is no clock on the wall."""
     return ", by processor time" if served is not None and served.clock == "cpu" else ""
-
-
-def waited_by(served: ServedSummary) -> str:
-    """What titles say of the clock of what users wait for, where its times have another."""
-    return ", by the clock" if served.clock == "cpu" else ""
 
 
 def own_cost(emitted: RoundTokens) -> str:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import quote
 
+from harness import formatting as fmt
 from harness.records import where
-from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.html import glossary, page
+from harness.reporting.pages import page_of
 from harness.reporting.sentences import run, verdict
 from harness.reporting.sentences.comparison import gains_of_engines
 from harness.reporting.tables.specification import Column, table
@@ -129,17 +130,11 @@ def line_of(folder: str, summary: Summary) -> Line:
 
 def _kind(summary: Summary) -> Kind:
     """What its numbers rest on."""
-    facts = summary.run
-    if facts.command in ("snapshot", "report"):
-        return "check"
-    if facts.synthetic or facts.dummies:
+    facts, kind = summary.run, page_of(summary).kind
+    if kind != "check" and (facts.synthetic or facts.dummies):
         return "synthetic"
-    if facts.command == "profile":
-        return "profile"
-    if facts.command == "breakeven":
-        return "typed"
-    if facts.command == "plan":
-        return "replayed"
+    if kind is not None:
+        return kind
     answer = summary.headline
     predicted = facts.replay_only if answer is None else answer.source == "replayed"
     return "replayed" if predicted else "measured"
@@ -169,7 +164,7 @@ def _verdict(summary: Summary) -> str:
     shown = grid.marked(summary)
     if shown is not None:
         return f"{grid.words_of_row(shown.answer, name_draft=False)} {grid.at_place(shown.answer)}"
-    first = next(iter(verdict.verdicts(summary)), "")
+    first = next(iter(page_of(summary).verdicts(summary)), "")
     if summary.plan is not None:
         return first
     decision, _, rest = first.partition(": ")

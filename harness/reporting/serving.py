@@ -11,9 +11,9 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from harness import formatting as fmt
 from harness.config import CONF_DIR, OWN_DRAFT
 from harness.records import GREEDY, first, grouped, where
-from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
 from harness.serving.drafts import DRAFTS, DraftKind, kind_of
@@ -86,11 +86,6 @@ def _card(known: str, snippets: Sequence[Snippet]) -> Card:
     )
 
 
-REMOVED = Snippet(
-    "mistral.rs",
-    "",
-    ("draft models were removed after v0.8.0; the old setting was [speculative] gamma = K.",),
-)
 UNKNOWN = (
     "The kind of draft {draft} is not known: name it with drafts=[{draft}@FOLDER@kind:eagle3] or"
     " what it is (docs/scores.md)."
@@ -114,7 +109,7 @@ TOYS = "These names are of models that ship with this package or have random wei
 def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
     """What to serve at the headline's temperature, the engine that was asked for first."""
     shown = grid.marked(summary)
-    if summary.run.command not in grid.DECIDING_COMMANDS or shown is None:
+    if shown is None:
         return ()
     if summary.served is not None:
         lines = _measured_server(summary, summary.served, shown)
@@ -141,10 +136,19 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
         engine = with_lines().get(first_line or "") or next(iter(with_lines().values()))
         made = [_without_draft(engine, _pair(summary, own), _titled(engine))]
     made[0] = replace(made[0], notes=(*made[0].notes, *_toys(summary)))
+    if own.speculates and made[0].measure:
+        made[1:] = [_named_engine(line) for line in made[1:]]
     if not own.speculates:
         return tuple(line for line in made if line.code)
-    removed = (REMOVED,) if kind_of(own.draft, summary.run.models) == "model" else ()
-    return (*made, *_validation(summary, own), *removed)
+    return (*made, *_validation(summary, own))
+
+
+def _named_engine(line: Snippet) -> Snippet:
+    """A line after the first, whose command measures this engine too with these keys."""
+    if not line.measure:
+        return line
+    first_of = (word for word in shlex.split(line.measure) if word.startswith(("engine=", "url=")))
+    return replace(line, title=f"{line.title} ({shlex.join(first_of)})", measure="", then="")
 
 
 def _toys(summary: Summary) -> tuple[str, ...]:
@@ -442,14 +446,17 @@ def _acceptance(summary: Summary, chosen: Answer) -> tuple[float, ...]:
 
 
 def schedule_snippets(summary: Summary) -> tuple[Snippet, ...]:
-    """K by load at each temperature, as the measured engine takes it; of one load there is none."""
+    """K by load at each temperature, as the measured engine takes it.
+
+    None of one load, and of loads at which no K pays.
+    """
     served = summary.served
     if served is None or not spec_of(served.engine).lines:
         return ()
     return tuple(
         _schedule_snippet(summary, schedule, served)
         for schedule in served.schedules
-        if len(schedule.entries) > 1
+        if len(schedule.entries) > 1 and any(entry.k for entry in schedule.entries)
     )
 
 
@@ -461,8 +468,6 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, measured: ServedSumm
     slots = max((each.slots for each in measured.commands), default=0)
     started = {each.k: each for each in measured.commands if each.slots == slots}
     commands = {k: command.production or command.line for k, command in started.items()}
-    chosen = (largest_k,) if engine.schedule is not None else sorted({*k_by_load.values()})
-    used = "\n".join(started[k].line for k in chosen if k in started)
     version = _timed_with(measured)
     title = f"K by concurrency at temperature {fmt.temperature(schedule.temperature)} ({version})"
     ties = [
@@ -472,13 +477,6 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, measured: ServedSumm
         for entry in schedule.entries
         if entry.tied
     ]
-    if largest_k == 0:
-        loads = ", ".join(str(entry.concurrency) for entry in schedule.entries)
-        unpaid = (
-            f"Serve the target without a draft at the loads that were timed on {engine.title}"
-            f" (requests side by side: {loads})."
-        )
-        return Snippet(title, commands.get(0, ""), (unpaid, *ties), measured=used)
     facts = summary.run.facts_of(summary.run.draft)
     pasted = _served(summary, summary.run.draft, largest_k, schedule.temperature)
     pasted = _on(engine, replace(pasted, draft=(facts and facts.id) or "DRAFT"))
@@ -486,12 +484,12 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, measured: ServedSumm
     notes = [*ties, *engine.schedule_notes(k_by_load, largest)]
     if engine.schedule is not None:
         code = engine.schedule(pasted, commands, k_by_load, largest)
-        made = Snippet(title, code, tuple(notes), measured=used)
+        made = Snippet(title, code, tuple(notes))
         measure = _measure_schedule(summary, schedule, measured)
         return replace(made, measure=measure, then=AS_FAST) if measure else made
     one_k = f"{engine.title} has one K per server: take that of the expected concurrency."
     code = _server_per_k(engine, pasted, commands, changes(k_by_load), schedule.entries[-1].high)
-    return Snippet(title, code, (one_k, *notes), engine.language, used)
+    return Snippet(title, code, (one_k, *notes), engine.language)
 
 
 def _measure_schedule(summary: Summary, schedule: Schedule, measured: ServedSummary) -> str:
@@ -552,10 +550,8 @@ def _known(answer: Answer) -> str:
         return "No drafted token was ever accepted, so that no K can pay."
     if emitted is None:
         return "Not measured, and what its rounds emit is not known."
-    return (
-        f"Not measured: K={emitted.k} pays while a round there costs less than"
-        f" {fmt.decimal(emitted.pays_below)} of its plain tokens{grid.own_cost(emitted)}."
-    )
+    below = fmt.decimal(emitted.pays_below)
+    return f"K={emitted.k} pays while a round there costs less than {below} of its plain tokens."
 
 
 def _not_known(engine: EngineSpec, served: PairToServe) -> str:

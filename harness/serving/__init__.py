@@ -1,4 +1,4 @@
-"""What is known of each engine that serves a pair, and of each kind of draft.
+"""Facts of each engine that serves a pair, and of each kind of draft.
 
 `spec.py` has the record of an engine and `engines.py` lists them; most have a module of their own,
 with the source of each fact. `drafts.py` has the kinds of draft. `round_counting.py` says where an

@@ -57,12 +57,12 @@ class DraftSpec:
 
     @property
     def looks_up(self) -> bool:
-        """Whether there is no model, and tokens are looked up."""
+        """True where there is no model, and tokens are looked up."""
         return self.weights == "none"
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether its id names weights that an engine loads."""
+        """True where its id names weights that an engine loads."""
         return self.weights in ("own", "target_checkpoint")
 
     @property
@@ -71,17 +71,17 @@ class DraftSpec:
         return self.phrase.removeprefix("an ").removeprefix("a ")
 
     def has_own_checkpoint(self, draft: str, target: str) -> bool:
-        """Whether the weights of the draft of this id are not in the target's checkpoint."""
+        """True where the weights of the draft of this id are not in the target's checkpoint."""
         return self.weights == "own" or (self.has_checkpoint and draft != target)
 
     @property
     def load(self) -> Callable[..., Any]:
-        """What `loader` names, imported only now: commands that load no model need no torch."""
+        """The function that `loader` names, imported only now: not every command needs torch."""
         return resolve_name(self.loader)
 
     @property
     def read_shape(self) -> Callable[..., Any]:
-        """What `shape` names: the `HeadArchitecture` of a config.json and what errors call it."""
+        """The `HeadArchitecture` of a config.json and its name in errors, by what `shape` names."""
         return resolve_name(self.shape)
 
 
@@ -129,7 +129,7 @@ DRAFTS: dict[DraftKind, DraftSpec] = {
 
 
 def looks_up(draft: str | None) -> bool:
-    """Whether the draft of a record, by its name there, looks its tokens up."""
+    """True where the draft of a record, by its name there, looks its tokens up."""
     return draft in DRAFTS and DRAFTS[draft].looks_up
 
 

@@ -63,7 +63,7 @@ def measurable() -> dict[str, EngineSpec]:
 
 
 def drafts_alike(name: str, kind: DraftKind, temperature: float) -> bool:
-    """Whether an engine's drafts of a kind are a run's; of an unknown kind they may be.
+    """True where an engine's drafts of a kind are a run's; of an unknown kind they may be.
 
     At temperature 0 a variant that samples its drafts drafts as its engine does.
     """
@@ -74,5 +74,5 @@ def drafts_alike(name: str, kind: DraftKind, temperature: float) -> bool:
 
 
 def rented() -> dict[str, str]:
-    """What pip installs in the image of each engine that has one on rented machines."""
+    """The pip packages of the image of each engine that has one on rented machines."""
     return {name: spec.rented for name, spec in ENGINES.items() if spec.rented}

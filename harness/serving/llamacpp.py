@@ -47,7 +47,7 @@ PROBABILISTIC = "--spec-draft-sampling probabilistic"
 
 
 def drafting_flags(kind: DraftKind, k: int) -> dict[str, object]:
-    """What makes a server draft k tokens by a kind of draft, its files left out."""
+    """Flags by which a server drafts k tokens by a kind of draft, its files left out."""
     flags: dict[str, object] = {"--spec-type": SPEC_TYPES[kind], "--spec-draft-n-max": k}
     sizes: dict[str, int] = {}
     if kind == "ngram_mod":

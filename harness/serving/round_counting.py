@@ -1,4 +1,4 @@
-"""How an engine counts rounds and drafted tokens, so that replay can count alike.
+"""Counting of rounds and drafted tokens by an engine, so that replay can count alike.
 
 At temperature 0 engines should return the same text, and at one K take the same rounds through the
 middle of it. They count differently at its two ends:
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # every command's --help imports this module, and must not wait for numpy
     import numpy as np
     from numpy.typing import NDArray
+
+    from harness.records import ServingEngine
 
 # A shorter budget is this part of the whole, and no fewer tokens
 SHORTER, SHORTEST = 4, 4
@@ -54,6 +56,13 @@ class Counting:
 
         left = np.arange(budget - self.first_position, 0, -1)
         return np.minimum(k, left - 1) if self.shortens_last_draft else np.full(len(left), k)
+
+
+def counting_of(engine: "ServingEngine | None") -> Counting | None:
+    """How a measured engine counts; None where there is none, or it counts no rounds."""
+    if engine is None or engine.first_position is None or engine.shortens_last_draft is None:
+        return None
+    return Counting(engine.first_position, engine.shortens_last_draft)
 
 
 def shorter_budget(budget: int) -> int:

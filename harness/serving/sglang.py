@@ -93,7 +93,7 @@ def speculative_flags(
 
 
 def tiers(k_by_load: Mapping[int, int]) -> str:
-    """What the file of K by the least load has in it."""
+    """The content of the file of K by the least load."""
     return json.dumps({str(low): {"candidate_steps": [k]} for low, k in changes(k_by_load).items()})
 
 
@@ -113,7 +113,7 @@ def _ngram(pair: PairToServe) -> str:
 
 
 def _platform_notes(pair: PairToServe) -> Sequence[str]:
-    """By which rule it accepts on other platforms than CUDA."""
+    """The rule by which it accepts on other platforms than CUDA."""
     if pair.temperature == 0 or pair.rule != SPEC.rule:
         return ()
     drawn = ALGORITHMS[pair.kind] == "EAGLE"

@@ -1,4 +1,4 @@
-"""What is known of an engine, in one record: what it accepts, drafts, counts and is started with.
+"""Facts of an engine, in one record: acceptance rules, drafts, counting and serving lines.
 
 A module next to this one has the record of each engine, and `harness.serving.engines` lists them.
 Configuration, commands, analysis, reporting and the rented machines read them there. How a server
@@ -28,7 +28,7 @@ ANCHORED_BLOCK = (
 
 @dataclass(frozen=True)
 class PairToServe:
-    """What a serving line is written for."""
+    """The pair and settings that a serving line is written for."""
 
     target: str  # an id or a folder, and so is the draft
     draft: str
@@ -59,7 +59,7 @@ class ServingLine:
 
 @dataclass(frozen=True)
 class Completions:
-    """How requests to a server's `/v1/completions` differ from OpenAI's."""
+    """Differences of requests to a server's `/v1/completions` from OpenAI's."""
 
     samplers: tuple[str, ...] = ()  # sampling parameters besides temperature and top_p
     k: str | None = None  # the field that asks for a K, where a request may
@@ -70,7 +70,7 @@ class Completions:
 
 @dataclass(frozen=True)
 class VaryingK:
-    """What changes an engine's K while it serves.
+    """A way in which an engine changes K while it serves.
 
     Attributes:
         flag: that turns it on.
@@ -172,7 +172,7 @@ class EngineSpec:
 
     @property
     def rule(self) -> Rule | None:
-        """By which it accepts by default; None where that cannot be known."""
+        """The rule by which it accepts by default; None where that cannot be known."""
         return self.rules[0] if self.rules else None
 
     @property
@@ -186,7 +186,7 @@ class EngineSpec:
         return self.row_name or self.title
 
     def has_k_by_load(self, kind: DraftKind) -> bool:
-        """Whether one server drafts by a schedule of K by load, with drafts of a kind."""
+        """True where one server drafts by a schedule of K by load, with drafts of a kind."""
         schedule = self.varying.get("schedule")
         return schedule is not None and kind in schedule.kinds
 

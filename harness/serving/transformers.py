@@ -88,7 +88,7 @@ def _prompt_lookup(pair: PairToServe) -> str:
 
 
 def _settings(drafter: str, pair: PairToServe) -> tuple[str, ...]:
-    """Of the model that drafts, under its name."""
+    """Settings of the model that drafts, under its name."""
     config = f"{drafter}.generation_config"
     return (
         f"{config}.num_assistant_tokens = {pair.k}",

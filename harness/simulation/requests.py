@@ -1,4 +1,4 @@
-"""What arrives at a server: requests, each with what its rounds would accept, and when they come.
+"""Arrivals at a server: requests, each with what its rounds would accept, and their times.
 
 The flag "this drafted token was accepted" is a Bernoulli draw for each text position, independent
 of the others (`harness.theory.replay`), and each position is judged at most once, by the round that
@@ -29,7 +29,7 @@ class Rounds(NamedTuple):
 
 
 class _RoundsByK(dict[int, Rounds]):
-    """By k, each made when it is first asked for.
+    """Rounds by k, each made when it is first asked for.
 
     A dict, as simulations ask several times for each round.
     """
@@ -59,12 +59,12 @@ class Request:
 
     @property
     def tokens(self) -> int:
-        """That rounds emit; 0 where all come from the prefill."""
+        """The tokens that rounds emit; 0 where all come from the prefill."""
         return len(self.runs)
 
     @cached_property
     def rounds(self) -> Mapping[int, Rounds]:
-        """By k, where up to k tokens are drafted."""
+        """The rounds by k, where up to k tokens are drafted."""
         return _RoundsByK(self.runs, self.most)
 
 
@@ -99,7 +99,7 @@ class Text:
         return self._request(np.lib.stride_tricks.sliding_window_view(padded, depth) < self.chances)
 
     def _request(self, flags: NDArray[np.bool_]) -> Request:
-        """From [n, K] whether a token would be accepted."""
+        """The request whose flags [n, K] say which tokens would be accepted."""
         rejected = np.pad(~flags, ((0, 0), (0, 1)), constant_values=True)
         runs = np.argmax(rejected, axis=1).astype(np.intp)
         return Request(self.prompt_tokens, runs, self.most)

@@ -43,7 +43,7 @@ IDLE_S = 0.02
 
 
 def neighbours(slots: Sequence[int]) -> list[slice]:
-    """Where the runs of neighbouring numbers are among ascending ones."""
+    """Slices of the runs of neighbouring numbers among ascending ones."""
     ends = [at for at in range(1, len(slots)) if slots[at] > slots[at - 1] + 1]
     return [slice(first, end) for first, end in zip([0, *ends], [*ends, len(slots)], strict=True)]
 
@@ -64,7 +64,7 @@ class Slot:
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """What a server takes, in seconds."""
+    """Times of a server, in seconds."""
 
     # [slots + 1][K + 1] of an iteration by how many requests are active and how many tokens each
     # drafts, 0 being a plain token; the first row is not read
@@ -139,7 +139,7 @@ class Iteration(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """What became of n requests, in the order of arrival; times are on the server's clock."""
+    """The results of n requests, in the order of arrival; times are on the server's clock."""
 
     # arrived_s, entered_s, first_s, ended_s: [n] when each came, got a slot, had its first token,
     # and had its last

@@ -53,26 +53,26 @@ KNOWN = 1e9
 
 @dataclass(frozen=True, eq=False)
 class VisitCosts:
-    """What the rounds of some candidates cost in each visit that timed them."""
+    """Round costs of some candidates in each visit that timed them."""
 
     candidates: Index  # their positions in the workload
     costs: Array  # [candidate of these, visit] relative to the mean over visits
 
     @property
     def without(self) -> Array:
-        """What leaving out each visit does to the log of the mean cost, [candidate, visit]."""
+        """The change of the log of the mean cost by leaving out each visit, [candidate, visit]."""
         values = _pseudo_values(self.costs)
         return np.log((values.sum(axis=1, keepdims=True) - values) / (values.shape[1] - 1))
 
     @property
     def sizes(self) -> Array:
-        """Of the visits, for degrees of freedom: those that a trimmed mean leaves out add none."""
+        """Sizes of the visits, for degrees of freedom; trimmed ones add none."""
         visits = int(self.costs.shape[1])
         return np.ones(visits - 2 * _trimmed(visits))
 
     @property
     def variance(self) -> Variance:
-        """Of the log of the mean cost, [candidate of these]."""
+        """The variance of the log of the mean cost, [candidate of these]."""
         return left_out_variance(self.without, self.sizes)
 
 
@@ -87,14 +87,14 @@ class SharedError:
 
     @property
     def variance(self) -> Variance:
-        """Of the logarithm of each candidate's cost, [candidate]."""
+        """The variance of the logarithm of each candidate's cost, [candidate]."""
         value = (self.moves**2).sum(axis=1)
         return Variance(value, np.full_like(value, self.degrees))
 
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """What plain decoding and every candidate took, prompt by prompt."""
+    """Times of plain decoding and every candidate, prompt by prompt."""
 
     # baseline_s, baseline_tokens: [prompt] decode seconds and tokens of plain decoding
     baseline_s: Array
@@ -127,7 +127,7 @@ class Workload:
         return np.log(plain / costs)
 
     def log_speedup_variance(self) -> Variance:
-        """Of each candidate's log speedup, [candidate], from prompts and visits."""
+        """The variance of each candidate's log speedup, [candidate], from prompts and visits."""
         number, candidates = len(self.prompt_sets), len(self.seconds)
         without = self.log_speedups(1.0 - np.eye(number))
         prompts = prompt_variance(without, self.prompt_sets, self.baseline_tokens)
@@ -152,7 +152,7 @@ class Workload:
         return logs - logs[to], joined([prompts, self.visits_of_ratios(to), *shared])
 
     def visits_of_ratios(self, to: int) -> Variance:
-        """What the visits add to the variance of `log_ratios`, [candidate]."""
+        """The variance that the visits add to `log_ratios`, [candidate]."""
         candidates = len(self.seconds)
         parts = [Variance(np.zeros(candidates), np.ones(candidates))]
         for group in self.visits:
@@ -162,7 +162,7 @@ class Workload:
         return joined(parts)
 
     def further_errors(self, candidate: int) -> Iterator[Variance]:
-        """Of one candidate's log speedup, besides prompts and visits."""
+        """Variances of one candidate's log speedup, besides prompts and visits."""
         if self.error is not None:
             yield self.error
         for value, degrees in (error.variance for error in self.shared):
@@ -188,7 +188,7 @@ class Workload:
         return logs
 
     def intervals(self) -> list[Interval] | None:
-        """Of each candidate's speedup, unadjusted; None with too few prompts."""
+        """Intervals of each candidate's speedup, unadjusted; None with too few prompts."""
         if not enough_prompts(self.prompt_sets):
             return None
         logs, half = self.log_speedups(), half_width(self.log_speedup_variance(), CONFIDENCE)
@@ -213,21 +213,21 @@ class CrossFit:
 
     @property
     def prefers_plain(self) -> bool:
-        """Whether at least half of the choices are plain decoding."""
+        """True where at least half of the choices are plain decoding."""
         return 2 * self.chose_plain >= self.choices
 
     @property
     def speedup(self) -> float:
-        """Of the named candidate."""
+        """The speedup of the named candidate."""
         return math.exp(self.score)
 
     @property
     def variance(self) -> Variance:
-        """Of its logarithm."""
+        """The variance of the speedup's logarithm."""
         return joined([self.prompts, self.visits])
 
     def interval(self, level: float) -> Interval:
-        """Of its speedup."""
+        """The interval of the speedup."""
         half = float(half_width(self.variance, level))
         return Interval(math.exp(self.score - half), math.exp(self.score + half))
 
@@ -251,7 +251,7 @@ def deal_folds(
 
 
 def deals_for(workload: Workload) -> int:
-    """How often to deal prompts."""
+    """The number of times that prompts are dealt."""
     return min(MOST_DEALS, max(LEAST_DEALS, DEALS_WORK // workload.seconds.size))
 
 
@@ -305,7 +305,7 @@ class _Set:
 
 @dataclass(frozen=True, eq=False)
 class _Factors:
-    """What rounds cost by some of the visits, relative to all of them."""
+    """Round costs by some of the visits, relative to all of them."""
 
     chosen: Array  # [candidate, split] by the visits outside each split, which a choice sees
     scored: Array  # [candidate, split] by those inside
@@ -323,7 +323,7 @@ class _Factors:
 
 
 def _group_factors(inside: Array, costs: Array, left_out: int | None = None) -> _Factors:
-    """Of one group of visits: by all of them, or without one.
+    """Factors of one group of visits: by all of them, or without one.
 
     Args:
         inside: [split, visit] 1.0 where the split holds the visit out.
@@ -377,7 +377,7 @@ class _Splits:
 
     @cached_property
     def factors(self) -> _Factors:
-        """By all visits; 1 for candidates without visits."""
+        """The factors by all visits; 1 for candidates without visits."""
         ones = np.ones((len(self.workload.seconds), len(self.inside)))
         factors = _Factors(ones, ones, np.ones(len(ones))).copy()
         for inside, group in zip(self.visits_inside, self.visits, strict=True):
@@ -479,7 +479,7 @@ def _deal(workload: Workload, rng: np.random.Generator, deals: int) -> _Splits:
 
 
 def _trimmed(number: int) -> int:
-    """How many visits a trimmed mean leaves out at either end."""
+    """The number of visits that a trimmed mean leaves out at either end."""
     return int(TRIMMED * number)
 
 

@@ -63,7 +63,7 @@ class Interval(NamedTuple):
 
 
 class Variance(NamedTuple):
-    """Of one number or several, [...], with the degrees of freedom of its own estimate, [...]."""
+    """The variance of one number or several, [...], with the degrees of freedom of its estimate."""
 
     value: Array
     degrees: Array
@@ -95,7 +95,7 @@ def set_weights(
 def token_weights(
     prompt_sets: Sequence[str], tokens: Array, weights: Mapping[str, float] | None
 ) -> Array:
-    """What each token of a prompt counts, [prompt], so that the workload sums to 1.
+    """The weight of each token of a prompt, [prompt], so that the workload sums to 1.
 
     Sets count by their weights, equal if None, whatever their number of tokens [prompt].
     """
@@ -158,7 +158,7 @@ def pooled(prompt_sets: Sequence[str], weights: Weights) -> Pooled:
 
 
 def enough_prompts(prompt_sets: Sequence[str]) -> bool:
-    """Whether these prompts can have an interval."""
+    """True where these prompts can have an interval."""
     sizes = [len(members) for _, members in set_members(prompt_sets)]
     return sum(sizes) >= MIN_PROMPTS and min(sizes) >= MIN_SET
 
@@ -223,7 +223,7 @@ def half_width(variance: Variance, level: float) -> Array:
 
 
 def chance_above_zero(value: float, variance: Variance) -> float:
-    """That what was estimated is above 0: of Student's distribution around the estimate."""
+    """The chance that the estimated value is above 0, by Student's distribution around it."""
     deviation = math.sqrt(float(variance.value))
     if deviation == 0.0:
         return float(value > 0.0)

@@ -145,7 +145,7 @@ class TwoPhase:
 
     @property
     def speedup(self) -> float:
-        """Of the named candidate."""
+        """The speedup of the named candidate."""
         return math.exp(self.score)
 
     @property
@@ -155,11 +155,11 @@ class TwoPhase:
 
     @property
     def variance(self) -> Variance:
-        """Of the named candidate's logarithm."""
+        """The variance of the logarithm of the named candidate's speedup."""
         return Variance(*(np.asarray(each[self.named]) for each in self.variances))
 
     def interval(self, level: float) -> Interval:
-        """Of the named candidate's speedup, whichever was chosen; the level is of all looks."""
+        """The interval of the named candidate's speedup; its level is of all looks."""
         error = nominal_error((1.0 - level) / 2.0, self.looks)
         value, deviation = self.scores[self.named], math.sqrt(float(self.variance.value))
         degrees = float(self.variance.degrees)
@@ -183,7 +183,7 @@ class TwoPhase:
         return _speedup(float((self.scores + upper).max()))
 
     def chance_to_decide(self, level: float, near: float) -> float:
-        """That the last look decides, if what is true is what is seen now (conditional power).
+        """The conditional power: the chance that the last look decides if the estimate is true.
 
         Pairs that are still to be measured lower the price's error alone, for all prompts are
         replayed. So the last look differs from this one by a normal number of what they lower.
@@ -210,7 +210,7 @@ class TwoPhase:
         return min(1.0, float(pays + loses + matters_little))
 
     def on_these_prompts(self) -> Interval:
-        """Of the named candidate's speedup on the prompts of the run: the error of timing alone."""
+        """The interval on the prompts of the run: the error of timing alone."""
         value, half = self.scores[self.named], float(half_width(self.timing, CONFIDENCE))
         return Interval(_speedup(value - half), _speedup(value + half))
 
@@ -269,7 +269,7 @@ def two_phase(
 
 
 def _rounds_errors(workload: Workload) -> tuple[Array, Variance]:
-    """By prompt, the jackknife's errors of each candidate's log speedup, [candidate, prompt].
+    """The jackknife's errors of each candidate's log speedup by prompt, [candidate, prompt].
 
     They are independent, and their squares sum to the variance, which has its own degrees.
     """
@@ -311,7 +311,7 @@ class _Price:
 
     @property
     def variance(self) -> Variance:
-        """By blocks of time where the machine drifts, by prompts elsewhere."""
+        """The variance by blocks of time where the machine drifts, by prompts elsewhere."""
         blocks, prompts = self.by_blocks, self.by_prompts
         if blocks.value <= prompts.value or prompts.value == 0.0:
             return prompts if prompts.value > 0.0 else blocks
@@ -345,7 +345,7 @@ def _without_groups(values: Array, group: Index) -> tuple[Array, Array]:
 
 
 def _optimism(scores: Array, covariance: Array, seed: int) -> float:
-    """By how much the best of such scores, [candidate], is too high on average.
+    """The mean excess of the best of such scores, [candidate].
 
     Scores spread by their errors too. So they are drawn around scores that spread that much less
     (James and Stein, "Estimation with quadratic loss", 1961).
@@ -360,7 +360,7 @@ def _optimism(scores: Array, covariance: Array, seed: int) -> float:
 
 
 def _root(covariance: Array) -> Array:
-    """What independent standard normal numbers are multiplied by to have this covariance."""
+    """The factor by which independent standard normal numbers get this covariance."""
     values, vectors = np.linalg.eigh(covariance)
     return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
 
@@ -369,7 +369,7 @@ def _root(covariance: Array) -> Array:
 
 
 def largest_quantile(covariance: Array, degrees: float, error: float, seed: int) -> float:
-    """What the largest of several Student's t of this covariance exceeds with the chance `error`.
+    """The quantile that the largest of several Student's t exceeds with the chance `error`.
 
     The chance that any of m exceeds q is m times the chance that a given one does, times the mean,
     given that one drawn at random does, of 1 / how many do. So rare errors take no more draws.

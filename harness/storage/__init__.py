@@ -65,14 +65,10 @@ RESULT_COLUMNS = TABLES["results.csv"].columns
 TRACES, CHECKS, CONFIDENCES = "traces.parquet", "checks.jsonl", "confidences.parquet"
 # What a reader of a run needs of it, with a checksum
 CHECKED = ("config.yaml", "summary.json", TRACES, CONFIDENCES, CHECKS, *TABLES)
-# And besides: people edit the first, and lines have checksums of their own
-UNCHECKED = (
-    *("manifest.json", files.CHECKSUMS, "trials.jsonl", "starts.jsonl", "rounds.jsonl"),
-    *("own_rounds.jsonl", "loads.jsonl", "probes.jsonl", "scrapes.jsonl", "simulated.jsonl"),
-)
 # What a run measured, of the files with a checksum; the others are derived from it
 MEASURED = (TRACES, CONFIDENCES, CHECKS, "latency_samples.csv", "parts.csv")
 ENDED = ("complete", "failed")
+ANSWERS = "answers"
 
 
 @dataclass(frozen=True)
@@ -131,7 +127,7 @@ class StoredRun:
 
     @cached_property
     def confidences(self) -> list[DraftConfidence]:
-        """How sure drafts are off the texts; empty where adaptive drafting is not replayed."""
+        """Confidences of drafts off the texts; empty where adaptive drafting is not replayed."""
         return load_confidences(self.folder)
 
     @cached_property
@@ -146,8 +142,8 @@ class RunFolder:
     Create one with `RunFolder.create`, continue one by `RunFolder.resume`, or derive results
     of a stored one anew with `RunFolder.reopen`: these hold the run's lock while they exist.
 
-    Its files of lines are those of a `StoredRun`, and `answers`: the target's, to earlier turns. Of
-    each visit `loads` has all lines or none.
+    Its files of lines, `lines` by name, are those of a `StoredRun`, and `answers`: the target's, to
+    earlier turns. Of each visit `loads` has all lines or none.
     """
 
     def __init__(self, path: Path, manifest: Manifest, lock: Lock | None = None) -> None:
@@ -158,7 +154,7 @@ class RunFolder:
         self._lock = lock
         self._traces: list[TextTrace] | None = None
         self.trials = Lines(path / "trials.jsonl", Trial)
-        self.answers = Lines(path / "answers.jsonl", Trial)
+        self.answers = Lines(path / f"{ANSWERS}.jsonl", Trial)
         self.starts = Lines(path / "starts.jsonl", Trial)
         self.probes = Lines(path / "probes.jsonl", Trial)
         self.rounds = Lines(path / "rounds.jsonl", RoundTiming)
@@ -166,6 +162,9 @@ class RunFolder:
         self.loads = Lines(path / "loads.jsonl", LoadTiming)
         self.scrapes = Lines(path / "scrapes.jsonl", Scrape)
         self.simulated = Lines(path / "simulated.jsonl", SimulatedChoice)
+        self.lines: Mapping[str, Lines[Any]] = {
+            each.file.stem: each for each in vars(self).values() if isinstance(each, Lines)
+        }
         if lock is not None and lock.unlocked is not None:
             self.manifest = manifest.updated(written_without_lock=lock.unlocked)
 
@@ -201,14 +200,10 @@ class RunFolder:
         manifest = read_manifest(path)  # as its last writer left it
         check_command(folder, manifest, read_config(path), door, config)
         run = cls(path, manifest, lock)
-        appended = (
-            *(run.trials, run.answers, run.starts, run.probes),
-            *(run.rounds, run.own_rounds, run.loads),
-        )
-        for lines in appended:
+        for lines in run.lines.values():
             lines.read()  # damage is an error before anything is cut off or added
         with files.writing(path):
-            for lines in appended:
+            for lines in run.lines.values():
                 files.repair_last_line(lines.file)
         return run
 
@@ -295,9 +290,9 @@ class RunFolder:
         self._files.write(CONFIDENCES, content_of_confidences([*kept, *confidences]))
 
     def _write_traces(self, traces: Sequence[TextTrace], before: bytes | None) -> None:
-        from harness.storage.traces import content  # imports numpy and pandas
+        from harness.storage.traces import content_of_traces  # imports numpy and pandas
 
-        self._files.write(TRACES, content(traces, before))
+        self._files.write(TRACES, content_of_traces(traces, before))
 
     def note(self, **changes: Any) -> None:
         """Change entries of manifest.json; with a status that ends the run, count its trials.
@@ -336,8 +331,8 @@ def load(folder: str | Path) -> StoredRun:
     """
     path = Path(folder)
     manifest = read_manifest(path)
-    run = RunFolder(path, manifest)
-    trials = tuple(run.trials.read())
+    stored = RunFolder(path, manifest).lines.items()
+    lines: dict[str, Any] = {name: tuple(each.read()) for name, each in stored if name != ANSWERS}
     known = files.record(path)
     summary = summary_from(files.read_verified(path, "summary.json", files.TEXT_BYTES) or b"")
     complete = manifest.status == "complete"
@@ -350,36 +345,16 @@ def load(folder: str | Path) -> StoredRun:
         results=read_table(path, "results.csv"),
         latency=read_table(path, "latency.csv"),
         latency_samples=read_table(path, "latency_samples.csv"),
-        trials=trials,
         summary=summary,
         parts=parts_from(read_table(path, "parts.csv")),
-        rounds=tuple(run.rounds.read()),
-        starts=tuple(run.starts.read()),
-        probes=tuple(run.probes.read()),
-        own_rounds=tuple(run.own_rounds.read()),
-        loads=tuple(run.loads.read()),
-        scrapes=tuple(run.scrapes.read()),
-        simulated=tuple(run.simulated.read()),
         checks=read_checks(path, CHECKS),
         unverified=tuple(
             name for name in CHECKED if name not in known.files and (path / name).exists()
         ),
-        lost_trials=max(0, (known.trials or 0) - len(trials)) if complete else 0,
+        lost_trials=max(0, (known.trials or 0) - len(lines["trials"])) if complete else 0,
         lost_files=tuple(lost) if complete else (),
+        **lines,
     )
-
-
-def content_digest(folder: str | Path) -> str:
-    """The SHA-256 of all that `load` and a run's traces and confidences are read from.
-
-    Of two readings with one digest, an analysis says the same.
-
-    Raises:
-        UserError: one of the files is a link or cannot be read.
-    """
-    read = ((name, files.read(Path(folder) / name)) for name in (*CHECKED, *UNCHECKED))
-    digests = {name: None if content is None else files.digest(content) for name, content in read}
-    return files.digest(json.dumps(digests).encode())
 
 
 def refuse_lost(run: StoredRun) -> None:
@@ -399,10 +374,10 @@ def refuse_lost(run: StoredRun) -> None:
 
 def load_traces(folder: str | Path) -> list[TextTrace]:
     """`StoredRun.traces` of a folder."""
-    from harness.storage.traces import read  # imports numpy and pandas
+    from harness.storage.traces import read_traces  # imports numpy and pandas
 
     content = files.read_verified(Path(folder), TRACES)
-    return [] if content is None else read(content, Path(folder) / TRACES)
+    return [] if content is None else read_traces(content, Path(folder) / TRACES)
 
 
 def load_confidences(folder: str | Path) -> list[DraftConfidence]:

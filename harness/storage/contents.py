@@ -1,4 +1,4 @@
-"""What the files of a run folder hold, read and checked: JSON, YAML, lines of trials, tables.
+"""Contents of the files of a run folder, read and checked: JSON, YAML, lines of trials, tables.
 
 Every error names the file, and the line where there is one. pandas is imported where it is needed:
 every command's --help imports this module.

@@ -204,7 +204,7 @@ def seal(entry: str) -> bytes:
 
 
 def sealed(line: bytes) -> bool | None:
-    """Whether a line is as it was written; None where it carries no checksum."""
+    """True where a line is as it was written; None where it carries no checksum."""
     seals = list(_SEAL.finditer(line))
     if not seals:
         return None
@@ -214,7 +214,7 @@ def sealed(line: bytes) -> bool | None:
 
 @dataclass
 class Record:
-    """What checksums.json holds."""
+    """The content of checksums.json."""
 
     # By file name, the digests that are valid
     files: dict[str, list[str]] = field(default_factory=dict[str, list[str]])

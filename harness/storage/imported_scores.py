@@ -62,7 +62,7 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def read_table(file: Path) -> list[TextTrace]:
+def read_scores(file: Path) -> list[TextTrace]:
     """The traces of a table, one per draft and text, in the order of its rows.
 
     Raises:
@@ -225,9 +225,9 @@ def read_tables(files: Sequence[str]) -> list[TextTrace]:
     """The traces of several tables, one after the other.
 
     Raises:
-        UserError: as `read_table`; or a draft lacks a text that another one scored.
+        UserError: as `read_scores`; or a draft lacks a text that another one scored.
     """
-    traces = [(file, trace) for file in files for trace in read_table(Path(file))]
+    traces = [(file, trace) for file in files for trace in read_scores(Path(file))]
     by_draft = grouped(traces, lambda each: each[1].draft)
     texts = {draft: {trace.key: None for _, trace in each} for draft, each in by_draft.items()}
     for (draft, scored), (other, others) in permutations(texts.items(), 2):

@@ -62,7 +62,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """What a loaded model says of itself (`describe` of `harness.models`); `entries`: all of it.
+    """A loaded model as it describes itself (`describe` of `harness.models`); `entries`: all of it.
 
     Sizes are None where its configuration has none; `id` and `kind` are of auditioned drafts,
     `devices` there where they are several, `stored_dtype` the checkpoint's where dtype=auto took
@@ -119,7 +119,7 @@ class IneligibleDraft:
 
 @dataclass(frozen=True)
 class AuditionCosts:
-    """What the texts, their scores and all measuring took, over all processes that made them."""
+    """Seconds of the texts, their scores and all measuring, over all processes that made them."""
 
     generation_s: float | None = None
     scoring_s: float | None = None
@@ -128,7 +128,7 @@ class AuditionCosts:
 
 @dataclass(frozen=True)
 class AuditionNotes:
-    """What became of an audition's drafts.
+    """The state of an audition's drafts.
 
     `failures` are of those that broke down, `dropped`, by name, those that lost, `untimed` names of
     those whose rounds were not timed, for they lose whatever these cost.
@@ -158,7 +158,7 @@ class MemoryBandwidth:
 
     @property
     def plausible(self) -> bool:
-        """Whether the models' own compare; a draft that reads far slower was disturbed meanwhile.
+        """True where the models' own compare; a draft that reads far slower was disturbed.
 
         It is the smaller one, so whatever cache holds the target holds it as well.
         """
@@ -222,9 +222,25 @@ class ChosenK:
     looks: int | None = None
 
 
+class _ByTemperature:
+    """The K that were chosen, and the looks that are made at each temperature."""
+
+    chosen: tuple[ChosenK, ...]
+    made: int
+
+    def k_at(self, temperature: float) -> int | None:
+        """The K that was chosen at a temperature."""
+        return next((each.k for each in self.chosen if each.temperature == temperature), None)
+
+    def made_at(self, temperature: float) -> int:
+        """The number of looks that are made at a temperature."""
+        made = (each.looks for each in self.chosen if each.temperature == temperature)
+        return next(made, None) or self.made
+
+
 @dataclass(frozen=True)
-class Looks:
-    """How far a sweep with until=decided is."""
+class Looks(_ByTemperature):
+    """The looks of a sweep with until=decided, as far as they are made."""
 
     # Of every temperature; chosen once, by the texts that were replayed
     chosen: tuple[ChosenK, ...]
@@ -238,15 +254,6 @@ class Looks:
     # gone beyond budget_s.
     ended: Ended | None = None
 
-    def k_at(self, temperature: float) -> int | None:
-        """The K that was chosen at a temperature."""
-        return _k_at(self.chosen, temperature)
-
-    def made_at(self, temperature: float) -> int:
-        """How many looks are made at a temperature."""
-        made = (each.looks for each in self.chosen if each.temperature == temperature)
-        return next(made, None) or self.made
-
 
 # Why a server run with until=decided measures every K: a server that prices rounds failed, or its
 # requests do not tell what rounds cost
@@ -254,7 +261,7 @@ WhyAll = Literal["server_failed", "no_costs"]
 
 
 @dataclass(frozen=True)
-class ServedKs:
+class ServedKs(_ByTemperature):
     """Which K a server run with until=decided measures."""
 
     # Those whose servers priced rounds on a few prompts, in the order of their start
@@ -266,19 +273,10 @@ class ServedKs:
     made: int = 0  # how many looks are made, each after a further part of the requests; 0 at first
     ended: Ended | None = None  # why no further look is made; None while one is
 
-    def k_at(self, temperature: float) -> int | None:
-        """The K that was chosen at a temperature."""
-        return _k_at(self.chosen, temperature)
-
-    def made_at(self, temperature: float) -> int:
-        """How many looks are made at a temperature."""
-        made = (each.looks for each in self.chosen if each.temperature == temperature)
-        return next(made, None) or self.made
-
 
 @dataclass(frozen=True)
 class AskedLess:
-    """What a server run asks for where its configuration would take longer than budget_s."""
+    """The requests of a server run whose configuration would take longer than budget_s."""
 
     prompts: int
     new_tokens: int
@@ -294,13 +292,9 @@ class AskedLess:
         return {**config, **asked, "temperature": [*self.temperature], "k": [*self.k]}
 
 
-def _k_at(chosen: tuple[ChosenK, ...], temperature: float) -> int | None:
-    return next((each.k for each in chosen if each.temperature == temperature), None)
-
-
 @dataclass(frozen=True)
 class CostsAt:
-    """What decoding costs on a server at one temperature, as a run of it settled that."""
+    """Decoding costs on a server at one temperature, as a run of it settled them."""
 
     costs: ServedCosts  # by all of its requests
     # The same without each part of their prompts, which shows how well it is known
@@ -313,7 +307,7 @@ class CostsAt:
 
 @dataclass(frozen=True)
 class EngineCosts:
-    """What decoding costs on the engine of another run, whose rounds price this run's drafts."""
+    """Decoding costs on the engine of another run, whose rounds price this run's drafts."""
 
     run: str  # the folder of the server run
     engine: ServingEngine  # that it measured
@@ -513,7 +507,7 @@ def _adapter(record: type[Any]) -> "TypeAdapter[Any]":
 
 
 def _view(entries: Any) -> Any:
-    """What is there of an entry's fields, with the entry itself; null, as people write, is none."""
+    """The fields of an entry that are not null, with the entry itself."""
     if not isinstance(entries, Mapping):
         return entries  # which pydantic refuses
     known = {name: value for name, value in entries.items() if value is not None}

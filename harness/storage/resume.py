@@ -1,4 +1,4 @@
-"""What a resume checks: that a stored run goes on with what it began with.
+"""Checks of a resume: a stored run goes on with what it began with.
 
 - `check_command`: the command and its configuration, before any model is loaded. Keys that say
   where a run is put, how much is done and how it is shown may differ.
@@ -10,7 +10,7 @@
 Elsewhere is what every reading or writing of a run needs: that its files are whole
 (`harness.storage.files`, `contents`) and that no other process writes it (`lock`). Which of its
 generations are missing is known by `Trial.cell`, a hash of all that determines one
-(`harness.commands.pair`); of which keys the run's are taken, see `harness.commands.run_keys`.
+(`harness.commands.opening`); of which keys the run's are taken, see `harness.commands.run_keys`.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -36,8 +36,6 @@ FREE_KEYS = frozenset(
         *("timeout_factor", "budget_s"),
     }
 )
-# Keys that came later, with the value of runs without them
-LATER_KEYS = {"kind": "model", "until": "all", "clock": "wall", "limit_files": True}
 # Of models, what no number depends on
 DESCRIBING_KEYS = frozenset({"tokenizer_family", "head_of"})
 # What of a model's entry in the manifest must stay as it was
@@ -57,18 +55,14 @@ def free_keys(door: str) -> frozenset[str]:
 def differences(
     stored: Mapping[str, Any], given: Mapping[str, Any], free: Container[str]
 ) -> list[str]:
-    """Dotted keys at which two configurations differ, with both values, the free keys aside.
-
-    A key that the stored run's version did not have yet differs where it is in use.
-    """
+    """Dotted keys at which two configurations differ, with both values, the free keys aside."""
     left, right = flattened(stored), flattened(given)
     return [
         f"{key}={right.get(key)} (the run: {left.get(key)})"
         for key in sorted(left.keys() | right.keys())
         if key.split(".")[0] not in free
         and key.split(".")[-1] not in DESCRIBING_KEYS
-        and not (key not in left and right[key] == LATER_KEYS.get(key.split(".")[-1]))
-        and (left[key] != right.get(key) if key in left else bool(right[key]))
+        and left.get(key) != right.get(key)
     ]
 
 
@@ -112,8 +106,8 @@ def check_loaded(
 ) -> None:
     """Refuse prompts, a device or models that are not those the run began with.
 
-    Of the run's models, those that are not among `models` are passed over, and of each what an
-    earlier version did not note.
+    Of the run's models, those that are not among `models` are passed over, and of each what it has
+    not noted, as of a model that is on a server.
     """
     before = {role: stored.models[role] for role in models}
     changed = [

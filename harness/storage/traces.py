@@ -64,7 +64,7 @@ MAX_ROWS = 50_000_000
 PART_ROWS = 200_000
 
 
-def content(traces: Sequence[TextTrace], before: bytes | None = None) -> bytes:
+def content_of_traces(traces: Sequence[TextTrace], before: bytes | None = None) -> bytes:
     """The traces as the bytes of a parquet file, after the rows of the file `before`."""
     buffer = io.BytesIO()
     with parquet.ParquetWriter(buffer, SCHEMA, compression="zstd") as file:
@@ -88,7 +88,7 @@ def _parts(traces: Sequence[TextTrace]) -> Iterator[Sequence[TextTrace]]:
     return (traces[first:end] for first, end in pairwise(sorted({*bounds, len(traces)})))
 
 
-def read(content: bytes, file: Path) -> list[TextTrace]:
+def read_traces(content: bytes, file: Path) -> list[TextTrace]:
     """Read the traces back, in the order they were written; an error names the file."""
     traces: list[TextTrace] = []
     frames = _frames(content, file)

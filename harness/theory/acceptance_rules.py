@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class AcceptanceRule:
-    """What replay, measurements and reports need to know of a rule."""
+    """Facts of an acceptance rule for replay, measurements and reports."""
 
     phrase: str  # how drafts are proposed and accepted, as a clause
     # See `accept_probabilities`; a function of its three arrays

@@ -1,4 +1,4 @@
-"""What tokens and runs cost: prices, and what a run would take before anything is rented.
+"""Costs of tokens and runs: prices, and the time of a run before anything is rented.
 
 A run is a list of forwards; each takes at least its floor (`roofline.forward_floor`), and in an
 engine that launches its kernels one by one at least so much per layer. So a run lies between two
@@ -57,12 +57,12 @@ class ModelSize:
 
     @property
     def weight_bytes(self) -> float:
-        """Of all weights of its own."""
+        """Bytes of all weights of its own."""
         return 0.0 if self.shared else self.shape.parameters * self.bytes_per_parameter
 
     @property
     def memory(self) -> ModelBytes:
-        """What it keeps in memory, its cache in the dtype of its weights."""
+        """Its bytes in memory, the cache in the dtype of its weights."""
         return ModelBytes(self.weight_bytes, self.shape.kv_bytes_read(1, self.bytes_per_parameter))
 
 
@@ -78,7 +78,7 @@ class Forwards:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run would take on a card.
+    """The time and cost of a run on a card.
 
     low_s, high_s: all of it, with every forward at its floor, and launched layer by layer.
     """
@@ -150,7 +150,7 @@ def forwards_s(
 def estimate(
     work: Sequence[Forwards], models: Mapping[str, ModelSize], card: Card, context_tokens: int
 ) -> Estimate:
-    """What the forwards take and cost on a card with a price.
+    """Time and cost of forwards on a card with a price.
 
     Args:
         models: by name, `target` among them; a drafter without a model (an n-gram) costs nothing.

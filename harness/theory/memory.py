@@ -1,4 +1,4 @@
-"""Whether models fit in a memory, and what they leave of it: one calculation for every check.
+"""Memory of models: if they fit, and how much they leave; one calculation for every check.
 
 Of a card that is rented or not, of the free bytes of a device, and of what a draft costs: its
 weights and its keys and values are on the same card as the target's, and what is left after both
@@ -19,7 +19,7 @@ USABLE_SHARE = 0.9
 
 @dataclass(frozen=True)
 class ModelBytes:
-    """What a model keeps in memory: weights of its own, and cache for every token of a text."""
+    """Bytes of a model in memory: weights of its own, and cache for every token of a text."""
 
     weights: float = 0.0
     kv_per_token: float = 0.0
@@ -36,12 +36,12 @@ class MemoryFit:
 
     @property
     def weights_bytes(self) -> float:
-        """Of all models."""
+        """Bytes of the weights of all models."""
         return sum(model.weights for model in self.models)
 
     @property
     def cache_bytes(self) -> float:
-        """Of all models and sequences."""
+        """Bytes of the caches of all models and sequences."""
         per_token = sum(model.kv_per_token for model in self.models)
         return self.sequences * self.context_tokens * per_token
 
@@ -52,7 +52,7 @@ class MemoryFit:
 
     @property
     def fits(self) -> bool:
-        """Whether there is room for them."""
+        """True where there is room for them."""
         return self.needed_bytes <= self.room_bytes
 
     @property
@@ -68,7 +68,7 @@ class MemoryFit:
 
 
 def usable_bytes(memory_gb: float) -> float:
-    """What models may fill of a card's memory."""
+    """The part of a card's memory that models may fill."""
     return USABLE_SHARE * memory_gb * 1e9
 
 
@@ -80,7 +80,7 @@ def memory_view(
     context_tokens: int,
     device: str | None = None,
 ) -> tuple[DraftMemory, ...]:
-    """What each draft leaves of the memory, and what is lost of what the target alone leaves.
+    """The memory that each draft leaves, and the share lost of what the target alone leaves.
 
     USABLE_SHARE of `memory_bytes` may be filled. `context_tokens` are of each concurrent sequence,
     prompt and answer.

@@ -23,7 +23,7 @@ LARGEST_BATCH = 1024
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What is planned for."""
+    """The request of a plan by card."""
 
     target: Architecture
     draft: Architecture
@@ -41,7 +41,7 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class PlannedGain:
-    """What speculation gains on one card at one alpha; all of it modelled."""
+    """The gain of speculation on one card at one alpha; all of it modelled."""
 
     alpha: float
     # k, speedup: the best K and its speedup; 0 and 1 where speculation does not pay
@@ -76,7 +76,7 @@ class PlannedCard:
 
 
 def plan_card(card: Card, request: PlanRequest) -> PlannedCard:
-    """What `request` comes to on `card`."""
+    """The plan of `request` on `card`."""
     models = (request.target, request.draft)
     memory = MemoryFit(
         usable_bytes(card.memory_gb),

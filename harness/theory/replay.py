@@ -281,7 +281,7 @@ def _positions_left(lengths: Counts, chances: Array) -> Counts:
 
 
 def _drafted_in_text(left: Counts, drafts: Counts, k: int) -> NDArray[np.bool_]:
-    """Whether the text has a position at each offset of a round from each start, and drafts it."""
+    """True at each offset from each start where the text has a position and drafts it."""
     in_text = np.greater.outer(left, np.arange(k))
     return np.logical_and(in_text, np.greater.outer(drafts, np.arange(k)))
 

@@ -1,4 +1,4 @@
-"""How fast a forward can be, and what holds a measured one back.
+"""Roofline: the least time of a forward, and the limit of a measured one.
 
 A forward must read its bytes and do its arithmetic; a card that overlaps the two perfectly takes
 the longer of both (the roofline model: Williams, Waterman, Patterson, "Roofline", CACM 2009). With
@@ -37,7 +37,7 @@ MEMORY_TOLERANCE = 0.15
 
 @dataclass(frozen=True)
 class Card:
-    """What a card can do and what an hour of it costs."""
+    """A card: its speeds, its memory and the price of an hour."""
 
     name: str
     bandwidth_gb_s: float  # memory bandwidth, 10^9 bytes per second, as data sheets give it
@@ -54,7 +54,7 @@ class Card:
 def is_card(
     card: str, memory_gb: float, device_name: str | None, memory_bytes: float | None
 ) -> bool:
-    """Whether a device can be the card that is called so in conf/gpu.
+    """True where a device can be the card that is called so in conf/gpu.
 
     By its name ("NVIDIA A100-SXM4-80GB" for a100_80) and, where that is known, by its memory: the
     same name is sold with different amounts.

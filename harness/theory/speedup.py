@@ -35,7 +35,7 @@ from harness.theory.acceptance import alpha_from_tokens_per_round, expected_toke
 
 @dataclass(frozen=True)
 class StepTimes:
-    """What one step of each model takes, in seconds: the latencies of a prediction."""
+    """Step times of each model, in seconds: the latencies of a prediction."""
 
     draft_s: float  # one draft step
     target_s: float  # one target step
@@ -54,7 +54,7 @@ class StepTimes:
         return self.draft_s / self.target_s
 
     def covers(self, k: int) -> bool:
-        """Whether v(k) is known."""
+        """True where v(k) is known."""
         return not self.verify_s or k < len(self.verify_s)
 
     def v(self, k: int) -> float:
@@ -72,14 +72,14 @@ class StepTimes:
 
 
 def _line(n: int, low: int, high: int) -> tuple[tuple[int, float], ...]:
-    """How the value at n of a line is made of those at two other points."""
+    """The weights of two points of a line that give its value at n."""
     share = (n - low) / (high - low)
     return ((low, 1.0 - share), (high, share))
 
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """What a plain token and a round cost in a running loop, seconds: R(0) and R(n).
+    """Times of a plain token and a round in a running loop, seconds: R(0) and R(n).
 
     A prediction is tokens_per_round x R(0) / R(K). R is measured on consecutive rounds of the loop
     that will serve, or follows from typed step times (`from_steps`), which leave out what a loop
@@ -108,11 +108,11 @@ class RoundTimes:
         return self.round_s[-1][0] if self.round_s else 0
 
     def covers(self, k: int) -> bool:
-        """Whether R(k) is known."""
+        """True where R(k) is known."""
         return 0 <= k <= self.largest
 
     def parts(self, n: int) -> tuple[tuple[int, float], ...]:
-        """How R(n) is made of the timed ones: (tokens proposed, its share), (0, 1.0) for R(0).
+        """R(n) by the timed ones: pairs of (tokens proposed, its share), (0, 1.0) for R(0).
 
         Raises:
             UserError: beyond the largest that was timed.
@@ -184,7 +184,7 @@ class RoundTimes:
 
 @dataclass(frozen=True)
 class BatchTimes:
-    """What iterations of a server with continuous batching cost: R(n, B), seconds.
+    """Times of iterations of a server with continuous batching: R(n, B), seconds.
 
     It decodes all active requests in one iteration: each takes one round (plainly: emits one
     token), and a request that ends makes place for the next. What one accepts does not depend on
@@ -197,7 +197,7 @@ class BatchTimes:
 
     @property
     def plain(self) -> "BatchTimes":
-        """Of a server that drafts nothing: without its look-ups that find nothing."""
+        """Times of a server that drafts nothing: without its look-ups that find nothing."""
         return BatchTimes({b: RoundTimes(each.plain_s, ()) for b, each in self.by_batch.items()})
 
     def at(self, n: int, batch: int) -> float:

@@ -1,4 +1,4 @@
-"""What every head for speculative decoding is here.
+"""Heads for speculative decoding: the classes that every kind is built from.
 
 EAGLE and EAGLE-3 heads and a model's own MTP layer draft token by token (`ChainHead`); Medusa
 heads, DFlash and DSpark drafters draft a block from the same states (`BlockHead`); P-EAGLE heads
@@ -45,7 +45,7 @@ class HeadNetwork(nn.Module, ABC):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Of its cache."""
+        """Cache bytes per token."""
         return self.cached_numbers * self.weights[0].element_size()
 
     def features(self, states: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class Head(ABC):
         return self.network.weights[0].device
 
     def describe(self) -> dict[str, Any]:
-        """How it runs, for the manifest."""
+        """The forward in use and its settings, for the manifest."""
         most = {} if self.drafts is None else {"drafts_at_most": self.drafts}
         return {"layers_read": list(self.network.layers), **most}
 

@@ -1,4 +1,4 @@
-"""What heads of Llama layers have in common: EAGLE's and EAGLE-3's, which draft token by token.
+"""Heads of Llama layers, EAGLE's and EAGLE-3's, which draft token by token.
 
 A row is a token and a feature; kinds differ in what the layer's projections read of them
 (`project`). Positions are rotary and those of the text: row t, or t + j for the j-th row of a
@@ -92,7 +92,7 @@ class LayerNetwork(HeadNetwork):
 
     @abstractmethod
     def project(self, tokens: Tensor, features: Tensor, angles: Angles) -> Projected:
-        """What the layer makes of tokens [B, n] and features [B, n, hidden] before it attends."""
+        """Queries, keys, values and residuals from tokens [B, n] and features [B, n, hidden]."""
 
     @property
     def weights(self) -> list[Tensor]:
@@ -121,7 +121,7 @@ class LayerNetwork(HeadNetwork):
         return Projected(query, key, value, residual)
 
     def next_layer(self, layer: Any, hidden: Tensor, angles: Angles) -> Projected:
-        """What a layer after the first makes of the outputs [B, n, hidden] of the one before."""
+        """Queries, keys, values and residuals of a later layer from outputs [B, n, hidden]."""
         return self.attended_by(layer.input_layernorm(hidden), hidden, angles, layer)
 
     def finish(self, attended: Tensor, residual: Tensor, layer: Any = None) -> Tensor:

@@ -51,7 +51,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 from harness.config import ModelConf
 from harness.models.checkpoint import explained
 from harness.models.heads.base import BlockHead, HeadNetwork, LoadedHead, in_target_ids
-from harness.models.heads.files import HeadFiles, config_of, found_in, is_of
+from harness.models.heads.files import HeadFiles, found_in, head_config, is_of
 from harness.models.load import LoadedModel
 from harness.records import UserError
 
@@ -64,7 +64,7 @@ Network = TypeVar("Network", bound="DFlashNetwork")
 
 
 class KeysValues(NamedTuple):
-    """Of one layer, each [B, KV heads, n, D]."""
+    """Keys and values of one layer, each [B, KV heads, n, D]."""
 
     keys: Tensor
     values: Tensor
@@ -162,7 +162,7 @@ class DFlashNetwork(HeadNetwork):
         return self._rotary(self.norm.weight, positions)
 
     def context(self, features: Tensor, angles: Angles) -> list[KeysValues]:
-        """What each layer makes of context vectors [B, n, hidden]."""
+        """Keys and values of each layer from context vectors [B, n, hidden]."""
         layers: list[Any] = list(self.body)
         return [_keys_values(layer.self_attn, features, angles) for layer in layers]
 
@@ -313,7 +313,7 @@ PLAIN = (None, False, 0, "dflash")
 
 @dataclass(frozen=True)
 class Block:
-    """What the config.json of a DFlash drafter, or one of its kind, says.
+    """The configuration of a DFlash drafter, or one of its kind, from its config.json.
 
     Attributes:
         layers: of the target, whose inputs are read.
@@ -355,7 +355,7 @@ def load_dflash(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     """
     files = HeadFiles(conf, target, *DFLASH)
     with explained(conf):
-        block = _block(config_of(conf), files)
+        block = _block(head_config(conf), files)
         block = block.cut(conf)
         network = filled(DFlashNetwork, block, files.tensors(), files)
         facts = {"architecture": "DFlash", "layout": block.layout, "block": block.block}
@@ -377,7 +377,7 @@ def _block(config: Mapping[str, Any], files: HeadFiles) -> Block:
 def of_speculators(
     config: Mapping[str, Any], settings: Mapping[str, Any], files: HeadFiles
 ) -> Block:
-    """What a config.json of vllm-project/speculators says."""
+    """The settings of a config.json of vllm-project/speculators."""
     layer = dict(config.get("transformer_layer_config") or {})
     if layer.get("model_type") != "qwen3":  # other configs have another default
         layer["head_dim"] = layer.get("head_dim") or (

@@ -47,7 +47,7 @@ from harness.models.heads.dflash import (
     filled,
     of_speculators,
 )
-from harness.models.heads.files import HeadFiles, config_of, found_in
+from harness.models.heads.files import HeadFiles, found_in, head_config
 from harness.models.load import LoadedModel
 from harness.records import UserError
 
@@ -67,7 +67,7 @@ KNOWN = frozenset(
 
 
 class MarkovHead(nn.Module):
-    """What a token adds to the logits of the next position."""
+    """A Markov head: the logits that a token adds at the next position."""
 
     def __init__(self, kind: str, rank: int, hidden: int, tokens: int, drafted: int) -> None:
         """For `tokens` of the target, of which `drafted` can be drafted; `kind` of MARKOV_HEADS."""
@@ -81,7 +81,7 @@ class MarkovHead(nn.Module):
             self.joint_proj = nn.Linear(hidden + 2 * rank, 3 * rank)
 
     def forward(self, token: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What `markov_w2` takes [n, rank], and the state [n, rank] for the next position.
+        """The input of `markov_w2` [n, rank], and the state [n, rank] for the next position.
 
         Args:
             token: [n] the token before the position.
@@ -178,7 +178,7 @@ def load_dspark(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     """
     files = HeadFiles(conf, target, *DSPARK)
     with explained(conf):
-        config = config_of(conf)
+        config = head_config(conf)
         nested = [config.get(name) or {} for name in NESTED]
         settings = {**config, **nested[0], **nested[1]}
         block = _block(config, nested, settings, files).cut(conf)

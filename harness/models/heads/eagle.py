@@ -35,7 +35,7 @@ from harness.models.heads.decoder_layer import (
     Projected,
     shape_of_layer,
 )
-from harness.models.heads.files import HeadFiles, config_of, found_in, unknown_layout
+from harness.models.heads.files import HeadFiles, found_in, head_config, unknown_layout
 from harness.models.load import LoadedModel
 from harness.records import UserError
 from harness.theory.architecture import HeadArchitecture
@@ -72,7 +72,7 @@ class EagleNetwork(LayerNetwork):
         self.output = output
 
     def project(self, tokens: Tensor, features: Tensor, angles: Angles) -> Projected:
-        """What the layer makes of tokens [B, n] and features [B, n, hidden] before it attends."""
+        """Queries, keys, values and residuals from tokens [B, n] and features [B, n, hidden]."""
         assert self.embed_tokens is not None
         row = self.fc(torch.cat([self.embed_tokens(tokens), features], dim=-1))
         return self.attended_by(row, row, angles)
@@ -94,7 +94,7 @@ def load_eagle(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     """
     files = HeadFiles(conf, target, *EAGLE)
     with explained(conf):
-        config = _config(config_of(conf), files.where)
+        config = _config(head_config(conf), files.where)
         tensors = {
             name.replace("layers.0.", "midlayer.", 1): tensor
             for name, tensor in files.tensors().items()

@@ -34,7 +34,7 @@ from harness.models.heads.decoder_layer import (
     Projected,
     shape_of_layer,
 )
-from harness.models.heads.files import HeadFiles, config_of, found_in, unknown_layout
+from harness.models.heads.files import HeadFiles, found_in, head_config, unknown_layout
 from harness.models.load import LoadedModel
 from harness.records import UserError
 from harness.theory.architecture import HeadArchitecture
@@ -92,7 +92,7 @@ class Eagle3Network(LayerNetwork):
         self.register_buffer("t2d", torch.ones(vocabulary, dtype=torch.bool))
 
     def project(self, tokens: Tensor, features: Tensor, angles: Angles) -> Projected:
-        """What the layer makes of tokens [B, n] and features [B, n, hidden] before it attends."""
+        """Queries, keys, values and residuals from tokens [B, n] and features [B, n, hidden]."""
         assert self.embed_tokens is not None
         normed = self.midlayer.hidden_norm(features)
         embedded = self.midlayer.input_layernorm(self.embed_tokens(tokens))
@@ -129,7 +129,7 @@ UNREAD = ("norm_output", "norm_before_fc", "fc_norm")
 
 @dataclass(frozen=True)
 class Layout:
-    """What a head's config.json says.
+    """The configuration of a head, from its config.json.
 
     Attributes:
         layers: of the target, whose inputs are read; None where it takes the usual ones.
@@ -162,7 +162,7 @@ def load_eagle3(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     """
     files = HeadFiles(conf, target, *EAGLE3)
     with explained(conf):
-        layout = _layout(config_of(conf), files.where)
+        layout = _layout(head_config(conf), files.where)
         network = filled(Eagle3Network, layout, by_specforge(files.tensors()), files)
         facts = {
             "architecture": "EAGLE-3",
@@ -187,14 +187,14 @@ def _layout(config: Mapping[str, Any], where: str) -> Layout:
 
 
 def is_specforge(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is of SpecForge's architectures."""
+    """True where a config.json is of SpecForge's architectures."""
     return any(EAGLE3_CLASS.search(str(name)) for name in config.get("architectures") or ())
 
 
 def layout_of(
     config: Mapping[str, Any], where: str, what: str, *, norm_before_residual: bool
 ) -> Layout:
-    """What a config.json says, in either layout.
+    """The settings of a config.json in either layout.
 
     Args:
         where: what errors call it.

@@ -36,7 +36,7 @@ class HeadFiles:
     """
 
     def __init__(self, conf: ModelConf, target: LoadedModel, kind: str, layouts: str) -> None:
-        """Those that `conf` names; `layouts` are read of a `kind`."""
+        """Take the files that `conf` names; `kind` and `layouts` are for errors."""
         self.conf, self.target, self.kind = conf, target, kind
         self.layouts, self.where = layouts, conf.where
         self.target_name = target.shown
@@ -68,7 +68,7 @@ class HeadFiles:
         }
 
     def unknown_layout(self, found: str) -> UserError:
-        """What is said of files in none of the layouts that are read."""
+        """The error for files in none of the layouts that are read."""
         return unknown_layout(self.where, self.kind, self.layouts, found)
 
     def other_target(self, why: str) -> UserError:
@@ -204,7 +204,7 @@ class HeadFiles:
         return LoadedHead.of(conf, target, network.eval(), facts, context_tokens)
 
 
-def config_of(conf: ModelConf) -> dict[str, Any]:
+def head_config(conf: ModelConf) -> dict[str, Any]:
     """The config.json of the head that `conf` names.
 
     Raises:
@@ -233,7 +233,7 @@ def config_of(conf: ModelConf) -> dict[str, Any]:
 
 
 def found_in(config: Mapping[str, Any]) -> str:
-    """What a config.json says that it is of."""
+    """The kind that a config.json names, for errors."""
     speculators = config.get("speculators_model_type")
     names = [str(name) for name in config.get("architectures") or ()]
     found = f"speculators_model_type {speculators}" if speculators else f"architectures {names}"
@@ -248,13 +248,13 @@ def unknown_layout(where: str, kind: str, layouts: str, found: str) -> UserError
 
 
 def is_of(config: Mapping[str, Any], kind: str) -> bool:
-    """Whether a config.json's model type or architectures name a kind of head."""
+    """True where a config.json's model type or architectures name a kind of head."""
     names = [config.get("model_type"), *(config.get("architectures") or ())]
     return any(kind in str(name).lower() for name in names)
 
 
-def memory_need(conf: ModelConf, target: MemoryNeed) -> MemoryNeed | None:
-    """What memory a head will take, from its config before its weights are read.
+def head_memory_need(conf: ModelConf, target: MemoryNeed) -> MemoryNeed | None:
+    """The memory of a head, from its config before its weights are read.
 
     That of an embedding of its own is not known before; None where its config says no sizes.
     """
@@ -262,5 +262,5 @@ def memory_need(conf: ModelConf, target: MemoryNeed) -> MemoryNeed | None:
     if not spec.shape:
         return None
     with explained(conf):
-        shape = spec.read_shape(config_of(conf), conf.where)
+        shape = spec.read_shape(head_config(conf), conf.where)
     return MemoryNeed.of(shape, target.dtype, target.device, conf.keys, conf.name)

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from harness.config import ModelConf
 from harness.models.checkpoint import explained
 from harness.models.heads.base import BlockHead, HeadNetwork, LoadedHead, in_target_ids
-from harness.models.heads.files import HeadFiles, config_of, found_in, is_of
+from harness.models.heads.files import HeadFiles, found_in, head_config, is_of
 from harness.models.load import LoadedModel
 
 MEDUSA_FILES = ("medusa_lm_head.safetensors", "model.safetensors")
@@ -135,7 +135,7 @@ def load_medusa(conf: ModelConf, target: LoadedModel) -> LoadedHead:
         UserError: no Medusa heads in a known layout, incomplete, or for another target.
     """
     with explained(conf):
-        files, config = HeadFiles(conf, target, *MEDUSA), config_of(conf)
+        files, config = HeadFiles(conf, target, *MEDUSA), head_config(conf)
         tensors = files.tensors(MEDUSA_FILES, MEDUSA_PICKLES)
         layout = "vllm" if is_of(config, "medusa") else "fasterdecoding"
         if layout != "vllm" and "medusa_num_heads" not in config:

@@ -114,7 +114,7 @@ class MtpNetwork(HeadNetwork):
     @property
     @torch.inference_mode()
     def kv_bytes_per_token(self) -> int:
-        """Of its cache, as one row fills it: attention may keep a latent instead of its keys."""
+        """Cache bytes per token, counted on one row: attention may keep a latent, not keys."""
         cache, token = self.new_cache(), torch.zeros(1, 1, dtype=torch.long)
         device = self.fc.weight.device
         self.rows(token.to(device), self.features(torch.zeros(1, 1, self.width)), cache)
@@ -283,7 +283,7 @@ def _tensors(source: str, conf: ModelConf, layers: int) -> tuple[dict[str, Tenso
 
 
 def _part_of(name: str, layers: int) -> re.Match[str] | None:
-    """What a tensor is of an MTP layer, of a target with so many layers; None where of none."""
+    """The match of a tensor's name in an MTP layer of a target with so many layers, or None."""
     match = NAME.fullmatch(name)
     if match is None or (match["layer"] is not None and int(match["layer"]) < layers):
         return None

@@ -32,7 +32,7 @@ from harness.config import ModelConf
 from harness.models.cached import CachedModel, output_weight, split_network, takes
 from harness.models.checkpoint import PARD_KEY
 from harness.models.heads.base import HeadNetwork, LoadedHead, MaskHead
-from harness.models.heads.files import config_of, found_in, unknown_layout
+from harness.models.heads.files import found_in, head_config, unknown_layout
 from harness.models.load import LoadedModel, check_tokenizers, load
 from harness.models.probe import cached_model
 from harness.records import UserError
@@ -156,7 +156,7 @@ class PardHead(MaskHead):
         return of_width(logits, self.vocab_size)
 
     def _read(self, features: Tensor) -> None:
-        """It reads no states."""
+        """Nothing: it reads no states."""
 
     def _clear(self) -> None:
         super()._clear()
@@ -182,7 +182,7 @@ def load_pard(conf: ModelConf, target: LoadedModel) -> LoadedHead:
         UserError: no causal model with a mask token, one with another tokenizer than the target's,
             or one whose layers do not run as `PardNetwork.passes` needs it.
     """
-    where, config = conf.where, config_of(conf)
+    where, config = conf.where, head_config(conf)
     mask_token = config.get(PARD_KEY)
     if not isinstance(mask_token, int):
         raise unknown_layout(where, *PARD, f"{found_in(config)} and no {PARD_KEY}")
@@ -209,7 +209,7 @@ def load_pard(conf: ModelConf, target: LoadedModel) -> LoadedHead:
 
 @torch.inference_mode()
 def runs_from_every_start(network: PardNetwork) -> bool:
-    """Whether the logits of `passes` are those of the model, fed a text and masks."""
+    """True where the logits of `passes` are those of the model, fed a text and masks."""
     causal: Any = network.network
     config = causal.config.get_text_config()
     layers = getattr(config, "layer_types", None)

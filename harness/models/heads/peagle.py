@@ -28,7 +28,7 @@ from harness.models.checkpoint import explained
 from harness.models.heads.base import LoadedHead, MaskHead
 from harness.models.heads.decoder_layer import Layer, LayerHead, Projected, attend_from_every_start
 from harness.models.heads.eagle3 import Eagle3Network, by_specforge, filled, is_specforge, layout_of
-from harness.models.heads.files import HeadFiles, config_of, found_in
+from harness.models.heads.files import HeadFiles, found_in, head_config
 from harness.models.load import LoadedModel
 from harness.records import UserError
 
@@ -144,7 +144,7 @@ def load_peagle(conf: ModelConf, target: LoadedModel) -> LoadedHead:
     """
     files = HeadFiles(conf, target, *PEAGLE)
     with explained(conf):
-        config = config_of(conf)
+        config = head_config(conf)
         kind = config.get("speculators_model_type")
         mask_token = next(
             (config[name] for name in MASK_TOKENS if config.get(name) is not None), None
@@ -172,7 +172,7 @@ def load_peagle(conf: ModelConf, target: LoadedModel) -> LoadedHead:
 
 
 def _speculative_tokens(config: Mapping[str, Any]) -> int | None:
-    """How many tokens a round drafts, as a config.json of speculators says it."""
+    """The number of tokens that a round drafts, from a config.json of speculators."""
     methods = (config.get("speculators_config") or {}).get("proposal_methods") or ()
     stated = (each.get("speculative_tokens") for each in methods)
     return next((int(value) for value in stated if value is not None), None)

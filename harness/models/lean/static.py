@@ -84,7 +84,7 @@ class StaticModel(LeanModel):
         super().__init__(network, vocab_size)
 
     def describe(self) -> dict[str, Any]:
-        """How it runs, and whether what is recorded was compiled, for the manifest."""
+        """The forward in use, and whether recorded work was compiled, for the manifest."""
         return {**super().describe(), "compiled": self._compiled}
 
     @property
@@ -135,7 +135,7 @@ class StaticModel(LeanModel):
         return logits
 
     def knows(self, key: Hashable) -> bool:
-        """Whether work under this key has been recorded."""
+        """True where work under this key has been recorded."""
         return key in self._recordings
 
     @torch.inference_mode()

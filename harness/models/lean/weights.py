@@ -176,7 +176,7 @@ def _experts(mlp: Any) -> Experts:
 
 
 def _has_grouped_product(weight: Tensor) -> bool:
-    """Whether torch multiplies rows by their own expert at once: bfloat16 on Hopper or later."""
+    """True where torch multiplies rows by their own experts at once: bfloat16 on Hopper."""
     return (
         weight.is_cuda
         and weight.dtype == torch.bfloat16

@@ -1,57 +1,35 @@
 """Plots as SVG files; a plot whose data is missing is not drawn.
 
-To add one: a function from `Summary` and the most panels in a row to `style.Plot | None`, named in
-`PLOTS` under the commands that show it.
+To add one: a function from `Summary` and the most panels in a row to `style.Plot | None`, in
+`MAKERS` under the name of its file, which the pages name that show it.
 """
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from harness.reporting.pages import page_of
 from harness.reporting.plots import acceptance, latency, load, speedup, style
 from harness.storage import files
 from harness.summary import Summary
 
-_DEFAULT = (
-    speedup.draw_by_k,
-    load.draw_load,
-    speedup.draw_alpha,
-    acceptance.draw_by_position,
-    acceptance.draw_by_temperature,
-)
-PLOTS = {
-    "audition": (
-        speedup.draw_leaderboard,
-        speedup.draw_by_k,
-        acceptance.draw_by_category,
-        acceptance.draw_by_position,
-    ),
-    "breakeven": (speedup.draw_ceilings, *_DEFAULT),
-    "profile": (
-        speedup.draw_ceilings,
-        latency.draw_waterfall,
-        latency.draw_verify_cost,
-        latency.draw_verify_curves,
-    ),
-    "report": (speedup.draw_engines, speedup.draw_ratios),
-    "plan": (load.draw_plan,),
+Maker = Callable[[Summary, int], style.Plot | None]
+MAKERS: Mapping[str, Maker] = {
+    "speedup_vs_k.svg": speedup.draw_by_k,
+    "leaderboard.svg": speedup.draw_leaderboard,
+    "acceptance_by_category.svg": acceptance.draw_by_category,
+    "acceptance_by_position.svg": acceptance.draw_by_position,
+    "load.svg": load.draw_load,
+    "ceilings.svg": speedup.draw_ceilings,
+    "waterfall.svg": latency.draw_waterfall,
+    "verify_curves.svg": latency.draw_verify_curves,
+    "latency_by_rate.svg": load.draw_plan,
+    "speedup_by_engine.svg": speedup.draw_engines,
+    "speedup_ratio.svg": speedup.draw_ratios,
 }
 # Only what earlier renderings may have left is removed; a file of the user's stays.
-NAMES = (
-    "speedup_vs_k.svg",
-    "breakeven_vs_measured.svg",
-    "acceptance_by_position.svg",
-    "acceptance_vs_temperature.svg",
-    "verify_cost.svg",
-    "leaderboard.svg",
-    "acceptance_by_category.svg",
-    "waterfall.svg",
-    "verify_curves.svg",
-    "ceilings.svg",
-    "load.svg",
-    "speedup_by_engine.svg",
-    "speedup_ratio.svg",
-    "latency_by_rate.svg",
-)
+LEFT = ("breakeven_vs_measured.svg", "acceptance_vs_temperature.svg", "verify_cost.svg")
+NAMES = (*MAKERS, *LEFT)
 
 
 class Drawn(NamedTuple):
@@ -65,9 +43,9 @@ class Drawn(NamedTuple):
 
 def drawn(summary: Summary, across: int = style.WIDE) -> tuple[style.Plot, ...]:
     """Every plot that the run has data for, in reading order, so many panels in a row."""
-    makers = PLOTS.get(summary.run.command, _DEFAULT)
     with style.styled():
-        return tuple(plot for make in makers if (plot := make(summary, across)) is not None)
+        made = (MAKERS[name](summary, across) for name in page_of(summary).plots)
+        return tuple(plot for plot in made if plot is not None)
 
 
 def draw(summary: Summary, folder: Path) -> tuple[Drawn, ...]:

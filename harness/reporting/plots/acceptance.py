@@ -1,17 +1,16 @@
-"""Acceptance by position, by temperature and by category of prompts, a plot each."""
+"""Acceptance by position and by category of prompts, a plot each."""
+
+from collections.abc import Iterable
 
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 
+from harness import formatting as fmt
 from harness.records import grouped
-from harness.reporting import formatting as fmt
 from harness.reporting.plots import style
-from harness.reporting.tables.leaderboard import at_k
-from harness.summary import AcceptanceByPosition, Summary
+from harness.summary import AcceptanceByPosition, CategoryAlpha, Summary
 
 POSITION_CAPTION = "Share of rounds in which at least j draft tokens were accepted, j = 1..K"
-TEMPERATURE_CAPTION = "acceptance_rate against temperature, one line per K, by prompt set"
-TEMPERATURE_UNDER = "acceptance_rate is accepted / drafted: it falls with K by construction"
 CATEGORY_CAPTION = (
     "alpha of every draft on every category of prompts, written in the cell and shaded by it"
 )
@@ -59,26 +58,6 @@ def draw_by_position(summary: Summary, across: int) -> style.Plot | None:
     return style.plot("acceptance_by_position.svg", POSITION_CAPTION, figure, under)
 
 
-def draw_by_temperature(summary: Summary, across: int) -> style.Plot | None:
-    """A panel per prompt set, a line per K; None with fewer than two temperatures."""
-    rows = [row for row in summary.generated if row.k > 0 and row.acceptance_rate is not None]
-    temperatures = sorted({row.temperature or 0.0 for row in rows})
-    if len(temperatures) < 2:
-        return None
-    ks = sorted({row.k for row in rows})
-    panels = grouped(rows, lambda row: row.prompt_set or "all")
-    figure, axes = style.panels(len(panels), across, y="acceptance_rate")
-    style.percent_axis(axes[0])
-    for panel, (prompt_set, cells) in zip(axes, panels.items(), strict=True):
-        for k, series in sorted(grouped(cells, lambda row: row.k).items()):
-            line = sorted((row.temperature or 0.0, row.acceptance_rate or 0.0) for row in series)
-            panel.plot(*zip(*line, strict=True), label=f"K={k}", **style.look(ks.index(k)))
-        style.ticks(panel, temperatures, "temperature")
-        panel.set_title(f"{prompt_set} prompts")
-    name = "acceptance_vs_temperature.svg"
-    return style.plot(name, TEMPERATURE_CAPTION, figure, TEMPERATURE_UNDER)
-
-
 def draw_by_category(summary: Summary, across: int) -> style.Plot | None:
     """A panel per temperature, a row per category, a column per draft; None without alphas."""
     entries = [entry for entry in summary.category_alpha if entry.alpha is not None]
@@ -103,5 +82,11 @@ def draw_by_category(summary: Summary, across: int) -> style.Plot | None:
         panel.set_yticks(range(len(categories)), categories)
         panel.tick_params(length=0)
         panel.grid(visible=False)
-        panel.set_title(f"temperature {fmt.temperature(temperature)}{at_k(cells)}")
+        panel.set_title(f"temperature {fmt.temperature(temperature)}{_at_k(cells)}")
     return style.plot("acceptance_by_category.svg", CATEGORY_CAPTION, figure, CATEGORY_UNDER)
+
+
+def _at_k(entries: Iterable[CategoryAlpha]) -> str:
+    """The K of all entries, with a comma before it; nothing where they differ."""
+    ks = {entry.k for entry in entries}
+    return f", K={ks.pop()}" if len(ks) == 1 else ""

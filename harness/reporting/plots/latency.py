@@ -2,72 +2,21 @@
 
 from itertools import pairwise
 
-from harness.records import grouped, where
-from harness.reporting import formatting as fmt
+from harness import formatting as fmt
+from harness.records import grouped
 from harness.reporting.plots import style
 from harness.reporting.tables import stability
-from harness.reporting.tables.latency import Forward, fastest_round, named_waterfall, verify_curves
+from harness.reporting.tables.latency import fastest_round, named_waterfall
 from harness.summary import StepCurve, Summary
 
-COST_CAPTION = (
-    "Time of a target forward over n positions, with v(n) written at the points, next to one"
-    " target step and one draft step"
-)
-COST_UNDER = (
-    "points: median, with p10 to p90; the number at a point is v(n) = forward / target step"
-)
 CURVES_CAPTION = "v(n) = target forward over n positions / target step, by context and batch"
 CURVES_UNDER = "dashed: v = 1, a verify that costs one step, as most calculators assume"
 POSITIONS = "n (positions in one target forward)"
-POINT_INCHES = 0.48  # what the number at a point needs
-NARROW_POINTS = 6  # numbers next to each other on a phone
-
-
-def draw_verify_cost(summary: Summary, across: int) -> style.Plot | None:
-    """A panel per (context, batch) that was timed; None without a verify curve."""
-    every_curve = (_stable(summary, curve) for curve in verify_curves(summary))
-    curves = [curve for curve in every_curve if curve]
-    if not curves:
-        return None
-    curves = curves if len(curves) <= 3 else curves[:1]  # a profile's have a plot of their own
-    widest = max(len(curve) for curve in curves)
-    width = max(4.2, POINT_INCHES * widest)
-    figure, axes = style.panels(len(curves), across, width=width, y="ms")
-    every = 1 if across == style.WIDE else -(-widest // NARROW_POINTS)
-    highest = max(forward.row.p90_ms for curve in curves for forward in curve)
-    axes[0].set_ylim(0.0, 1.15 * highest)
-    for panel, curve in zip(axes, curves, strict=True):
-        step = curve[0].step
-        rows = [forward.row for forward in curve]
-        values = [(row.median_ms, row.p10_ms, row.p90_ms) for row in rows]
-        ns = [row.tokens for row in rows]
-        style.points(panel, ns, values, label="target forward", **style.look(0))
-        for forward in curve[::every]:
-            point = (forward.row.tokens, forward.row.p90_ms)
-            style.note_at(panel, fmt.decimal(forward.v), point, color=style.COLOURS[0])
-        timed = {"context_tokens": step.context_tokens, "batch": step.batch}
-        drafts = where(summary.latency, role="draft", kind="step", **timed)
-        levels = {"target step": step} | {f"{row.model or 'draft'} step": row for row in drafts}
-        for index, (name, row) in enumerate(levels.items()):
-            colour = style.GREY if index == 0 else style.COLOURS[index % len(style.COLOURS)]
-            label = f"{name} {fmt.milliseconds(row.median_ms)} ms"
-            panel.axhline(row.median_ms, color=colour, lw=1.0, linestyle=style.DASHED, label=label)
-        style.ticks(panel, ns if len(ns) <= 12 else ns[:: -(-len(ns) // 12)], POSITIONS)
-        batch = f", batch {step.batch}" if step.batch > 1 else ""
-        panel.set_title(f"after {step.context_tokens} tokens of context{batch}")
-    return style.plot("verify_cost.svg", COST_CAPTION, figure, COST_UNDER)
-
-
-def _stable(summary: Summary, curve: list[Forward]) -> list[Forward]:
-    """The forwards whose time can be right; none where that of the step cannot."""
-    if stability.of_forward(summary, curve[0].step):
-        return []
-    return [forward for forward in curve if stability.of_forward(summary, forward.row) is None]
 
 
 def draw_verify_curves(summary: Summary, across: int) -> style.Plot | None:
-    """A panel per context, a line per batch; None where a single context and batch was timed."""
-    if len(summary.step_curves) < 2:
+    """A panel per context, a line per batch; None where no verifies were timed."""
+    if not summary.step_curves:
         return None
     panels = grouped(summary.step_curves, lambda curve: curve.context_tokens)
     batches = sorted({curve.batch for curve in summary.step_curves})

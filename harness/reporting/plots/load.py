@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from harness import formatting as fmt
 from harness.records import grouped, where
-from harness.reporting import formatting as fmt
 from harness.reporting.plots import style
 from harness.reporting.sentences.plan import named
 from harness.reporting.tables.served import QUANTITIES, Percentile

@@ -1,20 +1,18 @@
-"""Speedup against K, of each draft at its best K and of runs compared; alpha and what K needs."""
+"""Speedup against K, of each draft at its best K and of runs compared; what each K needs."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from harness import formatting as fmt
 from harness.records import ResultRow, grouped, where
-from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.plots import style
 from harness.reporting.sentences.comparison import engine
 from harness.reporting.tables import stability
 from harness.reporting.tables.leaderboard import PLAIN, Board, boards, name_of
-from harness.serving.drafts import looks_up
 from harness.summary import ComparisonRow, EngineRow, LeaderboardRow, Summary
 
 GAIN_CAPTION = (
@@ -45,7 +43,7 @@ def draw_by_k(summary: Summary, across: int) -> style.Plot | None:
         for row in summary.generated
         if row.k > 0 and row.speedup is not None and stability.of_cell(summary, row) is None
     ]
-    if not points or summary.run.command == "snapshot":  # whose question is no speed
+    if not points:
         return None
     replayed = summary.run.replay_only
     points = [row for row in points if not replayed or row.rule == points[0].rule]
@@ -127,64 +125,6 @@ def _line(axes: Axes, rows: Sequence[ResultRow], colour: str) -> None:
     ordered = sorted(rows, key=lambda row: row.k)
     speedups = [row.speedup or 0.0 for row in ordered]
     axes.plot([row.k for row in ordered], speedups, color=colour, alpha=0.65)
-
-
-ALPHA_CAPTION = (
-    "{} alpha with its interval against the alpha that each K needs to break even:"
-    " for a point inside its bar a loss is predicted"
-)
-ALPHA_UNDER = (
-    "points: {} alpha, with 95 % interval; bars: the alpha each K needs, in brackets below"
-    " (none: even alpha = 1 loses). For a point inside its bar a loss is predicted."
-)
-ALPHA_FEW = " Hollow: measured on few prompts of the set (until=decided)."
-
-
-def draw_alpha(summary: Summary, across: int) -> style.Plot | None:
-    """A panel per temperature; None without an alpha or a break-even alpha to compare it with."""
-    drafted = [row for row in summary.generated if row.k > 0 and not looks_up(row.draft)]
-    points = [row for row in drafted if row.alpha is not None]
-    # A replayed row has its own break-even
-    needs = points if summary.run.replay_only else _predicted(summary)
-    if not points or not needs:
-        return None
-    few = summary.on_few_prompts
-    panels = grouped(points, lambda row: row.temperature or 0.0)
-    sets = list(dict.fromkeys(row.prompt_set for row in points))
-    figure, axes = style.panels(len(panels), across, y="alpha")
-    style.percent_axis(axes[0])
-    axes[0].yaxis.set_major_formatter("{x:g}")  # an alpha is never written in percent
-    for panel, temperature in zip(axes, sorted(panels), strict=True):
-        needed = {r.k: r.breakeven_alpha for r in needs if (r.temperature or 0.0) == temperature}
-        rows = panels[temperature]
-        ks = sorted({row.k for row in rows} | set(needed))
-        style.ticks(panel, ks, "K [alpha it needs]", log=True)
-        panel.set_xticklabels([f"{k}{_needs(needed[k]) if k in needed else ''}" for k in ks])
-        _bars(panel, needed)
-        for prompt_set, series in grouped(rows, lambda row: row.prompt_set).items():
-            index = sets.index(prompt_set)
-            place, label = (index, len(sets)), str(prompt_set)
-            _points(panel, series, few, lambda row: fmt.bounded(row, "alpha"), place, label)
-        panel.set_title(f"temperature {fmt.temperature(temperature)}")
-    how = "replayed" if summary.run.replay_only else "measured"
-    caption = ALPHA_CAPTION.format(how.capitalize())
-    under = ALPHA_UNDER.format(how) + (ALPHA_FEW if any(row in few for row in points) else "")
-    return style.plot("breakeven_vs_measured.svg", caption, figure, under)
-
-
-def _needs(root: float | None) -> str:
-    return f"\n[{fmt.NO_ROOT if root is None else fmt.decimal(root)}]"
-
-
-def _bars(axes: Axes, needed: dict[int, float | None]) -> None:
-    """A bar per K up to the alpha it needs; full where none is enough."""
-    closest = min((high / low for low, high in pairwise(sorted(needed))), default=2.0)
-    half = min(closest, 2.0) ** 0.4
-    for k, root in sorted(needed.items()):
-        top = axes.get_ylim()[1] if root is None else root
-        axes.bar(k / half, top, k * half - k / half, align="edge", color=style.FAINT, linewidth=0)
-        if root is not None:
-            axes.plot([k / half, k * half], [top, top], color=style.INK, linewidth=1.6)
 
 
 CEILING_CAPTION = (

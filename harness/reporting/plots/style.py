@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from harness.reporting.formatting import COLOURS, Bounded
+from harness.formatting import COLOURS, Bounded
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
 INK, GREY, FAINT = "#1a1a1a", "#6b6b6b", "#e4e4e4"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from harness.reporting import formatting as fmt
+from harness import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.sentences import as_sentence, served
 from harness.summary import Explanation, RuleOfThumb, Summary
@@ -44,14 +44,11 @@ def _because(entry: Explanation) -> Iterator[str]:
         yield _margin(entry)
     else:
         yield from _obstacles(entry)
-    if entry.launch_bound and entry.floor_c is not None and entry.floor_speedup is not None:
-        gains = f"K={entry.floor_k} is computed to give {entry.floor_speedup:.2f}x"
-        floor = gains if entry.floor_speedup > 1 else "no K would pay either"
+    if entry.launch_bound and entry.floor_c is not None:
         yield (
             f"steps are launch-bound (memory floors are {entry.draft_floor_share:.0%} of the"
             f" draft's step and {entry.target_floor_share:.0%} of the target's): with both steps at"
-            " the memory floor, a verify as long as a step and nothing between them, the step ratio"
-            f" c would be about {entry.floor_c:.2f} (here {entry.c:.2f}), and {floor}"
+            f" the memory floor c would be about {entry.floor_c:.2f} (here {entry.c:.2f})"
         )
 
 

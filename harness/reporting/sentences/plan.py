@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from harness import formatting as fmt
 from harness.records import first
-from harness.reporting import formatting as fmt
 from harness.summary import Plan, PlanChoice, Summary
 
 BY_LOAD = "K by load"
@@ -33,7 +33,7 @@ def goal(plan: Plan) -> str:
 
 def banner(summary: Summary) -> str | None:
     """That nothing here is to be acted on, where the server's own report names no K either."""
-    said = first(summary.caveats, code="plan_disturbed")
+    said = first(summary.caveats, code="loads_disturbed")
     if said is None:
         return None
     return (

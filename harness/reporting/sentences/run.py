@@ -1,25 +1,16 @@
-"""What the run is: title, banner, status, engine, failures; why acceptance_rate is not alpha."""
+"""What the run is: banner, status, engine, failures."""
 
 from collections.abc import Iterable
 
-from harness.records import GREEDY_RESULTS, ResultRow, grouped
-from harness.reporting import formatting as fmt
-from harness.reporting.sentences import as_sentence
-from harness.reporting.sentences.caveats import CAVEATS
+from harness.records import GREEDY_RESULTS, grouped
 from harness.serving.drafts import DRAFTS
 from harness.summary import RunFacts, Summary, TextCheck
 
-TITLES = {
-    "sweep": "Sweep of {pair}: which K to serve, or none",
-    "profile": "Profile of {pair}: what speculation could gain",
-    "breakeven": "Break-even: the arithmetic of two latencies",
-    "snapshot": "Snapshot of {pair}: does speculation leave the output unchanged?",
-    "audition": "Audition of {pair}: which draft to serve",
-    "server": "Server run of {pair}: which K to serve, or none",
-    "metrics": "A running server of {pair}: its acceptance, and which K pays",
-    "plan": "Plan: which K meets a latency goal, and on how many cards",
-    "report": "Runs compared: did anything change?",
-}
+DUMMY = "DUMMY WEIGHTS: LATENCIES ARE REAL, ACCEPTANCES ARE NOT."
+SYNTHETIC = (
+    "Acceptance is synthetic (decode.acceptance): speedups and the verdict hold at that acceptance"
+    " only, and the texts are not the target's."
+)
 ENGINES = {
     "cuda_graphs": "CUDA graphs",
     "lean": "eager forward of the harness",
@@ -29,18 +20,11 @@ ENGINES = {
 _FAILURES_SHOWN = 8
 
 
-def title(run: RunFacts) -> str:
-    """What the run is, in one line."""
-    pair = " with ".join(name for name in (run.model, run.draft) if name) or "a pair"
-    return TITLES.get(run.command, "Run of {pair}").format(pair=pair)
-
-
 def banner(run: RunFacts) -> str | None:
     """What must be read before any number; None where weights and acceptance are real."""
     if not run.dummies:
-        return as_sentence(CAVEATS["synthetic_acceptance"]) if run.synthetic else None
-    warning = f"{CAVEATS['dummy_weights']}.".upper()
-    warning = f"{warning} The weights of {' and '.join(run.dummies)} are random:"
+        return SYNTHETIC if run.synthetic else None
+    warning = f"{DUMMY} The weights of {' and '.join(run.dummies)} are random:"
     if run.synthetic:
         return f"{warning} acceptance was set (decode.acceptance), and speedups are as good as it."
     return (
@@ -112,22 +96,3 @@ def greedy_counts(checks: Iterable[TextCheck]) -> str:
     """How many greedy texts are equal, tie within rounding, differ, or are not judged."""
     results = ["OPEN" if check.result == "UNJUDGED" else check.result for check in checks]
     return ", ".join(f"{results.count(key)} {words}" for key, words in GREEDY_RESULTS.items())
-
-
-def acceptance_paragraph(results: Iterable[ResultRow]) -> str | None:
-    """Why acceptance_rate and a break-even alpha do not compare, with this run's own numbers."""
-    rows = [row for row in results if row.k > 1 and None not in (row.alpha, row.acceptance_rate)]
-    if not rows:
-        return None
-    row = max(rows, key=lambda row: row.k)
-    draft = f" with {row.draft}" if len({row.draft for row in rows}) > 1 else ""
-    return (
-        "Compare the break-even alpha with alpha, never with acceptance_rate. acceptance_rate is"
-        " accepted / drafted: all K tokens of a round count as drafted, also those after a"
-        " rejection or beyond the end of the text, which had no chance, so it falls with K by"
-        " construction. alpha is the probability that a draft token is accepted given that all"
-        " before it in its round were, and that is what break-even speaks of. In this run,"
-        f"{draft} at K={row.k} on {row.prompt_set} prompts at temperature"
-        f" {fmt.temperature(row.temperature)}, an acceptance_rate of"
-        f" {fmt.percent(row.acceptance_rate)} goes with an alpha of {fmt.alpha(row.alpha)}."
-    )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from harness.reporting import formatting as fmt
+from harness import formatting as fmt
 from harness.serving.engines import spec_of
 from harness.summary import RunningServer, Summary
 

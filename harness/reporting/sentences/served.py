@@ -4,24 +4,22 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from harness import formatting as fmt
+from harness.analysis.caveats.texts import differences
 from harness.records import first, grouped, where
-from harness.reporting import formatting as fmt
 from harness.reporting import grid
-from harness.reporting.sentences import Quoted
-from harness.serving.engines import OWN, spec_of
+from harness.serving.engines import OWN
 from harness.serving.spec import changes
 from harness.summary import (
     Answer,
     LoadCell,
     OtherK,
-    ServedCell,
     ServedGate,
     ServedK,
     ServedMemory,
     ServedSummary,
     StartedServers,
     Summary,
-    UserLatency,
 )
 
 # Of the target's memory, the share that a draft takes from which it is worth a sentence
@@ -49,11 +47,6 @@ NOT_PREDICTED = {
         "the requests that were timed do not tell what rounds cost: their texts are too alike in"
         " length, or other work disturbed them"
     ),
-}
-# Why no K was chosen by replay
-EVERY_K = {
-    "server_failed": "a server that was to tell what its rounds cost failed",
-    "no_costs": "the few requests that were to tell what rounds cost do not tell it",
 }
 
 
@@ -148,82 +141,23 @@ def _closest(cells: Sequence[LoadCell], unpaid: Sequence[int], k: int) -> str:
 
 
 def reasons(summary: Summary) -> tuple[str, ...]:
-    """What stands by the headline's number, then what the server was found to be.
-
-    Why it is not another one, what users wait for, how well the server was predicted, whether it is
-    lossless, and what the draft takes.
-    """
+    """Why the headline has no other K, how well the server was predicted, is it lossless."""
     served, shown = summary.served, grid.marked(summary)
     if served is None:
         return ()
-    of_answer = () if shown is None else _of_answer(summary, served, shown.answer)
+    why_not = () if shown is None else _why_no_other(served, shown.answer)
     # The memory of toy models decides nothing
     toys = any(entry.code == "embedded_models" for entry in summary.caveats)
     memory = () if toys or served.memory is None else _memory(served.memory)
     started = () if served.servers is None else _servers(served.servers)
     gates = _gates(served, len(summary.text_checks))
-    found = (*_predictions(served.cells), *gates, *memory)
-    return (*of_answer, *started, *found)
+    return (*why_not, *started, *_predictions(served), *gates, *memory)
 
 
-def _of_answer(summary: Summary, served: ServedSummary, answer: Answer) -> Iterator[str]:
-    """Of the headline's answer: its number and that under load, why no other K, and waits."""
-    yield from _other_numbers(served, answer)
-    yield from _plain_tokens(summary, served, answer.temperature)
+def _why_no_other(served: ServedSummary, answer: Answer) -> Iterator[str]:
     others = [entry for entry in served.other_ks if entry.served_k == answer.k]
     for k, entries in grouped(others, lambda entry: entry.k).items():
         yield _why_not(k, entries, served, answer)
-    yield from _waits(grid.latencies(served, answer), served)
-
-
-def _other_numbers(served: ServedSummary, answer: Answer) -> Iterator[str]:
-    """Why the table of loads has another ratio for one request at a time."""
-    cell = {"temperature": answer.temperature, "k": answer.named[1]}
-    alone, loaded = first(served.by_k, **cell), first(served.load, **cell, concurrency=1)
-    if alone is None or loaded is None or None in (answer.speedup, alone.whole_request_speedup):
-        return
-    yield (
-        f"K={alone.k} has three speedups over plain decoding, one request at a time. The"
-        f" headline's {fmt.speedup(answer.speedup)} counts decoding alone, and is the one that"
-        " compares with other reports. Prefills included, the same requests give"
-        f" {fmt.speedup(alone.whole_request_speedup)}. In the table of loads it is"
-        f" {fmt.speedup(loaded.throughput_ratio)}: prefills included, requests of half to all of"
-        " the tokens, on servers started for several requests; compare it within that table only."
-    )
-
-
-def _plain_tokens(
-    summary: Summary, served: ServedSummary, temperature: float | None
-) -> Iterator[str]:
-    """Why a plain token has another time in each table."""
-    costs = first(served.costs, temperature=temperature)
-    rows = where(summary.generated, temperature=temperature, k=0, source="measured")
-    cells = [row.ms_per_token for row in rows if row.ms_per_token is not None]
-    if costs is None or not cells:
-        return
-    low, high = (fmt.milliseconds(value) for value in (min(cells), max(cells)))
-    whole = f"{low} ms" if low == high else f"{low} to {high} ms, by prompt set,"
-    timed = "processor time" if served.clock == "cpu" else "the server's clock"
-    yield (
-        f"The time of a plain token at temperature {fmt.temperature(temperature)} depends on what"
-        f" it includes: {fmt.in_ms(costs.plain_s)} ms is R(0), the cost of one more token of a"
-        f" request; {whole} is all of decoding divided by its tokens, the start of a request"
-        f" included; both by {timed}{_waited_per_token(served, temperature)}."
-    )
-
-
-def _waited_per_token(served: ServedSummary, temperature: float | None) -> str:
-    """TPOT of plain decoding, alone and on the servers of loads."""
-    names = {False: "one request at a time", True: "on servers started for several requests"}
-    parts: list[str] = []
-    for load, name in names.items():
-        rows = where(served.latencies, temperature=temperature, k=0, load=load)
-        row = first(row for row in rows if row.concurrency in (None, 1) and row.rate is None)
-        if row is not None and row.per_token is not None:
-            parts.append(f"{fmt.seconds(row.per_token.p50)} {name}")
-    return (
-        f"; TPOT, what a user waits for a token, is in the median {_listed(parts)}" if parts else ""
-    )
 
 
 def _why_not(k: int, entries: Sequence[OtherK], served: ServedSummary, answer: Answer) -> str:
@@ -268,55 +202,29 @@ def _apart(entry: OtherK) -> str:
     return f"{fmt.with_bounds(ratio, entry.ratio_lo, entry.ratio_hi)} times as much{unsure}"
 
 
-def _waits(rows: Sequence[UserLatency], served: ServedSummary) -> Iterator[str]:
-    """Medians of a request at the answer's K, next to plain decoding's of the same requests."""
-    for row in rows:
-        if row.paired is None:
-            continue
-        medians = {
-            "for its first token": row.paired.first_token,
-            "for each token after it": row.paired.per_token,
-            "for the whole answer": row.paired.request,
-        }
-        parts = [
-            f"{fmt.seconds(of[1])} (plain: {fmt.seconds(of[0])}) {name}"
-            for name, of in medians.items()
-            if of is not None
-        ]
-        few = "" if row.visits is None else " of the requests that both finished"
-        if parts:
-            clock = ", by the clock, whatever else ran" if served.clock == "cpu" else ""
-            yield f"At K={row.k} a user waits {', '.join(parts)}, in the median{few}{clock}."
-
-
-def _predictions(cells: Sequence[ServedCell]) -> Iterator[str]:
+def _predictions(served: ServedSummary) -> Iterator[str]:
+    cells = served.cells
     errors = [cell.error for cell in cells if cell.error is not None]
+    if served.not_predicted is not None:
+        yield f"No prediction: {NOT_PREDICTED[served.not_predicted]}."
     if errors:
-        own = [cell.own_error for cell in cells if cell.own_error is not None]
-        beside = f"; from the round times of {OWN.title} {_errors(own)}" if own else ""
         yield (
             f"Predicted against measured speedup: {_errors(errors)} over {len(errors)} cells, each"
-            f" predicted from other requests than its own{beside}."
+            " predicted from other requests than its own."
         )
 
 
 def _servers(started: StartedServers) -> Iterator[str]:
-    """How many were started, and which K were not measured on all prompts."""
+    """Which K were not measured on all prompts, or not at all."""
     if not started.number:
         return
-    ks = _listed([f"K={k}" for k in started.ks])
-    if started.rejecting:
-        which = "each" if started.rejecting == started.ks else f"{len(started.rejecting)} of them"
-        ks += f", {which} once more to reject every draft"
-    measured = _listed([f"K={k}" for k in started.measured])
-    others = _listed([f"K={k}" for k in started.ks if k not in started.measured])
-    part = f"; {measured} on all prompts, what is said of {others} is predicted" if others else ""
-    yield f"Speculating servers started: {started.number} ({ks}){part}."
+    if others := _listed([f"K={k}" for k in started.ks if k not in started.measured]):
+        measured = _listed([f"K={k}" for k in started.measured])
+        yield f"Measured on all prompts: {measured}; what is said of {others} is predicted."
     if left := _listed([f"K={k}" for k in started.asked if k not in started.ks]):
         yield (
             f"No server was started at {left}: the search for the fastest K takes speedups to rise"
-            " with K up to it and to fall from there, and nothing is predicted of a K without a"
-            " server (until=all measures every K)."
+            " with K up to it and to fall from there (until=all measures every K)."
         )
 
 
@@ -365,16 +273,6 @@ def _gates(served: ServedSummary, checks: int) -> Iterator[str]:
             f" {', '.join(parts)})"
             f"{_rounds(sampled)}."
         )
-
-
-def differences(tied: int, differing: int, noise: float | None) -> str:
-    """How many texts tie, within what, and how many really differ; after the number of equal ones.
-
-    noise: of the engine that is judged by it, nats.
-    """
-    within = "rounding" if noise is None else f"the engine's noise of {noise:.2g} nats"
-    ties = f"{fmt.number_of(tied, 'tie', 'ties')}{f' (within {within})' if tied else ''}"
-    return f", {ties}, {fmt.number_of(differing, 'real difference', 'real differences')}"
 
 
 def _not_all_lossless(gates: Sequence[ServedGate]) -> str:
@@ -438,115 +336,3 @@ def _memory(memory: ServedMemory) -> Iterator[str]:
         f"; each further token of context takes {fmt.memory(per_token)} of it" if per_token else ""
     )
     yield f"On this server at K={memory.k} the draft takes {'; and '.join(parts)}{more}."
-
-
-def scores(values: Quoted) -> str:
-    """How far texts are off, as "texts z = -85.1, against plain decoding's z = -60.2"."""
-    names = (("texts", values.get("text_z")), ("against plain decoding's", values.get("plain_z")))
-    return ", ".join(f"{name} z = {z:.1f}" for name, z in names if z is not None)
-
-
-def not_lossless(values: Quoted) -> str:
-    """A caveat: which K, and how far off."""
-    return (
-        f"the server is NOT LOSSLESS {_at(values)} ({scores(values)}): what it returns is not what"
-        f" the target would{_nats(values)}; nothing is predicted there"
-    )
-
-
-def unlike_target(values: Quoted) -> str:
-    """A caveat: the plain server's texts are not those of the target that scored them."""
-    return (
-        f"at temperature {values['temperature']:g} the plain server's own texts are not the"
-        f" target's that is loaded here ({scores(values)}{_nats(values)}): other weights"
-        " (quantised, another revision) or other sampling settings; the gate and replay mean little"
-    )
-
-
-def rounds_of_engine(values: Quoted) -> str:
-    """Whose rounds price a run in which nothing was timed, and how each draft's are known."""
-    title = spec_of(str(values["engine"])).title
-    device = f" on {values['device']}" if values["device"] else ""
-    text = (
-        f"nothing was timed here: round times are those of {title} {values['version']}"
-        f"{device}, measured with draft {values['draft']} in {values['run']}"
-    )
-    if values["same_shape"]:
-        text += f"; {values['same_shape']}: of the same shape, so of the same round times"
-    if values["composed"]:
-        text += (
-            f"; {values['composed']}: not measured there, so its draft steps follow from its size,"
-            " and intervals hold how far that may be off"
-        )
-    return text
-
-
-def other_dtype(values: Quoted) -> str:
-    """A caveat: the draft was scored in other numbers than the server's."""
-    return (
-        f"on {spec_of(str(values['engine'])).title} a draft is served in its target's dtype,"
-        f" {values['served']}, and here it scored texts in {values['scored']}:"
-        f" draft.dtype={values['served']} scores what is served"
-    )
-
-
-def rounds_unlike_replay(values: Quoted) -> str:
-    """A caveat: the rounds are not replay's, what that may be, and what it costs."""
-    rounds, expected, z = (values.get(name) for name in ("rounds", "expected_rounds", "rounds_z"))
-    if rounds is None or expected is None:
-        return f"{_at(values)}, the rounds are not those of replay"
-    by = f"{values.get('equal')} of {values.get('texts')} texts exactly"
-    by = by if z is None else f"z = {z:.1f}"
-    counts = f"{fmt.count(rounds)} where replay expects {fmt.count(expected)}, {by}"
-    other = values.get("other_rule")
-    if other is not None:
-        key = "leave decode.rule out" if other == "greedy_draft" else f"give decode.rule={other}"
-        return (
-            f"{_at(values)}, its rounds are not those of decode.rule={values['rule']} ({counts});"
-            f" they are those of {other}: {key}, or every prediction is of another server"
-        )
-    return (
-        f"{_at(values)}, its rounds are not those of replay ({counts}): the draft that is served is"
-        " not quite the one that scored the texts here (fewer bits, another revision, other"
-        f" kernels), or its acceptance rule is another. Texts are not affected; predictions at this"
-        f" temperature err by about {fmt.percent(abs(rounds / expected - 1.0))}"
-    )
-
-
-def visits_lacking(values: Quoted) -> str:
-    """A caveat: which K were timed in fewer visits than asked for, and what follows."""
-    consequence = (
-        "no answer names it while another K has so many more"
-        if values["left_out"]
-        else "an answer that names it rests on these"
-    )
-    load = "under load " if values["load"] else ""
-    which = f"{load}K={values['ks']} at temperature {values['temperature']:g}"
-    if not values["timed"]:
-        return f"{which} was timed in no visit next to plain decoding; resume= measures it"
-    return (
-        f"{which} was timed in {values['timed']} of {values['asked']} visits: it is compared with"
-        f" plain decoding over these alone, and {consequence}; resume= measures the others"
-    )
-
-
-def queues(values: Quoted) -> str:
-    """A caveat: more requests in flight than the servers decode side by side."""
-    flag = spec_of(str(values["engine"])).slots_flag
-    more = "" if flag is None else f"; more slots: {flag} {values['concurrency']}"
-    return (
-        f"the servers decode {values['slots']} requests side by side, so of"
-        f" {values['concurrency']} or more in flight the others wait: what was timed there is a"
-        f" queue, and no K is given for that load{more}"
-    )
-
-
-def _at(values: Quoted) -> str:
-    return f"at temperature {values['temperature']:g}, K={values['k']}"
-
-
-def _nats(values: Quoted) -> str:
-    nats, expected = values.get("nats"), values.get("expected_nats")
-    if nats is None or expected is None:
-        return ""
-    return f"; {nats:.2f} nats per token, {expected:.2f} is right"

@@ -1,4 +1,8 @@
-"""The sentences of a verdict: which draft and K to serve, the reason, and what to do next."""
+"""The sentences of a verdict: which draft and K to serve, the reason, and what to do next.
+
+`of_answers` and its like are what a command's page says first, `after_answers` and its like what it
+has next; `reporting.pages` names them.
+"""
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -6,10 +10,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePath
 
+from harness import formatting as fmt
+from harness.analysis.caveats import Quoted
+from harness.analysis.caveats.servers import scores
 from harness.records import GREEDY, first
-from harness.reporting import formatting as fmt
 from harness.reporting import grid, serving
-from harness.reporting.sentences import Quoted, comparison, plan, running, served
+from harness.reporting.sentences import comparison, plan, running, served
 from harness.serving.drafts import kind_of
 from harness.serving.engines import OWN, spec_of
 from harness.summary import Answer, CheckResult, RoundTokens, ServedSummary, Summary, VerdictReason
@@ -28,11 +34,11 @@ ALONE = "one request at a time"  # of our own loop's numbers, always
 SYNTHETIC_ONLY = "It holds at the synthetic acceptance only."
 
 
-def verdicts(summary: Summary) -> tuple[str, ...]:
+def of_answers(summary: Summary) -> tuple[str, ...]:
     """The headline first; then why other rows of the grid speculate not, or not yet."""
     shown = grid.marked(summary)
     if shown is None:
-        return _without_answers(summary)
+        return (_no_verdict(summary),)
     synthetic = summary.run.synthetic
     prefix = NO_ADVICE if summary.run.dummies and not synthetic else ""
     if summary.served is not None:
@@ -192,7 +198,7 @@ def gain(summary: Summary) -> str | None:
     """What speculation needs and could give at most, by the times alone; None without any."""
     if not summary.ceilings:
         return None
-    typed = summary.run.command == "breakeven"
+    typed = any(times.source == "typed" for times in summary.round_times)
     times = "these step times" if typed else f"the round times of {OWN.title} on this machine"
     most = max(summary.ceilings, key=lambda ceiling: ceiling.ideal_speedup)
     possible = [entry for entry in summary.ceilings if entry.breakeven_alpha is not None]
@@ -321,7 +327,7 @@ VERDICT_REASONS: Mapping[str, Callable[[Answer, Quoted], str]] = {
     ),
     "server_not_lossless": lambda _, values: (
         f"the server's texts at K={values['k']} are not those of lossless sampling"
-        f" ({served.scores(values)}), so its speed does not count"
+        f" ({scores(values)}), so its speed does not count"
     ),
     "impossible_speedup": _impossible_speedup,
     "given_numbers": _given_numbers,
@@ -332,35 +338,54 @@ VERDICT_REASONS: Mapping[str, Callable[[Answer, Quoted], str]] = {
 }
 
 
-def _without_answers(summary: Summary) -> tuple[str, ...]:
-    command = summary.run.command
-    checks = snapshot_checks(summary)
-    if command == "snapshot" and checks:
-        return (snapshot(checks, _checked(summary), bool(summary.distribution_tests)),)
-    if summary.comparison is not None:
-        return comparison.verdicts(summary.comparison)
-    if summary.plan is not None:
-        return plan.verdicts(summary.plan)
-    if summary.running is not None:
-        source = "the counters and the times given"
-        decision = None if summary.headline is None else verdict(summary.headline, source)
-        return running.verdicts(summary, summary.running, decision)
-    if command in grid.DECIDING_COMMANDS and summary.answers and summary.run.serve_on:
+def _no_verdict(summary: Summary) -> str:
+    """Why nothing is decided on the engine that was asked for."""
+    if summary.answers and summary.run.serve_on:
         server, own = spec_of(summary.run.serve_on).in_headlines, summary.answers[0]
         return (
             f"Not known for {server}: this run has no tokens per round by its acceptance rule, of"
-            f" a draft that it has. {_own(summary, own)}",
+            f" a draft that it has. {_own(summary, own)}"
         )
     if summary.served is not None and summary.run.status == "complete":
         lacking = "the records do not say what decoding took"
         if all(row.k for row in summary.results):
             lacking = "no file decodes plainly; add the plain server's records to records="
-        return (f"No verdict: {lacking}.",)
-    if command in grid.DECIDING_COMMANDS:
-        return ("No verdict: the run stopped before there was enough to decide on.",)
+        return f"No verdict: {lacking}."
+    return "No verdict: the run stopped before there was enough to decide on."
+
+
+def of_times(summary: Summary) -> tuple[str, ...]:
+    """What a measured acceptance comes to; what speculation needs and could give at most."""
     decided = () if summary.headline is None else (verdict(summary.headline),)
     possible = gain(summary)
     return decided if possible is None else (*decided, possible)
+
+
+def of_checks(summary: Summary) -> tuple[str, ...]:
+    """How a snapshot ended; nothing where nothing was checked."""
+    checks = snapshot_checks(summary)
+    if not checks:
+        return ()
+    return (snapshot(checks, _checked(summary), bool(summary.distribution_tests)),)
+
+
+def of_counters(summary: Summary) -> tuple[str, ...]:
+    """What a running server counted, and which K pays where times of rounds are known."""
+    if summary.running is None:
+        return ()
+    source = "the counters and the times given"
+    decision = None if summary.headline is None else verdict(summary.headline, source)
+    return running.verdicts(summary, summary.running, decision)
+
+
+def of_a_plan(summary: Summary) -> tuple[str, ...]:
+    """Which choice meets the goal, and on how many cards."""
+    return () if summary.plan is None else plan.verdicts(summary.plan)
+
+
+def of_a_comparison(summary: Summary) -> tuple[str, ...]:
+    """Each compared run in a sentence."""
+    return () if summary.comparison is None else comparison.verdicts(summary.comparison)
 
 
 def snapshot_checks(summary: Summary) -> list[CheckResult]:
@@ -429,69 +454,108 @@ OTHER_DRAFTS = NextStep("name other drafts (drafts=[...])")
 OTHER_DRAFT = NextStep("measure another draft on this server (draft=...)")
 
 
-def next_step(summary: Summary) -> NextStep | None:
-    """What to do next; None where the answer says it all."""
-    command, draft = summary.run.command, summary.run.draft
-    if command == "breakeven":
-        keys = "model=ORG/TARGET draft=ORG/DRAFT"
-        if not any(ceiling.breakeven_alpha is not None for ceiling in summary.ceilings):
-            return None  # no alpha would pay
-        return NextStep("a sweep measures alpha for a pair", f"python -m harness.sweep {keys}")
-    if summary.running is not None:
-        if summary.round_times or not summary.from_acceptance:
-            return None
-        asked = "python -m harness.report metrics=URL latency_from=SERVER_RUN"
-        return NextStep("times of rounds, of a run or typed, say which K pays", asked)
-    if command == "profile":
-        pair = None if draft is None else serving.draft_keys(summary, draft)
-        sweep = "" if pair is None else _sweep(summary, pair)
-        return NextStep("a sweep measures whether alpha is that high", sweep)
-    shown = grid.marked(summary)
-    if shown is None or summary.run.dummies:
+def nothing_next(_: Summary) -> None:
+    """Of a page whose answer says it all."""
+
+
+def after_arithmetic(summary: Summary) -> NextStep | None:
+    """A sweep, unless no alpha would pay."""
+    if not any(ceiling.breakeven_alpha is not None for ceiling in summary.ceilings):
         return None
-    answer = shown.answer
-    if answer.decision in ("undecided", "not_measured"):
+    keys = "model=ORG/TARGET draft=ORG/DRAFT"
+    return NextStep("a sweep measures alpha for a pair", f"python -m harness.sweep {keys}")
+
+
+def after_counters(summary: Summary) -> NextStep | None:
+    """The times of rounds, where these are not known."""
+    if summary.running is None or summary.round_times or not summary.from_acceptance:
+        return None
+    asked = "python -m harness.report metrics=URL latency_from=SERVER_RUN"
+    return NextStep("times of rounds, of a run or typed, say which K pays", asked)
+
+
+def after_a_profile(summary: Summary) -> NextStep:
+    """A sweep of the pair."""
+    draft = summary.run.draft
+    pair = None if draft is None else serving.draft_keys(summary, draft)
+    sweep = "" if pair is None else _sweep(summary, pair)
+    return NextStep("a sweep measures whether alpha is that high", sweep)
+
+
+def after_answers(summary: Summary) -> NextStep | None:
+    """What to do with the headline's answer; None where it says it all, or is open."""
+    answer = _decided(summary)
+    if answer is None:
         return None
     if answer.decision == "does_not_pay":
-        if command == "audition":
-            return OTHER_DRAFTS
-        keys = f"{serving.model_keys(summary)} drafts=auto{serving.other_keys(summary)}"
-        measured = summary.served
-        if measured is not None and measured.costs and measured.engine != OWN.name:
-            # Rounds of a look-up or a head price no other kind of draft
-            if kind_of(draft, summary.run.models) not in ("model", "copy"):
-                return OTHER_DRAFT
-            keys = f"{keys} {_at_its_costs(summary, measured)}"
-        return NextStep(AUDITION, f"python -m harness.audition {keys}")
+        return _other_draft(summary)
     if summary.served is not None:
-        own = summary.run.own_prompts
         again = "serve your own requests so (prompts.files=[...] measures with them)"
-        return None if own else NextStep(again)
-    if answer.run is not None:
-        measure = serving.measure_command(summary, str(answer.engine), answer)
-        return None if measure is None else NextStep("measure what is predicted", measure)
+        return None if summary.run.own_prompts else NextStep(again)
     if answer.source == "measured":
         if summary.run.own_prompts or any(each.measure for each in serving.snippets_of(summary)):
             return None
         return NextStep("run your own requests with this draft and without it, and compare")
-    served_by = serving.served_target(summary)
-    drafting = f"k={answer.k} temperature={answer.temperature:g}"
-    if served_by is not None:
-        keys = f"engine={served_by} {drafting} {serving.ATTACHED} score=false"
-        others = serving.other_keys(summary, serving.OF_THE_LOOP)
-        measure = f"python -m harness.server {keys}{others}"
-        return NextStep("start its server with this draft too, and measure both", measure)
-    if command == "audition":
-        pair = serving.draft_keys(summary, str(answer.draft))
-        if pair is None:
-            return None
-        rule = "" if answer.temperature == GREEDY else f" decode.rule={answer.rule}"
-        typed = str(summary.run.made_with.command)
-        known = not any(f" {key}=" in typed for key in ("resume", "traces_from", "scores_from"))
-        text = f"measure it on {OWN.title}"
-        text = text if known else f"{text}, with the other keys of this run's texts"
-        return NextStep(text, _sweep(summary, f"{pair} {drafting}{rule}"))
+    if answer.run is not None or serving.served_target(summary) is not None:
+        return _measured_there(summary, answer)
     return NextStep("the same sweep with mode=measure measures what is predicted")
+
+
+def after_an_audition(summary: Summary) -> NextStep | None:
+    """How to measure what an audition predicts; other drafts where none pays."""
+    answer = _decided(summary)
+    if answer is None:
+        return None
+    if answer.decision == "does_not_pay":
+        return OTHER_DRAFTS
+    if answer.run is not None or serving.served_target(summary) is not None:
+        return _measured_there(summary, answer)
+    pair = serving.draft_keys(summary, str(answer.draft))
+    if pair is None:
+        return None
+    rule = "" if answer.temperature == GREEDY else f" decode.rule={answer.rule}"
+    typed = str(summary.run.made_with.command)
+    known = not any(f" {key}=" in typed for key in ("resume", "traces_from", "scores_from"))
+    text = f"measure it on {OWN.title}"
+    text = text if known else f"{text}, with the other keys of this run's texts"
+    drafting = f"k={answer.k} temperature={answer.temperature:g}"
+    return NextStep(text, _sweep(summary, f"{pair} {drafting}{rule}"))
+
+
+def _decided(summary: Summary) -> Answer | None:
+    """The headline's answer, where it is one to act on."""
+    shown = grid.marked(summary)
+    if shown is None or summary.run.dummies:
+        return None
+    open_ = shown.answer.decision in ("undecided", "not_measured")
+    return None if open_ else shown.answer
+
+
+def _other_draft(summary: Summary) -> NextStep:
+    """An audition, at the costs of the server that was measured where these price other drafts."""
+    keys = f"{serving.model_keys(summary)} drafts=auto{serving.other_keys(summary)}"
+    measured = summary.served
+    if measured is not None and measured.costs and measured.engine != OWN.name:
+        # Rounds of a look-up or a head price no other kind of draft
+        if kind_of(summary.run.draft, summary.run.models) not in ("model", "copy"):
+            return OTHER_DRAFT
+        keys = f"{keys} {_at_its_costs(summary, measured)}"
+    return NextStep(AUDITION, f"python -m harness.audition {keys}")
+
+
+def _measured_there(summary: Summary, answer: Answer) -> NextStep | None:
+    """How to measure on the server whose rounds, or texts, a prediction is by; None without one."""
+    if answer.run is not None:
+        measure = serving.measure_command(summary, str(answer.engine), answer)
+        return None if measure is None else NextStep("measure what is predicted", measure)
+    served_by = serving.served_target(summary)
+    if served_by is None:
+        return None
+    drafting = f"k={answer.k} temperature={answer.temperature:g}"
+    keys = f"engine={served_by} {drafting} {serving.ATTACHED} score=false"
+    others = serving.other_keys(summary, serving.OF_THE_LOOP)
+    measure = f"python -m harness.server {keys}{others}"
+    return NextStep("start its server with this draft too, and measure both", measure)
 
 
 def _at_its_costs(summary: Summary, measured: ServedSummary) -> str:

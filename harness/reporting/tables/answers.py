@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import NamedTuple
 
-from harness.records import RULES, ResultRow, first, where
-from harness.reporting import formatting as fmt
+from harness import formatting as fmt
+from harness.records import RULES, first, where
 from harness.reporting import grid
 from harness.reporting.tables.leaderboard import (
     DROPPED,
@@ -19,9 +19,8 @@ from harness.reporting.tables.leaderboard import (
 from harness.reporting.tables.specification import Column, Table, columns_by, table
 from harness.serving.drafts import kind_of
 from harness.serving.engines import drafts_alike, spec_of
-from harness.summary import Answer, LeaderboardRow, RoundTokens, Summary
+from harness.summary import LeaderboardRow, RoundTokens, Summary
 
-MOST_SETS = 4  # prompt sets that get a column of the grid
 MOST_ROWS = 9  # of the grid on the console
 
 
@@ -51,113 +50,42 @@ GRID: tuple[Column[Line], ...] = (
 TITLE = "What to serve"
 STAR_NOTE = "marked: the row of the headline."
 NO_DRAFT_NOTE = "no draft (...): the speedup is that of what is in brackets, which loses least."
-COST_NOTE = "cost: time of a round in plain tokens{}."
-# Tokens per round and cost of a round stand next to a speedup that is not their ratio
-CORRECTED_NOTE = "speedup: {how}; predicted: {tokens} / {cost} = {ratio}."
-LOAD_NOTE = "One request at a time; nothing was run under load (harness.server measures that)."
-SERVER_NOTE = "No other engine was measured in this run."
-# What was not measured, by command
-LIMITS = {"sweep": LOAD_NOTE, "audition": LOAD_NOTE, "server": SERVER_NOTE}
-PAIRED = (
-    "replayed rounds of all {prompts} prompts, at the cost of a round on the {measured} measured"
-)
-LESS = "less what choosing {chosen} adds by chance"
-
-
-class SetLine(NamedTuple):
-    """One prompt set's answer at one temperature, with the rows of its draft and K."""
-
-    answer: Answer
-    measured: ResultRow | None
-    predicted: ResultRow | None
-
-    @property
-    def serve(self) -> str | None:
-        """The draft to serve, or that there is none, or not yet."""
-        speculates = self.answer.decision == "speculate"
-        return self.answer.draft if speculates else grid.words(self.answer)
-
-    @property
-    def k(self) -> float | None:
-        """The K to serve; where there is none, the one that the numbers are of."""
-        return self.answer.named[1] or None
-
-    @property
-    def row(self) -> ResultRow | None:
-        """The row that the answer rests on."""
-        return self.measured or self.predicted
-
-    @property
-    def tokens_per_round(self) -> float | None:
-        """As the row has it; where nothing was timed, by replay."""
-        emitted = self.answer.round
-        return self.row.tokens_per_round if self.row else emitted and emitted.tokens_per_round
-
-    @property
-    def alphas(self) -> str | None:
-        """Alpha at its K, and the alpha that this K needs."""
-        if self.row is None or self.row.alpha is None:
-            return None
-        known = (row.breakeven_alpha for row in (self.predicted, self.measured) if row is not None)
-        needed = next((alpha for alpha in known if alpha is not None), None)
-        return f"{self.row.alpha:.2f} / {fmt.NO_ROOT if needed is None else f'{needed:.2f}'}"
-
-
-SETS: tuple[Column[SetLine], ...] = (
-    Column(
-        "T",
-        lambda line: line.answer.temperature,
-        fmt.temperature,
-        key=True,
-    ),
-    Column("prompts", lambda line: line.answer.prompt_set, key=True, flexible=True),
-    Column("serve", lambda line: line.serve, flexible=True),
-    Column("K", lambda line: line.k, fmt.count),
-    Column("speedup\n[lo, hi]", lambda line: fmt.bounded(line.answer), fmt.speedup),
-    Column(
-        "predicted\nspeedup",
-        lambda line: line.predicted.speedup if line.measured and line.predicted else None,
-        fmt.speedup,
-    ),
-    Column("tokens/\nround", lambda line: line.tokens_per_round, fmt.decimal),
-    Column("alpha /\nneeded", lambda line: line.alphas),
-)
+COST_NOTE = "cost: time of a round in plain tokens."
+REGRET_NOTE = "Safest if the mix of prompt sets changes: {}."
 
 
 def grid_table(summary: Summary) -> Table:
     """Every temperature and kind of engine, with a column for each of a few prompt sets."""
     lines = _lines(summary)
     names = list(dict.fromkeys(answer.prompt_set for line in lines for answer in line.row.sets))
-    alone = names if 1 < len(names) <= MOST_SETS else []
+    alone = names if 1 < len(names) <= grid.MOST_SETS else []
     columns = columns_by(alone, "{} alone", _words_of_set)
     star = [STAR_NOTE] if len(lines) > 1 and any(line.marked for line in lines) else []
-    limit = LIMITS.get(summary.run.command, "")
-    notes = (*star, limit, *_shares(summary), *_grid_notes(lines, summary))
+    notes = (*star, *_shares(summary), *_grid_notes(lines, summary), *_regret(summary))
     return _grid((*GRID, *columns), lines, notes)
 
 
 def short_grid(summary: Summary) -> Table:
-    """The workload's answers in few lines: of many rows those of the marked row's server.
-
-    Of an audition those of what was timed.
-    """
+    """The workload's answers in few lines: of many rows those of the marked row's server."""
     every, shown = [line for line in _lines(summary) if not line.minor], grid.marked(summary)
     lines = every
-    if summary.run.command == "audition":  # whose ranking is the answer, and needs the room
-        lines = [line for line in every if line.marked or line.row.answer.timed]
-    elif shown is not None and len(every) > MOST_ROWS:
+    if shown is not None and len(every) > MOST_ROWS:
         lines = [line for line in every if shown.answer.engine in line.row.servers]
         if len(lines) > MOST_ROWS:
             start = [line.marked for line in lines].index(True)
             lines = lines[start : start + MOST_ROWS]
-    notes = list(_grid_notes(lines, summary))
-    if summary.run.command != "audition":
-        if any(line.marked for line in lines[1:]):
-            notes = [STAR_NOTE, *notes]
-        if len(lines) < len(every):
-            left = len(every) - len(lines)
-            notes.append(f"{left} more rows are in the report; engine= shows another engine.")
+    notes = [STAR_NOTE] if any(line.marked for line in lines[1:]) else []
+    notes += _grid_notes(lines, summary)
+    if len(lines) < len(every):
+        left = len(every) - len(lines)
+        notes.append(f"{left} more rows are in the report; engine= shows another engine.")
     return _grid(GRID, lines, notes)
+
+
+def timed_grid(summary: Summary) -> Table:
+    """Of an audition, whose ranking is the answer and needs the room, those of what was timed."""
+    lines = [line for line in _lines(summary) if line.marked or line.row.answer.timed]
+    return _grid(GRID, lines, _grid_notes(lines, summary))
 
 
 def _grid(columns: Sequence[Column[Line]], lines: Sequence[Line], notes: Iterable[str]) -> Table:
@@ -200,40 +128,8 @@ def _grid_notes(lines: Sequence[Line], summary: Summary) -> Iterator[str]:
     if any(answer.decision == "does_not_pay" and answer.timed for answer in answers):
         yield NO_DRAFT_NOTE
     if any(answer.decision == "not_measured" for answer in answers):
-        emitted, k = answers[0].round, answers[0].named[1]
-        cost = emitted.own_cost if emitted and answers[0].timed else None
-        at = f", T={fmt.temperature(answers[0].temperature)}"
-        at = at if len({answer.temperature for answer in answers}) > 1 else ""
-        at += ", interpolated" if emitted and emitted.interpolated else ""
-        known = (
-            "" if cost is None else f"; {grid.at_place(answers[0])} {fmt.decimal(cost)} (K={k}{at})"
-        )
-        yield COST_NOTE.format(known)
-        if emitted is not None and cost is not None and answers[0].speedup is not None:
-            tokens = emitted.tokens_per_round
-            ratio, how = fmt.speedup(tokens / cost), _how(answers[0], summary)
-            if how and ratio != fmt.speedup(answers[0].speedup):
-                of = {"tokens": fmt.decimal(tokens), "cost": fmt.decimal(cost), "ratio": ratio}
-                yield CORRECTED_NOTE.format(how=how, **of)
-    yield from grid.unknown_above_zero(line.row for line in lines)
-    yield from dict.fromkeys(note for line in lines for note in grid.left_out(line.row.servers))
+        yield COST_NOTE
     yield from _lacking(summary)
-
-
-def _how(answer: Answer, summary: Summary) -> str:
-    """What a speedup is of, as far as tokens per round / the cost of a round has that not in it."""
-    several = {
-        "draft": summary.run.command == "audition" and summary.run.draft is None,
-        "K": sum(k > 0 for k in summary.run.ks) > 1,
-    }
-    chosen = " and ".join(name for name, choice in several.items() if choice)
-    parts = [LESS.format(chosen=chosen)] if chosen else []
-    if answer.pairs is not None:
-        part = answer.pairs
-        parts.insert(0, PAIRED.format(prompts=part.prompts, measured=part.measured))
-    elif not parts and answer.source == "measured":
-        parts = [grid.evidence(answer)]
-    return ", ".join(parts)
 
 
 def _lacking(summary: Summary) -> Iterator[str]:
@@ -262,69 +158,49 @@ def _words_of_set(line: Line, name: str) -> str | None:
     return f"{grid.words(answer)}{gain}"
 
 
-def sets_table(summary: Summary) -> Table:
-    """Each prompt set alone, on the headline's engine."""
-    shown, lines = grid.marked(summary), [_set_line(a, summary) for a in summary.per_prompt_set]
-    if shown is None:
-        return table("", SETS, ())
-    title = f"Each prompt set alone, {grid.at_place(shown.answer)}, {grid.evidence(shown.answer)}"
-    return table(title, SETS, lines)
+def _regret(summary: Summary) -> Iterator[str]:
+    """The draft and K that lose least against the best choice of any one set."""
+    if choices := ", ".join(
+        (f"{entry.draft or 'the draft'} at K={entry.k}" if entry.k else "no draft")
+        + f" (T={fmt.temperature(entry.temperature)})"
+        for entry in summary.least_regret
+    ):
+        yield REGRET_NOTE.format(choices)
 
 
-def _set_line(answer: Answer, summary: Summary) -> SetLine:
-    """The answer with the rows of the draft and K that its speedup is of."""
-    draft, k = answer.named
-    cell = {"prompt_set": answer.prompt_set, "temperature": answer.temperature, "k": k}
-    # Of another rule than the run's there are none
-    rows = [
-        row
-        for row in where(summary.alone, **cell)
-        if answer.timed and draft in (None, row.draft) and answer.rule in (None, row.rule)
-    ]
-    by_source = {row.source: row for row in rows}
-    return SetLine(
-        answer, by_source.get("measured"), by_source.get("replayed") or by_source.get("theory")
-    )
-
-
-class EmitsLine(NamedTuple):
-    """What a round of one K emits on engines whose rounds were not timed."""
-
-    row: grid.GridRow
-    draft: str | None
-    emitted: RoundTokens
-
-
-EMITS: tuple[Column[EmitsLine], ...] = (
-    Column("temperature", lambda line: line.row.temperature, fmt.temperature, key=True),
-    Column("engines", lambda line: line.row.engines, key=True, flexible=True),
-    Column("draft", lambda line: line.draft),
-    Column("K", lambda line: line.emitted.k, fmt.count),
-    Column(
-        "tokens/round\n[lo, hi]",
-        lambda line: fmt.bounded(line.emitted, "tokens_per_round"),
-        fmt.with_bounds,
-    ),
-    Column("cost of\na round here", lambda line: line.emitted.own_cost, fmt.decimal),
-)
 EMITS_NOTE = (
-    "Nothing was timed on these engines. tokens/round: by replay, under the rule by which they"
-    " accept; K pays there while a round costs fewer of that engine's plain tokens than the lower"
-    " bound. cost of a round here: {here}, which says nothing of theirs."
+    "tokens/round by replay, under the rule by which these engines accept. Nothing was timed there:"
+    " K pays while a round costs fewer of that engine's plain tokens than the lower bound."
 )
 
 
 def emits_table(summary: Summary) -> Table:
     """What carries over to engines whose rounds were not timed: tokens per round at every K."""
-    lines = [
-        EmitsLine(row, row.answer.named[0], emitted)
-        for row in grid.rows(summary)
-        if not row.answer.timed
-        for emitted in row.answer.rounds
-    ]
-    note = EMITS_NOTE.format(here=grid.timed_place(summary))
-    notes = (note, *grid.unknown_above_zero(line.row for line in lines))
-    return table("What carries over to other engines", EMITS, lines, notes=notes)
+    rows = [row for row in grid.rows(summary) if not row.answer.timed]
+    emitted = {(id(row), each.k): each for row in rows for each in row.answer.rounds}
+    columns: tuple[Column[grid.GridRow], ...] = (
+        Column("T", lambda row: row.temperature, fmt.temperature, key=True),
+        Column("engines", lambda row: row.engines, key=True, flexible=True),
+        Column("draft", lambda row: row.answer.named[0]),
+        *columns_by(
+            sorted({k for _, k in emitted}),
+            "K={}",
+            lambda row, k: _emits(emitted.get((id(row), k))),
+            fmt.with_bounds,
+            definition="tokens/round",
+        ),
+    )
+    notes = (
+        EMITS_NOTE,
+        *grid.unknown_above_zero(rows),
+        *dict.fromkeys(note for row in rows for note in grid.left_out(row.servers)),
+    )
+    shown = [row for row in rows if row.answer.rounds]
+    return table("Tokens per round on other engines", columns, shown, notes=notes)
+
+
+def _emits(emitted: RoundTokens | None) -> fmt.Bounded | None:
+    return emitted and fmt.bounded(emitted, "tokens_per_round")
 
 
 # A header of one line, so that more drafts fit the console
@@ -340,7 +216,7 @@ DRAFTS: tuple[Column[LeaderboardRow], ...] = (
 def drafts_table(summary: Summary) -> Table:
     """An audition's ranking where the marked row is: each draft at the K that looks best."""
     shown = grid.marked(summary)
-    if shown is None or summary.run.command != "audition":
+    if shown is None:
         return table("", DRAFTS, ())
     rule, temperature = summary.run.sampling.rule, shown.row.temperature
     boards = where(summary.leaderboards, rule=rule, temperature=temperature)

@@ -4,8 +4,8 @@ The linear rule of thumb takes an acceptance_rate; given an alpha, as people do,
 much at every K above 1.
 """
 
+from harness import formatting as fmt
 from harness.records import ResultRow
-from harness.reporting import formatting as fmt
 from harness.reporting.sentences.explanation import rule_of_thumb
 from harness.reporting.tables.specification import Column, Table, columns_by, table
 from harness.summary import CeilingAtK, RuleOfThumb, SpeedupByK, Summary

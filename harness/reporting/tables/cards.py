@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from harness import formatting as fmt
 from harness.records import grouped
-from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.tables.specification import Column, Table, table
 from harness.summary import CardRow, Summary

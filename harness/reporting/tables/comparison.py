@@ -1,6 +1,6 @@
 """Compared runs: the table of cells, the settings that differ, and the sentences about both."""
 
-from harness.reporting import formatting as fmt
+from harness import formatting as fmt
 from harness.reporting.tables.specification import Column, Table, table
 from harness.serving.engines import spec_of
 from harness.summary import Comparison, ComparisonRow, Difference, EngineRow, RunCompared, Summary

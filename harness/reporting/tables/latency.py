@@ -3,11 +3,10 @@
 v(n) is a target forward over n positions / a target step of the same context and batch.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from harness.records import VERIFY_AND_ACCEPT, LatencyRow, ResultRow, first, grouped, where
-from harness.reporting import formatting as fmt
+from harness import formatting as fmt
+from harness.records import VERIFY_AND_ACCEPT, LatencyRow, ResultRow, first, grouped
 from harness.reporting import grid
 from harness.reporting.tables import stability
 from harness.reporting.tables.specification import Column, Table, columns_by, table
@@ -21,31 +20,6 @@ from harness.summary import (
     WaterfallStep,
 )
 from harness.theory.roofline import LAUNCH_BOUND_MBU, LAUNCH_BOUND_OVERHEAD
-
-
-class Forward(NamedTuple):
-    """A timed target forward over `row.tokens` positions, with the step that it is compared to."""
-
-    row: LatencyRow
-    step: LatencyRow
-
-    @property
-    def v(self) -> float:
-        """The forward / the step."""
-        return self.row.median_ms / self.step.median_ms
-
-
-class TimedRound(NamedTuple):
-    """What a round with K draft tokens took, a plain token where K is 0."""
-
-    times: RoundSummary
-    k: int
-    visits: LatencyRow | None  # each visit's own; None where no rounds were timed
-
-    @property
-    def seconds(self) -> float:
-        """R(K)."""
-        return self.times.round_s[self.k] if self.k else self.times.plain_s
 
 
 class Alone(NamedTuple):
@@ -65,25 +39,6 @@ ALONE: tuple[Column[Alone], ...] = (
     Column("prompt\ntok/s", lambda alone: alone.prefill_rate, fmt.rate),
     Column("peak\nmemory", lambda alone: alone.row.peak_memory_bytes, fmt.memory),
 )
-ROUNDS: tuple[Column[TimedRound], ...] = (
-    Column("draft", lambda timed: timed.times.draft or "draft", key=True),
-    Column("temperature", lambda timed: timed.times.temperature, fmt.temperature, key=True),
-    Column("K", lambda timed: timed.k, fmt.count, key=True),
-    Column("R(K)\nms", lambda timed: timed.seconds, fmt.in_ms),
-    Column("p10\nms", lambda timed: timed.visits and timed.visits.p10_ms, fmt.milliseconds),
-    Column("p90\nms", lambda timed: timed.visits and timed.visits.p90_ms, fmt.milliseconds),
-    Column("R(K)\n/ R(0)", lambda timed: timed.seconds / timed.times.plain_s, fmt.decimal),
-    Column("visits", lambda timed: timed.times.visits or None, fmt.count),
-)
-VERIFY: tuple[Column[Forward], ...] = (
-    Column("n", lambda forward: forward.row.tokens, fmt.count, key=True),
-    Column("K", lambda forward: forward.row.tokens - 1 or None, fmt.count),
-    Column("median\nms", lambda forward: forward.row.median_ms, fmt.milliseconds),
-    Column("p10\nms", lambda forward: forward.row.p10_ms, fmt.milliseconds),
-    Column("p90\nms", lambda forward: forward.row.p90_ms, fmt.milliseconds),
-    Column("v(n)", lambda forward: forward.v, fmt.decimal),
-    Column("samples", lambda forward: forward.row.samples, fmt.count),
-)
 BOUNDS: tuple[Column[StepBound], ...] = (
     Column("step of", lambda bound: f"{bound.role} {bound.model}", key=True),
     Column("con-\ntext", lambda bound: bound.context_tokens, fmt.count, key=True),
@@ -102,34 +57,17 @@ ALONE_NOTES = (
     "peak memory: of the whole process (on CUDA of its allocator), which holds both models.",
 )
 ROUND_NOTE = (
-    "R(K): a round with K draft tokens, measured in the running loop; K = 0: one plain token. Each"
-    " visit timed all K within moments; R(K) / R(0) is the trimmed mean of the visits' ratios, and"
-    " R(K) is that mean x R(0). A prediction is tokens per round x R(0) / R(K). p10 and p90 are of"
-    " the visits' own times; R(K) may lie outside of them where visits were not equally fast."
-)
-# Of a profile, which times steps as well
-STEP_NOTE = (
-    "R(0) may be shorter or longer than a target step: that is a forward alone, timed at other"
-    " moments and after its own number of tokens. Gains are ratios of R; steps say what a round"
-    " spends its time on."
+    "K=...: R(K) / R(0), a round with so many draft tokens in plain tokens, by the trimmed mean of"
+    " visits that timed all K within moments. A predicted speedup is tokens per round / this."
 )
 SERVER_ROUND_NOTE = (
-    "R(K): a round with K draft tokens on the server, without the start of its request; K = 0: one"
-    " plain token. Fitted over all requests, by how many tokens a round drafted. p10 and p90 are"
-    " over requests, of the mean of their rounds: those that drafted fewer tokens, as the last of a"
-    " request may, are in it, so R(K) may lie above."
+    "K=...: R(K) / R(0), a round with so many draft tokens in plain tokens, fitted over all"
+    " requests without their starts."
 )
 ROUND_BY_STEPS_NOTE = (
-    "R(K) by the formula, K draft steps + a verify of K + 1 positions: no rounds were timed, so"
-    " what a loop does besides its forwards is left out."
+    "K=...: R(K) / R(0) by the formula, K draft steps + a verify of K + 1 positions: no rounds were"
+    " timed, so what a loop does besides its forwards is left out."
 )
-VERIFY_NOTE = (
-    "v(n): a target forward over n = K + 1 positions / a target step. n = 1 is that step once more,"
-    " timed among the verifies: v(1) would be 1 but for noise, so its distance from 1 says how far"
-    " off such times may be."
-)
-LEAST_DOUBT = 0.05  # from this difference on it is said what it means
-DOUBT_NOTE = "Here v(1) is {v}: every v(n) of this table may be off by as much ({off})."
 BOUND_NOTES = (
     "MBU: floor / median. arithmetic: what one further position adds, beyond its bytes, / the step,"
     " at most 1 - MBU. overhead: the rest, neither reading nor arithmetic.",
@@ -157,67 +95,32 @@ def alone_table(summary: Summary) -> Table:
 
 
 def rounds_table(summary: Summary) -> Table:
-    """R(0) and R(K), by draft and temperature: what prices every prediction."""
-    rows = [
-        TimedRound(times, k, _visits(summary, times, k))
-        for times in sorted(summary.round_times, key=lambda times: times.temperature or 0.0)
-        for k in (0, *sorted(times.round_s))
-    ]
-    sources = {times.source for times in summary.round_times}
+    """A plain token, and what a round costs of it, by draft and temperature: what predicts."""
+    timed = sorted(summary.round_times, key=lambda times: times.temperature or 0.0)
+    ks = sorted({k for times in timed for k in times.round_s})
+    columns: tuple[Column[RoundSummary], ...] = (
+        Column("draft", lambda times: times.draft or "draft", key=True),
+        Column("T", lambda times: times.temperature, fmt.temperature, key=True),
+        Column("plain\ntoken ms", lambda times: times.plain_s, fmt.in_ms),
+        *columns_by(ks, "K={}", _cost, fmt.decimal, definition="R(K) / R(0)"),
+        Column("visits", lambda times: times.visits or None, fmt.count),
+    )
+    sources = {times.source for times in timed}
     notes = (
         ROUND_NOTE if "rounds" in sources else "",
-        STEP_NOTE if "rounds" in sources and summary.run.command == "profile" else "",
         SERVER_ROUND_NOTE if "requests" in sources else "",
         ROUND_BY_STEPS_NOTE if sources & {"steps", "typed"} else "",
     )
-    title = f"What a plain token and a round take{grid.timed_by(summary.served)}"
-    return table(title, ROUNDS, rows, notes=notes)
+    title = f"What a round costs, in plain tokens{grid.timed_by(summary.served)}"
+    return table(title, columns, timed, notes=notes)
 
 
-def _visits(summary: Summary, times: RoundSummary, k: int) -> LatencyRow | None:
-    """The row of latency.csv; None for plain tokens of several drafts, which share one."""
-    if k == 0 and len({entry.draft for entry in summary.round_times}) > 1:
-        return None
-    role, model = ("draft", times.draft) if k else ("target", summary.run.model)
-    rounds = where(summary.latency, kind="round", tokens=k, temperature=times.temperature)
-    return first(rounds, role=role, model=model)
-
-
-def verify_curves(summary: Summary) -> list[list[Forward]]:
-    """The target's forwards over n positions, n ascending: one list per timed context and batch."""
-    verifies = grouped(where(summary.latency, role="target", kind="verify"), _where)
-    return [
-        [Forward(row, step) for row in sorted(timed, key=lambda row: row.tokens)]
-        for step in where(summary.latency, role="target", kind="step")
-        if (timed := verifies.get(_where(step)))
-    ]
+def _cost(times: RoundSummary, k: int) -> float | None:
+    return times.relative(k) if k in times.round_s else None
 
 
 def _where(timed: LatencyRow | StepCurve | Unstable) -> tuple[int | None, int | None]:
     return timed.context_tokens, timed.batch
-
-
-def verify_table(summary: Summary) -> Table:
-    """The verify curve of the first context and batch; the others' are in `curve_table`."""
-    unstable: Column[Forward] = stability.column(
-        lambda forward: stability.of_forward(summary, forward.row)
-    )
-    curve = next(iter(verify_curves(summary)), None)
-    if curve is None:
-        return table("", VERIFY, ())
-    step = curve[0].step
-    batch = f", batch {step.batch}" if step.batch > 1 else ""
-    title = f"What verifying costs the target, after {step.context_tokens} tokens of context{batch}"
-    notes = (VERIFY_NOTE, _doubt(curve), stability.note(summary, "verify"))
-    return table(title, (*VERIFY, unstable), curve, notes=notes)
-
-
-def _doubt(curve: Sequence[Forward]) -> str:
-    """How far off v(1) is, where that is much; it is 1 but for noise."""
-    alone = first(forward.v for forward in curve if forward.row.tokens == 1)
-    if alone is None or abs(alone - 1.0) < LEAST_DOUBT:
-        return ""
-    return DOUBT_NOTE.format(v=fmt.decimal(alone), off=fmt.percent(abs(alone - 1.0)))
 
 
 def bounds_table(summary: Summary) -> Table:
@@ -348,10 +251,8 @@ CURVE_NOTE = (
 
 
 def curve_table(summary: Summary) -> Table:
-    """One row per timed context and batch, where there are several: both steps and the curve."""
+    """One row per timed context and batch: both steps and the curve."""
     curves = summary.step_curves
-    if len(curves) < 2 and not summary.skipped_cells:
-        curves = ()
     longest = max((len(curve.verify_s) for curve in curves), default=0)
     columns: tuple[Column[StepCurve], ...] = (
         Column("context", lambda curve: curve.context_tokens, fmt.count, key=True),

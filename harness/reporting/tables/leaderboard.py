@@ -8,18 +8,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from harness import formatting as fmt
 from harness.records import Failure, Rule, first, grouped, where
-from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.tables import stability
-from harness.reporting.tables.specification import Column, Table, Value, columns_by, table
-from harness.reporting.tables.sweep import of_verdicts
+from harness.reporting.tables.specification import Column, Table, Value, table
 from harness.serving.drafts import DRAFTS, looks_up
 from harness.serving.engines import spec_of, with_lines
 from harness.summary import (
-    AcceptanceByPosition,
     Answer,
-    CategoryAlpha,
     DraftMemory,
     LeaderboardRow,
     StepSummary,
@@ -125,12 +122,9 @@ COSTS: tuple[Column[DraftCosts], ...] = (
     Column("draft\nstep ms", lambda row: row.step and row.step.draft_step_s, fmt.in_ms),
     Column("target\nstep ms", lambda row: row.step and row.step.target_step_s, fmt.in_ms),
     Column("c", lambda row: row.step and row.step.c, lambda c: fmt.decimal(c, 3)),
-    Column("context\ntokens", lambda row: row.step and row.step.context_tokens, fmt.count),
     Column("extra\nmemory", lambda row: row.weights_bytes, fmt.memory),
-    Column("cache\nper token", lambda r: r.memory and r.memory.kv_bytes_per_token, fmt.memory),
     Column("context\ntokens lost", lambda r: r.memory and r.memory.context_tokens_lost, fmt.count),
     Column("sequences\nlost", lambda r: r.memory and r.memory.sequences_lost, fmt.count),
-    Column("on", lambda r: r.memory and r.memory.device),
 )
 INELIGIBLE: tuple[Column[Failure], ...] = (
     Column("draft", lambda failure: failure.where, key=True),
@@ -138,10 +132,9 @@ INELIGIBLE: tuple[Column[Failure], ...] = (
 )
 
 SPEEDUP_NOTE = (
-    "speedup: predicted from replayed acceptance and this run's round times, at each draft's best K"
-    " on these prompts. That choice makes it slightly too high, except where it says corrected;"
-    " ranks and the chance to be best are not corrected. On an engine that was not timed another"
-    " draft may be best: the first table names the draft and K to measure there."
+    "speedup: by replay and this run's round times, at the K that is best on these prompts, which"
+    " makes it slightly too high except where it says corrected. On an engine that was not timed"
+    " another draft may be best: the first table names it."
 )
 VERDICT_NOTE = "corrected: less what choosing draft and K adds by chance; other rows are not."
 OTHER_NOTE = (
@@ -149,16 +142,9 @@ OTHER_NOTE = (
     " prompts. The rows here are of the prompts that their K was chosen on, not corrected for that."
 )
 NO_ROOT_NOTE = "none: even alpha = 1 loses."
-LOOKUP_NOTE = (
-    "A look-up ({}) has no break-even alpha: most of its rounds find fewer than K tokens to"
-    " propose, and cost and emit less, which its speedup takes into account."
-)
-SET_NOTE = "A row holds for a server that gets prompts of this set only. {}"
+LOOKUP_NOTE = "A look-up ({}) has no break-even alpha: most rounds find fewer than K tokens."
+SET_NOTE = "A row holds for a server that gets prompts of this set only."
 TOO_FEW_NOTE = "Of fewer than {} prompts a set is undecided, and its speedup has no interval."
-REGRET_NOTE = (
-    "Safest if the mix of prompt sets changes (least regret, the smallest loss against the best"
-    " choice of any one set): {}."
-)
 STEP_NOTE = (
     "draft step: one draft token; of an n-gram look-up, one look-up. c: draft step / target step."
 )
@@ -214,13 +200,14 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
     made = []
     for board in boards(summary):
         title = f"Predicted {board.name}"
-        how = "" if board.every_rule else f": {board.acceptance}"
         no_root = any(breakeven(row) == fmt.NO_ROOT for row in board.rows)
         shown = {row.draft for row in board.rows}
         looked_up = ", ".join(kind for kind in DRAFTS if kind in shown and looks_up(kind))
         notes = (
-            f"{'Accepted' if board.own else 'Ranked as if accepted'} as on"
-            f" {', '.join(board.engines)}{how}.",
+            ""
+            if board.every_rule
+            else f"{'Accepted' if board.own else 'Ranked as if accepted'} as on"
+            f" {', '.join(board.engines)}: {board.acceptance}.",
             NO_ROOT_NOTE if no_root else "",
             SPEEDUP_NOTE,
             _lines_lack(summary, board),
@@ -274,21 +261,18 @@ def as_decided(summary: Summary, rows: Iterable[LeaderboardRow], temperature: fl
 
 
 def prompt_set_table(summary: Summary) -> Table:
-    """Each prompt set judged alone, and what is safe if traffic shifts between them."""
-    choices = ", ".join(
-        (f"{entry.draft or 'the draft'} at K={entry.k}" if entry.k else PLAIN)
-        + f" (temperature {fmt.temperature(entry.temperature)})"
-        for entry in summary.least_regret
-    )
-    too_few = first(summary.per_prompt_set, reason="too_few_prompts")
+    """Each prompt set judged alone, where these are too many for columns of the grid."""
+    answers = summary.per_prompt_set
+    if len({answer.prompt_set for answer in answers}) <= grid.MOST_SETS:
+        answers = ()
+    too_few = first(answers, reason="too_few_prompts")
     notes = (
-        SET_NOTE.format(of_verdicts(summary)),
+        SET_NOTE,
         "" if too_few is None else TOO_FEW_NOTE.format(too_few.reason_values["needed"]),
-        REGRET_NOTE.format(choices) if choices else "",
     )
     shown = summary.headline
     place = f", {grid.at_place(shown)}, {grid.evidence(shown)}" if shown else ""
-    return table(f"Each prompt set alone{place}", SETS, summary.per_prompt_set, notes=notes)
+    return table(f"Each prompt set alone{place}", SETS, answers, notes=notes)
 
 
 def costs_table(summary: Summary) -> Table:
@@ -310,7 +294,6 @@ def costs_table(summary: Summary) -> Table:
         STEP_NOTE,
         MEMORY_NOTE if memory else "",
         _money(summary),
-        _seconds(summary),
         stability.note(summary, "step"),
     )
     title = "What each draft takes" if len(rows) > 1 else "What the draft takes"
@@ -341,77 +324,3 @@ def _money(summary: Summary) -> str:
         f" {fmt.dollars(summary.plain_usd_per_million_tokens)} with plain decoding,"
         f" {fmt.dollars(summary.usd_per_million_tokens)} as the verdict says."
     )
-
-
-def _seconds(summary: Summary) -> str:
-    """What an audition's own work took."""
-    if summary.generation_s is None or summary.scoring_s is None:
-        return ""
-    return (
-        f"The target's completions took {fmt.seconds(summary.generation_s)}, scoring them with all"
-        f" drafts {fmt.seconds(summary.scoring_s)}."
-    )
-
-
-CATEGORY_NOTE = (
-    "alpha with its interval, where a category has prompts enough for one. Speculate on a category"
-    " only where alpha is above the break-even alpha."
-)
-POSITION_NOTE = (
-    "Column j: share of rounds, among those with at least j text positions left, in which at least"
-    " j draft tokens were accepted."
-)
-
-
-def category_tables(summary: Summary) -> list[Table]:
-    """The draft x category matrix of alpha, one table per temperature."""
-    made = []
-    for entries in grouped(summary.category_alpha, lambda entry: entry.temperature).values():
-        rows = grouped(entries, lambda entry: entry.category)
-        columns: tuple[Column[tuple[str, Sequence[CategoryAlpha]]], ...] = (
-            Column("category", lambda row: row[0], key=True),
-            Column("prompts", lambda row: row[1][0].prompts, fmt.count, key=True),
-            *columns_by(
-                dict.fromkeys(entry.draft for entry in entries),
-                "{}",
-                lambda row, draft: _alpha_of(row[1], draft),
-                fmt.alpha,
-                definition="alpha",
-            ),
-        )
-        temperature = fmt.temperature(entries[0].temperature)
-        title = f"Alpha by category, temperature {temperature}{at_k(entries)}"
-        made.append(table(title, columns, rows.items(), notes=(CATEGORY_NOTE,)))
-    return made
-
-
-def _alpha_of(entries: Sequence[CategoryAlpha], draft: str) -> fmt.Bounded | None:
-    entry = first(entries, draft=draft)
-    return entry and fmt.bounded(entry, "alpha")
-
-
-def position_tables(summary: Summary) -> list[Table]:
-    """acceptance_by_position of every draft as replayed, one table per temperature."""
-    replayed = where(summary.acceptance_by_position, source="replayed")
-    made = []
-    for temperature, entries in grouped(replayed, lambda entry: entry.temperature).items():
-        columns: tuple[Column[AcceptanceByPosition], ...] = (
-            Column("draft", lambda entry: entry.draft, key=True),
-            Column("K", lambda entry: entry.k, fmt.count, key=True),
-            *columns_by(
-                range(1, max(len(entry.shares) for entry in entries) + 1),
-                "j={}",
-                lambda entry, j: entry.shares[j - 1] if j <= len(entry.shares) else None,
-                fmt.percent,
-                definition="acceptance_by_position",
-            ),
-        )
-        title = f"acceptance_by_position by replay, temperature {fmt.temperature(temperature)}"
-        made.append(table(title, columns, entries, notes=(POSITION_NOTE,)))
-    return made
-
-
-def at_k(entries: Iterable[CategoryAlpha]) -> str:
-    """The K of all entries, with a comma before it; nothing where they differ."""
-    ks = {entry.k for entry in entries}
-    return f", K={ks.pop()}" if len(ks) == 1 else ""

@@ -1,11 +1,11 @@
-"""A plan: what each choice holds, what users wait for by rate, and the error of the simulation."""
+"""A plan: what each choice holds."""
 
 from collections.abc import Callable
 
-from harness.reporting import formatting as fmt
+from harness import formatting as fmt
 from harness.reporting.sentences.plan import named, whether_served
-from harness.reporting.tables.specification import Column, Table, columns_by, table
-from harness.summary import Percentiles, Plan, PlanCheck, PlanChoice, PlanPoint, Summary
+from harness.reporting.tables.specification import Column, Table, table
+from harness.summary import Plan, PlanChoice, Summary
 
 
 def _wait(name: str) -> Callable[[PlanChoice], fmt.Bounded]:
@@ -40,48 +40,6 @@ CHOICES: tuple[Column[PlanChoice], ...] = (
 BRIEF = (*CHOICES[:5], *CHOICES[7:8], *CHOICES[9:])  # those that fit a terminal
 
 
-def _load(check: PlanCheck) -> str:
-    if check.rate is not None:
-        return f"{check.rate:.3g} requests/s"
-    return f"{check.concurrency} in flight"
-
-
-Waits = Callable[[PlanCheck], Percentiles | None]
-
-
-def _waits(title: str, measured: Waits, simulated: Waits, name: str) -> list[Column[PlanCheck]]:
-    """Both percentiles of a wait, each measured and simulated."""
-    return [
-        Column(
-            f"{start}{title}\n{at}",
-            lambda check, of=of, at=at: getattr(of(check), at, None),
-            fmt.seconds,
-            definition=name,
-        )
-        for at in ("p50", "p95")
-        for start, of in (("", measured), ("simulated ", simulated))
-    ]
-
-
-CHECKS: tuple[Column[PlanCheck], ...] = (
-    Column("load", _load, key=True),
-    Column("K", lambda check: check.k, fmt.count, key=True),
-    Column("requests", lambda check: check.requests, fmt.count),
-    Column("tok/s", lambda check: check.tokens_per_second, fmt.rate),
-    Column("simulated\ntok/s", lambda check: check.simulated_tokens_per_second, fmt.rate),
-    *_waits(
-        "TPOT",
-        lambda check: check.per_token,
-        lambda check: check.simulated_per_token,
-        "time per output token",
-    ),
-    *_waits(
-        "TTFT",
-        lambda check: check.first_token,
-        lambda check: check.simulated_first_token,
-        "time to first token",
-    ),
-)
 NOTE = (
     "largest rate: requests per second of one card at which the goal is met; rate ratio: to plain"
     " decoding's, on the same requests and arrivals. TPOT and TTFT: p{percentile:g} at"
@@ -99,12 +57,6 @@ ARRIVALS = {
     "poisson": "which arrive at random (Poisson)",
     "recorded": "which arrive with the gaps of the recorded ones",
 }
-RATES_NOTE = "Empty beyond a choice's capacity, where its queue grows without end."
-CHECKS_NOTE = (
-    "Each load of the run, and a simulation of the same requests at costs fitted on the loads of"
-    " the other prompts. By the server's clock it is simulated as fast as the machine was then: by"
-    " what the plain server decoded alone before and after the load."
-)
 
 
 def brief_table(summary: Summary) -> Table:
@@ -113,48 +65,17 @@ def brief_table(summary: Summary) -> Table:
     return table("What each choice holds", BRIEF, plan.choices if plan else (), best=_best(plan))
 
 
-def choices_table(summary: Summary) -> list[Table]:
+def choices_table(summary: Summary) -> Table:
     """What each choice holds; none of other runs."""
-    plan = summary.plan
+    plan, title = summary.plan, "What each choice holds"
     if plan is None:
-        return []
+        return table(title, CHOICES, ())
     notes = (
         NOTE.format(percentile=plan.percentile, rate=plan.rate),
         SIMULATED_NOTE.format(**{**vars(plan), "arrivals": ARRIVALS[plan.arrivals]}),
     )
-    return [table("What each choice holds", CHOICES, plan.choices, best=_best(plan), notes=notes)]
-
-
-def waits_tables(summary: Summary) -> list[Table]:
-    """What users wait for by rate, and the error of the simulation; none of other runs."""
-    plan = summary.plan
-    if plan is None:
-        return []
-    return [
-        _by_rate(plan, "TPOT", lambda point: point.tpot_s),
-        _by_rate(plan, "TTFT", lambda point: point.ttft_s),
-        table("Measured and simulated", CHECKS, plan.checks, notes=(CHECKS_NOTE,)),
-    ]
+    return table(title, CHOICES, plan.choices, best=_best(plan), notes=notes)
 
 
 def _best(plan: Plan | None) -> Callable[[PlanChoice], bool]:
     return lambda choice: plan is not None and choice == plan.best
-
-
-def _by_rate(plan: Plan, title: str, value: Callable[[PlanPoint], float]) -> Table:
-    """A row for each rate that several choices were simulated at, a column for each choice."""
-    waits = {(named(c), point.rate): value(point) for c in plan.choices for point in c.points}
-    counts = [rate for _, rate in waits]
-    rates = sorted({rate for rate in counts if counts.count(rate) > 1})
-    columns: tuple[Column[float], ...] = (
-        Column("requests\nper second", lambda rate: rate, fmt.decimal, key=True),
-        *columns_by(
-            [named(choice) for choice in plan.choices],
-            "{}",
-            lambda rate, name: waits.get((name, rate)),
-            fmt.seconds,
-            definition="planned wait",
-        ),
-    )
-    name = f"p{plan.percentile:g} {title} by rate on one card"
-    return table(name, columns, rates, notes=(RATES_NOTE,))

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
+from harness import formatting as fmt
 from harness.records import Key, Record
-from harness.reporting import formatting as fmt
 
 R = TypeVar("R", contravariant=True)
 Value = float | str | None

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from harness.records import LatencyRow, ResultRow, first
+from harness.records import ResultRow, first
 from harness.reporting.tables.specification import Column
 from harness.summary import Summary, Unstable
 
@@ -21,11 +21,6 @@ NOTE = (
     "unstable: cannot be right though it was timed again ({}); plots leave it out. Time it again on"
     " a quiet machine."
 )
-
-
-def of_forward(summary: Summary, row: LatencyRow) -> Unstable | None:
-    """What is wrong with a timed forward."""
-    return of_step(summary, row.role, row.kind, row.context_tokens, row.batch, row.tokens)
 
 
 def of_step(

@@ -2,13 +2,13 @@
 
 A row is a K; what was predicted for it, and its break-even alpha, are in the replayed row of the
 same cell. Where nothing was generated (mode=replay) replayed rows stand in the measured ones' place
-and the title says so; where both were made, `replay_table` shows them next to each other.
+and the title says so.
 """
 
 from typing import NamedTuple
 
+from harness import formatting as fmt
 from harness.records import ResultRow, grouped
-from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.sentences.run import greedy_counts
 from harness.reporting.tables import stability
@@ -16,7 +16,6 @@ from harness.reporting.tables.specification import Column, Table, table
 from harness.serving.drafts import looks_up
 from harness.summary import (
     AdaptiveDrafting,
-    AdaptiveRow,
     DistributionTest,
     OutlierCell,
     ReplayCheck,
@@ -33,7 +32,7 @@ class Cell(NamedTuple):
     predicted: ResultRow | None
     unstable: Unstable | None
     outlier: OutlierCell | None
-    few: bool  # whether another K was measured on twice as many prompts or more
+    replay: ReplayCheck | None  # its rounds next to replayed ones
     of: int  # prompts of the set that the run decoded, plainly and for replay too
 
     @property
@@ -41,6 +40,11 @@ class Cell(NamedTuple):
         """On how many prompts it was measured, "8 of 32"; None where on all."""
         partial = self.row.prompts is not None and self.row.prompts < self.of
         return f"{self.row.prompts} of {self.of}" if partial else None
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Of a server, which does not tell alpha; None where that is known."""
+        return None if self.row.alpha is not None else self.row.acceptance_rate
 
     @property
     def speedup(self) -> fmt.Bounded | None:
@@ -72,18 +76,20 @@ class Cell(NamedTuple):
 
 
 CELLS: tuple[Column[Cell], ...] = (
+    Column("prompt set", lambda cell: cell.row.prompt_set or "all", key=True),
+    Column("T", lambda cell: cell.row.temperature or 0.0, fmt.temperature, key=True),
     Column("K", lambda cell: cell.row.k, fmt.count, key=True),
     Column("prompts", lambda cell: cell.prompts),
-    Column("tok/s", lambda cell: cell.row.tokens_per_second, fmt.rate),
     Column("ms/tok", lambda cell: cell.row.ms_per_token, fmt.milliseconds),
-    Column("acceptance\n_rate", lambda cell: cell.row.acceptance_rate, fmt.percent),
+    Column("acceptance\n_rate", lambda cell: cell.acceptance_rate, fmt.percent),
     Column("alpha\n[lo, hi]", lambda cell: fmt.bounded(cell.row, "alpha"), fmt.alpha),
+    Column("break-even\nalpha", lambda cell: cell.breakeven, fmt.alpha),
+    Column("tokens/\nround", lambda c: c.row.tokens_per_round if c.row.k else None, fmt.decimal),
+    Column("replay\ngap", lambda c: c.replay and c.replay.gap_in_standard_errors, fmt.deviations),
     Column("speedup\n[lo, hi]", lambda cell: cell.speedup, fmt.speedup),
     Column("trimmed\nspeedup", lambda c: c.outlier and c.outlier.trimmed_speedup, fmt.speedup),
     Column("predicted\nspeedup", lambda cell: cell.predicted_speedup, fmt.speedup),
     Column("prediction\nerror", lambda cell: cell.error, fmt.signed_percent),
-    Column("tokens/\nround", lambda c: c.row.tokens_per_round if c.row.k else None, fmt.decimal),
-    Column("break-even\nalpha", lambda cell: cell.breakeven, fmt.alpha),
     stability.column(lambda cell: cell.unstable),
 )
 EXPECTED: Column[Cell] = Column(
@@ -91,39 +97,24 @@ EXPECTED: Column[Cell] = Column(
     lambda cell: cell.predicted.tokens_per_round if cell.predicted and cell.row.k else None,
     fmt.decimal,
 )
-REPLAY: tuple[Column[ReplayCheck], ...] = (
-    Column("prompt set", lambda check: check.prompt_set, key=True),
-    Column("temperature", lambda check: check.temperature, fmt.temperature, key=True),
-    Column("K", lambda check: check.k, fmt.count, key=True),
-    Column("tokens/round\nmeasured", lambda check: check.measured_tokens_per_round, fmt.decimal),
-    Column("tokens/round\nreplayed", lambda check: check.replayed_tokens_per_round, fmt.decimal),
-    Column("gap, in\nstandard errors", lambda check: check.gap_in_standard_errors, fmt.deviations),
-    Column("drafted/round\nmeasured", lambda check: check.measured_drafted_per_round, fmt.decimal),
-    Column("drafted/round\nreplayed", lambda check: check.replayed_drafted_per_round, fmt.decimal),
-    Column(
-        "drafted gap, in\nstandard errors",
-        lambda check: check.drafted_gap_in_standard_errors,
-        fmt.deviations,
-    ),
-)
 
-BEST_NOTE = "best: the fastest row of this table. Act on the verdict, not on this row. {of_verdict}"
-OF_ROWS = (
-    "A verdict's speedup is its row's, less what choosing the best row adds by chance: nothing"
-    " where there was one to choose, or where every part of the prompts chooses the same. Its"
-    " interval is wider than the row's: the workload and its prompt sets share one error rate."
-)
-OF_PAIRS = (
-    "A verdict's speedup may lie above or below its row's: it is of the replayed rounds of all"
-    " prompts, at the cost of a round in all measured generations; a row is of the measured prompts"
-    " of its set alone."
-)
 PROMPTS_NOTE = (
-    "prompts: on how many of the set's prompts the row was measured. A sweep that ends when its"
-    " verdicts are decided (until=decided) measures their K on as many as that takes and the other"
-    " K on a few; rows of few prompts do not compare with rows of more. Predicted speedups are of"
-    " all prompts, so such rows have no prediction error. until=all measures every cell."
+    "prompts: of the set's, where a sweep that ends when its verdicts are decided (until=decided)"
+    " measured a K on a part. Predicted speedups are of all, so such rows have no prediction error."
 )
+ALPHA_NOTE = (
+    "Compare break-even alpha with alpha, never with acceptance_rate (accepted / drafted), which"
+    " falls with K by construction."
+)
+GAP_NOTE = (
+    "replay gap: tokens/round measured less replayed, in standard errors; several beyond 2 mean"
+    " that loop and replay disagree."
+)
+SERVED_NOTE = (
+    "Predicted: tokens per round by replay of the plain server's texts, at what its rounds take by"
+    " requests of other cells."
+)
+CPU_NOTE = "Times are processor seconds of the server's process, and not what a user waits for."
 REPLAYED_NOTE = (
     "Predicted: tokens per round from completions of the target that the draft scored, x R(0) /"
     " R(K). Nothing was generated with speculation."
@@ -132,84 +123,49 @@ OUTLIER_NOTE = (
     "trimmed speedup: without the slowest and fastest tenth of the generations, where a few of them"
     " decide the speedup."
 )
-LENGTH_NOTE = (
-    "The mean acceptance length that vLLM and llama.cpp print, 1 + accepted / rounds, is"
-    " tokens/round or a little more: they count drafts that were accepted beyond the end of a text."
-)
-NO_ROOT_NOTE = "Break-even alpha none: even alpha = 1 loses at that K."
+NO_ROOT_NOTE = "break-even alpha none: even alpha = 1 loses at that K."
 EXPECTED_NOTE = "tokens/round expected: computed from the acceptance that was set, not measured."
-REPLAY_NOTE = (
-    "tokens/round replayed: computed from plain decoding's completions, the same for every K. By"
-    " chance about one gap of 20 is beyond 2; several, or one far beyond, mean that loop and replay"
-    " disagree."
-)
 
 
-def of_verdicts(summary: Summary) -> str:
-    """How the speedup of a verdict differs from that of its row."""
-    return OF_PAIRS if any(answer.pairs is not None for answer in summary.answers) else OF_ROWS
-
-
-def sweep_tables(summary: Summary) -> list[Table]:
-    """Every draft, temperature and prompt set that was run, temperatures ascending."""
+def cells_table(summary: Summary) -> Table:
+    """Every prompt set, temperature and K that was run, temperatures ascending."""
     rows = summary.generated
     predicted = {_where(row): row for row in summary.alone if row.source == "replayed"}
-    few = summary.on_few_prompts
     sizes: dict[tuple[float | None, str | None], int] = {}
     for row in summary.alone:
         cell = row.temperature, row.prompt_set
         sizes[cell] = max(sizes.get(cell, 0), row.prompts or 0)
     outliers = {(cell.prompt_set, cell.temperature, cell.k): cell for cell in summary.outlier_cells}
-
-    def cell_of(row: ResultRow) -> Cell:
-        return Cell(
+    checks = {(each.prompt_set, each.temperature, each.k): each for each in summary.replay_checks}
+    groups = grouped(rows, lambda row: (row.temperature or 0.0, row.prompt_set or "all"))
+    cells = [
+        Cell(
             row,
             None if row.source != "measured" else predicted.get(_where(row)),
             stability.of_cell(summary, row),
             outliers.get((row.prompt_set or "", row.temperature or 0.0, row.k)),
-            row in few,
+            checks.get((row.prompt_set or "", row.temperature or 0.0, row.k)),
             sizes[row.temperature, row.prompt_set],
         )
-
-    drafts = list(dict.fromkeys(row.draft for row in rows if row.k > 0 and row.draft))
-    made = []
-    for draft in drafts or [None]:
-        of_draft = [row for row in rows if row.k == 0 or row.draft == draft]
-        groups = grouped(of_draft, lambda row: (row.temperature or 0.0, row.prompt_set or "all"))
-        for (temperature, prompt_set), group in sorted(groups.items(), key=lambda item: item[0][0]):
-            of_set = f"temperature {fmt.temperature(temperature)}, {prompt_set} prompts"
-            place = f"{grid.timed_place(summary)}{grid.timed_by(summary.served)}"
-            name = f"{of_set}, {place}"
-            title = f"{draft}, {name}" if len(drafts) > 1 else name[0].upper() + name[1:]
-            made.append(_cells_table(title, [cell_of(row) for row in group], summary))
-    return made
-
-
-def replay_table(summary: Summary) -> Table:
-    """Tokens per round as the loop gave them and as replay expects them, cell by cell."""
-    title = "Replayed next to measured"
-    return table(title, REPLAY, summary.replay_checks, notes=(REPLAY_NOTE,))
-
-
-def _cells_table(title: str, cells: list[Cell], summary: Summary) -> Table:
-    run, ordered = summary.run, sorted(cells, key=lambda cell: cell.row.k)
-    stable = [cell for cell in ordered if cell.unstable is None and not cell.few]
-    fastest = max(stable, key=lambda c: (c.row.speedup or 0.0) if c.row.k else 1.0, default=None)
-    speculated = any(cell.row.k and cell.row.speedup is not None for cell in ordered)
-    incomplete = [cell.row for cell in ordered if cell.row.status != "complete"]
+        for _, group in sorted(groups.items(), key=lambda item: item[0][0])
+        for row in sorted(group, key=lambda row: row.k)
+    ]
+    run, served = summary.run, summary.served
+    title = f"Cells {grid.timed_place(summary)}{grid.timed_by(served)}"
     return table(
         f"{title} (predicted)" if run.replay_only else title,
         (*CELLS, EXPECTED) if run.synthetic else CELLS,
-        ordered,
-        best=lambda cell: speculated and cell is fastest,
+        cells,
         notes=(
-            *(f"K={r.k} is {r.status}" + (f": {r.error}" if r.error else ".") for r in incomplete),
-            NO_ROOT_NOTE if any(cell.breakeven == fmt.NO_ROOT for cell in ordered) else "",
-            BEST_NOTE.format(of_verdict=of_verdicts(summary)) if speculated else "",
-            PROMPTS_NOTE if any(cell.prompts for cell in ordered) else "",
-            LENGTH_NOTE if summary.served and any(c.row.tokens_per_round for c in ordered) else "",
+            *(_incomplete(cell.row) for cell in cells if cell.row.status != "complete"),
+            ALPHA_NOTE if any(cell.acceptance_rate is not None for cell in cells) else "",
+            NO_ROOT_NOTE if any(cell.breakeven == fmt.NO_ROOT for cell in cells) else "",
+            GAP_NOTE if checks else "",
+            SERVED_NOTE if served and any(cell.predicted for cell in cells) else "",
+            CPU_NOTE if served and served.clock == "cpu" else "",
+            PROMPTS_NOTE if any(cell.prompts for cell in cells) else "",
             _greedy_texts(summary),
-            OUTLIER_NOTE if any(cell.outlier for cell in ordered) else "",
+            OUTLIER_NOTE if outliers else "",
             stability.note(summary, "cell"),
             EXPECTED_NOTE if run.synthetic else "",
             REPLAYED_NOTE if run.replay_only else "",
@@ -217,9 +173,15 @@ def _cells_table(title: str, cells: list[Cell], summary: Summary) -> Table:
     )
 
 
+def _incomplete(row: ResultRow) -> str:
+    """That a cell did not complete, and why."""
+    at = f"{row.prompt_set}, temperature {fmt.temperature(row.temperature)}, K={row.k}"
+    return f"{at} is {row.status}{f': {row.error}' if row.error else '.'}"
+
+
 def _greedy_texts(summary: Summary) -> str:
     """How a sweep's texts at temperature 0 compare; a server's gate has a table of its own."""
-    if summary.run.command != "sweep" or not summary.text_checks:
+    if summary.served is not None or not summary.text_checks:
         return ""
     return f"Greedy texts against plain decoding's: {greedy_counts(summary.text_checks)}."
 
@@ -279,13 +241,6 @@ def distribution_table(summary: Summary) -> Table:
     return table(title, DISTRIBUTIONS, summary.distribution_tests, notes=DISTRIBUTION_NOTES)
 
 
-class Threshold(NamedTuple):
-    """One threshold of one draft."""
-
-    drafting: AdaptiveDrafting
-    row: AdaptiveRow
-
-
 ADAPTIVE: tuple[Column[AdaptiveDrafting], ...] = (
     Column("draft", lambda entry: entry.draft, key=True),
     Column("T", lambda entry: entry.temperature, fmt.temperature, key=True),
@@ -294,42 +249,22 @@ ADAPTIVE: tuple[Column[AdaptiveDrafting], ...] = (
     Column("best\nthreshold", lambda entry: entry.best.threshold, fmt.decimal),
     Column("K at\nmost", lambda entry: entry.best.k, fmt.count),
     Column("adaptive speedup\n[lo, hi]", lambda entry: fmt.bounded(entry.best), fmt.speedup),
-    Column("best K\nper round", lambda entry: entry.best_k_per_round, fmt.speedup),
-    Column("flag\noracle", lambda entry: entry.flag_oracle, fmt.speedup),
 )
-THRESHOLDS: tuple[Column[Threshold], ...] = (
-    Column("draft", lambda entry: entry.drafting.draft, key=True),
-    Column("T", lambda entry: entry.drafting.temperature, fmt.temperature, key=True),
-    Column("K at\nmost", lambda entry: entry.row.k, fmt.count, key=True),
-    Column("threshold", lambda entry: entry.row.threshold, fmt.decimal),
-    Column("tokens/\nround", lambda entry: entry.row.tokens_per_round, fmt.decimal),
-    Column("drafted/\nround", lambda entry: entry.row.drafted_per_round, fmt.decimal),
-    Column("adaptive speedup\n[lo, hi]", lambda entry: fmt.bounded(entry.row), fmt.speedup),
-)
-ADAPTIVE_NOTES = (
-    "Replayed, and priced by timed rounds of a fixed number of draft tokens. Reading every draft"
-    " step back, which a threshold needs, is in those of a sweep with decode.stop=threshold, not in"
-    " those of an audition. Best K and best threshold: less the optimism of choosing them, by"
-    " held-out prompts, where there are enough for an interval; by threshold: as these prompts have"
-    " them.",
-    "No rule beats the flag oracle, which knows what draft tokens will be accepted, at this K at"
-    " most. Best K per round knows the accept probabilities of the text and chooses before it"
-    " drafts: above temperature 0 a threshold may beat it, since it sees the drafted tokens.",
+ADAPTIVE_NOTE = (
+    "Replayed, and priced by timed rounds of a fixed number of draft tokens; reading every draft"
+    " step back, which a threshold needs, is only in those of a sweep with decode.stop=threshold."
+    " Both speedups are less the optimism of choosing, where there are prompts for an interval."
 )
 WITHOUT = "it gives its tokens no probability that a threshold could be compared with."
 
 
-def adaptive_tables(summary: Summary) -> list[Table]:
-    """The best threshold of each draft, then every threshold at its K."""
-    rows = [Threshold(entry, row) for entry in summary.adaptive for row in entry.thresholds]
-    title = "Adaptive drafting (decode.stop=threshold)"
+def adaptive_table(summary: Summary) -> Table:
+    """The best threshold of each draft next to its best K."""
     ranked = dict.fromkeys(
         row.draft for board in summary.leaderboards for row in board.rows if row.dropped is None
     )
     known = {None, *(entry.draft for entry in summary.adaptive)}
     without = ", ".join(str(draft) for draft in ranked if draft not in known)
     lacking = f"Not available for {without}: {WITHOUT}" if without else ""
-    return [
-        table(title, ADAPTIVE, summary.adaptive, notes=(*ADAPTIVE_NOTES, lacking)),
-        table("Adaptive drafting by threshold", THRESHOLDS, rows),
-    ]
+    title = "Adaptive drafting (decode.stop=threshold)"
+    return table(title, ADAPTIVE, summary.adaptive, notes=(ADAPTIVE_NOTE, lacking))

@@ -27,10 +27,10 @@ import torch
 
 from harness.analysis.looks import cannot_pay, slower_than
 from harness.commands.completions import completions
-from harness.commands.drafted import Drafted, EncodedPrompt, LookupPair, Pair, Scoring, Target
 from harness.commands.looks import Stopwatch, in_random_order, prompts_at
+from harness.commands.opening import with_draft
 from harness.commands.other_runs import check_draft_of
-from harness.commands.pair import check_clock, load_draft, opening, reserve, with_head
+from harness.commands.pair import ModelPair, Pair, Scoring, Target
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import resumable
 from harness.commands.run_time import RunTime, say_left
@@ -38,10 +38,8 @@ from harness.commands.timing import timed_steps, visits_of_draft
 from harness.config import AuditionConfig, ModelConf, check_ks
 from harness.measurement import step_times
 from harness.measurement.target_texts import GeneratedText
-from harness.models.cached import CachedModel
-from harness.models.load import LoadedModel, Vocabulary
-from harness.models.probe import cached_model, check_length
-from harness.models.tokenizer import tokenizer_difference
+from harness.models.load import NotEligible
+from harness.models.probe import check_length
 from harness.records import DraftConfidence, Failure, TextTrace, UserError, in_one_line
 from harness.stats.two_phase import LOOKS
 from harness.storage import RunFolder, StoredRun, load
@@ -49,13 +47,9 @@ from harness.storage.manifest import AuditionCosts, AuditionNotes, IneligibleDra
 from harness.summary import Dropped
 
 
-class NotEligible(Exception):
-    """A draft that cannot be used with this target; the text says why."""
-
-
 @dataclass(frozen=True)
 class DraftResult:
-    """What one draft gave.
+    """The results of one draft.
 
     Attributes:
         described: the manifest's entry; None for a drafter without a model here.
@@ -112,7 +106,7 @@ def score_drafts(
         if timed and not waiting and not missing:
             return None
         share_s = watch.left_s / (len(drafts) - drafts.index(conf))
-        return _measured(folder, target, texts, conf, config, timed=timed, share_s=share_s)
+        return _measure_draft(folder, target, texts, conf, config, timed=timed, share_s=share_s)
 
     each_draft(folder, texts, drafts, measure, generation_s, watch=watch, debug=config.debug)
     # The target again: how its texts are batched is known only now
@@ -199,52 +193,7 @@ def _store(folder: RunFolder, name: str, result: DraftResult) -> None:
     folder.add_traces(result.traces)
 
 
-def checked_draft(
-    conf: ModelConf,
-    target: Vocabulary,
-    device: torch.device,
-    prompts: Sequence[EncodedPrompt],
-    config: AuditionConfig,
-) -> tuple[LoadedModel, CachedModel]:
-    """A draft model, loaded and with a cache for the longest text.
-
-    Raises:
-        NotEligible: another tokenizer than the target's.
-        UserError: it cannot be loaded or rewound, or runs out of memory.
-    """
-    check_clock(config, [conf], device)
-    draft = load_draft(conf, device, target)
-    difference = tokenizer_difference(target.tokenizer, draft.tokenizer)
-    if difference:
-        raise NotEligible(f"another tokenizer than the target's: {difference}")
-    width = draft.vocab_size
-    if isinstance(target, LoadedModel):  # tokens that the target lacks are padding
-        width = min(width, target.vocab_size)
-    with opening(config.backend, device.type, f"draft {draft.name}"):
-        model = cached_model(draft.network, width, draft.shown, config.backend)
-    check_length(model, reserve(prompts, config, [(draft, model)]), draft.shown)
-    return draft, model
-
-
-def _with_draft(target: Target, conf: ModelConf, config: AuditionConfig) -> Drafted:
-    """The target with one draft, loaded and checked.
-
-    Raises:
-        NotEligible: another tokenizer.
-        UserError: a draft that cannot be loaded, rewound or read, is for another target, or drafts
-            nothing at a K.
-    """
-    check_ks(config.k, conf)
-    if conf.spec.looks_up:
-        return LookupPair(**vars(target), draft_name=conf.name, kind=conf.kind)
-    if conf.spec.reads_states:
-        return with_head(target, conf)
-    device = target.target_model.device
-    draft, model = checked_draft(conf, target.target, device, target.prompts, config)
-    return Pair(**vars(target), draft_name=draft.name, draft=draft, draft_model=model)
-
-
-def _measured(
+def _measure_draft(
     folder: RunFolder,
     target: Target,
     texts: Sequence[GeneratedText],
@@ -266,7 +215,10 @@ def _measured(
         share_s: seconds after which no further look is begun.
     """
     begun = time.monotonic()
-    pair = _with_draft(target, conf, config)
+    check_ks(config.k, conf)
+    pair = with_draft(target, conf, config)
+    if isinstance(pair, ModelPair):
+        check_length(pair.draft_model, pair.positions, pair.draft.shown)
     try:
         costs, entry = folder.manifest.engine_costs, described_draft(conf, pair.draft_entry)
         check_draft_of(costs, conf.name, conf.kind, entry, config.temperature)
@@ -287,7 +239,7 @@ def _measured(
             return cannot_pay(so_far(), [*before, *traces], conf.name, surely=surely)
 
         waits = bool(visits.most and not visits.complete and texts)
-        waits = waits and config.until == "decided" and isinstance(pair, Pair)
+        waits = waits and config.until == "decided" and isinstance(pair, ModelPair)
         for look, names in enumerate(looks, start=1):
             part = [text for text in texts if _name(text) in names]
             part = [text for text in part if text.request.key not in scored]
@@ -296,7 +248,7 @@ def _measured(
             if not waits:
                 visits.reach(math.ceil(visits.most * (look - 0.5) / len(looks)))
             begin = time.perf_counter()
-            traces += _scored(pair, conf, part, config)
+            traces += _traces_of_draft(pair, conf, part, config)
             scoring_s += time.perf_counter() - begin
             if look == 1 and not timed:
                 # Interleaved; the target's are timed with every draft again
@@ -346,8 +298,8 @@ def _looks(
     ]
 
 
-def _scored(
-    pair: Drafted, conf: ModelConf, texts: Sequence[GeneratedText], config: AuditionConfig
+def _traces_of_draft(
+    pair: Pair, conf: ModelConf, texts: Sequence[GeneratedText], config: AuditionConfig
 ) -> list[TextTrace]:
     if not texts:
         return []

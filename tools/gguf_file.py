@@ -1,9 +1,10 @@
 """Write a loaded model, an EAGLE-3 head or a block drafter as a GGUF file, which llama.cpp reads.
 
-For the models that ship with the harness, for random ones, and for small ones that a user has as
-safetensors: Llama, Qwen2 and Qwen3, and heads for these. A user's large models are better converted
-with llama.cpp's own tools and named by `model.gguf=`: there the file that will be served is the
-file that is measured.
+    python -m tools.gguf_file
+
+writes NAME.gguf of every model that ships with the harness. The tests write random models with it:
+Llama, Qwen2 and Qwen3, and heads for these. Any other model is converted with llama.cpp's own
+convert_hf_to_gguf.py and named by `model.gguf=`.
 
 The names of the tensors are the `gguf` package's (`get_tensor_name_map`); three things are not:
 
@@ -29,21 +30,21 @@ words. Where prompts are sent as token ids, as the harness does, only the pieces
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import gguf
 import torch
 from torch import Tensor, nn
 
-from harness import PACKAGE
-from harness.config import ModelKeys
+from harness.config import DraftConf, ModelConf
 from harness.models.dummy import StandInTokenizer
+from harness.models.embedded import EMBEDDED, gguf_of
 from harness.models.heads.base import LoadedHead
 from harness.models.heads.dflash import DFlashNetwork
 from harness.models.heads.dspark import DSparkNetwork
 from harness.models.heads.eagle3 import STATES, Eagle3Network
-from harness.models.load import LoadedModel
+from harness.models.load import LoadedModel, load
 from harness.records import UserError
 
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -96,9 +97,8 @@ def write_gguf(loaded: LoadedModel, path: Path) -> Path:
     """Write a model with its tokenizer as a GGUF file of the same dtype.
 
     Raises:
-        UserError: a family, a dtype or a tokenizer that is not converted here, or no gguf package.
+        UserError: a family, a dtype or a tokenizer that is not converted here.
     """
-    gguf = gguf_package(loaded.keys)
     config: Any = loaded.network.config
     where = loaded.shown
     if config.model_type not in FAMILIES:
@@ -112,20 +112,18 @@ def write_gguf(loaded: LoadedModel, path: Path) -> Path:
 
     def fill(writer: Any) -> None:
         writer.add_name(loaded.name)
-        _write_sizes(writer, gguf, config, loaded.context_tokens, loaded.vocab_size)
-        _write_tokenizer(writer, gguf, loaded, where)
+        _write_sizes(writer, config, loaded.context_tokens, loaded.vocab_size)
+        _write_tokenizer(writer, loaded, where)
 
-    return _written(path, gguf, config.model_type, kind, fill, _tensors(gguf, loaded))
+    return _written(path, config.model_type, kind, fill, _tensors(loaded))
 
 
 def write_eagle3_gguf(head: LoadedHead, target: LoadedModel, path: Path) -> Path:
     """Write an EAGLE-3 head, with its target's tokenizer, as a GGUF file of the same dtype.
 
     Raises:
-        UserError: a head of another kind, a dtype or a tokenizer that is not converted here, or no
-            gguf package.
+        UserError: a head of another kind, a dtype or a tokenizer that is not converted here.
     """
-    gguf = gguf_package(head.keys)
     network, where = head.network, head.shown
     if not isinstance(network, Eagle3Network):
         raise UserError(f"{where}: only EAGLE-3 heads are converted to GGUF here; {ELSEWHERE}")
@@ -137,17 +135,17 @@ def write_eagle3_gguf(head: LoadedHead, target: LoadedModel, path: Path) -> Path
 
     def fill(writer: Any) -> None:
         writer.add_name(head.name)
-        _write_sizes(writer, gguf, network.config, target.context_tokens, target.vocab_size)
+        _write_sizes(writer, network.config, target.context_tokens, target.vocab_size)
         for key in LAYERS_KEYS:
             writer.add_array(f"eagle3.{key}", list(network.layers))
         writer.add_uint32("eagle3.target_hidden_size", network.width // len(network.layers))
         writer.add_bool("eagle3.norm_before_residual", network.norm_before_residual)
-        _write_tokenizer(writer, gguf, target, where)
+        _write_tokenizer(writer, target, where)
         if len(network.d2t) != target.vocab_size:
             ids = network.d2t.cpu() + torch.arange(len(network.d2t))
             writer.add_tensor("d2t", ids.numpy())
 
-    return _written(path, gguf, "eagle3", kind, fill, _head_tensors(network))
+    return _written(path, "eagle3", kind, fill, _head_tensors(network))
 
 
 def write_block_gguf(head: LoadedHead, target: LoadedModel, path: Path) -> Path:
@@ -155,9 +153,8 @@ def write_block_gguf(head: LoadedHead, target: LoadedModel, path: Path) -> Path:
 
     Raises:
         UserError: a drafter with an embedding of its own, a Markov head, a dtype or a tokenizer
-            that is not converted here, or no gguf package.
+            that is not converted here.
     """
-    gguf = gguf_package(head.keys)
     network, where = head.network, head.shown
     assert isinstance(network, DFlashNetwork)  # the kind says so
     markov = network.markov_head if isinstance(network, DSparkNetwork) else None
@@ -173,17 +170,17 @@ def write_block_gguf(head: LoadedHead, target: LoadedModel, path: Path) -> Path:
 
     def fill(writer: Any) -> None:
         writer.add_name(head.name)
-        _write_sizes(writer, gguf, network.config, target.context_tokens, target.vocab_size)
+        _write_sizes(writer, network.config, target.context_tokens, target.vocab_size)
         writer.add_array("dflash.target_layers", list(network.layers))
         writer.add_uint32("dflash.block_size", network.block)
         if isinstance(network, DSparkNetwork):
             writer.add_bool("dflash.sample_from_anchor", network.first == 0)
             writer.add_bool("dflash.has_confidence_head", False)
         writer.add_causal_attention(False)
-        _write_tokenizer(writer, gguf, target, where)
+        _write_tokenizer(writer, target, where)
         writer.add_mask_token_id(network.mask_token)
 
-    return _written(path, gguf, "dflash", kind, fill, _drafter_tensors(network))
+    return _written(path, "dflash", kind, fill, _drafter_tensors(network))
 
 
 def _drafter_tensors(network: DFlashNetwork) -> Iterator[tuple[str, Tensor]]:
@@ -198,7 +195,6 @@ def _drafter_tensors(network: DFlashNetwork) -> Iterator[tuple[str, Tensor]]:
 
 def _written(
     path: Path,
-    gguf: Any,
     architecture: str,
     kind: str,
     fill: Callable[[Any], None],
@@ -222,19 +218,7 @@ def _written(
     return partial.replace(path)
 
 
-def gguf_package(keys: ModelKeys) -> Any:
-    """The package that writes such files; `keys` are those of the model that one is for."""
-    try:
-        return import_module("gguf")
-    except ImportError:
-        raise UserError(
-            f"{keys.of('gguf')}: not given, and converting needs `pip install {PACKAGE}[llamacpp]`"
-        ) from None
-
-
-def _write_sizes(
-    writer: Any, gguf: Any, config: Any, context_tokens: int | None, vocab: int
-) -> None:
+def _write_sizes(writer: Any, config: Any, context_tokens: int | None, vocab: int) -> None:
     rope = config.rope_parameters
     writer.add_context_length(context_tokens)
     writer.add_embedding_length(config.hidden_size)
@@ -259,7 +243,7 @@ def _head_size(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def _tensors(gguf: Any, loaded: LoadedModel) -> Iterator[tuple[str, Tensor]]:
+def _tensors(loaded: LoadedModel) -> Iterator[tuple[str, Tensor]]:
     config: Any = loaded.network.config
     architecture = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == config.model_type)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
@@ -271,7 +255,9 @@ def _tensors(gguf: Any, loaded: LoadedModel) -> Iterator[tuple[str, Tensor]]:
         projection = name.split(".")[-2]
         if config.model_type == "llama" and projection in heads:
             rows = _interleaved(rows, heads[projection])
-        yield names.get_name(name, try_suffixes=(".weight", ".bias")), rows
+        known = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert known is not None  # of the types of model that are written here
+        yield known, rows
     if config.rope_parameters["rope_type"] == "llama3":
         rotary: Any = loaded.network.base_model.rotary_emb
         yield ROPE_FACTORS, _llama3_factors(config, rotary)
@@ -309,7 +295,7 @@ def _llama3_factors(config: Any, rotary: Any) -> Tensor:
 # ---- the tokenizer -------------------------------------------------------------------------------
 
 
-def _write_tokenizer(writer: Any, gguf: Any, loaded: LoadedModel, where: str) -> None:
+def _write_tokenizer(writer: Any, loaded: LoadedModel, where: str) -> None:
     kinds = gguf.TokenType
     if isinstance(loaded.tokenizer, StandInTokenizer):
         # Letters that stand for nothing: a server decodes ids for its log, and needs some pieces
@@ -361,3 +347,21 @@ def _pieces(described: dict[str, Any], size: int, kinds: Any) -> list[tuple[str,
         kind = kinds.CONTROL if added["special"] else kinds.USER_DEFINED
         pieces[added["id"]] = (added["content"], kind)
     return pieces
+
+
+def main() -> None:
+    """Write NAME.gguf of every model that ships with the harness, in float32."""
+    cpu = torch.device("cpu")
+    target = load(ModelConf(name="tiny", id="embedded:tiny"), cpu)
+    for file in sorted(EMBEDDED.glob("*/model.safetensors")):
+        conf = DraftConf(name=file.parent.name, id=f"embedded:{file.parent.name}")
+        path = gguf_of(file.parent)
+        if conf.name == "tiny_eagle3":
+            conf.kind = "eagle3"
+            write_eagle3_gguf(conf.spec.load(conf, target), target, path)
+        else:
+            write_gguf(load(conf, cpu), path)
+
+
+if __name__ == "__main__":
+    main()

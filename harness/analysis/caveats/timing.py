@@ -1,0 +1,346 @@
+"""Caveats on times: other work, heat, outliers, whose rounds price a run, and predictions."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import get_args
+
+from harness import formatting as fmt
+from harness.analysis.caveats.record import Quoted, caveat
+from harness.analysis.latency import Latency
+from harness.analysis.prediction_error import PredictionError
+from harness.analysis.setup import Setup
+from harness.records import BUSY, CardReadings, ServingEngine, ThrottleReason
+from harness.serving.engines import OWN, spec_of
+from harness.storage.manifest import EngineCosts
+from harness.summary import (
+    Basis,
+    OutlierCell,
+    RoundSummary,
+    StepBound,
+    Values,
+)
+from harness.theory.speedup import StepTimes
+
+# By how much the power limit may lower a card's SM clock, of the highest, without a caveat
+CAPPED = 0.1
+# Of the readings of a card that was busy, those with a reason for it to be a caveat
+LEAST_THROTTLED = 0.01
+# Those that say more before those that are set along with them
+THROTTLE_REASONS: tuple[ThrottleReason, ...] = get_args(ThrottleReason)
+# Times of the target's plain token, slowest / fastest, beyond which drafts do not compare
+UNLIKE = 1.5
+
+
+def timed_here(setup: Setup) -> bool:
+    """Whether step times are this run's own, neither typed in nor another run's."""
+    return not setup.typed_latency and setup.latency_from is None
+
+
+# ---- other work, and heat ------------------------------------------------------------------------
+
+
+def _say_busy_machine(values: Quoted) -> str:
+    if values.get("processes"):
+        others = fmt.number_of(values["processes"], "other process", "other processes")
+        return f"{others} used the card while this run was timed: time it on a card of its own"
+    busy = f"other work kept {values['load']:.1f} of {values['processors']} processors busy"
+    clock, tells = values.get("clock"), values.get("processor_time", True)
+    if clock == "cpu":
+        waiting = "" if tells else ", and threads that wait for each other count (threads=1)"
+        return (
+            f"{busy}; processor time (clock=cpu) leaves waiting out, but shared caches still slow"
+            f" what is timed{waiting}"
+        )
+    again = ", or with clock=cpu" if clock == "engine" and tells else ""
+    return f"{busy}: time it on a quiet machine{again}"
+
+
+@caveat("caution", _say_busy_machine)
+def busy_machine(setup: Setup) -> Iterator[Values]:
+    """Other work on the processors, and of other processes on the card, while times were taken.
+
+    load: processors that it kept busy, on average, of so many. clock: "wall"; "engine" of servers
+    that the run started and that tell their own times; "cpu" of processor time. processor_time:
+    whether it says what such servers take even so.
+    """
+    if setup.command == "snapshot":  # whose question is no timing
+        return
+    load, engine = setup.run.manifest.other_load, setup.engine
+    if load is not None and load.load > BUSY * load.processors:
+        values: Values = {**asdict(load), "clock": "wall"}
+        if setup.run.config.get("clock") == "cpu" and engine is None:
+            values["clock"] = "cpu"
+        elif engine is not None and engine.name != OWN.name and engine.started:
+            values["clock"] = "engine" if engine.clock == "engine" else "cpu"
+            values["processor_time"] = _processor_time_tells(setup, engine)
+        yield values
+    if processes := setup.run.manifest.other_gpu_processes:
+        yield {"processes": processes}
+
+
+def _processor_time_tells(setup: Setup, engine: ServingEngine) -> bool:
+    """Whether the servers' processor time says what they take on a busy machine.
+
+    Threads that wait for each other run on meanwhile; and of servers that tell no times of their
+    own a long prefill is not told from decoding (`harness.engines.cpu_clock`).
+    """
+    untimed = any(trial.one_token_s is not None for trial in setup.run.trials)
+    return setup.run.manifest.server_threads == 1 and (engine.clock == "cpu" or not untimed)
+
+
+def _say_throttled_card(values: Quoted) -> str:
+    clock, limit, heat = (values[name] for name in ("sm_mhz", "power_limit_w", "temperature_c"))
+    default, device = values["default_power_limit_w"], values["device"]
+    slowed_by, remedy = _THROTTLED[str(values["reason"])]
+    highest = "" if values["max_sm_mhz"] is None else f" of {values['max_sm_mhz']:.0f}"
+    parts = [
+        "" if clock is None else f"its SM clock was {clock:.0f} MHz{highest}",
+        "" if heat is None else f"up to {heat:.0f} degrees C",
+        "" if limit is None else f"power limit {limit:.0f} W",
+        "" if default is None or limit == default else f"{default:.0f} W by default",
+    ]
+    facts = ", ".join(filter(None, parts))
+    return (
+        f"the card{'' if device is None else f' {device}'} was slowed by {slowed_by} in"
+        f" {values['throttled']} of"
+        f" {values['samples']} readings while it was measured{f' ({facts})' if facts else ''}: its"
+        f" times are those of a throttled card; {remedy}, and time again"
+    )
+
+
+@caveat("caution", _say_throttled_card)
+def throttled_card(setup: Setup) -> Iterator[Values]:
+    """What lowered the card's clocks while it was measured: heat, a brake, or its power limit.
+
+    Of several reasons the one of most samples is named; `hw_slowdown` is set along with those that
+    say more. throttled, samples: readings with it, and in all; sm_mhz: the median (of a power cap
+    while it held); device: the card. None where the card tells none.
+    """
+    entries = setup.run.manifest.card_readings
+    counted = [(entry, _throttled(entry)) for entry in entries]
+    samples = sum((by_reason for _, by_reason in counted), Counter[ThrottleReason]())
+    if not samples:
+        return
+    reason = max(THROTTLE_REASONS, key=lambda one: samples[one])
+    worst, _ = max(counted, key=lambda each: each[1][reason])
+    median = None if worst.sm_mhz is None else worst.sm_mhz.median
+    yield {
+        "reason": reason,
+        "throttled": samples[reason],
+        "samples": sum(entry.busy or entry.samples for entry in entries),
+        "sm_mhz": worst.capped_sm_mhz if reason == "power_cap" else median,
+        "max_sm_mhz": worst.max_sm_mhz,
+        "temperature_c": None if worst.temperature_c is None else worst.temperature_c.highest,
+        "power_limit_w": worst.power_limit_w,
+        "default_power_limit_w": worst.default_power_limit_w,
+        "device": worst.device,
+    }
+
+
+def _throttled(entry: CardReadings) -> Counter[ThrottleReason]:
+    """The samples of each reason that counts.
+
+    Most cards reach their power limit under load, and some (L4, A10G) run at it all the time, far
+    below their highest clock: that is how the card performs. So a limit counts where it is not
+    known to be the card's own, and only if the clocks fell by more than `CAPPED`.
+    """
+    clock, most = entry.capped_sm_mhz, entry.max_sm_mhz
+    fell = clock is not None and most is not None and clock < (1.0 - CAPPED) * most
+    limit, default = entry.power_limit_w, entry.default_power_limit_w
+    is_default = limit is not None and default is not None and limit >= default
+    least = LEAST_THROTTLED * (entry.busy or entry.samples)
+    return Counter(
+        {
+            reason: samples
+            for reason, samples in (entry.throttled or {}).items()
+            if samples >= least and (reason != "power_cap" or (fell and not is_default))
+        }
+    )
+
+
+# What slowed the card, and what to do about it
+_THROTTLED = {
+    "hw_thermal": ("heat (the hardware's slowdown)", "cool it"),
+    "sw_thermal": ("heat (the driver's slowdown)", "cool it"),
+    "power_brake": ("the board's power brake", "look at the machine's power supply"),
+    "hw_slowdown": ("the hardware's slowdown (heat or power)", "look at its cooling and power"),
+    "power_cap": ("its power limit", "raise its power limit"),
+}
+
+
+# ---- times that do not fit -----------------------------------------------------------------------
+
+
+def _say_plain_tokens_unlike(values: Quoted) -> str:
+    step_s = values["step_s"]
+    step = "" if step_s is None else f" and its bare step {fmt.in_ms(step_s)} ms"
+    several = values["drafts"] > 1
+    doubt = "speedups and ranks do not compare" if several else "predictions may be off"
+    return (
+        f"at temperature {values['temperature']:g} the target's plain token took {values['times']}"
+        f"{step}, the same work: the machine was not equally fast, so {doubt}; time it again on a"
+        " quiet machine"
+    )
+
+
+@caveat("caution", _say_plain_tokens_unlike)
+def plain_tokens_unlike(latencies: Mapping[float, Mapping[str, Latency]]) -> Iterator[Values]:
+    """Where the target's plain token differs by far more than timing scatters, the worst case.
+
+    It is the same work next to whichever draft, and nearly that of a bare step: of all drafts at a
+    temperature, and the first's step, the slowest is held against the fastest. A target that runs
+    in a slower way for a draft is another one. times: "6.3 ms (a), 1.6 ms (b)"; drafts: how many.
+    """
+    found: dict[float, Values] = {}
+    for temperature, by_draft in latencies.items():
+        timed = {
+            draft: latency.rounds.plain_s
+            for draft, latency in by_draft.items()
+            if latency.visits is not None
+            and latency.visits.temperature == temperature
+            and latency.rounds.other_plain_s is None
+        }
+        steps = [each.steps.target_s for draft, each in by_draft.items() if each.steps]
+        known_s = [*timed.values(), *(steps[:1] if timed else [])]
+        if timed and max(known_s) > UNLIKE * min(known_s):
+            slowest_first = sorted(timed.items(), key=lambda entry: -entry[1])
+            times = ", ".join(
+                f"{1e3 * seconds:.3g} ms ({draft})" for draft, seconds in slowest_first
+            )
+            values: Values = {"temperature": temperature, "times": times, "drafts": len(timed)}
+            values["step_s"] = steps[0] if steps else None
+            found[max(known_s) / min(known_s)] = values
+    if found:
+        yield found[max(found)]
+
+
+@caveat(
+    "caution",
+    lambda values: (
+        f"in {fmt.number_of(values['cells'], 'cell', 'cells')} a few generations decide the"
+        " speedup ({prompt_set}, temperature {temperature:g}, K={k}: {speedup:.2f}x,"
+        " {trimmed_speedup:.2f}x without them); repetitions= or a quieter machine settles it"
+    ).format(**values),
+)
+def outlier_generations(outliers: Sequence[OutlierCell]) -> Iterator[Values]:
+    """How many cells a few generations decide, and the one that differs most."""
+    if outliers:
+        worst = max(outliers, key=lambda cell: abs(math.log(cell.speedup / cell.trimmed_speedup)))
+        yield {"cells": len(outliers), **asdict(worst)}
+
+
+@caveat(
+    "caution",
+    "measured speedups outside their predictions' intervals: {outside} of {cells} at temperature"
+    " {temperature:g} ({prompt_set}, K={k}: {gap:+.1%}); these are widened by {error:.1%} for it",
+)
+def predictions_off(errors: Mapping[float, PredictionError]) -> Iterator[Values]:
+    """Where more measured cells lie outside their predictions' intervals than by chance.
+
+    outside, cells: how many of how many; error: that predictions have besides (standard deviation
+    of the logarithm); gap: predicted / measured - 1 of the cell that differs most.
+    """
+    for error in errors.values():
+        if error.off:
+            worst, gap = error.worst
+            yield {
+                "outside": error.outside,
+                "cells": len(error.gaps),
+                "error": math.sqrt(float(error.variance.value)),
+                "prompt_set": worst.prompt_set,
+                "temperature": worst.temperature,
+                "k": worst.k,
+                "gap": math.expm1(gap.value),
+            }
+
+
+@caveat(
+    "note",
+    "steps of {roles} are launch-bound: overhead, not reading weights, takes most of them, so"
+    " c = {c:.2f} says more about this engine than about the models",
+)
+def launch_bound(bounds: Sequence[StepBound], times: StepTimes | None) -> Iterator[Values]:
+    """Whose steps wait for launches, and c = draft step / target step."""
+    roles = [bound.role for bound in bounds if bound.launch_bound]
+    if roles and times is not None:
+        yield {"roles": " and ".join(roles), "c": times.c}
+
+
+# ---- whose times these are -----------------------------------------------------------------------
+
+
+def _say_latency_from(values: Quoted) -> str:
+    if "engine" not in values:
+        return f"step times are those of {values['run']}, not of this run's machine"
+    title = spec_of(str(values["engine"])).title
+    device = f" on {values['device']}" if values["device"] else ""
+    text = (
+        f"nothing was timed here: round times are those of {title} {values['version']}"
+        f"{device}, measured with draft {values['draft']} in {values['run']}"
+    )
+    if values["same_shape"]:
+        text += f"; {values['same_shape']}: of the same shape, so of the same round times"
+    if values["composed"]:
+        text += (
+            f"; {values['composed']}: not measured there, so its draft steps follow from its size,"
+            " and intervals hold how far that may be off"
+        )
+    return text
+
+
+@caveat("note", _say_latency_from)
+def latency_from(
+    setup: Setup, costs: EngineCosts | None, latencies: Mapping[float, Mapping[str, Latency]]
+) -> Iterator[Values]:
+    """Whose rounds price a run in which nothing was timed, and how each draft's are known.
+
+    run: the folder. Of an engine's costs also which it is, the draft that was measured there, and
+    same_shape, composed: names of the drafts whose R follows from that one's.
+    """
+    if costs is None:
+        if setup.latency_from is not None:
+            yield {"run": setup.latency_from}
+        return
+
+    def drafts(basis: Basis) -> str:
+        timed = (each for by_draft in latencies.values() for each in by_draft.items())
+        names = (name for name, each in timed if each.served and each.served.basis == basis)
+        return ", ".join(dict.fromkeys(names))
+
+    yield {
+        "engine": costs.engine.name,
+        "version": costs.engine.version,
+        "run": costs.run,
+        "device": costs.device,
+        "draft": costs.draft.name,
+        "same_shape": drafts("same_shape"),
+        "composed": drafts("composed"),
+    }
+
+
+def _say_priced_from_steps(values: Quoted) -> str:
+    if "draft" not in values:
+        return (
+            "single steps and no rounds were timed, so predictions leave out what a loop does"
+            " besides its forwards (some 5 to 15 % of a round): run it again to time rounds"
+        )
+    return (
+        "no rounds of {draft} were timed: with half as long steps it has {speedup:.2f}x at most."
+        " Its numbers follow from single steps"
+    ).format(**values)
+
+
+@caveat("caution", _say_priced_from_steps)
+def priced_from_steps(
+    rounds: Sequence[RoundSummary], untimed: Sequence[Values] = ()
+) -> Iterator[Values]:
+    """That predictions follow from single steps, for want of timed rounds.
+
+    Of a draft whose rounds were not timed since it loses whatever they cost: its name, its best K,
+    tokens_per_round, step (/ the target's), and the speedup that it has at most.
+    """
+    yield from untimed
+    if any(each.source == "steps" for each in rounds):
+        yield {}

@@ -1,0 +1,99 @@
+"""The device of a run, and what models take of its memory."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
+
+from harness.analysis.setup import Setup
+from harness.storage.manifest import ModelEntry
+from harness.summary import DraftMemory
+from harness.theory.architecture import COUNTED, NUMBERS, Architecture
+from harness.theory.memory import ModelBytes, memory_view
+from harness.theory.roofline import Card, is_card
+
+# Per weight and cached number, where a manifest does not say it
+SERVED_BYTES = 2
+# Per cached number by llama.cpp's type; of q8_0 a block of 32 has a scale of two bytes
+KV_BYTES: Mapping[str, float] = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}
+
+
+def card_of(setup: Setup) -> Card | None:
+    """The card that `gpu` names."""
+    gpu = setup.conf("gpu")
+    return Card(**{field.name: gpu[field.name] for field in fields(Card)}) if gpu else None
+
+
+def ran_on(setup: Setup, card: Card) -> bool:
+    """Whether the step times can be those of the card.
+
+    Times that were typed in, or are another run's, are taken at the user's word.
+    """
+    if setup.typed_latency or setup.latency_from is not None:
+        return True
+    machine = setup.environment
+    return is_card(card.name, card.memory_gb, machine.device_name, machine.device_memory_bytes)
+
+
+def price_per_hour(setup: Setup) -> float | None:
+    """Of the device, US dollars; None where it is not known to be the named card."""
+    card = card_of(setup)
+    return card.price_per_hour_usd if card and ran_on(setup, card) else None
+
+
+def architecture(entry: ModelEntry) -> Architecture | None:
+    """A model's sizes; None where the manifest does not say them all."""
+    sizes = {field.name: getattr(entry, field.name) for field in fields(Architecture)}
+    counted = entry.architecture in COUNTED.values()
+    if counted and entry.head_dim is None and entry.hidden and entry.heads:
+        sizes["head_dim"] = entry.hidden // entry.heads
+    wanted = (*NUMBERS, "tied")
+    if sizes["experts"]:
+        # Mixtral's and gpt-oss's configs call the width of an expert that of the feed-forward
+        sizes["moe_ffn"] = sizes["moe_ffn"] or sizes["ffn"]
+        wanted += ("experts_per_token",)
+    if any(sizes[name] is None for name in wanted):
+        return None
+    return Architecture(**{name: size for name, size in sizes.items() if size is not None})
+
+
+def model_bytes(setup: Setup, name: str | None = None) -> ModelBytes | None:
+    """What a draft, or the target, keeps in memory; None where the manifest does not say it."""
+    entry = setup.target if name is None else setup.described_draft(name)
+    sizes, width = architecture(entry), entry.bytes_per_parameter or SERVED_BYTES
+    kv, weights = entry.kv_bytes_per_token, entry.weights_bytes
+    if kv is None and sizes is not None:
+        kv = sizes.kv_bytes_read(1, width)
+    if weights is None and sizes is not None:
+        weights = sizes.parameters * width
+    return None if kv is None or weights is None else ModelBytes(weights, kv)
+
+
+def kv_bytes_per_token(setup: Setup, name: str | None, kv_type: str | None) -> float | None:
+    """What a token takes in the cache of a draft, or the target, of this type.
+
+    None is the type that the model was loaded in. None where the manifest does not say it, or a
+    value of the type has no known size.
+    """
+    kept = model_bytes(setup, name)
+    if kept is None or (kv_type and kv_type not in KV_BYTES):
+        return None
+    entry = setup.target if name is None else setup.described_draft(name)
+    loaded = entry.bytes_per_parameter or SERVED_BYTES
+    return kept.kv_per_token * (KV_BYTES[kv_type] / loaded if kv_type else 1.0)
+
+
+def draft_memory(
+    setup: Setup, names: Sequence[str], context_tokens: int, *, lookups: Collection[str] = ()
+) -> tuple[DraftMemory, ...]:
+    """What each draft leaves of the device's memory, where the sizes are known."""
+    target, card, machine = model_bytes(setup), card_of(setup), setup.environment
+    available = machine.device_memory_bytes or machine.memory_bytes
+    if card is not None:
+        available = card.memory_gb * 1e9
+    if target is None or available is None:
+        return ()
+    kept = {
+        draft: ModelBytes() if draft in lookups else model_bytes(setup, draft) for draft in names
+    }
+    known = {draft: each for draft, each in kept.items() if each is not None}
+    device = card.name if card else machine.device_name
+    return memory_view(target, known, available, context_tokens=context_tokens, device=device)

@@ -1,0 +1,233 @@
+"""The drafts of a sweep or an audition: their scores of the texts, their costs, their predictions.
+
+A draft's latency is that of rounds that were timed, of steps, typed in, or of another engine. With
+its replayed rounds it predicts seconds on every prompt, under every acceptance rule
+(`harness.analysis.predicted`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.analysis.adaptive import ScoredTexts, replayed_adaptively
+from harness.analysis.engine_costs import priced_by
+from harness.analysis.latency import (
+    LOOKUP_S,
+    Latency,
+    latency_of_draft,
+    typed_latency,
+    without_rounds,
+)
+from harness.analysis.predicted import Predicted, predict
+from harness.analysis.replayed import Limits, Replays, decoded, replay_drafts, replayed
+from harness.analysis.setup import Setup, stop_threshold, timed_apart
+from harness.records import DraftConfidence, Rule, TextKey, TextTrace, UserError, grouped
+from harness.serving.engines import with_lines
+from harness.serving.round_counting import Counting, counting_of
+from harness.summary import Dropped
+from harness.theory.replay import Replayed
+from harness.theory.speedup import StepTimes
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredDrafts:
+    """Drafts with their texts and costs.
+
+    Attributes:
+        traces: by draft, in stored order; not of drafts that failed.
+        latencies: by temperature and draft; of the drafts that were timed.
+        dropped: those that have scored a part of the texts, since they lost; by name.
+        confidences: by draft and text, how sure it is off the text; none unless drafting may stop
+            early.
+    """
+
+    setup: Setup
+    traces: Mapping[str, Sequence[TextTrace]]
+    latencies: Mapping[float, Mapping[str, Latency]]
+    dropped: Mapping[str, Dropped]
+    confidences: Mapping[str, Mapping[TextKey, DraftConfidence]]
+    _made: dict[tuple[Rule, float], Predicted | None] = field(
+        default_factory=dict[tuple[Rule, float], Predicted | None]
+    )
+
+    @property
+    def rules(self) -> list[Rule]:
+        """The acceptance rules that drafts are replayed by, the verdict's first."""
+        accepted_by: list[Rule] = [spec.rule for spec in with_lines().values() if spec.rule]
+        return [*dict.fromkeys((self.setup.rule, *accepted_by))]
+
+    def looks_up(self, draft: str) -> bool:
+        """Whether a draft's tokens are looked up, by its traces."""
+        return draft in self.traces and self.traces[draft][0].chosen
+
+    def predicted(self, rule: Rule, temperature: float) -> Predicted | None:
+        """Of the drafts that were scored and timed at a temperature; None where there are none."""
+        if (rule, temperature) not in self._made:
+            timed = self.latencies.get(temperature, {})
+            ranked = [name for name in timed if name in self.traces and name not in self.dropped]
+            self._made[rule, temperature] = self.predicted_of(ranked, rule, temperature)
+        return self._made[rule, temperature]
+
+    def predicted_of(
+        self, drafts: Sequence[str], rule: Rule, temperature: float
+    ) -> Predicted | None:
+        """Some of the drafts, on the prompts that all of these scored."""
+        replays = self._replays(drafts, rule, temperature)
+        return replays and predict(replays, self.latencies[temperature])
+
+    def _replays(self, drafts: Sequence[str], rule: Rule, temperature: float) -> Replays | None:
+        setup, latencies = self.setup, self.latencies.get(temperature, {})
+        # Engines with the other rules stop no drafting early
+        adaptive = setup.adaptive and rule == setup.rule
+        if adaptive and not self.confidences:  # those of a repetition penalty are not known
+            return None
+        traces = {name: _emitted(setup, self.traces[name]) for name in drafts}
+        ks = [k for k in setup.ks if all(each.rounds.covers(k) for each in latencies.values())]
+        scored = (any(t.temperature == temperature for t in texts) for texts in traces.values())
+        if not traces or not ks or not all(scored):
+            return None
+        counts_of = self._adaptive_counts if adaptive else None
+        if setup.priced_by is not None:  # as that engine drafts near a text's end
+            counts_of = partial(replayed, limits=_limits(setup, max(ks)))
+        return replay_drafts(traces, rule, ks, temperature, counts_of)
+
+    def _adaptive_counts(
+        self, texts: Sequence[TextTrace], rule: Rule, ks: Sequence[int]
+    ) -> dict[int, Replayed]:
+        """A draft's texts replayed at the threshold that the run drafted with."""
+        scored = ScoredTexts(texts, self.confidences[texts[0].draft], rule)
+        threshold = stop_threshold(self.setup) or 0.0
+        return {k: replayed_adaptively(scored, k, threshold) for k in ks}
+
+    @property
+    def by_own_rule(self) -> list[Predicted]:
+        """The predictions under the run's own rule, which is the verdict's, by temperature."""
+        made = (self.predicted(self.setup.rule, temperature) for temperature in self.latencies)
+        return [each for each in made if each is not None]
+
+    @property
+    def by_rule(self) -> dict[tuple[Rule, float], Predicted]:
+        """By rule, the verdict's first, and temperature."""
+        return {
+            (rule, temperature): made
+            for temperature in self.latencies
+            for rule in self.rules
+            if (made := self.predicted(rule, temperature)) is not None
+        }
+
+    def next_to_first(self, predicted: Predicted) -> Iterator[tuple[str, Predicted]]:
+        """Each draft that was dropped, with the first one of these, on the prompts it has."""
+        replays = predicted.replays
+        for name in self.dropped:
+            if name in self.latencies[replays.temperature]:
+                both = [replays.drafts[0], name]
+                made = self.predicted_of(both, replays.rule, replays.temperature)
+                if made is not None:
+                    yield name, made
+
+
+def scored_drafts(
+    setup: Setup, traces: Mapping[str, Sequence[TextTrace]] | None = None
+) -> ScoredDrafts:
+    """Those of a run; `traces` by draft stand for those that are stored."""
+    notes = setup.run.manifest.audition
+    failed = {entry.draft for entry in notes.failures}
+    if traces is None:
+        scored = (trace for trace in setup.run.traces if trace.draft not in failed)
+        traces = grouped(scored, lambda trace: trace.draft)
+    drafts = [*traces] if setup.command == "audition" else [setup.draft]
+    lookups = {name for name, texts in traces.items() if texts[0].chosen}
+    by_draft = grouped(setup.run.confidences, lambda entry: entry.draft)
+    return ScoredDrafts(
+        setup,
+        traces,
+        {value: _latencies(setup, drafts, lookups, value) for value in setup.temperatures},
+        {name: notes.dropped[name] for name in traces if name in notes.dropped},
+        {draft: {each.key: each for each in known} for draft, known in by_draft.items()},
+    )
+
+
+def _counting(setup: Setup) -> Counting | None:
+    """How the engine counts that prices the drafts; None for our own loop."""
+    return counting_of(setup.priced_by and setup.priced_by.engine)
+
+
+def _emitted(setup: Setup, traces: Sequence[TextTrace]) -> Sequence[TextTrace]:
+    """The texts as far as the engine's rounds emit them."""
+    counting = _counting(setup)
+    if counting is None:
+        return traces
+    emitted = (decoded(trace, counting) for trace in traces)
+    return [trace for trace in emitted if trace is not None]
+
+
+def _limits(setup: Setup, k: int) -> Limits | None:
+    """What the engine that prices the drafts drafts at most; None for our own loop."""
+    counting = _counting(setup)
+    if counting is None:
+        return None
+
+    def limits(trace: TextTrace) -> NDArray[np.intp]:
+        emitted = len(trace.tokens) + counting.first_position
+        whole = max(setup.new_tokens or 0, emitted)
+        return counting.proposed(k, emitted if trace.stop_reason == "budget" else whole)
+
+    return limits
+
+
+# ---- costs ---------------------------------------------------------------------------------------
+
+
+def _latencies(
+    setup: Setup, drafts: Sequence[str], lookups: set[str], temperature: float
+) -> dict[str, Latency]:
+    """By draft, of those that were timed, or whose costs are known.
+
+    Speedups of drafts that were timed apart are over the others' plain token. Next to its own plain
+    token, a head whose target ran eagerly would be compared with a baseline that nobody serves, and
+    with drafts that are compared with another one.
+    """
+    every = {name: _latency(setup, name, temperature, name in lookups) for name in drafts}
+    latencies = {name: latency for name, latency in every.items() if latency is not None}
+    if setup.typed_latency:
+        return latencies
+    for name in {*latencies} & {*setup.run.manifest.audition.untimed}:
+        latencies[name] = without_rounds(latencies[name])
+    apart = timed_apart(setup)
+    first = next((draft for draft in latencies if draft not in apart), None)
+    if first is not None:
+        plain_s = latencies[first].rounds.plain_s
+        for name in apart & set(latencies):
+            rounds = replace(latencies[name].rounds, other_plain_s=plain_s)
+            latencies[name] = replace(latencies[name], rounds=rounds)
+    return latencies
+
+
+def _latency(setup: Setup, draft: str, temperature: float, lookup: bool) -> Latency | None:
+    if setup.typed_latency:
+        return _typed(setup, draft, lookup)
+    if setup.priced_by is None:
+        return latency_of_draft(setup.run, draft, temperature, lookup=lookup)
+    kind = draft if lookup else setup.kind_of(draft)
+    with suppress(UserError):  # which the command refused; a manifest may be edited
+        return priced_by(setup.priced_by, draft, kind, setup.described_draft(draft), temperature)
+    return None
+
+
+def _typed(setup: Setup, draft: str, lookup: bool) -> Latency | None:
+    """From the step times in the configuration; None where it has none of the draft."""
+    typed = setup.conf("latency")
+    draft_ms = typed.get("draft_ms")
+    if isinstance(draft_ms, Mapping):
+        draft_ms = draft_ms.get(draft)
+    elif lookup:
+        draft_ms = LOOKUP_S * 1e3
+    if draft_ms is None:
+        return None
+    verify = tuple(value / 1e3 for value in typed.get("verify_ms") or ())
+    times = StepTimes(draft_ms / 1e3, typed["target_ms"] / 1e3, verify)
+    return typed_latency(times, max(setup.ks, default=0), lookup=lookup)

@@ -1,0 +1,225 @@
+"""The models that a run measures: loaded, checked, and ready with caches and threads."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+from harness import prompts as prompt_sets
+from harness.commands.checks import GRAPHS_KEEP_NO_STATES, check_lengths, encoded_conversations
+from harness.commands.pair import (
+    Config,
+    EncodedPrompt,
+    HeadPair,
+    LookupPair,
+    ModelPair,
+    Pair,
+    Target,
+)
+from harness.commands.progress import Bar, fetching, progress
+from harness.config import AuditionConfig, ModelConf, PairConfig
+from harness.decoding.protocols import recorder_of
+from harness.measurement import environment
+from harness.models import load as models
+from harness.models.cached import CachedModel
+from harness.models.device import resolve_device
+from harness.models.heads.files import head_memory_need
+from harness.models.load import LoadedModel, Vocabulary
+from harness.models.memory import MemoryNeed, check_fits
+from harness.models.probe import cached_model, wants_graphs
+from harness.models.tokenizer import encode
+from harness.records import Prompt, UserError
+
+STEPS_READ_BACK = "adaptive drafting reads every draft step back, which a recorded graph cannot"
+
+
+def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Pair:
+    """The target and its draft, loaded and checked as far as that can be before measuring."""
+    because = GRAPHS_KEEP_NO_STATES if config.draft.spec.reads_states else _read_back(config)
+    return with_draft(_open_target(config, prompts, because), config.draft, config)
+
+
+def open_target(
+    config: AuditionConfig, prompts: Sequence[Prompt], drafts: Sequence[ModelConf] = ()
+) -> Target:
+    """The target alone, with the same checks, the longest text's included.
+
+    It runs as recorded graphs, where it can, unless all of `drafts` are heads.
+    """
+    only_heads = bool(drafts) and all(conf.spec.reads_states for conf in drafts)
+    opened = _open_target(config, prompts, GRAPHS_KEEP_NO_STATES if only_heads else None)
+    opened.check_lengths()
+    return opened
+
+
+def _open_target(config: Config, prompts: Sequence[Prompt], eager_because: str | None) -> Target:
+    """The target with its first turns, a cache for the longest text, and the threads settled."""
+    device = resolve_device(config.device.name)
+    environment.settle_threads(config.threads, (), ())  # those asked for check the models, too
+    check_clock(config, config.model, device)
+    check_memory(config, prompts)
+    target = load_model(config.model, device)
+    backend = "eager" if eager_because else config.backend
+    with opening(backend, device.type, f"model {target.name}"):
+        model = cached_model(
+            target.network, target.vocab_size, target.shown, config.backend, eager_because
+        )
+    whole = encoded_conversations(target.tokenizer, prompts, config)
+    positions = reserve(whole, config, [(target, model)])
+    first = tuple(
+        EncodedPrompt(turn, encode(target.tokenizer, turn, config.prompts))
+        for turn in (prompt.up_to(1, ()) for prompt in prompts)
+    )
+    context = max((entry.tokens for entry in first), key=len)
+    with progress("choosing the number of threads") as bar:
+        environment.settle_threads(config.threads, [model], context, expect=bar.expect, tick=bar)
+    return Target(target, model, tuple(prompts), first, positions)
+
+
+def with_draft(target: Target, conf: ModelConf, config: Config) -> Pair:
+    """The target with one draft, loaded and checked.
+
+    Raises:
+        NotEligible: another tokenizer.
+        UserError: a draft that cannot be loaded, rewound or read, or is for another target.
+    """
+    if conf.spec.looks_up:
+        return LookupPair(**vars(target), draft_name=conf.name, kind=conf.kind)
+    if conf.spec.reads_states:
+        return _with_head(target, conf, config)
+    draft, model = open_draft(conf, target.target, config)
+    check_lengths(target.prompts, config, [draft])
+    model.reserve(target.positions)
+    return ModelPair(**vars(target), draft_name=draft.name, draft=draft, draft_model=model)
+
+
+def open_draft(
+    conf: ModelConf, target: Vocabulary, config: Config
+) -> tuple[LoadedModel, CachedModel]:
+    """A draft model; of its logits none that the target lacks, where that one is loaded too.
+
+    Raises:
+        NotEligible: another tokenizer than the target's.
+        UserError: it cannot be loaded or rewound, or runs out of memory.
+    """
+    device = resolve_device(config.device.name)
+    check_clock(config, conf, device)
+    draft = load_draft(conf, device, target)
+    models.check_tokenizers(target, draft)
+    width = draft.vocab_size
+    if isinstance(target, LoadedModel):  # tokens that the target lacks are padding
+        width = min(width, target.vocab_size)
+    because = _read_back(config) if isinstance(config, PairConfig) else None
+    with opening("eager" if because else config.backend, device.type, f"draft {draft.name}"):
+        model = cached_model(draft.network, width, draft.shown, config.backend, because)
+    return draft, model
+
+
+def _read_back(config: PairConfig) -> str | None:
+    """Why adaptive drafting runs eagerly; None for a fixed K."""
+    return None if config.decode.stop == "none" else STEPS_READ_BACK
+
+
+def _with_head(target: Target, conf: ModelConf, config: Config) -> HeadPair:
+    """Load a head, and let the target keep the states that it reads.
+
+    A target that runs as recorded graphs for other drafts is opened once more, eagerly, for this
+    one. It has another name, under which its times are stored apart.
+    """
+    check_clock(config, conf, target.target_model.device)
+    with fetching(f"loading {conf.name}", _hub_id(conf)):
+        head = conf.spec.load(conf, target.target)
+    if recorder_of(target.target_model) is not None:
+        loaded, graphs = target.target, target.target_model
+        with opening("eager", graphs.device.type, f"model {loaded.name}, run eagerly,"):
+            eager = cached_model(
+                loaded.network,
+                graphs.vocab_size,
+                loaded.shown,
+                "cuda_graphs",
+                eager_because=GRAPHS_KEEP_NO_STATES,
+            )
+        named = replace(loaded, name=f"{loaded.name}, eager")
+        target = replace(target, target=named, target_model=eager)
+    target.target_model.keep_states(head.network.layers)
+    model = head.network.with_cache(target.target_model.vocab_size)
+    return HeadPair(**vars(target), draft_name=head.name, head=head, head_model=model)
+
+
+def load_model(conf: ModelConf, device: Any) -> LoadedModel:
+    """A model in memory."""
+    dummy = conf.weights == "dummy"
+    doing = f"filling {conf.name} with random weights" if dummy else f"loading {conf.name}"
+    with fetching(doing, _hub_id(conf)) as bar:
+        return models.load(conf, device, expect=bar.expect, tick=bar)
+
+
+def load_draft(conf: ModelConf, device: Any, target: Vocabulary) -> LoadedModel:
+    """A draft in memory: the target's first layers, or a model of its own.
+
+    Raises:
+        UserError: an early exit of a target whose weights are not here, or that cannot be.
+    """
+    if not conf.spec.loader:
+        return load_model(conf, device)
+    if not isinstance(target, LoadedModel):
+        raise UserError(f"{conf.shown}: made of the target, whose weights are not here")
+    return conf.spec.load(conf, target)
+
+
+def _hub_id(conf: ModelConf) -> str | None:
+    """The id that the hub is asked for; None for a model that is on this machine."""
+    return None if conf.weights == "dummy" or conf.id.startswith("embedded:") else conf.id
+
+
+def opening(backend: str, device: str, *names: str) -> AbstractContextManager[Bar]:
+    """Show that models are checked, or compiled where they may be, while a block opens them."""
+    models = " and ".join(names)
+    if wants_graphs(backend, device):
+        return progress(f"compiling {models}, the first time takes minutes")
+    return progress(f"checking that {models} can be rewound")
+
+
+def check_clock(config: Config, conf: ModelConf, device: Any) -> None:
+    """Refuse the processor's time of what a card computes."""
+    where = resolve_device(conf.device) if conf.device else device
+    if config.loop_clock == "cpu" and (where.type != "cpu" or conf.device_map is not None):
+        raise UserError(
+            f"clock=cpu: {conf.name} is not on the processor, whose time says nothing of a card's;"
+            " leave clock out, or take device=cpu"
+        )
+
+
+def check_memory(config: Config, prompts: Sequence[Prompt], *, target: bool = True) -> None:
+    """Refuse models that, with the caches of the longest generation, exceed the memory.
+
+    They are a pair's, or an audition's target; without `target` the draft alone.
+    """
+    confs = [config.model] if target else []
+    draft = config.draft if isinstance(config, PairConfig) else None
+    if draft is not None and draft.spec.weights != "target_layers" and not draft.spec.looks_up:
+        confs.append(draft)
+    device, needs = resolve_device(config.device.name), list[MemoryNeed]()
+    for conf in confs:
+        with fetching(f"reading the sizes of {conf.name}", _hub_id(conf)):
+            if conf.spec.reads_states:
+                # Where its config.json does not say its sizes, they are known when it is read
+                found = [head_memory_need(conf, target) for target in needs]
+            else:
+                found = [models.memory_need(conf, device)]
+            needs += [need for need in found if need is not None]
+    positions = max(prompt_sets.estimated_tokens(prompts, config))
+    check_fits(needs, positions + config.new_tokens + max(config.k))
+
+
+def reserve(
+    prompts: Sequence[EncodedPrompt],
+    config: Config,
+    opened: Sequence[tuple[LoadedModel, CachedModel]],
+) -> int:
+    """Make the caches long enough for the longest generation; returns the positions it needs."""
+    check_lengths(prompts, config, [loaded for loaded, _ in opened])
+    positions = max(entry.length for entry in prompts) + config.new_tokens + max(config.k) + 1
+    for _, model in opened:
+        model.reserve(positions)
+    return positions

@@ -1,0 +1,177 @@
+"""The generations that a run measures: planned in a grid, and run where the folder lacks them.
+
+A generation is known by a hash of all that determines it, so that a resumed run does only what is
+missing. Generations of a grid are interleaved: baseline and every K follow each other within one
+prompt, and which goes first rotates, so that a machine that drifts hits all of them alike.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from harness.commands.pair import Config, EncodedPrompt, Pair
+from harness.commands.progress import progress
+from harness.config import DecodeConf, ModelConf, PairConfig, rates_for
+from harness.decoding.sampling import SamplingParameters
+from harness.measurement.clock import undisturbed
+from harness.measurement.generations import Draft, Request, run_trial
+from harness.models.cached import CachedModel
+from harness.models.load import LoadedModel, Vocabulary
+from harness.models.tokenizer import stop_rule
+from harness.records import TextKey, Trial
+from harness.storage import RunFolder
+from harness.theory.acceptance import conditional
+
+WARMUP_TOKENS = 8
+
+Models = Callable[[Request], tuple[CachedModel, Draft | None]]
+
+
+def grid_requests(
+    pair: Pair, config: PairConfig, ks: Sequence[int], temperatures: Sequence[float]
+) -> list[Request]:
+    """Every generation of a grid, in the order it is run."""
+    grid = [0, *(k for k in ks if k > 0)]
+    requests: list[Request] = []
+    for repetition in range(config.repetitions):
+        for index, entry in enumerate(pair.prompts):
+            for number, temperature in enumerate(temperatures):
+                # Of each temperature, so that every K leads equally often in each of its cells
+                start = (index + number + repetition) % len(grid)
+                requests += [
+                    request(pair, config, entry, k, temperature, repetition)
+                    for k in grid[start:] + grid[:start]
+                ]
+    return requests
+
+
+def completion(
+    target: Vocabulary, config: Config, entry: EncodedPrompt, temperature: float, repetition: int
+) -> Request:
+    """A text by one model alone, known by its key."""
+    sampling = sampling_of(config.decode, temperature)
+    key = TextKey(entry.prompt.prompt_set, entry.prompt.id, repetition, sampling.temperature)
+    return Request(
+        cell=str(key),
+        prompt_set=key.prompt_set,
+        prompt=key.prompt,
+        category=entry.prompt.category,
+        tokens=entry.tokens,
+        sampling=sampling,
+        budget=config.new_tokens,
+        repetition=repetition,
+        seed=config.seed,
+        eos=target.eos,
+        model=target.name,
+        stop=stop_rule(target.tokenizer, config.decode.stop_strings),
+        turn=entry.turn,
+        clock=config.loop_clock,
+    )
+
+
+def request(
+    pair: Pair,
+    config: PairConfig,
+    entry: EncodedPrompt,
+    k: int,
+    temperature: float,
+    repetition: int,
+    *,
+    decoder: LoadedModel | None = None,
+) -> Request:
+    """One timed generation; `decoder` is the model that decodes where that is not the target."""
+    model = decoder or pair.target
+    plain = completion(model, config, entry, temperature, repetition)
+    acceptance = config.decode.acceptance
+    rates = rates_for(acceptance, k) if k and acceptance is not None else None
+    stop_below = config.decode.stop_threshold if k and config.decode.stop == "threshold" else None
+    identity = {
+        "model": _identity(config.model if model is pair.target else config.draft),
+        "draft": _identity(config.draft) if k else None,
+        "prompt": [plain.prompt_set, plain.prompt, list(plain.tokens)],
+        "k": k,
+        "sampling": asdict(plain.sampling),
+        "rule": config.decode.rule if k else None,
+        "acceptance": rates,
+        "stop_below": stop_below,
+        "stop_strings": config.decode.stop_strings,
+        "new_tokens": config.new_tokens,
+        "repetition": repetition,
+        "seed": config.seed,
+        "backend": config.backend,
+        "clock": plain.clock,
+    }
+    return replace(
+        plain,
+        cell=hash_of(identity),
+        k=k,
+        draft=pair.draft_name if k else None,
+        rule=config.decode.rule,
+        synthetic=conditional(rates) if rates else None,
+        stop_below=stop_below,
+    )
+
+
+def hash_of(identity: Any) -> str:
+    """A generation's key, from all that determines it."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def sampling_of(decode: DecodeConf, temperature: float) -> SamplingParameters:
+    """The sampling parameters of a run at one temperature."""
+    penalty = decode.repetition_penalty
+    return SamplingParameters(
+        float(temperature),
+        decode.top_k,
+        decode.top_p,
+        decode.min_p,
+        None if penalty == 1.0 else penalty,
+    )
+
+
+def _identity(conf: ModelConf) -> dict[str, object]:
+    keys = ("id", "revision", "dtype", "weights", "quantization", "attention", "layers", "block")
+    return {key: getattr(conf, key) for key in keys}
+
+
+# ---- running -------------------------------------------------------------------------------------
+
+
+def run_requests(
+    folder: RunFolder,
+    requests: Sequence[Request],
+    models: Models,
+    label: str,
+    between: Callable[[float], None] = lambda _: None,
+    *,
+    warmed: set[Hashable] | None = None,
+) -> list[Trial]:
+    """Run what the folder lacks, one durable line each; return every stored trial of `requests`.
+
+    `between` is called before each with the share that is done, and after the last: visits that
+    time rounds are spread so. Kinds that are `warmed` need no warming up; others are added.
+    """
+    finished = {trial.cell for trial in folder.trials.read() if trial.status == "ok"}
+    waiting = [entry for entry in requests if entry.cell not in finished]
+    _warm_up(waiting, models, set() if warmed is None else warmed)
+    with progress(label, len(waiting)) as tick, undisturbed():
+        for done, entry in enumerate(waiting, start=1):
+            between(done / (len(waiting) + 1))
+            folder.trials.append(run_trial(entry, *models(entry)))
+            tick()
+        between(1.0)
+    wanted = {entry.cell for entry in requests}
+    return [trial for trial in folder.trials.read() if trial.cell in wanted]
+
+
+def _warm_up(requests: Sequence[Request], models: Models, warmed: set[Hashable]) -> None:
+    """A few unmeasured tokens of each kind: first calls allocate, compile, record, fill caches."""
+    kinds = {(r.model, r.k, r.sampling, r.rule, r.synthetic): r for r in requests}
+    kinds = {kind: entry for kind, entry in kinds.items() if kind not in warmed}
+    warmed |= kinds.keys()
+    with progress("warming up (compiling and recording new work)", len(kinds)) as tick:
+        for entry in kinds.values():
+            run_trial(replace(entry, budget=min(entry.budget, WARMUP_TOKENS)), *models(entry))
+            tick()

@@ -1,0 +1,223 @@
+"""What each command's report has: one record a command.
+
+A table without rows and a plot without data are not shown. To add a table is to write a function
+from `Summary` to `Table` and to name it here; a plot is named by its file (`plots.MAKERS`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from harness.reporting.sentences import verdict
+from harness.reporting.sentences.verdict import NextStep
+from harness.reporting.tables import (
+    answers,
+    breakeven,
+    cards,
+    comparison,
+    latency,
+    leaderboard,
+    plan,
+    running,
+    served,
+    sweep,
+)
+from harness.reporting.tables.specification import Table
+from harness.summary import Summary
+
+Maker = Callable[[Summary], Table | Sequence[Table]]
+# What the numbers of a command rest on, where that does not follow from its answer
+Kind = Literal["typed", "replayed", "check", "profile"]
+
+
+@dataclass(frozen=True)
+class Page:
+    """One command's report: its title, sentences, tables, plots and limits."""
+
+    title: str  # with {pair} for the models
+    verdicts: Callable[[Summary], tuple[str, ...]]  # the main one first; none where none applies
+    next_step: Callable[[Summary], NextStep | None]
+    main: tuple[Maker, ...]  # tables that the answer is read from, most important first
+    more: tuple[Maker, ...] = ()  # how it was measured, or further
+    brief: tuple[Maker, ...] = ()  # the console's, after the grid
+    plots: tuple[str, ...] = ()  # the first one stands by the verdict
+    grid: Callable[[Summary], Table] | None = (
+        None  # what to serve, by temperature and engine; on the console
+    )
+    serves: bool = False  # whether there are lines to paste into a server
+    computes: bool = False  # whether nothing was timed: numbers were given, or of stored runs
+    kind: Kind | None = None
+    # The most that report.md of a run of usual size has
+    words: int = 2500
+    tables: int = 12
+
+
+PAGES: Mapping[str, Page] = {
+    "sweep": Page(
+        "Sweep of {pair}: which K to serve, or none",
+        verdict.of_answers,
+        verdict.after_answers,
+        main=(sweep.cells_table, leaderboard.prompt_set_table),
+        more=(
+            answers.emits_table,
+            sweep.adaptive_table,
+            latency.rounds_table,
+            leaderboard.costs_table,
+        ),
+        plots=("speedup_vs_k.svg", "acceptance_by_position.svg"),
+        grid=answers.short_grid,
+        serves=True,
+    ),
+    "audition": Page(
+        "Audition of {pair}: which draft to serve",
+        verdict.of_answers,
+        verdict.after_an_audition,
+        main=(
+            cards.card_tables,
+            leaderboard.leaderboard_tables,
+            leaderboard.ineligible_table,
+            leaderboard.prompt_set_table,
+        ),
+        more=(
+            answers.emits_table,
+            sweep.adaptive_table,
+            latency.rounds_table,
+            leaderboard.costs_table,
+        ),
+        brief=(answers.drafts_table,),
+        plots=(
+            *("leaderboard.svg", "speedup_vs_k.svg", "acceptance_by_category.svg"),
+            "acceptance_by_position.svg",
+        ),
+        grid=answers.timed_grid,
+        serves=True,
+    ),
+    "server": Page(
+        "Server run of {pair}: which K to serve, or none",
+        verdict.of_answers,
+        verdict.after_answers,
+        main=(
+            sweep.cells_table,
+            served.gates_table,
+            served.schedule_table,
+            served.load_tables,
+            served.waits_table,
+            leaderboard.prompt_set_table,
+        ),
+        more=(latency.rounds_table, leaderboard.costs_table),
+        brief=(served.schedule_table, served.brief_waits_table),
+        plots=("speedup_vs_k.svg", "load.svg", "acceptance_by_position.svg"),
+        grid=answers.short_grid,
+        serves=True,
+        words=3000,
+        tables=14,
+    ),
+    "profile": Page(
+        "Profile of {pair}: what speculation could gain",
+        verdict.of_times,
+        verdict.after_a_profile,
+        main=(latency.alone_table, breakeven.ideal_table),
+        more=(
+            latency.rounds_table,
+            leaderboard.costs_table,
+            latency.bounds_table,
+            latency.waterfall_table,
+            latency.parts_table,
+            latency.curve_table,
+        ),
+        brief=(breakeven.ideal_table,),
+        plots=("ceilings.svg", "waterfall.svg", "verify_curves.svg"),
+        kind="profile",
+    ),
+    "breakeven": Page(
+        "Break-even: the arithmetic of two latencies",
+        verdict.of_times,
+        verdict.after_arithmetic,
+        main=(breakeven.measured_table, breakeven.ideal_table),
+        more=(
+            breakeven.rules_table,
+            breakeven.thumb_table,
+            latency.rounds_table,
+            leaderboard.costs_table,
+        ),
+        brief=(breakeven.measured_table, breakeven.ideal_table),
+        plots=("ceilings.svg",),
+        computes=True,
+        kind="typed",
+    ),
+    "snapshot": Page(
+        "Snapshot of {pair}: does speculation leave the output unchanged?",
+        verdict.of_checks,
+        verdict.nothing_next,
+        main=(sweep.text_table, sweep.distribution_table),
+        plots=("acceptance_by_position.svg",),
+        kind="check",
+    ),
+    "metrics": Page(
+        "A running server of {pair}: its acceptance, and which K pays",
+        verdict.of_counters,
+        verdict.after_counters,
+        main=(running.by_k_table,),
+        more=(latency.rounds_table,),
+        brief=(running.by_k_table,),
+    ),
+    "plan": Page(
+        "Plan: which K meets a latency goal, and on how many cards",
+        verdict.of_a_plan,
+        verdict.nothing_next,
+        main=(plan.choices_table,),
+        brief=(plan.brief_table,),
+        plots=("latency_by_rate.svg",),
+        computes=True,
+        kind="replayed",
+    ),
+    "report": Page(
+        "Runs compared: did anything change?",
+        verdict.of_a_comparison,
+        verdict.nothing_next,
+        main=(comparison.comparison_tables,),
+        brief=(comparison.brief_tables,),
+        plots=("speedup_by_engine.svg", "speedup_ratio.svg"),
+        computes=True,
+        kind="check",
+    ),
+}
+
+
+def page_of(summary: Summary) -> Page:
+    """The page of the command that made a run."""
+    return PAGES[summary.run.command]
+
+
+def title_of(summary: Summary) -> str:
+    """What the run is, in one line."""
+    run = summary.run
+    pair = " with ".join(name for name in (run.model, run.draft) if name) or "a pair"
+    return page_of(summary).title.format(pair=pair)
+
+
+def tables_of(summary: Summary, *, main: bool = False) -> tuple[Table, ...]:
+    """Every table of a run that has at least one row; with `main` those of the answer.
+
+    A note that several tables share is made under the last of them only.
+    """
+    page = page_of(summary)
+    made = list(_made(page.main if main else (*page.main, *page.more), summary))
+    last = {note: index for index, table in enumerate(made) for note in table.notes}
+    return tuple(
+        replace(table, notes=tuple(note for note in table.notes if last[note] == index))
+        for index, table in enumerate(made)
+    )
+
+
+def brief_tables(summary: Summary) -> tuple[Table, ...]:
+    """The console's tables after the grid, by importance."""
+    return tuple(_made(page_of(summary).brief, summary))
+
+
+def _made(makers: Sequence[Maker], summary: Summary) -> Iterator[Table]:
+    for maker in makers:
+        tables = maker(summary)
+        for table in [tables] if isinstance(tables, Table) else tables:
+            if table.rows:
+                yield table
