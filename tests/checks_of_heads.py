@@ -70,7 +70,7 @@ def keeping(target: LoadedModel, head: Head, forward: type[CachedModel] = LeanMo
     return model
 
 
-def asked(sampling: SamplingParameters, budget: int = 30) -> list[Request]:
+def asked(sampling: SamplingParameters, budget: int = 20) -> list[Request]:
     """A text after each of the prompts."""
     one = replace(REQUEST, sampling=sampling, budget=budget, seed=5, eos=frozenset({15}))
     return [replace(one, prompt=str(index), tokens=tokens) for index, tokens in enumerate(PROMPTS)]
@@ -80,17 +80,22 @@ def asked(sampling: SamplingParameters, budget: int = 30) -> list[Request]:
 
 
 def assert_replay_counts_the_loops_rounds(
-    model: CachedModel, head: Head, ks: Sequence[int], rules: Iterable[Rule] = ("ratio",)
+    model: CachedModel,
+    head: Head,
+    ks: Sequence[int],
+    rules: Iterable[Rule] = ("ratio",),
+    budget: int = 20,
 ) -> Mapping[int, Replayed]:
     """At temperature 0 texts are the target's, and every count of every text and K replay's.
 
     Args:
         rules: the first at every K, the others at the largest alone.
+        budget: of a text; enough for a random head to be accepted once.
 
     Returns:
         What replay expects, by K, under the last rule.
     """
-    requests, every_k = asked(GREEDY), ks
+    requests, every_k = asked(GREEDY, budget), ks
     texts = generate_texts(model, requests, name="model=target")
     traces = score_with_head(texts, model, head, num_draft_tokens=max(ks), draft_name="head")
     by_k: Mapping[int, Replayed] = {}

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable
 from importlib import util
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -277,7 +278,9 @@ def test_the_benchmark_of_servers_says_what_predictions_miss(
     assert re.search(r"prediction error median .* over \d+ cells", said[-1])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("few_samples")
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
 def test_the_benchmark_of_servers_holds_one_k_against_all_of_other_and_of_the_same_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

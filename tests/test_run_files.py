@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import yaml
 from pyarrow import parquet
-from runs import EXAMPLES, FROZEN
+from runs import EXAMPLES, FROZEN, without_plots
 
 from harness import cli, reporting
 from harness.analysis import analyse
@@ -565,7 +565,6 @@ def holder(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     process.stdout.close()
 
 
-@pytest.mark.usefixtures("no_plots")
 def test_a_second_process_is_refused_with_the_first_ones_id_until_it_ends(
     holder: tuple[subprocess.Popen[str], Path],
 ) -> None:
@@ -574,7 +573,8 @@ def test_a_second_process_is_refused_with_the_first_ones_id_until_it_ends(
         RunFolder.resume(path, "sweep", {"k": [2]})
     # A report on it reads, and leaves the writing to it
     before = (path / "manifest.json").read_bytes()
-    report.run(ReportConfig(run=str(path)))
+    with without_plots():
+        report.run(ReportConfig(run=str(path)))
     assert (path / "report.html").is_file()
     assert (path / "manifest.json").read_bytes() == before
     process.kill()
@@ -587,7 +587,6 @@ def test_a_second_process_is_refused_with_the_first_ones_id_until_it_ends(
     assert not (path / "run.lock").exists()
 
 
-@pytest.mark.usefixtures("no_plots")
 def test_a_report_on_a_run_being_written_writes_only_the_report(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -599,7 +598,8 @@ def test_a_report_on_a_run_being_written_writes_only_the_report(
         raise lock.Busy(str(path))
 
     monkeypatch.setattr("harness.storage.take", busy)
-    report.run(ReportConfig(run=str(folder.path)))
+    with without_plots():
+        report.run(ReportConfig(run=str(folder.path)))
     assert (folder.path / "report.md").is_file()
     assert not (folder.path / "results.csv").exists()
     assert not (folder.path / "summary.json").exists()

@@ -235,7 +235,7 @@ def test_a_run_that_stopped_within_its_search_completes_the_k_that_it_had_begun(
 
 
 def test_where_a_server_that_prices_rounds_fails_every_k_is_measured_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     opened: Callable[..., Any] = OwnLoop.open
 
@@ -252,11 +252,11 @@ def test_where_a_server_that_prices_rounds_fails_every_k_is_measured_and_that_is
     done = Counter(trial.k for trial in run.trials if trial.status == "ok")
     assert all(done[k] == 2 * FEW * VISITS for k in (1, 2, 6))
     assert run.rounds, "as where all are asked for"
-    assert run.summary is not None
+    assert "every K is measured: a server that was to tell what its rounds cost" in caplog.text
 
 
 def test_where_few_requests_tell_no_costs_every_k_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(server_visits, "best_started", lambda *_: ())
     run = ran("server", f"results_root={tmp_path}", *SHORT)
@@ -264,6 +264,7 @@ def test_where_few_requests_tell_no_costs_every_k_is_measured(
     measured = run.results[run.results.source == "measured"]
     assert {*measured.k} == {0, 1, 2, 3, 6}
     assert {*measured.status} == {"complete"}
+    assert "every K is measured: few requests do not tell what rounds cost here" in caplog.text
 
 
 @pytest.mark.parametrize(
