@@ -1086,6 +1086,26 @@ def test_counters_and_times_around_a_repeated_request_are_those_of_its_last_answ
     assert done.request_s == 0.0
 
 
+def test_the_events_of_a_stream_are_read_as_they_come_and_its_error_is_the_servers(
+    stand_in: Start,
+) -> None:
+    whole = b'data: {"tokens": [1]}\n\n: a comment\n\ndata: {"tokens": [2], "stop": true}\n\n'
+    bad = {
+        whole[:22] + b'data: {"error": {"message": "out of memory"}}\n\n': "out of memory",
+        b"data: {\n\n": "its answer is garbled",
+        b"data: 3\n\n": "its answer is garbled .no object",
+        b'{"tokens": [1]}': "its answer is garbled",
+    }
+    answers = [Written(body=body) for body in (whole + b"data: [DONE]\n\n", *bad)]
+    server = stand_in({"/completion": in_order(*answers)})
+    client, arrived = HttpClient(server.url), list[Any]()
+    events = client.streamed("/completion", {}, 9.0, arrived.append)
+    assert events == arrived == [{"tokens": [1]}, {"tokens": [2], "stop": True}]
+    for message in bad.values():
+        with pytest.raises(RequestFailedError, match=message):
+            client.streamed("/completion", {}, 9.0, arrived.append)
+
+
 @pytest.mark.parametrize(
     ("fault", "error", "message", "sent"),
     [

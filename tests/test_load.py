@@ -29,9 +29,10 @@ from harness.analysis.batch_schedule import (
 from harness.analysis.user_latency import Goals, under_load
 from harness.cli import compose
 from harness.commands.run_lifecycle import create, load_prompts
+from harness.commands.server_failures import Failures
+from harness.commands.server_loads import measure_loads
 from harness.commands.server_requests import open_workload, varying_roles
 from harness.commands.server_start import note_engine
-from harness.commands.server_visits import Failures, measure_loads
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.adapters import Adapter, adapter_of
 from harness.engines.http_server import HttpServer
@@ -759,7 +760,7 @@ def test_each_server_is_warmed_up_once_before_its_first_load(tmp_path, monkeypat
     def note(k, _, groups, slots):
         warmed.append((k, [*groups], slots))
 
-    monkeypatch.setattr("harness.commands.server_visits.warm_up", note)
+    monkeypatch.setattr("harness.commands.server_loads.warm_up", note)
     run, _ = measured_under_load(tmp_path, "k=[2]", "servers=2")
     assert {timing.visit for timing in run.loads} == {0, 1}
     assert warmed == [(k, ["easy", "hard"], 2) for k in (0, 2)]
@@ -775,7 +776,7 @@ def test_a_server_that_fails_in_its_warm_up_is_left_out_and_no_other_is_warmed_a
         if k == 4:
             raise LoadFailedError(4, ServerDiedError("the server ended"))
 
-    monkeypatch.setattr("harness.commands.server_visits.warm_up", note)
+    monkeypatch.setattr("harness.commands.server_loads.warm_up", note)
     run, _ = measured_under_load(tmp_path, "k=[2,4]", "servers=3")
     assert {timing.k for timing in run.loads} == {0, 2}
     assert warmed == [0, 2, 4]

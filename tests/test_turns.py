@@ -15,6 +15,7 @@ import pytest
 from served_pair import Served
 
 from harness.engines import turns
+from harness.engines.process import ServerProcess
 from harness.engines.protocol import Asked, RefusedError, Server
 from harness.engines.turns import Turn, in_turns
 from harness.records import UserError
@@ -79,6 +80,15 @@ def test_pauses_before_the_first_token_of_a_repeated_request_are_its_prefill_s(
     turn.resume()  # from 4 to 8
     turn.arrived(1)
     assert (turn.tokens, turn.prefill_paused_s) == (1, 4.0)
+
+
+def test_a_paused_server_ends_by_the_polite_signal(tmp_path: Path) -> None:
+    process = ServerProcess(["sleep", "60"], tmp_path / "log")
+    os.killpg(process.pid, signal.SIGSTOP)
+    assert becomes(process.pid, stopped=True)
+    process.stop()
+    assert process._supervisor.returncode == 128 + signal.SIGTERM
+    assert not psutil.pid_exists(process.pid)
 
 
 @needs_llamacpp

@@ -12,7 +12,7 @@ from itertools import islice
 
 from harness.analysis.lossless import greedy_pairs
 from harness.commands.progress import progress
-from harness.commands.server_requests import Role, Workload
+from harness.commands.server_requests import PLAIN, Role, Workload
 from harness.commands.server_start import started
 from harness.engines.adapters import Adapter
 from harness.engines.protocol import RefusedError, RequestFailedError, Server, ServerDiedError
@@ -36,7 +36,7 @@ MOST_JUDGED, MOST_EQUAL = 12, 4
 
 def judge_greedy_texts(folder: RunFolder, work: Workload, servers: Mapping[Role, Server]) -> None:
     """Judge the stored texts that differ, each once, where the plain server is among these."""
-    plain, waiting = servers.get(Role(0)), _waiting(folder, work)
+    plain, waiting = servers.get(PLAIN), _waiting(folder, work)
     if plain is None or not waiting:
         return
     by_k = grouped(waiting, lambda entry: entry[0].k)
@@ -58,7 +58,7 @@ def judge_the_rest(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
     if not _waiting(folder, work):
         return
     try:
-        with started(folder, work, adapter, [Role(0)], slots=1) as servers:
+        with started(folder, work, adapter, [PLAIN], slots=1) as servers:
             judge_greedy_texts(folder, work, servers)
     except UserError as error:
         _log.warning("texts that differ are not judged: %s", in_one_line(error))

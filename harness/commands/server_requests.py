@@ -221,6 +221,9 @@ class Role:
         return f"K={self.k}{', rejecting every draft' if self.rejects else ''}"
 
 
+PLAIN = Role(0)
+
+
 def varying_roles(config: ServerConfig) -> list[Role]:
     """The servers whose K changes while they serve, which are measured under load alone."""
     by_engine = ENGINES[config.engine].varying

@@ -23,7 +23,7 @@ from harness.analysis.looks import most_started
 from harness.commands.pair import Pair, evenly_spaced
 from harness.commands.progress import progress
 from harness.commands.requests import sampling_of
-from harness.commands.server_requests import Role, Workload, load_slots, varying_roles
+from harness.commands.server_requests import PLAIN, Role, Workload, load_slots, varying_roles
 from harness.config import ModelConf, ServerConfig
 from harness.decoding.protocols import Drafter
 from harness.decoding.sampling import SamplingParameters
@@ -321,7 +321,7 @@ def every_k(folder: RunFolder, config: ServerConfig) -> bool:
 
 def side_by_side(roles: Sequence[Role], work: Workload, adapter: Adapter) -> Iterator[list[Role]]:
     """Roles that run side by side, plain decoding in each group where there is room for two."""
-    most, plain_role = _at_a_time(work, adapter), Role(0)
+    most, plain_role = _at_a_time(work, adapter), PLAIN
     if len(roles) <= most or most == 1 or plain_role not in roles:
         for start in range(0, len(roles), most):
             yield list(roles[start : start + most])

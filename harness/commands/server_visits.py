@@ -1,8 +1,7 @@
 """Visits to servers: every request that a run folder lacks is sent, and its answer stored.
 
 A request is a line of trials.jsonl as soon as its answer is there, so a run that is stopped
-continues where it was. Requests side by side, on servers that have room for them, are stored visit
-by visit in loads.jsonl.
+continues where it was. Requests side by side come last (`harness.commands.server_loads`).
 
 What fails costs as little as it can. A request that has no answer, though it was repeated, is its
 own trial, failed. A server that ends or hangs, or fails at request after request, is asked no more:
@@ -19,10 +18,9 @@ from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product, zip_longest
+from itertools import zip_longest
 from time import monotonic
 
-import numpy as np
 import psutil
 
 from harness import formatting as fmt
@@ -31,7 +29,9 @@ from harness.analysis.looks import best_started, served_decided, to_start
 from harness.commands.pair import EncodedPrompt
 from harness.commands.progress import progress, say
 from harness.commands.run_lifecycle import resumable, write_analysis
+from harness.commands.server_failures import Failures
 from harness.commands.server_greedy_texts import judge_greedy_texts, judge_the_rest
+from harness.commands.server_loads import measure_loads
 from harness.commands.server_plan import (
     SLOWER,
     Expected,
@@ -42,15 +42,14 @@ from harness.commands.server_plan import (
     left_out,
 )
 from harness.commands.server_requests import (
+    PLAIN,
     Role,
     Task,
     Workload,
     chosen_tasks,
-    load_slots,
     plain_tasks,
     probe_tasks,
     tasks_of,
-    varying_roles,
     waiting_of,
 )
 from harness.commands.server_scores import score
@@ -75,12 +74,8 @@ from harness.engines.protocol import (
     ServerDiedError,
 )
 from harness.measurement.clock import undisturbed
-from harness.measurement.load import Load, LoadFailedError, groups_of, load_visit, warm_up
 from harness.measurement.server_request import ask
 from harness.records import (
-    LoadTiming,
-    Measurement,
-    NotMeasured,
     RoundTiming,
     Trial,
     UserError,
@@ -95,21 +90,12 @@ from harness.storage.manifest import Ended, ServedKs, WhyAll
 
 _log = logging.getLogger(__name__)
 Line = Trial | RoundTiming | None  # what is stored of an answer
-PLAIN = Role(0)
-# Requests of a server without an answer, one after the other, after which it is asked no more; and
-# visits under load
-FAILED_IN_A_ROW, FAILED_VISITS = 3, 2
+# Requests of a server without an answer, one after the other, after which it is asked no more
+FAILED_IN_A_ROW = 3
 # How the answer of a run that was stopped is labelled
 INTERRUPTED = "interrupted"
 # The lowest status of an error that is the server's and not the request's
 SERVER_ERROR = 500
-# How what a server did not answer is noted: tasks that are no trials, by their file, and loads
-NOTES: Mapping[str, Measurement] = {
-    "rounds": "server_rounds",
-    "starts": "server_starts",
-    "probes": "server_rounds",
-}
-LOADS: Measurement = "server_loads"
 WHY_ALL: Mapping[WhyAll, str] = {
     "server_failed": "a server that was to tell what its rounds cost failed",
     "no_costs": "few requests do not tell what rounds cost here",
@@ -259,76 +245,6 @@ def answer_so_far(folder: RunFolder, label: str) -> None:
             say(f"{label}: {' '.join(of_answers(summary)[:1])}")
     except Exception as error:  # the run goes on, and its end analyses it again
         _log.warning("%s: no answer yet (%s)", label, in_one_line(error))
-
-
-class Failures:
-    """What servers did not answer: stored, so that cells say so, and said at the end."""
-
-    def __init__(self, folder: RunFolder, work: Workload) -> None:
-        self._folder = folder
-        self.dead: set[Role] = set()
-        self._first: dict[Role, str] = {}
-        self._number: Counter[Role] = Counter()
-        roles = [Role(k, rejects) for k in work.ks for rejects in (False, True)]
-        roles += varying_roles(work.config)
-        retried = [_missing(role, what) for role in roles for what in (*NOTES.values(), LOADS)]
-        folder.note_not_measured(retried=retried)
-
-    def of_task(self, task: Task, error: UserError) -> None:
-        """A request has no answer."""
-        line = self._count(task.role, error)
-        if task.file == "trials":
-            self._folder.trials.append(task.request.as_trial(status="failed", error=line))
-        else:
-            self._folder.note_not_measured(_missing(task.role, NOTES[task.file], line))
-
-    def of_server(self, role: Role, error: UserError, left: Sequence[Task]) -> None:
-        """A server is asked no more: what is lost with it is marked as failed.
-
-        Its own tasks are, and all with the one that decodes plainly, for they are not compared with
-        anything any more: of each K the trials of one visit, and notes.
-        """
-        line = self._count(role, error)
-        lost = [
-            task
-            for task in left
-            if task.role == role or (role == PLAIN and task.role not in self.dead)
-        ]
-        self.dead.add(role)
-        visits: dict[Role, int] = {}
-        for task in lost:
-            if task.file == "trials" and task.visit == visits.setdefault(task.role, task.visit):
-                self._folder.trials.append(task.request.as_trial(status="failed", error=line))
-        notes = (_missing(task.role, NOTES[task.file], line) for task in lost if task.file in NOTES)
-        self._folder.note_not_measured(*dict.fromkeys(notes))
-
-    def of_load(self, role: Role, error: UserError) -> None:
-        """A server did not answer under load."""
-        self._folder.note_not_measured(_missing(role, LOADS, self._count(role, error)))
-
-    def say(self) -> None:
-        """One line on standard error, where anything failed."""
-        if not self._first:
-            return
-        roles = "; ".join(
-            f"{role}: {fmt.number_of(self._number[role], 'time', 'times')}, first: {line}"
-            for role, line in self._first.items()
-        )
-        _log.warning(
-            "servers did not answer: %s; what was measured is stored, resume=%s asks for the rest",
-            roles,
-            self._folder.path,
-        )
-
-    def _count(self, role: Role, error: UserError) -> str:
-        line = in_one_line(error)
-        self._number[role] += 1
-        self._first.setdefault(role, line)
-        return line
-
-
-def _missing(role: Role, what: Measurement, error: str = "") -> NotMeasured:
-    return NotMeasured(what, error, k=role.k, rejects=role.rejects, varying=role.varying)
 
 
 # ---- one K, that replay chooses ----------------------------------------------------------------
@@ -693,110 +609,3 @@ def _ask(work: Workload, server: Server, task: Task, turn: turns.Turn | None = N
     if served.completion.returned <= facts.first_position:
         return None
     return served.rejected_rounds(facts, clock, work.config.draft.name)
-
-
-# ---- requests side by side ---------------------------------------------------------------------
-
-
-def measure_loads(folder: RunFolder, work: Workload, adapter: Adapter, failures: Failures) -> None:
-    """Put requests side by side on servers that have room for them, visit by visit."""
-    config = work.config
-    loads = [Load(rate=rate) for rate in config.rate or ()]
-    if max(config.concurrency) > 1:
-        loads += [Load(concurrency=level) for level in config.concurrency]
-    if not loads:
-        return
-    stored = {
-        (timing.visit, timing.temperature, timing.k, timing.varying)
-        for timing in folder.loads.read()
-    }
-    visits = [*product(range(config.repetitions), config.temperature)]
-    roles = [Role(k) for k in work.ks if Role(k) not in failures.dead]
-    groups_of_roles = [*side_by_side(roles, work, adapter)]
-    for role in varying_roles(config):  # whose K may be one that is measured, too
-        groups = side_by_side([PLAIN, role], work, adapter)
-        groups_of_roles += [group for group in groups if role in group]
-
-    def left_out(role: Role, error: UserError) -> bool:
-        failures.of_load(role, error)
-        return True
-
-    slots = load_slots(config)
-    for group in groups_of_roles:
-        # Plain decoding stands in each group, to be compared with within moments, unless servers
-        # run one after the other
-        compared = [(role.k, role.varying) for role in group if role.k] or [(0, "")]
-        waiting = [each for each in visits if any((*each, *c) not in stored for c in compared)]
-        if not waiting:
-            continue
-        with started(folder, work, adapter, group, slots=slots, left_out=left_out) as servers:
-            # No request was sent to these alone
-            varying = [role for role in servers if role.varying]
-            if all(_completes(work, role, servers[role], failures) for role in varying):
-                _visit_under_load(folder, work, servers, loads, waiting, failures)
-
-
-def _visit_under_load(
-    folder: RunFolder,
-    work: Workload,
-    by_role: Mapping[Role, Server],
-    loads: Sequence[Load],
-    waiting: Sequence[tuple[int, float]],
-    failures: Failures,
-) -> None:
-    """Make the visits, each at a temperature, that wait for servers of different K.
-
-    Half a visit compares nothing: where a server fails, the others make it again without that one,
-    unless it is the one that decodes plainly.
-    """
-    roles, slots = {role.k: role for role in by_role}, load_slots(work.config)
-    servers = {role.k: server for role, server in by_role.items()}
-    needed = {0} & servers.keys()
-    failed: Counter[int] = Counter()
-    warm: set[tuple[int, float]] = set()
-    with progress(str(loads[0])) as bar, undisturbed():
-        for visit, temperature in waiting:
-            requests = [work.request(e, temperature, 0, visit) for e in work.prompts]
-            requests = [replace(each, draft=work.config.draft.name) for each in requests]
-            groups, asked = groups_of(requests, slots), dict(servers)
-            while asked and needed <= asked.keys():
-                labels = [
-                    str(load)
-                    for load in loads
-                    for _ in range(load.timings(len(groups), len(asked)))
-                ]
-                if bar.total is None:
-                    bar.expect(len(labels) * len(waiting))
-                random, done = np.random.default_rng((work.config.seed, visit)), list[LoadTiming]()
-                try:
-                    for k in [k for k in asked if (k, temperature) not in warm]:
-                        bar.say(f"warming up the server at K={k}")
-                        warm_up(k, asked[k], groups, slots)
-                        warm.add((k, temperature))
-                    timings = load_visit(asked, groups, loads, visit, random, work.clock)
-                    for label in labels:
-                        bar.say(label)
-                        done.append(next(timings))
-                        bar()
-                except LoadFailedError as error:
-                    failures.of_load(roles[error.k], error)
-                    failed[error.k] += 1
-                    del asked[error.k]
-                    if error.died or failed[error.k] == FAILED_VISITS:
-                        del servers[error.k]
-                else:
-                    folder.loads.append(
-                        *(replace(each, varying=roles[each.k].varying) for each in done)
-                    )
-                    break
-
-
-def _completes(work: Workload, role: Role, server: Server, failures: Failures) -> bool:
-    """Whether a server reads and completes texts as the target does; else that is noted."""
-    with progress(f"checking the texts at {role}"):
-        try:
-            check_vocabulary(server, work.vocabulary.tokenizer, work.conversations)
-        except UserError as error:
-            failures.of_load(role, error)
-            return False
-    return True

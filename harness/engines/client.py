@@ -146,6 +146,9 @@ class HttpClient:
                     event = self._masked(json.loads(line.removeprefix(EVENT)))
                     if not isinstance(event, dict):
                         raise ValueError("no object")
+                    if error := event.get("error"):
+                        message = error.get("message") if isinstance(error, dict) else error
+                        raise RequestFailedError(f"{self.where}: {self._shown(str(message))[:200]}")
                     events.append(cast("Mapping[str, Any]", event))
                     arrived(events[-1])
 

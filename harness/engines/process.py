@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import psutil
@@ -77,7 +78,7 @@ class ServerProcess:
         """Whether it runs."""
         return self._supervisor.poll() is None
 
-    @property
+    @cached_property
     def pausable(self) -> bool:
         """Whether all that it computes stops while its processes are stopped: not on a card."""
         if sys.platform != "linux":

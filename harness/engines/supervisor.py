@@ -57,6 +57,7 @@ def stop(server: "subprocess.Popen[bytes]") -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(server.pid, number)
+            os.killpg(server.pid, signal.SIGCONT)  # one that is paused ends when it goes on
             server.wait(GRACE_S)
         except ProcessLookupError:
             return
