@@ -355,15 +355,6 @@ class OutlierCell:
 
 
 @dataclass(frozen=True)
-class LeastRegret:
-    """The draft and K that give away least if traffic shifts between the prompt sets."""
-
-    temperature: float
-    draft: str | None
-    k: int
-
-
-@dataclass(frozen=True)
 class Dropped:
     """A draft of an audition that was measured no further, since it loses (early elimination)."""
 
@@ -1350,7 +1341,6 @@ class Summary:
     outlier_cells: tuple[OutlierCell, ...] = ()
     # One per acceptance rule and temperature, the verdict's rule first.
     leaderboards: tuple[Leaderboard, ...] = ()
-    least_regret: tuple[LeastRegret, ...] = ()
     acceptance_by_position: tuple[AcceptanceByPosition, ...] = ()
     category_alpha: tuple[CategoryAlpha, ...] = ()
     adaptive: tuple[AdaptiveDrafting, ...] = ()

@@ -56,6 +56,7 @@ REMOVED: dict[str, str] = {
         "a plan is of the draft that was served: no draft, fixed K, K by load",
     ),
     "speedups_by_k/*/rule": "the linear rule holds for a measured rate alone",
+    "least_regret/*": "the verdict names one K, and the grid the best of each prompt set",
     "served/cells/*/concurrency": "requests of a server run are answered one at a time",
     "served/structured*": "answers of a server are not checked",
     "*/round_fit*": "a server's csv of rounds is no longer read",

@@ -18,7 +18,7 @@ from harness.analysis.predicted import (
     synthetic_rows,
 )
 from harness.analysis.replayed import replay_check, replay_drafts, replayed
-from harness.analysis.verdict import Candidate, decide, least_regret
+from harness.analysis.verdict import Candidate, decide
 from harness.records import (
     RULES,
     Cell,
@@ -273,9 +273,6 @@ def test_evidence_serves_the_verdict_and_names_what_it_needs(replays):
     verdict = decide(evidence, weights={"easy": 3, "hard": 1})
     assert (verdict.decision, verdict.draft) == ("speculate", "good")
     assert verdict.reason_values["draft"] == "good"
-    safest = least_regret(evidence, None)
-    assert safest is not None
-    assert safest.draft == "good"
     with pytest.raises(UserError, match="draft 'poor' was not timed"):
         evidence_of(replays, {draft: EXACT[draft] for draft in DRAFTS if draft != "poor"})
     short = typed_latency(StepTimes(0.1, 1.0, (1.0, 1.1)), 8)

@@ -15,7 +15,6 @@ from harness.analysis.verdict import (
     Timed,
     decide,
     evidence_from_trials,
-    least_regret,
 )
 from harness.records import Trial, UserError
 from harness.stats.jackknife import workload_ratio
@@ -255,30 +254,6 @@ def test_the_same_seed_gives_the_same_verdict():
     evidence = simulated(0, 16, [1.1, 1.2])
     assert decide(evidence, seed=3) == decide(evidence, seed=3)
     assert decide(evidence, seed=3) != decide(evidence, seed=4)
-
-
-def safest(*speedups_by_set):
-    """The (draft, K) of least regret on sets of four prompts with these speedups by K."""
-    names = tuple((f"set {row}", f"p{n}") for row in range(len(speedups_by_set)) for n in range(4))
-    ones = np.ones(len(names))
-    runs = {
-        Candidate("small", k): Timed(ones / np.repeat([s[k] for s in speedups_by_set], 4), ones)
-        for k in speedups_by_set[0]
-    }
-    row = least_regret(Evidence(1.0, names, Timed(ones, ones), runs), None)
-    return row and (row.draft, row.k)
-
-
-def test_least_regret_prefers_the_k_that_is_never_far_from_the_best():
-    assert safest({1: 1.3, 2: 1.6, 8: 2.0}, {1: 1.1, 2: 1.05, 8: 0.6}) == ("small", 2)
-    speedups = np.array([[1, 1.3, 1.6, 2.0], [1, 1.1, 1.05, 0.6]])
-    worst = (speedups.max(1, keepdims=True) / speedups).max(0)
-    for share in np.linspace(0, 1, 21):  # no mix of sets is worse than the worst set
-        cost = np.array([share, 1 - share]) @ (1 / speedups)
-        assert (cost / cost.min() <= worst + 1e-12).all()
-    assert int(np.argmin(worst)) == 2
-    assert safest({1: 0.9}, {1: 0.8}) == (None, 0)
-    assert safest({1: 1.3}) is None, "of one set there is no shift"
 
 
 def trial(prompt, k, seconds, *, prompt_set="easy", repetition=0, failed=False, temperature=1.0):

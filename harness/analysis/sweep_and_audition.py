@@ -48,7 +48,7 @@ from harness.analysis.replayed import replay_check
 from harness.analysis.scored_drafts import ScoredDrafts, scored_drafts
 from harness.analysis.setup import Setup, model_facts, run_facts, shares_of_sets
 from harness.analysis.unstable import impossible, outlier_cells, unstable_cells
-from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials, least_regret
+from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials
 from harness.config import AUTO_DRAFTS, split_draft
 from harness.records import (
     Cell,
@@ -515,11 +515,6 @@ def analyse_pair(setup: Setup) -> Summary:
             for (rule, at), board in boards.items()
             # Another engine's rounds price what it accepts alone
             if setup.priced_by is None or rule == setup.rule
-        ),
-        least_regret=tuple(
-            row
-            for evidence in (() if run.distrusted else run.evidence)
-            if (row := least_regret(evidence, setup.weights)) is not None
         ),
         acceptance_by_position=tuple(_positions(run, boards)),
         category_alpha=tuple(

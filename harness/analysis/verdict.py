@@ -69,7 +69,7 @@ from harness.stats.jackknife import (
     workload_ratio,
 )
 from harness.stats.two_phase import MIN_MEASURED, Pairs, TwoPhase, nominal_error, two_phase
-from harness.summary import Answer, Doubt, LeastRegret, MeasuredPart, Values
+from harness.summary import Answer, Doubt, MeasuredPart, Values
 from harness.theory.speedup import RoundTimes
 
 # Chance of a wrong verdict in a report. What is true leaves a verdict one way to be wrong,
@@ -532,22 +532,3 @@ def _needed(fit: TwoPhase | CrossFit, prompts: int, level: float) -> int | None:
     margin = abs(fit.score) - half_width(variance, level)
     decides = margin >= ndtri(DECIDES) * np.sqrt(variance.value + fit.variance.value)
     return int(number[decides.argmax()]) if decides.any() else None
-
-
-def least_regret(evidence: Evidence, weights: Weights) -> LeastRegret | None:
-    """What gives away least if traffic shifts between the prompt sets that have a weight.
-
-    Regret on a set is the best speedup there over this candidate's, and what counts is the worst
-    set. No mix of sets can be worse than the worst set: the regret on a mix is a ratio of two sums
-    that are linear in the mix. K = 0, speedup 1, is a candidate; plain speedups, no interval.
-
-    None with fewer than two sets.
-    """
-    names = sorted({name for name in evidence.prompt_sets if (weights or {}).get(name, 1.0) > 0.0})
-    if len(names) < 2:
-        return None
-    of_sets = [evidence.only([name]).speedups(None) for name in names]
-    speedups = np.array([[1.0, *of_set.values()] for of_set in of_sets])
-    regret = (speedups.max(axis=1, keepdims=True) / speedups).max(axis=0)
-    draft, k = [(None, 0), *evidence.candidates][int(np.argmin(regret))]
-    return LeastRegret(evidence.temperature, draft, k)

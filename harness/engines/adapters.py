@@ -107,9 +107,9 @@ class Adapter:
             that runs; None where the engine has no servers.
         start: from what is to be served, the engine that starts servers; None where they are not
             started here.
-        start_draft: the engine that starts the draft alone, decoding plainly with the kernels that
-            draft on a speculating server; None where the draft is no file of the user's, and where
-            an engine has none.
+        start_draft: the engine that serves the draft model alone, without speculation. Its kernels
+            are those that draft on a speculating server. None where the draft is no file of the
+            user's, and on other engines.
         check: what starting needs, before there is a run; raises UserError.
     """
 

@@ -352,7 +352,7 @@ class HttpServer(Server):
         """Ask once for a completion, within so many seconds."""
 
     def turn(self, servers: int) -> Turn | None:
-        """See `protocol.Server`: of a server that was started here, is asked alone and streams."""
+        """See `protocol.Server`: of a server that was started here, works alone and streams."""
         process = self._process
         if not self.streams or process is None or not self._alone or not process.pausable:
             return None

@@ -363,7 +363,7 @@ def _started(serve: ToServe) -> LlamaCpp:
 
 
 def _started_draft(serve: ToServe) -> LlamaCpp | None:
-    """The user's own file of a draft model, which another build of it may be quantised unlike."""
+    """The server of the user's draft file alone; None where the draft is no such file."""
     if serve.kind != "model" or serve.config.draft.gguf is None:
         return None
     logs = serve.logs / "draft"

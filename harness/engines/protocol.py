@@ -233,7 +233,11 @@ class Server(ABC):
     facts: EngineFacts
 
     def turn(self, servers: int) -> Turn | None:  # noqa: ARG002
-        """A turn next to others, `servers` in all; None where this one cannot be paused."""
+        """A share of the time next to other servers; None where this one cannot be paused.
+
+        Args:
+            servers: that share it, this one included.
+        """
         return None
 
     @abstractmethod

@@ -47,26 +47,27 @@ class Turn:
     # ---- the request's thread --------------------------------------------------------------------
 
     def arrived(self, tokens: int) -> None:
-        """So many tokens came; the first of an answer end its prefill."""
+        """Count tokens that arrived; the first ones of an answer end its prefill."""
         if not self.tokens and tokens:
             self._began, self.prefill_paused_s, self._paused_s = perf_counter(), self._paused_s, 0.0
             self._moved.set()
         self.tokens += tokens
 
     def answered(self) -> None:
-        """The answer is whole: what its server is paused for from now on is not its own."""
+        """The answer is complete; later pauses of its server are not counted."""
         self._ended = perf_counter()
         self._over.set()
         self._moved.set()
 
     def sent(self) -> None:
-        """The request is sent, for the first time or once more."""
+        """Start counting: the request is sent, for the first time or again."""
         self.tokens, self._paused_s = 0, 0.0
 
     def running_s(self, seconds: float) -> float:
-        """Seconds of decoding by the server's clock, without the pauses in them.
+        """Seconds of decoding by the server's clock, less its pauses.
 
-        A pause between the last token and the end of the answer is not in them.
+        That clock stops at the last token, so a pause between it and the end of the answer, which
+        makes the end late, is not taken off.
         """
         late_s = self._ended - self._began - seconds
         return seconds - self._paused_s + (late_s if late_s > SLICE_S / 4 else 0.0)
@@ -74,24 +75,24 @@ class Turn:
     # ---- who gives the turns ---------------------------------------------------------------------
 
     def read_prompt(self) -> None:
-        """Wait until its first token is there, or it has failed, and pause it."""
+        """Wait for the first token, or a failure, and pause the server."""
         self._moved.wait()
         self._pause()
 
     def run(self, *, alone: bool) -> None:
-        """Let it run for a slice; to its end if it is alone."""
+        """Let the server run for a slice, or to the end of its answer if no other is left."""
         self.resume()
         self._over.wait(None if alone else SLICE_S)
         self._pause()
 
     def end(self) -> None:
-        """It is over, failed or not."""
+        """Mark the request as over, answered or failed."""
         self._over.set()
         self._moved.set()
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing left to wait for."""
+        """Whether the request is answered or has failed."""
         return self._over.is_set()
 
     def _pause(self) -> None:
@@ -102,7 +103,7 @@ class Turn:
         self._paused_since = perf_counter()
 
     def resume(self) -> None:
-        """Let it run."""
+        """Let the server run until it is paused again."""
         if not self._paused_since:
             return
         if not self.over:
@@ -113,7 +114,11 @@ class Turn:
 
 
 def in_turns(asks: Sequence[tuple[Turn, Callable[[], T]]]) -> list[Future[T]]:
-    """Ask for all of some answers in turns; each future holds its answer, or why there is none."""
+    """Send requests to different servers in turns.
+
+    Returns:
+        A future for each, done: its answer, or the error that it ended with.
+    """
     futures = [Future[T]() for _ in asks]
 
     def ask(turn: Turn, request: Callable[[], T], future: Future[T]) -> None:

@@ -51,7 +51,6 @@ TITLE = "What to serve"
 STAR_NOTE = "marked: the row of the headline."
 NO_DRAFT_NOTE = "no draft (...): the speedup is that of what is in brackets, which loses least."
 COST_NOTE = "cost: time of a round in plain tokens."
-REGRET_NOTE = "Safest if the mix of prompt sets changes: {}."
 
 
 def grid_table(summary: Summary) -> Table:
@@ -61,7 +60,7 @@ def grid_table(summary: Summary) -> Table:
     alone = names if 1 < len(names) <= grid.MOST_SETS else []
     columns = columns_by(alone, "{} alone", _words_of_set)
     star = [STAR_NOTE] if len(lines) > 1 and any(line.marked for line in lines) else []
-    notes = (*star, *_shares(summary), *_grid_notes(lines, summary), *_regret(summary))
+    notes = (*star, *_shares(summary), *_grid_notes(lines, summary))
     return _grid((*GRID, *columns), lines, notes)
 
 
@@ -156,16 +155,6 @@ def _words_of_set(line: Line, name: str) -> str | None:
         return None
     gain = f": {fmt.speedup(answer.speedup)}" if answer.speculates else ""
     return f"{grid.words(answer)}{gain}"
-
-
-def _regret(summary: Summary) -> Iterator[str]:
-    """The draft and K that lose least against the best choice of any one set."""
-    if choices := ", ".join(
-        (f"{entry.draft or 'the draft'} at K={entry.k}" if entry.k else "no draft")
-        + f" (T={fmt.temperature(entry.temperature)})"
-        for entry in summary.least_regret
-    ):
-        yield REGRET_NOTE.format(choices)
 
 
 EMITS_NOTE = (
