@@ -130,7 +130,7 @@ def test_a_look_up_of_llamacpp_that_is_not_replayed_is_measured_without_the_weig
         "draft=ngram_mod",
         "k=[4]",
         "temperature=0",
-        "repetitions=1",
+        "repetitions=2",  # it drafts what it remembers from the first visit
         "prompts.limit=2",
     )
     run = ran("server", tmp_path, *words, "engine=llamacpp", "threads=1", "own_loop=false",

@@ -37,11 +37,13 @@ from harness.commands.progress import progress
 from harness.commands.requests import completion, hash_of, sampling_of
 from harness.commands.run_lifecycle import Described
 from harness.config import ServerConfig
+from harness.engines.adapters import kind_of
 from harness.engines.protocol import Completion
 from harness.measurement.generations import Request
 from harness.measurement.server_request import ReturnedText, shorter
 from harness.models.load import Vocabulary, load_vocabulary
 from harness.records import Prompt, Rule, ServerClock, TextKey, Trial, UserError, Varying, grouped
+from harness.serving.drafts import DRAFTS
 from harness.serving.engines import ENGINES, OWN
 from harness.storage import RunFolder
 from harness.storage.manifest import AskedLess, Manifest, ServedKs
@@ -308,10 +310,13 @@ def _tasks(
     Args:
         ks: by temperature.
         visits: None for as many as the run asks for.
-        shorts: whether each is asked for a part of its budget too.
+        shorts: whether each is asked for a part of its budget too, as soon as the whole is answered.
+            Not where drafts are not replayed: nothing prices their rounds, and what remembers
+            requests (ngram_mod) would know the text.
         rejecting: prompts that servers are asked, too, which reject every draft.
     """
     config = work.config
+    shorts = shorts and DRAFTS[kind_of(config)].replayed
     blocks = [(entry, t, False) for entry in prompts for t in ks]
     blocks += [(entry, t, True) for entry in rejecting for t in ks]
     for visit in range(visits or config.repetitions):
@@ -324,10 +329,10 @@ def _tasks(
                     for each in (shorter(request), request):
                         yield Task(Role(k, rejects=k > 0), visit, each, "rounds")
                     continue
+                yield Task(Role(k), visit, request, file)
                 if shorts:
                     short = replace(shorter(request), cell=f"{request.cell}-short")
                     yield Task(Role(k), visit, short, "starts")
-                yield Task(Role(k), visit, request, file)
 
 
 def waiting_of(folder: RunFolder, tasks: Sequence[Task]) -> list[Task]:

@@ -164,18 +164,26 @@ def check_drafts(server: Server, completion: Completion) -> None:
 
 
 def ask(
-    server: Server, request: Request, number: int, clock: ServerClock, turn: Turn | None = None
+    server: Server,
+    request: Request,
+    number: int,
+    clock: ServerClock,
+    turn: Turn | None = None,
+    *,
+    cached: bool = False,
 ) -> ServedRequest:
     """Send a request, and where the clock has no prefill apart, one for the prefill alone.
 
     Args:
         number: of the visit.
         turn: where the server takes turns with others.
+        cached: whether the server may use what its cache holds of the prompt; its prefill is then
+            no measurement.
 
     Raises:
         UserError: a prefill is too long to be taken off.
     """
-    asked = request.asked._replace(decode_cpu=clock == "cpu", turn=turn)
+    asked = request.asked._replace(decode_cpu=clock == "cpu", turn=turn, cached=cached)
     completion = server.generate(asked)
     check_drafts(server, completion)
     if _timed_apart(completion, clock) is not None:
