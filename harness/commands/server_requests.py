@@ -310,7 +310,7 @@ def _tasks(
     Args:
         ks: by temperature.
         visits: None for as many as the run asks for.
-        shorts: whether each is asked for a part of its budget too, as soon as the whole is answered.
+        shorts: whether each is asked for a part of its budget too, straight after the whole.
             Not where drafts are not replayed: nothing prices their rounds, and what remembers
             requests (ngram_mod) would know the text.
         rejecting: prompts that servers are asked, too, which reject every draft.
