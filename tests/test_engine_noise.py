@@ -21,6 +21,7 @@ from harness.measurement.engine_noise import (
     LISTED,
     TIE_FACTOR,
     WANTED_POSITIONS,
+    Margins,
     PlainText,
     ask_margins,
 )
@@ -252,7 +253,7 @@ def test_a_server_that_lists_nothing_leaves_texts_open() -> None:
             return replace(super().generate(asked), likeliest=())
 
     silent = Silent(Model(3, NATS))
-    assert judged_by(silent, 4, differing, iter(())) == [check]
+    assert judged_by(silent, 4, differing, iter(())) == []
     assert len(silent.asked) == 1
 
 
@@ -263,6 +264,48 @@ def test_a_text_that_ends_early_is_a_real_difference() -> None:
     entry = PlainText(asked, plain.generate(asked).tokens, 9)
     (judged,) = judged_by(plain, 2, [(check, entry)], iter(()))
     assert judged.result == "FAIL"
+
+
+def test_a_kernel_that_is_wrong_for_batches_makes_no_ties_of_its_errors() -> None:
+    """Its own errors would be the noise by which they are judged."""
+    plain = Listing(Model(3, NATS), cached=True)
+    asked = Asked((1, 2, 3), GREEDY, 0, 64)
+    text = plain.generate(asked).tokens
+    check = TextCheck("easy", "p", 0, 4, "OPEN", 9)
+    entry = PlainText(asked, text, 9, (text[9] + 1) % VOCAB)
+
+    class WrongInBatches(Listing):
+        def generate(self, asked: Asked) -> Completion:
+            done = super().generate(asked)
+            if asked.budget > 1:
+                return done
+            (listed,) = done.likeliest
+            best = max(listed, key=listed.__getitem__)
+            return replace(done, likeliest=({**listed, best: listed[best] - 3.0},))
+
+    (judged,) = judged_by(
+        WrongInBatches(Model(3, NATS), cached=True), 4, [(check, entry)], iter(())
+    )
+    assert (judged.result, judged.noise) == ("OPEN", pytest.approx(3.0, rel=0.2))
+
+
+def test_a_margin_far_below_zero_is_no_tie() -> None:
+    assert not Margins(step=1.0, batch=-3.0, changes=()).is_tie(0.1)
+    assert Margins(step=-0.3, batch=-3.0, changes=()).is_tie(0.1)
+
+
+def test_a_list_of_logprobs_that_leaves_out_a_token_is_read_by_ids() -> None:
+    """llama.cpp lists no entry for a token that leaves a character incomplete."""
+    entries = [
+        {"id": token, "logprob": -0.5, "top_logprobs": [{"id": token, "logprob": -0.5}]}
+        for token in (5, 8, 7)
+    ]
+    answer = {
+        "tokens": [5, 195, 8, 7],
+        "timings": {"predicted_n": 4, "predicted_ms": 1.0},
+        "completion_probabilities": entries,
+    }
+    assert llamacpp.parse(answer).likeliest == ({5: -0.5}, {}, {8: -0.5}, {7: -0.5})
 
 
 LISTED_ALIKE: list[tuple[Callable[[dict[str, Any]], Any], dict[str, Any]]] = [

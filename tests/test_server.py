@@ -44,7 +44,7 @@ from harness.config import ModelConf, ReportConfig
 from harness.engines import turns
 from harness.engines.adapters import adapter_of
 from harness.engines.llamacpp import LlamaCppServer
-from harness.engines.protocol import Asked, Completion, ServerDiedError
+from harness.engines.protocol import Asked, Completion, ServerDiedError, TokensLostError
 from harness.models.embedded import EMBEDDED, gguf_of
 from harness.models.load import load_vocabulary
 from harness.records import Trial, UserError
@@ -171,7 +171,14 @@ def test_long_requests_take_turns_and_give_the_same_texts(
         together.append(len(asks))
         return in_turns(asks)
 
-    in_turns = turns.in_turns
+    def losing(self: LlamaCppServer, *words: Any) -> Any:
+        answer = streamed(self, *words)
+        if len(together) == 1 and self.k == 4:  # in the first turns
+            raise TokensLostError("lost")
+        return answer
+
+    in_turns, streamed = turns.in_turns, LlamaCppServer.streamed
+    monkeypatch.setattr(LlamaCppServer, "streamed", losing)
     monkeypatch.setattr(turns, "LEAST_S", 0.0)
     monkeypatch.setattr(turns, "SLICE_S", 0.005)
     monkeypatch.setattr(turns, "in_turns", counted)

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from importlib.util import find_spec
@@ -15,8 +16,15 @@ import pytest
 from served_pair import Served
 
 from harness.engines import turns
+from harness.engines.client import HttpClient
 from harness.engines.process import ServerProcess
-from harness.engines.protocol import Asked, RefusedError, Server
+from harness.engines.protocol import (
+    Asked,
+    RefusedError,
+    RequestFailedError,
+    Server,
+    TokensLostError,
+)
 from harness.engines.turns import Turn, in_turns
 from harness.records import UserError
 
@@ -46,7 +54,7 @@ def becomes(process: int, *, stopped: bool) -> bool:
 def test_a_pause_before_the_end_of_an_answer_is_taken_off_and_none_after_it(
     sleeper: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    times = iter([10.0, 11.0, 15.0, 17.0, 17.5, 30.0])
+    times = iter([10.0, 11.0, 15.0, 15.0, 17.0, 17.0, 17.5, 30.0])
     monkeypatch.setattr(turns, "perf_counter", lambda: next(times))
     monkeypatch.setattr(turns, "SLICE_S", 0.4)
     turn = Turn(sleeper, 2)
@@ -60,6 +68,7 @@ def test_a_pause_before_the_end_of_an_answer_is_taken_off_and_none_after_it(
     turn.resume()
     assert becomes(sleeper, stopped=False)
     assert turn.tokens == 4
+    assert turn.paused_s == 4.0
     assert turn.running_s(7.45) == pytest.approx(3.45)
     # Its last token came before the pause of four seconds, and its answer after it
     assert turn.running_s(3.5) == pytest.approx(3.5)
@@ -80,6 +89,62 @@ def test_pauses_before_the_first_token_of_a_repeated_request_are_its_prefill_s(
     turn.resume()  # from 4 to 8
     turn.arrived(1)
     assert (turn.tokens, turn.prefill_paused_s) == (1, 4.0)
+
+
+def test_a_server_that_hangs_takes_the_turns_of_no_other(
+    sleeper: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "SLICE_S", 0.01)
+    monkeypatch.setattr(turns, "HANGS_S", 0.05)
+    one, two, done = Turn(sleeper, 2), Turn(sleeper, 2), threading.Event()
+
+    def answers() -> None:
+        one.sent()
+        for _ in range(30):
+            while one._paused_since:
+                sleep(0.001)
+            one.arrived(1)
+            sleep(0.002)
+        one.answered()
+        done.set()
+
+    def hangs() -> None:
+        two.sent()
+        two.arrived(1)
+        assert done.wait(30)
+        raise RequestFailedError("no whole answer")
+
+    first, second = in_turns([(one, answers), (two, hangs)])
+    assert first.exception() is None
+    assert isinstance(second.exception(), RequestFailedError)
+
+
+def test_a_prompt_that_is_read_for_long_lets_others_go_first(
+    sleeper: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "PROMPT_HANGS_S", 0.05)
+    turn = Turn(sleeper, 2)
+    turn.sent()
+    monkeypatch.setattr(turns, "HANGS_S", 0.01)
+    turn.read_prompt()
+    assert turn.hangs
+    turn.resume()
+    turn.arrived(1)
+    assert turn.prefill_paused_s > 0
+
+
+@needs_llamacpp
+def test_a_stream_that_leaves_out_tokens_of_a_character_is_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Served(tmp_path, prompts=1)
+    request = pair.requests[0]
+    with pair.llamacpp().open(0) as server:
+        asked = Asked(request.tokens, request.sampling, 1, 4, turn=server.turn(2))
+        events = [{"tokens": [5]}, {"tokens": [7]}, {"tokens": [], "timings": {"predicted_n": 3}}]
+        monkeypatch.setattr(HttpClient, "streamed", lambda *_: events)
+        with pytest.raises(TokensLostError):
+            server.generate(asked)
 
 
 def test_a_paused_server_ends_by_the_polite_signal(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ log-probabilities the checkpoint judges, where it is loaded (`harness.commands.s
 """
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -17,6 +18,7 @@ from harness.commands.server_start import started
 from harness.engines.adapters import Adapter
 from harness.engines.protocol import RefusedError, RequestFailedError, Server, ServerDiedError
 from harness.measurement.engine_noise import (
+    MOST_NOISE,
     WANTED_POSITIONS,
     Margins,
     PlainText,
@@ -70,7 +72,7 @@ def judged_by(
     differing: Sequence[tuple[TextCheck, PlainText]],
     equal: Iterator[PlainText],
 ) -> list[TextCheck]:
-    """The checks of one K with their results; OPEN where the server does not tell."""
+    """The checks of one K that can be judged, with their results; OPEN where noise is too large."""
     # The same text in several visits is asked for once
     texts = list(dict.fromkeys(text for _, text in differing))[:MOST_JUDGED]
     margins: dict[PlainText, Margins] = {}
@@ -86,19 +88,30 @@ def judged_by(
         _log.warning("texts that differ at K=%d are not judged: %s", k, in_one_line(error))
     noise, positions = noise_of([*margins.values()])
     if noise is None:
-        return [check for check, _ in differing]
+        return []
+    if noise > MOST_NOISE:
+        _log.warning(
+            "texts that differ at K=%d are not judged: from single tokens to batches of %d the"
+            " plain server's log-probabilities change by %.2g nats, which is no rounding",
+            k,
+            k + 1,
+            noise,
+        )
     return [
         replace(
             check,
-            result="TIE" if margins[text].is_tie(noise) else "FAIL",
+            result="OPEN"
+            if noise > MOST_NOISE
+            else "TIE"
+            if margins[text].is_tie(noise)
+            else "FAIL",
             target_margin=margins[text].step,
             verify_margin=margins[text].batch,
             noise=noise,
             noise_positions=positions,
         )
-        if text in margins
-        else check
         for check, text in differing
+        if text in margins
     ]
 
 
@@ -106,11 +119,13 @@ def _waiting(folder: RunFolder, work: Workload) -> list[tuple[TextCheck, PlainTe
     """The texts that differ and have no check, of an engine that can be asked."""
     if not spec_of(work.config.engine).lists_logprobs:
         return []
-    stored = {check.id for check in folder.checks() if isinstance(check, TextCheck)}
+    checks = [check for check in folder.checks() if isinstance(check, TextCheck)]
+    stored = {check.id for check in checks}
+    judged = Counter(k for k, *_ in {(check.k, check.prompt_set, check.prompt) for check in checks})
     waiting: list[tuple[TextCheck, PlainText]] = []
     for check, trial, plain in greedy_pairs(folder.trials.read()):
         position = check.first_difference
-        if position is None or check.id in stored:
+        if position is None or check.id in stored or judged[check.k] >= MOST_JUDGED:
             continue
         other = (trial.tokens or ())[position : position + 1]
         text = _plain_text(work, plain.prompt_set, plain.prompt, plain.tokens or ())

@@ -22,7 +22,7 @@ from harness.serving.round_counting import shorter_budget
 from harness.storage.manifest import AskedLess
 
 # A speculating request's time / a plain one's, and an emitted token's there, before any is timed
-SLOWER = 1.6
+SLOWER = 2.0
 SHORT_TEXT, FEW_PROMPTS = 64, 12
 # Bytes a second of a disk
 READ_FROM_DISK = 5e8

@@ -323,16 +323,18 @@ def _tasks(
         order = np.random.default_rng((config.seed, visit))
         for place in order.permutation(len(blocks)):
             entry, temperature, rejects = blocks[place]
-            for k in map(int, order.permutation(ks[temperature])):
-                request = work.request(entry, temperature, k, visit)
-                if rejects:
-                    for each in (shorter(request), request):
-                        yield Task(Role(k, rejects=k > 0), visit, each, "rounds")
-                    continue
-                yield Task(Role(k), visit, request, file)
-                if shorts:
-                    short = replace(shorter(request), cell=f"{request.cell}-short")
-                    yield Task(Role(k), visit, short, "starts")
+            asked = [
+                work.request(entry, temperature, k, visit)
+                for k in map(int, order.permutation(ks[temperature]))
+            ]
+            if rejects:
+                for each in (*map(shorter, asked), *asked):
+                    yield Task(Role(each.k, rejects=each.k > 0), visit, each, "rounds")
+                continue
+            yield from (Task(Role(request.k), visit, request, file) for request in asked)
+            for request in asked if shorts else ():
+                short = replace(shorter(request), cell=f"{request.cell}-short")
+                yield Task(Role(request.k), visit, short, "starts")
 
 
 def waiting_of(folder: RunFolder, tasks: Sequence[Task]) -> list[Task]:

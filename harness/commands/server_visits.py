@@ -18,7 +18,6 @@ from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import zip_longest
 from time import monotonic
 
 import psutil
@@ -72,6 +71,7 @@ from harness.engines.protocol import (
     RequestFailedError,
     Server,
     ServerDiedError,
+    TokensLostError,
 )
 from harness.measurement.clock import undisturbed
 from harness.measurement.server_request import ask
@@ -212,7 +212,7 @@ def _first_of(needs: Expected, until: str | None) -> str:
 
 
 def _pace(folder: RunFolder, work: Workload, adapter: Adapter) -> Pace:
-    """The plain server's pace, by two requests of median length: for one token, and for a few."""
+    """The plain server's pace, by a request of median length for a few tokens."""
     begun, few = monotonic(), max(1, min(WARM_TOKENS, work.config.new_tokens - 1))
     with (
         progress("timing the plain server"),
@@ -221,11 +221,13 @@ def _pace(folder: RunFolder, work: Workload, adapter: Adapter) -> Pace:
         start_s, server = monotonic() - begun, servers[PLAIN]
         entry = _median(work)
         asked = work.request(entry, work.config.temperature[0], 0, 0).asked
-        one_s, many_s = (
-            server.generate(asked._replace(budget=budget)).request_s for budget in (1, 1 + few)
-        )
-    token_s = max(0.0, many_s - one_s) / few
-    return Pace(start_s, max(0.0, many_s - few * token_s) / len(entry.tokens), token_s)
+        done = server.generate(asked._replace(budget=1 + few))
+        decode_s = done.decode_s
+        if decode_s is None:  # a difference of two prefills, each with its noise
+            one_s = server.generate(asked._replace(budget=1)).request_s
+            decode_s = max(0.0, done.request_s - one_s)
+    prefill_s = max(0.0, done.request_s - decode_s)
+    return Pace(start_s, prefill_s / len(entry.tokens), decode_s / few)
 
 
 def _median(work: Workload) -> EncodedPrompt:
@@ -574,9 +576,7 @@ class _Answers:
         if answering.request_s < turns.LEAST_S or work.clock != "engine":
             return
         for compared in grouped(tasks, lambda task: task.compared).values():
-            by_role = grouped(compared, lambda task: task.role).values()
-            for each in zip_longest(*by_role):
-                together = [task for task in each if task is not None]
+            for together in grouped(compared, lambda task: task.request.budget).values():
                 self._together |= {id(task): together for task in together}
 
     def of(self, task: Task, dead: Collection[Role]) -> Line:
@@ -594,7 +594,13 @@ class _Answers:
         asks = [
             (turn, partial(self._ask, task, turn)) for task, turn in zip(tasks, turned, strict=True)
         ]
-        self._futures |= zip(map(id, tasks), turns.in_turns(asks), strict=True)
+        answers = turns.in_turns(asks)
+        if any(isinstance(answer.exception(), TokensLostError) for answer in answers):
+            # All of them again, each alone: what is compared is timed alike
+            for task in tasks:
+                del self._together[id(task)]
+            return
+        self._futures |= zip(map(id, tasks), answers, strict=True)
 
     def _ask(self, task: Task, turn: turns.Turn | None = None) -> Line:
         return _ask(self._work, self._servers[task.role], task, turn)

@@ -423,10 +423,9 @@ class HttpServer(Server):
         """A request's result; counts are passed over where it decodes plainly."""
         request_s, prefill_s, decode_s = answer.request_s, record.prefill_s, record.decode_s
         if answer.turn is not None and prefill_s is not None and decode_s is not None:
-            whole_s = prefill_s + decode_s
             prefill_s -= answer.turn.prefill_paused_s
             decode_s = answer.turn.running_s(decode_s)
-            request_s -= whole_s - prefill_s - decode_s
+            request_s -= answer.turn.paused_s
         return Completion(
             tokens=record.tokens or (),
             stop_reason=record.stop_reason or "budget",

@@ -54,9 +54,11 @@ from harness.engines.protocol import (
     Asked,
     Completion,
     EngineFacts,
+    Likeliest,
     RefusedError,
     RequestFailedError,
     ServedRecord,
+    TokensLostError,
     seconds,
     token_ids,
 )
@@ -206,7 +208,11 @@ class LlamaCppServer(HttpServer):
             path, stream, deadline_s, lambda event: turn.arrived(len(event["tokens"]))
         )
         turn.answered()
-        return {**events[-1], "tokens": [token for event in events for token in event["tokens"]]}
+        tokens = [token for event in events for token in event["tokens"]]
+        if events[-1]["timings"]["predicted_n"] != len(tokens):
+            # `process_token` in its server-context.cpp sends none of an incomplete character
+            raise TokensLostError(f"{self.where}: its stream leaves out tokens", repeatable=False)
+        return {**events[-1], "tokens": tokens}
 
     def _drafts(self, deadline_s: float) -> int | None:
         """Rounds that drafted, since the server started; None where they are not one request's."""
@@ -255,7 +261,8 @@ def parse(answer: Mapping[str, Any]) -> ServedRecord:
     timings = answer["timings"]
     (choice, *_) = answer.get("choices") or [{}]
     drafted = timings.get("draft_n")
-    logprobs = answer.get("completion_probabilities") or ()
+    tokens = token_ids(answer.get("tokens"))
+    entries = answer.get("completion_probabilities") or ()
     return ServedRecord(
         engine="llamacpp",
         returned=int(timings["predicted_n"]),
@@ -265,17 +272,30 @@ def parse(answer: Mapping[str, Any]) -> ServedRecord:
         prefill_s=seconds(timings.get("prompt_ms")),
         decode_s=seconds(timings["predicted_ms"]),
         stop_reason=STOP_REASONS.get(str(answer.get("stop_type") or choice.get("finish_reason"))),
-        tokens=token_ids(answer.get("tokens")),
+        tokens=tokens,
         text=answer.get("content"),
-        logprobs=tuple(entry.get("logprob") for entry in logprobs),
-        likeliest=tuple(
-            {int(each["id"]): float(each["logprob"]) for each in entry.get("top_logprobs") or ()}
-            for entry in logprobs
-        ),
+        logprobs=tuple(entry.get("logprob") for entry in entries),
+        likeliest=_likeliest(tokens or (), entries),
         truncated=bool(answer.get("truncated")),
         model=answer.get("model"),
         temperature=(answer.get("generation_settings") or {}).get("temperature"),
     )
+
+
+def _likeliest(tokens: Sequence[int], entries: Sequence[Mapping[str, Any]]) -> Likeliest:
+    """The likeliest ids at each token, from llama.cpp's list of log-probabilities.
+
+    A token that leaves a character incomplete has no entry in that list (`process_token` in
+    llama.cpp's server-context.cpp), so entries are matched by their ids.
+    """
+    if not entries:
+        return ()
+    made, left = list[Mapping[int, float]](), list(entries)
+    for token in tokens:
+        entry = left.pop(0) if left and left[0].get("id") == token else {}
+        listed = entry.get("top_logprobs") or ()
+        made.append({int(each["id"]): float(each["logprob"]) for each in listed})
+    return tuple(made)
 
 
 def rounds_at_eos(own: int, drafted: int, k: int, *, left: int, drafts: int | None) -> int | None:

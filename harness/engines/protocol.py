@@ -57,6 +57,10 @@ class RequestFailedError(UserError):
         self.repeatable, self.retry_after_s = repeatable, retry_after_s
 
 
+class TokensLostError(RequestFailedError):
+    """A stream that left out some of its tokens: the request is to be answered whole."""
+
+
 class RefusedError(UserError):
     """A request that a server answers with an error that is the request's.
 

@@ -22,6 +22,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 SLICE_S = 0.5
+# A server that ran so long without a token, or read a prompt for so long, may hang: others go first
+HANGS_S, PROMPT_HANGS_S = 60.0, 300.0
 # A request is long enough for turns if it takes some slices
 LEAST_S = 4 * SLICE_S
 
@@ -41,7 +43,7 @@ class Turn:
         self.servers, self.tokens = servers, 0
         self._group = group
         self.prefill_paused_s = self._paused_s = 0.0
-        self._began = self._ended = self._paused_since = 0.0
+        self._began = self._ended = self._paused_since = self._idle_s = 0.0
         self._moved, self._over = threading.Event(), threading.Event()
 
     # ---- the request's thread --------------------------------------------------------------------
@@ -63,6 +65,11 @@ class Turn:
         """Start counting: the request is sent, for the first time or again."""
         self.tokens, self._paused_s = 0, 0.0
 
+    @property
+    def paused_s(self) -> float:
+        """Seconds for which the server was paused while its answer was waited for."""
+        return self.prefill_paused_s + self._paused_s
+
     def running_s(self, seconds: float) -> float:
         """Seconds of decoding by the server's clock, less its pauses.
 
@@ -76,14 +83,17 @@ class Turn:
 
     def read_prompt(self) -> None:
         """Wait for the first token, or a failure, and pause the server."""
-        self._moved.wait()
+        if not self._moved.wait(PROMPT_HANGS_S):
+            self._idle_s = PROMPT_HANGS_S
         self._pause()
 
     def run(self, *, alone: bool) -> None:
         """Let the server run for a slice, or to the end of its answer if no other is left."""
         self.resume()
+        begun, tokens = perf_counter(), self.tokens
         self._over.wait(None if alone else SLICE_S)
         self._pause()
+        self._idle_s = self._idle_s + perf_counter() - begun if self.tokens == tokens else 0.0
 
     def end(self) -> None:
         """Mark the request as over, answered or failed."""
@@ -94,6 +104,11 @@ class Turn:
     def over(self) -> bool:
         """Whether the request is answered or has failed."""
         return self._over.is_set()
+
+    @property
+    def hangs(self) -> bool:
+        """Whether the server ran for long without a token."""
+        return self._idle_s > HANGS_S
 
     def _pause(self) -> None:
         if self.over or self._paused_since:
@@ -140,7 +155,7 @@ def in_turns(asks: Sequence[tuple[Turn, Callable[[], T]]]) -> list[Future[T]]:
             thread.start()
             turn.read_prompt()
         while left := [turn for turn in turns if not turn.over]:
-            min(left, key=lambda turn: turn.tokens).run(alone=len(left) == 1)
+            min(left, key=lambda turn: (turn.hangs, turn.tokens)).run(alone=len(left) == 1)
             for turn in turns:
                 if turn.over:
                     turn.resume()

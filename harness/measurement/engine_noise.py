@@ -16,7 +16,9 @@ of the mean square by which the margin of the likeliest two tokens changes from 
 other, over WANTED_POSITIONS positions or more, without those at which texts differ.
 
 The rule: a difference is a TIE where the margin there, of the plain text's token over the other
-text's, is at most TIE_FACTOR times the noise in one of the two ways; else it is FAIL, a real one.
+text's, is at most TIE_FACTOR times the noise in one of the two ways, whatever its sign; else it is
+FAIL, a real one. Where the noise is above MOST_NOISE nothing is judged: a kernel that is wrong for
+batches would make its own errors ties.
 
 Its error rate. Noise d changes a token where it exceeds the margin m. Margins are even near 0 (they
 are 100 times as wide as the noise), so of the texts that noise changes the share called FAIL is
@@ -41,6 +43,9 @@ LISTED = 10
 # Positions by which noise is measured, and with fewer of which nothing is judged
 WANTED_POSITIONS, LEAST_POSITIONS = 24, 8
 TIE_FACTOR = 4.0
+# Noise in nats above which texts are not judged: kernels that round by so much are wrong. In 4 bits
+# it is 0.1 to 0.2
+MOST_NOISE = 0.5
 # To allow for where no noise shows: what is left of a log-probability in 32 bits
 LEAST_NOISE = 1e-5
 
@@ -78,7 +83,7 @@ class Margins:
 
     def is_tie(self, noise: float) -> bool:
         """True where noise explains the difference, by the rule; it ends no text early."""
-        margins = [margin for margin in (self.step, self.batch) if margin is not None]
+        margins = [abs(margin) for margin in (self.step, self.batch) if margin is not None]
         return min(margins, default=math.inf) <= TIE_FACTOR * max(noise, LEAST_NOISE)
 
 
@@ -89,7 +94,7 @@ def ask_margins(server: Server, text: PlainText, k: int, wanted: int) -> Margins
         wanted: positions at which to measure noise, as far as the text has them.
 
     Returns:
-        Its margins; None where it lists no log-probabilities.
+        Its margins; None where it lists no log-probabilities, of the difference's tokens for one.
 
     Raises:
         ServerDiedError, RequestFailedError, RefusedError: as of `Server.generate`.
@@ -117,6 +122,8 @@ def ask_margins(server: Server, text: PlainText, k: int, wanted: int) -> Margins
             step, batch = margins
         elif position and margins[0] is not None and margins[1] is not None:
             changes.append(margins[1] - margins[0])
+    if text.other is not None and step is None and batch is None:
+        return None
     return Margins(step, batch, tuple(changes))
 
 
