@@ -30,8 +30,6 @@ UNDISTURBED, HIGHER = 0.1, (0.25, 0.5)
 ENOUGH_VISITS = 8
 # A K that lacks more than this share of the visits that another has is not held against it
 MOST_LACKING = 0.1
-# Fits of costs, each weighted by the one before
-REWEIGHTED = 3
 NO_SHARED_VISIT = "not timed in any visit that timed plain decoding's text"
 # A time from those of several visits
 Settle = Callable[[Sequence[float]], float]
@@ -287,20 +285,13 @@ def fit_line(counts: Array, seconds: Array, *, net: bool) -> tuple[float, float]
 
 
 def least_squares(columns: Array, seconds: Array, known_s: Array | float = 0.0) -> list[float]:
-    """What each of the [n, column] counts costs, none below 0, by relative errors of [n] seconds.
+    """What each of the [n, column] counts costs, none below 0, errors relative to the [n] seconds.
 
-    Some of the seconds may be known already. What took no time by its clock, whose step may be
-    longer, is left out. Errors are relative to the seconds that were fitted before: relative to the
-    measured ones, a request that was timed too short would count for more than one timed too long,
-    and costs be too low by twice the square of the relative error.
+    Of these some may be known already. What took no time by its clock, whose step may be longer,
+    is left out.
     """
     timed = seconds > 0.0
     known_s = np.broadcast_to(known_s, timed.shape)[timed]
     columns, seconds = columns[timed], seconds[timed]
-    expected_s = seconds
-    for _ in range(REWEIGHTED):
-        fitted, _ = nnls(columns / expected_s[:, None], (seconds - known_s) / expected_s)
-        fitted_s = columns @ fitted + known_s
-        # A fit without any cost, as of no requests, has no weights
-        expected_s = np.where(fitted_s > 0.0, fitted_s, seconds)
+    fitted, _ = nnls(columns / seconds[:, None], 1.0 - known_s / seconds)
     return fitted.tolist()
