@@ -121,7 +121,7 @@ def adaptive_drafting(
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """What one can choose from, and what it took prompt by prompt, in one order."""
+    """Choices of K and threshold, and the time of each by prompt, in one order."""
 
     rows: Sequence[AdaptiveRow]
     workload: Workload

@@ -74,7 +74,7 @@ class LoadKey:
 
     @classmethod
     def of(cls, timing: LoadTiming) -> "LoadKey":
-        """That a timing is of."""
+        """The key of a timing."""
         return cls(timing.concurrency or 0, timing.group, timing.k, sum(timing.budgets))
 
 
@@ -95,7 +95,7 @@ class ClosedLoad:
 
     @property
     def requests(self) -> int:
-        """How many were sent."""
+        """The number sent."""
         return len(self.timings[0].texts)
 
 
@@ -234,7 +234,7 @@ def _per_round(entries: Iterable[_Entry], rounds_of: RoundsOf) -> list[Visit]:
 
 @dataclass(frozen=True)
 class LoadResults:
-    """What loads of all temperatures say: see `LoadCell`, `Schedule` and results.csv."""
+    """Cells, schedules and rows of results.csv of the loads at all temperatures."""
 
     cells: tuple[LoadCell, ...]
     schedules: tuple[Schedule, ...]
@@ -353,12 +353,12 @@ class Throughput:
 
     @property
     def predicted(self) -> float | None:
-        """The same at the expected rounds."""
+        """`measured`, at the expected rounds."""
         return None if self.predicted_s is None else self.predicted_s[1] / self.predicted_s[0]
 
     @property
     def spread(self) -> float | None:
-        """Of `measured` over visits."""
+        """The standard deviation of the logarithm of `measured`, over visits."""
         return spread(self.by_visit.values())
 
     def counted(self, factor: float) -> "Throughput":
@@ -441,7 +441,7 @@ def over_groups(
 
 
 def _weighted(parts: Sequence[Throughput], weights: Mapping[str, float]) -> Sequence[Throughput]:
-    """Those of prompt sets that count, as if these had been sent by their weights."""
+    """The throughputs of counted prompt sets, as if these had been sent by their weights."""
     by_set = grouped(parts, lambda part: set_of(part.group))
     return [
         part.counted(weights[name] / sum(each.tokens for each in of_set))
@@ -482,7 +482,7 @@ def load_cells(
     asked: int | None = None,
     weights: Weights = None,
 ) -> list[LoadCell]:
-    """What a report shows of loads at one temperature: closed loops, then rates.
+    """A report's cells of the loads at one temperature: closed loops, then rates.
 
     `asked` is the number of visits that the run asked for, if known.
     """
@@ -523,7 +523,7 @@ def load_cells(
 
 
 def by_load(timings: Iterable[LoadTiming]) -> list[list[LoadTiming]]:
-    """Those of one temperature, load and K together, in this order, closed loops first."""
+    """Timings grouped by temperature, load and K, in this order, closed loops first."""
 
     def load(t: LoadTiming) -> tuple[float, bool, int, float, int]:
         return (t.temperature, t.concurrency is None, t.concurrency or 0, t.rate or 0.0, t.k)
@@ -532,7 +532,7 @@ def by_load(timings: Iterable[LoadTiming]) -> list[list[LoadTiming]]:
 
 
 def full_loads(timings: Iterable[LoadTiming]) -> list[LoadTiming]:
-    """Those whose requests had their full budgets, of one temperature or several."""
+    """The timings whose requests had their full budgets, of one temperature or several."""
 
     def requests(t: LoadTiming) -> tuple[float, int, float, str, int]:
         return (t.temperature, t.concurrency or 0, t.rate or 0.0, t.group, t.k)
@@ -596,7 +596,7 @@ def _eligible(rows: Sequence[Throughput]) -> list[Throughput]:
 
 
 def _loss(rows: Sequence[Throughput], chosen: Mapping[int, int]) -> float | None:
-    """What a choice lacks to the fastest K of all visits, in visits that it has not seen.
+    """The loss of the chosen K against the fastest of all visits, in visits not chosen by.
 
     `chosen` is by visit the K that the others choose. None where fewer than two timed every K.
     """
@@ -615,7 +615,7 @@ def _ratio(row: Throughput) -> float:
 
 
 def _leads(best: Throughput, other: Throughput) -> bool:
-    """Whether a lead is larger than the spread of visits between the two.
+    """True where a lead is larger than the spread of visits between the two.
 
     One visit's spread, not the mean's: a server in use is one visit.
     """
@@ -634,7 +634,7 @@ def _leads(best: Throughput, other: Throughput) -> bool:
 def _result_row(
     row: Throughput, loads: Mapping[LoadKey, ClosedLoad], engine: str, asked: int | None
 ) -> ResultRow:
-    """What was measured of a prompt set under a load."""
+    """The measured row of a prompt set under a load."""
     parts = [
         load
         for load in loads.values()
@@ -670,7 +670,7 @@ def _result_row(
 
 
 def _rounds(load: ClosedLoad) -> float | None:
-    """Of a load, the mean over its visits; None where it is plain or the server does not tell."""
+    """The mean over visits; None of plain decoding, or where the server does not tell."""
     told = [each for timing in load.timings for each in timing.rounds if each is not None]
     known = load.key.k and len(told) == len(load.timings) * load.requests
     return sum(told) / len(load.timings) if known else None

@@ -56,7 +56,7 @@ SUGGESTED_K = ((0.85, 16), (0.75, 8), (WARNING, 4))
 
 @dataclass(frozen=True)
 class ServerBenchmark:
-    """What a server's benchmark says."""
+    """The acceptance and times of a server's benchmark."""
 
     file: str  # where it was read
     k: int | None  # None where the server did not speculate
@@ -70,7 +70,7 @@ class ServerBenchmark:
 
 @dataclass(frozen=True)
 class MeasuredInputs:
-    """What files of elsewhere say, under the keys of break-even's configuration that they fill."""
+    """Numbers from files, under the keys of break-even's configuration that they fill."""
 
     # draft_ms, target_ms, verify_ms, k, acceptance_rate, acceptance_by_position: None where no
     # file has it.
@@ -91,7 +91,7 @@ class MeasuredInputs:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a break-even is computed from."""
+    """The numbers that a break-even is computed from."""
 
     times: StepTimes  # draft step, target step and, where known, the verify curve
     rounds: RoundTimes
@@ -166,12 +166,12 @@ def with_acceptance(
 
 
 def _of_requests(of: ServerBenchmark) -> Iterator[Caveat]:
-    """What stands between a benchmark under load and one request at a time."""
+    """Caveats of a benchmark with requests side by side."""
     return given.benchmark_requests.of(of.file, of.concurrency, of.failed)
 
 
 def inputs_of(config: BreakevenConfig, measured: MeasuredInputs) -> Inputs:
-    """What the configuration says, and in its place what files measured.
+    """The configuration's numbers, those measured by files in their place.
 
     Raises:
         UserError: times, alphas or acceptances that cannot be, or a K whose time is not known.
@@ -272,7 +272,7 @@ def analyse_breakeven(setup: Setup) -> Summary:
 
 
 def stored_inputs(run: StoredRun) -> MeasuredInputs:
-    """What files gave a run, by its manifest.
+    """The numbers from files that a run's manifest holds.
 
     Raises:
         UserError: the manifest has something else there.

@@ -1,4 +1,4 @@
-"""What the counters of a running server say of its drafting.
+"""The drafting of a running server, from its counters.
 
 Counters grow from a server's start on, so two scrapes differ by what was counted between them:
 rounds, and rounds that accepted at least j tokens, j = 1 to K. The second / the first is the
@@ -34,7 +34,7 @@ from harness.theory.speedup import StepTimes
 
 
 def analyse_counters(setup: Setup) -> Summary:
-    """What a run's scrapes come to, and the K that pays where times of rounds are known."""
+    """The counts of a run's scrapes, and the K that pays where times of rounds are known."""
     run = setup.run
     server = running_server(run.manifest.engine.name if run.manifest.engine else "", run.scrapes)
     inputs = stored_inputs(run)
@@ -71,7 +71,7 @@ def analyse_counters(setup: Setup) -> Summary:
 
 
 def running_server(engine: str, scrapes: Sequence[Scrape]) -> RunningServer:
-    """What was counted between the first scrape and the last one."""
+    """The counts between the first scrape and the last one."""
     counted = counted_between(scrapes[0], scrapes[-1])
     total = counted if counted is not None and counted.rounds else None
     return RunningServer(
@@ -83,7 +83,7 @@ def running_server(engine: str, scrapes: Sequence[Scrape]) -> RunningServer:
 
 
 def counted_between(before: Scrape, now: Scrape) -> Counted | None:
-    """What was counted between two scrapes; None where the counters began anew."""
+    """The counts between two scrapes; None where the counters began anew."""
 
     def since(name: str) -> int | None:
         values = getattr(before, name), getattr(now, name)
@@ -123,7 +123,6 @@ def _k_of(scrapes: Sequence[Scrape], total: Counted | None) -> int:
 
 
 def _counting(server: RunningServer) -> Iterator[Caveat]:
-    """What the counters leave open."""
     if server.total is not None:
         yield from given.counters_mixed.of(server.total, server.ks, server.k)
         if server.total.accepted_at or not server.total.accepted:
@@ -133,7 +132,7 @@ def _counting(server: RunningServer) -> Iterator[Caveat]:
 def _times(
     ks: Sequence[int], covered: Sequence[int], priced_by: StepTimes | None
 ) -> Iterator[Caveat]:
-    """What the times of rounds leave open; `priced_by` is None where a run timed rounds."""
+    """Caveats of the times; `priced_by` is None where a run timed rounds."""
     yield from k_left_out.of([k for k in ks if k not in covered], "latency_from")
     if priced_by is not None:
         yield from given.verify_assumed_equal_step.of("verify_ms", priced_by.verify_s)

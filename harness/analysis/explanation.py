@@ -50,7 +50,7 @@ class CellOfK:
 
 @dataclass(frozen=True)
 class Case:
-    """What an explanation is made from: a verdict's draft on the verdict's workload."""
+    """A verdict's draft on the verdict's workload: its acceptance and its times."""
 
     draft: str
     k: int  # the K that the verdict's number is of
@@ -157,7 +157,7 @@ def explain(case: Case, decision: Decision, temperature: float) -> Explanation:
 
 
 def _with_floors(explanation: Explanation, case: Case) -> Explanation:
-    """What both steps at their memory floors, v = 1 and no loop would give at the best K."""
+    """The speedup at the best K with both steps at their memory floors, v = 1 and no loop."""
     if case.floors is None:
         return explanation
     draft_s, target_s = case.floors
@@ -177,7 +177,7 @@ def _with_floors(explanation: Explanation, case: Case) -> Explanation:
 
 
 def _with_factors(explanation: Explanation) -> Explanation:
-    """What alone would turn a loss into a gain, the most telling first; none if it gains.
+    """The factors that alone would turn a loss into a gain, the most telling first.
 
     An engine that is bound by launches comes first, since c and v are then not the models'. Then a
     verify at the price of a step, then a loop that takes no time besides its forwards, then the

@@ -1,4 +1,4 @@
-"""What iterations cost on a server that decodes requests side by side, by the server's own clock.
+"""Costs of iterations on a server that decodes requests side by side, by the server's own clock.
 
 Each request of a load says two times: its prefill's, which is one iteration, and its
 decoding's, which is the sum of the iterations that its rounds were in. How many requests shared
@@ -60,7 +60,7 @@ STARTS = 5
 
 @dataclass(frozen=True)
 class Starts:
-    """What prompts cost, seconds."""
+    """Costs of prompts, seconds."""
 
     alone_s: float  # besides their tokens, while nobody decodes
     token_s: float  # of each token
@@ -71,7 +71,7 @@ class Starts:
 
 @dataclass(frozen=True)
 class IterationCosts:
-    """What a plain and a speculating server take."""
+    """Costs of a plain and of a speculating server."""
 
     times: BatchTimes  # R(n, b)
     # plain, speculative: of prompts
@@ -112,7 +112,7 @@ class IterationCosts:
         )
 
     def _draft_step_s(self, batch: int, largest_k: int) -> float:
-        """What a draft token takes besides its verification, which is a prompt token's time.
+        """Seconds of a draft token besides its verification, which is a prompt token's time.
 
         A look-up takes no steps.
         """
@@ -138,7 +138,7 @@ def with_rounds(prompt_tokens: int, tokens: int, rounds: int, most: Counts) -> R
 
 
 def rounds_of(request: Request, k: int) -> int:
-    """How many rounds of up to k tokens emit a request."""
+    """The number of rounds of up to k tokens that emit a request."""
     rounds, position, after = 0, 0, request.rounds[k].after
     while position < request.tokens:
         rounds, position = rounds + 1, after[position]
@@ -225,7 +225,7 @@ def _rounds(timing: LoadTiming, requests: Sequence[Request]) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class _Observed:
-    """What prefills and decodings were made of, with requests side by side as at some costs."""
+    """Prefills and decodings as counts of costs, with requests side by side as at some costs."""
 
     slots: int  # of the loads
     texts: Sequence[str]  # [n] the name of each one's text
@@ -237,7 +237,7 @@ class _Observed:
     context_spread: float
 
     def without(self, names: Collection[str]) -> "_Observed":
-        """Those of the other texts."""
+        """The prefills and decodings of the other texts."""
         kept = [name not in names for name in self.texts]
         return replace(
             self,
@@ -311,7 +311,7 @@ def _undisturbed(seconds: Array, costs_s: Array) -> Array:
 def _observed(
     loads: Sequence[SentLoad], slots: int, largest_k: int, costs: IterationCosts
 ) -> _Observed:
-    """Of loads of which each is simulated at these costs."""
+    """The prefills and decodings of loads, each simulated at these costs."""
     priced = costs.priced(slots, largest_k)
     kinds = 1 + len(costs.times.by_batch[1].round_s)
     batches = range(1, slots + 1)
@@ -417,7 +417,7 @@ def _increments(columns: Array, slots: int, kinds: int) -> Array:
 
 
 def least_absolute(columns: Array, seconds: Array, known_s: Array) -> Array:
-    """What each of the [n, column] counts costs, none below 0, by least absolute deviations.
+    """The cost of each of the [n, column] counts, none below 0, by least absolute deviations.
 
     Errors are relative to the [n] seconds, of which some are known already. What took no time by
     its clock is left out.

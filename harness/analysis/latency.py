@@ -1,4 +1,4 @@
-"""What a plain token and a round cost, and how well that is known: from raw timings to R(0), R(K).
+"""The cost of a plain token and a round, R(0) and R(K), from raw timings, with its error.
 
 Rounds. A visit timed, within moments of one another, plain decoding and rounds of several K in the
 running loop (`RoundTiming`). The machine drifts between visits, so each gives ratios R(K) / R(0) of
@@ -57,7 +57,7 @@ SURE_OF_A_STEP = 0.5
 
 @dataclass(frozen=True, eq=False)
 class Visits:
-    """What each visit timed of one draft at one temperature.
+    """The visits that timed one draft at one temperature.
 
     Attributes:
         plain_s: [visit] seconds of a plain token.
@@ -101,7 +101,7 @@ class Visits:
 
 @dataclass(frozen=True, eq=False)
 class ServedTimes:
-    """What a server's requests with one draft cost, and what else they may cost.
+    """Costs of a server's requests with one draft, and their error.
 
     Attributes:
         engine, run: the server, and the run that measured it.
@@ -127,7 +127,7 @@ class ServedTimes:
 
 @dataclass(frozen=True, eq=False)
 class Latency:
-    """What one draft costs with the target at one temperature, and what is known of its accuracy.
+    """The cost of one draft with the target at one temperature, and its error.
 
     Attributes:
         rounds: R(0) and R(K): what prices every prediction.
@@ -258,7 +258,7 @@ class Latency:
 
 
 def typed_latency(times: StepTimes, largest: int, *, lookup: bool = False) -> Latency:
-    """What typed step times give, up to K = `largest`."""
+    """The latency by typed step times, up to K = `largest`."""
     return Latency(RoundTimes.from_steps(times, largest, lookup=lookup), steps=times)
 
 
@@ -285,7 +285,7 @@ def without_rounds(latency: Latency) -> Latency:
 
 
 def ceilings(rounds: RoundTimes, ks: Iterable[int]) -> tuple[CeilingAtK, ...]:
-    """What each K could give at best, and needs at least."""
+    """The ideal speedup and the break-even alpha of each K."""
     return tuple(
         CeilingAtK(
             k=k,
@@ -418,7 +418,7 @@ def step_times(timings: Sequence[StepTiming]) -> StepTimes:
 
 
 def visits_of(timings: Sequence[RoundTiming], draft: str, temperature: float) -> Visits | None:
-    """What visits timed of a draft at the nearest temperature; None without a whole visit."""
+    """The visits of a draft at the nearest temperature; None without a whole visit."""
     timings = near(where(timings, draft=draft, batch=1), temperature)
     if not timings:
         return None
@@ -444,7 +444,7 @@ def visits_of(timings: Sequence[RoundTiming], draft: str, temperature: float) ->
 
 
 def near(timings: Sequence[RoundTiming], temperature: float) -> list[RoundTiming]:
-    """Those at the nearest temperature that was timed; sampling stands for sampling.
+    """The timings at the nearest temperature; sampling stands for sampling.
 
     At temperature 0 no probability is computed.
     """
@@ -457,7 +457,7 @@ def near(timings: Sequence[RoundTiming], temperature: float) -> list[RoundTiming
 
 
 def can_pay(timings: Sequence[RoundTiming], draft: str) -> bool:
-    """Whether a model draft could gain at some timed K if every token of it were accepted.
+    """True where a model draft could gain at some timed K if every token were accepted.
 
     Between two timed K the ceiling (K + 1) R(0) / R(K) lies between theirs. True where it is not
     known; a ceiling that its error may put above 1 counts as one that is.
@@ -472,7 +472,7 @@ def can_pay(timings: Sequence[RoundTiming], draft: str) -> bool:
 
 
 def timed_precisely(timings: Sequence[RoundTiming], draft: str) -> bool:
-    """Whether more visits would bring little to a draft's R(K) / R(0), at every temperature.
+    """True where a draft's R(K) / R(0) has an error of `PRECISE` or less at every temperature.
 
     The errors of all K count, as the root of their mean square: the largest of four, which are
     estimated themselves, would ask for a third more visits.
@@ -491,7 +491,7 @@ def _at_each_temperature(timings: Sequence[RoundTiming], draft: str) -> Iterator
 def latency_of(
     timings: Sequence[StepTiming], visits: Visits | None = None, *, lookup: bool = False
 ) -> Latency:
-    """What a draft costs by what visits timed; without any, by its steps."""
+    """The latency of a draft by its visits; without any, by its steps."""
     timings = tuple(reference(timings))
     steps = step_times(timings) if timings else None
     if visits is not None:
@@ -506,7 +506,7 @@ def latency_of(
 def latency_of_draft(
     run: StoredRun, draft: str, temperature: float, *, lookup: bool = False
 ) -> Latency | None:
-    """What a draft of a stored run costs; None where neither rounds nor steps were timed."""
+    """The latency of a stored run's draft; None where neither rounds nor steps were timed."""
     timings = where(run.timings, role="draft", model=draft)
     if timings:  # with those of the target that were taken with them
         timings = [*where(run.timings, role="target", beside=timings[0].beside), *timings]

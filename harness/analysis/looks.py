@@ -194,7 +194,7 @@ def best_started(run: StoredRun, started: Sequence[int]) -> tuple[ChosenK, ...]:
 
 
 def cannot_pay(run: StoredRun, traces: Sequence[TextTrace], draft: str, *, surely: bool) -> bool:
-    """Whether a model draft loses at every K and temperature at the least its rounds can cost.
+    """True where a model draft loses at every K and temperature at the least its rounds can cost.
 
     On the whole workload and on every prompt set of it, as far as its texts are scored.
 
@@ -230,7 +230,7 @@ def cannot_pay(run: StoredRun, traces: Sequence[TextTrace], draft: str, *, surel
 def slower_than(
     run: StoredRun, traces: Sequence[TextTrace], draft: str, look: int
 ) -> tuple[str | None, ...]:
-    """What a draft that is to be dropped is significantly slower than; empty: it is not.
+    """The drafts that a draft is significantly slower than; empty where it is not to be dropped.
 
     The drafts that it loses to, None for plain decoding, each once.
 
@@ -277,7 +277,7 @@ def _questions(
 def _winner(
     part: Replays, rest: Replays, latencies: Latencies, weights: Weights, draft: str, level: float
 ) -> tuple[str | None] | None:
-    """What a draft loses to at every K, (None,) for plain decoding; None where to nothing."""
+    """The draft that wins over a draft at every K, (None,) for plain decoding; None without one."""
     evidence = evidence_of(part, latencies)
     workload = evidence.workload(weights)
     if not enough_prompts(workload.prompt_sets):

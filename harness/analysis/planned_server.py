@@ -1,4 +1,4 @@
-"""What a stored server run says of a server that is to be planned: its costs, texts and draft."""
+"""A server that is to be planned, from a stored server run: its costs, texts and draft."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ from harness.storage.manifest import SERVER
 
 @dataclass(frozen=True, eq=False)
 class Server:
-    """What a stored server run says of one temperature.
+    """A stored server run at one temperature.
 
     `traces` are of the plain server's texts, `loads` its closed loops with room for all of their
     requests.
@@ -51,7 +51,7 @@ class Server:
 
     @classmethod
     def of(cls, run: StoredRun, temperature: float | None) -> "Server":
-        """Of a stored run, at its first temperature if None.
+        """The server of a stored run, at its first temperature if None.
 
         Raises:
             UserError: it is no server run, or does not tell what requests side by side cost.
@@ -75,7 +75,7 @@ class Server:
 
     @classmethod
     def read(cls, run: StoredRun, temperature: float | None) -> "Server":
-        """Of a stored run, whether or not it tells what requests side by side cost.
+        """The server of a stored run, even if it does not tell what requests side by side cost.
 
         Raises:
             UserError: it is no server run, or its texts do not tell what rounds accept.
@@ -113,21 +113,21 @@ class Server:
 
     @property
     def costs(self) -> IterationCosts:
-        """Of all its loads, by the server's own clock."""
+        """The costs of iterations by all of its loads, on the server's own clock."""
         assert self.fitted is not None
         return self.fitted
 
     @cached_property
     def fitted(self) -> IterationCosts | None:
-        """The same; None where these do not tell."""
+        """`costs`; None where the loads do not tell them."""
         return _fitted(self, [*self.loads.values()])
 
     def costs_without(self, group: str) -> IterationCosts | None:
-        """Of the loads of the other groups; None where these do not tell."""
+        """The costs by the loads of the other groups; None where these do not tell."""
         return _fitted(self, [each for each in self.loads.values() if each.key.group != group])
 
     def costs_without_texts(self, groups: Sequence[Collection[str]]) -> list[IterationCosts]:
-        """Of all its loads, without the times of each group of texts.
+        """The costs by all loads, without the times of each group of texts.
 
         Empty where one of these is not known.
         """
@@ -157,7 +157,7 @@ class Server:
 
     @property
     def prompts_priced(self) -> bool:
-        """Whether it is known what a prompt's length costs."""
+        """True where the cost of a prompt's length is known."""
         return self.costs.plain.token_s > 0.0
 
     @cached_property
@@ -177,7 +177,7 @@ class Server:
         ]
 
     def pace(self, timing: LoadTiming) -> float:
-        """How many times as long as usually the machine took during a load; 1.0 if not known.
+        """The machine's time during a load / its usual time; 1.0 if not known.
 
         The best linear estimate from two references, what a token took alone before the load and
         after it: what is common to both, over all loads, lasts as long as a load does, and the rest
@@ -195,7 +195,7 @@ class Server:
 
     @property
     def ks(self) -> list[int]:
-        """Those that can be planned: 0 and what was timed under load, but what changes texts."""
+        """The K to plan: 0 and those timed under load, without those that change texts."""
         return [0, *sorted({key.k for key in self.loads if key.k} - {*self.lossy})]
 
     @property
@@ -205,7 +205,7 @@ class Server:
 
     @property
     def draft_kind(self) -> DraftKind:
-        """Of that one; one that looks its tokens up is named as its kind is."""
+        """The draft's kind; one that looks its tokens up is named as its kind is."""
         return self.draft if self.traces[0].chosen else self.served.setup.kind_of(self.draft)
 
     def text(self, trace: TextTrace, k: int, budget: int, size: int) -> Text:
@@ -218,7 +218,7 @@ class Server:
         return Text(trace.prompt_set, trace.prompt, trace.prompt_tokens, chances, most)
 
     def texts(self, k: int, asked: int) -> list[Text]:
-        """What rounds emit of the texts, with the budgets that these had.
+        """The part of each text that rounds emit, with the budget that it had.
 
         That is `asked` tokens at most.
         """
@@ -259,7 +259,7 @@ def _fitted(server: Server, loads: Sequence[ClosedLoad]) -> IterationCosts | Non
 
 
 def _sent(server: Server, loads: Sequence[ClosedLoad]) -> list[SentLoad]:
-    """What these loads and those at a rate took, each with its requests where known."""
+    """These loads and those at a rate, each with its requests, where these are known."""
     groups = {load.key.group for load in loads}
     arriving = [each for each in server.arriving if each.group in groups]
     timings = _quiet([*(timing for load in loads for timing in load.timings), *arriving])
@@ -300,7 +300,7 @@ def _as_returned(server: Server, timing: LoadTiming) -> list[Request] | None:
 
 
 def _tells_times(loads: Mapping[LoadKey, ClosedLoad]) -> bool:
-    """Whether requests say what their prefill and their decoding took; true of no loads."""
+    """True where requests tell the time of their prefill and decoding; true of no loads."""
     timings = [timing for load in loads.values() for timing in load.timings]
     times = [each for t in timings for each in (t.user_decode_s, t.user_prefill_s)]
     return all(each and None not in each for each in times)
@@ -313,7 +313,7 @@ def _why_untold(engine: ServingEngine) -> str:
 
 
 def passes_by_runs(engine: ServingEngine) -> bool | None:
-    """Whether neighbouring slots alone share a pass; None where that is not known."""
+    """True where neighbouring slots alone share a pass; None where that is not known."""
     flag = spec_of(engine.name).unified_flag
     if flag is None:
         return False
@@ -322,7 +322,7 @@ def passes_by_runs(engine: ServingEngine) -> bool | None:
 
 
 def _quiet(timings: Sequence[LoadTiming]) -> list[LoadTiming]:
-    """Those that others did not disturb; of loads of which each was disturbed, all."""
+    """The timings that others did not disturb; of loads of which each was disturbed, all."""
     alike = grouped(timings, lambda t: (t.concurrency, t.rate, t.k, t.group, sum(t.budgets)))
     return [
         timing

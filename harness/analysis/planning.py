@@ -102,7 +102,7 @@ class _Traffic:
         return np.random.default_rng((self._config.seed, seed, place)).random(self._longest)
 
     def _drawn_of(self, seed: int, left_out: int | None) -> tuple[Index, Array]:
-        """Of a seed: [request] which text, and when they come.
+        """The text of each request of a seed, [request], and the arrivals.
 
         Arrivals are in units of the mean time between two.
         """
@@ -128,7 +128,7 @@ class _Traffic:
         return [*self._streamed(seed, left_out)]
 
     def _streamed(self, seed: int, left_out: int | None = None) -> Stream:
-        """The same, each drawn when it enters the server."""
+        """The requests of a seed, each drawn when it enters the server."""
         rows, _ = self._drawn(seed, left_out)
         return Stream(self._texts, rows.tolist(), partial(self._uniforms, seed))
 
@@ -141,7 +141,7 @@ class _Traffic:
         *,
         evenly: bool = False,
     ) -> Served:
-        """What becomes of a seed's requests at a rate, at which they can come evenly, too.
+        """A seed's requests, served at a rate, at which they can come evenly, too.
 
         At an infinite rate all are there from the beginning.
         """
@@ -193,7 +193,7 @@ def _choices(
 
 
 class _Curve:
-    """What users wait for with a choice, by rate; each rate is simulated once."""
+    """Waits of users with a choice, by rate; each rate is simulated once."""
 
     def __init__(self, traffic: _Traffic, choice: _Choice, config: PlanConfig) -> None:
         self.choice, self._traffic, self._percentile = choice, traffic, config.percentile
@@ -268,7 +268,7 @@ class _Curve:
         return {rate: values for rate, (values, _) in self._waits.items()}
 
     def made(self) -> SimulatedChoice:
-        """What was simulated."""
+        """The record of all simulated rates."""
         choice, rates, none = self.choice, sorted(self._waits), np.zeros((0, 2))
         waits = [self._waits[rate] for rate in rates]
         return SimulatedChoice(
@@ -302,7 +302,7 @@ def simulated_plan(
     expect: Callable[[int], None] = lambda _: None,
     tick: Callable[[], None] = lambda: None,
 ) -> tuple[PlannedServer, tuple[SimulatedChoice, ...]]:
-    """What is known of the server, and what each choice makes users wait for.
+    """The planned server, and the simulated waits of each choice.
 
     Args:
         run: of a server, with requests side by side.
@@ -344,7 +344,7 @@ def simulated_plan(
 
 
 def facts_of(server: Server) -> PlannedServer:
-    """What a plan keeps of its server, which decodes as many requests as were timed."""
+    """A plan's facts of its server, with as many slots as were timed."""
     loads = server.served.setup.run.loads
     of_loops = [timing for load in server.loads.values() for timing in load.timings]
     return PlannedServer(
@@ -431,7 +431,7 @@ class _Simulated(NamedTuple):
 
 
 def _checked(loads: Sequence[_Simulated]) -> PlanCheck:
-    """What loads of one kind took."""
+    """The measured and simulated waits of loads of one kind."""
     first = loads[0].timing
     told = all(t.user_decode_s and None not in t.user_decode_s for t, _, _ in loads)
     seconds = np.sum([(t.seconds, pace * each.ended_s.max()) for t, each, pace in loads], axis=0)

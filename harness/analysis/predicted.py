@@ -99,12 +99,12 @@ class Predicted:
 
 
 def predict(replays: Replays, latencies: Latencies) -> Predicted:
-    """What replay and costs say together."""
+    """The predictions of replayed drafts at their costs."""
     return Predicted(replays, latencies, evidence_of(replays, latencies))
 
 
 def _cost_errors(replays: Replays, latencies: Latencies) -> Iterator[CostError]:
-    """How far what requests of a server cost may be off, on all prompts together.
+    """The errors of a server's costs, which are the same on all prompts.
 
     Leaving out a part of that server's prompts changes the costs of all drafts. Its own run may
     show an error beyond that, at each K. Where a draft was not measured there, its costs may be
@@ -243,7 +243,7 @@ def synthetic_rows(
 
 
 def _predicted_cell(row: ResultRow, latency: Latency, tokens_per_round: float | None) -> ResultRow:
-    """What R predicts of a measured cell with so many tokens per round; None for a plain token."""
+    """The predicted row of a measured cell; `tokens_per_round` is None of plain decoding."""
     rounds = latency.rounds
     speedup = 1.0 if tokens_per_round is None else rounds.speedup(tokens_per_round, row.k)
     ms_per_token = 1e3 * rounds.baseline_s / speedup
@@ -274,7 +274,7 @@ def _scaled(row: ResultRow, factor: float) -> ResultRow:
 
 
 def _timed(part: Replays, k: int, seconds: Array, model: str) -> ResultRow:
-    """What every row has, from decode seconds per prompt."""
+    """A row with the numbers that follow from decode seconds per prompt."""
     row = ResultRow(
         model=model,
         prompt_set=part.prompt_sets[0],
@@ -330,7 +330,7 @@ def _row(name: Candidate, part: Replays, latency: Latency, gain: Speedup, model:
 
 
 def _texts(replays: Replays) -> Array:
-    """How many texts each prompt has, [n]."""
+    """The number of texts of each prompt, [n]."""
     return np.array([len(lengths) for lengths in replays.prompt_tokens], dtype=np.float64)
 
 

@@ -1,4 +1,4 @@
-"""What a server run says of its engine to other runs: costs of its requests, to price drafts with.
+"""Costs of a server run's requests, as other runs use them to price drafts.
 
 `harness.analysis.engine_costs` makes a draft's round times of them.
 """
@@ -22,7 +22,7 @@ from harness.storage.manifest import CostsAt, EngineCosts, ModelEntry
 
 
 def costs_of(run: StoredRun, temperatures: Sequence[float], ks: Sequence[int]) -> EngineCosts:
-    """What decoding costs on the engine of a server run.
+    """The costs of decoding on the engine of a server run.
 
     To price rounds of `ks` at `temperatures`, where rounds that sample stand for each other.
 
@@ -68,7 +68,7 @@ def costs_of(run: StoredRun, temperatures: Sequence[float], ks: Sequence[int]) -
 def _not_timed(
     costs: EngineCosts, server: TimedServer, temperatures: Sequence[float], ks: Sequence[int]
 ) -> Iterator[str]:
-    """What a run does not know of what is asked, all of it, a line each."""
+    """A line for each asked temperature or K whose costs the run does not tell."""
     key, most = f"latency_from={costs.run}", max(ks, default=0)
     for temperature in temperatures:
         unlike = _changes_texts(server, temperature)

@@ -61,11 +61,11 @@ class ScoredDrafts:
         return [*dict.fromkeys((self.setup.rule, *accepted_by))]
 
     def looks_up(self, draft: str) -> bool:
-        """Whether a draft's tokens are looked up, by its traces."""
+        """True where a draft's tokens are looked up, by its traces."""
         return draft in self.traces and self.traces[draft][0].chosen
 
     def predicted(self, rule: Rule, temperature: float) -> Predicted | None:
-        """Of the drafts that were scored and timed at a temperature; None where there are none."""
+        """The predictions of the drafts scored and timed at a temperature; None without any."""
         if (rule, temperature) not in self._made:
             timed = self.latencies.get(temperature, {})
             ranked = [name for name in timed if name in self.traces and name not in self.dropped]
@@ -133,7 +133,7 @@ class ScoredDrafts:
 def scored_drafts(
     setup: Setup, traces: Mapping[str, Sequence[TextTrace]] | None = None
 ) -> ScoredDrafts:
-    """Those of a run; `traces` by draft stand for those that are stored."""
+    """The drafts of a run; `traces` by draft stand for those that are stored."""
     notes = setup.run.manifest.audition
     failed = {entry.draft for entry in notes.failures}
     if traces is None:
@@ -152,7 +152,7 @@ def scored_drafts(
 
 
 def _counting(setup: Setup) -> Counting | None:
-    """How the engine counts that prices the drafts; None for our own loop."""
+    """The counting of the engine that prices the drafts; None for our own loop."""
     return counting_of(setup.priced_by and setup.priced_by.engine)
 
 
@@ -166,7 +166,7 @@ def _emitted(setup: Setup, traces: Sequence[TextTrace]) -> Sequence[TextTrace]:
 
 
 def _limits(setup: Setup, k: int) -> Limits | None:
-    """What the engine that prices the drafts drafts at most; None for our own loop."""
+    """The drafting limits of the engine that prices the drafts; None for our own loop."""
     counting = _counting(setup)
     if counting is None:
         return None

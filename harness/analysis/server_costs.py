@@ -1,4 +1,4 @@
-"""What decoding costs on a server, from requests, and the seconds that follow for others.
+"""Costs of decoding on a server, from requests, and the seconds that follow for others.
 
 A request costs a start and its rounds. Both matter where texts are short: the first round after a
 prefill costs more than the others (llama.cpp, for one, builds its graphs anew). A round costs by
@@ -45,7 +45,7 @@ Prompts = tuple[Hashable, ...]
 
 @dataclass(frozen=True, eq=False)
 class Requests:
-    """Of n requests at one K: seconds of decoding, their rounds, prompts asked.
+    """The decoding seconds, rounds and prompts of n requests at one K.
 
     `rounds` are [n, K + 1], by how many tokens they draft; those of K = 0 are plain tokens.
     """
@@ -96,7 +96,7 @@ class TimedRequests:
 
 @dataclass(frozen=True)
 class ServerCosts:
-    """What decoding costs on a server.
+    """Costs of decoding on a server.
 
     Attributes:
         plain_start_s, start_s: of a request besides its rounds, plain and speculative.

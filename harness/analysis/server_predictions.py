@@ -1,4 +1,4 @@
-"""What decoding costs on a server, by its requests, and what that predicts of every cell.
+"""Costs of decoding on a server, by its requests, and the prediction of every cell.
 
 A cell that was measured is predicted from two factors that have not seen it: the rounds that replay
 expects of the plain server's texts, and what this engine's rounds take, in the requests of the
@@ -117,7 +117,7 @@ class TimedServer:
         return tuple(sorted({*self.setup.ks})) if chosen and chosen.chosen else self.texts.ks
 
     def latency(self, temperature: float) -> Latency | None:
-        """What requests at any K cost, by those of all sets."""
+        """The latency by requests of all sets."""
         costs = self.costs(temperature)
         if costs is None:
             return None
@@ -177,7 +177,7 @@ def timed_server(texts: ServedTexts) -> TimedServer:
 def _timed_requests(
     texts: ServedTexts, ks: Sequence[int], temperature: float, prompt_set: str | None
 ) -> TimedRequests | None:
-    """Those that are not of this prompt set, and of servers that were told to reject every draft.
+    """The requests of other prompt sets, and of servers that were told to reject every draft.
 
     The latter are of all sets. None where there are none.
     """
@@ -195,7 +195,7 @@ def _timed_requests(
 def _requests(
     texts: ServedTexts, ks: Sequence[int], temperature: float, prompt_set: str | None
 ) -> TimedRequests | None:
-    """Those of the other prompt sets, whole and of shorter budgets; None where none is."""
+    """The requests of other prompt sets, whole and of shorter budgets; None without any."""
     if texts.counting is None or texts.engine.rule is None:
         return None
     names = [name for name in texts.sets_at(temperature) if name != prompt_set]
@@ -220,7 +220,7 @@ def _requests(
 
 
 def _rounds_near(setup: Setup, temperature: float) -> list[RoundTiming]:
-    """Those of servers that were told to reject every draft."""
+    """The rounds of servers that were told to reject every draft."""
     return near(where(setup.run.rounds, batch=1), temperature)
 
 
@@ -362,7 +362,7 @@ def plain_texts(texts: ServedTexts, row: ResultRow) -> Texts:
 
 @dataclass(frozen=True, eq=False)
 class _Prediction:
-    """What is predicted of a cell by other requests.
+    """The prediction of a cell by other requests.
 
     Attributes:
         row: without an interval.
@@ -472,7 +472,7 @@ def _own_prediction(server: TimedServer, row: ResultRow) -> float | None:
 
 
 def _cell(row: ResultRow) -> Cell:
-    """That a row is of."""
+    """The cell of a row."""
     assert row.temperature is not None
     return Cell(row.prompt_set or "", row.temperature, row.k)
 
@@ -481,7 +481,7 @@ def _cell(row: ResultRow) -> Cell:
 
 
 def predicted_evidence(server: TimedServer, temperature: float) -> Evidence | None:
-    """Of every K that is priced, by replay of the plain texts; None where none is."""
+    """Predicted seconds of every priced K, by replay of the plain texts; None without any."""
     latency = server.latency(temperature)
     replays = plain_replays(server, temperature, server.priced_at(temperature))
     if latency is None or replays is None:
@@ -490,20 +490,20 @@ def predicted_evidence(server: TimedServer, temperature: float) -> Evidence | No
 
 
 def predicted_speedups(server: TimedServer, temperature: float) -> dict[int, float]:
-    """Of every K that is priced, on the whole workload; empty where nothing is replayed."""
+    """The predicted speedup of every priced K on the workload; empty without replay."""
     evidence = predicted_evidence(server, temperature)
     speedups = {} if evidence is None else evidence.speedups(server.setup.weights)
     return {name.k: speedup for name, speedup in speedups.items()}
 
 
 def own_latency(setup: Setup, temperature: float) -> Latency | None:
-    """What our own loop's rounds take, where the run timed them next to the server's."""
+    """The latency of our own loop, where the run timed it next to the server."""
     visits = visits_of(setup.run.own_rounds, setup.draft, temperature)
     return None if visits is None else latency_of((), visits)
 
 
 def own_evidence(server: TimedServer, temperature: float) -> Evidence | None:
-    """What our own loop's round times predict; None where these are of no K."""
+    """Predicted seconds at our own loop's round times; None where these are of no K."""
     latency = own_latency(server.setup, temperature)
     ks = [] if latency is None else [k for k in server.asked_ks if latency.rounds.covers(k)]
     replays = plain_replays(server, temperature, ks, OWN.counting)

@@ -192,7 +192,7 @@ def _questions(server: TimedServer) -> Iterator[Question]:
 
 
 def _own_questions(server: TimedServer) -> Iterator[Question]:
-    """The same on our own loop, predicted; none of its own run."""
+    """The questions of our own loop, predicted; none of its own run."""
     engine = server.texts.engine
     if engine.name == OWN.name or server.not_predicted in NO_REPLAY:
         return
@@ -304,7 +304,7 @@ def _doubt(server: TimedServer, unstable: Sequence[Unstable], question: Question
 
 
 def served_summary(run: ServedRun, latencies: tuple[UserLatency, ...] = ()) -> ServedSummary:
-    """What the server is, and what a prediction of it is worth."""
+    """The server, and the predictions of it next to what was measured."""
     server, engine, loads = run.server, run.server.texts.engine, run.loads
     # Where some K changes what is generated, or others disturbed loads, no K is given for any load
     changed = {gate.temperature for gate in failed_gates(server.gates)}
@@ -397,7 +397,7 @@ def _whole_requests(texts: ServedTexts, temperature: float) -> list[Trial]:
 
 
 def other_ks(run: ServedRun) -> Iterator[OtherK]:
-    """What gains more at another K than at the headline's.
+    """The prompt sets and temperatures that gain more at another K than at the headline's.
 
     A prompt set of the headline's temperature, or the whole workload at another one. Nothing
     where the headline is undecided, or speculation is in doubt.
@@ -464,7 +464,7 @@ def _positions(run: ServedRun) -> Iterator[AcceptanceByPosition]:
 
 
 def _latencies(run: ServedRun) -> tuple[UserLatency, ...]:
-    """What users wait for, of requests sent one by one and of loads."""
+    """Waits of users, of requests sent one by one and of loads."""
     texts, setup = run.server.texts, run.server.setup
     engine, weights, config = texts.engine, request_weights(setup), setup.run.config
     tpot_ms, ttft_ms = config.get("tpot_ms"), config.get("ttft_ms")
@@ -491,7 +491,7 @@ def _servers(server: TimedServer) -> StartedServers | None:
 
 
 def _memory(run: ServedRun) -> ServedMemory | None:
-    """What the draft takes next to the target, at the verdict's K or else the largest."""
+    """The memory of draft and target at the verdict's K or else the largest."""
     setup, engine = run.server.setup, run.server.texts.engine
     commands = {each.k: each for each in engine.commands}  # of most slots
     k = next((answer.k for answer in run.workloads), 0)
@@ -517,7 +517,7 @@ def _memory(run: ServedRun) -> ServedMemory | None:
 
 
 def _cache_types(engine: ServingEngine, flags: Sequence[str]) -> tuple[str | None, str | None]:
-    """Of the target's cache and the draft's, with these flags of the user; None: as loaded."""
+    """Types of the target's cache and the draft's, by the user's flags; None: as loaded."""
     names = spec_of(engine.name).cache_flags
     if names is None:
         return None, None
@@ -530,7 +530,7 @@ def _cache_types(engine: ServingEngine, flags: Sequence[str]) -> tuple[str | Non
 
 
 def _caveats(run: ServedRun, latencies: Sequence[UserLatency]) -> Iterator[Caveat]:
-    """What to mind of this server, the most serious first."""
+    """The caveats of this server, the most serious first."""
     server, setup, texts = run.server, run.server.setup, run.server.texts
     yield from gate_caveats(server.gates, texts.engine.rule)
     scored = setup.described_draft(setup.draft).dtype
@@ -559,6 +559,6 @@ def _caveats(run: ServedRun, latencies: Sequence[UserLatency]) -> Iterator[Cavea
 
 
 def _may_be_named(texts: ServedTexts, cells: Sequence[LoadCell], cell: LoadCell) -> bool:
-    """Whether a schedule may name the K of a cell."""
+    """True where a schedule may name the K of a cell."""
     at = where(cells, temperature=cell.temperature, concurrency=cell.concurrency)
     return not cell.k or cell.k in _enough({c.k: c.visits for c in at if c.k}, texts)

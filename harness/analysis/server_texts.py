@@ -1,4 +1,4 @@
-"""What a server run stored: its requests, and their texts as the pair sees them, with replay."""
+"""The stored requests of a server run, and their texts as the pair sees them, with replay."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ class Texts:
         return [trace for _, trace in self.pairs]
 
     def of(self, prompt_sets: Iterable[str]) -> "Texts":
-        """Those of some prompt sets."""
+        """The texts of some prompt sets."""
         names = set(prompt_sets)
         return Texts(tuple(pair for pair in self.pairs if pair[0].prompt_set in names))
 
@@ -124,11 +124,11 @@ class ServedTexts:
 
     @property
     def scored(self) -> bool:
-        """Whether the pair scored any text."""
+        """True where the pair scored any text."""
         return bool(self._traces)
 
     def trace_of(self, trial: Trial) -> TextTrace | None:
-        """What the pair says of what a request's rounds emitted; None where it was not scored.
+        """The trace of the text that a request's rounds emitted; None where it was not scored.
 
         The text is all of a scored one, or its beginning, where a request had a smaller budget.
         """
@@ -211,7 +211,7 @@ def served_texts(setup: Setup) -> ServedTexts:
 
 
 def _shared_visits(trials: Sequence[Trial]) -> dict[Cell, int]:
-    """Of each cell, the visits that both it and plain decoding finished.
+    """The number of visits of each cell that both it and plain decoding finished.
 
     Fewest of a prompt, of those that both ever finished: the others are failures of their own.
     """

@@ -69,7 +69,7 @@ def unstable_steps(
 
 
 def _verifies(forwards: Sequence[StepTiming]) -> list[Unstable]:
-    """Of a step and verifies of rising length: those unlike it, below it, or a shorter one."""
+    """The verifies of rising length that are unlike the step, below it, or below a shorter one."""
     step, *verifies = forwards
     unstable: list[Unstable] = []
     slowest = step

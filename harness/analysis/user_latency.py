@@ -1,4 +1,4 @@
-"""What users of a server wait for: the first token, each further one, and the whole answer.
+"""Waits of a server's users: for the first token, each further one, and the whole answer.
 
 A request is one prompt in one visit, as it was, on the client's clock; a speedup rests on times
 that are settled over visits, and a wait is whatever it was. The server's own clock says what came
@@ -28,7 +28,7 @@ PERCENTS = (50, 95, 99)
 
 @dataclass(frozen=True)
 class Goals:
-    """What users shall wait for at most, seconds; None where there is no such goal."""
+    """The longest waits that are wanted, seconds; None where there is no such goal."""
 
     per_token_s: float | None = None
     first_token_s: float | None = None
@@ -140,7 +140,7 @@ def under_load(
 
 
 def _behind(timing: LoadTiming) -> float | None:
-    """How much longer the server took than requests came, relative to that time.
+    """The server's time beyond the time in which requests came, relative to it.
 
     Of what came after the last arrival, that is what exceeds the time that requests took at first,
     before others could be waiting. None in a run that did not store when they were due.
@@ -170,7 +170,7 @@ def _waited(
     tokens: int,
     engine: ServingEngine,
 ) -> _Waited:
-    """Of a request whose `tokens` took `decode_s` of it; our own loop's first is among these."""
+    """The waits of a request; its `tokens`, our own loop's first among them, took `decode_s`."""
     first_s = None
     if request_s is not None and decode_s is not None and engine.first_position != 0:
         first_s = request_s - decode_s
@@ -181,7 +181,7 @@ def _waited(
 
 
 def _counted(waited: Sequence[_Waited], weights: Weights) -> list[_Waited]:
-    """Those of prompt sets that count."""
+    """The requests of prompt sets that count."""
     return [each for each in waited if weights is None or weights.get(each.prompt_set, 1.0) > 0]
 
 
@@ -202,7 +202,7 @@ def _waits(waited: Sequence[_Waited], weights: Weights) -> dict[str, Any]:
 def _percentiles(
     prompt_sets: Sequence[str], times: Sequence[float | None], weights: Weights
 ) -> Percentiles | None:
-    """Of the times that are known, each of a prompt set; None of none."""
+    """The percentiles of the known times, each of a prompt set; None without any."""
     known = [pair for pair in zip(prompt_sets, times, strict=True) if pair[1] is not None]
     if not known:
         return None

@@ -92,7 +92,7 @@ MOST_TIMES = 10
 
 
 class Candidate(NamedTuple):
-    """What a verdict chooses from: a draft at one K above 0."""
+    """A draft at one K above 0, of which a verdict chooses one."""
 
     draft: str
     k: int
@@ -113,7 +113,7 @@ class Timed:
     breakeven_alpha: float | None = None
 
     def rows(self, keep: NDArray[np.bool_] | NDArray[np.intp]) -> "Timed":
-        """Of some prompts."""
+        """The rows of some prompts."""
         counts = (self.accepted, self.judged)
         accepted, judged = (None if each is None else each[keep] for each in counts)
         seconds, tokens = self.seconds[keep], self.tokens[keep]
@@ -134,7 +134,7 @@ class MeasuredPairs:
 
 @dataclass(frozen=True, eq=False)
 class CostError:
-    """What the rounds of candidates may cost more or less than was taken, on all prompts alike.
+    """The error of what rounds of candidates cost, the same on all prompts.
 
     Attributes:
         moves: by (draft, K), [factor]: by how much a standard deviation of each independent factor
@@ -212,7 +212,7 @@ class Evidence:
         )
 
     def two_phase(self, weights: Weights, seed: int) -> TwoPhase | None:
-        """What the measured pairs say of the workload; None without, or with too few prompts."""
+        """The estimate by measured pairs; None without them, or with too few prompts."""
         if self.pairs is None:
             return None
         shares = set_weights(self.prompt_sets, weights)
@@ -240,7 +240,7 @@ class Evidence:
         return measured, math.exp(log_speedup)
 
     def speedups(self, weights: Weights) -> dict[Candidate, float]:
-        """Of the whole workload; empty without a prompt that is complete in every cell."""
+        """The speedups on the workload; empty without a prompt that is complete in every cell."""
         if not self.names or not self.candidates:
             return {}
         speedups = np.exp(self.workload(weights).log_speedups()).tolist()
@@ -327,7 +327,7 @@ def _kept(trials: Sequence[Trial]) -> dict[int, dict[PromptId, Array]]:
 
 
 def _mostly_failed(trials: Sequence[Trial]) -> bool:
-    """Whether more than half of the prompts of any set failed."""
+    """True where more than half of the prompts of any set failed."""
     prompts = {(t.prompt_set, t.conversation) for t in trials}
     failed = {(t.prompt_set, t.conversation) for t in trials if t.status == "failed"}
     sizes, failures = (Counter(name for name, _ in each) for each in (prompts, failed))
@@ -422,7 +422,7 @@ def _fit(
 def _measured_part(
     fit: TwoPhase | CrossFit, pairs: MeasuredPairs | None, workload: Workload, level: float
 ) -> MeasuredPart | None:
-    """What a verdict by measured pairs, at a level, rests on."""
+    """The measured part of a verdict, at a level; None without measured pairs."""
     if pairs is None or not isinstance(fit, TwoPhase):
         return None
     timing = fit.on_these_prompts()
@@ -461,12 +461,12 @@ def in_turn(
 
 
 def settled(verdict: Answer) -> bool:
-    """Whether more measurements would change nothing: it is decided, or too near 1 to matter."""
+    """True where a verdict is decided, or too near 1 for more measurements to matter."""
     return verdict.decision != "undecided" or verdict.reason == "near_one"
 
 
 def needs_pairs(verdict: Answer) -> bool:
-    """Whether a run in looks goes on for its sake: it is open, and further pairs may decide it.
+    """True where a run in looks goes on for a verdict: open, and further pairs may decide it.
 
     A prompt set is given up where they are unlikely to; the workload never is.
     """
@@ -477,7 +477,7 @@ def needs_pairs(verdict: Answer) -> bool:
 
 
 def _too_few(workload: Workload, pairs: MeasuredPairs | None) -> Values:
-    """How many prompts there are and how many are needed: replayed ones, else measured ones."""
+    """The number of prompts and the number needed: replayed ones, else measured ones."""
     prompts = len(workload.prompt_sets)
     if prompts < MIN_PROMPTS or pairs is None:
         return {"prompts": prompts, "needed": MIN_PROMPTS}
@@ -485,7 +485,7 @@ def _too_few(workload: Workload, pairs: MeasuredPairs | None) -> Values:
 
 
 def _why_undecided(fit: TwoPhase | CrossFit, workload: Workload, level: float) -> Doubt:
-    """What keeps the interval from deciding, and what would change it."""
+    """The reason that the interval does not decide, and what would change it."""
     interval = fit.interval(level)
     if interval.lo >= 1.0 - NEAR and interval.hi <= 1.0 + NEAR:
         return "near_one", {"near": NEAR}
