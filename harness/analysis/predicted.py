@@ -29,10 +29,16 @@ from harness.analysis.latency import Latency
 from harness.analysis.prediction_error import Gap
 from harness.analysis.replayed import Replays
 from harness.analysis.server_costs import ServerCosts
-from harness.analysis.verdict import Candidate, CostError, Evidence, Timed
+from harness.analysis.verdict import Candidate, Evidence, Timed
 from harness.records import Cell, ResultRow, Trial, UserError
-from harness.stats.crossfit import VisitCosts
-from harness.stats.jackknife import Array, Interval, Variance, share_interval
+from harness.stats.crossfit import KNOWN, SharedError, VisitCosts
+from harness.stats.jackknife import (
+    Array,
+    Interval,
+    Variance,
+    independent_errors,
+    share_interval,
+)
 from harness.summary import CategoryAlpha
 from harness.theory.replay import Replayed
 
@@ -85,7 +91,7 @@ def evidence_of(replays: Replays, latencies: Latencies) -> Evidence:
             for name, counts in replays.candidates.items()
             if latencies[name.draft].visits is not None
         },
-        cost_errors=tuple(_cost_errors(replays, latencies)),
+        shared=tuple(_cost_errors(replays, latencies)),
     )
 
 
@@ -103,41 +109,33 @@ def predict(replays: Replays, latencies: Latencies) -> Predicted:
     return Predicted(replays, latencies, evidence_of(replays, latencies))
 
 
-def _cost_errors(replays: Replays, latencies: Latencies) -> Iterator[CostError]:
+def _cost_errors(replays: Replays, latencies: Latencies) -> Iterator[SharedError]:
     """The errors of a server's costs, which are the same on all prompts.
 
     Leaving out a part of that server's prompts changes the costs of all drafts. Its own run may
     show an error beyond that, at each K. Where a draft was not measured there, its costs may be
-    anywhere between two ends.
+    anywhere between two ends. One engine prices all drafts, or none of them.
     """
-    served = {
-        name: (each, counts)
-        for name, counts in replays.candidates.items()
-        if (each := latencies[name.draft].served) is not None
-    }
+    every, tokens, requests = replays.candidates, replays.new_tokens, _texts(replays)
+    served = {n: each for n in every if (each := latencies[n.draft].served) is not None}
     if not served:
         return
-    tokens, requests = replays.new_tokens, _texts(replays)
 
-    def log_costs(of: Sequence[ServerCosts], counts: Replayed) -> Array:
-        return -np.log([each.speedup(tokens, counts, requests) for each in of])
+    def log_costs(name: Candidate, of: Sequence[ServerCosts]) -> Array:
+        return -np.log([each.speedup(tokens, every[name], requests) for each in of])
 
-    parts = {name: log_costs(each.without, counts) for name, (each, counts) in served.items()}
-    number = len(next(iter(parts.values())))
-    scale = np.sqrt((number - 1) / number)
-    moves = {name: scale * (logs - logs.mean()) for name, logs in parts.items()}
-    yield CostError(moves, float(number - 1))
-    variance, degrees = next(iter(served.values()))[0].error
-    by_k = np.sqrt(variance) * np.eye(len(replays.ks))
-    yield CostError({name: by_k[replays.ks.index(name.k)] for name in served}, degrees)
+    parts = np.stack([log_costs(name, each.without) for name, each in served.items()])
+    yield SharedError(independent_errors(parts), float(parts.shape[1] - 1))
+    variance, degrees = next(iter(served.values())).error
+    of_k = [replays.ks.index(name.k) for name in served]
+    yield SharedError(np.sqrt(variance) * np.eye(len(replays.ks))[of_k], degrees)
     for draft in replays.drafts:
-        between = {
-            name: np.diff(log_costs(each.ends, counts)) / np.sqrt(12.0)
-            for name, (each, counts) in served.items()
-            if name.draft == draft and each.ends is not None
-        }
-        if between:
-            yield CostError(between)
+        priced = latencies[draft].served
+        if priced is not None and (ends := priced.ends) is not None:
+            between = [
+                np.diff(log_costs(n, ends)) if n.draft == draft else np.zeros(1) for n in served
+            ]
+            yield SharedError(np.stack(between) / np.sqrt(12.0), KNOWN)
 
 
 # ---- speedups with their intervals ---------------------------------------------------------------

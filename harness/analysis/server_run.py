@@ -53,7 +53,7 @@ from harness.analysis.server_texts import ServedTexts, served_texts
 from harness.analysis.setup import Setup, request_weights, run_facts, shares_of_sets
 from harness.analysis.unstable import impossible, unstable_cells
 from harness.analysis.user_latency import Goals, one_by_one, under_load
-from harness.analysis.verdict import Candidate, CostError, Evidence, evidence_from_trials
+from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials
 from harness.records import GREEDY, Cell, ServingEngine, Trial, where
 from harness.serving.engines import OWN, spec_of
 from harness.stats.jackknife import CONFIDENCE, speedup_interval, token_weights
@@ -260,7 +260,7 @@ def _chosen_evidence(server: TimedServer, temperature: float) -> Evidence | None
     predicted = evidence_of(replays, {draft: latency})
     kept = np.array([rows[name] for name in predicted.names])
     plain, timed = measured.baseline.rows(kept), measured.candidates[chosen].rows(kept)
-    of_chosen_s = predicted.candidates[chosen].seconds
+    of_chosen_s, row = predicted.candidates[chosen].seconds, [*predicted.candidates].index(chosen)
     made = 0 if looks is None else looks.made_at(temperature)
     return replace(
         predicted,
@@ -272,12 +272,8 @@ def _chosen_evidence(server: TimedServer, temperature: float) -> Evidence | None
             )
             for name, each in predicted.candidates.items()
         },
-        cost_errors=tuple(
-            CostError(
-                {name: moves - error.moves[chosen] for name, moves in error.moves.items()},
-                error.degrees,
-            )
-            for error in predicted.cost_errors
+        shared=tuple(
+            replace(error, moves=error.moves - error.moves[row]) for error in predicted.shared
         ),
         named=chosen,
     )

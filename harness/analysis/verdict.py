@@ -49,7 +49,6 @@ from harness.analysis.cells import (
 )
 from harness.records import Trial, grouped
 from harness.stats.crossfit import (
-    KNOWN,
     CrossFit,
     SharedError,
     VisitCosts,
@@ -133,20 +132,6 @@ class MeasuredPairs:
 
 
 @dataclass(frozen=True, eq=False)
-class CostError:
-    """The error of what rounds of candidates cost, the same on all prompts.
-
-    Attributes:
-        moves: by (draft, K), [factor]: by how much a standard deviation of each independent factor
-            moves the logarithm of the candidate's seconds. Candidates share the factors.
-        degrees: of freedom of these standard deviations.
-    """
-
-    moves: Mapping[Candidate, Array]
-    degrees: float = KNOWN
-
-
-@dataclass(frozen=True, eq=False)
 class Evidence:
     """One temperature's measurements on the prompts that every cell completed."""
 
@@ -163,8 +148,8 @@ class Evidence:
     # The only one that was measured, on all prompts, where replay chose it: the seconds of others
     # follow from its own as replay has their rounds differ
     named: Candidate | None = None
-    # Of seconds that are predicted by what requests of a server cost
-    cost_errors: tuple[CostError, ...] = ()
+    # Of seconds that are predicted by what requests of a server cost: errors of all prompts alike
+    shared: tuple[SharedError, ...] = ()
     # Where candidates were dropped at looks, the shares of the prompts at each, the last one this
     looks: tuple[float, ...] = ()
 
@@ -208,7 +193,7 @@ class Evidence:
             prompt_sets=joined_sets.prompt_sets,
             weights=joined_sets.weights,
             visits=evidence._visits(),
-            shared=evidence._shared_errors(),
+            shared=evidence.shared,
         )
 
     def two_phase(self, weights: Weights, seed: int) -> TwoPhase | None:
@@ -257,17 +242,6 @@ class Evidence:
             for names in grouped(self.visit_costs, lambda name: name.draft).values()
         )
         return tuple(group for group in groups if group.costs.shape[1] > 1)
-
-    def _shared_errors(self) -> tuple[SharedError, ...]:
-        """The errors of costs, with no move where one does not concern a candidate."""
-        return tuple(
-            SharedError(
-                np.stack([error.moves.get(name, np.zeros(factors)) for name in self.candidates]),
-                error.degrees,
-            )
-            for error in self.cost_errors
-            for factors in [len(next(iter(error.moves.values())))]
-        )
 
     def alphas(self, name: Candidate, weights: Weights) -> Values:
         """A candidate's alpha on the weighted workload, and the alpha that it needs."""
