@@ -155,8 +155,7 @@ def _only(
         return None if counted - {*replays.prompt_sets} else (predicted, shares)
     if prompt_set not in replays.prompt_sets:
         return None
-    evidence = predicted.evidence.only([prompt_set])
-    return replace(predicted, replays=replays.only([prompt_set]), evidence=evidence), None
+    return replace(predicted, replays=replays.only([prompt_set])), None
 
 
 def _rounds(predicted: Predicted, shares: Weights, draft: str | None) -> tuple[RoundTokens, ...]:

@@ -61,7 +61,7 @@ def check_of_pairs(
     return replay_check(cell, trials, replays, candidate)
 
 
-def replay_holds(check: ReplayCheck | None) -> bool:
+def rounds_as_replayed(check: ReplayCheck | None) -> bool:
     """True where rounds emit, and draft, as many tokens as replay expects."""
     if check is None or check.gap_in_standard_errors is None:
         return False

@@ -13,6 +13,7 @@ plain token of the others (`RoundTimes.other_plain_s`), its seconds as they were
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -101,12 +102,11 @@ class Predicted:
 
     replays: Replays
     latencies: Latencies
-    evidence: Evidence
 
-
-def predict(replays: Replays, latencies: Latencies) -> Predicted:
-    """The predictions of replayed drafts at their costs."""
-    return Predicted(replays, latencies, evidence_of(replays, latencies))
+    @cached_property
+    def evidence(self) -> Evidence:
+        """The predicted seconds of every candidate on each prompt."""
+        return evidence_of(self.replays, self.latencies)
 
 
 def _cost_errors(replays: Replays, latencies: Latencies) -> Iterator[SharedError]:
@@ -209,10 +209,7 @@ def replayed_rows(
         gains = speedups(evidence_of(part, latencies), error=error)
         baseline = latencies[part.drafts[0]]
         rows.append(_baseline_row(part, baseline, model))
-        for name in part.candidates:
-            latency = latencies[name.draft]
-            factor = baseline.rounds.baseline_s / latency.rounds.baseline_s
-            rows.append(_scaled(_row(name, part, latency, gains[name], model), factor))
+        rows += [_row(name, part, latencies, gains[name], model) for name in part.candidates]
     engine = latencies[replays.drafts[0]].served
     return rows if engine is None else [replace(row, engine=engine.engine) for row in rows]
 
@@ -264,13 +261,6 @@ def _predicted_cell(row: ResultRow, latency: Latency, tokens_per_round: float | 
     )
 
 
-def _scaled(row: ResultRow, factor: float) -> ResultRow:
-    """A row's times on the machine as it was when the baseline's plain token was timed."""
-    names = ("ms_per_token", "ms_per_token_p50", "ms_per_token_p90", "ttft_ms")
-    times = {name: value * factor for name in names if (value := getattr(row, name)) is not None}
-    return replace(row, **times, tokens_per_second=ratio(row.tokens_per_second, factor))
-
-
 def _timed(part: Replays, k: int, seconds: Array, model: str) -> ResultRow:
     """A row with the numbers that follow from decode seconds per prompt."""
     row = ResultRow(
@@ -295,32 +285,39 @@ def _baseline_row(part: Replays, latency: Latency, model: str) -> ResultRow:
     return replace(row, ttft_ms=ttft_ms, request_speedup=1.0)
 
 
-def _row(name: Candidate, part: Replays, latency: Latency, gain: Speedup, model: str) -> ResultRow:
-    counts, plain_s = part.candidates[name], latency.rounds.baseline_s
+def _row(
+    name: Candidate, part: Replays, latencies: Latencies, gain: Speedup, model: str
+) -> ResultRow:
+    """The row of a candidate, on the machine as it was when the first draft was timed."""
+    counts, latency = part.candidates[name], latencies[name.draft]
+    plain_s = latencies[part.drafts[0]].rounds.baseline_s
     seconds = plain_s * latency.rounds_cost(counts, _texts(part))
-    bounds = gain.interval
+    speedup_lo, speedup_hi = gain.interval or (None, None)
     alphas = share_interval(counts.accepted, counts.judged, part.prompt_sets)
+    alpha_lo, alpha_hi = alphas or (None, None)
     row = replace(
         with_counts(_timed(part, name.k, seconds, model), counts),
         draft=name.draft,
-        alpha_lo=alphas.lo if alphas else None,
-        alpha_hi=alphas.hi if alphas else None,
+        alpha_lo=alpha_lo,
+        alpha_hi=alpha_hi,
         rule=part.rule,
         speedup=gain.value,
-        speedup_lo=bounds.lo if bounds else None,
-        speedup_hi=bounds.hi if bounds else None,
+        speedup_lo=speedup_lo,
+        speedup_hi=speedup_hi,
         breakeven_alpha=latency.rounds.break_even_alpha(name.k),
     )
-    plain = _prefill_seconds(part, latency)
-    both = _prefill_seconds(part, latency, name.draft)
-    if plain is None or both is None:
+    prefills = [_prefill_seconds(part, latency, draft) for draft in (None, name.draft)]
+    known = [prefill_s for prefill_s in prefills if prefill_s is not None]
+    if len(known) < 2:
         return row
-    before = plain.sum() + part.new_tokens.sum() * plain_s
+    plain, both = (plain_s / latency.rounds.baseline_s * prefill_s for prefill_s in known)
     round_s = float(seconds.sum() / counts.rounds.sum())
     return replace(
         row,
         ttft_ms=1e3 * float(np.median(both / _texts(part)) + round_s),
-        request_speedup=float(before / (both.sum() + seconds.sum())),
+        request_speedup=float(
+            (plain.sum() + part.new_tokens.sum() * plain_s) / (both.sum() + seconds.sum())
+        ),
     )
 
 
@@ -351,14 +348,9 @@ def _prefill_seconds(replays: Replays, latency: Latency, draft: str | None = Non
 # ---- alpha by category ---------------------------------------------------------------------------
 
 
-def category_k(replays: Replays) -> int:
-    """The K at which drafts are compared part by part: CATEGORY_K, or the nearest there is."""
-    return min(replays.ks, key=lambda k: (abs(k - CATEGORY_K), k))
-
-
 def category_alpha(replays: Replays) -> tuple[CategoryAlpha, ...]:
     """Alpha of every draft on every category, at one K for all, since alpha drifts with K."""
-    k = category_k(replays)
+    k = min(replays.ks, key=lambda each: (abs(each - CATEGORY_K), each))
     pairs = zip(replays.categories, replays.prompt_sets, strict=True)
     names = [category or prompt_set for category, prompt_set in pairs]
     rows: list[CategoryAlpha] = []
@@ -366,7 +358,7 @@ def category_alpha(replays: Replays) -> tuple[CategoryAlpha, ...]:
         part = replays.rows([name == category for name in names])
         for draft in part.drafts:
             counts = part.candidates[Candidate(draft, k)]
-            bounds = share_interval(counts.accepted, counts.judged)
+            lo, hi = share_interval(counts.accepted, counts.judged) or (None, None)
             rows.append(
                 CategoryAlpha(
                     temperature=part.temperature,
@@ -377,8 +369,8 @@ def category_alpha(replays: Replays) -> tuple[CategoryAlpha, ...]:
                     accepted=float(counts.accepted.sum()),
                     judged=float(counts.judged.sum()),
                     alpha=alpha_of(counts),
-                    alpha_lo=bounds.lo if bounds else None,
-                    alpha_hi=bounds.hi if bounds else None,
+                    alpha_lo=lo,
+                    alpha_hi=hi,
                 )
             )
     return tuple(rows)

@@ -22,8 +22,8 @@ from harness.analysis.latency import (
     typed_latency,
     without_rounds,
 )
-from harness.analysis.predicted import Predicted, predict
-from harness.analysis.replayed import Limits, Replays, decoded, replay_drafts, replayed
+from harness.analysis.predicted import Predicted
+from harness.analysis.replayed import Limits, decoded, replay_drafts, replayed
 from harness.analysis.setup import Setup, stop_threshold, timed_apart
 from harness.records import DraftConfidence, Rule, TextKey, TextTrace, UserError, grouped
 from harness.serving.engines import with_lines
@@ -60,10 +60,6 @@ class ScoredDrafts:
         accepted_by: list[Rule] = [spec.rule for spec in with_lines().values() if spec.rule]
         return [*dict.fromkeys((self.setup.rule, *accepted_by))]
 
-    def looks_up(self, draft: str) -> bool:
-        """True where a draft's tokens are looked up, by its traces."""
-        return draft in self.traces and self.traces[draft][0].chosen
-
     def predicted(self, rule: Rule, temperature: float) -> Predicted | None:
         """The predictions of the drafts scored and timed at a temperature; None without any."""
         if (rule, temperature) not in self._made:
@@ -76,10 +72,6 @@ class ScoredDrafts:
         self, drafts: Sequence[str], rule: Rule, temperature: float
     ) -> Predicted | None:
         """Some of the drafts, on the prompts that all of these scored."""
-        replays = self._replays(drafts, rule, temperature)
-        return replays and predict(replays, self.latencies[temperature])
-
-    def _replays(self, drafts: Sequence[str], rule: Rule, temperature: float) -> Replays | None:
         setup, latencies = self.setup, self.latencies.get(temperature, {})
         # Engines with the other rules stop no drafting early
         adaptive = setup.adaptive and rule == setup.rule
@@ -93,7 +85,7 @@ class ScoredDrafts:
         counts_of = self._adaptive_counts if adaptive else None
         if setup.priced_by is not None:  # as that engine drafts near a text's end
             counts_of = partial(replayed, limits=_limits(setup, max(ks)))
-        return replay_drafts(traces, rule, ks, temperature, counts_of)
+        return Predicted(replay_drafts(traces, rule, ks, temperature, counts_of), latencies)
 
     def _adaptive_counts(
         self, texts: Sequence[TextTrace], rule: Rule, ks: Sequence[int]

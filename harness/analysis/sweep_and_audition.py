@@ -33,7 +33,7 @@ from harness.analysis.pairs import (
     evidence_from_pairs,
     measured_pairs,
     pairs_of,
-    replay_holds,
+    rounds_as_replayed,
 )
 from harness.analysis.predicted import (
     Predicted,
@@ -168,23 +168,17 @@ def _evidence_at(drafts: ScoredDrafts, trials: Sequence[Trial], temperature: flo
         return evidence_from_trials(trials, draft=draft, temperature=temperature, times=times)
     pairs, candidate = pairs_of(trials, temperature, k), Candidate(draft, k)
     predicted = drafts.predicted(setup.rule, temperature)
-    if latency and predicted and replay_holds(_check_of_pairs(drafts, trials, temperature, k)):
+    if (
+        latency
+        and predicted
+        and rounds_as_replayed(check_of_pairs(pairs, predicted.replays, candidate))
+    ):
         shares = look_shares(max(1, looks.made_at(temperature)))
         measured = measured_pairs(pairs, predicted.replays, latency, candidate, shares)
         if measured is not None:
             return replace(predicted.evidence, pairs=measured)
     alpha = times.break_even_alpha(k) if times else None
     return evidence_from_pairs(pairs, temperature, candidate, alpha)
-
-
-def _check_of_pairs(
-    drafts: ScoredDrafts, trials: Sequence[Trial], temperature: float, k: int
-) -> ReplayCheck | None:
-    predicted = drafts.predicted(drafts.setup.rule, temperature)
-    if predicted is None:
-        return None
-    pairs = pairs_of(trials, temperature, k)
-    return check_of_pairs(pairs, predicted.replays, Candidate(drafts.setup.draft, k))
 
 
 def errors_of(run: PairRun) -> dict[float, PredictionError]:
@@ -391,7 +385,8 @@ def _explained(
         return None
     draft = verdict.named[0] or run.setup.draft
     latency = run.drafts.latencies.get(verdict.temperature, {}).get(draft)
-    if latency is None or run.drafts.looks_up(draft):
+    texts = run.drafts.traces.get(draft)
+    if latency is None or (texts and texts[0].chosen):
         return None
     measured = run.setup.run.manifest.bandwidth
     floors = latencies if measured is None or measured.plausible else ()
