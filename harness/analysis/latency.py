@@ -27,13 +27,12 @@ import numpy as np
 from harness.analysis.device import architecture
 from harness.analysis.server_costs import ServerCosts
 from harness.analysis.setup import Setup
-from harness.analysis.unstable import unstable_steps
 from harness.records import GREEDY, LatencyRow, RoundTiming, StepTiming, UserError, grouped, where
 from harness.stats.crossfit import TRIMMED
 from harness.stats.jackknife import Array
 from harness.storage import StoredRun
 from harness.storage.manifest import Manifest, ModelEntry
-from harness.summary import Basis, CeilingAtK, RoundSummary, StepSummary, Unstable
+from harness.summary import Basis, CeilingAtK, RoundSummary, StepSummary
 from harness.theory.architecture import COUNTED
 from harness.theory.replay import Replayed
 from harness.theory.roofline import ReadingModel, with_floors
@@ -56,7 +55,7 @@ SURE_OF_A_STEP = 0.5
 
 
 @dataclass(frozen=True, eq=False)
-class Visits:
+class TimedVisits:
     """The visits that timed one draft at one temperature.
 
     Attributes:
@@ -138,7 +137,7 @@ class Latency:
     """
 
     rounds: RoundTimes
-    visits: Visits | None = None
+    visits: TimedVisits | None = None
     steps: StepTimes | None = None
     timings: tuple[StepTiming, ...] = ()
     served: ServedTimes | None = None
@@ -184,11 +183,6 @@ class Latency:
             return None
         return np.interp(lengths, known, seconds)
 
-    @property
-    def context_tokens(self) -> int | None:
-        """In the cache before the timed steps; None where the times were typed in."""
-        return next((t.context_tokens for t in self.timings if t.kind == "step"), None)
-
     def relative(self, k: int) -> Array:
         """R(n) / R(0) by how many tokens a round proposes, n = 0..k, shape (k + 1,)."""
         return np.array([self.rounds.relative(n) for n in range(k + 1)])
@@ -215,10 +209,6 @@ class Latency:
         rounds = counts.proposals.sum(axis=0)
         return self.by_visit(counts.k) @ rounds / (rounds @ self.relative(counts.k))
 
-    def unstable(self) -> tuple[Unstable, ...]:
-        """The target's forwards whose times cannot be right."""
-        return unstable_steps(self.timings, self.rounds.plain_s if self.visits else None)
-
     def summary(self, draft: str) -> StepSummary | None:
         """The steps' medians as a report shows them; None where none were timed."""
         if self.steps is None:
@@ -227,7 +217,7 @@ class Latency:
             draft=draft,
             draft_step_s=self.steps.draft_s,
             target_step_s=self.steps.target_s,
-            context_tokens=self.context_tokens,
+            context_tokens=next((t.context_tokens for t in self.timings if t.kind == "step"), None),
             target_prefill_s=self._prefill_per_token("target"),
             draft_prefill_s=self._prefill_per_token("draft"),
         )
@@ -417,7 +407,7 @@ def step_times(timings: Sequence[StepTiming]) -> StepTimes:
 # ---- from timings to what a draft costs ----------------------------------------------------------
 
 
-def visits_of(timings: Sequence[RoundTiming], draft: str, temperature: float) -> Visits | None:
+def visits_of(timings: Sequence[RoundTiming], draft: str, temperature: float) -> TimedVisits | None:
     """The visits of a draft at the nearest temperature; None without a whole visit."""
     timings = near(where(timings, draft=draft, batch=1), temperature)
     if not timings:
@@ -440,7 +430,7 @@ def visits_of(timings: Sequence[RoundTiming], draft: str, temperature: float) ->
     if not complete or not ks:
         return None
     table = np.array([[seconds[k] for k in (0, *ks)] for seconds in complete])
-    return Visits(timings[0].temperature, table[:, 0], ks, table[:, 1:] / table[:, :1])
+    return TimedVisits(timings[0].temperature, table[:, 0], ks, table[:, 1:] / table[:, :1])
 
 
 def near(timings: Sequence[RoundTiming], temperature: float) -> list[RoundTiming]:
@@ -463,7 +453,7 @@ def can_pay(timings: Sequence[RoundTiming], draft: str) -> bool:
     known; a ceiling that its error may put above 1 counts as one that is.
     """
 
-    def may(visits: Visits) -> bool:
+    def may(visits: TimedVisits) -> bool:
         ceilings = (np.array(visits.ks) + 1) / visits.mean_ratios
         highest = ceilings * np.exp(SURELY * np.maximum(visits.errors, PRECISE))
         return bool(((ceilings > CEILING_THAT_LOSES) & (highest >= 1.0)).any())
@@ -483,13 +473,15 @@ def timed_precisely(timings: Sequence[RoundTiming], draft: str) -> bool:
     )
 
 
-def _at_each_temperature(timings: Sequence[RoundTiming], draft: str) -> Iterator[Visits | None]:
+def _at_each_temperature(
+    timings: Sequence[RoundTiming], draft: str
+) -> Iterator[TimedVisits | None]:
     temperatures = {timing.temperature for timing in timings if timing.draft == draft}
     return (visits_of(timings, draft, value) for value in temperatures)
 
 
 def latency_of(
-    timings: Sequence[StepTiming], visits: Visits | None = None, *, lookup: bool = False
+    timings: Sequence[StepTiming], visits: TimedVisits | None = None, *, lookup: bool = False
 ) -> Latency:
     """The latency of a draft by its visits; without any, by its steps."""
     timings = tuple(reference(timings))

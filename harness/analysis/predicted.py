@@ -31,7 +31,7 @@ from harness.analysis.prediction_error import Gap
 from harness.analysis.replayed import Replays
 from harness.analysis.server_costs import ServerCosts
 from harness.analysis.verdict import Candidate, Evidence, Timed
-from harness.records import Cell, ResultRow, Trial, UserError
+from harness.records import Cell, ResultRow, Trial
 from harness.stats.crossfit import KNOWN, SharedError, VisitCosts
 from harness.stats.jackknife import (
     Array,
@@ -54,22 +54,11 @@ def alpha_of(counts: Replayed) -> float | None:
     return counts.alpha if counts.judged.sum() > 0.0 else None
 
 
-def _check_times(replays: Replays, latencies: Latencies) -> None:
-    """Refuse a draft that was not timed, or a K beyond what was."""
-    for name in replays.candidates:
-        if name.draft not in latencies:
-            raise UserError(
-                f"latency: draft {name.draft!r} was not timed; time it or type its times in"
-            )
-        latencies[name.draft].rounds.at(name.k)
-
-
 # ---- what a verdict rests on ---------------------------------------------------------------------
 
 
 def evidence_of(replays: Replays, latencies: Latencies) -> Evidence:
     """Predicted decode seconds of every candidate on each prompt."""
-    _check_times(replays, latencies)
     tokens, requests, first = replays.new_tokens, _texts(replays), latencies[replays.drafts[0]]
     baseline_s = first.rounds.baseline_s
     return Evidence(

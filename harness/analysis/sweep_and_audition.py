@@ -47,7 +47,7 @@ from harness.analysis.prediction_error import Gap, PredictionError, prediction_e
 from harness.analysis.replayed import replay_check
 from harness.analysis.scored_drafts import ScoredDrafts, scored_drafts
 from harness.analysis.setup import Setup, model_facts, run_facts, shares_of_sets
-from harness.analysis.unstable import impossible, outlier_cells, unstable_cells
+from harness.analysis.unstable import impossible, outlier_cells, unstable_cells, unstable_steps
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials
 from harness.config import AUTO_DRAFTS, split_draft
 from harness.records import (
@@ -137,7 +137,9 @@ def _unstable_steps(drafts: ScoredDrafts) -> Iterator[Unstable]:
     entries = (
         replace(entry, draft=draft if entry.kind == "step" else None)
         for draft, latency in by_draft.items()
-        for entry in latency.unstable()
+        for entry in unstable_steps(
+            latency.timings, latency.rounds.plain_s if latency.visits else None
+        )
     )
     forwards = grouped(entries, lambda e: (e.kind, e.tokens, e.context_tokens, e.batch, e.draft))
     yield from (group[0] for group in forwards.values())
