@@ -28,7 +28,7 @@ their own. Which requests were side by side depends on the costs a little (which
 so fit and simulation alternate.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import compress
@@ -164,8 +164,7 @@ def fit_iterations(
         None where the server tells no times of its own, or plain or speculative loads are missing.
     """
     ks = sorted({timing.k for timing, _ in loads})
-    times = [each for t, _ in loads for each in (t.user_decode_s, t.user_prefill_s)]
-    if not all(each and None not in each for each in times) or len(ks) < 2 or ks[0] != 0:
+    if not tells_times([timing for timing, _ in loads]) or len(ks) < 2 or ks[0] != 0:
         return None
     costs = _first_guess(loads, slots, ks, mixes=mixes, by_runs=by_runs)
     for time in range(1, ALTERNATIONS + 1):
@@ -174,6 +173,12 @@ def fit_iterations(
             return None
         costs = fitted
     return costs
+
+
+def tells_times(timings: Iterable[LoadTiming]) -> bool:
+    """True where requests tell the time of their prefill and decoding; true of no loads."""
+    times = [each for t in timings for each in (t.user_decode_s, t.user_prefill_s)]
+    return all(each and None not in each for each in times)
 
 
 def fit_without_texts(

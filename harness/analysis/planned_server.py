@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from pathlib import Path
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from harness.analysis.iteration_costs import (
     fit_iterations,
     fit_without_texts,
     rounds_of,
+    tells_times,
     with_rounds,
 )
 from harness.analysis.replayed import accept_chances, proposed_at
@@ -26,7 +26,6 @@ from harness.analysis.server_lossless import failed_gates, gates
 from harness.analysis.server_texts import ServedTexts, served_texts
 from harness.analysis.setup import Setup
 from harness.records import LoadTiming, Rule, ServingEngine, TextTrace, UserError, grouped, where
-from harness.serving.drafts import DraftKind
 from harness.serving.engines import spec_of
 from harness.serving.round_counting import Counting
 from harness.simulation.requests import Request, Text
@@ -54,31 +53,8 @@ class Server:
         """The server of a stored run, at its first temperature if None.
 
         Raises:
-            UserError: it is no server run, or does not tell what requests side by side cost.
-        """
-        server = cls.read(run, temperature)
-        if server.fitted is not None:
-            return server
-        key, engine = f"run={run.folder}", server.served.engine
-        if engine.clock != "engine" or not _tells_times(server.loads):
-            raise UserError(
-                f"{key}: no R(K, B): a plan needs the prefill and the decoding of each request by"
-                f" the clock of the server, and {_why_untold(engine)}"
-            )
-        # Where the run's command can be typed again
-        command = server.served.setup.command_line("concurrency=[1,2,4]")
-        how = f"this measures them: {command}" if command else "give the run concurrency=[1,2,4]"
-        raise UserError(
-            f"{key}: no R(K, B) at temperature {server.temperature:g}: it timed too few requests"
-            f" side by side; {how}"
-        )
-
-    @classmethod
-    def read(cls, run: StoredRun, temperature: float | None) -> "Server":
-        """The server of a stored run, even if it does not tell what requests side by side cost.
-
-        Raises:
-            UserError: it is no server run, or its texts do not tell what rounds accept.
+            UserError: it is no server run, its texts do not tell what rounds accept, or its loads
+                what requests side by side cost.
         """
         key = f"run={run.folder}"
         if run.door != SERVER:
@@ -108,19 +84,30 @@ class Server:
             if t.temperature == chosen and not t.varying
             if t.slots is None or t.slots >= (t.concurrency or 1)
         ]
-        loads = closed_loads(timings)
-        return cls(served, chosen, counting, rule, traces, loads)
-
-    @property
-    def costs(self) -> IterationCosts:
-        """The costs of iterations by all of its loads, on the server's own clock."""
-        assert self.fitted is not None
-        return self.fitted
+        server = cls(served, chosen, counting, rule, traces, closed_loads(timings))
+        assert server.costs  # refuses loads that do not tell them
+        return server
 
     @cached_property
-    def fitted(self) -> IterationCosts | None:
-        """`costs`; None where the loads do not tell them."""
-        return _fitted(self, [*self.loads.values()])
+    def costs(self) -> IterationCosts:
+        """The costs of iterations by all of its loads, on the server's own clock."""
+        fitted = _fitted(self, [*self.loads.values()])
+        if fitted is not None:
+            return fitted
+        setup, engine = self.served.setup, self.served.engine
+        timings = [timing for load in self.loads.values() for timing in load.timings]
+        if engine.clock != "engine" or not tells_times(timings):
+            raise UserError(
+                f"run={setup.run.folder}: no R(K, B): a plan needs the prefill and the decoding of"
+                f" each request by the clock of the server, and {_why_untold(engine)}"
+            )
+        # Where the run's command can be typed again
+        command = setup.command_line("concurrency=[1,2,4]")
+        how = f"this measures them: {command}" if command else "give the run concurrency=[1,2,4]"
+        raise UserError(
+            f"run={setup.run.folder}: no R(K, B) at temperature {self.temperature:g}: it timed too"
+            f" few requests side by side; {how}"
+        )
 
     def costs_without(self, group: str) -> IterationCosts | None:
         """The costs by the loads of the other groups; None where these do not tell."""
@@ -140,11 +127,6 @@ class Server:
         return {f"{trace.prompt_set}/{trace.prompt}": trace for trace in self.traces}
 
     @property
-    def folder(self) -> Path:
-        """The server run's."""
-        return self.served.setup.run.folder
-
-    @property
     def slots(self) -> int:
         """Requests side by side of the largest closed loop."""
         return max(self.costs.times.by_batch)
@@ -154,11 +136,6 @@ class Server:
         """The K that change what is generated."""
         failed = where(failed_gates(gates(self.served)), temperature=self.temperature)
         return tuple(sorted(gate.k for gate in failed))
-
-    @property
-    def prompts_priced(self) -> bool:
-        """True where the cost of a prompt's length is known."""
-        return self.costs.plain.token_s > 0.0
 
     @cached_property
     def arriving(self) -> list[LoadTiming]:
@@ -197,16 +174,6 @@ class Server:
     def ks(self) -> list[int]:
         """The K to plan: 0 and those timed under load, without those that change texts."""
         return [0, *sorted({key.k for key in self.loads if key.k} - {*self.lossy})]
-
-    @property
-    def draft(self) -> str:
-        """The one that the run measured."""
-        return self.served.setup.draft
-
-    @property
-    def draft_kind(self) -> DraftKind:
-        """The draft's kind; one that looks its tokens up is named as its kind is."""
-        return self.draft if self.traces[0].chosen else self.served.setup.kind_of(self.draft)
 
     def text(self, trace: TextTrace, k: int, budget: int, size: int) -> Text:
         """The first `size` tokens that rounds emitted of a text, as drafted by the engine."""
@@ -297,13 +264,6 @@ def _as_returned(server: Server, timing: LoadTiming) -> list[Request] | None:
         else:
             return None
     return made
-
-
-def _tells_times(loads: Mapping[LoadKey, ClosedLoad]) -> bool:
-    """True where requests tell the time of their prefill and decoding; true of no loads."""
-    timings = [timing for load in loads.values() for timing in load.timings]
-    times = [each for t in timings for each in (t.user_decode_s, t.user_prefill_s)]
-    return all(each and None not in each for each in times)
 
 
 def _why_untold(engine: ServingEngine) -> str:

@@ -179,7 +179,10 @@ def _choices(
         [replace(each, cache_tokens=tokens) for each in costs]
         for costs, tokens in zip(zip(*pairs, strict=True), (cache[0], cache[-1]), strict=True)
     )
-    name, emitted = server.draft, dict[int, float]()
+    setup, emitted = server.served.setup, dict[int, float]()
+    name = setup.draft
+    # A look-up is named as its kind is
+    kind = name if server.traces[0].chosen else setup.kind_of(name)
     for k in ks:
         choice = _Choice(name if k else None, "fixed", k, drafting if k else plain_costs, (k,))
         served = traffic.served(choice, np.inf, 0)
@@ -188,7 +191,7 @@ def _choices(
     by_load = [
         max(ks, key=lambda k, row=row: emitted[k] / row[k]) for row in drafting[0].iteration_s[1:]
     ]
-    on_engine = spec_of(server.served.engine.name).has_k_by_load(server.draft_kind)
+    on_engine = spec_of(server.served.engine.name).has_k_by_load(kind)
     yield _Choice(name, "by_load", max(ks), drafting, (0, *by_load), on_engine)
 
 
@@ -318,7 +321,7 @@ def simulated_plan(
     slots, ks = _slots(server, config), server.ks
     if len(ks) == 1:
         raise UserError(
-            f"run={server.folder}: every K changes what is generated at temperature"
+            f"run={run.folder}: every K changes what is generated at temperature"
             f" {server.temperature:g}; there is nothing to plan until its server is lossless"
         )
     setup = Setup(run)
@@ -348,15 +351,15 @@ def facts_of(server: Server) -> PlannedServer:
     loads = server.served.setup.run.loads
     of_loops = [timing for load in server.loads.values() for timing in load.timings]
     return PlannedServer(
-        run=str(server.folder),
+        run=str(server.served.setup.run.folder),
         engine=server.served.engine.name,
-        draft=server.draft,
+        draft=server.served.setup.draft,
         temperature=server.temperature,
         slots=server.slots,
         slots_timed=server.slots,
         lossy=server.lossy,
         separate_passes=passes_by_runs(server.served.engine) if server.slots > 1 else False,
-        prompts_priced=server.prompts_priced,
+        prompts_priced=server.costs.plain.token_s > 0.0,
         disturbed=disturbed(loads, server.served.engine.clock),
         largest_rate=max((timing.rate for timing in server.arriving if timing.rate), default=None),
         other_slots=tuple(sorted({t.slots for t in loads if t.rate and t.slots} - {server.slots})),
@@ -376,8 +379,8 @@ def _slots(server: Server, config: PlanConfig) -> int:
     asked = config.slots
     if asked is not None and asked > server.slots:
         raise UserError(
-            f"slots={asked}: run={server.folder} timed up to {server.slots} requests side by side;"
-            f" lower it, or measure it with concurrency=[1,...,{asked}]"
+            f"slots={asked}: run={server.served.setup.run.folder} timed up to {server.slots}"
+            f" requests side by side; lower it, or measure it with concurrency=[1,...,{asked}]"
         )
     slots = asked or server.slots
     if config.requests < REQUESTS_PER_SLOT * slots:
