@@ -28,7 +28,7 @@ from harness.analysis.device import architecture
 from harness.analysis.server_costs import ServerCosts
 from harness.analysis.setup import Setup
 from harness.records import GREEDY, LatencyRow, RoundTiming, StepTiming, UserError, grouped, where
-from harness.stats.crossfit import TRIMMED
+from harness.stats.crossfit import TRIMMED, VisitCosts
 from harness.stats.jackknife import Array
 from harness.storage import StoredRun
 from harness.storage.manifest import Manifest, ModelEntry
@@ -77,18 +77,11 @@ class TimedVisits:
 
     @property
     def errors(self) -> Array:
-        """[K] standard errors of the logarithms of `mean_ratios`; infinite of a single visit.
-
-        Of a trimmed mean: the scatter of the winsorised values (Tukey and McLaughlin, 1963).
-        """
-        logs = np.sort(np.log(self.ratios), axis=0)
-        visits = len(logs)
-        if visits < 2:
+        """[K] standard errors of the logarithms of `mean_ratios`; infinite of a single visit."""
+        if len(self.ratios) < 2:
             return np.full(len(self.ks), np.inf)
-        trimmed = int(TRIMMED * visits)
-        winsorised = np.clip(logs, logs[trimmed], logs[visits - trimmed - 1])
-        kept = visits - 2 * trimmed
-        return winsorised.std(axis=0, ddof=1) * np.sqrt(visits) / kept
+        costs = VisitCosts(np.arange(len(self.ks)), self.ratios.T)
+        return np.sqrt(costs.variance.value)
 
     def rounds(self, lookup_s: float | None) -> RoundTimes:
         """R; `lookup_s` is what a look-up that finds nothing adds to a token."""
