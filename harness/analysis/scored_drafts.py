@@ -23,7 +23,7 @@ from harness.analysis.latency import (
     without_rounds,
 )
 from harness.analysis.predicted import Predicted
-from harness.analysis.replayed import Limits, decoded, replay_drafts, replayed
+from harness.analysis.replayed import decoded, replay_drafts, replayed
 from harness.analysis.setup import Setup, stop_threshold, timed_apart
 from harness.records import DraftConfidence, Rule, TextKey, TextTrace, UserError, grouped
 from harness.serving.engines import with_lines
@@ -77,14 +77,17 @@ class ScoredDrafts:
         adaptive = setup.adaptive and rule == setup.rule
         if adaptive and not self.confidences:  # those of a repetition penalty are not known
             return None
-        traces = {name: _emitted(setup, self.traces[name]) for name in drafts}
+        traces = {name: self.traces[name] for name in drafts}
+        counts_of = self._adaptive_counts if adaptive else None
         ks = [k for k in setup.ks if all(each.rounds.covers(k) for each in latencies.values())]
+        counting = counting_of(setup.priced_by and setup.priced_by.engine)
+        if counting is not None and ks:
+            traces = {name: _emitted(texts, counting) for name, texts in traces.items()}
+            limits = partial(_limits, counting, setup.new_tokens or 0, max(ks))
+            counts_of = partial(replayed, limits=limits)
         scored = (any(t.temperature == temperature for t in texts) for texts in traces.values())
         if not traces or not ks or not all(scored):
             return None
-        counts_of = self._adaptive_counts if adaptive else None
-        if setup.priced_by is not None:  # as that engine drafts near a text's end
-            counts_of = partial(replayed, limits=_limits(setup, max(ks)))
         return Predicted(replay_drafts(traces, rule, ks, temperature, counts_of), latencies)
 
     def _adaptive_counts(
@@ -143,32 +146,17 @@ def scored_drafts(
     )
 
 
-def _counting(setup: Setup) -> Counting | None:
-    """The counting of the engine that prices the drafts; None for our own loop."""
-    return counting_of(setup.priced_by and setup.priced_by.engine)
-
-
-def _emitted(setup: Setup, traces: Sequence[TextTrace]) -> Sequence[TextTrace]:
-    """The texts as far as the engine's rounds emit them."""
-    counting = _counting(setup)
-    if counting is None:
-        return traces
+def _emitted(traces: Sequence[TextTrace], counting: Counting) -> Sequence[TextTrace]:
+    """The texts as far as the rounds of the engine that prices the drafts emit them."""
     emitted = (decoded(trace, counting) for trace in traces)
     return [trace for trace in emitted if trace is not None]
 
 
-def _limits(setup: Setup, k: int) -> Limits | None:
-    """The drafting limits of the engine that prices the drafts; None for our own loop."""
-    counting = _counting(setup)
-    if counting is None:
-        return None
-
-    def limits(trace: TextTrace) -> NDArray[np.intp]:
-        emitted = len(trace.tokens) + counting.first_position
-        whole = max(setup.new_tokens or 0, emitted)
-        return counting.proposed(k, emitted if trace.stop_reason == "budget" else whole)
-
-    return limits
+def _limits(counting: Counting, asked: int, k: int, trace: TextTrace) -> NDArray[np.intp]:
+    """[start] tokens that the engine that prices the drafts drafts at most, near a text's end."""
+    emitted = len(trace.tokens) + counting.first_position
+    budget = emitted if trace.stop_reason == "budget" else max(asked, emitted)
+    return counting.proposed(k, budget)
 
 
 # ---- costs ---------------------------------------------------------------------------------------
