@@ -459,10 +459,6 @@ class AdaptiveDrafting:
     fixed: AdaptiveRow  # the best K without a threshold
     best: AdaptiveRow  # the best threshold and K
     thresholds: tuple[AdaptiveRow, ...]  # every threshold at that K
-    # Speedup of an oracle that knows the accept probabilities along the text and chooses K for
-    # every round before it drafts; a rule that sees what was drafted may beat it.
-    best_k_per_round: float
-    flag_oracle: float  # of one that knows which draft tokens will be accepted: no rule can beat it
 
 
 @dataclass(frozen=True)
