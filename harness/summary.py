@@ -1076,7 +1076,6 @@ class ServedK:
     speedup: float
     tokens_per_round: float | None
     round_cost: float | None  # R(K) / R(0): what a round costs in plain tokens
-    whole_request_speedup: float | None = None  # prefills among them; metrics.md has both
 
 
 NotPredicted = Literal[

@@ -57,7 +57,10 @@ REMOVED: dict[str, str] = {
     ),
     "speedups_by_k/*/rule": "the linear rule holds for a measured rate alone",
     **dict.fromkeys(
-        ("adaptive/*/best_k_per_round", "adaptive/*/flag_oracle"),
+        (
+            *("adaptive/*/best_k_per_round", "adaptive/*/flag_oracle"),
+            "served/by_k/*/whole_request_speedup",
+        ),
         "no page showed it: docs/decisions/0028-pages-and-caveats-are-records.md",
     ),
     "least_regret/*": "the verdict names one K, and the grid the best of each prompt set",

@@ -829,8 +829,6 @@ def test_waits_and_whole_requests_are_compared_over_the_visits_that_plain_decodi
             pytest.approx((1.0, 1.0)),
             pytest.approx((1.01, 1.01)),
         )
-    gains = [entry.whole_request_speedup for entry in made.served.by_k]
-    assert gains == pytest.approx([1.0] * 3, abs=0.3)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -33,7 +33,7 @@ from harness.analysis.device import kv_bytes_per_token, model_bytes
 from harness.analysis.failures import failures
 from harness.analysis.lossless import by_text, distrust
 from harness.analysis.predicted import evidence_of
-from harness.analysis.request_times import Visit, paired_seconds, with_enough_visits
+from harness.analysis.request_times import with_enough_visits
 from harness.analysis.server_lossless import failed_gates, gate_caveats, replay_holds
 from harness.analysis.server_predictions import (
     NO_REPLAY,
@@ -54,7 +54,7 @@ from harness.analysis.setup import Setup, request_weights, run_facts, shares_of_
 from harness.analysis.unstable import impossible, unstable_cells
 from harness.analysis.user_latency import Goals, one_by_one, under_load
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials
-from harness.records import GREEDY, Cell, ServingEngine, Trial, where
+from harness.records import GREEDY, Cell, ServingEngine, where
 from harness.serving.engines import OWN, spec_of
 from harness.stats.jackknife import CONFIDENCE, speedup_interval, token_weights
 from harness.stats.two_phase import look_shares
@@ -232,14 +232,11 @@ def measured_evidence(server: TimedServer, temperature: float) -> Evidence:
     finished = Counter(t.repetition for t in trials if t.status == "ok")
     whole = {visit for visit, count in finished.items() if count == len(ks) * len(prompts)}
     of_whole = [trial for trial in trials if trial.repetition in whole]
-    return _evidence(server, of_whole or trials, temperature)
-
-
-def _evidence(server: TimedServer, trials: Sequence[Trial], temperature: float) -> Evidence:
-    """Seconds per prompt of one temperature's trials."""
     costs, draft = server.costs(temperature), server.setup.draft
     times = costs.times if costs else None
-    return evidence_from_trials(trials, draft=draft, temperature=temperature, times=times)
+    return evidence_from_trials(
+        of_whole or trials, draft=draft, temperature=temperature, times=times
+    )
 
 
 def _chosen_evidence(server: TimedServer, temperature: float) -> Evidence | None:
@@ -339,8 +336,6 @@ def _by_k(run: ServedRun) -> Iterator[ServedK]:
         if entry.question.source != "measured":
             continue
         evidence, costs = measured_evidence(server, temperature), server.costs(temperature)
-        whole = _evidence(server, _whole_requests(server.texts, temperature), temperature)
-        whole_request_speedups = whole.speedups(weights)
         for name, speedup in evidence.speedups(weights).items():
             done = where(completed(server.texts.settled), k=name.k, temperature=temperature)
             done = [trial for trial in done if trial.rounds]
@@ -355,41 +350,7 @@ def _by_k(run: ServedRun) -> Iterator[ServedK]:
                 speedup=speedup,
                 tokens_per_round=ratio(1.0, rounds),
                 round_cost=priced and priced.times.relative(name.k),
-                whole_request_speedup=whole_request_speedups.get(name),
             )
-
-
-def _whole_requests(texts: ServedTexts, temperature: float) -> list[Trial]:
-    """The trials of a temperature, their prefills part of the decoding, by the run's clock.
-
-    That is the client's where the server's is: loads are timed by it. What came before the
-    decoding is of the visits that plain decoding shares, as the decoding is.
-    """
-
-    def before_s(trial: Trial) -> float | None:
-        client = texts.engine.clock == "engine" and trial.user_s is not None
-        decode_s = trial.user_decode_s if client else 0.0
-        request_s = trial.user_s if client else trial.prefill_s
-        return None if request_s is None or decode_s is None else request_s - decode_s
-
-    def cell(trial: Trial) -> tuple[str, str, int]:
-        return (trial.prompt_set, trial.prompt, trial.k)
-
-    done = where(completed(texts.trials), temperature=temperature)
-    visits: dict[tuple[str, str, int], list[Visit]] = {}
-    for place, trial in enumerate(done):
-        each_s = before_s(trial)
-        if each_s is not None:
-            visits.setdefault(cell(trial), []).append(Visit(trial.repetition, place, each_s))
-    whole: list[Trial] = []
-    for trial in where(completed(texts.settled), temperature=temperature):
-        if trial.decode_s is None:
-            continue
-        plain = visits.get((*cell(trial)[:2], 0), []) if trial.k else []
-        started_s = paired_seconds(visits.get(cell(trial), []), plain, texts.settle)
-        if started_s is not None:
-            whole.append(replace(trial, decode_s=trial.decode_s + started_s))
-    return whole
 
 
 def other_ks(run: ServedRun) -> Iterator[OtherK]:
