@@ -1012,9 +1012,6 @@ class ServedCosts:
     start_s: float  # of a speculative request, besides its rounds
     plain_s: float  # of a plain token
     round_s: dict[int, float]  # of a round that drafts n tokens, by n; in between on a line
-    # Standard errors of both starts, over prompts; None with too few.
-    plain_start_error_s: float | None = None
-    start_error_s: float | None = None
 
 
 @dataclass(frozen=True)

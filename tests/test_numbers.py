@@ -59,7 +59,7 @@ REMOVED: dict[str, str] = {
     **dict.fromkeys(
         (
             *("adaptive/*/best_k_per_round", "adaptive/*/flag_oracle"),
-            "served/by_k/*/whole_request_speedup",
+            *("served/by_k/*/whole_request_speedup", "served/costs/*start_error_s"),
         ),
         "no page showed it: docs/decisions/0028-pages-and-caveats-are-records.md",
     ),

@@ -46,13 +46,7 @@ from harness.records import Cell, LatencyRow, ResultRow, RoundTiming, grouped, w
 from harness.serving.drafts import looks_up
 from harness.serving.engines import OWN
 from harness.serving.round_counting import Counting
-from harness.stats.jackknife import (
-    Array,
-    Variance,
-    independent_errors,
-    joined,
-    speedup_interval,
-)
+from harness.stats.jackknife import Array, Variance, joined, speedup_interval
 from harness.summary import NotPredicted, RoundSummary, ServedCell, ServedCosts, ServedGate
 
 # Reasons for which no text is replayed, whatever rounds cost
@@ -229,10 +223,6 @@ def _rounds_near(setup: Setup, temperature: float) -> list[RoundTiming]:
 
 def recorded(server: TimedServer, temperature: float, costs: ServerCosts) -> ServedCosts:
     """Costs at a temperature, as they are stored."""
-    without = server.without[temperature]
-    starts = np.array([[each.plain_start_s, each.start_s] for each in without]).T
-    squares = (independent_errors(starts) ** 2).sum(axis=-1) if without else None
-    plain_error_s, error_s = (None, None) if squares is None else np.sqrt(squares).tolist()
     return ServedCosts(
         temperature=temperature,
         source="synthetic" if _rounds_near(server.setup, temperature) else "other_sets",
@@ -240,8 +230,6 @@ def recorded(server: TimedServer, temperature: float, costs: ServerCosts) -> Ser
         start_s=costs.start_s,
         plain_s=costs.times.plain_s,
         round_s=dict(costs.times.round_s),
-        plain_start_error_s=plain_error_s,
-        start_error_s=error_s,
     )
 
 
