@@ -37,6 +37,7 @@ from scipy.special import stdtrit
 from harness.analysis.caveats import given
 from harness.analysis.caveats.prompts import k_left_out
 from harness.analysis.caveats.timing import priced_from_steps
+from harness.analysis.cells import priced
 from harness.analysis.latency import Latency, ceilings
 from harness.analysis.setup import Setup, run_facts
 from harness.config import BreakevenConfig
@@ -334,19 +335,6 @@ def _row(k: int, alpha: float, rate: float, tokens: float) -> ResultRow:
         alpha=alpha,
         mean_acceptance_length=tokens,
         tokens_per_round=tokens,
-    )
-
-
-def priced(row: ResultRow, rounds: RoundTimes) -> ResultRow:
-    """A row with what its rounds come to."""
-    speedup = rounds.speedup(row.tokens_per_round or 1.0, row.k)
-    ms_per_token = rounds.plain_s * 1e3 / speedup
-    return replace(
-        row,
-        ms_per_token=ms_per_token,
-        tokens_per_second=1e3 / ms_per_token,
-        speedup=speedup,
-        breakeven_alpha=rounds.break_even_alpha(row.k),
     )
 
 

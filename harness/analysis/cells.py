@@ -215,6 +215,22 @@ def with_counts(row: ResultRow, counts: Replayed) -> ResultRow:
     )
 
 
+def priced(row: ResultRow, rounds: RoundTimes) -> ResultRow:
+    """A row with the speedup of its tokens per round at R(K), and the times that follow.
+
+    Of plain decoding, K = 0, with R(0).
+    """
+    speedup = rounds.speedup(row.tokens_per_round or 1.0, row.k) if row.k else 1.0
+    ms_per_token = 1e3 * rounds.baseline_s / speedup
+    return replace(
+        row,
+        ms_per_token=ms_per_token,
+        tokens_per_second=ratio(1e3, ms_per_token),
+        speedup=speedup,
+        breakeven_alpha=rounds.break_even_alpha(row.k) if row.k else None,
+    )
+
+
 def _with_measured_times(row: ResultRow, done: Sequence[Trial]) -> ResultRow:
     tokens = np.array([new_tokens(trial) for trial in done])
     prompts = len({trial.conversation for trial in done})

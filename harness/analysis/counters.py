@@ -20,12 +20,12 @@ from dataclasses import replace
 from harness.analysis.breakeven import (
     acceptance_rows,
     answers_of,
-    priced,
     round_times,
     stored_inputs,
 )
 from harness.analysis.caveats import given
 from harness.analysis.caveats.prompts import k_left_out
+from harness.analysis.cells import priced
 from harness.analysis.latency import Latency
 from harness.analysis.setup import Setup, run_facts
 from harness.records import MOST_K, Scrape

@@ -285,8 +285,9 @@ def _winner(
     gains = evidence_of(rest, latencies).speedups(weights)
     best, candidates = max(gains, key=gains.__getitem__), [*evidence.candidates]
     of_draft = np.array([name.draft == draft for name in candidates])
-    ratios, variance = workload.log_ratios(candidates.index(best))
-    if (ratios + half_width(variance, level))[of_draft].max() < 0.0:
+    logs, place = workload.log_speedups(), candidates.index(best)
+    ratios = logs - logs[place] + half_width(workload.log_speedup_variance(place), level)
+    if ratios[of_draft].max() < 0.0:
         return (best.draft,)
-    speedups = workload.log_speedups() + half_width(workload.log_speedup_variance(), level)
+    speedups = logs + half_width(workload.log_speedup_variance(), level)
     return (None,) if speedups[of_draft].max() < 0.0 else None

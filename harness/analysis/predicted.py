@@ -22,6 +22,7 @@ from harness.analysis.cells import (
     expected_tokens_per_round,
     new_tokens,
     paired_sums,
+    priced,
     ratio,
     with_counts,
     with_times,
@@ -222,32 +223,21 @@ def synthetic_rows(
             continue
         tokens = expected_tokens_per_round(rates[cell], lengths) if row.k else None
         if latency.rounds.covers(row.k):
-            rows.append(_predicted_cell(row, latency, tokens))
+            predicted = ResultRow(
+                model=row.model,
+                draft=row.draft,
+                prompt_set=row.prompt_set,
+                temperature=row.temperature,
+                k=row.k,
+                source="replayed",
+                prompts=row.prompts,
+                new_tokens=row.new_tokens,
+                rounds=ratio(row.new_tokens, tokens),
+                tokens_per_round=tokens,
+                rule=row.rule,
+            )
+            rows.append(priced(predicted, latency.rounds))
     return rows
-
-
-def _predicted_cell(row: ResultRow, latency: Latency, tokens_per_round: float | None) -> ResultRow:
-    """The predicted row of a measured cell; `tokens_per_round` is None of plain decoding."""
-    rounds = latency.rounds
-    speedup = 1.0 if tokens_per_round is None else rounds.speedup(tokens_per_round, row.k)
-    ms_per_token = 1e3 * rounds.baseline_s / speedup
-    return ResultRow(
-        model=row.model,
-        draft=row.draft,
-        prompt_set=row.prompt_set,
-        temperature=row.temperature,
-        k=row.k,
-        source="replayed",
-        prompts=row.prompts,
-        new_tokens=row.new_tokens,
-        rounds=ratio(row.new_tokens, tokens_per_round),
-        tokens_per_round=tokens_per_round,
-        rule=row.rule,
-        ms_per_token=ms_per_token,
-        tokens_per_second=ratio(1e3, ms_per_token),
-        speedup=speedup,
-        breakeven_alpha=rounds.break_even_alpha(row.k) if row.k else None,
-    )
 
 
 def _timed(part: Replays, k: int, seconds: Array, model: str) -> ResultRow:

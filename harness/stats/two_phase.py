@@ -248,7 +248,7 @@ def two_phase(
         Variance(np.maximum(without_price, 0.0), of_rounds.degrees),
         timing,
         # Of each candidate's price next to the named one's, by the visits; its own is known
-        workload.visits_of_ratios(candidate),
+        workload.visit_variance(candidate),
     ]
     # What drift adds to errors that hold the scatter of the pairs already
     covariance = errors @ errors.T + float(timing.value - price.by_prompts.value)
