@@ -939,15 +939,6 @@ class Percentiles:
     p99: float | None = None
 
 
-@dataclass(frozen=True)
-class PairedWaits:
-    """Medians of what plain decoding and a K made users wait for, (plain, at K) each; seconds."""
-
-    first_token: tuple[float, float] | None
-    per_token: tuple[float, float] | None
-    request: tuple[float, float] | None
-
-
 # A server that takes this much longer than requests come is behind; one that is not ends with the
 # requests that it is decoding when the last one comes
 QUEUE_GROWS = 0.25
@@ -972,9 +963,6 @@ class UserLatency:
     per_token: Percentiles | None = None
     request: Percentiles | None = None
     visits: Visits | None = None  # None where it has all that were asked for
-    # Of the same prompts in the same visits: medians at this K, and of plain decoding. None of
-    # plain decoding itself, of loads, and where they share none.
-    paired: PairedWaits | None = None
     # Where requests arrive at random: the share that met the run's goals (None without one), and
     # how much longer the server took than requests came, relative to that time.
     within_goals: float | None = None

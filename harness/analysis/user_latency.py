@@ -7,8 +7,6 @@ Tokens of a round arrive in bundles, so the time per token is the request's, not
 
 A percentile is of the whole workload, in which prompt sets count by their weights. It is given
 where at least one request is expected beyond it: p50 from 2 requests on, p95 from 20, p99 from 100.
-Where a K lacks visits, its percentiles are of other visits than plain decoding's: the two are
-compared by their medians over the requests that both finished.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +19,7 @@ from harness.analysis.batch_schedule import by_load, full_loads
 from harness.analysis.cells import Weights
 from harness.records import LoadTiming, ServingEngine, Trial, grouped, set_of
 from harness.stats.jackknife import token_weights
-from harness.summary import PairedWaits, Percentiles, UserLatency
+from harness.summary import Percentiles, UserLatency
 
 PERCENTS = (50, 95, 99)
 
@@ -80,26 +78,8 @@ def one_by_one(
         waited = [_of_trial(trial, engine) for trial in made]
         row = UserLatency(temperature, k, 1, None, load=False, clock=clock)
         waits = _waits(waited, weights)
-        if k:
-            plain = {trial.key: trial for trial in cells.get((temperature, 0), ())}
-            both = [(plain[trial.key], trial) for trial in made if trial.key in plain]
-            pairs = [(_of_trial(one, engine), _of_trial(other, engine)) for one, other in both]
-            row = replace(row, paired=_paired(pairs, weights))
         if waits:
             yield replace(row, **waits)
-
-
-def _paired(pairs: Sequence[tuple[_Waited, _Waited]], weights: Weights) -> PairedWaits | None:
-    """Medians over pairs of one prompt and visit, plain and at some K; None without any."""
-    known = [waits for side in zip(*pairs, strict=True) if (waits := _waits(side, weights))]
-    if not known:
-        return None
-
-    def medians(name: str) -> tuple[float, float] | None:
-        one, other = (waits[name] and waits[name].p50 for waits in known)
-        return None if one is None or other is None else (one, other)
-
-    return PairedWaits(*map(medians, ("first_token", "per_token", "request")))
 
 
 def _of_trial(trial: Trial, engine: ServingEngine) -> _Waited:
