@@ -869,22 +869,14 @@ class ServedCell:
     replayed_tokens_per_round: float | None  # expected of the plain server's texts
     # predicted: from those and this engine's round times, which have not seen the cell.
     predicted: float | None = None
-    own_predicted: float | None = None  # from our own loop's round times; None where not known
     visits: Visits | None = None  # None where it has all that were asked for
 
     @property
     def error(self) -> float | None:
         """Of the prediction: predicted / measured - 1."""
-        return _error(self.predicted, self.speedup)
-
-    @property
-    def own_error(self) -> float | None:
-        """The same, had our own loop's round times been taken for the server's."""
-        return _error(self.own_predicted, self.speedup)
-
-
-def _error(predicted: float | None, measured: float | None) -> float | None:
-    return None if predicted is None or measured is None else predicted / measured - 1.0
+        if self.predicted is None or self.speedup is None:
+            return None
+        return self.predicted / self.speedup - 1.0
 
 
 @dataclass(frozen=True)

@@ -119,17 +119,13 @@ class ServerCosts:
 
     def speculative_s(self, counts: Replayed, requests: Array | float = 1.0) -> Array:
         """[n] seconds of requests whose rounds are expected to be these; of several, their sum."""
-        return self.start_s * requests + seconds_of_rounds(counts, self.times)
+        rounds_s = counts.proposals @ np.array([self.times.at(n) for n in range(counts.k + 1)])
+        return self.start_s * requests + rounds_s
 
     def speedup(self, tokens: Array, counts: Replayed, requests: Array | float = 1.0) -> float:
         """Plain seconds / speculative ones, of such requests together."""
         plain_s = self.plain_s(tokens, requests)
         return float(plain_s.sum() / self.speculative_s(counts, requests).sum())
-
-
-def seconds_of_rounds(counts: Replayed, times: RoundTimes) -> Array:
-    """[n] seconds that the rounds of n texts take, each by how many tokens it drafts."""
-    return counts.proposals @ np.array([times.at(n) for n in range(counts.k + 1)])
 
 
 def speedup_variance(timed: TimedRequests, tokens: Array, counts: Replayed) -> Variance | None:

@@ -2,9 +2,8 @@
 
 A cell that was measured is predicted from two factors that have not seen it: the rounds that replay
 expects of the plain server's texts, and what this engine's rounds take, in the requests of the
-other prompt sets, and on servers that were told to reject every draft. What our own loop's rounds
-would have predicted stands next to it. A K that no server measured on all prompts is predicted from
-rounds that few requests priced, or that lie on a line between two.
+other prompt sets, and on servers that were told to reject every draft. A K that no server measured
+on all prompts is predicted from rounds that few requests priced, or that lie on a line between two.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +33,6 @@ from harness.analysis.server_costs import (
     TimedRequests,
     fit_costs,
     left_out_costs,
-    seconds_of_rounds,
     speedup_variance,
     timed_rounds,
 )
@@ -439,24 +437,8 @@ def served_cells(server: TimedServer, rows: ServedRows) -> Iterator[ServedCell]:
             tokens_per_round=row and row.tokens_per_round,
             replayed_tokens_per_round=made and made.tokens_per_round,
             predicted=made and made.speedup,
-            own_predicted=_own_prediction(server, known),
             visits=row and server.texts.visits_lacking(cell),
         )
-
-
-def _own_prediction(server: TimedServer, row: ResultRow) -> float | None:
-    """The cell's speedup at our own loop's round times."""
-    temperature = _cell(row).temperature
-    latency = own_latency(server.setup, temperature)
-    if latency is None or server.not_predicted in NO_REPLAY:
-        return None
-    if not replay_holds(server.gates, temperature):
-        return None
-    times, texts = latency.rounds, plain_texts(server.texts, row)
-    if not texts.trials or not times.covers(row.k):
-        return None
-    seconds = seconds_of_rounds(server.texts.replayed(texts, row.k, OWN.counting), times)
-    return float(texts.tokens.sum() * times.plain_s / seconds.sum())
 
 
 def _cell(row: ResultRow) -> Cell:
