@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from harness.analysis.engine_costs import nearest
-from harness.analysis.server_lossless import failed_gates, replay_holds
+from harness.analysis.server_lossless import failed_gates
 from harness.analysis.server_predictions import (
     TimedServer,
     recorded,
@@ -16,7 +16,7 @@ from harness.analysis.server_predictions import (
 )
 from harness.analysis.server_texts import served_texts
 from harness.analysis.setup import Setup
-from harness.records import GREEDY, UserError
+from harness.records import GREEDY, UserError, where
 from harness.storage import StoredRun
 from harness.storage.manifest import CostsAt, EngineCosts, ModelEntry
 
@@ -110,11 +110,7 @@ def _changes_texts(server: TimedServer, temperature: float) -> float | None:
     known = server.texts.temperatures
     alike = [each for each in known if (each > GREEDY) == (temperature > GREEDY)]
     nearest = min(alike, key=lambda each: abs(each - temperature), default=GREEDY)
-    if nearest == GREEDY:
-        changes = any(check.result == "FAIL" for check in server.texts.checks)
-    else:
-        changes = not replay_holds(server.gates, nearest)
-    return nearest if changes else None
+    return nearest if where(failed_gates(server.gates), temperature=nearest) else None
 
 
 def _bytes_factor(setup: Setup) -> float:
