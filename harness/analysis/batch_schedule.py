@@ -72,11 +72,6 @@ class LoadKey:
     k: int
     budgets: int
 
-    @classmethod
-    def of(cls, timing: LoadTiming) -> "LoadKey":
-        """The key of a timing."""
-        return cls(timing.concurrency or 0, timing.group, timing.k, sum(timing.budgets))
-
 
 @dataclass(frozen=True, eq=False)
 class ClosedLoad:
@@ -92,11 +87,6 @@ class ClosedLoad:
     # Seconds per token of the plain server's texts at the rounds that replay expects of them, each
     # R(K, B) / B; None where a text was not scored
     expected_token_s: float | None
-
-    @property
-    def requests(self) -> int:
-        """The number sent."""
-        return len(self.timings[0].texts)
 
 
 @dataclass(frozen=True)
@@ -183,7 +173,9 @@ def closed_loads(
         for place, timing in enumerate(timings)
         if timing.concurrency is not None
     ]
-    stored = grouped(closed, lambda entry: LoadKey.of(entry[0]))
+    stored = grouped(
+        closed, lambda e: LoadKey(e[0].concurrency or 0, e[0].group, e[0].k, sum(e[0].budgets))
+    )
     most = {
         load: max(key.budgets for key in keys)
         for load, keys in grouped(stored, lambda key: (key.group, key.concurrency)).items()
@@ -356,11 +348,6 @@ class Throughput:
         """`measured`, at the expected rounds."""
         return None if self.predicted_s is None else self.predicted_s[1] / self.predicted_s[0]
 
-    @property
-    def spread(self) -> float | None:
-        """The standard deviation of the logarithm of `measured`, over visits."""
-        return spread(self.by_visit.values())
-
     def counted(self, factor: float) -> "Throughput":
         """Its tokens and seconds, counted so many times."""
 
@@ -515,7 +502,7 @@ def load_cells(
                 tokens_per_second=total.tokens / total.seconds[0],
                 throughput_ratio=total.measured,
                 predicted_ratio=total.predicted,
-                spread=total.spread,
+                spread=spread(total.by_visit.values()),
                 visits=total.visits_lacking(asked),
             )
         cells.append(cell)
@@ -672,5 +659,5 @@ def _result_row(
 def _rounds(load: ClosedLoad) -> float | None:
     """The mean over visits; None of plain decoding, or where the server does not tell."""
     told = [each for timing in load.timings for each in timing.rounds if each is not None]
-    known = load.key.k and len(told) == len(load.timings) * load.requests
+    known = load.key.k and len(told) == sum(len(timing.texts) for timing in load.timings)
     return sum(told) / len(load.timings) if known else None
