@@ -101,7 +101,7 @@ def answered(
 # ---- engines whose rounds were not timed ---------------------------------------------------------
 
 
-def with_rounds(answer: Answer, predicted: Predicted, shares: Weights) -> Answer:
+def with_round_tokens(answer: Answer, predicted: Predicted, shares: Weights) -> Answer:
     """An answer of our own loop, with what a round of its draft emits and costs at every K."""
     part = _only(answer.prompt_set, predicted, shares)
     return replace(answer, rounds=() if part is None else _rounds(*part, answer.named[0]))

@@ -194,7 +194,7 @@ def inputs_of(config: BreakevenConfig, measured: MeasuredInputs) -> Inputs:
         tuple(value / 1e3 for value in verify_ms or ()),
     )
     largest = max(ks, default=0)
-    rounds = round_times(measured, times, largest)
+    rounds = known_round_times(measured, times, largest)
     assert rounds is not None  # there are step times
     # Refuses a K beyond what is known
     (rounds.at if measured.round_ms else times.v)(largest)
@@ -210,7 +210,7 @@ def inputs_of(config: BreakevenConfig, measured: MeasuredInputs) -> Inputs:
     )
 
 
-def round_times(
+def known_round_times(
     measured: MeasuredInputs, steps: StepTimes | None, largest: int
 ) -> RoundTimes | None:
     """R as far as it is known: as a run measured it, else by the formula; None without either."""

@@ -20,7 +20,7 @@ from dataclasses import replace
 from harness.analysis.breakeven import (
     acceptance_rows,
     answers_of,
-    round_times,
+    known_round_times,
     stored_inputs,
 )
 from harness.analysis.caveats import given
@@ -52,7 +52,7 @@ def analyse_counters(setup: Setup) -> Summary:
     if inputs.draft_ms is not None and inputs.target_ms is not None:
         verify_s = tuple(value / 1e3 for value in inputs.verify_ms or ())
         steps = StepTimes(inputs.draft_ms / 1e3, inputs.target_ms / 1e3, verify_s)
-    times = round_times(inputs, steps, k)
+    times = known_round_times(inputs, steps, k)
     caveats = (*summary.caveats, *inputs.caveats)
     if times is None:
         return replace(summary, results=rows, from_acceptance=rows, caveats=caveats)

@@ -125,7 +125,7 @@ class IterationCosts:
         return max(0.0, more_s / (high - low) - batch * self.plain.token_s)
 
 
-def with_rounds(prompt_tokens: int, tokens: int, rounds: int, most: Counts) -> Request:
+def evenly_emitted(prompt_tokens: int, tokens: int, rounds: int, most: Counts) -> Request:
     """A request of which so many rounds emit the tokens, all of them alike.
 
     `most` [tokens] is what the server drafts at most from each start.
@@ -270,7 +270,7 @@ def _fitted(observed: _Observed, costs: IterationCosts, *, last: bool) -> Iterat
     if last:
         costs_s = columns @ fitted + known_s
         # What the requests took together, as a part of what they cost by the fit of medians
-        fitted *= _undisturbed(observed.seconds, costs_s).sum() / costs_s.sum()
+        fitted *= _clipped(observed.seconds, costs_s).sum() / costs_s.sum()
         costs_s = (columns @ fitted + known_s)[observed.prefills]
         scatter_s = _scatter_s(observed.seconds[observed.prefills], costs_s)
     of_rounds, of_starts = slice(slots * kinds), slice(slots * kinds, -1)
@@ -305,11 +305,11 @@ def _scatter_s(seconds: Array, costs_s: Array) -> tuple[float, ...]:
     """Quantiles of what [n] requests took more than they cost."""
     if not len(seconds):
         return (0.0,)
-    more_s = _undisturbed(seconds, costs_s) - costs_s
+    more_s = _clipped(seconds, costs_s) - costs_s
     return tuple(np.quantile(more_s, (np.arange(QUANTILES) + 0.5) / QUANTILES).tolist())
 
 
-def _undisturbed(seconds: Array, costs_s: Array) -> Array:
+def _clipped(seconds: Array, costs_s: Array) -> Array:
     return np.clip(seconds, costs_s / DISTURBED, costs_s * DISTURBED)
 
 

@@ -37,7 +37,7 @@ from harness.analysis.server_run import served_run
 from harness.analysis.server_texts import served_texts
 from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import answered_questions, pair_run
-from harness.analysis.verdict import ONE_SIDED, needs_pairs, settled
+from harness.analysis.verdict import ONE_SIDED, closed, needs_pairs
 from harness.records import GREEDY, TextTrace, grouped, where
 from harness.stats.jackknife import MIN_PROMPTS, enough_prompts, half_width
 from harness.stats.two_phase import look_shares, nominal_error
@@ -107,7 +107,7 @@ def served_decided(run: StoredRun, look: int) -> Set[float]:
     return {
         answer.temperature
         for answer in served.workloads
-        if answer.temperature is not None and answer.source == "measured" and settled(answer)
+        if answer.temperature is not None and answer.source == "measured" and closed(answer)
     }
 
 

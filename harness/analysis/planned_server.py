@@ -15,11 +15,11 @@ from harness.analysis.batch_schedule import (
 from harness.analysis.iteration_costs import (
     IterationCosts,
     SentLoad,
+    evenly_emitted,
     fit_iterations,
     fit_without_texts,
     rounds_of,
     tells_times,
-    with_rounds,
 )
 from harness.analysis.replayed import accept_chances, proposed_at
 from harness.analysis.server_lossless import failed_gates, gates
@@ -248,7 +248,7 @@ def _as_returned(server: Server, timing: LoadTiming) -> list[Request] | None:
             return None
         most = server.counting.proposed(timing.k, budget)[:size]
         if not timing.k or not size:
-            made.append(with_rounds(trace.prompt_tokens, size, size, most))
+            made.append(evenly_emitted(trace.prompt_tokens, size, size, most))
             continue
         drafted = proposed_at(trace, timing.k)
         if drafted is not None and len(drafted):
@@ -260,7 +260,7 @@ def _as_returned(server: Server, timing: LoadTiming) -> list[Request] | None:
         if replayed is not None and told in (None, rounds_of(replayed, timing.k)):
             made.append(replayed)
         elif told is not None:  # perhaps with rounds that emitted nothing
-            made.append(with_rounds(trace.prompt_tokens, size, min(told, size), most))
+            made.append(evenly_emitted(trace.prompt_tokens, size, min(told, size), most))
         else:
             return None
     return made

@@ -25,7 +25,7 @@ from harness.records import GREEDY, Trial, grouped
 from harness.stats.jackknife import Array
 
 # The quantile of a request's visits that is taken as its time, and higher ones that may be
-UNDISTURBED, HIGHER = 0.1, (0.25, 0.5)
+LOWEST, HIGHER = 0.1, (0.25, 0.5)
 # A higher one is only chosen where a request has so many visits
 ENOUGH_VISITS = 8
 # A K that lacks more than this share of the visits that another has is not held against it
@@ -37,7 +37,7 @@ Settle = Callable[[Sequence[float]], float]
 
 def undisturbed(seconds: Sequence[float]) -> float:
     """A request's time from that of each visit."""
-    return quantile(seconds, UNDISTURBED)
+    return quantile(seconds, LOWEST)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -69,7 +69,7 @@ def least_varying(requests: Iterable[Sequence[float]]) -> Settle:
             changes.append((high - low) / middle)
         return float(np.mean(changes))
 
-    chosen = min((UNDISTURBED, *HIGHER), key=error)
+    chosen = min((LOWEST, *HIGHER), key=error)
     return lambda seconds: quantile(seconds, chosen)
 
 

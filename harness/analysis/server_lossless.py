@@ -142,7 +142,7 @@ def _with_rounds(run: ServedTexts, gate: ServedGate, texts: Texts, rule: Rule) -
     if _rounds_differ(gate) and gate.temperature != GREEDY:
         for other in SERVED_RULES:
             known = other != rule and other in spec_of(run.engine.name).rules
-            if known and _fits(run, texts, gate.k, rounds, other):
+            if known and _rounds_fit(run, texts, gate.k, rounds, other):
                 gate = replace(gate, other_rule=other)
     return gate
 
@@ -154,7 +154,7 @@ def _rounds_differ(gate: ServedGate) -> bool:
     return gate.equal_rounds is not None and gate.equal_rounds < (gate.replayed_texts or 0)
 
 
-def _fits(run: ServedTexts, texts: Texts, k: int, rounds: Array, rule: Rule) -> bool:
+def _rounds_fit(run: ServedTexts, texts: Texts, k: int, rounds: Array, rule: Rule) -> bool:
     """True where rounds are those of this rule's replay."""
     expected, variance = run.rounds_expected(texts, k, rule)
     if not variance.any():

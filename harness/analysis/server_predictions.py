@@ -231,7 +231,7 @@ def recorded(server: TimedServer, temperature: float, costs: ServerCosts) -> Ser
     )
 
 
-def round_times(server: TimedServer) -> Iterator[RoundSummary]:
+def round_summaries(server: TimedServer) -> Iterator[RoundSummary]:
     """R(0) and R(K) of the server, by temperature."""
     for temperature in server.texts.temperatures:
         latency = server.latency(temperature)
@@ -239,7 +239,7 @@ def round_times(server: TimedServer) -> Iterator[RoundSummary]:
             yield replace(latency.round_summary(server.setup.draft), run=None)
 
 
-def latency_rows(server: TimedServer) -> Iterator[LatencyRow]:
+def request_rows(server: TimedServer) -> Iterator[LatencyRow]:
     """Rows of latency.csv: prefills by length, then a plain token, and a round, of each request.
 
     Prefills are the plain server's, over visits; of a request its start is taken off.

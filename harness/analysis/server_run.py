@@ -39,12 +39,12 @@ from harness.analysis.server_predictions import (
     NO_REPLAY,
     ServedRows,
     TimedServer,
-    latency_rows,
     own_evidence,
     plain_replays,
     predicted_evidence,
     recorded,
-    round_times,
+    request_rows,
+    round_summaries,
     served_cells,
     served_rows,
     timed_server,
@@ -155,8 +155,8 @@ def analyse_served(setup: Setup) -> Summary:
             *k_at_edge.of(setup, [each for each in answers if each.engine == texts.engine.name]),
         ),
         results=results,
-        latency=tuple(latency_rows(server)),
-        round_times=tuple(round_times(server)),
+        latency=tuple(request_rows(server)),
+        round_times=tuple(round_summaries(server)),
         unstable=run.unstable,
         acceptance_by_position=tuple(_positions(run)),
         text_checks=tuple(texts.checks),
@@ -181,7 +181,9 @@ def _questions(server: TimedServer) -> Iterator[Question]:
                 continue
         if any(trial.decode_s is None for trial in done):  # records without a time of decoding
             continue
-        lacking = {k: _lacking(texts, temperature, k) for k in _answered_ks(texts, temperature)}
+        lacking = {
+            k: fewest_visits(texts, temperature, k) for k in _answered_ks(texts, temperature)
+        }
         yield Question(
             _chosen_evidence(server, temperature) or measured_evidence(server, temperature),
             engine.rule,
@@ -202,7 +204,7 @@ def _own_questions(server: TimedServer) -> Iterator[Question]:
             yield Question(evidence, engine.rule, "replayed", OWN.name)
 
 
-def _lacking(texts: ServedTexts, temperature: float, k: int) -> Visits | None:
+def fewest_visits(texts: ServedTexts, temperature: float, k: int) -> Visits | None:
     """The fewest visits of a K on any prompt set; None where it has all."""
     cells = (Cell(name, temperature, k) for name in texts.sets_at(temperature))
     known = [lacking for cell in cells if (lacking := texts.visits_lacking(cell)) is not None]
@@ -211,7 +213,9 @@ def _lacking(texts: ServedTexts, temperature: float, k: int) -> Visits | None:
 
 def _answered_ks(texts: ServedTexts, temperature: float) -> list[int]:
     """The K that an answer chooses from: those with enough visits."""
-    return _enough({k: _lacking(texts, temperature, k) for k in texts.ks_at(temperature)}, texts)
+    return _enough(
+        {k: fewest_visits(texts, temperature, k) for k in texts.ks_at(temperature)}, texts
+    )
 
 
 def _enough(lacking: Mapping[int, Visits | None], texts: ServedTexts) -> list[int]:
@@ -430,7 +434,7 @@ def _latencies(run: ServedRun) -> tuple[UserLatency, ...]:
     alone = one_by_one(texts.trials, engine, weights)
     loads = under_load(where(setup.run.loads, varying=""), engine, weights, goals)
     return (
-        *(replace(row, visits=_lacking(texts, row.temperature, row.k)) for row in alone),
+        *(replace(row, visits=fewest_visits(texts, row.temperature, row.k)) for row in alone),
         *(
             replace(row, visits=loaded.get((row.temperature, row.concurrency, row.k)))
             for row in loads
@@ -497,7 +501,7 @@ def _caveats(run: ServedRun, latencies: Sequence[UserLatency]) -> Iterator[Cavea
         servers.FewerVisits(temperature, k, visits, k in _answered_ks(texts, temperature))
         for temperature in texts.temperatures
         for k in texts.ks_at(temperature)
-        if (visits := _lacking(texts, temperature, k)) is not None
+        if (visits := fewest_visits(texts, temperature, k)) is not None
     ]
     yield from servers.server_visits_lacking.of(lacking, load=False)
     yield from servers.loads_disturbed.of(disturbed(setup.run.loads, texts.engine.clock))

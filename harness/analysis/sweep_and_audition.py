@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from harness.analysis.adaptive import ScoredTexts, adaptive_drafting
-from harness.analysis.answers import Answered, Question, answered, carried_over, with_rounds
+from harness.analysis.answers import Answered, Question, answered, carried_over, with_round_tokens
 from harness.analysis.caveats import of_setup, timing
 from harness.analysis.caveats.prompts import k_at_edge, k_left_out
 from harness.analysis.caveats.texts import greedy_texts_differ, routing_ties
@@ -249,7 +249,7 @@ def _answers(run: PairRun, made: Sequence[Answered]) -> Iterator[Answer]:
         temperature = entry.question.evidence.temperature
         of_loop, own = by_rule.get((setup.rule, temperature)), [entry.workload, *entry.sets]
         if of_loop is not None and not setup.synthetic and not run.distrusted:
-            own = [with_rounds(answer, of_loop, shares_of_sets(setup)) for answer in own]
+            own = [with_round_tokens(answer, of_loop, shares_of_sets(setup)) for answer in own]
         yield from own
         for engine in with_lines():
             if engine != entry.question.engine:

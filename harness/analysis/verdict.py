@@ -345,7 +345,7 @@ def decide(
     of_bounds = level
     if evidence.looks and evidence.pairs is None:
         of_bounds = 1.0 - 2.0 * nominal_error(error, evidence.looks)
-    fit = _fit(evidence, workload, weights, of_bounds, seed=seed, deals=deals)
+    fit = _estimate(evidence, workload, weights, of_bounds, seed=seed, deals=deals)
     best, looks_like = evidence.best_looking(workload)
     named: Values = {"draft": best.draft, "k": best.k}
     verdict = replace(undecided, draft=best.draft, k=best.k)
@@ -373,7 +373,7 @@ def decide(
     return replace(verdict, reason=reason, reason_values={**named, "level": level, **values})
 
 
-def _fit(
+def _estimate(
     evidence: Evidence,
     workload: Workload,
     weights: Weights,
@@ -434,7 +434,7 @@ def in_turn(
     yield from (of_sets[name] for name in prompt_sets)
 
 
-def settled(verdict: Answer) -> bool:
+def closed(verdict: Answer) -> bool:
     """True where a verdict is decided, or too near 1 for more measurements to matter."""
     return verdict.decision != "undecided" or verdict.reason == "near_one"
 
@@ -444,7 +444,7 @@ def needs_pairs(verdict: Answer) -> bool:
 
     A prompt set is given up where they are unlikely to; the workload never is.
     """
-    if settled(verdict):
+    if closed(verdict):
         return False
     chance = 1.0 if verdict.pairs is None else verdict.pairs.chance_to_decide
     return verdict.prompt_set == "all" or chance >= UNLIKELY
