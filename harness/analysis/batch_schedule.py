@@ -32,7 +32,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from harness.analysis.cells import Weights, lacking_visits
+from harness.analysis.cells import Weights, few_visits, few_visits_error
 from harness.analysis.replayed import as_served
 from harness.analysis.request_times import (
     Visit,
@@ -52,7 +52,7 @@ from harness.records import (
     where,
 )
 from harness.serving.round_counting import Counting
-from harness.summary import LoadCell, Schedule, ScheduleEntry, Visits
+from harness.summary import LoadCell, Schedule, ScheduleEntry
 from harness.theory.replay import replay_texts
 
 # Of a load's visits the quantile that is taken as its time
@@ -362,11 +362,6 @@ class Throughput:
             by_visit={visit: times(pair) for visit, pair in self.by_visit.items()},
         )
 
-    def visits_lacking(self, asked: int | None) -> Visits | None:
-        """In how few visits it was timed next to plain decoding; None where in all."""
-        timed = len(self.by_visit)
-        return Visits(timed, asked) if asked is not None and timed < asked else None
-
 
 def throughputs(loads: Mapping[LoadKey, ClosedLoad]) -> list[Throughput]:
     """Every group's closed loops with full budgets, plain ones among them, against plain ones."""
@@ -503,7 +498,7 @@ def load_cells(
                 throughput_ratio=total.measured,
                 predicted_ratio=total.predicted,
                 spread=spread(total.by_visit.values()),
-                visits=total.visits_lacking(asked),
+                visits=few_visits(len(total.by_visit), asked),
             )
         cells.append(cell)
     return cells
@@ -633,7 +628,7 @@ def _result_row(
     visits = [timing for part in parts for timing in part.timings]
     user_ms = np.concatenate([1e3 * np.array(v.user_s) / np.array(v.returned) for v in visits])
     rounds = [_rounds(part) for part in parts]
-    lacking = row.visits_lacking(asked)
+    lacking = few_visits(len(row.by_visit), asked)
     return ResultRow(
         model=first.model,
         draft=first.draft if row.k else None,
@@ -642,7 +637,7 @@ def _result_row(
         k=row.k,
         source="measured",
         status="complete" if lacking is None else "partial",
-        error=None if lacking is None else lacking_visits(lacking),
+        error=None if lacking is None else few_visits_error(lacking),
         prompts=len({text for part in parts for text in part.timings[0].texts}),
         new_tokens=round(sum(part.tokens for part in parts)),
         rounds=None if None in rounds else sum(each or 0.0 for each in rounds),

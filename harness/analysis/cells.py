@@ -181,7 +181,12 @@ def _measured_row(
     return _with_speedup(_with_acceptance(row, done), done, baseline)
 
 
-def lacking_visits(visits: Visits) -> str:
+def few_visits(timed: int, asked: int | None) -> Visits | None:
+    """The visits that were timed next to plain decoding; None where these are all, or not known."""
+    return Visits(timed, asked) if asked is not None and timed < asked else None
+
+
+def few_visits_error(visits: Visits) -> str:
     """The error of a partial row of a server, that was timed in some visits only."""
     return f"timed in {visits.timed} of {visits.asked} visits next to plain decoding"
 

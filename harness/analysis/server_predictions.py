@@ -16,7 +16,7 @@ import numpy as np
 from harness.analysis.cells import (
     PromptId,
     completed,
-    lacking_visits,
+    few_visits_error,
     measured_rows,
     paired_sums,
     prompts_of,
@@ -323,7 +323,7 @@ def _measured(server: TimedServer) -> list[ResultRow]:
         status, error = of_trials.status, of_trials.error
         lacking = texts.visits_lacking(_cell(row))
         if lacking is not None and status != "failed":
-            few = lacking_visits(lacking)
+            few = few_visits_error(lacking)
             status, error = "partial", few if error is None else f"{few}; {error}"
         made.append(replace(row, engine=texts.engine.name, status=status, error=error))
     return made

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.cells import completed, latest
+from harness.analysis.cells import completed, few_visits, latest
 from harness.analysis.lossless import text_checks, without_faulty
 from harness.analysis.replayed import as_served
 from harness.analysis.request_times import Settle, settled, settling
@@ -91,8 +91,7 @@ class ServedTexts:
 
     def visits_lacking(self, cell: Cell) -> Visits | None:
         """In how few visits a cell was timed next to plain decoding; None where in all."""
-        asked, timed = self.visits_asked, self._visits.get(cell, 0)
-        return Visits(timed, asked) if asked is not None and timed < asked else None
+        return few_visits(self._visits.get(cell, 0), self.visits_asked)
 
     @property
     def ks(self) -> tuple[int, ...]:
