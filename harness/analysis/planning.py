@@ -201,20 +201,20 @@ class _Curve:
     def __init__(self, traffic: _Traffic, choice: _Choice, config: PlanConfig) -> None:
         self.choice, self._traffic, self._percentile = choice, traffic, config.percentile
         self._seeds, self._groups = range(config.seeds), range(traffic.groups)
-        self._waits: dict[float, tuple[Array, Array]] = {}
-        self._varied: dict[float, Array] = {}  # rates that prompts are left out at
+        self._waits: dict[float, Array] = {}  # (TPOT, TTFT) in seconds
+        # Without each part of the seeds; and without each group of the prompts, at some rates
+        self._without_seeds: dict[float, Array] = {}
+        self._without_prompts: dict[float, Array] = {}
         self._capacities = self._capacities_of()
         # Requests per second that leave while all slots are taken and others wait
         self.capacity = float(self._capacities.mean())
 
-    def at(self, rate: float) -> tuple[Array, Array]:
-        """The waits at a rate, (TPOT, TTFT) in seconds, and without each part of the seeds."""
+    def _simulate_at(self, rate: float) -> None:
         if rate not in self._waits:
             done = [self._traffic.served(self.choice, rate, seed) for seed in self._seeds]
             parts = [[done[seed] for seed in kept] for kept in self._parts()]
-            without = np.array([self._percentiles(part) for part in parts])
-            self._waits[rate] = self._percentiles(done), without
-        return self._waits[rate]
+            self._waits[rate] = self._percentiles(done)
+            self._without_seeds[rate] = np.array([self._percentiles(part) for part in parts])
 
     def _parts(self) -> list[list[int]]:
         """The seeds without each part of them."""
@@ -225,7 +225,7 @@ class _Curve:
         """Simulate a rate without each group of the prompts, too."""
         served = partial(self._traffic.served, self.choice, rate)
         done = [[served(seed, group) for seed in self._seeds] for group in self._groups]
-        self._varied[rate] = np.array([self._percentiles(each) for each in done])
+        self._without_prompts[rate] = np.array([self._percentiles(each) for each in done])
 
     def _percentiles(self, seeds: Sequence[Served]) -> Array:
         """[(TPOT, TTFT)] over the requests of some seeds."""
@@ -256,24 +256,18 @@ class _Curve:
         most = MOST * self.capacity
         for rate in (*rates, asked, most):
             if rate <= most:
-                self.at(rate)
+                self._simulate_at(rate)
         for _ in range(HALVINGS):
-            between = bracket(self._values, goals)
+            between = bracket(self._waits, goals)
             if between is not None and between[0] is not None:
-                self.at((between[0] + between[1]) / 2.0)
-        low, high = bracket(self._values, goals) or (None, None)
+                self._simulate_at((between[0] + between[1]) / 2.0)
+        low, high = bracket(self._waits, goals) or (None, None)
         for rate in {asked, *((low, high) if low is not None else ())} & {*self._waits}:
             self._leave_out(rate)
-        return self.made()
+        return self._record()
 
-    @property
-    def _values(self) -> dict[float, Array]:
-        return {rate: values for rate, (values, _) in self._waits.items()}
-
-    def made(self) -> SimulatedChoice:
-        """The record of all simulated rates."""
+    def _record(self) -> SimulatedChoice:
         choice, rates, none = self.choice, sorted(self._waits), np.zeros((0, 2))
-        waits = [self._waits[rate] for rate in rates]
         return SimulatedChoice(
             draft=choice.draft,
             policy=choice.policy,
@@ -288,9 +282,11 @@ class _Curve:
                 float(self._capacities_of(group).mean()) for group in self._groups
             ),
             rates=tuple(rates),
-            waits_s=tuple(values.tolist() for values, _ in waits),
-            without_seeds_s=tuple(without.tolist() for _, without in waits),
-            without_prompts_s=tuple(self._varied.get(rate, none).tolist() for rate in rates),
+            waits_s=tuple(self._waits[rate].tolist() for rate in rates),
+            without_seeds_s=tuple(self._without_seeds[rate].tolist() for rate in rates),
+            without_prompts_s=tuple(
+                self._without_prompts.get(rate, none).tolist() for rate in rates
+            ),
         )
 
 
