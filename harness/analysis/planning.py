@@ -209,12 +209,14 @@ class _Curve:
         # Requests per second that leave while all slots are taken and others wait
         self.capacity = float(self._capacities.mean())
 
-    def _simulate_at(self, rate: float) -> None:
+    def at(self, rate: float) -> Array:
+        """The waits at a rate, (TPOT, TTFT) in seconds."""
         if rate not in self._waits:
             done = [self._traffic.served(self.choice, rate, seed) for seed in self._seeds]
             parts = [[done[seed] for seed in kept] for kept in self._parts()]
             self._waits[rate] = self._percentiles(done)
             self._without_seeds[rate] = np.array([self._percentiles(part) for part in parts])
+        return self._waits[rate]
 
     def _parts(self) -> list[list[int]]:
         """The seeds without each part of them."""
@@ -256,17 +258,18 @@ class _Curve:
         most = MOST * self.capacity
         for rate in (*rates, asked, most):
             if rate <= most:
-                self._simulate_at(rate)
+                self.at(rate)
         for _ in range(HALVINGS):
             between = bracket(self._waits, goals)
             if between is not None and between[0] is not None:
-                self._simulate_at((between[0] + between[1]) / 2.0)
+                self.at((between[0] + between[1]) / 2.0)
         low, high = bracket(self._waits, goals) or (None, None)
         for rate in {asked, *((low, high) if low is not None else ())} & {*self._waits}:
             self._leave_out(rate)
-        return self._record()
+        return self.made()
 
-    def _record(self) -> SimulatedChoice:
+    def made(self) -> SimulatedChoice:
+        """The record of all simulated rates."""
         choice, rates, none = self.choice, sorted(self._waits), np.zeros((0, 2))
         return SimulatedChoice(
             draft=choice.draft,
