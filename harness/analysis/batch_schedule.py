@@ -202,7 +202,6 @@ def closed_loads(
 def _expected_token_s(
     entries: Sequence[_Entry], plain_entries: Sequence[_Entry], rounds_of: RoundsOf
 ) -> float | None:
-    """See `ClosedLoad`."""
     rounds = [each for timing, _ in entries if (each := rounds_of(timing)) is not None]
     if len(rounds) < len(entries):
         return None
@@ -616,7 +615,6 @@ def _leads(best: Throughput, other: Throughput) -> bool:
 def _result_row(
     row: Throughput, loads: Mapping[LoadKey, ClosedLoad], engine: str, asked: int | None
 ) -> ResultRow:
-    """The measured row of a prompt set under a load."""
     parts = [
         load
         for load in loads.values()

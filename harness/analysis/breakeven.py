@@ -167,7 +167,6 @@ def with_acceptance(
 
 
 def _of_requests(of: ServerBenchmark) -> Iterator[Caveat]:
-    """Caveats of a benchmark with requests side by side."""
     return given.benchmark_requests.of(of.file, of.concurrency, of.failed)
 
 

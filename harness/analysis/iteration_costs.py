@@ -316,7 +316,6 @@ def _clipped(seconds: Array, costs_s: Array) -> Array:
 def _observed(
     loads: Sequence[SentLoad], slots: int, largest_k: int, costs: IterationCosts
 ) -> _Observed:
-    """The prefills and decodings of loads, each simulated at these costs."""
     priced = costs.priced(slots, largest_k)
     kinds = 1 + len(costs.times.by_batch[1].round_s)
     batches = range(1, slots + 1)

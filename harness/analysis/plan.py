@@ -189,7 +189,6 @@ class Varied:
 def _choice(
     curve: Curve, held: Varied, plain: Varied, rate: float, server: PlannedServer
 ) -> PlanChoice:
-    """The row of a choice, next to plain decoding."""
     interval, ratio, capacity = held.interval(), held.over(plain), curve.capacity.interval()
     of_ratio = ratio and ratio.interval()
     cards = ceil(rate / held.value - 1e-9) if held.value > 0.0 else None

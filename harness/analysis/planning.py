@@ -124,7 +124,6 @@ class _Traffic:
         return rows, arrivals
 
     def _requests(self, seed: int, left_out: int | None = None) -> list[Request]:
-        """The requests of a seed."""
         return [*self._streamed(seed, left_out)]
 
     def _streamed(self, seed: int, left_out: int | None = None) -> Stream:
@@ -374,7 +373,6 @@ def facts_of(server: Server) -> PlannedServer:
 
 
 def _slots(server: Server, config: PlanConfig) -> int:
-    """Requests side by side on a card."""
     asked = config.slots
     if asked is not None and asked > server.slots:
         raise UserError(
@@ -433,7 +431,6 @@ class _Simulated(NamedTuple):
 
 
 def _checked(loads: Sequence[_Simulated]) -> PlanCheck:
-    """The measured and simulated waits of loads of one kind."""
     first = loads[0].timing
     told = all(t.user_decode_s and None not in t.user_decode_s for t, _, _ in loads)
     seconds = np.sum([(t.seconds, pace * each.ended_s.max()) for t, each, pace in loads], axis=0)

@@ -114,7 +114,6 @@ def _changes_texts(server: TimedServer, temperature: float) -> float | None:
 
 
 def _bytes_factor(setup: Setup) -> float:
-    """See `EngineCosts`."""
     assert setup.engine is not None
     served = {each.k: each.weights_bytes or 0 for each in setup.engine.commands}
     of_target = served.get(0, 0)

@@ -155,7 +155,6 @@ def _rounds_differ(gate: ServedGate) -> bool:
 
 
 def _rounds_fit(run: ServedTexts, texts: Texts, k: int, rounds: Array, rule: Rule) -> bool:
-    """True where rounds are those of this rule's replay."""
     expected, variance = run.rounds_expected(texts, k, rule)
     if not variance.any():
         return bool(np.isclose(rounds, expected).all())
@@ -163,7 +162,6 @@ def _rounds_fit(run: ServedTexts, texts: Texts, k: int, rounds: Array, rule: Rul
 
 
 def _z(difference: float, variance: float) -> float:
-    """In standard deviations."""
     return float(difference / math.sqrt(variance))
 
 

@@ -442,7 +442,6 @@ def served_cells(server: TimedServer, rows: ServedRows) -> Iterator[ServedCell]:
 
 
 def _cell(row: ResultRow) -> Cell:
-    """The cell of a row."""
     assert row.temperature is not None
     return Cell(row.prompt_set or "", row.temperature, row.k)
 

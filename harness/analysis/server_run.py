@@ -491,7 +491,6 @@ def _cache_types(engine: ServingEngine, flags: Sequence[str]) -> tuple[str | Non
 
 
 def _caveats(run: ServedRun, latencies: Sequence[UserLatency]) -> Iterator[Caveat]:
-    """The caveats of this server, the most serious first."""
     server, setup, texts = run.server, run.server.setup, run.server.texts
     yield from gate_caveats(server.gates, texts.engine.rule)
     scored = setup.described_draft(setup.draft).dtype
@@ -520,6 +519,5 @@ def _caveats(run: ServedRun, latencies: Sequence[UserLatency]) -> Iterator[Cavea
 
 
 def _may_be_named(texts: ServedTexts, cells: Sequence[LoadCell], cell: LoadCell) -> bool:
-    """True where a schedule may name the K of a cell."""
     at = where(cells, temperature=cell.temperature, concurrency=cell.concurrency)
     return not cell.k or cell.k in _enough({c.k: c.visits for c in at if c.k}, texts)

@@ -165,7 +165,6 @@ class ServedTexts:
     def _as_served(
         self, texts: Texts, k: int, rule: Rule, counting: Counting | None = None
     ) -> tuple[list[Array], list[NDArray[np.intp]], int]:
-        """The arguments of `replay_texts`."""
         counting = counting or self.counting
         assert counting is not None
         lengths = [trial.new_tokens or 0 for trial in texts.trials]

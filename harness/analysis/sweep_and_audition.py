@@ -420,7 +420,6 @@ def _caveats(
     outliers: Sequence[OutlierCell],
     errors: Errors,
 ) -> Iterator[Caveat]:
-    """The caveats of the texts, the run, the timings, and the K that are left out."""
     setup, latencies = run.setup, run.drafts.latencies
     yield from greedy_texts_differ.of(run.checks)
     yield from routing_ties.of(run.checks)
@@ -528,7 +527,6 @@ def analyse_pair(setup: Setup) -> Summary:
 
 
 def _memory(drafts: ScoredDrafts) -> Iterator[DraftMemory]:
-    """The memory of drafts."""
     for replays in (each.replays for each in drafts.by_own_rule[:1]):
         longest = max(t.prompt_tokens + len(t.tokens) for t in drafts.traces[replays.drafts[0]])
         yield from draft_memory(drafts.setup, replays.drafts, longest, lookups=replays.lookups)

@@ -161,7 +161,6 @@ def _waited(
 
 
 def _counted(waited: Sequence[_Waited], weights: Weights) -> list[_Waited]:
-    """The requests of prompt sets that count."""
     return [each for each in waited if weights is None or weights.get(each.prompt_set, 1.0) > 0]
 
 

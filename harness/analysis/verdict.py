@@ -301,7 +301,6 @@ def _kept(trials: Sequence[Trial]) -> dict[int, dict[PromptId, Array]]:
 
 
 def _mostly_failed(trials: Sequence[Trial]) -> bool:
-    """True where more than half of the prompts of any set failed."""
     prompts = {(t.prompt_set, t.conversation) for t in trials}
     failed = {(t.prompt_set, t.conversation) for t in trials if t.status == "failed"}
     sizes, failures = (Counter(name for name, _ in each) for each in (prompts, failed))
