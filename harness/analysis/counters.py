@@ -14,7 +14,7 @@ A smaller K starts its rounds elsewhere, so its tokens per round are estimated
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from harness.analysis.breakeven import (
@@ -37,11 +37,15 @@ def analyse_counters(setup: Setup) -> Summary:
     """The counts of a run's scrapes, and the K that pays where times of rounds are known."""
     run = setup.run
     server = running_server(run.manifest.engine.name if run.manifest.engine else "", run.scrapes)
-    inputs = stored_inputs(run)
-    summary = Summary(run=run_facts(setup, ()), running=server, caveats=tuple(_counting(server)))
-    if server.total is None or not server.k:
+    inputs, total, k = stored_inputs(run), server.total, server.k
+    caveats: list[Caveat] = []
+    if total is not None:
+        caveats += given.counters_mixed.of(total, server.ks, k)
+        if total.accepted_at or not total.accepted:
+            caveats += given.positions_of_longer_drafts.of(range(1, k), k)
+    summary = Summary(run=run_facts(setup, ()), running=server, caveats=tuple(caveats))
+    if total is None or not k:
         return summary
-    total, k = server.total, server.k
     # llama.cpp has no counter of a position at which nothing was ever accepted
     by_position = bool(total.accepted_at) or (total.drafted is not None and not total.accepted)
     unseen = (0.0,) * (k - len(total.accepted_at))
@@ -53,12 +57,13 @@ def analyse_counters(setup: Setup) -> Summary:
         verify_s = tuple(value / 1e3 for value in inputs.verify_ms or ())
         steps = StepTimes(inputs.draft_ms / 1e3, inputs.target_ms / 1e3, verify_s)
     times = known_round_times(inputs, steps, k)
-    caveats = (*summary.caveats, *inputs.caveats)
+    caveats += inputs.caveats
     if times is None:
-        return replace(summary, results=rows, from_acceptance=rows, caveats=caveats)
-    covered = [row.k for row in rows if times.covers(row.k)]
-    of_times = _times([row.k for row in rows], covered, None if inputs.round_ms else steps)
-    rows = tuple(priced(row, times) for row in rows if row.k in covered)
+        return replace(summary, results=rows, from_acceptance=rows, caveats=tuple(caveats))
+    caveats += k_left_out.of([row.k for row in rows if not times.covers(row.k)], "latency_from")
+    if steps is not None and not inputs.round_ms:
+        caveats += given.verify_assumed_equal_step.of("verify_ms", steps.verify_s)
+    rows = tuple(priced(row, times) for row in rows if times.covers(row.k))
     shown = Latency(times, steps=steps).round_summary("")
     return replace(
         summary,
@@ -66,7 +71,7 @@ def analyse_counters(setup: Setup) -> Summary:
         results=rows,
         from_acceptance=rows,
         round_times=(replace(shown, source="rounds") if inputs.round_ms else shown,),
-        caveats=(*caveats, *of_times),
+        caveats=tuple(caveats),
     )
 
 
@@ -120,19 +125,3 @@ def _k_of(scrapes: Sequence[Scrape], total: Counted | None) -> int:
     return max(
         [min(MOST_K, math.ceil(mean - 1e-9)), *(len(scrape.accepted_at) for scrape in scrapes)]
     )
-
-
-def _counting(server: RunningServer) -> Iterator[Caveat]:
-    if server.total is not None:
-        yield from given.counters_mixed.of(server.total, server.ks, server.k)
-        if server.total.accepted_at or not server.total.accepted:
-            yield from given.positions_of_longer_drafts.of(range(1, server.k), server.k)
-
-
-def _times(
-    ks: Sequence[int], covered: Sequence[int], priced_by: StepTimes | None
-) -> Iterator[Caveat]:
-    """Caveats of the times; `priced_by` is None where a run timed rounds."""
-    yield from k_left_out.of([k for k in ks if k not in covered], "latency_from")
-    if priced_by is not None:
-        yield from given.verify_assumed_equal_step.of("verify_ms", priced_by.verify_s)

@@ -116,11 +116,6 @@ class Pairs:
         """g, their mean."""
         return float(self.log_prices.mean())
 
-    def first(self, number: int, looks: tuple[float, ...]) -> "Pairs":
-        """The pairs as they were when so many had been measured."""
-        columns = (self.seconds, self.cost, self.plain_s, self.plain_tokens)
-        return Pairs(*(column[:number] for column in columns), looks=looks)
-
 
 @dataclass(frozen=True, eq=False)
 class TwoPhase:
