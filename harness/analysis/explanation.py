@@ -25,27 +25,14 @@ from harness.theory.speedup import RoundTimes, StepTimes
 
 # The rule of thumb of the engines' own documents: a draft five times as fast as its target
 SLOW_DRAFT = 0.2
-COUNTS = ("new_tokens", "rounds", "accepted", "rejected")
 
 
 @dataclass(frozen=True)
 class CellOfK:
-    """One draft at one K, per token of the workload: its prompt sets by their weights."""
+    """One draft at one K on the workload, whose prompt sets count by their weights."""
 
-    tokens: float
-    rounds: float
-    accepted: float
-    rejected: float
-
-    @property
-    def tokens_per_round(self) -> float:
-        """Ratio of sums."""
-        return self.tokens / self.rounds
-
-    @property
-    def alpha(self) -> float | None:
-        """None where nothing was judged."""
-        return ratio(self.accepted, self.accepted + self.rejected)
+    tokens_per_round: float
+    alpha: float | None  # None where nothing was judged
 
 
 @dataclass(frozen=True)
@@ -110,13 +97,13 @@ def _cells(
 
 def _workload_cell(rows: Sequence[ResultRow], weights: Mapping[str, float] | None) -> CellOfK:
     """The rows of all prompt sets at one K, each set's counts per token times its weight."""
-    tokens = np.array([row.new_tokens or 1 for row in rows])
-    factors = token_weights([row.prompt_set or "" for row in rows], tokens, weights).tolist()
-    sums = (
+    sizes = np.array([row.new_tokens or 1 for row in rows])
+    factors = token_weights([row.prompt_set or "" for row in rows], sizes, weights).tolist()
+    tokens, rounds, accepted, rejected = (
         sum(factor * (getattr(row, name) or 0) for factor, row in zip(factors, rows, strict=True))
-        for name in COUNTS
+        for name in ("new_tokens", "rounds", "accepted", "rejected")
     )
-    return CellOfK(*sums)
+    return CellOfK(tokens / rounds, ratio(accepted, accepted + rejected))
 
 
 def _floors(latency: Sequence[LatencyRow], draft: str) -> tuple[float, float] | None:
