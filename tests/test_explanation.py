@@ -31,10 +31,7 @@ RATES = {1: 0.429, 2: 0.347, 4: 0.342, 8: 0.207}
 POST = Case(
     "small",
     1,
-    {
-        k: CellOfK(1 + k * rate, 0.429)
-        for k, rate in {1: 0.429, 2: 0.347, 4: 0.342, 8: 0.207}.items()
-    },
+    {k: CellOfK(1 + k * rate, 0.429) for k, rate in RATES.items()},
     RoundTimes.from_steps(STEPS, 8),
     STEPS,
     (0.00199, 0.0134),
