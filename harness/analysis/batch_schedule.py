@@ -347,20 +347,6 @@ class Throughput:
         """`measured`, at the expected rounds."""
         return None if self.predicted_s is None else self.predicted_s[1] / self.predicted_s[0]
 
-    def counted(self, factor: float) -> "Throughput":
-        """Its tokens and seconds, counted so many times."""
-
-        def times(pair: tuple[float, float]) -> tuple[float, float]:
-            return factor * pair[0], factor * pair[1]
-
-        return replace(
-            self,
-            tokens=factor * self.tokens,
-            seconds=times(self.seconds),
-            predicted_s=self.predicted_s and times(self.predicted_s),
-            by_visit={visit: times(pair) for visit, pair in self.by_visit.items()},
-        )
-
 
 def throughputs(loads: Mapping[LoadKey, ClosedLoad]) -> list[Throughput]:
     """Every group's closed loops with full budgets, plain ones among them, against plain ones."""
@@ -401,19 +387,20 @@ def over_groups(
     total: list[Throughput] = []
     cells = grouped(rows, lambda row: (row.concurrency, name(row.group), row.k))
     for (concurrency, group, k), sent in sorted(cells.items()):
-        parts = sent if weights is None else _weighted(sent, weights)
-        predicted = [part.predicted_s for part in parts if part.predicted_s is not None]
-        visits = set.intersection(*(set(part.by_visit) for part in parts))
+        counts = zip(sent, _factors(sent, weights), strict=True)
+        parts = [(part, factor) for part, factor in counts if factor > 0.0]
+        predicted = [(p.predicted_s, factor) for p, factor in parts if p.predicted_s is not None]
+        visits = set.intersection(*(set(part.by_visit) for part, _ in parts))
         total.append(
             Throughput(
                 concurrency,
                 group,
                 k,
-                sum(part.tokens for part in parts),
-                _added([part.seconds for part in parts]),
+                sum(factor * part.tokens for part, factor in parts),
+                _added([(part.seconds, factor) for part, factor in parts]),
                 _added(predicted) if len(predicted) == len(parts) else None,
                 {
-                    visit: _added([part.by_visit[visit] for part in parts])
+                    visit: _added([(part.by_visit[visit], factor) for part, factor in parts])
                     for visit in sorted(visits)
                 },
             )
@@ -421,19 +408,18 @@ def over_groups(
     return total
 
 
-def _weighted(parts: Sequence[Throughput], weights: Mapping[str, float]) -> Sequence[Throughput]:
-    """The throughputs of counted prompt sets, as if these had been sent by their weights."""
-    by_set = grouped(parts, lambda part: set_of(part.group))
-    return [
-        part.counted(weights[name] / sum(each.tokens for each in of_set))
-        for name, of_set in by_set.items()
-        if weights.get(name, 0.0) > 0.0
-        for part in of_set
-    ] or parts
+def _factors(parts: Sequence[Throughput], weights: Weights) -> list[float]:
+    """How many times each group counts, as if prompt sets had been sent by their weights."""
+    sets = grouped(parts, lambda part: set_of(part.group))
+    tokens = {name: sum(part.tokens for part in of_set) for name, of_set in sets.items()}
+    names = [set_of(part.group) for part in parts]
+    factors = [(weights or {}).get(name, 0.0) / tokens[name] for name in names]
+    return factors if any(factors) else [1.0] * len(parts)
 
 
-def _added(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    return (sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs))
+def _added(parts: Sequence[tuple[tuple[float, float], float]]) -> tuple[float, float]:
+    """The sums of pairs, each counted so many times."""
+    return sum(factor * one for (one, _), factor in parts), sum(f * two for (_, two), f in parts)
 
 
 def spread(pairs: Iterable[tuple[float, float]]) -> float | None:
