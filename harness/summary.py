@@ -866,8 +866,8 @@ class ServedCell:
     # alone, for another K was chosen to be measured
     speedup: float | None
     tokens_per_round: float | None  # the server's; None where it counts no rounds
-    replayed_tokens_per_round: float | None  # expected of the plain server's texts
-    # predicted: from those and this engine's round times, which have not seen the cell.
+    # By replay of the plain server's texts and this engine's round times, which have not seen the
+    # cell
     predicted: float | None = None
     visits: Visits | None = None  # None where it has all that were asked for
 

@@ -61,6 +61,7 @@ REMOVED: dict[str, str] = {
             *("adaptive/*/best_k_per_round", "adaptive/*/flag_oracle"),
             *("served/by_k/*/whole_request_speedup", "served/costs/*start_error_s"),
             *("served/latencies/*/paired/*", "served/cells/*/own_predicted"),
+            "served/cells/*/replayed_tokens_per_round",
         ),
         "no page showed it: docs/decisions/0028-pages-and-caveats-are-records.md",
     ),

@@ -435,7 +435,6 @@ def served_cells(server: TimedServer, rows: ServedRows) -> Iterator[ServedCell]:
             k=cell.k,
             speedup=row and row.speedup,
             tokens_per_round=row and row.tokens_per_round,
-            replayed_tokens_per_round=made and made.tokens_per_round,
             predicted=made and made.speedup,
             visits=row and server.texts.visits_lacking(cell),
         )
