@@ -193,20 +193,13 @@ class CrossFit:
     """Outcome of a cross-fit; speedups are logarithms, variances those of the logarithms."""
 
     named: int  # the candidate, the best on all prompts and visits unless another one was asked for
-    # chose_plain, choices: how often K = 0 was chosen, and all choices
-    chose_plain: int
-    choices: int
+    prefers_plain: bool  # whether at least half of the choices are K = 0
     score: float  # the named candidate's on all prompts and visits, less the optimism of choosing
     # prompts, visits: the two parts of its variance, all that is not the prompts' in the second
     prompts: Variance
     visits: Variance
     plain_scores: Array  # [candidate] on all prompts and visits, with the optimism of a choice
     plain_variances: Variance  # of these
-
-    @property
-    def prefers_plain(self) -> bool:
-        """True where at least half of the choices are plain decoding."""
-        return 2 * self.chose_plain >= self.choices
 
     @property
     def speedup(self) -> float:
@@ -268,8 +261,7 @@ def cross_fit(
     named = int(plain_scores.argmax()) if named is None else named
     return CrossFit(
         named=named,
-        chose_plain=int((costs.min(axis=0) >= splits.plain_cost).sum()),
-        choices=len(choice),
+        prefers_plain=2 * int((costs.min(axis=0) >= splits.plain_cost).sum()) >= len(choice),
         score=splits.score(choice, named, splits.factors),
         prompts=splits.prompt_variance(named),
         visits=joined([splits.visit_variance(named), *workload.further_errors(named)]),
