@@ -82,13 +82,9 @@ class TimedServer:
         """The run's."""
         return self.texts.setup
 
-    def costs(self, temperature: float, prompt_set: str | None = None) -> ServerCosts | None:
-        """By requests that are not of this prompt set.
-
-        None where nothing else was timed: no other set, and no synthetic acceptance; and where its
-        rounds are not replay's, since the server is not lossless.
-        """
-        fit = self.fits.get((temperature, prompt_set))
+    def costs(self, temperature: float) -> ServerCosts | None:
+        """By requests of all sets; None where these do not tell, or the server is not lossless."""
+        fit = self.fits.get((temperature, None))
         return fit and fit.costs
 
     @property
@@ -135,7 +131,7 @@ class TimedServer:
         if not any(replay_holds(self.gates, at) for at in texts.temperatures):
             return "not_lossless"
         if any(
-            self.costs(at, name) is not None
+            (at, name) in self.fits
             for at in texts.temperatures
             for name in (*texts.sets_at(at), *([] if texts.chosen_k(at) is None else [None]))
         ):
