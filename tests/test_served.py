@@ -851,8 +851,7 @@ def test_a_predictions_interval_has_the_error_of_the_costs(
     rows = [row for row in made if row.k and row.temperature == 0]
     assert len(rows) == 6
     for row in rows:
-        costs, texts = server.costs(0.0, row.prompt_set), plain_texts(server.texts, row)
-        assert costs is not None
+        costs, texts = server.fits[0.0, row.prompt_set].costs, plain_texts(server.texts, row)
         plain_s = costs.plain_s(texts.tokens)
         seconds = costs.speculative_s(server.texts.replayed(texts, row.k))
         _, of_text = np.unique([t.prompt for t in texts.trials], return_inverse=True)
