@@ -82,16 +82,14 @@ class TimedServer:
         """The run's."""
         return self.texts.setup
 
-    def costs(self, temperature: float) -> ServerCosts | None:
-        """By requests of all sets; None where these do not tell, or the server is not lossless."""
-        fit = self.fits.get((temperature, None))
-        return fit and fit.costs
-
     @property
     def costs_by_temperature(self) -> dict[float, ServerCosts]:
-        """By requests of all sets, where these tell."""
-        made = {temperature: self.costs(temperature) for temperature in self.texts.temperatures}
-        return {temperature: costs for temperature, costs in made.items() if costs is not None}
+        """By requests of all sets, where these tell and the server is lossless."""
+        return {at: fit.costs for (at, name), fit in self.fits.items() if name is None}
+
+    def costs(self, temperature: float) -> ServerCosts | None:
+        """By requests of all sets; None where there are none."""
+        return self.costs_by_temperature.get(temperature)
 
     def priced_at(self, temperature: float) -> tuple[int, ...]:
         """The K above 0 whose rounds were timed at a temperature, and do not lie on a line."""
