@@ -53,8 +53,7 @@ class Server:
         """The server of a stored run, at its first temperature if None.
 
         Raises:
-            UserError: it is no server run, its texts do not tell what rounds accept, or its loads
-                what requests side by side cost.
+            UserError: it is no server run, or its texts do not tell what rounds accept.
         """
         key = f"run={run.folder}"
         if run.door != SERVER:
@@ -84,13 +83,15 @@ class Server:
             if t.temperature == chosen and not t.varying
             if t.slots is None or t.slots >= (t.concurrency or 1)
         ]
-        server = cls(served, chosen, counting, rule, traces, closed_loads(timings))
-        assert server.costs  # refuses loads that do not tell them
-        return server
+        return cls(served, chosen, counting, rule, traces, closed_loads(timings))
 
     @cached_property
     def costs(self) -> IterationCosts:
-        """The costs of iterations by all of its loads, on the server's own clock."""
+        """The costs of iterations by all of its loads, on the server's own clock.
+
+        Raises:
+            UserError: its loads do not tell what requests side by side cost.
+        """
         fitted = _fitted(self, [*self.loads.values()])
         if fitted is not None:
             return fitted
