@@ -24,7 +24,6 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.analysis import analyse
-from harness.analysis.verdict import settled
 from harness.cli import compose
 from harness.commands import sweep
 from harness.records import where
