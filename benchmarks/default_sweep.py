@@ -81,7 +81,7 @@ def row(name: str, sweeps: Sequence[Swept]) -> list[str]:
     cells = [name]
     for workload in (True, False):
         answers = [each for one in sweeps for each in one.of(workload=workload)]
-        cells.append(f"{sum(map(settled, answers))} of {len(answers)}")
+        cells.append(f"{sum(map(closed, answers))} of {len(answers)}")
     widths = [width for one in sweeps for width in one.widths]
     cells.append(f"{statistics.median(widths):.3f}" if widths else "")
     for seconds in ([one.clock_s for one in sweeps], [one.processor_s for one in sweeps]):
