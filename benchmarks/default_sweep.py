@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.analysis import analyse
+from harness.analysis.verdict import closed
 from harness.cli import compose
 from harness.commands import sweep
 from harness.records import where
