@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.analysis import analyse
-from harness.analysis.verdict import settled
+from harness.analysis.verdict import closed
 from harness.cli import compose
 from harness.commands import sweep
 from harness.records import where
@@ -82,7 +82,7 @@ def row(name: str, sweeps: Sequence[Swept]) -> list[str]:
     cells = [name]
     for workload in (True, False):
         answers = [each for one in sweeps for each in one.of(workload=workload)]
-        cells.append(f"{sum(map(settled, answers))} of {len(answers)}")
+        cells.append(f"{sum(map(closed, answers))} of {len(answers)}")
     widths = [width for one in sweeps for width in one.widths]
     cells.append(f"{statistics.median(widths):.3f}" if widths else "")
     for seconds in ([one.clock_s for one in sweeps], [one.processor_s for one in sweeps]):

@@ -73,7 +73,7 @@ from harness.records import GREEDY, MachineLoad, Trial, grouped, where
 from harness.serving.engines import spec_of
 from harness.storage import StoredRun, load
 from harness.storage.manifest import ChosenK, ServedKs
-from harness.summary import Answer, ServedCell, ServedGate, ServedSummary, Summary
+from harness.summary import Answer, ServedGate, ServedSummary, Summary
 from tools.gguf_file import write_gguf
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -576,27 +576,15 @@ def _speedups(runs: Sequence[Run]) -> Iterator[str]:
         ("predicted", lambda _, cell: f"{cell.predicted:.3f}x"),
         ("error", lambda _, cell: fmt.signed_percent(cell.error)),
     )
-    if any(cell.own_error is not None for _, cell in rows):  # of runs with own_loop=true
-        own = ("our own loop's", lambda _, cell: fmt.signed_percent(cell.own_error))
-        columns = (*columns, own)
     yield from _table("Speedups at temperature 0", columns, rows)
     for engine in dict.fromkeys(run.engine for run, _ in rows):
-        cells = [cell for run, cell in rows if run.engine == engine]
-        for name, error in ERRORS:
-            errors = [abs(value) for cell in cells if (value := error(cell)) is not None]
-            if errors:
-                yield (
-                    f"{engine}, {name}: median error {100 * np.median(errors):.1f} %, largest"
-                    f" {100 * max(errors):.1f} % over {len(errors)} cells.  "
-                )
+        errors = [abs(cell.error or 0.0) for run, cell in rows if run.engine == engine]
+        yield (
+            f"{engine}: median error {100 * np.median(errors):.1f} %, largest"
+            f" {100 * max(errors):.1f} % over {len(errors)} cells.  "
+        )
     if rows:
         yield ""
-
-
-ERRORS: tuple[tuple[str, Callable[[ServedCell], float | None]], ...] = (
-    ("from its own rounds", lambda cell: cell.error),
-    ("from our own loop's rounds", lambda cell: cell.own_error),
-)
 
 
 def _sampled(runs: Sequence[Run]) -> Iterator[str]:

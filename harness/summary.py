@@ -459,10 +459,6 @@ class AdaptiveDrafting:
     fixed: AdaptiveRow  # the best K without a threshold
     best: AdaptiveRow  # the best threshold and K
     thresholds: tuple[AdaptiveRow, ...]  # every threshold at that K
-    # Speedup of an oracle that knows the accept probabilities along the text and chooses K for
-    # every round before it drafts; a rule that sees what was drafted may beat it.
-    best_k_per_round: float
-    flag_oracle: float  # of one that knows which draft tokens will be accepted: no rule can beat it
 
 
 @dataclass(frozen=True)
@@ -870,25 +866,17 @@ class ServedCell:
     # alone, for another K was chosen to be measured
     speedup: float | None
     tokens_per_round: float | None  # the server's; None where it counts no rounds
-    replayed_tokens_per_round: float | None  # expected of the plain server's texts
-    # predicted: from those and this engine's round times, which have not seen the cell.
+    # By replay of the plain server's texts and this engine's round times, which have not seen the
+    # cell
     predicted: float | None = None
-    own_predicted: float | None = None  # from our own loop's round times; None where not known
     visits: Visits | None = None  # None where it has all that were asked for
 
     @property
     def error(self) -> float | None:
         """Of the prediction: predicted / measured - 1."""
-        return _error(self.predicted, self.speedup)
-
-    @property
-    def own_error(self) -> float | None:
-        """The same, had our own loop's round times been taken for the server's."""
-        return _error(self.own_predicted, self.speedup)
-
-
-def _error(predicted: float | None, measured: float | None) -> float | None:
-    return None if predicted is None or measured is None else predicted / measured - 1.0
+        if self.predicted is None or self.speedup is None:
+            return None
+        return self.predicted / self.speedup - 1.0
 
 
 @dataclass(frozen=True)
@@ -943,15 +931,6 @@ class Percentiles:
     p99: float | None = None
 
 
-@dataclass(frozen=True)
-class PairedWaits:
-    """Medians of what plain decoding and a K made users wait for, (plain, at K) each; seconds."""
-
-    first_token: tuple[float, float] | None
-    per_token: tuple[float, float] | None
-    request: tuple[float, float] | None
-
-
 # A server that takes this much longer than requests come is behind; one that is not ends with the
 # requests that it is decoding when the last one comes
 QUEUE_GROWS = 0.25
@@ -976,9 +955,6 @@ class UserLatency:
     per_token: Percentiles | None = None
     request: Percentiles | None = None
     visits: Visits | None = None  # None where it has all that were asked for
-    # Of the same prompts in the same visits: medians at this K, and of plain decoding. None of
-    # plain decoding itself, of loads, and where they share none.
-    paired: PairedWaits | None = None
     # Where requests arrive at random: the share that met the run's goals (None without one), and
     # how much longer the server took than requests came, relative to that time.
     within_goals: float | None = None
@@ -1016,9 +992,6 @@ class ServedCosts:
     start_s: float  # of a speculative request, besides its rounds
     plain_s: float  # of a plain token
     round_s: dict[int, float]  # of a round that drafts n tokens, by n; in between on a line
-    # Standard errors of both starts, over prompts; None with too few.
-    plain_start_error_s: float | None = None
-    start_error_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -1080,7 +1053,6 @@ class ServedK:
     speedup: float
     tokens_per_round: float | None
     round_cost: float | None  # R(K) / R(0): what a round costs in plain tokens
-    whole_request_speedup: float | None = None  # prefills among them; metrics.md has both
 
 
 NotPredicted = Literal[

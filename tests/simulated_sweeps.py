@@ -121,7 +121,9 @@ def at_look(evidence: Evidence, look: int) -> Evidence:
     pairs = evidence.pairs
     assert pairs is not None
     number = math.ceil(len(pairs.prompts) * look / LOOKS)
-    timed = pairs.timed.first(number, look_shares(look))
+    every = pairs.timed
+    columns = (every.seconds, every.cost, every.plain_s, every.plain_tokens)
+    timed = Pairs(*(column[:number] for column in columns), looks=look_shares(look))
     return replace(evidence, pairs=replace(pairs, prompts=pairs.prompts[:number], timed=timed))
 
 

@@ -15,15 +15,10 @@ from harness.summary import Answer, Explanation
 from harness.theory.speedup import RoundTimes, StepTimes
 
 
-def cell(tokens_per_round, alpha):
-    accepted = 100.0 * alpha
-    return CellOfK(tokens_per_round * 100.0, 100.0, accepted, 100.0 - accepted)
-
-
 def case_of(k, alpha, tokens, c, v=1.0, floors=None):
     times = StepTimes(c, 1.0, tuple([1.0] * k + [v]))
     rounds = RoundTimes.from_steps(times, k)
-    return Case("small", k, {k: cell(tokens, alpha)}, rounds, times, floors)
+    return Case("small", k, {k: CellOfK(tokens, alpha)}, rounds, times, floors)
 
 
 def explained(case, decision: Decision = "does_not_pay") -> Explanation:
@@ -32,10 +27,11 @@ def explained(case, decision: Decision = "does_not_pay") -> Explanation:
 
 # Qwen3-4B with 0.6B on one A10G, eager: easy prompts; floors of REFERENCE's memory table
 STEPS = StepTimes(0.02209, 0.02992)
+RATES = {1: 0.429, 2: 0.347, 4: 0.342, 8: 0.207}
 POST = Case(
     "small",
     1,
-    {k: cell(1 + k * rate, 0.429) for k, rate in {1: 0.429, 2: 0.347, 4: 0.342, 8: 0.207}.items()},
+    {k: CellOfK(1 + k * rate, 0.429) for k, rate in RATES.items()},
     RoundTimes.from_steps(STEPS, 8),
     STEPS,
     (0.00199, 0.0134),
@@ -62,7 +58,7 @@ def test_drafting_verify_and_loop_add_up_to_the_round_that_was_timed() -> None:
     """Forwards alone would gain; the loop, 0.5 target steps a round, takes it."""
     steps = StepTimes(0.2, 1.0, (1.0, 1.1, 1.2))
     rounds = RoundTimes(1.05, ((2, 2.1),))
-    explanation = explained(Case("small", 2, {2: cell(1.75, 0.6)}, rounds, steps))
+    explanation = explained(Case("small", 2, {2: CellOfK(1.75, 0.6)}, rounds, steps))
     assert 2 * explanation.c + explanation.v + explanation.loop == pytest.approx(2.1)
     assert (explanation.loop, explanation.plain) == (pytest.approx(0.5), 1.05)
     assert explanation.speedup == pytest.approx(1.75 * 1.05 / 2.1)

@@ -56,6 +56,15 @@ REMOVED: dict[str, str] = {
         "a plan is of the draft that was served: no draft, fixed K, K by load",
     ),
     "speedups_by_k/*/rule": "the linear rule holds for a measured rate alone",
+    **dict.fromkeys(
+        (
+            *("adaptive/*/best_k_per_round", "adaptive/*/flag_oracle"),
+            *("served/by_k/*/whole_request_speedup", "served/costs/*start_error_s"),
+            *("served/latencies/*/paired/*", "served/cells/*/own_predicted"),
+            "served/cells/*/replayed_tokens_per_round",
+        ),
+        "no page showed it: docs/decisions/0028-pages-and-caveats-are-records.md",
+    ),
     "least_regret/*": "the verdict names one K, and the grid the best of each prompt set",
     "served/cells/*/concurrency": "requests of a server run are answered one at a time",
     "served/structured*": "answers of a server are not checked",

@@ -14,7 +14,7 @@ from runs import ran
 from harness.analysis import analyse
 from harness.analysis.latency import Latency
 from harness.analysis.looks import choice, decided
-from harness.analysis.pairs import check_of_pairs, measured_pairs, pairs_of, replay_holds
+from harness.analysis.pairs import check_of_pairs, measured_pairs, pairs_of, rounds_as_replayed
 from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import leaderboard, pair_run
 from harness.analysis.verdict import Candidate
@@ -195,7 +195,7 @@ def test_rounds_are_priced_by_how_much_they_drafted(run: StoredRun) -> None:
     replayed = sweep.drafts.by_rule[sweep.setup.rule, 0.0].replays
     candidate = Candidate("tiny_good", k_at(run, 0.0))
     pairs = pairs_of(sweep.trials, 0.0, candidate.k)
-    assert replay_holds(check_of_pairs(pairs, replayed, candidate))
+    assert rounds_as_replayed(check_of_pairs(pairs, replayed, candidate))
     counts = replayed.candidates[candidate]
     # As of a look-up: rounds of K and rounds that propose nothing, half of each
     half = np.zeros_like(counts.proposals)

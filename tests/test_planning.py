@@ -16,7 +16,7 @@ from runs import FROZEN, outcome_of, ran
 from timed_server import KS, RATE, known_costs, plan_of, stored_timed, timed, told
 
 from harness.analysis import analyse, planning
-from harness.analysis.iteration_costs import fit_iterations, with_rounds
+from harness.analysis.iteration_costs import evenly_emitted, fit_iterations
 from harness.analysis.plan import caveats_of
 from harness.analysis.planned_server import Server
 from harness.analysis.planning import facts_of, load_checks
@@ -285,7 +285,7 @@ def test_a_percentile_is_of_the_requests_of_all_seeds() -> None:
         return (1.0 - load) * sum((x**n / factorial(n)) * exp(-x) for n, x in enumerate(later))
 
     of_short = curve(rejected("a", 8, 64), 1, 100, "seeds=60", "percentile=99")
-    waited_s = of_short.at(load / service_s)[0][1] - 0.002
+    waited_s = of_short.at(load / service_s)[1] - 0.002
     assert share_within(waited_s / service_s) == pytest.approx(0.99, abs=0.003)
 
 
@@ -494,7 +494,7 @@ def test_costs_of_a_context_are_found_where_texts_differ_in_length() -> None:
         tokens = random.integers(30, 60, 24)
         prompts = random.choice([20, 900], 24)
         sent = [
-            with_rounds(int(prompt), int(size), int(size if not k else 0.6 * size), most)
+            evenly_emitted(int(prompt), int(size), int(size if not k else 0.6 * size), most)
             for prompt, size in zip(prompts, tokens, strict=True)
             for most in [np.full(size, k, dtype=np.intp)]
         ]

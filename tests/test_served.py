@@ -802,7 +802,7 @@ def test_a_k_that_lacks_few_visits_is_partial_and_still_chosen_from(
     )
 
 
-def test_waits_and_whole_requests_are_compared_over_the_visits_that_plain_decoding_shares(
+def test_waits_say_in_how_many_visits_a_k_was_timed(
     stored: StoredRun,
 ) -> None:
     # Every K died after two visits, in which whatever precedes the decoding took ten times as long
@@ -822,15 +822,6 @@ def test_waits_and_whole_requests_are_compared_over_the_visits_that_plain_decodi
     }
     assert rows[0].request is not None
     assert rows[0].request.p50 == pytest.approx(0.11)
-    for k in (1, 2, 4):
-        paired = rows[k].paired
-        assert paired is not None
-        assert (paired.first_token, paired.request) == (
-            pytest.approx((1.0, 1.0)),
-            pytest.approx((1.01, 1.01)),
-        )
-    gains = [entry.whole_request_speedup for entry in made.served.by_k]
-    assert gains == pytest.approx([1.0] * 3, abs=0.3)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -860,8 +851,7 @@ def test_a_predictions_interval_has_the_error_of_the_costs(
     rows = [row for row in made if row.k and row.temperature == 0]
     assert len(rows) == 6
     for row in rows:
-        costs, texts = server.costs(0.0, row.prompt_set), plain_texts(server.texts, row)
-        assert costs is not None
+        costs, texts = server.fits[0.0, row.prompt_set].costs, plain_texts(server.texts, row)
         plain_s = costs.plain_s(texts.tokens)
         seconds = costs.speculative_s(server.texts.replayed(texts, row.k))
         _, of_text = np.unique([t.prompt for t in texts.trials], return_inverse=True)

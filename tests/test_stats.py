@@ -220,7 +220,7 @@ def test_a_candidate_that_all_choose_has_its_own_speedup_and_the_jackknifes_inte
     seconds = np.exp(rng.normal([[-0.5], [0.2]], 0.05, (2, 16)))
     fit = cross_fit(workload(seconds), 0, deals=240)
     assert fit is not None
-    assert (fit.named, fit.chose_plain) == (0, 0)
+    assert (fit.named, fit.prefers_plain) == (0, False)
     assert fit.speedup == pytest.approx(16 / seconds[0].sum())
     ones = np.ones(16)
     assert fit.interval(0.95) == pytest.approx(speedup_interval(ones, ones, seconds[0], ones))

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 from simulated_sweeps import TRUTHS, Design, at_look, simulated, two_phases, verdict_on
 
-from harness.analysis.verdict import UNLIKELY, in_turn, needs_pairs, settled
+from harness.analysis.verdict import UNLIKELY, closed, in_turn, needs_pairs
 from harness.stats.crossfit import VisitCosts, Workload
 from harness.stats.two_phase import (
     BLOCKS,
@@ -228,7 +228,7 @@ def test_the_chance_that_further_pairs_decide_is_how_often_they_do():
         assert early.pairs is not None
         assert late.pairs is not None
         assert late.pairs.chance_to_decide == 0.0
-        (decided if settled(late) else unlikely).append(early.pairs.chance_to_decide)
+        (decided if closed(late) else unlikely).append(early.pairs.chance_to_decide)
     given_up = [chance for chance in (*unlikely, *decided) if chance < UNLIKELY]
     assert len(given_up) > 20
     assert sum(chance < UNLIKELY for chance in decided) <= 0.1 * len(given_up)
@@ -305,9 +305,9 @@ def test_sets_come_after_the_workload_and_leave_their_part_to_the_others():
 
 def test_a_run_may_stop_where_nothing_would_change():
     verdict = Answer.undecided(0.0, "all", "interval_spans_one", {})
-    assert not settled(verdict)
-    assert settled(replace(verdict, reason="near_one"))
-    assert settled(replace(verdict, decision="does_not_pay"))
+    assert not closed(verdict)
+    assert closed(replace(verdict, reason="near_one"))
+    assert closed(replace(verdict, decision="does_not_pay"))
 
 
 def test_intervals_hold_the_truth_and_ties_seldom_win():

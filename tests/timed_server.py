@@ -66,7 +66,7 @@ def timed(*, unified: bool = True) -> StoredRun:
     commands = tuple(replace(each, line=each.line + flag) for each in engine.commands)
     engine = replace(engine, commands=commands, clock="engine")
     run = replace(run, manifest=replace(run.manifest, engine=engine))
-    servers = {each: Server.read(run, each) for each in (0.0, 1.0)}
+    servers = {each: Server.of(run, each) for each in (0.0, 1.0)}
     random = np.random.default_rng(5)
 
     def priced(timing: LoadTiming) -> LoadTiming:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.analysis.latency import Latency, Visits, latency_of
+from harness.analysis.latency import Latency, TimedVisits, latency_of
 from harness.records import TextTrace
 from harness.theory.speedup import RoundTimes, StepTimes
 
@@ -85,5 +85,5 @@ class Steps:
         true = np.array([rounds.at(k) for k in (0, *KS)])
         late = np.where(rng.random((VISITS, len(true))) < 0.05, rng.exponential(0.2), 0.0)
         seconds = true * np.exp(VISIT_NOISE * rng.normal(size=(VISITS, len(true))) + late)
-        visits = Visits(1.0, seconds[:, 0], KS, seconds[:, 1:] / seconds[:, :1])
+        visits = TimedVisits(1.0, seconds[:, 0], KS, seconds[:, 1:] / seconds[:, :1])
         return latency_of((), visits)

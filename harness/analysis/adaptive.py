@@ -6,7 +6,7 @@ audition's that is not in it. Threshold and K are chosen as a verdict's candidat
 prompts and scored on the others (`harness.stats.crossfit`); no verdict rests on them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,14 +19,8 @@ from harness.stats.crossfit import VisitCosts, Workload, cross_fit, deals_for
 from harness.stats.jackknife import CONFIDENCE, Array, set_weights, token_weights
 from harness.summary import AdaptiveDrafting, AdaptiveRow
 from harness.theory.acceptance_rules import ACCEPTANCE_RULES
-from harness.theory.adaptive import (
-    Counts,
-    best_k_per_round,
-    drafted_by_accepted,
-    flag_oracle,
-    until_unlikely,
-)
-from harness.theory.replay import PaddedTexts, Replayed, replay, stacked
+from harness.theory.adaptive import Counts, drafted_by_accepted, until_unlikely
+from harness.theory.replay import Replayed, replay, stacked
 
 # In steps of 0.1: what a user would try
 THRESHOLDS = tuple(round(0.1 * step, 1) for step in range(1, 10))
@@ -39,11 +33,6 @@ class ScoredTexts:
     traces: Sequence[TextTrace]
     confidences: Mapping[TextKey, DraftConfidence]
     rule: Rule
-
-    def parts(self, k: int) -> "Iterator[tuple[ScoredTexts, PaddedTexts]]":
-        """In pieces that fit the memory, with what a round from each start drafts at most."""
-        for part in in_chunks(self.traces, k):
-            yield replace(self, traces=part), padded_traces(part, self.rule, k)
 
     def drafting(self, most: Counts, k: int, threshold: float) -> tuple[Counts, Counts]:
         """Tokens drafted from each start: where all are the text's, and by how many stand.
@@ -81,8 +70,9 @@ def along_text(trace: TextTrace, values: Array, k: int, rule: Rule) -> Array:
 def replayed_adaptively(texts: ScoredTexts, k: int, threshold: float) -> Replayed:
     """Expected counts of each text where a round drafts no more after an unlikely token."""
     parts: list[Replayed] = []
-    for part, padded in texts.parts(k):
-        proposed, drafted = part.drafting(padded.proposed, k, threshold)
+    for part in in_chunks(texts.traces, k):
+        padded = padded_traces(part, texts.rule, k)
+        proposed, drafted = replace(texts, traces=part).drafting(padded.proposed, k, threshold)
         counts = replay(padded.chances, padded.lengths, [k], proposed=proposed, drafted=drafted)
         parts.append(counts[k])
     return stacked(parts)
@@ -96,7 +86,7 @@ def adaptive_drafting(
     *,
     seed: int = 0,
 ) -> AdaptiveDrafting:
-    """The best threshold next to the best fixed K and the two oracles.
+    """The best threshold next to the best fixed K.
 
     The texts are of one draft and temperature, each K was timed, and sets count alike without
     weights.
@@ -106,22 +96,19 @@ def adaptive_drafting(
     fixed = _rows(texts, [(k, 0.0) for k in ks], latency, shares)
     grid = _rows(texts, [(k, value) for k in ks for value in THRESHOLDS], latency, shares)
     best = grid.chosen(seed)
-    first, oracles = texts.traces[0], _oracles(texts, latency.relative(max(ks)), shares)
     return AdaptiveDrafting(
-        draft=first.draft,
-        temperature=first.temperature,
+        draft=texts.traces[0].draft,
+        temperature=texts.traces[0].temperature,
         rule=texts.rule,
         fixed=fixed.chosen(seed),
         best=best,
         thresholds=tuple(entry for entry in grid.rows if entry.k == best.k),
-        best_k_per_round=oracles[0],
-        flag_oracle=oracles[1],
     )
 
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """What one can choose from, and what it took prompt by prompt, in one order."""
+    """Choices of K and threshold, and the time of each by prompt, in one order."""
 
     rows: Sequence[AdaptiveRow]
     workload: Workload
@@ -181,14 +168,3 @@ def _rows(
             )
         )
     return _Rows(rows, workload)
-
-
-def _oracles(texts: ScoredTexts, cost: Array, shares: Mapping[str, float]) -> list[float]:
-    """Speedups of `best_k_per_round` and of `flag_oracle`."""
-    tokens = np.array([len(trace.tokens) for trace in texts.traces], dtype=np.float64)
-    factors = token_weights([trace.prompt_set for trace in texts.traces], tokens, shares)
-    costs: list[list[Array]] = []
-    for _, padded in texts.parts(len(cost) - 1):
-        oracles = (best_k_per_round, flag_oracle)
-        costs.append([oracle(padded.chances, padded.lengths, cost) for oracle in oracles])
-    return (1.0 / (np.concatenate(costs, axis=1) @ factors)).tolist()

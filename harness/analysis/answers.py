@@ -31,7 +31,7 @@ LEAST_COST = 1.0
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """What to serve on one engine at one temperature, and the evidence for it."""
+    """The evidence for a verdict on one engine at one temperature."""
 
     evidence: Evidence
     rule: Rule | None  # None: of a server that does not say
@@ -42,7 +42,7 @@ class Question:
     visits: Mapping[int, Visits] = field(default_factory=dict[int, Visits])
 
     def answer(self, decided: Answer) -> Answer:
-        """What was decided on the evidence, as an answer for this engine."""
+        """The verdict on the evidence, as an answer for this engine."""
         k = decided.named[1]
         fewest = min(self.visits.values(), key=lambda visits: visits.timed, default=None)
         return replace(
@@ -101,7 +101,7 @@ def answered(
 # ---- engines whose rounds were not timed ---------------------------------------------------------
 
 
-def with_rounds(answer: Answer, predicted: Predicted, shares: Weights) -> Answer:
+def with_round_tokens(answer: Answer, predicted: Predicted, shares: Weights) -> Answer:
     """An answer of our own loop, with what a round of its draft emits and costs at every K."""
     part = _only(answer.prompt_set, predicted, shares)
     return replace(answer, rounds=() if part is None else _rounds(*part, answer.named[0]))
@@ -110,7 +110,7 @@ def with_rounds(answer: Answer, predicted: Predicted, shares: Weights) -> Answer
 def carried_over(
     answer: Answer, engine: str, predicted: Predicted, has: Collection[str], shares: Weights
 ) -> Answer:
-    """What carries over to an engine whose rounds were not timed.
+    """The answer for an engine whose rounds were not timed: acceptance alone carries over.
 
     The draft and K are those that our own loop's answer names; where the engine lacks that draft,
     or none is named, those that look best on our own loop among what it has.
@@ -148,19 +148,18 @@ def carried_over(
 def _only(
     prompt_set: str, predicted: Predicted, shares: Weights
 ) -> tuple[Predicted, Weights] | None:
-    """Of one prompt set, or of all, with its weights; None where a set that counts has no text."""
+    """Predictions on one prompt set, or all, and weights; None where a counted set has no text."""
     replays = predicted.replays
     if prompt_set == "all":
         counted = {name for name, share in (shares or {}).items() if share > 0}
         return None if counted - {*replays.prompt_sets} else (predicted, shares)
     if prompt_set not in replays.prompt_sets:
         return None
-    evidence = predicted.evidence.only([prompt_set])
-    return replace(predicted, replays=replays.only([prompt_set]), evidence=evidence), None
+    return replace(predicted, replays=replays.only([prompt_set])), None
 
 
 def _rounds(predicted: Predicted, shares: Weights, draft: str | None) -> tuple[RoundTokens, ...]:
-    """What a round of a draft emits at every K, and what it costs on our own loop."""
+    """Tokens per round of a draft at every K, and the cost of a round on our own loop."""
     replays, made = predicted.replays, list[RoundTokens]()
     for name, gain in predicted.evidence.speedups(shares).items():
         if name.draft != draft:

@@ -32,7 +32,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from harness.analysis.cells import Weights, lacking_visits
+from harness.analysis.cells import Weights, few_visits, few_visits_error
 from harness.analysis.replayed import as_served
 from harness.analysis.request_times import (
     Visit,
@@ -52,7 +52,7 @@ from harness.records import (
     where,
 )
 from harness.serving.round_counting import Counting
-from harness.summary import LoadCell, Schedule, ScheduleEntry, Visits
+from harness.summary import LoadCell, Schedule, ScheduleEntry
 from harness.theory.replay import replay_texts
 
 # Of a load's visits the quantile that is taken as its time
@@ -72,11 +72,6 @@ class LoadKey:
     k: int
     budgets: int
 
-    @classmethod
-    def of(cls, timing: LoadTiming) -> "LoadKey":
-        """That a timing is of."""
-        return cls(timing.concurrency or 0, timing.group, timing.k, sum(timing.budgets))
-
 
 @dataclass(frozen=True, eq=False)
 class ClosedLoad:
@@ -92,11 +87,6 @@ class ClosedLoad:
     # Seconds per token of the plain server's texts at the rounds that replay expects of them, each
     # R(K, B) / B; None where a text was not scored
     expected_token_s: float | None
-
-    @property
-    def requests(self) -> int:
-        """How many were sent."""
-        return len(self.timings[0].texts)
 
 
 @dataclass(frozen=True)
@@ -183,7 +173,9 @@ def closed_loads(
         for place, timing in enumerate(timings)
         if timing.concurrency is not None
     ]
-    stored = grouped(closed, lambda entry: LoadKey.of(entry[0]))
+    stored = grouped(
+        closed, lambda e: LoadKey(e[0].concurrency or 0, e[0].group, e[0].k, sum(e[0].budgets))
+    )
     most = {
         load: max(key.budgets for key in keys)
         for load, keys in grouped(stored, lambda key: (key.group, key.concurrency)).items()
@@ -210,7 +202,6 @@ def closed_loads(
 def _expected_token_s(
     entries: Sequence[_Entry], plain_entries: Sequence[_Entry], rounds_of: RoundsOf
 ) -> float | None:
-    """See `ClosedLoad`."""
     rounds = [each for timing, _ in entries if (each := rounds_of(timing)) is not None]
     if len(rounds) < len(entries):
         return None
@@ -234,7 +225,7 @@ def _per_round(entries: Iterable[_Entry], rounds_of: RoundsOf) -> list[Visit]:
 
 @dataclass(frozen=True)
 class LoadResults:
-    """What loads of all temperatures say: see `LoadCell`, `Schedule` and results.csv."""
+    """Cells, schedules and rows of results.csv of the loads at all temperatures."""
 
     cells: tuple[LoadCell, ...]
     schedules: tuple[Schedule, ...]
@@ -353,32 +344,8 @@ class Throughput:
 
     @property
     def predicted(self) -> float | None:
-        """The same at the expected rounds."""
+        """`measured`, at the expected rounds."""
         return None if self.predicted_s is None else self.predicted_s[1] / self.predicted_s[0]
-
-    @property
-    def spread(self) -> float | None:
-        """Of `measured` over visits."""
-        return spread(self.by_visit.values())
-
-    def counted(self, factor: float) -> "Throughput":
-        """Its tokens and seconds, counted so many times."""
-
-        def times(pair: tuple[float, float]) -> tuple[float, float]:
-            return factor * pair[0], factor * pair[1]
-
-        return replace(
-            self,
-            tokens=factor * self.tokens,
-            seconds=times(self.seconds),
-            predicted_s=self.predicted_s and times(self.predicted_s),
-            by_visit={visit: times(pair) for visit, pair in self.by_visit.items()},
-        )
-
-    def visits_lacking(self, asked: int | None) -> Visits | None:
-        """In how few visits it was timed next to plain decoding; None where in all."""
-        timed = len(self.by_visit)
-        return Visits(timed, asked) if asked is not None and timed < asked else None
 
 
 def throughputs(loads: Mapping[LoadKey, ClosedLoad]) -> list[Throughput]:
@@ -420,19 +387,20 @@ def over_groups(
     total: list[Throughput] = []
     cells = grouped(rows, lambda row: (row.concurrency, name(row.group), row.k))
     for (concurrency, group, k), sent in sorted(cells.items()):
-        parts = sent if weights is None else _weighted(sent, weights)
-        predicted = [part.predicted_s for part in parts if part.predicted_s is not None]
-        visits = set.intersection(*(set(part.by_visit) for part in parts))
+        counts = zip(sent, _factors(sent, weights), strict=True)
+        parts = [(part, factor) for part, factor in counts if factor > 0.0]
+        predicted = [(p.predicted_s, factor) for p, factor in parts if p.predicted_s is not None]
+        visits = set.intersection(*(set(part.by_visit) for part, _ in parts))
         total.append(
             Throughput(
                 concurrency,
                 group,
                 k,
-                sum(part.tokens for part in parts),
-                _added([part.seconds for part in parts]),
+                sum(factor * part.tokens for part, factor in parts),
+                _added([(part.seconds, factor) for part, factor in parts]),
                 _added(predicted) if len(predicted) == len(parts) else None,
                 {
-                    visit: _added([part.by_visit[visit] for part in parts])
+                    visit: _added([(part.by_visit[visit], factor) for part, factor in parts])
                     for visit in sorted(visits)
                 },
             )
@@ -440,19 +408,18 @@ def over_groups(
     return total
 
 
-def _weighted(parts: Sequence[Throughput], weights: Mapping[str, float]) -> Sequence[Throughput]:
-    """Those of prompt sets that count, as if these had been sent by their weights."""
-    by_set = grouped(parts, lambda part: set_of(part.group))
-    return [
-        part.counted(weights[name] / sum(each.tokens for each in of_set))
-        for name, of_set in by_set.items()
-        if weights.get(name, 0.0) > 0.0
-        for part in of_set
-    ] or parts
+def _factors(parts: Sequence[Throughput], weights: Weights) -> list[float]:
+    """How many times each group counts, as if prompt sets had been sent by their weights."""
+    sets = grouped(parts, lambda part: set_of(part.group))
+    tokens = {name: sum(part.tokens for part in of_set) for name, of_set in sets.items()}
+    names = [set_of(part.group) for part in parts]
+    factors = [(weights or {}).get(name, 0.0) / tokens[name] for name in names]
+    return factors if any(factors) else [1.0] * len(parts)
 
 
-def _added(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    return (sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs))
+def _added(parts: Sequence[tuple[tuple[float, float], float]]) -> tuple[float, float]:
+    """The sums of pairs, each counted so many times."""
+    return sum(factor * one for (one, _), factor in parts), sum(f * two for (_, two), f in parts)
 
 
 def spread(pairs: Iterable[tuple[float, float]]) -> float | None:
@@ -482,7 +449,7 @@ def load_cells(
     asked: int | None = None,
     weights: Weights = None,
 ) -> list[LoadCell]:
-    """What a report shows of loads at one temperature: closed loops, then rates.
+    """A report's cells of the loads at one temperature: closed loops, then rates.
 
     `asked` is the number of visits that the run asked for, if known.
     """
@@ -515,15 +482,15 @@ def load_cells(
                 tokens_per_second=total.tokens / total.seconds[0],
                 throughput_ratio=total.measured,
                 predicted_ratio=total.predicted,
-                spread=total.spread,
-                visits=total.visits_lacking(asked),
+                spread=spread(total.by_visit.values()),
+                visits=few_visits(len(total.by_visit), asked),
             )
         cells.append(cell)
     return cells
 
 
 def by_load(timings: Iterable[LoadTiming]) -> list[list[LoadTiming]]:
-    """Those of one temperature, load and K together, in this order, closed loops first."""
+    """Timings grouped by temperature, load and K, in this order, closed loops first."""
 
     def load(t: LoadTiming) -> tuple[float, bool, int, float, int]:
         return (t.temperature, t.concurrency is None, t.concurrency or 0, t.rate or 0.0, t.k)
@@ -532,7 +499,7 @@ def by_load(timings: Iterable[LoadTiming]) -> list[list[LoadTiming]]:
 
 
 def full_loads(timings: Iterable[LoadTiming]) -> list[LoadTiming]:
-    """Those whose requests had their full budgets, of one temperature or several."""
+    """The timings whose requests had their full budgets, of one temperature or several."""
 
     def requests(t: LoadTiming) -> tuple[float, int, float, str, int]:
         return (t.temperature, t.concurrency or 0, t.rate or 0.0, t.group, t.k)
@@ -596,7 +563,7 @@ def _eligible(rows: Sequence[Throughput]) -> list[Throughput]:
 
 
 def _loss(rows: Sequence[Throughput], chosen: Mapping[int, int]) -> float | None:
-    """What a choice lacks to the fastest K of all visits, in visits that it has not seen.
+    """The loss of the chosen K against the fastest of all visits, in visits not chosen by.
 
     `chosen` is by visit the K that the others choose. None where fewer than two timed every K.
     """
@@ -615,7 +582,7 @@ def _ratio(row: Throughput) -> float:
 
 
 def _leads(best: Throughput, other: Throughput) -> bool:
-    """Whether a lead is larger than the spread of visits between the two.
+    """True where a lead is larger than the spread of visits between the two.
 
     One visit's spread, not the mean's: a server in use is one visit.
     """
@@ -634,7 +601,6 @@ def _leads(best: Throughput, other: Throughput) -> bool:
 def _result_row(
     row: Throughput, loads: Mapping[LoadKey, ClosedLoad], engine: str, asked: int | None
 ) -> ResultRow:
-    """What was measured of a prompt set under a load."""
     parts = [
         load
         for load in loads.values()
@@ -646,7 +612,7 @@ def _result_row(
     visits = [timing for part in parts for timing in part.timings]
     user_ms = np.concatenate([1e3 * np.array(v.user_s) / np.array(v.returned) for v in visits])
     rounds = [_rounds(part) for part in parts]
-    lacking = row.visits_lacking(asked)
+    lacking = few_visits(len(row.by_visit), asked)
     return ResultRow(
         model=first.model,
         draft=first.draft if row.k else None,
@@ -655,7 +621,7 @@ def _result_row(
         k=row.k,
         source="measured",
         status="complete" if lacking is None else "partial",
-        error=None if lacking is None else lacking_visits(lacking),
+        error=None if lacking is None else few_visits_error(lacking),
         prompts=len({text for part in parts for text in part.timings[0].texts}),
         new_tokens=round(sum(part.tokens for part in parts)),
         rounds=None if None in rounds else sum(each or 0.0 for each in rounds),
@@ -670,7 +636,7 @@ def _result_row(
 
 
 def _rounds(load: ClosedLoad) -> float | None:
-    """Of a load, the mean over its visits; None where it is plain or the server does not tell."""
+    """The mean over visits; None of plain decoding, or where the server does not tell."""
     told = [each for timing in load.timings for each in timing.rounds if each is not None]
-    known = load.key.k and len(told) == len(load.timings) * load.requests
+    known = load.key.k and len(told) == sum(len(timing.texts) for timing in load.timings)
     return sum(told) / len(load.timings) if known else None

@@ -37,6 +37,7 @@ from scipy.special import stdtrit
 from harness.analysis.caveats import given
 from harness.analysis.caveats.prompts import k_left_out
 from harness.analysis.caveats.timing import priced_from_steps
+from harness.analysis.cells import priced
 from harness.analysis.latency import Latency, ceilings
 from harness.analysis.setup import Setup, run_facts
 from harness.config import BreakevenConfig
@@ -56,7 +57,7 @@ SUGGESTED_K = ((0.85, 16), (0.75, 8), (WARNING, 4))
 
 @dataclass(frozen=True)
 class ServerBenchmark:
-    """What a server's benchmark says."""
+    """The acceptance and times of a server's benchmark."""
 
     file: str  # where it was read
     k: int | None  # None where the server did not speculate
@@ -70,7 +71,7 @@ class ServerBenchmark:
 
 @dataclass(frozen=True)
 class MeasuredInputs:
-    """What files of elsewhere say, under the keys of break-even's configuration that they fill."""
+    """Numbers from files, under the keys of break-even's configuration that they fill."""
 
     # draft_ms, target_ms, verify_ms, k, acceptance_rate, acceptance_by_position: None where no
     # file has it.
@@ -91,7 +92,7 @@ class MeasuredInputs:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a break-even is computed from."""
+    """The numbers that a break-even is computed from."""
 
     times: StepTimes  # draft step, target step and, where known, the verify curve
     rounds: RoundTimes
@@ -166,12 +167,11 @@ def with_acceptance(
 
 
 def _of_requests(of: ServerBenchmark) -> Iterator[Caveat]:
-    """What stands between a benchmark under load and one request at a time."""
     return given.benchmark_requests.of(of.file, of.concurrency, of.failed)
 
 
 def inputs_of(config: BreakevenConfig, measured: MeasuredInputs) -> Inputs:
-    """What the configuration says, and in its place what files measured.
+    """The configuration's numbers, those measured by files in their place.
 
     Raises:
         UserError: times, alphas or acceptances that cannot be, or a K whose time is not known.
@@ -193,7 +193,7 @@ def inputs_of(config: BreakevenConfig, measured: MeasuredInputs) -> Inputs:
         tuple(value / 1e3 for value in verify_ms or ()),
     )
     largest = max(ks, default=0)
-    rounds = round_times(measured, times, largest)
+    rounds = known_round_times(measured, times, largest)
     assert rounds is not None  # there are step times
     # Refuses a K beyond what is known
     (rounds.at if measured.round_ms else times.v)(largest)
@@ -209,7 +209,7 @@ def inputs_of(config: BreakevenConfig, measured: MeasuredInputs) -> Inputs:
     )
 
 
-def round_times(
+def known_round_times(
     measured: MeasuredInputs, steps: StepTimes | None, largest: int
 ) -> RoundTimes | None:
     """R as far as it is known: as a run measured it, else by the formula; None without either."""
@@ -272,7 +272,7 @@ def analyse_breakeven(setup: Setup) -> Summary:
 
 
 def stored_inputs(run: StoredRun) -> MeasuredInputs:
-    """What files gave a run, by its manifest.
+    """The numbers from files that a run's manifest holds.
 
     Raises:
         UserError: the manifest has something else there.
@@ -334,19 +334,6 @@ def _row(k: int, alpha: float, rate: float, tokens: float) -> ResultRow:
         alpha=alpha,
         mean_acceptance_length=tokens,
         tokens_per_round=tokens,
-    )
-
-
-def priced(row: ResultRow, rounds: RoundTimes) -> ResultRow:
-    """A row with what its rounds come to."""
-    speedup = rounds.speedup(row.tokens_per_round or 1.0, row.k)
-    ms_per_token = rounds.plain_s * 1e3 / speedup
-    return replace(
-        row,
-        ms_per_token=ms_per_token,
-        tokens_per_second=1e3 / ms_per_token,
-        speedup=speedup,
-        breakeven_alpha=rounds.break_even_alpha(row.k),
     )
 
 

@@ -46,7 +46,6 @@ def rank_cards(runs: Sequence[StoredRun], summaries: Sequence[Summary]) -> Ranke
 
 
 def _check(runs: Sequence[StoredRun], summaries: Sequence[Summary]) -> None:
-    """Refuse runs whose numbers cannot be compared."""
     for run, summary in zip(runs, summaries, strict=True):
         if run.door != "audition":
             raise UserError(f"combine: {run.folder} was made by {run.door}, not by audition")

@@ -181,7 +181,12 @@ def _measured_row(
     return _with_speedup(_with_acceptance(row, done), done, baseline)
 
 
-def lacking_visits(visits: Visits) -> str:
+def few_visits(timed: int, asked: int | None) -> Visits | None:
+    """The visits that were timed next to plain decoding; None where these are all, or not known."""
+    return Visits(timed, asked) if asked is not None and timed < asked else None
+
+
+def few_visits_error(visits: Visits) -> str:
     """The error of a partial row of a server, that was timed in some visits only."""
     return f"timed in {visits.timed} of {visits.asked} visits next to plain decoding"
 
@@ -212,6 +217,22 @@ def with_counts(row: ResultRow, counts: Replayed) -> ResultRow:
         alpha=ratio(accepted, float(counts.judged.sum())),
         mean_acceptance_length=counts.mean_acceptance_length,
         tokens_per_round=counts.tokens_per_round,
+    )
+
+
+def priced(row: ResultRow, rounds: RoundTimes) -> ResultRow:
+    """A row with the speedup of its tokens per round at R(K), and the times that follow.
+
+    Of plain decoding, K = 0, with R(0).
+    """
+    speedup = rounds.speedup(row.tokens_per_round or 1.0, row.k) if row.k else 1.0
+    ms_per_token = 1e3 * rounds.baseline_s / speedup
+    return replace(
+        row,
+        ms_per_token=ms_per_token,
+        tokens_per_second=ratio(1e3, ms_per_token),
+        speedup=speedup,
+        breakeven_alpha=rounds.break_even_alpha(row.k) if row.k else None,
     )
 
 

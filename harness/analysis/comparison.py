@@ -154,7 +154,7 @@ class _Pair(NamedTuple):
 
     @property
     def one_engine(self) -> bool:
-        """Whether both measured the same engine, of the same version."""
+        """True where both measured the same engine, of the same version."""
         return engine_of(self.setups[0]) == engine_of(self.setups[1])
 
     @property

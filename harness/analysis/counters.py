@@ -1,4 +1,4 @@
-"""What the counters of a running server say of its drafting.
+"""The drafting of a running server, from its counters.
 
 Counters grow from a server's start on, so two scrapes differ by what was counted between them:
 rounds, and rounds that accepted at least j tokens, j = 1 to K. The second / the first is the
@@ -14,18 +14,18 @@ A smaller K starts its rounds elsewhere, so its tokens per round are estimated
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from harness.analysis.breakeven import (
     acceptance_rows,
     answers_of,
-    priced,
-    round_times,
+    known_round_times,
     stored_inputs,
 )
 from harness.analysis.caveats import given
 from harness.analysis.caveats.prompts import k_left_out
+from harness.analysis.cells import priced
 from harness.analysis.latency import Latency
 from harness.analysis.setup import Setup, run_facts
 from harness.records import MOST_K, Scrape
@@ -34,14 +34,18 @@ from harness.theory.speedup import StepTimes
 
 
 def analyse_counters(setup: Setup) -> Summary:
-    """What a run's scrapes come to, and the K that pays where times of rounds are known."""
+    """The counts of a run's scrapes, and the K that pays where times of rounds are known."""
     run = setup.run
     server = running_server(run.manifest.engine.name if run.manifest.engine else "", run.scrapes)
-    inputs = stored_inputs(run)
-    summary = Summary(run=run_facts(setup, ()), running=server, caveats=tuple(_counting(server)))
-    if server.total is None or not server.k:
+    inputs, total, k = stored_inputs(run), server.total, server.k
+    caveats: list[Caveat] = []
+    if total is not None:
+        caveats += given.counters_mixed.of(total, server.ks, k)
+        if total.accepted_at or not total.accepted:
+            caveats += given.positions_of_longer_drafts.of(range(1, k), k)
+    summary = Summary(run=run_facts(setup, ()), running=server, caveats=tuple(caveats))
+    if total is None or not k:
         return summary
-    total, k = server.total, server.k
     # llama.cpp has no counter of a position at which nothing was ever accepted
     by_position = bool(total.accepted_at) or (total.drafted is not None and not total.accepted)
     unseen = (0.0,) * (k - len(total.accepted_at))
@@ -52,13 +56,14 @@ def analyse_counters(setup: Setup) -> Summary:
     if inputs.draft_ms is not None and inputs.target_ms is not None:
         verify_s = tuple(value / 1e3 for value in inputs.verify_ms or ())
         steps = StepTimes(inputs.draft_ms / 1e3, inputs.target_ms / 1e3, verify_s)
-    times = round_times(inputs, steps, k)
-    caveats = (*summary.caveats, *inputs.caveats)
+    times = known_round_times(inputs, steps, k)
+    caveats += inputs.caveats
     if times is None:
-        return replace(summary, results=rows, from_acceptance=rows, caveats=caveats)
-    covered = [row.k for row in rows if times.covers(row.k)]
-    of_times = _times([row.k for row in rows], covered, None if inputs.round_ms else steps)
-    rows = tuple(priced(row, times) for row in rows if row.k in covered)
+        return replace(summary, results=rows, from_acceptance=rows, caveats=tuple(caveats))
+    caveats += k_left_out.of([row.k for row in rows if not times.covers(row.k)], "latency_from")
+    if steps is not None and not inputs.round_ms:
+        caveats += given.verify_assumed_equal_step.of("verify_ms", steps.verify_s)
+    rows = tuple(priced(row, times) for row in rows if times.covers(row.k))
     shown = Latency(times, steps=steps).round_summary("")
     return replace(
         summary,
@@ -66,12 +71,12 @@ def analyse_counters(setup: Setup) -> Summary:
         results=rows,
         from_acceptance=rows,
         round_times=(replace(shown, source="rounds") if inputs.round_ms else shown,),
-        caveats=(*caveats, *of_times),
+        caveats=tuple(caveats),
     )
 
 
 def running_server(engine: str, scrapes: Sequence[Scrape]) -> RunningServer:
-    """What was counted between the first scrape and the last one."""
+    """The counts between the first scrape and the last one."""
     counted = counted_between(scrapes[0], scrapes[-1])
     total = counted if counted is not None and counted.rounds else None
     return RunningServer(
@@ -83,7 +88,7 @@ def running_server(engine: str, scrapes: Sequence[Scrape]) -> RunningServer:
 
 
 def counted_between(before: Scrape, now: Scrape) -> Counted | None:
-    """What was counted between two scrapes; None where the counters began anew."""
+    """The counts between two scrapes; None where the counters began anew."""
 
     def since(name: str) -> int | None:
         values = getattr(before, name), getattr(now, name)
@@ -120,20 +125,3 @@ def _k_of(scrapes: Sequence[Scrape], total: Counted | None) -> int:
     return max(
         [min(MOST_K, math.ceil(mean - 1e-9)), *(len(scrape.accepted_at) for scrape in scrapes)]
     )
-
-
-def _counting(server: RunningServer) -> Iterator[Caveat]:
-    """What the counters leave open."""
-    if server.total is not None:
-        yield from given.counters_mixed.of(server.total, server.ks, server.k)
-        if server.total.accepted_at or not server.total.accepted:
-            yield from given.positions_of_longer_drafts.of(range(1, server.k), server.k)
-
-
-def _times(
-    ks: Sequence[int], covered: Sequence[int], priced_by: StepTimes | None
-) -> Iterator[Caveat]:
-    """What the times of rounds leave open; `priced_by` is None where a run timed rounds."""
-    yield from k_left_out.of([k for k in ks if k not in covered], "latency_from")
-    if priced_by is not None:
-        yield from given.verify_assumed_equal_step.of("verify_ms", priced_by.verify_s)

@@ -23,7 +23,7 @@ def card_of(setup: Setup) -> Card | None:
 
 
 def ran_on(setup: Setup, card: Card) -> bool:
-    """Whether the step times can be those of the card.
+    """True where the step times can be those of the card.
 
     Times that were typed in, or are another run's, are taken at the user's word.
     """
@@ -34,7 +34,7 @@ def ran_on(setup: Setup, card: Card) -> bool:
 
 
 def price_per_hour(setup: Setup) -> float | None:
-    """Of the device, US dollars; None where it is not known to be the named card."""
+    """US dollars per hour; None where the device is not known to be the named card."""
     card = card_of(setup)
     return card.price_per_hour_usd if card and ran_on(setup, card) else None
 
@@ -56,7 +56,7 @@ def architecture(entry: ModelEntry) -> Architecture | None:
 
 
 def model_bytes(setup: Setup, name: str | None = None) -> ModelBytes | None:
-    """What a draft, or the target, keeps in memory; None where the manifest does not say it."""
+    """Weights and cache of a draft, or the target; None where the manifest does not say them."""
     entry = setup.target if name is None else setup.described_draft(name)
     sizes, width = architecture(entry), entry.bytes_per_parameter or SERVED_BYTES
     kv, weights = entry.kv_bytes_per_token, entry.weights_bytes
@@ -68,7 +68,7 @@ def model_bytes(setup: Setup, name: str | None = None) -> ModelBytes | None:
 
 
 def kv_bytes_per_token(setup: Setup, name: str | None, kv_type: str | None) -> float | None:
-    """What a token takes in the cache of a draft, or the target, of this type.
+    """Bytes of a token in the cache of a draft, or the target, of this type.
 
     None is the type that the model was loaded in. None where the manifest does not say it, or a
     value of the type has no known size.
@@ -84,7 +84,7 @@ def kv_bytes_per_token(setup: Setup, name: str | None, kv_type: str | None) -> f
 def draft_memory(
     setup: Setup, names: Sequence[str], context_tokens: int, *, lookups: Collection[str] = ()
 ) -> tuple[DraftMemory, ...]:
-    """What each draft leaves of the device's memory, where the sizes are known."""
+    """The device's memory with each draft, where the sizes are known."""
     target, card, machine = model_bytes(setup), card_of(setup), setup.environment
     available = machine.device_memory_bytes or machine.memory_bytes
     if card is not None:

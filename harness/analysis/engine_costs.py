@@ -1,4 +1,4 @@
-"""What rounds cost on an engine that another run measured, and what they cost with other drafts.
+"""Costs of rounds on an engine that another run measured, with its draft and with others.
 
 A server run measures R(0), and R(K) of one draft (`harness.analysis.server_costs`). So:
 
@@ -56,7 +56,7 @@ TIMING = 0.2
 def priced_by(
     costs: EngineCosts, name: str, kind: str, entry: ModelEntry, temperature: float
 ) -> Latency:
-    """What a draft costs on the engine.
+    """The latency of a draft on the engine.
 
     Of a draft of this name and kind, a key of `DRAFTS`, `entry` is what it says of itself; empty
     for a look-up.
@@ -89,7 +89,7 @@ def priced_by(
 def basis_of(
     costs: EngineCosts, name: str, kind: str, entry: ModelEntry, temperature: float
 ) -> Basis:
-    """How a draft's costs on the engine are known.
+    """The basis on which a draft's costs on the engine are known.
 
     Raises:
         UserError: they are not, or the engine drafts other tokens than a run here.
@@ -166,7 +166,7 @@ class _Shares:
 
 @dataclass(frozen=True)
 class _OtherDraft:
-    """What a step takes of the draft that was measured, and of another draft model.
+    """The cost of a step of the measured draft, and of another draft model.
 
     `reads_verified` is as of `EngineSpec.draft_reads_verified`.
     """
@@ -194,7 +194,7 @@ class _OtherDraft:
         return cls(measured, other, spec_of(costs.engine.name).draft_reads_verified)
 
     def shares_of_layers(self, costs: ServerCosts, name: str, run: str) -> tuple[float, float]:
-        """What part of a step may cost by the number of layers: the least and the most.
+        """The least and the largest share of a step that may cost by the number of layers.
 
         Raises:
             UserError: the measured draft's steps take longer than its rounds leave, by bytes and by
@@ -214,7 +214,7 @@ class _OtherDraft:
         return (0.0, limit) if by_bytes < by_layers else (1.0 - limit, 1.0)
 
     def _longest_step(self, costs: ServerCosts) -> float:
-        """What a step of the measured draft takes at most, in plain tokens."""
+        """The longest step that rounds leave room for, in plain tokens."""
         n, rounds = _relative(costs)
         left = (rounds - 1.0) / (n + float(self.reads_verified))
         most = float(left.min())
@@ -244,12 +244,12 @@ def _relative(costs: ServerCosts) -> tuple[Array, Array]:
 
 
 def _slope(n: Array, rounds: Array) -> float:
-    """Of a line through R(n) / R(0), errors relative to R(n)."""
+    """The slope of a line through R(n) / R(0), errors relative to R(n)."""
     return float(np.polyfit(n, rounds, 1, w=1.0 / rounds)[0])
 
 
 def _bytes_of_step(entry: ModelEntry) -> float:
-    """That a step must read; 0.0 where the architecture is not counted."""
+    """Bytes that a step must read; 0.0 where the architecture is not counted."""
     shape = architecture(entry) if entry.architecture in COUNTED.values() else None
     if shape is None or not entry.bytes_per_parameter:
         return 0.0

@@ -25,32 +25,19 @@ from harness.theory.speedup import RoundTimes, StepTimes
 
 # The rule of thumb of the engines' own documents: a draft five times as fast as its target
 SLOW_DRAFT = 0.2
-COUNTS = ("new_tokens", "rounds", "accepted", "rejected")
 
 
 @dataclass(frozen=True)
 class CellOfK:
-    """One draft at one K, per token of the workload: its prompt sets by their weights."""
+    """One draft at one K on the workload, whose prompt sets count by their weights."""
 
-    tokens: float
-    rounds: float
-    accepted: float
-    rejected: float
-
-    @property
-    def tokens_per_round(self) -> float:
-        """Ratio of sums."""
-        return self.tokens / self.rounds
-
-    @property
-    def alpha(self) -> float | None:
-        """None where nothing was judged."""
-        return ratio(self.accepted, self.accepted + self.rejected)
+    tokens_per_round: float
+    alpha: float | None  # None where nothing was judged
 
 
 @dataclass(frozen=True)
 class Case:
-    """What an explanation is made from: a verdict's draft on the verdict's workload."""
+    """A verdict's draft on the verdict's workload: its acceptance and its times."""
 
     draft: str
     k: int  # the K that the verdict's number is of
@@ -110,13 +97,13 @@ def _cells(
 
 def _workload_cell(rows: Sequence[ResultRow], weights: Mapping[str, float] | None) -> CellOfK:
     """The rows of all prompt sets at one K, each set's counts per token times its weight."""
-    tokens = np.array([row.new_tokens or 1 for row in rows])
-    factors = token_weights([row.prompt_set or "" for row in rows], tokens, weights).tolist()
-    sums = (
+    sizes = np.array([row.new_tokens or 1 for row in rows])
+    factors = token_weights([row.prompt_set or "" for row in rows], sizes, weights).tolist()
+    tokens, rounds, accepted, rejected = (
         sum(factor * (getattr(row, name) or 0) for factor, row in zip(factors, rows, strict=True))
-        for name in COUNTS
+        for name in ("new_tokens", "rounds", "accepted", "rejected")
     )
-    return CellOfK(*sums)
+    return CellOfK(tokens / rounds, ratio(accepted, accepted + rejected))
 
 
 def _floors(latency: Sequence[LatencyRow], draft: str) -> tuple[float, float] | None:
@@ -157,7 +144,7 @@ def explain(case: Case, decision: Decision, temperature: float) -> Explanation:
 
 
 def _with_floors(explanation: Explanation, case: Case) -> Explanation:
-    """What both steps at their memory floors, v = 1 and no loop would give at the best K."""
+    """The speedup at the best K with both steps at their memory floors, v = 1 and no loop."""
     if case.floors is None:
         return explanation
     draft_s, target_s = case.floors
@@ -177,7 +164,7 @@ def _with_floors(explanation: Explanation, case: Case) -> Explanation:
 
 
 def _with_factors(explanation: Explanation) -> Explanation:
-    """What alone would turn a loss into a gain, the most telling first; none if it gains.
+    """The factors that alone would turn a loss into a gain, the most telling first.
 
     An engine that is bound by launches comes first, since c and v are then not the models'. Then a
     verify at the price of a step, then a loop that takes no time besides its forwards, then the

@@ -1,4 +1,4 @@
-"""What did not complete: generations, checks, drafts, with where and why."""
+"""Failures: generations, checks and drafts that did not complete, with place and reason."""
 
 from collections.abc import Sequence
 
@@ -75,7 +75,7 @@ def _measurement(note: NotMeasured) -> str:
 
 
 def fault(check: TextCheck) -> str:
-    """What is wrong with a text, for results.csv and the list of failures."""
+    """The error of a text, for results.csv and the list of failures."""
     line = f"text differs from plain decoding's from position {check.first_difference} on"
     if check.noise is not None and check.target_margin is not None:
         return (

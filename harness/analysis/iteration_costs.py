@@ -1,4 +1,4 @@
-"""What iterations cost on a server that decodes requests side by side, by the server's own clock.
+"""Costs of iterations on a server that decodes requests side by side, by the server's own clock.
 
 Each request of a load says two times: its prefill's, which is one iteration, and its
 decoding's, which is the sum of the iterations that its rounds were in. How many requests shared
@@ -28,7 +28,7 @@ their own. Which requests were side by side depends on the costs a little (which
 so fit and simulation alternate.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import compress
@@ -60,7 +60,7 @@ STARTS = 5
 
 @dataclass(frozen=True)
 class Starts:
-    """What prompts cost, seconds."""
+    """Costs of prompts, seconds."""
 
     alone_s: float  # besides their tokens, while nobody decodes
     token_s: float  # of each token
@@ -71,7 +71,7 @@ class Starts:
 
 @dataclass(frozen=True)
 class IterationCosts:
-    """What a plain and a speculating server take."""
+    """Costs of a plain and of a speculating server."""
 
     times: BatchTimes  # R(n, b)
     # plain, speculative: of prompts
@@ -112,7 +112,7 @@ class IterationCosts:
         )
 
     def _draft_step_s(self, batch: int, largest_k: int) -> float:
-        """What a draft token takes besides its verification, which is a prompt token's time.
+        """Seconds of a draft token besides its verification, which is a prompt token's time.
 
         A look-up takes no steps.
         """
@@ -125,7 +125,7 @@ class IterationCosts:
         return max(0.0, more_s / (high - low) - batch * self.plain.token_s)
 
 
-def with_rounds(prompt_tokens: int, tokens: int, rounds: int, most: Counts) -> Request:
+def evenly_emitted(prompt_tokens: int, tokens: int, rounds: int, most: Counts) -> Request:
     """A request of which so many rounds emit the tokens, all of them alike.
 
     `most` [tokens] is what the server drafts at most from each start.
@@ -138,7 +138,7 @@ def with_rounds(prompt_tokens: int, tokens: int, rounds: int, most: Counts) -> R
 
 
 def rounds_of(request: Request, k: int) -> int:
-    """How many rounds of up to k tokens emit a request."""
+    """The number of rounds of up to k tokens that emit a request."""
     rounds, position, after = 0, 0, request.rounds[k].after
     while position < request.tokens:
         rounds, position = rounds + 1, after[position]
@@ -164,8 +164,7 @@ def fit_iterations(
         None where the server tells no times of its own, or plain or speculative loads are missing.
     """
     ks = sorted({timing.k for timing, _ in loads})
-    times = [each for t, _ in loads for each in (t.user_decode_s, t.user_prefill_s)]
-    if not all(each and None not in each for each in times) or len(ks) < 2 or ks[0] != 0:
+    if not tells_times([timing for timing, _ in loads]) or len(ks) < 2 or ks[0] != 0:
         return None
     costs = _first_guess(loads, slots, ks, mixes=mixes, by_runs=by_runs)
     for time in range(1, ALTERNATIONS + 1):
@@ -174,6 +173,12 @@ def fit_iterations(
             return None
         costs = fitted
     return costs
+
+
+def tells_times(timings: Iterable[LoadTiming]) -> bool:
+    """True where requests tell the time of their prefill and decoding; true of no loads."""
+    times = [each for t in timings for each in (t.user_decode_s, t.user_prefill_s)]
+    return all(each and None not in each for each in times)
 
 
 def fit_without_texts(
@@ -225,7 +230,7 @@ def _rounds(timing: LoadTiming, requests: Sequence[Request]) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class _Observed:
-    """What prefills and decodings were made of, with requests side by side as at some costs."""
+    """Prefills and decodings as counts of costs, with requests side by side as at some costs."""
 
     slots: int  # of the loads
     texts: Sequence[str]  # [n] the name of each one's text
@@ -237,7 +242,7 @@ class _Observed:
     context_spread: float
 
     def without(self, names: Collection[str]) -> "_Observed":
-        """Those of the other texts."""
+        """The prefills and decodings of the other texts."""
         kept = [name not in names for name in self.texts]
         return replace(
             self,
@@ -265,7 +270,7 @@ def _fitted(observed: _Observed, costs: IterationCosts, *, last: bool) -> Iterat
     if last:
         costs_s = columns @ fitted + known_s
         # What the requests took together, as a part of what they cost by the fit of medians
-        fitted *= _undisturbed(observed.seconds, costs_s).sum() / costs_s.sum()
+        fitted *= _clipped(observed.seconds, costs_s).sum() / costs_s.sum()
         costs_s = (columns @ fitted + known_s)[observed.prefills]
         scatter_s = _scatter_s(observed.seconds[observed.prefills], costs_s)
     of_rounds, of_starts = slice(slots * kinds), slice(slots * kinds, -1)
@@ -300,18 +305,17 @@ def _scatter_s(seconds: Array, costs_s: Array) -> tuple[float, ...]:
     """Quantiles of what [n] requests took more than they cost."""
     if not len(seconds):
         return (0.0,)
-    more_s = _undisturbed(seconds, costs_s) - costs_s
+    more_s = _clipped(seconds, costs_s) - costs_s
     return tuple(np.quantile(more_s, (np.arange(QUANTILES) + 0.5) / QUANTILES).tolist())
 
 
-def _undisturbed(seconds: Array, costs_s: Array) -> Array:
+def _clipped(seconds: Array, costs_s: Array) -> Array:
     return np.clip(seconds, costs_s / DISTURBED, costs_s * DISTURBED)
 
 
 def _observed(
     loads: Sequence[SentLoad], slots: int, largest_k: int, costs: IterationCosts
 ) -> _Observed:
-    """Of loads of which each is simulated at these costs."""
     priced = costs.priced(slots, largest_k)
     kinds = 1 + len(costs.times.by_batch[1].round_s)
     batches = range(1, slots + 1)
@@ -417,7 +421,7 @@ def _increments(columns: Array, slots: int, kinds: int) -> Array:
 
 
 def least_absolute(columns: Array, seconds: Array, known_s: Array) -> Array:
-    """What each of the [n, column] counts costs, none below 0, by least absolute deviations.
+    """The cost of each of the [n, column] counts, none below 0, by least absolute deviations.
 
     Errors are relative to the [n] seconds, of which some are known already. What took no time by
     its clock is left out.

@@ -1,4 +1,4 @@
-"""What a plain token and a round cost, and how well that is known: from raw timings to R(0), R(K).
+"""The cost of a plain token and a round, R(0) and R(K), from raw timings, with its error.
 
 Rounds. A visit timed, within moments of one another, plain decoding and rounds of several K in the
 running loop (`RoundTiming`). The machine drifts between visits, so each gives ratios R(K) / R(0) of
@@ -27,13 +27,12 @@ import numpy as np
 from harness.analysis.device import architecture
 from harness.analysis.server_costs import ServerCosts
 from harness.analysis.setup import Setup
-from harness.analysis.unstable import unstable_steps
 from harness.records import GREEDY, LatencyRow, RoundTiming, StepTiming, UserError, grouped, where
-from harness.stats.crossfit import TRIMMED
+from harness.stats.crossfit import TRIMMED, VisitCosts
 from harness.stats.jackknife import Array
 from harness.storage import StoredRun
 from harness.storage.manifest import Manifest, ModelEntry
-from harness.summary import Basis, CeilingAtK, RoundSummary, StepSummary, Unstable
+from harness.summary import Basis, CeilingAtK, RoundSummary, StepSummary
 from harness.theory.architecture import COUNTED
 from harness.theory.replay import Replayed
 from harness.theory.roofline import ReadingModel, with_floors
@@ -56,8 +55,8 @@ SURE_OF_A_STEP = 0.5
 
 
 @dataclass(frozen=True, eq=False)
-class Visits:
-    """What each visit timed of one draft at one temperature.
+class TimedVisits:
+    """The visits that timed one draft at one temperature.
 
     Attributes:
         plain_s: [visit] seconds of a plain token.
@@ -78,18 +77,11 @@ class Visits:
 
     @property
     def errors(self) -> Array:
-        """[K] standard errors of the logarithms of `mean_ratios`; infinite of a single visit.
-
-        Of a trimmed mean: the scatter of the winsorised values (Tukey and McLaughlin, 1963).
-        """
-        logs = np.sort(np.log(self.ratios), axis=0)
-        visits = len(logs)
-        if visits < 2:
+        """[K] standard errors of the logarithms of `mean_ratios`; infinite of a single visit."""
+        if len(self.ratios) < 2:
             return np.full(len(self.ks), np.inf)
-        trimmed = int(TRIMMED * visits)
-        winsorised = np.clip(logs, logs[trimmed], logs[visits - trimmed - 1])
-        kept = visits - 2 * trimmed
-        return winsorised.std(axis=0, ddof=1) * np.sqrt(visits) / kept
+        costs = VisitCosts(np.arange(len(self.ks)), self.ratios.T)
+        return np.sqrt(costs.variance.value)
 
     def rounds(self, lookup_s: float | None) -> RoundTimes:
         """R; `lookup_s` is what a look-up that finds nothing adds to a token."""
@@ -101,7 +93,7 @@ class Visits:
 
 @dataclass(frozen=True, eq=False)
 class ServedTimes:
-    """What a server's requests with one draft cost, and what else they may cost.
+    """Costs of a server's requests with one draft, and their error.
 
     Attributes:
         engine, run: the server, and the run that measured it.
@@ -127,7 +119,7 @@ class ServedTimes:
 
 @dataclass(frozen=True, eq=False)
 class Latency:
-    """What one draft costs with the target at one temperature, and what is known of its accuracy.
+    """The cost of one draft with the target at one temperature, and its error.
 
     Attributes:
         rounds: R(0) and R(K): what prices every prediction.
@@ -138,7 +130,7 @@ class Latency:
     """
 
     rounds: RoundTimes
-    visits: Visits | None = None
+    visits: TimedVisits | None = None
     steps: StepTimes | None = None
     timings: tuple[StepTiming, ...] = ()
     served: ServedTimes | None = None
@@ -184,11 +176,6 @@ class Latency:
             return None
         return np.interp(lengths, known, seconds)
 
-    @property
-    def context_tokens(self) -> int | None:
-        """In the cache before the timed steps; None where the times were typed in."""
-        return next((t.context_tokens for t in self.timings if t.kind == "step"), None)
-
     def relative(self, k: int) -> Array:
         """R(n) / R(0) by how many tokens a round proposes, n = 0..k, shape (k + 1,)."""
         return np.array([self.rounds.relative(n) for n in range(k + 1)])
@@ -215,10 +202,6 @@ class Latency:
         rounds = counts.proposals.sum(axis=0)
         return self.by_visit(counts.k) @ rounds / (rounds @ self.relative(counts.k))
 
-    def unstable(self) -> tuple[Unstable, ...]:
-        """The target's forwards whose times cannot be right."""
-        return unstable_steps(self.timings, self.rounds.plain_s if self.visits else None)
-
     def summary(self, draft: str) -> StepSummary | None:
         """The steps' medians as a report shows them; None where none were timed."""
         if self.steps is None:
@@ -227,7 +210,7 @@ class Latency:
             draft=draft,
             draft_step_s=self.steps.draft_s,
             target_step_s=self.steps.target_s,
-            context_tokens=self.context_tokens,
+            context_tokens=next((t.context_tokens for t in self.timings if t.kind == "step"), None),
             target_prefill_s=self._prefill_per_token("target"),
             draft_prefill_s=self._prefill_per_token("draft"),
         )
@@ -258,7 +241,7 @@ class Latency:
 
 
 def typed_latency(times: StepTimes, largest: int, *, lookup: bool = False) -> Latency:
-    """What typed step times give, up to K = `largest`."""
+    """The latency by typed step times, up to K = `largest`."""
     return Latency(RoundTimes.from_steps(times, largest, lookup=lookup), steps=times)
 
 
@@ -285,7 +268,7 @@ def without_rounds(latency: Latency) -> Latency:
 
 
 def ceilings(rounds: RoundTimes, ks: Iterable[int]) -> tuple[CeilingAtK, ...]:
-    """What each K could give at best, and needs at least."""
+    """The ideal speedup and the break-even alpha of each K."""
     return tuple(
         CeilingAtK(
             k=k,
@@ -417,8 +400,8 @@ def step_times(timings: Sequence[StepTiming]) -> StepTimes:
 # ---- from timings to what a draft costs ----------------------------------------------------------
 
 
-def visits_of(timings: Sequence[RoundTiming], draft: str, temperature: float) -> Visits | None:
-    """What visits timed of a draft at the nearest temperature; None without a whole visit."""
+def visits_of(timings: Sequence[RoundTiming], draft: str, temperature: float) -> TimedVisits | None:
+    """The visits of a draft at the nearest temperature; None without a whole visit."""
     timings = near(where(timings, draft=draft, batch=1), temperature)
     if not timings:
         return None
@@ -440,11 +423,11 @@ def visits_of(timings: Sequence[RoundTiming], draft: str, temperature: float) ->
     if not complete or not ks:
         return None
     table = np.array([[seconds[k] for k in (0, *ks)] for seconds in complete])
-    return Visits(timings[0].temperature, table[:, 0], ks, table[:, 1:] / table[:, :1])
+    return TimedVisits(timings[0].temperature, table[:, 0], ks, table[:, 1:] / table[:, :1])
 
 
 def near(timings: Sequence[RoundTiming], temperature: float) -> list[RoundTiming]:
-    """Those at the nearest temperature that was timed; sampling stands for sampling.
+    """The timings at the nearest temperature; sampling stands for sampling.
 
     At temperature 0 no probability is computed.
     """
@@ -457,13 +440,13 @@ def near(timings: Sequence[RoundTiming], temperature: float) -> list[RoundTiming
 
 
 def can_pay(timings: Sequence[RoundTiming], draft: str) -> bool:
-    """Whether a model draft could gain at some timed K if every token of it were accepted.
+    """True where a model draft could gain at some timed K if every token were accepted.
 
     Between two timed K the ceiling (K + 1) R(0) / R(K) lies between theirs. True where it is not
     known; a ceiling that its error may put above 1 counts as one that is.
     """
 
-    def may(visits: Visits) -> bool:
+    def may(visits: TimedVisits) -> bool:
         ceilings = (np.array(visits.ks) + 1) / visits.mean_ratios
         highest = ceilings * np.exp(SURELY * np.maximum(visits.errors, PRECISE))
         return bool(((ceilings > CEILING_THAT_LOSES) & (highest >= 1.0)).any())
@@ -472,7 +455,7 @@ def can_pay(timings: Sequence[RoundTiming], draft: str) -> bool:
 
 
 def timed_precisely(timings: Sequence[RoundTiming], draft: str) -> bool:
-    """Whether more visits would bring little to a draft's R(K) / R(0), at every temperature.
+    """True where a draft's R(K) / R(0) has an error of `PRECISE` or less at every temperature.
 
     The errors of all K count, as the root of their mean square: the largest of four, which are
     estimated themselves, would ask for a third more visits.
@@ -483,15 +466,17 @@ def timed_precisely(timings: Sequence[RoundTiming], draft: str) -> bool:
     )
 
 
-def _at_each_temperature(timings: Sequence[RoundTiming], draft: str) -> Iterator[Visits | None]:
+def _at_each_temperature(
+    timings: Sequence[RoundTiming], draft: str
+) -> Iterator[TimedVisits | None]:
     temperatures = {timing.temperature for timing in timings if timing.draft == draft}
     return (visits_of(timings, draft, value) for value in temperatures)
 
 
 def latency_of(
-    timings: Sequence[StepTiming], visits: Visits | None = None, *, lookup: bool = False
+    timings: Sequence[StepTiming], visits: TimedVisits | None = None, *, lookup: bool = False
 ) -> Latency:
-    """What a draft costs by what visits timed; without any, by its steps."""
+    """The latency of a draft by its visits; without any, by its steps."""
     timings = tuple(reference(timings))
     steps = step_times(timings) if timings else None
     if visits is not None:
@@ -506,7 +491,7 @@ def latency_of(
 def latency_of_draft(
     run: StoredRun, draft: str, temperature: float, *, lookup: bool = False
 ) -> Latency | None:
-    """What a draft of a stored run costs; None where neither rounds nor steps were timed."""
+    """The latency of a stored run's draft; None where neither rounds nor steps were timed."""
     timings = where(run.timings, role="draft", model=draft)
     if timings:  # with those of the target that were taken with them
         timings = [*where(run.timings, role="target", beside=timings[0].beside), *timings]

@@ -37,7 +37,7 @@ from harness.analysis.server_run import served_run
 from harness.analysis.server_texts import served_texts
 from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import answered_questions, pair_run
-from harness.analysis.verdict import ONE_SIDED, needs_pairs, settled
+from harness.analysis.verdict import ONE_SIDED, closed, needs_pairs
 from harness.records import GREEDY, TextTrace, grouped, where
 from harness.stats.jackknife import MIN_PROMPTS, enough_prompts, half_width
 from harness.stats.two_phase import look_shares, nominal_error
@@ -107,7 +107,7 @@ def served_decided(run: StoredRun, look: int) -> Set[float]:
     return {
         answer.temperature
         for answer in served.workloads
-        if answer.temperature is not None and answer.source == "measured" and settled(answer)
+        if answer.temperature is not None and answer.source == "measured" and closed(answer)
     }
 
 
@@ -194,7 +194,7 @@ def best_started(run: StoredRun, started: Sequence[int]) -> tuple[ChosenK, ...]:
 
 
 def cannot_pay(run: StoredRun, traces: Sequence[TextTrace], draft: str, *, surely: bool) -> bool:
-    """Whether a model draft loses at every K and temperature at the least its rounds can cost.
+    """True where a model draft loses at every K and temperature at the least its rounds can cost.
 
     On the whole workload and on every prompt set of it, as far as its texts are scored.
 
@@ -230,7 +230,7 @@ def cannot_pay(run: StoredRun, traces: Sequence[TextTrace], draft: str, *, surel
 def slower_than(
     run: StoredRun, traces: Sequence[TextTrace], draft: str, look: int
 ) -> tuple[str | None, ...]:
-    """What a draft that is to be dropped is significantly slower than; empty: it is not.
+    """The drafts that a draft is significantly slower than; empty where it is not to be dropped.
 
     The drafts that it loses to, None for plain decoding, each once.
 
@@ -277,7 +277,7 @@ def _questions(
 def _winner(
     part: Replays, rest: Replays, latencies: Latencies, weights: Weights, draft: str, level: float
 ) -> tuple[str | None] | None:
-    """What a draft loses to at every K, (None,) for plain decoding; None where to nothing."""
+    """The draft that wins over a draft at every K, (None,) for plain decoding; None without one."""
     evidence = evidence_of(part, latencies)
     workload = evidence.workload(weights)
     if not enough_prompts(workload.prompt_sets):
@@ -285,8 +285,9 @@ def _winner(
     gains = evidence_of(rest, latencies).speedups(weights)
     best, candidates = max(gains, key=gains.__getitem__), [*evidence.candidates]
     of_draft = np.array([name.draft == draft for name in candidates])
-    ratios, variance = workload.log_ratios(candidates.index(best))
-    if (ratios + half_width(variance, level))[of_draft].max() < 0.0:
+    logs, place = workload.log_speedups(), candidates.index(best)
+    ratios = logs - logs[place] + half_width(workload.log_speedup_variance(place), level)
+    if ratios[of_draft].max() < 0.0:
         return (best.draft,)
-    speedups = workload.log_speedups() + half_width(workload.log_speedup_variance(), level)
+    speedups = logs + half_width(workload.log_speedup_variance(), level)
     return (None,) if speedups[of_draft].max() < 0.0 else None

@@ -30,23 +30,18 @@ WORST: tuple[CheckResult, ...] = ("PASS", "TIE", "UNTESTED", "UNJUDGED", "OPEN",
 NOISE_FAILS, LEAST_CHANCE = 0.02, 0.01
 
 
-def with_plain(trials: Iterable[Trial]) -> Iterator[tuple[Trial, Trial]]:
-    """Every speculative trial at temperature 0 with the plain one of its prompt; both complete."""
+def greedy_pairs(trials: Iterable[Trial]) -> Iterator[tuple[TextCheck, Trial, Trial]]:
+    """Every greedy text with the plain one of its prompt, and the result by tokens alone."""
     done = where(latest(list(trials)), status="ok", temperature=GREEDY)
     done = [trial for trial in done if trial.tokens is not None]
     plain = {trial.key: trial for trial in done if trial.k == 0}
     for trial in done:
         if trial.k and trial.key in plain:
-            yield trial, plain[trial.key]
-
-
-def greedy_pairs(trials: Iterable[Trial]) -> Iterator[tuple[TextCheck, Trial, Trial]]:
-    """Every greedy text that can be compared with the plain one, and what tokens alone say."""
-    for trial, plain in with_plain(trials):
-        rate = (trial.accepted or 0) / trial.drafted if trial.drafted else None
-        position = first_difference(plain.tokens or (), trial.tokens or ())
-        result = "PASS" if position is None else "OPEN"
-        yield TextCheck(*_id(trial), result, position, acceptance_rate=rate), trial, plain
+            rate = (trial.accepted or 0) / trial.drafted if trial.drafted else None
+            position = first_difference(plain[trial.key].tokens or (), trial.tokens or ())
+            result = "PASS" if position is None else "OPEN"
+            check = TextCheck(*_id(trial), result, position, acceptance_rate=rate)
+            yield check, trial, plain[trial.key]
 
 
 def text_checks(trials: Iterable[Trial], stored: Iterable[Check]) -> list[TextCheck]:

@@ -34,7 +34,7 @@ class Pair:
 
 
 def pairs_of(trials: Sequence[Trial], temperature: float, k: int) -> list[Pair]:
-    """Those that finished on both sides, in the order of time, which is that of the trials."""
+    """The pairs that finished on both sides, in the order of the trials, which is that of time."""
     considered = [t for t in latest(trials) if t.temperature == temperature and t.k in (0, k)]
     by_name = grouped(considered, lambda trial: (trial.prompt_set, trial.conversation))
     turns = {name: len({trial.turn for trial in of_name}) for name, of_name in by_name.items()}
@@ -61,8 +61,8 @@ def check_of_pairs(
     return replay_check(cell, trials, replays, candidate)
 
 
-def replay_holds(check: ReplayCheck | None) -> bool:
-    """Whether rounds emit, and draft, as many tokens as replay expects."""
+def rounds_as_replayed(check: ReplayCheck | None) -> bool:
+    """True where rounds emit, and draft, as many tokens as replay expects."""
     if check is None or check.gap_in_standard_errors is None:
         return False
     gaps = (check.gap_in_standard_errors, check.drafted_gap_in_standard_errors or 0.0)

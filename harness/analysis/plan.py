@@ -1,4 +1,4 @@
-"""What the simulations of a plan come to: which K meets a goal, and on how many cards.
+"""A plan from its simulations: which K meets a goal, and on how many cards.
 
 A goal is met where the percentile over the requests of all seeds is within it. The largest rate
 lies on the line between two simulated ones. Beyond its capacity, at which a server ends requests
@@ -59,7 +59,7 @@ def analyse_plan(setup: Setup) -> Summary:
 def plan_from(
     server: PlannedServer, simulated: Sequence[SimulatedChoice], config: Mapping[str, Any]
 ) -> Plan:
-    """What each choice holds; the first is no draft.
+    """The plan of the simulated choices; the first is no draft.
 
     `config` has the goal, and how much was simulated.
     """
@@ -119,7 +119,7 @@ def shared_rates(capacities: Sequence[float]) -> list[float]:
 
 
 class Curve:
-    """What users wait for with a choice, by rate, seconds."""
+    """Waits of users with a choice, by rate, seconds."""
 
     def __init__(self, choice: SimulatedChoice) -> None:
         self.choice = choice
@@ -189,7 +189,6 @@ class Varied:
 def _choice(
     curve: Curve, held: Varied, plain: Varied, rate: float, server: PlannedServer
 ) -> PlanChoice:
-    """What a choice holds, next to plain decoding."""
     interval, ratio, capacity = held.interval(), held.over(plain), curve.capacity.interval()
     of_ratio = ratio and ratio.interval()
     cards = ceil(rate / held.value - 1e-9) if held.value > 0.0 else None
@@ -248,7 +247,7 @@ def _stops_paying(curves: Sequence[Curve]) -> float | None:
 
 
 def caveats_of(server: PlannedServer, plan: Plan) -> Iterator[Caveat]:
-    """What to mind of a plan by what its server run measured."""
+    """The caveats of a plan, by what its server run measured."""
     yield from k_left_out.of(server.lossy, "not_lossless")
     yield from plans.plan_separate_passes.of(server)
     yield from loads_disturbed.of(server.disturbed)

@@ -1,9 +1,8 @@
-"""What a stored server run says of a server that is to be planned: its costs, texts and draft."""
+"""A server that is to be planned, from a stored server run: its costs, texts and draft."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from pathlib import Path
 
 import numpy as np
 
@@ -16,17 +15,17 @@ from harness.analysis.batch_schedule import (
 from harness.analysis.iteration_costs import (
     IterationCosts,
     SentLoad,
+    evenly_emitted,
     fit_iterations,
     fit_without_texts,
     rounds_of,
-    with_rounds,
+    tells_times,
 )
 from harness.analysis.replayed import accept_chances, proposed_at
 from harness.analysis.server_lossless import failed_gates, gates
 from harness.analysis.server_texts import ServedTexts, served_texts
 from harness.analysis.setup import Setup
 from harness.records import LoadTiming, Rule, ServingEngine, TextTrace, UserError, grouped, where
-from harness.serving.drafts import DraftKind
 from harness.serving.engines import spec_of
 from harness.serving.round_counting import Counting
 from harness.simulation.requests import Request, Text
@@ -36,7 +35,7 @@ from harness.storage.manifest import SERVER
 
 @dataclass(frozen=True, eq=False)
 class Server:
-    """What a stored server run says of one temperature.
+    """A stored server run at one temperature.
 
     `traces` are of the plain server's texts, `loads` its closed loops with room for all of their
     requests.
@@ -51,31 +50,7 @@ class Server:
 
     @classmethod
     def of(cls, run: StoredRun, temperature: float | None) -> "Server":
-        """Of a stored run, at its first temperature if None.
-
-        Raises:
-            UserError: it is no server run, or does not tell what requests side by side cost.
-        """
-        server = cls.read(run, temperature)
-        if server.fitted is not None:
-            return server
-        key, engine = f"run={run.folder}", server.served.engine
-        if engine.clock != "engine" or not _tells_times(server.loads):
-            raise UserError(
-                f"{key}: no R(K, B): a plan needs the prefill and the decoding of each request by"
-                f" the clock of the server, and {_why_untold(engine)}"
-            )
-        # Where the run's command can be typed again
-        command = server.served.setup.command_line("concurrency=[1,2,4]")
-        how = f"this measures them: {command}" if command else "give the run concurrency=[1,2,4]"
-        raise UserError(
-            f"{key}: no R(K, B) at temperature {server.temperature:g}: it timed too few requests"
-            f" side by side; {how}"
-        )
-
-    @classmethod
-    def read(cls, run: StoredRun, temperature: float | None) -> "Server":
-        """Of a stored run, whether or not it tells what requests side by side cost.
+        """The server of a stored run, at its first temperature if None.
 
         Raises:
             UserError: it is no server run, or its texts do not tell what rounds accept.
@@ -108,26 +83,39 @@ class Server:
             if t.temperature == chosen and not t.varying
             if t.slots is None or t.slots >= (t.concurrency or 1)
         ]
-        loads = closed_loads(timings)
-        return cls(served, chosen, counting, rule, traces, loads)
-
-    @property
-    def costs(self) -> IterationCosts:
-        """Of all its loads, by the server's own clock."""
-        assert self.fitted is not None
-        return self.fitted
+        return cls(served, chosen, counting, rule, traces, closed_loads(timings))
 
     @cached_property
-    def fitted(self) -> IterationCosts | None:
-        """The same; None where these do not tell."""
-        return _fitted(self, [*self.loads.values()])
+    def costs(self) -> IterationCosts:
+        """The costs of iterations by all of its loads, on the server's own clock.
+
+        Raises:
+            UserError: its loads do not tell what requests side by side cost.
+        """
+        fitted = _fitted(self, [*self.loads.values()])
+        if fitted is not None:
+            return fitted
+        setup, engine = self.served.setup, self.served.engine
+        timings = [timing for load in self.loads.values() for timing in load.timings]
+        if engine.clock != "engine" or not tells_times(timings):
+            raise UserError(
+                f"run={setup.run.folder}: no R(K, B): a plan needs the prefill and the decoding of"
+                f" each request by the clock of the server, and {_why_untold(engine)}"
+            )
+        # Where the run's command can be typed again
+        command = setup.command_line("concurrency=[1,2,4]")
+        how = f"this measures them: {command}" if command else "give the run concurrency=[1,2,4]"
+        raise UserError(
+            f"run={setup.run.folder}: no R(K, B) at temperature {self.temperature:g}: it timed too"
+            f" few requests side by side; {how}"
+        )
 
     def costs_without(self, group: str) -> IterationCosts | None:
-        """Of the loads of the other groups; None where these do not tell."""
+        """The costs by the loads of the other groups; None where these do not tell."""
         return _fitted(self, [each for each in self.loads.values() if each.key.group != group])
 
     def costs_without_texts(self, groups: Sequence[Collection[str]]) -> list[IterationCosts]:
-        """Of all its loads, without the times of each group of texts.
+        """The costs by all loads, without the times of each group of texts.
 
         Empty where one of these is not known.
         """
@@ -140,11 +128,6 @@ class Server:
         return {f"{trace.prompt_set}/{trace.prompt}": trace for trace in self.traces}
 
     @property
-    def folder(self) -> Path:
-        """The server run's."""
-        return self.served.setup.run.folder
-
-    @property
     def slots(self) -> int:
         """Requests side by side of the largest closed loop."""
         return max(self.costs.times.by_batch)
@@ -154,11 +137,6 @@ class Server:
         """The K that change what is generated."""
         failed = where(failed_gates(gates(self.served)), temperature=self.temperature)
         return tuple(sorted(gate.k for gate in failed))
-
-    @property
-    def prompts_priced(self) -> bool:
-        """Whether it is known what a prompt's length costs."""
-        return self.costs.plain.token_s > 0.0
 
     @cached_property
     def arriving(self) -> list[LoadTiming]:
@@ -177,7 +155,7 @@ class Server:
         ]
 
     def pace(self, timing: LoadTiming) -> float:
-        """How many times as long as usually the machine took during a load; 1.0 if not known.
+        """The machine's time during a load / its usual time; 1.0 if not known.
 
         The best linear estimate from two references, what a token took alone before the load and
         after it: what is common to both, over all loads, lasts as long as a load does, and the rest
@@ -195,18 +173,8 @@ class Server:
 
     @property
     def ks(self) -> list[int]:
-        """Those that can be planned: 0 and what was timed under load, but what changes texts."""
+        """The K to plan: 0 and those timed under load, without those that change texts."""
         return [0, *sorted({key.k for key in self.loads if key.k} - {*self.lossy})]
-
-    @property
-    def draft(self) -> str:
-        """The one that the run measured."""
-        return self.served.setup.draft
-
-    @property
-    def draft_kind(self) -> DraftKind:
-        """Of that one; one that looks its tokens up is named as its kind is."""
-        return self.draft if self.traces[0].chosen else self.served.setup.kind_of(self.draft)
 
     def text(self, trace: TextTrace, k: int, budget: int, size: int) -> Text:
         """The first `size` tokens that rounds emitted of a text, as drafted by the engine."""
@@ -218,7 +186,7 @@ class Server:
         return Text(trace.prompt_set, trace.prompt, trace.prompt_tokens, chances, most)
 
     def texts(self, k: int, asked: int) -> list[Text]:
-        """What rounds emit of the texts, with the budgets that these had.
+        """The part of each text that rounds emit, with the budget that it had.
 
         That is `asked` tokens at most.
         """
@@ -259,7 +227,7 @@ def _fitted(server: Server, loads: Sequence[ClosedLoad]) -> IterationCosts | Non
 
 
 def _sent(server: Server, loads: Sequence[ClosedLoad]) -> list[SentLoad]:
-    """What these loads and those at a rate took, each with its requests where known."""
+    """These loads and those at a rate, each with its requests, where these are known."""
     groups = {load.key.group for load in loads}
     arriving = [each for each in server.arriving if each.group in groups]
     timings = _quiet([*(timing for load in loads for timing in load.timings), *arriving])
@@ -281,7 +249,7 @@ def _as_returned(server: Server, timing: LoadTiming) -> list[Request] | None:
             return None
         most = server.counting.proposed(timing.k, budget)[:size]
         if not timing.k or not size:
-            made.append(with_rounds(trace.prompt_tokens, size, size, most))
+            made.append(evenly_emitted(trace.prompt_tokens, size, size, most))
             continue
         drafted = proposed_at(trace, timing.k)
         if drafted is not None and len(drafted):
@@ -293,17 +261,10 @@ def _as_returned(server: Server, timing: LoadTiming) -> list[Request] | None:
         if replayed is not None and told in (None, rounds_of(replayed, timing.k)):
             made.append(replayed)
         elif told is not None:  # perhaps with rounds that emitted nothing
-            made.append(with_rounds(trace.prompt_tokens, size, min(told, size), most))
+            made.append(evenly_emitted(trace.prompt_tokens, size, min(told, size), most))
         else:
             return None
     return made
-
-
-def _tells_times(loads: Mapping[LoadKey, ClosedLoad]) -> bool:
-    """Whether requests say what their prefill and their decoding took; true of no loads."""
-    timings = [timing for load in loads.values() for timing in load.timings]
-    times = [each for t in timings for each in (t.user_decode_s, t.user_prefill_s)]
-    return all(each and None not in each for each in times)
 
 
 def _why_untold(engine: ServingEngine) -> str:
@@ -313,7 +274,7 @@ def _why_untold(engine: ServingEngine) -> str:
 
 
 def passes_by_runs(engine: ServingEngine) -> bool | None:
-    """Whether neighbouring slots alone share a pass; None where that is not known."""
+    """True where neighbouring slots alone share a pass; None where that is not known."""
     flag = spec_of(engine.name).unified_flag
     if flag is None:
         return False
@@ -322,7 +283,7 @@ def passes_by_runs(engine: ServingEngine) -> bool | None:
 
 
 def _quiet(timings: Sequence[LoadTiming]) -> list[LoadTiming]:
-    """Those that others did not disturb; of loads of which each was disturbed, all."""
+    """The timings that others did not disturb; of loads of which each was disturbed, all."""
     alike = grouped(timings, lambda t: (t.concurrency, t.rate, t.k, t.group, sum(t.budgets)))
     return [
         timing

@@ -102,7 +102,7 @@ class _Traffic:
         return np.random.default_rng((self._config.seed, seed, place)).random(self._longest)
 
     def _drawn_of(self, seed: int, left_out: int | None) -> tuple[Index, Array]:
-        """Of a seed: [request] which text, and when they come.
+        """The text of each request of a seed, [request], and the arrivals.
 
         Arrivals are in units of the mean time between two.
         """
@@ -124,11 +124,10 @@ class _Traffic:
         return rows, arrivals
 
     def _requests(self, seed: int, left_out: int | None = None) -> list[Request]:
-        """The requests of a seed."""
         return [*self._streamed(seed, left_out)]
 
     def _streamed(self, seed: int, left_out: int | None = None) -> Stream:
-        """The same, each drawn when it enters the server."""
+        """The requests of a seed, each drawn when it enters the server."""
         rows, _ = self._drawn(seed, left_out)
         return Stream(self._texts, rows.tolist(), partial(self._uniforms, seed))
 
@@ -141,7 +140,7 @@ class _Traffic:
         *,
         evenly: bool = False,
     ) -> Served:
-        """What becomes of a seed's requests at a rate, at which they can come evenly, too.
+        """A seed's requests, served at a rate, at which they can come evenly, too.
 
         At an infinite rate all are there from the beginning.
         """
@@ -179,7 +178,10 @@ def _choices(
         [replace(each, cache_tokens=tokens) for each in costs]
         for costs, tokens in zip(zip(*pairs, strict=True), (cache[0], cache[-1]), strict=True)
     )
-    name, emitted = server.draft, dict[int, float]()
+    setup, emitted = server.served.setup, dict[int, float]()
+    name = setup.draft
+    # A look-up is named as its kind is
+    kind = name if server.traces[0].chosen else setup.kind_of(name)
     for k in ks:
         choice = _Choice(name if k else None, "fixed", k, drafting if k else plain_costs, (k,))
         served = traffic.served(choice, np.inf, 0)
@@ -188,29 +190,31 @@ def _choices(
     by_load = [
         max(ks, key=lambda k, row=row: emitted[k] / row[k]) for row in drafting[0].iteration_s[1:]
     ]
-    on_engine = spec_of(server.served.engine.name).has_k_by_load(server.draft_kind)
+    on_engine = spec_of(server.served.engine.name).has_k_by_load(kind)
     yield _Choice(name, "by_load", max(ks), drafting, (0, *by_load), on_engine)
 
 
 class _Curve:
-    """What users wait for with a choice, by rate; each rate is simulated once."""
+    """Waits of users with a choice, by rate; each rate is simulated once."""
 
     def __init__(self, traffic: _Traffic, choice: _Choice, config: PlanConfig) -> None:
         self.choice, self._traffic, self._percentile = choice, traffic, config.percentile
         self._seeds, self._groups = range(config.seeds), range(traffic.groups)
-        self._waits: dict[float, tuple[Array, Array]] = {}
-        self._varied: dict[float, Array] = {}  # rates that prompts are left out at
+        self._waits: dict[float, Array] = {}  # (TPOT, TTFT) in seconds
+        # Without each part of the seeds; and without each group of the prompts, at some rates
+        self._without_seeds: dict[float, Array] = {}
+        self._without_prompts: dict[float, Array] = {}
         self._capacities = self._capacities_of()
         # Requests per second that leave while all slots are taken and others wait
         self.capacity = float(self._capacities.mean())
 
-    def at(self, rate: float) -> tuple[Array, Array]:
-        """The waits at a rate, (TPOT, TTFT) in seconds, and without each part of the seeds."""
+    def at(self, rate: float) -> Array:
+        """The waits at a rate, (TPOT, TTFT) in seconds."""
         if rate not in self._waits:
             done = [self._traffic.served(self.choice, rate, seed) for seed in self._seeds]
             parts = [[done[seed] for seed in kept] for kept in self._parts()]
-            without = np.array([self._percentiles(part) for part in parts])
-            self._waits[rate] = self._percentiles(done), without
+            self._waits[rate] = self._percentiles(done)
+            self._without_seeds[rate] = np.array([self._percentiles(part) for part in parts])
         return self._waits[rate]
 
     def _parts(self) -> list[list[int]]:
@@ -222,7 +226,7 @@ class _Curve:
         """Simulate a rate without each group of the prompts, too."""
         served = partial(self._traffic.served, self.choice, rate)
         done = [[served(seed, group) for seed in self._seeds] for group in self._groups]
-        self._varied[rate] = np.array([self._percentiles(each) for each in done])
+        self._without_prompts[rate] = np.array([self._percentiles(each) for each in done])
 
     def _percentiles(self, seeds: Sequence[Served]) -> Array:
         """[(TPOT, TTFT)] over the requests of some seeds."""
@@ -255,22 +259,17 @@ class _Curve:
             if rate <= most:
                 self.at(rate)
         for _ in range(HALVINGS):
-            between = bracket(self._values, goals)
+            between = bracket(self._waits, goals)
             if between is not None and between[0] is not None:
                 self.at((between[0] + between[1]) / 2.0)
-        low, high = bracket(self._values, goals) or (None, None)
+        low, high = bracket(self._waits, goals) or (None, None)
         for rate in {asked, *((low, high) if low is not None else ())} & {*self._waits}:
             self._leave_out(rate)
         return self.made()
 
-    @property
-    def _values(self) -> dict[float, Array]:
-        return {rate: values for rate, (values, _) in self._waits.items()}
-
     def made(self) -> SimulatedChoice:
-        """What was simulated."""
+        """The record of all simulated rates."""
         choice, rates, none = self.choice, sorted(self._waits), np.zeros((0, 2))
-        waits = [self._waits[rate] for rate in rates]
         return SimulatedChoice(
             draft=choice.draft,
             policy=choice.policy,
@@ -285,9 +284,11 @@ class _Curve:
                 float(self._capacities_of(group).mean()) for group in self._groups
             ),
             rates=tuple(rates),
-            waits_s=tuple(values.tolist() for values, _ in waits),
-            without_seeds_s=tuple(without.tolist() for _, without in waits),
-            without_prompts_s=tuple(self._varied.get(rate, none).tolist() for rate in rates),
+            waits_s=tuple(self._waits[rate].tolist() for rate in rates),
+            without_seeds_s=tuple(self._without_seeds[rate].tolist() for rate in rates),
+            without_prompts_s=tuple(
+                self._without_prompts.get(rate, none).tolist() for rate in rates
+            ),
         )
 
 
@@ -302,7 +303,7 @@ def simulated_plan(
     expect: Callable[[int], None] = lambda _: None,
     tick: Callable[[], None] = lambda: None,
 ) -> tuple[PlannedServer, tuple[SimulatedChoice, ...]]:
-    """What is known of the server, and what each choice makes users wait for.
+    """The planned server, and the simulated waits of each choice.
 
     Args:
         run: of a server, with requests side by side.
@@ -318,7 +319,7 @@ def simulated_plan(
     slots, ks = _slots(server, config), server.ks
     if len(ks) == 1:
         raise UserError(
-            f"run={server.folder}: every K changes what is generated at temperature"
+            f"run={run.folder}: every K changes what is generated at temperature"
             f" {server.temperature:g}; there is nothing to plan until its server is lossless"
         )
     setup = Setup(run)
@@ -344,19 +345,19 @@ def simulated_plan(
 
 
 def facts_of(server: Server) -> PlannedServer:
-    """What a plan keeps of its server, which decodes as many requests as were timed."""
+    """A plan's facts of its server, with as many slots as were timed."""
     loads = server.served.setup.run.loads
     of_loops = [timing for load in server.loads.values() for timing in load.timings]
     return PlannedServer(
-        run=str(server.folder),
+        run=str(server.served.setup.run.folder),
         engine=server.served.engine.name,
-        draft=server.draft,
+        draft=server.served.setup.draft,
         temperature=server.temperature,
         slots=server.slots,
         slots_timed=server.slots,
         lossy=server.lossy,
         separate_passes=passes_by_runs(server.served.engine) if server.slots > 1 else False,
-        prompts_priced=server.prompts_priced,
+        prompts_priced=server.costs.plain.token_s > 0.0,
         disturbed=disturbed(loads, server.served.engine.clock),
         largest_rate=max((timing.rate for timing in server.arriving if timing.rate), default=None),
         other_slots=tuple(sorted({t.slots for t in loads if t.rate and t.slots} - {server.slots})),
@@ -372,12 +373,11 @@ def facts_of(server: Server) -> PlannedServer:
 
 
 def _slots(server: Server, config: PlanConfig) -> int:
-    """Requests side by side on a card."""
     asked = config.slots
     if asked is not None and asked > server.slots:
         raise UserError(
-            f"slots={asked}: run={server.folder} timed up to {server.slots} requests side by side;"
-            f" lower it, or measure it with concurrency=[1,...,{asked}]"
+            f"slots={asked}: run={server.served.setup.run.folder} timed up to {server.slots}"
+            f" requests side by side; lower it, or measure it with concurrency=[1,...,{asked}]"
         )
     slots = asked or server.slots
     if config.requests < REQUESTS_PER_SLOT * slots:
@@ -431,7 +431,6 @@ class _Simulated(NamedTuple):
 
 
 def _checked(loads: Sequence[_Simulated]) -> PlanCheck:
-    """What loads of one kind took."""
     first = loads[0].timing
     told = all(t.user_decode_s and None not in t.user_decode_s for t, _, _ in loads)
     seconds = np.sum([(t.seconds, pace * each.ended_s.max()) for t, each, pace in loads], axis=0)

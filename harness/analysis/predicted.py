@@ -13,6 +13,7 @@ plain token of the others (`RoundTimes.other_plain_s`), its seconds as they were
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from harness.analysis.cells import (
     expected_tokens_per_round,
     new_tokens,
     paired_sums,
+    priced,
     ratio,
     with_counts,
     with_times,
@@ -29,10 +31,16 @@ from harness.analysis.latency import Latency
 from harness.analysis.prediction_error import Gap
 from harness.analysis.replayed import Replays
 from harness.analysis.server_costs import ServerCosts
-from harness.analysis.verdict import Candidate, CostError, Evidence, Timed
-from harness.records import Cell, ResultRow, Trial, UserError
-from harness.stats.crossfit import VisitCosts
-from harness.stats.jackknife import Array, Interval, Variance, share_interval
+from harness.analysis.verdict import Candidate, Evidence, Timed
+from harness.records import Cell, ResultRow, Trial
+from harness.stats.crossfit import KNOWN, SharedError, VisitCosts
+from harness.stats.jackknife import (
+    Array,
+    Interval,
+    Variance,
+    independent_errors,
+    share_interval,
+)
 from harness.summary import CategoryAlpha
 from harness.theory.replay import Replayed
 
@@ -47,22 +55,11 @@ def alpha_of(counts: Replayed) -> float | None:
     return counts.alpha if counts.judged.sum() > 0.0 else None
 
 
-def _check_times(replays: Replays, latencies: Latencies) -> None:
-    """Refuse a draft that was not timed, or a K beyond what was."""
-    for name in replays.candidates:
-        if name.draft not in latencies:
-            raise UserError(
-                f"latency: draft {name.draft!r} was not timed; time it or type its times in"
-            )
-        latencies[name.draft].rounds.at(name.k)
-
-
 # ---- what a verdict rests on ---------------------------------------------------------------------
 
 
 def evidence_of(replays: Replays, latencies: Latencies) -> Evidence:
     """Predicted decode seconds of every candidate on each prompt."""
-    _check_times(replays, latencies)
     tokens, requests, first = replays.new_tokens, _texts(replays), latencies[replays.drafts[0]]
     baseline_s = first.rounds.baseline_s
     return Evidence(
@@ -85,7 +82,7 @@ def evidence_of(replays: Replays, latencies: Latencies) -> Evidence:
             for name, counts in replays.candidates.items()
             if latencies[name.draft].visits is not None
         },
-        cost_errors=tuple(_cost_errors(replays, latencies)),
+        shared=tuple(_cost_errors(replays, latencies)),
     )
 
 
@@ -95,49 +92,40 @@ class Predicted:
 
     replays: Replays
     latencies: Latencies
-    evidence: Evidence
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        """The predicted seconds of every candidate on each prompt."""
+        return evidence_of(self.replays, self.latencies)
 
 
-def predict(replays: Replays, latencies: Latencies) -> Predicted:
-    """What replay and costs say together."""
-    return Predicted(replays, latencies, evidence_of(replays, latencies))
-
-
-def _cost_errors(replays: Replays, latencies: Latencies) -> Iterator[CostError]:
-    """How far what requests of a server cost may be off, on all prompts together.
+def _cost_errors(replays: Replays, latencies: Latencies) -> Iterator[SharedError]:
+    """The errors of a server's costs, which are the same on all prompts.
 
     Leaving out a part of that server's prompts changes the costs of all drafts. Its own run may
     show an error beyond that, at each K. Where a draft was not measured there, its costs may be
-    anywhere between two ends.
+    anywhere between two ends. One engine prices all drafts, or none of them.
     """
-    served = {
-        name: (each, counts)
-        for name, counts in replays.candidates.items()
-        if (each := latencies[name.draft].served) is not None
-    }
+    every, tokens, requests = replays.candidates, replays.new_tokens, _texts(replays)
+    served = {n: each for n in every if (each := latencies[n.draft].served) is not None}
     if not served:
         return
-    tokens, requests = replays.new_tokens, _texts(replays)
 
-    def log_costs(of: Sequence[ServerCosts], counts: Replayed) -> Array:
-        return -np.log([each.speedup(tokens, counts, requests) for each in of])
+    def log_costs(name: Candidate, of: Sequence[ServerCosts]) -> Array:
+        return -np.log([each.speedup(tokens, every[name], requests) for each in of])
 
-    parts = {name: log_costs(each.without, counts) for name, (each, counts) in served.items()}
-    number = len(next(iter(parts.values())))
-    scale = np.sqrt((number - 1) / number)
-    moves = {name: scale * (logs - logs.mean()) for name, logs in parts.items()}
-    yield CostError(moves, float(number - 1))
-    variance, degrees = next(iter(served.values()))[0].error
-    by_k = np.sqrt(variance) * np.eye(len(replays.ks))
-    yield CostError({name: by_k[replays.ks.index(name.k)] for name in served}, degrees)
+    parts = np.stack([log_costs(name, each.without) for name, each in served.items()])
+    yield SharedError(independent_errors(parts), float(parts.shape[1] - 1))
+    variance, degrees = next(iter(served.values())).error
+    of_k = [replays.ks.index(name.k) for name in served]
+    yield SharedError(np.sqrt(variance) * np.eye(len(replays.ks))[of_k], degrees)
     for draft in replays.drafts:
-        between = {
-            name: np.diff(log_costs(each.ends, counts)) / np.sqrt(12.0)
-            for name, (each, counts) in served.items()
-            if name.draft == draft and each.ends is not None
-        }
-        if between:
-            yield CostError(between)
+        priced = latencies[draft].served
+        if priced is not None and (ends := priced.ends) is not None:
+            between = [
+                np.diff(log_costs(n, ends)) if n.draft == draft else np.zeros(1) for n in served
+            ]
+            yield SharedError(np.stack(between) / np.sqrt(12.0), KNOWN)
 
 
 # ---- speedups with their intervals ---------------------------------------------------------------
@@ -211,10 +199,7 @@ def replayed_rows(
         gains = speedups(evidence_of(part, latencies), error=error)
         baseline = latencies[part.drafts[0]]
         rows.append(_baseline_row(part, baseline, model))
-        for name in part.candidates:
-            latency = latencies[name.draft]
-            factor = baseline.rounds.baseline_s / latency.rounds.baseline_s
-            rows.append(_scaled(_row(name, part, latency, gains[name], model), factor))
+        rows += [_row(name, part, latencies, gains[name], model) for name in part.candidates]
     engine = latencies[replays.drafts[0]].served
     return rows if engine is None else [replace(row, engine=engine.engine) for row in rows]
 
@@ -238,43 +223,25 @@ def synthetic_rows(
             continue
         tokens = expected_tokens_per_round(rates[cell], lengths) if row.k else None
         if latency.rounds.covers(row.k):
-            rows.append(_predicted_cell(row, latency, tokens))
+            predicted = ResultRow(
+                model=row.model,
+                draft=row.draft,
+                prompt_set=row.prompt_set,
+                temperature=row.temperature,
+                k=row.k,
+                source="replayed",
+                prompts=row.prompts,
+                new_tokens=row.new_tokens,
+                rounds=ratio(row.new_tokens, tokens),
+                tokens_per_round=tokens,
+                rule=row.rule,
+            )
+            rows.append(priced(predicted, latency.rounds))
     return rows
 
 
-def _predicted_cell(row: ResultRow, latency: Latency, tokens_per_round: float | None) -> ResultRow:
-    """What R predicts of a measured cell with so many tokens per round; None for a plain token."""
-    rounds = latency.rounds
-    speedup = 1.0 if tokens_per_round is None else rounds.speedup(tokens_per_round, row.k)
-    ms_per_token = 1e3 * rounds.baseline_s / speedup
-    return ResultRow(
-        model=row.model,
-        draft=row.draft,
-        prompt_set=row.prompt_set,
-        temperature=row.temperature,
-        k=row.k,
-        source="replayed",
-        prompts=row.prompts,
-        new_tokens=row.new_tokens,
-        rounds=ratio(row.new_tokens, tokens_per_round),
-        tokens_per_round=tokens_per_round,
-        rule=row.rule,
-        ms_per_token=ms_per_token,
-        tokens_per_second=ratio(1e3, ms_per_token),
-        speedup=speedup,
-        breakeven_alpha=rounds.break_even_alpha(row.k) if row.k else None,
-    )
-
-
-def _scaled(row: ResultRow, factor: float) -> ResultRow:
-    """A row's times on the machine as it was when the baseline's plain token was timed."""
-    names = ("ms_per_token", "ms_per_token_p50", "ms_per_token_p90", "ttft_ms")
-    times = {name: value * factor for name in names if (value := getattr(row, name)) is not None}
-    return replace(row, **times, tokens_per_second=ratio(row.tokens_per_second, factor))
-
-
 def _timed(part: Replays, k: int, seconds: Array, model: str) -> ResultRow:
-    """What every row has, from decode seconds per prompt."""
+    """A row with the numbers that follow from decode seconds per prompt."""
     row = ResultRow(
         model=model,
         prompt_set=part.prompt_sets[0],
@@ -297,32 +264,39 @@ def _baseline_row(part: Replays, latency: Latency, model: str) -> ResultRow:
     return replace(row, ttft_ms=ttft_ms, request_speedup=1.0)
 
 
-def _row(name: Candidate, part: Replays, latency: Latency, gain: Speedup, model: str) -> ResultRow:
-    counts, plain_s = part.candidates[name], latency.rounds.baseline_s
+def _row(
+    name: Candidate, part: Replays, latencies: Latencies, gain: Speedup, model: str
+) -> ResultRow:
+    """The row of a candidate, on the machine as it was when the first draft was timed."""
+    counts, latency = part.candidates[name], latencies[name.draft]
+    plain_s = latencies[part.drafts[0]].rounds.baseline_s
     seconds = plain_s * latency.rounds_cost(counts, _texts(part))
-    bounds = gain.interval
+    speedup_lo, speedup_hi = gain.interval or (None, None)
     alphas = share_interval(counts.accepted, counts.judged, part.prompt_sets)
+    alpha_lo, alpha_hi = alphas or (None, None)
     row = replace(
         with_counts(_timed(part, name.k, seconds, model), counts),
         draft=name.draft,
-        alpha_lo=alphas.lo if alphas else None,
-        alpha_hi=alphas.hi if alphas else None,
+        alpha_lo=alpha_lo,
+        alpha_hi=alpha_hi,
         rule=part.rule,
         speedup=gain.value,
-        speedup_lo=bounds.lo if bounds else None,
-        speedup_hi=bounds.hi if bounds else None,
+        speedup_lo=speedup_lo,
+        speedup_hi=speedup_hi,
         breakeven_alpha=latency.rounds.break_even_alpha(name.k),
     )
-    plain = _prefill_seconds(part, latency)
-    both = _prefill_seconds(part, latency, name.draft)
-    if plain is None or both is None:
+    prefills = [_prefill_seconds(part, latency, draft) for draft in (None, name.draft)]
+    known = [prefill_s for prefill_s in prefills if prefill_s is not None]
+    if len(known) < 2:
         return row
-    before = plain.sum() + part.new_tokens.sum() * plain_s
+    plain, both = (plain_s / latency.rounds.baseline_s * prefill_s for prefill_s in known)
     round_s = float(seconds.sum() / counts.rounds.sum())
     return replace(
         row,
         ttft_ms=1e3 * float(np.median(both / _texts(part)) + round_s),
-        request_speedup=float(before / (both.sum() + seconds.sum())),
+        request_speedup=float(
+            (plain.sum() + part.new_tokens.sum() * plain_s) / (both.sum() + seconds.sum())
+        ),
     )
 
 
@@ -330,7 +304,7 @@ def _row(name: Candidate, part: Replays, latency: Latency, gain: Speedup, model:
 
 
 def _texts(replays: Replays) -> Array:
-    """How many texts each prompt has, [n]."""
+    """The number of texts of each prompt, [n]."""
     return np.array([len(lengths) for lengths in replays.prompt_tokens], dtype=np.float64)
 
 
@@ -353,14 +327,9 @@ def _prefill_seconds(replays: Replays, latency: Latency, draft: str | None = Non
 # ---- alpha by category ---------------------------------------------------------------------------
 
 
-def category_k(replays: Replays) -> int:
-    """The K at which drafts are compared part by part: CATEGORY_K, or the nearest there is."""
-    return min(replays.ks, key=lambda k: (abs(k - CATEGORY_K), k))
-
-
 def category_alpha(replays: Replays) -> tuple[CategoryAlpha, ...]:
     """Alpha of every draft on every category, at one K for all, since alpha drifts with K."""
-    k = category_k(replays)
+    k = min(replays.ks, key=lambda each: (abs(each - CATEGORY_K), each))
     pairs = zip(replays.categories, replays.prompt_sets, strict=True)
     names = [category or prompt_set for category, prompt_set in pairs]
     rows: list[CategoryAlpha] = []
@@ -368,7 +337,7 @@ def category_alpha(replays: Replays) -> tuple[CategoryAlpha, ...]:
         part = replays.rows([name == category for name in names])
         for draft in part.drafts:
             counts = part.candidates[Candidate(draft, k)]
-            bounds = share_interval(counts.accepted, counts.judged)
+            lo, hi = share_interval(counts.accepted, counts.judged) or (None, None)
             rows.append(
                 CategoryAlpha(
                     temperature=part.temperature,
@@ -379,8 +348,8 @@ def category_alpha(replays: Replays) -> tuple[CategoryAlpha, ...]:
                     accepted=float(counts.accepted.sum()),
                     judged=float(counts.judged.sum()),
                     alpha=alpha_of(counts),
-                    alpha_lo=bounds.lo if bounds else None,
-                    alpha_hi=bounds.hi if bounds else None,
+                    alpha_lo=lo,
+                    alpha_hi=hi,
                 )
             )
     return tuple(rows)

@@ -1,4 +1,4 @@
-"""How far predictions are off where the same run measured, and what that adds to their intervals.
+"""The error of predictions, by the cells that the same run measured; it widens their intervals.
 
 A prediction's interval covers what replay and the timing of rounds leave open: other prompts, other
 visits. It knows nothing of what both share and generations do not, such as rounds that were timed
@@ -68,30 +68,30 @@ class Gap:
 
     @property
     def exceeds(self) -> bool:
-        """Whether it is beyond its interval."""
+        """True where it is beyond its interval."""
         return abs(self.value) > float(half_width(self.variance, CONFIDENCE))
 
 
 @dataclass(frozen=True, eq=False)
 class PredictionError:
-    """What measured cells of one temperature say of its predictions; `gaps` has at least one."""
+    """The gaps of the measured cells of one temperature, at least one."""
 
     gaps: Mapping[Cell, Gap]
 
     @property
     def variance(self) -> Variance:
-        """Of the logarithm of any prediction, besides its own."""
+        """The variance of any prediction's logarithm, besides its own."""
         squares = [gap.value**2 - float(gap.variance.value) for gap in self.gaps.values()]
         return Variance(np.array(max(0.0, np.mean(squares))), np.array(float(len(squares))))
 
     @property
     def outside(self) -> int:
-        """How many measured cells lie outside of their predictions' intervals."""
+        """The number of measured cells outside of their predictions' intervals."""
         return sum(gap.exceeds for gap in self.gaps.values())
 
     @property
     def off(self) -> bool:
-        """Whether these are more than by chance."""
+        """True where more cells are outside than by chance."""
         outside, cells = self.outside, len(self.gaps)
         return outside > 0 and bool(bdtrc(outside - 1, cells, 1.0 - CONFIDENCE) <= RARE)
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from harness.analysis.caveats import of_setup
 from harness.analysis.caveats.timing import launch_bound, priced_from_steps
-from harness.analysis.cells import measured_rows
+from harness.analysis.cells import measured_rows, priced
 from harness.analysis.failures import failures
 from harness.analysis.latency import ceilings, latency_of_draft, latency_table
 from harness.analysis.setup import Setup, run_facts
@@ -79,9 +79,12 @@ def analyse_profile(setup: Setup) -> Summary:
     # Of every context and batch
     unstable = unstable_steps(run.timings, timed_rounds and timed_rounds.plain_s)
     ks = [k for k in range(1, max(setup.ks, default=0) + 1) if rounds.covers(k)]
+    # The speedup if all of the draft were accepted, and the alpha that breaks even
+    ideal = ResultRow(model=setup.model, draft=setup.draft, k=0, source="theory", alpha=1.0)
+    of_k = (replace(ideal, k=k, tokens_per_round=k + 1.0) for k in ks)
     return replace(
         base,
-        results=(*measured, *(_ceiling_row(setup, k, rounds) for k in ks)),
+        results=(*measured, *(priced(row, rounds) for row in of_k)),
         caveats=(
             *of_setup(setup, measured),
             *launch_bound.of(shortest_context(bounds), latency_of_pair.steps),
@@ -109,22 +112,6 @@ def _plain_rows(trials: Sequence[Trial], model: str) -> list[ResultRow]:
     ]
     rows = measured_rows(trials_of_model, model=model, draft="", times={})
     return [replace(row, draft=None) for row in rows]
-
-
-def _ceiling_row(setup: Setup, k: int, rounds: RoundTimes) -> ResultRow:
-    """The speedup if all of the draft were accepted, and the alpha that breaks even."""
-    return ResultRow(
-        model=setup.model,
-        draft=setup.draft,
-        k=k,
-        source="theory",
-        alpha=1.0,
-        tokens_per_round=k + 1.0,
-        ms_per_token=1e3 * rounds.at(k) / (k + 1),
-        tokens_per_second=(k + 1) / rounds.at(k),
-        speedup=rounds.speedup(k + 1.0, k),
-        breakeven_alpha=rounds.break_even_alpha(k),
-    )
 
 
 # ---- rounds in parts -----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a server run says of its engine to other runs: costs of its requests, to price drafts with.
+"""Costs of a server run's requests, as other runs use them to price drafts.
 
 `harness.analysis.engine_costs` makes a draft's round times of them.
 """
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from harness.analysis.engine_costs import nearest
-from harness.analysis.server_lossless import failed_gates, replay_holds
+from harness.analysis.server_lossless import failed_gates
 from harness.analysis.server_predictions import (
     TimedServer,
     recorded,
@@ -16,13 +16,13 @@ from harness.analysis.server_predictions import (
 )
 from harness.analysis.server_texts import served_texts
 from harness.analysis.setup import Setup
-from harness.records import GREEDY, UserError
+from harness.records import GREEDY, UserError, where
 from harness.storage import StoredRun
 from harness.storage.manifest import CostsAt, EngineCosts, ModelEntry
 
 
 def costs_of(run: StoredRun, temperatures: Sequence[float], ks: Sequence[int]) -> EngineCosts:
-    """What decoding costs on the engine of a server run.
+    """The costs of decoding on the engine of a server run.
 
     To price rounds of `ks` at `temperatures`, where rounds that sample stand for each other.
 
@@ -68,7 +68,7 @@ def costs_of(run: StoredRun, temperatures: Sequence[float], ks: Sequence[int]) -
 def _not_timed(
     costs: EngineCosts, server: TimedServer, temperatures: Sequence[float], ks: Sequence[int]
 ) -> Iterator[str]:
-    """What a run does not know of what is asked, all of it, a line each."""
+    """A line for each asked temperature or K whose costs the run does not tell."""
     key, most = f"latency_from={costs.run}", max(ks, default=0)
     for temperature in temperatures:
         unlike = _changes_texts(server, temperature)
@@ -110,15 +110,10 @@ def _changes_texts(server: TimedServer, temperature: float) -> float | None:
     known = server.texts.temperatures
     alike = [each for each in known if (each > GREEDY) == (temperature > GREEDY)]
     nearest = min(alike, key=lambda each: abs(each - temperature), default=GREEDY)
-    if nearest == GREEDY:
-        changes = any(check.result == "FAIL" for check in server.texts.checks)
-    else:
-        changes = not replay_holds(server.gates, nearest)
-    return nearest if changes else None
+    return nearest if where(failed_gates(server.gates), temperature=nearest) else None
 
 
 def _bytes_factor(setup: Setup) -> float:
-    """See `EngineCosts`."""
     assert setup.engine is not None
     served = {each.k: each.weights_bytes or 0 for each in setup.engine.commands}
     of_target = served.get(0, 0)

@@ -263,7 +263,7 @@ def accept_chances(trace: TextTrace, rule: Rule, depth: int) -> Array:
 
 
 def decoded(trace: TextTrace, counting: Counting) -> TextTrace | None:
-    """What an engine's rounds emit of a text; None where all of it comes from the prefill."""
+    """The part of a text that an engine's rounds emit; None where all is the prefill's."""
     first = counting.first_position
     if not first:
         return trace

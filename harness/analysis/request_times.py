@@ -1,4 +1,4 @@
-"""What a server's request takes, settled over the visits that made it.
+"""The time of a server's request, settled over the visits that made it.
 
 A visit sends every request to every server. A low quantile of a request's visits is taken as its
 time, by default the lowest tenth (`undisturbed`): what else runs on a machine only adds to it, and
@@ -25,7 +25,7 @@ from harness.records import GREEDY, Trial, grouped
 from harness.stats.jackknife import Array
 
 # The quantile of a request's visits that is taken as its time, and higher ones that may be
-UNDISTURBED, HIGHER = 0.1, (0.25, 0.5)
+LOWEST, HIGHER = 0.1, (0.25, 0.5)
 # A higher one is only chosen where a request has so many visits
 ENOUGH_VISITS = 8
 # A K that lacks more than this share of the visits that another has is not held against it
@@ -37,7 +37,7 @@ Settle = Callable[[Sequence[float]], float]
 
 def undisturbed(seconds: Sequence[float]) -> float:
     """A request's time from that of each visit."""
-    return quantile(seconds, UNDISTURBED)
+    return quantile(seconds, LOWEST)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -69,12 +69,12 @@ def least_varying(requests: Iterable[Sequence[float]]) -> Settle:
             changes.append((high - low) / middle)
         return float(np.mean(changes))
 
-    chosen = min((UNDISTURBED, *HIGHER), key=error)
+    chosen = min((LOWEST, *HIGHER), key=error)
     return lambda seconds: quantile(seconds, chosen)
 
 
 class Visit(NamedTuple):
-    """What a request, or a load of them, took in one visit."""
+    """The time of a request, or a load of them, in one visit."""
 
     number: int  # of the visit
     place: int  # among all that were stored, in their order
@@ -137,7 +137,7 @@ def with_enough_visits(timed: Mapping[int, int]) -> set[int]:
 
 
 def settling(trials: Sequence[Trial]) -> Settle:
-    """How a run's requests are settled over visits, as its greedy ones tell: these are alike."""
+    """The function that settles a run's requests over visits, by its greedy ones, which repeat."""
     timed = [trial for trial in trials if _is_timed(trial) and trial.temperature == GREEDY]
     return least_varying(
         [(trial.decode_s or 0.0) + (trial.one_token_s or 0.0) for trial in group]
@@ -146,7 +146,7 @@ def settling(trials: Sequence[Trial]) -> Settle:
 
 
 class _Asked(NamedTuple):
-    """What was asked in every visit."""
+    """A request that is asked in every visit."""
 
     prompt_set: str
     prompt: str
@@ -228,7 +228,7 @@ def _commonest(trials: Sequence[Trial]) -> tuple[int, ...] | None:
 
 
 def _settled(trials: Sequence[Trial], text: tuple[int, ...] | None, seconds: float | None) -> Trial:
-    """Of one prompt and K, the text that counts; the last failure where no visit succeeded."""
+    """The trial of the text that counts; the last failure where no visit succeeded."""
     alike = next((t for t in trials if _is_timed(t) and t.tokens == text), None)
     if alike is None:
         return replace(trials[-1], repetition=0)
@@ -239,7 +239,7 @@ def _settled(trials: Sequence[Trial], text: tuple[int, ...] | None, seconds: flo
 
 @dataclass(frozen=True)
 class _Lengths:
-    """How long sampled requests of one K are, in rounds."""
+    """The lengths of sampled requests of one K, in rounds."""
 
     # Whether the server tells rounds; else tokens stand for them, as where it decodes plainly
     told: bool
@@ -249,7 +249,7 @@ class _Lengths:
 
     @classmethod
     def of(cls, trials: Sequence[Trial]) -> "_Lengths":
-        """Of all prompts' requests."""
+        """By the requests of all prompts."""
         told = all(trial.rounds for trial in trials if trial.status == "ok" and trial.new_tokens)
         bare = cls(told, 0.0)
         timed = [trial for trial in trials if trial.decode_s and bare.rounds(trial)]
@@ -285,7 +285,7 @@ def fit_line(counts: Array, seconds: Array, *, net: bool) -> tuple[float, float]
 
 
 def least_squares(columns: Array, seconds: Array, known_s: Array | float = 0.0) -> list[float]:
-    """What each of the [n, column] counts costs, none below 0, errors relative to the [n] seconds.
+    """The cost of each of the [n, column] counts, 0 or more, errors relative to the [n] seconds.
 
     Of these some may be known already. What took no time by its clock, whose step may be longer,
     is left out.

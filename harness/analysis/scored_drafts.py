@@ -22,8 +22,8 @@ from harness.analysis.latency import (
     typed_latency,
     without_rounds,
 )
-from harness.analysis.predicted import Predicted, predict
-from harness.analysis.replayed import Limits, Replays, decoded, replay_drafts, replayed
+from harness.analysis.predicted import Predicted
+from harness.analysis.replayed import decoded, replay_drafts, replayed
 from harness.analysis.setup import Setup, stop_threshold, timed_apart
 from harness.records import DraftConfidence, Rule, TextKey, TextTrace, UserError, grouped
 from harness.serving.engines import with_lines
@@ -60,12 +60,8 @@ class ScoredDrafts:
         accepted_by: list[Rule] = [spec.rule for spec in with_lines().values() if spec.rule]
         return [*dict.fromkeys((self.setup.rule, *accepted_by))]
 
-    def looks_up(self, draft: str) -> bool:
-        """Whether a draft's tokens are looked up, by its traces."""
-        return draft in self.traces and self.traces[draft][0].chosen
-
     def predicted(self, rule: Rule, temperature: float) -> Predicted | None:
-        """Of the drafts that were scored and timed at a temperature; None where there are none."""
+        """The predictions of the drafts scored and timed at a temperature; None without any."""
         if (rule, temperature) not in self._made:
             timed = self.latencies.get(temperature, {})
             ranked = [name for name in timed if name in self.traces and name not in self.dropped]
@@ -76,24 +72,23 @@ class ScoredDrafts:
         self, drafts: Sequence[str], rule: Rule, temperature: float
     ) -> Predicted | None:
         """Some of the drafts, on the prompts that all of these scored."""
-        replays = self._replays(drafts, rule, temperature)
-        return replays and predict(replays, self.latencies[temperature])
-
-    def _replays(self, drafts: Sequence[str], rule: Rule, temperature: float) -> Replays | None:
         setup, latencies = self.setup, self.latencies.get(temperature, {})
         # Engines with the other rules stop no drafting early
         adaptive = setup.adaptive and rule == setup.rule
         if adaptive and not self.confidences:  # those of a repetition penalty are not known
             return None
-        traces = {name: _emitted(setup, self.traces[name]) for name in drafts}
+        traces = {name: self.traces[name] for name in drafts}
+        counts_of = self._adaptive_counts if adaptive else None
         ks = [k for k in setup.ks if all(each.rounds.covers(k) for each in latencies.values())]
+        counting = counting_of(setup.priced_by and setup.priced_by.engine)
+        if counting is not None and ks:
+            traces = {name: _emitted(texts, counting) for name, texts in traces.items()}
+            limits = partial(_limits, counting, setup.new_tokens or 0, max(ks))
+            counts_of = partial(replayed, limits=limits)
         scored = (any(t.temperature == temperature for t in texts) for texts in traces.values())
         if not traces or not ks or not all(scored):
             return None
-        counts_of = self._adaptive_counts if adaptive else None
-        if setup.priced_by is not None:  # as that engine drafts near a text's end
-            counts_of = partial(replayed, limits=_limits(setup, max(ks)))
-        return replay_drafts(traces, rule, ks, temperature, counts_of)
+        return Predicted(replay_drafts(traces, rule, ks, temperature, counts_of), latencies)
 
     def _adaptive_counts(
         self, texts: Sequence[TextTrace], rule: Rule, ks: Sequence[int]
@@ -133,7 +128,7 @@ class ScoredDrafts:
 def scored_drafts(
     setup: Setup, traces: Mapping[str, Sequence[TextTrace]] | None = None
 ) -> ScoredDrafts:
-    """Those of a run; `traces` by draft stand for those that are stored."""
+    """The drafts of a run; `traces` by draft stand for those that are stored."""
     notes = setup.run.manifest.audition
     failed = {entry.draft for entry in notes.failures}
     if traces is None:
@@ -151,32 +146,17 @@ def scored_drafts(
     )
 
 
-def _counting(setup: Setup) -> Counting | None:
-    """How the engine counts that prices the drafts; None for our own loop."""
-    return counting_of(setup.priced_by and setup.priced_by.engine)
-
-
-def _emitted(setup: Setup, traces: Sequence[TextTrace]) -> Sequence[TextTrace]:
-    """The texts as far as the engine's rounds emit them."""
-    counting = _counting(setup)
-    if counting is None:
-        return traces
+def _emitted(traces: Sequence[TextTrace], counting: Counting) -> Sequence[TextTrace]:
+    """The texts as far as the rounds of the engine that prices the drafts emit them."""
     emitted = (decoded(trace, counting) for trace in traces)
     return [trace for trace in emitted if trace is not None]
 
 
-def _limits(setup: Setup, k: int) -> Limits | None:
-    """What the engine that prices the drafts drafts at most; None for our own loop."""
-    counting = _counting(setup)
-    if counting is None:
-        return None
-
-    def limits(trace: TextTrace) -> NDArray[np.intp]:
-        emitted = len(trace.tokens) + counting.first_position
-        whole = max(setup.new_tokens or 0, emitted)
-        return counting.proposed(k, emitted if trace.stop_reason == "budget" else whole)
-
-    return limits
+def _limits(counting: Counting, asked: int, k: int, trace: TextTrace) -> NDArray[np.intp]:
+    """[start] tokens that the engine that prices the drafts drafts at most, near a text's end."""
+    emitted = len(trace.tokens) + counting.first_position
+    budget = emitted if trace.stop_reason == "budget" else max(asked, emitted)
+    return counting.proposed(k, budget)
 
 
 # ---- costs ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What decoding costs on a server, from requests, and the seconds that follow for others.
+"""Costs of decoding on a server, from requests, and the seconds that follow for others.
 
 A request costs a start and its rounds. Both matter where texts are short: the first round after a
 prefill costs more than the others (llama.cpp, for one, builds its graphs anew). A round costs by
@@ -45,7 +45,7 @@ Prompts = tuple[Hashable, ...]
 
 @dataclass(frozen=True, eq=False)
 class Requests:
-    """Of n requests at one K: seconds of decoding, their rounds, prompts asked.
+    """The decoding seconds, rounds and prompts of n requests at one K.
 
     `rounds` are [n, K + 1], by how many tokens they draft; those of K = 0 are plain tokens.
     """
@@ -96,7 +96,7 @@ class TimedRequests:
 
 @dataclass(frozen=True)
 class ServerCosts:
-    """What decoding costs on a server.
+    """Costs of decoding on a server.
 
     Attributes:
         plain_start_s, start_s: of a request besides its rounds, plain and speculative.
@@ -119,17 +119,13 @@ class ServerCosts:
 
     def speculative_s(self, counts: Replayed, requests: Array | float = 1.0) -> Array:
         """[n] seconds of requests whose rounds are expected to be these; of several, their sum."""
-        return self.start_s * requests + seconds_of_rounds(counts, self.times)
+        rounds_s = counts.proposals @ np.array([self.times.at(n) for n in range(counts.k + 1)])
+        return self.start_s * requests + rounds_s
 
     def speedup(self, tokens: Array, counts: Replayed, requests: Array | float = 1.0) -> float:
         """Plain seconds / speculative ones, of such requests together."""
         plain_s = self.plain_s(tokens, requests)
         return float(plain_s.sum() / self.speculative_s(counts, requests).sum())
-
-
-def seconds_of_rounds(counts: Replayed, times: RoundTimes) -> Array:
-    """[n] seconds that the rounds of n texts take, each by how many tokens it drafts."""
-    return counts.proposals @ np.array([times.at(n) for n in range(counts.k + 1)])
 
 
 def speedup_variance(timed: TimedRequests, tokens: Array, counts: Replayed) -> Variance | None:

@@ -1,4 +1,4 @@
-"""Whether a server is lossless, by its texts; and whether its rounds are those of replay.
+"""The gates of a server: is it lossless, by its texts, and are its rounds those of replay?
 
 At temperature 0 texts must be plain decoding's, but for ties and for as few as the error rate of
 that rule explains (`lossless.voiding`). Above it the log-probability of texts under the
@@ -50,12 +50,12 @@ def gates(run: ServedTexts) -> tuple[ServedGate, ...]:
 
 
 def failed_gates(made: Iterable[ServedGate]) -> tuple[ServedGate, ...]:
-    """Those of a K that changes what is generated."""
+    """The gates of the K that change what is generated."""
     return tuple(gate for gate in made if gate.k and gate.lossless is False)
 
 
 def replay_holds(made: Iterable[ServedGate], temperature: float) -> bool:
-    """Whether replay tells the rounds at a temperature, for the server is lossless there.
+    """True where replay tells the rounds at a temperature, for the server is lossless there.
 
     Greedy texts that differ from plain decoding's are left out one by one.
     """
@@ -74,7 +74,7 @@ def _beside_plain(gate: ServedGate, plain: ServedGate | None) -> ServedGate:
 
 
 def gate_caveats(made: Sequence[ServedGate], rule: Rule | None) -> Iterator[Caveat]:
-    """What to mind, by the gates of an engine with this rule; the most serious first."""
+    """The caveats of the gates of an engine with this rule; the most serious first."""
     yield from server_not_lossless.of(made)
     # The rounds of texts that are not the target's are not to be expected
     failed = {gate.temperature for gate in made if gate.lossless is False}
@@ -94,7 +94,7 @@ def _gate(run: ServedTexts, temperature: float, k: int) -> ServedGate:
 
 
 def _with_equal_texts(run: ServedTexts, gate: ServedGate) -> ServedGate:
-    """How many texts are plain decoding's, tie or differ, in any visit.
+    """The gate with the number of texts that are plain decoding's, tie or differ, in any visit.
 
     One that is not judged leaves it open, as do differences that are too few for a K to be void.
     """
@@ -142,20 +142,19 @@ def _with_rounds(run: ServedTexts, gate: ServedGate, texts: Texts, rule: Rule) -
     if _rounds_differ(gate) and gate.temperature != GREEDY:
         for other in SERVED_RULES:
             known = other != rule and other in spec_of(run.engine.name).rules
-            if known and _fits(run, texts, gate.k, rounds, other):
+            if known and _rounds_fit(run, texts, gate.k, rounds, other):
                 gate = replace(gate, other_rule=other)
     return gate
 
 
 def _rounds_differ(gate: ServedGate) -> bool:
-    """Whether its rounds are not those of replay; False where nothing was compared."""
+    """True where its rounds are not those of replay; False where nothing was compared."""
     if gate.rounds_z is not None:
         return abs(gate.rounds_z) >= GATE
     return gate.equal_rounds is not None and gate.equal_rounds < (gate.replayed_texts or 0)
 
 
-def _fits(run: ServedTexts, texts: Texts, k: int, rounds: Array, rule: Rule) -> bool:
-    """Whether rounds are those of this rule's replay."""
+def _rounds_fit(run: ServedTexts, texts: Texts, k: int, rounds: Array, rule: Rule) -> bool:
     expected, variance = run.rounds_expected(texts, k, rule)
     if not variance.any():
         return bool(np.isclose(rounds, expected).all())
@@ -163,7 +162,6 @@ def _fits(run: ServedTexts, texts: Texts, k: int, rounds: Array, rule: Rule) -> 
 
 
 def _z(difference: float, variance: float) -> float:
-    """In standard deviations."""
     return float(difference / math.sqrt(variance))
 
 
@@ -171,7 +169,7 @@ def _z(difference: float, variance: float) -> float:
 
 
 def _with_likelihood(run: ServedTexts, gate: ServedGate, texts: Sequence[Trial]) -> ServedGate:
-    """How likely the texts are under the target, next to how likely its own would be."""
+    """The gate with the texts' likelihood under the target, next to that of its own texts."""
     tests = {
         test.k: test
         for test in run.setup.run.checks
@@ -216,12 +214,12 @@ def normal_z(total: float, variance: float, third_cumulant: float) -> float:
 
 
 def text_z(test: TextLikelihood) -> float:
-    """How far texts are from the target's, as a normal number; 0 where it leaves no choice."""
+    """The distance of texts from the target's, as a normal number; 0 where it has no choice."""
     return normal_z(test.excess, test.variance, test.third_cumulant)
 
 
 def _difference_z(test: TextLikelihood, plain: TextLikelihood) -> float:
-    """Of the excess per token, to that of the plain server's texts."""
+    """The difference in excess per token to the plain server's texts, as a normal number."""
     difference = test.excess / test.tokens - plain.excess / plain.tokens
     variance = test.variance / test.tokens**2 + plain.variance / plain.tokens**2
     third = test.third_cumulant / test.tokens**3 - plain.third_cumulant / plain.tokens**3
@@ -229,7 +227,7 @@ def _difference_z(test: TextLikelihood, plain: TextLikelihood) -> float:
 
 
 def _repeats(trials: Sequence[Trial], nats_per_token: float) -> bool:
-    """Whether every visit of a prompt returned the same text, by a chance as small as the gate's.
+    """True where all visits of a prompt returned one text, with a chance as small as the gate's.
 
     Another draw of a text is the same one with the text's own probability.
     """

@@ -1,10 +1,9 @@
-"""What decoding costs on a server, by its requests, and what that predicts of every cell.
+"""Costs of decoding on a server, by its requests, and the prediction of every cell.
 
 A cell that was measured is predicted from two factors that have not seen it: the rounds that replay
 expects of the plain server's texts, and what this engine's rounds take, in the requests of the
-other prompt sets, and on servers that were told to reject every draft. What our own loop's rounds
-would have predicted stands next to it. A K that no server measured on all prompts is predicted from
-rounds that few requests priced, or that lie on a line between two.
+other prompt sets, and on servers that were told to reject every draft. A K that no server measured
+on all prompts is predicted from rounds that few requests priced, or that lie on a line between two.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ import numpy as np
 from harness.analysis.cells import (
     PromptId,
     completed,
-    lacking_visits,
+    few_visits_error,
     measured_rows,
     paired_sums,
     prompts_of,
@@ -34,7 +33,6 @@ from harness.analysis.server_costs import (
     TimedRequests,
     fit_costs,
     left_out_costs,
-    seconds_of_rounds,
     speedup_variance,
     timed_rounds,
 )
@@ -46,13 +44,7 @@ from harness.records import Cell, LatencyRow, ResultRow, RoundTiming, grouped, w
 from harness.serving.drafts import looks_up
 from harness.serving.engines import OWN
 from harness.serving.round_counting import Counting
-from harness.stats.jackknife import (
-    Array,
-    Variance,
-    independent_errors,
-    joined,
-    speedup_interval,
-)
+from harness.stats.jackknife import Array, Variance, joined, speedup_interval
 from harness.summary import NotPredicted, RoundSummary, ServedCell, ServedCosts, ServedGate
 
 # Reasons for which no text is replayed, whatever rounds cost
@@ -90,20 +82,14 @@ class TimedServer:
         """The run's."""
         return self.texts.setup
 
-    def costs(self, temperature: float, prompt_set: str | None = None) -> ServerCosts | None:
-        """By requests that are not of this prompt set.
-
-        None where nothing else was timed: no other set, and no synthetic acceptance; and where its
-        rounds are not replay's, since the server is not lossless.
-        """
-        fit = self.fits.get((temperature, prompt_set))
-        return fit and fit.costs
-
     @property
     def costs_by_temperature(self) -> dict[float, ServerCosts]:
-        """By requests of all sets, where these tell."""
-        made = {temperature: self.costs(temperature) for temperature in self.texts.temperatures}
-        return {temperature: costs for temperature, costs in made.items() if costs is not None}
+        """By requests of all sets, where these tell and the server is lossless."""
+        return {at: fit.costs for (at, name), fit in self.fits.items() if name is None}
+
+    def costs(self, temperature: float) -> ServerCosts | None:
+        """By requests of all sets; None where there are none."""
+        return self.costs_by_temperature.get(temperature)
 
     def priced_at(self, temperature: float) -> tuple[int, ...]:
         """The K above 0 whose rounds were timed at a temperature, and do not lie on a line."""
@@ -117,7 +103,7 @@ class TimedServer:
         return tuple(sorted({*self.setup.ks})) if chosen and chosen.chosen else self.texts.ks
 
     def latency(self, temperature: float) -> Latency | None:
-        """What requests at any K cost, by those of all sets."""
+        """The latency by requests of all sets."""
         costs = self.costs(temperature)
         if costs is None:
             return None
@@ -143,7 +129,7 @@ class TimedServer:
         if not any(replay_holds(self.gates, at) for at in texts.temperatures):
             return "not_lossless"
         if any(
-            self.costs(at, name) is not None
+            (at, name) in self.fits
             for at in texts.temperatures
             for name in (*texts.sets_at(at), *([] if texts.chosen_k(at) is None else [None]))
         ):
@@ -177,7 +163,7 @@ def timed_server(texts: ServedTexts) -> TimedServer:
 def _timed_requests(
     texts: ServedTexts, ks: Sequence[int], temperature: float, prompt_set: str | None
 ) -> TimedRequests | None:
-    """Those that are not of this prompt set, and of servers that were told to reject every draft.
+    """The requests of other prompt sets, and of servers that were told to reject every draft.
 
     The latter are of all sets. None where there are none.
     """
@@ -195,7 +181,7 @@ def _timed_requests(
 def _requests(
     texts: ServedTexts, ks: Sequence[int], temperature: float, prompt_set: str | None
 ) -> TimedRequests | None:
-    """Those of the other prompt sets, whole and of shorter budgets; None where none is."""
+    """The requests of other prompt sets, whole and of shorter budgets; None without any."""
     if texts.counting is None or texts.engine.rule is None:
         return None
     names = [name for name in texts.sets_at(temperature) if name != prompt_set]
@@ -220,7 +206,7 @@ def _requests(
 
 
 def _rounds_near(setup: Setup, temperature: float) -> list[RoundTiming]:
-    """Those of servers that were told to reject every draft."""
+    """The rounds of servers that were told to reject every draft."""
     return near(where(setup.run.rounds, batch=1), temperature)
 
 
@@ -229,10 +215,6 @@ def _rounds_near(setup: Setup, temperature: float) -> list[RoundTiming]:
 
 def recorded(server: TimedServer, temperature: float, costs: ServerCosts) -> ServedCosts:
     """Costs at a temperature, as they are stored."""
-    without = server.without[temperature]
-    starts = np.array([[each.plain_start_s, each.start_s] for each in without]).T
-    squares = (independent_errors(starts) ** 2).sum(axis=-1) if without else None
-    plain_error_s, error_s = (None, None) if squares is None else np.sqrt(squares).tolist()
     return ServedCosts(
         temperature=temperature,
         source="synthetic" if _rounds_near(server.setup, temperature) else "other_sets",
@@ -240,12 +222,10 @@ def recorded(server: TimedServer, temperature: float, costs: ServerCosts) -> Ser
         start_s=costs.start_s,
         plain_s=costs.times.plain_s,
         round_s=dict(costs.times.round_s),
-        plain_start_error_s=plain_error_s,
-        start_error_s=error_s,
     )
 
 
-def round_times(server: TimedServer) -> Iterator[RoundSummary]:
+def round_summaries(server: TimedServer) -> Iterator[RoundSummary]:
     """R(0) and R(K) of the server, by temperature."""
     for temperature in server.texts.temperatures:
         latency = server.latency(temperature)
@@ -253,7 +233,7 @@ def round_times(server: TimedServer) -> Iterator[RoundSummary]:
             yield replace(latency.round_summary(server.setup.draft), run=None)
 
 
-def latency_rows(server: TimedServer) -> Iterator[LatencyRow]:
+def request_rows(server: TimedServer) -> Iterator[LatencyRow]:
     """Rows of latency.csv: prefills by length, then a plain token, and a round, of each request.
 
     Prefills are the plain server's, over visits; of a request its start is taken off.
@@ -337,7 +317,7 @@ def _measured(server: TimedServer) -> list[ResultRow]:
         status, error = of_trials.status, of_trials.error
         lacking = texts.visits_lacking(_cell(row))
         if lacking is not None and status != "failed":
-            few = lacking_visits(lacking)
+            few = few_visits_error(lacking)
             status, error = "partial", few if error is None else f"{few}; {error}"
         made.append(replace(row, engine=texts.engine.name, status=status, error=error))
     return made
@@ -362,7 +342,7 @@ def plain_texts(texts: ServedTexts, row: ResultRow) -> Texts:
 
 @dataclass(frozen=True, eq=False)
 class _Prediction:
-    """What is predicted of a cell by other requests.
+    """The prediction of a cell by other requests.
 
     Attributes:
         row: without an interval.
@@ -449,30 +429,12 @@ def served_cells(server: TimedServer, rows: ServedRows) -> Iterator[ServedCell]:
             k=cell.k,
             speedup=row and row.speedup,
             tokens_per_round=row and row.tokens_per_round,
-            replayed_tokens_per_round=made and made.tokens_per_round,
             predicted=made and made.speedup,
-            own_predicted=_own_prediction(server, known),
             visits=row and server.texts.visits_lacking(cell),
         )
 
 
-def _own_prediction(server: TimedServer, row: ResultRow) -> float | None:
-    """The cell's speedup at our own loop's round times."""
-    temperature = _cell(row).temperature
-    latency = own_latency(server.setup, temperature)
-    if latency is None or server.not_predicted in NO_REPLAY:
-        return None
-    if not replay_holds(server.gates, temperature):
-        return None
-    times, texts = latency.rounds, plain_texts(server.texts, row)
-    if not texts.trials or not times.covers(row.k):
-        return None
-    seconds = seconds_of_rounds(server.texts.replayed(texts, row.k, OWN.counting), times)
-    return float(texts.tokens.sum() * times.plain_s / seconds.sum())
-
-
 def _cell(row: ResultRow) -> Cell:
-    """That a row is of."""
     assert row.temperature is not None
     return Cell(row.prompt_set or "", row.temperature, row.k)
 
@@ -481,7 +443,7 @@ def _cell(row: ResultRow) -> Cell:
 
 
 def predicted_evidence(server: TimedServer, temperature: float) -> Evidence | None:
-    """Of every K that is priced, by replay of the plain texts; None where none is."""
+    """Predicted seconds of every priced K, by replay of the plain texts; None without any."""
     latency = server.latency(temperature)
     replays = plain_replays(server, temperature, server.priced_at(temperature))
     if latency is None or replays is None:
@@ -490,20 +452,20 @@ def predicted_evidence(server: TimedServer, temperature: float) -> Evidence | No
 
 
 def predicted_speedups(server: TimedServer, temperature: float) -> dict[int, float]:
-    """Of every K that is priced, on the whole workload; empty where nothing is replayed."""
+    """The predicted speedup of every priced K on the workload; empty without replay."""
     evidence = predicted_evidence(server, temperature)
     speedups = {} if evidence is None else evidence.speedups(server.setup.weights)
     return {name.k: speedup for name, speedup in speedups.items()}
 
 
 def own_latency(setup: Setup, temperature: float) -> Latency | None:
-    """What our own loop's rounds take, where the run timed them next to the server's."""
+    """The latency of our own loop, where the run timed it next to the server."""
     visits = visits_of(setup.run.own_rounds, setup.draft, temperature)
     return None if visits is None else latency_of((), visits)
 
 
 def own_evidence(server: TimedServer, temperature: float) -> Evidence | None:
-    """What our own loop's round times predict; None where these are of no K."""
+    """Predicted seconds at our own loop's round times; None where these are of no K."""
     latency = own_latency(server.setup, temperature)
     ks = [] if latency is None else [k for k in server.asked_ks if latency.rounds.covers(k)]
     replays = plain_replays(server, temperature, ks, OWN.counting)

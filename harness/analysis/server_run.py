@@ -33,18 +33,18 @@ from harness.analysis.device import kv_bytes_per_token, model_bytes
 from harness.analysis.failures import failures
 from harness.analysis.lossless import by_text, distrust
 from harness.analysis.predicted import evidence_of
-from harness.analysis.request_times import Visit, paired_seconds, with_enough_visits
+from harness.analysis.request_times import with_enough_visits
 from harness.analysis.server_lossless import failed_gates, gate_caveats, replay_holds
 from harness.analysis.server_predictions import (
     NO_REPLAY,
     ServedRows,
     TimedServer,
-    latency_rows,
     own_evidence,
     plain_replays,
     predicted_evidence,
     recorded,
-    round_times,
+    request_rows,
+    round_summaries,
     served_cells,
     served_rows,
     timed_server,
@@ -53,8 +53,8 @@ from harness.analysis.server_texts import ServedTexts, served_texts
 from harness.analysis.setup import Setup, request_weights, run_facts, shares_of_sets
 from harness.analysis.unstable import impossible, unstable_cells
 from harness.analysis.user_latency import Goals, one_by_one, under_load
-from harness.analysis.verdict import Candidate, CostError, Evidence, evidence_from_trials
-from harness.records import GREEDY, Cell, ServingEngine, Trial, where
+from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials
+from harness.records import GREEDY, Cell, ServingEngine, where
 from harness.serving.engines import OWN, spec_of
 from harness.stats.jackknife import CONFIDENCE, speedup_interval, token_weights
 from harness.stats.two_phase import look_shares
@@ -155,8 +155,8 @@ def analyse_served(setup: Setup) -> Summary:
             *k_at_edge.of(setup, [each for each in answers if each.engine == texts.engine.name]),
         ),
         results=results,
-        latency=tuple(latency_rows(server)),
-        round_times=tuple(round_times(server)),
+        latency=tuple(request_rows(server)),
+        round_times=tuple(round_summaries(server)),
         unstable=run.unstable,
         acceptance_by_position=tuple(_positions(run)),
         text_checks=tuple(texts.checks),
@@ -181,7 +181,9 @@ def _questions(server: TimedServer) -> Iterator[Question]:
                 continue
         if any(trial.decode_s is None for trial in done):  # records without a time of decoding
             continue
-        lacking = {k: _lacking(texts, temperature, k) for k in _answered_ks(texts, temperature)}
+        lacking = {
+            k: fewest_visits(texts, temperature, k) for k in _answered_ks(texts, temperature)
+        }
         yield Question(
             _chosen_evidence(server, temperature) or measured_evidence(server, temperature),
             engine.rule,
@@ -192,7 +194,7 @@ def _questions(server: TimedServer) -> Iterator[Question]:
 
 
 def _own_questions(server: TimedServer) -> Iterator[Question]:
-    """The same on our own loop, predicted; none of its own run."""
+    """The questions of our own loop, predicted; none of its own run."""
     engine = server.texts.engine
     if engine.name == OWN.name or server.not_predicted in NO_REPLAY:
         return
@@ -202,7 +204,7 @@ def _own_questions(server: TimedServer) -> Iterator[Question]:
             yield Question(evidence, engine.rule, "replayed", OWN.name)
 
 
-def _lacking(texts: ServedTexts, temperature: float, k: int) -> Visits | None:
+def fewest_visits(texts: ServedTexts, temperature: float, k: int) -> Visits | None:
     """The fewest visits of a K on any prompt set; None where it has all."""
     cells = (Cell(name, temperature, k) for name in texts.sets_at(temperature))
     known = [lacking for cell in cells if (lacking := texts.visits_lacking(cell)) is not None]
@@ -211,7 +213,9 @@ def _lacking(texts: ServedTexts, temperature: float, k: int) -> Visits | None:
 
 def _answered_ks(texts: ServedTexts, temperature: float) -> list[int]:
     """The K that an answer chooses from: those with enough visits."""
-    return _enough({k: _lacking(texts, temperature, k) for k in texts.ks_at(temperature)}, texts)
+    return _enough(
+        {k: fewest_visits(texts, temperature, k) for k in texts.ks_at(temperature)}, texts
+    )
 
 
 def _enough(lacking: Mapping[int, Visits | None], texts: ServedTexts) -> list[int]:
@@ -232,14 +236,11 @@ def measured_evidence(server: TimedServer, temperature: float) -> Evidence:
     finished = Counter(t.repetition for t in trials if t.status == "ok")
     whole = {visit for visit, count in finished.items() if count == len(ks) * len(prompts)}
     of_whole = [trial for trial in trials if trial.repetition in whole]
-    return _evidence(server, of_whole or trials, temperature)
-
-
-def _evidence(server: TimedServer, trials: Sequence[Trial], temperature: float) -> Evidence:
-    """Seconds per prompt of one temperature's trials."""
     costs, draft = server.costs(temperature), server.setup.draft
     times = costs.times if costs else None
-    return evidence_from_trials(trials, draft=draft, temperature=temperature, times=times)
+    return evidence_from_trials(
+        of_whole or trials, draft=draft, temperature=temperature, times=times
+    )
 
 
 def _chosen_evidence(server: TimedServer, temperature: float) -> Evidence | None:
@@ -260,7 +261,7 @@ def _chosen_evidence(server: TimedServer, temperature: float) -> Evidence | None
     predicted = evidence_of(replays, {draft: latency})
     kept = np.array([rows[name] for name in predicted.names])
     plain, timed = measured.baseline.rows(kept), measured.candidates[chosen].rows(kept)
-    of_chosen_s = predicted.candidates[chosen].seconds
+    of_chosen_s, row = predicted.candidates[chosen].seconds, [*predicted.candidates].index(chosen)
     made = 0 if looks is None else looks.made_at(temperature)
     return replace(
         predicted,
@@ -272,12 +273,8 @@ def _chosen_evidence(server: TimedServer, temperature: float) -> Evidence | None
             )
             for name, each in predicted.candidates.items()
         },
-        cost_errors=tuple(
-            CostError(
-                {name: moves - error.moves[chosen] for name, moves in error.moves.items()},
-                error.degrees,
-            )
-            for error in predicted.cost_errors
+        shared=tuple(
+            replace(error, moves=error.moves - error.moves[row]) for error in predicted.shared
         ),
         named=chosen,
     )
@@ -304,7 +301,7 @@ def _doubt(server: TimedServer, unstable: Sequence[Unstable], question: Question
 
 
 def served_summary(run: ServedRun, latencies: tuple[UserLatency, ...] = ()) -> ServedSummary:
-    """What the server is, and what a prediction of it is worth."""
+    """The server, and the predictions of it next to what was measured."""
     server, engine, loads = run.server, run.server.texts.engine, run.loads
     # Where some K changes what is generated, or others disturbed loads, no K is given for any load
     changed = {gate.temperature for gate in failed_gates(server.gates)}
@@ -343,8 +340,6 @@ def _by_k(run: ServedRun) -> Iterator[ServedK]:
         if entry.question.source != "measured":
             continue
         evidence, costs = measured_evidence(server, temperature), server.costs(temperature)
-        whole = _evidence(server, _whole_requests(server.texts, temperature), temperature)
-        whole_request_speedups = whole.speedups(weights)
         for name, speedup in evidence.speedups(weights).items():
             done = where(completed(server.texts.settled), k=name.k, temperature=temperature)
             done = [trial for trial in done if trial.rounds]
@@ -359,45 +354,11 @@ def _by_k(run: ServedRun) -> Iterator[ServedK]:
                 speedup=speedup,
                 tokens_per_round=ratio(1.0, rounds),
                 round_cost=priced and priced.times.relative(name.k),
-                whole_request_speedup=whole_request_speedups.get(name),
             )
 
 
-def _whole_requests(texts: ServedTexts, temperature: float) -> list[Trial]:
-    """The trials of a temperature, their prefills part of the decoding, by the run's clock.
-
-    That is the client's where the server's is: loads are timed by it. What came before the
-    decoding is of the visits that plain decoding shares, as the decoding is.
-    """
-
-    def before_s(trial: Trial) -> float | None:
-        client = texts.engine.clock == "engine" and trial.user_s is not None
-        decode_s = trial.user_decode_s if client else 0.0
-        request_s = trial.user_s if client else trial.prefill_s
-        return None if request_s is None or decode_s is None else request_s - decode_s
-
-    def cell(trial: Trial) -> tuple[str, str, int]:
-        return (trial.prompt_set, trial.prompt, trial.k)
-
-    done = where(completed(texts.trials), temperature=temperature)
-    visits: dict[tuple[str, str, int], list[Visit]] = {}
-    for place, trial in enumerate(done):
-        each_s = before_s(trial)
-        if each_s is not None:
-            visits.setdefault(cell(trial), []).append(Visit(trial.repetition, place, each_s))
-    whole: list[Trial] = []
-    for trial in where(completed(texts.settled), temperature=temperature):
-        if trial.decode_s is None:
-            continue
-        plain = visits.get((*cell(trial)[:2], 0), []) if trial.k else []
-        started_s = paired_seconds(visits.get(cell(trial), []), plain, texts.settle)
-        if started_s is not None:
-            whole.append(replace(trial, decode_s=trial.decode_s + started_s))
-    return whole
-
-
 def other_ks(run: ServedRun) -> Iterator[OtherK]:
-    """What gains more at another K than at the headline's.
+    """The prompt sets and temperatures that gain more at another K than at the headline's.
 
     A prompt set of the headline's temperature, or the whole workload at another one. Nothing
     where the headline is undecided, or speculation is in doubt.
@@ -464,7 +425,7 @@ def _positions(run: ServedRun) -> Iterator[AcceptanceByPosition]:
 
 
 def _latencies(run: ServedRun) -> tuple[UserLatency, ...]:
-    """What users wait for, of requests sent one by one and of loads."""
+    """Waits of users, of requests sent one by one and of loads."""
     texts, setup = run.server.texts, run.server.setup
     engine, weights, config = texts.engine, request_weights(setup), setup.run.config
     tpot_ms, ttft_ms = config.get("tpot_ms"), config.get("ttft_ms")
@@ -473,7 +434,7 @@ def _latencies(run: ServedRun) -> tuple[UserLatency, ...]:
     alone = one_by_one(texts.trials, engine, weights)
     loads = under_load(where(setup.run.loads, varying=""), engine, weights, goals)
     return (
-        *(replace(row, visits=_lacking(texts, row.temperature, row.k)) for row in alone),
+        *(replace(row, visits=fewest_visits(texts, row.temperature, row.k)) for row in alone),
         *(
             replace(row, visits=loaded.get((row.temperature, row.concurrency, row.k)))
             for row in loads
@@ -491,7 +452,7 @@ def _servers(server: TimedServer) -> StartedServers | None:
 
 
 def _memory(run: ServedRun) -> ServedMemory | None:
-    """What the draft takes next to the target, at the verdict's K or else the largest."""
+    """The memory of draft and target at the verdict's K or else the largest."""
     setup, engine = run.server.setup, run.server.texts.engine
     commands = {each.k: each for each in engine.commands}  # of most slots
     k = next((answer.k for answer in run.workloads), 0)
@@ -517,7 +478,7 @@ def _memory(run: ServedRun) -> ServedMemory | None:
 
 
 def _cache_types(engine: ServingEngine, flags: Sequence[str]) -> tuple[str | None, str | None]:
-    """Of the target's cache and the draft's, with these flags of the user; None: as loaded."""
+    """Types of the target's cache and the draft's, by the user's flags; None: as loaded."""
     names = spec_of(engine.name).cache_flags
     if names is None:
         return None, None
@@ -530,7 +491,6 @@ def _cache_types(engine: ServingEngine, flags: Sequence[str]) -> tuple[str | Non
 
 
 def _caveats(run: ServedRun, latencies: Sequence[UserLatency]) -> Iterator[Caveat]:
-    """What to mind of this server, the most serious first."""
     server, setup, texts = run.server, run.server.setup, run.server.texts
     yield from gate_caveats(server.gates, texts.engine.rule)
     scored = setup.described_draft(setup.draft).dtype
@@ -540,7 +500,7 @@ def _caveats(run: ServedRun, latencies: Sequence[UserLatency]) -> Iterator[Cavea
         servers.FewerVisits(temperature, k, visits, k in _answered_ks(texts, temperature))
         for temperature in texts.temperatures
         for k in texts.ks_at(temperature)
-        if (visits := _lacking(texts, temperature, k)) is not None
+        if (visits := fewest_visits(texts, temperature, k)) is not None
     ]
     yield from servers.server_visits_lacking.of(lacking, load=False)
     yield from servers.loads_disturbed.of(disturbed(setup.run.loads, texts.engine.clock))
@@ -559,6 +519,5 @@ def _caveats(run: ServedRun, latencies: Sequence[UserLatency]) -> Iterator[Cavea
 
 
 def _may_be_named(texts: ServedTexts, cells: Sequence[LoadCell], cell: LoadCell) -> bool:
-    """Whether a schedule may name the K of a cell."""
     at = where(cells, temperature=cell.temperature, concurrency=cell.concurrency)
     return not cell.k or cell.k in _enough({c.k: c.visits for c in at if c.k}, texts)

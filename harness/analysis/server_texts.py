@@ -1,4 +1,4 @@
-"""What a server run stored: its requests, and their texts as the pair sees them, with replay."""
+"""The stored requests of a server run, and their texts as the pair sees them, with replay."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.cells import completed, latest
+from harness.analysis.cells import completed, few_visits, latest
 from harness.analysis.lossless import text_checks, without_faulty
 from harness.analysis.replayed import as_served
 from harness.analysis.request_times import Settle, settled, settling
@@ -38,7 +38,7 @@ class Texts:
         return [trace for _, trace in self.pairs]
 
     def of(self, prompt_sets: Iterable[str]) -> "Texts":
-        """Those of some prompt sets."""
+        """The texts of some prompt sets."""
         names = set(prompt_sets)
         return Texts(tuple(pair for pair in self.pairs if pair[0].prompt_set in names))
 
@@ -91,8 +91,7 @@ class ServedTexts:
 
     def visits_lacking(self, cell: Cell) -> Visits | None:
         """In how few visits a cell was timed next to plain decoding; None where in all."""
-        asked, timed = self.visits_asked, self._visits.get(cell, 0)
-        return Visits(timed, asked) if asked is not None and timed < asked else None
+        return few_visits(self._visits.get(cell, 0), self.visits_asked)
 
     @property
     def ks(self) -> tuple[int, ...]:
@@ -124,11 +123,11 @@ class ServedTexts:
 
     @property
     def scored(self) -> bool:
-        """Whether the pair scored any text."""
+        """True where the pair scored any text."""
         return bool(self._traces)
 
     def trace_of(self, trial: Trial) -> TextTrace | None:
-        """What the pair says of what a request's rounds emitted; None where it was not scored.
+        """The trace of the text that a request's rounds emitted; None where it was not scored.
 
         The text is all of a scored one, or its beginning, where a request had a smaller budget.
         """
@@ -166,7 +165,6 @@ class ServedTexts:
     def _as_served(
         self, texts: Texts, k: int, rule: Rule, counting: Counting | None = None
     ) -> tuple[list[Array], list[NDArray[np.intp]], int]:
-        """The arguments of `replay_texts`."""
         counting = counting or self.counting
         assert counting is not None
         lengths = [trial.new_tokens or 0 for trial in texts.trials]
@@ -211,7 +209,7 @@ def served_texts(setup: Setup) -> ServedTexts:
 
 
 def _shared_visits(trials: Sequence[Trial]) -> dict[Cell, int]:
-    """Of each cell, the visits that both it and plain decoding finished.
+    """The number of visits of each cell that both it and plain decoding finished.
 
     Fewest of a prompt, of those that both ever finished: the others are failures of their own.
     """

@@ -1,4 +1,4 @@
-"""What a run's configuration and manifest say of it, read once into typed records.
+"""A run's configuration and manifest, read once into typed records.
 
 A folder of an older version may lack keys that came later; what is missing gets its default here
 and nowhere else.
@@ -59,7 +59,7 @@ class Setup:
 
     @property
     def target(self) -> ModelEntry:
-        """What the target says of itself; empty where no model was opened."""
+        """The target's entry of the manifest; empty where no model was opened."""
         return self.described.get("target", ModelEntry())
 
     @property
@@ -91,13 +91,13 @@ class Setup:
         return None if asked is None else int(asked)
 
     def kind_of(self, draft: str) -> DraftKind:
-        """Of a draft that does not look its tokens up."""
+        """The kind of a draft that does not look its tokens up."""
         conf = self.conf("draft") if draft == self.draft else {}
         return self.described_draft(draft).kind or conf.get("kind") or "model"
 
     @property
     def seed(self) -> int:
-        """Of the deals of the folds, and of draws."""
+        """The seed of the deals of the folds, and of draws."""
         return int(self.run.config.get("seed") or 0)
 
     @cached_property
@@ -108,7 +108,7 @@ class Setup:
 
     @property
     def priced_by(self) -> EngineCosts | None:
-        """What prices the drafts of a run whose predictions are for another engine."""
+        """The costs of another engine, where a run's predictions are for that engine."""
         return self.run.manifest.engine_costs
 
     @property
@@ -120,7 +120,7 @@ class Setup:
 
     @cached_property
     def weights(self) -> Mapping[str, float] | None:
-        """Of the prompt sets in the workload, as shares of its tokens; None for equal ones.
+        """The weights of the prompt sets, as shares of the workload's tokens; None for equal ones.
 
         A log's strata are known by their shares of the requests: each counts by that times the
         tokens that a request of it generates.
@@ -140,7 +140,7 @@ class Setup:
 
     @property
     def adaptive(self) -> bool:
-        """Whether drafting stopped early, so that a round has no fixed length.
+        """True where drafting stopped early, so that a round has no fixed length.
 
         An audition runs no such loop: it replays it, next to rounds of a fixed length.
         """
@@ -148,22 +148,22 @@ class Setup:
 
     @property
     def synthetic(self) -> bool:
-        """Whether acceptance was set, not found."""
+        """True where acceptance was set, not found."""
         return self.conf("decode").get("acceptance") is not None
 
     @property
     def dummy(self) -> bool:
-        """Whether a model has random weights."""
+        """True where a model has random weights."""
         return any(entry.weights == "dummy" for entry in self.described.values())
 
     @property
     def replay_only(self) -> bool:
-        """Whether the run timed no speculative generation."""
+        """True where the run timed no speculative generation."""
         return self.command == "audition" or self.run.config.get("mode") == "replay"
 
     @property
     def typed_latency(self) -> bool:
-        """Whether an audition's step times were typed in."""
+        """True where an audition's step times were typed in."""
         return self.conf("latency").get("target_ms") is not None
 
     @property
@@ -173,7 +173,7 @@ class Setup:
         return None if stored is None or self.command == SERVER else str(stored)
 
     def described_draft(self, name: str) -> ModelEntry:
-        """What a draft says of itself; empty for one without a model."""
+        """A draft's entry of the manifest; empty for one without a model."""
         drafts = (entry for role, entry in self.described.items() if role != "target")
         return next((entry for entry in drafts if entry.name == name), ModelEntry())
 
@@ -195,7 +195,7 @@ class Setup:
 
 
 def request_weights(setup: Setup) -> Mapping[str, float] | None:
-    """Of the prompt sets, as shares of its requests, where these and not tokens are counted.
+    """The weights of the prompt sets as shares of requests, where these are counted.
 
     Of a log they are known; elsewhere the weights that were given stand for them.
     """
@@ -292,7 +292,6 @@ def run_facts(setup: Setup, results: Sequence[ResultRow]) -> RunFacts:
 
 
 def _made_with(setup: Setup) -> MadeWith:
-    """What its manifest says."""
     known = flattened(setup.environment.entries)
     versions = {label: known[name] for label, name in VERSIONS if known.get(name)}
     commit = known.get("git.commit")

@@ -33,7 +33,7 @@ LEAST_EFFECT = 0.02
 # How far a step may be from a plain token, which the loop's own work makes slower
 LOOP_SHARE = 0.15
 # Of a cell's generations, left out at either end, and at least one
-TRIMMED = 0.1
+LEFT_OUT = 0.1
 LEAST_GENERATIONS = 5
 # How far the two speedups must be from one another, and an outlier from the median
 LEAST_CHANGE, FAR = math.log(1.05), math.log(1.5)
@@ -69,7 +69,7 @@ def unstable_steps(
 
 
 def _verifies(forwards: Sequence[StepTiming]) -> list[Unstable]:
-    """Of a step and verifies of rising length: those unlike it, below it, or a shorter one."""
+    """The verifies of rising length that are unlike the step, below it, or below a shorter one."""
     step, *verifies = forwards
     unstable: list[Unstable] = []
     slowest = step
@@ -131,7 +131,7 @@ def _outlier(cell: Cell, pairs: Sequence[tuple[Trial, Trial]]) -> OutlierCell | 
     seconds, tokens = _table(pairs, decode_s), _table(pairs, new_tokens)
     rounds = np.array([drafted.rounds or 1 for _, drafted in pairs], dtype=np.float64)
     costs = np.log(seconds[:, 1] / rounds) - np.log(seconds[:, 0] / tokens[:, 0])
-    cut = max(1, int(TRIMMED * len(pairs)))
+    cut = max(1, int(LEFT_OUT * len(pairs)))
     kept = np.argsort(costs, kind="stable")[cut:-cut]
     speedup, trimmed = _speedup(seconds, tokens), _speedup(seconds[kept], tokens[kept])
     far = int((np.abs(costs - np.median(costs)) > FAR).sum())

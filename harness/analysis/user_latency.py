@@ -1,4 +1,4 @@
-"""What users of a server wait for: the first token, each further one, and the whole answer.
+"""Waits of a server's users: for the first token, each further one, and the whole answer.
 
 A request is one prompt in one visit, as it was, on the client's clock; a speedup rests on times
 that are settled over visits, and a wait is whatever it was. The server's own clock says what came
@@ -7,8 +7,6 @@ Tokens of a round arrive in bundles, so the time per token is the request's, not
 
 A percentile is of the whole workload, in which prompt sets count by their weights. It is given
 where at least one request is expected beyond it: p50 from 2 requests on, p95 from 20, p99 from 100.
-Where a K lacks visits, its percentiles are of other visits than plain decoding's: the two are
-compared by their medians over the requests that both finished.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,14 +19,14 @@ from harness.analysis.batch_schedule import by_load, full_loads
 from harness.analysis.cells import Weights
 from harness.records import LoadTiming, ServingEngine, Trial, grouped, set_of
 from harness.stats.jackknife import token_weights
-from harness.summary import PairedWaits, Percentiles, UserLatency
+from harness.summary import Percentiles, UserLatency
 
 PERCENTS = (50, 95, 99)
 
 
 @dataclass(frozen=True)
 class Goals:
-    """What users shall wait for at most, seconds; None where there is no such goal."""
+    """The longest waits that are wanted, seconds; None where there is no such goal."""
 
     per_token_s: float | None = None
     first_token_s: float | None = None
@@ -80,26 +78,8 @@ def one_by_one(
         waited = [_of_trial(trial, engine) for trial in made]
         row = UserLatency(temperature, k, 1, None, load=False, clock=clock)
         waits = _waits(waited, weights)
-        if k:
-            plain = {trial.key: trial for trial in cells.get((temperature, 0), ())}
-            both = [(plain[trial.key], trial) for trial in made if trial.key in plain]
-            pairs = [(_of_trial(one, engine), _of_trial(other, engine)) for one, other in both]
-            row = replace(row, paired=_paired(pairs, weights))
         if waits:
             yield replace(row, **waits)
-
-
-def _paired(pairs: Sequence[tuple[_Waited, _Waited]], weights: Weights) -> PairedWaits | None:
-    """Medians over pairs of one prompt and visit, plain and at some K; None without any."""
-    known = [waits for side in zip(*pairs, strict=True) if (waits := _waits(side, weights))]
-    if not known:
-        return None
-
-    def medians(name: str) -> tuple[float, float] | None:
-        one, other = (waits[name] and waits[name].p50 for waits in known)
-        return None if one is None or other is None else (one, other)
-
-    return PairedWaits(*map(medians, ("first_token", "per_token", "request")))
 
 
 def _of_trial(trial: Trial, engine: ServingEngine) -> _Waited:
@@ -140,7 +120,7 @@ def under_load(
 
 
 def _behind(timing: LoadTiming) -> float | None:
-    """How much longer the server took than requests came, relative to that time.
+    """The server's time beyond the time in which requests came, relative to it.
 
     Of what came after the last arrival, that is what exceeds the time that requests took at first,
     before others could be waiting. None in a run that did not store when they were due.
@@ -170,7 +150,7 @@ def _waited(
     tokens: int,
     engine: ServingEngine,
 ) -> _Waited:
-    """Of a request whose `tokens` took `decode_s` of it; our own loop's first is among these."""
+    """The waits of a request; its `tokens`, our own loop's first among them, took `decode_s`."""
     first_s = None
     if request_s is not None and decode_s is not None and engine.first_position != 0:
         first_s = request_s - decode_s
@@ -181,7 +161,6 @@ def _waited(
 
 
 def _counted(waited: Sequence[_Waited], weights: Weights) -> list[_Waited]:
-    """Those of prompt sets that count."""
     return [each for each in waited if weights is None or weights.get(each.prompt_set, 1.0) > 0]
 
 
@@ -202,7 +181,7 @@ def _waits(waited: Sequence[_Waited], weights: Weights) -> dict[str, Any]:
 def _percentiles(
     prompt_sets: Sequence[str], times: Sequence[float | None], weights: Weights
 ) -> Percentiles | None:
-    """Of the times that are known, each of a prompt set; None of none."""
+    """The percentiles of the known times, each of a prompt set; None without any."""
     known = [pair for pair in zip(prompt_sets, times, strict=True) if pair[1] is not None]
     if not known:
         return None

@@ -49,7 +49,6 @@ from harness.analysis.cells import (
 )
 from harness.records import Trial, grouped
 from harness.stats.crossfit import (
-    KNOWN,
     CrossFit,
     SharedError,
     VisitCosts,
@@ -92,7 +91,7 @@ MOST_TIMES = 10
 
 
 class Candidate(NamedTuple):
-    """What a verdict chooses from: a draft at one K above 0."""
+    """A draft at one K above 0, of which a verdict chooses one."""
 
     draft: str
     k: int
@@ -113,7 +112,7 @@ class Timed:
     breakeven_alpha: float | None = None
 
     def rows(self, keep: NDArray[np.bool_] | NDArray[np.intp]) -> "Timed":
-        """Of some prompts."""
+        """The rows of some prompts."""
         counts = (self.accepted, self.judged)
         accepted, judged = (None if each is None else each[keep] for each in counts)
         seconds, tokens = self.seconds[keep], self.tokens[keep]
@@ -133,20 +132,6 @@ class MeasuredPairs:
 
 
 @dataclass(frozen=True, eq=False)
-class CostError:
-    """What the rounds of candidates may cost more or less than was taken, on all prompts alike.
-
-    Attributes:
-        moves: by (draft, K), [factor]: by how much a standard deviation of each independent factor
-            moves the logarithm of the candidate's seconds. Candidates share the factors.
-        degrees: of freedom of these standard deviations.
-    """
-
-    moves: Mapping[Candidate, Array]
-    degrees: float = KNOWN
-
-
-@dataclass(frozen=True, eq=False)
 class Evidence:
     """One temperature's measurements on the prompts that every cell completed."""
 
@@ -163,8 +148,8 @@ class Evidence:
     # The only one that was measured, on all prompts, where replay chose it: the seconds of others
     # follow from its own as replay has their rounds differ
     named: Candidate | None = None
-    # Of seconds that are predicted by what requests of a server cost
-    cost_errors: tuple[CostError, ...] = ()
+    # Of seconds that are predicted by what requests of a server cost: errors of all prompts alike
+    shared: tuple[SharedError, ...] = ()
     # Where candidates were dropped at looks, the shares of the prompts at each, the last one this
     looks: tuple[float, ...] = ()
 
@@ -208,11 +193,11 @@ class Evidence:
             prompt_sets=joined_sets.prompt_sets,
             weights=joined_sets.weights,
             visits=evidence._visits(),
-            shared=evidence._shared_errors(),
+            shared=evidence.shared,
         )
 
     def two_phase(self, weights: Weights, seed: int) -> TwoPhase | None:
-        """What the measured pairs say of the workload; None without, or with too few prompts."""
+        """The estimate by measured pairs; None without them, or with too few prompts."""
         if self.pairs is None:
             return None
         shares = set_weights(self.prompt_sets, weights)
@@ -240,7 +225,7 @@ class Evidence:
         return measured, math.exp(log_speedup)
 
     def speedups(self, weights: Weights) -> dict[Candidate, float]:
-        """Of the whole workload; empty without a prompt that is complete in every cell."""
+        """The speedups on the workload; empty without a prompt that is complete in every cell."""
         if not self.names or not self.candidates:
             return {}
         speedups = np.exp(self.workload(weights).log_speedups()).tolist()
@@ -257,17 +242,6 @@ class Evidence:
             for names in grouped(self.visit_costs, lambda name: name.draft).values()
         )
         return tuple(group for group in groups if group.costs.shape[1] > 1)
-
-    def _shared_errors(self) -> tuple[SharedError, ...]:
-        """The errors of costs, with no move where one does not concern a candidate."""
-        return tuple(
-            SharedError(
-                np.stack([error.moves.get(name, np.zeros(factors)) for name in self.candidates]),
-                error.degrees,
-            )
-            for error in self.cost_errors
-            for factors in [len(next(iter(error.moves.values())))]
-        )
 
     def alphas(self, name: Candidate, weights: Weights) -> Values:
         """A candidate's alpha on the weighted workload, and the alpha that it needs."""
@@ -327,7 +301,6 @@ def _kept(trials: Sequence[Trial]) -> dict[int, dict[PromptId, Array]]:
 
 
 def _mostly_failed(trials: Sequence[Trial]) -> bool:
-    """Whether more than half of the prompts of any set failed."""
     prompts = {(t.prompt_set, t.conversation) for t in trials}
     failed = {(t.prompt_set, t.conversation) for t in trials if t.status == "failed"}
     sizes, failures = (Counter(name for name, _ in each) for each in (prompts, failed))
@@ -371,7 +344,7 @@ def decide(
     of_bounds = level
     if evidence.looks and evidence.pairs is None:
         of_bounds = 1.0 - 2.0 * nominal_error(error, evidence.looks)
-    fit = _fit(evidence, workload, weights, of_bounds, seed=seed, deals=deals)
+    fit = _estimate(evidence, workload, weights, of_bounds, seed=seed, deals=deals)
     best, looks_like = evidence.best_looking(workload)
     named: Values = {"draft": best.draft, "k": best.k}
     verdict = replace(undecided, draft=best.draft, k=best.k)
@@ -399,7 +372,7 @@ def decide(
     return replace(verdict, reason=reason, reason_values={**named, "level": level, **values})
 
 
-def _fit(
+def _estimate(
     evidence: Evidence,
     workload: Workload,
     weights: Weights,
@@ -422,7 +395,7 @@ def _fit(
 def _measured_part(
     fit: TwoPhase | CrossFit, pairs: MeasuredPairs | None, workload: Workload, level: float
 ) -> MeasuredPart | None:
-    """What a verdict by measured pairs, at a level, rests on."""
+    """The measured part of a verdict, at a level; None without measured pairs."""
     if pairs is None or not isinstance(fit, TwoPhase):
         return None
     timing = fit.on_these_prompts()
@@ -460,24 +433,24 @@ def in_turn(
     yield from (of_sets[name] for name in prompt_sets)
 
 
-def settled(verdict: Answer) -> bool:
-    """Whether more measurements would change nothing: it is decided, or too near 1 to matter."""
+def closed(verdict: Answer) -> bool:
+    """True where a verdict is decided, or too near 1 for more measurements to matter."""
     return verdict.decision != "undecided" or verdict.reason == "near_one"
 
 
 def needs_pairs(verdict: Answer) -> bool:
-    """Whether a run in looks goes on for its sake: it is open, and further pairs may decide it.
+    """True where a run in looks goes on for a verdict: open, and further pairs may decide it.
 
     A prompt set is given up where they are unlikely to; the workload never is.
     """
-    if settled(verdict):
+    if closed(verdict):
         return False
     chance = 1.0 if verdict.pairs is None else verdict.pairs.chance_to_decide
     return verdict.prompt_set == "all" or chance >= UNLIKELY
 
 
 def _too_few(workload: Workload, pairs: MeasuredPairs | None) -> Values:
-    """How many prompts there are and how many are needed: replayed ones, else measured ones."""
+    """The number of prompts and the number needed: replayed ones, else measured ones."""
     prompts = len(workload.prompt_sets)
     if prompts < MIN_PROMPTS or pairs is None:
         return {"prompts": prompts, "needed": MIN_PROMPTS}
@@ -485,7 +458,7 @@ def _too_few(workload: Workload, pairs: MeasuredPairs | None) -> Values:
 
 
 def _why_undecided(fit: TwoPhase | CrossFit, workload: Workload, level: float) -> Doubt:
-    """What keeps the interval from deciding, and what would change it."""
+    """The reason that the interval does not decide, and what would change it."""
     interval = fit.interval(level)
     if interval.lo >= 1.0 - NEAR and interval.hi <= 1.0 + NEAR:
         return "near_one", {"near": NEAR}

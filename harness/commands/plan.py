@@ -68,12 +68,12 @@ def _print_known(
     side_by_side = sorted({each.concurrency for each in server.loads})
     arrivals = "Poisson" if recorded is None else f"with the gaps of {len(recorded)} recorded ones"
     rows = [
-        ("server run", str(server.folder)),
-        ("draft", server.draft),
+        ("server run", str(stored.folder)),
+        ("draft", server.served.setup.draft),
         ("K, without a draft at 0", ", ".join(map(str, server.ks))),
         ("requests side by side, timed", ", ".join(map(str, side_by_side))),
         ("texts, scored", str(len(server.traces))),
-        ("a prompt's prefill", "by its length" if server.prompts_priced else "the mean"),
+        ("a prompt's prefill", "by its length" if server.costs.plain.token_s else "the mean"),
         (
             "simulated",
             f"{config.seeds} sequences of {config.requests} requests, arrivals {arrivals}",
@@ -92,7 +92,7 @@ def _not_measured(server: Server, config: PlanConfig) -> Iterator[tuple[str, str
         change = f"rate=[{min(config.rate, MEASURED_SHARE * most):.2g}]"
         command = setup.command_line(change) or f"the server run's command with {change}"
         yield "missing: waits at a rate", f"to prove the simulation: {command}"
-    if not server.prompts_priced:
+    if not server.costs.plain.token_s:
         yield (
             "missing: prompts of two lengths",
             "the server run again, on prompts that differ in length (prompts.files=)",

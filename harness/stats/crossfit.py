@@ -17,7 +17,7 @@ visits, every choice made again without the one left out, on the log scale.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -126,39 +126,26 @@ class Workload:
             plain, costs = plain + shares[name] * before, costs + shares[name] * after.T
         return np.log(plain / costs)
 
-    def log_speedup_variance(self) -> Variance:
-        """The variance of each candidate's log speedup, [candidate], from prompts and visits."""
-        number, candidates = len(self.prompt_sets), len(self.seconds)
-        without = self.log_speedups(1.0 - np.eye(number))
-        prompts = prompt_variance(without, self.prompt_sets, self.baseline_tokens)
-        visits = Variance(np.zeros(candidates), np.ones(candidates))
-        for group in self.visits:
-            visits.value[group.candidates] = group.variance.value
-            visits.degrees[group.candidates] = group.variance.degrees
-        shared = [error.variance for error in self.shared]
-        return joined(filter(None, [prompts, visits, self.error, *shared]))
+    def log_speedup_variance(self, to: int | None = None) -> Variance:
+        """The variance of each candidate's log speedup, [candidate].
 
-    def log_ratios(self, to: int) -> tuple[Array, Variance]:
-        """Each candidate's log speedup less that of candidate `to`, [candidate].
-
-        What the two have in common cancels: the prompts, and the visits of one draft.
+        With `to` that of its difference to this candidate's, in which cancels what the two have in
+        common: the prompts, the visits of one draft, errors that all predictions share.
         """
         without = self.log_speedups(1.0 - np.eye(len(self.prompt_sets)))
-        prompts = prompt_variance(without - without[to], self.prompt_sets, self.baseline_tokens)
-        moves = [error.moves - error.moves[to] for error in self.shared]
-        degrees = [error.degrees for error in self.shared]
-        shared = [SharedError(*each).variance for each in zip(moves, degrees, strict=True)]
-        logs = self.log_speedups()
-        return logs - logs[to], joined([prompts, self.visits_of_ratios(to), *shared])
+        prompts = prompt_variance(_less(without, to), self.prompt_sets, self.baseline_tokens)
+        shared = [replace(error, moves=_less(error.moves, to)).variance for error in self.shared]
+        of_all = self.error if to is None else None
+        return joined(filter(None, [prompts, self.visit_variance(to), of_all, *shared]))
 
-    def visits_of_ratios(self, to: int) -> Variance:
-        """The variance that the visits add to `log_ratios`, [candidate]."""
+    def visit_variance(self, to: int | None = None) -> Variance:
+        """The part of `log_speedup_variance` that is due to visits, [candidate]."""
         candidates = len(self.seconds)
         parts = [Variance(np.zeros(candidates), np.ones(candidates))]
         for group in self.visits:
             without = np.zeros((candidates, group.costs.shape[1]))
             without[group.candidates] = group.without
-            parts.append(left_out_variance(without - without[to], group.sizes))
+            parts.append(left_out_variance(_less(without, to), group.sizes))
         return joined(parts)
 
     def further_errors(self, candidate: int) -> Iterator[Variance]:
@@ -196,25 +183,23 @@ class Workload:
         return [Interval(float(lo), float(hi)) for lo, hi in bounds]
 
 
+def _less(values: Array, to: int | None) -> Array:
+    """[candidate, ...] values less those of one candidate; themselves if None."""
+    return values if to is None else values - values[to]
+
+
 @dataclass(frozen=True, eq=False)
 class CrossFit:
     """Outcome of a cross-fit; speedups are logarithms, variances those of the logarithms."""
 
     named: int  # the candidate, the best on all prompts and visits unless another one was asked for
-    # chose_plain, choices: how often K = 0 was chosen, and all choices
-    chose_plain: int
-    choices: int
+    prefers_plain: bool  # whether at least half of the choices are K = 0
     score: float  # the named candidate's on all prompts and visits, less the optimism of choosing
     # prompts, visits: the two parts of its variance, all that is not the prompts' in the second
     prompts: Variance
     visits: Variance
     plain_scores: Array  # [candidate] on all prompts and visits, with the optimism of a choice
     plain_variances: Variance  # of these
-
-    @property
-    def prefers_plain(self) -> bool:
-        """True where at least half of the choices are plain decoding."""
-        return 2 * self.chose_plain >= self.choices
 
     @property
     def speedup(self) -> float:
@@ -276,8 +261,7 @@ def cross_fit(
     named = int(plain_scores.argmax()) if named is None else named
     return CrossFit(
         named=named,
-        chose_plain=int((costs.min(axis=0) >= splits.plain_cost).sum()),
-        choices=len(choice),
+        prefers_plain=2 * int((costs.min(axis=0) >= splits.plain_cost).sum()) >= len(choice),
         score=splits.score(choice, named, splits.factors),
         prompts=splits.prompt_variance(named),
         visits=joined([splits.visit_variance(named), *workload.further_errors(named)]),

@@ -116,11 +116,6 @@ class Pairs:
         """g, their mean."""
         return float(self.log_prices.mean())
 
-    def first(self, number: int, looks: tuple[float, ...]) -> "Pairs":
-        """The pairs as they were when so many had been measured."""
-        columns = (self.seconds, self.cost, self.plain_s, self.plain_tokens)
-        return Pairs(*(column[:number] for column in columns), looks=looks)
-
 
 @dataclass(frozen=True, eq=False)
 class TwoPhase:
@@ -248,7 +243,7 @@ def two_phase(
         Variance(np.maximum(without_price, 0.0), of_rounds.degrees),
         timing,
         # Of each candidate's price next to the named one's, by the visits; its own is known
-        workload.visits_of_ratios(candidate),
+        workload.visit_variance(candidate),
     ]
     # What drift adds to errors that hold the scatter of the pairs already
     covariance = errors @ errors.T + float(timing.value - price.by_prompts.value)
