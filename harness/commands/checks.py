@@ -16,8 +16,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from harness import prompts as prompt_sets
-from harness.commands.pair import Config, EncodedPrompt
+from harness.commands.pair import Config
 from harness.commands.progress import fetching
+from harness.commands.tasks import EncodedPrompt
 from harness.config import (
     AuditionConfig,
     ModelConf,

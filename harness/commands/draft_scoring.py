@@ -27,13 +27,14 @@ import torch
 
 from harness.analysis.looks import cannot_pay, slower_than
 from harness.commands.completions import completions
-from harness.commands.looks import Stopwatch, in_random_order, prompts_at
+from harness.commands.looks import Stopwatch
 from harness.commands.opening import with_draft
 from harness.commands.other_runs import check_draft_of
 from harness.commands.pair import ModelPair, Pair, Scoring, Target
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import resumable
 from harness.commands.run_time import RunTime, say_left
+from harness.commands.tasks import in_random_order, prompts_at
 from harness.commands.timing import timed_steps, visits_of_draft
 from harness.config import AuditionConfig, ModelConf, check_ks
 from harness.measurement import step_times
@@ -85,7 +86,8 @@ def score_drafts(
     begin = time.perf_counter()
     texts = completions(folder, target, config)
     generation_s = time.perf_counter() - begin
-    say_left(expected, generation_s)
+    lengths = [len(text.tokens) for text in texts]
+    say_left(expected, generation_s, lengths, budget_s=watch.left_s)
     if watch.left_s <= 0.0:
         with resumable(folder):
             raise UserError(

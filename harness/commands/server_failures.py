@@ -5,7 +5,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from harness import formatting as fmt
-from harness.commands.server_requests import PLAIN, Role, Task, Workload, varying_roles
+from harness.commands.server_requests import Task, Workload
+from harness.commands.tasks import PLAIN, Role, varying_roles
 from harness.records import Measurement, NotMeasured, UserError, in_one_line
 from harness.storage import RunFolder
 

@@ -9,14 +9,9 @@ import numpy as np
 
 from harness.commands.progress import progress
 from harness.commands.server_failures import Failures
-from harness.commands.server_requests import (
-    PLAIN,
-    Role,
-    Workload,
-    load_slots,
-    varying_roles,
-)
+from harness.commands.server_requests import Workload
 from harness.commands.server_start import check_vocabulary, side_by_side, started
+from harness.commands.tasks import PLAIN, Role, load_slots, varying_roles
 from harness.engines.adapters import Adapter
 from harness.engines.protocol import Server
 from harness.measurement.clock import undisturbed

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from itertools import pairwise, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import psutil
@@ -20,10 +20,17 @@ import torch
 
 from harness.analysis.cells import latest
 from harness.analysis.looks import most_started
-from harness.commands.pair import Pair, evenly_spaced
+from harness.commands.pair import Pair
 from harness.commands.progress import progress
 from harness.commands.requests import sampling_of
-from harness.commands.server_requests import PLAIN, Role, Workload, load_slots, varying_roles
+from harness.commands.server_requests import Workload
+from harness.commands.tasks import (
+    PLAIN,
+    Role,
+    load_slots,
+    priced_by_other_sets,
+    varying_roles,
+)
 from harness.config import ModelConf, ServerConfig
 from harness.decoding.protocols import Drafter
 from harness.decoding.sampling import SamplingParameters
@@ -78,6 +85,7 @@ ALIKE = 0.75
 USABLE, OVERHEAD = 0.8, 1.2
 # Ids that a server is asked to decode, to see whether it has the target's tokenizer
 CHECKED_TOKENS = 64
+T = TypeVar("T")
 
 
 def try_addresses(config: ServerConfig, adapter: Adapter, prompts: Sequence[Prompt]) -> None:
@@ -137,6 +145,11 @@ def _refuse_two_models(
             f" other {names[1]}, and of {tokens} greedy tokens {alike} are the same; the first"
             " address is that of a server that decodes with the target alone"
         )
+
+
+def evenly_spaced(items: Sequence[T], count: int) -> Sequence[T]:
+    """So many of a list, from all over it; all of a shorter one."""
+    return items[:: max(1, len(items) // count)][:count]
 
 
 def _tried(config: ServerConfig, ids: Sequence[int], sampling: SamplingParameters) -> Asked:
@@ -300,17 +313,11 @@ def is_synthetic(config: ServerConfig, adapter: Adapter) -> bool:
 
 
 def times_rejecting(folder: RunFolder, work: Workload, adapter: Adapter) -> bool:
-    """Whether a run that measures every K also times servers that reject every draft.
-
-    Not where the requests of other prompt sets price a set's rounds and time is short: one
-    rejecting request of a real model can take a minute. Nor where each is sent once, since a
-    disturbed one would price a K on its own.
-    """
-    asked = folder.manifest.asked_less
-    sets = {entry.prompt.prompt_set for entry in work.prompts}
-    once = work.config.repetitions == 1 or (asked is not None and not asked.everything)
-    short = once and len(sets) > 1
-    return is_synthetic(work.config, adapter) and not short
+    """Whether a run that measures every K also times servers that reject every draft."""
+    asked, config = folder.manifest.asked_less, work.config
+    less = asked is not None and not asked.everything
+    by_others = priced_by_other_sets(config, work.prompts, less=less)
+    return is_synthetic(config, adapter) and not by_others
 
 
 def every_k(folder: RunFolder, config: ServerConfig) -> bool:

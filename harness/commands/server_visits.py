@@ -26,44 +26,37 @@ import psutil
 from harness import formatting as fmt
 from harness.analysis import analyse
 from harness.analysis.looks import best_started, served_decided, to_start
-from harness.commands.pair import EncodedPrompt
 from harness.commands.progress import progress, say
 from harness.commands.run_lifecycle import resumable, write_analysis
 from harness.commands.server_failures import Failures
 from harness.commands.server_greedy_texts import judge_greedy_texts, judge_the_rest
 from harness.commands.server_loads import measure_loads
-from harness.commands.server_plan import (
-    SLOWER,
-    Expected,
-    Pace,
-    everything,
-    expected,
-    fitted,
-    left_out,
-)
-from harness.commands.server_requests import (
-    PLAIN,
-    Role,
-    Task,
-    Workload,
-    chosen_tasks,
-    plain_tasks,
-    probe_tasks,
-    tasks_of,
-    waiting_of,
-)
+from harness.commands.server_plan import Expected, Pace, expected, fitted, left_out
+from harness.commands.server_requests import Task, Workload, waiting_of
 from harness.commands.server_scores import score
 from harness.commands.server_start import (
     all_stay,
     check_card,
     check_vocabulary,
     every_k,
+    is_synthetic,
     note_engine,
     settle_threads,
     side_by_side,
     started,
     stay,
     times_rejecting,
+)
+from harness.commands.tasks import (
+    PLAIN,
+    EncodedPrompt,
+    Role,
+    ServerTask,
+    chosen_tasks,
+    every_k_tasks,
+    everything,
+    plain_tasks,
+    probe_tasks,
 )
 from harness.engines import turns
 from harness.engines.adapters import Adapter
@@ -158,8 +151,7 @@ class Budget:
 
     def expected_s(self, task: Task) -> float:
         """Of a request, by the pace of the plain server."""
-        plain_s = self.pace.request_s(len(task.request.tokens), task.request.budget)
-        return plain_s * (SLOWER if task.role.k else 1.0)
+        return self.pace.task_s(task, task.request.budget)
 
     def say_again(self, tasks: Sequence[Task], done: int, since: float) -> None:
         """Once, after a minute: how long these tasks will take, as they were timed so far."""
@@ -181,14 +173,16 @@ def _planned(folder: RunFolder, work: Workload, adapter: Adapter, budget: Budget
     with resumable(folder):
         check_card(folder, work, adapter, [Role(k) for k in work.ks])
         budget.pace = _pace(folder, work, adapter)
-    whole = everything(work.config, work.prompts)
-    asked, needs = fitted(work.config, work.prompts, budget.pace, budget.left_s)
+    before, whole = work, everything(work.config, work.prompts)
+    synthetic = is_synthetic(work.config, adapter)
+    pace, left_s = budget.pace, budget.left_s
+    asked, needs = fitted(work.config, work.prompts, pace, left_s, synthetic=synthetic)
     budget.reserve(needs.judging)
     if asked != whole:
         folder.note(asked_less=asked)
         work = work.asking(asked)
     if not asked.everything:
-        longer = expected(whole, work.config, work.prompts, budget.pace)
+        longer = expected(whole, before.config, before.prompts, pace, synthetic=synthetic)
         say(
             f"everything would take about {fmt.duration(longer.total_s)}, and budget_s="
             f"{budget.seconds:g}; asked for is less: {left_out(asked, whole)}"
@@ -320,7 +314,8 @@ def _choose(visits: _Visits) -> ServedKs | None:
     while more := more or to_start(load(folder.path), ks, started):
         # The first temperature's answer is the first one
         for some in [temperatures[:1], temperatures[1:]] if not started else [temperatures]:
-            if some and not _measure_visits(visits, probe_tasks(work, more, some)):
+            tasks = probe_tasks(work.config, work.prompts, more, work.of_each_set, some)
+            if some and not _measure_visits(visits, tasks):
                 return None
             if failures.dead and _asks_everything(folder):
                 return ServedKs((*started, *more), why_all="server_failed")
@@ -328,7 +323,7 @@ def _choose(visits: _Visits) -> ServedKs | None:
                 visits.answer("first answer")
         # Every text by replay, where there is time for more than it takes to measure them
         texts = not started and _asks_everything(folder)
-        if texts and not _measure_visits(visits, plain_tasks(work)):
+        if texts and not _measure_visits(visits, plain_tasks(work.config, work.prompts)):
             return None
         started += tuple(k for k in more if Role(k) not in failures.dead)
         ks = [k for k in ks if Role(k) not in failures.dead]
@@ -349,15 +344,16 @@ def _asks_everything(folder: RunFolder) -> bool:
 def _measure_looks(visits: _Visits, chosen: ServedKs) -> bool:
     """Measure the chosen K in looks, until they decide or the time is spent."""
     folder, work, budget = visits.folder, visits.work, visits.budget
-    blocks = [*grouped(chosen_tasks(work, chosen), lambda task: task.request.key).items()]
+    tasks = work.tasks(chosen_tasks(work.config, work.prompts, chosen))
+    blocks = [*grouped(tasks, lambda task: task.request.key).items()]
     if visits.kept is None:  # servers that would be started again for each look
-        return _measure_visits(visits, [task for _, tasks in blocks for task in tasks])
+        return _measure_sent(visits, [task for _, part in blocks for task in part])
     begun = monotonic()
     for look in range(1, LOOKS + 1):
         closed = {each.temperature for each in chosen.chosen if (each.looks or LOOKS) < look}
         end = _end_of_look(len(blocks), work.config.repetitions, look)
         part = [task for key, ts in blocks[:end] if key.temperature not in closed for task in ts]
-        if not _measure_visits(visits, part):
+        if not _measure_sent(visits, part):
             return False
         ended: Ended | None = "budget" if budget.left_s < 0 else None
         ended = "prompts" if look == LOOKS and ended is None else ended
@@ -392,10 +388,11 @@ def _end_of_look(blocks: int, visits: int, look: int) -> int:
 def _measure_every_k(visits: _Visits) -> bool:
     """Measure every K on every prompt; where all servers stay, with answers on the way."""
     folder, work, adapter = visits.folder, visits.work, visits.adapter
-    tasks = [*tasks_of(work, synthetic=times_rejecting(folder, work, adapter))]
+    rejecting = times_rejecting(folder, work, adapter)
+    tasks = work.tasks(every_k_tasks(work.config, work.prompts, rejecting=rejecting))
     roles = {task.role for task in tasks}
     if not stay(work, adapter) or len([*side_by_side(sorted(roles), work, adapter)]) > 1:
-        return _measure_visits(visits, tasks)
+        return _measure_sent(visits, tasks)
     by_visit = [*grouped(tasks, lambda task: task.visit).values()]
     blocks = [*grouped(by_visit[0], lambda task: task.request.key).values()]
     first = [task for block in blocks[: math.ceil(len(blocks) / FIRST_PART)] for task in block]
@@ -404,7 +401,7 @@ def _measure_every_k(visits: _Visits) -> bool:
         for number, part in enumerate([first, *by_visit]):
             if visits.budget.left_s < 0:
                 break
-            if not _measure_visits(visits, part):
+            if not _measure_sent(visits, part):
                 return False
             visits.answer(f"answer after visit {number}" if number else "first answer")
     return True
@@ -413,10 +410,14 @@ def _measure_every_k(visits: _Visits) -> bool:
 # ---- one at a time -----------------------------------------------------------------------------
 
 
-def _measure_visits(visits: _Visits, tasks: Iterable[Task]) -> bool:
+def _measure_visits(visits: _Visits, tasks: Iterable[ServerTask]) -> bool:
+    return _measure_sent(visits, visits.work.tasks(tasks))
+
+
+def _measure_sent(visits: _Visits, tasks: Sequence[Task]) -> bool:
     """Send what is lacking of some tasks; whether plain decoding is still there to compare with."""
     folder, work, adapter, kept = visits.folder, visits.work, visits.adapter, visits.kept
-    waiting = waiting_of(folder, list(tasks))
+    waiting = waiting_of(folder, tasks)
     roles = sorted({task.role for task in waiting}, key=lambda role: (role.rejects, role.k))
     if not roles:
         return True

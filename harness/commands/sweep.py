@@ -23,7 +23,7 @@ from harness.commands.looks import Stopwatch, measure_in_looks
 from harness.commands.opening import open_pair
 from harness.commands.other_runs import check_draft_of, check_target_of, costs_of_sweep
 from harness.commands.pair import Pair
-from harness.commands.requests import grid_requests, run_requests
+from harness.commands.requests import requests_of, run_requests
 from harness.commands.run_lifecycle import (
     Outcome,
     begin,
@@ -33,6 +33,7 @@ from harness.commands.run_lifecycle import (
     resumed,
 )
 from harness.commands.run_time import said_beforehand
+from harness.commands.tasks import sweep_tasks
 from harness.commands.timing import measure_steps, visits_of_pair
 from harness.config import SweepConfig, rates_for
 from harness.measurement.round_times import RoundVisits
@@ -91,7 +92,7 @@ def _measure_all(folder: RunFolder, pair: Pair, config: SweepConfig, visits: Rou
         visits.up_to(0.5)
         completions(folder, pair, config)
     else:
-        requests = grid_requests(pair, config, config.k, config.temperature)
+        requests = requests_of(pair, config, sweep_tasks(pair.prompts, config).measured)
         models = (pair.target_model, pair.drafting)
         trials = run_requests(folder, requests, lambda _: models, "generating", visits.up_to)
         if not synthetic:  # else the texts are not the target's

@@ -15,9 +15,10 @@ import torch
 
 from harness.analysis.latency import can_pay, timed_precisely, visits_of
 from harness.analysis.unstable import unstable_steps
-from harness.commands.pair import EncodedPrompt, Pair, Target
+from harness.commands.pair import Pair, Target
 from harness.commands.progress import progress
 from harness.commands.requests import completion, request
+from harness.commands.tasks import EncodedPrompt
 from harness.config import (
     AuditionConfig,
     ModelConf,

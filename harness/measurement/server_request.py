@@ -36,7 +36,6 @@ from harness.measurement.generations import Request, round_counts
 from harness.measurement.target_texts import GeneratedText
 from harness.models.cached import CachedModel
 from harness.records import RoundTiming, ServerClock, Trial, UserError
-from harness.serving.round_counting import shorter_budget
 from harness.summary import TextLikelihood
 
 
@@ -201,11 +200,6 @@ def ask(
 def _timed_apart(completion: Completion, clock: ServerClock) -> float | None:
     """Seconds of decoding, where the clock tells them apart from the prefill."""
     return completion.decode_s if clock == "engine" else completion.decode_cpu_s
-
-
-def shorter(request: Request) -> Request:
-    """The same request with a part of its budget."""
-    return replace(request, budget=shorter_budget(request.budget))
 
 
 # ---- what it returned ----------------------------------------------------------------------------
