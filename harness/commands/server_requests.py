@@ -11,11 +11,10 @@ from typing import cast
 
 import torch
 
-from harness.commands.checks import check_lengths, encoded_conversations
+from harness.commands.checks import Vocabularies, check_lengths
 from harness.commands.completions import with_turns
 from harness.commands.opening import open_pair
 from harness.commands.pair import Pair, described
-from harness.commands.progress import progress
 from harness.commands.requests import completion, hash_of, sampling_of
 from harness.commands.run_lifecycle import Described
 from harness.commands.tasks import PROMPTS_OF_EVERY_K, EncodedPrompt, ServerTask, asking
@@ -177,14 +176,16 @@ def check_turns(config: ServerConfig, prompts: Sequence[Prompt]) -> None:
         )
 
 
-def open_workload(config: ServerConfig, prompts: Sequence[Prompt]) -> Workload:
+def open_workload(
+    config: ServerConfig, prompts: Sequence[Prompt], read: Vocabularies | None = None
+) -> Workload:
     """Read the target's tokenizer, or load the pair that the harness's loop is to serve."""
     if config.engine == OWN.name:
         pair = open_pair(config, prompts)
         return Workload(config, pair.conversations, pair.prompts, pair.target, pair)
-    with progress(f"loading the tokenizer of {config.model.name}"):
-        vocabulary = load_vocabulary(config.model)
-    encoded = encoded_conversations(vocabulary.tokenizer, prompts, config)
+    read = read or Vocabularies(config)
+    vocabulary = read.of(config.model) or load_vocabulary(config.model)  # which refuses random ones
+    encoded = read.encoded(vocabulary, prompts)
     check_lengths(encoded, config, [vocabulary])
     return Workload(config, tuple(prompts), encoded, vocabulary, None)
 

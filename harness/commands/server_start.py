@@ -55,7 +55,7 @@ from harness.measurement.environment import fewest_threads
 from harness.measurement.generations import drafter_of
 from harness.measurement.server_request import ReturnedText, check_drafts, unlikely_share
 from harness.models.device import resolve_device
-from harness.models.load import load_vocabulary, memory_need
+from harness.models.load import memory_need
 from harness.records import (
     GREEDY,
     Prompt,
@@ -88,11 +88,12 @@ CHECKED_TOKENS = 64
 T = TypeVar("T")
 
 
-def try_addresses(config: ServerConfig, adapter: Adapter, prompts: Sequence[Prompt]) -> None:
+def try_addresses(
+    config: ServerConfig, adapter: Adapter, prompts: Sequence[Prompt], tokenizer: Any
+) -> None:
     """Attach to every address once: refused ones are the user's to fix before anything begins."""
     if config.not_with_url:
         _log.warning("not used with url=, whose servers run: %s", ", ".join(config.not_with_url))
-    tokenizer = load_vocabulary(config.model).tokenizer
     engine = attached(config, adapter, tokenizer)
     sampling = sampling_of(config.decode, config.temperature[0])
     plain: Server | None = None
