@@ -269,7 +269,7 @@ def check_lengths(
 
 
 def too_long(entry: EncodedPrompt, config: Config, models: Sequence[Vocabulary]) -> str | None:
-    """Why a generation from a prompt is longer than a model can read; None where it is not."""
+    """The reason why a model cannot read a prompt and its generation; None where it can."""
     max_k = max(config.k)
     needed = entry.length + config.new_tokens + max_k
     for model in models:
@@ -283,7 +283,7 @@ def too_long(entry: EncodedPrompt, config: Config, models: Sequence[Vocabulary])
 
 
 def beyond(model: Vocabulary, context: int, k: int) -> str | None:
-    """Why a context with a round's K + 1 tokens is beyond a model's positions; None if it fits."""
+    """The reason why a context and a round's K + 1 tokens are too many; None where they are not."""
     limit = model.context_tokens
     if limit is None or context + k + 1 <= limit:
         return None

@@ -61,7 +61,7 @@ class Stopwatch:
 
     @property
     def spent_s(self) -> float:
-        """So far."""
+        """Seconds until now."""
         return self._before_s + monotonic() - self._begun
 
     @property

@@ -116,7 +116,7 @@ def open_draft(
 
 
 def _read_back(config: PairConfig) -> str | None:
-    """Why adaptive drafting runs eagerly; None for a fixed K."""
+    """The reason to run eagerly, where drafting is adaptive; None for a fixed K."""
     return None if config.decode.stop == "none" else STEPS_READ_BACK
 
 

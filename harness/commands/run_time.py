@@ -152,7 +152,7 @@ def _mean_length(turns: Sequence[EncodedPrompt]) -> int:
 
 
 def generated(texts: int, length: int, new_tokens: int, batch: int) -> list[Forwards]:
-    """So many texts of the target in batches, after prompts of this length; none for none."""
+    """The target's texts in batches, with their prompts; empty where there are none."""
     if not texts:
         return []
     return [Forwards("target", texts, length), *text_forwards(texts, new_tokens, batch)]

@@ -1,4 +1,4 @@
-"""What servers did not answer: stored, so that cells say so, and said at a run's end."""
+"""Failed requests to servers: stored, so that cells say so, and said at a run's end."""
 
 import logging
 from collections import Counter
@@ -21,7 +21,7 @@ LOADS: Measurement = "server_loads"
 
 
 class Failures:
-    """What servers did not answer: stored, so that cells say so, and said at the end."""
+    """Failed requests to servers, and servers that are asked no more."""
 
     def __init__(self, folder: RunFolder, work: Workload) -> None:
         self._folder = folder

@@ -117,7 +117,7 @@ def _visit_under_load(
 
 
 def _completes(work: Workload, role: Role, server: Server, failures: Failures) -> bool:
-    """Whether a server reads and completes texts as the target does; else that is noted."""
+    """True where a server decodes ids as the target's tokenizer does; else that is noted."""
     with progress(f"checking the texts at {role}"):
         try:
             check_vocabulary(server, work.vocabulary.tokenizer, work.conversations)

@@ -1,4 +1,4 @@
-"""How long a server run takes on this machine, and what it leaves out to end within its budget.
+"""The time of a server run on this machine, and what it leaves out to end within its budget.
 
 A request of median length tells what a token of a prompt and an emitted one take on the plain
 server. Before a K is timed its requests are taken to last `SLOWER` times as long as plain ones. A
@@ -40,18 +40,18 @@ DRAFT_SHARE = 0.35
 
 @dataclass(frozen=True)
 class Pace:
-    """What a plain server takes, in seconds: to start, for a token of a prompt, for one emitted."""
+    """Seconds of a plain server: to start, for a token of a prompt, for an emitted token."""
 
     start_s: float
     prompt_token_s: float
     token_s: float
 
     def request_s(self, prompt_tokens: float, new_tokens: float) -> float:
-        """Of one request that is decoded plainly."""
+        """Seconds of a request that is decoded plainly."""
         return prompt_tokens * self.prompt_token_s + new_tokens * self.token_s
 
     def task_s(self, task: ServerTask, new_tokens: int) -> float:
-        """Of a task, before any request of its K is timed."""
+        """Seconds of a task, before any request of its K is timed."""
         plain_s = self.request_s(len(task.entry.tokens), new_tokens)
         return plain_s * (SLOWER if task.role.k else 1.0)
 
@@ -75,12 +75,12 @@ class Expected:
 
     @property
     def total_s(self) -> float:
-        """Of all parts."""
+        """Seconds of all parts."""
         return self.choosing + self.plain + self.measuring + self.judging
 
 
 def machine_pace(config: ServerConfig) -> Pace | None:
-    """What a plain server will take on this machine's processors, before it is started.
+    """The pace of a plain server on this machine's processors, estimated before it is started.
 
     An emitted token reads every weight once, and a token of a prompt costs two operations each: the
     weights' bytes and number over what the machine reads and multiplies a second, timed for about a
@@ -192,7 +192,7 @@ def _ever_less(config: ServerConfig, prompts: Sequence[EncodedPrompt]) -> Iterat
 
 
 def left_out(asked: AskedLess, whole: AskedLess) -> str:
-    """What is not asked for, in words; empty where everything is."""
+    """The parts of a run that are not asked for, in words; empty where everything is."""
     parts = [
         f"{name} {before} -> {after}"
         for name, before, after in (

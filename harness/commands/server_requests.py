@@ -37,19 +37,19 @@ class Task(ServerTask):
 
     @property
     def of_rounds(self) -> tuple[int, int, float, int]:
-        """What a line of rounds.jsonl says of the request that it is from."""
+        """Visit, K, temperature and prompt length, by which its line of rounds.jsonl is found."""
         request = self.request
         return self.visit, self.role.k, request.sampling.temperature, len(request.tokens)
 
     @property
     def compared(self) -> tuple[bool, TextKey]:
-        """What it has in common with the tasks of other K that its time is compared with."""
+        """The key of the tasks that its time is compared with, those of other K."""
         return self.file == "rounds", self.request.key
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What the servers are asked for.
+    """The prompts and settings of the requests to servers.
 
     Attributes:
         conversations, prompts: as of `harness.commands.opening.Target`.
@@ -66,7 +66,7 @@ class Workload:
 
     @property
     def device(self) -> torch.device:
-        """Of the models that are loaded here."""
+        """The device of the models that are loaded here."""
         return torch.device("cpu") if self.pair is None else self.pair.target_model.device
 
     @contextmanager
@@ -97,7 +97,7 @@ class Workload:
 
     @property
     def measured_on(self) -> torch.device:
-        """Where what is timed runs: the models' device, or the card of servers started here."""
+        """The device that is timed: that of the models, or the card of servers started here."""
         servers_here = self.pair is None and self.config.url is None
         on_card = servers_here and torch.cuda.is_available()
         return torch.device("cuda", 0) if on_card else self.device
@@ -113,7 +113,7 @@ class Workload:
         return [0, *self.config.speculative_ks]
 
     def describe(self, known: Manifest | None) -> Described:
-        """What a run with it notes of itself; of models that are `known`, and not here, nothing."""
+        """The manifest's entries of a run; models that are `known`, and not here, are left out."""
         if self.pair is not None:
             return self.pair.describe()
         names = {"target": self.vocabulary.name, "draft": self.config.draft.name}

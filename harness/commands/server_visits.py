@@ -146,11 +146,11 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        """Of the budget; infinite without one."""
+        """Seconds left of the budget; infinite without one."""
         return self._until - monotonic()
 
     def expected_s(self, task: Task) -> float:
-        """Of a request, by the pace of the plain server."""
+        """Seconds of a request, by the pace of the plain server."""
         return self.pace.task_s(task, task.request.budget)
 
     def say_again(self, tasks: Sequence[Task], done: int, since: float) -> None:
@@ -259,7 +259,7 @@ class _Answering:
 
 @dataclass(frozen=True)
 class _Visits:
-    """What all visits of a run have in common.
+    """The run that visits are made in.
 
     Attributes:
         kept: where all servers fit side by side, those that stay for further tasks.
@@ -336,7 +336,7 @@ def _choose(visits: _Visits) -> ServedKs | None:
 
 
 def _asks_everything(folder: RunFolder) -> bool:
-    """Whether a run has time for all that it was configured to ask."""
+    """True where a run has time for all that it was configured to ask."""
     less = folder.manifest.asked_less
     return less is None or less.everything
 
@@ -379,7 +379,7 @@ def _measure_looks(visits: _Visits, chosen: ServedKs) -> bool:
 
 
 def _end_of_look(blocks: int, visits: int, look: int) -> int:
-    """How many of a run's requests are made when a look is: of many visits whole ones."""
+    """The number of requests before a look; of many visits those of whole ones."""
     if visits < LOOKS:
         return math.ceil(blocks * look / LOOKS)
     return math.ceil(visits * look / LOOKS) * blocks // visits
@@ -454,7 +454,7 @@ def _open(visits: _Visits, kept: _Answering, roles: Sequence[Role], left: Sequen
     lost: list[UserError] = []
 
     def left_out(role: Role, error: UserError) -> bool:
-        """Whether what is measured, or will be, is worth going on without this server."""
+        """True where the run goes on without this server."""
         lost.append(error)
         if not measured and (role == PLAIN or len(lost) == len([r for r in new if r != PLAIN])):
             return False
@@ -581,7 +581,7 @@ class _Answers:
                 self._together |= {id(task): together for task in together}
 
     def of(self, task: Task, dead: Collection[Role]) -> Line:
-        """What there is to store of its answer; raises as `Server.generate` does."""
+        """The line to store of its answer; raises as `Server.generate` does."""
         if id(task) not in self._futures and id(task) in self._together:
             self._ask_in_turns([each for each in self._together[id(task)] if each.role not in dead])
         future = self._futures.pop(id(task), None)

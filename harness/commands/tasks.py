@@ -295,7 +295,7 @@ def group_tasks(groups: Sequence[Group], config: SweepConfig, repetition: int) -
 
 @dataclass(frozen=True, order=True)
 class Role:
-    """What a server is for.
+    """The kind of a server: how it drafts.
 
     Attributes:
         k: tokens that it drafts per round; 0 decodes plainly.
@@ -507,7 +507,7 @@ def server_tasks(
 
 
 def everything(config: ServerConfig, prompts: Sequence[EncodedPrompt]) -> AskedLess:
-    """What the configuration asks for."""
+    """The requests of the configuration, none left out."""
     return AskedLess(
         prompts=len(in_random_order(prompts, config.seed)),
         new_tokens=config.new_tokens,

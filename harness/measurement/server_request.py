@@ -211,7 +211,7 @@ FAR_NATS = 0.25
 
 @dataclass(frozen=True)
 class ReturnedText:
-    """What an engine returned to a request."""
+    """A request with the completion that an engine returned."""
 
     request: Request
     completion: Completion
@@ -270,7 +270,7 @@ def unlikely_share(texts: Sequence[ReturnedText], target: CachedModel) -> float:
 
 @torch.inference_mode()
 def largest_gap(texts: Sequence[ReturnedText], target: CachedModel) -> float:
-    """How far below the target's likeliest token one of greedy texts is, at most, in logits.
+    """The largest distance of a greedy text's token below the target's likeliest, in logits.
 
     0 where an engine computes as the target does here.
     """

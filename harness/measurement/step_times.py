@@ -303,7 +303,7 @@ class _Spent:
         self._begin = perf_counter()
 
     def beyond(self, measuring_s: float | None, recording_s: float | None) -> str | None:
-        """Which of the two budgets is used up, in words; None where neither is."""
+        """The budget that is used up, in words; None where neither is."""
         recorded = self._recorded_s() - self._recorded_before
         measured = perf_counter() - self._begin - recorded
         if measuring_s is not None and measured > measuring_s:
