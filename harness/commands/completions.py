@@ -18,7 +18,6 @@ from harness.commands.run_lifecycle import unless_broken
 from harness.commands.tasks import BATCH, EncodedPrompt, text_tasks
 from harness.config import (
     AuditionConfig,
-    PairConfig,
     ServerConfig,
     SnapshotConfig,
     SweepConfig,
@@ -134,10 +133,8 @@ def completions(
     ]
 
 
-def score_pair(
-    folder: RunFolder, pair: Pair, requests: Sequence[Request], config: PairConfig
-) -> None:
-    """Score the texts that the target decoded plainly to requests, and store the traces.
+def score_pair(folder: RunFolder, pair: Pair, config: SweepConfig) -> None:
+    """Score the texts that the target decoded plainly, and store the traces.
 
     Where drafting stops early, the draft's confidences are stored too.
     """
@@ -151,6 +148,7 @@ def score_pair(
         and trial.status == "ok"
         and trial.tokens
     }
+    requests = text_requests(pair.target, pair.prompts, config)
     texts = [stored_text(entry, plain[entry.key]) for entry in requests if entry.key in plain]
     with (
         unless_broken(folder, NotMeasured("draft_scores")),

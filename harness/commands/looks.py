@@ -25,7 +25,7 @@ import numpy as np
 
 from harness.analysis.latency import PRECISE, timed_precisely
 from harness.analysis.looks import choice, decided
-from harness.commands.completions import check_texts, completions, score_pair, text_requests
+from harness.commands.completions import check_texts, completions, score_pair
 from harness.commands.pair import Pair
 from harness.commands.requests import requests_of, run_requests
 from harness.commands.run_lifecycle import resumable
@@ -93,7 +93,7 @@ def measure_in_looks(
     texts_s, lengths = monotonic() - begun, [len(text.tokens) for text in texts]
     token_s = plain_token_s(folder)
     say_left(expected, texts_s, lengths, budget_s=watch.left_s, token_s=token_s)
-    score_pair(folder, pair, text_requests(pair.target, pair.prompts, config), config)
+    score_pair(folder, pair, config)
     visits.reach(LEAST_VISITS)
     looks = folder.manifest.looks
     if looks is None:

@@ -11,13 +11,7 @@ are those of another engine, and nothing is timed here.
 """
 
 from harness.commands.checks import Problems, check_run
-from harness.commands.completions import (
-    check_texts,
-    completions,
-    score_pair,
-    text_requests,
-    with_turns,
-)
+from harness.commands.completions import check_texts, completions, score_pair, with_turns
 from harness.commands.dry_run import print_sweep
 from harness.commands.looks import Stopwatch, measure_in_looks
 from harness.commands.opening import open_pair
@@ -100,7 +94,7 @@ def _measure_all(folder: RunFolder, pair: Pair, config: SweepConfig, visits: Rou
     # How far a draft drafts off the text is not replayed with a penalty
     penalised = config.decode.repetition_penalty not in (None, 1.0)
     if not synthetic and not (penalised and config.decode.stop != "none"):
-        score_pair(folder, pair, text_requests(pair.target, pair.prompts, config), config)
+        score_pair(folder, pair, config)
     visits.up_to(1.0)
 
 
@@ -113,5 +107,4 @@ def _replay_elsewhere(
         pair = with_turns(folder, pair, config)
         pair.check_lengths()
         completions(folder, pair, config)
-        requests = text_requests(pair.target, pair.prompts, config)
-        score_pair(folder, pair, requests, config)
+        score_pair(folder, pair, config)
