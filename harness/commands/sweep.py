@@ -26,13 +26,13 @@ from harness.commands.run_lifecycle import (
     measuring,
     resumed,
 )
-from harness.commands.run_time import said_beforehand
+from harness.commands.run_time import RunTime, said_beforehand
 from harness.commands.tasks import sweep_tasks
 from harness.commands.timing import measure_steps, visits_of_pair
 from harness.config import SweepConfig, rates_for
 from harness.measurement.round_times import RoundVisits
 from harness.storage import RunFolder
-from harness.storage.manifest import EngineCosts, SyntheticAcceptance
+from harness.storage.manifest import SyntheticAcceptance
 
 
 def run(config: SweepConfig) -> Outcome:
@@ -52,8 +52,7 @@ def run(config: SweepConfig) -> Outcome:
     check_draft_of(costs, config.draft.name, config.draft.kind, entry, config.temperature)
     folder = begin(config, "sweep", folder, described)
     if costs is not None:
-        _replay_elsewhere(folder, pair, config, costs)
-        return concluded(folder, verbose=config.verbose)
+        folder.note(engine_costs=costs)
     if (acceptance := config.decode.acceptance) is not None:
         folder.note(
             synthetic_acceptance=[
@@ -68,15 +67,24 @@ def run(config: SweepConfig) -> Outcome:
         pair = with_turns(folder, pair, config)
         if config.mode == "replay" or 0.0 not in config.temperature:  # no greedy texts to compare
             pair.check_lengths()
-        in_looks, watch = config.until == "decided", Stopwatch(folder, config.budget_s)
-        visits = visits_of_pair(folder, pair, config, config.temperature, repeated=in_looks)
-        visits.begin()
-        measure_steps(folder, pair, config)
-        if in_looks:
-            measure_in_looks(folder, pair, config, visits, watch, said)
-        else:
-            _measure_all(folder, pair, config, visits)
+        if costs is None:
+            _measure(folder, pair, config, said)
+        else:  # nothing is timed here
+            completions(folder, pair, config)
+            score_pair(folder, pair, config)
     return concluded(folder, verbose=config.verbose)
+
+
+def _measure(folder: RunFolder, pair: Pair, config: SweepConfig, said: RunTime | None) -> None:
+    """Time rounds and steps, and measure the cells among them."""
+    in_looks, watch = config.until == "decided", Stopwatch(folder, config.budget_s)
+    visits = visits_of_pair(folder, pair, config, config.temperature, repeated=in_looks)
+    visits.begin()
+    measure_steps(folder, pair, config)
+    if in_looks:
+        measure_in_looks(folder, pair, config, visits, watch, said)
+    else:
+        _measure_all(folder, pair, config, visits)
 
 
 def _measure_all(folder: RunFolder, pair: Pair, config: SweepConfig, visits: RoundVisits) -> None:
@@ -96,15 +104,3 @@ def _measure_all(folder: RunFolder, pair: Pair, config: SweepConfig, visits: Rou
     if not synthetic and not (penalised and config.decode.stop != "none"):
         score_pair(folder, pair, config)
     visits.up_to(1.0)
-
-
-def _replay_elsewhere(
-    folder: RunFolder, pair: Pair, config: SweepConfig, costs: EngineCosts
-) -> None:
-    """Generate and score what is replayed at another engine's costs; nothing is timed."""
-    folder.note(engine_costs=costs)
-    with measuring(folder, pair.target_model.device):
-        pair = with_turns(folder, pair, config)
-        pair.check_lengths()
-        completions(folder, pair, config)
-        score_pair(folder, pair, config)
