@@ -74,8 +74,12 @@ def timed_steps(
 ) -> list[StepTiming]:
     """Steps, verifies and prefills of a pair; those that cannot be right are timed again.
 
-    The first visit that timed rounds of the draft says what a plain token takes. `paired_with` and
-    `repetitions` are those of `time_forwards`. `doing` is shown.
+    The first visit that timed rounds of the draft says what a plain token takes.
+
+    Args:
+        paired_with: the draft's name, where several are timed one after the other.
+        repetitions: as of `time_forwards`.
+        doing: is shown.
     """
     visits = visits_of(folder.rounds.read(), pair.draft_name, GREEDY)
     plain_s = None if visits is None else float(np.median(visits.plain_s))
@@ -88,13 +92,12 @@ def timed_steps(
             context=context,
             prefills=sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]}),
             repetitions=repetitions,
-            seed=config.seed,
-            paired_with=paired_with,
             doubtful=lambda timings: bool(unstable_steps(timings, plain_s)),
             clock=config.loop_clock,
             expect=bar.expect,
             tick=bar,
         )
+    timings = [replace(timing, beside=paired_with) for timing in timings]
     return [*timings, *pair.time_proposals(max_k, context, config.loop_clock)]
 
 
