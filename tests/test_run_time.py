@@ -118,3 +118,30 @@ def test_a_dry_run_counts_the_generations_that_a_sweep_makes(
         monkeypatch.setattr(looks, "PRECISE", 0.0)
         made = len(ran("sweep", tmp_path, *asked).trials)
         assert planned.count < made <= planned.count + planned.repeats
+
+
+@pytest.mark.usefixtures("few_samples")
+@pytest.mark.parametrize(
+    ("command", "words", "says"),
+    [
+        ("snapshot", ("temperature=[0]", "k=[1,4]"), "generations {} (temperature 0)"),
+        ("audition", ("temperature=[0,1]", "drafts=[ngram]"), "texts of the target {}"),
+        ("profile", ("contexts=[16]", "batches=[1]"), "generations, plain {} (each model"),
+        ("server", ("temperature=[0]", "engine=own", "until=all"), "one at a time {} of 12 tokens"),
+    ],
+)
+def test_a_dry_run_counts_the_generations_of_every_command(
+    command: str,
+    words: tuple[str, ...],
+    says: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ("new_tokens=12", "threads=1", "prompts.sets=[easy]", "prompts.limit=2", *words)
+    asked = (*asked, "repetitions=2")
+    outcome_of(command, tmp_path, *asked, "dry_run=true", "verbose=true")
+    plan = " ".join(capsys.readouterr().out.split())
+    run = ran(command, tmp_path, *asked)
+    assert says.format(len(run.trials)) in plan
+    if command == "server":
+        assert f"to time rounds {len(run.starts) + len(run.rounds)} more requests" in plan
