@@ -5,7 +5,7 @@ from the cards' data sheets (`harness.theory.cost`).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from urllib.parse import urlsplit
 
@@ -28,7 +28,14 @@ from harness.commands.run_time import (
     scores,
     sweep_work,
 )
-from harness.commands.server_plan import SAFE_SHARE, expected, fitted, left_out, machine_pace
+from harness.commands.server_plan import (
+    SAFE_SHARE,
+    expected,
+    fitted,
+    left_out,
+    listed,
+    machine_pace,
+)
 from harness.commands.tasks import (
     BATCH,
     PROMPTS_OF_EVERY_K,
@@ -130,7 +137,7 @@ def print_sweep(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
         )
     rows: Rows = {
         "K": ", ".join("0 (baseline)" if k == 0 else str(k) for k in ks),
-        "temperature": _listed(config.temperature),
+        "temperature": listed(config.temperature),
         **_prompt_rows(config, prompts),
         **looks,
         "cells": len(sets) * len(config.temperature) * len(ks),
@@ -181,7 +188,7 @@ def print_server(
         **states,
         **({"not used with url=": ", ".join(config.not_with_url)} if config.not_with_url else {}),
         "servers": servers,
-        "temperature": _listed(config.temperature),
+        "temperature": listed(config.temperature),
         **_prompt_rows(config, prompts),
         "visits": config.repetitions,
         "requests, one at a time": f"{len(whole)} of {config.new_tokens} tokens at most",
@@ -252,7 +259,7 @@ def _load_rows(config: ServerConfig, turns: Sequence[EncodedPrompt]) -> Rows:
     rows: Rows = {}
     if max(config.concurrency) > 1:  # each load with the whole budget and with a part of it
         sent = sum(requests_of_load(by_set, level) for level in config.concurrency)
-        rows["requests side by side"] = f"{_listed(config.concurrency)}: {2 * each * sent}"
+        rows["requests side by side"] = f"{listed(config.concurrency)}: {2 * each * sent}"
     if config.rate:
         rates = ", ".join(f"{rate:g}" for rate in config.rate)
         size = each * requests_of_load(by_set, load_slots(config))
@@ -277,7 +284,7 @@ def print_profile(config: ProfileConfig, prompts: Sequence[Prompt]) -> None:
         "generations, plain": f"{texts * models} (each model alone)",
         "tokens, at most": f"{texts * models * config.new_tokens:,}",
         "steps and verifies": f"1 to {max(config.k) + 1} positions",
-        "rounds in parts": f"K = {_listed(config.speculative_ks)}",
+        "rounds in parts": f"K = {listed(config.speculative_ks)}",
     }
     tokens = texts * config.new_tokens
     work = [Forwards("target", tokens), Forwards("draft", tokens)]
@@ -307,7 +314,7 @@ def print_snapshot(config: SnapshotConfig, prompts: Sequence[Prompt]) -> None:
     # At every offset of a round
     draws = sum(value > 0 for value in config.temperature) * sum(k + 1 for k in ks) * config.draws
     rows: Rows = {
-        "K": _listed(ks),
+        "K": listed(ks),
         **_prompt_rows(config, prompts),
         "generations": f"{compared} (temperature 0)",
         "tokens, at most": f"{compared * config.new_tokens:,}",
@@ -331,13 +338,13 @@ def print_audition(
             f"looks of {prompts_at(len(prompts), 1)} prompts, draft by draft"
         )
     rows: Rows = {
-        "temperature": _listed(config.temperature),
+        "temperature": listed(config.temperature),
         **_prompt_rows(config, prompts),
         "texts of the target": texts,
         "tokens, at most": f"{texts * config.new_tokens:,}",
         "prefills that score them": f"{at_most}{prefills:.0f}",
         **looks,
-        "cells, replayed": f"{cells} (K = {_listed(ks)})",
+        "cells, replayed": f"{cells} (K = {listed(ks)})",
         **_own_loop_here(config, drafts, prompts),
     }
     paired: list[Table | str] = []
@@ -364,9 +371,9 @@ def print_scores(config: AuditionConfig, traces: Sequence[TextTrace]) -> None:
     rows: Rows = {
         "tables": ", ".join(config.scores_from),
         **{f"scores of {draft}": _scores_line(scored) for draft, scored in by_draft.items()},
-        "temperature": _listed(temperatures),
+        "temperature": listed(temperatures),
         "step times": times,
-        "cells, replayed": f"{len(ks) * len(by_draft) * len(temperatures)} (K = {_listed(ks)})",
+        "cells, replayed": f"{len(ks) * len(by_draft) * len(temperatures)} (K = {listed(ks)})",
     }
     _print([_table(rows)], config)
 
@@ -403,12 +410,9 @@ def _too_large(config: Config) -> Rows:
 
 
 def _table(rows: Rows) -> Table:
-    listed = [(name, str(value)) for name, value in rows.items()]
-    return table("Plan (nothing is run)", ROWS, listed)
-
-
-def _listed(values: Iterable[float]) -> str:
-    return ", ".join(f"{value:g}" for value in values)
+    return table(
+        "Plan (nothing is run)", ROWS, [(name, str(value)) for name, value in rows.items()]
+    )
 
 
 def _print(parts: Sequence[Table | str], config: Config) -> None:

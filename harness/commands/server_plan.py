@@ -8,7 +8,7 @@ with a share of each set, down to `FEW_PROMPTS`; fewer K. A run that does not fi
 until the time is spent.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -198,14 +198,15 @@ def left_out(asked: AskedLess, whole: AskedLess) -> str:
         for name, before, after in (
             ("visits", whole.repetitions, asked.repetitions),
             ("tokens a text", whole.new_tokens, asked.new_tokens),
-            ("temperatures", _listed(whole.temperature), _listed(asked.temperature)),
+            ("temperatures", listed(whole.temperature), listed(asked.temperature)),
             ("prompts", whole.prompts, asked.prompts),
-            ("K", _listed(whole.k), _listed(asked.k)),
+            ("K", listed(whole.k), listed(asked.k)),
         )
         if before != after
     ]
     return "; ".join(parts)
 
 
-def _listed(values: Sequence[float]) -> str:
+def listed(values: Iterable[float]) -> str:
+    """Numbers as "1, 2, 0.5"."""
     return ", ".join(f"{value:g}" for value in values)

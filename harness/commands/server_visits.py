@@ -13,7 +13,7 @@ the rest. Only before anything is measured is an error the end of the run.
 import logging
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -31,7 +31,7 @@ from harness.commands.run_lifecycle import resumable, write_analysis
 from harness.commands.server_failures import Failures
 from harness.commands.server_greedy_texts import judge_greedy_texts, judge_the_rest
 from harness.commands.server_loads import measure_loads
-from harness.commands.server_plan import Expected, Pace, expected, fitted, left_out
+from harness.commands.server_plan import Pace, expected, fitted, left_out
 from harness.commands.server_requests import Task, Workload, waiting_of
 from harness.commands.server_scores import score
 from harness.commands.server_start import (
@@ -51,7 +51,6 @@ from harness.commands.tasks import (
     PLAIN,
     EncodedPrompt,
     Role,
-    ServerTask,
     chosen_tasks,
     every_k_tasks,
     everything,
@@ -189,20 +188,16 @@ def _planned(folder: RunFolder, work: Workload, adapter: Adapter, budget: Budget
         )
     config = work.config
     texts = f"{len(work.prompts)} prompts of {config.new_tokens} tokens at most"
-    free = psutil.virtual_memory().available
+    free, first = psutil.virtual_memory().available, ""
+    if config.until == "decided":
+        first = f", a first answer after about {fmt.duration(needs.choosing)}"
     say(
         f"plan: {texts}, K = {', '.join(map(str, config.speculative_ks))}: at most about"
-        f" {fmt.duration(needs.total_s)}{_first_of(needs, config.until)}; this process holds"
+        f" {fmt.duration(needs.total_s)}{first}; this process holds"
         f" {psutil.Process().memory_info().rss / 1e9:.1f} GB while servers are timed, and"
         f" {free / 1e9:.1f} GB are free"
     )
     return work
-
-
-def _first_of(needs: Expected, until: str | None) -> str:
-    return (
-        f", a first answer after about {fmt.duration(needs.choosing)}" if until == "decided" else ""
-    )
 
 
 def _pace(folder: RunFolder, work: Workload, adapter: Adapter) -> Pace:
@@ -313,18 +308,20 @@ def _choose(visits: _Visits) -> ServedKs | None:
     more = tuple(dict.fromkeys(trial.k for trial in folder.probes.read() if trial.k))
     while more := more or to_start(load(folder.path), ks, started):
         # The first temperature's answer is the first one
-        for some in [temperatures[:1], temperatures[1:]] if not started else [temperatures]:
+        apart = [temperatures] if started else [temperatures[:1], temperatures[1:]]
+        for some in filter(None, apart):
             tasks = probe_tasks(work.config, work.prompts, more, work.of_each_set, some)
-            if some and not _measure_visits(visits, tasks):
+            if not _measure_visits(visits, work.tasks(tasks)):
                 return None
             if failures.dead and _asks_everything(folder):
                 return ServedKs((*started, *more), why_all="server_failed")
             if some == temperatures[:1] and not started:
                 visits.answer("first answer")
         # Every text by replay, where there is time for more than it takes to measure them
-        texts = not started and _asks_everything(folder)
-        if texts and not _measure_visits(visits, plain_tasks(work.config, work.prompts)):
-            return None
+        if not started and _asks_everything(folder):
+            texts = work.tasks(plain_tasks(work.config, work.prompts))
+            if not _measure_visits(visits, texts):
+                return None
         started += tuple(k for k in more if Role(k) not in failures.dead)
         ks = [k for k in ks if Role(k) not in failures.dead]
         if not started:
@@ -347,13 +344,13 @@ def _measure_looks(visits: _Visits, chosen: ServedKs) -> bool:
     tasks = work.tasks(chosen_tasks(work.config, work.prompts, chosen))
     blocks = [*grouped(tasks, lambda task: task.request.key).items()]
     if visits.kept is None:  # servers that would be started again for each look
-        return _measure_sent(visits, [task for _, part in blocks for task in part])
+        return _measure_visits(visits, [task for _, part in blocks for task in part])
     begun = monotonic()
     for look in range(1, LOOKS + 1):
         closed = {each.temperature for each in chosen.chosen if (each.looks or LOOKS) < look}
         end = _end_of_look(len(blocks), work.config.repetitions, look)
         part = [task for key, ts in blocks[:end] if key.temperature not in closed for task in ts]
-        if not _measure_sent(visits, part):
+        if not _measure_visits(visits, part):
             return False
         ended: Ended | None = "budget" if budget.left_s < 0 else None
         ended = "prompts" if look == LOOKS and ended is None else ended
@@ -392,7 +389,7 @@ def _measure_every_k(visits: _Visits) -> bool:
     tasks = work.tasks(every_k_tasks(work.config, work.prompts, rejecting=rejecting))
     roles = {task.role for task in tasks}
     if not stay(work, adapter) or len([*side_by_side(sorted(roles), work, adapter)]) > 1:
-        return _measure_sent(visits, tasks)
+        return _measure_visits(visits, tasks)
     by_visit = [*grouped(tasks, lambda task: task.visit).values()]
     blocks = [*grouped(by_visit[0], lambda task: task.request.key).values()]
     first = [task for block in blocks[: math.ceil(len(blocks) / FIRST_PART)] for task in block]
@@ -401,7 +398,7 @@ def _measure_every_k(visits: _Visits) -> bool:
         for number, part in enumerate([first, *by_visit]):
             if visits.budget.left_s < 0:
                 break
-            if not _measure_sent(visits, part):
+            if not _measure_visits(visits, part):
                 return False
             visits.answer(f"answer after visit {number}" if number else "first answer")
     return True
@@ -410,11 +407,7 @@ def _measure_every_k(visits: _Visits) -> bool:
 # ---- one at a time -----------------------------------------------------------------------------
 
 
-def _measure_visits(visits: _Visits, tasks: Iterable[ServerTask]) -> bool:
-    return _measure_sent(visits, visits.work.tasks(tasks))
-
-
-def _measure_sent(visits: _Visits, tasks: Sequence[Task]) -> bool:
+def _measure_visits(visits: _Visits, tasks: Sequence[Task]) -> bool:
     """Send what is lacking of some tasks; whether plain decoding is still there to compare with."""
     folder, work, adapter, kept = visits.folder, visits.work, visits.adapter, visits.kept
     waiting = waiting_of(folder, tasks)
