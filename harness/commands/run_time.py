@@ -29,7 +29,13 @@ from harness.commands.tasks import (
 )
 from harness.config import AuditionConfig, ModelConf, PairConfig, SweepConfig
 from harness.measurement.environment import copy_bandwidth
-from harness.measurement.round_times import MOST_TOKENS, rounds_timed, timed_ks, visits_for
+from harness.measurement.round_times import (
+    MOST_TOKENS,
+    pair_ks,
+    rounds_timed,
+    timed_ks,
+    visits_for,
+)
 from harness.records import Prompt, grouped
 from harness.theory.cost import (
     Forwards,
@@ -114,7 +120,7 @@ def sweep_work(
     Args:
         price: seconds of forwards where the run takes place, by which slow rounds are timed less.
     """
-    turns, ks = planned_turns(prompts, config), config.speculative_ks
+    turns = planned_turns(prompts, config)
     tasks = sweep_tasks(turns, config)
     count = len(tasks.texts) + missing_answers(prompts)
     texts = generated(count, _mean_length(turns), config.new_tokens, BATCH)
@@ -126,6 +132,7 @@ def sweep_work(
             rest.append(Forwards("draft", len(some), length))
         rest += pair_forwards([k], len(some), config.new_tokens)
     if config.latency_from is None:
+        ks = pair_ks(config.speculative_ks, adaptive=config.decode.stop != "none")
         rest += _timed(turns, config, config.draft, ks, price)
     return Work(texts, rest)
 

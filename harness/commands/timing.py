@@ -31,7 +31,13 @@ from harness.decoding.protocols import Drafter
 from harness.measurement import environment
 from harness.measurement.environment import copy_bandwidth
 from harness.measurement.generations import Draft, Request
-from harness.measurement.round_times import RoundVisits, TimedLoop, timed_ks, visits_for
+from harness.measurement.round_times import (
+    RoundVisits,
+    TimedLoop,
+    pair_ks,
+    timed_ks,
+    visits_for,
+)
 from harness.measurement.step_times import time_forwards
 from harness.models.load import LoadedModel
 from harness.models.memory import is_out_of_memory
@@ -182,11 +188,7 @@ def visits_of_pair(
     numbers, with the draft steps read back and a threshold that none is below. Times are kept in
     rounds.jsonl, or in `store`. Those that other work disturbed are made again where `repeated`.
     """
-    ks = sorted(config.speculative_ks)
-    if config.decode.stop != "none":
-        ks = timed_ks(ks, pair.most)
-    elif pair.most is not None and pair.most < max(ks, default=0):  # what a larger K drafts
-        ks = sorted({*ks, pair.most})
+    ks = pair_ks(config.speculative_ks, pair.most, adaptive=config.decode.stop != "none")
 
     def asked(entry: EncodedPrompt, k: int, temperature: float) -> Request:
         made = request(pair, config, entry, k, temperature, 0)
