@@ -1,7 +1,7 @@
 """A pair on the engine that will serve it: every K on live servers, then the verdict.
 
-What the servers are asked for is in `server_requests`, how they are started or attached to in
-`server_start`, the requests in `server_visits`, and what the pair's own weights say of the returned
+The requests of servers are listed in `tasks`, how they are started or attached to in
+`server_start`, the visits that send them in `server_visits`, and what the weights say of returned
 texts in `server_scores`. Where only a tokenizer is here (score=false) there is nothing of the last.
 """
 
