@@ -16,7 +16,6 @@ from harness import formatting as fmt
 from harness import prompts as prompt_sets
 from harness.analysis.caveats.prompts import log_covered
 from harness.analysis.looks import searched_next
-from harness.commands.checks import GRAPHS_KEEP_NO_STATES
 from harness.commands.eligible_drafts import SERVED_BYTES, Pairing, pairings, sizes_of
 from harness.commands.pair import Config
 from harness.commands.run_time import (
@@ -86,11 +85,6 @@ from harness.theory.roofline import Card
 
 # Cards whose costs stand above the table of drafts
 FEW_CARDS = 2
-BACKENDS = {
-    "auto": "auto: CUDA graphs on CUDA where the model allows, else eager",
-    "eager": "eager",
-    "cuda_graphs": "CUDA graphs",
-}
 ROWS: tuple[Column[tuple[str, str]], ...] = (
     Column("what", lambda row: row[0], key=True),
     Column("how much", lambda row: row[1], flexible=True),
@@ -146,7 +140,8 @@ def print_sweep(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
     }
     if config.latency_from is not None:
         rows["round times"] = f"from {config.latency_from}"
-    rows |= _own_loop_here(config, [config.draft], prompts)
+    if (time := run_time(config, [config.draft], prompts)) is not None:
+        rows["on this machine"] = time
     work = sweep_work(config, prompts).all
     _print_run(config, [config.draft], rows, _costs(config, [config.draft], prompts, work))
 
@@ -207,13 +202,6 @@ def print_server(
     rows["not in the estimate"] = "the start of each server, requests at random, the scores"
     work = _served_forwards(config, turns, tasks)
     _print_run(config, [config.draft], rows, _costs(config, [config.draft], prompts, work))
-
-
-def _own_loop_here(
-    config: SweepConfig | AuditionConfig, drafts: Sequence[ModelConf], prompts: Sequence[Prompt]
-) -> Rows:
-    time = run_time(config, drafts, prompts)
-    return {} if time is None else {"on this machine": time}
 
 
 def _time_here(config: ServerConfig, turns: Sequence[EncodedPrompt], *, synthetic: bool) -> Rows:
@@ -345,8 +333,9 @@ def print_audition(
         "prefills that score them": f"{at_most}{prefills:.0f}",
         **looks,
         "cells, replayed": f"{cells} (K = {listed(ks)})",
-        **_own_loop_here(config, drafts, prompts),
     }
+    if (time := run_time(config, drafts, prompts)) is not None:
+        rows["on this machine"] = time
     paired: list[Table | str] = []
     if AUTO_DRAFTS in (config.drafts or ()):
         found = pairings(config.model, config.gpu, [conf.name for conf in drafts])
@@ -386,12 +375,7 @@ def _scores_line(traces: Sequence[TextTrace]) -> str:
 
 
 def _print_run(config: Config, drafts: Sequence[ModelConf], rows: Rows, *more: Table | str) -> None:
-    backend, heads = BACKENDS[config.backend], [d.name for d in drafts if d.spec.reads_states]
-    if heads and config.backend != "eager":
-        backend += f"; eager for {', '.join(heads)}: {GRAPHS_KEEP_NO_STATES}"
-    of_servers = isinstance(config, ServerConfig) and config.engine != OWN.name
     first: Rows = {
-        **({} if of_servers else {"backend": backend}),
         "target": _model_line(config.model),
         **_too_large(config),
         "drafts" if len(drafts) > 1 else "draft": ", ".join(map(_model_line, drafts)),
