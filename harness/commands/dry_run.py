@@ -160,9 +160,10 @@ def print_server(
     tasks = server_tasks(everything(config, turns), config, turns, synthetic=synthetic)
     whole = [task for task in (*tasks.plain, *tasks.measured) if task.file == "trials"]
     files = Counter(task.file for task in tasks.measured)
-    rounds = f"{files['starts']} more requests, for a part of the budget"
+    rounds, at_most = f"{files['starts']} more requests, for a part of the budget", ""
     servers = ", ".join("plain" if k == 0 else f"K = {k}" for k in ks)
     if config.until == "decided":
+        at_most = "at most "
         rounds = (
             f"at most {len(tasks.choosing)} more requests, on few prompts, half for a part of the"
             " budget"
@@ -186,8 +187,8 @@ def print_server(
         "temperature": listed(config.temperature),
         **_prompt_rows(config, prompts),
         "visits": config.repetitions,
-        "requests, one at a time": f"{len(whole)} of {config.new_tokens} tokens at most",
-        "to time rounds": rounds,
+        "requests, one at a time": f"{at_most}{len(whole)} of {config.new_tokens} tokens at most",
+        **({"to time rounds": rounds} if tasks.choosing or len(files) > 1 else {}),
         **_load_rows(config, turns),
         "returned texts": "scored for replay" if config.score else "not scored (score=false)",
     }
@@ -242,7 +243,8 @@ def _served_forwards(
 
 def _load_rows(config: ServerConfig, turns: Sequence[EncodedPrompt]) -> Rows:
     """Requests side by side, and at random, with how many there are in all."""
-    by_set, servers = _by_set(turns), 1 + len(config.speculative_ks) + len(config.varying)
+    # Next to each server whose K changes the plain one is asked again
+    by_set, servers = _by_set(turns), 1 + len(config.speculative_ks) + 2 * len(config.varying)
     each = len(config.temperature) * config.repetitions * servers
     rows: Rows = {}
     if max(config.concurrency) > 1:  # each load with the whole budget and with a part of it
