@@ -65,7 +65,7 @@ from harness import formatting as fmt
 from harness.analysis import analyse
 from harness.cli import compose, draft_conf
 from harness.commands import audition, server
-from harness.commands.pair import PROMPTS_OF_EVERY_K
+from harness.commands.tasks import PROMPTS_OF_EVERY_K
 from harness.config import ModelConf
 from harness.models import embedded
 from harness.models.load import load as load_model

@@ -174,7 +174,7 @@ def is_folder(model_id: str) -> bool:
 
 @dataclass
 class ModelConf:
-    """Which model, and how to load it (groups model= and draft=)."""
+    """A model, and how to load it (groups model= and draft=)."""
 
     name: str = key("", "short name in tables and files; empty: the last part of the id")
     kind: str = key(
@@ -398,7 +398,7 @@ def check_replayed(draft: ModelConf) -> None:
 
 @dataclass
 class PromptsConf:
-    """Which prompts are generated from."""
+    """The prompts that texts are generated from."""
 
     sets: list[str] | None = key(
         None, "shipped sets; null: easy and hard, or none with files or hub", distinct=True
@@ -484,7 +484,7 @@ class PromptsConf:
 
 @dataclass
 class DeviceConf:
-    """Where both models go."""
+    """The device of both models."""
 
     name: str = key("auto", "cuda, cuda:N, mps or cpu; auto: cuda, else mps, else cpu", **DEVICE)
 
@@ -822,7 +822,7 @@ class SweepConfig(PairConfig):
 
     @property
     def not_in_looks(self) -> str | None:
-        """Why every cell is measured: what keeps replay from choosing the K; None where it can."""
+        """The reason why replay cannot choose the K, so that every cell is measured; else None."""
         if self.mode == "replay":
             return "mode=replay, which runs no cell"
         if self.decode.acceptance is not None:
@@ -962,7 +962,7 @@ class ServerConfig(PairConfig):
 
     @property
     def not_in_looks(self) -> str | None:
-        """Why every K is measured: what keeps replay from choosing one; None where it can."""
+        """The reason why replay cannot choose the K, so that every K is measured; else None."""
         engine = ENGINES[self.engine]
         if self.url is not None:
             return "url, whose servers run"
@@ -1129,7 +1129,7 @@ class AuditionConfig(ModelsConfig):
 
     @property
     def not_in_looks(self) -> str | None:
-        """Why no draft is dropped: what it would save is done elsewhere; None where it can be."""
+        """The reason why no draft is dropped: scores or times are from elsewhere; else None."""
         if self.scores_from:
             return "scores_from, where every score is known"
         if self.texts_from is not None:

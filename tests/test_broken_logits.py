@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 from harness import prompts as prompt_sets
 from harness.cli import compose
 from harness.commands.opening import open_pair
-from harness.commands.requests import grid_requests
+from harness.commands.requests import requests_of
+from harness.commands.tasks import grid_tasks
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.generations import run_trial
 from harness.models.cached import CachedModel
@@ -164,7 +165,7 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pair = open_pair(settings, prompt_sets.load(settings.prompts))
     plain = [
         run_trial(entry, pair.target_model, None)
-        for entry in grid_requests(pair, settings, [1], [0.0])
+        for entry in requests_of(pair, settings, grid_tasks(pair.prompts, settings, [1], [0.0]))
         if entry.k == 0
     ]
     # Not those of a prompt, nor of the probe, which would refuse the model at once

@@ -42,9 +42,10 @@ from harness.analysis.setup import Setup
 from harness.cli import compose
 from harness.commands import server as server_command
 from harness.commands.run_lifecycle import create, load_prompts
-from harness.commands.server_requests import Role, open_workload
+from harness.commands.server_requests import open_workload
 from harness.commands.server_start import note_engine, started
 from harness.commands.server_visits import measure
+from harness.commands.tasks import Role
 from harness.config import ModelConf
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.adapters import OpenedPair, ToServe, adapter_of

@@ -32,8 +32,9 @@ from harness.cli import compose
 from harness.commands.run_lifecycle import create, load_prompts
 from harness.commands.server_failures import Failures
 from harness.commands.server_loads import measure_loads
-from harness.commands.server_requests import open_workload, varying_roles
+from harness.commands.server_requests import open_workload
 from harness.commands.server_start import note_engine
+from harness.commands.tasks import varying_roles
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.adapters import Adapter, adapter_of
 from harness.engines.http_server import HttpServer

@@ -18,14 +18,14 @@ from harness import reporting
 from harness.analysis import analyse
 from harness.cli import compose
 from harness.commands import looks, opening, requests
-from harness.commands.looks import (
+from harness.commands.looks import imprecise_cells
+from harness.commands.tasks import (
     PROMPTS_OF_EVERY_K,
-    imprecise_cells,
+    EncodedPrompt,
     in_random_order,
     look_groups,
     prompts_at,
 )
-from harness.commands.pair import EncodedPrompt
 from harness.config import SweepConfig
 from harness.measurement import generations, target_texts
 from harness.records import Cell, Prompt, Trial, UserError, grouped
@@ -349,7 +349,7 @@ def test_a_dry_run_says_what_will_be_measured(capsys: pytest.CaptureFixture[str]
     said = " ".join(capsys.readouterr().out.split())
     assert "64 prompts plainly, in batches, and replayed; then the K that is best by replay" in said
     assert "in at most 4 looks of 16; the other K on 4 prompts of each set" in said
-    assert "at most 304 (repetitions=1)" in said
+    assert "at most 432 (repetitions=1), 128 of them in batches" in said
     outcome_of("sweep", "dry_run=true", "until=all")
     assert "160 (repetitions=1)" in capsys.readouterr().out
 

@@ -3,15 +3,16 @@
 from pathlib import Path
 
 import pytest
-from runs import outcome_of
+from runs import outcome_of, ran
 
 from harness.cli import compose
-from harness.commands import run_time
+from harness.commands import looks, run_time
 from harness.commands.run_lifecycle import load_prompts
-from harness.commands.run_time import RunTime, say_left, sweep_work
+from harness.commands.run_time import RunTime, Work, say_left, sweep_work
+from harness.commands.tasks import planned_turns, sweep_tasks
 from harness.config import AuditionConfig, SweepConfig
 from harness.measurement.round_times import LEAST_ROUNDS
-from harness.theory.cost import pair_forwards, timing_forwards
+from harness.theory.cost import Forwards, pair_forwards, timing_forwards
 
 SMALL = (
     *("k=[1,4]", "temperature=[0]", "new_tokens=12", "threads=1"),
@@ -50,10 +51,11 @@ def test_a_run_that_asks_for_more_takes_longer() -> None:
     for more in ("new_tokens=24", "temperature=[0,1]", "k=[1,2,4]", "repetitions=3"):
         longer = expected("sweep", *SMALL, more)
         assert longer is not None
-        assert longer.texts_s + longer.rest_s > base.texts_s + base.rest_s, more
+        assert sum(longer.seconds()) > sum(base.seconds()), more
     audition = expected("audition", *SMALL)
     assert audition is not None
-    assert audition.rest_s < base.rest_s, "nothing is measured pair by pair"
+    assert audition.seconds()[1] < base.seconds()[1], "nothing is measured pair by pair"
+    assert base.seconds(pace=100.0)[1] < 50.0 * base.seconds()[1], "slow rounds are timed less"
 
 
 def test_nothing_is_said_of_a_card_or_of_what_is_measured_elsewhere(tmp_path: Path) -> None:
@@ -72,12 +74,74 @@ def test_a_sweep_says_how_long_it_takes_and_so_does_its_dry_run(
         assert "at most about" in " ".join(said.split()), dry
 
 
-def test_what_the_texts_took_corrects_what_the_drafts_will_take(
+def test_what_the_texts_took_corrects_what_the_rest_will_take(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    said = RunTime(texts_s=10.0, rest_s=30.0, needed_bytes=1e6)
-    say_left(said, texts_s=20.0)
-    assert "at most about 60 s left" in capsys.readouterr().err
-    say_left(said, texts_s=1.0)
-    say_left(None, texts_s=20.0)
+    def said(texts_s: float, *lengths: int, budget_s: float = 1e9, **timed: float) -> str:
+        work = lambda tokens, _: Work(  # noqa: E731
+            [Forwards("target", tokens)], [Forwards("target", 3 * tokens)]
+        )
+        price = lambda work: 0.1 * sum(each.count for each in work)  # noqa: E731
+        expected = RunTime(work, price, new_tokens=100, needed_bytes=1e6, again_s=20.0)
+        say_left(expected, texts_s, lengths, budget_s=budget_s, **timed)
+        return capsys.readouterr().err
+
+    assert "at most about 80 s left" in said(20.0, 100, 100), "twice as long, but what is repeated"
+    assert "at most about 50 s left" in said(20.0, 100, token_s=0.1), "but no plain token is"
+    assert "at most about 35 s left" in said(20.0, 50, token_s=0.1), "texts that end early"
+    assert "at most about 12 s left" in said(20.0, 100, budget_s=12.0)
+    assert not said(1.0, 100)
+    say_left(None, 20.0, [100], budget_s=1e9)
     assert not capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("few_samples")
+@pytest.mark.parametrize("words", ["until=all", "until=decided", "mode=replay"])
+def test_a_dry_run_counts_the_generations_that_a_sweep_makes(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In looks all of them where nothing is decided before the last, and fewer where it is."""
+    asked = (*SMALL, "temperature=[0,1]", "repetitions=2", "prompts.limit=4", words)
+    config = compose("sweep", list(asked))
+    assert isinstance(config, SweepConfig)
+    planned = sweep_tasks(planned_turns(load_prompts(config), config), config)
+    outcome_of("sweep", tmp_path, *asked, "dry_run=true", "verbose=true")
+    assert f"{planned.count} (repetitions=2)" in " ".join(capsys.readouterr().out.split())
+    monkeypatch.setattr(looks, "decided", lambda *_: frozenset())
+    assert len(ran("sweep", tmp_path, *asked).trials) == planned.count
+    if words == "until=decided":
+        assert len(planned.texts) == 4 * (1 + 2)
+        monkeypatch.setattr(looks, "decided", lambda *_: {0.0, 1.0})
+        made = len(ran("sweep", tmp_path, *asked).trials)
+        assert len(planned.texts) < made < planned.count
+        monkeypatch.setattr(looks, "CELL_S", 1e9)
+        monkeypatch.setattr(looks, "PRECISE", 0.0)
+        made = len(ran("sweep", tmp_path, *asked).trials)
+        assert planned.count < made <= planned.count + planned.repeats
+
+
+@pytest.mark.usefixtures("few_samples")
+@pytest.mark.parametrize(
+    ("command", "words", "says"),
+    [
+        ("snapshot", ("temperature=[0]", "k=[1,4]"), "generations {} (temperature 0)"),
+        ("audition", ("temperature=[0,1]", "drafts=[ngram]"), "texts of the target {}"),
+        ("profile", ("contexts=[16]", "batches=[1]"), "generations, plain {} (each model"),
+        ("server", ("temperature=[0]", "engine=own", "until=all"), "one at a time {} of 12 tokens"),
+    ],
+)
+def test_a_dry_run_counts_the_generations_of_every_command(
+    command: str,
+    words: tuple[str, ...],
+    says: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ("new_tokens=12", "threads=1", "prompts.sets=[easy]", "prompts.limit=2", *words)
+    asked = (*asked, "repetitions=2")
+    outcome_of(command, tmp_path, *asked, "dry_run=true", "verbose=true")
+    plan = " ".join(capsys.readouterr().out.split())
+    run = ran(command, tmp_path, *asked)
+    assert says.format(len(run.trials)) in plan
+    if command == "server":
+        assert f"to time rounds {len(run.starts) + len(run.rounds)} more requests" in plan

@@ -18,8 +18,8 @@ from harness.analysis.verdict import Candidate, Evidence, Timed, decide
 from harness.cli import compose
 from harness.commands import server as command
 from harness.commands import server_visits
-from harness.commands.pair import EncodedPrompt
-from harness.commands.server_plan import SAFE_SHARE, Pace, everything, expected, fitted
+from harness.commands.server_plan import SAFE_SHARE, Pace, expected, fitted
+from harness.commands.tasks import EncodedPrompt, everything
 from harness.engines.own import OwnLoop
 from harness.records import Prompt, UserError
 from harness.reporting.content import content_of

@@ -37,7 +37,7 @@ from harness.analysis.server_lossless import text_z
 from harness.cli import compose
 from harness.commands import report, server_greedy_texts, server_start, server_visits
 from harness.commands import server as command
-from harness.commands.checks import without_too_long
+from harness.commands.checks import Vocabularies, without_too_long
 from harness.commands.run_lifecycle import create, load_prompts
 from harness.commands.server_requests import open_workload
 from harness.config import ModelConf, ReportConfig
@@ -922,7 +922,7 @@ def test_a_prompt_that_no_model_can_read_is_left_out_and_named(
     lines = (json.dumps({"id": name, "prompt": text}) for name, text in texts.items())
     file.write_text("\n".join(lines))
     config = asked(tmp_path, "k=[4]", f"prompts.files=[{file}]", "prompts.sets=[]")
-    (left,) = without_too_long(config, load_prompts(config))
+    (left,) = without_too_long(config, load_prompts(config), Vocabularies(config))
     assert left.id == "short"
     (record,) = caplog.records
     line = record.getMessage()

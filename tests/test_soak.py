@@ -12,7 +12,8 @@ from harness import prompts as prompt_sets
 from harness.cli import compose
 from harness.commands.opening import open_pair
 from harness.commands.pair import ModelPair
-from harness.commands.requests import grid_requests
+from harness.commands.requests import requests_of
+from harness.commands.tasks import grid_tasks
 from harness.decoding.verification import rates_on
 from harness.measurement.generations import Request, run_trial
 from harness.storage import RunFolder
@@ -30,7 +31,8 @@ def soak(generations: int, root: Path, warm_up: int = WARM_UP) -> tuple[list[int
     config = compose("sweep", grid)
     pair = open_pair(config, prompt_sets.load(config.prompts))
     assert isinstance(pair, ModelPair)
-    requests = grid_requests(pair, config, config.k, config.temperature)
+    tasks = grid_tasks(pair.prompts, config, config.k, config.temperature)
+    requests = requests_of(pair, config, tasks)
     folder = RunFolder.create(root, "sweep", ["tiny"], {})
     process = psutil.Process()
 

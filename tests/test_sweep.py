@@ -17,8 +17,9 @@ from harness.cli import compose
 from harness.commands import sweep
 from harness.commands.opening import open_pair
 from harness.commands.pair import ModelPair
-from harness.commands.requests import grid_requests
+from harness.commands.requests import requests_of
 from harness.commands.run_lifecycle import Outcome
+from harness.commands.tasks import grid_tasks
 from harness.config import SweepConfig
 from harness.measurement.generations import run_trial
 from harness.models.lean.model import LeanModel
@@ -160,7 +161,8 @@ def test_every_k_leads_equally_often_at_every_temperature(tmp_path: Path) -> Non
     for grid, temperatures in (("[4]", "[0,1]"), ("[1,2,4]", "[0,1]"), ("[1,2,4,8]", "[0,1,2]")):
         settings = config(tmp_path, f"k={grid}", f"temperature={temperatures}", "prompts.limit=20")
         pair = open_pair(settings, prompt_sets.load(settings.prompts))
-        requests = grid_requests(pair, settings, settings.k, settings.temperature)
+        tasks = grid_tasks(pair.prompts, settings, settings.k, settings.temperature)
+        requests = requests_of(pair, settings, tasks)
         groups = list(zip(*[iter(requests)] * (len(settings.k) + 1), strict=True))
         for temperature in settings.temperature:
             leaders = [g[0].k for g in groups if g[0].sampling.temperature == temperature]
@@ -233,7 +235,8 @@ def test_greedy_text_is_identical_on_every_shipped_prompt(
     settings = config(tmp_path, *grid)
     pair = open_pair(settings, prompt_sets.load(settings.prompts))
     assert isinstance(pair, ModelPair)
-    requests = grid_requests(pair, settings, settings.k, [0.0])
+    tasks = grid_tasks(pair.prompts, settings, settings.k, [0.0])
+    requests = requests_of(pair, settings, tasks)
     trials = [run_trial(request, pair.target_model, pair.draft_model) for request in requests]
     plain = {trial.key: trial.tokens for trial in trials if trial.k == 0}
     drafted = [trial for trial in trials if trial.k]

@@ -16,8 +16,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from harness import prompts as prompt_sets
-from harness.commands.pair import Config, EncodedPrompt
+from harness.commands.pair import Config
 from harness.commands.progress import fetching
+from harness.commands.tasks import EncodedPrompt
 from harness.config import (
     AuditionConfig,
     ModelConf,
@@ -53,16 +54,50 @@ class Problems:
             return None
 
 
+class Vocabularies:
+    """The tokenizers of a run's models, and the prompts encoded by the target's, each read once."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._read: dict[str, Vocabulary | None] = {}
+        self._encoded: dict[Prompt, EncodedPrompt] = {}
+
+    def of(self, conf: ModelConf) -> Vocabulary | None:
+        """A tokenizer; None of random weights, or where a dry run would have to fetch it."""
+        if conf.shown not in self._read:
+            self._read[conf.shown] = None if conf.weights == "dummy" else self._load(conf)
+        return self._read[conf.shown]
+
+    def _load(self, conf: ModelConf) -> Vocabulary | None:
+        here, dry = os.path.exists(source_of(conf)), self._config.dry_run
+        try:
+            with fetching(f"reading the tokenizer of {conf.name}", None if here else conf.id):
+                return load_vocabulary(conf, fetch=not dry)
+        except UserError:
+            if here or not dry:
+                raise
+            return None
+
+    def encoded(self, target: Vocabulary, prompts: Sequence[Prompt]) -> tuple[EncodedPrompt, ...]:
+        """The prompts as `encoded_conversations` encodes them."""
+        new = [prompt for prompt in prompts if prompt not in self._encoded]
+        encoded = encoded_conversations(target.tokenizer, new, self._config)
+        self._encoded |= zip(new, encoded, strict=True)
+        return tuple(self._encoded[prompt] for prompt in prompts)
+
+
 def check_run(
     config: Config,
     prompts: Sequence[Prompt],
     drafts: Sequence[ModelConf],
     of_command: Problems | None = None,
+    read: Vocabularies | None = None,
 ) -> Sequence[ModelConf]:
     """The drafts that nothing here shows to be unfit; a run that cannot be made here is refused.
 
     Args:
         of_command: problems with what else the command needs.
+        read: tokenizers, where they are needed for more than these checks.
 
     Raises:
         UserError: all that is wrong, a line each.
@@ -78,7 +113,8 @@ def check_run(
     stored = audition and (
         config.scores_from or (config.traces_from is not None and not config.latency.measure)
     )
-    fit = drafts if stored else _check_models(config, prompts, drafts, problems)
+    read = read or Vocabularies(config)
+    fit = drafts if stored else _check_models(config, prompts, drafts, problems, read)
     if problems.lines:
         raise UserError(*problems.lines)
     return fit
@@ -103,14 +139,18 @@ def _check_kind(config: PairConfig) -> None:
 
 
 def _check_models(
-    config: Config, prompts: Sequence[Prompt], drafts: Sequence[ModelConf], problems: Problems
+    config: Config,
+    prompts: Sequence[Prompt],
+    drafts: Sequence[ModelConf],
+    problems: Problems,
+    read: Vocabularies,
 ) -> list[ModelConf]:
     """Note what ends the run; the drafts that are fit."""
     audition = isinstance(config, AuditionConfig)
-    target = problems.of(_vocabulary, config, config.model)
+    target = problems.of(read.of, config.model)
     encoded: Sequence[EncodedPrompt] = ()
     if target is not None:
-        encoded = problems.of(encoded_conversations, target.tokenizer, prompts, config) or ()
+        encoded = problems.of(read.encoded, target, prompts) or ()
         problems.of(check_lengths, encoded, config, [target])
     unfit: list[str] = []
     fit: list[ModelConf] = []
@@ -118,7 +158,7 @@ def _check_models(
         missing, of_draft = Problems(), Problems()
         missing.of(_check_source, config, conf)
         if not missing.lines:
-            of_draft.of(_check_draft, config, conf, target, encoded)
+            of_draft.of(_check_draft, config, conf, target, encoded, read)
         problems.lines += missing.lines
         unfit += of_draft.lines[:1]
         fit += [] if of_draft.lines else [conf]
@@ -130,17 +170,19 @@ def _check_models(
     return fit
 
 
-def without_too_long(config: ServerConfig, prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
+def without_too_long(
+    config: ServerConfig, prompts: Sequence[Prompt], read: Vocabularies
+) -> tuple[Prompt, ...]:
     """The prompts that the models can read to the end of an answer; the others are named.
 
     All of them where none can be, or a tokenizer cannot be read, which is refused afterwards.
     """
-    read = [config.model]
+    confs: list[ModelConf] = [config.model]
     if config.score and config.draft.spec.weights == "own" and not config.draft.spec.reads_states:
-        read.append(config.draft)
+        confs.append(config.draft)
     try:
-        models = [made for conf in read if (made := _vocabulary(config, conf)) is not None]
-        encoded = encoded_conversations(models[0].tokenizer, prompts, config) if models else ()
+        models = [made for conf in confs if (made := read.of(conf)) is not None]
+        encoded = read.encoded(models[0], prompts) if models else ()
     except UserError:
         return tuple(prompts)
     reasons = {entry.prompt: too_long(entry, config, models) for entry in encoded}
@@ -163,6 +205,7 @@ def _check_draft(
     draft: ModelConf,
     target: Vocabulary | None,
     prompts: Sequence[EncodedPrompt],
+    read: Vocabularies,
 ) -> None:
     """Refuse a draft that no server's texts can be scored with, or that is not the target's kin.
 
@@ -176,7 +219,7 @@ def _check_draft(
     random = "dummy" in (draft.weights, config.model.weights)
     if elsewhere or not a_model or same or random:
         return
-    vocabulary = _vocabulary(config, draft)
+    vocabulary = read.of(draft)
     if target is not None and vocabulary is not None:
         check_tokenizers(target, vocabulary)
         check_lengths(prompts, config, [vocabulary])
@@ -187,21 +230,6 @@ def _check_draft(
             f"{draft.shown}: another tokenizer ({families[1]}) than {config.model.shown}"
             f" ({families[0]}); choose a draft of the target's own family"
         )
-
-
-def _vocabulary(config: Config, conf: ModelConf) -> Vocabulary | None:
-    """A model's tokenizer; None of random weights, or where a dry run would have to fetch it."""
-    if conf.weights == "dummy":
-        return None
-    source = source_of(conf)
-    here = os.path.exists(source)
-    try:
-        with fetching(f"reading the tokenizer of {conf.name}", None if here else conf.id):
-            return load_vocabulary(conf, fetch=not config.dry_run)
-    except UserError:
-        if here or not config.dry_run:
-            raise
-        return None
 
 
 # ---- lengths -------------------------------------------------------------------------------------
@@ -241,7 +269,7 @@ def check_lengths(
 
 
 def too_long(entry: EncodedPrompt, config: Config, models: Sequence[Vocabulary]) -> str | None:
-    """Why a generation from a prompt is longer than a model can read; None where it is not."""
+    """The reason why a model cannot read a prompt and its generation; None where it can."""
     max_k = max(config.k)
     needed = entry.length + config.new_tokens + max_k
     for model in models:
@@ -255,7 +283,7 @@ def too_long(entry: EncodedPrompt, config: Config, models: Sequence[Vocabulary])
 
 
 def beyond(model: Vocabulary, context: int, k: int) -> str | None:
-    """Why a context with a round's K + 1 tokens is beyond a model's positions; None if it fits."""
+    """The reason why a context and a round's K + 1 tokens are too many; None where they are not."""
     limit = model.context_tokens
     if limit is None or context + k + 1 <= limit:
         return None

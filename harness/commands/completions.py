@@ -11,13 +11,13 @@ from typing import TypeVar
 from harness import formatting as fmt
 from harness.analysis.lossless import greedy_pairs
 from harness.commands.opening import reserve
-from harness.commands.pair import BATCH, Config, EncodedPrompt, Pair, Scoring, Target
+from harness.commands.pair import Config, Pair, Scoring, Target
 from harness.commands.progress import Bar, progress
 from harness.commands.requests import completion
 from harness.commands.run_lifecycle import unless_broken
+from harness.commands.tasks import BATCH, EncodedPrompt, text_tasks
 from harness.config import (
     AuditionConfig,
-    PairConfig,
     ServerConfig,
     SnapshotConfig,
     SweepConfig,
@@ -133,10 +133,8 @@ def completions(
     ]
 
 
-def score_pair(
-    folder: RunFolder, pair: Pair, requests: Sequence[Request], config: PairConfig
-) -> None:
-    """Score the texts that the target decoded plainly to requests, and store the traces.
+def score_pair(folder: RunFolder, pair: Pair, config: SweepConfig) -> None:
+    """Score the texts that the target decoded plainly, and store the traces.
 
     Where drafting stops early, the draft's confidences are stored too.
     """
@@ -150,6 +148,7 @@ def score_pair(
         and trial.status == "ok"
         and trial.tokens
     }
+    requests = text_requests(pair.target, pair.prompts, config)
     texts = [stored_text(entry, plain[entry.key]) for entry in requests if entry.key in plain]
     with (
         unless_broken(folder, NotMeasured("draft_scores")),
@@ -202,13 +201,10 @@ def check_texts(
 def text_requests(
     target: Vocabulary, prompts: Sequence[EncodedPrompt], config: AuditionConfig | SweepConfig
 ) -> list[Request]:
-    """The requests of the target's texts: one per (temperature, repetition, prompt)."""
+    """The requests of `text_tasks`."""
     return [
-        completion(target, config, entry, temperature, repetition)
-        for temperature in config.temperature
-        # Greedy texts are all alike: once is enough
-        for repetition in range(config.repetitions if temperature else 1)
-        for entry in prompts
+        completion(target, config, task.entry, task.temperature, task.repetition)
+        for task in text_tasks(prompts, config)
     ]
 
 

@@ -19,7 +19,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -27,13 +27,14 @@ import torch
 
 from harness.analysis.looks import cannot_pay, slower_than
 from harness.commands.completions import completions
-from harness.commands.looks import Stopwatch, in_random_order, prompts_at
+from harness.commands.looks import Stopwatch
 from harness.commands.opening import with_draft
 from harness.commands.other_runs import check_draft_of
 from harness.commands.pair import ModelPair, Pair, Scoring, Target
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import resumable
 from harness.commands.run_time import RunTime, say_left
+from harness.commands.tasks import in_random_order, prompts_at
 from harness.commands.timing import timed_steps, visits_of_draft
 from harness.config import AuditionConfig, ModelConf, check_ks
 from harness.measurement import step_times
@@ -85,7 +86,8 @@ def score_drafts(
     begin = time.perf_counter()
     texts = completions(folder, target, config)
     generation_s = time.perf_counter() - begin
-    say_left(expected, generation_s)
+    lengths = [len(text.tokens) for text in texts]
+    say_left(expected, generation_s, lengths, budget_s=watch.left_s)
     if watch.left_s <= 0.0:
         with resumable(folder):
             raise UserError(
@@ -222,62 +224,96 @@ def _measure_draft(
     try:
         costs, entry = folder.manifest.engine_costs, described_draft(conf, pair.draft_entry)
         check_draft_of(costs, conf.name, conf.kind, entry, config.temperature)
+        draft = _Draft(folder, pair, conf, config, entry, folder.traces())
         visits = visits_of_draft(folder, pair, conf, pair.timed_drafting, config, pair.most)
-        before = folder.traces()
-        scored = {trace.key for trace in before if trace.draft == conf.name}
-        traces: list[TextTrace] = []
+        scored = {trace.key for trace in draft.before if trace.draft == conf.name}
         dropped: Dropped | None = None
         looks = _looks(target, texts, config)
-        scoring_s = 0.0
-
-        def so_far() -> StoredRun:
-            run = load(folder.path)
-            models = {**run.manifest.models, **({conf.name: entry} if entry else {})}
-            return replace(run, manifest=run.manifest.updated(models=models))
-
-        def hopeless(*, surely: bool) -> bool:
-            return cannot_pay(so_far(), [*before, *traces], conf.name, surely=surely)
-
         waits = bool(visits.most and not visits.complete and texts)
         waits = waits and config.until == "decided" and isinstance(pair, ModelPair)
         for look, names in enumerate(looks, start=1):
-            part = [text for text in texts if _name(text) in names]
-            part = [text for text in part if text.request.key not in scored]
             if look > 1 and (time.monotonic() - begun) * look / (look - 1) > share_s:
                 break
             if not waits:
                 visits.reach(math.ceil(visits.most * (look - 0.5) / len(looks)))
-            begin = time.perf_counter()
-            traces += _traces_of_draft(pair, conf, part, config)
-            scoring_s += time.perf_counter() - begin
+            part = [text for text in texts if _name(text) in names]
+            draft.score([text for text in part if text.request.key not in scored])
             if look == 1 and not timed:
-                # Interleaved; the target's are timed with every draft again
-                steps = timed_steps(
-                    folder,
-                    pair,
-                    config,
-                    paired_with=conf.name,
-                    repetitions=math.ceil(step_times.REPETITIONS / 2),
-                    doing=f"timing {conf.name}",
-                )
-                folder.write_timings([*folder.timings(), *steps])
-            waits = waits and hopeless(surely=False)
+                draft.time_steps()
+            waits = waits and draft.cannot_pay(surely=False)
             if not waits:
                 visits.reach(math.ceil(visits.most * look / len(looks)))
             if not texts or look == len(looks):
                 continue
-            if slower := slower_than(so_far(), [*before, *traces], conf.name, look):
+            if slower := slower_than(draft.run, draft.all_traces, conf.name, look):
                 prompts = len(target.conversations)
                 dropped = Dropped(prompts_at(prompts, look), prompts, slower)
                 break
-        untimed = waits and (dropped is not None or hopeless(surely=True))
+        untimed = waits and (dropped is not None or draft.cannot_pay(surely=True))
         if waits and not untimed:
             visits.reach(visits.most)
         sure = [] if dropped else pair.confidences(texts, config)
         described = described_draft(conf, pair.draft_entry)  # how its texts were batched, too
-        return DraftResult(traces, scoring_s, described, sure, dropped, untimed)
+        return DraftResult(draft.traces, draft.scoring_s, described, sure, dropped, untimed)
     finally:
         pair.target_model.keep_states(())
+
+
+@dataclass
+class _Draft:
+    """A draft that is being measured.
+
+    Attributes:
+        entry: of the manifest, which gets it when the draft is done.
+        before: traces that the folder had; `traces` are those that were made since.
+    """
+
+    folder: RunFolder
+    pair: Pair
+    conf: ModelConf
+    config: AuditionConfig
+    entry: ModelEntry | None
+    before: list[TextTrace]
+    traces: list[TextTrace] = field(default_factory=list[TextTrace])
+    scoring_s: float = 0.0
+
+    @property
+    def all_traces(self) -> list[TextTrace]:
+        """Stored ones and those that were made since."""
+        return [*self.before, *self.traces]
+
+    @property
+    def run(self) -> StoredRun:
+        """The run so far, with the draft's entry."""
+        run = load(self.folder.path)
+        own = {} if self.entry is None else {self.conf.name: self.entry}
+        models = {**run.manifest.models, **own}
+        return replace(run, manifest=run.manifest.updated(models=models))
+
+    def cannot_pay(self, *, surely: bool) -> bool:
+        """True where it loses whatever its rounds cost."""
+        return cannot_pay(self.run, self.all_traces, self.conf.name, surely=surely)
+
+    def score(self, texts: Sequence[GeneratedText]) -> None:
+        """Score further texts."""
+        if not texts:
+            return
+        begin = time.perf_counter()
+        with progress(f"{self.conf.name} scores", len(texts)) as tick:
+            how = Scoring(max(self.config.k), batch=self.config.batch, tick=tick)
+            self.traces += self.pair.score(texts, how)
+        self.scoring_s += time.perf_counter() - begin
+
+    def time_steps(self) -> None:
+        """Time and store its steps, interleaved with the target's, which each draft times again."""
+        name = self.conf.name
+        steps = timed_steps(
+            *(self.folder, self.pair, self.config),
+            paired_with=name,
+            repetitions=math.ceil(step_times.REPETITIONS / 2),
+            doing=f"timing {name}",
+        )
+        self.folder.write_timings([*self.folder.timings(), *steps])
 
 
 def _name(text: GeneratedText) -> tuple[str, str]:
@@ -296,15 +332,6 @@ def _looks(
         {(each.prompt_set, entry.prompt.id) for each in order[begin:end] for entry in each.turns}
         for begin, end in pairwise(ends)
     ]
-
-
-def _traces_of_draft(
-    pair: Pair, conf: ModelConf, texts: Sequence[GeneratedText], config: AuditionConfig
-) -> list[TextTrace]:
-    if not texts:
-        return []
-    with progress(f"{conf.name} scores", len(texts)) as tick:
-        return pair.score(texts, Scoring(max(config.k), batch=config.batch, tick=tick))
 
 
 def described_draft(conf: ModelConf, entry: dict[str, Any] | None) -> ModelEntry | None:

@@ -5,7 +5,7 @@ from the cards' data sheets (`harness.theory.cost`).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from urllib.parse import urlsplit
 
@@ -15,27 +15,42 @@ from rich.console import Console
 from harness import formatting as fmt
 from harness import prompts as prompt_sets
 from harness.analysis.caveats.prompts import log_covered
-from harness.analysis.looks import most_started, searched_next
-from harness.commands.checks import GRAPHS_KEEP_NO_STATES
+from harness.analysis.looks import searched_next
 from harness.commands.eligible_drafts import SERVED_BYTES, Pairing, pairings, sizes_of
-from harness.commands.looks import prompts_at
-from harness.commands.pair import BATCH, PROMPTS_OF_EVERY_K, Config, EncodedPrompt, few_share
+from harness.commands.pair import Config
 from harness.commands.run_time import (
+    CELL_S,
     audition_work,
     model_sizes,
     name_of,
     run_time,
+    scores,
     sweep_work,
 )
 from harness.commands.server_plan import (
     SAFE_SHARE,
-    everything,
     expected,
     fitted,
     left_out,
+    listed,
     machine_pace,
 )
-from harness.commands.server_requests import load_slots
+from harness.commands.tasks import (
+    BATCH,
+    PROMPTS_OF_EVERY_K,
+    EncodedPrompt,
+    ServerTasks,
+    everything,
+    load_slots,
+    missing_answers,
+    planned_turns,
+    profile_tasks,
+    prompts_at,
+    server_tasks,
+    snapshot_tasks,
+    sweep_tasks,
+    text_tasks,
+)
 from harness.config import (
     AUTO_DRAFTS,
     CONF_DIR,
@@ -56,18 +71,20 @@ from harness.serving.engines import OWN
 from harness.serving.round_counting import shorter_budget
 from harness.stats.two_phase import LOOKS
 from harness.theory.architecture import architecture_of
-from harness.theory.cost import Forwards, estimate, pair_forwards, text_forwards, timing_forwards
+from harness.theory.cost import (
+    ALPHA,
+    Forwards,
+    estimate,
+    pair_forwards,
+    text_forwards,
+    timing_forwards,
+)
 from harness.theory.memory import MemoryFit, usable_bytes
 from harness.theory.planning import PlanRequest, plan_cards
 from harness.theory.roofline import Card
 
 # Cards whose costs stand above the table of drafts
 FEW_CARDS = 2
-BACKENDS = {
-    "auto": "auto: CUDA graphs on CUDA where the model allows, else eager",
-    "eager": "eager",
-    "cuda_graphs": "CUDA graphs",
-}
 ROWS: tuple[Column[tuple[str, str]], ...] = (
     Column("what", lambda row: row[0], key=True),
     Column("how much", lambda row: row[1], flexible=True),
@@ -97,12 +114,11 @@ Rows = dict[str, object]
 def print_sweep(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
     """Cells, generations and the most tokens they can emit."""
     ks = [0, *config.speculative_ks]
-    counts = Counter(prompt.prompt_set for prompt in prompts)
-    texts = _turn_count(prompts) * len(config.temperature) * config.repetitions
-    generations, at_most = texts * len(ks), ""
-    looks: Rows = {}
+    sets = {prompt.prompt_set for prompt in prompts}
+    tasks = sweep_tasks(planned_turns(prompts, config), config)
+    generations, looks = f"{tasks.count} (repetitions={config.repetitions})", Rows()
     if config.until == "decided":
-        at_most = "at most "
+        generations = f"at most {generations}, {len(tasks.texts)} of them in batches"
         others = f"; the other K on {PROMPTS_OF_EVERY_K} prompts of each set" if ks[2:] else ""
         looks["measured"] = (
             f"{fmt.number_of(len(prompts), 'prompt', 'prompts')} plainly, in batches, and replayed;"
@@ -110,19 +126,22 @@ def print_sweep(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
             f" {fmt.number_of(min(LOOKS, len(prompts)), 'look', 'looks')} of"
             f" {prompts_at(len(prompts), 1)}{others}"
         )
-        generations = 2 * texts + round(few_share(prompts) * texts) * len(ks[1:-1])
+        looks["short texts again"] = (
+            f"at most {tasks.repeats:,} more generations, for {CELL_S:g} s of each cell"
+        )
     rows: Rows = {
         "K": ", ".join("0 (baseline)" if k == 0 else str(k) for k in ks),
-        "temperature": _listed(config.temperature),
+        "temperature": listed(config.temperature),
         **_prompt_rows(config, prompts),
         **looks,
-        "cells": len(counts) * len(config.temperature) * len(ks),
-        "generations": f"{at_most}{generations} (repetitions={config.repetitions})",
-        "tokens, at most": f"{generations * config.new_tokens:,}",
+        "cells": len(sets) * len(config.temperature) * len(ks),
+        "generations": generations,
+        "tokens, at most": f"{tasks.count * config.new_tokens:,}",
     }
     if config.latency_from is not None:
         rows["round times"] = f"from {config.latency_from}"
-    rows |= _own_loop_here(config, [config.draft], prompts)
+    if (time := run_time(config, [config.draft], prompts)) is not None:
+        rows["on this machine"] = time
     work = sweep_work(config, prompts).all
     _print_run(config, [config.draft], rows, _costs(config, [config.draft], prompts, work))
 
@@ -134,28 +153,30 @@ def print_server(
 
     Args:
         states: addresses, each with who answers there, or why no server starts here.
-        synthetic: whether servers that reject every draft time the rounds.
+        synthetic: whether the engine's servers can be told to reject every draft.
     """
     ks = [0, *config.speculative_ks]
-    by_set = _by_set(prompts)
-    each_k = len(config.temperature) * config.repetitions * len(ks)
-    requests = sum(by_set) * each_k
-    rounds = f"{requests} more requests, for a part of the budget"
+    turns = planned_turns(prompts, config)
+    tasks = server_tasks(everything(config, turns), config, turns, synthetic=synthetic)
+    whole = [task for task in (*tasks.plain, *tasks.measured) if task.file == "trials"]
+    files = Counter(task.file for task in tasks.measured)
+    rounds, at_most = f"{files['starts']} more requests, for a part of the budget", ""
     servers = ", ".join("plain" if k == 0 else f"K = {k}" for k in ks)
     if config.until == "decided":
-        synthetic, each = False, len(config.temperature) * config.repetitions
-        requests = sum(by_set) * (len(config.temperature) + 2 * each)
-        first, further = _searched(config)
-        # Plain decoding with the first two, then with every further one
-        few = 2 * (3 + 2 * further) * round(few_share(prompts) * sum(by_set) * each)
-        rounds = f"at most {few} more requests, on few prompts, half for a part of the budget"
+        at_most = "at most "
+        rounds = (
+            f"at most {len(tasks.choosing)} more requests, on few prompts, half for a part of the"
+            " budget"
+        )
+        first = searched_next(sorted(config.speculative_ks), {})
         servers = (
-            f"plain, {', '.join(f'K = {k}' for k in first)} and at most {further} more; replay"
+            f"plain, {', '.join(f'K = {k}' for k in first)} and at most"
+            f" {tasks.started - len(first)} more; replay"
             " chooses the one that is asked every prompt (until=all: every K)"
         )
-    if synthetic:  # a prompt of each set, at two budgets
+    elif files["rounds"]:  # a prompt of each set, at two budgets
         rounds = (
-            f"{2 * len(by_set) * each_k} more requests, to plain servers and to one more per K"
+            f"{files['rounds']} more requests, to plain servers and to one more per K"
             " that is told to reject every draft"
         )
     rows: Rows = {
@@ -163,47 +184,37 @@ def print_server(
         **states,
         **({"not used with url=": ", ".join(config.not_with_url)} if config.not_with_url else {}),
         "servers": servers,
-        "temperature": _listed(config.temperature),
+        "temperature": listed(config.temperature),
         **_prompt_rows(config, prompts),
         "visits": config.repetitions,
-        "requests, one at a time": f"{requests} of {config.new_tokens} tokens at most",
-        "to time rounds": rounds,
-        **_load_rows(config, by_set, len(ks) + len(config.varying)),
+        "requests, one at a time": f"{at_most}{len(whole)} of {config.new_tokens} tokens at most",
+        **({"to time rounds": rounds} if tasks.choosing or len(files) > 1 else {}),
+        **_load_rows(config, turns),
         "returned texts": "scored for replay" if config.score else "not scored (score=false)",
     }
     if config.score and config.own_loop and config.engine != OWN.name:
         rows["the harness's loop"] = "its rounds are timed too (own_loop=false leaves them out)"
     # On machines that are not known here, or on this one, which costs nothing
     if config.gpu is None:
-        rows |= _time_here(config, prompts)
+        rows |= _time_here(config, turns, synthetic=synthetic)
     if config.url is not None or config.gpu is None:
         _print_run(config, [config.draft], rows)
         return
     rows["not in the estimate"] = "the start of each server, requests at random, the scores"
-    work = _served_forwards(config, prompts, synthetic=synthetic)
+    work = _served_forwards(config, turns, tasks)
     _print_run(config, [config.draft], rows, _costs(config, [config.draft], prompts, work))
 
 
-def _own_loop_here(
-    config: SweepConfig | AuditionConfig, drafts: Sequence[ModelConf], prompts: Sequence[Prompt]
-) -> Rows:
-    time = run_time(config, drafts, prompts)
-    return {} if time is None else {"on this machine": time}
-
-
-def _time_here(config: ServerConfig, prompts: Sequence[Prompt]) -> Rows:
+def _time_here(config: ServerConfig, turns: Sequence[EncodedPrompt], *, synthetic: bool) -> Rows:
     """About how long the run takes on this machine's processors, and in what memory."""
     pace = machine_pace(config)
     if pace is None:
         return {}
-    turns = [prompt.up_to(turn, ()) for prompt in prompts for turn in prompt.answered]
-    lengths = prompt_sets.estimated_tokens(prompts, config)
-    entries = [EncodedPrompt(turn, (0,) * n) for turn, n in zip(turns, lengths, strict=True)]
-    whole = everything(config, entries)
-    seconds = expected(whole, config, entries, pace).total_s
+    whole = everything(config, turns)
+    seconds = expected(whole, config, turns, pace, synthetic=synthetic).total_s
     rows: Rows = {"time on this machine": f"about {fmt.duration(seconds)}"}
     if config.budget_s is not None and seconds > SAFE_SHARE * config.budget_s:
-        asked, fits = fitted(config, entries, pace, config.budget_s)
+        asked, fits = fitted(config, turns, pace, config.budget_s, synthetic=synthetic)
         rows[f"within budget_s={config.budget_s:g}"] = (
             f"about {fmt.duration(fits.total_s)}; less is asked: {left_out(asked, whole)}"
         )
@@ -211,36 +222,34 @@ def _time_here(config: ServerConfig, prompts: Sequence[Prompt]) -> Rows:
 
 
 def _served_forwards(
-    config: ServerConfig, prompts: Sequence[Prompt], *, synthetic: bool
+    config: ServerConfig, turns: Sequence[EncodedPrompt], tasks: ServerTasks
 ) -> list[Forwards]:
-    ks = [0, *config.speculative_ks]
-    by_set = _by_set(prompts)
-    visits = len(config.temperature) * config.repetitions
-    requests, whole = sum(by_set) * visits, config.new_tokens
-    both = whole + shorter_budget(whole)
-    if config.until == "decided":  # which K is not known yet: the largest stands for it
-        few, (first, further) = round(few_share(prompts) * requests), _searched(config)
-        work = pair_forwards([0, max(ks)], requests, whole)
-        work += pair_forwards([0, *first], few, both)  # which are known
-        work += further * pair_forwards([0, max(ks)], few, both)
-        return [*work, Forwards("target", sum(by_set) * len(config.temperature) * whole)]
-    work = pair_forwards(ks, requests, whole if synthetic else both)
-    if synthetic:
-        work += pair_forwards(ks, len(by_set) * visits, both, alpha=0.0)
+    """The forwards of the requests, those side by side included, without their prompts."""
+    work: list[Forwards] = []
+    alone = (*tasks.choosing, *tasks.plain, *tasks.measured)
+    alike = Counter((task.role, task.budget(config.new_tokens)) for task in alone)
+    for (role, budget), count in sorted(alike.items()):
+        alpha = 0.0 if role.rejects else ALPHA
+        work += pair_forwards([role.k], count, budget, alpha)
     levels = config.concurrency if max(config.concurrency) > 1 else ()
+    ks, visits = [0, *config.speculative_ks], len(config.temperature) * config.repetitions
+    both = config.new_tokens + shorter_budget(config.new_tokens)
     for level in levels:
-        side_by_side = pair_forwards(ks, visits * requests_of_load(by_set, level), both)
+        requests = visits * requests_of_load(_by_set(turns), level)
+        side_by_side = pair_forwards(ks, requests, both)
         work += [replace(each, count=each.count / level, batch=level) for each in side_by_side]
     return work
 
 
-def _load_rows(config: ServerConfig, by_set: Sequence[int], servers: int) -> Rows:
+def _load_rows(config: ServerConfig, turns: Sequence[EncodedPrompt]) -> Rows:
     """Requests side by side, and at random, with how many there are in all."""
+    # Next to each server whose K changes the plain one is asked again
+    by_set, servers = _by_set(turns), 1 + len(config.speculative_ks) + 2 * len(config.varying)
     each = len(config.temperature) * config.repetitions * servers
     rows: Rows = {}
     if max(config.concurrency) > 1:  # each load with the whole budget and with a part of it
         sent = sum(requests_of_load(by_set, level) for level in config.concurrency)
-        rows["requests side by side"] = f"{_listed(config.concurrency)}: {2 * each * sent}"
+        rows["requests side by side"] = f"{listed(config.concurrency)}: {2 * each * sent}"
     if config.rate:
         rates = ", ".join(f"{rate:g}" for rate in config.rate)
         size = each * requests_of_load(by_set, load_slots(config))
@@ -252,16 +261,20 @@ def _load_rows(config: ServerConfig, by_set: Sequence[int], servers: int) -> Row
     return rows
 
 
+def _by_set(turns: Sequence[EncodedPrompt]) -> list[int]:
+    return [*Counter(turn.prompt.prompt_set for turn in turns).values()]
+
+
 def print_profile(config: ProfileConfig, prompts: Sequence[Prompt]) -> None:
     """The generations and timings of a profile, then modelled cards."""
     models = 1 if config.model == config.draft else 2
-    texts = _turn_count(prompts) * config.repetitions
+    texts = len(profile_tasks(planned_turns(prompts, config), config))
     rows: Rows = {
         **_prompt_rows(config, prompts),
         "generations, plain": f"{texts * models} (each model alone)",
         "tokens, at most": f"{texts * models * config.new_tokens:,}",
         "steps and verifies": f"1 to {max(config.k) + 1} positions",
-        "rounds in parts": f"K = {_listed(config.speculative_ks)}",
+        "rounds in parts": f"K = {listed(config.speculative_ks)}",
     }
     tokens = texts * config.new_tokens
     work = [Forwards("target", tokens), Forwards("draft", tokens)]
@@ -287,13 +300,14 @@ def print_profile(config: ProfileConfig, prompts: Sequence[Prompt]) -> None:
 def print_snapshot(config: SnapshotConfig, prompts: Sequence[Prompt]) -> None:
     """The texts of a snapshot, at temperature 0 only, and its draws above."""
     ks = config.speculative_ks
-    compared = _turn_count(prompts) * config.repetitions if 0 in config.temperature else 0
-    draws = sum(value > 0 for value in config.temperature) * len(ks) * config.draws
+    compared = len(snapshot_tasks(planned_turns(prompts, config), config))
+    # At every offset of a round
+    draws = sum(value > 0 for value in config.temperature) * sum(k + 1 for k in ks) * config.draws
     rows: Rows = {
-        "K": _listed(ks),
+        "K": listed(ks),
         **_prompt_rows(config, prompts),
-        "generations": f"{compared * (1 + len(ks))} (temperature 0)",
-        "tokens, at most": f"{compared * (1 + len(ks)) * config.new_tokens:,}",
+        "generations": f"{compared} (temperature 0)",
+        "tokens, at most": f"{compared * config.new_tokens:,}",
         "draws from one prefix": f"{draws:,} (temperatures above 0)",
     }
     _print_run(config, [config.draft], rows)
@@ -303,16 +317,10 @@ def print_audition(
     config: AuditionConfig, drafts: Sequence[ModelConf], prompts: Sequence[Prompt]
 ) -> None:
     """The texts and scores of an audition."""
-    texts = sum(
-        _turn_count(prompts) * (config.repetitions if temperature else 1)
-        for temperature in config.temperature
-    )
-    ks = config.speculative_ks
+    tasks = text_tasks(planned_turns(prompts, config), config)
+    texts, ks = len(tasks), config.speculative_ks
     cells = len(ks) * len(drafts) * len(config.temperature)
-    # A text takes a draft's prefill; of a head the target's too, and K where it chains
-    specs = [conf.spec for conf in drafts if not conf.spec.looks_up]
-    passes = ((max(config.k) if spec.chained else 1) + spec.reads_states for spec in specs)
-    prefills = texts * sum(passes)
+    prefills = sum(each.count for conf in drafts for each in scores(tasks, conf, config))
     looks, at_most = {}, ""
     if config.until == "decided" and len(drafts) > 1:
         at_most = "at most "
@@ -320,19 +328,22 @@ def print_audition(
             f"looks of {prompts_at(len(prompts), 1)} prompts, draft by draft"
         )
     rows: Rows = {
-        "temperature": _listed(config.temperature),
+        "temperature": listed(config.temperature),
         **_prompt_rows(config, prompts),
         "texts of the target": texts,
         "tokens, at most": f"{texts * config.new_tokens:,}",
-        "prefills that score them": f"{at_most}{prefills}",
+        "prefills that score them": f"{at_most}{prefills:.0f}",
         **looks,
-        "cells, replayed": f"{cells} (K = {_listed(ks)})",
-        **_own_loop_here(config, drafts, prompts),
+        "cells, replayed": f"{cells} (K = {listed(ks)})",
     }
+    if (time := run_time(config, drafts, prompts)) is not None:
+        rows["on this machine"] = time
     paired: list[Table | str] = []
     if AUTO_DRAFTS in (config.drafts or ()):
         found = pairings(config.model, config.gpu, [conf.name for conf in drafts])
         paired.append(table(f"Drafts for {config.model.name}", PAIRING, found))
+    if config.traces_from is not None:
+        rows["texts of the target"] = f"{texts}, from {config.traces_from}"
     if config.texts_from is not None:  # its server's time and cost are not known here
         rows["texts of the target"] = f"{texts}, from {urlsplit(config.texts_from).netloc}"
         _print_run(config, drafts, rows, *paired)
@@ -351,9 +362,9 @@ def print_scores(config: AuditionConfig, traces: Sequence[TextTrace]) -> None:
     rows: Rows = {
         "tables": ", ".join(config.scores_from),
         **{f"scores of {draft}": _scores_line(scored) for draft, scored in by_draft.items()},
-        "temperature": _listed(temperatures),
+        "temperature": listed(temperatures),
         "step times": times,
-        "cells, replayed": f"{len(ks) * len(by_draft) * len(temperatures)} (K = {_listed(ks)})",
+        "cells, replayed": f"{len(ks) * len(by_draft) * len(temperatures)} (K = {listed(ks)})",
     }
     _print([_table(rows)], config)
 
@@ -366,12 +377,7 @@ def _scores_line(traces: Sequence[TextTrace]) -> str:
 
 
 def _print_run(config: Config, drafts: Sequence[ModelConf], rows: Rows, *more: Table | str) -> None:
-    backend, heads = BACKENDS[config.backend], [d.name for d in drafts if d.spec.reads_states]
-    if heads and config.backend != "eager":
-        backend += f"; eager for {', '.join(heads)}: {GRAPHS_KEEP_NO_STATES}"
-    of_servers = isinstance(config, ServerConfig) and config.engine != OWN.name
     first: Rows = {
-        **({} if of_servers else {"backend": backend}),
         "target": _model_line(config.model),
         **_too_large(config),
         "drafts" if len(drafts) > 1 else "draft": ", ".join(map(_model_line, drafts)),
@@ -390,12 +396,9 @@ def _too_large(config: Config) -> Rows:
 
 
 def _table(rows: Rows) -> Table:
-    listed = [(name, str(value)) for name, value in rows.items()]
-    return table("Plan (nothing is run)", ROWS, listed)
-
-
-def _listed(values: Iterable[float]) -> str:
-    return ", ".join(f"{value:g}" for value in values)
+    return table(
+        "Plan (nothing is run)", ROWS, [(name, str(value)) for name, value in rows.items()]
+    )
 
 
 def _print(parts: Sequence[Table | str], config: Config) -> None:
@@ -436,34 +439,12 @@ def _prompt_rows(config: Config, prompts: Sequence[Prompt]) -> Rows:
             )
             for name, count in used.items()
         }
-    if _turn_count(prompts) != len(prompts):
-        budget = config.new_tokens
-        rows["turns"] = f"{_turn_count(prompts)}, one generation for each"
-        rows["earlier answers"] = (
-            f"{_missing_answers(prompts)} by the target, {budget} tokens at most"
-        )
+    turns = sum(len(prompt.answered) for prompt in prompts)
+    if turns != len(prompts):
+        missing, budget = missing_answers(prompts), config.new_tokens
+        rows["turns"] = f"{turns}, one generation for each"
+        rows["earlier answers"] = f"{missing} by the target, {budget} tokens at most"
     return rows
-
-
-def _by_set(prompts: Sequence[Prompt]) -> list[int]:
-    return [*Counter(prompt.prompt_set for prompt in prompts for _ in prompt.answered).values()]
-
-
-def _searched(config: ServerConfig) -> tuple[tuple[int, ...], int]:
-    """The K whose servers are started first to find the fastest, and how many more at most."""
-    ks = sorted(config.speculative_ks)
-    first = searched_next(ks, {})
-    return first, most_started(len(ks), len(config.temperature)) - len(first)
-
-
-def _turn_count(prompts: Sequence[Prompt]) -> int:
-    """The number of turns of all conversations; each is a generation."""
-    return sum(len(prompt.answered) for prompt in prompts)
-
-
-def _missing_answers(prompts: Sequence[Prompt]) -> int:
-    """The number of answers to earlier turns that the target generates beforehand."""
-    return sum(len(prompt_sets.missing_answers(prompt)) for prompt in prompts)
 
 
 def _model_line(conf: ModelConf) -> str:
@@ -489,7 +470,7 @@ def _costs(
     """
     if isinstance(config, ServerConfig) and (config.model.gguf or config.draft.gguf):
         return "estimated cost: unknown; the sizes in a GGUF file are not read here"
-    if isinstance(config, ServerConfig | ProfileConfig) and (waiting := _missing_answers(prompts)):
+    if isinstance(config, ServerConfig | ProfileConfig) and (waiting := missing_answers(prompts)):
         work = [*work, *text_forwards(waiting, config.new_tokens, BATCH)]
     sizes = model_sizes(config, drafts)
     confs = {"target": config.model} | {name_of(config, conf): conf for conf in drafts}

@@ -1,4 +1,4 @@
-"""Which shipped drafts can serve a target: `drafts=auto`, decided before any weight is loaded.
+"""`drafts=auto`: the shipped drafts that can serve a target, known before any weight is loaded.
 
 Every draft of conf/ is looked at. A model must share the target's tokenizer, which the field
 `tokenizer_family` of its config says, have fewer parameters, and read fewer bytes of weights per

@@ -25,17 +25,18 @@ import numpy as np
 
 from harness.analysis.latency import PRECISE, timed_precisely
 from harness.analysis.looks import choice, decided
-from harness.commands.completions import check_texts, completions, score_pair, text_requests
-from harness.commands.pair import (
-    PROMPTS_OF_EVERY_K,
-    Conversation,
-    EncodedPrompt,
-    Pair,
-    in_random_order,
-)
-from harness.commands.requests import request, run_requests
+from harness.commands.completions import check_texts, completions, score_pair
+from harness.commands.pair import Pair
+from harness.commands.requests import requests_of, run_requests
 from harness.commands.run_lifecycle import resumable
 from harness.commands.run_time import CELL_S, RunTime, say_left
+from harness.commands.tasks import (
+    MOST_REPETITIONS,
+    Group,
+    group_tasks,
+    in_random_order,
+    look_groups,
+)
 from harness.config import SweepConfig
 from harness.measurement.round_times import LEAST_VISITS, RoundVisits
 from harness.records import Cell, Trial, UserError, grouped
@@ -47,26 +48,6 @@ from harness.storage.manifest import ChosenK, Ended, Looks
 REQUESTS_PER_VISIT = 20
 # With a budget all cells together take this share of it, if that is more than CELL_S of each
 CELLS_SHARE = 0.25
-# Repetitions of a look at most: of generations of a few milliseconds all else takes longer
-MOST_REPETITIONS = 16
-
-
-def prompts_at(prompts: int, look: int) -> int:
-    """The number of prompts that are measured when look 1 to LOOKS is made."""
-    return math.ceil(prompts * look / LOOKS)
-
-
-@dataclass(frozen=True)
-class Group:
-    """Generations measured together: a prompt at a temperature, plainly and with some K."""
-
-    entry: EncodedPrompt
-    temperature: float
-    ks: tuple[int, ...]  # in the order in which they run first; 0 is plain decoding
-
-    def cell(self, k: int) -> Cell:
-        """The cell that one of its generations belongs to."""
-        return Cell(self.entry.prompt.prompt_set, self.temperature, k)
 
 
 class Stopwatch:
@@ -80,7 +61,7 @@ class Stopwatch:
 
     @property
     def spent_s(self) -> float:
-        """So far."""
+        """Seconds until now."""
         return self._before_s + monotonic() - self._begun
 
     @property
@@ -108,9 +89,11 @@ def measure_in_looks(
     """
     # Where a text meets logits that are not finite, so do its measured pairs, which say so
     begun = monotonic()
-    completions(folder, pair, config, skip_broken=True)
-    say_left(expected, monotonic() - begun)
-    score_pair(folder, pair, text_requests(pair.target, pair.prompts, config), config)
+    texts = completions(folder, pair, config, skip_broken=True)
+    texts_s, lengths = monotonic() - begun, [len(text.tokens) for text in texts]
+    token_s = plain_token_s(folder)
+    say_left(expected, texts_s, lengths, budget_s=watch.left_s, token_s=token_s)
+    score_pair(folder, pair, config)
     visits.reach(LEAST_VISITS)
     looks = folder.manifest.looks
     if looks is None:
@@ -150,6 +133,13 @@ def measure_in_looks(
         visits.reach(visits.complete + 1)
 
 
+def plain_token_s(folder: RunFolder) -> float | None:
+    """Seconds of a plain token, by the rounds that are timed so far; None where none is."""
+    timings = [line for line in folder.rounds.read() if line.k == 0]
+    seconds = [line.seconds / line.new_tokens for line in timings]
+    return float(np.median(seconds)) if seconds else None
+
+
 def _closed(looks: Looks, temperatures: Set[float], look: int) -> Looks:
     """The looks, with the temperatures that need no more pairs closed after this one."""
     chosen = (
@@ -166,45 +156,6 @@ def _too_little(watch: Stopwatch, needed_s: float) -> UserError:
         f" {math.ceil(watch.spent_s)} s for the texts and the round times; give"
         f" budget_s={enough} or more"
     )
-
-
-# ---- what is measured in which look --------------------------------------------------------------
-
-
-def look_groups(
-    order: Sequence[Conversation], config: SweepConfig, looks: Looks, look: int
-) -> list[Group]:
-    """The groups of a look, in their order; none where there are fewer prompts than looks."""
-    begin, end = (prompts_at(len(order), number) for number in (look - 1, look))
-    closed = {each.temperature for each in looks.chosen if (each.looks or LOOKS) < look}
-    return [
-        Group(entry, float(value), _ks(config, looks.k_at(value), conversation.rank, turn + number))
-        for conversation in order[begin:end]
-        for turn, entry in enumerate(conversation.turns)
-        for number, value in enumerate(config.temperature)
-        if value not in closed
-    ]
-
-
-def _ks(config: SweepConfig, chosen: int | None, rank: int, number: int) -> tuple[int, ...]:
-    """Plain decoding and the chosen K alternate in who leads; others follow in rotation.
-
-    Args:
-        chosen: None where every K is measured on every prompt.
-        rank: of the conversation in its prompt set.
-        number: of the turn and the temperature, so that each of them alternates.
-    """
-    ks, place = config.speculative_ks, rank + number
-    if chosen is None:
-        return rotated((0, *ks), place)
-    others = [k for k in ks if k != chosen] if rank < PROMPTS_OF_EVERY_K else []
-    return (*rotated((0, chosen), place), *rotated(others, place))
-
-
-def rotated(ks: Sequence[int], by: int) -> tuple[int, ...]:
-    """The list, begun so many places later."""
-    start = by % len(ks) if ks else 0
-    return (*ks[start:], *ks[:start])
 
 
 # ---- measuring -----------------------------------------------------------------------------------
@@ -225,12 +176,9 @@ class _Measured:
     @property
     def generation_s(self) -> float:
         """About what one takes: the tokens of a typical text, each as a plain one."""
-        timings = [line for line in self.folder.rounds.read() if line.k == 0]
+        token_s = plain_token_s(self.folder)
         texts = [trial.new_tokens for trial in self.folder.trials.read() if trial.new_tokens]
-        if not timings or not texts:
-            return 0.0
-        token_s = np.median([line.seconds / line.new_tokens for line in timings])
-        return float(token_s * np.mean(texts))
+        return token_s * float(np.mean(texts)) if token_s and texts else 0.0
 
     def look(self, groups: Sequence[Group], label: str) -> None:
         """Measure every group, then again those of cells that are not precise yet."""
@@ -248,13 +196,7 @@ class _Measured:
 
     def _run(self, groups: Sequence[Group], number: int, label: str) -> None:
         config, models = self.config, (self.pair.target_model, self.pair.drafting)
-        # Before these repetitions are those of the texts that are replayed
-        repetition = config.repetitions + number
-        requests = [
-            request(self.pair, config, group.entry, k, group.temperature, repetition)
-            for group in groups
-            for k in (group.ks if number % 2 == 0 else group.ks[::-1])
-        ]
+        requests = requests_of(self.pair, config, group_tasks(groups, config, number))
         if requests:
             run_requests(
                 *(self.folder, requests, lambda _: models, label, self._visit_at_times),

@@ -9,7 +9,6 @@ from harness import prompts as prompt_sets
 from harness.commands.checks import GRAPHS_KEEP_NO_STATES, check_lengths, encoded_conversations
 from harness.commands.pair import (
     Config,
-    EncodedPrompt,
     HeadPair,
     LookupPair,
     ModelPair,
@@ -17,6 +16,7 @@ from harness.commands.pair import (
     Target,
 )
 from harness.commands.progress import Bar, fetching, progress
+from harness.commands.tasks import EncodedPrompt
 from harness.config import AuditionConfig, ModelConf, PairConfig
 from harness.decoding.protocols import recorder_of
 from harness.measurement import environment
@@ -116,7 +116,7 @@ def open_draft(
 
 
 def _read_back(config: PairConfig) -> str | None:
-    """Why adaptive drafting runs eagerly; None for a fixed K."""
+    """The reason to run eagerly, where drafting is adaptive; None for a fixed K."""
     return None if config.decode.stop == "none" else STEPS_READ_BACK
 
 

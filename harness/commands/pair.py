@@ -4,18 +4,17 @@ Each kind of draft answers for itself what the commands ask of it: what the loop
 its rounds are timed with, and how it scores the target's texts.
 """
 
-import random
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 from harness import prompts as prompt_sets
 from harness.analysis.adaptive import THRESHOLDS
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Described
+from harness.commands.tasks import BATCH, EncodedPrompt
 from harness.config import AuditionConfig, PairConfig
 from harness.decoding.heads import HeadDrafter
 from harness.decoding.lookups import LookupDrafter
@@ -37,79 +36,11 @@ from harness.records import (
     Prompt,
     StepTiming,
     TextTrace,
-    conversation_of,
-    grouped,
 )
 from harness.serving.drafts import DRAFTS
 from harness.storage.manifest import Environment, ModelEntry
 
-# Texts that are generated or scored at the same time
-BATCH = 32
-# Prompts of each set on which K are measured that replay does not choose
-PROMPTS_OF_EVERY_K = 4
-
 Config = PairConfig | AuditionConfig
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class EncodedPrompt:
-    """A prompt with its token ids.
-
-    Attributes:
-        prompt: the conversation up to the turn to answer.
-        tokens: at least one id.
-        pending: tokens that the target's answers may add, where they are not generated yet.
-    """
-
-    prompt: Prompt
-    tokens: tuple[int, ...]
-    pending: int = 0
-
-    @property
-    def turn(self) -> int:
-        """The number of the turn to answer, from 1."""
-        return len(self.prompt.turns)
-
-    @property
-    def length(self) -> int:
-        """Tokens at most, with the answers that are not generated yet."""
-        return len(self.tokens) + self.pending
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """The turns of a conversation, and how many of its set come before it."""
-
-    prompt_set: str
-    turns: tuple[EncodedPrompt, ...]
-    rank: int
-
-
-def few_share(prompts: Sequence[Prompt]) -> float:
-    """The share of the prompts that K are measured on which replay does not choose."""
-    in_sets = Counter(prompt.prompt_set for prompt in prompts).values()
-    return sum(min(count, PROMPTS_OF_EVERY_K) for count in in_sets) / len(prompts)
-
-
-def evenly_spaced(items: Sequence[T], count: int) -> Sequence[T]:
-    """So many of a list, from all over it; all of a shorter one."""
-    return items[:: max(1, len(items) // count)][:count]
-
-
-def in_random_order(prompts: Sequence[EncodedPrompt], seed: int) -> list[Conversation]:
-    """The conversations in an order of which every beginning has its share of each prompt set."""
-    of_set = grouped(prompts, lambda entry: entry.prompt.prompt_set)
-    random_order = random.Random(f"{seed} looks")
-    placed: list[tuple[float, int, Conversation]] = []
-    for number, (name, entries) in enumerate(of_set.items()):
-        turns = grouped(entries, lambda entry: conversation_of(entry.prompt.id, entry.turn))
-        shuffled = random_order.sample([*turns.values()], len(turns))
-        placed += [
-            ((rank + 0.5) / len(shuffled), number, Conversation(name, tuple(each), rank))
-            for rank, each in enumerate(shuffled)
-        ]
-    return [conversation for *_, conversation in sorted(placed, key=lambda entry: entry[:2])]
 
 
 @dataclass(frozen=True)

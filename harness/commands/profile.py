@@ -25,6 +25,7 @@ from harness.commands.run_lifecycle import (
     resumed,
     unless_broken,
 )
+from harness.commands.tasks import profile_tasks
 from harness.commands.timing import enough_memory, measure_steps, visits_of_pair
 from harness.config import ProfileConfig, rates_for
 from harness.decoding.sampling import SamplingParameters
@@ -81,13 +82,13 @@ def _plain_requests(
     """Plain decoding with each model on every prompt in turn, and who decodes what."""
     requests: list[Request] = []
     models: dict[str, CachedModel] = {}
-    for repetition in range(config.repetitions):
-        for entry in pair.prompts:
-            for loaded, model in pair.opened.values():
-                made = request(pair, config, entry, 0, 0.0, repetition, decoder=loaded)
-                if made.cell not in models:  # a self-draft is one model
-                    requests.append(made)
-                    models[made.cell] = model
+    for task in profile_tasks(pair.prompts, config):
+        for loaded, model in pair.opened.values():
+            words = (task.entry, task.k, task.temperature, task.repetition)
+            made = request(pair, config, *words, decoder=loaded)
+            if made.cell not in models:  # a self-draft is one model
+                requests.append(made)
+                models[made.cell] = model
     return requests, models
 
 

@@ -69,7 +69,7 @@ class Bar:
         self._display.refresh()
 
     def expect(self, more: int) -> None:
-        """So many more are to be counted, where that is known only now."""
+        """Add to the total, where it is known only now."""
         self.total = (self.total or 0) + more
 
     @property

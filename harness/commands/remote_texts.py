@@ -20,10 +20,11 @@ from harness.commands.draft_scoring import (
 from harness.commands.looks import Stopwatch
 from harness.commands.opening import open_draft, reserve
 from harness.commands.other_runs import StoredTimes, check_draft_of, check_target_of
-from harness.commands.pair import EncodedPrompt, described
+from harness.commands.pair import described
 from harness.commands.progress import fetching, progress
 from harness.commands.requests import sampling_of
 from harness.commands.run_lifecycle import begin, measuring, resumable
+from harness.commands.tasks import EncodedPrompt
 from harness.config import AuditionConfig, ModelConf
 from harness.engines.adapters import api_key
 from harness.measurement.draft_scores import lookup_traces, score_texts

@@ -1,8 +1,7 @@
-"""The generations that a run measures: planned in a grid, and run where the folder lacks them.
+"""The requests of a run's tasks, run where the folder lacks them.
 
 A generation is known by a hash of all that determines it, so that a resumed run does only what is
-missing. Generations of a grid are interleaved: baseline and every K follow each other within one
-prompt, and which goes first rotates, so that a machine that drifts hits all of them alike.
+missing.
 """
 
 import hashlib
@@ -11,8 +10,9 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from harness.commands.pair import Config, EncodedPrompt, Pair
+from harness.commands.pair import Config, Pair
 from harness.commands.progress import progress
+from harness.commands.tasks import EncodedPrompt, Task
 from harness.config import DecodeConf, ModelConf, PairConfig, rates_for
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.clock import undisturbed
@@ -29,22 +29,12 @@ WARMUP_TOKENS = 8
 Models = Callable[[Request], tuple[CachedModel, Draft | None]]
 
 
-def grid_requests(
-    pair: Pair, config: PairConfig, ks: Sequence[int], temperatures: Sequence[float]
-) -> list[Request]:
-    """Every generation of a grid, in the order it is run."""
-    grid = [0, *(k for k in ks if k > 0)]
-    requests: list[Request] = []
-    for repetition in range(config.repetitions):
-        for index, entry in enumerate(pair.prompts):
-            for number, temperature in enumerate(temperatures):
-                # Of each temperature, so that every K leads equally often in each of its cells
-                start = (index + number + repetition) % len(grid)
-                requests += [
-                    request(pair, config, entry, k, temperature, repetition)
-                    for k in grid[start:] + grid[:start]
-                ]
-    return requests
+def requests_of(pair: Pair, config: PairConfig, tasks: Sequence[Task]) -> list[Request]:
+    """The requests of some tasks, in their order."""
+    return [
+        request(pair, config, task.entry, task.k, task.temperature, task.repetition)
+        for task in tasks
+    ]
 
 
 def completion(

@@ -6,6 +6,7 @@ second, before anything is loaded. It is an upper estimate: texts that end early
 and drafts that are dropped or need fewer visits make a run shorter.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -16,12 +17,26 @@ import torch
 from harness import formatting as fmt
 from harness import prompts as prompt_sets
 from harness.commands.eligible_drafts import draft_size
-from harness.commands.pair import BATCH, few_share
 from harness.commands.progress import say
+from harness.commands.tasks import (
+    BATCH,
+    EncodedPrompt,
+    Task,
+    missing_answers,
+    planned_turns,
+    sweep_tasks,
+    text_tasks,
+)
 from harness.config import AuditionConfig, ModelConf, PairConfig, SweepConfig
 from harness.measurement.environment import copy_bandwidth
-from harness.measurement.round_times import MOST_TOKENS, rounds_timed, timed_ks, visits_for
-from harness.records import Prompt
+from harness.measurement.round_times import (
+    MOST_TOKENS,
+    pair_ks,
+    rounds_timed,
+    timed_ks,
+    visits_for,
+)
+from harness.records import Prompt, grouped
 from harness.theory.cost import (
     Forwards,
     ModelSize,
@@ -100,27 +115,26 @@ def name_of(config: PairConfig | AuditionConfig, draft: ModelConf) -> str:
 def sweep_work(
     config: SweepConfig, prompts: Sequence[Prompt], price: Price = lambda _: 0.0
 ) -> Work:
-    """The forwards of a sweep; of one in looks the largest K stands for the one that is chosen.
+    """The forwards of a sweep (`harness.commands.tasks.sweep_tasks`), each of the whole budget.
 
     Args:
         price: seconds of forwards where the run takes place, by which slow rounds are timed less.
     """
-    parts, ks = _Parts(config, prompts), config.speculative_ks
-    every = parts.measured_texts
-    texts, rest = parts.generated(BATCH), parts.scores(config.draft)
-    if config.mode == "replay":
-        pairs: list[Forwards] = []
-    elif config.until == "decided":
-        pairs = [
-            *parts.measured([0, *ks[-1:]], every),
-            *parts.measured(ks[:-1], every * few_share(prompts)),
-        ]
-    else:
-        texts, pairs = [], parts.measured([0, *ks], every)  # the plain ones are the texts
-    timed: list[Forwards] = []
+    turns = planned_turns(prompts, config)
+    tasks = sweep_tasks(turns, config)
+    count = len(tasks.texts) + missing_answers(prompts)
+    texts = generated(count, _mean_length(turns), config.new_tokens, BATCH)
+    rest = scores(text_tasks(turns, config), config.draft, config)
+    for k, some in sorted(grouped(tasks.measured, lambda task: task.k).items()):
+        length = _mean_length([task.entry for task in some])
+        rest.append(Forwards("target", len(some), length))
+        if k:
+            rest.append(Forwards("draft", len(some), length))
+        rest += pair_forwards([k], len(some), config.new_tokens)
     if config.latency_from is None:
-        timed = parts.timed(config.draft, ks, price, among_many=False)
-    return Work(texts, [*rest, *pairs, *timed])
+        ks = pair_ks(config.speculative_ks, adaptive=config.decode.stop != "none")
+        rest += _timed(turns, config, config.draft, ks, price)
+    return Work(texts, rest)
 
 
 def audition_work(
@@ -130,67 +144,59 @@ def audition_work(
     price: Price = lambda _: 0.0,
 ) -> Work:
     """The forwards of an audition in which no draft is dropped; `price` as in `sweep_work`."""
-    parts, rest = _Parts(config, prompts), list[Forwards]()
+    turns, rest = planned_turns(prompts, config), list[Forwards]()
+    tasks = text_tasks(turns, config)
     for conf in drafts:
-        rest += parts.scores(conf)
+        rest += scores(tasks, conf, config)
         if config.latency_from is None and config.latency.target_ms is None:
-            rest += parts.timed(conf, timed_ks(config.k), price, among_many=True)
-    return Work(parts.generated(config.batch), rest)
+            rest += _timed(turns, config, conf, timed_ks(config.k), price)
+    count = 0 if config.traces_from else len(tasks) + missing_answers(prompts)
+    return Work(generated(count, _mean_length(turns), config.new_tokens, config.batch), rest)
 
 
-class _Parts:
-    """The forwards of each part of a run."""
+def _mean_length(turns: Sequence[EncodedPrompt]) -> int:
+    return sum(len(turn.tokens) for turn in turns) // len(turns)
 
-    def __init__(self, config: SweepConfig | AuditionConfig, prompts: Sequence[Prompt]) -> None:
-        self._config = config
-        lengths = prompt_sets.estimated_tokens(prompts, config)
-        self._prompts, self._length = len(lengths), sum(lengths) // len(lengths)
-        # Greedy texts are all alike: once is enough
-        once = sum(config.repetitions if value else 1 for value in config.temperature)
-        self.texts = len(lengths) * once
-        self.measured_texts = len(lengths) * len(config.temperature) * config.repetitions
-        self._waiting = sum(len(prompt_sets.missing_answers(prompt)) for prompt in prompts)
 
-    def generated(self, batch: int) -> list[Forwards]:
-        """The target's texts, and its answers to earlier turns, in batches."""
-        texts = self.texts + self._waiting
-        prefills = Forwards("target", texts, self._length)
-        return [prefills, *text_forwards(texts, self._config.new_tokens, batch)]
+def generated(texts: int, length: int, new_tokens: int, batch: int) -> list[Forwards]:
+    """The target's texts in batches, with their prompts; empty where there are none."""
+    if not texts:
+        return []
+    return [Forwards("target", texts, length), *text_forwards(texts, new_tokens, batch)]
 
-    def scores(self, draft: ModelConf) -> list[Forwards]:
-        """A prefill of each text; of a head the target's too, and one for each token it chains."""
-        if draft.spec.looks_up:
-            return []
-        whole = self._length + self._config.new_tokens
-        passes = max(self._config.k) if draft.spec.chained else 1
-        made = [Forwards(name_of(self._config, draft), self.texts * passes, whole)]
-        return [*made, Forwards("target", self.texts, whole)] if draft.spec.reads_states else made
 
-    def measured(self, ks: Sequence[int], generations: float) -> list[Forwards]:
-        """So many generations at each K, 0 among them for plain decoding, with their prompts."""
-        drafting = sum(k > 0 for k in ks)
-        return [
-            Forwards("target", generations * len(ks), self._length),
-            Forwards("draft", generations * drafting, self._length),
-            *pair_forwards(ks, generations, self._config.new_tokens),
-        ]
+def scores(
+    texts: Sequence[Task], draft: ModelConf, config: SweepConfig | AuditionConfig
+) -> list[Forwards]:
+    """A prefill of each text; of a head the target's too, and one for each token it chains."""
+    if draft.spec.looks_up:
+        return []
+    whole = _mean_length([task.entry for task in texts]) + config.new_tokens
+    passes = max(config.k) if draft.spec.chained else 1
+    made = [Forwards(name_of(config, draft), len(texts) * passes, whole)]
+    return [*made, Forwards("target", len(texts), whole)] if draft.spec.reads_states else made
 
-    def timed(
-        self, draft: ModelConf, ks: Sequence[int], price: Price, *, among_many: bool
-    ) -> list[Forwards]:
-        """Single steps; and rounds, in visits that time plain decoding twice and each K once."""
-        config, name = self._config, name_of(self._config, draft)
-        visits = visits_for(self._prompts * config.repetitions, among_many=among_many)
-        visits *= len(config.temperature)
-        context = self._length + max(0, config.new_tokens - MOST_TOKENS) // 2
-        work = timing_forwards(max(ks, default=0), name)
-        for k in (0, 0, *ks):
-            a_round = [Forwards("target", 1, k + 1), Forwards(name, k)]
-            rounds = rounds_timed(k, config.new_tokens, price(a_round))
-            prompts = [Forwards("target", 1, context), Forwards(name, min(k, 1), context)]
-            of_rounds = [replace(each, count=rounds * each.count) for each in a_round]
-            work += [replace(each, count=visits * each.count) for each in prompts + of_rounds]
-        return work
+
+def _timed(
+    turns: Sequence[EncodedPrompt],
+    config: SweepConfig | AuditionConfig,
+    draft: ModelConf,
+    ks: Sequence[int],
+    price: Price,
+) -> list[Forwards]:
+    """Single steps; and rounds, in visits that time plain decoding twice and each K once."""
+    name, among_many = name_of(config, draft), isinstance(config, AuditionConfig)
+    visits = visits_for(len(turns) * config.repetitions, among_many=among_many)
+    visits *= len(config.temperature)
+    context = _mean_length(turns) + max(0, config.new_tokens - MOST_TOKENS) // 2
+    work = timing_forwards(max(ks, default=0), name)
+    for k in (0, 0, *ks):
+        a_round = [Forwards("target", 1, k + 1), Forwards(name, k)]
+        rounds = rounds_timed(k, config.new_tokens, price(a_round))
+        prompts = [Forwards("target", 1, context), Forwards(name, min(k, 1), context)]
+        of_rounds = [replace(each, count=rounds * each.count) for each in a_round]
+        work += [replace(each, count=visits * each.count) for each in prompts + of_rounds]
+    return work
 
 
 # ---- on this machine -----------------------------------------------------------------------------
@@ -198,23 +204,42 @@ class _Parts:
 
 @dataclass(frozen=True)
 class RunTime:
-    """Seconds of a run, part by part, and the bytes of its weights and caches.
+    """The time that a run takes at most, and the bytes of its weights and caches.
 
     Attributes:
-        texts_s: the target's texts.
-        rest_s: all else.
+        work: the forwards, by the tokens of a text and by the price of a forward.
+        price: of forwards on this machine.
+        new_tokens: the budget of a text.
+        again_s: seconds in which short texts are measured again, whatever the machine's pace.
+        budget_s: after which nothing more is measured; None: any number.
     """
 
-    texts_s: float
-    rest_s: float
+    work: Callable[[int, Price], Work]
+    price: Price
+    new_tokens: int
     needed_bytes: float
+    again_s: float = 0.0
+    budget_s: float | None = None
+
+    def seconds(self, new_tokens: int | None = None, pace: float = 1.0) -> tuple[float, float]:
+        """Seconds of the texts, and of all else.
+
+        Args:
+            new_tokens: of each text; None: the budget.
+            pace: how many times as long as expected a forward takes. What is timed for a while, as
+                rounds are, takes no longer for it.
+        """
+
+        def slower(work: Sequence[Forwards]) -> float:
+            return pace * self.price(work)
+
+        work = self.work(new_tokens or self.new_tokens, slower)
+        return slower(work.texts), slower(work.rest) + self.again_s
 
     def __str__(self) -> str:
         free = fmt.memory(psutil.virtual_memory().available)
-        return (
-            f"at most about {fmt.duration(self.texts_s + self.rest_s)}, in"
-            f" {fmt.memory(self.needed_bytes)} of {free}"
-        )
+        most_s = min(sum(self.seconds()), self.budget_s or math.inf)
+        return f"at most about {fmt.duration(most_s)}, in {fmt.memory(self.needed_bytes)} of {free}"
 
 
 def run_time(
@@ -243,16 +268,18 @@ def run_time(
     def price(work: Sequence[Forwards]) -> float:
         return forwards_s(work, sizes, machine, context)[1]
 
-    if isinstance(config, AuditionConfig):
-        work, again_s = audition_work(config, drafts, prompts, price), 0.0
-    else:
-        work = sweep_work(config, prompts, price)
-        in_looks = config.until == "decided" and config.mode != "replay"
-        sets = len({prompt.prompt_set for prompt in prompts})
-        cells = sets * len(config.temperature) * len(config.speculative_ks)
-        again_s = CELL_S * cells if in_looks else 0.0  # cells that are not precise
+    def work_of(new_tokens: int, price: Price) -> Work:
+        asked = replace(config, new_tokens=new_tokens)
+        if isinstance(asked, AuditionConfig):
+            return audition_work(asked, drafts, prompts, price)
+        return sweep_work(asked, prompts, price)
+
+    again_s = 0.0
+    if isinstance(config, SweepConfig) and config.until == "decided":  # cells that are not precise
+        sets = {prompt.prompt_set for prompt in prompts}
+        again_s = CELL_S * len(sets) * len(config.temperature) * len(config.speculative_ks)
     needed = _needed_bytes(sizes, max(lengths) + config.new_tokens)
-    return RunTime(price(work.texts), price(work.rest) + again_s, needed)
+    return RunTime(work_of, price, config.new_tokens, needed, again_s, config.budget_s)
 
 
 def _needed_bytes(sizes: Mapping[str, ModelSize], positions: int) -> float:
@@ -274,8 +301,32 @@ def said_beforehand(
     return expected
 
 
-def say_left(expected: RunTime | None, texts_s: float) -> None:
-    """Say the time of the rest, scaled by how long the texts took next to what was expected."""
-    if expected is not None and expected.texts_s and texts_s >= WORTH_SAYING_S:
-        left_s = expected.rest_s * texts_s / expected.texts_s
-        say(f"the texts took {fmt.duration(texts_s)}: at most about {fmt.duration(left_s)} left")
+def say_left(
+    expected: RunTime | None,
+    texts_s: float,
+    lengths: Sequence[int],
+    *,
+    budget_s: float,
+    token_s: float | None = None,
+) -> None:
+    """Say how long the rest takes at most, by the texts that are generated.
+
+    A batch of texts tells less of the machine's pace than a plain token: it is further from what a
+    forward is expected to take, and as long as its longest text.
+
+    Args:
+        texts_s: what they took; of less than `WORTH_SAYING_S` nothing is said.
+        lengths: their tokens.
+        budget_s: what is left of the budget.
+        token_s: seconds of a plain token, where it was timed; None: by the texts.
+    """
+    if expected is None or texts_s < WORTH_SAYING_S or not lengths:
+        return
+    if token_s is None:
+        before_s, _ = expected.seconds(max(lengths))
+        pace = texts_s / before_s if before_s else 1.0
+    else:
+        pace = token_s / expected.price([Forwards("target", 1)])
+    _, left_s = expected.seconds(math.ceil(sum(lengths) / len(lengths)), pace)
+    left = fmt.duration(min(left_s, budget_s))
+    say(f"the texts took {fmt.duration(texts_s)}: at most about {left} left")

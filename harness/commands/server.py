@@ -1,13 +1,13 @@
 """A pair on the engine that will serve it: every K on live servers, then the verdict.
 
-What the servers are asked for is in `server_requests`, how they are started or attached to in
-`server_start`, the requests in `server_visits`, and what the pair's own weights say of the returned
+The requests of servers are listed in `tasks`, how they are started or attached to in
+`server_start`, the visits that send them in `server_visits`, and what the weights say of returned
 texts in `server_scores`. Where only a tokenizer is here (score=false) there is nothing of the last.
 """
 
 from collections.abc import Sequence
 
-from harness.commands.checks import Problems, check_run, without_too_long
+from harness.commands.checks import Problems, Vocabularies, check_run, without_too_long
 from harness.commands.dry_run import print_server
 from harness.commands.eligible_drafts import mtp_layers
 from harness.commands.opening import check_memory
@@ -32,6 +32,7 @@ from harness.commands.server_visits import INTERRUPTED, answer_so_far, measure
 from harness.commands.timing import time_own_loop
 from harness.config import ServerConfig
 from harness.engines.adapters import Adapter, adapter_of
+from harness.models.load import load_vocabulary
 from harness.records import GREEDY, NotInstalledError, RoundTiming, UserError
 from harness.serving.engines import OWN
 from harness.storage import RunFolder
@@ -64,7 +65,8 @@ def check_budget(config: ServerConfig, adapter: Adapter) -> None:
 
 def run(config: ServerConfig) -> Outcome:
     """Measure the grid on the engine; status 1 where a server failed or changed a greedy text."""
-    prompts = without_too_long(config, load_prompts(config))
+    read = Vocabularies(config)
+    prompts = without_too_long(config, load_prompts(config), read)
     adapter = adapter_of(config)
     check_budget(config, adapter)
     # A dry run with gpu= is the plan of another machine
@@ -83,15 +85,16 @@ def run(config: ServerConfig) -> Outcome:
     if here:
         problems.of(startable)
     own_rounds = problems.of(stored_own_rounds, config) or []
-    check_run(config, prompts, [config.draft], problems)
+    check_run(config, prompts, [config.draft], problems, read)
     if config.dry_run:
         states = states_of_servers(config, adapter)
         print_server(config, prompts, states, synthetic=is_synthetic(config, adapter))
         return Outcome(None)
     folder = resumed(config, SERVER)
     if config.url is not None:  # before weights are loaded and a folder is made
-        try_addresses(config, adapter, prompts)
-    work = open_workload(config, prompts)
+        target = read.of(config.model) or load_vocabulary(config.model)
+        try_addresses(config, adapter, prompts, target.tokenizer)
+    work = open_workload(config, prompts, read)
     if config.score and work.pair is None:  # what will not fit is said before anything is measured
         sampled = any(value != GREEDY for value in config.temperature)
         check_memory(config, prompts, target=sampled or config.url is not None)

@@ -1,11 +1,12 @@
-"""What servers did not answer: stored, so that cells say so, and said at a run's end."""
+"""Failed requests to servers: stored, so that cells say so, and said at a run's end."""
 
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from harness import formatting as fmt
-from harness.commands.server_requests import PLAIN, Role, Task, Workload, varying_roles
+from harness.commands.server_requests import Task, Workload
+from harness.commands.tasks import PLAIN, Role, varying_roles
 from harness.records import Measurement, NotMeasured, UserError, in_one_line
 from harness.storage import RunFolder
 
@@ -20,7 +21,7 @@ LOADS: Measurement = "server_loads"
 
 
 class Failures:
-    """What servers did not answer: stored, so that cells say so, and said at the end."""
+    """Failed requests to servers, and servers that are asked no more."""
 
     def __init__(self, folder: RunFolder, work: Workload) -> None:
         self._folder = folder

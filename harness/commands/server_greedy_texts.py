@@ -13,8 +13,9 @@ from itertools import islice
 
 from harness.analysis.lossless import greedy_pairs
 from harness.commands.progress import progress
-from harness.commands.server_requests import PLAIN, Role, Workload
+from harness.commands.server_requests import Workload
 from harness.commands.server_start import started
+from harness.commands.tasks import PLAIN, Role
 from harness.engines.adapters import Adapter
 from harness.engines.protocol import RefusedError, RequestFailedError, Server, ServerDiedError
 from harness.measurement.engine_noise import (

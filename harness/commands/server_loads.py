@@ -9,14 +9,9 @@ import numpy as np
 
 from harness.commands.progress import progress
 from harness.commands.server_failures import Failures
-from harness.commands.server_requests import (
-    PLAIN,
-    Role,
-    Workload,
-    load_slots,
-    varying_roles,
-)
+from harness.commands.server_requests import Workload
 from harness.commands.server_start import check_vocabulary, side_by_side, started
+from harness.commands.tasks import PLAIN, Role, load_slots, varying_roles
 from harness.engines.adapters import Adapter
 from harness.engines.protocol import Server
 from harness.measurement.clock import undisturbed
@@ -122,7 +117,7 @@ def _visit_under_load(
 
 
 def _completes(work: Workload, role: Role, server: Server, failures: Failures) -> bool:
-    """Whether a server reads and completes texts as the target does; else that is noted."""
+    """True where a server decodes ids as the target's tokenizer does; else that is noted."""
     with progress(f"checking the texts at {role}"):
         try:
             check_vocabulary(server, work.vocabulary.tokenizer, work.conversations)

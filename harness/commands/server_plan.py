@@ -1,4 +1,4 @@
-"""How long a server run takes on this machine, and what it leaves out to end within its budget.
+"""The time of a server run on this machine, and what it leaves out to end within its budget.
 
 A request of median length tells what a token of a prompt and an emitted one take on the plain
 server. Before a K is timed its requests are taken to last `SLOWER` times as long as plain ones. A
@@ -8,17 +8,22 @@ with a share of each set, down to `FEW_PROMPTS`; fewer K. A run that does not fi
 until the time is spent.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
-from harness.analysis.looks import most_started, searched_next
-from harness.commands.pair import PROMPTS_OF_EVERY_K, EncodedPrompt, in_random_order
+from harness.analysis.looks import searched_next
 from harness.commands.run_time import this_machine
+from harness.commands.tasks import (
+    EncodedPrompt,
+    ServerTask,
+    ServerTasks,
+    everything,
+    server_tasks,
+)
 from harness.config import ServerConfig
 from harness.records import UserError
-from harness.serving.round_counting import shorter_budget
 from harness.storage.manifest import AskedLess
 
 # A speculating request's time / a plain one's, and an emitted token's there, before any is timed
@@ -35,15 +40,20 @@ DRAFT_SHARE = 0.35
 
 @dataclass(frozen=True)
 class Pace:
-    """What a plain server takes, in seconds: to start, for a token of a prompt, for one emitted."""
+    """Seconds of a plain server: to start, for a token of a prompt, for an emitted token."""
 
     start_s: float
     prompt_token_s: float
     token_s: float
 
     def request_s(self, prompt_tokens: float, new_tokens: float) -> float:
-        """Of one request that is decoded plainly."""
+        """Seconds of a request that is decoded plainly."""
         return prompt_tokens * self.prompt_token_s + new_tokens * self.token_s
+
+    def task_s(self, task: ServerTask, new_tokens: int) -> float:
+        """Seconds of a task, before any request of its K is timed."""
+        plain_s = self.request_s(len(task.entry.tokens), new_tokens)
+        return plain_s * (SLOWER if task.role.k else 1.0)
 
 
 @dataclass(frozen=True)
@@ -65,12 +75,12 @@ class Expected:
 
     @property
     def total_s(self) -> float:
-        """Of all parts."""
+        """Seconds of all parts."""
         return self.choosing + self.plain + self.measuring + self.judging
 
 
 def machine_pace(config: ServerConfig) -> Pace | None:
-    """What a plain server will take on this machine's processors, before it is started.
+    """The pace of a plain server on this machine's processors, estimated before it is started.
 
     An emitted token reads every weight once, and a token of a prompt costs two operations each: the
     weights' bytes and number over what the machine reads and multiplies a second, timed for about a
@@ -98,55 +108,29 @@ def machine_pace(config: ServerConfig) -> Pace | None:
     )
 
 
-def everything(config: ServerConfig, prompts: Sequence[EncodedPrompt]) -> AskedLess:
-    """What the configuration asks for."""
-    return AskedLess(
-        prompts=len(in_random_order(prompts, config.seed)),
-        new_tokens=config.new_tokens,
-        repetitions=config.repetitions,
-        temperature=tuple(config.temperature),
-        k=tuple(config.speculative_ks),
-        of_each_set=PROMPTS_OF_EVERY_K,
-        everything=True,
-    )
-
-
 def expected(
-    asked: AskedLess, config: ServerConfig, prompts: Sequence[EncodedPrompt], pace: Pace
+    asked: AskedLess,
+    config: ServerConfig,
+    prompts: Sequence[EncodedPrompt],
+    pace: Pace,
+    *,
+    synthetic: bool = False,
 ) -> Expected:
-    """What the requests of a run take, one at a time."""
-    conversations = in_random_order(prompts, config.seed)
-    kept = [entry for each in conversations[: asked.prompts] for entry in each.turns]
-    lengths = [len(entry.tokens) for entry in kept]
-    few = [
-        len(entry.tokens)
-        for each in conversations[: asked.prompts]
-        if each.rank < asked.of_each_set
-        for entry in each.turns
-    ]
-    whole, temperatures = asked.new_tokens, len(asked.temperature)
+    """The seconds of a run's requests, one at a time (`harness.commands.tasks.server_tasks`)."""
+    tasks = server_tasks(asked, config, prompts, synthetic=synthetic)
 
-    def plain_s(of: Sequence[int], tokens: int) -> float:
-        return temperatures * sum(pace.request_s(length, tokens) for length in of)
+    def seconds(some: Sequence[ServerTask]) -> float:
+        return sum(pace.task_s(task, task.budget(asked.new_tokens)) for task in some)
 
-    visits_s = asked.repetitions * plain_s(lengths, whole)
-    judging_s = _judging_s(asked, config, lengths, pace)
-    if config.until != "decided":
-        both = visits_s + asked.repetitions * plain_s(lengths, shorter_budget(whole))
-        starts_s = (1 + SLOWER * len(asked.k)) * pace.start_s
-        return Expected(starts_s, 0.0, (1 + SLOWER * len(asked.k)) * both, judging_s)
-    first = len(searched_next(sorted(asked.k), {})) if len(asked.k) > 1 else 1
-    started = most_started(len(asked.k), temperatures) if len(asked.k) > 1 else 1
-    # Plain decoding is asked next to each K, with two searched first together
-    few_s = plain_s(few, whole) + plain_s(few, shorter_budget(whole))
-    choosing_s = (1 + SLOWER * started) * pace.start_s + asked.repetitions * few_s * (
-        1 + started - first + SLOWER * started
+    return Expected(
+        (1 + SLOWER * tasks.started) * pace.start_s + seconds(tasks.choosing),
+        seconds(tasks.plain),
+        seconds(tasks.measured),
+        _judging_s(config, tasks, asked.new_tokens, pace),
     )
-    texts_s = plain_s(lengths, whole) if asked.everything else 0.0
-    return Expected(choosing_s, texts_s, (1 + SLOWER) * visits_s, judging_s)
 
 
-def _judging_s(asked: AskedLess, config: ServerConfig, lengths: Sequence[int], pace: Pace) -> float:
+def _judging_s(config: ServerConfig, tasks: ServerTasks, new_tokens: int, pace: Pace) -> float:
     """A token costs each model's forward what a prompt's token costs it on the server.
 
     Of greedy texts the draft reads the plain one, and is asked for a token at each of its positions
@@ -155,26 +139,31 @@ def _judging_s(asked: AskedLess, config: ServerConfig, lengths: Sequence[int], p
     """
     if not config.score:
         return 0.0
-    greedy = sum(not value for value in asked.temperature)
-    sampled = len(asked.temperature) - greedy
-    ks = 2 if config.until == "decided" else 1 + len(asked.k)
-    reads = DRAFT_SHARE * greedy + (1.0 + DRAFT_SHARE) * sampled * ks * asked.repetitions
-    read_s = reads * pace.prompt_token_s * sum(length + asked.new_tokens for length in lengths)
-    if config.draft.gguf is None or not greedy or config.url is not None:
-        return read_s
-    return read_s + DRAFT_SHARE * pace.token_s * len(lengths) * asked.new_tokens
+    texts = [task for task in tasks.measured if task.file == "trials"]
+    greedy = [t for t in texts if not t.temperature and not t.role.k and not t.visit]
+    sampled = [task for task in texts if task.temperature]
+    read = sum(len(task.entry.tokens) + new_tokens for task in greedy) * DRAFT_SHARE
+    read += sum(len(task.entry.tokens) + new_tokens for task in sampled) * (1.0 + DRAFT_SHARE)
+    asked = config.draft.gguf is not None and config.url is None
+    drafted = DRAFT_SHARE * pace.token_s * len(greedy) * new_tokens if asked else 0.0
+    return read * pace.prompt_token_s + drafted
 
 
 def fitted(
-    config: ServerConfig, prompts: Sequence[EncodedPrompt], pace: Pace, budget_s: float
+    config: ServerConfig,
+    prompts: Sequence[EncodedPrompt],
+    pace: Pace,
+    budget_s: float,
+    *,
+    synthetic: bool = False,
 ) -> tuple[AskedLess, Expected]:
     """The most that fits into so many seconds, in the order of the module's docstring; its time."""
     needed: tuple[AskedLess, Expected] | None = None
     for asked in _ever_less(config, prompts):
-        needed = asked, expected(asked, config, prompts, pace)
+        needed = asked, expected(asked, config, prompts, pace, synthetic=synthetic)
         while needed[1].choosing > CHOOSING_SHARE * budget_s and needed[0].of_each_set > 1:
             asked = replace(needed[0], of_each_set=needed[0].of_each_set - 1)
-            needed = asked, expected(asked, config, prompts, pace)
+            needed = asked, expected(asked, config, prompts, pace, synthetic=synthetic)
         if needed[1].total_s <= SAFE_SHARE * budget_s:
             break
     assert needed is not None  # everything comes first
@@ -203,20 +192,21 @@ def _ever_less(config: ServerConfig, prompts: Sequence[EncodedPrompt]) -> Iterat
 
 
 def left_out(asked: AskedLess, whole: AskedLess) -> str:
-    """What is not asked for, in words; empty where everything is."""
+    """The parts of a run that are not asked for, in words; empty where everything is."""
     parts = [
         f"{name} {before} -> {after}"
         for name, before, after in (
             ("visits", whole.repetitions, asked.repetitions),
             ("tokens a text", whole.new_tokens, asked.new_tokens),
-            ("temperatures", _listed(whole.temperature), _listed(asked.temperature)),
+            ("temperatures", listed(whole.temperature), listed(asked.temperature)),
             ("prompts", whole.prompts, asked.prompts),
-            ("K", _listed(whole.k), _listed(asked.k)),
+            ("K", listed(whole.k), listed(asked.k)),
         )
         if before != after
     ]
     return "; ".join(parts)
 
 
-def _listed(values: Sequence[float]) -> str:
+def listed(values: Iterable[float]) -> str:
+    """Numbers as "1, 2, 0.5"."""
     return ", ".join(f"{value:g}" for value in values)

@@ -1,62 +1,55 @@
-"""What servers are asked for: a pair's prompts, and which request goes to which server when.
-
-Each server has a role: it drafts K tokens per round, or decodes plainly at K = 0. A *visit* asks
-each of them for every prompt at every temperature, in an order drawn anew for each prompt.
-
-What rounds cost comes from the same visits: from servers that are told to reject every draft
-(rounds.jsonl) where the engine can do that, else from requests for a part of the budget
-(starts.jsonl).
-
-A run that measures one K alone (`until=decided`) asks few K for few prompts first (probes.jsonl),
-which price their rounds, and the plain server for every text, until the fastest K is found by
-replay (`harness.analysis.looks.to_start`); that one is visited with plain decoding.
+"""The workload of a server run: a pair's prompts, and the request of each task.
 
 Weights are in memory while they are needed, and not while servers are timed (`Workload.weights`).
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from typing import Literal, cast
+from dataclasses import asdict, dataclass, field, replace
+from typing import cast
 
-import numpy as np
 import torch
 
-from harness.commands.checks import check_lengths, encoded_conversations
+from harness.commands.checks import Vocabularies, check_lengths
 from harness.commands.completions import with_turns
 from harness.commands.opening import open_pair
-from harness.commands.pair import (
-    PROMPTS_OF_EVERY_K,
-    EncodedPrompt,
-    Pair,
-    described,
-    in_random_order,
-)
-from harness.commands.progress import progress
+from harness.commands.pair import Pair, described
 from harness.commands.requests import completion, hash_of, sampling_of
 from harness.commands.run_lifecycle import Described
+from harness.commands.tasks import PROMPTS_OF_EVERY_K, EncodedPrompt, ServerTask, asking
 from harness.config import ServerConfig
-from harness.engines.adapters import kind_of
 from harness.engines.protocol import Completion
 from harness.measurement.generations import Request
-from harness.measurement.server_request import ReturnedText, shorter
+from harness.measurement.server_request import ReturnedText
 from harness.models.load import Vocabulary, load_vocabulary
-from harness.records import Prompt, Rule, ServerClock, TextKey, Trial, UserError, Varying, grouped
-from harness.serving.drafts import DRAFTS
-from harness.serving.engines import ENGINES, OWN
+from harness.records import Prompt, Rule, ServerClock, TextKey, Trial, UserError, grouped
+from harness.serving.engines import OWN
 from harness.storage import RunFolder
-from harness.storage.manifest import AskedLess, Manifest, ServedKs
+from harness.storage.manifest import AskedLess, Manifest
 
-# Requests that a server decodes side by side where they arrive at random, and no closed loop of
-# several is measured
-ARRIVING_SLOTS = 8
-VARYING: Mapping[Varying, str] = {"schedule": "by the schedule", "adaptive": "adaptive"}
+
+@dataclass(frozen=True)
+class Task(ServerTask):
+    """A task with its request."""
+
+    request: Request = field(kw_only=True)
+
+    @property
+    def of_rounds(self) -> tuple[int, int, float, int]:
+        """Visit, K, temperature and prompt length, by which its line of rounds.jsonl is found."""
+        request = self.request
+        return self.visit, self.role.k, request.sampling.temperature, len(request.tokens)
+
+    @property
+    def compared(self) -> tuple[bool, TextKey]:
+        """The key of the tasks that its time is compared with, those of other K."""
+        return self.file == "rounds", self.request.key
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What the servers are asked for.
+    """The prompts and settings of the requests to servers.
 
     Attributes:
         conversations, prompts: as of `harness.commands.opening.Target`.
@@ -73,7 +66,7 @@ class Workload:
 
     @property
     def device(self) -> torch.device:
-        """Of the models that are loaded here."""
+        """The device of the models that are loaded here."""
         return torch.device("cpu") if self.pair is None else self.pair.target_model.device
 
     @contextmanager
@@ -89,21 +82,22 @@ class Workload:
 
     def asking(self, less: AskedLess) -> "Workload":
         """The same for less: fewer or shorter requests."""
-        config = replace(
-            self.config,
-            new_tokens=less.new_tokens,
-            repetitions=less.repetitions,
-            temperature=[*less.temperature],
-            k=[*less.k],
-        )
-        kept = in_random_order(self.prompts, config.seed)[: less.prompts]
-        turns = {id(entry) for conversation in kept for entry in conversation.turns}
-        prompts = tuple(entry for entry in self.prompts if id(entry) in turns)
+        config, prompts = asking(less, self.config, self.prompts)
         return replace(self, config=config, prompts=prompts, of_each_set=less.of_each_set)
+
+    def tasks(self, tasks: Iterable[ServerTask]) -> list[Task]:
+        """The same tasks with their requests."""
+        made: list[Task] = []
+        for task in tasks:
+            request = self.request(task.entry, task.temperature, task.role.k, task.visit)
+            cell = f"{request.cell}-short" if task.file == "starts" else request.cell
+            request = replace(request, cell=cell, budget=task.budget(request.budget))
+            made.append(Task(**vars(task), request=request))
+        return made
 
     @property
     def measured_on(self) -> torch.device:
-        """Where what is timed runs: the models' device, or the card of servers started here."""
+        """The device that is timed: that of the models, or the card of servers started here."""
         servers_here = self.pair is None and self.config.url is None
         on_card = servers_here and torch.cuda.is_available()
         return torch.device("cuda", 0) if on_card else self.device
@@ -119,7 +113,7 @@ class Workload:
         return [0, *self.config.speculative_ks]
 
     def describe(self, known: Manifest | None) -> Described:
-        """What a run with it notes of itself; of models that are `known`, and not here, nothing."""
+        """The manifest's entries of a run; models that are `known`, and not here, are left out."""
         if self.pair is not None:
             return self.pair.describe()
         names = {"target": self.vocabulary.name, "draft": self.config.draft.name}
@@ -182,159 +176,18 @@ def check_turns(config: ServerConfig, prompts: Sequence[Prompt]) -> None:
         )
 
 
-def open_workload(config: ServerConfig, prompts: Sequence[Prompt]) -> Workload:
+def open_workload(
+    config: ServerConfig, prompts: Sequence[Prompt], read: Vocabularies | None = None
+) -> Workload:
     """Read the target's tokenizer, or load the pair that the harness's loop is to serve."""
     if config.engine == OWN.name:
         pair = open_pair(config, prompts)
         return Workload(config, pair.conversations, pair.prompts, pair.target, pair)
-    with progress(f"loading the tokenizer of {config.model.name}"):
-        vocabulary = load_vocabulary(config.model)
-    encoded = encoded_conversations(vocabulary.tokenizer, prompts, config)
+    read = read or Vocabularies(config)
+    vocabulary = read.of(config.model) or load_vocabulary(config.model)  # which refuses random ones
+    encoded = read.encoded(vocabulary, prompts)
     check_lengths(encoded, config, [vocabulary])
     return Workload(config, tuple(prompts), encoded, vocabulary, None)
-
-
-def load_slots(config: ServerConfig) -> int:
-    """Requests that the servers of a load have room for; 1 where no load is measured.
-
-    Loads at a rate get those of the largest closed loop, whose costs then say what they wait.
-    """
-    most = max(config.concurrency)
-    return ARRIVING_SLOTS if config.rate and most == 1 else most
-
-
-@dataclass(frozen=True, order=True)
-class Role:
-    """What a server is for.
-
-    Attributes:
-        k: tokens that it drafts per round; 0 decodes plainly.
-        rejects: whether it is told to reject every draft, so that each round emits one token.
-        varying: how its K changes while it serves; `k` is the largest then.
-    """
-
-    k: int
-    rejects: bool = False
-    varying: Varying = ""
-
-    def __str__(self) -> str:
-        if self.varying:
-            return f"K up to {self.k}, {VARYING[self.varying]}"
-        return f"K={self.k}{', rejecting every draft' if self.rejects else ''}"
-
-
-PLAIN = Role(0)
-
-
-def varying_roles(config: ServerConfig) -> list[Role]:
-    """The servers whose K changes while they serve, which are measured under load alone."""
-    by_engine = ENGINES[config.engine].varying
-    roles: list[Role] = []
-    for varying in config.varying:
-        largest = by_engine[varying].largest_k or max(config.k)
-        if varying == "schedule":
-            largest = max(k for *_, k in config.schedule)
-        roles.append(Role(largest, varying=varying))
-    return roles
-
-
-@dataclass(frozen=True)
-class Task:
-    """One request to one server, and where its answer is stored."""
-
-    role: Role
-    visit: int
-    request: Request
-    file: Literal["trials", "starts", "rounds", "probes"]
-
-    @property
-    def of_rounds(self) -> tuple[int, int, float, int]:
-        """What a line of rounds.jsonl says of the request that it is from."""
-        request = self.request
-        return self.visit, self.role.k, request.sampling.temperature, len(request.tokens)
-
-    @property
-    def compared(self) -> tuple[bool, TextKey]:
-        """What it has in common with the tasks of other K that its time is compared with."""
-        return self.file == "rounds", self.request.key
-
-
-def tasks_of(work: Workload, *, synthetic: bool) -> Iterator[Task]:
-    """Every request of a run that measures every K, in the order it is sent.
-
-    Prompts are in random order in each visit, and the rounds that are timed among them: a machine
-    whose pace drifts would else favour one prompt set, and the costs that predict it come from the
-    others. All K of a prompt follow each other.
-    """
-    rejecting: list[EncodedPrompt] = []
-    if synthetic:  # one prompt of each set, of a middle length, the same in each visit
-        for entries in grouped(work.prompts, lambda entry: entry.prompt.prompt_set).values():
-            rejecting.append(sorted(entries, key=lambda each: len(each.tokens))[len(entries) // 2])
-    ks = dict.fromkeys(work.config.temperature, work.ks)
-    return _tasks(work, work.prompts, ks, shorts=not synthetic, rejecting=rejecting)
-
-
-def plain_tasks(work: Workload) -> Iterator[Task]:
-    """The texts by which replay chooses a K: every prompt, decoded plainly once."""
-    return _tasks(work, work.prompts, dict.fromkeys(work.config.temperature, (0,)), visits=1)
-
-
-def probe_tasks(
-    work: Workload, ks: Sequence[int], temperatures: Sequence[float] | None = None
-) -> Iterator[Task]:
-    """The requests that price the rounds of some K next to plain tokens, on a few prompts."""
-    order = in_random_order(work.prompts, work.config.seed)
-    few = [entry for each in order if each.rank < work.of_each_set for entry in each.turns]
-    of_each = dict.fromkeys(temperatures or work.config.temperature, (0, *ks))
-    return _tasks(work, few, of_each, file="probes", shorts=True)
-
-
-def chosen_tasks(work: Workload, chosen: ServedKs) -> Iterator[Task]:
-    """Every prompt, plainly and at the K that was chosen for its temperature."""
-    ks = {value: (0, chosen.k_at(value) or 0) for value in work.config.temperature}
-    return _tasks(work, work.prompts, ks)
-
-
-def _tasks(
-    work: Workload,
-    prompts: Sequence[EncodedPrompt],
-    ks: Mapping[float, Sequence[int]],
-    *,
-    file: Literal["trials", "probes"] = "trials",
-    visits: int | None = None,
-    shorts: bool = False,
-    rejecting: Sequence[EncodedPrompt] = (),
-) -> Iterator[Task]:
-    """Requests in the order they are sent.
-
-    Args:
-        ks: by temperature.
-        visits: None for as many as the run asks for.
-        shorts: whether each is asked for a part of its budget too, straight after the whole.
-            Not where drafts are not replayed: nothing prices their rounds, and what remembers
-            requests (ngram_mod) would know the text.
-        rejecting: prompts that servers are asked, too, which reject every draft.
-    """
-    config = work.config
-    shorts = shorts and DRAFTS[kind_of(config)].replayed
-    blocks = [(entry, t, False) for entry in prompts for t in ks]
-    blocks += [(entry, t, True) for entry in rejecting for t in ks]
-    for visit in range(visits or config.repetitions):
-        order = np.random.default_rng((config.seed, visit))
-        for place in order.permutation(len(blocks)):
-            entry, temperature, rejects = blocks[place]
-            asked = [
-                work.request(entry, temperature, k, visit)
-                for k in map(int, order.permutation(ks[temperature]))
-            ]
-            if rejects:
-                for each in (*map(shorter, asked), *asked):
-                    yield Task(Role(each.k, rejects=each.k > 0), visit, each, "rounds")
-                continue
-            yield from (Task(Role(request.k), visit, request, file) for request in asked)
-            for request in asked if shorts else ():
-                short = replace(shorter(request), cell=f"{request.cell}-short")
-                yield Task(Role(request.k), visit, short, "starts")
 
 
 def waiting_of(folder: RunFolder, tasks: Sequence[Task]) -> list[Task]:

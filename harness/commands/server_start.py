@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from itertools import pairwise, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import psutil
@@ -20,10 +20,17 @@ import torch
 
 from harness.analysis.cells import latest
 from harness.analysis.looks import most_started
-from harness.commands.pair import Pair, evenly_spaced
+from harness.commands.pair import Pair
 from harness.commands.progress import progress
 from harness.commands.requests import sampling_of
-from harness.commands.server_requests import PLAIN, Role, Workload, load_slots, varying_roles
+from harness.commands.server_requests import Workload
+from harness.commands.tasks import (
+    PLAIN,
+    Role,
+    load_slots,
+    priced_by_other_sets,
+    varying_roles,
+)
 from harness.config import ModelConf, ServerConfig
 from harness.decoding.protocols import Drafter
 from harness.decoding.sampling import SamplingParameters
@@ -48,7 +55,7 @@ from harness.measurement.environment import fewest_threads
 from harness.measurement.generations import drafter_of
 from harness.measurement.server_request import ReturnedText, check_drafts, unlikely_share
 from harness.models.device import resolve_device
-from harness.models.load import load_vocabulary, memory_need
+from harness.models.load import memory_need
 from harness.records import (
     GREEDY,
     Prompt,
@@ -78,13 +85,15 @@ ALIKE = 0.75
 USABLE, OVERHEAD = 0.8, 1.2
 # Ids that a server is asked to decode, to see whether it has the target's tokenizer
 CHECKED_TOKENS = 64
+T = TypeVar("T")
 
 
-def try_addresses(config: ServerConfig, adapter: Adapter, prompts: Sequence[Prompt]) -> None:
+def try_addresses(
+    config: ServerConfig, adapter: Adapter, prompts: Sequence[Prompt], tokenizer: Any
+) -> None:
     """Attach to every address once: refused ones are the user's to fix before anything begins."""
     if config.not_with_url:
         _log.warning("not used with url=, whose servers run: %s", ", ".join(config.not_with_url))
-    tokenizer = load_vocabulary(config.model).tokenizer
     engine = attached(config, adapter, tokenizer)
     sampling = sampling_of(config.decode, config.temperature[0])
     plain: Server | None = None
@@ -139,6 +148,11 @@ def _refuse_two_models(
         )
 
 
+def evenly_spaced(items: Sequence[T], count: int) -> Sequence[T]:
+    """At most `count` items, evenly spaced over the list."""
+    return items[:: max(1, len(items) // count)][:count]
+
+
 def _tried(config: ServerConfig, ids: Sequence[int], sampling: SamplingParameters) -> Asked:
     """The request by which an address is tried."""
     return Asked(ids, sampling, config.seed, min(TRIED_TOKENS, config.new_tokens))
@@ -154,7 +168,7 @@ def _names_of(name: str) -> set[str]:
 
 
 def states_of_servers(config: ServerConfig, adapter: Adapter) -> dict[str, str]:
-    """Who answers at each address of `url=`, or why nobody does, or why none can be started here.
+    """The state of each server by its address: who answers, or why nobody does or none can start.
 
     No request is sent.
     """
@@ -177,7 +191,7 @@ def states_of_servers(config: ServerConfig, adapter: Adapter) -> dict[str, str]:
 
 
 def _too_few_slots(config: ServerConfig, server: Server) -> str:
-    """What follows where more requests are to be in flight than the server decodes side by side."""
+    """A warning where more requests are in flight than it decodes side by side; else empty."""
     slots, most = server.facts.slots, max(config.concurrency)
     if slots is None or slots >= most:
         return ""
@@ -216,7 +230,7 @@ def check_target(folder: RunFolder, work: Workload, pair: Pair) -> None:
 
 
 def _to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
-    """What the engine is asked to serve, with room for so many requests side by side."""
+    """The models that the engine is to serve, with room for `slots` requests side by side."""
     pair, opened = work.pair, None
 
     def drafter(sampling: SamplingParameters, k: int) -> Drafter:
@@ -291,7 +305,7 @@ def settle_threads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
 
 
 def is_synthetic(config: ServerConfig, adapter: Adapter) -> bool:
-    """Whether servers can be told to reject every draft, so that their rounds are timed."""
+    """True where servers can be told to reject every draft, so that their rounds are timed."""
     known = {"everywhere": True, "on CUDA": torch.cuda.is_available(), "nowhere": False}
     # Look-ups draft as much as they find
     if config.url is not None or DRAFTS[kind_of(config)].looks_up:
@@ -300,21 +314,15 @@ def is_synthetic(config: ServerConfig, adapter: Adapter) -> bool:
 
 
 def times_rejecting(folder: RunFolder, work: Workload, adapter: Adapter) -> bool:
-    """Whether a run that measures every K also times servers that reject every draft.
-
-    Not where the requests of other prompt sets price a set's rounds and time is short: one
-    rejecting request of a real model can take a minute. Nor where each is sent once, since a
-    disturbed one would price a K on its own.
-    """
-    asked = folder.manifest.asked_less
-    sets = {entry.prompt.prompt_set for entry in work.prompts}
-    once = work.config.repetitions == 1 or (asked is not None and not asked.everything)
-    short = once and len(sets) > 1
-    return is_synthetic(work.config, adapter) and not short
+    """True where a run that measures every K also times servers that reject every draft."""
+    asked, config = folder.manifest.asked_less, work.config
+    less = asked is not None and not asked.everything
+    by_others = priced_by_other_sets(config, work.prompts, less=less)
+    return is_synthetic(config, adapter) and not by_others
 
 
 def every_k(folder: RunFolder, config: ServerConfig) -> bool:
-    """Whether every K is measured: it was asked for, or nothing could choose one."""
+    """True where every K is measured: it was asked for, or nothing could choose one."""
     chosen = folder.manifest.served_ks
     return config.until == "all" or (chosen is not None and chosen.why_all is not None)
 
@@ -332,13 +340,13 @@ def side_by_side(roles: Sequence[Role], work: Workload, adapter: Adapter) -> Ite
 
 
 def all_stay(work: Workload, adapter: Adapter) -> bool:
-    """Whether plain decoding fits side by side with every server that is started to choose a K."""
+    """True where the plain server fits side by side with all that are started to choose a K."""
     most = most_started(len(work.ks) - 1, len(work.config.temperature))
     return stay(work, adapter) and _at_a_time(work, adapter) > most
 
 
 def stay(work: Workload, adapter: Adapter) -> bool:
-    """Whether servers stay while texts are scored: not on a card, where that takes their memory."""
+    """True where servers stay while texts are scored: not on a card, whose memory that takes."""
     started_on_card = torch.cuda.is_available() and work.config.url is None
     return not (adapter.spec.alone or (started_on_card and work.pair is None))
 
@@ -376,7 +384,7 @@ def _weight_bytes(work: Workload) -> dict[str, int]:
 
 
 def _card_memory(work: Workload, k: int, servers: int) -> CardMemory | None:
-    """What is free for the next of so many servers; None without a card.
+    """The card's free memory for the next of so many servers; None without a card.
 
     Servers start on the first card, or with flags of the user's own on the first few, of which the
     fullest counts then, and what it has to hold of the weights is not known.
@@ -514,7 +522,7 @@ def _commands(folder: RunFolder, work: Workload, adapter: Adapter) -> Iterator[S
 def _varying_commands(
     folder: RunFolder, work: Workload, adapter: Adapter
 ) -> dict[Varying, ServerCommand]:
-    """What starts the servers whose K changes while they serve."""
+    """The commands of the servers whose K changes while they serve."""
     commands: dict[Varying, ServerCommand] = {}
     for role in varying_roles(work.config):
         assert adapter.start is not None

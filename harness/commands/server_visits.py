@@ -13,7 +13,7 @@ the rest. Only before anything is measured is an error the end of the run.
 import logging
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -25,44 +25,36 @@ import psutil
 from harness import formatting as fmt
 from harness.analysis import analyse
 from harness.analysis.looks import best_started, served_decided, to_start
-from harness.commands.pair import EncodedPrompt
 from harness.commands.progress import progress, say
 from harness.commands.run_lifecycle import resumable, write_analysis
 from harness.commands.server_failures import Failures
 from harness.commands.server_greedy_texts import judge_greedy_texts, judge_the_rest
 from harness.commands.server_loads import measure_loads
-from harness.commands.server_plan import (
-    SLOWER,
-    Expected,
-    Pace,
-    everything,
-    expected,
-    fitted,
-    left_out,
-)
-from harness.commands.server_requests import (
-    PLAIN,
-    Role,
-    Task,
-    Workload,
-    chosen_tasks,
-    plain_tasks,
-    probe_tasks,
-    tasks_of,
-    waiting_of,
-)
+from harness.commands.server_plan import Pace, expected, fitted, left_out
+from harness.commands.server_requests import Task, Workload, waiting_of
 from harness.commands.server_scores import score
 from harness.commands.server_start import (
     all_stay,
     check_card,
     check_vocabulary,
     every_k,
+    is_synthetic,
     note_engine,
     settle_threads,
     side_by_side,
     started,
     stay,
     times_rejecting,
+)
+from harness.commands.tasks import (
+    PLAIN,
+    EncodedPrompt,
+    Role,
+    chosen_tasks,
+    every_k_tasks,
+    everything,
+    plain_tasks,
+    probe_tasks,
 )
 from harness.engines import turns
 from harness.engines.adapters import Adapter
@@ -153,13 +145,12 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        """Of the budget; infinite without one."""
+        """Seconds left of the budget; infinite without one."""
         return self._until - monotonic()
 
     def expected_s(self, task: Task) -> float:
-        """Of a request, by the pace of the plain server."""
-        plain_s = self.pace.request_s(len(task.request.tokens), task.request.budget)
-        return plain_s * (SLOWER if task.role.k else 1.0)
+        """Seconds of a request, by the pace of the plain server."""
+        return self.pace.task_s(task, task.request.budget)
 
     def say_again(self, tasks: Sequence[Task], done: int, since: float) -> None:
         """Once, after a minute: how long these tasks will take, as they were timed so far."""
@@ -181,34 +172,32 @@ def _planned(folder: RunFolder, work: Workload, adapter: Adapter, budget: Budget
     with resumable(folder):
         check_card(folder, work, adapter, [Role(k) for k in work.ks])
         budget.pace = _pace(folder, work, adapter)
-    whole = everything(work.config, work.prompts)
-    asked, needs = fitted(work.config, work.prompts, budget.pace, budget.left_s)
+    before, whole = work, everything(work.config, work.prompts)
+    synthetic = is_synthetic(work.config, adapter)
+    pace, left_s = budget.pace, budget.left_s
+    asked, needs = fitted(work.config, work.prompts, pace, left_s, synthetic=synthetic)
     budget.reserve(needs.judging)
     if asked != whole:
         folder.note(asked_less=asked)
         work = work.asking(asked)
     if not asked.everything:
-        longer = expected(whole, work.config, work.prompts, budget.pace)
+        longer = expected(whole, before.config, before.prompts, pace, synthetic=synthetic)
         say(
             f"everything would take about {fmt.duration(longer.total_s)}, and budget_s="
             f"{budget.seconds:g}; asked for is less: {left_out(asked, whole)}"
         )
     config = work.config
     texts = f"{len(work.prompts)} prompts of {config.new_tokens} tokens at most"
-    free = psutil.virtual_memory().available
+    free, first = psutil.virtual_memory().available, ""
+    if config.until == "decided":
+        first = f", a first answer after about {fmt.duration(needs.choosing)}"
     say(
         f"plan: {texts}, K = {', '.join(map(str, config.speculative_ks))}: at most about"
-        f" {fmt.duration(needs.total_s)}{_first_of(needs, config.until)}; this process holds"
+        f" {fmt.duration(needs.total_s)}{first}; this process holds"
         f" {psutil.Process().memory_info().rss / 1e9:.1f} GB while servers are timed, and"
         f" {free / 1e9:.1f} GB are free"
     )
     return work
-
-
-def _first_of(needs: Expected, until: str | None) -> str:
-    return (
-        f", a first answer after about {fmt.duration(needs.choosing)}" if until == "decided" else ""
-    )
 
 
 def _pace(folder: RunFolder, work: Workload, adapter: Adapter) -> Pace:
@@ -267,7 +256,7 @@ class _Answering:
 
 @dataclass(frozen=True)
 class _Visits:
-    """What all visits of a run have in common.
+    """The run that visits are made in.
 
     Attributes:
         kept: where all servers fit side by side, those that stay for further tasks.
@@ -321,17 +310,20 @@ def _choose(visits: _Visits) -> ServedKs | None:
     more = tuple(dict.fromkeys(trial.k for trial in folder.probes.read() if trial.k))
     while more := more or to_start(load(folder.path), ks, started):
         # The first temperature's answer is the first one
-        for some in [temperatures[:1], temperatures[1:]] if not started else [temperatures]:
-            if some and not _measure_visits(visits, probe_tasks(work, more, some)):
+        apart = [temperatures] if started else [temperatures[:1], temperatures[1:]]
+        for some in filter(None, apart):
+            tasks = probe_tasks(work.config, work.prompts, more, work.of_each_set, some)
+            if not _measure_visits(visits, work.tasks(tasks)):
                 return None
             if failures.dead and _asks_everything(folder):
                 return ServedKs((*started, *more), why_all="server_failed")
             if some == temperatures[:1] and not started:
                 visits.answer("first answer")
         # Every text by replay, where there is time for more than it takes to measure them
-        texts = not started and _asks_everything(folder)
-        if texts and not _measure_visits(visits, plain_tasks(work)):
-            return None
+        if not started and _asks_everything(folder):
+            texts = work.tasks(plain_tasks(work.config, work.prompts))
+            if not _measure_visits(visits, texts):
+                return None
         started += tuple(k for k in more if Role(k) not in failures.dead)
         ks = [k for k in ks if Role(k) not in failures.dead]
         if not started:
@@ -343,7 +335,7 @@ def _choose(visits: _Visits) -> ServedKs | None:
 
 
 def _asks_everything(folder: RunFolder) -> bool:
-    """Whether a run has time for all that it was configured to ask."""
+    """True where a run has time for all that it was configured to ask."""
     less = folder.manifest.asked_less
     return less is None or less.everything
 
@@ -351,9 +343,10 @@ def _asks_everything(folder: RunFolder) -> bool:
 def _measure_looks(visits: _Visits, chosen: ServedKs) -> bool:
     """Measure the chosen K in looks, until they decide or the time is spent."""
     folder, work, budget = visits.folder, visits.work, visits.budget
-    blocks = [*grouped(chosen_tasks(work, chosen), lambda task: task.request.key).items()]
+    tasks = work.tasks(chosen_tasks(work.config, work.prompts, chosen))
+    blocks = [*grouped(tasks, lambda task: task.request.key).items()]
     if visits.kept is None:  # servers that would be started again for each look
-        return _measure_visits(visits, [task for _, tasks in blocks for task in tasks])
+        return _measure_visits(visits, [task for _, part in blocks for task in part])
     begun = monotonic()
     for look in range(1, LOOKS + 1):
         closed = {each.temperature for each in chosen.chosen if (each.looks or LOOKS) < look}
@@ -385,7 +378,7 @@ def _measure_looks(visits: _Visits, chosen: ServedKs) -> bool:
 
 
 def _end_of_look(blocks: int, visits: int, look: int) -> int:
-    """How many of a run's requests are made when a look is: of many visits whole ones."""
+    """The number of requests before a look; of many visits those of whole ones."""
     if visits < LOOKS:
         return math.ceil(blocks * look / LOOKS)
     return math.ceil(visits * look / LOOKS) * blocks // visits
@@ -394,7 +387,8 @@ def _end_of_look(blocks: int, visits: int, look: int) -> int:
 def _measure_every_k(visits: _Visits) -> bool:
     """Measure every K on every prompt; where all servers stay, with answers on the way."""
     folder, work, adapter = visits.folder, visits.work, visits.adapter
-    tasks = [*tasks_of(work, synthetic=times_rejecting(folder, work, adapter))]
+    rejecting = times_rejecting(folder, work, adapter)
+    tasks = work.tasks(every_k_tasks(work.config, work.prompts, rejecting=rejecting))
     roles = {task.role for task in tasks}
     if not stay(work, adapter) or len([*side_by_side(sorted(roles), work, adapter)]) > 1:
         return _measure_visits(visits, tasks)
@@ -415,10 +409,10 @@ def _measure_every_k(visits: _Visits) -> bool:
 # ---- one at a time -----------------------------------------------------------------------------
 
 
-def _measure_visits(visits: _Visits, tasks: Iterable[Task]) -> bool:
+def _measure_visits(visits: _Visits, tasks: Sequence[Task]) -> bool:
     """Send what is lacking of some tasks; whether plain decoding is still there to compare with."""
     folder, work, adapter, kept = visits.folder, visits.work, visits.adapter, visits.kept
-    waiting = waiting_of(folder, list(tasks))
+    waiting = waiting_of(folder, tasks)
     roles = sorted({task.role for task in waiting}, key=lambda role: (role.rejects, role.k))
     if not roles:
         return True
@@ -455,7 +449,7 @@ def _open(visits: _Visits, kept: _Answering, roles: Sequence[Role], left: Sequen
     lost: list[UserError] = []
 
     def left_out(role: Role, error: UserError) -> bool:
-        """Whether what is measured, or will be, is worth going on without this server."""
+        """True where the run goes on without this server."""
         lost.append(error)
         if not measured and (role == PLAIN or len(lost) == len([r for r in new if r != PLAIN])):
             return False
@@ -580,7 +574,7 @@ class _Answers:
                 self._together |= {id(task): together for task in together}
 
     def of(self, task: Task, dead: Collection[Role]) -> Line:
-        """What there is to store of its answer; raises as `Server.generate` does."""
+        """The line to store of its answer; raises as `Server.generate` does."""
         if id(task) not in self._futures and id(task) in self._together:
             self._ask_in_turns([each for each in self._together[id(task)] if each.role not in dead])
         future = self._futures.pop(id(task), None)

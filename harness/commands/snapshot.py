@@ -10,7 +10,7 @@ from harness.commands.dry_run import print_snapshot
 from harness.commands.opening import open_pair
 from harness.commands.pair import Pair
 from harness.commands.progress import progress
-from harness.commands.requests import grid_requests, request, run_requests
+from harness.commands.requests import request, requests_of, run_requests
 from harness.commands.run_lifecycle import (
     Outcome,
     begin,
@@ -20,6 +20,7 @@ from harness.commands.run_lifecycle import (
     resumed,
     unless_broken,
 )
+from harness.commands.tasks import snapshot_tasks
 from harness.config import SnapshotConfig
 from harness.measurement.lossless import distribution_tests
 from harness.records import GREEDY, NotMeasured, Trial, UserError
@@ -46,11 +47,9 @@ def run(config: SnapshotConfig) -> Outcome:
     folder = begin(config, "snapshot", folder, pair.describe())
     with measuring(folder, pair.target_model.device):
         pair = with_turns(folder, pair, config)
-        trials: list[Trial] = []
-        if GREEDY in config.temperature:
-            requests = grid_requests(pair, config, config.k, [GREEDY])
-            models = (pair.target_model, pair.drafting)
-            trials = run_requests(folder, requests, lambda _: models, "generating")
+        requests = requests_of(pair, config, snapshot_tasks(pair.prompts, config))
+        models = (pair.target_model, pair.drafting)
+        trials = run_requests(folder, requests, lambda _: models, "generating")
         check_texts(folder, trials, pair, config, _tests(folder, pair, config))
     outcome = concluded(folder, verbose=config.verbose)
     if config.show == "tokens":

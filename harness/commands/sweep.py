@@ -11,19 +11,13 @@ are those of another engine, and nothing is timed here.
 """
 
 from harness.commands.checks import Problems, check_run
-from harness.commands.completions import (
-    check_texts,
-    completions,
-    score_pair,
-    text_requests,
-    with_turns,
-)
+from harness.commands.completions import check_texts, completions, score_pair, with_turns
 from harness.commands.dry_run import print_sweep
 from harness.commands.looks import Stopwatch, measure_in_looks
 from harness.commands.opening import open_pair
 from harness.commands.other_runs import check_draft_of, check_target_of, costs_of_sweep
 from harness.commands.pair import Pair
-from harness.commands.requests import grid_requests, run_requests
+from harness.commands.requests import requests_of, run_requests
 from harness.commands.run_lifecycle import (
     Outcome,
     begin,
@@ -32,12 +26,13 @@ from harness.commands.run_lifecycle import (
     measuring,
     resumed,
 )
-from harness.commands.run_time import said_beforehand
+from harness.commands.run_time import RunTime, said_beforehand
+from harness.commands.tasks import sweep_tasks
 from harness.commands.timing import measure_steps, visits_of_pair
 from harness.config import SweepConfig, rates_for
 from harness.measurement.round_times import RoundVisits
 from harness.storage import RunFolder
-from harness.storage.manifest import EngineCosts, SyntheticAcceptance
+from harness.storage.manifest import SyntheticAcceptance
 
 
 def run(config: SweepConfig) -> Outcome:
@@ -57,8 +52,7 @@ def run(config: SweepConfig) -> Outcome:
     check_draft_of(costs, config.draft.name, config.draft.kind, entry, config.temperature)
     folder = begin(config, "sweep", folder, described)
     if costs is not None:
-        _replay_elsewhere(folder, pair, config, costs)
-        return concluded(folder, verbose=config.verbose)
+        folder.note(engine_costs=costs)
     if (acceptance := config.decode.acceptance) is not None:
         folder.note(
             synthetic_acceptance=[
@@ -73,15 +67,24 @@ def run(config: SweepConfig) -> Outcome:
         pair = with_turns(folder, pair, config)
         if config.mode == "replay" or 0.0 not in config.temperature:  # no greedy texts to compare
             pair.check_lengths()
-        in_looks, watch = config.until == "decided", Stopwatch(folder, config.budget_s)
-        visits = visits_of_pair(folder, pair, config, config.temperature, repeated=in_looks)
-        visits.begin()
-        measure_steps(folder, pair, config)
-        if in_looks:
-            measure_in_looks(folder, pair, config, visits, watch, said)
-        else:
-            _measure_all(folder, pair, config, visits)
+        if costs is None:
+            _measure(folder, pair, config, said)
+        else:  # nothing is timed here
+            completions(folder, pair, config)
+            score_pair(folder, pair, config)
     return concluded(folder, verbose=config.verbose)
+
+
+def _measure(folder: RunFolder, pair: Pair, config: SweepConfig, said: RunTime | None) -> None:
+    """Time rounds and steps, and measure the cells among them."""
+    in_looks, watch = config.until == "decided", Stopwatch(folder, config.budget_s)
+    visits = visits_of_pair(folder, pair, config, config.temperature, repeated=in_looks)
+    visits.begin()
+    measure_steps(folder, pair, config)
+    if in_looks:
+        measure_in_looks(folder, pair, config, visits, watch, said)
+    else:
+        _measure_all(folder, pair, config, visits)
 
 
 def _measure_all(folder: RunFolder, pair: Pair, config: SweepConfig, visits: RoundVisits) -> None:
@@ -91,7 +94,7 @@ def _measure_all(folder: RunFolder, pair: Pair, config: SweepConfig, visits: Rou
         visits.up_to(0.5)
         completions(folder, pair, config)
     else:
-        requests = grid_requests(pair, config, config.k, config.temperature)
+        requests = requests_of(pair, config, sweep_tasks(pair.prompts, config).measured)
         models = (pair.target_model, pair.drafting)
         trials = run_requests(folder, requests, lambda _: models, "generating", visits.up_to)
         if not synthetic:  # else the texts are not the target's
@@ -99,18 +102,5 @@ def _measure_all(folder: RunFolder, pair: Pair, config: SweepConfig, visits: Rou
     # How far a draft drafts off the text is not replayed with a penalty
     penalised = config.decode.repetition_penalty not in (None, 1.0)
     if not synthetic and not (penalised and config.decode.stop != "none"):
-        score_pair(folder, pair, text_requests(pair.target, pair.prompts, config), config)
+        score_pair(folder, pair, config)
     visits.up_to(1.0)
-
-
-def _replay_elsewhere(
-    folder: RunFolder, pair: Pair, config: SweepConfig, costs: EngineCosts
-) -> None:
-    """Generate and score what is replayed at another engine's costs; nothing is timed."""
-    folder.note(engine_costs=costs)
-    with measuring(folder, pair.target_model.device):
-        pair = with_turns(folder, pair, config)
-        pair.check_lengths()
-        completions(folder, pair, config)
-        requests = text_requests(pair.target, pair.prompts, config)
-        score_pair(folder, pair, requests, config)

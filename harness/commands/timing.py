@@ -15,9 +15,10 @@ import torch
 
 from harness.analysis.latency import can_pay, timed_precisely, visits_of
 from harness.analysis.unstable import unstable_steps
-from harness.commands.pair import EncodedPrompt, Pair, Target
+from harness.commands.pair import Pair, Target
 from harness.commands.progress import progress
 from harness.commands.requests import completion, request
+from harness.commands.tasks import EncodedPrompt
 from harness.config import (
     AuditionConfig,
     ModelConf,
@@ -30,7 +31,13 @@ from harness.decoding.protocols import Drafter
 from harness.measurement import environment
 from harness.measurement.environment import copy_bandwidth
 from harness.measurement.generations import Draft, Request
-from harness.measurement.round_times import RoundVisits, TimedLoop, timed_ks, visits_for
+from harness.measurement.round_times import (
+    RoundVisits,
+    TimedLoop,
+    pair_ks,
+    timed_ks,
+    visits_for,
+)
 from harness.measurement.step_times import time_forwards
 from harness.models.load import LoadedModel
 from harness.models.memory import is_out_of_memory
@@ -73,8 +80,12 @@ def timed_steps(
 ) -> list[StepTiming]:
     """Steps, verifies and prefills of a pair; those that cannot be right are timed again.
 
-    The first visit that timed rounds of the draft says what a plain token takes. `paired_with` and
-    `repetitions` are those of `time_forwards`. `doing` is shown.
+    The first visit that timed rounds of the draft says what a plain token takes.
+
+    Args:
+        paired_with: the draft's name, where several are timed one after the other.
+        repetitions: as of `time_forwards`.
+        doing: is shown.
     """
     visits = visits_of(folder.rounds.read(), pair.draft_name, GREEDY)
     plain_s = None if visits is None else float(np.median(visits.plain_s))
@@ -87,13 +98,12 @@ def timed_steps(
             context=context,
             prefills=sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]}),
             repetitions=repetitions,
-            seed=config.seed,
-            paired_with=paired_with,
             doubtful=lambda timings: bool(unstable_steps(timings, plain_s)),
             clock=config.loop_clock,
             expect=bar.expect,
             tick=bar,
         )
+    timings = [replace(timing, beside=paired_with) for timing in timings]
     return [*timings, *pair.time_proposals(max_k, context, config.loop_clock)]
 
 
@@ -178,11 +188,7 @@ def visits_of_pair(
     numbers, with the draft steps read back and a threshold that none is below. Times are kept in
     rounds.jsonl, or in `store`. Those that other work disturbed are made again where `repeated`.
     """
-    ks = sorted(config.speculative_ks)
-    if config.decode.stop != "none":
-        ks = timed_ks(ks, pair.most)
-    elif pair.most is not None and pair.most < max(ks, default=0):  # what a larger K drafts
-        ks = sorted({*ks, pair.most})
+    ks = pair_ks(config.speculative_ks, pair.most, adaptive=config.decode.stop != "none")
 
     def asked(entry: EncodedPrompt, k: int, temperature: float) -> Request:
         made = request(pair, config, entry, k, temperature, 0)

@@ -83,7 +83,7 @@ class Request:
 
     @property
     def key(self) -> TextKey:
-        """Which text of the run it is, whatever its K."""
+        """The text's key, the same for every K."""
         return TextKey(self.prompt_set, self.prompt, self.repetition, self.sampling.temperature)
 
     @property
@@ -221,7 +221,7 @@ def _models(target: CausalModel, draft: Draft | None) -> tuple[CausalModel, ...]
 
 
 def stop_reason(tokens: Sequence[int], eos: Collection[int], stop: StopRule | None) -> StopReason:
-    """Why a text ends where it does."""
+    """The reason why a text ends where it does."""
     if tokens[-1] in eos:
         return "eos"
     stopped = stop is not None and stop(tokens[:-1], tokens[-1:]) is not None

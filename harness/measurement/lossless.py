@@ -205,6 +205,22 @@ def _margin(logits: Tensor) -> float:
     return best - second
 
 
+class _Distributions(NamedTuple):
+    """Distributions along the forced text.
+
+    Attributes:
+        target: [K + 1, vocab].
+        draft: [K, vocab]; a row of zeros where nothing is proposed.
+        chosen: whether the draft proposes its most likely token, and does not draw.
+        forcing: [K] uniforms by which the target draws the forced tokens.
+    """
+
+    target: Tensor
+    draft: Tensor
+    chosen: bool
+    forcing: Tensor
+
+
 def distribution_tests(
     target: CausalModel,
     draft: CausalModel | LookupDrafter | HeadDrafter,
@@ -242,7 +258,6 @@ def distribution_tests(
     prompt, forced, target_probs = max(
         map(forced_after, prompts), key=lambda each: float((1.0 - each[2].max(-1).values).min())
     )
-    chosen = ACCEPTANCE_RULES[rule].draft_chooses or isinstance(draft, LookupDrafter)
     if isinstance(draft, LookupDrafter):
         draft_probs = _looked_up_along(draft, prompt, forced, target_probs)
     elif isinstance(draft, HeadDrafter):
@@ -254,43 +269,35 @@ def distribution_tests(
     distributions = _Distributions(
         target_probs,
         draft_probs.to(target.device),
-        chosen,
+        ACCEPTANCE_RULES[rule].draft_chooses or isinstance(draft, LookupDrafter),
         _cell_midpoints(target_probs[:-1], forced),
     )
     tests: list[DistributionTest] = []
     for offset in range(1, num_draft_tokens + 2):
-        drawn: list[int] = []
-        for attempt in itertools.count():
-            name = f"snapshot/{offset}/{attempt}" if attempt else f"snapshot/{offset}"
-            # The second half decides whether the forced tokens stand, where that is drawn
-            uniforms = Uniforms.keyed(seed, name, 0, 2 * draws, target.device)
-            made = (
-                _draw_at(offset, index, forced, distributions, uniforms, rule)
-                for index in range(draws)
-            )
-            drawn += [token for token in made if token is not None]
-            if len(drawn) >= draws:
-                break
-        test = chi_square(drawn[:draws], distributions.target[offset - 1])
+        drawn = [
+            *itertools.islice(_drawn_at(offset, forced, distributions, rule, draws, seed), draws)
+        ]
+        test = chi_square(drawn, distributions.target[offset - 1])
         cell = (sampling.temperature, num_draft_tokens, offset, draws)
         tests.append(DistributionTest(*cell, *test, result="PASS"))
     return tests
 
 
-class _Distributions(NamedTuple):
-    """Distributions along the forced text.
-
-    Attributes:
-        target: [K + 1, vocab].
-        draft: [K, vocab]; a row of zeros where nothing is proposed.
-        chosen: whether the draft proposes its most likely token, and does not draw.
-        forcing: [K] uniforms by which the target draws the forced tokens.
-    """
-
-    target: Tensor
-    draft: Tensor
-    chosen: bool
-    forcing: Tensor
+def _drawn_at(
+    offset: int,
+    forced: Tensor,
+    distributions: _Distributions,
+    rule: Rule,
+    draws: int,
+    seed: int,
+) -> Iterator[int]:
+    """Tokens at an offset of rounds in which the forced tokens stand, without end."""
+    for attempt in itertools.count():
+        name = f"snapshot/{offset}/{attempt}" if attempt else f"snapshot/{offset}"
+        # The second half decides whether the forced tokens stand, where that is drawn
+        uniforms = Uniforms.keyed(seed, name, 0, 2 * draws, forced.device)
+        made = (_draw_at(offset, i, forced, distributions, uniforms, rule) for i in range(draws))
+        yield from (token for token in made if token is not None)
 
 
 def _looked_up_along(

@@ -169,6 +169,18 @@ def timed_ks(ks: Sequence[int], most: int | None = None) -> list[int]:
     return sorted({min(positive, key=lambda k: abs(k - place)) for place in ideal})
 
 
+def pair_ks(ks: Sequence[int], most: int | None = None, *, adaptive: bool = False) -> list[int]:
+    """The K at which the rounds of a pair are timed: each, and what a larger one drafts at most.
+
+    Args:
+        most: tokens that the draft drafts a round at most; None: any number.
+        adaptive: whether a round proposes any number of tokens up to K, of which some are timed.
+    """
+    if adaptive:
+        return timed_ks(ks, most)
+    return sorted({*ks, *([most] if most is not None and most < max(ks, default=0) else [])})
+
+
 class FullLookup:
     """Looks up as another drafter does, but always proposes as many tokens as it is asked for."""
 

@@ -36,7 +36,6 @@ from harness.measurement.generations import Request, round_counts
 from harness.measurement.target_texts import GeneratedText
 from harness.models.cached import CachedModel
 from harness.records import RoundTiming, ServerClock, Trial, UserError
-from harness.serving.round_counting import shorter_budget
 from harness.summary import TextLikelihood
 
 
@@ -203,11 +202,6 @@ def _timed_apart(completion: Completion, clock: ServerClock) -> float | None:
     return completion.decode_s if clock == "engine" else completion.decode_cpu_s
 
 
-def shorter(request: Request) -> Request:
-    """The same request with a part of its budget."""
-    return replace(request, budget=shorter_budget(request.budget))
-
-
 # ---- what it returned ----------------------------------------------------------------------------
 
 
@@ -217,7 +211,7 @@ FAR_NATS = 0.25
 
 @dataclass(frozen=True)
 class ReturnedText:
-    """What an engine returned to a request."""
+    """A request with the completion that an engine returned."""
 
     request: Request
     completion: Completion
@@ -276,7 +270,7 @@ def unlikely_share(texts: Sequence[ReturnedText], target: CachedModel) -> float:
 
 @torch.inference_mode()
 def largest_gap(texts: Sequence[ReturnedText], target: CachedModel) -> float:
-    """How far below the target's likeliest token one of greedy texts is, at most, in logits.
+    """The largest distance of a greedy text's token below the target's likeliest, in logits.
 
     0 where an engine computes as the target does here.
     """

@@ -73,13 +73,11 @@ class Forward:
     tokens: int
     times: int = 1
 
-    def timing(
-        self, context: int, batch: int, samples: Sequence[float], paired_with: str | None = None
-    ) -> StepTiming:
+    def timing(self, context: int, batch: int, samples: Sequence[float]) -> StepTiming:
         """The stored record of its samples, seconds."""
         timed, context = self.timed, 0 if self.kind == "prefill" else context
         what = (timed.role, timed.name, self.kind, self.tokens, context, batch)
-        return StepTiming(*what, tuple(samples), paired_with)
+        return StepTiming(*what, tuple(samples))
 
 
 def _forwards(
@@ -103,8 +101,6 @@ def time_forwards(
     context: Sequence[int],
     prefills: Sequence[int] = (),
     repetitions: int | None = None,
-    seed: int = 0,
-    paired_with: str | None = None,
     doubtful: Callable[[Sequence[StepTiming]], bool] = lambda _: False,
     clock: LoopClock = "wall",
     expect: Callable[[int], None] = lambda _: None,
@@ -117,61 +113,77 @@ def time_forwards(
         prefills: lengths of prompts whose prefill is timed, each at most once.
         repetitions: samples of each, after warm-up; None for REPETITIONS. Of a prefill, which can
             take as long as a whole text, a quarter as many.
-        seed: of the order within each repetition.
-        paired_with: the draft's name, where several are timed one after the other.
         doubtful: whether timings cannot be right; then all but the prefills are timed again, while
             there is time, and what the last attempt gave stays. All of them, since they are read
             as ratios.
         expect, tick: called before each attempt with the number of its repetitions, and after each.
     """
+    timer = _PairTimer(models, context, clock)
+    repetitions = REPETITIONS if repetitions is None else repetitions
     prompts = [Forward(timed, "prefill", length) for timed in models for length in prefills]
     others = _forwards(models, max_k)
-    repetitions = REPETITIONS if repetitions is None else repetitions
-    reading = Clock(*(timed.model for timed in models), kind=clock)
-    order, begun = random.Random(seed), perf_counter()
+    with undisturbed():
+        timings = timer.timings(others, prompts, repetitions, expect, tick)
+        for _ in range(MOST_REPEATS):
+            if timer.late() or not doubtful(timings):
+                break
+            kept = [timing for timing in timings if timing.kind == "prefill"]
+            timings = [*kept, *timer.timings(others, (), repetitions, expect, tick)]
+    return timings
 
-    def late(most_s: float = REPETITIONS_S) -> bool:
-        return perf_counter() - begun > most_s
 
-    def once(due: Sequence[Forward]) -> list[tuple[Forward, float]]:
-        return [
-            (forward, _time_one(forward, context, reading))
-            for forward in order.sample(due, len(due))
-        ]
+class _PairTimer:
+    """Times forwards after one context, in an order drawn anew for each repetition."""
 
-    def timings_of(attempt: int) -> list[StepTiming]:
+    def __init__(
+        self, models: Sequence[TimedModel], context: Sequence[int], clock: LoopClock
+    ) -> None:
+        self._models, self._context = models, context
+        self._clock = Clock(*(timed.model for timed in models), kind=clock)
+        self._order, self._begun = random.Random(0), perf_counter()
+
+    def late(self, most_s: float = REPETITIONS_S) -> bool:
+        """True after so many seconds."""
+        return perf_counter() - self._begun > most_s
+
+    def timings(
+        self,
+        forwards: Sequence[Forward],
+        prompts: Sequence[Forward],
+        repetitions: int,
+        expect: Callable[[int], None],
+        tick: Callable[[], None],
+    ) -> list[StepTiming]:
+        """Warm up, then time every forward in turn; prefills of prompts in some repetitions."""
         samples: dict[Forward, list[float]] = {}
         expect(WARMUP + repetitions)
         for repetition in range(-WARMUP, repetitions):
-            if repetition >= LEAST_REPETITIONS and late():
+            if repetition >= LEAST_REPETITIONS and self.late():
                 expect(repetition - repetitions)  # the others are left out
                 break
-            if -WARMUP < repetition < 0 and late(WARMUP_S):
+            if -WARMUP < repetition < 0 and self.late(WARMUP_S):
                 tick()
                 continue
-            due = repetition == 0 or (repetition % PREFILL_EVERY == 0 and not late())
-            timed = once(prompts) if attempt == 0 and (repetition == -WARMUP or due) else []
+            due = repetition == 0 or (repetition % PREFILL_EVERY == 0 and not self.late())
+            timed = self._once(prompts if repetition == -WARMUP or due else ())
             if timed or repetition == -WARMUP:
-                for model in models:
-                    model.model.prefill(context)
-            timed += once(others)
+                for model in self._models:
+                    model.model.prefill(self._context)
+            timed += self._once(forwards)
             for forward, seconds in timed if repetition >= 0 else ():
                 samples.setdefault(forward, []).append(seconds)
             tick()
         return [
-            forward.timing(len(context), 1, samples[forward], paired_with)
-            for forward in (*prompts, *others)
+            forward.timing(len(self._context), 1, samples[forward])
+            for forward in (*prompts, *forwards)
             if forward in samples
         ]
 
-    with undisturbed():
-        timings = timings_of(0)
-        for attempt in range(1, 1 + MOST_REPEATS):
-            if late() or not doubtful(timings):
-                break
-            kept = [timing for timing in timings if timing.kind == "prefill"]
-            timings = [*kept, *timings_of(attempt)]
-    return timings
+    def _once(self, due: Sequence[Forward]) -> list[tuple[Forward, float]]:
+        return [
+            (forward, _time_one(forward, self._context, self._clock))
+            for forward in self._order.sample(due, len(due))
+        ]
 
 
 def time_lookups(
@@ -303,7 +315,7 @@ class _Spent:
         self._begin = perf_counter()
 
     def beyond(self, measuring_s: float | None, recording_s: float | None) -> str | None:
-        """Which of the two budgets is used up, in words; None where neither is."""
+        """The budget that is used up, in words; None where neither is."""
         recorded = self._recorded_s() - self._recorded_before
         measured = perf_counter() - self._begin - recorded
         if measuring_s is not None and measured > measuring_s:

@@ -153,7 +153,7 @@ def settle_batches(target: CachedModel, split: SplitNetwork | None) -> str:
 
 
 def batch_refusal(model: CachedModel, error: Callable[[], float]) -> str | None:
-    """Why texts may not share a batch; None if they may.
+    """The reason why texts may not share a batch; None where they may.
 
     `error` gives how far batched logits are from those of each text alone, relative to the largest.
     """

@@ -262,7 +262,7 @@ WhyAll = Literal["server_failed", "no_costs"]
 
 @dataclass(frozen=True)
 class ServedKs(_ByTemperature):
-    """Which K a server run with until=decided measures."""
+    """The K that a server run with until=decided measures."""
 
     # Those whose servers priced rounds on a few prompts, in the order of their start
     started: tuple[int, ...]

@@ -127,7 +127,7 @@ def _frames(content: bytes, file: Path) -> Iterator[pd.DataFrame]:
 
 
 def _last_text(stored: pd.DataFrame) -> int:
-    """Where the rows of the last text begin, which the next part may go on with."""
+    """The first row of the last text, which may go on in the next part."""
     texts = stored.groupby([*TEXT_COLUMNS], sort=False, dropna=False, observed=True).ngroup()
     others = np.flatnonzero(texts != texts.iloc[-1])
     return int(others[-1]) + 1 if len(others) else 0
