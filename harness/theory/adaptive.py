@@ -1,27 +1,28 @@
 """Adaptive drafting by replay: a round that drafts no more after an unlikely token.
 
 The drafter stops after a token to which it gave less probability than a threshold
-(`decode.stop=threshold`; transformers' `assistant_confidence_threshold`). That depends on what was
-drafted alone, so the accept probabilities of `harness.theory.replay` hold as they are:
-1. while the drafted tokens are the text's, the number proposed from a start is known from the
-   probabilities of the text's tokens; it is that of a drafter which proposes n < K;
-2. after a token that is not the text's, the drafter goes on from its own text. How far is found by
-   letting it draft on from there once (`harness.measurement.confidences`); of a drafter that draws,
-   the rejected token is drawn from its distribution given the rejection, so that the count of one
-   such draw is unbiased. What a model drafts depends on the text before alone, so one draw per
-   position serves every start (`drafted_by_accepted`). Of a head, which drafts from its own output
-   within a round, a whole round from every start is drawn given the text.
+(`decode.stop=threshold`; transformers' `assistant_confidence_threshold`). That depends only on the
+drafted tokens, so the accept probabilities of `harness.theory.replay` hold unchanged:
+1. while the drafted tokens are the text's, the number proposed from a start follows from the
+   draft's probabilities of the text's tokens, as for a drafter that proposes n < K;
+2. after a token that is not the text's, the drafter continues from its own text. The number of
+   further tokens is measured by letting it draft on from there once
+   (`harness.measurement.confidences`). With a drafter that samples, the rejected token is drawn
+   from its distribution given the rejection, so that the count of one such draw is unbiased. A
+   model's drafts depend only on the text before them, so one draw per position serves every start
+   (`drafted_by_accepted`). A head drafts from its own output within a round, so a whole round from
+   every start is drawn given the text.
 So expected rounds are exact, and expected drafted tokens are exact at temperature 0 and unbiased
 above it, for every threshold and K from one pass.
 
-Two oracles, given what rounds cost:
-- `flag_oracle` knows which draft tokens will be accepted, and drafts no token that will not: the
-  bound that no rule for the number of draft tokens can beat;
+Two oracles, given the costs of rounds:
+- `flag_oracle` knows which draft tokens will be accepted, and drafts no other token: no rule for
+  the number of draft tokens is faster;
 - `best_k_per_round` knows the accept probabilities along the text, and chooses the number for each
-  start before anything is drafted. It bounds the rules that choose before they draft. Above
-  temperature 0 it does not bound those that look at drafted tokens, as a threshold does: a drawn
-  token's own probability tells whether it is the text's, which the accept probability does not.
-At temperature 0 the two are one, since every probability is 0 or 1.
+  start before drafting. No rule that chooses before it drafts is faster. Above temperature 0 a rule
+  that looks at drafted tokens, as a threshold does, may be faster: a sampled token's own
+  probability tells something on whether it is the text's, which the accept probability does not.
+At temperature 0 both oracles are the same, since every probability is 0 or 1.
 
 Both minimise the expected cost by dynamic programming backwards from the text's end.
 """
@@ -36,9 +37,9 @@ Counts = NDArray[np.intp]
 
 
 def until_unlikely(confidence: ArrayLike, threshold: float) -> Counts:
-    """Tokens drafted along the last axis: up to the first below the threshold, that one included.
+    """The tokens drafted along the last axis: up to and including the first below the threshold.
 
-    `confidence` is (..., K), the draft's probabilities; NaN, as beyond a text's end, stops nothing.
+    `confidence` is (..., K), the draft's probabilities; NaN, as beyond a text's end, does not stop.
     """
     values = np.asarray(confidence, dtype=np.float64)
     unsure = values < threshold
@@ -47,12 +48,16 @@ def until_unlikely(confidence: ArrayLike, threshold: float) -> Counts:
 
 
 def drafted_by_accepted(along: Counts, off_text: Counts, k: int) -> Counts:
-    """Tokens drafted in a round from each start that accepts exactly 0..K, (texts, starts, K + 1).
+    """The tokens drafted in a round from each start that accepts exactly 0..K.
 
     Args:
         along: (texts, starts) tokens drafted where all of them are the text's.
-        off_text: (texts, starts + 1) tokens drafted from a position on where the draft leaves the
-            text, the first included; the entry at a text's length is of what lies beyond its end.
+        off_text: (texts, starts + 1) tokens drafted from a position at which the draft leaves the
+            text, with the first one; the entry at a text's length is of tokens beyond its end.
+        k: the largest number of drafted tokens.
+
+    Returns:
+        Shape (texts, starts, K + 1).
     """
     offsets = np.arange(k + 1)
     at = np.minimum(np.add.outer(np.arange(int(along.shape[1])), offsets), off_text.shape[1] - 1)
@@ -63,16 +68,16 @@ def drafted_by_accepted(along: Counts, off_text: Counts, k: int) -> Counts:
 def best_k_per_round(
     accept_prob: ArrayLike, lengths: Sequence[int] | Counts, cost: ArrayLike
 ) -> Array:
-    """Least expected cost of each text where every start has the number of drafts that suits it.
+    """The least expected cost of each text, with the best number of drafts at every start.
 
-    (texts,), in the unit of `cost`, which is (K + 1,): of a round that proposes n tokens, n = 0
-    being a plain token. `accept_prob` and `lengths` are as `replay` takes them.
+    Shape (texts,), in the unit of `cost`, which is (K + 1,): the cost of a round that proposes n
+    tokens; n = 0 is a plain token. `accept_prob` and `lengths` are as in `replay`.
     """
     return _least_costs(accept_prob, lengths, cost, flags=False)
 
 
 def flag_oracle(accept_prob: ArrayLike, lengths: Sequence[int] | Counts, cost: ArrayLike) -> Array:
-    """Least expected cost of each text where it is known what will be accepted; as above."""
+    """The least expected cost of each text where accepted tokens are known; as above."""
     return _least_costs(accept_prob, lengths, cost, flags=True)
 
 
@@ -85,10 +90,10 @@ def _least_costs(
 
 
 def _least_cost(chances: Array, prices: Array, *, flags: bool) -> float:
-    """Dynamic programming from the end: the least expected cost of what follows each start.
+    """The least expected cost of a text, by dynamic programming from its end.
 
-    A round from s that accepts j of n < the positions left goes on at s + j + 1. Where times were
-    measured, a round of more drafts may cost less.
+    A round from s that accepts j of n < the positions left is followed by one from s + j + 1. With
+    measured times a round of more drafts may cost less than one of fewer.
     """
     length, k = len(chances), len(prices) - 1
     at_least = np.minimum.accumulate(prices[::-1])[::-1]
